@@ -1,0 +1,24 @@
+// oneDNN as a peer. Only where CUBIST_BENCH_ONEDNN is defined.
+#ifndef CUBIST_BENCH_SUPPORT_ONEDNN_H_
+#define CUBIST_BENCH_SUPPORT_ONEDNN_H_
+
+#include <functional>
+
+#include "bench/support/attention.h"
+#include "bench/support/gemm.h"
+
+namespace cubist::bench {
+
+// The matmul primitive on row-major operands, and with b packed beforehand into the format that oneDNN
+// prefers.
+GemmLibrary OneDnn();
+GemmLibrary OneDnnPacked();
+
+// Attention as an assembly: per head and block of 256 queries, a oneDNN product, softmax over whole rows with
+// this library's Vector bodies, a oneDNN product; blocks above the diagonal are skipped. Rope parts add up in
+// place. Empty for fp16, which oneDNN has no product for on CPUs.
+std::function<void()> ComposedAttention(const Attention& attention, int threads);
+
+}  // namespace cubist::bench
+
+#endif  // CUBIST_BENCH_SUPPORT_ONEDNN_H_

@@ -1,0 +1,343 @@
+// TokenPermute and TokenUnpermute beside chains of plain operators, each as good as it gets.
+//
+// <kernel>/<library>/<dtype>/<uniform|skewed>/<T>x<H>/top<k>of<experts>/threads:<n>. Libraries: cubist;
+// gather ranks the routes, then copies a row for every row of the result; select_sum gathers the rows of
+// every token, then sums them up.
+#include <oneapi/tbb/blocked_range.h>
+#include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/task_arena.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "bench/support/answer.h"
+#include "bench/support/harness.h"
+#include "bench/support/random_data.h"
+#include "kernels/token_permute.h"
+#include "npu_model/host/tile_ops.h"
+#include "reference/token_permute.h"
+
+namespace cubist::bench {
+namespace {
+
+constexpr std::int64_t kTokens = 4096, kHidden = 7168, kTopK = 8, kRoutes = kTokens * kTopK;
+
+// Memory of one dtype, shared by all cases of it.
+struct Memory {
+  explicit Memory(DType dtype)
+      : tokens(RandomBytes(dtype, kTokens * kHidden, 1)),
+        permuted(RandomBytes(dtype, kRoutes * kHidden, 2)),
+        out(RandomBytes(dtype, kTokens * kHidden, 3)),
+        selected(RandomBytes(dtype, kRoutes * kHidden, 4)) {}
+  Bytes tokens, permuted, out;
+  Bytes selected;  // What select_sum keeps between its two steps.
+};
+
+Memory& MemoryOf(DType dtype) {
+  static std::map<DType, Memory> memory;
+  return memory.try_emplace(dtype, dtype).first->second;
+}
+
+// How often an expert is chosen, relative to others. Skewed as in practice: of sixteen experts the top three
+// take 60 % of the routes, the bottom five 10 %.
+double Popularity(std::int64_t expert, bool skewed) {
+  if (!skewed) return 1;
+  const std::int64_t place = expert % 16;
+  return place < 3 ? 0.60 / 3 : place < 11 ? 0.30 / 8 : 0.10 / 5;
+}
+
+// kTopK different experts for every token: the ones whose exponential clocks of rate `Popularity` ring first.
+std::vector<std::int32_t> RandomRoutes(std::int64_t experts, bool skewed) {
+  std::mt19937_64 random(static_cast<std::uint64_t>(experts));
+  std::exponential_distribution<double> clock;
+  std::vector<std::int32_t> ids, order(static_cast<std::size_t>(experts));
+  std::vector<double> rings(order.size());
+  for (std::int64_t t = 0; t < kTokens; ++t) {
+    for (std::size_t e = 0; e < rings.size(); ++e) {
+      rings[e] = clock(random) / Popularity(static_cast<std::int64_t>(e), skewed);
+    }
+    std::iota(order.begin(), order.end(), 0);
+    std::partial_sort(order.begin(), order.begin() + kTopK, order.end(), [&](std::int32_t a, std::int32_t b) {
+      return rings[static_cast<std::size_t>(a)] < rings[static_cast<std::size_t>(b)];
+    });
+    ids.insert(ids.end(), order.begin(), order.begin() + kTopK);
+  }
+  return ids;
+}
+
+class Problem {
+ public:
+  Problem(DType dtype, std::int64_t experts, bool skewed)
+      : dtype_(dtype),
+        experts_(experts),
+        memory_(MemoryOf(dtype)),
+        ids_(RandomRoutes(experts, skewed)),
+        routing_(reference::Route(ids(), experts, 0)),
+        written_(static_cast<std::size_t>(kRoutes)),
+        probs_(RandomBytes(DType::kF32, kRoutes, 5)),
+        rows_(Sample(kRoutes, 64)),
+        some_tokens_(Sample(kTokens, 32)) {}
+
+  DType dtype() const { return dtype_; }
+  std::int64_t experts() const { return experts_; }
+  std::int64_t row_bytes() const { return kHidden * SizeOf(dtype_); }
+  ConstTensor ids() const { return {ids_.data(), {kTokens, kTopK}}; }
+  Tensor tokens() const { return {memory_.tokens.data(), dtype_, {kTokens, kHidden}}; }
+  Tensor permuted() const { return {memory_.permuted.data(), dtype_, {kRoutes, kHidden}}; }
+  Tensor selected() const { return {memory_.selected.data(), dtype_, {kRoutes, kHidden}}; }
+  Tensor out() const { return {memory_.out.data(), dtype_, {kTokens, kHidden}}; }
+  ConstTensor probs() const { return {probs_.data(), DType::kF32, {kTokens, kTopK}}; }
+  // Where permutes write their indices, and the right ones for unpermutes.
+  Tensor written_indices() { return {written_.data(), {kRoutes}}; }
+  ConstTensor right_indices() const { return {routing_.sorted_indices.data(), {kRoutes}}; }
+
+  void SpoilPermuted();
+  // The indices, one column of every row, and every column of some rows.
+  std::string CheckPermuted() const;
+
+  void SpoilOut();
+  // One column of every token, and every column of some tokens. What was permuted last is what was to be
+  // summed up.
+  std::string CheckOut() const;
+
+ private:
+  template <class Void>
+  static BasicTensor<Void> Column(BasicTensor<Void> x, std::int64_t column) {
+    x.data = static_cast<char*>(const_cast<void*>(x.data)) + column * SizeOf(x.dtype);
+    x.sizes[1] = 1;
+    return x;
+  }
+  char* Element(const Tensor& x, std::int64_t row, std::int64_t column) const {
+    return static_cast<char*>(x.data) + (row * kHidden + column) * SizeOf(dtype_);
+  }
+  std::string CompareOut(const reference::UnpermuteResult& result, std::span<const std::int64_t> tokens,
+                         std::int64_t first_column) const;
+
+  DType dtype_;
+  std::int64_t experts_;
+  Memory& memory_;
+  std::vector<std::int32_t> ids_;
+  reference::Routing routing_;
+  std::vector<std::int32_t> written_;
+  Bytes probs_;
+  std::vector<std::int64_t> rows_, some_tokens_;
+  std::int64_t column_ = Sample(kHidden, 3)[1];
+};
+
+void Problem::SpoilPermuted() {
+  std::fill(written_.begin(), written_.end(), -1);
+  for (std::int64_t row = 0; row < kRoutes; ++row) Spoil(Element(permuted(), row, column_), dtype_, 1);
+  for (std::int64_t row : rows_) Spoil(Element(permuted(), row, 0), dtype_, kHidden);
+}
+
+std::string Problem::CheckPermuted() const {
+  for (std::size_t s = 0; s < written_.size(); ++s) {
+    if (written_[s] == routing_.sorted_indices[s]) continue;
+    return "slot " + std::to_string(s) + " goes to row " + std::to_string(written_[s]) + ", expected " +
+           std::to_string(routing_.sorted_indices[s]);
+  }
+  const std::vector<double> exact(static_cast<std::size_t>(kRoutes), 0.0);  // Rows only move.
+  const std::vector<double> column = reference::Permute(Column(tokens(), column_), routing_);
+  std::string wrong = Mismatch("transposed column " + std::to_string(column_),
+                               Element(permuted(), 0, column_), dtype_, kHidden, column, exact);
+  const std::vector<double> some = reference::Permute(tokens(), routing_, rows_);
+  for (std::size_t i = 0; i < rows_.size() && wrong.empty(); ++i) {
+    wrong = Mismatch("row " + std::to_string(rows_[i]), Element(permuted(), rows_[i], 0), dtype_, 1,
+                     std::span(some).subspan(i * kHidden, kHidden), std::span(exact).first(kHidden));
+  }
+  return wrong;
+}
+
+void Problem::SpoilOut() {
+  for (std::int64_t t = 0; t < kTokens; ++t) Spoil(Element(out(), t, column_), dtype_, 1);
+  for (std::int64_t t : some_tokens_) Spoil(Element(out(), t, 0), dtype_, kHidden);
+}
+
+std::string Problem::CompareOut(const reference::UnpermuteResult& result,
+                                std::span<const std::int64_t> tokens, std::int64_t first_column) const {
+  const std::vector<double> bounds = reference::UnpermuteBounds(result, probs(), dtype_);
+  const std::size_t width = result.out.size() / tokens.size();
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const std::string wrong = Mismatch(
+        "token " + std::to_string(tokens[i]) + " from column " + std::to_string(first_column),
+        Element(out(), tokens[i], first_column), dtype_, 1, std::span(result.out).subspan(i * width, width),
+        std::span(bounds).subspan(i * width, width));
+    if (!wrong.empty()) return wrong;
+  }
+  return {};
+}
+
+std::string Problem::CheckOut() const {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(kTokens));
+  std::iota(all.begin(), all.end(), std::int64_t{0});
+  const auto column = reference::Unpermute(Column(permuted(), column_), right_indices(), probs());
+  const std::string wrong = CompareOut(column, all, column_);
+  if (!wrong.empty()) return wrong;
+  return CompareOut(reference::Unpermute(permuted(), right_indices(), probs(), some_tokens_), some_tokens_,
+                    0);
+}
+
+// ---- Peers ----
+
+template <class Body>
+void ForEach(oneapi::tbb::task_arena& arena, std::int64_t count, const Body& body) {
+  arena.execute([&] {
+    oneapi::tbb::parallel_for(oneapi::tbb::blocked_range<std::int64_t>(0, count, 32),
+                              [&](const oneapi::tbb::blocked_range<std::int64_t>& range) {
+                                for (std::int64_t i = range.begin(); i < range.end(); ++i) body(i);
+                              });
+  });
+}
+
+char* RowOf(const ConstTensor& x, std::int64_t row) {
+  return static_cast<char*>(const_cast<void*>(x.data)) + row * x.stride(0) * SizeOf(x.dtype);
+}
+
+// A counting sort of the routes, then one memcpy for every row of the result.
+void Gather(Problem& problem, oneapi::tbb::task_arena& arena) {
+  const auto* ids = static_cast<const std::int32_t*>(problem.ids().data);
+  auto* indices = static_cast<std::int32_t*>(problem.written_indices().data);
+  std::vector<std::int32_t> next(static_cast<std::size_t>(problem.experts()) + 1, 0);
+  for (std::int64_t s = 0; s < kRoutes; ++s) ++next[static_cast<std::size_t>(ids[s]) + 1];
+  std::partial_sum(next.begin(), next.end(), next.begin());
+  std::vector<std::int64_t> token_of_row(static_cast<std::size_t>(kRoutes));
+  for (std::int64_t s = 0; s < kRoutes; ++s) {
+    indices[s] = next[static_cast<std::size_t>(ids[s])]++;
+    token_of_row[static_cast<std::size_t>(indices[s])] = s / kTopK;
+  }
+  const auto bytes = static_cast<std::size_t>(problem.row_bytes());
+  ForEach(arena, kRoutes, [&](std::int64_t row) {
+    std::memcpy(RowOf(problem.permuted(), row),
+                RowOf(problem.tokens(), token_of_row[static_cast<std::size_t>(row)]), bytes);
+  });
+}
+
+// The rows of every token side by side, then their weighted sum.
+void SelectSum(Problem& problem, oneapi::tbb::task_arena& arena) {
+  const auto* indices = static_cast<const std::int32_t*>(problem.right_indices().data);
+  const auto* probs = static_cast<const float*>(problem.probs().data);
+  const auto bytes = static_cast<std::size_t>(problem.row_bytes());
+  ForEach(arena, kRoutes, [&](std::int64_t s) {
+    std::memcpy(RowOf(problem.selected(), s), RowOf(problem.permuted(), indices[s]), bytes);
+  });
+  const VectorOps& ops = BestVectorOps();
+  ForEach(arena, kTokens, [&](std::int64_t t) {
+    alignas(64) float sum[kHidden];
+    std::array<const void*, kTopK> rows;
+    for (std::int64_t j = 0; j < kTopK; ++j) {
+      rows[static_cast<std::size_t>(j)] = RowOf(problem.selected(), t * kTopK + j);
+    }
+    ops.weighted_sum(sum, kHidden, problem.dtype(), rows.data(), probs + t * kTopK, kTopK, false);
+    ops.cast({RowOf(problem.out(), t), kHidden, 1, kHidden}, problem.dtype(), {sum, kHidden, 1, kHidden},
+             DType::kF32, false);
+  });
+}
+
+// ---- Cases ----
+
+using Made = std::function<Problem&()>;
+
+// Bytes of rows on either side, and of the indices or probabilities beside them.
+double TokenBytes(const Problem& x) { return static_cast<double>(kTokens * x.row_bytes()); }
+double RouteBytes(const Problem& x) { return static_cast<double>(kRoutes * x.row_bytes()); }
+constexpr double kIndexBytes = 4.0 * static_cast<double>(kRoutes);
+
+void TimePermute(benchmark::State& state, Problem& problem, int threads, const std::function<Status()>& run) {
+  std::string error;
+  problem.SpoilPermuted();
+  const Call call = {.run =
+                         [&] {
+                           if (const Status status = run(); !status.ok()) error = status.message();
+                         },
+                     .check = [&] { return error.empty() ? problem.CheckPermuted() : error; }};
+  TimeMovement(state, threads, TokenBytes(problem) + kIndexBytes, RouteBytes(problem) + kIndexBytes, call);
+}
+
+void TimeUnpermute(benchmark::State& state, Problem& problem, int threads,
+                   const std::function<Status()>& run) {
+  std::string error;
+  problem.SpoilOut();
+  const Call call = {.run =
+                         [&] {
+                           if (const Status status = run(); !status.ok()) error = status.message();
+                         },
+                     .check = [&] { return error.empty() ? problem.CheckOut() : error; }};
+  TimeMovement(state, threads, RouteBytes(problem) + 2 * kIndexBytes, TokenBytes(problem), call);
+}
+
+void RegisterPermute(const Made& made, const std::string& dtype, const std::string& text, int threads) {
+  Register(CaseName("TokenPermute", "cubist", dtype, text, threads), [=](benchmark::State& state) {
+    Problem& x = made();
+    const TokenPermuteArgs args = {.tokens = x.tokens(),
+                                   .topk_ids = x.ids(),
+                                   .num_experts = x.experts(),
+                                   .permuted = x.permuted(),
+                                   .sorted_indices = x.written_indices()};
+    const Device device = Host({.threads = threads});
+    TimePermute(state, x, threads, [&] { return TokenPermute(device, args); });
+  });
+  Register(CaseName("TokenPermute", "gather", dtype, text, threads), [=](benchmark::State& state) {
+    oneapi::tbb::task_arena arena(threads);
+    TimePermute(state, made(), threads, [&] {
+      Gather(made(), arena);
+      return Status();
+    });
+  });
+}
+
+void RegisterUnpermute(const Made& made, const std::string& dtype, const std::string& text, int threads) {
+  Register(CaseName("TokenUnpermute", "cubist", dtype, text, threads), [=](benchmark::State& state) {
+    Problem& x = made();
+    const TokenUnpermuteArgs args = {
+        .permuted = x.permuted(), .sorted_indices = x.right_indices(), .probs = x.probs(), .out = x.out()};
+    const Device device = Host({.threads = threads});
+    TimeUnpermute(state, x, threads, [&] { return TokenUnpermute(device, args); });
+  });
+  Register(CaseName("TokenUnpermute", "select_sum", dtype, text, threads), [=](benchmark::State& state) {
+    oneapi::tbb::task_arena arena(threads);
+    TimeUnpermute(state, made(), threads, [&] {
+      SelectSum(made(), arena);
+      return Status();
+    });
+  });
+}
+
+void RegisterCases() {
+  for (DType dtype : {DType::kBF16, DType::kF32}) {
+    for (std::int64_t experts : {64, 256, 1024}) {
+      for (bool skewed : {false, true}) {
+        // Made by the first case that runs, then shared by all.
+        auto problem = std::make_shared<std::unique_ptr<Problem>>();
+        const Made made = [=]() -> Problem& {
+          if (!*problem) *problem = std::make_unique<Problem>(dtype, experts, skewed);
+          return **problem;
+        };
+        const std::string text = std::string(skewed ? "skewed/" : "uniform/") + std::to_string(kTokens) +
+                                 "x" + std::to_string(kHidden) + "/top" + std::to_string(kTopK) + "of" +
+                                 std::to_string(experts);
+        for (int threads : ThreadCounts()) {
+          RegisterPermute(made, NameOf(dtype), text, threads);
+          RegisterUnpermute(made, NameOf(dtype), text, threads);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cubist::bench
+
+int main(int argc, char** argv) {
+  cubist::bench::RegisterPeaks();
+  cubist::bench::RegisterCases();
+  return cubist::bench::Main(argc, argv, "");
+}

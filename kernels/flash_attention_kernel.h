@@ -1,0 +1,239 @@
+// The attention algorithm (RECT-FA, forward): out = softmax(scale * (Q K^T + Q_rope K_rope^T)) V, block by
+// block of keys.
+#ifndef CUBIST_KERNELS_FLASH_ATTENTION_KERNEL_H_
+#define CUBIST_KERNELS_FLASH_ATTENTION_KERNEL_H_
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <type_traits>
+
+#include "kernels/operand_kernel.h"
+#include "npu_model/core.h"
+#include "npu_model/pipeline.h"
+#include "npu_model/tile.h"
+#include "tiling/flash_attention_tiling.h"
+
+namespace cubist {
+
+// The (b, n, s, d) tensors of a call. K and V are read as Mmad operands: K^T (d, Skv) and V (Skv, d).
+struct FlashAttentionOperands {
+  const GmTensor *q = nullptr, *q_rope = nullptr;
+  const GmTensor *k = nullptr, *k_rope = nullptr, *v = nullptr;
+  PackedGm k_packed, k_rope_packed, v_packed;  // One matrix per (b, KV head), where t.pack_kv.
+  const GmTensor *out = nullptr, *lse = nullptr;
+  float scale = 1;
+
+  Operand KeysTransposed(const FlashAttentionTiling& t, std::int64_t b, std::int64_t h) const {
+    return t.pack_kv ? PackedOf(k_packed, k, b, h) : Operand{MatrixOf(*k, b, h).Transposed(), {}, false};
+  }
+  Operand RopeKeysTransposed(const FlashAttentionTiling& t, std::int64_t b, std::int64_t h) const {
+    return t.pack_kv ? PackedOf(k_rope_packed, k_rope, b, h)
+                     : Operand{MatrixOf(*k_rope, b, h).Transposed(), {}, false};
+  }
+  Operand Values(const FlashAttentionTiling& t, std::int64_t b, std::int64_t h) const {
+    return t.pack_kv ? PackedOf(v_packed, v, b, h) : Operand{MatrixOf(*v, b, h), {}, false};
+  }
+
+  static Operand PackedOf(const PackedGm& packed, const GmTensor* tensor, std::int64_t b, std::int64_t h) {
+    return {{}, packed.Matrix(b * tensor->sizes[1] + h), true};
+  }
+};
+
+// A block of keys for a block of queries, on its way through the stages.
+struct FlashAttentionStep {
+  std::int64_t b = 0, h = 0;
+  Range q, kv;
+  bool first = false, last = false;  // Of its block of queries.
+};
+
+// The steps of core `index` of `count`: blocks of queries dealt round, the last (with most keys, where
+// causal) first. A block of queries that sees no key is one step without keys.
+class FlashAttentionSteps {
+ public:
+  FlashAttentionSteps(const FlashAttentionShape& s, const FlashAttentionTiling& t, int index, int count)
+      : s_(s), t_(t), task_(index), count_(count) {}
+
+  bool Next(FlashAttentionStep& step) {
+    if (task_ >= t_.tasks(s_)) return false;
+    const std::int64_t heads = s_.batches * s_.heads, block = t_.query_blocks(s_) - 1 - task_ / heads;
+    step.b = task_ % heads / s_.heads, step.h = task_ % s_.heads;
+    step.q = Split(s_.sq, t_.m)[block];
+    const std::int64_t keys = VisibleKeys(s_, step.q);
+    step.kv = {key_, std::min(key_ + t_.n, keys)};
+    step.first = key_ == 0, step.last = step.kv.end == keys;
+    key_ = step.kv.end;
+    if (step.last) task_ += count_, key_ = 0;
+    return true;
+  }
+
+ private:
+  const FlashAttentionShape& s_;
+  const FlashAttentionTiling& t_;
+  std::int64_t task_, count_, key_ = 0;
+};
+
+// What a Vector core keeps of its rows of a block: the running maximum m, denominator l and output o.
+template <class T, VectorCore V>
+struct FlashAttentionLane {
+  FlashAttentionLane(V& vector, std::int64_t rows, const FlashAttentionShape& s,
+                     const FlashAttentionTiling& t)
+      : core(vector),
+        s_ub(core, "s_ub", rows, t.n, t.ub_stages),
+        p_ub(core, "p_ub", rows, t.n, t.ub_stages),
+        pv_ub(core, "pv_ub", rows, s.d_v, t.ub_stages),
+        o_ub(core, "o_ub", rows, s.d_v, t.ub_stages),
+        m_ub(core, "m_ub", rows, 1, t.statistics_stages()),
+        l_ub(core, "l_ub", rows, 1, 2 * t.depth + 2) {}
+
+  V& core;
+  Ring<Buffer::kUB, float> s_ub;
+  Ring<Buffer::kUB, T> p_ub;
+  Ring<Buffer::kUB, float> pv_ub, o_ub, m_ub, l_ub;
+  UbTile<float> m, l, o;  // Of the block of queries in the softmax stage (m, l) and in the rescale stage (o).
+};
+
+// Each core walks its steps through four stages; `t.depth` sets how far neighbouring steps overlap.
+//   scores   Cube    S = Q K^T, then S += Q_rope K_rope^T in the same L0C tile
+//   softmax  Vector  P = exp(scale * S - m), m and l updated
+//   product  Cube    PV = P V
+//   rescale  Vector  O = O * alpha + PV; after the last block of keys out = O / l and lse = m + ln(l)
+template <class T, AiCore Core>
+void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const FlashAttentionShape& s,
+                          const FlashAttentionTiling& t) {
+  using Vector = std::remove_cvref_t<decltype(core.vectors()[0])>;
+  constexpr std::size_t kMaxLanes = 2;
+  const std::size_t lane_count = core.vectors().size();
+  const Split lane_rows(t.m, CeilDiv(t.m, static_cast<std::int64_t>(lane_count)));
+  const bool rope = s.d_rope > 0;
+  const std::int64_t group = s.heads / std::max<std::int64_t>(s.kv_heads, 1);
+
+  Ring<Buffer::kL1, T> q_l1(core, "q_l1", t.m, s.d_qk, t.q_stages, Role::kA);
+  Ring<Buffer::kL1, T> q_rope_l1(core, "q_rope_l1", t.m, s.d_rope, t.q_stages, Role::kA);
+  Ring<Buffer::kL1, T> k_l1(core, "k_l1", s.d_qk, t.n, t.kv_stages, Role::kB);
+  Ring<Buffer::kL1, T> k_rope_l1(core, "k_rope_l1", s.d_rope, t.n, t.kv_stages, Role::kB);
+  Ring<Buffer::kL1, T> v_l1(core, "v_l1", t.n, s.d_v, t.kv_stages, Role::kB);
+  Ring<Buffer::kL1, T> p_l1(core, "p_l1", t.m, t.n, t.hand_over_stages(), Role::kA);
+  Ring<Buffer::kL0A, T> a_l0(core, "a_l0", t.m, t.k0, t.l0_stages, Role::kA);
+  Ring<Buffer::kL0B, T> b_l0(core, "b_l0", t.k0, std::max(t.n, s.d_v), t.l0_stages, Role::kB);
+  Ring<Buffer::kL0C, float> s_l0(core, "s_l0", t.m, t.n, t.hand_over_stages());
+  Ring<Buffer::kL0C, float> pv_l0(core, "pv_l0", t.m, s.d_v, t.hand_over_stages());
+  std::array<std::optional<FlashAttentionLane<T, Vector>>, kMaxLanes> lanes;
+  for (std::size_t i = 0; i < lane_count; ++i) lanes[i].emplace(core.vectors()[i], lane_rows[0].size(), s, t);
+
+  struct Step : FlashAttentionStep {
+    L0CTile<float> s, pv;
+    L1Tile<T> p;
+    struct Rows {
+      UbTile<float> m, l, alpha;
+    };
+    std::array<Rows, kMaxLanes> rows;
+  };
+
+  // acc (+)= a b, along k in steps of t.k0.
+  const auto multiply = [&](L0CTile<float> acc, L1Tile<T> a1, L1Tile<T> b1, Accumulate accumulate) {
+    for (const Range k0 : AtLeastOnce(Split(a1.cols(), t.k0))) {
+      const L0ATile<T> a0 = a_l0.Next(a1.rows(), k0.size());
+      const L0BTile<T> b0 = b_l0.Next(k0.size(), b1.cols());
+      core.Load(a0, a1.Cols(k0));
+      core.Load(b0, b1.Rows(k0));
+      core.Mmad(acc, a0, b0, accumulate);
+      accumulate = Accumulate::kYes;
+    }
+  };
+  // For every Vector core its lane, its number and its rows of the step's block of queries.
+  const auto for_each_lane = [&](Step& step, auto&& body) {
+    for (std::size_t i = 0; i < lane_count; ++i) {
+      const Range all = lane_rows[static_cast<std::int64_t>(i)];
+      const Range rows{std::min(all.begin, step.q.size()), std::min(all.end, step.q.size())};
+      if (!rows.empty()) body(*lanes[i], step.rows[i], rows);
+    }
+  };
+
+  L1Tile<T> q1, q_rope1;
+  const auto scores = [&](Step& step) {
+    const std::int64_t kv_head = step.h / group;
+    if (step.first) {
+      q1 = q_l1.Next(step.q.size(), s.d_qk);
+      core.Load(q1, MatrixOf(*g.q, step.b, step.h).Rows(step.q));
+      if (rope) {
+        q_rope1 = q_rope_l1.Next(step.q.size(), s.d_rope);
+        core.Load(q_rope1, MatrixOf(*g.q_rope, step.b, step.h).Rows(step.q));
+      }
+    }
+    const L1Tile<T> k1 = k_l1.Next(s.d_qk, step.kv.size());
+    LoadOperand(core, k1, g.KeysTransposed(t, step.b, kv_head).Block({0, s.d_qk}, step.kv));
+    step.s = s_l0.Next(step.q.size(), step.kv.size());
+    multiply(step.s, q1, k1, Accumulate::kNo);
+    if (!rope) return;
+    const std::int64_t rope_head = s.rope_heads == 1 ? 0 : kv_head;
+    const L1Tile<T> k_rope1 = k_rope_l1.Next(s.d_rope, step.kv.size());
+    LoadOperand(core, k_rope1, g.RopeKeysTransposed(t, step.b, rope_head).Block({0, s.d_rope}, step.kv));
+    multiply(step.s, q_rope1, k_rope1, Accumulate::kYes);
+  };
+
+  const auto softmax = [&](Step& step) {
+    step.p = p_l1.Next(step.q.size(), step.kv.size());
+    for_each_lane(step, [&](auto& lane, typename Step::Rows& kept, Range rows) {
+      if (step.first) {
+        lane.m = lane.m_ub.Next(rows.size(), 1);
+        lane.l = lane.l_ub.Next(rows.size(), 1);
+        lane.core.Fill(lane.m, std::numeric_limits<float>::lowest());
+        lane.core.Fill(lane.l, 0.0f);
+      }
+      const UbTile<float> scored = lane.s_ub.Next(rows.size(), step.kv.size());
+      lane.core.Move(scored, step.s.Rows(rows));
+      const std::int64_t diagonal = step.q.begin + rows.begin + s.shift - step.kv.begin;
+      if (s.causal && step.kv.size() > diagonal + 1) lane.core.MaskAbove(scored, diagonal);
+
+      const UbTile<T> p = lane.p_ub.Next(rows.size(), step.kv.size());
+      const UbTile<float> m_new = lane.m_ub.Next(rows.size(), 1);
+      lane.core.SoftmaxStep(p, scored, m_new, lane.m, lane.l, g.scale);
+      kept = {m_new, lane.l, lane.m};
+      lane.m = m_new;
+      lane.core.Move(step.p.Rows(rows), p);
+    });
+  };
+
+  const auto product = [&](Step& step) {
+    const L1Tile<T> v1 = v_l1.Next(step.kv.size(), s.d_v);
+    LoadOperand(core, v1, g.Values(t, step.b, step.h / group).Block(step.kv, {0, s.d_v}));
+    step.pv = pv_l0.Next(step.q.size(), s.d_v);
+    multiply(step.pv, step.p, v1, Accumulate::kNo);
+  };
+
+  const auto rescale = [&](Step& step) {
+    for_each_lane(step, [&](auto& lane, typename Step::Rows& kept, Range rows) {
+      const UbTile<float> pv = lane.pv_ub.Next(rows.size(), s.d_v);
+      lane.core.Move(pv, step.pv.Rows(rows));
+      if (step.first) {
+        lane.o = lane.o_ub.Next(rows.size(), s.d_v);
+        lane.core.Fill(lane.o, 0.0f);
+      }
+      lane.core.MulAdd(lane.o, kept.alpha, pv);
+      if (!step.last) return;
+
+      const Range q_rows{step.q.begin + rows.begin, step.q.begin + rows.end};
+      if (g.lse != nullptr) {  // lse is (b, n, s): its matrix at (b, n) is a column.
+        lane.core.Ln(kept.alpha, kept.l);
+        lane.core.Add(kept.m, kept.m, kept.alpha);
+        lane.core.Store(MatrixOf(*g.lse, step.b, step.h).Rows(q_rows), kept.m);
+      }
+      // A row that saw no key has l = 0 and o = 0; any other has l >= 1.
+      lane.core.MaxScalar(kept.l, kept.l, std::numeric_limits<float>::min());
+      lane.core.Div(lane.o, lane.o, kept.l);
+      lane.core.Store(MatrixOf(*g.out, step.b, step.h).Rows(q_rows), lane.o);
+    });
+  };
+
+  FlashAttentionSteps steps(s, t, core.index(), core.count());
+  Pipeline<Step>(
+      t.depth, [&](Step& step) { return steps.Next(step); }, scores, softmax, product, rescale);
+}
+
+}  // namespace cubist
+
+#endif  // CUBIST_KERNELS_FLASH_ATTENTION_KERNEL_H_

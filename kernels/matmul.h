@@ -1,0 +1,34 @@
+// Matmul: C = op(A) op(B) + bias.
+#ifndef CUBIST_KERNELS_MATMUL_H_
+#define CUBIST_KERNELS_MATMUL_H_
+
+#include "npu_model/device.h"
+#include "npu_model/status.h"
+#include "npu_model/types.h"
+
+namespace cubist {
+
+// c(i, j) = sum over p of a(i, p) * b(p, j), plus bias(j) where given
+//
+//   a     (M, K), or (K, M) with transpose_a     fp32, bf16 or fp16
+//   b     (K, N), or (N, K) with transpose_b     the dtype of a
+//   bias  (N), optional                          fp32 or the dtype of a
+//   c     (M, N)                                 fp32 or the dtype of a
+//
+// Sums are fp32 in ascending p, in an order that depends on shape, dtype and SIMD target alone; one rounding
+// to c's dtype. M, N, K >= 0; K = 0 gives the bias, or zero. Strides of a, b and bias are free (0 repeats,
+// none negative); c's elements may not overlap each other, nor a, b or bias.
+struct MatmulArgs {
+  ConstTensor a, b;
+  ConstTensor bias = {};
+  Tensor c;
+  bool transpose_a = false, transpose_b = false;
+};
+
+// Errors name the argument, its value and the limit; nothing is written then. `profile` is filled on Npu
+// devices.
+Status Matmul(const Device& device, const MatmulArgs& args, Profile* profile = nullptr);
+
+}  // namespace cubist
+
+#endif  // CUBIST_KERNELS_MATMUL_H_

@@ -1,0 +1,195 @@
+// The movement of MoE tokens (VectorSort, forward): to expert-sorted rows, and back with probabilities.
+#ifndef CUBIST_KERNELS_TOKEN_PERMUTE_KERNEL_H_
+#define CUBIST_KERNELS_TOKEN_PERMUTE_KERNEL_H_
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "npu_model/core.h"
+#include "npu_model/tile.h"
+#include "tiling/token_permute_tiling.h"
+
+namespace cubist {
+
+struct TokenPermuteOperands {
+  Gm tokens, topk_ids;          // (T, H), (T, K)
+  Gm permuted, sorted_indices;  // (M, H), (T, K)
+  const GmTensor* expert_counts = nullptr;
+  Gm chunk_counts;  // Workspace (chunks, E): how often each chunk routes to each expert.
+  Gm next_rows;     // Workspace (chunks, E), used where the experts need several ranges.
+  std::int64_t experts = 0;
+};
+
+// Expert ids of some tokens, as int32.
+template <VectorCore V>
+class ExpertIds {
+ public:
+  ExpertIds(V& core, const Gm& topk_ids, std::int64_t piece_tokens)
+      : core_(core),
+        topk_ids_(topk_ids),
+        wide_(topk_ids.dtype() == DType::kI64),
+        ids_ub_(core, "ids_ub", piece_tokens, topk_ids.cols, 2),
+        wide_ub_(core, "wide_ids_ub", wide_ ? piece_tokens : 1, wide_ ? topk_ids.cols : 1, 1) {}
+
+  UbTile<std::int32_t> Load(Range tokens) {
+    const UbTile<std::int32_t> ids = ids_ub_.Next(tokens.size(), topk_ids_.cols);
+    if (wide_) {
+      const UbTile<std::int64_t> wide = wide_ub_.Next(tokens.size(), topk_ids_.cols);
+      core_.Load(wide, topk_ids_.Rows(tokens));
+      core_.Cast(ids, wide);
+    } else {
+      core_.Load(ids, topk_ids_.Rows(tokens));
+    }
+    return ids;
+  }
+
+ private:
+  V& core_;
+  const Gm& topk_ids_;
+  bool wide_;
+  Ring<Buffer::kUB, std::int32_t> ids_ub_;
+  Ring<Buffer::kUB, std::int64_t> wide_ub_;
+};
+
+// Phase 1: chunk_counts(c, e) = how many slots of chunk c go to expert e. Reads the ids once per range of
+// experts.
+template <VectorCore V>
+void CountKernel(V& core, const TokenPermuteOperands& g, const TokenPermuteTiling& t) {
+  ExpertIds<V> expert_ids(core, g.topk_ids, t.piece_tokens);
+  Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, t.experts, 2);
+  const Split chunks(g.topk_ids.rows, t.chunk_tokens);
+  for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
+    const Range chunk = AtLeastOnce(chunks)[c];
+    for (const Range experts : Split(g.experts, t.experts)) {
+      const UbTile<std::int32_t> counts = counts_ub.Next(1, experts.size());
+      core.Fill(counts, 0);
+      for (const Range piece : Split(chunk, t.piece_tokens)) {
+        core.Histogram(counts, expert_ids.Load(piece), static_cast<std::int32_t>(experts.begin));
+      }
+      core.Store(g.chunk_counts.Block({c, c + 1}, experts), counts);
+    }
+  }
+}
+
+// Phase 2: ranks the slots of each chunk and moves its tokens. The first row of expert e in chunk c is
+//   sum over e' < e of all chunks' counts + sum over c' < c of chunk c' s counts of e,
+// and slots take rows in order from there, which makes the ranking stable. Tokens are walked in source order:
+// each row is read once and written to its K places.
+template <class T, VectorCore V>
+void RankAndMoveKernel(V& core, const TokenPermuteOperands& g, const TokenPermuteTiling& t) {
+  ExpertIds<V> expert_ids(core, g.topk_ids, t.piece_tokens);
+  Ring<Buffer::kUB, std::int32_t> counts_ub(core, "chunk_counts_ub", t.chunks, t.experts, 1);
+  Ring<Buffer::kUB, std::int32_t> total_ub(core, "total_ub", 1, t.experts, 1),
+      before_ub(core, "before_ub", 1, t.experts, 1);
+  Ring<Buffer::kUB, std::int32_t> next_ub(core, "next_ub", 1, t.experts + 1, 2);
+  Ring<Buffer::kUB, std::int32_t> ranks_ub(core, "ranks_ub", t.piece_tokens, g.topk_ids.cols, 2);
+  Ring<Buffer::kUB, T> row_ub(core, "row_ub", 1, t.cols, t.row_stages, Role::kRelay);
+  const Split expert_ranges(g.experts, t.experts);
+  const bool one_range = expert_ranges.count() <= 1;
+
+  for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
+    UbTile<std::int32_t> next = next_ub.Next(1, 1);
+    std::int64_t rows_before = 0;
+    for (const Range experts : expert_ranges) {
+      const UbTile<std::int32_t> counts = counts_ub.Next(t.chunks, experts.size());
+      const UbTile<std::int32_t> total = total_ub.Next(1, experts.size()),
+                                 before = before_ub.Next(1, experts.size());
+      const UbTile<std::int32_t> first = next_ub.Next(1, experts.size() + 1);
+      core.Load(counts, g.chunk_counts.Cols(experts));
+      core.ColumnSum(total, counts);
+      core.ColumnSum(before, counts.Rows({0, c}));
+      core.ExclusiveScan(first, total, static_cast<std::int32_t>(rows_before));
+      rows_before = core.ReadScalar(first, experts.size());
+      next = first.Cols({0, experts.size()});
+      core.Add(next, next, before);
+      if (!one_range) core.Store(g.next_rows.Block({c, c + 1}, experts), next);
+      if (c == 0 && g.expert_counts != nullptr) core.Store(MatrixOf(*g.expert_counts).Cols(experts), total);
+    }
+
+    for (const Range piece : Split(AtLeastOnce(Split(g.tokens.rows, t.chunk_tokens))[c], t.piece_tokens)) {
+      const UbTile<std::int32_t> ids = expert_ids.Load(piece);
+      const UbTile<std::int32_t> ranks = ranks_ub.Next(piece.size(), ids.cols());
+      for (const Range experts : expert_ranges) {
+        if (!one_range) {
+          next = next_ub.Next(1, experts.size());
+          core.Load(next, g.next_rows.Block({c, c + 1}, experts));
+        }
+        core.Rank(ranks, next, ids, static_cast<std::int32_t>(experts.begin));
+        if (!one_range) core.Store(g.next_rows.Block({c, c + 1}, experts), next);
+      }
+      core.Store(g.sorted_indices.Rows(piece), ranks);
+
+      for (std::int64_t i = 0; i < piece.size(); ++i) {
+        const UbTile<std::int32_t> places = ranks.Rows({i, i + 1});
+        for (const Range cols : Split(g.tokens.cols, t.cols)) {
+          const UbTile<T> row = row_ub.Next(1, cols.size());
+          core.Load(row, g.tokens.Block({piece.begin + i, piece.begin + i + 1}, cols));
+          for (std::int64_t j = 0; j < places.cols(); ++j) {
+            const std::int64_t place = core.ReadScalar(places, j);
+            if (place < g.permuted.rows) core.Store(g.permuted.Block({place, place + 1}, cols), row);
+          }
+        }
+      }
+    }
+  }
+}
+
+struct TokenUnpermuteOperands {
+  Gm permuted, sorted_indices;      // (M, H), (T, K)
+  const GmTensor* probs = nullptr;  // (T, K)
+  Gm out;                           // (T, H)
+};
+
+// out(t) = sum over j of probs(t, j) * permuted(sorted_indices(t, j)). Each row is read once, each token
+// written once; dropped slots and rows of probability 0 are not read.
+template <class T, VectorCore V>
+void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenUnpermuteTiling& t) {
+  const std::int64_t top_k = g.sorted_indices.cols;
+  Ring<Buffer::kUB, std::int32_t> places_ub(core, "places_ub", t.piece_tokens, top_k, 2);
+  Ring<Buffer::kUB, float> probs_ub(core, "probs_ub", t.piece_tokens, top_k, 2);
+  Ring<Buffer::kUB, T> row_ub(core, "row_ub", 1, t.cols, t.stages * static_cast<int>(t.rows), Role::kRelay);
+  Ring<Buffer::kUB, float> sum_ub(core, "sum_ub", 1, t.cols, t.stages),
+      scratch_ub(core, "scratch_ub", 1, t.cols, 1);
+  std::array<UbTile<T>, V::kMaxSummands> rows;
+  std::array<float, V::kMaxSummands> weights;
+
+  for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
+    for (const Range piece : Split(Split(g.out.rows, t.chunk_tokens)[c], t.piece_tokens)) {
+      const UbTile<std::int32_t> places = places_ub.Next(piece.size(), top_k);
+      const UbTile<float> probs = probs_ub.Next(piece.size(), top_k);
+      core.Load(places, g.sorted_indices.Rows(piece));
+      if (g.probs != nullptr) core.Load(probs, MatrixOf(*g.probs).Rows(piece));
+
+      for (std::int64_t i = 0; i < piece.size(); ++i) {
+        for (const Range cols : Split(g.out.cols, t.cols)) {
+          const UbTile<float> sum = sum_ub.Next(1, cols.size()), scratch = scratch_ub.Next(1, cols.size());
+          std::size_t count = 0;
+          Accumulate accumulate = Accumulate::kNo;
+          const auto add_rows = [&] {
+            core.WeightedSum(sum, scratch, std::span<const UbTile<T>>(rows.data(), count),
+                             std::span<const float>(weights.data(), count), accumulate);
+            accumulate = Accumulate::kYes;
+            count = 0;
+          };
+          for (std::int64_t j = 0; j < top_k; ++j) {
+            const std::int64_t place = core.ReadScalar(places.Rows({i, i + 1}), j);
+            const float weight = g.probs == nullptr ? 1.0f : core.ReadScalar(probs.Rows({i, i + 1}), j);
+            if (place < 0 || place >= g.permuted.rows || weight == 0.0f) continue;
+            rows[count] = row_ub.Next(1, cols.size());
+            weights[count] = weight;
+            core.Load(rows[count], g.permuted.Block({place, place + 1}, cols));
+            if (++count == static_cast<std::size_t>(t.rows)) add_rows();
+          }
+          if (count > 0 || accumulate == Accumulate::kNo) add_rows();
+          core.Store(g.out.Block({piece.begin + i, piece.begin + i + 1}, cols), sum);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace cubist
+
+#endif  // CUBIST_KERNELS_TOKEN_PERMUTE_KERNEL_H_

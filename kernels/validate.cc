@@ -1,0 +1,143 @@
+#include "kernels/validate.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+
+namespace cubist {
+namespace {
+
+struct Axis {
+  std::int64_t size, stride;
+};
+
+// The dimensions that move, innermost (smallest stride) first.
+int SortedAxes(const ConstTensor& t, std::array<Axis, ConstTensor::kMaxRank>* axes) {
+  int count = 0;
+  for (int d = 0; d < t.rank; ++d) {
+    if (t.size(d) > 1) (*axes)[static_cast<std::size_t>(count++)] = {t.size(d), t.stride(d)};
+  }
+  std::sort(axes->begin(), axes->begin() + count,
+            [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
+  return count;
+}
+
+// Elements from the first to the last, inclusive, of the innermost `count` axes.
+std::int64_t Extent(const std::array<Axis, ConstTensor::kMaxRank>& axes, int count) {
+  std::int64_t last = 0;
+  for (int d = 0; d < count; ++d) {
+    last += (axes[static_cast<std::size_t>(d)].size - 1) * axes[static_cast<std::size_t>(d)].stride;
+  }
+  return last + 1;
+}
+
+struct Bytes {
+  std::uintptr_t begin, end;
+};
+Bytes BytesOf(const ConstTensor& t) {
+  std::array<Axis, ConstTensor::kMaxRank> axes;
+  const int count = SortedAxes(t, &axes);
+  const auto begin = reinterpret_cast<std::uintptr_t>(t.data);
+  return {begin, begin + static_cast<std::uintptr_t>(Extent(axes, count) * SizeOf(t.dtype))};
+}
+
+// Whether both tensors step outermost by the same number of bytes and their inner parts lie in different
+// columns of it.
+bool InterleaveApart(const ConstTensor& x, const ConstTensor& y) {
+  std::array<Axis, ConstTensor::kMaxRank> x_axes, y_axes;
+  const int x_count = SortedAxes(x, &x_axes), y_count = SortedAxes(y, &y_axes);
+  if (x_count == 0 || y_count == 0) return false;
+  const std::int64_t period = x_axes[static_cast<std::size_t>(x_count - 1)].stride * SizeOf(x.dtype);
+  if (period <= 0 || y_axes[static_cast<std::size_t>(y_count - 1)].stride * SizeOf(y.dtype) != period)
+    return false;
+  const std::int64_t x_inner = Extent(x_axes, x_count - 1) * SizeOf(x.dtype);
+  const std::int64_t y_inner = Extent(y_axes, y_count - 1) * SizeOf(y.dtype);
+  const auto distance = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(y.data) -
+                                                  reinterpret_cast<std::uintptr_t>(x.data));
+  const std::int64_t shift = ((distance % period) + period) % period;
+  return x_inner <= shift && shift + y_inner <= period;
+}
+
+}  // namespace
+
+Status CheckShape(const Argument& arg, std::initializer_list<Dim> dims) {
+  const ConstTensor& t = arg.tensor;
+  if (!t.given()) return arg.Error("is not given");
+  if (t.rank != static_cast<int>(dims.size())) {
+    return arg.Error("has rank " + std::to_string(t.rank) + ", needs " + std::to_string(dims.size()));
+  }
+  int d = 0;
+  for (const Dim& dim : dims) {
+    const std::string where = "has size " + std::to_string(t.size(d)) + " in dimension " + std::to_string(d) +
+                              " (" + dim.meaning + ")";
+    if (t.size(d) < 0) return arg.Error(where + ", the least is 0");
+    if (dim.size != Dim::kAny && t.size(d) != dim.size)
+      return arg.Error(where + ", needs " + std::to_string(dim.size));
+    ++d;
+  }
+  return {};
+}
+
+Status CheckDType(const Argument& arg, std::initializer_list<DType> allowed) {
+  std::string names;
+  for (DType dtype : allowed) {
+    if (arg.tensor.dtype == dtype) return {};
+    const std::string name = NameOf(dtype);
+    if (names.find(name) == std::string::npos) names += (names.empty() ? "" : " or ") + name;
+  }
+  return arg.Error(std::string("is ") + NameOf(arg.tensor.dtype) + ", needs " + names);
+}
+
+Status CheckStorage(const Argument& arg, bool needs_data) {
+  const ConstTensor& t = arg.tensor;
+  if (!t.given()) return {};
+  constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
+  std::int64_t last = 0, count = 1;
+  bool overflow = false, empty = false;
+  for (int d = 0; d < t.rank; ++d) {
+    if (t.stride(d) < 0) {
+      return arg.Error("has stride " + std::to_string(t.stride(d)) + " in dimension " + std::to_string(d) +
+                       ", the least is 0");
+    }
+    empty = empty || t.size(d) == 0;
+    std::int64_t reach = 0;
+    overflow = overflow ||
+               __builtin_mul_overflow(std::max<std::int64_t>(t.size(d) - 1, 0), t.stride(d), &reach) ||
+               __builtin_add_overflow(last, reach, &last) ||
+               __builtin_mul_overflow(count, std::max<std::int64_t>(t.size(d), 1), &count);
+  }
+  if (overflow || last >= kMaxBytes / SizeOf(t.dtype) || count >= kMaxBytes / SizeOf(t.dtype)) {
+    return arg.Error("spans more than 2^62 bytes");
+  }
+  if (empty || !needs_data) return {};
+  if (t.data == nullptr) return arg.Error("has null data");
+  if (reinterpret_cast<std::uintptr_t>(t.data) % static_cast<std::uintptr_t>(SizeOf(t.dtype)) != 0) {
+    return arg.Error("is not aligned to its elements of " + std::to_string(SizeOf(t.dtype)) + " bytes");
+  }
+  return {};
+}
+
+Status CheckWritable(const Argument& arg) {
+  std::array<Axis, ConstTensor::kMaxRank> axes;
+  const int count = SortedAxes(arg.tensor, &axes);
+  for (int d = 0; d < count; ++d) {
+    const std::int64_t stride = axes[static_cast<std::size_t>(d)].stride, inner = Extent(axes, d);
+    if (stride < inner && arg.tensor.count() > 0) {
+      return arg.Error("is written, but its elements overlap: a stride of " + std::to_string(stride) +
+                       " spans " + std::to_string(inner) + " elements");
+    }
+  }
+  return {};
+}
+
+Status CheckApart(const Argument& output, const Argument& other) {
+  const ConstTensor &x = output.tensor, &y = other.tensor;
+  if (!x.given() || !y.given() || x.data == nullptr || y.data == nullptr || x.count() == 0 || y.count() == 0)
+    return {};
+  const Bytes a = BytesOf(x), b = BytesOf(y);
+  if (a.end <= b.begin || b.end <= a.begin || InterleaveApart(x, y) || InterleaveApart(y, x)) return {};
+  return output.Error(std::string("overlaps ") + other.name + " in memory");
+}
+
+}  // namespace cubist

@@ -1,0 +1,47 @@
+// What every public kernel checks of its arguments before any work. Messages name the argument, its value and
+// the limit.
+#ifndef CUBIST_KERNELS_VALIDATE_H_
+#define CUBIST_KERNELS_VALIDATE_H_
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "npu_model/status.h"
+#include "npu_model/types.h"
+
+namespace cubist {
+
+// A tensor argument and what it is called, e.g. {"matmul", "a", args.a}.
+struct Argument {
+  const char* kernel;
+  const char* name;
+  ConstTensor tensor;
+
+  Status Error(const std::string& what) const {
+    return InvalidArgument(std::string(kernel) + ": " + name + " " + what);
+  }
+};
+
+// A dimension that must have a known size, and where that size comes from, e.g. {"K of a", 7}.
+struct Dim {
+  static constexpr std::int64_t kAny = -1;
+  const char* meaning;
+  std::int64_t size = kAny;
+};
+
+// Given, of this rank, with sizes >= 0 and as `dims` says.
+Status CheckShape(const Argument& arg, std::initializer_list<Dim> dims);
+Status CheckDType(const Argument& arg, std::initializer_list<DType> allowed);
+// Strides >= 0, no overflow of 64-bit byte offsets, data not null (where it is needed) and aligned to its
+// elements.
+Status CheckStorage(const Argument& arg, bool needs_data);
+// No two elements in one place.
+Status CheckWritable(const Argument& arg);
+// An output shares no element with another argument. Tensors that interleave (columns of one matrix) may be
+// apart.
+Status CheckApart(const Argument& output, const Argument& other);
+
+}  // namespace cubist
+
+#endif  // CUBIST_KERNELS_VALIDATE_H_

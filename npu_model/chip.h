@@ -1,0 +1,200 @@
+// ChipSpec: everything that tiling and the model know of a chip. One table per chip, each number with its
+// source.
+#ifndef CUBIST_NPU_MODEL_CHIP_H_
+#define CUBIST_NPU_MODEL_CHIP_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "npu_model/status.h"
+#include "npu_model/tile.h"
+#include "npu_model/types.h"
+
+namespace cubist {
+
+// How a constant came to be known.
+enum class Basis : std::uint8_t { kDocumented, kMeasured, kFitted, kGuessed };
+constexpr const char* NameOf(Basis basis) {
+  constexpr const char* kNames[] = {"documented", "measured", "fitted", "guessed"};
+  return kNames[static_cast<int>(basis)];
+}
+
+// A number of the hardware. `spread` is relative: sources or repetitions lie within value * (1 +- spread).
+struct Constant {
+  double value = 0;
+  const char* unit = "";
+  Basis basis = Basis::kGuessed;
+  double spread = 0;
+  const char* source = "";
+
+  constexpr operator double() const { return value; }
+};
+
+// In-order queues of a core. An AI core has S, MTE1, MTE2, M, FIX and MTE3 on its Cube core, and S, MTE2, V
+// and MTE3 on each of its Vector cores.
+enum class Pipe : std::uint8_t { kS, kMte1, kMte2, kMte3, kM, kV, kFix };
+inline constexpr int kPipeCount = 7;
+constexpr const char* NameOf(Pipe pipe) {
+  constexpr const char* kNames[] = {"S", "MTE1", "MTE2", "MTE3", "M", "V", "FIX"};
+  return kNames[static_cast<int>(pipe)];
+}
+
+// Ways that bytes take. Each belongs to one pipe of one kind of core.
+enum class Path : std::uint8_t {
+  kGmToL1,       // MTE2, plain copy of contiguous bytes
+  kGmToL1Nd2Nz,  // MTE2, row-major to fractals on the way
+  kL1ToL0A,      // MTE1
+  kL1ToL0B,      // MTE1
+  kL1ToBT,       // MTE1
+  kL0CToGm,      // FIX
+  kL1ToGm,       // MTE3 of the Cube core
+  kGmToUb,       // MTE2 of a Vector core
+  kUbToGm,       // MTE3 of a Vector core
+};
+inline constexpr int kPathCount = 9;
+constexpr const char* NameOf(Path path) {
+  constexpr const char* kNames[] = {"GM->L1",  "GM->L1 ND2NZ", "L1->L0A", "L1->L0B", "L1->BT",
+                                    "L0C->GM", "L1->GM",       "GM->UB",  "UB->GM"};
+  return kNames[static_cast<int>(path)];
+}
+
+// A transfer of B bytes over a path takes startup + B / bytes_per_cycle cycles of its pipe when nothing else
+// is slower.
+struct PathSpec {
+  Constant startup;          // cycles
+  Constant bytes_per_cycle;  // bytes/cycle
+};
+
+// Vector instructions, by what they cost.
+enum class VectorOp : std::uint8_t {
+  kUnary,   // Muls, Adds, Fill, copies
+  kBinary,  // Add, Sub, Mul, Max
+  kExp,
+  kLn,
+  kDiv,
+  kCast,
+  kReduce,     // row maximum, row sum
+  kSelect,     // masks
+  kInteger,    // int32 add, compare
+  kSort,       // Sort32
+  kMergeSort,  // MrgSort
+};
+inline constexpr int kVectorOpCount = 11;
+
+struct BufferSpec {
+  std::int64_t capacity = 0;  // bytes; exceeding it is an error
+  std::int64_t fast =
+      0;  // bytes that keep full speed; on an NPU the capacity, on the host a share of the cache
+  std::int64_t alignment = 1;  // bytes, of a slot
+};
+
+struct ChipSpec {
+  std::string name;
+  // A host runs all pipes of a core on one thread, one after the other; an NPU runs them side by side.
+  bool pipes_overlap = true;
+
+  int cube_cores = 1;  // AI cores: one Cube core and `vector_per_cube` Vector cores each
+  int vector_per_cube = 1;
+  int concurrent_cores =
+      1;  // AI cores that really run side by side: all of an NPU, the hardware threads of a host
+  Constant clock_hz;
+
+  std::array<BufferSpec, kBufferCount> buffers{};
+
+  // Cube: a Mmad of (m, k, n) takes head + ceil(m / m_step) * ceil(k / k_step) * ceil(n / n_step) * passes
+  // cycles, with k_step = k_bytes / operand element size.
+  struct Mmad {
+    std::int64_t m_step = 16, n_step = 16;
+    std::int64_t k_bytes = 32;
+    Constant fp32_passes;  // cycles per step for 32-bit operands,
+    Constant narrow_passes{1, "cycles", Basis::kDocumented, 0,
+                           "a step is what the unit does in one cycle"};  // 16-bit
+    Constant head_idle, head_busy;  // cycles, when the pipe was drained and when Mmads follow one another
+  } mmad;
+
+  std::array<PathSpec, kPathCount> paths{};
+
+  // Vector: an instruction over r repeats of `repeat_bytes` takes head + r * cycles[op].
+  struct Vector {
+    std::int64_t repeat_bytes = 256;
+    Constant head;
+    std::array<Constant, kVectorOpCount> cycles{};
+  } vector;
+
+  struct Scalar {
+    Constant issue;  // cycles to issue one instruction to a pipe
+    Constant read;   // cycles for a kernel to read one scalar from UB
+    Constant
+        update;  // cycles for the scalar unit to read, change and write one element of UB (Histogram, Rank)
+  } scalar;
+
+  struct Memory {
+    std::int64_t l2_bytes = 0, l2_line = 512;
+    Constant hbm_bytes_per_s, l2_read_bytes_per_s, l2_write_bytes_per_s;
+    Constant core_read_bytes_per_cycle, core_write_bytes_per_cycle;  // one core's port to L2
+    Constant core_miss_bytes_per_cycle;  // what one core alone gets from HBM; 0: as much as its port takes
+  } memory;
+
+  struct Sync {
+    Constant flag;        // cycles, SetFlag to WaitFlag between pipes of a core
+    Constant cross_core;  // cycles, Cube core to Vector core or back
+    Constant barrier_s;   // seconds, all cores (between phases)
+    Constant launch_s;    // seconds, start of a kernel
+  } sync;
+
+  // Layout of packed operands in GM and of operand tiles: panels of some columns, row by row (see PackedGm).
+  struct Packing {
+    std::int64_t a_width_bytes = 32;  // columns of a panel times operand element size
+    std::int64_t b_width_bytes = 32;
+    std::int64_t b_width = 0;  // columns of a panel of B whatever the dtype; 0: by b_width_bytes
+    std::int64_t a_in_place_bytes =
+        0;                           // rows of A up to this length are read in GM by Mmad itself: no packing
+    std::int64_t row_multiple = 16;  // rows of a panel are padded to it
+    std::int64_t narrow_element_bytes = 2;  // bytes that a 16-bit element takes in an operand tile
+    bool native_bf16 = true;                // bf16 stays 16 bits; else it is widened like fp16
+  } packing;
+
+  const BufferSpec& buffer(Buffer b) const { return buffers[static_cast<std::size_t>(b)]; }
+  const PathSpec& path(Path p) const { return paths[static_cast<std::size_t>(p)]; }
+  const Constant& vector_cycles(VectorOp op) const { return vector.cycles[static_cast<std::size_t>(op)]; }
+
+  // Bytes of one element in an operand tile (role A or B).
+  std::int64_t OperandBytes(DType dtype) const {
+    if (dtype == DType::kF32) return 4;
+    return dtype == DType::kBF16 && packing.native_bf16 ? 2 : packing.narrow_element_bytes;
+  }
+  // Columns of a panel of a packed operand; blocks of it begin at multiples of this.
+  std::int64_t PackedStep(Role role, DType dtype) const {
+    if (role == Role::kB && packing.b_width > 0) return packing.b_width;
+    return (role == Role::kA ? packing.a_width_bytes : packing.b_width_bytes) / OperandBytes(dtype);
+  }
+  // Bytes that a slot of (rows, cols) takes in a buffer: whole fractals for the Cube's operands and
+  // accumulators, rows of whole 32-byte blocks in UB, rounded up to the buffer's alignment.
+  std::int64_t SlotBytes(Buffer b, DType dtype, std::int64_t rows, std::int64_t cols) const;
+
+  // Bytes of a packed (rows, cols) operand.
+  std::int64_t PackedBytes(Role role, DType dtype, std::int64_t rows, std::int64_t cols) const {
+    const std::int64_t width = PackedStep(role, dtype);
+    return CeilDiv(cols, width) * RoundUp(rows, packing.row_multiple) * width * OperandBytes(dtype);
+  }
+};
+
+// "ascend910b1" .. "ascend910b4". An unknown name is an error that lists the known ones.
+Status FindChip(std::string_view name, ChipSpec* chip);
+std::vector<std::string> ChipNames();
+
+const ChipSpec& Ascend910B1();
+const ChipSpec& Ascend910B2();
+const ChipSpec& Ascend910B3();
+const ChipSpec& Ascend910B4();
+
+// This machine: caches read from the operating system, Cube and panel shapes from the SIMD target in use. One
+// table per target, made on first use.
+const ChipSpec& HostChip();
+
+}  // namespace cubist
+
+#endif  // CUBIST_NPU_MODEL_CHIP_H_

@@ -1,0 +1,203 @@
+// Ascend 910B1 to 910B4 (Atlas A2): 20 or 24 Cube cores with two Vector cores each, behind one L2.
+//
+// The four chips share a core; they differ in core count, clock, L2 and HBM. Sources, as named below:
+//   msKPP     measured per-instruction curves, Ascend/mskpp csrc/prof_data/resource910b.cpp
+//   pto-isa   hw-native-sys/pto-isa, cost models fitted on the device (include/pto/costmodel)
+//   asc-devkit  Ascend/asc-devkit best practices: data_copy, bank_conflict_ub, matmul_high_performance
+//   platform file   Ascend910B1.ini of the vendor's simulator
+// Where sources differ, `spread` reaches the others.
+#include "npu_model/chip.h"
+
+namespace cubist {
+namespace {
+
+struct Model {
+  const char* name;
+  int cube_cores;
+  double clock_hz;
+  const char* clock_source;
+  std::int64_t l2_bytes;
+  Constant hbm_bytes_per_s;
+};
+
+constexpr const char* kCycles = "cycles";
+constexpr const char* kBytesPerCycle = "bytes/cycle";
+
+constexpr Constant kHbm{
+    1.46e12, "bytes/s", Basis::kMeasured, 0.2,
+    "asc-devkit data_copy, all cores reading 302 MB: 1.41 to 1.49 TB/s; quoted 1.6 to 1.8"};
+
+void SetBuffers(ChipSpec& chip) {
+  constexpr std::int64_t kKiB = 1024;
+  const auto set = [&](Buffer buffer, std::int64_t capacity, std::int64_t alignment) {
+    chip.buffers[static_cast<std::size_t>(buffer)] = {capacity, capacity, alignment};
+  };
+  set(Buffer::kL1, 512 * kKiB, 32);
+  set(Buffer::kL0A, 64 * kKiB, 512);
+  set(Buffer::kL0B, 64 * kKiB, 512);
+  set(Buffer::kL0C, 128 * kKiB, 64);
+  set(Buffer::kBT, 1 * kKiB, 64);
+  set(Buffer::kUB, 192 * kKiB, 32);
+}
+
+void SetMmad(ChipSpec& chip) {
+  chip.mmad.m_step = chip.mmad.n_step = 16;
+  chip.mmad.k_bytes = 32;
+  chip.mmad.fp32_passes = {2, kCycles, Basis::kDocumented, 0,
+                           "pto-isa cce_costmodel_cube.hpp: fp32 takes two passes"};
+  chip.mmad.narrow_passes = {1, kCycles, Basis::kMeasured, 0.02,
+                             "msKPP resource910b.cpp, 910B1 and 910B3: 16x16x16 per cycle"};
+  chip.mmad.head_idle = {23, kCycles, Basis::kMeasured, 0.1,
+                         "msKPP resource910b.cpp, 910B3 isolated: 23; pypto device fit: 21"};
+  chip.mmad.head_busy = {10, kCycles, Basis::kFitted, 0.8,
+                         "asc-devkit 8192^3 fp16 on 24 cores: +1.96 % of 512 cycles; msKPP back to back: 2"};
+}
+
+void SetPaths(ChipSpec& chip) {
+  const auto set = [&](Path path, Constant startup, Constant rate) {
+    startup.unit = kCycles, rate.unit = kBytesPerCycle;
+    chip.paths[static_cast<std::size_t>(path)] = {startup, rate};
+  };
+  set(Path::kGmToL1,
+      {206, "", Basis::kMeasured, 0.2,
+       "msKPP resource910b.cpp, 910B1 GM_TO_L1: 1 KiB 173 cycles, line fit 206"},
+      {174, "", Basis::kMeasured, 0.1, "msKPP resource910b.cpp, 910B1 GM_TO_L1, one core"});
+  set(Path::kGmToL1Nd2Nz,
+      {210, "", Basis::kDocumented, 2.8,
+       "vendor GEMM tiling model (cache_tiling_cycle_model.cc); msKPP isolated: 780"},
+      {165, "", Basis::kMeasured, 0.1, "msKPP resource910b.cpp, 910B1 GM_TO_L1_TRANS, one core: 157 to 178"});
+  set(Path::kL1ToL0A,
+      {24, "", Basis::kFitted, 0.95,
+       "asc-devkit 8192^3 fp16: 367 cycles of MTE1 per Mmad, 320 by rate; msKPP: 2"},
+      {256, "", Basis::kMeasured, 0.05, "msKPP resource910b.cpp, 910B1 L1_TO_L0A: 263; pto-isa: 256"});
+  set(Path::kL1ToL0B,
+      {24, "", Basis::kFitted, 0.95,
+       "asc-devkit 8192^3 fp16: 367 cycles of MTE1 per Mmad, 320 by rate; msKPP: 2"},
+      {128, "", Basis::kMeasured, 0.05, "msKPP resource910b.cpp, 910B1 L1_TO_L0B: 132; pto-isa: 128"});
+  set(Path::kL1ToBT, {24, "", Basis::kGuessed, 0.95, "as L1 to L0"},
+      {33, "", Basis::kMeasured, 0.1, "msKPP resource910b.cpp, 910B1 L1_TO_BT"});
+  set(Path::kL0CToGm,
+      {30, "", Basis::kMeasured, 0.5,
+       "msKPP resource910b.cpp, 910B1 L0C_TO_GM: 18 to 45; pypto device fit: 164"},
+      {120, "", Basis::kMeasured, 0.1, "msKPP resource910b.cpp, 910B1 L0C_TO_GM: 117 to 134; pypto: 118"});
+  set(Path::kL1ToGm, {105, "", Basis::kGuessed, 0.5, "as UB to GM"},
+      {70, "", Basis::kGuessed, 0.5, "as UB to GM; theory 128, pto-isa 18"});
+  set(Path::kGmToUb,
+      {193, "", Basis::kMeasured, 0.7, "msKPP resource910b.cpp, 910B3 GM_TO_UB: 193; 910B1: 64 to 147"},
+      {126, "", Basis::kMeasured, 0.6,
+       "msKPP resource910b.cpp, 910B3 GM_TO_UB: 126; 910B1: 48, taken as misses of L2"});
+  set(Path::kUbToGm,
+      {105, "", Basis::kMeasured, 0.2, "msKPP resource910b.cpp, 910B1 and 910B3 UB_TO_GM: 88 to 121"},
+      {70, "", Basis::kMeasured, 0.1, "msKPP resource910b.cpp, 910B1 and 910B3 UB_TO_GM: 66 to 79"});
+}
+
+void SetVector(ChipSpec& chip) {
+  constexpr const char* kPerRepeat = "cycles/repeat";
+  chip.vector.repeat_bytes = 256;
+  chip.vector.head = {22, kCycles, Basis::kMeasured, 0.3,
+                      "pto-isa formula_params.csv, 910B3: 20 to 26; a dependent one waits 13 to 25"};
+  const auto set = [&](VectorOp op, double cycles, Basis basis, double spread, const char* source) {
+    chip.vector.cycles[static_cast<std::size_t>(op)] = {cycles, kPerRepeat, basis, spread, source};
+  };
+  set(VectorOp::kUnary, 1, Basis::kMeasured, 0.07, "msKPP resource910b.cpp, 910B1 vadds, vmuls");
+  set(VectorOp::kBinary, 2, Basis::kMeasured, 0.5,
+      "msKPP resource910b.cpp, 910B1 vadd, vmul, vmax; 1 where sources are in different bank groups "
+      "(asc-devkit)");
+  set(VectorOp::kExp, 2, Basis::kMeasured, 0.05, "msKPP resource910b.cpp, 910B1 vexp fp32");
+  set(VectorOp::kLn, 2, Basis::kMeasured, 0.05, "msKPP resource910b.cpp, 910B1 vln fp32");
+  set(VectorOp::kDiv, 4, Basis::kMeasured, 0.05, "msKPP resource910b.cpp, 910B1 vdiv fp32");
+  set(VectorOp::kCast, 1, Basis::kMeasured, 1, "msKPP resource910b.cpp, 910B1 vconv: 1, 2 for some types");
+  set(VectorOp::kReduce, 1, Basis::kMeasured, 2,
+      "msKPP resource910b.cpp, 910B1 vcgadd, vcgmax fp32, eight to one; whole-repeat vcadd: 3");
+  set(VectorOp::kSelect, 2, Basis::kMeasured, 0.1, "msKPP resource910b.cpp, 910B1 vsel");
+  set(VectorOp::kInteger, 2, Basis::kMeasured, 0.5,
+      "msKPP resource910b.cpp, 910B1 vadd; 1 without bank conflicts");
+  set(VectorOp::kSort, 16, Basis::kGuessed, 0.5, "as a merge pass");
+  set(VectorOp::kMergeSort, 16, Basis::kMeasured, 0.3,
+      "msKPP resource910b.cpp, 910B1 vmrgsort4: 16 per 64 elements");
+}
+
+void SetScalar(ChipSpec& chip) {
+  chip.scalar.issue = {6, kCycles, Basis::kGuessed, 0.8, "no source"};
+  chip.scalar.read = {11, kCycles, Basis::kFitted, 0.5, "a third of scalar.update"};
+  chip.scalar.update = {34, kCycles, Basis::kMeasured, 0.3,
+                        "vendor guide: 8192^2 fp16 additions by GetValue and SetValue on one core, 1.24 s"};
+}
+
+void SetMemory(ChipSpec& chip, const Model& model) {
+  const double core_cycles_per_s = model.cube_cores * model.clock_hz;
+  chip.memory.l2_bytes = model.l2_bytes;
+  chip.memory.l2_line = 512;
+  chip.memory.hbm_bytes_per_s = model.hbm_bytes_per_s;
+  chip.memory.l2_read_bytes_per_s = {110 * core_cycles_per_s, "bytes/s", Basis::kMeasured, 0.35,
+                                     "platform file: 110 bytes/cycle per Cube core, 4.9 TB/s; asc-devkit "
+                                     "data_copy: 4.9 and 5.97; in GEMMs 3.2 to 3.8"};
+  chip.memory.l2_write_bytes_per_s = {86 * core_cycles_per_s, "bytes/s", Basis::kDocumented, 0.3,
+                                      "platform file: 86 bytes/cycle per Cube core"};
+  chip.memory.core_read_bytes_per_cycle = {
+      174, kBytesPerCycle, Basis::kMeasured, 0.3,
+      "msKPP resource910b.cpp, 910B1 GM_TO_L1: the highest seen of one core"};
+  chip.memory.core_write_bytes_per_cycle = {
+      120, kBytesPerCycle, Basis::kMeasured, 0.3,
+      "msKPP resource910b.cpp, 910B1 L0C_TO_GM: the highest seen of one core"};
+  chip.memory.core_miss_bytes_per_cycle = {48, kBytesPerCycle, Basis::kMeasured, 0.3,
+                                           "msKPP resource910b.cpp, 910B1 GM_TO_UB, taken as misses of L2"};
+}
+
+void SetSync(ChipSpec& chip) {
+  chip.sync.flag = {20, kCycles, Basis::kGuessed, 0.5, "10 to 30 cycles; no published figure"};
+  chip.sync.cross_core = {
+      400, kCycles, Basis::kGuessed, 0.5,
+      "half of a round trip of 0.3 to 0.6 us, within the 1000 cycles per tile of attention kernels"};
+  chip.sync.barrier_s = {1.5e-6, "s", Basis::kGuessed, 0.35, "1 to 2 us; no published figure"};
+  chip.sync.launch_s = {
+      3e-6, "s", Basis::kFitted, 0.7,
+      "cann-bench: 1.7 to 5.3 us for tiny kernels launched repeatedly; cold launches 13 to 20 us"};
+}
+
+ChipSpec MakeChip(const Model& model) {
+  ChipSpec chip;
+  chip.name = model.name;
+  chip.cube_cores = model.cube_cores;
+  chip.vector_per_cube = 2;
+  chip.concurrent_cores = model.cube_cores;
+  chip.clock_hz = {model.clock_hz, "Hz", Basis::kDocumented, 0.02, model.clock_source};
+  SetBuffers(chip);
+  SetMmad(chip);
+  SetPaths(chip);
+  SetVector(chip);
+  SetScalar(chip);
+  SetMemory(chip, model);
+  SetSync(chip);
+  return chip;
+}
+
+constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+constexpr const char* kSocTable = "pto-isa fa_cost_model.py, table of chips";
+
+}  // namespace
+
+const ChipSpec& Ascend910B1() {
+  static const ChipSpec chip =
+      MakeChip({"ascend910b1", 24, 1.85e9, "platform file Ascend910B1.ini", 192 * kMiB, kHbm});
+  return chip;
+}
+
+const ChipSpec& Ascend910B2() {
+  static const ChipSpec chip = MakeChip({"ascend910b2", 24, 1.8e9, kSocTable, 192 * kMiB, kHbm});
+  return chip;
+}
+
+const ChipSpec& Ascend910B3() {
+  static const ChipSpec chip = MakeChip({"ascend910b3", 20, 1.8e9, kSocTable, 192 * kMiB, kHbm});
+  return chip;
+}
+
+const ChipSpec& Ascend910B4() {
+  constexpr Constant kHalfHbm{0.8e12, "bytes/s", Basis::kDocumented, 0.15,
+                              "pto-isa fa_cost_model.py: half of the bandwidth; vendor guide: 0.8 TB/s"};
+  static const ChipSpec chip = MakeChip({"ascend910b4", 20, 1.5e9, kSocTable, 96 * kMiB, kHalfHbm});
+  return chip;
+}
+
+}  // namespace cubist

@@ -1,0 +1,119 @@
+// The CPU as one more chip: caches read from the operating system, Cube shapes from the SIMD target.
+//
+// L0A, L0B, L0C and UB tiles share the private L2 cache; L1 is a slice of L3 or plain memory. Nothing breaks
+// when a tile is larger than its cache, so capacities are generous and `fast` says what keeps full speed.
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "npu_model/chip.h"
+#include "npu_model/host/tile_ops.h"
+
+namespace cubist {
+namespace {
+
+// Rates of a reference core (Zen 4 at 3.6 GHz). Tiling compares alternatives by them; only their ratios
+// matter.
+constexpr const char* kProbe = "probe on a 2-core Zen 4 at 3.6 GHz";
+constexpr double kClockHz = 3.6e9;
+
+std::int64_t CacheBytes(int name, std::int64_t fallback) {
+  const long bytes = sysconf(name);
+  return bytes > 0 ? bytes : fallback;
+}
+
+PathSpec Rate(double startup, double bytes_per_cycle) {
+  return {{startup, "cycles", Basis::kGuessed, 0.5, kProbe},
+          {bytes_per_cycle, "bytes/cycle", Basis::kMeasured, 0.3, kProbe}};
+}
+
+ChipSpec MakeHostChip(const CubeOps& cube) {
+  const std::int64_t l2 = CacheBytes(_SC_LEVEL2_CACHE_SIZE, 1 << 20);
+  const std::int64_t l3 = CacheBytes(_SC_LEVEL3_CACHE_SIZE, 8 << 20);
+
+  ChipSpec chip;
+  chip.name = "host";
+  chip.pipes_overlap = false;
+  chip.cube_cores = 64;  // Virtual cores: enough for any machine's threads, and the same on all of them.
+  chip.vector_per_cube = 1;
+  chip.concurrent_cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  chip.clock_hz = {kClockHz, "Hz", Basis::kGuessed, 0.3, kProbe};
+
+  constexpr std::int64_t kPlainMemory = std::int64_t{1} << 40;
+  const auto set = [&](Buffer buffer, std::int64_t fast) {
+    chip.buffers[static_cast<std::size_t>(buffer)] = {kPlainMemory, fast, 128};
+  };
+  set(Buffer::kL1, l3 / 8);
+  set(Buffer::kL0A, l2 / 4);
+  set(Buffer::kL0B, l2 / 4);
+  set(Buffer::kL0C, l2 / 4);
+  set(Buffer::kBT, l2 / 16);
+  set(Buffer::kUB, l2 / 2);
+
+  // A register tile of (mr, nr) takes one cycle per row, vector of columns and k (pair of k for native bf16).
+  const double register_tile_cycles = static_cast<double>(2 * cube.mr);  // nr is two vectors.
+  chip.mmad.m_step = cube.mr;
+  chip.mmad.n_step = cube.nr;
+  chip.mmad.k_bytes = 4;
+  chip.mmad.fp32_passes = {register_tile_cycles, "cycles", Basis::kMeasured, 0.05, kProbe};
+  chip.mmad.narrow_passes = chip.mmad.fp32_passes;
+  chip.mmad.head_idle = {100, "cycles", Basis::kGuessed, 0.5, kProbe};
+  chip.mmad.head_busy = chip.mmad.head_idle;
+
+  for (PathSpec& path : chip.paths) path = Rate(50, 8);
+  const auto path = [&](Path p) -> PathSpec& { return chip.paths[static_cast<std::size_t>(p)]; };
+  path(Path::kL1ToL0A) = path(Path::kL1ToL0B) = Rate(10, 1e9);  // An alias: no bytes move.
+  path(Path::kGmToL1) = Rate(10, 1e9);                          // Packed operands are shown in place.
+  path(Path::kGmToL1Nd2Nz) = Rate(100, 4);                      // Packing.
+
+  chip.vector.repeat_bytes = cube.nr * 2;
+  chip.vector.head = {50, "cycles", Basis::kGuessed, 0.5, kProbe};
+  for (Constant& cycles : chip.vector.cycles) cycles = {2, "cycles/repeat", Basis::kGuessed, 0.5, kProbe};
+  chip.vector.cycles[static_cast<std::size_t>(VectorOp::kExp)].value = 20;
+  chip.scalar.issue = {20, "cycles", Basis::kGuessed, 0.5, kProbe};
+  chip.scalar.read = {1, "cycles", Basis::kGuessed, 0.5, kProbe};
+
+  chip.memory.l2_bytes = l3;
+  chip.memory.l2_line = 64;
+  chip.memory.hbm_bytes_per_s = {25e9, "bytes/s", Basis::kMeasured, 0.3, kProbe};
+  chip.memory.l2_read_bytes_per_s = {85e9, "bytes/s", Basis::kMeasured, 0.3, kProbe};
+  chip.memory.l2_write_bytes_per_s = {60e9, "bytes/s", Basis::kGuessed, 0.3, kProbe};
+  chip.memory.core_read_bytes_per_cycle = {24, "bytes/cycle", Basis::kMeasured, 0.3, kProbe};
+  chip.memory.core_write_bytes_per_cycle = {16, "bytes/cycle", Basis::kGuessed, 0.3, kProbe};
+  chip.sync.flag =
+      chip.sync.cross_core = {0, "cycles", Basis::kDocumented, 0, "pipes run on one thread, in order"};
+  chip.sync.barrier_s = {3e-6, "s", Basis::kMeasured, 0.5, kProbe};
+  chip.sync.launch_s = {1e-6, "s", Basis::kMeasured, 0.5, kProbe};
+
+  // A operands are rows of up to 1 KiB: longer ones cost a Mmad up to a third (TLB and cache sets). B
+  // operands are panels as wide as the register tile.
+  chip.packing.native_bf16 = cube.native_bf16;
+  chip.packing.narrow_element_bytes = 4;
+  chip.packing.row_multiple = 2;
+  chip.packing.a_width_bytes = 1024;
+  chip.packing.a_in_place_bytes = 4096;
+  chip.packing.b_width = cube.nr;
+  return chip;
+}
+
+}  // namespace
+
+const ChipSpec& HostChip() {
+  static std::mutex mutex;
+  static std::map<const CubeOps*, ChipSpec> chips;  // By SIMD target; entries never move.
+  thread_local std::pair<const CubeOps*, const ChipSpec*> last{};
+  const CubeOps* cube = &BestCubeOps();
+  if (last.first != cube) {
+    const std::scoped_lock lock(mutex);
+    auto found = chips.find(cube);
+    if (found == chips.end()) found = chips.emplace(cube, MakeHostChip(*cube)).first;
+    last = {cube, &found->second};
+  }
+  return *last.second;
+}
+
+}  // namespace cubist

@@ -1,0 +1,333 @@
+// The instruction set: concepts that kernels are written against, and the typed front that both executors
+// share.
+//
+// A kernel is a template over a core that satisfies CubeCore, VectorCore or AiCore. Each comment names the
+// pipe and says what the instruction means; README.md says how pipes are ordered. An instruction on the wrong
+// buffer does not compile.
+#ifndef CUBIST_NPU_MODEL_CORE_H_
+#define CUBIST_NPU_MODEL_CORE_H_
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <source_location>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "npu_model/instruction.h"
+#include "npu_model/tile.h"
+
+namespace cubist {
+
+// Every instruction takes its caller's place in the source as a last, defaulted argument, so that reports can
+// point there.
+using Loc = std::source_location;
+
+// Cube core: the matrix unit and the movers that feed it. Operands are fp32, bf16 or fp16; sums are fp32.
+template <class C>
+concept CubeCore = requires(C& core, Gm gm, PackedGm packed, L1Tile<BF16> l1, L0ATile<BF16> a,
+                            L0BTile<BF16> b, L0CTile<float> c, BtTile<float> bias, SlotRequest request) {
+  { core.Allocate(request) } -> std::same_as<Slot*>;
+  {
+    core.index()
+    } -> std::convertible_to<int>;  // This core's number within the phase, and how many there are.
+  { core.count() } -> std::convertible_to<int>;
+  core.Load(l1, gm);       // MTE2  GM -> L1, to the operand's layout (ND2NZ); either stride may be 1
+  core.Load(l1, packed);   // MTE2  GM -> L1, already in the operand's layout
+  core.Store(packed, l1);  // MTE3  L1 -> GM, in the operand's layout
+  core.Load(a, l1);        // MTE1  L1 -> L0A
+  core.Load(b, l1);        // MTE1  L1 -> L0B
+  core.Load(bias, gm);     // MTE2, MTE1  one row GM -> L1 -> BT, widened to fp32
+  core.Mmad(c, a, b, Accumulate::kNo);  // M     c (+)= a * b;  (m, n) (+)= (m, k) * (k, n);  k may be 0
+  core.Mmad(c, a, b, bias);             // M     c = bias + a * b;  bias is (1, n), added to every row
+  core.Store(gm, c);                    // FIX   L0C -> GM, cast to the view's dtype
+};
+
+// Vector core: rows in its UB. A (r, 1) operand b is broadcast over the columns of a. Tiles may coincide, not
+// overlap otherwise.
+template <class V>
+concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narrow, UbTile<std::int32_t> ids,
+                              UbTile<std::int64_t> wide_ids, std::span<const UbTile<BF16>> rows,
+                              std::span<const float> weights, SlotRequest request) {
+  { core.Allocate(request) } -> std::same_as<Slot*>;
+  { core.index() } -> std::convertible_to<int>;
+  { core.count() } -> std::convertible_to<int>;
+  core.Load(narrow, gm);       // MTE2  GM -> UB, same dtype
+  core.Load(x, gm);            // MTE2  GM -> UB; V widens where the view's dtype is narrower
+  core.Store(gm, narrow);      // MTE3  UB -> GM, same dtype
+  core.Store(gm, x);           // MTE3  UB -> GM; V narrows first (x is lost) where the dtype is narrower
+  core.Fill(x, 0.0f);          // V     x = value
+  core.Cast(narrow, x);        // V     narrow = x, to nearest even; also 16-bit to float
+  core.Cast(ids, wide_ids);    // V     int64 to int32
+  core.MulScalar(x, x, 2.0f);  // V     dst = a * value
+  core.MaxScalar(x, x, 2.0f);  // V     dst = max(a, value)
+  core.Add(x, x, x);           // V     dst = a + b
+  core.Sub(x, x, x);           // V     dst = a - b
+  core.Mul(x, x, x);           // V     dst = a * b
+  core.Div(x, x, x);           // V     dst = a / b
+  core.Max(x, x, x);           // V     dst = max(a, b)
+  core.Exp(x, x);              // V     dst = exp(a)
+  core.Ln(x, x);               // V     dst = ln(a)
+  core.RowMax(x, x);           // V     dst (r, 1) = maximum of each row; dst may be the first column of a
+  core.RowSum(x, x);           // V     dst (r, 1) = sum of each row; likewise
+  core.MaskAbove(x, std::int64_t{});             // V     x(i, j) = -inf where j - i > diagonal
+  core.Fill(ids, 0);                             // V     the same on int32
+  core.Add(ids, ids, ids);                       // V     the same on int32
+  core.ColumnSum(ids, ids);                      // V     dst (1, c) = sum of the rows of a (r, c); r may be 0
+  core.ExclusiveScan(ids, ids, std::int32_t{});  // V  dst (1, c + 1): dst[j] = initial + a[0] + .. + a[j - 1]
+  { core.ReadScalar(ids, std::int64_t{}) } -> std::same_as<std::int64_t>;  // S  element j of a (1, c) tile
+  { core.ReadScalar(x, std::int64_t{}) } -> std::same_as<float>;           // S
+
+  // Composites: one body on the host, the expansion of composites.h on the model.
+  core.SoftmaxStep(narrow, x, x, x, x, 1.0f);  // (p, s, m_new, m_old, l, scale); see ExpandSoftmaxStep
+  core.MulAdd(x, x, x);                        // (acc, factor, x): acc = acc * factor + x
+  core.WeightedSum(x, x, rows, weights,
+                   Accumulate::kNo);  // (acc, scratch, rows, weights): acc (+)= sum_i w_i * row_i
+  core.Histogram(ids, ids,
+                 std::int32_t{});  // (counts, ids, first): ++counts[id - first] for each id in range
+  core.Rank(ids, ids, ids,
+            std::int32_t{});  // (ranks, next, ids, first): row by row, rank = next[id - first]++
+};
+
+// An AI core: one Cube core and its Vector cores, each with its own UB. Only here do tiles change hands.
+// Where the chip has no direct path, a hand-over is FIX or MTE3 to a GM workspace, a cross-core flag, and
+// MTE2.
+template <class C>
+concept AiCore = CubeCore<C> &&
+    requires(C& core, L1Tile<BF16> l1, L0CTile<float> c, UbTile<float> x, UbTile<BF16> narrow) {
+  { core.vectors().size() } -> std::convertible_to<std::size_t>;
+  requires VectorCore<std::remove_cvref_t<decltype(core.vectors()[0])>>;
+  core.vectors()[0].Move(x, c);        // Cube -> Vector: UB = L0C
+  core.vectors()[0].Move(l1, narrow);  // Vector -> Cube: L1 (A operand) = UB
+};
+
+// The typed front of a Cube core. `E` is an executor: it has one untyped method per instruction.
+template <class E>
+class CubeFront : public E {
+ public:
+  using E::E;
+
+  template <class T>
+  void Load(L1Tile<T> dst, const Gm& src, Loc loc = Loc::current()) {
+    SameShape(dst, src);
+    CUBIST_CHECK(src.dtype() == DTypeOf<T>(), "Load to L1 does not convert");
+    E::LoadL1(dst, src, loc);
+  }
+  template <class T>
+  void Load(L1Tile<T> dst, const PackedGm& src, Loc loc = Loc::current()) {
+    CUBIST_CHECK(dst.rows() == src.row_part.size() && dst.cols() == src.col_part.size(), "shapes differ");
+    CUBIST_CHECK(src.dtype == DTypeOf<T>(), "Load to L1 does not convert");
+    E::LoadL1Packed(dst, src, loc);
+  }
+  template <class T>
+  void Store(const PackedGm& dst, L1Tile<T> src, Loc loc = Loc::current()) {
+    CUBIST_CHECK(src.rows() == dst.row_part.size() && src.cols() == dst.col_part.size(), "shapes differ");
+    E::StorePacked(dst, src, loc);
+  }
+  template <class T>
+  void Load(L0ATile<T> dst, L1Tile<T> src, Loc loc = Loc::current()) {
+    SameShape(dst, src);
+    E::LoadL0A(dst, src, loc);
+  }
+  template <class T>
+  void Load(L0BTile<T> dst, L1Tile<T> src, Loc loc = Loc::current()) {
+    SameShape(dst, src);
+    E::LoadL0B(dst, src, loc);
+  }
+  void Load(BtTile<float> dst, const Gm& row, Loc loc = Loc::current()) {
+    SameShape(dst, row);
+    E::LoadBias(dst, row, loc);
+  }
+  template <class T>
+  void Mmad(L0CTile<float> c, L0ATile<T> a, L0BTile<T> b, Accumulate accumulate, Loc loc = Loc::current()) {
+    ProductShape(c, a, b);
+    E::Mmad(c, a, b, accumulate == Accumulate::kYes ? MmadStart::kAdd : MmadStart::kZero, TileRef(), loc);
+  }
+  template <class T>
+  void Mmad(L0CTile<float> c, L0ATile<T> a, L0BTile<T> b, BtTile<float> bias, Loc loc = Loc::current()) {
+    ProductShape(c, a, b);
+    CUBIST_CHECK(bias.cols() == c.cols(), "bias and accumulator differ in width");
+    E::Mmad(c, a, b, MmadStart::kBias, bias, loc);
+  }
+  void Store(const Gm& dst, L0CTile<float> src, Loc loc = Loc::current()) {
+    SameShape(dst, src);
+    E::StoreL0C(dst, src, loc);
+  }
+
+ private:
+  template <class X, class Y>
+  static void SameShape(const X& x, const Y& y) {
+    const auto shape = [](const auto& v) {
+      if constexpr (std::is_same_v<std::remove_cvref_t<decltype(v)>, Gm>) {
+        return std::pair(v.rows, v.cols);
+      } else {
+        return std::pair(v.rows(), v.cols());
+      }
+    };
+    CUBIST_CHECK(shape(x) == shape(y), "shapes differ");
+  }
+  static void ProductShape(const TileRef& c, const TileRef& a, const TileRef& b) {
+    CUBIST_CHECK(c.rows() == a.rows() && c.cols() == b.cols() && a.cols() == b.rows(),
+                 "shapes do not multiply");
+  }
+};
+
+// The typed front of a Vector core.
+template <class E>
+class VectorFront : public E {
+ public:
+  using E::E;
+
+  template <class T>
+  void Load(UbTile<T> dst, const Gm& src, Loc loc = Loc::current()) {
+    CUBIST_CHECK(dst.rows() == src.rows && dst.cols() == src.cols, "shapes differ");
+    CUBIST_CHECK(src.dtype() == DTypeOf<T>() || (std::is_same_v<T, float> && IsFloat(src.dtype())),
+                 "Load to UB widens to float only");
+    E::LoadUb(dst, src, loc);
+  }
+  template <class T>
+  void Store(const Gm& dst, UbTile<T> src, Loc loc = Loc::current()) {
+    CUBIST_CHECK(dst.rows == src.rows() && dst.cols == src.cols(), "shapes differ");
+    CUBIST_CHECK(dst.dtype() == DTypeOf<T>() || (std::is_same_v<T, float> && IsFloat(dst.dtype())),
+                 "Store from UB narrows floats only");
+    E::StoreUb(dst, src, loc);
+  }
+  void Fill(UbTile<float> x, float value, Loc loc = Loc::current()) { E::Fill(x, value, loc); }
+  void Fill(UbTile<std::int32_t> x, std::int32_t value, Loc loc = Loc::current()) {
+    E::FillInt(x, value, loc);
+  }
+  template <class To, class From>
+  void Cast(UbTile<To> dst, UbTile<From> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a), "shapes differ");
+    E::Cast(dst, a, loc);
+  }
+  void MulScalar(UbTile<float> dst, UbTile<float> a, float value, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a), "shapes differ");
+    E::Scalar(ScalarOp::kMul, dst, a, value, loc);
+  }
+  void MaxScalar(UbTile<float> dst, UbTile<float> a, float value, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a), "shapes differ");
+    E::Scalar(ScalarOp::kMax, dst, a, value, loc);
+  }
+  void Add(UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc = Loc::current()) {
+    Binary(BinaryOp::kAdd, dst, a, b, loc);
+  }
+  void Sub(UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc = Loc::current()) {
+    Binary(BinaryOp::kSub, dst, a, b, loc);
+  }
+  void Mul(UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc = Loc::current()) {
+    Binary(BinaryOp::kMul, dst, a, b, loc);
+  }
+  void Div(UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc = Loc::current()) {
+    Binary(BinaryOp::kDiv, dst, a, b, loc);
+  }
+  void Max(UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc = Loc::current()) {
+    Binary(BinaryOp::kMax, dst, a, b, loc);
+  }
+  void Exp(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a), "shapes differ");
+    E::Unary(UnaryOp::kExp, dst, a, loc);
+  }
+  void Ln(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a), "shapes differ");
+    E::Unary(UnaryOp::kLn, dst, a, loc);
+  }
+  void RowMax(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(IsColumnOf(dst, a), "shapes differ");
+    E::Reduce(ReduceOp::kMax, dst, a, loc);
+  }
+  void RowSum(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(IsColumnOf(dst, a), "shapes differ");
+    E::Reduce(ReduceOp::kSum, dst, a, loc);
+  }
+  void MaskAbove(UbTile<float> x, std::int64_t diagonal, Loc loc = Loc::current()) {
+    E::MaskAbove(x, diagonal, loc);
+  }
+  void Add(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, UbTile<std::int32_t> b,
+           Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a) && Same(a, b), "shapes differ");
+    E::AddInt(dst, a, b, loc);
+  }
+  void ColumnSum(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(dst.rows() == 1 && dst.cols() == a.cols(), "shapes differ");
+    E::ColumnSum(dst, a, loc);
+  }
+  void ExclusiveScan(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, std::int32_t initial,
+                     Loc loc = Loc::current()) {
+    CUBIST_CHECK(a.rows() == 1 && dst.rows() == 1 && dst.cols() == a.cols() + 1, "shapes differ");
+    E::ExclusiveScan(dst, a, initial, loc);
+  }
+  std::int64_t ReadScalar(UbTile<std::int32_t> a, std::int64_t j, Loc loc = Loc::current()) {
+    return E::ReadInt(a, j, loc);
+  }
+  float ReadScalar(UbTile<float> a, std::int64_t j, Loc loc = Loc::current()) {
+    return E::ReadFloat(a, j, loc);
+  }
+
+  template <class T>
+  void SoftmaxStep(UbTile<T> p, UbTile<float> s, UbTile<float> m_new, UbTile<float> m_old, UbTile<float> l,
+                   float scale, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(p, s) && IsColumnOf(m_new, s) && IsColumnOf(m_old, s) && IsColumnOf(l, s),
+                 "shapes differ");
+    E::SoftmaxStep(p, s, m_new, m_old, l, scale, loc);
+  }
+  void MulAdd(UbTile<float> acc, UbTile<float> factor, UbTile<float> x, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(acc, x) && (Same(acc, factor) || IsColumnOf(factor, acc)), "shapes differ");
+    E::MulAdd(acc, factor, x, loc);
+  }
+  template <class T>
+  void WeightedSum(UbTile<float> acc, UbTile<float> scratch, std::span<const UbTile<T>> rows,
+                   std::span<const float> weights, Accumulate accumulate, Loc loc = Loc::current()) {
+    CUBIST_CHECK(acc.rows() == 1 && Same(acc, scratch) && rows.size() == weights.size(), "shapes differ");
+    TileRef refs[kMaxSummands];
+    CUBIST_CHECK(rows.size() <= kMaxSummands, "more rows than one WeightedSum takes");
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      CUBIST_CHECK(Same(rows[i], acc), "shapes differ");
+      refs[i] = rows[i];
+    }
+    E::WeightedSum(acc, scratch, std::span<const TileRef>(refs, rows.size()), weights, accumulate, loc);
+  }
+  void Histogram(UbTile<std::int32_t> counts, UbTile<std::int32_t> ids, std::int32_t first,
+                 Loc loc = Loc::current()) {
+    E::Histogram(counts, ids, first, loc);
+  }
+  void Rank(UbTile<std::int32_t> ranks, UbTile<std::int32_t> next, UbTile<std::int32_t> ids,
+            std::int32_t first, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(ranks, ids), "shapes differ");
+    E::Rank(ranks, next, ids, first, loc);
+  }
+  void Move(UbTile<float> dst, L0CTile<float> src, Loc loc = Loc::current()) requires requires(E& e) {
+    e.MoveToUb(dst, src, loc);
+  }
+  {
+    CUBIST_CHECK(dst.rows() == src.rows() && dst.cols() == src.cols(), "shapes differ");
+    E::MoveToUb(dst, src, loc);
+  }
+  template <class T>
+  void Move(L1Tile<T> dst, UbTile<T> src, Loc loc = Loc::current()) requires requires(E& e) {
+    e.MoveToL1(dst, src, loc);
+  }
+  {
+    CUBIST_CHECK(dst.rows() == src.rows() && dst.cols() == src.cols(), "shapes differ");
+    E::MoveToL1(dst, src, loc);
+  }
+
+  static constexpr std::size_t kMaxSummands = 16;
+
+ private:
+  void Binary(BinaryOp op, UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc) {
+    CUBIST_CHECK(Same(dst, a) && (Same(a, b) || IsColumnOf(b, a)), "shapes differ");
+    E::Binary(op, dst, a, b, loc);
+  }
+  static bool Same(const TileRef& x, const TileRef& y) {
+    return x.rows() == y.rows() && x.cols() == y.cols();
+  }
+  static bool IsColumnOf(const TileRef& column, const TileRef& x) {
+    return column.cols() == 1 && column.rows() == x.rows();
+  }
+};
+
+}  // namespace cubist
+
+#endif  // CUBIST_NPU_MODEL_CORE_H_

@@ -1,0 +1,22 @@
+#include "npu_model/device.h"
+
+#include <utility>
+
+namespace cubist {
+
+Device Host(HostOptions options) {
+  Device device;
+  device.kind_ = Device::Kind::kHost;
+  device.host_ = options;
+  return device;
+}
+
+Device Npu(const ChipSpec& chip, NpuOptions options) {
+  Device device;
+  device.kind_ = Device::Kind::kNpu;
+  device.npu_ = options;
+  device.chip_ = std::make_shared<const ChipSpec>(chip);
+  return device;
+}
+
+}  // namespace cubist

@@ -1,0 +1,48 @@
+// Device: where a kernel call runs. Host() computes; Npu(chip) records the same kernel and predicts its time
+// on the chip.
+#ifndef CUBIST_NPU_MODEL_DEVICE_H_
+#define CUBIST_NPU_MODEL_DEVICE_H_
+
+#include "npu_model/chip.h"
+#include "npu_model/profile.h"
+
+namespace cubist {
+
+struct HostOptions {
+  int threads = 0;  // 0: all that the machine has. Results do not depend on it.
+};
+
+struct NpuOptions {
+  // Compute the results too (slowly: with the chip's tiling). Without, float tensors may have null data,
+  // outputs are not written, and only index tensors are read.
+  bool with_data = true;
+  bool timeline = false;  // Keep every instruction's start and end in the profile.
+};
+
+class Device {
+ public:
+  enum class Kind { kHost, kNpu };
+
+  Kind kind() const { return kind_; }
+  const ChipSpec& chip() const { return kind_ == Kind::kHost ? HostChip() : *chip_; }
+  int threads() const { return host_.threads; }
+  const NpuOptions& npu() const { return npu_; }
+  // Whether a call reads and writes float tensors.
+  bool computes() const { return kind_ == Kind::kHost || npu_.with_data; }
+
+ private:
+  friend Device Host(HostOptions options);
+  friend Device Npu(const ChipSpec& chip, NpuOptions options);
+
+  Kind kind_ = Kind::kHost;
+  HostOptions host_;
+  NpuOptions npu_;
+  std::shared_ptr<const ChipSpec> chip_;
+};
+
+Device Host(HostOptions options = {});
+Device Npu(const ChipSpec& chip, NpuOptions options = {});
+
+}  // namespace cubist
+
+#endif  // CUBIST_NPU_MODEL_DEVICE_H_

@@ -1,0 +1,174 @@
+#include "npu_model/host/ceilings.h"
+
+#include <oneapi/tbb/blocked_range.h>
+#include <oneapi/tbb/info.h>
+#include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/partitioner.h>
+#include <oneapi/tbb/task_arena.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "npu_model/host/tile_ops.h"
+
+namespace cubist {
+namespace {
+
+constexpr int kRepetitions = 8;
+constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;
+
+template <class Body>
+double Seconds(const Body& body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+int ThreadCount(int threads) { return threads > 0 ? threads : oneapi::tbb::info::default_concurrency(); }
+
+// Runs body(0) .. body(count - 1) on the threads of the arena, each as a task of its own, so that a thread which starts
+// late or loses its core takes fewer.
+template <class Body>
+void ForEach(oneapi::tbb::task_arena& arena, std::int64_t count, const Body& body) {
+  arena.execute([&] {
+    oneapi::tbb::parallel_for(
+        oneapi::tbb::blocked_range<std::int64_t>(0, count),
+        [&](const oneapi::tbb::blocked_range<std::int64_t>& range) {
+          for (std::int64_t i = range.begin(); i < range.end(); ++i) body(i);
+        },
+        oneapi::tbb::simple_partitioner());
+  });
+}
+
+// Operations per second of a loop that does 2 * loop(rounds) of them.
+double MeasurePeak(std::int64_t (*loop)(std::int64_t rounds), int threads) {
+  std::int64_t rounds = 1024;
+  while (Seconds([&] { loop(rounds); }) < 100e-6) rounds *= 2;
+
+  oneapi::tbb::task_arena arena(ThreadCount(threads));
+  const std::int64_t chunks = 48 * ThreadCount(threads);
+  double best = 0;
+  for (int i = 0; i < kRepetitions; ++i) {
+    std::atomic<std::int64_t> multiply_adds = 0;
+    const double seconds = Seconds([&] {
+      ForEach(arena, chunks, [&](std::int64_t) { multiply_adds.fetch_add(loop(rounds), std::memory_order_relaxed); });
+    });
+    best = std::max(best, 2.0 * static_cast<double>(multiply_adds) / seconds);
+  }
+  return best;
+}
+
+std::int64_t StreamBytes() {
+  const std::int64_t wanted = std::clamp<std::int64_t>(4 * CacheBytes(3), 128 << 20, std::int64_t{1} << 30);
+  return RoundUp(wanted, kChunkBytes);
+}
+
+struct AlignedDelete {
+  void operator()(std::byte* data) const { ::operator delete[](data, std::align_val_t{4096}); }
+};
+using Buffer4K = std::unique_ptr<std::byte[], AlignedDelete>;
+
+// Random bits from splitmix64, written by the threads that will use them.
+Buffer4K RandomBuffer(oneapi::tbb::task_arena& arena, std::int64_t bytes) {
+  Buffer4K buffer(static_cast<std::byte*>(
+      ::operator new[](static_cast<std::size_t>(bytes), std::align_val_t{4096})));
+  ForEach(arena, bytes / kChunkBytes, [&](std::int64_t chunk) {
+    auto* words = reinterpret_cast<std::uint64_t*>(buffer.get() + chunk * kChunkBytes);
+    auto state = static_cast<std::uint64_t>(chunk + 1) << 32;
+    for (std::int64_t i = 0; i < kChunkBytes / 8; ++i) {
+      state += 0x9e3779b97f4a7c15u;
+      std::uint64_t z = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9u;
+      z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+      words[i] = z ^ (z >> 31);
+    }
+  });
+  return buffer;
+}
+
+// Best rate of body(first byte, bytes) over the chunks of `bytes` bytes, each byte counting `weight` times.
+template <class Body>
+double BestRate(oneapi::tbb::task_arena& arena, std::int64_t bytes, double weight, const Body& body) {
+  double best = 0;
+  for (int i = 0; i < kRepetitions; ++i) {
+    const double seconds = Seconds([&] {
+      ForEach(arena, bytes / kChunkBytes, [&](std::int64_t chunk) { body(chunk * kChunkBytes, kChunkBytes); });
+    });
+    best = std::max(best, weight * static_cast<double>(bytes) / seconds);
+  }
+  return best;
+}
+
+}  // namespace
+
+double MeasurePeakFma(int threads) { return MeasurePeak(BestCubeOps().peak_fma, threads); }
+
+double MeasurePeakDotBf16(int threads) {
+  const CubeOps& ops = BestCubeOps();
+  return MeasurePeak(ops.native_bf16 ? ops.peak_dot_bf16 : ops.peak_fma, threads);
+}
+
+double MeasureStreamRead(int threads) {
+  oneapi::tbb::task_arena arena(ThreadCount(threads));
+  const std::int64_t bytes = StreamBytes();
+  const Buffer4K source = RandomBuffer(arena, bytes);
+  const VectorOps& ops = BestVectorOps();
+  std::atomic<std::uint64_t> checksum = 0;
+  return BestRate(arena, bytes, 1, [&](std::int64_t at, std::int64_t size) {
+    checksum.fetch_xor(ops.stream_read(source.get() + at, size), std::memory_order_relaxed);
+  });
+}
+
+double MeasureStreamWrite(int threads) {
+  oneapi::tbb::task_arena arena(ThreadCount(threads));
+  const std::int64_t bytes = StreamBytes();
+  const Buffer4K target = RandomBuffer(arena, bytes);
+  const VectorOps& ops = BestVectorOps();
+  return BestRate(arena, bytes, 1, [&](std::int64_t at, std::int64_t size) {
+    ops.stream_write(target.get() + at, size, 0x3c6ef372fe94f82bu + static_cast<std::uint64_t>(at));
+  });
+}
+
+double MeasureStreamCopy(int threads) {
+  oneapi::tbb::task_arena arena(ThreadCount(threads));
+  const std::int64_t bytes = StreamBytes() / 2 / kChunkBytes * kChunkBytes;
+  const Buffer4K source = RandomBuffer(arena, bytes);
+  const Buffer4K target = RandomBuffer(arena, bytes);
+  const VectorOps& ops = BestVectorOps();
+  return BestRate(arena, bytes, 2, [&](std::int64_t at, std::int64_t size) {
+    ops.copy(target.get() + at, size, source.get() + at, size, 1, size, /*stream=*/true);
+  });
+}
+
+Ceilings MeasureCeilings(int threads) {
+  return {.fma_flops = MeasurePeakFma(threads),
+          .dot_bf16_flops = MeasurePeakDotBf16(threads),
+          .read_bytes_per_s = MeasureStreamRead(threads),
+          .write_bytes_per_s = MeasureStreamWrite(threads),
+          .copy_bytes_per_s = MeasureStreamCopy(threads)};
+}
+
+double MemoryFloorSeconds(const Ceilings& ceilings, double bytes_read, double bytes_written) {
+  return std::max({bytes_read / ceilings.read_bytes_per_s, bytes_written / ceilings.write_bytes_per_s,
+                   (bytes_read + bytes_written) / ceilings.copy_bytes_per_s});
+}
+
+std::int64_t CacheBytes(int level) {
+  for (int index = 0;; ++index) {
+    const std::string folder = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/";
+    std::ifstream level_file(folder + "level"), type_file(folder + "type"), size_file(folder + "size");
+    int its_level = 0;
+    std::int64_t kib = 0;
+    std::string type;
+    if (!(level_file >> its_level) || !(type_file >> type)) return 0;
+    if (its_level == level && type != "Instruction") return size_file >> kib ? kib << 10 : 0;  // "32768K"
+  }
+}
+
+}  // namespace cubist

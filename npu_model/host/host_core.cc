@@ -1,0 +1,464 @@
+#include "npu_model/host/host_core.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace cubist {
+namespace {
+
+// Elements from row to row of a row-major tile: whole pairs of cache lines, and never a multiple of 1 KiB,
+// which would put the twelve rows of a register tile into few sets of L1d.
+std::int64_t PitchOf(const Slot& slot, std::int64_t element_bytes) {
+  if (slot.buffer == Buffer::kUB && slot.cols == 1) return 1;  // A column tile is a vector.
+  std::int64_t bytes = RoundUp(slot.cols * element_bytes, 128);
+  if (bytes % 1024 == 0) bytes += 64;
+  return bytes / element_bytes;
+}
+
+bool IsOperand(const Slot& slot) { return slot.role == Role::kA || slot.role == Role::kB; }
+
+// Bytes of one element as the slot stores it.
+std::int64_t ElementBytes(const HostContext& context, const Slot& slot) {
+  return IsOperand(slot) ? context.host->OperandBytes(slot.dtype) : SizeOf(slot.dtype);
+}
+
+// A panel of a packed operand in GM starts every this many elements.
+std::int64_t PackedPanelStride(const HostContext& context, const PackedGm& packed) {
+  const ChipSpec& host = *context.host;
+  return RoundUp(packed.rows, host.packing.row_multiple) * host.PackedStep(packed.role, packed.dtype);
+}
+
+// The packed block as a layout to read from or write to.
+HostLayout LayoutOf(const HostContext& context, const PackedGm& packed) {
+  const std::int64_t width = context.host->PackedStep(packed.role, packed.dtype);
+  const std::int64_t element_bytes = context.host->OperandBytes(packed.dtype);
+  HostLayout layout;
+  layout.pitch = width;
+  layout.width = width;
+  layout.panel_stride = PackedPanelStride(context, packed);
+  std::int64_t offset = packed.row_part.begin * width;
+  if (packed.role == Role::kA) {
+    layout.first_col = packed.col_part.begin;
+  } else {
+    CUBIST_CHECK(packed.col_part.begin % width == 0, "a block of a packed B begins inside a panel");
+    offset += packed.col_part.begin / width * layout.panel_stride;
+  }
+  layout.data = packed.tensor->data + packed.byte_offset + offset * element_bytes;
+  return layout;
+}
+
+// Where row `row` and column `col` (within the tile) of a row-major slot stands.
+std::byte* At(const TileRef& tile, std::int64_t element_bytes) {
+  const HostLayout& shows = tile.slot->shows;
+  return shows.data + (tile.row_part.begin * shows.pitch + tile.col_part.begin) * element_bytes;
+}
+
+Rows RowsOf(const TileRef& tile) {
+  return {At(tile, SizeOf(tile.dtype())), tile.slot->shows.pitch, tile.rows(), tile.cols()};
+}
+
+// Tiles that are computed on own their bytes; a relay tile may show the caller's.
+Rows WritableRowsOf(const TileRef& tile) {
+  CUBIST_DCHECK(tile.slot->shows.data == tile.slot->storage, "an instruction writes to a tile that shows GM");
+  return RowsOf(tile);
+}
+
+std::int32_t* Ints(const TileRef& tile) { return reinterpret_cast<std::int32_t*>(At(tile, 4)); }
+
+// The layout of a slot's own storage.
+HostLayout OwnLayout(const HostContext& context, const Slot& slot) {
+  HostLayout own;
+  own.data = slot.storage;
+  if (slot.role == Role::kB) {
+    own.pitch = own.width = context.cube->nr;
+    own.panel_stride = RoundUp(slot.rows, context.host->packing.row_multiple) * own.width;
+  } else {
+    own.pitch = PitchOf(slot, ElementBytes(context, slot));
+  }
+  return own;
+}
+
+bool Whole(const TileRef& tile) {
+  return tile.row_part == Range{0, tile.slot->tile_rows} && tile.col_part == Range{0, tile.slot->tile_cols};
+}
+
+// Copies between strided matrices of float types, element by element: for views whose columns are not
+// adjacent.
+void CopyStrided(std::byte* dst, DType dst_type, std::int64_t dst_row, std::int64_t dst_col,
+                 const std::byte* src, DType src_type, std::int64_t src_row, std::int64_t src_col,
+                 std::int64_t rows, std::int64_t cols) {
+  const std::int64_t bytes = SizeOf(src_type);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < cols; ++j) {
+      const std::int64_t from = i * src_row + j * src_col, to = i * dst_row + j * dst_col;
+      if (src_type == dst_type) {
+        std::memcpy(dst + to * bytes, src + from * bytes, static_cast<std::size_t>(bytes));
+      } else {
+        StoreFloat(dst, dst_type, to, LoadFloat(src, src_type, from));
+      }
+    }
+  }
+}
+
+// GM = a row-major tile, converted where the types differ.
+void StoreRows(const VectorOps& ops, const Gm& dst, const Rows& src, DType src_type) {
+  const std::int64_t bytes = SizeOf(dst.dtype());
+  if (src.rows == 0 || src.cols == 0) return;
+  if (dst.col_stride != 1 || src.cols == 1) {
+    CopyStrided(dst.data(), dst.dtype(), dst.row_stride, dst.col_stride,
+                static_cast<const std::byte*>(src.data), src_type, src.pitch, 1, src.rows, src.cols);
+  } else if (src_type == dst.dtype()) {
+    ops.copy(dst.data(), dst.row_stride * bytes, src.data, src.pitch * bytes, src.rows, src.cols * bytes,
+             dst.tensor->stream);
+  } else {
+    ops.cast({dst.data(), dst.row_stride, src.rows, src.cols}, dst.dtype(), src, src_type,
+             dst.tensor->stream);
+  }
+}
+
+}  // namespace
+
+HostContext::HostContext(const ChipSpec& chip, Scratch& scratch, int index, int count)
+    : chip(&chip),
+      scratch(&scratch),
+      host(&HostChip()),
+      cube(&BestCubeOps()),
+      vector(&BestVectorOps()),
+      arena(chip),
+      index(index),
+      count(count) {}
+
+Slot* HostContext::Allocate(const SlotRequest& request, int lane, bool with_storage) {
+  auto* slots = reinterpret_cast<Slot*>(
+      scratch->Take(static_cast<std::int64_t>(sizeof(Slot)) * static_cast<std::int64_t>(request.stages)));
+  for (int stage = 0; stage < request.stages; ++stage) {
+    Slot& slot = *new (slots + stage) Slot;
+    slot.buffer = request.buffer, slot.role = request.role, slot.dtype = request.dtype;
+    slot.owner = request.owner, slot.rows = request.rows, slot.cols = request.cols;
+  }
+  arena.Place(request, lane, slots);
+  // L0A and L0B tiles show parts of L1 tiles, bias tiles show GM where they can.
+  if (!with_storage || request.buffer == Buffer::kL0A || request.buffer == Buffer::kL0B) return slots;
+  for (int stage = 0; stage < request.stages; ++stage) {
+    Slot& slot = slots[stage];
+    slot.shows = OwnLayout(*this, slot);
+    const std::int64_t elements = slot.role == Role::kB
+                                      ? CeilDiv(slot.cols, slot.shows.width) * slot.shows.panel_stride
+                                      : slot.rows * slot.shows.pitch;
+    slot.storage_bytes = elements * ElementBytes(*this, slot);
+    slot.storage = slot.shows.data = scratch->Take(slot.storage_bytes);
+  }
+  return slots;
+}
+
+// ---- Cube ----
+
+namespace {
+
+// Whether a Mmad may read its A operand where it lies in GM. Long rows cost it more than the copy (TLB, cache
+// sets), and native bf16 reads k in pairs.
+bool ReadableInPlace(const HostContext& context, const TileRef& dst, const Gm& src) {
+  const std::int64_t bytes = SizeOf(src.dtype());
+  const bool narrow = bytes == 2;
+  if (src.col_stride != 1 || context.host->OperandBytes(src.dtype()) != bytes || !Whole(dst)) return false;
+  if (narrow && src.cols % 2 != 0) return false;
+  return src.row_stride * bytes <= context.host->packing.a_in_place_bytes || src.rows <= context.cube->mr;
+}
+
+}  // namespace
+
+void HostCube::LoadL1(TileRef dst, const Gm& src, Loc) {
+  Slot& slot = *dst.slot;
+  const StridedSource source{src.data(), src.row_stride, src.col_stride};
+  const std::int64_t element_bytes = context_->host->OperandBytes(slot.dtype);
+  if (slot.role == Role::kB) {
+    slot.shows = OwnLayout(*context_, slot);
+    const std::int64_t nr = slot.shows.width;
+    CUBIST_CHECK(dst.col_part.begin % nr == 0 && dst.row_part.begin % 2 == 0,
+                 "part of a B tile inside a panel");
+    const std::int64_t offset = dst.col_part.begin / nr * slot.shows.panel_stride + dst.row_part.begin * nr;
+    context_->cube->pack_b(slot.dtype, dst.rows(), dst.cols(), source, slot.storage + offset * element_bytes,
+                           slot.shows.panel_stride);
+    return;
+  }
+  CUBIST_CHECK(slot.role == Role::kA, "an L1 tile that is loaded needs the role of an operand");
+  if (ReadableInPlace(*context_, dst, src)) {
+    slot.shows = {src.data(), src.row_stride, 0, 0, 0};
+    return;
+  }
+  slot.shows = OwnLayout(*context_, slot);
+  context_->cube->pack_a(slot.dtype, dst.rows(), dst.cols(), source, At(dst, element_bytes),
+                         slot.shows.pitch);
+}
+
+void HostCube::LoadL1Packed(TileRef dst, const PackedGm& src, Loc) {
+  CUBIST_CHECK(Whole(dst), "a packed operand is shown in place, as a whole tile");
+  dst.slot->shows = LayoutOf(*context_, src);
+}
+
+void HostCube::StorePacked(const PackedGm& dst, TileRef src, Loc) {
+  const HostLayout to = LayoutOf(*context_, dst);
+  const HostLayout& from = src.slot->shows;
+  const std::int64_t bytes = context_->host->OperandBytes(dst.dtype);
+  const auto copy = [&](std::byte* out, std::int64_t out_pitch, const std::byte* in, std::int64_t in_pitch,
+                        std::int64_t rows, std::int64_t cols) {
+    context_->vector->copy(out, out_pitch * bytes, in, in_pitch * bytes, rows, cols * bytes,
+                           /*stream=*/false);
+  };
+  if (dst.role == Role::kB) {
+    // Pairs of k are interleaved, so an odd last k travels with its padding.
+    const std::int64_t rows = RoundUp(src.rows(), context_->host->packing.row_multiple);
+    for (std::int64_t panel = 0; panel < CeilDiv(src.cols(), to.width); ++panel) {
+      copy(to.data + panel * to.panel_stride * bytes, rows * to.width,
+           from.data + panel * from.panel_stride * bytes, rows * to.width, 1, rows * to.width);
+    }
+    return;
+  }
+  for (Range cols : Split(Range{to.first_col, to.first_col + src.cols()}, to.width)) {
+    const std::int64_t panel = cols.begin / to.width;
+    const Range part{cols.begin, std::min(cols.end, (panel + 1) * to.width)};
+    const std::int64_t width =
+        context_->cube->native_bf16 && bytes == 2 ? RoundUp(part.size(), 2) : part.size();
+    copy(to.data + (panel * to.panel_stride + part.begin % to.width) * bytes, to.pitch,
+         from.data + (part.begin - to.first_col) * bytes, from.pitch, src.rows(), width);
+  }
+}
+
+void HostCube::LoadL0A(TileRef dst, TileRef src, Loc) {
+  const HostLayout& from = src.slot->shows;
+  HostLayout& to = dst.slot->shows;
+  to = from;
+  const std::int64_t bytes = context_->host->OperandBytes(src.dtype());
+  to.data += src.row_part.begin * from.pitch * bytes;
+  to.first_col += src.col_part.begin;
+}
+
+void HostCube::LoadL0B(TileRef dst, TileRef src, Loc) {
+  const HostLayout& from = src.slot->shows;
+  HostLayout& to = dst.slot->shows;
+  to = from;
+  CUBIST_CHECK(src.col_part.begin % from.width == 0 && src.row_part.begin % 2 == 0,
+               "part of a B tile inside a panel");
+  const std::int64_t offset =
+      src.col_part.begin / from.width * from.panel_stride + src.row_part.begin * from.width;
+  to.data += offset * context_->host->OperandBytes(src.dtype());
+}
+
+void HostCube::LoadBias(TileRef dst, const Gm& row, Loc) {
+  CopyStrided(dst.slot->storage, DType::kF32, 0, 1, row.data(), row.dtype(), 0, row.col_stride, 1, row.cols);
+}
+
+void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bias, Loc) {
+  const HostLayout& left = a.slot->shows;
+  const HostLayout& right = b.slot->shows;
+  const std::int64_t bytes = context_->host->OperandBytes(a.dtype());
+  const auto mmad =
+      a.dtype() != DType::kF32 && bytes == 2 ? context_->cube->mmad_bf16 : context_->cube->mmad_f32;
+  c.slot->shows = OwnLayout(*context_, *c.slot);
+  MmadArgs args;
+  args.m = c.rows(), args.n = c.cols();
+  args.a_pitch = left.pitch;
+  args.b_panel_stride = right.panel_stride;
+  args.c = reinterpret_cast<float*>(At(c, 4));
+  args.c_pitch = c.slot->shows.pitch;
+  args.start = start;
+  if (start == MmadStart::kBias) args.bias = reinterpret_cast<const float*>(bias.slot->storage);
+
+  // One call per panel of A. A row-major A is one panel.
+  const std::int64_t k = a.cols();
+  const std::int64_t width = left.width == 0 ? left.first_col + k : left.width;
+  std::int64_t done = 0;
+  do {
+    const std::int64_t col = left.first_col + done;
+    const std::int64_t panel = k == 0 ? 0 : col / width;
+    args.k = std::min(k - done, (panel + 1) * width - col);
+    args.a = left.data + (panel * left.panel_stride + col - panel * width) * bytes;
+    args.b = right.data + done * right.width * bytes;
+    mmad(args);
+    args.start = MmadStart::kAdd;
+    done += args.k;
+  } while (done < k);
+}
+
+void HostCube::StoreL0C(const Gm& dst, TileRef src, Loc) {
+  StoreRows(*context_->vector, dst, RowsOf(src), DType::kF32);
+}
+
+// ---- Vector ----
+
+void HostVector::LoadUb(TileRef dst, const Gm& src, Loc) {
+  Slot& slot = *dst.slot;
+  const std::int64_t bytes = SizeOf(src.dtype());
+  if (slot.role == Role::kRelay && src.col_stride == 1 && src.dtype() == slot.dtype && Whole(dst)) {
+    slot.shows = {src.data(), src.row_stride, 0, 0, 0};
+    return;
+  }
+  slot.shows = OwnLayout(*context_, slot);
+  const Rows rows = RowsOf(dst);
+  if (rows.rows == 0 || rows.cols == 0) return;
+  if (src.col_stride != 1 || rows.cols == 1) {
+    CopyStrided(static_cast<std::byte*>(rows.data), slot.dtype, rows.pitch, 1, src.data(), src.dtype(),
+                src.row_stride, src.col_stride, rows.rows, rows.cols);
+  } else if (src.dtype() == slot.dtype) {
+    context_->vector->copy(rows.data, rows.pitch * bytes, src.data(), src.row_stride * bytes, rows.rows,
+                           rows.cols * bytes, /*stream=*/false);
+  } else {
+    context_->vector->cast(rows, slot.dtype, {src.data(), src.row_stride, rows.rows, rows.cols}, src.dtype(),
+                           /*stream=*/false);
+  }
+}
+
+void HostVector::StoreUb(const Gm& dst, TileRef src, Loc) {
+  StoreRows(*context_->vector, dst, RowsOf(src), src.dtype());
+}
+
+void HostVector::Fill(TileRef x, float value, Loc) { context_->vector->fill(WritableRowsOf(x), value); }
+
+void HostVector::Cast(TileRef dst, TileRef a, Loc) {
+  if (IsFloat(dst.dtype())) {
+    context_->vector->cast(WritableRowsOf(dst), dst.dtype(), RowsOf(a), a.dtype(), /*stream=*/false);
+    return;
+  }
+  for (std::int64_t i = 0; i < dst.rows(); ++i) {
+    auto* out = Ints(dst) + i * dst.slot->shows.pitch;
+    const auto* in = reinterpret_cast<const std::int64_t*>(At(a, 8)) + i * a.slot->shows.pitch;
+    for (std::int64_t j = 0; j < dst.cols(); ++j) out[j] = static_cast<std::int32_t>(in[j]);
+  }
+}
+
+void HostVector::Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc) {
+  context_->vector->scalar(op, WritableRowsOf(dst), RowsOf(a), value);
+}
+void HostVector::Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc) {
+  context_->vector->binary(op, WritableRowsOf(dst), RowsOf(a), RowsOf(b));
+}
+void HostVector::Unary(UnaryOp op, TileRef dst, TileRef a, Loc) {
+  context_->vector->unary(op, WritableRowsOf(dst), RowsOf(a));
+}
+void HostVector::Reduce(ReduceOp op, TileRef dst, TileRef a, Loc) {
+  context_->vector->reduce(op, WritableRowsOf(dst), RowsOf(a));
+}
+void HostVector::MaskAbove(TileRef x, std::int64_t diagonal, Loc) {
+  context_->vector->mask_above(WritableRowsOf(x), diagonal);
+}
+
+void HostVector::FillInt(TileRef x, std::int32_t value, Loc) {
+  for (std::int64_t i = 0; i < x.rows(); ++i) std::fill_n(Ints(x) + i * x.slot->shows.pitch, x.cols(), value);
+}
+
+void HostVector::AddInt(TileRef dst, TileRef a, TileRef b, Loc) {
+  for (std::int64_t i = 0; i < dst.rows(); ++i) {
+    auto* out = Ints(dst) + i * dst.slot->shows.pitch;
+    const auto* left = Ints(a) + i * a.slot->shows.pitch;
+    const auto* right = Ints(b) + i * b.slot->shows.pitch;
+    for (std::int64_t j = 0; j < dst.cols(); ++j) out[j] = left[j] + right[j];
+  }
+}
+
+void HostVector::ColumnSum(TileRef dst, TileRef a, Loc) {
+  std::int32_t* sum = Ints(dst);
+  std::fill_n(sum, dst.cols(), 0);
+  for (std::int64_t i = 0; i < a.rows(); ++i) {
+    const auto* row = Ints(a) + i * a.slot->shows.pitch;
+    for (std::int64_t j = 0; j < dst.cols(); ++j) sum[j] += row[j];
+  }
+}
+
+void HostVector::ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc) {
+  std::int32_t sum = initial;
+  for (std::int64_t j = 0; j < a.cols(); ++j) {
+    Ints(dst)[j] = sum;
+    sum += Ints(a)[j];
+  }
+  Ints(dst)[a.cols()] = sum;
+}
+
+std::int64_t HostVector::ReadInt(TileRef a, std::int64_t j, Loc) { return Ints(a)[j]; }
+float HostVector::ReadFloat(TileRef a, std::int64_t j, Loc) {
+  return reinterpret_cast<const float*>(At(a, 4))[j];
+}
+
+void HostVector::SoftmaxStep(TileRef p, TileRef s, TileRef m_new, TileRef m_old, TileRef l, float scale,
+                             Loc) {
+  p.slot->shows = OwnLayout(*context_, *p.slot);
+  context_->vector->softmax_step(RowsOf(p), p.dtype(), WritableRowsOf(s), RowsOf(m_new), RowsOf(m_old),
+                                 RowsOf(l), scale);
+}
+
+void HostVector::MulAdd(TileRef acc, TileRef factor, TileRef x, Loc) {
+  context_->vector->mul_add(WritableRowsOf(acc), RowsOf(factor), RowsOf(x));
+}
+
+void HostVector::WeightedSum(TileRef acc, TileRef, std::span<const TileRef> rows,
+                             std::span<const float> weights, Accumulate accumulate, Loc) {
+  std::array<const void*, HostVectorCore::kMaxSummands> sources;
+  for (std::size_t i = 0; i < rows.size(); ++i) sources[i] = RowsOf(rows[i]).data;
+  context_->vector->weighted_sum(reinterpret_cast<float*>(At(acc, 4)), acc.cols(),
+                                 rows.empty() ? DType::kF32 : rows[0].dtype(), sources.data(), weights.data(),
+                                 static_cast<std::int64_t>(rows.size()), accumulate == Accumulate::kYes);
+}
+
+namespace {
+
+// visit(id - first, element) for every id in [first, first + bins), row by row.
+template <class Visit>
+void ForEachBin(const TileRef& ids, std::int32_t first, std::int64_t bins, Visit visit) {
+  for (std::int64_t i = 0; i < ids.rows(); ++i) {
+    const std::int32_t* row = Ints(ids) + i * ids.slot->shows.pitch;
+    for (std::int64_t j = 0; j < ids.cols(); ++j) {
+      const std::int64_t bin = std::int64_t{row[j]} - first;
+      if (bin >= 0 && bin < bins) visit(bin, i, j);
+    }
+  }
+}
+
+}  // namespace
+
+void HostVector::Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc) {
+  std::int32_t* count = Ints(counts);
+  ForEachBin(ids, first, counts.cols(), [&](std::int64_t bin, std::int64_t, std::int64_t) { ++count[bin]; });
+}
+
+void HostVector::Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc) {
+  std::int32_t *at = Ints(next), *rank = Ints(ranks);
+  const std::int64_t pitch = ranks.slot->shows.pitch;
+  ForEachBin(ids, first, next.cols(),
+             [&](std::int64_t bin, std::int64_t i, std::int64_t j) { rank[i * pitch + j] = at[bin]++; });
+}
+
+// A whole tile changes hands by swapping the two slots' storage, so that the giver may be filled again at
+// once. Parts, and tiles of unlike slots, are copied.
+void HostVector::MoveToUb(TileRef dst, TileRef src, Loc) {
+  Slot &to = *dst.slot, &from = *src.slot;
+  to.shows = OwnLayout(*context_, to);
+  if (Whole(src) && Whole(dst) && to.storage_bytes == from.storage_bytes && to.cols == from.cols) {
+    std::swap(to.storage, from.storage);
+    std::swap(to.shows.data, from.shows.data);
+    return;
+  }
+  const Rows out = RowsOf(dst), in = RowsOf(src);
+  context_->vector->copy(out.data, out.pitch * 4, in.data, in.pitch * 4, in.rows, in.cols * 4,
+                         /*stream=*/false);
+}
+
+void HostVector::MoveToL1(TileRef dst, TileRef src, Loc) {
+  Slot &to = *dst.slot, &from = *src.slot;
+  to.shows = OwnLayout(*context_, to);
+  const std::int64_t bytes = context_->host->OperandBytes(to.dtype);
+  const bool pairs = bytes == 2 && src.cols() % 2 != 0;
+  if (bytes == SizeOf(from.dtype) && Whole(src) && Whole(dst) && to.storage_bytes == from.storage_bytes &&
+      to.cols == from.cols) {
+    std::swap(to.storage, from.storage);
+    std::swap(to.shows.data, from.shows.data);
+    if (pairs) {  // Mmad reads k in pairs: the one after the last must be zero.
+      std::byte* end = to.shows.data + src.cols() * bytes;
+      for (std::int64_t i = 0; i < src.rows(); ++i) std::memset(end + i * to.shows.pitch * bytes, 0, 2);
+    }
+    return;
+  }
+  const Rows in = RowsOf(src);
+  context_->cube->pack_a(to.dtype, in.rows, in.cols, {in.data, in.pitch, 1}, At(dst, bytes), to.shows.pitch);
+}
+
+}  // namespace cubist

@@ -1,0 +1,113 @@
+// The host executor's cores: they compute. Each untyped method is the body of one instruction of core.h;
+// CubeFront and VectorFront give them their types. SIMD bodies come from tile_ops.h.
+#ifndef CUBIST_NPU_MODEL_HOST_HOST_CORE_H_
+#define CUBIST_NPU_MODEL_HOST_HOST_CORE_H_
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "npu_model/arena.h"
+#include "npu_model/core.h"
+#include "npu_model/host/scratch.h"
+#include "npu_model/host/tile_ops.h"
+
+namespace cubist {
+
+// What the cores of one virtual AI core share.
+struct HostContext {
+  HostContext(const ChipSpec& chip, Scratch& scratch, int index, int count);
+
+  // Slots for a ring: placed in the chip's buffers, with host storage where `with_storage`.
+  Slot* Allocate(const SlotRequest& request, int lane, bool with_storage = true);
+
+  const ChipSpec* chip;  // Whose buffers the slots stand in; host layouts come from HostChip() on any chip.
+  Scratch* scratch;
+  const ChipSpec* host;  // HostChip() of the SIMD target in use.
+  const CubeOps* cube;
+  const VectorOps* vector;
+  Arena arena;
+  int index, count;
+};
+
+// Cube core, computing. Method by method the Cube instructions of core.h.
+class HostCube {
+ public:
+  explicit HostCube(HostContext& context) : context_(&context) {}
+
+  Slot* Allocate(const SlotRequest& request) { return context_->Allocate(request, -1); }
+  int index() const { return context_->index; }
+  int count() const { return context_->count; }
+
+  void LoadL1(TileRef dst, const Gm& src, Loc loc = {});
+  void LoadL1Packed(TileRef dst, const PackedGm& src, Loc loc = {});
+  void StorePacked(const PackedGm& dst, TileRef src, Loc loc = {});
+  void LoadL0A(TileRef dst, TileRef src, Loc loc = {});
+  void LoadL0B(TileRef dst, TileRef src, Loc loc = {});
+  void LoadBias(TileRef dst, const Gm& row, Loc loc = {});
+  void Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bias, Loc loc = {});
+  void StoreL0C(const Gm& dst, TileRef src, Loc loc = {});
+
+ private:
+  HostContext* context_;
+};
+
+// Vector core, computing.
+class HostVector {
+ public:
+  HostVector(HostContext& context, int lane) : context_(&context), lane_(lane) {}
+
+  Slot* Allocate(const SlotRequest& request) { return context_->Allocate(request, lane_); }
+  int index() const { return context_->index; }
+  int count() const { return context_->count; }
+
+  void LoadUb(TileRef dst, const Gm& src, Loc loc = {});
+  void StoreUb(const Gm& dst, TileRef src, Loc loc = {});
+  void Fill(TileRef x, float value, Loc loc = {});
+  void Cast(TileRef dst, TileRef a, Loc loc = {});
+  void Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc loc = {});
+  void Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc loc = {});
+  void Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc = {});
+  void Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc = {});
+  void MaskAbove(TileRef x, std::int64_t diagonal, Loc loc = {});
+  void FillInt(TileRef x, std::int32_t value, Loc loc = {});
+  void AddInt(TileRef dst, TileRef a, TileRef b, Loc loc = {});
+  void ColumnSum(TileRef dst, TileRef a, Loc loc = {});
+  void ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc = {});
+  std::int64_t ReadInt(TileRef a, std::int64_t j, Loc loc = {});
+  float ReadFloat(TileRef a, std::int64_t j, Loc loc = {});
+
+  void SoftmaxStep(TileRef p, TileRef s, TileRef m_new, TileRef m_old, TileRef l, float scale, Loc loc = {});
+  void MulAdd(TileRef acc, TileRef factor, TileRef x, Loc loc = {});
+  void WeightedSum(TileRef acc, TileRef scratch, std::span<const TileRef> rows,
+                   std::span<const float> weights, Accumulate accumulate, Loc loc = {});
+  void Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc = {});
+  void Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc = {});
+
+  void MoveToUb(TileRef dst, TileRef src, Loc loc = {});
+  void MoveToL1(TileRef dst, TileRef src, Loc loc = {});
+
+ private:
+  HostContext* context_;
+  int lane_;
+};
+
+using HostVectorCore = VectorFront<HostVector>;
+static_assert(VectorCore<HostVectorCore>);
+
+// A virtual AI core of the host: one Cube core and one Vector core on one thread.
+class HostAiCore : public CubeFront<HostCube> {
+ public:
+  explicit HostAiCore(HostContext& context)
+      : CubeFront<HostCube>(context), vectors_{HostVectorCore(context, 0)} {}
+
+  std::span<HostVectorCore> vectors() { return vectors_; }
+
+ private:
+  std::array<HostVectorCore, 1> vectors_;
+};
+static_assert(AiCore<HostAiCore>);
+
+}  // namespace cubist
+
+#endif  // CUBIST_NPU_MODEL_HOST_HOST_CORE_H_

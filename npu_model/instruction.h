@@ -1,0 +1,44 @@
+// Untyped operands and operation kinds: what the typed instruction set (core.h) hands to an executor.
+#ifndef CUBIST_NPU_MODEL_INSTRUCTION_H_
+#define CUBIST_NPU_MODEL_INSTRUCTION_H_
+
+#include <cstdint>
+
+#include "npu_model/tile.h"
+
+namespace cubist {
+
+// Whether a Mmad adds to its accumulator or starts it at zero.
+enum class Accumulate : std::uint8_t { kNo, kYes };
+
+// How a Mmad starts its accumulator.
+enum class MmadStart : std::uint8_t { kZero, kAdd, kBias };
+
+enum class BinaryOp : std::uint8_t { kAdd, kSub, kMul, kDiv, kMax };
+enum class UnaryOp : std::uint8_t { kExp, kLn };
+enum class ScalarOp : std::uint8_t { kMul, kMax };
+enum class ReduceOp : std::uint8_t { kMax, kSum };
+
+// A tile without its type: buffer and dtype are the slot's.
+struct TileRef {
+  Slot* slot = nullptr;
+  Range row_part, col_part;
+
+  TileRef() = default;
+  TileRef(Slot* slot, Range rows, Range cols) : slot(slot), row_part(rows), col_part(cols) {}
+  template <Buffer kBuffer, class T>
+  TileRef(const Tile<kBuffer, T>& tile)  // NOLINT: a tile is a TileRef with its type known.
+      : slot(tile.slot), row_part(tile.row_part), col_part(tile.col_part) {
+    CUBIST_CHECK(tile.generation == slot->generation,
+                 std::string(slot->owner) + ": tile used after its slot was reused");
+  }
+
+  std::int64_t rows() const { return row_part.size(); }
+  std::int64_t cols() const { return col_part.size(); }
+  DType dtype() const { return slot->dtype; }
+  TileRef Cols(Range c) const { return {slot, row_part, {col_part.begin + c.begin, col_part.begin + c.end}}; }
+};
+
+}  // namespace cubist
+
+#endif  // CUBIST_NPU_MODEL_INSTRUCTION_H_

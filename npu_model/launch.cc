@@ -1,0 +1,193 @@
+#include "npu_model/launch.h"
+
+#include <tbb/blocked_range.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+#include <map>
+#include <new>
+
+#include "npu_model/trace/replay.h"
+
+namespace cubist {
+namespace {
+
+// GM addresses of the model: tensors stand at whole 512-byte lines, apart from each other.
+constexpr std::uint64_t kLine = 512;
+
+// Arenas by thread count, made once: making one costs more than a small product.
+tbb::task_arena& ArenaOf(int threads) {
+  static std::mutex mutex;
+  static std::map<int, std::unique_ptr<tbb::task_arena>> arenas;
+  const std::scoped_lock lock(mutex);
+  auto& arena = arenas[threads];
+  if (arena == nullptr) arena = std::make_unique<tbb::task_arena>(threads);
+  return *arena;
+}
+
+// Workspaces are kept for the next call: fresh pages cost more than what is done with them.
+class WorkspacePool {
+ public:
+  std::byte* Take(std::int64_t bytes, std::int64_t* capacity) {
+    const std::scoped_lock lock(mutex_);
+    const auto fits = free_.lower_bound(bytes);
+    // Not a small workspace in a huge block, which the next large call would miss.
+    if (fits != free_.end() && fits->first <= 4 * std::max<std::int64_t>(bytes, kPage)) {
+      std::byte* data = fits->second;
+      *capacity = fits->first;
+      free_.erase(fits);
+      kept_ -= *capacity;
+      return data;
+    }
+    *capacity = RoundUp(std::max<std::int64_t>(bytes, 1), kPage);
+    return static_cast<std::byte*>(::operator new(static_cast<std::size_t>(*capacity), kAlignment));
+  }
+  void Give(std::byte* data, std::int64_t capacity) {
+    const std::scoped_lock lock(mutex_);
+    if (kept_ + capacity > kMaxKept) {
+      ::operator delete(data, kAlignment);
+      return;
+    }
+    free_.emplace(capacity, data);
+    kept_ += capacity;
+  }
+
+ private:
+  static constexpr std::int64_t kPage = 4096;
+  static constexpr std::align_val_t kAlignment{4096};
+  static constexpr std::int64_t kMaxKept = std::int64_t{1} << 30;
+  std::mutex mutex_;
+  std::multimap<std::int64_t, std::byte*> free_;
+  std::int64_t kept_ = 0;
+};
+
+WorkspacePool& Workspaces() {
+  static WorkspacePool* pool = new WorkspacePool;  // Never destroyed: calls may outlive static destruction.
+  return *pool;
+}
+
+}  // namespace
+
+Launch::Launch(const Device& device, const char* kernel) : device_(device), chip_(&device.chip()) {
+  if (device.kind() == Device::Kind::kNpu) {
+    record_ = std::make_unique<trace::Record>();
+    record_->kernel = kernel;
+    record_->chip = *chip_;
+  }
+}
+
+Launch::~Launch() {
+  for (const auto& [data, capacity] : workspaces_) Workspaces().Give(data, capacity);
+}
+
+GmTensor* Launch::Add(const char* name, const ConstTensor& tensor, bool writable) {
+  CUBIST_CHECK(tensor_count_ < kMaxTensors, "more tensors than a launch holds");
+  GmTensor& t = tensors_[tensor_count_];
+  // Without data, float tensors are not touched; index tensors are read all the same.
+  const bool touched = device_.computes() || !IsFloat(tensor.dtype) || !writable;
+  t.data = touched ? static_cast<std::byte*>(const_cast<void*>(tensor.data)) : nullptr;
+  t.dtype = tensor.dtype;
+  t.writable = writable;
+  t.index = static_cast<std::int32_t>(tensor_count_++);
+  t.name = name;
+  t.sizes = {1, 1, 1, 1};
+  std::int64_t last = 0;
+  for (int d = 0; d < tensor.rank; ++d) {
+    const auto to = static_cast<std::size_t>(d + 4 - tensor.rank);
+    t.sizes[to] = tensor.size(d);
+    t.strides[to] = tensor.stride(d);
+    last += std::max<std::int64_t>(tensor.size(d) - 1, 0) * tensor.stride(d);
+  }
+  t.bytes = tensor.count() == 0 ? 0 : (last + 1) * SizeOf(tensor.dtype);
+  t.address = next_address_;
+  next_address_ += (static_cast<std::uint64_t>(t.bytes) + kLine) / kLine * kLine;
+  // An output larger than the last cache will not be found there by whoever reads it.
+  t.stream = writable && t.bytes > HostChip().memory.l2_bytes;
+  return &t;
+}
+
+const GmTensor* Launch::Input(const char* name, const ConstTensor& tensor) {
+  return tensor.given() ? Add(name, tensor, /*writable=*/false) : nullptr;
+}
+
+const GmTensor* Launch::Output(const char* name, const Tensor& tensor) {
+  return tensor.given() ? Add(name, tensor, /*writable=*/true) : nullptr;
+}
+
+const GmTensor* Launch::Workspace(const char* name, DType dtype, std::initializer_list<std::int64_t> sizes) {
+  GmTensor* t = Add(name, ConstTensor(nullptr, dtype, sizes), /*writable=*/true);
+  t->stream = false;
+  workspace_bytes_ += t->bytes;
+  if (!device_.computes() && IsFloat(dtype)) return t;
+  try {
+    std::int64_t capacity = 0;
+    t->data = Workspaces().Take(t->bytes, &capacity);
+    workspaces_.emplace_back(t->data, capacity);
+  } catch (const std::bad_alloc&) {
+    status_ = {StatusCode::kOutOfMemory, std::string("no memory for a workspace of ") +
+                                             std::to_string(t->bytes) + " bytes (" + name + ")"};
+  }
+  return t;
+}
+
+PackedGm Launch::Packed(const char* name, Role role, DType dtype, std::int64_t rows, std::int64_t cols,
+                        std::int64_t matrices) {
+  // With data, the host's layout must have room too.
+  const std::int64_t bytes =
+      std::max(chip_->PackedBytes(role, dtype, rows, cols), HostChip().PackedBytes(role, dtype, rows, cols));
+  PackedGm packed;
+  packed.tensor = Workspace(name, DType::kF32, {matrices, CeilDiv(bytes, 128) * 32});
+  packed.role = role, packed.dtype = dtype;
+  packed.rows = rows, packed.cols = cols;
+  packed.row_part = {0, rows}, packed.col_part = {0, cols};
+  return packed;
+}
+
+std::vector<trace::CoreRecord>& Launch::BeginPhase(bool vector_only, int cores) {
+  trace::Phase& phase = record_->phases.emplace_back();
+  phase.vector_only = vector_only;
+  phase.cores.resize(static_cast<std::size_t>(cores));
+  return phase.cores;
+}
+
+void Launch::RunCores(int cores, const std::function<void(int)>& body) {
+  try {
+    const int threads = device_.threads();
+    if (cores == 1 || threads == 1) {
+      for (int index = 0; index < cores; ++index) body(index);
+      return;
+    }
+    const auto all = [&] {
+      tbb::parallel_for(
+          tbb::blocked_range<int>(0, cores, 1),
+          [&](const tbb::blocked_range<int>& range) {
+            for (int index = range.begin(); index < range.end(); ++index) body(index);
+          },
+          tbb::simple_partitioner());
+    };
+    if (threads == 0) {
+      all();
+    } else {
+      ArenaOf(threads).execute(all);
+    }
+  } catch (const std::bad_alloc&) {
+    status_ = {StatusCode::kOutOfMemory, "no memory for a core's buffers"};
+  }
+}
+
+void Launch::NoteFinding(const std::string& finding) {
+  if (finding.empty()) return;
+  const std::scoped_lock lock(mutex_);
+  if (status_.ok()) status_ = {StatusCode::kUnsupported, finding};
+}
+
+Status Launch::Finish(Profile* profile) {
+  if (status_.ok() && profile != nullptr && record_ != nullptr) {
+    record_->workspace_bytes = workspace_bytes_;
+    *profile = trace::Replay(*record_, device_.npu().timeline);
+  }
+  return status_;
+}
+
+}  // namespace cubist

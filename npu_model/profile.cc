@@ -1,0 +1,115 @@
+#include "npu_model/profile.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <set>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+namespace cubist {
+namespace {
+
+// Pipes by the names that the vendor's profiler gives them.
+const char* TrackName(Pipe pipe) {
+  constexpr const char* kNames[] = {"SCALAR", "MTE1", "MTE2", "MTE3", "CUBE", "VECTOR", "FIXP"};
+  return kNames[static_cast<int>(pipe)];
+}
+
+std::string Escaped(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) {
+    if (c == '"' || c == '\\') escaped += '\\';
+    if (static_cast<unsigned char>(c) < 0x20) {
+      char code[8];
+      std::snprintf(code, sizeof code, "\\u%04x", static_cast<unsigned>(static_cast<unsigned char>(c)));
+      escaped += code;
+    } else {
+      escaped += c;
+    }
+  }
+  return escaped;
+}
+
+// Writes events one by one; a timeline may have millions.
+class EventWriter {
+ public:
+  explicit EventWriter(std::FILE* file) : file_(file) {
+    // MindStudio Insight wants profilingType before the first bracket.
+    std::fputs("{\"profilingType\":\"op\",\"traceEvents\":[", file_);
+  }
+
+  void Metadata(const char* what, int pid, int tid, const std::string& argument) {
+    std::fprintf(file_, "%s\n{\"ph\":\"M\",\"name\":\"%s\",\"pid\":%d,\"tid\":%d,\"args\":{%s}}", Comma(),
+                 what, pid, tid, argument.c_str());
+  }
+
+  // Times in whole picoseconds, so that neighbours that share an instant share it in the file too.
+  void Slice(const TimelineSlice& slice, int pid) {
+    const std::int64_t start = Picoseconds(slice.start_us), end = Picoseconds(slice.end_us);
+    std::fprintf(file_,
+                 "%s\n{\"ph\":\"X\",\"name\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":%s,\"dur\":%s,"
+                 "\"args\":{\"bytes\":%lld,\"source\":\"%s:%u\"}}",
+                 Comma(), Escaped(slice.name).c_str(), pid, static_cast<int>(slice.pipe),
+                 Microseconds(start).c_str(), Microseconds(end - start).c_str(),
+                 static_cast<long long>(slice.bytes), Escaped(slice.file).c_str(), slice.line);
+  }
+
+  // Whether all was written.
+  bool Close() {
+    std::fputs("\n]}\n", file_);
+    const bool good = std::ferror(file_) == 0;
+    return std::fclose(file_) == 0 && good;
+  }
+
+ private:
+  const char* Comma() { return std::exchange(first_, false) ? "" : ","; }
+  static std::int64_t Picoseconds(double us) { return std::llround(us * 1e6); }
+  static std::string Microseconds(std::int64_t ps) {
+    char text[40];
+    std::snprintf(text, sizeof text, "%lld.%06lld", static_cast<long long>(ps / 1000000),
+                  static_cast<long long>(ps % 1000000));
+    return text;
+  }
+
+  std::FILE* file_;
+  bool first_ = true;
+};
+
+}  // namespace
+
+Status Profile::WriteTimeline(const std::string& path) const {
+  if (timeline == nullptr)
+    return InvalidArgument("this profile was made without a timeline; nothing to write to " + path);
+  std::FILE* file = std::fopen(path.c_str(), "w");
+  if (file == nullptr) return InvalidArgument("cannot write " + path + ": " + std::strerror(errno));
+
+  constexpr int kSides = 8;  // of an AI core: its Cube core and up to seven Vector cores
+  const auto pid_of = [](const TimelineSlice& slice) { return slice.core * kSides + slice.lane + 1; };
+  EventWriter writer(file);
+  std::set<std::tuple<int, int, int>> tracks;  // core, lane, pipe
+  for (const TimelineSlice& slice : *timeline)
+    tracks.emplace(slice.core, slice.lane, static_cast<int>(slice.pipe));
+  int named = -1;
+  for (const auto& [core, lane, pipe] : tracks) {
+    const int pid = core * kSides + lane + 1;
+    if (pid != named) {
+      const std::string name =
+          lane < 0 ? "AIC" + std::to_string(core) : "AIV" + std::to_string(core) + "-" + std::to_string(lane);
+      writer.Metadata("process_name", pid, 0, "\"name\":\"" + name + "\"");
+      writer.Metadata("process_sort_index", pid, 0, "\"sort_index\":" + std::to_string(pid));
+      named = pid;
+    }
+    writer.Metadata("thread_name", pid, pipe,
+                    std::string("\"name\":\"") + TrackName(static_cast<Pipe>(pipe)) + "\"");
+    writer.Metadata("thread_sort_index", pid, pipe, "\"sort_index\":" + std::to_string(pipe));
+  }
+  for (const TimelineSlice& slice : *timeline) writer.Slice(slice, pid_of(slice));
+  if (!writer.Close()) return InvalidArgument("cannot write all of " + path + ": " + std::strerror(errno));
+  return {};
+}
+
+}  // namespace cubist

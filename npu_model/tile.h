@@ -1,0 +1,211 @@
+// Tiles and rings: how a kernel names on-chip memory, and views of global memory (GM).
+//
+// A tile is a handle to a ring slot, not an address: which bytes the slot holds, and in which layout, is
+// known to the executor alone. Buffer and element type are part of the tile's type; its shape is a run-time
+// value.
+#ifndef CUBIST_NPU_MODEL_TILE_H_
+#define CUBIST_NPU_MODEL_TILE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "npu_model/status.h"
+#include "npu_model/types.h"
+
+namespace cubist {
+
+// On-chip buffers. L1, L0A, L0B, L0C and BT (bias table) belong to a Cube core, UB to a Vector core.
+enum class Buffer : std::uint8_t { kL1, kL0A, kL0B, kL0C, kBT, kUB };
+inline constexpr int kBufferCount = 6;
+constexpr const char* NameOf(Buffer buffer) {
+  constexpr const char* kNames[] = {"L1", "L0A", "L0B", "L0C", "BT", "UB"};
+  return kNames[static_cast<int>(buffer)];
+}
+
+// What a ring's tiles are for. The host lays them out by it; the NPU has one layout per buffer and ignores
+// it.
+enum class Role : std::uint8_t {
+  kRows,   // Read and written row by row.
+  kA,      // Left operand of Mmad, (m, k).
+  kB,      // Right operand of Mmad, (k, n).
+  kRelay,  // Loaded and stored again, never computed on: the host shows the source in place.
+};
+
+// Where a tile's elements stand in host memory. Element (i, j) of an A tile or a plain tile, with c =
+// first_col + j:
+//   data + (c / width) * panel_stride + i * pitch + c % width
+// Element (k, n) of a B tile: panel n / width holds `width` columns, k by k (in pairs of k for native bf16).
+struct HostLayout {
+  std::byte* data = nullptr;
+  std::int64_t pitch = 0;         // Elements from row to row; unused for B.
+  std::int64_t width = 0;         // Columns of a panel; 0 means that all columns are one panel.
+  std::int64_t panel_stride = 0;  // Elements from panel to panel.
+  std::int64_t first_col = 0;
+};
+
+// One stage of a ring: a fixed piece of one buffer.
+struct Slot {
+  // What the kernel asked for.
+  Buffer buffer = Buffer::kL1;
+  Role role = Role::kRows;
+  DType dtype = DType::kF32;
+  std::int64_t rows = 0;  // Capacity.
+  std::int64_t cols = 0;
+  const char* owner = "";  // The ring's name, for reports.
+
+  // Where the chip has it.
+  std::int32_t id = 0;       // Unique within an AI core, or within a Vector core of a Vector-only launch.
+  std::int32_t lane = -1;    // Vector core of the AI core (UB), -1 for the Cube core's buffers.
+  std::int64_t address = 0;  // First byte in its buffer.
+  std::int64_t bytes = 0;
+  std::uint32_t generation = 0;               // Counts how often the ring handed it out,
+  std::int64_t tile_rows = 0, tile_cols = 0;  // and with which shape last.
+
+  // Where the host has it: its own storage, and what it shows at present (its storage or a view of something
+  // else).
+  std::byte* storage = nullptr;
+  std::int64_t storage_bytes = 0;
+  HostLayout shows;
+};
+
+// Part of a slot: the rows and columns that a kernel handed to an instruction. The slot is larger at the
+// edges.
+template <Buffer kBuffer, class T>
+struct Tile {
+  Slot* slot = nullptr;
+  std::uint32_t generation = 0;
+  Range row_part, col_part;
+
+  std::int64_t rows() const { return row_part.size(); }
+  std::int64_t cols() const { return col_part.size(); }
+  Tile Part(Range r, Range c) const {
+    CUBIST_DCHECK(r.begin >= 0 && r.end <= rows() && c.begin >= 0 && c.end <= cols(),
+                  "part outside its tile");
+    Tile part = *this;
+    part.row_part = {row_part.begin + r.begin, row_part.begin + r.end};
+    part.col_part = {col_part.begin + c.begin, col_part.begin + c.end};
+    return part;
+  }
+  Tile Rows(Range r) const { return Part(r, {0, cols()}); }
+  Tile Cols(Range c) const { return Part({0, rows()}, c); }
+};
+
+template <class T>
+using L1Tile = Tile<Buffer::kL1, T>;
+template <class T>
+using L0ATile = Tile<Buffer::kL0A, T>;
+template <class T>
+using L0BTile = Tile<Buffer::kL0B, T>;
+template <class T>
+using L0CTile = Tile<Buffer::kL0C, T>;
+template <class T>
+using BtTile = Tile<Buffer::kBT, T>;
+template <class T>
+using UbTile = Tile<Buffer::kUB, T>;
+
+struct SlotRequest {
+  Buffer buffer;
+  Role role;
+  DType dtype;
+  const char* owner;
+  std::int64_t rows, cols;
+  int stages;
+};
+
+// `stages` slots of one shape, handed out in turn: the only place where a pipeline's depth is said.
+// The core that owns the buffer gives the slots and keeps them; they live as long as the kernel runs on it.
+template <Buffer kBuffer, class T>
+class Ring {
+ public:
+  template <class Core>
+  Ring(Core& core, const char* name, std::int64_t rows, std::int64_t cols, int stages,
+       Role role = Role::kRows)
+      : slots_(core.Allocate(SlotRequest{kBuffer, role, DTypeOf<T>(), name, rows, cols, stages})),
+        stages_(stages) {}
+
+  // The next slot, as a tile of (rows, cols) from its corner. The slot's last content is gone.
+  Tile<kBuffer, T> Next(std::int64_t rows, std::int64_t cols) {
+    Slot& slot = slots_[at_];
+    at_ = at_ + 1 == stages_ ? 0 : at_ + 1;
+    CUBIST_CHECK(rows <= slot.rows && cols <= slot.cols,
+                 std::string(slot.owner) + ": tile larger than its slot");
+    slot.tile_rows = rows, slot.tile_cols = cols;
+    return {&slot, ++slot.generation, {0, rows}, {0, cols}};
+  }
+
+ private:
+  Slot* slots_;
+  int stages_;
+  int at_ = 0;
+};
+
+// A tensor in global memory as a launch knows it. Kernels cut views out of it and never touch its bytes.
+struct GmTensor {
+  std::byte* data = nullptr;  // Null when a kernel is recorded without data.
+  DType dtype = DType::kF32;
+  bool writable = false;
+  bool stream = false;     // Written once and too large to stay cached: a hint for the host's stores.
+  std::int32_t index = 0;  // Position among the launch's tensors.
+  const char* name = "";
+  std::uint64_t address = 0;  // First byte in the modelled GM.
+  std::int64_t bytes = 0;     // From the first to the last element.
+  BasicTensor<void>::Sizes
+      sizes{};  // Up to four dimensions, the last ones innermost; missing ones are 1 in front.
+  BasicTensor<void>::Sizes strides{};
+};
+
+// A matrix view of global memory: element (i, j) stands at offset + i * row_stride + j * col_stride elements.
+struct Gm {
+  const GmTensor* tensor = nullptr;
+  std::int64_t offset = 0;
+  std::int64_t rows = 0, cols = 0;
+  std::int64_t row_stride = 0, col_stride = 1;
+
+  DType dtype() const { return tensor->dtype; }
+  std::byte* data() const {
+    return tensor->data == nullptr ? nullptr : tensor->data + offset * SizeOf(tensor->dtype);
+  }
+  Gm Block(Range r, Range c) const {
+    CUBIST_DCHECK(r.begin >= 0 && r.end <= rows && c.begin >= 0 && c.end <= cols, "block outside its view");
+    return {tensor,    offset + r.begin * row_stride + c.begin * col_stride, r.size(), c.size(), row_stride,
+            col_stride};
+  }
+  Gm Rows(Range r) const { return Block(r, {0, cols}); }
+  Gm Cols(Range c) const { return Block({0, rows}, c); }
+  Gm Transposed() const { return {tensor, offset, cols, rows, col_stride, row_stride}; }
+};
+
+// The matrix of the last two dimensions at index (i, j) of the first two.
+inline Gm MatrixOf(const GmTensor& t, std::int64_t i = 0, std::int64_t j = 0) {
+  return {&t, i * t.strides[0] + j * t.strides[1], t.sizes[2], t.sizes[3], t.strides[2], t.strides[3]};
+}
+
+// A Mmad operand that lies in global memory in the core's own tile layout ("NZ" on the NPU, panels on the
+// host): written by Store(PackedGm, L1Tile), read by Load(L1Tile, PackedGm) without any change of layout. A
+// kernel cuts blocks out of it; a block begins at a multiple of the layout's panel (ChipSpec::PackedStep).
+struct PackedGm {
+  const GmTensor* tensor = nullptr;
+  std::int64_t byte_offset = 0;
+  Role role = Role::kB;
+  DType dtype = DType::kF32;
+  std::int64_t rows = 0, cols = 0;  // The whole packed matrix.
+  Range row_part, col_part;         // The block.
+
+  // The i-th of several matrices of this size, each a row of the tensor.
+  PackedGm Matrix(std::int64_t i) const {
+    PackedGm matrix = *this;
+    matrix.byte_offset += i * tensor->strides[2] * SizeOf(tensor->dtype);
+    return matrix;
+  }
+  PackedGm Block(Range r, Range c) const {
+    PackedGm block = *this;
+    block.row_part = {row_part.begin + r.begin, row_part.begin + r.end};
+    block.col_part = {col_part.begin + c.begin, col_part.begin + c.end};
+    return block;
+  }
+};
+
+}  // namespace cubist
+
+#endif  // CUBIST_NPU_MODEL_TILE_H_

@@ -1,0 +1,137 @@
+#include "npu_model/trace/flows.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+
+#include "npu_model/status.h"
+
+namespace cubist::trace {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+bool IsWrite(Path path) { return path == Path::kL0CToGm || path == Path::kL1ToGm || path == Path::kUbToGm; }
+
+}  // namespace
+
+Flows::Flows(const ChipSpec& chip) {
+  const ChipSpec::Memory& memory = chip.memory;
+  capacity_[kHbm] = memory.hbm_bytes_per_s / chip.clock_hz;
+  capacity_[kL2Read] = memory.l2_read_bytes_per_s / chip.clock_hz;
+  capacity_[kL2Write] = memory.l2_write_bytes_per_s / chip.clock_hz;
+  for (int p = 0; p < kPathCount; ++p) {
+    const Path path = static_cast<Path>(p);
+    const bool write = IsWrite(path);
+    const double port = write ? memory.core_write_bytes_per_cycle : memory.core_read_bytes_per_cycle;
+    for (const bool misses : {false, true}) {
+      Class& c = classes_[static_cast<std::size_t>(2 * p + misses)];
+      c.cap = std::min<double>(chip.path(path).bytes_per_cycle, port);
+      if (misses && !write && memory.core_miss_bytes_per_cycle > 0) {
+        c.cap = std::min<double>(c.cap, memory.core_miss_bytes_per_cycle);
+      }
+      c.uses[kHbm] = misses;
+      c.uses[write ? kL2Write : kL2Read] = true;
+    }
+  }
+  active_.reserve(kClasses);
+}
+
+void Flows::Start(Path path, bool misses, const Flow& flow) {
+  const int number = 2 * static_cast<int>(path) + misses;
+  Class& c = classes_[static_cast<std::size_t>(number)];
+  if (c.flows.empty()) {
+    c.served = 0;
+    active_.insert(std::lower_bound(active_.begin(), active_.end(), number), number);
+  }
+  c.flows.push_back({c.served + flow.bytes, started_++, flow});
+  std::push_heap(c.flows.begin(), c.flows.end(), std::greater<>());
+  rates_known_ = false;
+}
+
+void Flows::ShareOut() {
+  // All rates grow together from zero. A class stops at its cap; all classes on a resource stop when it is
+  // full.
+  std::array<double, kResources> left = capacity_;
+  std::array<double, kResources> wanting{};  // flows that still grow
+  std::array<int, kClasses> growing;
+  std::size_t count = 0;
+  for (const int number : active_) {
+    const Class& c = classes_[static_cast<std::size_t>(number)];
+    growing[count++] = number;
+    for (int r = 0; r < kResources; ++r)
+      wanting[static_cast<std::size_t>(r)] += c.uses[r] ? static_cast<double>(c.flows.size()) : 0.0;
+  }
+  full_ = {};
+  while (count > 0) {
+    double level = kNever;
+    std::size_t fullest = 0;
+    for (std::size_t r = 0; r < kResources; ++r) {
+      if (wanting[r] > 0 && left[r] / wanting[r] < level) level = left[r] / wanting[r], fullest = r;
+    }
+    const auto stops_at_cap = [&](const Class& c) { return c.cap <= level; };
+    bool any_at_cap = false;
+    for (std::size_t g = 0; g < count; ++g)
+      any_at_cap |= stops_at_cap(classes_[static_cast<std::size_t>(growing[g])]);
+    if (!any_at_cap) full_[fullest] = true;
+
+    std::size_t kept = 0;
+    for (std::size_t g = 0; g < count; ++g) {
+      Class& c = classes_[static_cast<std::size_t>(growing[g])];
+      if (any_at_cap ? !stops_at_cap(c) : !c.uses[fullest]) {
+        growing[kept++] = growing[g];
+        continue;
+      }
+      c.rate = any_at_cap ? c.cap : level;
+      const auto flows = static_cast<double>(c.flows.size());
+      for (std::size_t r = 0; r < kResources; ++r) {
+        if (!c.uses[r]) continue;
+        left[r] = std::max(left[r] - c.rate * flows, 0.0);
+        wanting[r] -= flows;
+      }
+    }
+    count = kept;
+  }
+}
+
+double Flows::NextEnd() {
+  if (rates_known_) return active_.empty() ? kNever : next_end_;
+  ShareOut();
+  rates_known_ = true;
+  next_end_ = kNever;
+  for (const int number : active_) {
+    const Class& c = classes_[static_cast<std::size_t>(number)];
+    const double end = now_ + std::max(c.flows.front().ends_at - c.served, 0.0) / c.rate;
+    if (end < next_end_) next_end_ = end, ends_next_ = number;
+  }
+  return next_end_;
+}
+
+void Flows::AdvanceTo(double time) {
+  NextEnd();
+  const double cycles = time - now_;
+  if (cycles <= 0) return;
+  for (const int number : active_) {
+    Class& c = classes_[static_cast<std::size_t>(number)];
+    c.served += c.rate * cycles;
+  }
+  if (!active_.empty()) {
+    for (std::size_t r = 0; r < kResources; ++r) limited_[r] += full_[r] ? cycles : 0.0;
+  }
+  now_ = time;
+}
+
+Flows::Flow Flows::TakeEnded(Path* path) {
+  CUBIST_CHECK(ends_next_ >= 0 && !active_.empty(), "no flow to end");
+  Class& c = classes_[static_cast<std::size_t>(ends_next_)];
+  *path = static_cast<Path>(ends_next_ / 2);
+  std::pop_heap(c.flows.begin(), c.flows.end(), std::greater<>());
+  const Entry entry = c.flows.back();
+  c.flows.pop_back();
+  c.served = std::max(c.served, entry.ends_at);
+  if (c.flows.empty()) active_.erase(std::find(active_.begin(), active_.end(), ends_next_));
+  rates_known_ = false;
+  return entry.flow;
+}
+
+}  // namespace cubist::trace

@@ -1,0 +1,61 @@
+#include "npu_model/trace/l2_cache.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "npu_model/status.h"
+#include "npu_model/types.h"
+
+namespace cubist::trace {
+
+L2Cache::L2Cache(std::int64_t capacity, std::int64_t line, std::int64_t extent)
+    : capacity_lines_(std::max<std::int64_t>(capacity / line, 1)),
+      line_shift_(std::countr_zero(static_cast<std::uint64_t>(line))),
+      runs_(static_cast<std::size_t>(CeilDiv(extent, kRunLines * line))) {
+  CUBIST_CHECK(std::has_single_bit(static_cast<std::uint64_t>(line)) && line >= 4,
+               "lines of L2 of " + std::to_string(line) + " bytes: not a power of two from 4 up");
+}
+
+void L2Cache::Touch(std::int64_t address, std::int64_t bytes, bool write, Tally* tally) {
+  if (bytes <= 0) return;
+  const std::int64_t first_line = address >> line_shift_, last_line = (address + bytes - 1) >> line_shift_;
+  for (std::int64_t number = first_line / kRunLines; number <= last_line / kRunLines; ++number) {
+    const std::int64_t from = std::max(first_line - number * kRunLines, std::int64_t{0});
+    const std::int64_t to = std::min(last_line - number * kRunLines, kRunLines - 1);
+    const auto lines = static_cast<std::uint8_t>((0xffu >> (kRunLines - 1 - to)) & (0xffu << from));
+    Run& run = runs_[static_cast<std::size_t>(number)];
+    const auto absent = static_cast<std::uint8_t>(lines & ~run.present);
+    tally->lines += to - from + 1;
+    if (write) run.changed |= lines;
+    if (absent == 0) {
+      run.hit = true;
+      continue;
+    }
+    run.hit |= absent != lines;
+    run.present |= absent;
+    const int missed = std::popcount(absent);
+    tally->missed += missed;
+    present_lines_ += missed;
+    if (!run.queued) {
+      run.queued = true;
+      queue_.push_back(static_cast<std::uint32_t>(number));
+    }
+    while (present_lines_ > capacity_lines_) Evict(tally);
+  }
+}
+
+void L2Cache::Evict(Tally* tally) {
+  const std::uint32_t number = queue_.front();
+  queue_.pop_front();
+  Run& run = runs_[number];
+  if (run.hit) {
+    run.hit = false;
+    queue_.push_back(number);
+    return;
+  }
+  present_lines_ -= std::popcount(run.present);
+  tally->written_back += std::popcount(run.changed);
+  run = {};
+}
+
+}  // namespace cubist::trace

@@ -1,0 +1,43 @@
+// Which lines of global memory are in L2.
+#ifndef CUBIST_NPU_MODEL_TRACE_L2_CACHE_H_
+#define CUBIST_NPU_MODEL_TRACE_L2_CACHE_H_
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+namespace cubist::trace {
+
+// Fully associative, with second-chance replacement by runs of eight lines: a run that was hit since it was
+// last looked at is kept for another round. Writes allocate without fetching.
+class L2Cache {
+ public:
+  struct Tally {
+    std::int64_t lines = 0;         // touched
+    std::int64_t missed = 0;        // of these, not present
+    std::int64_t written_back = 0;  // changed lines that had to leave
+  };
+
+  // `extent` bytes of memory, at addresses from 0. `line` is a power of two.
+  L2Cache(std::int64_t capacity, std::int64_t line, std::int64_t extent);
+
+  void Touch(std::int64_t address, std::int64_t bytes, bool write, Tally* tally);
+
+ private:
+  static constexpr std::int64_t kRunLines = 8;
+  struct Run {
+    std::uint8_t present = 0, changed = 0;  // a bit per line
+    bool queued = false, hit = false;
+  };
+  void Evict(Tally* tally);
+
+  std::int64_t capacity_lines_;
+  int line_shift_;
+  std::int64_t present_lines_ = 0;
+  std::vector<Run> runs_;
+  std::deque<std::uint32_t> queue_;  // runs with present lines, the oldest first
+};
+
+}  // namespace cubist::trace
+
+#endif  // CUBIST_NPU_MODEL_TRACE_L2_CACHE_H_

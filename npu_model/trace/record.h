@@ -1,0 +1,163 @@
+// The record of a kernel: every instruction of every core, with the bytes that it reads and writes.
+//
+// A record is made once, by the cores of trace_core.h, and replayed as often as one likes (replay.h), with
+// other rates and latencies too. Operands, global-memory accesses and source lines are interned, so that an
+// instruction stays small.
+#ifndef CUBIST_NPU_MODEL_TRACE_RECORD_H_
+#define CUBIST_NPU_MODEL_TRACE_RECORD_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "npu_model/chip.h"
+#include "npu_model/tile.h"
+
+namespace cubist::trace {
+
+enum class Op : std::uint8_t {
+  // Cube core.
+  kLoadL1,       // MTE2  GM -> L1
+  kStorePacked,  // MTE3  L1 -> GM
+  kLoadL0A,      // MTE1  L1 -> L0A
+  kLoadL0B,      // MTE1  L1 -> L0B
+  kLoadBias,     // MTE2  GM -> L1, a row on its way to BT
+  kLoadBT,       // MTE1  L1 -> BT
+  kMmad,         // M     dims are m, n, k
+  kStoreL0C,     // FIX   L0C -> GM
+  // Vector core. Dims are rows, columns and, for kExclusiveScan, the number of its passes.
+  kLoadUb,   // MTE2  GM -> UB
+  kStoreUb,  // MTE3  UB -> GM
+  kFill,     // V
+  kCast,
+  kMulScalar,
+  kMaxScalar,
+  kAdd,
+  kSub,
+  kMul,
+  kDiv,
+  kMax,
+  kExp,
+  kLn,
+  kRowMax,
+  kRowSum,
+  kMaskAbove,
+  kAddInt,
+  kColumnSum,
+  kExclusiveScan,
+  kReadScalar,  // S
+  kHistogram,   // S     a read-modify-write per id
+  kRank,        // S     likewise
+  // Hand-overs on a chip without a direct path, through a GM workspace.
+  kSendL0C,    // FIX   L0C -> workspace
+  kReceiveUb,  // MTE2  workspace -> UB
+  kSendUb,     // MTE3  UB -> workspace
+  kReceiveL1,  // MTE2  workspace -> L1
+};
+inline constexpr int kOpCount = static_cast<int>(Op::kReceiveL1) + 1;
+const char* NameOf(Op op);
+
+// A rectangle of a slot. `slot` is an index into CoreRecord::slots, or ~i for CoreRecord::workspace[i].
+struct Operand {
+  std::int32_t slot = 0;
+  std::int32_t row_begin = 0, row_end = 0, col_begin = 0, col_end = 0;
+
+  friend bool operator==(const Operand&, const Operand&) = default;
+};
+
+// Operand number in CoreRecord::operands, and whether the instruction writes it. An operand that is changed
+// in place is listed twice.
+struct OperandUse {
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+  std::uint32_t bits = kNone;
+
+  OperandUse() = default;
+  OperandUse(std::uint32_t operand, bool writes) : bits(operand << 1 | (writes ? 1u : 0u)) {}
+  bool used() const { return bits != kNone; }
+  bool writes() const { return (bits & 1u) != 0; }
+  std::uint32_t operand() const { return bits >> 1; }
+};
+
+inline constexpr int kMaxOperands = 4;
+
+struct Instr {
+  Op op = Op::kFill;
+  Pipe pipe = Pipe::kS;
+  std::int8_t lane = -1;      // -1: the Cube core; otherwise the Vector core
+  DType dtype = DType::kF32;  // what the work is counted in: the widest type of a Vector instruction
+  std::uint32_t line = 0;     // CoreRecord::lines
+  std::int32_t dims[3] = {};  // m, n, k of a Mmad; rows and columns otherwise
+  std::int32_t access = -1;   // CoreRecord::accesses; -1 for none
+  std::array<OperandUse, kMaxOperands> uses;
+  bool broadcasts = false;  // the second source is a column, spread over the columns of the first
+};
+static_assert(sizeof(Instr) <= 64);
+
+// Bytes of global memory, in their stored orientation: rows of `bursts` pieces of `burst_bytes` each. A plain
+// matrix has one burst per row, contiguous bytes are one row, and a view whose columns are not adjacent has a
+// burst per element.
+struct GmAccess {
+  std::int32_t tensor = -1;  // Record::tensors; -1 for the core's own hand-over workspace
+  Path path = Path::kGmToL1;
+  bool writes = false;
+  std::int64_t offset = 0;                    // first byte, from the start of the tensor
+  std::int64_t rows = 1, row_stride = 0;      // bytes
+  std::int64_t bursts = 1, burst_stride = 0;  // bytes
+  std::int64_t burst_bytes = 0;
+
+  std::int64_t bytes() const { return rows * bursts * burst_bytes; }
+  // One past the last byte, from the start of the tensor.
+  std::int64_t end() const {
+    return offset + (rows - 1) * row_stride + (bursts - 1) * burst_stride + burst_bytes;
+  }
+};
+
+struct SlotInfo {
+  const char* owner = "";  // the ring
+  Buffer buffer = Buffer::kL1;
+  DType dtype = DType::kF32;
+  std::int32_t lane = -1;
+  std::int64_t rows = 0, cols = 0;
+  std::int64_t address = 0, bytes = 0;  // of a workspace: from the start of the core's workspace
+};
+
+struct SourceLine {
+  const char* file = "";
+  std::uint32_t line = 0;
+};
+
+struct CoreRecord {
+  std::vector<Instr> instrs;  // in program order, all pipes of the AI core (or of the Vector core) together
+  std::vector<Operand> operands;
+  std::vector<GmAccess> accesses;
+  std::vector<SlotInfo> slots;      // by Slot::id
+  std::vector<SlotInfo> workspace;  // hand-over slots in GM
+  std::vector<SourceLine> lines;
+  std::int64_t workspace_bytes = 0;
+};
+
+struct Phase {
+  bool vector_only = false;  // cores are Vector cores; otherwise AI cores
+  std::vector<CoreRecord> cores;
+};
+
+struct TensorInfo {
+  std::string name;
+  std::uint64_t address = 0;  // first byte in the modelled GM
+  std::int64_t bytes = 0;
+};
+
+struct Record {
+  std::string kernel;
+  ChipSpec chip;
+  std::vector<TensorInfo>
+      tensors;  // by GmTensor::index; may be left empty, extents then follow from the accesses
+  std::vector<Phase> phases;
+  std::int64_t workspace_bytes =
+      0;  // packed operands and other workspaces of the launch, hand-overs not counted
+};
+
+}  // namespace cubist::trace
+
+#endif  // CUBIST_NPU_MODEL_TRACE_RECORD_H_

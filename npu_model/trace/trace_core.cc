@@ -1,0 +1,522 @@
+#include "npu_model/trace/trace_core.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "npu_model/composites.h"
+
+namespace cubist::trace {
+namespace {
+
+// Rows of one length, one after the other without a gap, are one row.
+GmAccess Contiguous(GmAccess access) {
+  if (access.bursts == 1 && access.rows > 1 && access.row_stride == access.burst_bytes) {
+    access.burst_bytes *= access.rows;
+    access.rows = 1;
+  }
+  return access;
+}
+
+std::uint64_t Hash(const Operand& o) {
+  const auto word = [](std::int32_t a, std::int32_t b) {
+    return std::uint64_t{static_cast<std::uint32_t>(a)} << 32 | static_cast<std::uint32_t>(b);
+  };
+  constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15u;
+  std::uint64_t h = word(o.slot, o.row_begin) * kOdd;
+  h = (h ^ h >> 29 ^ word(o.row_end, o.col_begin)) * kOdd;
+  h = (h ^ h >> 31 ^ static_cast<std::uint32_t>(o.col_end)) * kOdd;
+  return h ^ h >> 32;
+}
+
+bool Empty(const TileRef& tile) { return tile.rows() == 0 || tile.cols() == 0; }
+
+Op OpOf(BinaryOp op) {
+  switch (op) {
+    case BinaryOp::kAdd:
+      return Op::kAdd;
+    case BinaryOp::kSub:
+      return Op::kSub;
+    case BinaryOp::kMul:
+      return Op::kMul;
+    case BinaryOp::kDiv:
+      return Op::kDiv;
+    case BinaryOp::kMax:
+      break;
+  }
+  return Op::kMax;
+}
+
+DType Widest(DType a, DType b) { return SizeOf(a) >= SizeOf(b) ? a : b; }
+
+}  // namespace
+
+// ---- Recorder ----
+
+void Recorder::AddSlots(const Slot* slots, int stages) {
+  for (const Slot* slot = slots; slot != slots + stages; ++slot) {
+    const auto id = static_cast<std::size_t>(slot->id);
+    if (out_->slots.size() <= id) out_->slots.resize(id + 1);
+    out_->slots[id] = {slot->owner, slot->buffer, slot->dtype,   slot->lane,
+                       slot->rows,  slot->cols,   slot->address, slot->bytes};
+  }
+}
+
+Operand Recorder::WorkspaceOf(const TileRef& dst) {
+  const auto id = static_cast<std::size_t>(dst.slot->id);
+  if (workspace_of_.size() <= id) workspace_of_.resize(id + 1, -1);
+  if (workspace_of_[id] < 0) {
+    constexpr std::int64_t kLine = 512;
+    workspace_of_[id] = static_cast<std::int32_t>(out_->workspace.size());
+    SlotInfo info = out_->slots[id];
+    info.address = out_->workspace_bytes;
+    info.bytes = RoundUp(info.rows * info.cols * SizeOf(info.dtype), kLine);
+    out_->workspace_bytes += info.bytes;
+    out_->workspace.push_back(info);
+  }
+  Operand operand = OperandOf(dst);
+  operand.slot = ~workspace_of_[id];
+  return operand;
+}
+
+GmAccess Recorder::AccessOf(const Operand& workspace, Path path, bool writes) const {
+  const SlotInfo& slot = out_->workspace[static_cast<std::size_t>(~workspace.slot)];
+  const std::int64_t element = SizeOf(slot.dtype);
+  GmAccess access;
+  access.path = path;
+  access.writes = writes;
+  access.offset = slot.address + (workspace.row_begin * slot.cols + workspace.col_begin) * element;
+  access.rows = workspace.row_end - workspace.row_begin;
+  access.row_stride = slot.cols * element;
+  access.burst_bytes = (workspace.col_end - workspace.col_begin) * element;
+  return Contiguous(access);
+}
+
+Operand Recorder::OperandOf(const TileRef& tile) {
+  return {tile.slot->id, static_cast<std::int32_t>(tile.row_part.begin),
+          static_cast<std::int32_t>(tile.row_part.end), static_cast<std::int32_t>(tile.col_part.begin),
+          static_cast<std::int32_t>(tile.col_part.end)};
+}
+
+std::uint32_t Recorder::Intern(const Operand& operand) {
+  const std::size_t mask = table_.size() - 1;
+  std::size_t at = Hash(operand) & mask;
+  for (; table_[at] != OperandUse::kNone; at = (at + 1) & mask) {
+    if (out_->operands[table_[at]] == operand) return table_[at];
+  }
+  const auto number = static_cast<std::uint32_t>(out_->operands.size());
+  table_[at] = number;
+  out_->operands.push_back(operand);
+  if (out_->operands.size() * 2 > table_.size()) Rehash();
+  return number;
+}
+
+void Recorder::Rehash() {
+  table_.assign(table_.size() * 2, OperandUse::kNone);
+  const std::size_t mask = table_.size() - 1;
+  for (std::uint32_t number = 0; number < out_->operands.size(); ++number) {
+    std::size_t at = Hash(out_->operands[number]) & mask;
+    while (table_[at] != OperandUse::kNone) at = (at + 1) & mask;
+    table_[at] = number;
+  }
+}
+
+std::uint32_t Recorder::InternLine(const Loc& loc) {
+  std::uint32_t& last = last_lines_[loc.line() % last_lines_.size()];
+  const auto same = [&](const SourceLine& known) {
+    return known.line == loc.line() && known.file == loc.file_name();
+  };
+  if (last < out_->lines.size() && same(out_->lines[last])) return last;
+  const auto found = std::find_if(out_->lines.begin(), out_->lines.end(), same);
+  last = static_cast<std::uint32_t>(found - out_->lines.begin());
+  if (found == out_->lines.end()) out_->lines.push_back({loc.file_name(), loc.line()});
+  return last;
+}
+
+Instr& Recorder::Add(Op op, Pipe pipe, int lane, DType dtype, std::int64_t rows, std::int64_t cols,
+                     std::initializer_list<OperandUse> uses, const Loc& loc) {
+  Instr& instr = out_->instrs.emplace_back();
+  instr.op = op;
+  instr.pipe = pipe;
+  instr.lane = static_cast<std::int8_t>(lane);
+  instr.dtype = dtype;
+  instr.line = InternLine(loc);
+  instr.dims[0] = static_cast<std::int32_t>(rows);
+  instr.dims[1] = static_cast<std::int32_t>(cols);
+  std::copy(uses.begin(), uses.end(), instr.uses.begin());
+  return instr;
+}
+
+void Recorder::SetAccess(Instr& instr, const GmAccess& access) {
+  instr.access = static_cast<std::int32_t>(out_->accesses.size());
+  out_->accesses.push_back(access);
+}
+
+// ---- Global memory ----
+
+GmAccess AccessOf(const Gm& gm, Path path, bool writes) {
+  const std::int64_t element = SizeOf(gm.dtype());
+  GmAccess access;
+  access.tensor = gm.tensor->index;
+  access.path = path;
+  access.writes = writes;
+  access.offset = gm.offset * element;
+  if (gm.col_stride == 1 || (gm.cols == 1 && gm.row_stride != 1)) {
+    access.rows = gm.rows, access.row_stride = gm.row_stride * element;
+    access.burst_bytes = gm.cols * element;
+  } else if (gm.row_stride == 1 || gm.rows == 1) {
+    access.rows = gm.cols, access.row_stride = gm.col_stride * element;
+    access.burst_bytes = gm.rows * element;
+  } else {
+    access.rows = gm.rows, access.row_stride = gm.row_stride * element;
+    access.bursts = gm.cols, access.burst_stride = gm.col_stride * element;
+    access.burst_bytes = element;
+  }
+  return Contiguous(access);
+}
+
+GmAccess AccessOf(const ChipSpec& chip, const PackedGm& packed, Path path, bool writes) {
+  const std::int64_t width = chip.PackedStep(packed.role, packed.dtype);
+  const std::int64_t row_bytes = width * chip.OperandBytes(packed.dtype);
+  const std::int64_t padded_rows = RoundUp(packed.rows, chip.packing.row_multiple);
+  const std::int64_t first_panel = packed.col_part.begin / width;
+  const std::int64_t end_row = std::min(RoundUp(packed.row_part.end, chip.packing.row_multiple), padded_rows);
+  GmAccess access;
+  access.tensor = packed.tensor->index;
+  access.path = path;
+  access.writes = writes;
+  access.offset = packed.byte_offset + (first_panel * padded_rows + packed.row_part.begin) * row_bytes;
+  access.rows = CeilDiv(packed.col_part.end, width) - first_panel;
+  access.row_stride = padded_rows * row_bytes;
+  access.burst_bytes = (end_row - packed.row_part.begin) * row_bytes;
+  return Contiguous(access);
+}
+
+// ---- State ----
+
+Slot* TraceState::Allocate(const SlotRequest& request, int lane) {
+  Slot* slots = context.Allocate(request, lane, with_data || !IsFloat(request.dtype));
+  recorder.AddSlots(slots, request.stages);
+  return slots;
+}
+
+// A bias row passes through L1. The ring's rows have one stage each there, placed when the first bias is
+// loaded, so that a kernel without a bias gives no L1 for it.
+Slot* TraceState::BiasStage(const Slot& bt) {
+  const auto id = static_cast<std::size_t>(bt.id);
+  if (bias_stages.size() <= id) bias_stages.resize(id + 1);
+  if (bias_stages[id] == nullptr) {
+    bias_stages[id] =
+        context.Allocate({Buffer::kL1, Role::kRows, DType::kF32, "bias on its way to BT", 1, bt.cols, 1},
+                         /*lane=*/-1, /*with_storage=*/false);
+    recorder.AddSlots(bias_stages[id], 1);
+  }
+  return bias_stages[id];
+}
+
+// ---- Cube ----
+
+void TraceCube::LoadL1(TileRef dst, const Gm& src, Loc loc) {
+  if (state_->with_data) host_.LoadL1(dst, src, loc);
+  if (Empty(dst)) return;
+  Recorder& to = state_->recorder;
+  Instr& instr = to.Add(Op::kLoadL1, Pipe::kMte2, -1, src.dtype(), src.rows, src.cols, {to.Writes(dst)}, loc);
+  to.SetAccess(instr, AccessOf(src, Path::kGmToL1Nd2Nz, /*writes=*/false));
+}
+
+void TraceCube::LoadL1Packed(TileRef dst, const PackedGm& src, Loc loc) {
+  if (state_->with_data) host_.LoadL1Packed(dst, src, loc);
+  if (Empty(dst)) return;
+  Recorder& to = state_->recorder;
+  Instr& instr =
+      to.Add(Op::kLoadL1, Pipe::kMte2, -1, src.dtype, dst.rows(), dst.cols(), {to.Writes(dst)}, loc);
+  to.SetAccess(instr, AccessOf(*state_->context.chip, src, Path::kGmToL1, /*writes=*/false));
+}
+
+void TraceCube::StorePacked(const PackedGm& dst, TileRef src, Loc loc) {
+  if (state_->with_data) host_.StorePacked(dst, src, loc);
+  if (Empty(src)) return;
+  Recorder& to = state_->recorder;
+  Instr& instr =
+      to.Add(Op::kStorePacked, Pipe::kMte3, -1, dst.dtype, src.rows(), src.cols(), {to.Reads(src)}, loc);
+  to.SetAccess(instr, AccessOf(*state_->context.chip, dst, Path::kL1ToGm, /*writes=*/true));
+}
+
+void TraceCube::LoadL0A(TileRef dst, TileRef src, Loc loc) {
+  if (state_->with_data) host_.LoadL0A(dst, src, loc);
+  if (Empty(dst)) return;
+  Recorder& to = state_->recorder;
+  to.Add(Op::kLoadL0A, Pipe::kMte1, -1, src.dtype(), src.rows(), src.cols(), {to.Reads(src), to.Writes(dst)},
+         loc);
+}
+
+void TraceCube::LoadL0B(TileRef dst, TileRef src, Loc loc) {
+  if (state_->with_data) host_.LoadL0B(dst, src, loc);
+  if (Empty(dst)) return;
+  Recorder& to = state_->recorder;
+  to.Add(Op::kLoadL0B, Pipe::kMte1, -1, src.dtype(), src.rows(), src.cols(), {to.Reads(src), to.Writes(dst)},
+         loc);
+}
+
+void TraceCube::LoadBias(TileRef dst, const Gm& row, Loc loc) {
+  if (state_->with_data) host_.LoadBias(dst, row, loc);
+  if (Empty(dst)) return;
+  Recorder& to = state_->recorder;
+  const TileRef staged(state_->BiasStage(*dst.slot), {0, 1}, dst.col_part);
+  Instr& instr = to.Add(Op::kLoadBias, Pipe::kMte2, -1, row.dtype(), 1, row.cols, {to.Writes(staged)}, loc);
+  to.SetAccess(instr, AccessOf(row, Path::kGmToL1, /*writes=*/false));
+  to.Add(Op::kLoadBT, Pipe::kMte1, -1, row.dtype(), 1, row.cols, {to.Reads(staged), to.Writes(dst)}, loc);
+}
+
+void TraceCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bias, Loc loc) {
+  if (state_->with_data) host_.Mmad(c, a, b, start, bias, loc);
+  if (Empty(c)) return;
+  Recorder& to = state_->recorder;
+  // An accumulator that is added to is read and written in place; the write covers both.
+  const OperandUse rows = Empty(a) ? OperandUse() : to.Reads(a), cols = Empty(b) ? OperandUse() : to.Reads(b);
+  const OperandUse start_from = start == MmadStart::kBias ? to.Reads(bias) : OperandUse();
+  Instr& instr = to.Add(Op::kMmad, Pipe::kM, -1, a.dtype(), c.rows(), c.cols(),
+                        {to.Writes(c), rows, cols, start_from}, loc);
+  instr.dims[2] = static_cast<std::int32_t>(a.cols());
+}
+
+void TraceCube::StoreL0C(const Gm& dst, TileRef src, Loc loc) {
+  if (state_->with_data) host_.StoreL0C(dst, src, loc);
+  if (Empty(src)) return;
+  Recorder& to = state_->recorder;
+  Instr& instr =
+      to.Add(Op::kStoreL0C, Pipe::kFix, -1, dst.dtype(), src.rows(), src.cols(), {to.Reads(src)}, loc);
+  to.SetAccess(instr, AccessOf(dst, Path::kL0CToGm, /*writes=*/true));
+}
+
+// ---- Vector, recorded ----
+
+void VectorRecorder::LoadUb(TileRef dst, const Gm& src, Loc loc) {
+  if (Empty(dst)) return;
+  Instr& instr = recorder_->Add(Op::kLoadUb, Pipe::kMte2, lane_, src.dtype(), src.rows, src.cols,
+                                {recorder_->Writes(dst)}, loc);
+  recorder_->SetAccess(instr, AccessOf(src, Path::kGmToUb, /*writes=*/false));
+  if (src.dtype() != dst.dtype()) Cast(dst, dst, loc);
+}
+
+void VectorRecorder::StoreUb(const Gm& dst, TileRef src, Loc loc) {
+  if (Empty(src)) return;
+  if (src.dtype() != dst.dtype()) Cast(src, src, loc);
+  Instr& instr = recorder_->Add(Op::kStoreUb, Pipe::kMte3, lane_, dst.dtype(), dst.rows, dst.cols,
+                                {recorder_->Reads(src)}, loc);
+  recorder_->SetAccess(instr, AccessOf(dst, Path::kUbToGm, /*writes=*/true));
+}
+
+void VectorRecorder::Fill(TileRef x, float, Loc loc) {
+  if (!Empty(x)) AddV(Op::kFill, x.dtype(), x, {recorder_->Writes(x)}, loc);
+}
+
+void VectorRecorder::Cast(TileRef dst, TileRef a, Loc loc) {
+  if (Empty(dst)) return;
+  AddV(Op::kCast, Widest(dst.dtype(), a.dtype()), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
+}
+
+void VectorRecorder::Scalar(ScalarOp op, TileRef dst, TileRef a, float, Loc loc) {
+  if (Empty(dst)) return;
+  AddV(op == ScalarOp::kMul ? Op::kMulScalar : Op::kMaxScalar, a.dtype(), a,
+       {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
+}
+
+void VectorRecorder::Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc loc) {
+  if (Empty(dst)) return;
+  Instr& instr =
+      AddV(OpOf(op), a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a), recorder_->Reads(b)}, loc);
+  instr.broadcasts = b.cols() == 1 && a.cols() > 1;
+}
+
+void VectorRecorder::Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc) {
+  if (Empty(dst)) return;
+  AddV(op == UnaryOp::kExp ? Op::kExp : Op::kLn, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a)},
+       loc);
+}
+
+void VectorRecorder::Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc) {
+  if (Empty(dst)) return;
+  AddV(op == ReduceOp::kMax ? Op::kRowMax : Op::kRowSum, a.dtype(), a,
+       {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
+}
+
+void VectorRecorder::MaskAbove(TileRef x, Loc loc) {
+  if (!Empty(x)) AddV(Op::kMaskAbove, x.dtype(), x, {recorder_->Writes(x), recorder_->Reads(x)}, loc);
+}
+
+void VectorRecorder::AddInt(TileRef dst, TileRef a, TileRef b, Loc loc) {
+  if (Empty(dst)) return;
+  AddV(Op::kAddInt, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a), recorder_->Reads(b)}, loc);
+}
+
+void VectorRecorder::ColumnSum(TileRef dst, TileRef a, Loc loc) {
+  if (Empty(dst)) return;
+  if (Empty(a)) return Fill(dst, 0, loc);
+  AddV(Op::kColumnSum, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
+}
+
+void VectorRecorder::ExclusiveScan(TileRef dst, TileRef a, Loc loc) {
+  const OperandUse source = Empty(a) ? OperandUse() : recorder_->Reads(a);
+  Instr& instr = AddV(Op::kExclusiveScan, dst.dtype(), dst, {recorder_->Writes(dst), source}, loc);
+  // Every pass adds what is 1, 2, 4, .. elements to the left.
+  instr.dims[2] = static_cast<std::int32_t>(std::bit_width(static_cast<std::uint64_t>(dst.cols())));
+}
+
+void VectorRecorder::ReadScalar(TileRef a, std::int64_t j, Loc loc) {
+  const TileRef element = a.Cols({j, j + 1});
+  recorder_->Add(Op::kReadScalar, Pipe::kS, lane_, a.dtype(), 1, 1, {recorder_->Reads(element)}, loc);
+}
+
+void VectorRecorder::Histogram(TileRef counts, TileRef ids, Loc loc) {
+  if (Empty(counts) || Empty(ids)) return;
+  recorder_->Add(Op::kHistogram, Pipe::kS, lane_, ids.dtype(), ids.rows(), ids.cols(),
+                 {recorder_->Writes(counts), recorder_->Reads(ids)}, loc);
+}
+
+void VectorRecorder::Rank(TileRef ranks, TileRef next, TileRef ids, Loc loc) {
+  if (Empty(next) || Empty(ids)) return;
+  recorder_->Add(Op::kRank, Pipe::kS, lane_, ids.dtype(), ids.rows(), ids.cols(),
+                 {recorder_->Writes(ranks), recorder_->Writes(next), recorder_->Reads(ids)}, loc);
+}
+
+void VectorRecorder::MoveToUb(TileRef dst, TileRef src, Loc loc) {
+  if (Empty(dst)) return;
+  const Operand between = recorder_->WorkspaceOf(dst);
+  Instr& send = recorder_->Add(Op::kSendL0C, Pipe::kFix, -1, src.dtype(), src.rows(), src.cols(),
+                               {recorder_->Reads(src), recorder_->Writes(between)}, loc);
+  recorder_->SetAccess(send, recorder_->AccessOf(between, Path::kL0CToGm, /*writes=*/true));
+  Instr& receive = recorder_->Add(Op::kReceiveUb, Pipe::kMte2, lane_, dst.dtype(), dst.rows(), dst.cols(),
+                                  {recorder_->Reads(between), recorder_->Writes(dst)}, loc);
+  recorder_->SetAccess(receive, recorder_->AccessOf(between, Path::kGmToUb, /*writes=*/false));
+}
+
+void VectorRecorder::MoveToL1(TileRef dst, TileRef src, Loc loc) {
+  if (Empty(dst)) return;
+  const Operand between = recorder_->WorkspaceOf(dst);
+  Instr& send = recorder_->Add(Op::kSendUb, Pipe::kMte3, lane_, src.dtype(), src.rows(), src.cols(),
+                               {recorder_->Reads(src), recorder_->Writes(between)}, loc);
+  recorder_->SetAccess(send, recorder_->AccessOf(between, Path::kUbToGm, /*writes=*/true));
+  Instr& receive = recorder_->Add(Op::kReceiveL1, Pipe::kMte2, -1, dst.dtype(), dst.rows(), dst.cols(),
+                                  {recorder_->Reads(between), recorder_->Writes(dst)}, loc);
+  recorder_->SetAccess(receive, recorder_->AccessOf(between, Path::kGmToL1Nd2Nz, /*writes=*/false));
+}
+
+// ---- Vector ----
+
+void TraceVector::LoadUb(TileRef dst, const Gm& src, Loc loc) {
+  if (state_->Computes(dst)) {
+    CUBIST_CHECK(Empty(dst) || src.data() != nullptr,
+                 std::string("no data in index tensor ") + src.tensor->name);
+    host_.LoadUb(dst, src, loc);
+  }
+  record_.LoadUb(dst, src, loc);
+}
+
+void TraceVector::StoreUb(const Gm& dst, TileRef src, Loc loc) {
+  if (state_->Computes(src) && dst.data() != nullptr) host_.StoreUb(dst, src, loc);
+  record_.StoreUb(dst, src, loc);
+}
+
+void TraceVector::Fill(TileRef x, float value, Loc loc) {
+  if (state_->with_data) host_.Fill(x, value, loc);
+  record_.Fill(x, value, loc);
+}
+
+void TraceVector::Cast(TileRef dst, TileRef a, Loc loc) {
+  if (state_->Computes(dst)) host_.Cast(dst, a, loc);
+  record_.Cast(dst, a, loc);
+}
+
+void TraceVector::Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc loc) {
+  if (state_->with_data) host_.Scalar(op, dst, a, value, loc);
+  record_.Scalar(op, dst, a, value, loc);
+}
+
+void TraceVector::Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc loc) {
+  if (state_->with_data) host_.Binary(op, dst, a, b, loc);
+  record_.Binary(op, dst, a, b, loc);
+}
+
+void TraceVector::Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc) {
+  if (state_->with_data) host_.Unary(op, dst, a, loc);
+  record_.Unary(op, dst, a, loc);
+}
+
+void TraceVector::Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc) {
+  if (state_->with_data) host_.Reduce(op, dst, a, loc);
+  record_.Reduce(op, dst, a, loc);
+}
+
+void TraceVector::MaskAbove(TileRef x, std::int64_t diagonal, Loc loc) {
+  if (state_->with_data) host_.MaskAbove(x, diagonal, loc);
+  record_.MaskAbove(x, loc);
+}
+
+void TraceVector::FillInt(TileRef x, std::int32_t value, Loc loc) {
+  host_.FillInt(x, value, loc);
+  record_.Fill(x, 0, loc);
+}
+
+void TraceVector::AddInt(TileRef dst, TileRef a, TileRef b, Loc loc) {
+  host_.AddInt(dst, a, b, loc);
+  record_.AddInt(dst, a, b, loc);
+}
+
+void TraceVector::ColumnSum(TileRef dst, TileRef a, Loc loc) {
+  host_.ColumnSum(dst, a, loc);
+  record_.ColumnSum(dst, a, loc);
+}
+
+void TraceVector::ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc) {
+  host_.ExclusiveScan(dst, a, initial, loc);
+  record_.ExclusiveScan(dst, a, loc);
+}
+
+std::int64_t TraceVector::ReadInt(TileRef a, std::int64_t j, Loc loc) {
+  record_.ReadScalar(a, j, loc);
+  return host_.ReadInt(a, j, loc);
+}
+
+float TraceVector::ReadFloat(TileRef a, std::int64_t j, Loc loc) {
+  record_.ReadScalar(a, j, loc);
+  return state_->with_data ? host_.ReadFloat(a, j, loc) : 1.0f;
+}
+
+void TraceVector::SoftmaxStep(TileRef p, TileRef s, TileRef m_new, TileRef m_old, TileRef l, float scale,
+                              Loc loc) {
+  if (state_->with_data) host_.SoftmaxStep(p, s, m_new, m_old, l, scale, loc);
+  if (!Empty(s)) ExpandSoftmaxStep(record_, p, s, m_new, m_old, l, scale, loc);
+}
+
+void TraceVector::MulAdd(TileRef acc, TileRef factor, TileRef x, Loc loc) {
+  if (state_->with_data) host_.MulAdd(acc, factor, x, loc);
+  ExpandMulAdd(record_, acc, factor, x, loc);
+}
+
+void TraceVector::WeightedSum(TileRef acc, TileRef scratch, std::span<const TileRef> rows,
+                              std::span<const float> weights, Accumulate accumulate, Loc loc) {
+  if (state_->with_data) host_.WeightedSum(acc, scratch, rows, weights, accumulate, loc);
+  ExpandWeightedSum(record_, acc, scratch, rows, weights, accumulate, loc);
+}
+
+void TraceVector::Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc) {
+  host_.Histogram(counts, ids, first, loc);
+  record_.Histogram(counts, ids, loc);
+}
+
+void TraceVector::Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc) {
+  host_.Rank(ranks, next, ids, first, loc);
+  record_.Rank(ranks, next, ids, loc);
+}
+
+void TraceVector::MoveToUb(TileRef dst, TileRef src, Loc loc) {
+  if (state_->with_data) host_.MoveToUb(dst, src, loc);
+  record_.MoveToUb(dst, src, loc);
+}
+
+void TraceVector::MoveToL1(TileRef dst, TileRef src, Loc loc) {
+  if (state_->with_data) host_.MoveToL1(dst, src, loc);
+  record_.MoveToL1(dst, src, loc);
+}
+
+}  // namespace cubist::trace

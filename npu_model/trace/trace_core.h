@@ -1,0 +1,218 @@
+// The model executor's cores: they record. Each untyped method notes one instruction of core.h (a composite:
+// its expansion) and, with data, lets the host executor's body compute it on the same slots.
+//
+// Without data only control is computed: instructions on int32 and int64 tiles run their bodies, because
+// kernels steer by what they read from them. Float tiles then have no storage, and ReadScalar of one gives 1.
+#ifndef CUBIST_NPU_MODEL_TRACE_TRACE_CORE_H_
+#define CUBIST_NPU_MODEL_TRACE_TRACE_CORE_H_
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "npu_model/core.h"
+#include "npu_model/host/host_core.h"
+#include "npu_model/host/scratch.h"
+#include "npu_model/trace/record.h"
+
+namespace cubist {
+namespace trace {
+
+// Writes a CoreRecord: interns operands, accesses and source lines.
+class Recorder {
+ public:
+  explicit Recorder(CoreRecord* out) : out_(out) {}
+
+  void AddSlots(const Slot* slots, int stages);
+  // The hand-over slot in GM that belongs to a destination slot, as an operand of the same rectangle.
+  Operand WorkspaceOf(const TileRef& dst);
+  GmAccess AccessOf(const Operand& workspace, Path path, bool writes) const;
+
+  static Operand OperandOf(const TileRef& tile);
+  OperandUse Reads(const Operand& operand) { return {Intern(operand), false}; }
+  OperandUse Reads(const TileRef& tile) { return Reads(OperandOf(tile)); }
+  OperandUse Writes(const Operand& operand) { return {Intern(operand), true}; }
+  OperandUse Writes(const TileRef& tile) { return Writes(OperandOf(tile)); }
+
+  Instr& Add(Op op, Pipe pipe, int lane, DType dtype, std::int64_t rows, std::int64_t cols,
+             std::initializer_list<OperandUse> uses, const Loc& loc);
+  void SetAccess(Instr& instr, const GmAccess& access);
+
+ private:
+  std::uint32_t Intern(const Operand& operand);
+  std::uint32_t InternLine(const Loc& loc);
+  void Rehash();
+
+  CoreRecord* out_;
+  std::vector<std::uint32_t> table_ =
+      std::vector<std::uint32_t>(1024, OperandUse::kNone);  // Open addressing.
+  std::vector<std::int32_t> workspace_of_;                  // By slot id; -1 for none yet.
+  std::array<std::uint32_t, 64> last_lines_{};              // By line number.
+};
+
+// What the cores of one recorded AI core share.
+struct TraceState {
+  TraceState(const ChipSpec& chip, Scratch& scratch, int index, int count, bool with_data, CoreRecord* out)
+      : context(chip, scratch, index, count), with_data(with_data), recorder(out) {}
+
+  Slot* Allocate(const SlotRequest& request, int lane);
+  Slot* BiasStage(const Slot& bt);
+  // Whether the instruction's result is computed.
+  bool Computes(const TileRef& tile) const { return with_data || !IsFloat(tile.dtype()); }
+
+  HostContext context;
+  bool with_data;
+  Recorder recorder;
+  std::vector<Slot*> bias_stages;  // In L1, by id of the BT slot.
+};
+
+// GM bytes of a view or of a packed block, in their stored orientation.
+GmAccess AccessOf(const Gm& gm, Path path, bool writes);
+GmAccess AccessOf(const ChipSpec& chip, const PackedGm& packed, Path path, bool writes);
+
+class TraceCube {
+ public:
+  explicit TraceCube(TraceState& state) : state_(&state), host_(state.context) {}
+
+  Slot* Allocate(const SlotRequest& request) { return state_->Allocate(request, -1); }
+  int index() const { return state_->context.index; }
+  int count() const { return state_->context.count; }
+
+  void LoadL1(TileRef dst, const Gm& src, Loc loc = {});
+  void LoadL1Packed(TileRef dst, const PackedGm& src, Loc loc = {});
+  void StorePacked(const PackedGm& dst, TileRef src, Loc loc = {});
+  void LoadL0A(TileRef dst, TileRef src, Loc loc = {});
+  void LoadL0B(TileRef dst, TileRef src, Loc loc = {});
+  void LoadBias(TileRef dst, const Gm& row, Loc loc = {});
+  void Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bias, Loc loc = {});
+  void StoreL0C(const Gm& dst, TileRef src, Loc loc = {});
+
+ private:
+  TraceState* state_;
+  HostCube host_;
+};
+
+// Records primitive Vector instructions; the expansions of composites.h run on it.
+class VectorRecorder {
+ public:
+  VectorRecorder(Recorder& recorder, int lane) : recorder_(&recorder), lane_(lane) {}
+
+  void LoadUb(TileRef dst, const Gm& src, Loc loc);
+  void StoreUb(const Gm& dst, TileRef src, Loc loc);
+  void Fill(TileRef x, float value, Loc loc);
+  void Cast(TileRef dst, TileRef a, Loc loc);
+  void Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc loc);
+  void Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc loc);
+  void Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc);
+  void Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc);
+  void MaskAbove(TileRef x, Loc loc);
+  void AddInt(TileRef dst, TileRef a, TileRef b, Loc loc);
+  void ColumnSum(TileRef dst, TileRef a, Loc loc);
+  void ExclusiveScan(TileRef dst, TileRef a, Loc loc);
+  void ReadScalar(TileRef a, std::int64_t j, Loc loc);
+  void Histogram(TileRef counts, TileRef ids, Loc loc);
+  void Rank(TileRef ranks, TileRef next, TileRef ids, Loc loc);
+  void MoveToUb(TileRef dst, TileRef src, Loc loc);
+  void MoveToL1(TileRef dst, TileRef src, Loc loc);
+
+ private:
+  Instr& AddV(Op op, DType dtype, const TileRef& work, std::initializer_list<OperandUse> uses,
+              const Loc& loc) {
+    return recorder_->Add(op, Pipe::kV, lane_, dtype, work.rows(), work.cols(), uses, loc);
+  }
+
+  Recorder* recorder_;
+  int lane_;
+};
+
+class TraceVector {
+ public:
+  TraceVector(TraceState& state, int lane)
+      : state_(&state), lane_(lane), host_(state.context, lane), record_(state.recorder, lane) {}
+
+  Slot* Allocate(const SlotRequest& request) { return state_->Allocate(request, lane_); }
+  int index() const { return state_->context.index; }
+  int count() const { return state_->context.count; }
+
+  void LoadUb(TileRef dst, const Gm& src, Loc loc = {});
+  void StoreUb(const Gm& dst, TileRef src, Loc loc = {});
+  void Fill(TileRef x, float value, Loc loc = {});
+  void Cast(TileRef dst, TileRef a, Loc loc = {});
+  void Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc loc = {});
+  void Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc loc = {});
+  void Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc = {});
+  void Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc = {});
+  void MaskAbove(TileRef x, std::int64_t diagonal, Loc loc = {});
+  void FillInt(TileRef x, std::int32_t value, Loc loc = {});
+  void AddInt(TileRef dst, TileRef a, TileRef b, Loc loc = {});
+  void ColumnSum(TileRef dst, TileRef a, Loc loc = {});
+  void ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc = {});
+  std::int64_t ReadInt(TileRef a, std::int64_t j, Loc loc = {});
+  float ReadFloat(TileRef a, std::int64_t j, Loc loc = {});
+
+  void SoftmaxStep(TileRef p, TileRef s, TileRef m_new, TileRef m_old, TileRef l, float scale, Loc loc = {});
+  void MulAdd(TileRef acc, TileRef factor, TileRef x, Loc loc = {});
+  void WeightedSum(TileRef acc, TileRef scratch, std::span<const TileRef> rows,
+                   std::span<const float> weights, Accumulate accumulate, Loc loc = {});
+  void Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc = {});
+  void Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc = {});
+
+  void MoveToUb(TileRef dst, TileRef src, Loc loc = {});
+  void MoveToL1(TileRef dst, TileRef src, Loc loc = {});
+
+ private:
+  TraceState* state_;
+  int lane_;
+  HostVector host_;
+  VectorRecorder record_;
+};
+
+}  // namespace trace
+
+// A Vector core that records. On its own: one of a launch on all Vector cores.
+class TraceVectorCore : private trace::TraceState, public VectorFront<trace::TraceVector> {
+ public:
+  TraceVectorCore(const ChipSpec& chip, Scratch& scratch, int index, int count, bool with_data,
+                  trace::CoreRecord* out)
+      : TraceState(chip, scratch, index, count, with_data, out),
+        VectorFront<trace::TraceVector>(static_cast<TraceState&>(*this), 0) {}
+  TraceVectorCore(const TraceVectorCore&) = delete;
+  TraceVectorCore& operator=(const TraceVectorCore&) = delete;
+
+  using VectorFront<trace::TraceVector>::Allocate;
+
+  // Empty, or which ring overflowed which buffer (Arena::finding).
+  const std::string& finding() const { return context.arena.finding(); }
+};
+static_assert(VectorCore<TraceVectorCore>);
+
+// An AI core that records: one Cube core and the chip's number of Vector cores.
+class TraceAiCore : private trace::TraceState, public CubeFront<trace::TraceCube> {
+ public:
+  TraceAiCore(const ChipSpec& chip, Scratch& scratch, int index, int count, bool with_data,
+              trace::CoreRecord* out)
+      : TraceState(chip, scratch, index, count, with_data, out),
+        CubeFront<trace::TraceCube>(static_cast<TraceState&>(*this)) {
+    vectors_.reserve(static_cast<std::size_t>(chip.vector_per_cube));
+    for (int lane = 0; lane < chip.vector_per_cube; ++lane)
+      vectors_.emplace_back(static_cast<TraceState&>(*this), lane);
+  }
+  TraceAiCore(const TraceAiCore&) = delete;
+  TraceAiCore& operator=(const TraceAiCore&) = delete;
+
+  using CubeFront<trace::TraceCube>::Allocate;
+
+  std::span<VectorFront<trace::TraceVector>> vectors() { return vectors_; }
+  const std::string& finding() const { return context.arena.finding(); }
+
+ private:
+  std::vector<VectorFront<trace::TraceVector>> vectors_;
+};
+static_assert(AiCore<TraceAiCore>);
+
+}  // namespace cubist
+
+#endif  // CUBIST_NPU_MODEL_TRACE_TRACE_CORE_H_

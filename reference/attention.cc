@@ -1,0 +1,143 @@
+#include "reference/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+#include "reference/bounds.h"
+
+namespace cubist::reference {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+double At(const ConstTensor& x, std::int64_t b, std::int64_t n, std::int64_t s, std::int64_t d) {
+  return LoadFloat(x.data, x.dtype, b * x.stride(0) + n * x.stride(1) + s * x.stride(2) + d * x.stride(3));
+}
+
+std::int64_t ScoreTerms(const AttentionArgs& args) {
+  return args.q.size(3) + (args.q_rope.given() ? args.q_rope.size(3) : 0);
+}
+
+double Scale(const AttentionArgs& args) {
+  return args.scale.value_or(1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(ScoreTerms(args), 1))));
+}
+
+// The row sees keys [0, VisibleKeys).
+std::int64_t VisibleKeys(const AttentionArgs& args, std::int64_t query) {
+  const std::int64_t sq = args.q.size(2), skv = args.k.size(2);
+  switch (args.mask) {
+    case Mask::kTopLeft:
+      return std::min(query + 1, skv);
+    case Mask::kBottomRight:
+      return std::clamp<std::int64_t>(query + 1 + skv - sq, 0, skv);
+    default:
+      return skv;
+  }
+}
+
+struct Score {
+  double value = 0;
+  double magnitude = 0;
+};
+
+// Adds q . k over the last dimension; k has one head, or one per group.
+void AddDot(const ConstTensor& q, const ConstTensor& k, const AttentionRow& row, std::int64_t group,
+            std::int64_t key, Score& score) {
+  const std::int64_t k_head = k.size(1) == 1 ? 0 : group;
+  for (std::int64_t d = 0; d < q.size(3); ++d) {
+    const double product = At(q, row.batch, row.head, row.query, d) * At(k, row.batch, k_head, key, d);
+    score.value += product;
+    score.magnitude += std::abs(product);
+  }
+}
+
+Score ScoreOf(const AttentionArgs& args, const AttentionRow& row, std::int64_t group, std::int64_t key) {
+  Score score;
+  AddDot(args.q, args.k, row, group, key, score);
+  if (args.q_rope.given()) AddDot(args.q_rope, args.k_rope, row, group, key, score);
+  const double scale = Scale(args);
+  return {scale * score.value, std::abs(scale) * score.magnitude};
+}
+
+void AppendRow(const AttentionArgs& args, const AttentionRow& row, AttentionResult& result) {
+  const std::int64_t group = row.head / (args.q.size(1) / args.k.size(1));
+  const std::int64_t keys = VisibleKeys(args, row.query);
+
+  std::vector<double> p;  // The scores, then their exponentials.
+  double m = -kInfinity, max_magnitude = 0;
+  for (std::int64_t j = 0; j < keys; ++j) {
+    const Score score = ScoreOf(args, row, group, j);
+    p.push_back(score.value);
+    m = std::max(m, score.value);
+    max_magnitude = std::max(max_magnitude, score.magnitude);
+  }
+  const bool empty = std::all_of(p.begin(), p.end(), [](double s) { return s == -kInfinity; });
+
+  double l = 0;
+  for (double& s : p) {
+    s = empty ? 0 : std::exp(s - m);
+    l += s;
+  }
+  result.lse.push_back(empty ? -kInfinity : m + std::log(l));
+  result.max_score.push_back(max_magnitude);
+  result.keys.push_back(keys);
+
+  for (std::int64_t d = 0; d < args.v.size(3); ++d) {
+    double out = 0, abs_out = 0, abs_v = 0;
+    for (std::int64_t j = 0; j < keys && !empty; ++j) {
+      const double v = At(args.v, row.batch, group, j, d);
+      out += p[j] / l * v;
+      abs_out += p[j] / l * std::abs(v);
+      abs_v += std::abs(v);
+    }
+    result.out.push_back(out);
+    result.abs_out.push_back(abs_out);
+    result.abs_v.push_back(abs_v);
+  }
+}
+
+AttentionRowBound RowBound(const AttentionArgs& args, const AttentionResult& result, std::size_t row) {
+  return {.score_terms = ScoreTerms(args),
+          .keys = result.keys[row],
+          .input = args.q.dtype,
+          .max_score = result.max_score[row]};
+}
+
+}  // namespace
+
+AttentionResult Attention(const AttentionArgs& args, std::span<const AttentionRow> rows) {
+  AttentionResult result;
+  for (const AttentionRow& row : rows) AppendRow(args, row, result);
+  return result;
+}
+
+std::vector<AttentionRow> AllRows(const AttentionArgs& args) {
+  std::vector<AttentionRow> rows;
+  for (std::int64_t batch = 0; batch < args.q.size(0); ++batch) {
+    for (std::int64_t head = 0; head < args.q.size(1); ++head) {
+      for (std::int64_t query = 0; query < args.q.size(2); ++query) rows.push_back({batch, head, query});
+    }
+  }
+  return rows;
+}
+
+std::vector<double> OutBounds(const AttentionArgs& args, const AttentionResult& result, DType output) {
+  std::vector<double> bounds;
+  for (std::size_t i = 0; i < result.out.size(); ++i) {
+    const AttentionRowBound row = RowBound(args, result, i / static_cast<std::size_t>(args.v.size(3)));
+    bounds.push_back(row.Out(output, result.out[i], result.abs_out[i], result.abs_v[i]));
+  }
+  return bounds;
+}
+
+std::vector<double> LseBounds(const AttentionArgs& args, const AttentionResult& result) {
+  std::vector<double> bounds;
+  for (std::size_t i = 0; i < result.lse.size(); ++i) {
+    bounds.push_back(RowBound(args, result, i).Lse(result.lse[i]));
+  }
+  return bounds;
+}
+
+}  // namespace cubist::reference

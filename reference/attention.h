@@ -1,0 +1,61 @@
+// Attention, naively: what the kernel's answer is measured against.
+#ifndef CUBIST_REFERENCE_ATTENTION_H_
+#define CUBIST_REFERENCE_ATTENTION_H_
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "npu_model/types.h"
+
+namespace cubist::reference {
+
+// Which keys query i sees: all; j <= i; or j <= i + (Skv - Sq).
+enum class Mask { kNone, kTopLeft, kBottomRight };
+
+//   q (B, Nq, Sq, Dqk), k (B, Nkv, Skv, Dqk), v (B, Nkv, Skv, Dv)
+//   q_rope (B, Nq, Sq, Dr), k_rope (B, Nkv or 1, Skv, Dr), or neither given
+struct AttentionArgs {
+  ConstTensor q, k, v;
+  ConstTensor q_rope = {}, k_rope = {};
+  std::optional<double> scale = {};  // 1 / sqrt(Dqk + Dr) by default
+  Mask mask = Mask::kNone;
+};
+
+// One row of the answer.
+struct AttentionRow {
+  std::int64_t batch = 0, head = 0, query = 0;
+};
+
+// One entry, or one entry per output column, for each row asked for.
+struct AttentionResult {
+  std::vector<double> out;  // (rows, Dv)
+  std::vector<double> lse;  // (rows)
+
+  // What error bounds are made of; p_j is the weight of key j, and sums run over the keys that the row sees.
+  std::vector<double> abs_out;     // (rows, Dv): sum of p_j |v_j|
+  std::vector<double> abs_v;       // (rows, Dv): sum of |v_j|
+  std::vector<double> max_score;   // (rows): max of |scale| * (|q| . |k_j| + |q_rope| . |k_rope_j|)
+  std::vector<std::int64_t> keys;  // (rows): how many keys the row sees
+};
+
+// With g = head / (Nq / Nkv), for the keys j that the row sees:
+//   s(j) = scale * (q . k(g, j) + q_rope . k_rope(g, j));   lse = log(sum of exp(s(j)));   out = sum of
+//   exp(s(j) - lse) * v(g, j)
+// Two passes over the scores (maximum, then weights), in double. Masked keys and values are not read. A row
+// that sees no key, or only scores of -inf, gives out = 0 and lse = -inf; NaN propagates, and a score of +inf
+// gives NaN. With Dqk + Dr = 0 every score is 0.
+AttentionResult Attention(const AttentionArgs& args, std::span<const AttentionRow> rows);
+
+// All rows, in the order of a row-major (B, Nq, Sq).
+std::vector<AttentionRow> AllRows(const AttentionArgs& args);
+
+// How far each element of a kernel's out and lse may be from the reference's; see AttentionRowBound in
+// bounds.h.
+std::vector<double> OutBounds(const AttentionArgs& args, const AttentionResult& result, DType output);
+std::vector<double> LseBounds(const AttentionArgs& args, const AttentionResult& result);
+
+}  // namespace cubist::reference
+
+#endif  // CUBIST_REFERENCE_ATTENTION_H_

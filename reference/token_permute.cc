@@ -1,0 +1,105 @@
+#include "reference/token_permute.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <numeric>
+
+#include "reference/bounds.h"
+
+namespace cubist::reference {
+namespace {
+
+double At(const ConstTensor& x, std::int64_t i, std::int64_t j) {
+  return LoadFloat(x.data, x.dtype, i * x.stride(0) + j * x.stride(1));
+}
+
+std::vector<std::int64_t> Iota(std::int64_t n) {
+  std::vector<std::int64_t> values(static_cast<std::size_t>(n));
+  std::iota(values.begin(), values.end(), std::int64_t{0});
+  return values;
+}
+
+std::int64_t KeptRows(std::int64_t slots, std::int64_t num_out_tokens) {
+  if (num_out_tokens > 0) return std::min(num_out_tokens, slots);
+  return std::max<std::int64_t>(slots + num_out_tokens, 0);
+}
+
+}  // namespace
+
+Routing Route(ConstTensor topk_ids, std::int64_t num_experts, std::int64_t num_out_tokens) {
+  Routing routing;
+  routing.topk = topk_ids.rank == 1 ? 1 : topk_ids.size(1);
+
+  std::vector<std::int64_t> expert;  // of each slot
+  for (std::int64_t t = 0; t < topk_ids.size(0); ++t) {
+    for (std::int64_t j = 0; j < routing.topk; ++j) {
+      const std::int64_t index = t * topk_ids.stride(0) + (topk_ids.rank == 1 ? 0 : j * topk_ids.stride(1));
+      expert.push_back(LoadInt(topk_ids.data, topk_ids.dtype, index));
+    }
+  }
+  const auto slots = static_cast<std::int64_t>(expert.size());
+  routing.rows = KeptRows(slots, num_out_tokens);
+
+  routing.slot_of_row = Iota(slots);
+  std::stable_sort(routing.slot_of_row.begin(), routing.slot_of_row.end(),
+                   [&](std::int64_t a, std::int64_t b) { return expert[a] < expert[b]; });
+  routing.sorted_indices.resize(expert.size());
+  for (std::int64_t r = 0; r < slots; ++r) {
+    routing.sorted_indices[routing.slot_of_row[r]] = static_cast<std::int32_t>(r);
+  }
+  routing.expert_counts.resize(static_cast<std::size_t>(num_experts));
+  for (std::int64_t e : expert) ++routing.expert_counts[e];
+  return routing;
+}
+
+std::vector<double> Permute(ConstTensor tokens, const Routing& routing, std::span<const std::int64_t> rows) {
+  std::vector<double> permuted;
+  for (std::int64_t r : rows) {
+    const std::int64_t t = routing.slot_of_row[r] / routing.topk;
+    for (std::int64_t h = 0; h < tokens.size(1); ++h) permuted.push_back(At(tokens, t, h));
+  }
+  return permuted;
+}
+
+std::vector<double> Permute(ConstTensor tokens, const Routing& routing) {
+  return Permute(tokens, routing, Iota(routing.rows));
+}
+
+UnpermuteResult Unpermute(ConstTensor permuted, ConstTensor sorted_indices, ConstTensor probs,
+                          std::span<const std::int64_t> tokens) {
+  const std::int64_t topk = probs.given() ? probs.size(1) : 1;
+  UnpermuteResult result;
+  for (std::int64_t t : tokens) {
+    for (std::int64_t h = 0; h < permuted.size(1); ++h) {
+      double out = 0, magnitude = 0;
+      for (std::int64_t j = 0; j < topk; ++j) {
+        const std::int64_t row =
+            LoadInt(sorted_indices.data, sorted_indices.dtype, (t * topk + j) * sorted_indices.stride(0));
+        const double prob = probs.given() ? At(probs, t, j) : 1.0;
+        if (row < 0 || row >= permuted.size(0) || prob == 0) continue;
+        out += prob * At(permuted, row, h);
+        magnitude += std::abs(prob * At(permuted, row, h));
+      }
+      result.out.push_back(out);
+      result.magnitude.push_back(magnitude);
+    }
+  }
+  return result;
+}
+
+UnpermuteResult Unpermute(ConstTensor permuted, ConstTensor sorted_indices, ConstTensor probs) {
+  return Unpermute(permuted, sorted_indices, probs,
+                   Iota(probs.given() ? probs.size(0) : sorted_indices.size(0)));
+}
+
+std::vector<double> UnpermuteBounds(const UnpermuteResult& result, ConstTensor probs, DType output) {
+  std::vector<double> bounds;
+  for (std::size_t i = 0; i < result.out.size(); ++i) {
+    bounds.push_back(
+        probs.given() ? WeightedSumBound(probs.size(1), output, result.out[i], result.magnitude[i]) : 0);
+  }
+  return bounds;
+}
+
+}  // namespace cubist::reference

@@ -1,0 +1,55 @@
+// Token permute and unpermute, naively: what the kernels' answers are measured against.
+#ifndef CUBIST_REFERENCE_TOKEN_PERMUTE_H_
+#define CUBIST_REFERENCE_TOKEN_PERMUTE_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "npu_model/types.h"
+
+namespace cubist::reference {
+
+// Where every slot goes. Slot s = t * K + j is token t's j-th route.
+struct Routing {
+  std::int64_t topk = 1;                  // K
+  std::int64_t rows = 0;                  // M: rows that are kept
+  std::vector<std::int64_t> slot_of_row;  // (T * K): slots sorted by expert, stably
+  std::vector<std::int32_t>
+      sorted_indices;  // (T * K): its inverse, the row of each slot; rows >= M were dropped
+  std::vector<std::int32_t> expert_counts;  // (num_experts): slots of each expert, dropped ones included
+};
+
+// topk_ids (T, K), or (T) for K = 1. With L = T * K: M = L if num_out_tokens is 0, min(num_out_tokens, L) if
+// it is positive, max(L + num_out_tokens, 0) if it is negative.
+Routing Route(ConstTensor topk_ids, std::int64_t num_experts, std::int64_t num_out_tokens);
+
+// permuted[r] = tokens[slot_of_row[r] / K] for the given rows r: row-major (rows, H) of tokens (T, H).
+std::vector<double> Permute(ConstTensor tokens, const Routing& routing, std::span<const std::int64_t> rows);
+
+// Every row that is kept: (M, H).
+std::vector<double> Permute(ConstTensor tokens, const Routing& routing);
+
+// Row-major (tokens, H).
+struct UnpermuteResult {
+  std::vector<double> out;
+  std::vector<double> magnitude;  // sum over j of |probs(t, j)| * |row|, which error bounds are made of
+};
+
+// out[t] = sum over j of probs(t, j) * permuted[sorted_indices[t * K + j]], in double, for the given tokens
+// t.
+//   permuted (M, H), sorted_indices (T * K), probs (T, K) or not given: then K = 1 and the weight is 1
+// An index that is negative or >= M adds nothing; a row of probability 0 is not read.
+UnpermuteResult Unpermute(ConstTensor permuted, ConstTensor sorted_indices, ConstTensor probs,
+                          std::span<const std::int64_t> tokens);
+
+// Every token: (T, H).
+UnpermuteResult Unpermute(ConstTensor permuted, ConstTensor sorted_indices, ConstTensor probs);
+
+// How far each element of a kernel's out may be from the reference's; see WeightedSumBound in bounds.h.
+// Without probs rows only move, and the bound is 0.
+std::vector<double> UnpermuteBounds(const UnpermuteResult& result, ConstTensor probs, DType output);
+
+}  // namespace cubist::reference
+
+#endif  // CUBIST_REFERENCE_TOKEN_PERMUTE_H_

@@ -1,0 +1,146 @@
+#!/bin/sh
+# Runs a chosen set of benchmarks, keeps the results as JSON, and prints a table: median and best of every case, its
+# share of the ceiling, and the ratio to the best peer.
+#
+#   scripts/bench.sh [-b BUILD] [-o OUT] [-r REPETITIONS] [-t THREADS] [SET]
+#
+#   SET           targets (default), matmul, attention, permute, peaks, all; or a regular expression of case names
+#   BUILD         build/release; its bin/ holds the benchmark binaries
+#   OUT           BUILD/bench; one JSON file per binary
+#   REPETITIONS   9; all cases of a binary are interleaved at random
+#   THREADS       only cases at this thread count
+set -eu
+
+usage() { sed -n '2,/^set -eu/{/^#/s/^# \{0,1\}//p;}' "$0" >&2; exit 2; }
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+build=$root/build/release out= repetitions=9 threads='[0-9]+'
+while getopts b:o:r:t: option; do
+  case $option in
+    b) build=$OPTARG ;;
+    o) out=$OPTARG ;;
+    r) repetitions=$OPTARG ;;
+    t) threads=$OPTARG ;;
+    *) usage ;;
+  esac
+done
+shift $((OPTIND - 1))
+[ $# -le 1 ] || usage
+set=${1:-targets}
+out=${out:-$build/bench}
+
+matmul= attention= permute=
+case $set in
+  targets)
+    matmul='^(Mmad/.*(fp32/252x256x256|bf16/252x256x512)|Matmul/.*/(fp32|bf16)/NN/2048x2048x2048)'
+    attention='^FlashAttention/.*/bf16/full/8x2048x192x128'
+    permute='^TokenPermute/.*/bf16/uniform/.*of64'
+    ;;
+  matmul) matmul='^(Mmad|Matmul)/' ;;
+  attention) attention='^FlashAttention/.*/8?[0-9]+x(1024|2048|4096|1000)x' ;;
+  permute) permute='^Token' ;;
+  peaks) matmul='^Peak/' ;;
+  all) matmul='.' attention='^FlashAttention' permute='^Token' ;;
+  *) matmul=$set attention=$set permute=$set ;;
+esac
+
+mkdir -p "$out"
+files=
+run() {  # binary, filter
+  [ -n "$2" ] || return 0
+  filter="($2).*/threads:$threads\$"
+  if ! "$build/bin/$1" --benchmark_list_tests=true --benchmark_filter="$filter" 2>/dev/null | grep -q '/threads:'; then
+    return 0
+  fi
+  echo "$1 --benchmark_filter='$filter' --benchmark_enable_random_interleaving=true" \
+       "--benchmark_repetitions=$repetitions" >&2
+  "$build/bin/$1" --benchmark_filter="$filter" --benchmark_enable_random_interleaving=true \
+    --benchmark_repetitions="$repetitions" --benchmark_out="$out/$1.json" >"$out/$1.log" 2>&1 || failed=1
+  files="$files $out/$1.json"
+}
+failed=0
+run matmul_bench "$matmul"
+run flash_attention_bench "$attention"
+run token_permute_bench "$permute"
+if [ -z "$files" ]; then
+  echo "bench.sh: no case matches '$set' in $build/bin" >&2
+  exit 2
+fi
+
+# shellcheck disable=SC2086
+awk '
+  function value(line) { sub(/^[^:]*: */, "", line); sub(/,$/, "", line); gsub(/"/, "", line); return line }
+  function flush() {
+    if (name != "" && type == "iteration") {
+      if (!(name in count)) order[++names] = name
+      if (error != "") errors[name] = error
+      else {
+        rate[name, ++count[name]] = speed
+        share[name, count[name]] = portion
+      }
+    }
+    name = type = error = ""; speed = portion = 0
+  }
+  function sorted(values, key, n,    i, j, x) {
+    for (i = 1; i <= n; ++i) list[i] = values[key, i]
+    for (i = 2; i <= n; ++i) {
+      x = list[i]
+      for (j = i - 1; j >= 1 && list[j] > x; --j) list[j + 1] = list[j]
+      list[j + 1] = x
+    }
+    return n
+  }
+  function median(values, key, n) {
+    if (sorted(values, key, n) == 0) return 0
+    return n % 2 ? list[(n + 1) / 2] : (list[n / 2] + list[n / 2 + 1]) / 2
+  }
+  function best(values, key, n) { return sorted(values, key, n) ? list[n] : 0 }
+  # Kernel/library/dtype/case/threads:n with the library last, and ours first among libraries.
+  function key(name,    part) {
+    split(name, part, "/")
+    sub("/" part[2] "/", "/", name)
+    return name "/" (part[2] ~ /^cubist/ ? " " : "") part[2]
+  }
+  # Products packed beforehand meet only their like.
+  function rival(a, b) { return a != b && (a ~ /_packed$/) == (b ~ /_packed$/) }
+
+  /^    \{/ { flush() }
+  /^ *"name":/ { name = value($0) }
+  /^ *"run_type":/ { type = value($0) }
+  /^ *"error_message":/ { error = value($0) }
+  /^ *"(FLOPS|bytes_per_second)":/ { speed = value($0) + 0 }
+  /^ *"of_peak":/ { if (portion == 0) portion = value($0) + 0 }
+  /^ *"of_(floor|roofline)":/ { portion = value($0) + 0 }
+  END {
+    flush()
+    for (i = 2; i <= names; ++i) {
+      name = order[i]
+      for (j = i - 1; j >= 1 && key(order[j]) > key(name); --j) order[j + 1] = order[j]
+      order[j + 1] = name
+    }
+    printf "%-74s %9s %9s %7s %7s  %s\n", "case (GFLOP/s; Peak/stream and Token*: GB/s)", "median", "best", "share", "best", "best peer, ratio of medians"
+    for (i = 1; i <= names; ++i) {
+      name = order[i]
+      if (name in errors) {
+        printf "%-74s %s\n", name, errors[name]
+        continue
+      }
+      split(name, part, "/")
+      mine = median(rate, name, count[name])
+      peer = ""; peer_rate = 0
+      for (j = 1; j <= names && part[2] ~ /^cubist/; ++j) {
+        split(order[j], other, "/")
+        same = order[j]
+        sub("/" other[2] "/", "/" part[2] "/", same)
+        if (same != name || !rival(other[2], part[2]) || order[j] in errors) continue
+        r = median(rate, order[j], count[order[j]])
+        if (r > peer_rate) { peer = other[2]; peer_rate = r }
+      }
+      printf "%-74s %9.1f %9.1f", name, mine / 1e9, best(rate, name, count[name]) / 1e9
+      if (part[1] == "Peak") print ""
+      else printf " %7.3f %7.3f  %s\n", median(share, name, count[name]), best(share, name, count[name]),
+                  peer == "" ? "" : sprintf("%s %.2f", peer, mine / peer_rate)
+    }
+  }' $files
+echo "JSON:$files" >&2
+exit $failed

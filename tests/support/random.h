@@ -1,0 +1,54 @@
+// Seeded random numbers, the same on every platform.
+#ifndef CUBIST_TESTS_SUPPORT_RANDOM_H_
+#define CUBIST_TESTS_SUPPORT_RANDOM_H_
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <numbers>
+
+namespace cubist::testing {
+
+// The seed of this run: the environment's CUBIST_TEST_SEED, or a fixed number.
+inline std::uint64_t RunSeed() {
+  const char* text = std::getenv("CUBIST_TEST_SEED");
+  return text != nullptr ? std::strtoull(text, nullptr, 0) : 20240607;
+}
+
+// SplitMix64 (Steele, Lea and Flood, 2014). While one lives on the stack, failures print its seed.
+class Random {
+ public:
+  explicit Random(std::uint64_t seed = RunSeed())
+      : trace_(__FILE__, __LINE__, ::testing::Message() << "seed " << seed), state_(seed) {}
+
+  std::uint64_t Bits() {
+    state_ += 0x9e3779b97f4a7c15u;
+    std::uint64_t z = state_;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  // In [low, high].
+  std::int64_t Integer(std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(Bits() % static_cast<std::uint64_t>(high - low + 1));
+  }
+  // In [low, high).
+  double Uniform(double low = 0, double high = 1) {
+    return low + (high - low) * (static_cast<double>(Bits() >> 11) * 0x1p-53);
+  }
+  // Box-Muller; 1 - Uniform() is never 0.
+  double Normal(double mean = 0, double stddev = 1) {
+    const double radius = std::sqrt(-2 * std::log(1 - Uniform()));
+    return mean + stddev * radius * std::cos(2 * std::numbers::pi * Uniform());
+  }
+
+ private:
+  ::testing::ScopedTrace trace_;
+  std::uint64_t state_;
+};
+
+}  // namespace cubist::testing
+
+#endif  // CUBIST_TESTS_SUPPORT_RANDOM_H_

@@ -1,0 +1,227 @@
+// The built `cubist` command as a user calls it: what it prints, writes and returns.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tools/npy.h"
+
+namespace cubist {
+namespace {
+
+using Json = nlohmann::json;
+
+// Small and odd: 3 * 33 tokens, 2 heads, 4 of 16 experts on the device.
+constexpr const char* kToy = R"({
+  "name": "toy", "hidden": 72, "layers": 4, "dense_layers": 1,
+  "attention": {"heads": 8, "q_rank": 33, "kv_rank": 17, "nope_dim": 16, "rope_dim": 8, "v_dim": 24},
+  "moe": {"experts": 16, "shared_experts": 1, "top_k": 2, "ffn": 40, "dense_ffn": 96, "routed_scale": 2.5},
+  "training": {"tensor_parallel": 2, "expert_shards": 4, "sequence": 100, "micro_batch": 3},
+  "run": {"token_scale": 3, "head_scale": 2}
+})";
+
+struct Outcome {
+  int status = -1;
+  std::string out, err;
+};
+
+class CommandTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = ::testing::TempDir() + "cubist_command_" + test->name();
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directory(folder_);
+    std::ofstream(Path("toy.json")) << kToy;
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string Path(const std::string& name) const { return folder_ + "/" + name; }
+  std::string Read(const std::string& name) const {
+    std::ifstream file(Path(name), std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  Outcome Cubist(const std::string& arguments) const {
+    const std::string command = std::string("'") + CUBIST_COMMAND + "' " + arguments + " >'" + Path("out") + "' 2>'" +
+                                Path("err") + "'";
+    const int status = std::system(command.c_str());
+    return {.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1, .out = Read("out"), .err = Read("err")};
+  }
+  Outcome RunToy(const std::string& arguments) const {
+    return Cubist("run --quick --scale 3 --workload '" + Path("toy.json") + "' " + arguments);
+  }
+  // Bad input: status 2, the message, and no trace of a run.
+  void ExpectRefused(const std::string& arguments, const std::string& message) const {
+    SCOPED_TRACE(arguments);
+    const Outcome outcome = RunToy(arguments + " --json '" + Path("rows.json") + "' --output '" + Path("results") + "'");
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_NE(outcome.err.find(message), std::string::npos) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_FALSE(std::filesystem::exists(Path("rows.json")));
+    EXPECT_FALSE(std::filesystem::exists(Path("results")));
+  }
+
+  std::string folder_;
+};
+
+TEST_F(CommandTest, RunsEveryCaseAndWritesItsRows) {
+  const Outcome outcome = RunToy("--json '" + Path("rows.json") + "'");
+  ASSERT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+  const Json json = Json::parse(Read("rows.json"));
+  EXPECT_EQ(json["passed"], true);
+  EXPECT_EQ(json["sequence"], 33);
+  EXPECT_EQ(json["heads"], 2);
+  EXPECT_EQ(json["rows"].size(), 18u);
+  for (const Json& row : json["rows"]) {
+    SCOPED_TRACE(row["case"]);
+    EXPECT_EQ(row["passed"], true);
+    EXPECT_TRUE(row["problems"].empty());
+    EXPECT_GT(row["host_seconds_median"].get<double>(), 0);
+    EXPECT_GE(row["host_seconds_median"].get<double>(), row["host_seconds_best"].get<double>());
+    EXPECT_LE(row["error_over_bound"].get<double>(), 1);
+    EXPECT_EQ(row["rows_checked"], row["rows"]) << "so small a case is checked as a whole";
+    EXPECT_GT(row["modelled"]["seconds"].get<double>(), 0);
+    EXPECT_EQ(row["modelled"]["chip"], "ascend910b2");
+  }
+  EXPECT_NE(outcome.out.find("18 of 18 cases passed"), std::string::npos);
+}
+
+TEST_F(CommandTest, TheTableFits150Columns) {
+  const Outcome outcome = Cubist("run --quick --only out --only permute.skewed --threads 1");
+  ASSERT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+  std::istringstream lines(outcome.out);
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 150u) << line;
+}
+
+// What a run wrote can be read back as input, and gives the same results.
+TEST_F(CommandTest, ResultsAreWrittenAndDependOnInputsAlone) {
+  ASSERT_EQ(RunToy("--seed 5 --threads 1 --output '" + Path("first") + "'").status, 0);
+  ASSERT_EQ(RunToy("--seed 5 --threads 2 --output '" + Path("second") + "'").status, 0);
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(Path("first"))) {
+    const std::string name = entry.path().filename().string();
+    EXPECT_EQ(Read("first/" + name), Read("second/" + name)) << name;
+    ++files;
+  }
+  EXPECT_EQ(files, 9 + 2 * 2 + 2 * 6 - 1) << "attention has two outputs, permute three";
+  OwnedTensor out;
+  ASSERT_TRUE(ReadNpy(Path("first/attention.out.npy"), &out).ok());
+  EXPECT_EQ(out.shape(), (Shape{99, 2, 24}));
+  EXPECT_EQ(out.dtype(), DType::kBF16);
+}
+
+TEST_F(CommandTest, TakesTensorsOfTheUser) {
+  // x (99, 72) = ones, weights (72, 33) = 1/8: every element of q_down's c is 9.
+  OwnedTensor x(DType::kF32, {99, 72}), weight(DType::kF32, {72, 33});
+  std::fill_n(reinterpret_cast<float*>(x.data()), x.count(), 1.0f);
+  std::fill_n(reinterpret_cast<float*>(weight.data()), weight.count(), 0.125f);
+  ASSERT_TRUE(WriteNpy(Path("x.npy"), x.view()).ok());
+  ASSERT_TRUE(WriteNpy(Path("w.npy"), weight.view()).ok());
+  const Outcome outcome = RunToy("--only q_down --input x='" + Path("x.npy") + "' --input q_down.weight='" +
+                                 Path("w.npy") + "' --output '" + Path("results") + "'");
+  ASSERT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+  OwnedTensor c;
+  ASSERT_TRUE(ReadNpy(Path("results/q_down.c.npy"), &c).ok());
+  ASSERT_EQ(c.shape(), (Shape{99, 33}));
+  for (std::int64_t i = 0; i < c.count(); ++i) ASSERT_EQ(LoadFloat(c.data(), c.dtype(), i), 9.0f);
+}
+
+TEST_F(CommandTest, TakesRoutingOfTheUser) {
+  OwnedTensor ids(DType::kI64, {99, 2});
+  for (std::int64_t i = 0; i < ids.count(); ++i) reinterpret_cast<std::int64_t*>(ids.data())[i] = i % 2 == 0 ? 3 : 0;
+  ASSERT_TRUE(WriteNpy(Path("ids.npy"), ids.view()).ok());
+  const Outcome outcome = RunToy("--only permute.uniform --input uniform.topk_ids='" + Path("ids.npy") +
+                                 "' --output '" + Path("results") + "'");
+  ASSERT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+  OwnedTensor counts;
+  ASSERT_TRUE(ReadNpy(Path("results/permute.uniform.expert_counts.npy"), &counts).ok());
+  for (std::int64_t e = 0; e < 16; ++e) {
+    EXPECT_EQ(LoadInt(counts.data(), counts.dtype(), e), e == 0 || e == 3 ? 99 : 0);
+  }
+}
+
+TEST_F(CommandTest, WritesTimelines) {
+  const Outcome outcome = RunToy("--only attention --timeline attention='" + Path("trace.json") + "'");
+  ASSERT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+  const Json trace = Json::parse(Read("trace.json"));
+  EXPECT_GT((trace.is_array() ? trace : trace["traceEvents"]).size(), 10u);
+}
+
+TEST_F(CommandTest, RefusesBadInput) {
+  OwnedTensor small(DType::kF32, {3, 4}), ids(DType::kI32, {99, 2});
+  std::fill_n(reinterpret_cast<std::int32_t*>(ids.data()), ids.count(), 0);
+  reinterpret_cast<std::int32_t*>(ids.data())[101] = 16;
+  ASSERT_TRUE(WriteNpy(Path("small.npy"), small.view()).ok());
+  ASSERT_TRUE(WriteNpy(Path("ids.npy"), ids.view()).ok());
+  std::ofstream(Path("bad.npy")) << "not an array";
+  std::ofstream(Path("bad.json")) << "{\"name\": 3}";
+  const auto input = [&](const std::string& name, const std::string& file) {
+    return "--input " + name + "='" + Path(file) + "'";
+  };
+
+  ExpectRefused("--chip ascend999", "ascend910b2");
+  ExpectRefused("--routing random", "--routing is 'random'; known are skewed, uniform, both");
+  ExpectRefused("--only nothing", "--only is 'nothing'; known are q_down, q_up");
+  ExpectRefused("--threads 0", "--threads");
+  ExpectRefused("--scale 0", "--scale");
+  ExpectRefused("--seed -1", "--seed");
+  ExpectRefused("--seed one", "--seed");
+  ExpectRefused("--unknown", "--unknown");
+  ExpectRefused("--timeline attention", "--timeline is 'attention', expected case=file.json");
+  ExpectRefused("--timeline all=x.json", "--timeline: no case is named 'all'");
+  ExpectRefused("--timeline attention=/nonexistent/x.json", "there is no folder /nonexistent");
+  ExpectRefused("--input x", "--input is 'x', expected name=file.npy");
+  ExpectRefused(input("y", "small.npy"), "no tensor is named 'y'; known are x, q_down.weight");
+  ExpectRefused(input("x", "none.npy"), "none.npy: no such file");
+  ExpectRefused(input("x", "bad.npy"), "bad.npy: is not a .npy file");
+  ExpectRefused(input("x", "small.npy"), "small.npy: as x, has shape (3, 4), expected (99, 72)");
+  ExpectRefused(input("probs", "ids.npy"), "ids.npy: as probs, has dtype int32, expected fp32, bf16 or fp16");
+  ExpectRefused(input("uniform.topk_ids", "ids.npy"), "the id at (50, 1) is 16; expert ids go from 0 to 15");
+  const Outcome unknown = Cubist("run --workload nothing");
+  EXPECT_EQ(unknown.status, 2);
+  EXPECT_NE(unknown.err.find("no workload is named 'nothing'; known are deepseek_v3, pangu_ultra_moe"), std::string::npos);
+  const Outcome malformed = Cubist("run --workload '" + Path("bad.json") + "'");
+  EXPECT_EQ(malformed.status, 2);
+  EXPECT_NE(malformed.err.find("bad.json: name is 3, expected a text"), std::string::npos) << malformed.err;
+}
+
+TEST_F(CommandTest, RefusesPlacesThatCannotBeWritten) {
+  EXPECT_EQ(RunToy("--json /nonexistent/rows.json").status, 2);
+  EXPECT_EQ(RunToy("--json '" + folder_ + "'").status, 2);
+  EXPECT_EQ(RunToy("--output '" + Path("toy.json") + "'").status, 2);
+}
+
+TEST_F(CommandTest, RefusesWorkloadsBeyondTheMachine) {
+  std::string huge = kToy;
+  huge.replace(huge.find("\"sequence\": 100"), 15, "\"sequence\": 16777216");
+  huge.replace(huge.find("\"hidden\": 72"), 12, "\"hidden\": 1048576");
+  std::ofstream(Path("huge.json")) << huge;
+  const Outcome outcome = Cubist("run --scale 1 --workload '" + Path("huge.json") + "'");
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_NE(outcome.err.find("GiB of tensors, this machine has"), std::string::npos) << outcome.err;
+}
+
+TEST_F(CommandTest, ListsHelpsAndInforms) {
+  const Outcome list = RunToy("--list");
+  EXPECT_EQ(list.status, 0);
+  EXPECT_NE(list.out.find("attention.fp16"), std::string::npos);
+  EXPECT_NE(list.out.find("(99, 72)"), std::string::npos);
+  EXPECT_EQ(Cubist("--help").status, 0);
+  EXPECT_EQ(Cubist("run --help").status, 0);
+  EXPECT_EQ(Cubist("").status, 2);
+  EXPECT_EQ(Cubist("fly").status, 2);
+  const Outcome info = Cubist("info");
+  EXPECT_EQ(info.status, 0);
+  for (const char* chip : {"ascend910b1", "ascend910b2", "ascend910b3", "ascend910b4"}) {
+    EXPECT_NE(info.out.find(chip), std::string::npos) << chip;
+  }
+}
+
+}  // namespace
+}  // namespace cubist

@@ -1,0 +1,196 @@
+#include "tiling/flash_attention_tiling.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "tiling/cost.h"
+#include "tiling/memo.h"
+
+namespace cubist {
+namespace {
+
+using Shape = FlashAttentionShape;
+using Tiling = FlashAttentionTiling;
+
+constexpr Buffer kUsed[] = {Buffer::kL1, Buffer::kL0A, Buffer::kL0B, Buffer::kL0C, Buffer::kUB};
+
+// Bytes that the kernel's rings take; the rings are those of flash_attention_kernel.h.
+std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer buffer) {
+  const auto slots = [&](int stages, DType dtype, std::int64_t rows, std::int64_t cols) {
+    return rows == 0 || cols == 0 ? 0 : stages * chip.SlotBytes(buffer, dtype, rows, cols);
+  };
+  const std::int64_t lane_rows = CeilDiv(t.m, chip.vector_per_cube);
+  switch (buffer) {
+    case Buffer::kL1:
+      return slots(t.q_stages, s.in, t.m, s.d_qk) + slots(t.q_stages, s.in, t.m, s.d_rope) +
+             slots(t.kv_stages, s.in, s.d_qk, t.n) + slots(t.kv_stages, s.in, s.d_rope, t.n) +
+             slots(t.kv_stages, s.in, t.n, s.d_v) + slots(t.hand_over_stages(), s.in, t.m, t.n);
+    case Buffer::kL0A:
+      return slots(t.l0_stages, s.in, t.m, t.k0);
+    case Buffer::kL0B:
+      return slots(t.l0_stages, s.in, t.k0, std::max(t.n, s.d_v));
+    case Buffer::kL0C:
+      return slots(t.hand_over_stages(), DType::kF32, t.m, t.n) +
+             slots(t.hand_over_stages(), DType::kF32, t.m, s.d_v);
+    case Buffer::kUB:
+      return slots(t.ub_stages, DType::kF32, lane_rows, t.n) + slots(t.ub_stages, s.in, lane_rows, t.n) +
+             slots(2 * t.ub_stages, DType::kF32, lane_rows, s.d_v) +
+             slots(t.statistics_stages() + 2 * t.depth + 2, DType::kF32, lane_rows, 1);
+    default:
+      return 0;
+  }
+}
+
+// Mean over the query blocks of the keys that they see.
+double MeanKeys(const Shape& s, const Tiling& t) {
+  if (!s.causal) return static_cast<double>(s.skv);
+  double sum = 0;
+  const Split blocks(s.sq, t.m);
+  for (const Range rows : blocks) sum += static_cast<double>(VisibleKeys(s, rows));
+  return sum / static_cast<double>(std::max<std::int64_t>(blocks.count(), 1));
+}
+
+}  // namespace
+
+bool Fits(const ChipSpec& chip, const Shape& shape, const Tiling& tiling) {
+  for (Buffer buffer : kUsed) {
+    if (Need(chip, shape, tiling, buffer) > chip.buffer(buffer).capacity) return false;
+  }
+  return true;
+}
+
+// Per block of keys the Cube's two products, the Vector's softmax and rescale, and the movement of K, V, S, P
+// and O; the slowest pipe counts where pipes overlap, the sum where they share a thread.
+double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
+  const auto d = [](std::int64_t value) { return static_cast<double>(value); };
+  const double bytes = d(chip.OperandBytes(s.in));
+  const std::int64_t m = std::min(t.m, std::max<std::int64_t>(s.sq, 1));
+  const std::int64_t n = std::min(t.n, std::max<std::int64_t>(s.skv, 1));
+  const std::int64_t lane_rows = CeilDiv(m, chip.vector_per_cube);
+  const double tasks = d(t.tasks(s)), blocks = std::max(1.0, std::ceil(MeanKeys(s, t) / d(t.n)));
+  const double cores = std::min(tasks, d(chip.concurrent_cores));
+
+  double mmad = 0, mte1 = 0, issue = 0;
+  const auto product = [&](std::int64_t k, std::int64_t width) {
+    for (const Range k0 : Split(k, t.k0)) {
+      mmad += MmadCycles(chip, s.in, m, k0.size(), width);
+      mte1 += PathCycles(chip, Path::kL1ToL0A, d(m * k0.size()) * bytes, 1) +
+              PathCycles(chip, Path::kL1ToL0B, d(k0.size() * width) * bytes, 1);
+      issue += 3 * chip.scalar.issue;
+    }
+  };
+  product(s.d_qk, n);
+  product(s.d_rope, n);
+  product(n, s.d_v);
+
+  const double kv_bytes = d(n * (s.d_qk + s.d_rope + s.d_v)) * bytes;
+  const bool shown = t.pack_kv && !chip.pipes_overlap;
+  const Path path = t.pack_kv ? Path::kGmToL1 : Path::kGmToL1Nd2Nz;
+  const double mte2 = shown ? 0 : 3 * chip.path(path).startup + kv_bytes / LoadRate(chip, path, cores);
+
+  const double scores = d(lane_rows * n), outputs = d(lane_rows * s.d_v);
+  double vector = 2 * VectorCycles(chip, VectorOp::kUnary, scores) +
+                  VectorCycles(chip, VectorOp::kExp, scores) + VectorCycles(chip, VectorOp::kBinary, scores) +
+                  2 * VectorCycles(chip, VectorOp::kReduce, scores) +
+                  2 * VectorCycles(chip, VectorOp::kBinary, outputs) +
+                  6 * VectorCycles(chip, VectorOp::kBinary, d(lane_rows));
+  // A tile set beyond the private cache streams its scores and outputs through the next one.
+  double spill = 0, hand_over = 0;
+  if (chip.pipes_overlap) {
+    hand_over = PathCycles(chip, Path::kL0CToGm, d(m * (n + s.d_v)) * 4, 2) +
+                (t.depth > 0 ? 0.0 : 4 * chip.sync.cross_core);
+  } else {
+    const double set = d(m * n) * (4 + bytes) + 2 * d(m * s.d_v) * 4 + kv_bytes;
+    const double private_cache = d(chip.buffer(Buffer::kUB).fast) * 2;
+    if (set > private_cache) spill = (set - private_cache) / chip.memory.core_read_bytes_per_cycle * 2;
+  }
+  const double block = t.depth > 0
+                           ? Overlap(chip, true, {mmad, mte1, mte2, issue, vector, hand_over})
+                           : Overlap(chip, true, {mmad, mte1, mte2, issue}) + vector + hand_over + spill;
+  const double ends = PathCycles(chip, Path::kGmToL1Nd2Nz, d(m * (s.d_qk + s.d_rope)) * bytes, 1) +
+                      3 * VectorCycles(chip, VectorOp::kDiv, outputs) + d(3 * t.depth) * block;
+  double total = Waves(chip, t.tasks(s)) * (blocks * block + ends);
+  if (t.pack_kv) {
+    const double all =
+        d(s.batches * s.skv) * (d(s.kv_heads * (s.d_qk + s.d_v)) + d(s.rope_heads * s.d_rope)) * bytes;
+    total +=
+        chip.sync.barrier_s * chip.clock_hz +
+        2 * all / LoadRate(chip, Path::kGmToL1Nd2Nz, d(chip.concurrent_cores)) / d(chip.concurrent_cores);
+  }
+  return total;
+}
+
+std::vector<Tiling> Candidates(const ChipSpec& chip, const Shape& s) {
+  const std::int64_t k_step =
+      std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
+  const std::int64_t n_step = std::max(chip.mmad.n_step, chip.PackedStep(Role::kB, s.in));
+  std::vector<Tiling> candidates;
+  const auto add = [&](const Tiling& t) {
+    if (Fits(chip, s, t)) candidates.push_back(t);
+  };
+  for (std::int64_t m : TileSizes({16, 32, 64, 128, 192, 256}, chip.mmad.m_step, s.sq)) {
+    for (std::int64_t n : TileSizes({16, 32, 64, 128, 256, 512}, n_step, s.skv)) {
+      Tiling t;
+      t.m = m, t.n = n;
+      if (!chip.pipes_overlap) {
+        t.k0 = std::max({n, RoundUp(s.d_qk, k_step), RoundUp(s.d_rope, k_step)});
+        t.kv_stages = t.l0_stages = 1;
+        for (bool pack : {false, true}) {
+          t.pack_kv = pack;
+          if (pack && t.query_blocks(s) * (s.heads / std::max<std::int64_t>(s.kv_heads, 1)) <= 1) continue;
+          add(t);
+        }
+        continue;
+      }
+      for (std::int64_t k0 : TileSizes({16, 32, 64, 128}, k_step, std::max({n, s.d_qk, s.d_rope}))) {
+        t.k0 = k0;
+        for (int depth : {0, 1}) {
+          t.depth = depth;
+          for (int stages : {1, 2}) {
+            t.ub_stages = t.q_stages = stages;
+            for (int kv_stages : {1, 2}) {
+              t.kv_stages = kv_stages;
+              add(t);
+            }
+          }
+        }
+      }
+    }
+  }
+  return candidates;
+}
+
+Status Choose(const ChipSpec& chip, const Shape& shape, Tiling* tiling) {
+  using Key = std::pair<const ChipSpec*, Shape>;
+  thread_local Memo<Key, Tiling> memo;
+  const bool memoised = &chip == &HostChip();
+  if (const Tiling* known = memoised ? memo.Find({&chip, shape}) : nullptr) {
+    *tiling = *known;
+    return {};
+  }
+  double best = std::numeric_limits<double>::infinity();
+  for (const Tiling& candidate : Candidates(chip, shape)) {
+    const double price = Price(chip, shape, candidate);
+    if (price < best) best = price, *tiling = candidate;
+  }
+  if (best == std::numeric_limits<double>::infinity()) {
+    Tiling smallest;
+    smallest.m = chip.mmad.m_step, smallest.n = chip.mmad.n_step;
+    smallest.k0 = chip.mmad.k_bytes / chip.OperandBytes(shape.in);
+    smallest.kv_stages = smallest.l0_stages = 1;
+    for (Buffer buffer : kUsed) {
+      const std::int64_t need = Need(chip, shape, smallest, buffer), capacity = chip.buffer(buffer).capacity;
+      if (need <= capacity) continue;
+      return {StatusCode::kUnsupported, std::string("flash_attention: even the smallest tile needs ") +
+                                            std::to_string(need) + " bytes of " + NameOf(buffer) + ", " +
+                                            chip.name + " has " + std::to_string(capacity)};
+    }
+    return {StatusCode::kUnsupported, "flash_attention: no tiling fits " + chip.name};
+  }
+  if (memoised) memo.Keep({&chip, shape}, *tiling);
+  return {};
+}
+
+}  // namespace cubist

@@ -1,0 +1,171 @@
+#include "tiling/token_permute_tiling.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <limits>
+#include <string>
+
+#include "tiling/cost.h"
+
+namespace cubist {
+namespace {
+
+using Shape = TokenPermuteShape;
+
+std::int64_t UbBytes(const ChipSpec& chip, DType dtype, std::int64_t rows, std::int64_t cols) {
+  return chip.SlotBytes(Buffer::kUB, dtype, rows, std::max<std::int64_t>(cols, 1));
+}
+
+// Bytes of UB that the kernels' rings take; the rings are those of token_permute_kernel.h.
+std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling& t) {
+  const std::int64_t ids = UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k);
+  const std::int64_t wide_ids = s.wide_ids ? UbBytes(chip, DType::kI64, t.piece_tokens, s.top_k) : 32;
+  return 2 * ids + wide_ids + 2 * ids + UbBytes(chip, DType::kI32, t.chunks, t.experts) +
+         4 * UbBytes(chip, DType::kI32, 1, t.experts + 1) + t.row_stages * UbBytes(chip, s.dtype, 1, t.cols);
+}
+
+std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenUnpermuteTiling& t) {
+  return 2 * UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k) +
+         2 * UbBytes(chip, DType::kF32, t.piece_tokens, s.top_k) +
+         t.stages * t.rows * UbBytes(chip, s.dtype, 1, t.cols) +
+         (t.stages + 1) * UbBytes(chip, DType::kF32, 1, t.cols);
+}
+
+// Tokens are dealt to all Vector cores, in chunks of at least some tokens: a chunk costs a row of counts.
+template <class Tiling>
+void CutTokens(const ChipSpec& chip, const Shape& s, std::int64_t least, Tiling* t) {
+  const std::int64_t cores = chip.cube_cores * chip.vector_per_cube;
+  t->chunk_tokens = std::max(CeilDiv(s.tokens, cores), std::max<std::int64_t>(least, 1));
+  t->chunks = std::max<std::int64_t>(CeilDiv(s.tokens, t->chunk_tokens), 1);
+}
+
+// Cycles to move `bytes` from GM to UB and `written` back on one core of `cores`.
+double MoveCycles(const ChipSpec& chip, double loads, double bytes, double stores, double written,
+                  double cores) {
+  const double port = chip.memory.core_read_bytes_per_cycle;
+  const double share = chip.memory.hbm_bytes_per_s / chip.clock_hz / cores;
+  const double load =
+      loads * chip.path(Path::kGmToUb).startup +
+      bytes / std::min({static_cast<double>(chip.path(Path::kGmToUb).bytes_per_cycle), port, share});
+  const double store =
+      stores * chip.path(Path::kUbToGm).startup +
+      written / std::min({static_cast<double>(chip.path(Path::kUbToGm).bytes_per_cycle),
+                          static_cast<double>(chip.memory.core_write_bytes_per_cycle), share});
+  return chip.pipes_overlap ? std::max(load, store) : load + store;
+}
+
+Status NothingFits(const ChipSpec& chip, const char* kernel, std::int64_t need) {
+  return {StatusCode::kUnsupported, std::string(kernel) + ": even the smallest pieces need " +
+                                        std::to_string(need) + " bytes of UB, " + chip.name + " has " +
+                                        std::to_string(chip.buffer(Buffer::kUB).capacity)};
+}
+
+template <class Tiling>
+Status Cheapest(const ChipSpec& chip, const Shape& shape, const std::vector<Tiling>& candidates,
+                const char* kernel, const Tiling& smallest, Tiling* tiling) {
+  double best = std::numeric_limits<double>::infinity();
+  for (const Tiling& candidate : candidates) {
+    const double price = Price(chip, shape, candidate);
+    if (price < best) best = price, *tiling = candidate;
+  }
+  if (best < std::numeric_limits<double>::infinity()) return {};
+  return NothingFits(chip, kernel, Need(chip, shape, smallest));
+}
+
+// Parts of a row, the whole row first.
+std::vector<std::int64_t> RowParts(const Shape& s) {
+  return TileSizes({512, 1024, 2048, 4096, 8192, 16384, 32768}, 32, s.hidden);
+}
+
+constexpr std::int64_t kLeastChunk = 16;  // Tokens: fewer do not pay for a row of counts.
+
+}  // namespace
+
+bool Fits(const ChipSpec& chip, const Shape& shape, const TokenPermuteTiling& tiling) {
+  return Need(chip, shape, tiling) <= chip.buffer(Buffer::kUB).capacity;
+}
+
+bool Fits(const ChipSpec& chip, const Shape& shape, const TokenUnpermuteTiling& tiling) {
+  return Need(chip, shape, tiling) <= chip.buffer(Buffer::kUB).capacity;
+}
+
+double Price(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling& t) {
+  const auto d = [](std::int64_t value) { return static_cast<double>(value); };
+  const double parts = d(std::max<std::int64_t>(CeilDiv(s.hidden, t.cols), 1));
+  const double row = d(s.hidden * SizeOf(s.dtype)), tokens = d(t.chunk_tokens), k = d(s.top_k);
+  const double cores = d(std::min<std::int64_t>(t.chunks, chip.concurrent_cores * chip.vector_per_cube));
+  const double ranges = d(std::max<std::int64_t>(CeilDiv(s.experts, t.experts), 1));
+  const double rank = 2 * ranges * tokens * k * chip.scalar.read;
+  const double counts = d(t.chunks * s.experts) * 4 / chip.path(Path::kGmToUb).bytes_per_cycle;
+  const double move =
+      MoveCycles(chip, tokens * parts, tokens * row, tokens * parts * k, tokens * row * k, cores);
+  const double unbuffered =
+      t.row_stages > 2 ? 1.0 : 1.2;  // Two rows in flight leave MTE2 waiting for k stores.
+  return std::ceil(d(t.chunks) / cores) * (rank + counts + move * unbuffered) +
+         chip.sync.barrier_s * chip.clock_hz;
+}
+
+double Price(const ChipSpec& chip, const Shape& s, const TokenUnpermuteTiling& t) {
+  const auto d = [](std::int64_t value) { return static_cast<double>(value); };
+  const double parts = d(std::max<std::int64_t>(CeilDiv(s.hidden, t.cols), 1));
+  const double row = d(s.hidden * SizeOf(s.dtype)), tokens = d(t.chunk_tokens), k = d(s.top_k);
+  const double cores = d(std::min<std::int64_t>(t.chunks, chip.concurrent_cores * chip.vector_per_cube));
+  const double move =
+      MoveCycles(chip, tokens * parts * k, tokens * row * k, tokens * parts, tokens * row, cores);
+  const double sum =
+      tokens * parts * k *
+      (VectorCycles(chip, VectorOp::kCast, d(t.cols)) + VectorCycles(chip, VectorOp::kUnary, d(t.cols)) +
+       VectorCycles(chip, VectorOp::kBinary, d(t.cols)));
+  return std::ceil(d(t.chunks) / cores) * Overlap(chip, t.stages > 1, {move, sum});
+}
+
+std::vector<TokenPermuteTiling> PermuteCandidates(const ChipSpec& chip, const Shape& s) {
+  std::vector<TokenPermuteTiling> candidates;
+  TokenPermuteTiling t;
+  CutTokens(chip, s, kLeastChunk, &t);
+  for (std::int64_t experts : TileSizes({8, 64, 512, 4096, 32768}, 8, s.experts)) {
+    for (std::int64_t piece : TileSizes({1, 8, 64, 512}, 1, t.chunk_tokens)) {
+      for (std::int64_t cols : RowParts(s)) {
+        for (int stages : {2, 4, 8}) {
+          t.experts = experts, t.piece_tokens = piece, t.cols = cols, t.row_stages = stages;
+          if (Fits(chip, s, t)) candidates.push_back(t);
+        }
+      }
+    }
+  }
+  return candidates;
+}
+
+std::vector<TokenUnpermuteTiling> UnpermuteCandidates(const ChipSpec& chip, const Shape& s) {
+  std::vector<TokenUnpermuteTiling> candidates;
+  TokenUnpermuteTiling t;
+  CutTokens(chip, s, 1, &t);
+  for (std::int64_t piece : TileSizes({1, 8, 64, 512}, 1, t.chunk_tokens)) {
+    for (std::int64_t cols : RowParts(s)) {
+      // An accumulator beyond the first-level cache of a host costs a pass through the second.
+      if (!chip.pipes_overlap && cols > 4096) continue;
+      for (std::int64_t rows : {1, 2, 4, 8}) {
+        for (int stages : {1, 2}) {
+          t.piece_tokens = piece, t.cols = cols, t.rows = rows, t.stages = stages;
+          if (Fits(chip, s, t)) candidates.push_back(t);
+        }
+      }
+    }
+  }
+  return candidates;
+}
+
+Status Choose(const ChipSpec& chip, const Shape& shape, TokenPermuteTiling* tiling) {
+  TokenPermuteTiling smallest;
+  CutTokens(chip, shape, kLeastChunk, &smallest);
+  smallest.piece_tokens = 1, smallest.experts = 8, smallest.cols = 32;
+  return Cheapest(chip, shape, PermuteCandidates(chip, shape), "token_permute", smallest, tiling);
+}
+
+Status Choose(const ChipSpec& chip, const Shape& shape, TokenUnpermuteTiling* tiling) {
+  TokenUnpermuteTiling smallest;
+  smallest.piece_tokens = 1, smallest.cols = 32, smallest.rows = 1, smallest.stages = 1;
+  return Cheapest(chip, shape, UnpermuteCandidates(chip, shape), "token_unpermute", smallest, tiling);
+}
+
+}  // namespace cubist

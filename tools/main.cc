@@ -1,0 +1,59 @@
+// The `cubist` command line: one subcommand per job.
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+#include "tools/info.h"
+#include "tools/run.h"
+
+namespace {
+
+constexpr int kBadInput = 2;
+
+// The largest scales that leave anything: the limits of a workload's sequence and heads.
+const CLI::Range kTokenScales(1, 1 << 24), kHeadScales(1, 1 << 16);
+
+void AddRun(CLI::App& app, cubist::RunOptions& options, std::function<int()>& command) {
+  CLI::App* run = app.add_subcommand("run", "Compute, check, time and model every kernel at a workload's shapes");
+  run->add_option("--workload", options.workload, "Name, or path of a .json file")->capture_default_str();
+  run->add_option("--chip", options.chip, "Chip to model")->capture_default_str();
+  run->add_option("--threads", options.threads, "Threads to compute with; all by default")->check(CLI::Range(1, 1024));
+  run->add_option("--seed", options.seed, "Seed of the generated inputs")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  run->add_option("--scale", options.token_scale, "Divide the sequence by this instead of the workload's token_scale")
+      ->check(kTokenScales);
+  run->add_option("--head-scale", options.head_scale, "Divide the heads by this instead of the workload's head_scale")
+      ->check(kHeadScales);
+  run->add_option("--routing", options.routing, "skewed, uniform or both")->capture_default_str();
+  run->add_option("--only", options.only, "Run this case alone; repeatable")->allow_extra_args(false);
+  run->add_option("--input", options.inputs, "name=file.npy: a tensor of yours; repeatable")->allow_extra_args(false);
+  run->add_option("--output", options.output, "Folder to write results to, as <case>.<tensor>.npy");
+  run->add_option("--json", options.json, "File to write the rows to");
+  run->add_option("--timeline", options.timelines,
+                  "case=file.json: the modelled timeline of a case, for Perfetto; repeatable")
+      ->allow_extra_args(false);
+  run->add_option("--check-seed", options.check_seed, "Draw the checked rows with this, to repeat a check")
+      ->check(CLI::NonNegativeNumber);
+  run->add_flag("--quick", options.quick, "Fewer tokens, repetitions and checked rows");
+  run->add_flag("--list", options.list, "List cases and tensors, run nothing");
+  run->callback([&] { command = [&] { return cubist::RunCommand(options); }; });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Fused MoE kernels for Cube/Vector NPUs, run and modelled on any CPU", "cubist");
+  app.require_subcommand(1);
+  std::function<int()> command;
+  cubist::RunOptions run_options;
+  AddRun(app, run_options, command);
+  app.add_subcommand("info", "Show what the library makes of this machine, and the chips it knows")
+      ->callback([&] { command = &cubist::InfoCommand; });
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kBadInput;
+  }
+  return command();
+}

@@ -1,0 +1,53 @@
+// Workload: the dimensions of a model and of its training split, from a JSON file.
+#ifndef CUBIST_TOOLS_WORKLOAD_H_
+#define CUBIST_TOOLS_WORKLOAD_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "npu_model/status.h"
+
+namespace cubist {
+
+struct Workload {
+  std::string name;
+  std::int64_t hidden = 0, layers = 0, dense_layers = 0;
+
+  // Multi-head latent attention.
+  struct Attention {
+    std::int64_t heads = 0, q_rank = 0, kv_rank = 0, nope_dim = 0, rope_dim = 0, v_dim = 0;
+    std::int64_t qk_dim() const { return nope_dim + rope_dim; }
+  } attention;
+
+  struct Moe {
+    std::int64_t experts = 0, shared_experts = 0, top_k = 0, ffn = 0, dense_ffn = 0;
+    double routed_scale = 1;  // probabilities of a token's experts add up to it
+  } moe;
+
+  // Heads are split over tensor_parallel devices, experts over expert_shards.
+  struct Training {
+    std::int64_t tensor_parallel = 1, expert_shards = 1, sequence = 0, micro_batch = 1;
+  } training;
+
+  // What `cubist run` divides by unless told otherwise.
+  struct Run {
+    std::int64_t token_scale = 1, head_scale = 1;
+  } run;
+};
+
+// `origin` names the text in errors, which also name the field, its value and the limit. Unknown, missing and repeated
+// keys are errors.
+Status ParseWorkload(std::string_view json, const std::string& origin, Workload* workload);
+
+// Folders where a workload named X is looked for as X.json: beside the installed executable, in the source tree, in the
+// install prefix.
+std::vector<std::string> WorkloadFolders();
+
+// A name, or a path where it has a slash or ends in ".json". An unknown name is an error that lists the known ones.
+Status LoadWorkload(const std::string& name_or_path, const std::vector<std::string>& folders, Workload* workload);
+
+}  // namespace cubist
+
+#endif  // CUBIST_TOOLS_WORKLOAD_H_
