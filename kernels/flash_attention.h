@@ -10,8 +10,7 @@
 
 namespace cubist {
 
-// Which keys a query row i may see: all; j <= i; or j <= i + (Skv - Sq), so that the last query sees the last
-// key.
+// Which keys j a query row i may see: all; j <= i; or j <= i + (Skv - Sq), where the last query sees the last key.
 enum class Causal { kNone, kTopLeft, kBottomRight };
 
 // For every batch b and query head h, with KV head g = h / (Nq / Nkv):
@@ -21,14 +20,16 @@ enum class Causal { kNone, kTopLeft, kBottomRight };
 //   q       (B, Nq, Sq, Dqk)        fp32, bf16 or fp16; all inputs share it
 //   k       (B, Nkv, Skv, Dqk)      Nq is a multiple of Nkv
 //   v       (B, Nkv, Skv, Dv)       Dv may differ from Dqk
-//   q_rope  (B, Nq, Sq, Dr)         optional, both or neither; never concatenated: the products add up in
-//   place k_rope  (B, Nkv or 1, Skv, Dr)  one head serves all when there is one out     (B, Nq, Sq, Dv) fp32
-//   or the input dtype lse     (B, Nq, Sq)             optional, fp32
+//   q_rope  (B, Nq, Sq, Dr)         optional, both or neither; never concatenated: the products add up in place
+//   k_rope  (B, Nkv or 1, Skv, Dr)  one head serves all where there is one
+//   out     (B, Nq, Sq, Dv)         fp32 or the input dtype
+//   lse     (B, Nq, Sq)             optional, fp32
 //
 // Layouts are strides: a BSND tensor is passed as (B, N, S, D) with its own strides. Any sizes >= 0. Sums and
-// softmax are fp32; exp(s - max) is rounded to the input dtype before it meets v. A row that sees no key
-// gives out = 0, lse = -inf. scale defaults to 1 / sqrt(Dqk + Dr). Outputs may overlap neither each other nor
-// an input. After FlashAttention-2 (Dao, 2023); operator contract: aclnnFlashAttentionScore.
+// softmax are fp32; exp(s - max) is rounded to the input dtype before it meets v. A row that sees no key gives
+// out = 0 and lse = -inf. A masked key close to the diagonal has weight 0, but its v is read: a NaN or Inf there
+// makes the row NaN. scale defaults to 1 / sqrt(Dqk + Dr). Outputs may overlap neither each other nor an input.
+// After FlashAttention-2 (Dao, 2023); operator contract: aclnnFlashAttentionScore.
 struct FlashAttentionArgs {
   ConstTensor q, k, v;
   ConstTensor q_rope = {}, k_rope = {};
@@ -38,8 +39,7 @@ struct FlashAttentionArgs {
   Causal causal = Causal::kNone;
 };
 
-// Errors name the argument, its value and the limit; nothing is written then. `profile` is filled on Npu
-// devices.
+// Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.
 Status FlashAttention(const Device& device, const FlashAttentionArgs& args, Profile* profile = nullptr);
 
 }  // namespace cubist

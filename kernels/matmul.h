@@ -25,8 +25,7 @@ struct MatmulArgs {
   bool transpose_a = false, transpose_b = false;
 };
 
-// Errors name the argument, its value and the limit; nothing is written then. `profile` is filled on Npu
-// devices.
+// Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.
 Status Matmul(const Device& device, const MatmulArgs& args, Profile* profile = nullptr);
 
 }  // namespace cubist

@@ -10,21 +10,18 @@
 
 namespace cubist {
 
-// Slot s = t * K + j is token t's j-th route. Slots are ranked by expert, stably; the row of slot s is its
-// rank:
+// Slot s = t * K + j is token t's j-th route. Slots are ranked by expert, stably; the row of a slot is its rank:
 //   sorted_indices[s] = rank of s;   permuted[rank of s] = tokens[t]   for ranks below M
 //
 //   tokens          (T, H)          fp32, bf16 or fp16
 //   topk_ids        (T, K) or (T)   int32 or int64, each in [0, num_experts)
-//   permuted        (M, H)          the dtype of tokens; M = L = T * K, or num_out_tokens > 0:
-//   min(num_out_tokens, L),
-//                                   num_out_tokens < 0: max(L + num_out_tokens, 0)
+//   permuted        (M, H)          the dtype of tokens. With L = T * K: M = L where num_out_tokens is 0,
+//                                   min(num_out_tokens, L) where positive, max(L + num_out_tokens, 0) where negative
 //   sorted_indices  (T * K)         int32; rows >= M were dropped
 //   expert_counts   (num_experts)   optional, int32: slots routed to each expert, dropped ones included
 //
-// Movement only: rows arrive bit for bit. Semantics of aclnnMoeTokenPermute; note that sorted_indices maps
-// slot to row (the inverse of an argsort). L < 2^31. Any H, K, num_experts >= 0. Outputs may not overlap
-// anything.
+// Movement only: rows arrive bit for bit. Semantics of aclnnMoeTokenPermute; note that sorted_indices maps slot
+// to row (the inverse of an argsort). L < 2^31. Any H, K, num_experts >= 0. Outputs may not overlap anything.
 struct TokenPermuteArgs {
   ConstTensor tokens, topk_ids;
   std::int64_t num_experts = 0;
@@ -33,14 +30,12 @@ struct TokenPermuteArgs {
   Tensor expert_counts = {};
 };
 
-// out[t] = sum over j ascending of probs(t, j) * permuted[sorted_indices[t * K + j]], in fp32, one rounding
-// at the end
+// out[t] = sum over j of probs(t, j) * permuted[sorted_indices[t * K + j]], j ascending, in fp32, rounded once
 //
 //   permuted        (M, H)    fp32, bf16 or fp16
-//   sorted_indices  (T * K)   int32; an index >= M or -1 is a dropped slot and adds nothing; below -1 is an
-//   error probs           (T, K)    optional, any float dtype; absent means K = 1 and weight 1. Rows of
-//   probability 0 are not
-//                             read, so that a NaN there stays there.
+//   sorted_indices  (T * K)   int32; an index of -1 or >= M is a dropped slot and adds nothing
+//   probs           (T, K)    optional, any float dtype; absent means K = 1 and weight 1. Rows of probability 0
+//                             are not read, so that a NaN there stays there.
 //   out             (T, H)    the dtype of permuted
 //
 // Semantics of aclnnMoeTokenUnpermute. Any H, K >= 0. out may not overlap anything.
@@ -50,8 +45,7 @@ struct TokenUnpermuteArgs {
   Tensor out;
 };
 
-// Errors name the argument, its value and the limit; nothing is written then. `profile` is filled on Npu
-// devices.
+// Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.
 Status TokenPermute(const Device& device, const TokenPermuteArgs& args, Profile* profile = nullptr);
 Status TokenUnpermute(const Device& device, const TokenUnpermuteArgs& args, Profile* profile = nullptr);
 

@@ -84,9 +84,8 @@ Launch::~Launch() {
 GmTensor* Launch::Add(const char* name, const ConstTensor& tensor, bool writable) {
   CUBIST_CHECK(tensor_count_ < kMaxTensors, "more tensors than a launch holds");
   GmTensor& t = tensors_[tensor_count_];
-  // Without data, float tensors are not touched; index tensors are read all the same.
-  const bool touched = device_.computes() || !IsFloat(tensor.dtype) || !writable;
-  t.data = touched ? static_cast<std::byte*>(const_cast<void*>(tensor.data)) : nullptr;
+  // Without data no output is written; inputs stay, as index tensors are read all the same.
+  t.data = device_.computes() || !writable ? static_cast<std::byte*>(const_cast<void*>(tensor.data)) : nullptr;
   t.dtype = tensor.dtype;
   t.writable = writable;
   t.index = static_cast<std::int32_t>(tensor_count_++);

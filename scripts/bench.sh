@@ -48,6 +48,10 @@ mkdir -p "$out"
 files=
 run() {  # binary, filter
   [ -n "$2" ] || return 0
+  if [ ! -x "$build/bin/$1" ]; then
+    echo "bench.sh: $build/bin/$1 is not built (cmake --build $build --target $1)" >&2
+    exit 2
+  fi
   filter="($2).*/threads:$threads\$"
   if ! "$build/bin/$1" --benchmark_list_tests=true --benchmark_filter="$filter" 2>/dev/null | grep -q '/threads:'; then
     return 0

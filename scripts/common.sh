@@ -14,7 +14,8 @@ readonly build_dir=build/release
 missing_packages() {
   local package
   for package in "${packages[@]}"; do
-    dpkg-query --show --showformat='${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed || echo "$package"
+    dpkg-query --show --showformat='${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed ||
+      echo "$package"
   done
 }
 

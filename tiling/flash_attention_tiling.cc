@@ -45,11 +45,11 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
 
 // Mean over the query blocks of the keys that they see.
 double MeanKeys(const Shape& s, const Tiling& t) {
-  if (!s.causal) return static_cast<double>(s.skv);
-  double sum = 0;
   const Split blocks(s.sq, t.m);
+  if (!s.causal || blocks.count() == 0) return static_cast<double>(s.skv);
+  double sum = 0;
   for (const Range rows : blocks) sum += static_cast<double>(VisibleKeys(s, rows));
-  return sum / static_cast<double>(std::max<std::int64_t>(blocks.count(), 1));
+  return sum / static_cast<double>(blocks.count());
 }
 
 }  // namespace
@@ -62,21 +62,25 @@ bool Fits(const ChipSpec& chip, const Shape& shape, const Tiling& tiling) {
 }
 
 // Per block of keys the Cube's two products, the Vector's softmax and rescale, and the movement of K, V, S, P
-// and O; the slowest pipe counts where pipes overlap, the sum where they share a thread.
+// and O; the slowest pipe counts where stages overlap, sums where they do not. Blocks of queries at the edge
+// are smaller: what counts is the mean.
 double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
   const auto d = [](std::int64_t value) { return static_cast<double>(value); };
   const double bytes = d(chip.OperandBytes(s.in));
-  const std::int64_t m = std::min(t.m, std::max<std::int64_t>(s.sq, 1));
+  const std::int64_t query_blocks = std::max<std::int64_t>(t.query_blocks(s), 1);
+  const double m = d(s.sq) / d(query_blocks), lane_m = m / d(chip.vector_per_cube);
+  const std::int64_t m_edge = s.sq - (query_blocks - 1) * t.m;
   const std::int64_t n = std::min(t.n, std::max<std::int64_t>(s.skv, 1));
-  const std::int64_t lane_rows = CeilDiv(m, chip.vector_per_cube);
-  const double tasks = d(t.tasks(s)), blocks = std::max(1.0, std::ceil(MeanKeys(s, t) / d(t.n)));
-  const double cores = std::min(tasks, d(chip.concurrent_cores));
+  const double cores = std::min(d(t.tasks(s)), d(chip.concurrent_cores));
+  const double blocks = MeanKeys(s, t) / d(n);
 
   double mmad = 0, mte1 = 0, issue = 0;
   const auto product = [&](std::int64_t k, std::int64_t width) {
     for (const Range k0 : Split(k, t.k0)) {
-      mmad += MmadCycles(chip, s.in, m, k0.size(), width);
-      mte1 += PathCycles(chip, Path::kL1ToL0A, d(m * k0.size()) * bytes, 1) +
+      mmad += (d(query_blocks - 1) * MmadCycles(chip, s.in, t.m, k0.size(), width) +
+               MmadCycles(chip, s.in, m_edge, k0.size(), width)) /
+              d(query_blocks);
+      mte1 += PathCycles(chip, Path::kL1ToL0A, m * d(k0.size()) * bytes, 1) +
               PathCycles(chip, Path::kL1ToL0B, d(k0.size() * width) * bytes, 1);
       issue += 3 * chip.scalar.issue;
     }
@@ -85,33 +89,24 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
   product(s.d_rope, n);
   product(n, s.d_v);
 
-  const double kv_bytes = d(n * (s.d_qk + s.d_rope + s.d_v)) * bytes;
-  const bool shown = t.pack_kv && !chip.pipes_overlap;
   const Path path = t.pack_kv ? Path::kGmToL1 : Path::kGmToL1Nd2Nz;
-  const double mte2 = shown ? 0 : 3 * chip.path(path).startup + kv_bytes / LoadRate(chip, path, cores);
+  const double mte2 =
+      3 * chip.path(path).startup + d(n * (s.d_qk + s.d_rope + s.d_v)) * bytes / LoadRate(chip, path, cores);
+  const double scores = lane_m * d(n), outputs = lane_m * d(s.d_v);
+  const double vector =
+      2 * VectorCycles(chip, VectorOp::kUnary, scores) + VectorCycles(chip, VectorOp::kExp, scores) +
+      VectorCycles(chip, VectorOp::kBinary, scores) + 2 * VectorCycles(chip, VectorOp::kReduce, scores) +
+      2 * VectorCycles(chip, VectorOp::kBinary, outputs) + 6 * VectorCycles(chip, VectorOp::kBinary, lane_m);
+  // Scores and outputs cross to the Vector cores; without overlap each of the three hand-overs is waited for.
+  const double hand_over = chip.pipes_overlap ? PathCycles(chip, Path::kL0CToGm, m * d(n + s.d_v) * 4, 2) : 0;
+  const double waits = t.depth > 0 ? 0 : 3 * chip.sync.cross_core;
 
-  const double scores = d(lane_rows * n), outputs = d(lane_rows * s.d_v);
-  double vector = 2 * VectorCycles(chip, VectorOp::kUnary, scores) +
-                  VectorCycles(chip, VectorOp::kExp, scores) + VectorCycles(chip, VectorOp::kBinary, scores) +
-                  2 * VectorCycles(chip, VectorOp::kReduce, scores) +
-                  2 * VectorCycles(chip, VectorOp::kBinary, outputs) +
-                  6 * VectorCycles(chip, VectorOp::kBinary, d(lane_rows));
-  // A tile set beyond the private cache streams its scores and outputs through the next one.
-  double spill = 0, hand_over = 0;
-  if (chip.pipes_overlap) {
-    hand_over = PathCycles(chip, Path::kL0CToGm, d(m * (n + s.d_v)) * 4, 2) +
-                (t.depth > 0 ? 0.0 : 4 * chip.sync.cross_core);
-  } else {
-    const double set = d(m * n) * (4 + bytes) + 2 * d(m * s.d_v) * 4 + kv_bytes;
-    const double private_cache = d(chip.buffer(Buffer::kUB).fast) * 2;
-    if (set > private_cache) spill = (set - private_cache) / chip.memory.core_read_bytes_per_cycle * 2;
-  }
   const double block = t.depth > 0
                            ? Overlap(chip, true, {mmad, mte1, mte2, issue, vector, hand_over})
-                           : Overlap(chip, true, {mmad, mte1, mte2, issue}) + vector + hand_over + spill;
-  const double ends = PathCycles(chip, Path::kGmToL1Nd2Nz, d(m * (s.d_qk + s.d_rope)) * bytes, 1) +
-                      3 * VectorCycles(chip, VectorOp::kDiv, outputs) + d(3 * t.depth) * block;
-  double total = Waves(chip, t.tasks(s)) * (blocks * block + ends);
+                           : Overlap(chip, true, {mmad, mte1, mte2, issue}) + vector + hand_over + waits;
+  const double ends = PathCycles(chip, Path::kGmToL1Nd2Nz, m * d(s.d_qk + s.d_rope) * bytes, 1) +
+                      2 * VectorCycles(chip, VectorOp::kDiv, outputs);
+  double total = Waves(chip, t.tasks(s)) * (blocks * block + ends) + d(3 * t.depth) * block;
   if (t.pack_kv) {
     const double all =
         d(s.batches * s.skv) * (d(s.kv_heads * (s.d_qk + s.d_v)) + d(s.rope_heads * s.d_rope)) * bytes;
@@ -130,8 +125,8 @@ std::vector<Tiling> Candidates(const ChipSpec& chip, const Shape& s) {
   const auto add = [&](const Tiling& t) {
     if (Fits(chip, s, t)) candidates.push_back(t);
   };
-  for (std::int64_t m : TileSizes({16, 32, 64, 128, 192, 256}, chip.mmad.m_step, s.sq)) {
-    for (std::int64_t n : TileSizes({16, 32, 64, 128, 256, 512}, n_step, s.skv)) {
+  for (std::int64_t m : TileSizes({16, 32, 64, 96, 128, 192, 256}, chip.mmad.m_step, s.sq)) {
+    for (std::int64_t n : TileSizes({16, 32, 64, 128, 256, 512, 1024}, n_step, s.skv)) {
       Tiling t;
       t.m = m, t.n = n;
       if (!chip.pipes_overlap) {

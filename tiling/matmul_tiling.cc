@@ -57,26 +57,33 @@ bool Fits(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& ti
 }
 
 // Cycles of the busiest core: per block the slowest pipe (or the sum, where pipes share a thread), times its
-// blocks; or the time that HBM needs for everything once, whichever is longer.
+// blocks; or the time that HBM needs for everything once, whichever is longer. Blocks at the edges are
+// smaller: what counts is the mean over all blocks.
 double Price(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
   const auto d = [](std::int64_t value) { return static_cast<double>(value); };
-  const double bytes = d(chip.OperandBytes(s.in));
-  const std::int64_t m = std::min(t.m, s.m), n = std::min(t.n, s.n);
+  const double bytes = d(chip.OperandBytes(s.in)), blocks = d(std::max<std::int64_t>(t.grid.count(), 1));
   const double steps0 = std::max(1.0, d(CeilDiv(s.k, t.k0))), steps1 = std::max(1.0, d(CeilDiv(s.k, t.k1)));
   const double cores = d(std::min<std::int64_t>(chip.concurrent_cores, t.grid.count()));
+  const double m = d(s.m) / d(std::max<std::int64_t>(t.grid.rows, 1)),
+               n = d(s.n) / d(std::max<std::int64_t>(t.grid.cols, 1));
 
-  const double mmad = steps0 * MmadCycles(chip, s.in, m, std::min(t.k0, s.k), n);
-  const double mte1 = PathCycles(chip, Path::kL1ToL0A, d(m * s.k) * bytes, steps0) +
-                      PathCycles(chip, Path::kL1ToL0B, d(s.k * n) * bytes, steps0);
-  double mte2 = 0;
-  const auto load = [&](bool packed, bool in_place, double elements) {
-    const Path path = packed ? Path::kGmToL1 : Path::kGmToL1Nd2Nz;
-    if (in_place) return;
-    mte2 += steps1 * chip.path(path).startup + elements * bytes / LoadRate(chip, path, cores);
+  const std::int64_t m_edge = s.m - (t.grid.rows - 1) * t.m, n_edge = s.n - (t.grid.cols - 1) * t.n;
+  const auto mmads = [&](std::int64_t rows, std::int64_t cols) {
+    return std::floor(d(s.k) / d(t.k0)) * MmadCycles(chip, s.in, rows, t.k0, cols) +
+           (s.k % t.k0 != 0 ? MmadCycles(chip, s.in, rows, s.k % t.k0, cols) : 0);
   };
-  load(t.pack_a, LoadedInPlace(chip, s) || (t.pack_a && !chip.pipes_overlap), d(m * s.k));
-  load(t.pack_b, t.pack_b && !chip.pipes_overlap, d(s.k * n));
-  const double fix = PathCycles(chip, Path::kL0CToGm, d(m * n * SizeOf(s.out)), 1);
+  const double mmad =
+      (d((t.grid.rows - 1) * (t.grid.cols - 1)) * mmads(t.m, t.n) + d(t.grid.rows - 1) * mmads(t.m, n_edge) +
+       d(t.grid.cols - 1) * mmads(m_edge, t.n) + mmads(m_edge, n_edge)) /
+      blocks;
+  const double mte1 = PathCycles(chip, Path::kL1ToL0A, m * d(s.k) * bytes, steps0) +
+                      PathCycles(chip, Path::kL1ToL0B, d(s.k) * n * bytes, steps0);
+  const auto load = [&](bool in_layout, double elements) {
+    const Path path = in_layout ? Path::kGmToL1 : Path::kGmToL1Nd2Nz;
+    return steps1 * chip.path(path).startup + elements * bytes / LoadRate(chip, path, cores);
+  };
+  const double mte2 = load(t.pack_a || LoadedInPlace(chip, s), m * d(s.k)) + load(t.pack_b, d(s.k) * n);
+  const double fix = PathCycles(chip, Path::kL0CToGm, m * n * d(SizeOf(s.out)), 1);
   const double issue = steps0 * 3 * chip.scalar.issue;
 
   const bool buffered = t.l1_stages > 1 && t.l0_stages > 1;
@@ -86,19 +93,20 @@ double Price(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) 
   } else {
     block += fix;
   }
-  // The first load of a block chain is not hidden.
+  // The first load of a chain of blocks is not hidden.
   const double fill = chip.pipes_overlap ? mte2 / steps1 + mte1 / steps0 : 0;
   double total = fill + Waves(chip, t.grid.count()) * block;
 
   const auto pack = [&](bool packed, double elements) {
-    if (!packed) return;
-    total += chip.sync.barrier_s * chip.clock_hz +
-             elements * bytes * 2 / LoadRate(chip, Path::kGmToL1Nd2Nz, d(chip.concurrent_cores)) /
-                 d(chip.concurrent_cores);
+    if (!packed) return 0.0;
+    return chip.sync.barrier_s * chip.clock_hz +
+           elements * bytes * 2 / LoadRate(chip, Path::kGmToL1Nd2Nz, d(chip.concurrent_cores)) /
+               d(chip.concurrent_cores);
   };
-  pack(t.pack_a, d(s.m * s.k));
-  pack(t.pack_b, d(s.k * s.n));
-  const double once = (d(s.m * s.k) + d(s.k * s.n)) * bytes + d(s.m * s.n * SizeOf(s.out));
+  // On a host, more than one block means more than one thread, which must be woken.
+  if (!chip.pipes_overlap && t.grid.count() > 1) total += chip.sync.barrier_s * chip.clock_hz;
+  total += pack(t.pack_a, d(s.m) * d(s.k)) + pack(t.pack_b, d(s.k) * d(s.n));
+  const double once = (d(s.m) * d(s.k) + d(s.k) * d(s.n)) * bytes + d(s.m) * d(s.n) * d(SizeOf(s.out));
   return std::max(total, once / chip.memory.hbm_bytes_per_s * chip.clock_hz);
 }
 

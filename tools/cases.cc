@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <memory>
 #include <numeric>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/flash_attention.h"
@@ -45,7 +47,8 @@ Comparison CompareParts(std::int64_t count, const Compare& compare) {
 template <class Item>
 std::span<const Item> PartOf(const std::vector<Item>& items, std::int64_t i, std::int64_t size) {
   const Range part = Split(static_cast<std::int64_t>(items.size()), size)[i];
-  return std::span(items).subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.size()));
+  return std::span(items).subspan(static_cast<std::size_t>(part.begin),
+                                  static_cast<std::size_t>(part.size()));
 }
 
 // How many rows of `products` multiply-adds each the budget pays for; at least one.
@@ -107,7 +110,7 @@ Case WithTraffic(Case c) {
 
 // ---- Matmul ----
 
-// Rows of c against the reference, a slice of columns at a time. `first_row` is where c's rows stand in the whole output.
+// Rows of c against the reference, a slice of columns at a time. c begins at row `first_row` of the output.
 Comparison CompareMatmul(const ConstTensor& a, const ConstTensor& b, const ConstTensor& c,
                          const std::vector<std::int64_t>& rows, std::int64_t first_row) {
   const Split slices(b.size(1), 256);
@@ -130,8 +133,8 @@ Comparison CompareMatmul(const ConstTensor& a, const ConstTensor& b, const Const
 }
 
 // c (M, N) = a (M, K) b (K, N), both of order 1.
-Case MatmulCase(const std::string& name, const std::string& a, const std::string& b, DType dtype, std::int64_t m,
-                std::int64_t n, std::int64_t k) {
+Case MatmulCase(const std::string& name, const std::string& a, const std::string& b, DType dtype,
+                std::int64_t m, std::int64_t n, std::int64_t k) {
   Case c{.name = name, .kernel = "Matmul", .shape = fmt::format("{}x{}x{}", m, n, k), .dtype = dtype};
   c.inputs = {{.name = a, .dtype = dtype, .shape = {m, k}, .fill = Fill::kNormal},
               {.name = b,
@@ -141,10 +144,10 @@ Case MatmulCase(const std::string& name, const std::string& a, const std::string
                .deviation = 1 / std::sqrt(static_cast<double>(k))}};
   c.outputs = {{.name = "c", .dtype = dtype, .shape = {m, n}}};
   c.flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
-  c.run = [](const Device& device, std::span<const ConstTensor> in, std::span<const Tensor> out, Profile* profile) {
-    return Matmul(device, {.a = in[0], .b = in[1], .c = out[0]}, profile);
-  };
-  c.check = [](std::span<const ConstTensor> in, std::span<const Tensor> out, double products, std::uint64_t key) {
+  c.run = [](const Device& device, std::span<const ConstTensor> in, std::span<const Tensor> out,
+             Profile* profile) { return Matmul(device, {.a = in[0], .b = in[1], .c = out[0]}, profile); };
+  c.check = [](std::span<const ConstTensor> in, std::span<const Tensor> out, double products,
+               std::uint64_t key) {
     const double row_products = static_cast<double>(in[1].count());
     const auto rows = SampleRows(out[0].size(0), AffordableRows(products, row_products), key);
     return CompareMatmul(in[0], in[1], out[0], rows, 0);
@@ -161,7 +164,9 @@ void Append(const Profile& next, Profile* all) {
     return;
   }
   const double start_us = all->time_s * 1e6, time_s = all->time_s + next.time_s;
-  const auto mean = [&](double a, double b) { return time_s > 0 ? (a * all->time_s + b * next.time_s) / time_s : 0; };
+  const auto mean = [&](double a, double b) {
+    return time_s > 0 ? (a * all->time_s + b * next.time_s) / time_s : 0;
+  };
   for (std::size_t p = 0; p < all->busy.size(); ++p) {
     all->busy[p].cube_side = mean(all->busy[p].cube_side, next.busy[p].cube_side);
     all->busy[p].vector_side = mean(all->busy[p].vector_side, next.busy[p].vector_side);
@@ -218,8 +223,8 @@ struct ExpertRows {
 };
 
 // c (R, N): rows of expert e = rows of a (R, K) times b[e] (K, N).
-Case ExpertsCase(const std::string& name, const std::string& a, const std::string& b, std::int64_t n, std::int64_t k,
-                 const std::vector<std::int64_t>& counts) {
+Case ExpertsCase(const std::string& name, const std::string& a, const std::string& b, std::int64_t n,
+                 std::int64_t k, const std::vector<std::int64_t>& counts) {
   const auto experts = static_cast<std::int64_t>(counts.size());
   const std::int64_t rows = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
   Case c{.name = name,
@@ -245,8 +250,8 @@ Case ExpertsCase(const std::string& name, const std::string& a, const std::strin
       return Status();
     });
   };
-  c.check = [by_expert, experts](std::span<const ConstTensor> in, std::span<const Tensor> out, double products,
-                                 std::uint64_t key) {
+  c.check = [by_expert, experts](std::span<const ConstTensor> in, std::span<const Tensor> out,
+                                 double products, std::uint64_t key) {
     const double share = products / static_cast<double>(experts);
     Comparison all;
     const Status checked = by_expert.ForEach([&](std::int64_t e, Range r) {
@@ -268,8 +273,8 @@ Case ExpertsCase(const std::string& name, const std::string& a, const std::strin
 
 // ---- Attention ----
 
-// Multi-head latent attention as its projections leave it: q holds nope and rope parts side by side, kv holds k and v, and
-// one k_rope serves all heads. Nothing is copied; the kernel gets strided views.
+// Multi-head latent attention as its projections leave it: q holds nope and rope parts side by side, kv holds
+// k and v, and one k_rope serves all heads. Nothing is copied; the kernel gets strided views.
 struct MlaViews {
   FlashAttentionArgs args;
 
@@ -318,18 +323,21 @@ Case AttentionCase(const std::string& name, const ScaledWorkload& scaled, DType 
   const std::int64_t tokens = scaled.tokens(), batch = scaled.batch;
   Case c{.name = name,
          .kernel = "FlashAttention",
-         .shape = fmt::format("{}x{}x{} {}+{}/{}", batch, scaled.heads, scaled.sequence, dims.nope_dim, dims.rope_dim,
-                              dims.v_dim),
+         .shape = fmt::format("{}x{}x{} {}+{}/{}", batch, scaled.heads, scaled.sequence, dims.nope_dim,
+                              dims.rope_dim, dims.v_dim),
          .dtype = dtype};
   c.inputs = {
       {.name = "q", .dtype = dtype, .shape = {tokens, scaled.heads, dims.qk_dim()}, .fill = Fill::kNormal},
-      {.name = "kv", .dtype = dtype, .shape = {tokens, scaled.heads, dims.nope_dim + dims.v_dim}, .fill = Fill::kNormal},
+      {.name = "kv",
+       .dtype = dtype,
+       .shape = {tokens, scaled.heads, dims.nope_dim + dims.v_dim},
+       .fill = Fill::kNormal},
       {.name = "k_rope", .dtype = dtype, .shape = {tokens, dims.rope_dim}, .fill = Fill::kNormal}};
   c.outputs = {{.name = "out", .dtype = dtype, .shape = {tokens, scaled.heads, dims.v_dim}},
                {.name = "lse", .dtype = DType::kF32, .shape = {batch, scaled.heads, scaled.sequence}}};
   // 2 B N S^2 (Dqk + Dv), halved by the causal mask.
-  c.flops = static_cast<double>(tokens) * static_cast<double>(scaled.heads) * static_cast<double>(scaled.sequence) *
-            static_cast<double>(dims.qk_dim() + dims.v_dim);
+  c.flops = static_cast<double>(tokens) * static_cast<double>(scaled.heads) *
+            static_cast<double>(scaled.sequence) * static_cast<double>(dims.qk_dim() + dims.v_dim);
   c.run = [dims, batch](const Device& device, std::span<const ConstTensor> in, std::span<const Tensor> out,
                         Profile* profile) {
     return FlashAttention(device, MlaViews(dims, batch, in, out).args, profile);
@@ -338,15 +346,16 @@ Case AttentionCase(const std::string& name, const ScaledWorkload& scaled, DType 
                           std::uint64_t key) {
     const FlashAttentionArgs args = MlaViews(dims, batch, in, out).args;
     const std::int64_t heads = args.q.size(1), sequence = args.q.size(2), all_rows = batch * heads * sequence;
-    const double row_products = 0.5 * static_cast<double>(sequence) * static_cast<double>(dims.qk_dim() + dims.v_dim);
+    const double row_products =
+        0.5 * static_cast<double>(sequence) * static_cast<double>(dims.qk_dim() + dims.v_dim);
     std::vector<reference::AttentionRow> rows;
     for (std::int64_t row : SampleRows(all_rows, AffordableRows(products, row_products), key)) {
       rows.push_back({row / sequence / heads, row / sequence % heads, row % sequence});
     }
     constexpr std::int64_t kRowsPerPart = 4;
-    Comparison all = CompareParts(CeilDiv(static_cast<std::int64_t>(rows.size()), kRowsPerPart), [&](std::int64_t i) {
-      return CompareAttention(args, PartOf(rows, i, kRowsPerPart));
-    });
+    Comparison all =
+        CompareParts(CeilDiv(static_cast<std::int64_t>(rows.size()), kRowsPerPart),
+                     [&](std::int64_t i) { return CompareAttention(args, PartOf(rows, i, kRowsPerPart)); });
     all.all_rows = all_rows;
     return all;
   };
@@ -391,29 +400,31 @@ Case PermuteCase(const ScaledWorkload& scaled, Skew skew) {
                       std::uint64_t key) {
     const reference::Routing routing = reference::Route(in[1], experts, 0);
     const ConstTensor permuted = out[0];
-    const auto rows = SampleRows(routing.rows, AffordableRows(products, static_cast<double>(in[0].size(1))), key);
+    const auto rows =
+        SampleRows(routing.rows, AffordableRows(products, static_cast<double>(in[0].size(1))), key);
     constexpr std::int64_t kRowsPerPart = 16;
-    Comparison all = CompareParts(CeilDiv(static_cast<std::int64_t>(rows.size()), kRowsPerPart), [&](std::int64_t i) {
-      const auto part_rows = PartOf(rows, i, kRowsPerPart);
-      const auto expected = reference::Permute(in[0], routing, part_rows);
-      Comparison part;
-      std::size_t at = 0;
-      for (std::int64_t row : part_rows) {
-        for (std::int64_t j = 0; j < permuted.size(1); ++j, ++at) {
-          part.Add(At(permuted, row, j), expected[at], 0, permuted.dtype, row, j);
-        }
-      }
-      return part;
-    });
+    Comparison all =
+        CompareParts(CeilDiv(static_cast<std::int64_t>(rows.size()), kRowsPerPart), [&](std::int64_t i) {
+          const auto part_rows = PartOf(rows, i, kRowsPerPart);
+          const auto expected = reference::Permute(in[0], routing, part_rows);
+          Comparison part;
+          std::size_t at = 0;
+          for (std::int64_t row : part_rows) {
+            for (std::int64_t j = 0; j < permuted.size(1); ++j, ++at) {
+              part.Add(At(permuted, row, j), expected[at], 0, permuted.dtype, row, j);
+            }
+          }
+          return part;
+        });
     for (std::size_t s = 0; s < routing.sorted_indices.size(); ++s) {
       const auto slot = static_cast<std::int64_t>(s);
-      all.Add(static_cast<double>(LoadInt(out[1].data, out[1].dtype, slot)), routing.sorted_indices[s], 0, DType::kI32,
-              slot, 0);
+      all.Add(static_cast<double>(LoadInt(out[1].data, out[1].dtype, slot)), routing.sorted_indices[s], 0,
+              DType::kI32, slot, 0);
     }
     for (std::size_t e = 0; e < routing.expert_counts.size(); ++e) {
       const auto expert = static_cast<std::int64_t>(e);
-      all.Add(static_cast<double>(LoadInt(out[2].data, out[2].dtype, expert)), routing.expert_counts[e], 0, DType::kI32,
-              expert, 0);
+      all.Add(static_cast<double>(LoadInt(out[2].data, out[2].dtype, expert)), routing.expert_counts[e], 0,
+              DType::kI32, expert, 0);
     }
     all.rows = static_cast<std::int64_t>(rows.size());
     all.all_rows = routing.rows;
@@ -438,27 +449,31 @@ Case UnpermuteCase(const ScaledWorkload& scaled, Skew skew) {
        .skew = skew},
       {.name = "probs", .dtype = DType::kF32, .shape = {tokens, w.moe.top_k}, .fill = Fill::kProbabilities}};
   c.outputs = {{.name = "out", .dtype = DType::kBF16, .shape = {tokens, w.hidden}}};
-  c.run = [](const Device& device, std::span<const ConstTensor> in, std::span<const Tensor> out, Profile* profile) {
-    return TokenUnpermute(device, {.permuted = in[0], .sorted_indices = in[1], .probs = in[2], .out = out[0]}, profile);
+  c.run = [](const Device& device, std::span<const ConstTensor> in, std::span<const Tensor> out,
+             Profile* profile) {
+    return TokenUnpermute(device, {.permuted = in[0], .sorted_indices = in[1], .probs = in[2], .out = out[0]},
+                          profile);
   };
-  c.check = [](std::span<const ConstTensor> in, std::span<const Tensor> out, double products, std::uint64_t key) {
+  c.check = [](std::span<const ConstTensor> in, std::span<const Tensor> out, double products,
+               std::uint64_t key) {
     const ConstTensor result = out[0];
     const double token_products = static_cast<double>(result.size(1) * in[2].size(1));
     const auto rows = SampleRows(result.size(0), AffordableRows(products, token_products), key);
     constexpr std::int64_t kRowsPerPart = 4;
-    Comparison all = CompareParts(CeilDiv(static_cast<std::int64_t>(rows.size()), kRowsPerPart), [&](std::int64_t i) {
-      const auto part_rows = PartOf(rows, i, kRowsPerPart);
-      const auto expected = reference::Unpermute(in[0], in[1], in[2], part_rows);
-      const auto bounds = reference::UnpermuteBounds(expected, in[2], result.dtype);
-      Comparison part;
-      std::size_t at = 0;
-      for (std::int64_t row : part_rows) {
-        for (std::int64_t j = 0; j < result.size(1); ++j, ++at) {
-          part.Add(At(result, row, j), expected.out[at], bounds[at], result.dtype, row, j);
-        }
-      }
-      return part;
-    });
+    Comparison all =
+        CompareParts(CeilDiv(static_cast<std::int64_t>(rows.size()), kRowsPerPart), [&](std::int64_t i) {
+          const auto part_rows = PartOf(rows, i, kRowsPerPart);
+          const auto expected = reference::Unpermute(in[0], in[1], in[2], part_rows);
+          const auto bounds = reference::UnpermuteBounds(expected, in[2], result.dtype);
+          Comparison part;
+          std::size_t at = 0;
+          for (std::int64_t row : part_rows) {
+            for (std::int64_t j = 0; j < result.size(1); ++j, ++at) {
+              part.Add(At(result, row, j), expected.out[at], bounds[at], result.dtype, row, j);
+            }
+          }
+          return part;
+        });
     all.rows = static_cast<std::int64_t>(rows.size());
     all.all_rows = result.size(0);
     return all;
@@ -486,16 +501,18 @@ std::vector<Case> MakeCases(const ScaledWorkload& scaled, const std::vector<Skew
   std::vector<Case> cases;
   cases.push_back(MatmulCase("q_down", "x", "q_down.weight", kBF16, tokens, a.q_rank, w.hidden));
   cases.push_back(MatmulCase("q_up", "q_latent", "q_up.weight", kBF16, tokens, heads * a.qk_dim(), a.q_rank));
-  cases.push_back(MatmulCase("kv_down", "x", "kv_down.weight", kBF16, tokens, a.kv_rank + a.rope_dim, w.hidden));
   cases.push_back(
-      MatmulCase("kv_up", "kv_latent", "kv_up.weight", kBF16, tokens, heads * (a.nope_dim + a.v_dim), a.kv_rank));
+      MatmulCase("kv_down", "x", "kv_down.weight", kBF16, tokens, a.kv_rank + a.rope_dim, w.hidden));
+  cases.push_back(MatmulCase("kv_up", "kv_latent", "kv_up.weight", kBF16, tokens,
+                             heads * (a.nope_dim + a.v_dim), a.kv_rank));
   cases.push_back(AttentionCase("attention", scaled, kBF16));
   cases.push_back(AttentionCase("attention.fp16", scaled, DType::kF16));
   cases.push_back(MatmulCase("out", "o", "out.weight", kBF16, tokens, w.hidden, heads * a.v_dim));
   cases.push_back(MatmulCase("router", "x", "router.weight", DType::kF32, tokens, w.moe.experts, w.hidden));
   if (const std::int64_t ffn = w.moe.shared_experts * w.moe.ffn; ffn > 0) {
     cases.push_back(MatmulCase("shared.up", "x", "shared.up.weight", kBF16, tokens, 2 * ffn, w.hidden));
-    cases.push_back(MatmulCase("shared.down", "shared.hidden", "shared.down.weight", kBF16, tokens, w.hidden, ffn));
+    cases.push_back(
+        MatmulCase("shared.down", "shared.hidden", "shared.down.weight", kBF16, tokens, w.hidden, ffn));
   }
   for (Skew skew : routings) {
     const auto counts = SplitRows(ExpertLoads(skew, scaled.local_experts()), scaled.expert_rows());

@@ -1,5 +1,5 @@
-// Cases: the kernel calls that a workload comes down to on one device. A case knows its tensors, its work, how to run
-// itself on a device and how to check itself against the reference.
+// Cases: the kernel calls that a workload comes down to on one device. A case knows its tensors, its work,
+// how to run itself on a device and how to check itself against the reference.
 #ifndef CUBIST_TOOLS_CASES_H_
 #define CUBIST_TOOLS_CASES_H_
 
@@ -27,8 +27,8 @@ struct ScaledWorkload {
   std::int64_t batch = 1, sequence = 1, heads = 1;
 
   std::int64_t tokens() const { return batch * sequence; }
-  // Experts on the device, and the rows that reach it: tensor-parallel devices share their tokens, so tokens * top_k /
-  // tensor_parallel on average.
+  // Experts on the device, and the rows that reach it: tensor-parallel devices share their tokens, so tokens
+  // * top_k / tensor_parallel on average.
   std::int64_t local_experts() const { return workload.moe.experts / workload.training.expert_shards; }
   std::int64_t expert_rows() const {
     return CeilDiv(tokens() * workload.moe.top_k, workload.training.tensor_parallel);
@@ -64,18 +64,18 @@ struct Case {
   double bytes_read = 0, bytes_written = 0;  // every input and output element once
 
   // Inputs and outputs as specified above. On an Npu device without data, float tensors are null.
-  std::function<Status(const Device& device, std::span<const ConstTensor> inputs, std::span<const Tensor> outputs,
-                       Profile* profile)>
+  std::function<Status(const Device& device, std::span<const ConstTensor> inputs,
+                       std::span<const Tensor> outputs, Profile* profile)>
       run = {};
-  // Compares with the reference: everything where that takes about `products` multiply-adds or fewer, otherwise rows
-  // drawn with `key`.
-  std::function<Comparison(std::span<const ConstTensor> inputs, std::span<const Tensor> outputs, double products,
-                           std::uint64_t key)>
+  // Compares with the reference: everything where that takes about `products` multiply-adds or fewer,
+  // otherwise rows drawn with `key`.
+  std::function<Comparison(std::span<const ConstTensor> inputs, std::span<const Tensor> outputs,
+                           double products, std::uint64_t key)>
       check = {};
 };
 
-// In the order of a layer: projections, attention, router, shared expert; then for each routing permute, experts and
-// unpermute.
+// In the order of a layer: projections, attention, router, shared expert; then for each routing permute,
+// experts and unpermute.
 std::vector<Case> MakeCases(const ScaledWorkload& scaled, const std::vector<Skew>& routings);
 
 }  // namespace cubist

@@ -46,8 +46,8 @@ void Comparison::Add(double actual, double expected, double element_bound, DType
   const double element_ratio = Ratio(actual, expected, element_bound, dtype);
   if (!(element_ratio <= 1)) {
     if (beyond++ == 0) {
-      first_beyond = fmt::format("element {} of row {} is {:.9g}, expected {:.9g} +- {:.2g}", element, row, actual, expected,
-                                 element_bound);
+      first_beyond = fmt::format("element {} of row {} is {:.9g}, expected {:.9g} +- {:.2g}", element, row,
+                                 actual, expected, element_bound);
     }
   }
   if (element_ratio > ratio || elements == 1) {

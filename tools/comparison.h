@@ -19,14 +19,15 @@ struct Comparison {
 
   bool ok() const { return beyond == 0; }
 
-  // NaN matches NaN, an infinity itself; a result that overflows the dtype matches where value and bound reach beyond its
-  // largest number.
-  void Add(double actual, double expected, double element_bound, DType dtype, std::int64_t row, std::int64_t element);
+  // NaN matches NaN, an infinity itself; a result that overflows the dtype matches where value and bound
+  // reach beyond its largest number.
+  void Add(double actual, double expected, double element_bound, DType dtype, std::int64_t row,
+           std::int64_t element);
   void Merge(const Comparison& other);
 };
 
-// `wanted` different rows of `total`, ascending, the first and the last among them from two on; all rows where wanted >=
-// total.
+// `wanted` different rows of `total`, ascending, the first and the last among them from two on; all rows
+// where wanted >= total.
 std::vector<std::int64_t> SampleRows(std::int64_t total, std::int64_t wanted, std::uint64_t key);
 
 }  // namespace cubist

@@ -31,7 +31,8 @@ void FillNormalAs(Float* x, std::int64_t count, float scale, std::uint64_t key) 
   oneapi::tbb::parallel_for(IndexRange(0, count, 1 << 14), [&](const IndexRange& range) {
     for (std::int64_t i = range.begin(); i < range.end(); ++i) {
       const std::uint64_t r = Random(key, static_cast<std::uint64_t>(i));
-      const auto sum = static_cast<std::int32_t>((r & 0xffff) + (r >> 16 & 0xffff) + (r >> 32 & 0xffff) + (r >> 48));
+      const auto sum =
+          static_cast<std::int32_t>((r & 0xffff) + (r >> 16 & 0xffff) + (r >> 32 & 0xffff) + (r >> 48));
       x[i] = Float(static_cast<float>(sum - 2 * 0xffff) * scale);
     }
   });
@@ -40,18 +41,20 @@ void FillNormalAs(Float* x, std::int64_t count, float scale, std::uint64_t key) 
 // Shuffles in place (Fisher and Yates).
 void Shuffle(std::vector<std::int64_t>& items, std::uint64_t key, std::uint64_t first_index) {
   for (std::size_t i = items.size(); i > 1; --i) {
-    std::swap(items[i - 1],
-              items[static_cast<std::size_t>(RandomBelow(static_cast<std::int64_t>(i), key, first_index + i))]);
+    std::swap(
+        items[i - 1],
+        items[static_cast<std::size_t>(RandomBelow(static_cast<std::int64_t>(i), key, first_index + i))]);
   }
 }
 
-// Systematic sampling (Madow 1949): the loads lie end to end on a line, and K points at equal distance W / K, all moved
-// by one random offset, hit K experts, each with probability K * load / W. Distances are in units of 1 / K.
+// Systematic sampling (Madow 1949): the loads lie end to end on a line, and K points at equal distance W / K,
+// all moved by one random offset, hit K experts, each with probability K * load / W. Distances are in units
+// of 1 / K.
 class RouteSampler {
  public:
   RouteSampler(std::vector<std::int64_t> loads, std::int64_t k) : loads_(std::move(loads)), points_(k) {
-    // An expert longer than the distance would be hit twice: it is always chosen, and leaves the line. That shortens the
-    // distance between the remaining points, so others may follow.
+    // An expert longer than the distance would be hit twice: it is always chosen, and leaves the line. That
+    // shortens the distance between the remaining points, so others may follow.
     for (bool changed = true; changed;) {
       changed = false;
       total_ = std::accumulate(loads_.begin(), loads_.end(), std::int64_t{0});
@@ -116,7 +119,7 @@ std::uint64_t Random(std::uint64_t key, std::uint64_t index) {
 }
 
 void FillNormal(const Tensor& x, double deviation, std::uint64_t key) {
-  // The variance of one uniform number on 0 .. 2^16 - 1 is (2^32 - 1) / 12, that of four thrice as close to 2^32.
+  // One uniform number on 0 .. 2^16 - 1 has the variance (2^32 - 1) / 12; the sum of four has four times that.
   const auto scale = static_cast<float>(deviation / std::sqrt((0x1p32 - 1) / 3));
   switch (x.dtype) {
     case DType::kBF16:
@@ -142,8 +145,8 @@ void FillProbabilities(const Tensor& probs, double sum, std::uint64_t key) {
 }
 
 std::vector<std::int64_t> ExpertLoads(Skew skew, std::int64_t experts) {
-  // On a line of 16 E units, expert e is [16 e, 16 e + 16), and the parts end at 3 E, 11 E and 16 E. Loads per unit are
-  // 0.60 / 3 : 0.30 / 8 : 0.10 / 5 = 80 : 15 : 8.
+  // On a line of 16 E units, expert e is [16 e, 16 e + 16), and the parts end at 3 E, 11 E and 16 E. Loads
+  // per unit are 0.60 / 3 : 0.30 / 8 : 0.10 / 5 = 80 : 15 : 8.
   const auto overlap = [](std::int64_t begin, std::int64_t end, std::int64_t from, std::int64_t to) {
     return std::max<std::int64_t>(std::min(end, to) - std::max(begin, from), 0);
   };

@@ -22,8 +22,8 @@ std::string Bytes(std::int64_t bytes) {
 
 int InfoCommand() {
   const CubeOps& cube = BestCubeOps();
-  fmt::print("SIMD target  {}{}; register tile {} x {}\n", cube.target, cube.native_bf16 ? " with native bf16" : "",
-             cube.mr, cube.nr);
+  fmt::print("SIMD target  {}{}; register tile {} x {}\n", cube.target,
+             cube.native_bf16 ? " with native bf16" : "", cube.mr, cube.nr);
   fmt::print("caches       L1d {}, L2 {}, L3 {}\n", Bytes(CacheBytes(1)), Bytes(CacheBytes(2)),
              Bytes(CacheBytes(3)));
   fmt::print("threads      {}\n\n", oneapi::tbb::info::default_concurrency());

@@ -19,16 +19,17 @@ namespace {
 // The tensor in another float dtype, rounded to nearest.
 OwnedTensor Converted(const OwnedTensor& from, DType dtype) {
   OwnedTensor to(dtype, from.shape());
-  oneapi::tbb::parallel_for(oneapi::tbb::blocked_range<std::int64_t>(0, from.count(), 1 << 14), [&](const auto& range) {
-    for (std::int64_t i = range.begin(); i < range.end(); ++i) {
-      if (IsFloat(dtype)) {
-        StoreFloat(to.data(), dtype, i, LoadFloat(from.data(), from.dtype(), i));
-      } else {
-        std::memcpy(to.data() + i * SizeOf(dtype), from.data() + i * SizeOf(dtype),
-                    static_cast<std::size_t>(SizeOf(dtype)));
-      }
-    }
-  });
+  oneapi::tbb::parallel_for(oneapi::tbb::blocked_range<std::int64_t>(0, from.count(), 1 << 14),
+                            [&](const auto& range) {
+                              for (std::int64_t i = range.begin(); i < range.end(); ++i) {
+                                if (IsFloat(dtype)) {
+                                  StoreFloat(to.data(), dtype, i, LoadFloat(from.data(), from.dtype(), i));
+                                } else {
+                                  std::memcpy(to.data() + i * SizeOf(dtype), from.data() + i * SizeOf(dtype),
+                                              static_cast<std::size_t>(SizeOf(dtype)));
+                                }
+                              }
+                            });
   return to;
 }
 
@@ -45,7 +46,8 @@ Status CheckIds(const OwnedTensor& ids, std::int64_t experts) {
 
 Status CheckFits(const OwnedTensor& tensor, const TensorSpec& spec, std::int64_t experts) {
   if (tensor.shape() != spec.shape) {
-    return InvalidArgument(fmt::format("has shape {}, expected {}", ToString(tensor.shape()), ToString(spec.shape)));
+    return InvalidArgument(
+        fmt::format("has shape {}, expected {}", ToString(tensor.shape()), ToString(spec.shape)));
   }
   if (IsFloat(tensor.dtype()) != IsFloat(spec.dtype)) {
     return InvalidArgument(fmt::format("has dtype {}, expected {}", NameOf(tensor.dtype()),
@@ -61,7 +63,8 @@ std::vector<TensorSpec> ReplaceableInputs(const std::vector<Case>& cases) {
   for (const Case& c : cases) {
     for (const TensorSpec& spec : c.inputs) {
       const auto same_name = [&](const TensorSpec& other) { return other.name == spec.name; };
-      if (spec.fill == TensorSpec::Fill::kSortedIndices || std::any_of(specs.begin(), specs.end(), same_name)) continue;
+      if (spec.fill == TensorSpec::Fill::kSortedIndices || std::any_of(specs.begin(), specs.end(), same_name))
+        continue;
       specs.push_back(spec);
     }
   }
@@ -75,7 +78,8 @@ Status Inputs::Replace(const std::string& name_and_file, const std::vector<Case>
   }
   const std::string name = name_and_file.substr(0, equals), file = name_and_file.substr(equals + 1);
   const std::vector<TensorSpec> specs = ReplaceableInputs(cases);
-  const auto spec = std::find_if(specs.begin(), specs.end(), [&](const TensorSpec& s) { return s.name == name; });
+  const auto spec =
+      std::find_if(specs.begin(), specs.end(), [&](const TensorSpec& s) { return s.name == name; });
   if (spec == specs.end()) {
     std::vector<std::string> names;
     for (const TensorSpec& s : specs) names.push_back(s.name);

@@ -18,8 +18,9 @@ class Inputs {
   // `scaled` gives the number of experts and the sum of probabilities.
   Inputs(const ScaledWorkload& scaled, std::uint64_t seed) : scaled_(scaled), seed_(seed) {}
 
-  // Reads the file of "name=file.npy" in place of the tensor of that name. Its shape must be the one that the cases ask
-  // for; floats of any dtype are rounded to the dtype asked for, ids may be int32 or int64 and must name an expert.
+  // Reads the file of "name=file.npy" in place of the tensor of that name. Its shape must be the one that the
+  // cases ask for; floats of any dtype are rounded to the dtype asked for, ids may be int32 or int64 and must
+  // name an expert.
   Status Replace(const std::string& name_and_file, const std::vector<Case>& cases);
 
   // The tensor, contiguous. The same name gives the same numbers, whatever the dtype.

@@ -14,20 +14,25 @@ constexpr int kBadInput = 2;
 const CLI::Range kTokenScales(1, 1 << 24), kHeadScales(1, 1 << 16);
 
 void AddRun(CLI::App& app, cubist::RunOptions& options, std::function<int()>& command) {
-  CLI::App* run = app.add_subcommand("run", "Compute, check, time and model every kernel at a workload's shapes");
+  CLI::App* run =
+      app.add_subcommand("run", "Compute, check, time and model every kernel at a workload's shapes");
   run->add_option("--workload", options.workload, "Name, or path of a .json file")->capture_default_str();
   run->add_option("--chip", options.chip, "Chip to model")->capture_default_str();
-  run->add_option("--threads", options.threads, "Threads to compute with; all by default")->check(CLI::Range(1, 1024));
+  run->add_option("--threads", options.threads, "Threads to compute with; all by default")
+      ->check(CLI::Range(1, 1024));
   run->add_option("--seed", options.seed, "Seed of the generated inputs")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
-  run->add_option("--scale", options.token_scale, "Divide the sequence by this instead of the workload's token_scale")
+  run->add_option("--scale", options.token_scale,
+                  "Divide the sequence by this instead of the workload's token_scale")
       ->check(kTokenScales);
-  run->add_option("--head-scale", options.head_scale, "Divide the heads by this instead of the workload's head_scale")
+  run->add_option("--head-scale", options.head_scale,
+                  "Divide the heads by this instead of the workload's head_scale")
       ->check(kHeadScales);
   run->add_option("--routing", options.routing, "skewed, uniform or both")->capture_default_str();
   run->add_option("--only", options.only, "Run this case alone; repeatable")->allow_extra_args(false);
-  run->add_option("--input", options.inputs, "name=file.npy: a tensor of yours; repeatable")->allow_extra_args(false);
+  run->add_option("--input", options.inputs, "name=file.npy: a tensor of yours; repeatable")
+      ->allow_extra_args(false);
   run->add_option("--output", options.output, "Folder to write results to, as <case>.<tensor>.npy");
   run->add_option("--json", options.json, "File to write the rows to");
   run->add_option("--timeline", options.timelines,

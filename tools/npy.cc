@@ -27,8 +27,9 @@ struct Code {
   DType dtype;
 };
 // The first code of a dtype is the one that is written.
-constexpr Code kCodes[] = {{"<f4", DType::kF32},  {"<f2", DType::kF16},  {"<i4", DType::kI32}, {"<i8", DType::kI64},
-                           {"<V2", DType::kBF16}, {"|V2", DType::kBF16}, {"<u2", DType::kBF16}};
+constexpr Code kCodes[] = {{"<f4", DType::kF32}, {"<f2", DType::kF16},  {"<i4", DType::kI32},
+                           {"<i8", DType::kI64}, {"<V2", DType::kBF16}, {"|V2", DType::kBF16},
+                           {"<u2", DType::kBF16}};
 
 // For messages: control characters and the tail of long texts give way.
 std::string Quoted(std::string_view text) {
@@ -50,10 +51,13 @@ class DictParser {
       std::string_view key;
       CUBIST_RETURN_IF_ERROR(ParseString("a key", &key));
       CUBIST_RETURN_IF_ERROR(Expect(':'));
-      bool* seen = key == "descr" ? &descr : key == "fortran_order" ? &order : key == "shape" ? &shape : nullptr;
+      bool* seen = key == "descr"           ? &descr
+                   : key == "fortran_order" ? &order
+                   : key == "shape"         ? &shape
+                                            : nullptr;
       if (seen == nullptr) {
-        return InvalidArgument(
-            fmt::format("header has the unknown key {}; known are 'descr', 'fortran_order', 'shape'", Quoted(key)));
+        return InvalidArgument(fmt::format(
+            "header has the unknown key {}; known are 'descr', 'fortran_order', 'shape'", Quoted(key)));
       }
       if (*seen) return InvalidArgument(fmt::format("header has the key {} twice", Quoted(key)));
       *seen = true;
@@ -105,9 +109,10 @@ class DictParser {
         return {};
       }
     }
-    return InvalidArgument(fmt::format(
-        "dtype {} is not supported; supported are '<f4', '<f2', '<i4', '<i8', and '<V2', '|V2' or '<u2' for bf16",
-        Quoted(descr)));
+    return InvalidArgument(
+        fmt::format("dtype {} is not supported; supported are '<f4', '<f2', '<i4', '<i8', and '<V2', '|V2' "
+                    "or '<u2' for bf16",
+                    Quoted(descr)));
   }
 
   Status ParseBool(bool* value) {
@@ -170,7 +175,8 @@ void FortranToC(const std::byte* from, std::int64_t element_bytes, const Shape& 
   for (std::int64_t i = 0; i < count; ++i) {
     std::int64_t source = 0;
     for (std::size_t d = 0; d < rank; ++d) source += index[d] * stride[d];
-    std::memcpy(to + i * element_bytes, from + source * element_bytes, static_cast<std::size_t>(element_bytes));
+    std::memcpy(to + i * element_bytes, from + source * element_bytes,
+                static_cast<std::size_t>(element_bytes));
     for (std::size_t d = rank; d-- > 0 && ++index[d] == shape[d];) index[d] = 0;
   }
 }
@@ -204,7 +210,9 @@ std::string HeaderText(const ConstTensor& tensor) {
   text += "), }";
   // The data begins at a multiple of 64 bytes; the text ends in a newline.
   const std::size_t prefix = kPrefixBytes + 2;
-  text.resize(static_cast<std::size_t>(RoundUp(static_cast<std::int64_t>(prefix + text.size() + 1), 64)) - prefix, ' ');
+  text.resize(
+      static_cast<std::size_t>(RoundUp(static_cast<std::int64_t>(prefix + text.size() + 1), 64)) - prefix,
+      ' ');
   text.back() = '\n';
   return text;
 }
@@ -262,7 +270,8 @@ Status ParseNpyHeader(std::span<const std::byte> head, std::int64_t file_bytes, 
   }
   if (const std::int64_t there = file_bytes - parsed.data_offset; there != parsed.data_bytes) {
     return InvalidArgument(fmt::format("has shape {} of {}, which takes {} bytes, but {} bytes of data",
-                                       ToString(parsed.shape), NameOf(parsed.dtype), parsed.data_bytes, there));
+                                       ToString(parsed.shape), NameOf(parsed.dtype), parsed.data_bytes,
+                                       there));
   }
   *header = std::move(parsed);
   return {};
@@ -284,7 +293,8 @@ Status ReadNpy(const std::string& path, OwnedTensor* tensor) {
 Status WriteNpy(const std::string& path, const ConstTensor& tensor) {
   const std::string text = HeaderText(tensor);
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  const char version_and_length[] = {1, 0, static_cast<char>(text.size() & 0xff), static_cast<char>(text.size() >> 8)};
+  const char version_and_length[] = {1, 0, static_cast<char>(text.size() & 0xff),
+                                     static_cast<char>(text.size() >> 8)};
   file.write(kMagic.data(), kMagic.size());
   file.write(version_and_length, sizeof(version_and_length));
   file.write(text.data(), static_cast<std::streamsize>(text.size()));

@@ -40,8 +40,8 @@ class OwnedTensor {
   Tensor view() { return ContiguousView(data(), dtype_, shape_); }
   ConstTensor view() const { return ContiguousView(const_cast<std::byte*>(data()), dtype_, shape_); }
 
-  // Fills every element with the mark and the memory around the tensor with guard bytes. The mark is a NaN with an
-  // unusual payload (floats) or a large odd number (integers): no kernel computes it.
+  // Fills every element with the mark and the memory around the tensor with guard bytes. The mark is a NaN
+  // with an unusual payload (floats) or a large odd number (integers): no kernel computes it.
   void Mark();
   std::int64_t CountMarked() const;
   bool GuardsIntact() const;

@@ -1,5 +1,5 @@
-// Progress: what a long command is doing, on a terminal in one line that is rewritten, elsewhere in a line when
-// nothing else was printed for some time.
+// Progress: what a long command is doing, on a terminal in one line that is rewritten, elsewhere in a line
+// when nothing else was printed for some time.
 #ifndef CUBIST_TOOLS_PROGRESS_H_
 #define CUBIST_TOOLS_PROGRESS_H_
 

@@ -19,7 +19,8 @@ std::string ThreeDigits(double value) {
   if (value <= 0) return "0";
   // Rounded first: 0.9996 has as many digits as 1.00.
   const double rounded = std::strtod(fmt::format("{:.2e}", value).c_str(), nullptr);
-  return fmt::format("{:.{}f}", value, std::clamp(2 - static_cast<int>(std::floor(std::log10(rounded))), 0, 9));
+  return fmt::format("{:.{}f}", value,
+                     std::clamp(2 - static_cast<int>(std::floor(std::log10(rounded))), 0, 9));
 }
 
 std::string Stripped(std::string line) {
@@ -87,8 +88,6 @@ std::string FormatPerSecond(double value, const char* unit) {
   }
   return "";
 }
-
-std::string FormatShare(double share) { return fmt::format("{:.1f} %", 100 * share); }
 
 std::string FormatError(double error) { return error == 0 ? "0" : fmt::format("{:.1e}", error); }
 

@@ -22,8 +22,8 @@ class Table {
   int width() const;
   // Titles, units, and a rule; three lines.
   std::string Header() const;
-  // One line. A cell wider than its column takes the blanks beside it, and moves the cells after it where there are too
-  // few. Missing cells are blank.
+  // One line. A cell wider than its column takes the blanks beside it, and moves the cells after it where
+  // there are too few. Missing cells are blank.
   std::string Row(const std::vector<std::string>& cells) const;
   std::string Rule() const;
 
@@ -34,8 +34,6 @@ class Table {
 // Times and rates with three significant digits and a unit: "1.23 ms", "451 GFLOP/s"; "0 s".
 std::string FormatSeconds(double seconds);
 std::string FormatPerSecond(double value, const char* unit);
-// "87.3 %" of 0.873.
-std::string FormatShare(double share);
 // Two significant digits, "3.1e-03"; "0", "inf" and "nan" as they are.
 std::string FormatError(double error);
 

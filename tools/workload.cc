@@ -34,8 +34,10 @@ class Fields {
     if (field == nullptr) return;
     const bool integer = field->is_number_integer();
     const bool above_int64 = field->is_number_unsigned() && field->get<std::uint64_t>() > INT64_MAX;
-    if (!integer || above_int64 || field->get<std::int64_t>() < minimum || field->get<std::int64_t>() > maximum) {
-      Fail(fmt::format("{} is {}, expected an integer from {} to {}", Where(key), Shown(*field), minimum, maximum));
+    if (!integer || above_int64 || field->get<std::int64_t>() < minimum ||
+        field->get<std::int64_t>() > maximum) {
+      Fail(fmt::format("{} is {}, expected an integer from {} to {}", Where(key), Shown(*field), minimum,
+                       maximum));
       return;
     }
     *value = field->get<std::int64_t>();
@@ -45,7 +47,8 @@ class Fields {
     const Json* field = Find(key);
     if (field == nullptr) return;
     if (!field->is_number() || !(field->get<double>() > above) || !(field->get<double>() <= maximum)) {
-      Fail(fmt::format("{} is {}, expected a number above {} and up to {}", Where(key), Shown(*field), above, maximum));
+      Fail(fmt::format("{} is {}, expected a number above {} and up to {}", Where(key), Shown(*field), above,
+                       maximum));
       return;
     }
     *value = field->get<double>();
@@ -149,8 +152,9 @@ Status ReadRun(const Json& json, Workload::Run* run) {
 // What two fields say together.
 Status CheckSplits(const Workload& w) {
   if (w.attention.heads % w.training.tensor_parallel != 0) {
-    return InvalidArgument(fmt::format("attention.heads is {}, expected a multiple of training.tensor_parallel, {}",
-                                       w.attention.heads, w.training.tensor_parallel));
+    return InvalidArgument(
+        fmt::format("attention.heads is {}, expected a multiple of training.tensor_parallel, {}",
+                    w.attention.heads, w.training.tensor_parallel));
   }
   if (w.moe.experts % w.training.expert_shards != 0) {
     return InvalidArgument(fmt::format("moe.experts is {}, expected a multiple of training.expert_shards, {}",
@@ -161,7 +165,8 @@ Status CheckSplits(const Workload& w) {
         fmt::format("moe.top_k is {}, expected at most moe.experts, {}", w.moe.top_k, w.moe.experts));
   }
   if (w.dense_layers > w.layers) {
-    return InvalidArgument(fmt::format("dense_layers is {}, expected at most layers, {}", w.dense_layers, w.layers));
+    return InvalidArgument(
+        fmt::format("dense_layers is {}, expected at most layers, {}", w.dense_layers, w.layers));
   }
   return {};
 }
@@ -248,13 +253,15 @@ std::vector<std::string> WorkloadFolders() {
   std::vector<std::string> folders;
   std::error_code error;
   const std::filesystem::path executable = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (!error) folders.push_back((executable.parent_path().parent_path() / CUBIST_WORKLOADS_FROM_PREFIX).string());
+  if (!error)
+    folders.push_back((executable.parent_path().parent_path() / CUBIST_WORKLOADS_FROM_PREFIX).string());
   folders.push_back(CUBIST_WORKLOADS_IN_SOURCE);
   folders.push_back(CUBIST_WORKLOADS_INSTALLED);
   return folders;
 }
 
-Status LoadWorkload(const std::string& name_or_path, const std::vector<std::string>& folders, Workload* workload) {
+Status LoadWorkload(const std::string& name_or_path, const std::vector<std::string>& folders,
+                    Workload* workload) {
   const bool path = name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".json");
   if (path) return LoadFile(name_or_path, workload);
   for (const std::string& folder : folders) {
@@ -262,8 +269,9 @@ Status LoadWorkload(const std::string& name_or_path, const std::vector<std::stri
     std::error_code error;
     if (std::filesystem::exists(file, error)) return LoadFile(file, workload);
   }
-  return InvalidArgument(fmt::format("no workload is named '{}'; known are {}, or give a path that ends in .json",
-                                     name_or_path, KnownNames(folders)));
+  return InvalidArgument(
+      fmt::format("no workload is named '{}'; known are {}, or give a path that ends in .json", name_or_path,
+                  KnownNames(folders)));
 }
 
 }  // namespace cubist

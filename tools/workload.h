@@ -37,16 +37,17 @@ struct Workload {
   } run;
 };
 
-// `origin` names the text in errors, which also name the field, its value and the limit. Unknown, missing and repeated
-// keys are errors.
+// `origin` names the text in errors, which also name the field, its value and the limit. Unknown, missing and
+// repeated keys are errors.
 Status ParseWorkload(std::string_view json, const std::string& origin, Workload* workload);
 
-// Folders where a workload named X is looked for as X.json: beside the installed executable, in the source tree, in the
-// install prefix.
+// Folders where a workload named X is looked for as X.json: beside the installed executable, in the source
+// tree, in the install prefix.
 std::vector<std::string> WorkloadFolders();
 
-// A name, or a path where it has a slash or ends in ".json". An unknown name is an error that lists the known ones.
-Status LoadWorkload(const std::string& name_or_path, const std::vector<std::string>& folders, Workload* workload);
+// A name, or a path where it has a slash or ends in ".json". For an unknown name the error lists the known ones.
+Status LoadWorkload(const std::string& name_or_path, const std::vector<std::string>& folders,
+                    Workload* workload);
 
 }  // namespace cubist
 

@@ -39,7 +39,7 @@ double TimedLoop(benchmark::State& state, const Call& call) {
   return seconds / static_cast<double>(state.iterations());
 }
 
-// Google Benchmark appends "/real_time" to the names of cases timed by the wall clock. Reports drop it again.
+// Google Benchmark appends "/process_time/real_time" to the names of cases timed so. Reports drop it again.
 class PlainNames : public benchmark::BenchmarkReporter {
  public:
   explicit PlainNames(benchmark::BenchmarkReporter* reporter) : reporter_(reporter) {}
@@ -68,11 +68,12 @@ class PlainNames : public benchmark::BenchmarkReporter {
 
 constexpr std::string_view kFilterFlag = "--benchmark_filter=";
 
-// A filter is written for the names as reported; Google Benchmark matches it with "/real_time" at their end.
+// A filter is written for the names as reported; Google Benchmark matches it with "/process_time/real_time"
+// at their end.
 std::string MatchRealNames(std::string_view flag) {
   std::string text;
   for (std::size_t i = 0; i < flag.size(); ++i) {
-    if (flag[i] == '$' && (i == 0 || flag[i - 1] != '\\')) text += "(/real_time)?";
+    if (flag[i] == '$' && (i == 0 || flag[i - 1] != '\\')) text += "(/process_time/real_time)?";
     text += flag[i];
   }
   return text;
@@ -159,7 +160,10 @@ void TimeMovement(benchmark::State& state, int threads, double bytes_read, doubl
 }
 
 void Register(const std::string& name, std::function<void(benchmark::State&)> body) {
-  benchmark::RegisterBenchmark(name.c_str(), std::move(body))->UseRealTime()->Unit(benchmark::kMillisecond);
+  benchmark::RegisterBenchmark(name.c_str(), std::move(body))
+      ->MeasureProcessCPUTime()
+      ->UseRealTime()
+      ->Unit(benchmark::kMillisecond);
 }
 
 void RegisterPeaks() {

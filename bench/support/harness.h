@@ -45,7 +45,7 @@ void TimeRoofline(benchmark::State& state, int threads, Arithmetic arithmetic, d
 void TimeMovement(benchmark::State& state, int threads, double bytes_read, double bytes_written,
                   const Call& call);
 
-// Registers one case, timed by the wall clock.
+// Registers one case, timed by the wall clock; the CPU column is the time of all threads together.
 void Register(const std::string& name, std::function<void(benchmark::State&)> body);
 
 // Peak/fma/fp32, Peak/dot/bf16, Peak/stream_write, Peak/stream_read and Peak/stream_copy at every thread

@@ -49,7 +49,7 @@ ChipSpec MakeHostChip(const CubeOps& cube) {
   };
   set(Buffer::kL1, l3 / 8);
   set(Buffer::kL0A, l2 / 4);
-  set(Buffer::kL0B, l2 / 4);
+  set(Buffer::kL0B, l2 / 2);
   set(Buffer::kL0C, l2 / 4);
   set(Buffer::kBT, l2 / 16);
   set(Buffer::kUB, l2 / 2);
@@ -67,12 +67,12 @@ ChipSpec MakeHostChip(const CubeOps& cube) {
   for (PathSpec& path : chip.paths) path = Rate(50, 8);
   const auto path = [&](Path p) -> PathSpec& { return chip.paths[static_cast<std::size_t>(p)]; };
   path(Path::kL1ToL0A) = path(Path::kL1ToL0B) = Rate(10, 1e9);  // An alias: no bytes move.
-  path(Path::kGmToL1) = Rate(10, 1e9);                          // Packed operands are shown in place.
+  path(Path::kGmToL1) = Rate(10, 24);  // Shown in place: Mmad reads them from L3.
   path(Path::kGmToL1Nd2Nz) = Rate(100, 4);                      // Packing.
 
   chip.vector.repeat_bytes = cube.nr * 2;
   chip.vector.head = {50, "cycles", Basis::kGuessed, 0.5, kProbe};
-  for (Constant& cycles : chip.vector.cycles) cycles = {2, "cycles/repeat", Basis::kGuessed, 0.5, kProbe};
+  for (Constant& cycles : chip.vector.cycles) cycles = {4, "cycles/repeat", Basis::kGuessed, 0.5, kProbe};
   chip.vector.cycles[static_cast<std::size_t>(VectorOp::kExp)].value = 20;
   chip.scalar.issue = {20, "cycles", Basis::kGuessed, 0.5, kProbe};
   chip.scalar.read = {1, "cycles", Basis::kGuessed, 0.5, kProbe};

@@ -33,8 +33,8 @@ double Seconds(const Body& body) {
 
 int ThreadCount(int threads) { return threads > 0 ? threads : oneapi::tbb::info::default_concurrency(); }
 
-// Runs body(0) .. body(count - 1) on the threads of the arena, each as a task of its own, so that a thread which starts
-// late or loses its core takes fewer.
+// Runs body(0) .. body(count - 1) on the threads of the arena, each as a task of its own, so that a thread
+// which starts late or loses its core takes fewer.
 template <class Body>
 void ForEach(oneapi::tbb::task_arena& arena, std::int64_t count, const Body& body) {
   arena.execute([&] {
@@ -58,7 +58,8 @@ double MeasurePeak(std::int64_t (*loop)(std::int64_t rounds), int threads) {
   for (int i = 0; i < kRepetitions; ++i) {
     std::atomic<std::int64_t> multiply_adds = 0;
     const double seconds = Seconds([&] {
-      ForEach(arena, chunks, [&](std::int64_t) { multiply_adds.fetch_add(loop(rounds), std::memory_order_relaxed); });
+      ForEach(arena, chunks,
+              [&](std::int64_t) { multiply_adds.fetch_add(loop(rounds), std::memory_order_relaxed); });
     });
     best = std::max(best, 2.0 * static_cast<double>(multiply_adds) / seconds);
   }
@@ -77,8 +78,8 @@ using Buffer4K = std::unique_ptr<std::byte[], AlignedDelete>;
 
 // Random bits from splitmix64, written by the threads that will use them.
 Buffer4K RandomBuffer(oneapi::tbb::task_arena& arena, std::int64_t bytes) {
-  Buffer4K buffer(static_cast<std::byte*>(
-      ::operator new[](static_cast<std::size_t>(bytes), std::align_val_t{4096})));
+  Buffer4K buffer(
+      static_cast<std::byte*>(::operator new[](static_cast<std::size_t>(bytes), std::align_val_t{4096})));
   ForEach(arena, bytes / kChunkBytes, [&](std::int64_t chunk) {
     auto* words = reinterpret_cast<std::uint64_t*>(buffer.get() + chunk * kChunkBytes);
     auto state = static_cast<std::uint64_t>(chunk + 1) << 32;
@@ -98,7 +99,8 @@ double BestRate(oneapi::tbb::task_arena& arena, std::int64_t bytes, double weigh
   double best = 0;
   for (int i = 0; i < kRepetitions; ++i) {
     const double seconds = Seconds([&] {
-      ForEach(arena, bytes / kChunkBytes, [&](std::int64_t chunk) { body(chunk * kChunkBytes, kChunkBytes); });
+      ForEach(arena, bytes / kChunkBytes,
+              [&](std::int64_t chunk) { body(chunk * kChunkBytes, kChunkBytes); });
     });
     best = std::max(best, weight * static_cast<double>(bytes) / seconds);
   }

@@ -1,4 +1,4 @@
-// Ceilings: what this machine can do at most at a thread count, measured in this process, to hold timings against.
+// Ceilings: what this machine can do at most, measured in this process, to hold timings against.
 #ifndef CUBIST_NPU_MODEL_HOST_CEILINGS_H_
 #define CUBIST_NPU_MODEL_HOST_CEILINGS_H_
 
@@ -7,16 +7,16 @@
 namespace cubist {
 
 struct Ceilings {
-  double fma_flops = 0;         // fp32 multiply-adds in registers, two operations each, per second
-  double dot_bf16_flops = 0;    // the same with native bf16 dot products; fma_flops where the CPU has none
-  double read_bytes_per_s = 0;  // plain loads from memory
+  double fma_flops = 0;          // fp32 multiply-adds in registers, two operations each, per second
+  double dot_bf16_flops = 0;     // the same with native bf16 dot products; fma_flops where the CPU has none
+  double read_bytes_per_s = 0;   // plain loads from memory
   double write_bytes_per_s = 0;  // non-temporal stores to memory
   double copy_bytes_per_s = 0;   // both at once; bytes read plus bytes written
 };
 
-// Each is the best of several repetitions of some milliseconds, in a oneTBB arena of `threads` threads (0: all that the
-// machine has). Memory is measured over buffers well beyond the last-level cache, filled with random bits: non-temporal
-// stores of zeros are two to three times as fast as those of anything else.
+// Each is the best of several repetitions of some milliseconds, in a oneTBB arena of `threads` threads (0:
+// all that the machine has). Memory is measured over buffers well beyond the last-level cache, filled with
+// random bits: non-temporal stores of zeros are two to three times as fast as those of anything else.
 double MeasurePeakFma(int threads);
 double MeasurePeakDotBf16(int threads);
 double MeasureStreamRead(int threads);
@@ -27,8 +27,8 @@ Ceilings MeasureCeilings(int threads);
 // The least time that moving these bytes takes: each direction has its ceiling, and both together have one.
 double MemoryFloorSeconds(const Ceilings& ceilings, double bytes_read, double bytes_written);
 
-// Size of the data or unified cache of a level (1 to 3) that the first core sees, from Linux's sysfs; 0 where it does not
-// say. (sysconf answers for L3 with the sum over all of a socket's core complexes on some AMD processors.)
+// Bytes of the data or unified cache of a level (1 to 3) that the first core sees, from Linux's sysfs; 0 where
+// it does not say. (On some AMD processors sysconf adds up L3 caches that this core does not share.)
 std::int64_t CacheBytes(int level);
 
 }  // namespace cubist

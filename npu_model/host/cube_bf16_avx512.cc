@@ -79,13 +79,15 @@ const MmadTileFunction<BF16> kBF16TilesAvx512[kMr] = {&Tile<1>, &Tile<2>,  &Tile
                                                       &Tile<9>, &Tile<10>, &Tile<11>, &Tile<12>};
 
 CUBIST_AVX512_BF16 std::int64_t PeakDotBF16Avx512(std::int64_t rounds) {
-  constexpr int kChains = 2 * kMr;          // As many as a Mmad has, several times what the latency asks for.
-  volatile int half_and_zero = 0x00003f00;  // Volatile, so that the compiler can neither fold nor drop the sums.
+  constexpr int kChains = 2 * kMr;  // As many as a Mmad has, several times what the latency asks for.
+  volatile int half_and_zero =
+      0x00003f00;  // Volatile, so that the compiler can neither fold nor drop the sums.
   const __m512bh x = (__m512bh)_mm512_set1_epi32(half_and_zero);
   const __m512bh y = (__m512bh)_mm512_set1_epi32(half_and_zero);
   __m512 sum[kChains];
 #pragma GCC unroll 24
-  for (int i = 0; i < kChains; ++i) sum[i] = _mm512_set1_ps(static_cast<float>(i));  // Equal chains would merge.
+  for (int i = 0; i < kChains; ++i)
+    sum[i] = _mm512_set1_ps(static_cast<float>(i));  // Equal chains would merge.
   for (std::int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 24
     for (int i = 0; i < kChains; ++i) sum[i] = _mm512_dpbf16_ps(sum[i], x, y);

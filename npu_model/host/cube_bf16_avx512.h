@@ -24,8 +24,9 @@ struct MmadTile {
 template <class T>
 using MmadTileFunction = void (*)(const MmadTile<T>&);
 
-// The tile of VDPBF16PS, as large as that of fp32 on AVX-512: kBF16TilesAvx512[r - 1] computes r <= 12 rows of 32 columns.
-// Each step adds two products per lane; denormal operands and results count as zero. Only where HasBF16Avx512().
+// The tile of VDPBF16PS, as large as that of fp32 on AVX-512: kBF16TilesAvx512[r - 1] computes r <= 12 rows
+// of 32 columns. Each step adds two products per lane; denormal operands and results count as zero. Only
+// where HasBF16Avx512().
 bool HasBF16Avx512();
 extern const MmadTileFunction<BF16> kBF16TilesAvx512[12];
 std::int64_t PeakDotBF16Avx512(std::int64_t rounds);

@@ -1,19 +1,19 @@
 // The Cube's instruction bodies, compiled once per Highway target.
-#include "npu_model/host/tile_ops.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 #include "npu_model/host/cube_bf16_avx512.h"
+#include "npu_model/host/tile_ops.h"
 
-// All of Highway's x86 targets; of Arm's, NEON: the register tiles below are arrays, which sizeless vectors cannot form.
+// All of Highway's x86 targets; of Arm's, NEON: the register tiles below are arrays, which sizeless vectors
+// cannot form.
 #define HWY_WANT_AVX3_DL
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE_256 | HWY_SVE2 | HWY_SVE2_128 | HWY_RVV)
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "npu_model/host/cube_ops.cc"  // NOLINT
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                          // IWYU pragma: keep
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -43,8 +43,9 @@ constexpr std::int64_t RoundDown(std::int64_t a, std::int64_t b) { return a / b 
 
 // ---- Mmad
 
-// Rows of A are reached from every third one, by one and two pitches. Twelve pointers do not fit the registers, and a
-// spilled one comes back through the vector pipes: with them the loop runs at 0.94 of the peak, with four at 0.98.
+// Rows of A are reached from every third one, by one and two pitches. Twelve pointers do not fit the
+// registers, and a spilled one comes back through the vector pipes: with them the loop runs at 0.94 of the
+// peak, with four at 0.98.
 constexpr int kRowsPerPointer = 3;
 
 template <int kRows>
@@ -88,16 +89,20 @@ void Tile(const MmadTile<float>& tile) {
   }
 }
 
-constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1>, &Tile<2>, &Tile<3>, &Tile<4>,  &Tile<5>,  &Tile<6>,
+constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1>,  &Tile<2>, &Tile<3>, &Tile<4>,
+                                                 &Tile<5>,  &Tile<6>,
 #if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
-                                                 &Tile<7>, &Tile<8>, &Tile<9>, &Tile<10>, &Tile<11>, &Tile<12>
+                                                 &Tile<7>,  &Tile<8>, &Tile<9>, &Tile<10>,
+                                                 &Tile<11>, &Tile<12>
 #endif
 };
 
-// One row of tiles, for `words` steps of k: the strip of A stays in L1, the panels of B come from L2. The other order, where a
-// panel stays and strips come, loses 0.01 to 0.05 of the peak: its tiles of C lie far apart.
+// One row of tiles, for `words` steps of k: the strip of A stays in L1, the panels of B come from L2. The
+// other order, where a panel stays and strips come, loses 0.01 to 0.05 of the peak: its tiles of C lie far
+// apart.
 template <class T>
-void MmadStrip(const MmadArgs& args, Range m, MmadTile<T> tile, MmadStart start, const MmadTileFunction<T>* tiles) {
+void MmadStrip(const MmadArgs& args, Range m, MmadTile<T> tile, MmadStart start,
+               const MmadTileFunction<T>* tiles) {
   const T* b = tile.b;
   for (const Range n : Split(args.n, kNr)) {
     float bias[kNr] = {};
@@ -113,18 +118,21 @@ void MmadStrip(const MmadArgs& args, Range m, MmadTile<T> tile, MmadStart start,
   }
 }
 
-// Rows of A a multiple of this apart fall into one set of L1, which cannot hold kMr lines: the strip is copied, a piece of
-// k at a time. Without that the loop runs at 0.90 of the peak. The copy costs as much as one panel loses.
+// Rows of A a multiple of this apart fall into one set of L1, which cannot hold kMr lines: the strip is
+// copied, a piece of k at a time. Without that the loop runs at 0.90 of the peak. The copy costs as much as
+// one panel loses.
 constexpr std::int64_t kConflictBytes = 4096;
 constexpr std::int64_t kPieceBytes = 2048;
 
 template <class T>
 void Mmad(const MmadArgs& args, const MmadTileFunction<T>* tiles) {
-  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T)), kPiece = kPieceBytes / 4 * kPerWord;
+  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T)),
+                         kPiece = kPieceBytes / 4 * kPerWord;
   constexpr std::int64_t kCopyPitch = kPiece + 16 * kPerWord;
   alignas(64) std::byte storage[kMr * kCopyPitch * sizeof(T)];  // Bytes, which nothing initialises.
   T* const copy = reinterpret_cast<T*>(storage);
-  const bool conflict = args.a_pitch * static_cast<std::int64_t>(sizeof(T)) % kConflictBytes == 0 && args.n > 2 * kNr;
+  const bool conflict =
+      args.a_pitch * static_cast<std::int64_t>(sizeof(T)) % kConflictBytes == 0 && args.n > 2 * kNr;
   const std::int64_t k = RoundUp(args.k, kPerWord), piece = conflict ? kPiece : k;
   for (const Range m : Split(args.m, kMr)) {
     std::int64_t p = 0;
@@ -229,7 +237,9 @@ HWY_INLINE void ConvertRow(Widen<float>, const float* src, float* dst, std::int6
   CopyRow(src, dst, count);
 }
 #if HWY_TARGET <= HWY_AVX3
-HWY_INLINE void ConvertRow(KeepBF16, const BF16* src, BF16* dst, std::int64_t count) { CopyRow(src, dst, count); }
+HWY_INLINE void ConvertRow(KeepBF16, const BF16* src, BF16* dst, std::int64_t count) {
+  CopyRow(src, dst, count);
+}
 #endif
 
 #if HWY_TARGET != HWY_SCALAR
@@ -290,7 +300,8 @@ void PackAElements(Convert, Range rows, Range columns, const StridedSource& src,
 }
 
 #if HWY_TARGET != HWY_SCALAR
-// One vector of words, of which lane i belongs to row i of A, from the source's columns at `p`, which are adjacent in i.
+// One vector of words, of which lane i belongs to row i of A, from the source's columns at `p`, which are
+// adjacent in i.
 template <class Source>
 HWY_INLINE Words LoadColumn(Widen<Source>, const Source* p, std::int64_t) {
   return LoadWords(p);
@@ -343,11 +354,15 @@ void PackAs(Convert convert, std::int64_t m, std::int64_t k, const StridedSource
   }
 }
 
-void PackA(DType dtype, std::int64_t m, std::int64_t k, const StridedSource& src, void* dst, std::int64_t pitch) {
+void PackA(DType dtype, std::int64_t m, std::int64_t k, const StridedSource& src, void* dst,
+           std::int64_t pitch) {
   switch (dtype) {
-    case DType::kBF16: return PackAs(Widen<BF16>(), m, k, src, dst, pitch);
-    case DType::kF16: return PackAs(Widen<F16>(), m, k, src, dst, pitch);
-    default: return PackAs(Widen<float>(), m, k, src, dst, pitch);
+    case DType::kBF16:
+      return PackAs(Widen<BF16>(), m, k, src, dst, pitch);
+    case DType::kF16:
+      return PackAs(Widen<F16>(), m, k, src, dst, pitch);
+    default:
+      return PackAs(Widen<float>(), m, k, src, dst, pitch);
   }
 }
 
@@ -372,8 +387,8 @@ void PackBElements(Convert, Range rows, Range columns, const StridedSource& src,
   }
 }
 
-// Rows of the source are adjacent in memory. Each is read to its end before the next, over all panels, so that few of its
-// pages are open at a time.
+// Rows of the source are adjacent in memory. Each is read to its end before the next, over all panels, so
+// that few of its pages are open at a time.
 template <class Source>
 void PackBPlain(Widen<Source> convert, std::int64_t k, std::int64_t n, const StridedSource& src, float* dst,
                 std::int64_t panel_stride) {
@@ -398,7 +413,8 @@ void PackBPlain(KeepBF16 convert, std::int64_t k, std::int64_t n, const StridedS
   for (std::int64_t p = 0; p < k_full; p += 2) {
     const BF16* from = data + p * src.row_stride;
     for (std::int64_t j = 0; j < n_full; j += kLanes) {
-      const Words pairs = hn::Or(LoadHalves(from + j), hn::ShiftLeft<16>(LoadHalves(from + src.row_stride + j)));
+      const Words pairs =
+          hn::Or(LoadHalves(from + j), hn::ShiftLeft<16>(LoadHalves(from + src.row_stride + j)));
       StoreWords(pairs, dst + PanelOffset<BF16>(p, j, panel_stride));
     }
   }
@@ -478,9 +494,12 @@ void PackBs(Convert convert, std::int64_t k, std::int64_t n, const StridedSource
 void PackB(DType dtype, std::int64_t k, std::int64_t n, const StridedSource& src, void* dst,
            std::int64_t panel_stride) {
   switch (dtype) {
-    case DType::kBF16: return PackBs(Widen<BF16>(), k, n, src, dst, panel_stride);
-    case DType::kF16: return PackBs(Widen<F16>(), k, n, src, dst, panel_stride);
-    default: return PackBs(Widen<float>(), k, n, src, dst, panel_stride);
+    case DType::kBF16:
+      return PackBs(Widen<BF16>(), k, n, src, dst, panel_stride);
+    case DType::kF16:
+      return PackBs(Widen<F16>(), k, n, src, dst, panel_stride);
+    default:
+      return PackBs(Widen<float>(), k, n, src, dst, panel_stride);
   }
 }
 

@@ -1,9 +1,9 @@
 // The Vector's instruction bodies, compiled once per Highway target.
-#include "npu_model/host/tile_ops.h"
-
 #include <cstdint>
 #include <cstring>
 #include <limits>
+
+#include "npu_model/host/tile_ops.h"
 
 // All of Highway's x86 targets; of Arm's, NEON: arrays of vectors need vectors of a known size.
 #define HWY_WANT_AVX3_DL
@@ -11,8 +11,8 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "npu_model/host/vector_ops.cc"  // NOLINT
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/cache_control.h"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -69,14 +69,16 @@ HWY_INLINE Words WordsOf(Vec v) { return hn::BitCast(WordTag(), v); }
 
 HWY_INLINE Vec WidenBF16(Halves h) { return FloatOf(hn::ShiftLeft<16>(hn::PromoteTo(WordTag(), h))); }
 
-// To nearest even by adding half of the last place kept, less one when that is even. The result stands in the upper half of
-// each word. A NaN would carry over into zero: it is made quiet and keeps its upper half, unless kNoNaN promises none.
+// To nearest even by adding half of the last place kept, less one when that is even. The result stands in the
+// upper half of each word. A NaN would carry over into zero: it is made quiet and keeps its upper half,
+// unless kNoNaN promises none.
 template <bool kNoNaN = false>
 HWY_INLINE Words RoundBF16(Vec v) {
   const WordTag d;
   const Words u = WordsOf(v);
 #if HWY_TARGET <= HWY_AVX3  // A test into a mask is one instruction, a shift and a mask are two.
-  const Words half = hn::IfThenElse(hn::TestBit(u, hn::Set(d, 0x10000u)), hn::Set(d, 0x8000u), hn::Set(d, 0x7fffu));
+  const Words half =
+      hn::IfThenElse(hn::TestBit(u, hn::Set(d, 0x10000u)), hn::Set(d, 0x8000u), hn::Set(d, 0x7fffu));
 #else
   const Words half = hn::Add(hn::And(hn::ShiftRight<16>(u), hn::Set(d, 1u)), hn::Set(d, 0x7fffu));
 #endif
@@ -91,8 +93,8 @@ using Float16Tag = hn::Rebind<hwy::float16_t, FloatTag>;
 HWY_INLINE Vec WidenF16(Halves h) { return hn::PromoteTo(FloatTag(), hn::BitCast(Float16Tag(), h)); }
 HWY_INLINE Halves NarrowF16(Vec v) { return hn::BitCast(HalfTag(), hn::DemoteTo(Float16Tag(), v)); }
 #else
-// Highway's own emulation truncates. Exponent and mantissa of the half, read as a float, are its value times 2^-112,
-// subnormals included.
+// Highway's own emulation truncates. Exponent and mantissa of the half, read as a float, are its value times
+// 2^-112, subnormals included.
 HWY_INLINE Vec WidenF16(Halves halves) {
   const WordTag d;
   const Words h = hn::PromoteTo(d, halves);
@@ -114,10 +116,8 @@ HWY_INLINE Halves NarrowF16(Vec v) {
   const Words last = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(d, 1u));
   const Words normal = hn::ShiftRight<13>(
       hn::Add(hn::Sub(magnitude, hn::Set(d, 0x38000000u)), hn::Add(last, hn::Set(d, 0xfffu))));
-  const Words subnormal =
-      hn::Sub(WordsOf(hn::Add(FloatOf(magnitude), Set(0.5f))), hn::Set(d, 0x3f000000u));
-  const Words nan = hn::Or(hn::Set(d, 0x7e00u),
-                           hn::And(hn::ShiftRight<13>(magnitude), hn::Set(d, 0x3ffu)));
+  const Words subnormal = hn::Sub(WordsOf(hn::Add(FloatOf(magnitude), Set(0.5f))), hn::Set(d, 0x3f000000u));
+  const Words nan = hn::Or(hn::Set(d, 0x7e00u), hn::And(hn::ShiftRight<13>(magnitude), hn::Set(d, 0x3ffu)));
   Words half = hn::IfThenElse(above(magnitude, 0x387fffff), normal, subnormal);
   half = hn::IfThenElse(above(magnitude, 0x477fffff), hn::Set(d, 0x7c00u), half);
   half = hn::IfThenElse(above(magnitude, 0x7f800000), nan, half);
@@ -155,7 +155,8 @@ HWY_INLINE void Store(Vec v, T* p, std::int64_t count) {
 
 // ---- Elementary functions
 
-// Highway leaves it to the target what becomes of a NaN; x86 returns the second operand, the others are told to.
+// Highway leaves it to the target what becomes of a NaN; x86 returns the second operand, the others are told
+// to.
 HWY_INLINE Vec MaxOrSecond(Vec a, Vec b) {
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
   return hn::Max(a, b);
@@ -174,7 +175,8 @@ HWY_INLINE Vec MinOrSecond(Vec a, Vec b) {
 template <bool kMinimum>
 HWY_INLINE float ExtremeLane(Vec v) {
   const FloatTag d;
-#if HWY_TARGET == HWY_EMU128  // Highway 1.0.3 starts from the extreme finite float there, which is wrong for infinities.
+#if HWY_TARGET == \
+    HWY_EMU128  // Highway 1.0.3 starts from the extreme finite float there, which is wrong for infinities.
   HWY_ALIGN float lanes[kLanes];
   hn::Store(v, d, lanes);
   for (const float lane : lanes) {
@@ -191,12 +193,14 @@ HWY_INLINE Vec MaxOrNaN(Vec a, Vec b) { return hn::IfThenElse(hn::IsNaN(a), a, M
 constexpr float kLn2High = 0x1.63p-1f;  // Nine bits, so that its product with an exponent is exact.
 constexpr float kLn2Low = -2.12194440055e-4f;
 
-// exp(x) = 2^n * exp(r), n = round(x / ln 2), |r| <= ln 2 / 2. The polynomial is the minimax one of degree 6 with
-// exp(0) = 1 and slope 1 kept (relative error 3e-9); with rounding the error stays below 1.1 ulp. Subnormal results are
-// rounded once more. NaN stays NaN, above 88.72 is infinity, below -103.97 zero. `kAtMostZero`: x is at most 0, or NaN.
+// exp(x) = 2^n * exp(r), n = round(x / ln 2), |r| <= ln 2 / 2. The polynomial is the minimax one of degree 6
+// with exp(0) = 1 and slope 1 kept (relative error 3e-9); with rounding the error stays below 0.9 ulp, 1.2
+// ulp without FMA. Subnormal results do not flush. NaN stays NaN, above 88.72 is infinity, below -103.97
+// zero. `kAtMostZero`: x is at most 0, or NaN.
 template <bool kAtMostZero>
 HWY_INLINE Vec Exp(Vec x) {
-  constexpr float kMagic = 0x1.8p23f;  // Added to a small float it leaves the nearest integer in the low bits.
+  constexpr float kMagic =
+      0x1.8p23f;  // Added to a small float it leaves the nearest integer in the low bits.
   x = MaxOrSecond(Set(-105.0f), x);
   if constexpr (!kAtMostZero) x = MinOrSecond(Set(89.0f), x);
   const Vec shifted = hn::MulAdd(x, Set(0x1.715476p0f), Set(kMagic));
@@ -211,7 +215,8 @@ HWY_INLINE Vec Exp(Vec x) {
 #if HWY_TARGET <= HWY_AVX3
   return Vec{_mm512_scalef_ps(y.raw, n.raw)};
 #else
-  // In two steps, because 2^n itself may lie outside the normal range. Both halves of n are below 2^7 in magnitude.
+  // In two steps, because 2^n itself may lie outside the normal range. Both halves of n are below 2^7 in
+  // magnitude.
   const IntTag d;
   const auto exponent = hn::Sub(hn::BitCast(d, shifted), hn::BitCast(d, Set(kMagic)));
   const auto half = hn::ShiftRight<1>(exponent);
@@ -222,8 +227,9 @@ HWY_INLINE Vec Exp(Vec x) {
 #endif
 }
 
-// ln(x) = e ln 2 + ln(1 + f), x = 2^e (1 + f), 1 + f in [sqrt(1/2), sqrt(2)); ln(1 + f) = f - f^2 / 2 + f^3 P(f) with P
-// minimax of degree 7 (relative error 6e-9). ln(0) = -inf, ln(negative) = NaN, ln(inf) = inf.
+// ln(x) = e ln 2 + ln(1 + f), x = 2^e (1 + f), 1 + f in [sqrt(1/2), sqrt(2)); ln(1 + f) = f - f^2 / 2 + f^3
+// P(f) with P minimax of degree 7 (relative error 6e-9; with rounding below 0.9 ulp). ln(0) = -inf,
+// ln(negative) = NaN, ln(inf) = inf.
 HWY_INLINE Vec Ln(Vec x) {
   const IntTag d;
   const Vec smallest_normal = Set(std::numeric_limits<float>::min());
@@ -302,8 +308,10 @@ void ScalarAs(Rows dst, Rows a, float value) {
 }
 void Scalar(ScalarOp op, const Rows& dst, const Rows& a, float value) {
   switch (op) {
-    case ScalarOp::kMul: return ScalarAs<ScalarOp::kMul>(dst, a, value);
-    case ScalarOp::kMax: return ScalarAs<ScalarOp::kMax>(dst, a, value);
+    case ScalarOp::kMul:
+      return ScalarAs<ScalarOp::kMul>(dst, a, value);
+    case ScalarOp::kMax:
+      return ScalarAs<ScalarOp::kMax>(dst, a, value);
   }
 }
 
@@ -339,11 +347,16 @@ void BinaryAs(Rows dst, Rows a, Rows b) {
 }
 void Binary(BinaryOp op, const Rows& dst, const Rows& a, const Rows& b) {
   switch (op) {
-    case BinaryOp::kAdd: return BinaryAs<BinaryOp::kAdd>(dst, a, b);
-    case BinaryOp::kSub: return BinaryAs<BinaryOp::kSub>(dst, a, b);
-    case BinaryOp::kMul: return BinaryAs<BinaryOp::kMul>(dst, a, b);
-    case BinaryOp::kDiv: return BinaryAs<BinaryOp::kDiv>(dst, a, b);
-    case BinaryOp::kMax: return BinaryAs<BinaryOp::kMax>(dst, a, b);
+    case BinaryOp::kAdd:
+      return BinaryAs<BinaryOp::kAdd>(dst, a, b);
+    case BinaryOp::kSub:
+      return BinaryAs<BinaryOp::kSub>(dst, a, b);
+    case BinaryOp::kMul:
+      return BinaryAs<BinaryOp::kMul>(dst, a, b);
+    case BinaryOp::kDiv:
+      return BinaryAs<BinaryOp::kDiv>(dst, a, b);
+    case BinaryOp::kMax:
+      return BinaryAs<BinaryOp::kMax>(dst, a, b);
   }
 }
 
@@ -361,8 +374,10 @@ void UnaryAs(Rows dst, Rows a) {
 }
 void Unary(UnaryOp op, const Rows& dst, const Rows& a) {
   switch (op) {
-    case UnaryOp::kExp: return UnaryAs<UnaryOp::kExp>(dst, a);
-    case UnaryOp::kLn: return UnaryAs<UnaryOp::kLn>(dst, a);
+    case UnaryOp::kExp:
+      return UnaryAs<UnaryOp::kExp>(dst, a);
+    case UnaryOp::kLn:
+      return UnaryAs<UnaryOp::kLn>(dst, a);
   }
 }
 
@@ -521,14 +536,17 @@ void CastAs(Rows dst, Rows src, bool stream) {
 template <class To>
 void CastTo(const Rows& dst, const Rows& src, DType src_type, bool stream) {
   switch (src_type) {
-    case DType::kBF16: return CastAs<To, BF16>(dst, src, stream);
-    case DType::kF16: return CastAs<To, F16>(dst, src, stream);
-    default: return CastAs<To, float>(dst, src, stream);
+    case DType::kBF16:
+      return CastAs<To, BF16>(dst, src, stream);
+    case DType::kF16:
+      return CastAs<To, F16>(dst, src, stream);
+    default:
+      return CastAs<To, float>(dst, src, stream);
   }
 }
 
-void Copy(void* dst, std::int64_t dst_stride_bytes, const void* src, std::int64_t src_stride_bytes, std::int64_t rows,
-          std::int64_t bytes, bool stream);
+void Copy(void* dst, std::int64_t dst_stride_bytes, const void* src, std::int64_t src_stride_bytes,
+          std::int64_t rows, std::int64_t bytes, bool stream);
 
 void Cast(const Rows& dst, DType dst_type, const Rows& src, DType src_type, bool stream) {
   if (dst_type == src_type) {
@@ -536,9 +554,12 @@ void Cast(const Rows& dst, DType dst_type, const Rows& src, DType src_type, bool
     return Copy(dst.data, dst.pitch * size, src.data, src.pitch * size, dst.rows, dst.cols * size, stream);
   }
   switch (dst_type) {
-    case DType::kBF16: return CastTo<BF16>(dst, src, src_type, stream);
-    case DType::kF16: return CastTo<F16>(dst, src, src_type, stream);
-    default: return CastTo<float>(dst, src, src_type, stream);
+    case DType::kBF16:
+      return CastTo<BF16>(dst, src, src_type, stream);
+    case DType::kF16:
+      return CastTo<F16>(dst, src, src_type, stream);
+    default:
+      return CastTo<float>(dst, src, src_type, stream);
   }
 }
 
@@ -563,8 +584,8 @@ HWY_INLINE void StreamRow(std::uint8_t* dst, const std::uint8_t* src, std::int64
   for (std::int64_t i = begin; i < end; i += kByteLanes) hn::Stream(hn::LoadU(d, src + i), d, dst + i);
   std::memcpy(dst + end, src + end, static_cast<std::size_t>(bytes - end));
 }
-void Copy(void* dst, std::int64_t dst_stride_bytes, const void* src, std::int64_t src_stride_bytes, std::int64_t rows,
-          std::int64_t bytes, bool stream) {
+void Copy(void* dst, std::int64_t dst_stride_bytes, const void* src, std::int64_t src_stride_bytes,
+          std::int64_t rows, std::int64_t bytes, bool stream) {
   auto* to = static_cast<std::uint8_t*>(dst);
   const auto* from = static_cast<const std::uint8_t*>(src);
   for (std::int64_t i = 0; i < rows; ++i) {
@@ -626,12 +647,13 @@ void StreamWrite(void* data, std::int64_t bytes, std::uint64_t pattern) {
 
 // ---- Composites
 
-// The maximum of scale * s over a row: scale times the maximum of s, or the minimum where scale is negative, since rounding
-// keeps order. NaN is left out: it reaches p and l in the second pass.
+// The maximum of scale * s over a row: scale times the maximum of s, or the minimum where scale is negative,
+// since rounding keeps order. NaN is left out: it reaches p and l in the second pass.
 template <bool kMinimum>
 HWY_INLINE float ScaledExtreme(const float* s, std::int64_t n, float scale) {
   const FloatTag d;
-  const auto fold = [](Vec x, Vec chain) HWY_ATTR { return kMinimum ? MinOrSecond(x, chain) : MaxOrSecond(x, chain); };
+  const auto fold = [](Vec x, Vec chain)
+                        HWY_ATTR { return kMinimum ? MinOrSecond(x, chain) : MaxOrSecond(x, chain); };
   const Vec neutral = Set(kMinimum ? kInfinity : -kInfinity);
   Vec chain[4] = {neutral, neutral, neutral, neutral};
   std::int64_t j = 0;
@@ -648,12 +670,13 @@ HWY_INLINE float ScaledExtreme(const float* s, std::int64_t n, float scale) {
   return scale * ExtremeLane<kMinimum>(all);
 }
 
-// p = exp(scale * s - m), rounded to T; returns the sum before rounding. scale * s is rounded before m is taken off it,
-// as the maximum was, so that the largest element gives exactly 1.
+// p = exp(scale * s - m), rounded to T; returns the sum before rounding. scale * s is rounded before m is
+// taken off it, as the maximum was, so that the largest element gives exactly 1.
 template <bool kNoNaN, class T>
 HWY_INLINE float ExpRow(T* p, const float* s, std::int64_t n, Vec scale, Vec m) {
   const FloatTag d;
-  const auto probability = [&](Vec x) HWY_ATTR { return Exp</*kAtMostZero=*/true>(hn::Sub(hn::Mul(x, scale), m)); };
+  const auto probability = [&](Vec x)
+                               HWY_ATTR { return Exp</*kAtMostZero=*/true>(hn::Sub(hn::Mul(x, scale), m)); };
   Vec sum0 = hn::Zero(d), sum1 = hn::Zero(d);
   std::int64_t j = 0;
   for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
@@ -676,7 +699,8 @@ HWY_INLINE float ExpRow(T* p, const float* s, std::int64_t n, Vec scale, Vec m) 
   }
   return hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
 }
-// A NaN shows in the sum, and then costs a second pass: to look for it in every element takes a tenth of the whole.
+// A NaN shows in the sum, and then costs a second pass: to look for it in every element takes a tenth of the
+// whole.
 template <class T>
 HWY_INLINE float ExpRow(T* p, const float* s, std::int64_t n, Vec scale, Vec m) {
   const float sum = ExpRow</*kNoNaN=*/true>(p, s, n, scale, m);
@@ -688,7 +712,8 @@ HWY_INLINE float ExpRow(T* p, const float* s, std::int64_t n, Vec scale, Vec m) 
 
 // Two passes over each row; the (rows, 1) operands follow for as many rows as a vector has lanes.
 template <class T>
-void SoftmaxStepAs(const Rows& p, const Rows& s, const Rows& m_new, const Rows& m_old, const Rows& l, float scale) {
+void SoftmaxStepAs(const Rows& p, const Rows& s, const Rows& m_new, const Rows& m_old, const Rows& l,
+                   float scale) {
   const FloatTag d;
   for (const Range rows : Split(s.rows, kLanes)) {
     HWY_ALIGN float old_max[kLanes] = {}, new_max[kLanes] = {}, sum[kLanes] = {}, total[kLanes] = {};
@@ -712,12 +737,15 @@ void SoftmaxStepAs(const Rows& p, const Rows& s, const Rows& m_new, const Rows& 
     }
   }
 }
-void SoftmaxStep(const Rows& p, DType p_type, const Rows& s, const Rows& m_new, const Rows& m_old, const Rows& l,
-                 float scale) {
+void SoftmaxStep(const Rows& p, DType p_type, const Rows& s, const Rows& m_new, const Rows& m_old,
+                 const Rows& l, float scale) {
   switch (p_type) {
-    case DType::kBF16: return SoftmaxStepAs<BF16>(p, s, m_new, m_old, l, scale);
-    case DType::kF16: return SoftmaxStepAs<F16>(p, s, m_new, m_old, l, scale);
-    default: return SoftmaxStepAs<float>(p, s, m_new, m_old, l, scale);
+    case DType::kBF16:
+      return SoftmaxStepAs<BF16>(p, s, m_new, m_old, l, scale);
+    case DType::kF16:
+      return SoftmaxStepAs<F16>(p, s, m_new, m_old, l, scale);
+    default:
+      return SoftmaxStepAs<float>(p, s, m_new, m_old, l, scale);
   }
 }
 
@@ -725,7 +753,8 @@ constexpr int kRowsPerPass = 8;
 
 // acc (+)= the weighted sum of kRows rows, ascending.
 template <int kRows, class T>
-void WeightedPass(float* acc, std::int64_t n, const void* const* rows, const float* weights, bool accumulate) {
+void WeightedPass(float* acc, std::int64_t n, const void* const* rows, const float* weights,
+                  bool accumulate) {
   const T* row[kRows];
   Vec weight[kRows];
 #pragma GCC unroll 8
@@ -745,12 +774,12 @@ void WeightedPass(float* acc, std::int64_t n, const void* const* rows, const flo
   }
 }
 template <class T>
-void WeightedSumAs(float* acc, std::int64_t n, const void* const* rows, const float* weights, std::int64_t count,
-                   bool accumulate) {
+void WeightedSumAs(float* acc, std::int64_t n, const void* const* rows, const float* weights,
+                   std::int64_t count, bool accumulate) {
   using Pass = void (*)(float*, std::int64_t, const void* const*, const float*, bool);
-  static constexpr Pass kPasses[kRowsPerPass] = {&WeightedPass<1, T>, &WeightedPass<2, T>, &WeightedPass<3, T>,
-                                                 &WeightedPass<4, T>, &WeightedPass<5, T>, &WeightedPass<6, T>,
-                                                 &WeightedPass<7, T>, &WeightedPass<8, T>};
+  static constexpr Pass kPasses[kRowsPerPass] = {
+      &WeightedPass<1, T>, &WeightedPass<2, T>, &WeightedPass<3, T>, &WeightedPass<4, T>,
+      &WeightedPass<5, T>, &WeightedPass<6, T>, &WeightedPass<7, T>, &WeightedPass<8, T>};
   for (const Range r : Split(count, kRowsPerPass)) {
     kPasses[r.size() - 1](acc, n, rows + r.begin, weights + r.begin, accumulate || r.begin > 0);
   }
@@ -759,9 +788,12 @@ void WeightedSum(float* acc, std::int64_t n, DType dtype, const void* const* row
                  std::int64_t count, bool accumulate) {
   if (count == 0 && !accumulate) return FillRows({.data = acc, .pitch = n, .rows = 1, .cols = n}, 0.0f);
   switch (dtype) {
-    case DType::kBF16: return WeightedSumAs<BF16>(acc, n, rows, weights, count, accumulate);
-    case DType::kF16: return WeightedSumAs<F16>(acc, n, rows, weights, count, accumulate);
-    default: return WeightedSumAs<float>(acc, n, rows, weights, count, accumulate);
+    case DType::kBF16:
+      return WeightedSumAs<BF16>(acc, n, rows, weights, count, accumulate);
+    case DType::kF16:
+      return WeightedSumAs<F16>(acc, n, rows, weights, count, accumulate);
+    default:
+      return WeightedSumAs<float>(acc, n, rows, weights, count, accumulate);
   }
 }
 

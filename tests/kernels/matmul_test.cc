@@ -3,6 +3,7 @@
 #include "kernels/matmul.h"
 
 #include <gtest/gtest.h>
+#include <oneapi/tbb/global_control.h>
 
 #include <bit>
 #include <cmath>
@@ -436,6 +437,7 @@ TEST(MatmulTest, OneRoundingToTheOutput) {
 }
 
 TEST(MatmulTest, SameBitsForAnyThreads) {
+  const tbb::global_control more_threads_than_cores(tbb::global_control::max_allowed_parallelism, 8);
   for (const MatmulShape& shape : {MatmulShape{383, 259, 513}, MatmulShape{7, 1031, 517}, MatmulShape{1031, 3, 600}}) {
     for (DType in : kFloatTypes) {
       Random random;

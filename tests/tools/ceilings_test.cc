@@ -14,7 +14,7 @@ TEST(CeilingsTest, TheMemoryFloorIsTheSlowestOfThreeLimits) {
   EXPECT_DOUBLE_EQ(MemoryFloorSeconds(slow_reads, 80, 10), 8) << "read: 80 / 10";
 }
 
-// No machine does less than 100 MFLOP/s or 100 MB/s, and none that this runs on does 1 PFLOP/s or 10 TB/s on one thread.
+// No machine does less than 100 MFLOP/s or 100 MB/s, and none does 1 PFLOP/s or 10 TB/s on one thread.
 TEST(CeilingsTest, MeasuresWhatAMachineCanDo) {
   const Ceilings ceilings = MeasureCeilings(1);
   EXPECT_GT(ceilings.fma_flops, 1e8);

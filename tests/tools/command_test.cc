@@ -48,8 +48,8 @@ class CommandTest : public ::testing::Test {
     return {std::istreambuf_iterator<char>(file), {}};
   }
   Outcome Cubist(const std::string& arguments) const {
-    const std::string command = std::string("'") + CUBIST_COMMAND + "' " + arguments + " >'" + Path("out") + "' 2>'" +
-                                Path("err") + "'";
+    const std::string command = std::string("'") + CUBIST_COMMAND + "' " + arguments + " >'" + Path("out") +
+                                "' 2>'" + Path("err") + "'";
     const int status = std::system(command.c_str());
     return {.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1, .out = Read("out"), .err = Read("err")};
   }
@@ -59,7 +59,8 @@ class CommandTest : public ::testing::Test {
   // Bad input: status 2, the message, and no trace of a run.
   void ExpectRefused(const std::string& arguments, const std::string& message) const {
     SCOPED_TRACE(arguments);
-    const Outcome outcome = RunToy(arguments + " --json '" + Path("rows.json") + "' --output '" + Path("results") + "'");
+    const Outcome outcome =
+        RunToy(arguments + " --json '" + Path("rows.json") + "' --output '" + Path("results") + "'");
     EXPECT_EQ(outcome.status, 2);
     EXPECT_NE(outcome.err.find(message), std::string::npos) << outcome.err;
     EXPECT_EQ(outcome.out, "");
@@ -134,7 +135,8 @@ TEST_F(CommandTest, TakesTensorsOfTheUser) {
 
 TEST_F(CommandTest, TakesRoutingOfTheUser) {
   OwnedTensor ids(DType::kI64, {99, 2});
-  for (std::int64_t i = 0; i < ids.count(); ++i) reinterpret_cast<std::int64_t*>(ids.data())[i] = i % 2 == 0 ? 3 : 0;
+  for (std::int64_t i = 0; i < ids.count(); ++i)
+    reinterpret_cast<std::int64_t*>(ids.data())[i] = i % 2 == 0 ? 3 : 0;
   ASSERT_TRUE(WriteNpy(Path("ids.npy"), ids.view()).ok());
   const Outcome outcome = RunToy("--only permute.uniform --input uniform.topk_ids='" + Path("ids.npy") +
                                  "' --output '" + Path("results") + "'");
@@ -185,7 +187,8 @@ TEST_F(CommandTest, RefusesBadInput) {
   ExpectRefused(input("uniform.topk_ids", "ids.npy"), "the id at (50, 1) is 16; expert ids go from 0 to 15");
   const Outcome unknown = Cubist("run --workload nothing");
   EXPECT_EQ(unknown.status, 2);
-  EXPECT_NE(unknown.err.find("no workload is named 'nothing'; known are deepseek_v3, pangu_ultra_moe"), std::string::npos);
+  EXPECT_NE(unknown.err.find("no workload is named 'nothing'; known are deepseek_v3, pangu_ultra_moe"),
+            std::string::npos);
   const Outcome malformed = Cubist("run --workload '" + Path("bad.json") + "'");
   EXPECT_EQ(malformed.status, 2);
   EXPECT_NE(malformed.err.find("bad.json: name is 3, expected a text"), std::string::npos) << malformed.err;

@@ -138,7 +138,7 @@ TEST(TopkIdsTest, RoutesFollowTheLoads) {
   EXPECT_NEAR(Share(uniform, 0, 128), 0.5, 0.05);
 }
 
-// With 8 of 16 chosen, a share of 20 % is more than the 1/8 that every token can give: such experts are always chosen.
+// With 8 of 16 chosen, a share of 20 % is more than the 1/8 that a token can give: such experts are always chosen.
 TEST(TopkIdsTest, SharesBeyondOnePerTokenAreCapped) {
   const auto counts = SortedCounts(TopkIds(Skew::kSkewed, 1000, 8, 16, 5), 16);
   for (std::size_t e = 0; e < 3; ++e) EXPECT_EQ(counts[e], 1000);

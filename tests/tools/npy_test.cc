@@ -54,7 +54,8 @@ TEST_F(NpyTest, RoundTripKeepsEveryBitOfEveryDType) {
   for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI32, DType::kI64}) {
     SCOPED_TRACE(NameOf(dtype));
     OwnedTensor written(dtype, {3, 5, 7});
-    for (std::int64_t i = 0; i < written.bytes(); ++i) written.data()[i] = static_cast<std::byte>(i * 37 + 11);
+    for (std::int64_t i = 0; i < written.bytes(); ++i)
+      written.data()[i] = static_cast<std::byte>(i * 37 + 11);
     ASSERT_TRUE(WriteNpy(path_, written.view()).ok());
     OwnedTensor read;
     const Status status = ReadNpy(path_, &read);
@@ -142,13 +143,15 @@ TEST_F(NpyTest, MalformedFilesSayWhatIsWrong) {
     std::string file, message;
   } const cases[] = {
       {"empty", "", R"(is not a .npy file: it does not begin with "\x93NUMPY" and a version)"},
-      {"magic", "PK\x03\x04 zip file", R"(is not a .npy file: it does not begin with "\x93NUMPY" and a version)"},
+      {"magic", "PK\x03\x04 zip file",
+       R"(is not a .npy file: it does not begin with "\x93NUMPY" and a version)"},
       {"version", version9, "has .npy format version 9.0; supported are 1.0, 2.0 and 3.0"},
       {"cut length", std::string("\x93NUMPY\x01\x00\x10", 9), "ends inside its header's length"},
       {"cut header", FileOf(good, 0).substr(0, 40),
        "has a header of 60 bytes; the limit here is 30, where the file ends"},
       {"no dictionary", FileOf("hello", 0), "header has 'h' at character 0, expected '{'"},
-      {"cut dictionary", FileOf("{'descr': '<f4'", 0), "header has its end at character 15, expected ',' or '}'"},
+      {"cut dictionary", FileOf("{'descr': '<f4'", 0),
+       "header has its end at character 15, expected ',' or '}'"},
       {"open quote", FileOf("{'descr: 3}", 0), "header does not end a key"},
       {"bare key", FileOf("{descr: 3}", 0), "header has 'd' at character 1, expected a key in quotes"},
       {"unknown key", FileOf("{'descrr': '<f4'}", 0),
@@ -158,17 +161,23 @@ TEST_F(NpyTest, MalformedFilesSayWhatIsWrong) {
       {"text after", FileOf("{'descr': '<f4', 'fortran_order': False, 'shape': (1,)} x", 4),
        "header has 'x' at character 56, expected nothing after '}'"},
       {"double", FileOf(dict("'<f8'", "False", "(1,)"), 8),
-       "dtype '<f8' is not supported; supported are '<f4', '<f2', '<i4', '<i8', and '<V2', '|V2' or '<u2' for bf16"},
+       "dtype '<f8' is not supported; supported are '<f4', '<f2', '<i4', '<i8', and '<V2', '|V2' or '<u2' "
+       "for bf16"},
       {"big endian", FileOf(dict("'>f4'", "False", "(1,)"), 4),
-       "dtype '>f4' is not supported; supported are '<f4', '<f2', '<i4', '<i8', and '<V2', '|V2' or '<u2' for bf16"},
+       "dtype '>f4' is not supported; supported are '<f4', '<f2', '<i4', '<i8', and '<V2', '|V2' or '<u2' "
+       "for bf16"},
       {"structure", FileOf(dict("[('a', '<f4')]", "False", "(1,)"), 4),
        "header has '[' at character 10, expected a dtype in quotes"},
-      {"order", FileOf(dict("'<f4'", "0", "(1,)"), 4), "header has '0' at character 34, expected True or False"},
+      {"order", FileOf(dict("'<f4'", "0", "(1,)"), 4),
+       "header has '0' at character 34, expected True or False"},
       {"no shape", FileOf(dict("'<f4'", "False", "()"), 4), "shape () has no sizes; 1 to 4 are supported"},
       {"rank", FileOf(dict("'<f4'", "False", "(1, 1, 1, 1, 1)"), 4), "shape has more than 4 sizes"},
-      {"negative", FileOf(dict("'<f4'", "False", "(2, -3)"), 24), "shape has the size -3; sizes are 0 or more"},
-      {"not a number", FileOf(dict("'<f4'", "False", "(x,)"), 24), "header has 'x' at character 51, expected a size"},
-      {"a real", FileOf(dict("'<f4'", "False", "(2.5,)"), 24), "header has '.' at character 52, expected ',' or ')'"},
+      {"negative", FileOf(dict("'<f4'", "False", "(2, -3)"), 24),
+       "shape has the size -3; sizes are 0 or more"},
+      {"not a number", FileOf(dict("'<f4'", "False", "(x,)"), 24),
+       "header has 'x' at character 51, expected a size"},
+      {"a real", FileOf(dict("'<f4'", "False", "(2.5,)"), 24),
+       "header has '.' at character 52, expected ',' or ')'"},
       {"beyond int64", FileOf(dict("'<f4'", "False", "(9223372036854775808,)"), 24),
        "shape has the size '9223372036854775808'; the limit is 2^63 - 1"},
       {"product", FileOf(dict("'<f4'", "False", "(4294967296, 4294967296)"), 24),
@@ -191,7 +200,9 @@ TEST_F(NpyTest, DamagedHeadersNeverCrash) {
   const std::string good = FileOf("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }\n", 24);
   for (std::size_t size = 0; size < good.size(); ++size) {
     NpyHeader header;
-    EXPECT_FALSE(ParseNpyHeader(std::as_bytes(std::span(good.data(), size)), static_cast<std::int64_t>(size), &header).ok());
+    EXPECT_FALSE(
+        ParseNpyHeader(std::as_bytes(std::span(good.data(), size)), static_cast<std::int64_t>(size), &header)
+            .ok());
   }
   std::size_t accepted = 0;
   for (std::size_t at = 0; at < good.size() - 24; ++at) {
@@ -199,8 +210,8 @@ TEST_F(NpyTest, DamagedHeadersNeverCrash) {
       std::string damaged = good;
       damaged[at] = static_cast<char>(value);
       NpyHeader header;
-      const Status status =
-          ParseNpyHeader(std::as_bytes(std::span(damaged)), static_cast<std::int64_t>(damaged.size()), &header);
+      const Status status = ParseNpyHeader(std::as_bytes(std::span(damaged)),
+                                           static_cast<std::int64_t>(damaged.size()), &header);
       if (!status.ok()) continue;
       ++accepted;
       EXPECT_EQ(header.data_offset + header.data_bytes, static_cast<std::int64_t>(damaged.size()));

@@ -24,7 +24,8 @@ TEST(TableTest, WideCellsUseTheBlanksBesideThem) {
   const Table table({{"a", "", 4, Column::Align::kLeft}, {"b", "", 6}, {"c", "", 4}});
   EXPECT_EQ(table.Row({"abcdefgh", "1", "2"}), "abcdefgh   1     2");
   EXPECT_EQ(table.Row({"a", "123456789", "2"}), "a  123456789     2");
-  EXPECT_EQ(table.Row({"abcdefgh", "1234567890", "2"}), "abcdefgh 1234567890 2") << "moves what it has no blanks for";
+  EXPECT_EQ(table.Row({"abcdefgh", "1234567890", "2"}), "abcdefgh 1234567890 2")
+      << "moves what it has no blanks for";
 }
 
 TEST(FormatTest, SecondsHaveThreeDigitsAndAUnit) {
@@ -38,12 +39,11 @@ TEST(FormatTest, SecondsHaveThreeDigitsAndAUnit) {
   EXPECT_EQ(FormatSeconds(1234), "1234 s");
 }
 
-TEST(FormatTest, RatesSharesAndErrors) {
+TEST(FormatTest, RatesAndErrors) {
   EXPECT_EQ(FormatPerSecond(451.2e9, "FLOP/s"), "451 GFLOP/s");
   EXPECT_EQ(FormatPerSecond(1.512e12, "B/s"), "1.51 TB/s");
   EXPECT_EQ(FormatPerSecond(27.34e9, "B/s"), "27.3 GB/s");
   EXPECT_EQ(FormatPerSecond(12, "B/s"), "0.0120 kB/s");
-  EXPECT_EQ(FormatShare(0.8734), "87.3 %");
   EXPECT_EQ(FormatError(0), "0");
   EXPECT_EQ(FormatError(0.00312), "3.1e-03");
   EXPECT_EQ(FormatError(std::numeric_limits<double>::infinity()), "inf");

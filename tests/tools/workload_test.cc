@@ -66,16 +66,22 @@ TEST(WorkloadTest, ErrorsNameFieldValueAndLimit) {
   struct {
     std::string json, message;
   } const cases[] = {
-      {With(R"("hidden": 64)", R"("hidden": 0)"), "toy.json: hidden is 0, expected an integer from 1 to 1048576"},
-      {With(R"("hidden": 64)", R"("hidden": -5)"), "toy.json: hidden is -5, expected an integer from 1 to 1048576"},
-      {With(R"("hidden": 64)", R"("hidden": 64.0)"), "toy.json: hidden is 64.0, expected an integer from 1 to 1048576"},
-      {With(R"("hidden": 64)", R"("hidden": "64")"), "toy.json: hidden is \"64\", expected an integer from 1 to 1048576"},
+      {With(R"("hidden": 64)", R"("hidden": 0)"),
+       "toy.json: hidden is 0, expected an integer from 1 to 1048576"},
+      {With(R"("hidden": 64)", R"("hidden": -5)"),
+       "toy.json: hidden is -5, expected an integer from 1 to 1048576"},
+      {With(R"("hidden": 64)", R"("hidden": 64.0)"),
+       "toy.json: hidden is 64.0, expected an integer from 1 to 1048576"},
+      {With(R"("hidden": 64)", R"("hidden": "64")"),
+       "toy.json: hidden is \"64\", expected an integer from 1 to 1048576"},
       {With(R"("hidden": 64)", R"("hidden": 18446744073709551615)"),
        "toy.json: hidden is 18446744073709551615, expected an integer from 1 to 1048576"},
-      {With(R"("hidden": 64)", R"("hidden": 1e300)"), "toy.json: hidden is 1e+300, expected an integer from 1 to 1048576"},
+      {With(R"("hidden": 64)", R"("hidden": 1e300)"),
+       "toy.json: hidden is 1e+300, expected an integer from 1 to 1048576"},
       {With(R"("hidden": 64,)", ""), "toy.json: hidden is missing"},
       {With(R"("hidden")", R"("hiden": 3, "hidden")"),
-       "toy.json: hiden is not a known key; known are attention, dense_layers, hidden, layers, moe, name, run, training"},
+       "toy.json: hiden is not a known key; known are attention, dense_layers, hidden, layers, moe, name, "
+       "run, training"},
       {With(R"("hidden")", R"("layers": 3, "hidden")"), "toy.json: has the key layers twice in one object"},
       {With(R"("name": "toy")", R"("name": "")"), "toy.json: name is \"\", expected a text of 1 to 80 bytes"},
       {With(R"("name": "toy")", R"("name": 3)"), "toy.json: name is 3, expected a text of 1 to 80 bytes"},
@@ -85,8 +91,10 @@ TEST(WorkloadTest, ErrorsNameFieldValueAndLimit) {
        "toy.json: attention.heads is 7, expected a multiple of training.tensor_parallel, 2"},
       {With(R"("experts": 16)", R"("experts": 18)"),
        "toy.json: moe.experts is 18, expected a multiple of training.expert_shards, 4"},
-      {With(R"("top_k": 2)", R"("top_k": 17)"), "toy.json: moe.top_k is 17, expected at most moe.experts, 16"},
-      {With(R"("dense_layers": 1)", R"("dense_layers": 5)"), "toy.json: dense_layers is 5, expected at most layers, 4"},
+      {With(R"("top_k": 2)", R"("top_k": 17)"),
+       "toy.json: moe.top_k is 17, expected at most moe.experts, 16"},
+      {With(R"("dense_layers": 1)", R"("dense_layers": 5)"),
+       "toy.json: dense_layers is 5, expected at most layers, 4"},
       {With(R"("routed_scale": 2.5)", R"("routed_scale": 0)"),
        "toy.json: moe.routed_scale is 0, expected a number above 0 and up to 1000000"},
       {With(R"("sequence": 100)", R"("sequence": 100000000)"),
@@ -101,7 +109,8 @@ TEST(WorkloadTest, ErrorsNameFieldValueAndLimit) {
 }
 
 TEST(WorkloadTest, TextThatIsNotJsonSaysWhere) {
-  for (const std::string& text : {std::string(), std::string("{"), std::string(kGood) + "x", std::string("\xff\xfe")}) {
+  for (const std::string& text :
+       {std::string(), std::string("{"), std::string(kGood) + "x", std::string("\xff\xfe")}) {
     EXPECT_EQ(ErrorOf(text).substr(0, 23), "toy.json: is not JSON: ");
   }
   EXPECT_NE(ErrorOf("{\"a\":\n  oops}").find("line 2"), std::string::npos);

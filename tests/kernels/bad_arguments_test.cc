@@ -1,0 +1,752 @@
+// Whatever a caller can get wrong comes back as an error that names the argument, its value and the limit,
+// and nothing is written.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kernels/flash_attention.h"
+#include "kernels/matmul.h"
+#include "kernels/token_permute.h"
+#include "reference/matmul.h"
+#include "tests/kernels/kernel_test.h"
+#include "tests/support/expect_close.h"
+#include "tests/support/matrix.h"
+#include "tests/support/random.h"
+#include "tests/support/shapes.h"
+
+namespace cubist::testing {
+namespace {
+
+constexpr std::int64_t kHuge = std::int64_t{1} << 62;
+
+// A right call, spoilt; and what the message must say.
+template <class Args>
+struct BadCall {
+  std::string name;
+  std::function<void(Args&)> spoil;
+  std::vector<std::string> says;
+};
+
+::testing::AssertionResult Says(const Status& status, const std::vector<std::string>& fragments) {
+  if (status.ok()) return ::testing::AssertionFailure() << "the call was accepted";
+  for (const std::string& fragment : fragments) {
+    if (status.message().find(fragment) == std::string::npos) {
+      return ::testing::AssertionFailure() << '"' << status.message() << "\" does not say \"" << fragment << '"';
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+template <class T>
+const T* Advanced(const void* data, std::int64_t elements) {
+  return static_cast<const T*>(data) + elements;
+}
+template <class T>
+T* Advanced(void* data, std::int64_t elements) {
+  return static_cast<T*>(data) + elements;
+}
+template <class AnyTensor>
+AnyTensor Misaligned(AnyTensor x) {
+  x.data = Advanced<char>(x.data, 1);
+  return x;
+}
+template <class AnyTensor>
+AnyTensor WithoutData(AnyTensor x) {
+  x.data = nullptr;
+  return x;
+}
+
+// Runs every bad call on both kinds of devices, and expects the error and untouched tensors. `Fixture` has a
+// valid args() and lists its tensors, and Run calls the kernel.
+template <class Fixture, class Args, class Run>
+void ExpectErrors(const std::vector<BadCall<Args>>& calls, Run run) {
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    {
+      Fixture valid;
+      ASSERT_TRUE(IsOk(run(device, valid.args())));
+    }
+    for (const BadCall<Args>& call : calls) {
+      SCOPED_TRACE(call.name + (device.kind() == Device::Kind::kHost ? " on the host" : " on the model"));
+      Fixture fixture;
+      const Fixture before = fixture;
+      Args args = fixture.args();
+      call.spoil(args);
+      const Status status = run(device, args);
+      EXPECT_TRUE(Says(status, call.says));
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      const std::vector<const Matrix*> now = fixture.all(), then = before.all();
+      for (std::size_t i = 0; i < now.size(); ++i) {
+        ExpectSameBits(now[i]->view(), then[i]->view());
+        ExpectGuards(*now[i]);
+      }
+    }
+  }
+}
+
+// ---- Matmul ----
+
+struct MatmulFixture {
+  MatmulFixture() {
+    Random random;
+    a.FillUniform(random), b.FillUniform(random), bias.FillUniform(random);
+  }
+  MatmulArgs args() { return {.a = a.view(), .b = b.view(), .bias = bias.view(), .c = c.view()}; }
+  std::vector<const Matrix*> all() const { return {&a, &b, &bias, &c}; }
+
+  Matrix a{DType::kF32, {6, 5}}, b{DType::kF32, {5, 7}}, bias{DType::kF32, {7}}, c{DType::kF32, {6, 7}};
+};
+using BadMatmul = BadCall<MatmulArgs>;
+
+Status RunMatmul(const Device& device, const MatmulArgs& args) { return Matmul(device, args); }
+
+TEST(BadArgumentsTest, MatmulShapes) {
+  const std::vector<BadMatmul> calls = {
+      {"a missing", [](auto& x) { x.a = {}; }, {"matmul: a is not given"}},
+      {"b missing", [](auto& x) { x.b = {}; }, {"matmul: b is not given"}},
+      {"c missing", [](auto& x) { x.c = {}; }, {"matmul: c is not given"}},
+      {"a of rank 1", [](auto& x) { x.a.rank = 1; }, {"matmul: a", "rank 1", "2"}},
+      {"a of rank 3", [](auto& x) { x.a.rank = 3; }, {"matmul: a", "rank 3", "2"}},
+      {"b of rank 4", [](auto& x) { x.b.rank = 4; }, {"matmul: b", "rank 4", "2"}},
+      {"c of rank 1", [](auto& x) { x.c.rank = 1; }, {"matmul: c", "rank 1", "2"}},
+      {"c of rank 5", [](auto& x) { x.c.rank = 5; }, {"matmul: c", "rank 5", "2"}},
+      {"bias of rank 2", [](auto& x) { x.bias.rank = 2; }, {"matmul: bias", "rank 2", "1"}},
+      {"K differs", [](auto& x) { x.b.sizes[0] = 4; }, {"matmul: b", "size 4", "dimension 0", "K", "needs 5"}},
+      {"a transposed only", [](auto& x) { x.transpose_a = true; }, {"matmul: b", "size 5", "K", "needs 6"}},
+      {"b transposed only", [](auto& x) { x.transpose_b = true; }, {"matmul: b", "size 7", "K", "needs 5"}},
+      {"M differs", [](auto& x) { x.c.sizes[0] = 7; }, {"matmul: c", "size 7", "dimension 0", "M", "needs 6"}},
+      {"N differs", [](auto& x) { x.c.sizes[1] = 6; }, {"matmul: c", "size 6", "dimension 1", "N", "needs 7"}},
+      {"bias too short", [](auto& x) { x.bias.sizes[0] = 6; }, {"matmul: bias", "size 6", "N", "needs 7"}},
+      {"bias too long", [](auto& x) { x.bias.sizes[0] = 8; }, {"matmul: bias", "size 8", "N", "needs 7"}},
+      {"M negative", [](auto& x) { x.a.sizes[0] = x.c.sizes[0] = -1; }, {"matmul: a", "-1", "M", "0"}},
+      {"K negative", [](auto& x) { x.a.sizes[1] = x.b.sizes[0] = -5; }, {"matmul: a", "-5", "K", "0"}},
+      {"N negative", [](auto& x) { x.b.sizes[1] = x.c.sizes[1] = -kHuge; }, {"matmul: b", std::to_string(-kHuge), "N"}},
+  };
+  ExpectErrors<MatmulFixture>(calls, RunMatmul);
+}
+
+TEST(BadArgumentsTest, MatmulDTypes) {
+  const std::vector<BadMatmul> calls = {
+      {"a int32", [](auto& x) { x.a.dtype = DType::kI32; }, {"matmul: a", "int32", "fp32", "bf16", "fp16"}},
+      {"a int64", [](auto& x) { x.a.dtype = DType::kI64; }, {"matmul: a", "int64", "fp32", "bf16", "fp16"}},
+      {"b bf16", [](auto& x) { x.b.dtype = DType::kBF16; }, {"matmul: b", "bf16", "needs fp32"}},
+      {"a bf16", [](auto& x) { x.a.dtype = DType::kBF16; }, {"matmul: b", "fp32", "needs bf16"}},
+      {"c fp16", [](auto& x) { x.c.dtype = DType::kF16; }, {"matmul: c", "fp16", "needs fp32"}},
+      {"c int32", [](auto& x) { x.c.dtype = DType::kI32; }, {"matmul: c", "int32", "needs fp32"}},
+      {"c fp16 of bf16", [](auto& x) { x.a.dtype = x.b.dtype = DType::kBF16, x.c.dtype = DType::kF16; },
+       {"matmul: c", "fp16", "fp32 or bf16"}},
+      {"bias fp16", [](auto& x) { x.bias.dtype = DType::kF16; }, {"matmul: bias", "fp16", "needs fp32"}},
+      {"bias int64", [](auto& x) { x.bias.dtype = DType::kI64; }, {"matmul: bias", "int64", "needs fp32"}},
+  };
+  ExpectErrors<MatmulFixture>(calls, RunMatmul);
+}
+
+TEST(BadArgumentsTest, MatmulStorage) {
+  const std::vector<BadMatmul> calls = {
+      {"a null", [](auto& x) { x.a = WithoutData(x.a); }, {"matmul: a", "null"}},
+      {"b null", [](auto& x) { x.b = WithoutData(x.b); }, {"matmul: b", "null"}},
+      {"bias null", [](auto& x) { x.bias = WithoutData(x.bias); }, {"matmul: bias", "null"}},
+      {"c null", [](auto& x) { x.c = WithoutData(x.c); }, {"matmul: c", "null"}},
+      {"c null, K = 0",
+       [](auto& x) { x.c = WithoutData(x.c), x.a.sizes[1] = x.b.sizes[0] = 0; },
+       {"matmul: c", "null"}},
+      {"a misaligned", [](auto& x) { x.a = Misaligned(x.a); }, {"matmul: a", "aligned", "4 bytes"}},
+      {"b misaligned", [](auto& x) { x.b = Misaligned(x.b); }, {"matmul: b", "aligned", "4 bytes"}},
+      {"bias misaligned", [](auto& x) { x.bias = Misaligned(x.bias); }, {"matmul: bias", "aligned"}},
+      {"c misaligned", [](auto& x) { x.c = Misaligned(x.c); }, {"matmul: c", "aligned", "4 bytes"}},
+      {"a backwards", [](auto& x) { x.a.strides[1] = -1; }, {"matmul: a", "stride -1", "dimension 1", "0"}},
+      {"b backwards", [](auto& x) { x.b.strides[0] = -9; }, {"matmul: b", "stride -9", "dimension 0", "0"}},
+      {"bias backwards", [](auto& x) { x.bias.strides[0] = -2; }, {"matmul: bias", "stride -2"}},
+      {"c backwards", [](auto& x) { x.c.strides[0] = -10; }, {"matmul: c", "stride -10"}},
+      {"M huge", [](auto& x) { x.a.sizes[0] = x.c.sizes[0] = kHuge; }, {"matmul: a", "2^62"}},
+      {"N huge", [](auto& x) { x.b.sizes[1] = x.bias.sizes[0] = x.c.sizes[1] = kHuge; }, {"matmul: b", "2^62"}},
+      {"K huge", [](auto& x) { x.a.sizes[1] = x.b.sizes[0] = kHuge; }, {"matmul: a", "2^62"}},
+      {"M and K large",
+       [](auto& x) {
+         x.a.sizes = {std::int64_t{1} << 31, std::int64_t{1} << 31}, x.a.strides = {std::int64_t{1} << 31, 1};
+         x.b.sizes[0] = x.c.sizes[0] = std::int64_t{1} << 31;
+       },
+       {"matmul: a", "2^62"}},
+      {"stride huge", [](auto& x) { x.b.strides[0] = kHuge; }, {"matmul: b", "2^62"}},
+      {"largest stride", [](auto& x) { x.c.strides[1] = std::numeric_limits<std::int64_t>::max(); }, {"matmul: c", "2^62"}},
+      {"all repeated", [](auto& x) { x.a.sizes[0] = x.c.sizes[0] = kHuge, x.a.strides = {0, 0}; }, {"matmul: a", "2^62"}},
+  };
+  ExpectErrors<MatmulFixture>(calls, RunMatmul);
+}
+
+TEST(BadArgumentsTest, MatmulOverlaps) {
+  const auto place = [](Tensor& c, const void* data, std::int64_t elements) {
+    c.data = const_cast<float*>(Advanced<float>(data, elements));
+  };
+  const std::vector<BadMatmul> calls = {
+      {"c repeated", [](auto& x) { x.c.strides = {0, 1}; }, {"matmul: c", "overlap", "0"}},
+      {"c one element", [](auto& x) { x.c.strides = {0, 0}; }, {"matmul: c", "overlap"}},
+      {"c rows overlap", [](auto& x) { x.c.strides = {6, 1}; }, {"matmul: c", "overlap", "6"}},
+      {"c on diagonals", [](auto& x) { x.c.strides = {1, 1}; }, {"matmul: c", "overlap", "1"}},
+      {"c columns overlap", [](auto& x) { x.c.strides = {1, 5}; }, {"matmul: c", "overlap", "5"}},
+      {"c on a", [&](auto& x) { place(x.c, x.a.data, 0); }, {"matmul: c", "overlaps a"}},
+      {"c within a", [&](auto& x) { place(x.c, x.a.data, 3); }, {"matmul: c", "overlaps a"}},
+      {"c before b", [&](auto& x) { place(x.c, x.b.data, -20); }, {"matmul: c", "overlaps b"}},
+      {"c ends in b", [&](auto& x) { place(x.c, x.b.data, -(5 * x.c.stride(0) + 6)); }, {"matmul: c", "overlaps b"}},
+      {"c begins in a's last element", [&](auto& x) { place(x.c, x.a.data, 5 * x.a.stride(0) + 4); },
+       {"matmul: c", "overlaps a"}},
+      {"c on bias", [&](auto& x) { place(x.c, x.bias.data, 6); }, {"matmul: c", "overlaps bias"}},
+  };
+  ExpectErrors<MatmulFixture>(calls, RunMatmul);
+}
+
+// Tensors that lie in different columns of one matrix share no element.
+TEST(BadArgumentsTest, InterleavedTensorsAreAccepted) {
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    Random random;
+    Matrix both(DType::kF32, {6, 20}), b(DType::kF32, {5, 7});
+    both.FillIntegers(random), b.FillIntegers(random);
+    Tensor a = both.view(), c = both.view();
+    a.sizes[1] = 5, c.sizes[1] = 7;
+    c.data = Advanced<float>(c.data, 5);
+    const std::vector<double> expected = reference::Matmul(a, false, b.view(), false, {}).c;
+    ASSERT_TRUE(IsOk(Matmul(device, {.a = a, .b = b.view(), .c = c})));
+    ExpectExactly(c, expected);
+    ExpectGuards(both);
+    // One column further left, and c covers the last column of a.
+    c.data = Advanced<float>(c.data, -1);
+    EXPECT_TRUE(Says(Matmul(device, {.a = a, .b = b.view(), .c = c}), {"matmul: c", "overlaps a"}));
+    // c begins where a ends; and ends where it begins.
+    Matrix line(DType::kF32, {200});
+    line.FillIntegers(random);
+    Tensor before = line.view();
+    before.rank = 2, before.sizes = {6, 5}, before.strides = {5, 1};
+    Tensor after = before;
+    after.sizes[1] = after.strides[0] = 7;
+    after.data = Advanced<float>(before.data, 30);
+    EXPECT_TRUE(IsOk(Matmul(device, {.a = before, .b = b.view(), .c = after})));
+    after.data = before.data;
+    before.data = Advanced<float>(after.data, 42);
+    EXPECT_TRUE(IsOk(Matmul(device, {.a = before, .b = b.view(), .c = after})));
+  }
+}
+
+// ---- FlashAttention ----
+
+struct AttentionFixture {
+  AttentionFixture() {
+    Random random;
+    for (Matrix* x : {&q, &k, &v, &q_rope, &k_rope}) x->FillUniform(random);
+  }
+  FlashAttentionArgs args() {
+    return {.q = q.view(),
+            .k = k.view(),
+            .v = v.view(),
+            .q_rope = q_rope.view(),
+            .k_rope = k_rope.view(),
+            .out = out.view(),
+            .lse = lse.view()};
+  }
+  std::vector<const Matrix*> all() const { return {&q, &k, &v, &q_rope, &k_rope, &out, &lse}; }
+
+  Matrix q{DType::kBF16, {2, 6, 5, 8}}, k{DType::kBF16, {2, 3, 7, 8}}, v{DType::kBF16, {2, 3, 7, 4}};
+  Matrix q_rope{DType::kBF16, {2, 6, 5, 2}}, k_rope{DType::kBF16, {2, 3, 7, 2}};
+  Matrix out{DType::kBF16, {2, 6, 5, 4}}, lse{DType::kF32, {2, 6, 5}};
+};
+using BadAttention = BadCall<FlashAttentionArgs>;
+
+Status RunAttention(const Device& device, const FlashAttentionArgs& args) { return FlashAttention(device, args); }
+
+TEST(BadArgumentsTest, FlashAttentionShapes) {
+  const std::string who = "flash_attention: ";
+  const std::vector<BadAttention> calls = {
+      {"q missing", [](auto& x) { x.q = {}; }, {who + "q is not given"}},
+      {"k missing", [](auto& x) { x.k = {}; }, {who + "k is not given"}},
+      {"v missing", [](auto& x) { x.v = {}; }, {who + "v is not given"}},
+      {"out missing", [](auto& x) { x.out = {}; }, {who + "out is not given"}},
+      {"q_rope missing", [](auto& x) { x.q_rope = {}; }, {who + "q_rope is not given"}},
+      {"k_rope missing", [](auto& x) { x.k_rope = {}; }, {who + "k_rope is not given"}},
+      {"q of rank 3", [](auto& x) { x.q.rank = 3; }, {who + "q", "rank 3", "4"}},
+      {"k of rank 3", [](auto& x) { x.k.rank = 3; }, {who + "k", "rank 3", "4"}},
+      {"v of rank 2", [](auto& x) { x.v.rank = 2; }, {who + "v", "rank 2", "4"}},
+      {"q_rope of rank 3", [](auto& x) { x.q_rope.rank = 3; }, {who + "q_rope", "rank 3", "4"}},
+      {"k_rope of rank 3", [](auto& x) { x.k_rope.rank = 3; }, {who + "k_rope", "rank 3", "4"}},
+      {"out of rank 3", [](auto& x) { x.out.rank = 3; }, {who + "out", "rank 3", "4"}},
+      {"lse of rank 4", [](auto& x) { x.lse.rank = 4; }, {who + "lse", "rank 4", "3"}},
+      {"batch of k", [](auto& x) { x.k.sizes[0] = 1; }, {who + "k", "size 1", "dimension 0", "needs 2"}},
+      {"batch of v", [](auto& x) { x.v.sizes[0] = 3; }, {who + "v", "size 3", "dimension 0", "needs 2"}},
+      {"Dqk of k", [](auto& x) { x.k.sizes[3] = 7; }, {who + "k", "size 7", "Dqk", "needs 8"}},
+      {"heads of v", [](auto& x) { x.v.sizes[1] = 2; }, {who + "v", "size 2", "Nkv", "needs 3"}},
+      {"Skv of v", [](auto& x) { x.v.sizes[2] = 6; }, {who + "v", "size 6", "Skv", "needs 7"}},
+      {"heads no multiple",
+       [](auto& x) { x.q.sizes[1] = x.q_rope.sizes[1] = x.out.sizes[1] = x.lse.sizes[1] = 5; },
+       {who + "q", "5 heads", "3"}},
+      {"fewer heads than k",
+       [](auto& x) { x.q.sizes[1] = x.q_rope.sizes[1] = x.out.sizes[1] = x.lse.sizes[1] = 2; },
+       {who + "q", "2 heads", "3"}},
+      {"no heads of k", [](auto& x) { x.k.sizes[1] = x.v.sizes[1] = x.k_rope.sizes[1] = 0; }, {who + "q", "6 heads", "0"}},
+      {"batch of q_rope", [](auto& x) { x.q_rope.sizes[0] = 1; }, {who + "q_rope", "size 1", "needs 2"}},
+      {"heads of q_rope", [](auto& x) { x.q_rope.sizes[1] = 1; }, {who + "q_rope", "size 1", "Nq", "needs 6"}},
+      {"Sq of q_rope", [](auto& x) { x.q_rope.sizes[2] = 4; }, {who + "q_rope", "size 4", "Sq", "needs 5"}},
+      {"Dr of k_rope", [](auto& x) { x.k_rope.sizes[3] = 1; }, {who + "k_rope", "size 1", "Dr", "needs 2"}},
+      {"Skv of k_rope", [](auto& x) { x.k_rope.sizes[2] = 5; }, {who + "k_rope", "size 5", "Skv", "needs 7"}},
+      {"heads of k_rope", [](auto& x) { x.k_rope.sizes[1] = 2; }, {who + "k_rope", "2 heads", "1", "3"}},
+      {"Sq of out", [](auto& x) { x.out.sizes[2] = 7; }, {who + "out", "size 7", "Sq", "needs 5"}},
+      {"Dv of out", [](auto& x) { x.out.sizes[3] = 8; }, {who + "out", "size 8", "Dv", "needs 4"}},
+      {"heads of lse", [](auto& x) { x.lse.sizes[1] = 3; }, {who + "lse", "size 3", "Nq", "needs 6"}},
+      {"Sq of lse", [](auto& x) { x.lse.sizes[2] = 1; }, {who + "lse", "size 1", "Sq", "needs 5"}},
+      {"B negative", [](auto& x) { x.q.sizes[0] = -1; }, {who + "q", "-1", "B", "0"}},
+      {"Sq negative", [](auto& x) { x.q.sizes[2] = -3; }, {who + "q", "-3", "Sq", "0"}},
+      {"Skv negative", [](auto& x) { x.k.sizes[2] = x.v.sizes[2] = -7; }, {who + "k", "-7", "Skv", "0"}},
+      {"Dv negative", [](auto& x) { x.v.sizes[3] = -4; }, {who + "v", "-4", "Dv", "0"}},
+      {"scale infinite", [](auto& x) { x.scale = INFINITY; }, {who + "scale", "inf", "finite"}},
+      {"scale -infinite", [](auto& x) { x.scale = -INFINITY; }, {who + "scale", "-inf", "finite"}},
+      {"scale NaN", [](auto& x) { x.scale = NAN; }, {who + "scale", "nan", "finite"}},
+  };
+  ExpectErrors<AttentionFixture>(calls, RunAttention);
+}
+
+TEST(BadArgumentsTest, FlashAttentionDTypes) {
+  const std::string who = "flash_attention: ";
+  const std::vector<BadAttention> calls = {
+      {"q int32", [](auto& x) { x.q.dtype = DType::kI32; }, {who + "q", "int32", "fp32", "bf16", "fp16"}},
+      {"k fp16", [](auto& x) { x.k.dtype = DType::kF16; }, {who + "k", "fp16", "needs bf16"}},
+      {"v fp32", [](auto& x) { x.v.dtype = DType::kF32; }, {who + "v", "fp32", "needs bf16"}},
+      {"q_rope fp32", [](auto& x) { x.q_rope.dtype = DType::kF32; }, {who + "q_rope", "fp32", "needs bf16"}},
+      {"k_rope int64", [](auto& x) { x.k_rope.dtype = DType::kI64; }, {who + "k_rope", "int64", "needs bf16"}},
+      {"out fp16", [](auto& x) { x.out.dtype = DType::kF16; }, {who + "out", "fp16", "fp32 or bf16"}},
+      {"lse bf16", [](auto& x) { x.lse.dtype = DType::kBF16; }, {who + "lse", "bf16", "needs fp32"}},
+  };
+  ExpectErrors<AttentionFixture>(calls, RunAttention);
+}
+
+TEST(BadArgumentsTest, FlashAttentionStorage) {
+  const std::string who = "flash_attention: ";
+  std::vector<BadAttention> calls;
+  const auto for_each_tensor = [&](auto&& add) {
+    add("q", [](FlashAttentionArgs& x) -> auto& { return x.q; });
+    add("k", [](FlashAttentionArgs& x) -> auto& { return x.k; });
+    add("v", [](FlashAttentionArgs& x) -> auto& { return x.v; });
+    add("q_rope", [](FlashAttentionArgs& x) -> auto& { return x.q_rope; });
+    add("k_rope", [](FlashAttentionArgs& x) -> auto& { return x.k_rope; });
+    add("out", [](FlashAttentionArgs& x) -> auto& { return x.out; });
+    add("lse", [](FlashAttentionArgs& x) -> auto& { return x.lse; });
+  };
+  for_each_tensor([&](const std::string& name, auto of) {
+    calls.push_back({name + " null", [of](auto& x) { of(x) = WithoutData(of(x)); }, {who + name, "null"}});
+    calls.push_back({name + " misaligned", [of](auto& x) { of(x) = Misaligned(of(x)); },
+                     {who + name, "aligned", name == "lse" ? "4 bytes" : "2 bytes"}});
+    calls.push_back({name + " backwards", [of](auto& x) { of(x).strides[2] = -1; },
+                     {who + name, "stride -1", "dimension 2", "0"}});
+    calls.push_back({name + " stride huge", [of](auto& x) { of(x).strides[1] = kHuge; }, {who + name, "2^62"}});
+  });
+  calls.push_back({"Skv huge",
+                   [](auto& x) { x.k.sizes[2] = x.v.sizes[2] = x.k_rope.sizes[2] = kHuge; },
+                   {who + "k", "2^62"}});
+  calls.push_back({"B huge",
+                   [](auto& x) {
+                     for (ConstTensor* t : {&x.q, &x.k, &x.v, &x.q_rope, &x.k_rope}) t->sizes[0] = kHuge;
+                     x.out.sizes[0] = x.lse.sizes[0] = kHuge;
+                   },
+                   {who + "q", "2^62"}});
+  ExpectErrors<AttentionFixture>(calls, RunAttention);
+}
+
+TEST(BadArgumentsTest, FlashAttentionOverlaps) {
+  const std::string who = "flash_attention: ";
+  std::vector<BadAttention> calls;
+  const auto onto = [&](const std::string& name, auto of) {
+    calls.push_back({"out on " + name, [of](auto& x) { x.out.data = const_cast<void*>(of(x).data); },
+                     {who + "out", "overlaps " + name}});
+    calls.push_back({"out ends in " + name,
+                     [of](auto& x) { x.out.data = const_cast<BF16*>(Advanced<BF16>(of(x).data, -16)); },
+                     {who + "out", "overlaps " + name}});
+    calls.push_back({"lse on " + name,
+                     [of](auto& x) {
+                       // fp32 on bf16: aligned to four bytes.
+                       const auto address = reinterpret_cast<std::uintptr_t>(of(x).data);
+                       x.lse.data = const_cast<BF16*>(Advanced<BF16>(of(x).data, address % 4 == 0 ? 2 : 1));
+                     },
+                     {who + "lse", "overlaps " + name}});
+  };
+  onto("q", [](FlashAttentionArgs& x) { return x.q; });
+  onto("k", [](FlashAttentionArgs& x) { return x.k; });
+  onto("v", [](FlashAttentionArgs& x) { return x.v; });
+  onto("q_rope", [](FlashAttentionArgs& x) { return x.q_rope; });
+  onto("k_rope", [](FlashAttentionArgs& x) { return x.k_rope; });
+  calls.push_back({"out repeated", [](auto& x) { x.out.strides[1] = 0; }, {who + "out", "overlap", "0"}});
+  calls.push_back({"lse repeated", [](auto& x) { x.lse.strides[0] = 0; }, {who + "lse", "overlap", "0"}});
+  calls.push_back({"out rows overlap", [](auto& x) { x.out.strides[2] = 3; }, {who + "out", "overlap", "3"}});
+  calls.push_back({"lse in out",
+                   [](auto& x) {
+                     const auto address = reinterpret_cast<std::uintptr_t>(x.out.data);
+                     x.lse.data = Advanced<BF16>(x.out.data, address % 4 == 0 ? 0 : 1);
+                   },
+                   {who, "out", "lse", "overlaps"}});
+  ExpectErrors<AttentionFixture>(calls, RunAttention);
+}
+
+// ---- TokenPermute ----
+
+struct PermuteFixture {
+  PermuteFixture() {
+    Random random;
+    tokens.FillUniform(random), topk_ids.FillIntegers(random, 0, 6);
+  }
+  TokenPermuteArgs args() {
+    return {.tokens = tokens.view(),
+            .topk_ids = topk_ids.view(),
+            .num_experts = 7,
+            .permuted = permuted.view(),
+            .sorted_indices = sorted_indices.view(),
+            .expert_counts = counts.view()};
+  }
+  std::vector<const Matrix*> all() const { return {&tokens, &topk_ids, &permuted, &sorted_indices, &counts}; }
+
+  Matrix tokens{DType::kF32, {5, 6}}, topk_ids{DType::kI64, {5, 3}};
+  Matrix permuted{DType::kF32, {15, 6}}, sorted_indices{DType::kI32, {15}}, counts{DType::kI32, {7}};
+};
+using BadPermute = BadCall<TokenPermuteArgs>;
+
+Status RunPermute(const Device& device, const TokenPermuteArgs& args) { return TokenPermute(device, args); }
+
+void SetId(TokenPermuteArgs& args, std::int64_t t, std::int64_t j, std::int64_t id) {
+  auto* ids = static_cast<std::int64_t*>(const_cast<void*>(args.topk_ids.data));
+  ids[t * args.topk_ids.stride(0) + j * args.topk_ids.stride(1)] = id;
+}
+
+TEST(BadArgumentsTest, TokenPermuteShapesAndDTypes) {
+  const std::string who = "token_permute: ";
+  const std::vector<BadPermute> calls = {
+      {"tokens missing", [](auto& x) { x.tokens = {}; }, {who + "tokens is not given"}},
+      {"ids missing", [](auto& x) { x.topk_ids = {}; }, {who + "topk_ids is not given"}},
+      {"permuted missing", [](auto& x) { x.permuted = {}; }, {who + "permuted is not given"}},
+      {"sorted_indices missing", [](auto& x) { x.sorted_indices = {}; }, {who + "sorted_indices is not given"}},
+      {"tokens of rank 3", [](auto& x) { x.tokens.rank = 3; }, {who + "tokens", "rank 3", "2"}},
+      {"ids of rank 3", [](auto& x) { x.topk_ids.rank = 3; }, {who + "topk_ids", "rank 3"}},
+      {"permuted of rank 1", [](auto& x) { x.permuted.rank = 1; }, {who + "permuted", "rank 1", "2"}},
+      {"sorted_indices of rank 2", [](auto& x) { x.sorted_indices.rank = 2; }, {who + "sorted_indices", "rank 2", "1"}},
+      {"counts of rank 2", [](auto& x) { x.expert_counts.rank = 2; }, {who + "expert_counts", "rank 2", "1"}},
+      {"T of ids", [](auto& x) { x.topk_ids.sizes[0] = 4; }, {who + "topk_ids", "size 4", "T", "needs 5"}},
+      {"ids of one route", [](auto& x) { x.topk_ids.rank = 1; }, {who + "permuted", "size 15", "needs 5"}},
+      {"rows of permuted", [](auto& x) { x.permuted.sizes[0] = 14; }, {who + "permuted", "size 14", "needs 15"}},
+      {"H of permuted", [](auto& x) { x.permuted.sizes[1] = 5; }, {who + "permuted", "size 5", "H", "needs 6"}},
+      {"num_out_tokens", [](auto& x) { x.num_out_tokens = 9; }, {who + "permuted", "size 15", "needs 9"}},
+      {"num_out_tokens negative", [](auto& x) { x.num_out_tokens = -2; }, {who + "permuted", "size 15", "needs 13"}},
+      {"num_out_tokens least",
+       [](auto& x) { x.num_out_tokens = std::numeric_limits<std::int64_t>::min(); },
+       {who + "permuted", "size 15", "needs 0"}},
+      {"slots", [](auto& x) { x.sorted_indices.sizes[0] = 5; }, {who + "sorted_indices", "size 5", "needs 15"}},
+      {"counts", [](auto& x) { x.expert_counts.sizes[0] = 8; }, {who + "expert_counts", "size 8", "needs 7"}},
+      {"T negative", [](auto& x) { x.tokens.sizes[0] = -5; }, {who + "tokens", "-5", "T", "0"}},
+      {"H negative", [](auto& x) { x.tokens.sizes[1] = -1; }, {who + "tokens", "-1", "H", "0"}},
+      {"K negative", [](auto& x) { x.topk_ids.sizes[1] = -3; }, {who + "topk_ids", "-3", "K", "0"}},
+      {"experts negative", [](auto& x) { x.num_experts = -1; }, {who + "num_experts", "-1", "0"}},
+      {"experts beyond int32", [](auto& x) { x.num_experts = std::int64_t{1} << 31; },
+       {who + "num_experts", "2147483648", "2^31 - 1"}},
+      {"tokens int32", [](auto& x) { x.tokens.dtype = DType::kI32; }, {who + "tokens", "int32", "fp32", "bf16", "fp16"}},
+      {"ids fp32", [](auto& x) { x.topk_ids.dtype = DType::kF32; }, {who + "topk_ids", "fp32", "int32 or int64"}},
+      {"permuted bf16", [](auto& x) { x.permuted.dtype = DType::kBF16; }, {who + "permuted", "bf16", "needs fp32"}},
+      {"sorted_indices int64", [](auto& x) { x.sorted_indices.dtype = DType::kI64; },
+       {who + "sorted_indices", "int64", "needs int32"}},
+      {"counts int64", [](auto& x) { x.expert_counts.dtype = DType::kI64; },
+       {who + "expert_counts", "int64", "needs int32"}},
+  };
+  ExpectErrors<PermuteFixture>(calls, RunPermute);
+}
+
+TEST(BadArgumentsTest, TokenPermuteStorage) {
+  const std::string who = "token_permute: ";
+  std::vector<BadPermute> calls;
+  const auto add = [&](const std::string& name, const std::string& bytes, auto of) {
+    calls.push_back({name + " null", [of](auto& x) { of(x) = WithoutData(of(x)); }, {who + name, "null"}});
+    calls.push_back({name + " misaligned", [of](auto& x) { of(x) = Misaligned(of(x)); }, {who + name, "aligned", bytes}});
+    calls.push_back({name + " backwards", [of](auto& x) { of(x).strides[0] = -1; }, {who + name, "stride -1", "0"}});
+    calls.push_back({name + " stride huge", [of](auto& x) { of(x).strides[0] = kHuge; }, {who + name, "2^62"}});
+  };
+  add("tokens", "4 bytes", [](TokenPermuteArgs& x) -> auto& { return x.tokens; });
+  add("topk_ids", "8 bytes", [](TokenPermuteArgs& x) -> auto& { return x.topk_ids; });
+  add("permuted", "4 bytes", [](TokenPermuteArgs& x) -> auto& { return x.permuted; });
+  add("sorted_indices", "4 bytes", [](TokenPermuteArgs& x) -> auto& { return x.sorted_indices; });
+  add("expert_counts", "4 bytes", [](TokenPermuteArgs& x) -> auto& { return x.expert_counts; });
+  calls.push_back({"H huge", [](auto& x) { x.tokens.sizes[1] = x.permuted.sizes[1] = kHuge; }, {who + "tokens", "2^62"}});
+  calls.push_back({"T huge", [](auto& x) { x.tokens.sizes[0] = x.topk_ids.sizes[0] = kHuge; },
+                   {who + "topk_ids", std::to_string(kHuge), "2^31 - 1"}});
+  calls.push_back({"K huge", [](auto& x) { x.topk_ids.sizes[1] = kHuge; },
+                   {who + "topk_ids", std::to_string(kHuge), "2^31 - 1"}});
+
+  const auto onto = [&](const std::string& name, auto of) {
+    calls.push_back({"permuted on " + name, [of](auto& x) { x.permuted.data = const_cast<void*>(of(x).data); },
+                     {who, "permuted", name, "overlaps"}});
+    calls.push_back({"sorted_indices on " + name,
+                     [of](auto& x) { x.sorted_indices.data = const_cast<void*>(of(x).data); },
+                     {who, "sorted_indices", name, "overlaps"}});
+    calls.push_back({"expert_counts on " + name,
+                     [of](auto& x) { x.expert_counts.data = const_cast<void*>(of(x).data); },
+                     {who, "expert_counts", name, "overlaps"}});
+  };
+  onto("tokens", [](TokenPermuteArgs& x) { return x.tokens; });
+  onto("topk_ids", [](TokenPermuteArgs& x) { return x.topk_ids; });
+  calls.push_back({"permuted on sorted_indices", [](auto& x) { x.permuted.data = x.sorted_indices.data; },
+                   {who, "permuted", "sorted_indices", "overlaps"}});
+  calls.push_back({"counts in permuted", [](auto& x) { x.expert_counts.data = Advanced<float>(x.permuted.data, 40); },
+                   {who, "expert_counts", "permuted", "overlaps"}});
+  calls.push_back({"counts in sorted_indices", [](auto& x) { x.expert_counts.data = Advanced<float>(x.sorted_indices.data, 14); },
+                   {who, "expert_counts", "sorted_indices", "overlaps"}});
+  calls.push_back({"permuted repeated", [](auto& x) { x.permuted.strides[0] = 0; }, {who + "permuted", "overlap", "0"}});
+  calls.push_back({"permuted rows overlap", [](auto& x) { x.permuted.strides[0] = 5; }, {who + "permuted", "overlap", "5"}});
+  calls.push_back({"sorted_indices repeated", [](auto& x) { x.sorted_indices.strides[0] = 0; },
+                   {who + "sorted_indices", "overlap"}});
+  calls.push_back({"counts repeated", [](auto& x) { x.expert_counts.strides[0] = 0; }, {who + "expert_counts", "overlap"}});
+  ExpectErrors<PermuteFixture>(calls, RunPermute);
+}
+
+// An id is at fault after everything else was found right; the fixture then differs in that id alone.
+TEST(BadArgumentsTest, TokenPermuteIds) {
+  struct Case {
+    std::int64_t t, j, id;
+  };
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2()), NpuWithoutData(Ascend910B2())}) {
+    for (const Case& bad : {Case{0, 0, 7}, Case{2, 1, -1}, Case{4, 2, 8}, Case{1, 1, std::int64_t{1} << 32},
+                            Case{3, 0, std::numeric_limits<std::int64_t>::min()}}) {
+      PermuteFixture fixture;
+      const TokenPermuteArgs valid = fixture.args();
+      TokenPermuteArgs args = valid;
+      SetId(args, bad.t, bad.j, bad.id);
+      const PermuteFixture before = fixture;
+      const Status status = TokenPermute(device, args);
+      EXPECT_TRUE(Says(status, {"token_permute: topk_ids", "has " + std::to_string(bad.id),
+                                Join("(", bad.t, ", ", bad.j, ")"), "[0, 7)"}));
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      for (std::size_t i = 0; i < fixture.all().size(); ++i) {
+        ExpectSameBits(fixture.all()[i]->view(), before.all()[i]->view());
+      }
+    }
+    // No experts: no id is right.
+    PermuteFixture fixture;
+    TokenPermuteArgs args = fixture.args();
+    args.num_experts = 0, args.expert_counts = {};
+    EXPECT_TRUE(Says(TokenPermute(device, args), {"token_permute: topk_ids", "(0, 0)", "[0, 0)"}));
+  }
+}
+
+// ---- TokenUnpermute ----
+
+struct UnpermuteFixture {
+  UnpermuteFixture() {
+    Random random;
+    permuted.FillUniform(random), probs.FillUniform(random), sorted_indices.FillIntegers(random, 0, 14);
+  }
+  TokenUnpermuteArgs args() {
+    return {.permuted = permuted.view(), .sorted_indices = sorted_indices.view(), .probs = probs.view(), .out = out.view()};
+  }
+  std::vector<const Matrix*> all() const { return {&permuted, &sorted_indices, &probs, &out}; }
+
+  Matrix permuted{DType::kF16, {15, 6}}, sorted_indices{DType::kI32, {15}};
+  Matrix probs{DType::kF32, {5, 3}}, out{DType::kF16, {5, 6}};
+};
+using BadUnpermute = BadCall<TokenUnpermuteArgs>;
+
+Status RunUnpermute(const Device& device, const TokenUnpermuteArgs& args) { return TokenUnpermute(device, args); }
+
+TEST(BadArgumentsTest, TokenUnpermuteShapesAndDTypes) {
+  const std::string who = "token_unpermute: ";
+  const std::vector<BadUnpermute> calls = {
+      {"permuted missing", [](auto& x) { x.permuted = {}; }, {who + "permuted is not given"}},
+      {"sorted_indices missing", [](auto& x) { x.sorted_indices = {}; }, {who + "sorted_indices is not given"}},
+      {"out missing", [](auto& x) { x.out = {}; }, {who + "out is not given"}},
+      {"permuted of rank 1", [](auto& x) { x.permuted.rank = 1; }, {who + "permuted", "rank 1", "2"}},
+      {"sorted_indices of rank 2", [](auto& x) { x.sorted_indices.rank = 2; }, {who + "sorted_indices", "rank 2", "1"}},
+      {"probs of rank 1", [](auto& x) { x.probs.rank = 1; }, {who + "probs", "rank 1", "2"}},
+      {"out of rank 3", [](auto& x) { x.out.rank = 3; }, {who + "out", "rank 3", "2"}},
+      {"H of out", [](auto& x) { x.out.sizes[1] = 5; }, {who + "out", "size 5", "H", "needs 6"}},
+      {"T of probs", [](auto& x) { x.probs.sizes[0] = 4; }, {who + "probs", "size 4", "T", "needs 5"}},
+      {"K of probs", [](auto& x) { x.probs.sizes[1] = 2; }, {who + "sorted_indices", "size 15", "needs 10"}},
+      {"probs missing", [](auto& x) { x.probs = {}; }, {who + "sorted_indices", "size 15", "needs 5"}},
+      {"slots", [](auto& x) { x.sorted_indices.sizes[0] = 14; }, {who + "sorted_indices", "size 14", "needs 15"}},
+      {"M negative", [](auto& x) { x.permuted.sizes[0] = -1; }, {who + "permuted", "-1", "M", "0"}},
+      {"T negative", [](auto& x) { x.out.sizes[0] = -1; }, {who + "out", "-1", "T", "0"}},
+      {"K negative", [](auto& x) { x.probs.sizes[1] = -1; }, {who + "probs", "-1", "K", "0"}},
+      {"permuted int32", [](auto& x) { x.permuted.dtype = DType::kI32; }, {who + "permuted", "int32", "fp32", "bf16", "fp16"}},
+      {"out fp32", [](auto& x) { x.out.dtype = DType::kF32; }, {who + "out", "fp32", "needs fp16"}},
+      {"sorted_indices int64", [](auto& x) { x.sorted_indices.dtype = DType::kI64; },
+       {who + "sorted_indices", "int64", "needs int32"}},
+      {"probs int32", [](auto& x) { x.probs.dtype = DType::kI32; }, {who + "probs", "int32", "fp32", "bf16", "fp16"}},
+  };
+  ExpectErrors<UnpermuteFixture>(calls, RunUnpermute);
+}
+
+TEST(BadArgumentsTest, TokenUnpermuteStorage) {
+  const std::string who = "token_unpermute: ";
+  std::vector<BadUnpermute> calls;
+  const auto add = [&](const std::string& name, const std::string& bytes, auto of) {
+    calls.push_back({name + " null", [of](auto& x) { of(x) = WithoutData(of(x)); }, {who + name, "null"}});
+    calls.push_back({name + " misaligned", [of](auto& x) { of(x) = Misaligned(of(x)); }, {who + name, "aligned", bytes}});
+    calls.push_back({name + " backwards", [of](auto& x) { of(x).strides[0] = -2; }, {who + name, "stride -2", "0"}});
+    calls.push_back({name + " stride huge", [of](auto& x) { of(x).strides[0] = kHuge; }, {who + name, "2^62"}});
+  };
+  add("permuted", "2 bytes", [](TokenUnpermuteArgs& x) -> auto& { return x.permuted; });
+  add("sorted_indices", "4 bytes", [](TokenUnpermuteArgs& x) -> auto& { return x.sorted_indices; });
+  add("probs", "4 bytes", [](TokenUnpermuteArgs& x) -> auto& { return x.probs; });
+  add("out", "2 bytes", [](TokenUnpermuteArgs& x) -> auto& { return x.out; });
+  const auto onto = [&](const std::string& name, auto of) {
+    calls.push_back({"out on " + name, [of](auto& x) { x.out.data = const_cast<void*>(of(x).data); },
+                     {who + "out", "overlaps " + name}});
+    calls.push_back({"out ends in " + name,
+                     [of](auto& x) { x.out.data = const_cast<F16*>(Advanced<F16>(of(x).data, -30)); },
+                     {who + "out", "overlaps " + name}});
+  };
+  onto("permuted", [](TokenUnpermuteArgs& x) { return x.permuted; });
+  onto("sorted_indices", [](TokenUnpermuteArgs& x) { return x.sorted_indices; });
+  onto("probs", [](TokenUnpermuteArgs& x) { return x.probs; });
+  calls.push_back({"out repeated", [](auto& x) { x.out.strides[0] = 0; }, {who + "out", "overlap", "0"}});
+  calls.push_back({"out columns overlap", [](auto& x) { x.out.strides = {1, 4}; }, {who + "out", "overlap", "4"}});
+  calls.push_back({"M huge", [](auto& x) { x.permuted.sizes[0] = kHuge; }, {who + "permuted", "2^62"}});
+  calls.push_back({"T huge",
+                   [](auto& x) { x.out.sizes[0] = x.probs.sizes[0] = kHuge; },
+                   {who + "out", std::to_string(kHuge), "2^31 - 1"}});
+  ExpectErrors<UnpermuteFixture>(calls, RunUnpermute);
+}
+
+TEST(BadArgumentsTest, TokenUnpermuteIndices) {
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2()), NpuWithoutData(Ascend910B2())}) {
+    for (std::int64_t bad : {std::int64_t{-2}, std::int64_t{std::numeric_limits<std::int32_t>::min()}}) {
+      UnpermuteFixture fixture;
+      fixture.sorted_indices.set({11}, static_cast<double>(bad));
+      const UnpermuteFixture before = fixture;
+      const Status status = TokenUnpermute(device, fixture.args());
+      EXPECT_TRUE(Says(status, {"token_unpermute: sorted_indices", "has " + std::to_string(bad), "(11)", "[-1, "}));
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      ExpectSameBits(fixture.out.view(), before.out.view());
+    }
+  }
+}
+
+// ---- Limits of sizes, and of chips ----
+
+// 2^31 slots are one more than an int32 counts. No data is needed to say so.
+TEST(BadArgumentsTest, TooManySlots) {
+  const Device device = NpuWithoutData(Ascend910B2());
+  constexpr std::int64_t kTokens = std::int64_t{1} << 20, kRoutes = std::int64_t{1} << 11, kSlots = kTokens * kRoutes;
+  TokenPermuteArgs permute;
+  permute.tokens = ConstTensor(nullptr, DType::kBF16, {kTokens, 64});
+  permute.topk_ids = ConstTensor(nullptr, DType::kI32, {kTokens, kRoutes});
+  permute.num_experts = 4;
+  permute.permuted = Tensor(nullptr, DType::kBF16, {kSlots, 64});
+  permute.sorted_indices = Tensor(nullptr, DType::kI32, {kSlots});
+  EXPECT_TRUE(Says(TokenPermute(device, permute), {"token_permute: topk_ids", "1048576 x 2048", "2^31 - 1"}));
+
+  TokenUnpermuteArgs unpermute;
+  unpermute.permuted = ConstTensor(nullptr, DType::kBF16, {kSlots, 64});
+  unpermute.sorted_indices = ConstTensor(nullptr, DType::kI32, {kSlots});
+  unpermute.probs = ConstTensor(nullptr, DType::kF32, {kTokens, kRoutes});
+  unpermute.out = Tensor(nullptr, DType::kBF16, {kTokens, 64});
+  EXPECT_TRUE(Says(TokenUnpermute(device, unpermute), {"token_unpermute: out", "1048576 x 2048", "2^31 - 1"}));
+}
+
+// Index tensors steer the kernels: they are read even where nothing is computed.
+TEST(BadArgumentsTest, IndicesAreNeededWithoutDataToo) {
+  const Device device = NpuWithoutData(Ascend910B2());
+  PermuteFixture permute;
+  TokenPermuteArgs permute_args = permute.args();
+  permute_args.topk_ids = WithoutData(permute_args.topk_ids);
+  EXPECT_TRUE(Says(TokenPermute(device, permute_args), {"token_permute: topk_ids", "null"}));
+  UnpermuteFixture unpermute;
+  TokenUnpermuteArgs unpermute_args = unpermute.args();
+  unpermute_args.sorted_indices = WithoutData(unpermute_args.sorted_indices);
+  EXPECT_TRUE(Says(TokenUnpermute(device, unpermute_args), {"token_unpermute: sorted_indices", "null"}));
+}
+
+ChipSpec WithCapacity(Buffer buffer, std::int64_t bytes) {
+  ChipSpec chip = Ascend910B2();
+  BufferSpec& spec = chip.buffers[static_cast<std::size_t>(buffer)];
+  spec.capacity = spec.fast = bytes;
+  chip.name = Join("910b2 with ", bytes, " bytes of ", NameOf(buffer));
+  return chip;
+}
+
+// Grows a buffer from next to nothing. While a call does not fit, its error names the buffer and how much of
+// it there is, and nothing is written; from some size on it fits, and the answer is right.
+template <class Fixture, class Run, class Check>
+void ExpectNamesBufferUntilItFits(const std::string& kernel, const std::vector<Buffer>& buffers, Run run, Check check) {
+  for (Buffer buffer : buffers) {
+    bool fits = false;
+    const std::int64_t whole = Ascend910B2().buffer(buffer).capacity;
+    for (std::int64_t bytes = 32; bytes <= whole; bytes += RoundUp(std::max<std::int64_t>(bytes / 4, 1), 32)) {
+      SCOPED_TRACE(Join(kernel, " with ", bytes, " bytes of ", NameOf(buffer)));
+      const Device device = NpuWithData(WithCapacity(buffer, bytes));
+      Fixture fixture;
+      const Fixture before = fixture;
+      const Status status = run(device, fixture.args());
+      if (status.ok()) {
+        fits = true;
+        check(fixture);
+        continue;
+      }
+      EXPECT_FALSE(fits) << "fitted in less: " << status.message();
+      EXPECT_TRUE(Says(status, {kernel, std::string(" ") + NameOf(buffer), std::to_string(bytes)}));
+      EXPECT_NE(status.code(), StatusCode::kInvalidArgument);
+      for (std::size_t i = 0; i < fixture.all().size(); ++i) {
+        ExpectSameBits(fixture.all()[i]->view(), before.all()[i]->view());
+      }
+      EXPECT_TRUE(Says(run(NpuWithoutData(WithCapacity(buffer, bytes)), fixture.args()), {NameOf(buffer)}));
+    }
+    EXPECT_TRUE(fits) << kernel << " never fitted " << NameOf(buffer);
+  }
+}
+
+struct LargerMatmul : MatmulFixture {
+  LargerMatmul() {
+    Random random;
+    a = Matrix(DType::kF32, {70, 90}), b = Matrix(DType::kF32, {90, 110}), bias = Matrix(DType::kF32, {110});
+    c = Matrix(DType::kF32, {70, 110});
+    a.FillIntegers(random), b.FillIntegers(random), bias.FillIntegers(random);
+  }
+};
+
+TEST(SmallChipsTest, Matmul) {
+  ExpectNamesBufferUntilItFits<LargerMatmul>(
+      "matmul", {Buffer::kL1, Buffer::kL0A, Buffer::kL0B, Buffer::kL0C, Buffer::kBT}, RunMatmul, [](LargerMatmul& x) {
+        ExpectExactly(x.c.view(), reference::Matmul(x.a.view(), false, x.b.view(), false, x.bias.view()).c);
+      });
+}
+
+TEST(SmallChipsTest, FlashAttention) {
+  // Equal scores, four keys: the mean, exactly.
+  struct Fixture : AttentionFixture {
+    Fixture() {
+      Random random;
+      k = Matrix(DType::kBF16, {2, 3, 64, 8}), v = Matrix(DType::kBF16, {2, 3, 64, 4});
+      k_rope = Matrix(DType::kBF16, {2, 3, 64, 2});
+      k.FillUniform(random), v.FillIntegers(random), k_rope.FillUniform(random);
+      q.Fill(0), q_rope.Fill(0);
+    }
+  };
+  ExpectNamesBufferUntilItFits<Fixture>(
+      "flash_attention", {Buffer::kL1, Buffer::kL0A, Buffer::kL0B, Buffer::kL0C, Buffer::kUB}, RunAttention,
+      [](Fixture& x) {
+        for (std::int64_t h = 0; h < 6; ++h) {
+          double sum = 0;
+          for (std::int64_t j = 0; j < 64; ++j) sum += x.v.at({1, h / 2, j, 3});
+          ASSERT_EQ(x.out.at({1, h, 4, 3}), RoundTo(DType::kBF16, sum / 64));
+        }
+      });
+}
+
+TEST(SmallChipsTest, TokenPermute) {
+  ExpectNamesBufferUntilItFits<PermuteFixture>("token_permute", {Buffer::kUB}, RunPermute, [](PermuteFixture& x) {
+    for (std::int64_t s = 0; s < 15; ++s) {
+      const auto row = static_cast<std::int64_t>(x.sorted_indices.at({s}));
+      for (std::int64_t h = 0; h < 6; ++h) ASSERT_EQ(x.permuted.at({row, h}), x.tokens.at({s / 3, h}));
+    }
+  });
+}
+
+TEST(SmallChipsTest, TokenUnpermute) {
+  ExpectNamesBufferUntilItFits<UnpermuteFixture>("token_unpermute", {Buffer::kUB}, RunUnpermute, [](UnpermuteFixture& x) {
+    EXPECT_TRUE(std::isfinite(x.out.at({4, 5})));
+  });
+}
+
+}  // namespace
+}  // namespace cubist::testing

@@ -1,0 +1,311 @@
+#include "tiling/matmul_tiling.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kernels/matmul_kernel.h"
+#include "npu_model/chip.h"
+#include "npu_model/trace/trace_core.h"
+#include "tests/npu_model/trace_support.h"
+
+namespace cubist {
+namespace {
+
+using testing::TensorOf;
+
+std::vector<const ChipSpec*> Chips() {
+  return {&Ascend910B1(), &Ascend910B2(), &Ascend910B3(), &Ascend910B4(), &HostChip()};
+}
+constexpr Buffer kBuffers[] = {Buffer::kL1, Buffer::kL0A, Buffer::kL0B, Buffer::kL0C, Buffer::kBT};
+
+std::vector<MatmulShape> Shapes() {
+  std::vector<MatmulShape> shapes;
+  for (const auto& [m, n, k] :
+       std::vector<std::array<std::int64_t, 3>>{{1, 1, 1},         {0, 7, 5},       {7, 0, 5},      {7, 5, 0},
+                                                {16, 16, 16},      {257, 383, 97},  {1, 4096, 512}, {4096, 1, 512},
+                                                {3, 5, 100000},    {512, 512, 512}, {4096, 4096, 4096},
+                                                {128, 7168, 2048}, {20480, 7680, 1536}}) {
+    for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      shapes.push_back({m, n, k, dtype, dtype, /*bias=*/(m + n) % 2 == 0, /*a_row_bytes=*/k * SizeOf(dtype)});
+    }
+  }
+  return shapes;
+}
+
+std::string NameOf(const MatmulShape& s) {
+  return std::to_string(s.m) + "x" + std::to_string(s.n) + "x" + std::to_string(s.k) + " " + NameOf(s.in) +
+         (s.bias ? " with bias" : "");
+}
+std::string NameOf(const MatmulTiling& t) {
+  return "m " + std::to_string(t.m) + " n " + std::to_string(t.n) + " k1 " + std::to_string(t.k1) + " k0 " +
+         std::to_string(t.k0) + " stages " + std::to_string(t.l1_stages) + std::to_string(t.l0_stages) +
+         std::to_string(t.l0c_stages);
+}
+bool Same(const MatmulTiling& x, const MatmulTiling& y) {
+  return NameOf(x) == NameOf(y) && x.pack_a == y.pack_a && x.pack_b == y.pack_b &&
+         x.grid.order == y.grid.order && x.grid.width == y.grid.width && x.grid.rows == y.grid.rows &&
+         x.grid.cols == y.grid.cols;
+}
+
+ChipSpec WithCapacity(const ChipSpec& chip, Buffer buffer, std::int64_t capacity) {
+  ChipSpec changed = chip;
+  changed.buffers[static_cast<std::size_t>(buffer)].capacity = capacity;
+  return changed;
+}
+
+// What the kernel of one core says of its buffers: no finding, and the bytes that its rings take.
+template <class T>
+trace::CoreRecord RecordOneCore(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
+  const GmTensor a = TensorOf(0, s.in, s.m, s.k), b = TensorOf(1, s.in, s.k, s.n),
+                 bias = TensorOf(2, DType::kF32, 1, s.n), c = TensorOf(3, s.out, s.m, s.n);
+  const auto packed = [&](const GmTensor& tensor, Role role) {
+    PackedGm p;
+    p.tensor = &tensor, p.role = role, p.dtype = s.in;
+    p.rows = tensor.sizes[2], p.cols = tensor.sizes[3];
+    p.row_part = {0, p.rows}, p.col_part = {0, p.cols};
+    return p;
+  };
+  MatmulOperands g;
+  g.a = t.pack_a ? Operand{{}, packed(a, Role::kA), true} : Operand{MatrixOf(a), {}, false};
+  g.b = t.pack_b ? Operand{{}, packed(b, Role::kB), true} : Operand{MatrixOf(b), {}, false};
+  g.bias = s.bias ? &bias : nullptr;
+  g.c = MatrixOf(c);
+  g.k = s.k;
+  trace::CoreRecord record;
+  Scratch scratch;
+  TraceAiCore core(chip, scratch, 0, static_cast<int>(std::max<std::int64_t>(t.grid.count(), 1)),
+                   /*with_data=*/false, &record);
+  MatmulKernel<T>(core, g, t);
+  EXPECT_EQ(core.finding(), "") << chip.name << " " << NameOf(s) << " " << NameOf(t);
+  return record;
+}
+trace::CoreRecord RecordOneCore(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
+  switch (s.in) {
+    case DType::kBF16:
+      return RecordOneCore<BF16>(chip, s, t);
+    case DType::kF16:
+      return RecordOneCore<F16>(chip, s, t);
+    default:
+      return RecordOneCore<float>(chip, s, t);
+  }
+}
+std::int64_t BytesIn(const trace::CoreRecord& record, Buffer buffer) {
+  std::int64_t bytes = 0;
+  for (const trace::SlotInfo& slot : record.slots) bytes += slot.buffer == buffer ? slot.bytes : 0;
+  return bytes;
+}
+
+TEST(MatmulTilingTest, WhatTheTilingCountsIsWhatTheRingsTake) {
+  for (const ChipSpec* chip : Chips()) {
+    for (const MatmulShape& s : Shapes()) {
+      if (s.m == 0 || s.n == 0) continue;  // No core, no ring.
+      const std::vector<MatmulTiling> candidates = Candidates(*chip, s);
+      for (std::size_t i = 0; i < candidates.size(); i += candidates.size() / 6 + 1) {
+        const MatmulTiling& t = candidates[i];
+        const trace::CoreRecord record = RecordOneCore(*chip, s, t);
+        for (Buffer buffer : kBuffers) {
+          const std::int64_t bytes = BytesIn(record, buffer);
+          EXPECT_TRUE(Fits(WithCapacity(*chip, buffer, bytes), s, t))
+              << chip->name << " " << NameOf(s) << " " << NameOf(t) << ": " << bytes << " bytes of "
+              << NameOf(buffer);
+          if (bytes == 0) continue;
+          EXPECT_FALSE(Fits(WithCapacity(*chip, buffer, bytes - 1), s, t))
+              << chip->name << " " << NameOf(s) << " " << NameOf(t) << ": " << bytes << " bytes of "
+              << NameOf(buffer);
+        }
+      }
+    }
+  }
+}
+
+TEST(MatmulTilingTest, CandidatesFitAndCoverTheirGrid) {
+  for (const ChipSpec* chip : Chips()) {
+    for (const MatmulShape& s : Shapes()) {
+      const std::vector<MatmulTiling> candidates = Candidates(*chip, s);
+      ASSERT_FALSE(candidates.empty()) << chip->name << " " << NameOf(s);
+      for (const MatmulTiling& t : candidates) {
+        SCOPED_TRACE(chip->name + " " + NameOf(s) + " " + NameOf(t));
+        ASSERT_TRUE(Fits(*chip, s, t));
+        ASSERT_EQ(t.grid.rows, CeilDiv(s.m, t.m));
+        ASSERT_EQ(t.grid.cols, CeilDiv(s.n, t.n));
+      }
+    }
+  }
+}
+
+TEST(MatmulTilingTest, SizesAreMultiplesOfTheChipsSteps) {
+  for (const ChipSpec* chip : Chips()) {
+    for (const MatmulShape& s : Shapes()) {
+      for (const MatmulTiling& t : Candidates(*chip, s)) {
+        SCOPED_TRACE(chip->name + " " + NameOf(s) + " " + NameOf(t));
+        ASSERT_GT(t.m, 0);
+        ASSERT_EQ(t.m % chip->mmad.m_step, 0);
+        ASSERT_EQ(t.n % chip->mmad.n_step, 0);
+        ASSERT_EQ(t.n % (t.pack_b ? chip->PackedStep(Role::kB, s.in) : 1), 0);
+        ASSERT_EQ(t.k0 % (chip->mmad.k_bytes / chip->OperandBytes(s.in)), 0);
+        ASSERT_EQ(t.k0 % 2, 0);
+        ASSERT_EQ(t.k1 % t.k0, 0);
+      }
+    }
+  }
+}
+
+TEST(MatmulTilingTest, ChooseTakesACandidateOfLeastPrice) {
+  for (const ChipSpec* chip : Chips()) {
+    for (const MatmulShape& s : Shapes()) {
+      SCOPED_TRACE(chip->name + " " + NameOf(s));
+      MatmulTiling chosen;
+      ASSERT_TRUE(Choose(*chip, s, &chosen).ok());
+      const std::vector<MatmulTiling> candidates = Candidates(*chip, s);
+      double least = std::numeric_limits<double>::infinity();
+      for (const MatmulTiling& t : candidates) {
+        const double price = Price(*chip, s, t);
+        ASSERT_TRUE(std::isfinite(price)) << NameOf(t);
+        ASSERT_GE(price, 0) << NameOf(t);
+        ASSERT_TRUE(price > 0 || s.m == 0 || s.n == 0) << NameOf(t);
+        least = std::min(least, price);
+      }
+      EXPECT_EQ(Price(*chip, s, chosen), least);
+      EXPECT_EQ(std::count_if(candidates.begin(), candidates.end(),
+                              [&](const MatmulTiling& t) { return Same(t, chosen); }),
+                1);
+    }
+  }
+}
+
+double BestPrice(const ChipSpec& chip, const MatmulShape& s) {
+  MatmulTiling t;
+  EXPECT_TRUE(Choose(chip, s, &t).ok());
+  return Price(chip, s, t);
+}
+
+TEST(MatmulTilingTest, MoreWorkIsNotCheaper) {
+  for (const ChipSpec* chip : Chips()) {
+    for (DType dtype : {DType::kF32, DType::kBF16}) {
+      for (std::int64_t size : {16, 100, 512, 3000}) {
+        const double price = BestPrice(*chip, {size, size, size, dtype, dtype});
+        SCOPED_TRACE(chip->name + " " + std::to_string(size) + " " + NameOf(dtype));
+        EXPECT_GE(BestPrice(*chip, {2 * size, size, size, dtype, dtype}), price);
+        EXPECT_GE(BestPrice(*chip, {size, 2 * size, size, dtype, dtype}), price);
+        EXPECT_GE(BestPrice(*chip, {size, size, 2 * size, dtype, dtype}), price);
+      }
+      // Large enough, work and price grow together.
+      const double one = BestPrice(*chip, {4096, 4096, 4096, dtype, dtype});
+      const double eight = BestPrice(*chip, {8192, 8192, 8192, dtype, dtype});
+      EXPECT_GT(eight, 6 * one) << chip->name;
+      EXPECT_LT(eight, 10 * one) << chip->name;
+    }
+  }
+}
+
+// The Cube's own time is a floor of the price, and a large product comes near it.
+TEST(MatmulTilingTest, TheCubeIsAFloor) {
+  for (const ChipSpec* chip : Chips()) {
+    for (DType dtype : {DType::kF32, DType::kBF16}) {
+      const MatmulShape s{4096, 4096, 4096, dtype, dtype};
+      const double steps = 4096.0 / static_cast<double>(chip->mmad.m_step) * 4096.0 /
+                           static_cast<double>(chip->mmad.n_step) * 4096.0 /
+                           static_cast<double>(chip->mmad.k_bytes / chip->OperandBytes(dtype));
+      const double passes = chip->OperandBytes(dtype) == 4 ? chip->mmad.fp32_passes : chip->mmad.narrow_passes;
+      const double floor = steps * passes / chip->concurrent_cores, price = BestPrice(*chip, s);
+      EXPECT_GE(price, floor) << chip->name << " " << NameOf(dtype);
+      EXPECT_LE(price, 1.3 * floor) << chip->name << " " << NameOf(dtype);
+    }
+  }
+}
+
+TEST(MatmulTilingTest, ALargeProductIsDoubleBuffered) {
+  const MatmulShape s{4096, 4096, 4096, DType::kF16, DType::kF16};
+  MatmulTiling t;
+  ASSERT_TRUE(Choose(Ascend910B2(), s, &t).ok());
+  EXPECT_EQ(t.l1_stages, 2);
+  EXPECT_EQ(t.l0_stages, 2);
+  // Two stages of each operand stand in their buffers at once.
+  const ChipSpec& chip = Ascend910B2();
+  EXPECT_LE(2 * t.m * t.k0 * 2, chip.buffer(Buffer::kL0A).capacity);
+  EXPECT_LE(2 * t.k0 * t.n * 2, chip.buffer(Buffer::kL0B).capacity);
+  EXPECT_LE(2 * (t.m + t.n) * t.k1 * 2, chip.buffer(Buffer::kL1).capacity);
+  // Blocks large enough that loads keep up with the Cube: (1 / m + 1 / n) * 4096 bytes per cycle of 16^3.
+  EXPECT_GE(t.m * t.n, 128 * 256);
+}
+
+TEST(MatmulTilingTest, ChoosingAgainGivesTheSame) {
+  for (const ChipSpec* chip : Chips()) {
+    std::vector<MatmulTiling> first;
+    std::vector<MatmulShape> shapes = Shapes();
+    for (const MatmulShape& s : shapes) ASSERT_TRUE(Choose(*chip, s, &first.emplace_back()).ok());
+    for (int round = 0; round < 3; ++round) {  // More shapes than a memo holds, in another order.
+      for (std::size_t i = shapes.size(); i-- > 0;) {
+        MatmulTiling again;
+        ASSERT_TRUE(Choose(*chip, shapes[i], &again).ok());
+        EXPECT_TRUE(Same(again, first[i])) << chip->name << " " << NameOf(shapes[i]);
+      }
+    }
+  }
+}
+
+TEST(MatmulTilingTest, AChangedChipIsChosenForAnew) {
+  ChipSpec chip = Ascend910B1();
+  const MatmulShape s{4096, 4096, 4096, DType::kBF16, DType::kBF16};
+  MatmulTiling large, small;
+  ASSERT_TRUE(Choose(chip, s, &large).ok());
+  for (Buffer buffer : kBuffers) chip = WithCapacity(chip, buffer, chip.buffer(buffer).capacity / 8);
+  ASSERT_TRUE(Choose(chip, s, &small).ok());
+  EXPECT_TRUE(Fits(chip, s, small));
+  EXPECT_FALSE(Fits(chip, s, large));
+}
+
+TEST(MatmulTilingTest, HugeSizesAreChosenAtOnce) {
+  constexpr std::int64_t kHuge = std::int64_t{1} << 40;
+  for (const ChipSpec* chip : Chips()) {
+    for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
+             {kHuge, 1, 1}, {1, kHuge, 1}, {1, 1, kHuge}, {kHuge, 1024, 1024}, {1024, kHuge, 64}, {16, 16, kHuge}}) {
+      const MatmulShape s{m, n, k, DType::kF32, DType::kF32, true};
+      MatmulTiling t;
+      ASSERT_TRUE(Choose(*chip, s, &t).ok()) << chip->name << " " << NameOf(s);
+      EXPECT_TRUE(Fits(*chip, s, t));
+      const double price = Price(*chip, s, t);
+      EXPECT_TRUE(std::isfinite(price) && price > 0) << chip->name << " " << NameOf(s) << ": " << price;
+      // No faster than the Cube.
+      EXPECT_GE(price * static_cast<double>(chip->concurrent_cores) * 4096 * 1024,
+                static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k));
+    }
+  }
+}
+
+// A buffer shrinks until nothing fits: up to there every choice fits, from there the error names the buffer.
+TEST(MatmulTilingTest, AnErrorNamesTheBufferThatIsTooSmall) {
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    const MatmulShape s{300, 300, 300, dtype, dtype, /*bias=*/true};
+    for (Buffer buffer : kBuffers) {
+      bool failed = false;
+      for (std::int64_t capacity = Ascend910B1().buffer(buffer).capacity; capacity > 0; capacity /= 2) {
+        const ChipSpec chip = WithCapacity(Ascend910B1(), buffer, capacity);
+        MatmulTiling t;
+        const Status status = Choose(chip, s, &t);
+        if (status.ok()) {
+          EXPECT_FALSE(failed);
+          EXPECT_TRUE(Fits(chip, s, t));
+          continue;
+        }
+        failed = true;
+        EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+        EXPECT_NE(status.message().find(std::string(" bytes of ") + NameOf(buffer)), std::string::npos)
+            << NameOf(dtype) << ", " << capacity << " bytes: " << status.message();
+        EXPECT_NE(status.message().find("ascend910b1 has " + std::to_string(capacity)), std::string::npos)
+            << NameOf(dtype) << ", " << capacity << " bytes: " << status.message();
+      }
+      EXPECT_TRUE(failed) << NameOf(buffer);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cubist
