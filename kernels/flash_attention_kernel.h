@@ -1,5 +1,5 @@
-// The attention algorithm (RECT-FA, forward): out = softmax(scale * (Q K^T + Q_rope K_rope^T)) V, block by
-// block of keys.
+// The attention algorithm (RECT-FA, forward): out = softmax(scale * (Q K^T + Q_rope
+// K_rope^T)) V, block by block of keys.
 #ifndef CUBIST_KERNELS_FLASH_ATTENTION_KERNEL_H_
 #define CUBIST_KERNELS_FLASH_ATTENTION_KERNEL_H_
 
@@ -186,12 +186,18 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
       }
       const UbTile<float> scored = lane.s_ub.Next(rows.size(), step.kv.size());
       lane.core.Move(scored, step.s.Rows(rows));
+      float scale = g.scale;
       const std::int64_t diagonal = step.q.begin + rows.begin + s.shift - step.kv.begin;
-      if (s.causal && step.kv.size() > diagonal + 1) lane.core.MaskAbove(scored, diagonal);
+      if (s.causal && step.kv.size() > diagonal + 1) {
+        // Scaled first: a scale of 0 or below must not turn -inf into something else.
+        lane.core.MulScalar(scored, scored, scale);
+        lane.core.MaskAbove(scored, diagonal);
+        scale = 1.0f;
+      }
 
       const UbTile<T> p = lane.p_ub.Next(rows.size(), step.kv.size());
       const UbTile<float> m_new = lane.m_ub.Next(rows.size(), 1);
-      lane.core.SoftmaxStep(p, scored, m_new, lane.m, lane.l, g.scale);
+      lane.core.SoftmaxStep(p, scored, m_new, lane.m, lane.l, scale);
       kept = {m_new, lane.l, lane.m};
       lane.m = m_new;
       lane.core.Move(step.p.Rows(rows), p);

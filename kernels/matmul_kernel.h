@@ -1,5 +1,4 @@
-// The matmul algorithm: C = A B (+ bias). A is (M, K), B is (K, N), as views; transposes are in their
-// strides.
+// The matmul algorithm: C = A B (+ bias). A is (M, K), B is (K, N), as views; transposes are in their strides.
 #ifndef CUBIST_KERNELS_MATMUL_KERNEL_H_
 #define CUBIST_KERNELS_MATMUL_KERNEL_H_
 
@@ -17,9 +16,9 @@ struct MatmulOperands {
   std::int64_t k = 0;
 };
 
-// Each core takes blocks of C in the order of the tiling. A block stays in L0C for all of K: C is written
-// once, A is read ceil(N / t.n) times and B ceil(M / t.m) times. An empty K is walked as one empty step,
-// which starts the accumulator.
+// Each core takes blocks of C in the order of the tiling. A block stays in L0C for
+// all of K: C is written once, A is read ceil(N / t.n) times and B ceil(M / t.m)
+// times. An empty K is walked as one empty step, which starts the accumulator.
 template <class T, CubeCore Core>
 void MatmulKernel(Core& core, const MatmulOperands& g, const MatmulTiling& t) {
   Ring<Buffer::kL1, T> a_l1(core, "a_l1", t.m, t.k1, t.l1_stages, Role::kA);

@@ -10,8 +10,8 @@
 
 namespace cubist {
 
-// Tiles of about 64 KiB, whole panels wide: both the tile and its source stay in a private cache, or fill
-// half of L1.
+// Tiles of about 64 KiB, whole panels wide: both the tile and its source stay in a
+// private cache, or fill half of L1.
 inline PackTiling ChoosePackTiling(const ChipSpec& chip, Role role, DType dtype, std::int64_t rows,
                                    std::int64_t cols, std::int64_t matrices) {
   constexpr std::int64_t kTileBytes = 64 << 10, kTileCols = 256;

@@ -1,5 +1,5 @@
-// Packs Mmad operands whole into the core's own layout, tile by tile, so that no later load changes their
-// layout again.
+// Packs Mmad operands whole into the core's own layout, tile by tile, so that no
+// later load changes their layout again.
 #ifndef CUBIST_KERNELS_PACK_KERNEL_H_
 #define CUBIST_KERNELS_PACK_KERNEL_H_
 
@@ -18,8 +18,8 @@ struct PackTiling {
   std::int64_t tasks() const { return matrices * grid.count(); }
 };
 
-// packed.Matrix(i) = the i-th matrix of the source (b, n, rows, cols), transposed where asked. Each element
-// is read once and written once.
+// packed.Matrix(i) = the i-th matrix of the source (b, n, rows, cols), transposed
+// where asked. Each element is read once and written once.
 template <class T, CubeCore Core>
 void PackKernel(Core& core, const GmTensor& source, bool transposed, const PackedGm& packed,
                 const PackTiling& t) {

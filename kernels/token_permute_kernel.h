@@ -53,8 +53,8 @@ class ExpertIds {
   Ring<Buffer::kUB, std::int64_t> wide_ub_;
 };
 
-// Phase 1: chunk_counts(c, e) = how many slots of chunk c go to expert e. Reads the ids once per range of
-// experts.
+// Phase 1: chunk_counts(c, e) = how many slots of chunk c go to expert e. Reads the
+// ids once per range of experts.
 template <VectorCore V>
 void CountKernel(V& core, const TokenPermuteOperands& g, const TokenPermuteTiling& t) {
   ExpertIds<V> expert_ids(core, g.topk_ids, t.piece_tokens);

@@ -42,8 +42,8 @@ Bytes BytesOf(const ConstTensor& t) {
   return {begin, begin + static_cast<std::uintptr_t>(Extent(axes, count) * SizeOf(t.dtype))};
 }
 
-// Whether both tensors step outermost by the same number of bytes and their inner parts lie in different
-// columns of it.
+// Whether both tensors step outermost by the same number of bytes and their inner
+// parts lie in different columns of it.
 bool InterleaveApart(const ConstTensor& x, const ConstTensor& y) {
   std::array<Axis, ConstTensor::kMaxRank> x_axes, y_axes;
   const int x_count = SortedAxes(x, &x_axes), y_count = SortedAxes(y, &y_axes);

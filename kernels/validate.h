@@ -1,5 +1,5 @@
-// What every public kernel checks of its arguments before any work. Messages name the argument, its value and
-// the limit.
+// What every public kernel checks of its arguments before any work. Messages name
+// the argument, its value and the limit.
 #ifndef CUBIST_KERNELS_VALIDATE_H_
 #define CUBIST_KERNELS_VALIDATE_H_
 
@@ -33,13 +33,13 @@ struct Dim {
 // Given, of this rank, with sizes >= 0 and as `dims` says.
 Status CheckShape(const Argument& arg, std::initializer_list<Dim> dims);
 Status CheckDType(const Argument& arg, std::initializer_list<DType> allowed);
-// Strides >= 0, no overflow of 64-bit byte offsets, data not null (where it is needed) and aligned to its
-// elements.
+// Strides >= 0, no overflow of 64-bit byte offsets, data not null (where it is
+// needed) and aligned to its elements.
 Status CheckStorage(const Argument& arg, bool needs_data);
 // No two elements in one place.
 Status CheckWritable(const Argument& arg);
-// An output shares no element with another argument. Tensors that interleave (columns of one matrix) may be
-// apart.
+// An output shares no element with another argument. Tensors that interleave
+// (columns of one matrix) may be apart.
 Status CheckApart(const Argument& output, const Argument& other);
 
 }  // namespace cubist

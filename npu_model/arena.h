@@ -17,9 +17,9 @@ class Arena {
  public:
   explicit Arena(const ChipSpec& chip) : chip_(&chip) {}
 
-  // Gives each of `request.stages` slots its address, size and number. `lane` is the Vector core (UB), -1 for
-  // the Cube core. Slots beyond the capacity get addresses beyond it, and the first such ring becomes the
-  // finding.
+  // Gives each of `request.stages` slots its address, size and number. `lane` is the
+  // Vector core (UB), -1 for the Cube core. Slots beyond the capacity get addresses
+  // beyond it, and the first such ring becomes the finding.
   void Place(const SlotRequest& request, int lane, Slot* slots);
 
   // Empty, or which ring overflowed which buffer and by how much, with a map of the buffer in bytes.

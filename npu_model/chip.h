@@ -1,5 +1,5 @@
-// ChipSpec: everything that tiling and the model know of a chip. One table per chip, each number with its
-// source.
+// ChipSpec: everything that tiling and the model know of a chip. One table per chip,
+// each number with its source.
 #ifndef CUBIST_NPU_MODEL_CHIP_H_
 #define CUBIST_NPU_MODEL_CHIP_H_
 
@@ -33,8 +33,8 @@ struct Constant {
   constexpr operator double() const { return value; }
 };
 
-// In-order queues of a core. An AI core has S, MTE1, MTE2, M, FIX and MTE3 on its Cube core, and S, MTE2, V
-// and MTE3 on each of its Vector cores.
+// In-order queues of a core. An AI core has S, MTE1, MTE2, M, FIX and MTE3 on its
+// Cube core, and S, MTE2, V and MTE3 on each of its Vector cores.
 enum class Pipe : std::uint8_t { kS, kMte1, kMte2, kMte3, kM, kV, kFix };
 inline constexpr int kPipeCount = 7;
 constexpr const char* NameOf(Pipe pipe) {
@@ -61,8 +61,8 @@ constexpr const char* NameOf(Path path) {
   return kNames[static_cast<int>(path)];
 }
 
-// A transfer of B bytes over a path takes startup + B / bytes_per_cycle cycles of its pipe when nothing else
-// is slower.
+// A transfer of B bytes over a path takes startup + B / bytes_per_cycle cycles of
+// its pipe when nothing else is slower.
 struct PathSpec {
   Constant startup;          // cycles
   Constant bytes_per_cycle;  // bytes/cycle
@@ -143,6 +143,17 @@ struct ChipSpec {
     Constant cross_core;  // cycles, Cube core to Vector core or back
     Constant barrier_s;   // seconds, all cores (between phases)
     Constant launch_s;    // seconds, start of a kernel
+
+    // What the placing of flags has to keep to (sync/plan.h). Developer guide: event ids 0 to 7 per ordered
+    // pair of pipes, of which the framework reserves 6 and 7; CrossCoreSetFlag ids 0 to 10, counters to 15.
+    int event_ids = 6;
+    int cross_core_ids = 11, cross_core_limit = 15;
+    // Developer guide: a Vector instruction may begin before the last one's result is in UB; PipeBarrier(V)
+    // stands between two that touch the same bytes.
+    bool vector_needs_barrier = true;
+    // catlass block_mmad: PipeBarrier(M) after a Mmad with (m / 16) * (n / 16) below this, if the next one
+    // touches the same accumulator.
+    int mmad_barrier_below = 10;
   } sync;
 
   // Layout of packed operands in GM and of operand tiles: panels of some columns, row by row (see PackedGm).
@@ -191,8 +202,8 @@ const ChipSpec& Ascend910B2();
 const ChipSpec& Ascend910B3();
 const ChipSpec& Ascend910B4();
 
-// This machine: caches read from the operating system, Cube and panel shapes from the SIMD target in use. One
-// table per target, made on first use.
+// This machine: caches read from the operating system, Cube and panel shapes from
+// the SIMD target in use. One table per target, made on first use.
 const ChipSpec& HostChip();
 
 }  // namespace cubist

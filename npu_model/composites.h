@@ -1,6 +1,5 @@
-// Composite instructions as primitive ones: the contract of each, and what the model records and prices for
-// it. The host has one body per composite; tests run both and compare. `V` is a Vector executor (see
-// VectorFront).
+// Composite instructions as primitive ones: the contract of each, and what the model records and prices for it.
+// The host has one body per composite; tests run both and compare. `V` is a Vector executor (see VectorFront).
 #ifndef CUBIST_NPU_MODEL_COMPOSITES_H_
 #define CUBIST_NPU_MODEL_COMPOSITES_H_
 
@@ -11,8 +10,8 @@
 
 namespace cubist {
 
-// One step of the online softmax (Milakov and Gimelshein, 2018; FlashAttention-2, 2023) over a block of
-// scores s (r, c):
+// One step of the online softmax (Milakov and Gimelshein, 2018; FlashAttention-2,
+// 2023) over a block of scores s (r, c):
 //   m_new = max(m_old, rowmax(scale * s));  alpha = exp(m_old - m_new)
 //   p = exp(scale * s - m_new), rounded to p's dtype;  l = l * alpha + rowsum(p before rounding)
 // m_new, m_old, l are (r, 1). alpha takes m_old's place; s is lost. Masked scores are -inf; m starts at the

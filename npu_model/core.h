@@ -1,9 +1,9 @@
-// The instruction set: concepts that kernels are written against, and the typed front that both executors
-// share.
+// The instruction set: concepts that kernels are written against, and the typed
+// front that both executors share.
 //
-// A kernel is a template over a core that satisfies CubeCore, VectorCore or AiCore. Each comment names the
-// pipe and says what the instruction means; README.md says how pipes are ordered. An instruction on the wrong
-// buffer does not compile.
+// A kernel is a template over a core that satisfies CubeCore, VectorCore or AiCore.
+// Each comment names the pipe and says what the instruction means; README.md says
+// how pipes are ordered. An instruction on the wrong buffer does not compile.
 #ifndef CUBIST_NPU_MODEL_CORE_H_
 #define CUBIST_NPU_MODEL_CORE_H_
 
@@ -20,8 +20,8 @@
 
 namespace cubist {
 
-// Every instruction takes its caller's place in the source as a last, defaulted argument, so that reports can
-// point there.
+// Every instruction takes its caller's place in the source as a last, defaulted
+// argument, so that reports can point there.
 using Loc = std::source_location;
 
 // Cube core: the matrix unit and the movers that feed it. Operands are fp32, bf16 or fp16; sums are fp32.
@@ -44,8 +44,8 @@ concept CubeCore = requires(C& core, Gm gm, PackedGm packed, L1Tile<BF16> l1, L0
   core.Store(gm, c);                    // FIX   L0C -> GM, cast to the view's dtype
 };
 
-// Vector core: rows in its UB. A (r, 1) operand b is broadcast over the columns of a. Tiles may coincide, not
-// overlap otherwise.
+// Vector core: rows in its UB. A (r, 1) operand b is broadcast over the columns of
+// a. Tiles may coincide, not overlap otherwise.
 template <class V>
 concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narrow, UbTile<std::int32_t> ids,
                               UbTile<std::int64_t> wide_ids, std::span<const UbTile<BF16>> rows,
@@ -90,9 +90,8 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
             std::int32_t{});  // (ranks, next, ids, first): row by row, rank = next[id - first]++
 };
 
-// An AI core: one Cube core and its Vector cores, each with its own UB. Only here do tiles change hands.
-// Where the chip has no direct path, a hand-over is FIX or MTE3 to a GM workspace, a cross-core flag, and
-// MTE2.
+// An AI core: one Cube core and its Vector cores, each with its own UB. Only here do tiles change hands. Where
+// the chip has no direct path, a hand-over is FIX or MTE3 to a GM workspace, a cross-core flag, and MTE2.
 template <class C>
 concept AiCore = CubeCore<C> &&
     requires(C& core, L1Tile<BF16> l1, L0CTile<float> c, UbTile<float> x, UbTile<BF16> narrow) {

@@ -1,5 +1,5 @@
-// Device: where a kernel call runs. Host() computes; Npu(chip) records the same kernel and predicts its time
-// on the chip.
+// Device: where a kernel call runs. Host() computes; Npu(chip) records the same
+// kernel and predicts its time on the chip.
 #ifndef CUBIST_NPU_MODEL_DEVICE_H_
 #define CUBIST_NPU_MODEL_DEVICE_H_
 
@@ -7,6 +7,10 @@
 #include "npu_model/profile.h"
 
 namespace cubist {
+
+namespace trace {
+struct Record;
+}
 
 struct HostOptions {
   int threads = 0;  // 0: all that the machine has. Results do not depend on it.
@@ -17,6 +21,7 @@ struct NpuOptions {
   // outputs are not written, and only index tensors are read.
   bool with_data = true;
   bool timeline = false;  // Keep every instruction's start and end in the profile.
+  trace::Record* record = nullptr;  // Where given, gets what the call recorded (for sync/ and one's own use).
 };
 
 class Device {

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <map>
 #include <new>
+#include <span>
+#include <utility>
 
 #include "npu_model/trace/replay.h"
 
@@ -182,9 +184,15 @@ void Launch::NoteFinding(const std::string& finding) {
 }
 
 Status Launch::Finish(Profile* profile) {
-  if (status_.ok() && profile != nullptr && record_ != nullptr) {
+  if (status_.ok() && record_ != nullptr) {
     record_->workspace_bytes = workspace_bytes_;
-    *profile = trace::Replay(*record_, device_.npu().timeline);
+    if (profile != nullptr) *profile = trace::Replay(*record_, device_.npu().timeline);
+    if (device_.npu().record != nullptr) {
+      for (const GmTensor& t : std::span(tensors_).first(tensor_count_)) {
+        record_->tensors.push_back({t.name, t.address, t.bytes, /*input=*/!t.writable});
+      }
+      *device_.npu().record = std::move(*record_);
+    }
   }
   return status_;
 }

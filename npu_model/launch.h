@@ -1,5 +1,5 @@
-// Launch: one kernel call on a device. It knows the call's tensors, runs its phases on all cores, and makes
-// the profile.
+// Launch: one kernel call on a device. It knows the call's tensors, runs its phases
+// on all cores, and makes the profile.
 #ifndef CUBIST_NPU_MODEL_LAUNCH_H_
 #define CUBIST_NPU_MODEL_LAUNCH_H_
 
@@ -31,8 +31,8 @@ class Launch {
 
   const ChipSpec& chip() const { return *chip_; }
 
-  // Tensors of the call. The returned pointer lives as long as the launch. A tensor that is not given is a
-  // null pointer.
+  // Tensors of the call. The returned pointer lives as long as the launch. A tensor
+  // that is not given is a null pointer.
   const GmTensor* Input(const char* name, const ConstTensor& tensor);
   const GmTensor* Output(const char* name, const Tensor& tensor);
   // GM of the launch's own, uninitialised.

@@ -12,9 +12,9 @@ namespace cubist {
 
 inline constexpr std::int64_t kMaxPipelineDepth = 2;
 
-// Runs stage(step) for every stage and every step that `next(step)` produces (it returns false after the
-// last). In each round stage s works on the step that is s * depth rounds old, so that with depth 1 and
-// stages A, B, C the order is
+// Runs stage(step) for every stage and every step that `next(step)` produces (it
+// returns false after the last). In each round stage s works on the step that is s *
+// depth rounds old, so that with depth 1 and stages A, B, C the order is
 //   A0 | A1 B0 | A2 B1 C0 | A3 B2 C1 | ..
 // and with depth 0 it is A0 B0 C0 | A1 B1 C1 | ..
 template <class Step, class Next, class... Stages>

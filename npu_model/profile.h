@@ -54,8 +54,8 @@ struct Profile {
 
   std::shared_ptr<const std::vector<TimelineSlice>> timeline;  // when asked for
 
-  // Chrome trace JSON: a process per core, a track per pipe, no overlapping slices. Opens in Perfetto and in
-  // MindStudio Insight.
+  // Chrome trace JSON: a process per core, a track per pipe, no overlapping slices.
+  // Opens in Perfetto and in MindStudio Insight.
   Status WriteTimeline(const std::string& path) const;
 };
 

@@ -1,8 +1,7 @@
 // Tiles and rings: how a kernel names on-chip memory, and views of global memory (GM).
 //
-// A tile is a handle to a ring slot, not an address: which bytes the slot holds, and in which layout, is
-// known to the executor alone. Buffer and element type are part of the tile's type; its shape is a run-time
-// value.
+// A tile is a handle to a ring slot, not an address: which bytes the slot holds, and in which layout, is known
+// to the executor alone. Buffer and element type are part of the tile's type; its shape is a run-time value.
 #ifndef CUBIST_NPU_MODEL_TILE_H_
 #define CUBIST_NPU_MODEL_TILE_H_
 
@@ -23,8 +22,7 @@ constexpr const char* NameOf(Buffer buffer) {
   return kNames[static_cast<int>(buffer)];
 }
 
-// What a ring's tiles are for. The host lays them out by it; the NPU has one layout per buffer and ignores
-// it.
+// What a ring's tiles are for. The host lays them out by it; the NPU has one layout per buffer and ignores it.
 enum class Role : std::uint8_t {
   kRows,   // Read and written row by row.
   kA,      // Left operand of Mmad, (m, k).
@@ -32,8 +30,8 @@ enum class Role : std::uint8_t {
   kRelay,  // Loaded and stored again, never computed on: the host shows the source in place.
 };
 
-// Where a tile's elements stand in host memory. Element (i, j) of an A tile or a plain tile, with c =
-// first_col + j:
+// Where a tile's elements stand in host memory. Element (i, j) of an A tile or a
+// plain tile, with c = first_col + j:
 //   data + (c / width) * panel_stride + i * pitch + c % width
 // Element (k, n) of a B tile: panel n / width holds `width` columns, k by k (in pairs of k for native bf16).
 struct HostLayout {
@@ -62,15 +60,14 @@ struct Slot {
   std::uint32_t generation = 0;               // Counts how often the ring handed it out,
   std::int64_t tile_rows = 0, tile_cols = 0;  // and with which shape last.
 
-  // Where the host has it: its own storage, and what it shows at present (its storage or a view of something
-  // else).
+  // Where the host has it: its own storage, and what it shows at present (its
+  // storage or a view of something else).
   std::byte* storage = nullptr;
   std::int64_t storage_bytes = 0;
   HostLayout shows;
 };
 
-// Part of a slot: the rows and columns that a kernel handed to an instruction. The slot is larger at the
-// edges.
+// Part of a slot: the rows and columns that a kernel handed to an instruction. The slot is larger at the edges.
 template <Buffer kBuffer, class T>
 struct Tile {
   Slot* slot = nullptr;

@@ -52,7 +52,10 @@ run() {  # binary, filter
     echo "bench.sh: $build/bin/$1 is not built (cmake --build $build --target $1)" >&2
     exit 2
   fi
-  filter="($2).*/threads:$threads\$"
+  case $2 in
+    *threads:*) filter=$2 ;;
+    *) filter="($2).*/threads:$threads\$" ;;
+  esac
   if ! "$build/bin/$1" --benchmark_list_tests=true --benchmark_filter="$filter" 2>/dev/null | grep -q '/threads:'; then
     return 0
   fi

@@ -53,8 +53,8 @@ struct BlockGrid {
   }
 };
 
-// The blocks of core `index` of `count`: every count-th of the walk, so that cores that run together walk
-// together.
+// The blocks of core `index` of `count`: every count-th of the walk, so that cores
+// that run together walk together.
 class MyBlocks {
  public:
   template <class Core>

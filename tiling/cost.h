@@ -1,5 +1,5 @@
-// Closed-form costs of instructions and of their overlap, from a chip table alone. Every tiling's price is a
-// sum of these.
+// Closed-form costs of instructions and of their overlap, from a chip table alone.
+// Every tiling's price is a sum of these.
 #ifndef CUBIST_TILING_COST_H_
 #define CUBIST_TILING_COST_H_
 
@@ -41,16 +41,16 @@ inline double VectorCycles(const ChipSpec& chip, VectorOp op, double elements) {
          std::ceil(elements * 4 / static_cast<double>(chip.vector.repeat_bytes)) * chip.vector_cycles(op);
 }
 
-// Cycles of a block whose pipes are busy that long: side by side the slowest counts, one after the other
-// their sum.
+// Cycles of a block whose pipes are busy that long: side by side the slowest counts,
+// one after the other their sum.
 inline double Overlap(const ChipSpec& chip, bool buffered, std::initializer_list<double> pipes) {
   double sum = 0, slowest = 0;
   for (double cycles : pipes) sum += cycles, slowest = std::max(slowest, cycles);
   return chip.pipes_overlap && buffered ? slowest : sum;
 }
 
-// How many blocks the busiest core works on, counting half a block for cores that do not start and end
-// together.
+// How many blocks the busiest core works on, counting half a block for cores that do
+// not start and end together.
 inline double Waves(const ChipSpec& chip, std::int64_t blocks) {
   return static_cast<double>(CeilDiv(blocks, chip.concurrent_cores)) +
          (blocks > chip.concurrent_cores ? 0.5 : 0.0);

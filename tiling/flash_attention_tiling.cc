@@ -61,9 +61,9 @@ bool Fits(const ChipSpec& chip, const Shape& shape, const Tiling& tiling) {
   return true;
 }
 
-// Per block of keys the Cube's two products, the Vector's softmax and rescale, and the movement of K, V, S, P
-// and O; the slowest pipe counts where stages overlap, sums where they do not. Blocks of queries at the edge
-// are smaller: what counts is the mean.
+// Per block of keys the Cube's two products, the Vector's softmax and rescale, and the
+// movement of K, V, S, P and O; the slowest pipe counts where stages overlap, sums where
+// they do not. Blocks of queries at the edge are smaller: what counts is the mean.
 double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
   const auto d = [](std::int64_t value) { return static_cast<double>(value); };
   const double bytes = d(chip.OperandBytes(s.in));

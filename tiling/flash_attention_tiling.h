@@ -34,8 +34,7 @@ struct FlashAttentionTiling {
 
   // A tile that is made in one stage and used in the next outlives `depth` more of its kind.
   int hand_over_stages() const { return depth + 1; }
-  // Row statistics live from softmax to rescale, two stages later; the first step of a task takes two of
-  // them.
+  // Row statistics live from softmax to rescale, two stages later; the first step of a task takes two of them.
   int statistics_stages() const { return 4 * depth + 3; }
 
   std::int64_t query_blocks(const FlashAttentionShape& s) const { return CeilDiv(s.sq, m); }

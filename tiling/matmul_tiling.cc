@@ -116,8 +116,8 @@ std::vector<MatmulTiling> Candidates(const ChipSpec& chip, const MatmulShape& s)
   std::vector<MatmulTiling> candidates;
   const auto add = [&](MatmulTiling t) {
     if (!Fits(chip, s, t)) return;
-    // Where a cache stands for the buffers, an L0B panel set or an accumulator beyond its share is not worth
-    // pricing.
+    // Where a cache stands for the buffers, an L0B panel set or an accumulator
+    // beyond its share is not worth pricing.
     if (!chip.pipes_overlap && (t.k0 * t.n * element > chip.buffer(Buffer::kL0B).fast ||
                                 t.m * t.n * 4 > 2 * chip.buffer(Buffer::kL0C).fast)) {
       return;

@@ -54,6 +54,14 @@ double MoveCycles(const ChipSpec& chip, double loads, double bytes, double store
   return chip.pipes_overlap ? std::max(load, store) : load + store;
 }
 
+// Cycles to read what is known of each token (ids, or places and weights) in pieces of `piece` tokens.
+double PieceCycles(const ChipSpec& chip, const Shape& s, std::int64_t tokens, std::int64_t piece) {
+  const auto loads = static_cast<double>(2 * CeilDiv(tokens, piece));
+  return loads * (chip.path(Path::kGmToUb).startup + chip.scalar.issue) +
+         2 * static_cast<double>(UbBytes(chip, DType::kI32, tokens, s.top_k)) /
+             chip.path(Path::kGmToUb).bytes_per_cycle;
+}
+
 Status NothingFits(const ChipSpec& chip, const char* kernel, std::int64_t need) {
   return {StatusCode::kUnsupported, std::string(kernel) + ": even the smallest pieces need " +
                                         std::to_string(need) + " bytes of UB, " + chip.name + " has " +
@@ -101,7 +109,8 @@ double Price(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling& t) 
       MoveCycles(chip, tokens * parts, tokens * row, tokens * parts * k, tokens * row * k, cores);
   const double unbuffered =
       t.row_stages > 2 ? 1.0 : 1.2;  // Two rows in flight leave MTE2 waiting for k stores.
-  return std::ceil(d(t.chunks) / cores) * (rank + counts + move * unbuffered) +
+  return std::ceil(d(t.chunks) / cores) *
+             (rank + counts + PieceCycles(chip, s, t.chunk_tokens, t.piece_tokens) + move * unbuffered) +
          chip.sync.barrier_s * chip.clock_hz;
 }
 
@@ -112,11 +121,15 @@ double Price(const ChipSpec& chip, const Shape& s, const TokenUnpermuteTiling& t
   const double cores = d(std::min<std::int64_t>(t.chunks, chip.concurrent_cores * chip.vector_per_cube));
   const double move =
       MoveCycles(chip, tokens * parts * k, tokens * row * k, tokens * parts, tokens * row, cores);
+  // Each group of rows passes the accumulator once; each row is widened, weighted and added.
+  const double cols = d(std::min(t.cols, std::max<std::int64_t>(s.hidden, 1)));
   const double sum =
-      tokens * parts * k *
-      (VectorCycles(chip, VectorOp::kCast, d(t.cols)) + VectorCycles(chip, VectorOp::kUnary, d(t.cols)) +
-       VectorCycles(chip, VectorOp::kBinary, d(t.cols)));
-  return std::ceil(d(t.chunks) / cores) * Overlap(chip, t.stages > 1, {move, sum});
+      tokens * parts *
+      (std::ceil(k / d(t.rows)) * VectorCycles(chip, VectorOp::kUnary, cols) +
+       k * (VectorCycles(chip, VectorOp::kCast, cols) + VectorCycles(chip, VectorOp::kUnary, cols) +
+            VectorCycles(chip, VectorOp::kBinary, cols)));
+  return std::ceil(d(t.chunks) / cores) *
+         (PieceCycles(chip, s, t.chunk_tokens, t.piece_tokens) + Overlap(chip, t.stages > 1, {move, sum}));
 }
 
 std::vector<TokenPermuteTiling> PermuteCandidates(const ChipSpec& chip, const Shape& s) {

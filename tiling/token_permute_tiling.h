@@ -31,8 +31,8 @@ std::vector<TokenPermuteTiling> PermuteCandidates(const ChipSpec& chip, const To
 double Price(const ChipSpec& chip, const TokenPermuteShape& shape, const TokenPermuteTiling& tiling);
 Status Choose(const ChipSpec& chip, const TokenPermuteShape& shape, TokenPermuteTiling* tiling);
 
-// Unpermute: tokens are cut into `chunks`; a token's rows meet in UB in parts of `cols`, `rows` of them at a
-// time.
+// Unpermute: tokens are cut into `chunks`; a token's rows meet in UB in parts of
+// `cols`, `rows` of them at a time.
 struct TokenUnpermuteTiling {
   std::int64_t chunks = 0, chunk_tokens = 0;
   std::int64_t piece_tokens = 0;

@@ -83,8 +83,7 @@ bool Whole(const TileRef& tile) {
   return tile.row_part == Range{0, tile.slot->tile_rows} && tile.col_part == Range{0, tile.slot->tile_cols};
 }
 
-// Copies between strided matrices of float types, element by element: for views whose columns are not
-// adjacent.
+// Copies between strided matrices of float types, element by element: for views whose columns are not adjacent.
 void CopyStrided(std::byte* dst, DType dst_type, std::int64_t dst_row, std::int64_t dst_col,
                  const std::byte* src, DType src_type, std::int64_t src_row, std::int64_t src_col,
                  std::int64_t rows, std::int64_t cols) {
@@ -156,8 +155,8 @@ Slot* HostContext::Allocate(const SlotRequest& request, int lane, bool with_stor
 
 namespace {
 
-// Whether a Mmad may read its A operand where it lies in GM. Long rows cost it more than the copy (TLB, cache
-// sets), and native bf16 reads k in pairs.
+// Whether a Mmad may read its A operand where it lies in GM. Long rows cost it more
+// than the copy (TLB, cache sets), and native bf16 reads k in pairs.
 bool ReadableInPlace(const HostContext& context, const TileRef& dst, const Gm& src) {
   const std::int64_t bytes = SizeOf(src.dtype());
   const bool narrow = bytes == 2;

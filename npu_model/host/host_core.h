@@ -17,6 +17,7 @@ namespace cubist {
 // What the cores of one virtual AI core share.
 struct HostContext {
   HostContext(const ChipSpec& chip, Scratch& scratch, int index, int count);
+  ~HostContext() { FlushStreams(); }
 
   // Slots for a ring: placed in the chip's buffers, with host storage where `with_storage`.
   Slot* Allocate(const SlotRequest& request, int lane, bool with_storage = true);

@@ -1,5 +1,5 @@
-// Scratch: a thread's bump memory for slots. It is reset, not freed, between cores, so that it stays in the
-// caches.
+// Scratch: a thread's bump memory for slots. It is reset, not freed, between cores,
+// so that it stays in the caches.
 #ifndef CUBIST_NPU_MODEL_HOST_SCRATCH_H_
 #define CUBIST_NPU_MODEL_HOST_SCRATCH_H_
 

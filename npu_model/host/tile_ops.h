@@ -45,9 +45,9 @@ struct CubeOps {
   bool native_bf16 = false;   // bf16 operands stay 16 bits wide (in pairs of k); otherwise they are widened to float
 
   // (m, k) of the source to row-major `dst` of operand elements: float for fp32 and fp16, BF16 or float for bf16.
-  // With native bf16 and odd k one zero is appended to each row. Any strides, fast where either is 1.
+  // With native bf16 and odd k one zero is appended to each row. Any strides, quick where either is 1.
   void (*pack_a)(DType dtype, std::int64_t m, std::int64_t k, const StridedSource& src, void* dst, std::int64_t pitch);
-  // (k, n) of the source to panels, as MmadArgs says; the last panel is zero-padded. Any strides, fast where either is 1.
+  // (k, n) of the source to panels, as MmadArgs says; the last panel is zero-padded. Any strides, quick where either is 1.
   void (*pack_b)(DType dtype, std::int64_t k, std::int64_t n, const StridedSource& src, void* dst,
                  std::int64_t panel_stride);
 
@@ -76,7 +76,8 @@ struct VectorOps {
   void (*unary)(UnaryOp op, const Rows& dst, const Rows& a);
   void (*reduce)(ReduceOp op, const Rows& dst, const Rows& a);  // dst is (rows, 1), maybe the first column of a
   void (*mask_above)(const Rows& x, std::int64_t diagonal);     // x(i, j) = -inf where j - i > diagonal
-  // Float types to float types, to nearest even. With `stream`, non-temporal stores where alignment allows.
+  // Float types to float types, to nearest even. With `stream`, non-temporal stores where alignment allows; they are
+  // visible to other threads after FlushStreams.
   void (*cast)(const Rows& dst, DType dst_type, const Rows& src, DType src_type, bool stream);
   // See ExpandSoftmaxStep in composites.h. p has dtype p_type.
   void (*softmax_step)(const Rows& p, DType p_type, const Rows& s, const Rows& m_new, const Rows& m_old, const Rows& l,
@@ -93,6 +94,10 @@ struct VectorOps {
   std::uint64_t (*stream_read)(const void* data, std::int64_t bytes);
   void (*stream_write)(void* data, std::int64_t bytes, std::uint64_t pattern);
 };
+
+// Orders the calling thread's non-temporal stores before whatever it stores next. One per core, not one per row: it
+// waits for the write buffers to drain.
+void FlushStreams();
 
 // The tables of the best target that the CPU has (or that hwy::SetSupportedTargetsForTest left). Cheap, not cached.
 const CubeOps& BestCubeOps();

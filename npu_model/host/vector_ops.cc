@@ -531,7 +531,6 @@ void CastAs(Rows dst, Rows src, bool stream) {
       CastRow(RowAs<To>(dst, i), RowAs<From>(src, i), dst.cols);
     }
   }
-  if (stream) hwy::FlushStream();
 }
 template <class To>
 void CastTo(const Rows& dst, const Rows& src, DType src_type, bool stream) {
@@ -595,7 +594,6 @@ void Copy(void* dst, std::int64_t dst_stride_bytes, const void* src, std::int64_
       CopyRow(to + i * dst_stride_bytes, from + i * src_stride_bytes, bytes);
     }
   }
-  if (stream) hwy::FlushStream();
 }
 
 using LongTag = HWY_FULL(std::uint64_t);
@@ -642,7 +640,6 @@ void StreamWrite(void* data, std::int64_t bytes, std::uint64_t pattern) {
     hn::Stream(hn::Set(d, word), d, reinterpret_cast<std::uint64_t*>(p + i));
   }
   std::memset(p + end, kEnd, static_cast<std::size_t>(bytes - end));
-  hwy::FlushStream();
 }
 
 // ---- Composites
@@ -825,6 +822,8 @@ HWY_AFTER_NAMESPACE();
 namespace cubist {
 
 HWY_EXPORT(GetVectorOps);
+void FlushStreams() { hwy::FlushStream(); }
+
 const VectorOps& BestVectorOps() { return HWY_DYNAMIC_DISPATCH(GetVectorOps)(); }
 
 }  // namespace cubist

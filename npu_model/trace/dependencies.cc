@@ -37,8 +37,8 @@ struct Use {
 // The accesses to one slot that later ones may have to wait for.
 class History {
  public:
-  // Raises latest[agent] to the last instruction + 1 that an access has to wait for. The agents met, a bit
-  // each.
+  // Raises latest[agent] to the last instruction + 1 that an access has to wait for.
+  // The agents met, a bit each.
   std::uint32_t Collect(const Use& access, std::array<std::uint32_t, kMaxAgents>& latest) const {
     std::uint32_t agents = 0;
     for (const Use& use : uses_) {
@@ -50,8 +50,8 @@ class History {
     return agents;
   }
 
-  // What a write covers, and what a later read of the same agent covers, cannot be the last to wait for any
-  // more.
+  // What a write covers, and what a later read of the same agent covers, cannot be
+  // the last to wait for any more.
   void Add(const Use& use) {
     std::size_t kept = 0;
     for (const Use& old : uses_) {
@@ -64,8 +64,8 @@ class History {
       uses_.push_back(use);
       return;
     }
-    // Scattered accesses of one agent and kind are kept as their bounding box, as late as the last: stricter,
-    // never laxer.
+    // Scattered accesses of one agent and kind are kept as their bounding box, as
+    // late as the last: stricter, never laxer.
     const auto like = std::find_if(uses_.begin(), uses_.end(), [&](const Use& old) {
       return old.agent == use.agent && old.writes == use.writes;
     });

@@ -25,10 +25,10 @@ struct Dependency {
   std::uint32_t agent;  // which runs here
 };
 
-// For each instruction of a core the latest one on each other agent that it has to wait for: the last writer
-// of bytes that it reads (RAW), and the last readers (WAR) and writer (WAW) of bytes that it writes. Waits
-// that an earlier instruction of the same agent already has are left out. Order inside an agent is the
-// program's and is not listed.
+// For each instruction of a core the latest one on each other agent that it has to wait
+// for: the last writer of bytes that it reads (RAW), and the last readers (WAR) and writer
+// (WAW) of bytes that it writes. Waits that an earlier instruction of the same agent
+// already has are left out. Order inside an agent is the program's and is not listed.
 class Dependencies {
  public:
   explicit Dependencies(const CoreRecord& record);

@@ -50,8 +50,8 @@ void Flows::Start(Path path, bool misses, const Flow& flow) {
 }
 
 void Flows::ShareOut() {
-  // All rates grow together from zero. A class stops at its cap; all classes on a resource stop when it is
-  // full.
+  // All rates grow together from zero. A class stops at its cap; all classes on a
+  // resource stop when it is full.
   std::array<double, kResources> left = capacity_;
   std::array<double, kResources> wanting{};  // flows that still grow
   std::array<int, kClasses> growing;

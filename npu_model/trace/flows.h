@@ -10,9 +10,9 @@
 
 namespace cubist::trace {
 
-// Flows of the same path that all hit or all miss L2 have the same rate at all times, so a class keeps one
-// running sum of bytes served per flow, and a flow ends when that sum has grown by its size. Rates change
-// only when flows come and go.
+// Flows of the same path that all hit or all miss L2 have the same rate at all
+// times, so a class keeps one running sum of bytes served per flow, and a flow ends
+// when that sum has grown by its size. Rates change only when flows come and go.
 class Flows {
  public:
   struct Flow {

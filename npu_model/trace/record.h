@@ -1,8 +1,8 @@
 // The record of a kernel: every instruction of every core, with the bytes that it reads and writes.
 //
-// A record is made once, by the cores of trace_core.h, and replayed as often as one likes (replay.h), with
-// other rates and latencies too. Operands, global-memory accesses and source lines are interned, so that an
-// instruction stays small.
+// A record is made once, by the cores of trace_core.h, and replayed as often as one
+// likes (replay.h), with other rates and latencies too. Operands, global-memory
+// accesses and source lines are interned, so that an instruction stays small.
 #ifndef CUBIST_NPU_MODEL_TRACE_RECORD_H_
 #define CUBIST_NPU_MODEL_TRACE_RECORD_H_
 
@@ -66,8 +66,8 @@ struct Operand {
   friend bool operator==(const Operand&, const Operand&) = default;
 };
 
-// Operand number in CoreRecord::operands, and whether the instruction writes it. An operand that is changed
-// in place is listed twice.
+// Operand number in CoreRecord::operands, and whether the instruction writes it. An
+// operand that is changed in place is listed twice.
 struct OperandUse {
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
   std::uint32_t bits = kNone;
@@ -91,12 +91,13 @@ struct Instr {
   std::int32_t access = -1;   // CoreRecord::accesses; -1 for none
   std::array<OperandUse, kMaxOperands> uses;
   bool broadcasts = false;  // the second source is a column, spread over the columns of the first
+  bool accumulates = false;  // a Mmad that adds to what its accumulator holds
 };
 static_assert(sizeof(Instr) <= 64);
 
-// Bytes of global memory, in their stored orientation: rows of `bursts` pieces of `burst_bytes` each. A plain
-// matrix has one burst per row, contiguous bytes are one row, and a view whose columns are not adjacent has a
-// burst per element.
+// Bytes of global memory, in their stored orientation: rows of `bursts` pieces of
+// `burst_bytes` each. A plain matrix has one burst per row, contiguous bytes are one
+// row, and a view whose columns are not adjacent has a burst per element.
 struct GmAccess {
   std::int32_t tensor = -1;  // Record::tensors; -1 for the core's own hand-over workspace
   Path path = Path::kGmToL1;
@@ -146,6 +147,7 @@ struct TensorInfo {
   std::string name;
   std::uint64_t address = 0;  // first byte in the modelled GM
   std::int64_t bytes = 0;
+  bool input = true;  // holds values before the launch
 };
 
 struct Record {

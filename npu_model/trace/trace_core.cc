@@ -277,6 +277,7 @@ void TraceCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef b
   Instr& instr = to.Add(Op::kMmad, Pipe::kM, -1, a.dtype(), c.rows(), c.cols(),
                         {to.Writes(c), rows, cols, start_from}, loc);
   instr.dims[2] = static_cast<std::int32_t>(a.cols());
+  instr.accumulates = start == MmadStart::kAdd;
 }
 
 void TraceCube::StoreL0C(const Gm& dst, TileRef src, Loc loc) {

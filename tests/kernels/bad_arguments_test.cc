@@ -37,7 +37,8 @@ struct BadCall {
   if (status.ok()) return ::testing::AssertionFailure() << "the call was accepted";
   for (const std::string& fragment : fragments) {
     if (status.message().find(fragment) == std::string::npos) {
-      return ::testing::AssertionFailure() << '"' << status.message() << "\" does not say \"" << fragment << '"';
+      return ::testing::AssertionFailure()
+             << '"' << status.message() << "\" does not say \"" << fragment << '"';
     }
   }
   return ::testing::AssertionSuccess();
@@ -116,16 +117,24 @@ TEST(BadArgumentsTest, MatmulShapes) {
       {"c of rank 1", [](auto& x) { x.c.rank = 1; }, {"matmul: c", "rank 1", "2"}},
       {"c of rank 5", [](auto& x) { x.c.rank = 5; }, {"matmul: c", "rank 5", "2"}},
       {"bias of rank 2", [](auto& x) { x.bias.rank = 2; }, {"matmul: bias", "rank 2", "1"}},
-      {"K differs", [](auto& x) { x.b.sizes[0] = 4; }, {"matmul: b", "size 4", "dimension 0", "K", "needs 5"}},
+      {"K differs",
+       [](auto& x) { x.b.sizes[0] = 4; },
+       {"matmul: b", "size 4", "dimension 0", "K", "needs 5"}},
       {"a transposed only", [](auto& x) { x.transpose_a = true; }, {"matmul: b", "size 5", "K", "needs 6"}},
       {"b transposed only", [](auto& x) { x.transpose_b = true; }, {"matmul: b", "size 7", "K", "needs 5"}},
-      {"M differs", [](auto& x) { x.c.sizes[0] = 7; }, {"matmul: c", "size 7", "dimension 0", "M", "needs 6"}},
-      {"N differs", [](auto& x) { x.c.sizes[1] = 6; }, {"matmul: c", "size 6", "dimension 1", "N", "needs 7"}},
+      {"M differs",
+       [](auto& x) { x.c.sizes[0] = 7; },
+       {"matmul: c", "size 7", "dimension 0", "M", "needs 6"}},
+      {"N differs",
+       [](auto& x) { x.c.sizes[1] = 6; },
+       {"matmul: c", "size 6", "dimension 1", "N", "needs 7"}},
       {"bias too short", [](auto& x) { x.bias.sizes[0] = 6; }, {"matmul: bias", "size 6", "N", "needs 7"}},
       {"bias too long", [](auto& x) { x.bias.sizes[0] = 8; }, {"matmul: bias", "size 8", "N", "needs 7"}},
       {"M negative", [](auto& x) { x.a.sizes[0] = x.c.sizes[0] = -1; }, {"matmul: a", "-1", "M", "0"}},
       {"K negative", [](auto& x) { x.a.sizes[1] = x.b.sizes[0] = -5; }, {"matmul: a", "-5", "K", "0"}},
-      {"N negative", [](auto& x) { x.b.sizes[1] = x.c.sizes[1] = -kHuge; }, {"matmul: b", std::to_string(-kHuge), "N"}},
+      {"N negative",
+       [](auto& x) { x.b.sizes[1] = x.c.sizes[1] = -kHuge; },
+       {"matmul: b", std::to_string(-kHuge), "N"}},
   };
   ExpectErrors<MatmulFixture>(calls, RunMatmul);
 }
@@ -138,7 +147,8 @@ TEST(BadArgumentsTest, MatmulDTypes) {
       {"a bf16", [](auto& x) { x.a.dtype = DType::kBF16; }, {"matmul: b", "fp32", "needs bf16"}},
       {"c fp16", [](auto& x) { x.c.dtype = DType::kF16; }, {"matmul: c", "fp16", "needs fp32"}},
       {"c int32", [](auto& x) { x.c.dtype = DType::kI32; }, {"matmul: c", "int32", "needs fp32"}},
-      {"c fp16 of bf16", [](auto& x) { x.a.dtype = x.b.dtype = DType::kBF16, x.c.dtype = DType::kF16; },
+      {"c fp16 of bf16",
+       [](auto& x) { x.a.dtype = x.b.dtype = DType::kBF16, x.c.dtype = DType::kF16; },
        {"matmul: c", "fp16", "fp32 or bf16"}},
       {"bias fp16", [](auto& x) { x.bias.dtype = DType::kF16; }, {"matmul: bias", "fp16", "needs fp32"}},
       {"bias int64", [](auto& x) { x.bias.dtype = DType::kI64; }, {"matmul: bias", "int64", "needs fp32"}},
@@ -164,7 +174,9 @@ TEST(BadArgumentsTest, MatmulStorage) {
       {"bias backwards", [](auto& x) { x.bias.strides[0] = -2; }, {"matmul: bias", "stride -2"}},
       {"c backwards", [](auto& x) { x.c.strides[0] = -10; }, {"matmul: c", "stride -10"}},
       {"M huge", [](auto& x) { x.a.sizes[0] = x.c.sizes[0] = kHuge; }, {"matmul: a", "2^62"}},
-      {"N huge", [](auto& x) { x.b.sizes[1] = x.bias.sizes[0] = x.c.sizes[1] = kHuge; }, {"matmul: b", "2^62"}},
+      {"N huge",
+       [](auto& x) { x.b.sizes[1] = x.bias.sizes[0] = x.c.sizes[1] = kHuge; },
+       {"matmul: b", "2^62"}},
       {"K huge", [](auto& x) { x.a.sizes[1] = x.b.sizes[0] = kHuge; }, {"matmul: a", "2^62"}},
       {"M and K large",
        [](auto& x) {
@@ -173,8 +185,14 @@ TEST(BadArgumentsTest, MatmulStorage) {
        },
        {"matmul: a", "2^62"}},
       {"stride huge", [](auto& x) { x.b.strides[0] = kHuge; }, {"matmul: b", "2^62"}},
-      {"largest stride", [](auto& x) { x.c.strides[1] = std::numeric_limits<std::int64_t>::max(); }, {"matmul: c", "2^62"}},
-      {"all repeated", [](auto& x) { x.a.sizes[0] = x.c.sizes[0] = kHuge, x.a.strides = {0, 0}; }, {"matmul: a", "2^62"}},
+      {"largest stride",
+       [](auto& x) { x.c.strides[1] = std::numeric_limits<std::int64_t>::max(); },
+       {"matmul: c", "2^62"}},
+      {"all repeated",
+       [](auto& x) {
+         x.a.sizes[0] = x.c.sizes[0] = kHuge, x.a.strides = {0, 0};
+       },
+       {"matmul: a", "2^62"}},
   };
   ExpectErrors<MatmulFixture>(calls, RunMatmul);
 }
@@ -184,16 +202,39 @@ TEST(BadArgumentsTest, MatmulOverlaps) {
     c.data = const_cast<float*>(Advanced<float>(data, elements));
   };
   const std::vector<BadMatmul> calls = {
-      {"c repeated", [](auto& x) { x.c.strides = {0, 1}; }, {"matmul: c", "overlap", "0"}},
-      {"c one element", [](auto& x) { x.c.strides = {0, 0}; }, {"matmul: c", "overlap"}},
-      {"c rows overlap", [](auto& x) { x.c.strides = {6, 1}; }, {"matmul: c", "overlap", "6"}},
-      {"c on diagonals", [](auto& x) { x.c.strides = {1, 1}; }, {"matmul: c", "overlap", "1"}},
-      {"c columns overlap", [](auto& x) { x.c.strides = {1, 5}; }, {"matmul: c", "overlap", "5"}},
+      {"c repeated",
+       [](auto& x) {
+         x.c.strides = {0, 1};
+       },
+       {"matmul: c", "overlap", "0"}},
+      {"c one element",
+       [](auto& x) {
+         x.c.strides = {0, 0};
+       },
+       {"matmul: c", "overlap"}},
+      {"c rows overlap",
+       [](auto& x) {
+         x.c.strides = {6, 1};
+       },
+       {"matmul: c", "overlap", "6"}},
+      {"c on diagonals",
+       [](auto& x) {
+         x.c.strides = {1, 1};
+       },
+       {"matmul: c", "overlap", "1"}},
+      {"c columns overlap",
+       [](auto& x) {
+         x.c.strides = {1, 5};
+       },
+       {"matmul: c", "overlap", "5"}},
       {"c on a", [&](auto& x) { place(x.c, x.a.data, 0); }, {"matmul: c", "overlaps a"}},
       {"c within a", [&](auto& x) { place(x.c, x.a.data, 3); }, {"matmul: c", "overlaps a"}},
       {"c before b", [&](auto& x) { place(x.c, x.b.data, -20); }, {"matmul: c", "overlaps b"}},
-      {"c ends in b", [&](auto& x) { place(x.c, x.b.data, -(5 * x.c.stride(0) + 6)); }, {"matmul: c", "overlaps b"}},
-      {"c begins in a's last element", [&](auto& x) { place(x.c, x.a.data, 5 * x.a.stride(0) + 4); },
+      {"c ends in b",
+       [&](auto& x) { place(x.c, x.b.data, -(5 * x.c.stride(0) + 6)); },
+       {"matmul: c", "overlaps b"}},
+      {"c begins in a's last element",
+       [&](auto& x) { place(x.c, x.a.data, 5 * x.a.stride(0) + 4); },
        {"matmul: c", "overlaps a"}},
       {"c on bias", [&](auto& x) { place(x.c, x.bias.data, 6); }, {"matmul: c", "overlaps bias"}},
   };
@@ -255,7 +296,9 @@ struct AttentionFixture {
 };
 using BadAttention = BadCall<FlashAttentionArgs>;
 
-Status RunAttention(const Device& device, const FlashAttentionArgs& args) { return FlashAttention(device, args); }
+Status RunAttention(const Device& device, const FlashAttentionArgs& args) {
+  return FlashAttention(device, args);
+}
 
 TEST(BadArgumentsTest, FlashAttentionShapes) {
   const std::string who = "flash_attention: ";
@@ -284,9 +327,13 @@ TEST(BadArgumentsTest, FlashAttentionShapes) {
       {"fewer heads than k",
        [](auto& x) { x.q.sizes[1] = x.q_rope.sizes[1] = x.out.sizes[1] = x.lse.sizes[1] = 2; },
        {who + "q", "2 heads", "3"}},
-      {"no heads of k", [](auto& x) { x.k.sizes[1] = x.v.sizes[1] = x.k_rope.sizes[1] = 0; }, {who + "q", "6 heads", "0"}},
+      {"no heads of k",
+       [](auto& x) { x.k.sizes[1] = x.v.sizes[1] = x.k_rope.sizes[1] = 0; },
+       {who + "q", "6 heads", "0"}},
       {"batch of q_rope", [](auto& x) { x.q_rope.sizes[0] = 1; }, {who + "q_rope", "size 1", "needs 2"}},
-      {"heads of q_rope", [](auto& x) { x.q_rope.sizes[1] = 1; }, {who + "q_rope", "size 1", "Nq", "needs 6"}},
+      {"heads of q_rope",
+       [](auto& x) { x.q_rope.sizes[1] = 1; },
+       {who + "q_rope", "size 1", "Nq", "needs 6"}},
       {"Sq of q_rope", [](auto& x) { x.q_rope.sizes[2] = 4; }, {who + "q_rope", "size 4", "Sq", "needs 5"}},
       {"Dr of k_rope", [](auto& x) { x.k_rope.sizes[3] = 1; }, {who + "k_rope", "size 1", "Dr", "needs 2"}},
       {"Skv of k_rope", [](auto& x) { x.k_rope.sizes[2] = 5; }, {who + "k_rope", "size 5", "Skv", "needs 7"}},
@@ -313,7 +360,9 @@ TEST(BadArgumentsTest, FlashAttentionDTypes) {
       {"k fp16", [](auto& x) { x.k.dtype = DType::kF16; }, {who + "k", "fp16", "needs bf16"}},
       {"v fp32", [](auto& x) { x.v.dtype = DType::kF32; }, {who + "v", "fp32", "needs bf16"}},
       {"q_rope fp32", [](auto& x) { x.q_rope.dtype = DType::kF32; }, {who + "q_rope", "fp32", "needs bf16"}},
-      {"k_rope int64", [](auto& x) { x.k_rope.dtype = DType::kI64; }, {who + "k_rope", "int64", "needs bf16"}},
+      {"k_rope int64",
+       [](auto& x) { x.k_rope.dtype = DType::kI64; },
+       {who + "k_rope", "int64", "needs bf16"}},
       {"out fp16", [](auto& x) { x.out.dtype = DType::kF16; }, {who + "out", "fp16", "fp32 or bf16"}},
       {"lse bf16", [](auto& x) { x.lse.dtype = DType::kBF16; }, {who + "lse", "bf16", "needs fp32"}},
   };
@@ -324,21 +373,31 @@ TEST(BadArgumentsTest, FlashAttentionStorage) {
   const std::string who = "flash_attention: ";
   std::vector<BadAttention> calls;
   const auto for_each_tensor = [&](auto&& add) {
-    add("q", [](FlashAttentionArgs& x) -> auto& { return x.q; });
-    add("k", [](FlashAttentionArgs& x) -> auto& { return x.k; });
-    add("v", [](FlashAttentionArgs& x) -> auto& { return x.v; });
-    add("q_rope", [](FlashAttentionArgs& x) -> auto& { return x.q_rope; });
-    add("k_rope", [](FlashAttentionArgs& x) -> auto& { return x.k_rope; });
-    add("out", [](FlashAttentionArgs& x) -> auto& { return x.out; });
-    add("lse", [](FlashAttentionArgs& x) -> auto& { return x.lse; });
+    add(
+        "q", [](FlashAttentionArgs & x) -> auto& { return x.q; });
+    add(
+        "k", [](FlashAttentionArgs & x) -> auto& { return x.k; });
+    add(
+        "v", [](FlashAttentionArgs & x) -> auto& { return x.v; });
+    add(
+        "q_rope", [](FlashAttentionArgs & x) -> auto& { return x.q_rope; });
+    add(
+        "k_rope", [](FlashAttentionArgs & x) -> auto& { return x.k_rope; });
+    add(
+        "out", [](FlashAttentionArgs & x) -> auto& { return x.out; });
+    add(
+        "lse", [](FlashAttentionArgs & x) -> auto& { return x.lse; });
   };
   for_each_tensor([&](const std::string& name, auto of) {
     calls.push_back({name + " null", [of](auto& x) { of(x) = WithoutData(of(x)); }, {who + name, "null"}});
-    calls.push_back({name + " misaligned", [of](auto& x) { of(x) = Misaligned(of(x)); },
+    calls.push_back({name + " misaligned",
+                     [of](auto& x) { of(x) = Misaligned(of(x)); },
                      {who + name, "aligned", name == "lse" ? "4 bytes" : "2 bytes"}});
-    calls.push_back({name + " backwards", [of](auto& x) { of(x).strides[2] = -1; },
+    calls.push_back({name + " backwards",
+                     [of](auto& x) { of(x).strides[2] = -1; },
                      {who + name, "stride -1", "dimension 2", "0"}});
-    calls.push_back({name + " stride huge", [of](auto& x) { of(x).strides[1] = kHuge; }, {who + name, "2^62"}});
+    calls.push_back(
+        {name + " stride huge", [of](auto& x) { of(x).strides[1] = kHuge; }, {who + name, "2^62"}});
   });
   calls.push_back({"Skv huge",
                    [](auto& x) { x.k.sizes[2] = x.v.sizes[2] = x.k_rope.sizes[2] = kHuge; },
@@ -356,7 +415,8 @@ TEST(BadArgumentsTest, FlashAttentionOverlaps) {
   const std::string who = "flash_attention: ";
   std::vector<BadAttention> calls;
   const auto onto = [&](const std::string& name, auto of) {
-    calls.push_back({"out on " + name, [of](auto& x) { x.out.data = const_cast<void*>(of(x).data); },
+    calls.push_back({"out on " + name,
+                     [of](auto& x) { x.out.data = const_cast<void*>(of(x).data); },
                      {who + "out", "overlaps " + name}});
     calls.push_back({"out ends in " + name,
                      [of](auto& x) { x.out.data = const_cast<BF16*>(Advanced<BF16>(of(x).data, -16)); },
@@ -421,35 +481,56 @@ TEST(BadArgumentsTest, TokenPermuteShapesAndDTypes) {
       {"tokens missing", [](auto& x) { x.tokens = {}; }, {who + "tokens is not given"}},
       {"ids missing", [](auto& x) { x.topk_ids = {}; }, {who + "topk_ids is not given"}},
       {"permuted missing", [](auto& x) { x.permuted = {}; }, {who + "permuted is not given"}},
-      {"sorted_indices missing", [](auto& x) { x.sorted_indices = {}; }, {who + "sorted_indices is not given"}},
+      {"sorted_indices missing",
+       [](auto& x) { x.sorted_indices = {}; },
+       {who + "sorted_indices is not given"}},
       {"tokens of rank 3", [](auto& x) { x.tokens.rank = 3; }, {who + "tokens", "rank 3", "2"}},
       {"ids of rank 3", [](auto& x) { x.topk_ids.rank = 3; }, {who + "topk_ids", "rank 3"}},
       {"permuted of rank 1", [](auto& x) { x.permuted.rank = 1; }, {who + "permuted", "rank 1", "2"}},
-      {"sorted_indices of rank 2", [](auto& x) { x.sorted_indices.rank = 2; }, {who + "sorted_indices", "rank 2", "1"}},
+      {"sorted_indices of rank 2",
+       [](auto& x) { x.sorted_indices.rank = 2; },
+       {who + "sorted_indices", "rank 2", "1"}},
       {"counts of rank 2", [](auto& x) { x.expert_counts.rank = 2; }, {who + "expert_counts", "rank 2", "1"}},
       {"T of ids", [](auto& x) { x.topk_ids.sizes[0] = 4; }, {who + "topk_ids", "size 4", "T", "needs 5"}},
       {"ids of one route", [](auto& x) { x.topk_ids.rank = 1; }, {who + "permuted", "size 15", "needs 5"}},
-      {"rows of permuted", [](auto& x) { x.permuted.sizes[0] = 14; }, {who + "permuted", "size 14", "needs 15"}},
-      {"H of permuted", [](auto& x) { x.permuted.sizes[1] = 5; }, {who + "permuted", "size 5", "H", "needs 6"}},
+      {"rows of permuted",
+       [](auto& x) { x.permuted.sizes[0] = 14; },
+       {who + "permuted", "size 14", "needs 15"}},
+      {"H of permuted",
+       [](auto& x) { x.permuted.sizes[1] = 5; },
+       {who + "permuted", "size 5", "H", "needs 6"}},
       {"num_out_tokens", [](auto& x) { x.num_out_tokens = 9; }, {who + "permuted", "size 15", "needs 9"}},
-      {"num_out_tokens negative", [](auto& x) { x.num_out_tokens = -2; }, {who + "permuted", "size 15", "needs 13"}},
+      {"num_out_tokens negative",
+       [](auto& x) { x.num_out_tokens = -2; },
+       {who + "permuted", "size 15", "needs 13"}},
       {"num_out_tokens least",
        [](auto& x) { x.num_out_tokens = std::numeric_limits<std::int64_t>::min(); },
        {who + "permuted", "size 15", "needs 0"}},
-      {"slots", [](auto& x) { x.sorted_indices.sizes[0] = 5; }, {who + "sorted_indices", "size 5", "needs 15"}},
+      {"slots",
+       [](auto& x) { x.sorted_indices.sizes[0] = 5; },
+       {who + "sorted_indices", "size 5", "needs 15"}},
       {"counts", [](auto& x) { x.expert_counts.sizes[0] = 8; }, {who + "expert_counts", "size 8", "needs 7"}},
       {"T negative", [](auto& x) { x.tokens.sizes[0] = -5; }, {who + "tokens", "-5", "T", "0"}},
       {"H negative", [](auto& x) { x.tokens.sizes[1] = -1; }, {who + "tokens", "-1", "H", "0"}},
       {"K negative", [](auto& x) { x.topk_ids.sizes[1] = -3; }, {who + "topk_ids", "-3", "K", "0"}},
       {"experts negative", [](auto& x) { x.num_experts = -1; }, {who + "num_experts", "-1", "0"}},
-      {"experts beyond int32", [](auto& x) { x.num_experts = std::int64_t{1} << 31; },
+      {"experts beyond int32",
+       [](auto& x) { x.num_experts = std::int64_t{1} << 31; },
        {who + "num_experts", "2147483648", "2^31 - 1"}},
-      {"tokens int32", [](auto& x) { x.tokens.dtype = DType::kI32; }, {who + "tokens", "int32", "fp32", "bf16", "fp16"}},
-      {"ids fp32", [](auto& x) { x.topk_ids.dtype = DType::kF32; }, {who + "topk_ids", "fp32", "int32 or int64"}},
-      {"permuted bf16", [](auto& x) { x.permuted.dtype = DType::kBF16; }, {who + "permuted", "bf16", "needs fp32"}},
-      {"sorted_indices int64", [](auto& x) { x.sorted_indices.dtype = DType::kI64; },
+      {"tokens int32",
+       [](auto& x) { x.tokens.dtype = DType::kI32; },
+       {who + "tokens", "int32", "fp32", "bf16", "fp16"}},
+      {"ids fp32",
+       [](auto& x) { x.topk_ids.dtype = DType::kF32; },
+       {who + "topk_ids", "fp32", "int32 or int64"}},
+      {"permuted bf16",
+       [](auto& x) { x.permuted.dtype = DType::kBF16; },
+       {who + "permuted", "bf16", "needs fp32"}},
+      {"sorted_indices int64",
+       [](auto& x) { x.sorted_indices.dtype = DType::kI64; },
        {who + "sorted_indices", "int64", "needs int32"}},
-      {"counts int64", [](auto& x) { x.expert_counts.dtype = DType::kI64; },
+      {"counts int64",
+       [](auto& x) { x.expert_counts.dtype = DType::kI64; },
        {who + "expert_counts", "int64", "needs int32"}},
   };
   ExpectErrors<PermuteFixture>(calls, RunPermute);
@@ -460,23 +541,35 @@ TEST(BadArgumentsTest, TokenPermuteStorage) {
   std::vector<BadPermute> calls;
   const auto add = [&](const std::string& name, const std::string& bytes, auto of) {
     calls.push_back({name + " null", [of](auto& x) { of(x) = WithoutData(of(x)); }, {who + name, "null"}});
-    calls.push_back({name + " misaligned", [of](auto& x) { of(x) = Misaligned(of(x)); }, {who + name, "aligned", bytes}});
-    calls.push_back({name + " backwards", [of](auto& x) { of(x).strides[0] = -1; }, {who + name, "stride -1", "0"}});
-    calls.push_back({name + " stride huge", [of](auto& x) { of(x).strides[0] = kHuge; }, {who + name, "2^62"}});
+    calls.push_back(
+        {name + " misaligned", [of](auto& x) { of(x) = Misaligned(of(x)); }, {who + name, "aligned", bytes}});
+    calls.push_back(
+        {name + " backwards", [of](auto& x) { of(x).strides[0] = -1; }, {who + name, "stride -1", "0"}});
+    calls.push_back(
+        {name + " stride huge", [of](auto& x) { of(x).strides[0] = kHuge; }, {who + name, "2^62"}});
   };
-  add("tokens", "4 bytes", [](TokenPermuteArgs& x) -> auto& { return x.tokens; });
-  add("topk_ids", "8 bytes", [](TokenPermuteArgs& x) -> auto& { return x.topk_ids; });
-  add("permuted", "4 bytes", [](TokenPermuteArgs& x) -> auto& { return x.permuted; });
-  add("sorted_indices", "4 bytes", [](TokenPermuteArgs& x) -> auto& { return x.sorted_indices; });
-  add("expert_counts", "4 bytes", [](TokenPermuteArgs& x) -> auto& { return x.expert_counts; });
-  calls.push_back({"H huge", [](auto& x) { x.tokens.sizes[1] = x.permuted.sizes[1] = kHuge; }, {who + "tokens", "2^62"}});
-  calls.push_back({"T huge", [](auto& x) { x.tokens.sizes[0] = x.topk_ids.sizes[0] = kHuge; },
+  add(
+      "tokens", "4 bytes", [](TokenPermuteArgs & x) -> auto& { return x.tokens; });
+  add(
+      "topk_ids", "8 bytes", [](TokenPermuteArgs & x) -> auto& { return x.topk_ids; });
+  add(
+      "permuted", "4 bytes", [](TokenPermuteArgs & x) -> auto& { return x.permuted; });
+  add(
+      "sorted_indices", "4 bytes", [](TokenPermuteArgs & x) -> auto& { return x.sorted_indices; });
+  add(
+      "expert_counts", "4 bytes", [](TokenPermuteArgs & x) -> auto& { return x.expert_counts; });
+  calls.push_back(
+      {"H huge", [](auto& x) { x.tokens.sizes[1] = x.permuted.sizes[1] = kHuge; }, {who + "tokens", "2^62"}});
+  calls.push_back({"T huge",
+                   [](auto& x) { x.tokens.sizes[0] = x.topk_ids.sizes[0] = kHuge; },
                    {who + "topk_ids", std::to_string(kHuge), "2^31 - 1"}});
-  calls.push_back({"K huge", [](auto& x) { x.topk_ids.sizes[1] = kHuge; },
+  calls.push_back({"K huge",
+                   [](auto& x) { x.topk_ids.sizes[1] = kHuge; },
                    {who + "topk_ids", std::to_string(kHuge), "2^31 - 1"}});
 
   const auto onto = [&](const std::string& name, auto of) {
-    calls.push_back({"permuted on " + name, [of](auto& x) { x.permuted.data = const_cast<void*>(of(x).data); },
+    calls.push_back({"permuted on " + name,
+                     [of](auto& x) { x.permuted.data = const_cast<void*>(of(x).data); },
                      {who, "permuted", name, "overlaps"}});
     calls.push_back({"sorted_indices on " + name,
                      [of](auto& x) { x.sorted_indices.data = const_cast<void*>(of(x).data); },
@@ -487,17 +580,26 @@ TEST(BadArgumentsTest, TokenPermuteStorage) {
   };
   onto("tokens", [](TokenPermuteArgs& x) { return x.tokens; });
   onto("topk_ids", [](TokenPermuteArgs& x) { return x.topk_ids; });
-  calls.push_back({"permuted on sorted_indices", [](auto& x) { x.permuted.data = x.sorted_indices.data; },
+  calls.push_back({"permuted on sorted_indices",
+                   [](auto& x) { x.permuted.data = x.sorted_indices.data; },
                    {who, "permuted", "sorted_indices", "overlaps"}});
-  calls.push_back({"counts in permuted", [](auto& x) { x.expert_counts.data = Advanced<float>(x.permuted.data, 40); },
+  calls.push_back({"counts in permuted",
+                   [](auto& x) { x.expert_counts.data = Advanced<float>(x.permuted.data, 40); },
                    {who, "expert_counts", "permuted", "overlaps"}});
-  calls.push_back({"counts in sorted_indices", [](auto& x) { x.expert_counts.data = Advanced<float>(x.sorted_indices.data, 14); },
+  calls.push_back({"counts in sorted_indices",
+                   [](auto& x) { x.expert_counts.data = Advanced<float>(x.sorted_indices.data, 14); },
                    {who, "expert_counts", "sorted_indices", "overlaps"}});
-  calls.push_back({"permuted repeated", [](auto& x) { x.permuted.strides[0] = 0; }, {who + "permuted", "overlap", "0"}});
-  calls.push_back({"permuted rows overlap", [](auto& x) { x.permuted.strides[0] = 5; }, {who + "permuted", "overlap", "5"}});
-  calls.push_back({"sorted_indices repeated", [](auto& x) { x.sorted_indices.strides[0] = 0; },
+  calls.push_back(
+      {"permuted repeated", [](auto& x) { x.permuted.strides[0] = 0; }, {who + "permuted", "overlap", "0"}});
+  calls.push_back({"permuted rows overlap",
+                   [](auto& x) { x.permuted.strides[0] = 5; },
+                   {who + "permuted", "overlap", "5"}});
+  calls.push_back({"sorted_indices repeated",
+                   [](auto& x) { x.sorted_indices.strides[0] = 0; },
                    {who + "sorted_indices", "overlap"}});
-  calls.push_back({"counts repeated", [](auto& x) { x.expert_counts.strides[0] = 0; }, {who + "expert_counts", "overlap"}});
+  calls.push_back({"counts repeated",
+                   [](auto& x) { x.expert_counts.strides[0] = 0; },
+                   {who + "expert_counts", "overlap"}});
   ExpectErrors<PermuteFixture>(calls, RunPermute);
 }
 
@@ -538,7 +640,10 @@ struct UnpermuteFixture {
     permuted.FillUniform(random), probs.FillUniform(random), sorted_indices.FillIntegers(random, 0, 14);
   }
   TokenUnpermuteArgs args() {
-    return {.permuted = permuted.view(), .sorted_indices = sorted_indices.view(), .probs = probs.view(), .out = out.view()};
+    return {.permuted = permuted.view(),
+            .sorted_indices = sorted_indices.view(),
+            .probs = probs.view(),
+            .out = out.view()};
   }
   std::vector<const Matrix*> all() const { return {&permuted, &sorted_indices, &probs, &out}; }
 
@@ -547,31 +652,44 @@ struct UnpermuteFixture {
 };
 using BadUnpermute = BadCall<TokenUnpermuteArgs>;
 
-Status RunUnpermute(const Device& device, const TokenUnpermuteArgs& args) { return TokenUnpermute(device, args); }
+Status RunUnpermute(const Device& device, const TokenUnpermuteArgs& args) {
+  return TokenUnpermute(device, args);
+}
 
 TEST(BadArgumentsTest, TokenUnpermuteShapesAndDTypes) {
   const std::string who = "token_unpermute: ";
   const std::vector<BadUnpermute> calls = {
       {"permuted missing", [](auto& x) { x.permuted = {}; }, {who + "permuted is not given"}},
-      {"sorted_indices missing", [](auto& x) { x.sorted_indices = {}; }, {who + "sorted_indices is not given"}},
+      {"sorted_indices missing",
+       [](auto& x) { x.sorted_indices = {}; },
+       {who + "sorted_indices is not given"}},
       {"out missing", [](auto& x) { x.out = {}; }, {who + "out is not given"}},
       {"permuted of rank 1", [](auto& x) { x.permuted.rank = 1; }, {who + "permuted", "rank 1", "2"}},
-      {"sorted_indices of rank 2", [](auto& x) { x.sorted_indices.rank = 2; }, {who + "sorted_indices", "rank 2", "1"}},
+      {"sorted_indices of rank 2",
+       [](auto& x) { x.sorted_indices.rank = 2; },
+       {who + "sorted_indices", "rank 2", "1"}},
       {"probs of rank 1", [](auto& x) { x.probs.rank = 1; }, {who + "probs", "rank 1", "2"}},
       {"out of rank 3", [](auto& x) { x.out.rank = 3; }, {who + "out", "rank 3", "2"}},
       {"H of out", [](auto& x) { x.out.sizes[1] = 5; }, {who + "out", "size 5", "H", "needs 6"}},
       {"T of probs", [](auto& x) { x.probs.sizes[0] = 4; }, {who + "probs", "size 4", "T", "needs 5"}},
       {"K of probs", [](auto& x) { x.probs.sizes[1] = 2; }, {who + "sorted_indices", "size 15", "needs 10"}},
       {"probs missing", [](auto& x) { x.probs = {}; }, {who + "sorted_indices", "size 15", "needs 5"}},
-      {"slots", [](auto& x) { x.sorted_indices.sizes[0] = 14; }, {who + "sorted_indices", "size 14", "needs 15"}},
+      {"slots",
+       [](auto& x) { x.sorted_indices.sizes[0] = 14; },
+       {who + "sorted_indices", "size 14", "needs 15"}},
       {"M negative", [](auto& x) { x.permuted.sizes[0] = -1; }, {who + "permuted", "-1", "M", "0"}},
       {"T negative", [](auto& x) { x.out.sizes[0] = -1; }, {who + "out", "-1", "T", "0"}},
       {"K negative", [](auto& x) { x.probs.sizes[1] = -1; }, {who + "probs", "-1", "K", "0"}},
-      {"permuted int32", [](auto& x) { x.permuted.dtype = DType::kI32; }, {who + "permuted", "int32", "fp32", "bf16", "fp16"}},
+      {"permuted int32",
+       [](auto& x) { x.permuted.dtype = DType::kI32; },
+       {who + "permuted", "int32", "fp32", "bf16", "fp16"}},
       {"out fp32", [](auto& x) { x.out.dtype = DType::kF32; }, {who + "out", "fp32", "needs fp16"}},
-      {"sorted_indices int64", [](auto& x) { x.sorted_indices.dtype = DType::kI64; },
+      {"sorted_indices int64",
+       [](auto& x) { x.sorted_indices.dtype = DType::kI64; },
        {who + "sorted_indices", "int64", "needs int32"}},
-      {"probs int32", [](auto& x) { x.probs.dtype = DType::kI32; }, {who + "probs", "int32", "fp32", "bf16", "fp16"}},
+      {"probs int32",
+       [](auto& x) { x.probs.dtype = DType::kI32; },
+       {who + "probs", "int32", "fp32", "bf16", "fp16"}},
   };
   ExpectErrors<UnpermuteFixture>(calls, RunUnpermute);
 }
@@ -581,16 +699,24 @@ TEST(BadArgumentsTest, TokenUnpermuteStorage) {
   std::vector<BadUnpermute> calls;
   const auto add = [&](const std::string& name, const std::string& bytes, auto of) {
     calls.push_back({name + " null", [of](auto& x) { of(x) = WithoutData(of(x)); }, {who + name, "null"}});
-    calls.push_back({name + " misaligned", [of](auto& x) { of(x) = Misaligned(of(x)); }, {who + name, "aligned", bytes}});
-    calls.push_back({name + " backwards", [of](auto& x) { of(x).strides[0] = -2; }, {who + name, "stride -2", "0"}});
-    calls.push_back({name + " stride huge", [of](auto& x) { of(x).strides[0] = kHuge; }, {who + name, "2^62"}});
+    calls.push_back(
+        {name + " misaligned", [of](auto& x) { of(x) = Misaligned(of(x)); }, {who + name, "aligned", bytes}});
+    calls.push_back(
+        {name + " backwards", [of](auto& x) { of(x).strides[0] = -2; }, {who + name, "stride -2", "0"}});
+    calls.push_back(
+        {name + " stride huge", [of](auto& x) { of(x).strides[0] = kHuge; }, {who + name, "2^62"}});
   };
-  add("permuted", "2 bytes", [](TokenUnpermuteArgs& x) -> auto& { return x.permuted; });
-  add("sorted_indices", "4 bytes", [](TokenUnpermuteArgs& x) -> auto& { return x.sorted_indices; });
-  add("probs", "4 bytes", [](TokenUnpermuteArgs& x) -> auto& { return x.probs; });
-  add("out", "2 bytes", [](TokenUnpermuteArgs& x) -> auto& { return x.out; });
+  add(
+      "permuted", "2 bytes", [](TokenUnpermuteArgs & x) -> auto& { return x.permuted; });
+  add(
+      "sorted_indices", "4 bytes", [](TokenUnpermuteArgs & x) -> auto& { return x.sorted_indices; });
+  add(
+      "probs", "4 bytes", [](TokenUnpermuteArgs & x) -> auto& { return x.probs; });
+  add(
+      "out", "2 bytes", [](TokenUnpermuteArgs & x) -> auto& { return x.out; });
   const auto onto = [&](const std::string& name, auto of) {
-    calls.push_back({"out on " + name, [of](auto& x) { x.out.data = const_cast<void*>(of(x).data); },
+    calls.push_back({"out on " + name,
+                     [of](auto& x) { x.out.data = const_cast<void*>(of(x).data); },
                      {who + "out", "overlaps " + name}});
     calls.push_back({"out ends in " + name,
                      [of](auto& x) { x.out.data = const_cast<F16*>(Advanced<F16>(of(x).data, -30)); },
@@ -600,7 +726,11 @@ TEST(BadArgumentsTest, TokenUnpermuteStorage) {
   onto("sorted_indices", [](TokenUnpermuteArgs& x) { return x.sorted_indices; });
   onto("probs", [](TokenUnpermuteArgs& x) { return x.probs; });
   calls.push_back({"out repeated", [](auto& x) { x.out.strides[0] = 0; }, {who + "out", "overlap", "0"}});
-  calls.push_back({"out columns overlap", [](auto& x) { x.out.strides = {1, 4}; }, {who + "out", "overlap", "4"}});
+  calls.push_back({"out columns overlap",
+                   [](auto& x) {
+                     x.out.strides = {1, 4};
+                   },
+                   {who + "out", "overlap", "4"}});
   calls.push_back({"M huge", [](auto& x) { x.permuted.sizes[0] = kHuge; }, {who + "permuted", "2^62"}});
   calls.push_back({"T huge",
                    [](auto& x) { x.out.sizes[0] = x.probs.sizes[0] = kHuge; },
@@ -615,7 +745,8 @@ TEST(BadArgumentsTest, TokenUnpermuteIndices) {
       fixture.sorted_indices.set({11}, static_cast<double>(bad));
       const UnpermuteFixture before = fixture;
       const Status status = TokenUnpermute(device, fixture.args());
-      EXPECT_TRUE(Says(status, {"token_unpermute: sorted_indices", "has " + std::to_string(bad), "(11)", "[-1, "}));
+      EXPECT_TRUE(
+          Says(status, {"token_unpermute: sorted_indices", "has " + std::to_string(bad), "(11)", "[-1, "}));
       EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
       ExpectSameBits(fixture.out.view(), before.out.view());
     }
@@ -627,7 +758,8 @@ TEST(BadArgumentsTest, TokenUnpermuteIndices) {
 // 2^31 slots are one more than an int32 counts. No data is needed to say so.
 TEST(BadArgumentsTest, TooManySlots) {
   const Device device = NpuWithoutData(Ascend910B2());
-  constexpr std::int64_t kTokens = std::int64_t{1} << 20, kRoutes = std::int64_t{1} << 11, kSlots = kTokens * kRoutes;
+  constexpr std::int64_t kTokens = std::int64_t{1} << 20, kRoutes = std::int64_t{1} << 11,
+                         kSlots = kTokens * kRoutes;
   TokenPermuteArgs permute;
   permute.tokens = ConstTensor(nullptr, DType::kBF16, {kTokens, 64});
   permute.topk_ids = ConstTensor(nullptr, DType::kI32, {kTokens, kRoutes});
@@ -641,7 +773,8 @@ TEST(BadArgumentsTest, TooManySlots) {
   unpermute.sorted_indices = ConstTensor(nullptr, DType::kI32, {kSlots});
   unpermute.probs = ConstTensor(nullptr, DType::kF32, {kTokens, kRoutes});
   unpermute.out = Tensor(nullptr, DType::kBF16, {kTokens, 64});
-  EXPECT_TRUE(Says(TokenUnpermute(device, unpermute), {"token_unpermute: out", "1048576 x 2048", "2^31 - 1"}));
+  EXPECT_TRUE(
+      Says(TokenUnpermute(device, unpermute), {"token_unpermute: out", "1048576 x 2048", "2^31 - 1"}));
 }
 
 // Index tensors steer the kernels: they are read even where nothing is computed.
@@ -661,18 +794,20 @@ ChipSpec WithCapacity(Buffer buffer, std::int64_t bytes) {
   ChipSpec chip = Ascend910B2();
   BufferSpec& spec = chip.buffers[static_cast<std::size_t>(buffer)];
   spec.capacity = spec.fast = bytes;
-  chip.name = Join("910b2 with ", bytes, " bytes of ", NameOf(buffer));
+  chip.name = "small chip";
   return chip;
 }
 
 // Grows a buffer from next to nothing. While a call does not fit, its error names the buffer and how much of
 // it there is, and nothing is written; from some size on it fits, and the answer is right.
 template <class Fixture, class Run, class Check>
-void ExpectNamesBufferUntilItFits(const std::string& kernel, const std::vector<Buffer>& buffers, Run run, Check check) {
+void ExpectNamesBufferUntilItFits(const std::string& kernel, const std::vector<Buffer>& buffers, Run run,
+                                  Check check) {
   for (Buffer buffer : buffers) {
     bool fits = false;
     const std::int64_t whole = Ascend910B2().buffer(buffer).capacity;
-    for (std::int64_t bytes = 32; bytes <= whole; bytes += RoundUp(std::max<std::int64_t>(bytes / 4, 1), 32)) {
+    for (std::int64_t bytes = 32; bytes <= whole;
+         bytes += RoundUp(std::max<std::int64_t>(bytes / 4, 1), 32)) {
       SCOPED_TRACE(Join(kernel, " with ", bytes, " bytes of ", NameOf(buffer)));
       const Device device = NpuWithData(WithCapacity(buffer, bytes));
       Fixture fixture;
@@ -684,7 +819,7 @@ void ExpectNamesBufferUntilItFits(const std::string& kernel, const std::vector<B
         continue;
       }
       EXPECT_FALSE(fits) << "fitted in less: " << status.message();
-      EXPECT_TRUE(Says(status, {kernel, std::string(" ") + NameOf(buffer), std::to_string(bytes)}));
+      EXPECT_TRUE(Says(status, {kernel, NameOf(buffer), "small chip has " + std::to_string(bytes)}));
       EXPECT_NE(status.code(), StatusCode::kInvalidArgument);
       for (std::size_t i = 0; i < fixture.all().size(); ++i) {
         ExpectSameBits(fixture.all()[i]->view(), before.all()[i]->view());
@@ -706,7 +841,8 @@ struct LargerMatmul : MatmulFixture {
 
 TEST(SmallChipsTest, Matmul) {
   ExpectNamesBufferUntilItFits<LargerMatmul>(
-      "matmul", {Buffer::kL1, Buffer::kL0A, Buffer::kL0B, Buffer::kL0C, Buffer::kBT}, RunMatmul, [](LargerMatmul& x) {
+      "matmul", {Buffer::kL1, Buffer::kL0A, Buffer::kL0B, Buffer::kL0C, Buffer::kBT}, RunMatmul,
+      [](LargerMatmul& x) {
         ExpectExactly(x.c.view(), reference::Matmul(x.a.view(), false, x.b.view(), false, x.bias.view()).c);
       });
 }
@@ -733,19 +869,49 @@ TEST(SmallChipsTest, FlashAttention) {
       });
 }
 
-TEST(SmallChipsTest, TokenPermute) {
-  ExpectNamesBufferUntilItFits<PermuteFixture>("token_permute", {Buffer::kUB}, RunPermute, [](PermuteFixture& x) {
-    for (std::int64_t s = 0; s < 15; ++s) {
-      const auto row = static_cast<std::int64_t>(x.sorted_indices.at({s}));
-      for (std::int64_t h = 0; h < 6; ++h) ASSERT_EQ(x.permuted.at({row, h}), x.tokens.at({s / 3, h}));
+// The same for other shapes, without data.
+TEST(SmallChipsTest, MessagesNameTheBuffer) {
+  const auto expect = [](const std::string& name, Buffer buffer, std::int64_t bytes, const Status& status) {
+    if (status.ok()) return;
+    EXPECT_TRUE(Says(status, {NameOf(buffer), "small chip has " + std::to_string(bytes)}))
+        << name << " in " << bytes << " bytes of " << NameOf(buffer);
+  };
+  for (Buffer buffer : {Buffer::kL1, Buffer::kL0A, Buffer::kL0B, Buffer::kL0C, Buffer::kUB}) {
+    for (std::int64_t bytes = 256; bytes <= 64 << 10; bytes += bytes / 2) {
+      const Device device = NpuWithoutData(WithCapacity(buffer, bytes));
+      for (DType in : kFloatTypes) {
+        for (std::int64_t size : {1, 33, 256}) {
+          const ConstTensor square(nullptr, in, {size, size});
+          expect(Join("matmul ", NameOf(in), " ", size), buffer, bytes,
+                 Matmul(device, {.a = square, .b = square, .c = Tensor(nullptr, in, {size, size})}));
+        }
+        for (std::int64_t d : {1, 64, 192}) {
+          expect(Join("flash_attention ", NameOf(in), " ", d), buffer, bytes,
+                 FlashAttention(device, {.q = ConstTensor(nullptr, in, {1, 1, 33, d}),
+                                         .k = ConstTensor(nullptr, in, {1, 1, 65, d}),
+                                         .v = ConstTensor(nullptr, in, {1, 1, 65, 128}),
+                                         .out = Tensor(nullptr, in, {1, 1, 33, 128})}));
+        }
+      }
     }
-  });
+  }
+}
+
+TEST(SmallChipsTest, TokenPermute) {
+  ExpectNamesBufferUntilItFits<PermuteFixture>(
+      "token_permute", {Buffer::kUB}, RunPermute, [](PermuteFixture& x) {
+        for (std::int64_t s = 0; s < 15; ++s) {
+          const auto row = static_cast<std::int64_t>(x.sorted_indices.at({s}));
+          for (std::int64_t h = 0; h < 6; ++h) ASSERT_EQ(x.permuted.at({row, h}), x.tokens.at({s / 3, h}));
+        }
+      });
 }
 
 TEST(SmallChipsTest, TokenUnpermute) {
-  ExpectNamesBufferUntilItFits<UnpermuteFixture>("token_unpermute", {Buffer::kUB}, RunUnpermute, [](UnpermuteFixture& x) {
-    EXPECT_TRUE(std::isfinite(x.out.at({4, 5})));
-  });
+  ExpectNamesBufferUntilItFits<UnpermuteFixture>("token_unpermute", {Buffer::kUB}, RunUnpermute,
+                                                 [](UnpermuteFixture& x) {
+                                                   EXPECT_TRUE(std::isfinite(x.out.at({4, 5})));
+                                                 });
 }
 
 }  // namespace

@@ -24,8 +24,8 @@ inline constexpr int kThreadCounts[] = {1, 2, 3, 7, 0};
 
 inline ::testing::AssertionResult IsOk(const Status& status) {
   if (status.ok()) return ::testing::AssertionSuccess();
-  return ::testing::AssertionFailure() << "status " << static_cast<int>(status.code()) << ": "
-                                       << status.message();
+  return ::testing::AssertionFailure()
+         << "status " << static_cast<int>(status.code()) << ": " << status.message();
 }
 
 // Row-major values into a tensor of any strides, rounded to its dtype.

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <oneapi/tbb/global_control.h>
+#include <sys/mman.h>
 
 #include <bit>
 #include <cmath>
@@ -228,7 +229,8 @@ TEST(MatmulOnNpuTest, RandomRealsAreWithinBounds) {
 
 // Bounds allow the worst; beside a naive fp32 sum the kernel is as good as that.
 TEST(MatmulTest, DoubleBenchmark) {
-  const MatmulShape shapes[] = {{64, 64, 64}, {33, 97, 1025}, {128, 128, 512}, {1, 517, 259}, {97, 131, 2049}};
+  const MatmulShape shapes[] = {
+      {64, 64, 64}, {33, 97, 1025}, {128, 128, 512}, {1, 517, 259}, {97, 131, 2049}};
   for (const MatmulShape& shape : shapes) {
     for (DType in : kFloatTypes) {
       for (DType out : {DType::kF32, in}) {
@@ -248,7 +250,8 @@ TEST(MatmulTest, DoubleBenchmark) {
 
 // The innermost stride of every tensor is 2 or 3, every other one odd.
 TEST(MatmulTest, ElementsApart) {
-  for (const MatmulShape& shape : {MatmulShape{33, 29, 47}, MatmulShape{130, 67, 259}, MatmulShape{1, 70, 90}}) {
+  for (const MatmulShape& shape :
+       {MatmulShape{33, 29, 47}, MatmulShape{130, 67, 259}, MatmulShape{1, 70, 90}}) {
     for (const Options& options : AllOptions()) {
       SCOPED_TRACE(shape.Name() + " " + options.Name());
       Random random;
@@ -308,15 +311,50 @@ TEST(MatmulTest, RepeatedElements) {
               device, {.a = a, .b = dense.view(), .bias = bias, .c = c.view(), .transpose_a = transpose})));
           ExpectExactly(c.view(), reference::Matmul(a, transpose, dense.view(), false, bias).c);
           c.FillNaN();
-          ASSERT_TRUE(IsOk(Matmul(
-              device,
-              {.a = a, .b = b, .bias = bias, .c = c.view(), .transpose_a = transpose, .transpose_b = transpose})));
+          ASSERT_TRUE(IsOk(Matmul(device, {.a = a,
+                                           .b = b,
+                                           .bias = bias,
+                                           .c = c.view(),
+                                           .transpose_a = transpose,
+                                           .transpose_b = transpose})));
           ExpectExactly(c.view(), reference::Matmul(a, transpose, b, transpose, bias).c);
           ExpectGuards(c);
         }
       }
     }
   }
+}
+
+// Offsets beyond 2^32 elements: rows and columns gigabytes apart, in memory that is reserved but for the pages
+// that hold them.
+TEST(MatmulTest, OffsetsBeyond32Bits) {
+  constexpr std::int64_t kStride = (std::int64_t{1} << 32) + 5;
+  const std::size_t bytes = static_cast<std::size_t>(2 * kStride + 64) * sizeof(BF16);
+  std::vector<BF16*> memory;
+  for (int i = 0; i < 3; ++i) {
+    void* reserved =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (reserved == MAP_FAILED) GTEST_SKIP() << "cannot reserve " << bytes << " bytes";
+    memory.push_back(static_cast<BF16*>(reserved));
+  }
+  const ConstTensor::Sizes strides[] = {{kStride, 1}, {1, kStride}, {kStride, 3}};
+  for (const ConstTensor::Sizes& s : strides) {
+    for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+      Random random;
+      Matrix a(DType::kBF16, {3, 3}), b(DType::kBF16, {3, 3});
+      a.FillIntegers(random), b.FillIntegers(random);
+      Tensor far[3];
+      for (std::size_t i = 0; i < 3; ++i) {
+        far[i] = Tensor(memory[i], {3, 3});
+        far[i].strides = s;
+      }
+      Assign(far[0], a.ToDoubles()), Assign(far[1], b.ToDoubles());
+      ASSERT_TRUE(IsOk(Matmul(device, {.a = far[0], .b = far[1], .c = far[2]})));
+      ExpectExactly(far[2], reference::Matmul(a.view(), false, b.view(), false, {}).c);
+      Assign(far[2], std::vector<double>(9, kNaN));
+    }
+  }
+  for (BF16* reserved : memory) munmap(reserved, bytes);
 }
 
 // An empty sum is the bias, or zero. Operands without elements need no data.
@@ -375,7 +413,8 @@ TEST(MatmulTest, SpecialValuesStayInTheirRowOrColumn) {
       Random random;
       Call call(shape, options);
       // Positive, so that infinities keep their sign and no product is 0 * inf.
-      call.a.FillIntegers(random, 1, 3), call.b.FillIntegers(random, 1, 3), call.bias.FillIntegers(random, 1, 3);
+      call.a.FillIntegers(random, 1, 3), call.b.FillIntegers(random, 1, 3),
+          call.bias.FillIntegers(random, 1, 3);
       const std::int64_t row = 66, column = 82, p = 44, bias_column = 15, b_column = 64;
       const Tensor a = call.plain_a(), b = call.plain_b();
       StoreFloat(a.data, a.dtype, row * a.stride(0) + p * a.stride(1), static_cast<float>(special));
@@ -392,6 +431,20 @@ TEST(MatmulTest, SpecialValuesStayInTheirRowOrColumn) {
         }
       }
       ExpectExactly(call.c.view(), RoundTo(options.out, expected));
+    }
+  }
+}
+
+// Buffers that an earlier call left full of NaN: padding does not take from them.
+TEST(MatmulTest, NothingIsLeftOfEarlierCalls) {
+  for (const Device& device : {Host({.threads = 1}), NpuWithData(Ascend910B2())}) {
+    for (DType in : kFloatTypes) {
+      Call poison({300, 530, 310}, {.in = in, .out = DType::kF32, .bias = in});
+      poison.a.FillNaN(), poison.b.FillNaN(), poison.bias.FillNaN();
+      for (const MatmulShape& shape : FewShapes()) {
+        ASSERT_TRUE(IsOk(Matmul(device, poison.args())));
+        ExactProduct(shape).Expect(device, {.in = in, .out = DType::kF32, .bias = in, .transpose_b = true});
+      }
     }
   }
 }
@@ -438,7 +491,8 @@ TEST(MatmulTest, OneRoundingToTheOutput) {
 
 TEST(MatmulTest, SameBitsForAnyThreads) {
   const tbb::global_control more_threads_than_cores(tbb::global_control::max_allowed_parallelism, 8);
-  for (const MatmulShape& shape : {MatmulShape{383, 259, 513}, MatmulShape{7, 1031, 517}, MatmulShape{1031, 3, 600}}) {
+  for (const MatmulShape& shape :
+       {MatmulShape{383, 259, 513}, MatmulShape{7, 1031, 517}, MatmulShape{1031, 3, 600}}) {
     for (DType in : kFloatTypes) {
       Random random;
       Call call(shape, {.in = in, .out = DType::kF32, .bias = in, .transpose_b = true});
@@ -459,7 +513,8 @@ TEST(MatmulTest, SameBitsForAnyThreads) {
 
 // The order of a sum depends on shape, dtype and SIMD target alone, not on how the operands are stored.
 TEST(MatmulTest, SameBitsForAnyStorage) {
-  for (const MatmulShape& shape : {MatmulShape{129, 259, 513}, MatmulShape{3, 517, 1025}, MatmulShape{64, 64, 3000}}) {
+  for (const MatmulShape& shape :
+       {MatmulShape{129, 259, 513}, MatmulShape{3, 517, 1025}, MatmulShape{64, 64, 3000}}) {
     for (DType in : kFloatTypes) {
       Random random;
       Call call(shape, {.in = in, .out = DType::kF32}, kContiguous);
@@ -494,8 +549,10 @@ TEST(MatmulTest, ConcurrentCalls) {
   std::vector<std::thread> callers;
   for (std::size_t i = 0; i < calls.size(); ++i) {
     callers.emplace_back([&, i] {
-      const Device device = i % 5 == 4 ? NpuWithData(Ascend910B2()) : Host({.threads = static_cast<int>(i % 4)});
-      for (int repeat = 0; repeat < 8 && statuses[i].ok(); ++repeat) statuses[i] = Matmul(device, calls[i].args());
+      const Device device =
+          i % 5 == 4 ? NpuWithData(Ascend910B2()) : Host({.threads = static_cast<int>(i % 4)});
+      for (int repeat = 0; repeat < 8 && statuses[i].ok(); ++repeat)
+        statuses[i] = Matmul(device, calls[i].args());
     });
   }
   for (std::thread& caller : callers) caller.join();

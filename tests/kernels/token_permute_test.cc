@@ -41,13 +41,14 @@ struct Options {
   Layout layout = {};
 
   std::string Name() const {
-    return Join(NameOf(dtype), " ids ", NameOf(ids), " num_out_tokens ", num_out_tokens, counts ? " counts" : "",
-                one_dimensional_ids ? " 1-D" : "", " step ", layout.step);
+    return Join(NameOf(dtype), " ids ", NameOf(ids), " num_out_tokens ", num_out_tokens,
+                counts ? " counts" : "", one_dimensional_ids ? " 1-D" : "", " step ", layout.step);
   }
 };
 
 std::int64_t RowsOut(std::int64_t slots, std::int64_t num_out_tokens) {
-  return num_out_tokens > 0 ? std::min(num_out_tokens, slots) : std::max<std::int64_t>(slots + num_out_tokens, 0);
+  return num_out_tokens > 0 ? std::min(num_out_tokens, slots)
+                            : std::max<std::int64_t>(slots + num_out_tokens, 0);
 }
 
 // Tensors of one call, each between guards. Outputs start as NaN, or as negative numbers.
@@ -56,7 +57,8 @@ struct PermuteCall {
       : options(o),
         shape(s),
         tokens(o.dtype, {s.tokens, s.hidden}, o.layout),
-        ids(o.one_dimensional_ids ? Matrix(o.ids, {s.tokens}, o.layout) : Matrix(o.ids, {s.tokens, s.topk}, o.layout)),
+        ids(o.one_dimensional_ids ? Matrix(o.ids, {s.tokens}, o.layout)
+                                  : Matrix(o.ids, {s.tokens, s.topk}, o.layout)),
         permuted(o.dtype, {RowsOut(s.tokens * s.topk, o.num_out_tokens), s.hidden}, o.layout),
         sorted_indices(DType::kI32, {s.tokens * s.topk}, o.layout),
         counts(DType::kI32, {s.experts}, o.layout) {}
@@ -90,7 +92,9 @@ struct PermuteCall {
   Matrix tokens, ids, permuted, sorted_indices, counts;
 };
 
-std::vector<double> AsDoubles(const std::vector<std::int32_t>& values) { return {values.begin(), values.end()}; }
+std::vector<double> AsDoubles(const std::vector<std::int32_t>& values) {
+  return {values.begin(), values.end()};
+}
 
 // Row r of `permuted` holds the bits of its token.
 void ExpectMoved(PermuteCall& call, const reference::Routing& routing) {
@@ -103,7 +107,8 @@ void ExpectMoved(PermuteCall& call, const reference::Routing& routing) {
     token.data = static_cast<std::byte*>(token.data) + t * token.stride(0) * SizeOf(token.dtype);
     row.data = static_cast<std::byte*>(row.data) + r * row.stride(0) * SizeOf(row.dtype);
     const auto same = HasSameBits(row, token);
-    if (!same && wrong++ == 0) ADD_FAILURE() << "row " << r << " is not token " << t << ": " << same.message();
+    if (!same && wrong++ == 0)
+      ADD_FAILURE() << "row " << r << " is not token " << t << ": " << same.message();
   }
   EXPECT_EQ(wrong, 0);
 }
@@ -143,8 +148,9 @@ TEST_P(TokenPermuteShapeTest, RowsArriveBitForBit) { ExpectPermutes(Host(), GetP
 INSTANTIATE_TEST_SUITE_P(Shapes, TokenPermuteShapeTest, ::testing::ValuesIn(PermuteShapes()), ShapeName());
 
 std::vector<PermuteShape> FewShapes() {
-  return {{1, 1, 1, 1},  {13, 3, 7, 65},    {29, 2, 255, 5}, {5, 17, 11, 3}, {4, 0, 3, 5},  {3, 2, 4, 0},
-          {0, 2, 5, 9},  {1, 8, 256, 7168}, {300, 8, 256, 129}, {3, 2, 2, 20011}, {1021, 8, 64, 3}};
+  return {{1, 1, 1, 1},       {13, 3, 7, 65},   {29, 2, 255, 5}, {5, 17, 11, 3},
+          {4, 0, 3, 5},       {3, 2, 4, 0},     {0, 2, 5, 9},    {1, 8, 256, 7168},
+          {300, 8, 256, 129}, {3, 2, 2, 20011}, {1021, 8, 64, 3}};
 }
 
 class TokenPermuteSimdTest : public SimdTargetTest {};
@@ -190,7 +196,8 @@ TEST(TokenPermuteTest, RanksAreThoseOfAStableSort) {
     const std::vector<double> ids = call.ids.ToDoubles();
     std::vector<std::size_t> slots(ids.size());
     std::iota(slots.begin(), slots.end(), std::size_t{0});
-    std::stable_sort(slots.begin(), slots.end(), [&](std::size_t x, std::size_t y) { return ids[x] < ids[y]; });
+    std::stable_sort(slots.begin(), slots.end(),
+                     [&](std::size_t x, std::size_t y) { return ids[x] < ids[y]; });
     for (std::size_t rank = 0; rank < slots.size(); ++rank) {
       ASSERT_EQ(call.sorted_indices.at({static_cast<std::int64_t>(slots[rank])}), static_cast<double>(rank));
     }
@@ -201,8 +208,9 @@ TEST(TokenPermuteTest, RanksAreThoseOfAStableSort) {
 TEST(TokenPermuteTest, Routings) {
   const PermuteShape shape{150, 8, 8, 17};
   const std::function<std::int64_t(std::int64_t, std::int64_t)> routings[] = {
-      [](auto, auto) { return 0; }, [](auto, auto) { return 7; }, [](auto, auto j) { return j; },
-      [](auto, auto j) { return 7 - j; }, [](auto t, auto) { return 7 - t % 8; }, [](auto t, auto) { return t / 19; }};
+      [](auto, auto) { return 0; },           [](auto, auto) { return 7; },
+      [](auto, auto j) { return j; },         [](auto, auto j) { return 7 - j; },
+      [](auto t, auto) { return 7 - t % 8; }, [](auto t, auto) { return t / 19; }};
   for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
     for (const auto& expert : routings) {
       for (std::int64_t num_out_tokens : {0, 1, 700, 1199, 1200, 1201, -1, -600, -1199, -1200, -5000}) {
@@ -210,7 +218,8 @@ TEST(TokenPermuteTest, Routings) {
         PermuteCall call(shape, {.dtype = DType::kF16, .num_out_tokens = num_out_tokens});
         call.FillTokens(random);
         for (std::int64_t t = 0; t < shape.tokens; ++t) {
-          for (std::int64_t j = 0; j < shape.topk; ++j) call.ids.set({t, j}, static_cast<double>(expert(t, j)));
+          for (std::int64_t j = 0; j < shape.topk; ++j)
+            call.ids.set({t, j}, static_cast<double>(expert(t, j)));
         }
         ExpectPermuted(device, call);
       }
@@ -287,8 +296,8 @@ TEST(TokenPermuteTest, SameBitsForAnyThreads) {
 
 // Tensors of one unpermute call.
 struct UnpermuteCall {
-  UnpermuteCall(std::int64_t t, std::int64_t k, std::int64_t h, std::int64_t m, DType dtype, std::optional<DType> p,
-                const Layout& layout = {})
+  UnpermuteCall(std::int64_t t, std::int64_t k, std::int64_t h, std::int64_t m, DType dtype,
+                std::optional<DType> p, const Layout& layout = {})
       : has_probs(p),
         permuted(dtype, {m, h}, layout),
         sorted_indices(DType::kI32, {t * k}, layout),
@@ -300,7 +309,8 @@ struct UnpermuteCall {
     std::vector<double> rows(static_cast<std::size_t>(sorted_indices.count()));
     std::iota(rows.begin(), rows.end(), 0.0);
     for (std::size_t i = rows.size(); i > 1; --i) {
-      std::swap(rows[i - 1], rows[static_cast<std::size_t>(random.Integer(0, static_cast<std::int64_t>(i) - 1))]);
+      std::swap(rows[i - 1],
+                rows[static_cast<std::size_t>(random.Integer(0, static_cast<std::int64_t>(i) - 1))]);
     }
     Assign(sorted_indices.view(), rows);
   }
@@ -310,7 +320,8 @@ struct UnpermuteCall {
   }
 
   TokenUnpermuteArgs args() {
-    TokenUnpermuteArgs args{.permuted = permuted.view(), .sorted_indices = sorted_indices.view(), .out = out.view()};
+    TokenUnpermuteArgs args{
+        .permuted = permuted.view(), .sorted_indices = sorted_indices.view(), .out = out.view()};
     if (has_probs) args.probs = probs.view();
     return args;
   }
@@ -323,7 +334,8 @@ void ExpectUnpermuted(const Device& device, UnpermuteCall& call) {
   const TokenUnpermuteArgs args = call.args();
   ASSERT_TRUE(IsOk(TokenUnpermute(device, args)));
   const auto expected = reference::Unpermute(args.permuted, args.sorted_indices, args.probs);
-  ExpectClose(call.out.view(), expected.out, reference::UnpermuteBounds(expected, args.probs, call.out.dtype()));
+  ExpectClose(call.out.view(), expected.out,
+              reference::UnpermuteBounds(expected, args.probs, call.out.dtype()));
   for (const Matrix* x : {&call.permuted, &call.sorted_indices, &call.probs, &call.out}) ExpectGuards(*x);
 }
 
@@ -358,7 +370,8 @@ TEST_P(TokenUnpermuteShapeTest, ExactSumsRoundOnce) {
     call.Fill(random);
     call.permuted.FillIntegers(random);
     std::vector<double> powers;
-    for (std::int64_t i = 0; i < call.probs.count(); ++i) powers.push_back(std::ldexp(1, static_cast<int>(random.Integer(-6, 0))));
+    for (std::int64_t i = 0; i < call.probs.count(); ++i)
+      powers.push_back(std::ldexp(1, static_cast<int>(random.Integer(-6, 0))));
     Assign(call.probs.view(), powers);
     const TokenUnpermuteArgs args = call.args();
     ASSERT_TRUE(IsOk(TokenUnpermute(Host(), args)));
@@ -446,6 +459,20 @@ TEST(TokenUnpermuteTest, RowsOfProbabilityZeroAreNotRead) {
   }
 }
 
+// Buffers that an earlier call left full of NaN do not show.
+TEST(TokenUnpermuteTest, NothingIsLeftOfEarlierCalls) {
+  for (const Device& device : {Host({.threads = 1}), NpuWithData(Ascend910B2())}) {
+    for (DType dtype : kFloatTypes) {
+      Random random;
+      UnpermuteCall poison(200, 8, 7168, 1600, dtype, dtype), call(61, 5, 1003, 200, dtype, dtype);
+      poison.Fill(random), call.Fill(random);
+      poison.permuted.FillNaN(), poison.probs.FillNaN();
+      ASSERT_TRUE(IsOk(TokenUnpermute(device, poison.args())));
+      ExpectUnpermuted(device, call);
+    }
+  }
+}
+
 // Probabilities that are NaN or infinite reach their token alone.
 TEST(TokenUnpermuteTest, SpecialProbabilities) {
   for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
@@ -529,7 +556,8 @@ TEST(TokenUnpermuteTest, RepeatedElements) {
       if (repeated == 3) args.permuted.strides[0] = 0;
       ASSERT_TRUE(IsOk(TokenUnpermute(device, args)));
       const auto expected = reference::Unpermute(args.permuted, args.sorted_indices, args.probs);
-      ExpectClose(call.out.view(), expected.out, reference::UnpermuteBounds(expected, args.probs, DType::kF16));
+      ExpectClose(call.out.view(), expected.out,
+                  reference::UnpermuteBounds(expected, args.probs, DType::kF16));
     }
   }
 }
@@ -556,14 +584,16 @@ TEST(TokenPermuteTest, ConcurrentCalls) {
   std::vector<PermuteCall> calls;
   Random random;
   for (int i = 0; i < 12; ++i) {
-    calls.emplace_back(PermuteShape{200 + 31 * i, 1 + i % 5, 7, 40 + i}, Options{.dtype = kFloatTypes[i % 3]});
+    calls.emplace_back(PermuteShape{200 + 31 * i, 1 + i % 5, 7, 40 + i},
+                       Options{.dtype = kFloatTypes[i % 3]});
     calls.back().tokens.FillNormal(random), calls.back().FillIds(random);
   }
   std::vector<Status> statuses(calls.size());
   std::vector<std::thread> callers;
   for (std::size_t i = 0; i < calls.size(); ++i) {
     callers.emplace_back([&, i] {
-      const Device device = i % 4 == 3 ? NpuWithData(Ascend910B2()) : Host({.threads = static_cast<int>(i % 4)});
+      const Device device =
+          i % 4 == 3 ? NpuWithData(Ascend910B2()) : Host({.threads = static_cast<int>(i % 4)});
       PermuteCall& call = calls[i];
       for (int repeat = 0; repeat < 8 && statuses[i].ok(); ++repeat) {
         statuses[i] = TokenPermute(device, call.args());
@@ -571,11 +601,13 @@ TEST(TokenPermuteTest, ConcurrentCalls) {
         // Back over the tokens themselves, one slot each: it leaves them as they were.
         std::vector<std::int32_t> first(static_cast<std::size_t>(call.shape.tokens));
         for (std::size_t t = 0; t < first.size(); ++t) {
-          first[t] = static_cast<std::int32_t>(call.sorted_indices.at({static_cast<std::int64_t>(t) * call.shape.topk}));
+          first[t] = static_cast<std::int32_t>(
+              call.sorted_indices.at({static_cast<std::int64_t>(t) * call.shape.topk}));
         }
-        statuses[i] = TokenUnpermute(device, {.permuted = call.permuted.view(),
-                                              .sorted_indices = ConstTensor(first.data(), {call.shape.tokens}),
-                                              .out = call.tokens.view()});
+        statuses[i] =
+            TokenUnpermute(device, {.permuted = call.permuted.view(),
+                                    .sorted_indices = ConstTensor(first.data(), {call.shape.tokens}),
+                                    .out = call.tokens.view()});
       }
     });
   }

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -111,12 +110,13 @@ TEST(ArenaTest, TheFindingIsAMapOfTheBuffer) {
   Place(arena, "other_lane", Buffer::kUB, DType::kF32, 1, 64, 1, 1);
   Place(arena, "scores", Buffer::kUB, DType::kF32, 2, 64, 1, 0);
   Place(arena, "weights", Buffer::kUB, DType::kBF16, 3, 64, 2, 0);
-  EXPECT_EQ(arena.finding(),
-            "ring 'weights' needs 768 bytes (2 x 3 x 64 bf16), which ends 256 bytes beyond UB (1024 bytes) of "
-            "small\n"
-            "  UB map, bytes:\n"
-            "  [        0,      512)  scores, 1 slot\n"
-            "  [      512,     1280)  weights, 2 slots\n");
+  EXPECT_EQ(
+      arena.finding(),
+      "ring 'weights' needs 768 bytes (2 x 3 x 64 bf16), which ends 256 bytes beyond UB (1024 bytes) of "
+      "small\n"
+      "  UB map, bytes:\n"
+      "  [        0,      512)  scores, 1 slot\n"
+      "  [      512,     1280)  weights, 2 slots\n");
 }
 
 TEST(ArenaTest, TheFirstRingBeyondIsTheFinding) {
@@ -145,14 +145,15 @@ TEST(ArenaTest, EachVectorCoreHasItsOwnUb) {
 TEST(ArenaTest, TheFindingNamesEveryOwnerOfALongList) {
   const ChipSpec chip = SmallChip();
   Arena arena(chip);
-  for (int i = 0; i < 20; ++i) Place(arena, i % 2 == 0 ? "even" : "odd", Buffer::kUB, DType::kF32, 1, 8, 1, 0);
+  for (int i = 0; i < 20; ++i)
+    Place(arena, i % 2 == 0 ? "even" : "odd", Buffer::kUB, DType::kF32, 1, 8, 1, 0);
   Place(arena, "last", Buffer::kUB, DType::kF32, 1, 256, 1, 0);
   EXPECT_NE(arena.finding().find("[      608,      640)  odd"), std::string::npos) << arena.finding();
   EXPECT_NE(arena.finding().find("[      640,     1664)  last"), std::string::npos) << arena.finding();
 }
 
 TEST(ArenaDeathTest, ARingNeedsStagesAndASize) {
-  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   const ChipSpec chip = SmallChip();
   Arena arena(chip);
   EXPECT_DEATH(Place(arena, "x", Buffer::kL1, DType::kF32, 1, 1, 0), "no stages");
@@ -187,7 +188,8 @@ TEST(ArenaLaunchTest, AKernelThatOverflowsTheChipIsAnError) {
     EXPECT_NE(ub.message().find("ring 'rows_ub' needs 197120 bytes"), std::string::npos) << ub.message();
     EXPECT_NE(ub.message().find("512 bytes beyond UB (196608 bytes) of ascend910b4"), std::string::npos)
         << ub.message();
-    EXPECT_NE(ub.message().find("[        0,   197120)  rows_ub, 2 slots"), std::string::npos) << ub.message();
+    EXPECT_NE(ub.message().find("[        0,   197120)  rows_ub, 2 slots"), std::string::npos)
+        << ub.message();
 
     const Status l0a = LaunchOn(npu, 384, 272);
     EXPECT_EQ(l0a.code(), StatusCode::kUnsupported);

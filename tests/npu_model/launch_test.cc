@@ -1,6 +1,7 @@
 // A user's own kernels, written against the machine's headers alone, on both executors.
 #include "npu_model/launch.h"
 
+// Before any header of Highway: its AVX3_DL target is one of ours.
 #define HWY_WANT_AVX3_DL
 #include <gtest/gtest.h>
 #include <tbb/global_control.h>
@@ -113,7 +114,8 @@ void MatmulAddKernel(Core& core, const MatmulAddOperands& g, std::int64_t m, std
 // out(i) = i-th row of x times 1 + the number of ids equal to i, for the rows of this core.
 template <VectorCore V>
 void ScaleRowsKernel(V& core, const Gm& x, const Gm& ids, const Gm& out) {
-  Ring<Buffer::kUB, std::int32_t> ids_ub(core, "ids_ub", 1, ids.cols, 1), counts_ub(core, "counts_ub", 1, 1, 1);
+  Ring<Buffer::kUB, std::int32_t> ids_ub(core, "ids_ub", 1, ids.cols, 1),
+      counts_ub(core, "counts_ub", 1, 1, 1);
   Ring<Buffer::kUB, float> rows_ub(core, "rows_ub", 1, x.cols, 2);
   const auto all = ids_ub.Next(1, ids.cols);
   core.Load(all, ids);
@@ -131,7 +133,8 @@ void ScaleRowsKernel(V& core, const Gm& x, const Gm& ids, const Gm& out) {
 // Row i of `to` = row i of `from`, for the rows of this core, plus `plus`.
 template <VectorCore V>
 void AddToRowsKernel(V& core, const Gm& from, const Gm& to, float plus, std::int64_t shift) {
-  Ring<Buffer::kUB, float> rows_ub(core, "rows_ub", 1, from.cols, 2), plus_ub(core, "plus_ub", 1, from.cols, 1);
+  Ring<Buffer::kUB, float> rows_ub(core, "rows_ub", 1, from.cols, 2),
+      plus_ub(core, "plus_ub", 1, from.cols, 1);
   const auto constant = plus_ub.Next(1, from.cols);
   core.Fill(constant, plus);
   for (std::int64_t i = core.index(); i < from.rows; i += core.count()) {
@@ -201,8 +204,8 @@ TEST_F(LaunchTest, AUsersKernelRunsOnBothExecutors) {
       for (const Device& device : Devices()) {
         for (std::int64_t depth : {0, 1}) {
           Matrix c(DType::kF32, {m, 33});
-          ASSERT_TRUE(RunMatmulAdd(device, data.a.view(), data.b.view(), data.bias.view(), data.d.view(), c.view(),
-                                   depth)
+          ASSERT_TRUE(RunMatmulAdd(device, data.a.view(), data.b.view(), data.bias.view(), data.d.view(),
+                                   c.view(), depth)
                           .ok());
           ExpectExactly(c.view(), expected);
           ExpectGuards(c);
@@ -217,7 +220,9 @@ TEST_F(LaunchTest, AUsersKernelRunsOnEverySimdTarget) {
   testing::ForEachSimdTarget([&] {
     for (const Device& device : {Host({.threads = 1}), Npu(Ascend910B2())}) {
       Matrix c(DType::kF32, {40, 33});
-      ASSERT_TRUE(RunMatmulAdd(device, data.a.view(), data.b.view(), data.bias.view(), data.d.view(), c.view(), 1).ok());
+      ASSERT_TRUE(
+          RunMatmulAdd(device, data.a.view(), data.b.view(), data.bias.view(), data.d.view(), c.view(), 1)
+              .ok());
       ExpectExactly(c.view(), data.Expected(true, true));
     }
   });
@@ -249,8 +254,7 @@ TEST_F(LaunchTest, ATensorIsSeenWithItsSizesAndStrides) {
     EXPECT_EQ(t.sizes, (BasicTensor<void>::Sizes{2, 3, 5, 7}));
     EXPECT_EQ(t.strides, matrix.view().strides);
     EXPECT_EQ(t.data, matrix.view().data);
-    EXPECT_EQ(MatrixOf(t, 1, 2).data(),
-              t.data + 2 * (matrix.view().stride(0) + 2 * matrix.view().stride(1)));
+    EXPECT_EQ(MatrixOf(t, 1, 2).data(), t.data + 2 * (matrix.view().stride(0) + 2 * matrix.view().stride(1)));
     EXPECT_EQ(v.sizes, (BasicTensor<void>::Sizes{1, 1, 1, 9}));
     EXPECT_EQ(v.strides[3], 2);
     EXPECT_EQ(v.bytes, (8 * 2 + 1) * 4);
@@ -271,7 +275,8 @@ TEST_F(LaunchTest, PhasesRunOneAfterTheOther) {
     Matrix in(DType::kF32, {kRows, kCols}), out(DType::kF32, {kRows, kCols});
     in.FillIntegers(random);
     Launch launch(device, "phases");
-    const Gm source = MatrixOf(*launch.Input("in", in.view())), target = MatrixOf(*launch.Output("out", out.view()));
+    const Gm source = MatrixOf(*launch.Input("in", in.view())),
+             target = MatrixOf(*launch.Output("out", out.view()));
     const Gm even = MatrixOf(*launch.Workspace("even", DType::kF32, {kRows, kCols})),
              odd = MatrixOf(*launch.Workspace("odd", DType::kF32, {kRows, kCols}));
     for (std::int64_t phase = 0; phase < kPhases; ++phase) {
@@ -431,9 +436,12 @@ TEST_F(LaunchTest, WithoutDataNothingFloatIsTouchedAndTheRecordIsTheSame) {
     return view;
   };
   ASSERT_TRUE(
-      RunMatmulAdd(dry, null(data.a), null(data.b), null(data.bias), null(data.d), c.view(), 1, &without).ok());
+      RunMatmulAdd(dry, null(data.a), null(data.b), null(data.bias), null(data.d), c.view(), 1, &without)
+          .ok());
   testing::ExpectSameBits(c.view(), untouched.view());
-  ASSERT_TRUE(RunMatmulAdd(npu, data.a.view(), data.b.view(), data.bias.view(), data.d.view(), c.view(), 1, &with).ok());
+  ASSERT_TRUE(
+      RunMatmulAdd(npu, data.a.view(), data.b.view(), data.bias.view(), data.d.view(), c.view(), 1, &with)
+          .ok());
   ExpectExactly(c.view(), data.Expected(true, true));
   EXPECT_EQ(with.instructions, without.instructions);
   EXPECT_EQ(with.time_s, without.time_s);
@@ -505,10 +513,11 @@ TEST_F(LaunchTest, TheTimelineIsKeptWhenAskedFor) {
 TEST_F(LaunchTest, ResultsDoNotDependOnThreads) {
   Random random;
   MatmulAddData data(DType::kF32, 500, 40, 70);
-  data.a.FillNormal(random), data.b.FillNormal(random), data.bias.FillNormal(random), data.d.FillNormal(random);
+  data.a.FillNormal(random), data.b.FillNormal(random), data.bias.FillNormal(random),
+      data.d.FillNormal(random);
   Matrix one(DType::kF32, {500, 40});
-  ASSERT_TRUE(RunMatmulAdd(Host({.threads = 1}), data.a.view(), data.b.view(), data.bias.view(), data.d.view(),
-                           one.view(), 1)
+  ASSERT_TRUE(RunMatmulAdd(Host({.threads = 1}), data.a.view(), data.b.view(), data.bias.view(),
+                           data.d.view(), one.view(), 1)
                   .ok());
   for (int threads : {2, 3, 7, 0}) {
     Matrix c(DType::kF32, {500, 40});
@@ -528,7 +537,8 @@ TEST_F(LaunchTest, EveryChipIsADevice) {
     Matrix c(DType::kF32, {70, 16});
     Profile profile;
     ASSERT_TRUE(
-        RunMatmulAdd(Npu(chip), data.a.view(), data.b.view(), data.bias.view(), {}, c.view(), 1, &profile).ok());
+        RunMatmulAdd(Npu(chip), data.a.view(), data.b.view(), data.bias.view(), {}, c.view(), 1, &profile)
+            .ok());
     ExpectExactly(c.view(), data.Expected(true, false));
     EXPECT_EQ(profile.chip, name);
   }

@@ -2,9 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
+#include <utility>
 
 namespace cubist {
 namespace {
@@ -43,9 +44,7 @@ TEST(PipelineTest, OneStepGoesThroughItsStages) {
   }
 }
 
-TEST(PipelineTest, DepthZeroRunsStepAfterStep) {
-  EXPECT_EQ(OrderOf<3>(0, 3), "A0 B0 C0 A1 B1 C1 A2 B2 C2");
-}
+TEST(PipelineTest, DepthZeroRunsStepAfterStep) { EXPECT_EQ(OrderOf<3>(0, 3), "A0 B0 C0 A1 B1 C1 A2 B2 C2"); }
 
 TEST(PipelineTest, DepthOneIsThePictureOfTheHeader) {
   EXPECT_EQ(OrderOf<3>(1, 2), "A0 A1 B0 B1 C0 C1");

@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cubist {
@@ -56,16 +58,28 @@ TEST(BlockOrderTest, RowMajorGoesAlongTheRows) {
 }
 
 TEST(BlockOrderTest, SwizzledGoesDownAndUpBandsOfColumns) {
-  EXPECT_EQ(Walk({3, 5, BlockOrder::kSwizzled, 2}),
-            (std::vector<BlockCoord>{{0, 0}, {0, 1}, {1, 0}, {1, 1}, {2, 0}, {2, 1},    // Down,
-                                     {2, 2}, {2, 3}, {1, 2}, {1, 3}, {0, 2}, {0, 3},    // up,
-                                     {0, 4}, {1, 4}, {2, 4}}));                         // down.
+  EXPECT_EQ(Walk({3, 5, BlockOrder::kSwizzled, 2}), (std::vector<BlockCoord>{{0, 0},
+                                                                             {0, 1},
+                                                                             {1, 0},
+                                                                             {1, 1},
+                                                                             {2, 0},
+                                                                             {2, 1},  // Down,
+                                                                             {2, 2},
+                                                                             {2, 3},
+                                                                             {1, 2},
+                                                                             {1, 3},
+                                                                             {0, 2},
+                                                                             {0, 3},  // up,
+                                                                             {0, 4},
+                                                                             {1, 4},
+                                                                             {2, 4}}));  // down.
 }
 
 TEST(BlockOrderTest, DiagonalGoesAlongTheDiagonalsOfBandsOfRows) {
-  EXPECT_EQ(Walk({3, 4, BlockOrder::kDiagonal, 2}),
-            (std::vector<BlockCoord>{{0, 0}, {1, 1}, {0, 1}, {1, 2}, {0, 2}, {1, 3}, {0, 3}, {1, 0},
-                                     {2, 0}, {2, 1}, {2, 2}, {2, 3}}));
+  EXPECT_EQ(
+      Walk({3, 4, BlockOrder::kDiagonal, 2}),
+      (std::vector<BlockCoord>{
+          {0, 0}, {1, 1}, {0, 1}, {1, 2}, {0, 2}, {1, 3}, {0, 3}, {1, 0}, {2, 0}, {2, 1}, {2, 2}, {2, 3}}));
 }
 
 // Neighbours in a swizzled walk: along a row of the band, or to the next row, or, at the end of a band, on in
@@ -149,8 +163,8 @@ TEST(BlockOrderTest, HugeGridsDoNotOverflow) {
   for (BlockOrder order : kOrders) {
     const BlockGrid grid{side, side, order, 8};
     std::set<std::pair<std::int64_t, std::int64_t>> seen;
-    for (std::int64_t i : {std::int64_t{0}, std::int64_t{1}, side, side * 8 - 1, side * 8, side * side / 2 + 1,
-                           side * side - 1}) {
+    for (std::int64_t i : {std::int64_t{0}, std::int64_t{1}, side, side * 8 - 1, side * 8,
+                           side * side / 2 + 1, side * side - 1}) {
       const BlockCoord block = grid.At(i);
       EXPECT_TRUE(block.row >= 0 && block.row < side && block.col >= 0 && block.col < side) << NameOf(grid);
       EXPECT_TRUE(seen.emplace(block.row, block.col).second) << NameOf(grid) << " at " << i;

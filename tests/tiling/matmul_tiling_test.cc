@@ -27,11 +27,19 @@ constexpr Buffer kBuffers[] = {Buffer::kL1, Buffer::kL0A, Buffer::kL0B, Buffer::
 
 std::vector<MatmulShape> Shapes() {
   std::vector<MatmulShape> shapes;
-  for (const auto& [m, n, k] :
-       std::vector<std::array<std::int64_t, 3>>{{1, 1, 1},         {0, 7, 5},       {7, 0, 5},      {7, 5, 0},
-                                                {16, 16, 16},      {257, 383, 97},  {1, 4096, 512}, {4096, 1, 512},
-                                                {3, 5, 100000},    {512, 512, 512}, {4096, 4096, 4096},
-                                                {128, 7168, 2048}, {20480, 7680, 1536}}) {
+  for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{{1, 1, 1},
+                                                                        {0, 7, 5},
+                                                                        {7, 0, 5},
+                                                                        {7, 5, 0},
+                                                                        {16, 16, 16},
+                                                                        {257, 383, 97},
+                                                                        {1, 4096, 512},
+                                                                        {4096, 1, 512},
+                                                                        {3, 5, 100000},
+                                                                        {512, 512, 512},
+                                                                        {4096, 4096, 4096},
+                                                                        {128, 7168, 2048},
+                                                                        {20480, 7680, 1536}}) {
     for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       shapes.push_back({m, n, k, dtype, dtype, /*bias=*/(m + n) % 2 == 0, /*a_row_bytes=*/k * SizeOf(dtype)});
     }
@@ -213,7 +221,8 @@ TEST(MatmulTilingTest, TheCubeIsAFloor) {
       const double steps = 4096.0 / static_cast<double>(chip->mmad.m_step) * 4096.0 /
                            static_cast<double>(chip->mmad.n_step) * 4096.0 /
                            static_cast<double>(chip->mmad.k_bytes / chip->OperandBytes(dtype));
-      const double passes = chip->OperandBytes(dtype) == 4 ? chip->mmad.fp32_passes : chip->mmad.narrow_passes;
+      const double passes =
+          chip->OperandBytes(dtype) == 4 ? chip->mmad.fp32_passes : chip->mmad.narrow_passes;
       const double floor = steps * passes / chip->concurrent_cores, price = BestPrice(*chip, s);
       EXPECT_GE(price, floor) << chip->name << " " << NameOf(dtype);
       EXPECT_LE(price, 1.3 * floor) << chip->name << " " << NameOf(dtype);
@@ -265,8 +274,12 @@ TEST(MatmulTilingTest, AChangedChipIsChosenForAnew) {
 TEST(MatmulTilingTest, HugeSizesAreChosenAtOnce) {
   constexpr std::int64_t kHuge = std::int64_t{1} << 40;
   for (const ChipSpec* chip : Chips()) {
-    for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
-             {kHuge, 1, 1}, {1, kHuge, 1}, {1, 1, kHuge}, {kHuge, 1024, 1024}, {1024, kHuge, 64}, {16, 16, kHuge}}) {
+    for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{{kHuge, 1, 1},
+                                                                          {1, kHuge, 1},
+                                                                          {1, 1, kHuge},
+                                                                          {kHuge, 1024, 1024},
+                                                                          {1024, kHuge, 64},
+                                                                          {16, 16, kHuge}}) {
       const MatmulShape s{m, n, k, DType::kF32, DType::kF32, true};
       MatmulTiling t;
       ASSERT_TRUE(Choose(*chip, s, &t).ok()) << chip->name << " " << NameOf(s);

@@ -1,0 +1,633 @@
+#include "npu_model/sync/plan.h"
+
+#include <tbb/parallel_for.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "npu_model/status.h"
+#include "npu_model/trace/dependencies.h"
+
+namespace cubist::sync {
+namespace {
+
+using trace::AgentOf;
+using trace::CoreRecord;
+using trace::GmAccess;
+using trace::Instr;
+using trace::IssuerOf;
+using trace::kCubeAgents;
+using trace::kMaxAgents;
+using trace::kVectorAgents;
+using trace::Operand;
+using trace::OperandUse;
+
+// A rectangle of a slot, or of bytes of GM.
+struct Area {
+  std::int64_t row_begin = 0, row_end = 1, col_begin = 0, col_end = 0;
+  const GmAccess* gm = nullptr;  // the exact bytes, where the rectangle is only their bounds
+};
+
+bool BoundsMeet(const Area& a, const Area& b) {
+  return a.row_begin < b.row_end && b.row_begin < a.row_end && a.col_begin < b.col_end &&
+         b.col_begin < a.col_end;
+}
+
+// Whether rows of two matrices with one stride share a byte. Row r of a and row s of b meet where
+// -b.burst_bytes < (r - s) * stride + (a.offset - b.offset) < ... ; only r - s matters.
+bool RowsMeet(const GmAccess& a, const GmAccess& b) {
+  const std::int64_t stride = a.row_stride, apart = b.offset - a.offset;
+  // k = r - s with apart - a.burst_bytes < k * stride < apart + b.burst_bytes
+  const auto floor_div = [](std::int64_t x, std::int64_t y) { return x >= 0 ? x / y : -((-x + y - 1) / y); };
+  const std::int64_t least = floor_div(apart - a.burst_bytes, stride) + 1;
+  const std::int64_t most = -floor_div(-(apart + b.burst_bytes), stride) - 1;
+  return std::max(least, -(b.rows - 1)) <= std::min(most, a.rows - 1);
+}
+
+// Exact for matrices of one stride and for contiguous bytes against rows; otherwise by bounds, which is
+// stricter.
+bool Meet(const Area& a, const Area& b) {
+  if (!BoundsMeet(a, b)) return false;
+  if (a.gm == nullptr || b.gm == nullptr) return true;
+  if (a.gm->bursts > 1 || b.gm->bursts > 1) return true;
+  GmAccess x = *a.gm, y = *b.gm;
+  if (x.rows == 1) x.row_stride = y.row_stride;
+  if (y.rows == 1) y.row_stride = x.row_stride;
+  return x.row_stride <= 0 || x.row_stride != y.row_stride || RowsMeet(x, y);
+}
+
+bool Covers(const Area& a, const Area& b) {
+  if (a.gm != nullptr && (a.gm->rows > 1 || a.gm->bursts > 1)) {
+    return b.gm != nullptr && a.gm->offset == b.gm->offset && a.gm->rows == b.gm->rows &&
+           a.gm->row_stride == b.gm->row_stride && a.gm->bursts == b.gm->bursts &&
+           a.gm->burst_stride == b.gm->burst_stride && a.gm->burst_bytes == b.gm->burst_bytes;
+  }
+  return a.row_begin <= b.row_begin && b.row_end <= a.row_end && a.col_begin <= b.col_begin &&
+         b.col_end <= a.col_end;
+}
+
+struct Touch {
+  Area area;
+  std::uint32_t instr = 0;
+  std::uint8_t agent = 0;
+  bool writes = false;
+};
+
+// The accesses to one slot or tensor that a later one may have to wait for.
+class Past {
+ public:
+  template <class Visit>
+  void ForEachConflict(const Touch& now, Visit visit) const {
+    for (const Touch& old : touches_) {
+      if ((now.writes || old.writes) && Meet(old.area, now.area)) visit(old);
+    }
+  }
+  // Waiting for a write waits for what it covers, and waiting for a pipe's read for its earlier ones.
+  void Add(const Touch& now) {
+    std::erase_if(touches_, [&](const Touch& old) {
+      return (now.writes || (!old.writes && old.agent == now.agent)) && Covers(now.area, old.area);
+    });
+    touches_.push_back(now);
+  }
+
+ private:
+  std::vector<Touch> touches_;
+};
+
+// GM tensors that a core writes and that more than one of its pipes touches.
+std::vector<char> SharedByPipes(const CoreRecord& record) {
+  struct Seen {
+    std::uint32_t agents = 0;
+    bool written = false;
+  };
+  std::vector<Seen> seen;
+  for (const Instr& instr : record.instrs) {
+    if (instr.access < 0) continue;
+    const GmAccess& access = record.accesses[static_cast<std::size_t>(instr.access)];
+    if (access.tensor < 0) continue;
+    const auto tensor = static_cast<std::size_t>(access.tensor);
+    if (seen.size() <= tensor) seen.resize(tensor + 1);
+    seen[tensor].agents |= 1u << AgentOf(instr.pipe, instr.lane);
+    seen[tensor].written |= access.writes;
+  }
+  std::vector<char> shared;
+  for (const Seen& s : seen) shared.push_back(s.written && (s.agents & (s.agents - 1)) != 0);
+  return shared;
+}
+
+// Complete before what follows: all that `agent` has up to and including a place in program order.
+struct Need {
+  std::uint32_t agent, instr;
+  bool for_reuse = false;  // asked for by an id, not by bytes,
+  bool mirrored = false;   // on every Vector core
+};
+
+// Plans one core. Instructions are walked in program order; waits are placed before the present one, and the
+// set that a wait needs is placed back behind the instruction that it waits for.
+class CorePlanner {
+ public:
+  CorePlanner(const CoreRecord& record, const ChipSpec& chip, bool vector_only, Policy policy)
+      : record_(record),
+        chip_(chip),
+        policy_(policy),
+        lanes_(vector_only ? 1 : chip.vector_per_cube),
+        agents_(static_cast<std::size_t>(kCubeAgents + lanes_ * kVectorAgents)),
+        shared_(SharedByPipes(record)),
+        slots_(record.slots.size()),
+        workspace_(record.workspace.size()),
+        tensors_(shared_.size()) {
+    CUBIST_CHECK(lanes_ <= trace::kMaxLanes, "more Vector cores per Cube core than a plan holds");
+    for (int a = 0; a < static_cast<int>(agents_); ++a) places_[static_cast<std::size_t>(a)] = PlaceOf(a);
+    for (auto& clock : clocks_) clock.fill(0);
+    stale_.fill(true);
+    current_.fill(0);
+    seen_issue_.fill(0);
+  }
+
+  CorePlan Run() {
+    for (std::uint32_t i = 0; i < record_.instrs.size(); ++i) {
+      const Instr& instr = record_.instrs[i];
+      const auto agent = static_cast<std::uint32_t>(AgentOf(instr.pipe, instr.lane));
+      JoinIssue(agent);
+      FindNeeds(i, agent, instr);
+      Settle(i, agent);
+      Snapshot(agent, i);
+      Complete(i, agent, instr);
+    }
+    return InOrder();
+  }
+
+  std::vector<Shortage> Shortages() const {
+    std::vector<Shortage> all;
+    for (const auto& [key, count] : shortages_) {
+      const auto& [from, to, line, later] = key;
+      all.push_back({places_[from].pipe, places_[to].pipe, OnCube(from) != OnCube(to), later,
+                     record_.lines[line], count});
+    }
+    return all;
+  }
+
+ private:
+  // By agent: everything that it has in front of this place in program order is known to be complete.
+  using Clock = std::array<std::uint32_t, kMaxAgents>;
+
+  struct Place {
+    Pipe pipe;
+    std::int8_t lane;
+  };
+  // Flags from one pipe to another: for each id, the instruction that its last wait stands before.
+  struct Pair {
+    std::array<std::uint32_t, 256> wait_before;
+    int ids_used = 0;
+    std::uint32_t last_wait = 0;  // of the pair's last flag: the instruction it stands before,
+    std::size_t last_set = 0;     // and its set, in ops_
+    bool active = false;
+  };
+  // Cross-core flags of one id: from a pipe of the Cube core to one of all Vector cores, or back.
+  struct Channel {
+    bool from_cube = false;
+    std::uint32_t from = 0, to = 0;  // agents, of lane 0 on the Vector side
+    int id = -1;
+    std::vector<std::uint32_t> waits;                  // of each event: the instruction that it stands before
+    std::array<std::uint32_t, trace::kMaxLanes> last_instr{};  // that the last set stands behind, by lane
+    std::array<std::size_t, trace::kMaxLanes> last_sets{};        // of the last event, in ops_
+  };
+
+  static constexpr std::array<Pipe, kCubeAgents> kCubePipes = {Pipe::kS,    Pipe::kMte1, Pipe::kMte2,
+                                                               Pipe::kMte3, Pipe::kM,    Pipe::kFix};
+  static constexpr std::array<Pipe, kVectorAgents> kVectorPipes = {Pipe::kS, Pipe::kMte2, Pipe::kMte3,
+                                                                   Pipe::kV};
+  static Place PlaceOf(int agent) {
+    if (agent < kCubeAgents) return {kCubePipes[static_cast<std::size_t>(agent)], -1};
+    const int at = agent - kCubeAgents;
+    return {kVectorPipes[static_cast<std::size_t>(at % kVectorAgents)],
+            static_cast<std::int8_t>(at / kVectorAgents)};
+  }
+  static std::uint32_t Issuer(std::uint32_t agent) {
+    return static_cast<std::uint32_t>(IssuerOf(static_cast<int>(agent)));
+  }
+  static bool OnCube(std::uint32_t agent) { return agent < static_cast<std::uint32_t>(kCubeAgents); }
+
+  // What the scalar unit has waited for, whatever it issues next has waited for too. Its own component of a
+  // clock counts completed writes; reads are complete when the next instruction is issued.
+  void JoinIssue(std::uint32_t agent) {
+    const std::uint32_t issuer = Issuer(agent);
+    if (agent == issuer || seen_issue_[agent] == issue_version_[issuer]) return;
+    seen_issue_[agent] = issue_version_[issuer];
+    Merge(agent, clocks_[issuer].data());
+  }
+
+  void Merge(std::uint32_t agent, const std::uint32_t* known) {
+    Clock& clock = clocks_[agent];
+    for (std::size_t b = 0; b < agents_; ++b) {
+      if (known[b] > clock[b]) {
+        clock[b] = known[b];
+        stale_[agent] = true;
+      }
+    }
+    if (stale_[agent] && agent == Issuer(agent)) ++issue_version_[agent];
+  }
+
+  // What `agent` knew behind a place in program order; null before its first instruction.
+  const std::uint32_t* Row(std::uint32_t agent, std::uint32_t instr) const {
+    const std::vector<Known>& known = history_[agent];
+    if (known.empty() || known.front().instr > instr) return nullptr;
+    auto at = known.end() - 1;
+    if (at->instr > instr) {
+      at = std::upper_bound(known.begin(), known.end(), instr,
+                            [](std::uint32_t i, const Known& k) { return i < k.instr; }) -
+           1;
+    }
+    return snapshots_.data() + std::size_t{at->row} * agents_;
+  }
+
+  // `agent` now knows all that is complete once `from` is past `instr`.
+  void Join(std::uint32_t agent, std::uint32_t from, std::uint32_t instr) {
+    if (const std::uint32_t* row = Row(from, instr)) Merge(agent, row);
+    waited_[agent][from] = std::max(waited_[agent][from], instr + 1);
+    std::uint32_t& own = clocks_[agent][from];
+    if (own < instr + 1) {
+      own = instr + 1;
+      stale_[agent] = true;
+      if (agent == Issuer(agent)) ++issue_version_[agent];
+    }
+  }
+
+  void Snapshot(std::uint32_t agent, std::uint32_t instr) {
+    if (stale_[agent]) {
+      stale_[agent] = false;
+      current_[agent] = static_cast<std::uint32_t>(snapshots_.size() / agents_);
+      const Clock& clock = clocks_[agent];
+      snapshots_.insert(snapshots_.end(), clock.begin(), clock.begin() + static_cast<std::ptrdiff_t>(agents_));
+    }
+    history_[agent].push_back({instr, current_[agent]});
+  }
+
+  // ---- What an instruction has to wait for ----
+
+  void FindNeeds(std::uint32_t i, std::uint32_t agent, const Instr& instr) {
+    needs_.clear();
+    std::array<std::pair<Past*, Touch>, trace::kMaxOperands + 2> touched;
+    std::size_t count = 0;
+    const auto touch = [&](Past& past, const Area& area, bool writes) {
+      touched[count++] = {&past, {area, i, static_cast<std::uint8_t>(agent), writes}};
+    };
+    for (const OperandUse use : instr.uses) {
+      if (!use.used()) continue;
+      const Operand& o = record_.operands[use.operand()];
+      Past& past = o.slot >= 0 ? slots_[static_cast<std::size_t>(o.slot)]
+                               : workspace_[static_cast<std::size_t>(~o.slot)];
+      touch(past, {o.row_begin, o.row_end, o.col_begin, o.col_end}, use.writes());
+    }
+    if (instr.access >= 0) {
+      const GmAccess& gm = record_.accesses[static_cast<std::size_t>(instr.access)];
+      if (gm.tensor >= 0 && shared_[static_cast<std::size_t>(gm.tensor)]) {
+        touch(tensors_[static_cast<std::size_t>(gm.tensor)], {0, 1, gm.offset, gm.end(), &gm}, gm.writes);
+      }
+    }
+    for (std::size_t t = 0; t < count; ++t) {
+      const Touch& now = touched[t].second;
+      const std::size_t of_operand = needs_.size();
+      touched[t].first->ForEachConflict(now, [&](const Touch& old) {
+        // Same scalar unit: in order. A scalar read is complete when its unit issues what follows.
+        if (old.agent == Issuer(agent) && (old.agent == agent || !old.writes)) return;
+        AddNeed({old.agent, old.instr}, of_operand);
+      });
+    }
+    for (std::size_t t = 0; t < count; ++t) touched[t].first->Add(touched[t].second);
+    FindReuse(i, agent);
+  }
+
+  // The latest of each pipe; by kPerTile of each operand and pipe.
+  void AddNeed(const Need& need, std::size_t of_operand) {
+    const std::size_t first = policy_ == Policy::kPerTile ? of_operand : 0;
+    for (std::size_t n = first; n < needs_.size(); ++n) {
+      if (needs_[n].agent != need.agent) continue;
+      needs_[n].instr = std::max(needs_[n].instr, need.instr);
+      return;
+    }
+    needs_.push_back(need);
+  }
+
+  // A flag must be down before it is set again. Where all ids of a pair may still be up, the setting pipe waits
+  // for the oldest wait, so that whatever is set behind this instruction has an id.
+  void FindReuse(std::uint32_t i, std::uint32_t agent) {
+    for (const std::uint32_t to : partners_[agent]) {
+      const Pair& pair = pairs_[agent][to];
+      if (FreeId(pair, agent, to, clocks_[agent].data(), i) >= 0) continue;
+      const std::uint32_t oldest =
+          *std::min_element(pair.wait_before.begin(), pair.wait_before.begin() + chip_.sync.event_ids);
+      needs_.push_back({to, oldest, true});
+    }
+    for (const Channel& channel : channels_) {
+      const std::size_t limit = static_cast<std::size_t>(chip_.sync.cross_core_limit);
+      const bool sends = channel.from_cube ? agent == channel.from : AtLane0(agent) == channel.from;
+      if (!sends || channel.waits.size() < limit) continue;
+      const std::uint32_t oldest = channel.waits[channel.waits.size() - limit];
+      for (int lane = 0; lane < (channel.from_cube ? lanes_ : 1); ++lane)
+        needs_.push_back({channel.from_cube ? AtLane(channel.to, lane) : channel.to, oldest, true,
+                          /*mirrored=*/!channel.from_cube});
+    }
+  }
+
+  // ---- Flags ----
+
+  void Settle(std::uint32_t i, std::uint32_t agent) {
+    if (needs_.empty()) return;
+    std::erase_if(needs_, [&](const Need& n) {
+      return policy_ == Policy::kMinimal || n.for_reuse ? IsKnown(agent, n) : IsWaitedFor(agent, n);
+    });
+    std::sort(needs_.begin(), needs_.end(), [](const Need& x, const Need& y) {
+      return std::tie(x.agent, x.instr) < std::tie(y.agent, y.instr);
+    });
+    bool barrier = false;
+    for (std::size_t k = 0; k < needs_.size(); ++k) {
+      const Need n = needs_[k];
+      if (n.agent == agent) {
+        barrier = true;
+        continue;
+      }
+      const bool exact = policy_ == Policy::kPerTile && !n.for_reuse;
+      if (exact ? IsWaitedFor(agent, n) : IsKnown(agent, n) || IsImplied(k, agent)) continue;
+      if (n.for_reuse) NoteShortage(n.agent, agent, i, false);
+      if (Issuer(agent) == Issuer(n.agent)) {
+        PlaceFlag(i, agent, n);
+      } else {
+        PlaceCross(i, agent, n);
+      }
+    }
+    if (barrier && clocks_[agent][agent] <= history_[agent].back().instr) {
+      ops_.push_back(Make(i, false, Kind::kPipeBarrier, agent, agent, 0));
+      clocks_[agent][agent] = history_[agent].back().instr + 1;
+      stale_[agent] = true;
+    }
+  }
+
+  bool IsKnown(std::uint32_t agent, const Need& n) const {
+    if (!n.mirrored) return clocks_[agent][n.agent] > n.instr;
+    for (int lane = 0; lane < lanes_; ++lane) {
+      if (clocks_[AtLane(AtLane0(agent), lane)][n.agent] <= n.instr) return false;
+    }
+    return true;
+  }
+  bool IsWaitedFor(std::uint32_t agent, const Need& n) const {
+    return (n.agent == agent ? clocks_ : waited_)[agent][n.agent] > n.instr;
+  }
+  // Whether another need, still to be placed or placed just now, brings need k with it.
+  bool IsImplied(std::size_t k, std::uint32_t agent) const {
+    const Need& n = needs_[k];
+    if (n.mirrored) return false;
+    return std::any_of(needs_.begin(), needs_.end(), [&](const Need& other) {
+      if (other.agent == agent) return false;
+      if (other.agent == n.agent) return other.instr > n.instr;
+      const std::uint32_t* row = Row(other.agent, other.instr);
+      return row != nullptr && row[n.agent] > n.instr;
+    });
+  }
+
+  SyncOp Make(std::uint32_t instr, bool after, Kind kind, std::uint32_t agent, std::uint32_t peer, int id) const {
+    SyncOp op;
+    op.instr = instr, op.after = after, op.kind = kind;
+    op.pipe = places_[agent].pipe, op.lane = places_[agent].lane, op.peer = places_[peer].pipe;
+    op.id = static_cast<std::uint8_t>(id);
+    return op;
+  }
+
+  // An id whose last wait is over, as far as `from` knows by `clock` at its instruction `at`; -1 for none.
+  int FreeId(const Pair& pair, std::uint32_t from, std::uint32_t to, const std::uint32_t* clock,
+             std::uint32_t at) const {
+    if (pair.ids_used < chip_.sync.event_ids) return pair.ids_used;
+    for (int id = 0; id < chip_.sync.event_ids; ++id) {
+      const std::uint32_t wait = pair.wait_before[static_cast<std::size_t>(id)];
+      if (to == Issuer(from) ? wait < at : clock[to] > wait) return id;
+    }
+    return -1;
+  }
+
+  void PlaceFlag(std::uint32_t i, std::uint32_t agent, const Need& n) {
+    const std::uint32_t from = n.agent;
+    Pair& pair = pairs_[from][agent];
+    if (!pair.active) {
+      pair.active = true;
+      partners_[from].push_back(agent);
+    }
+    const std::uint32_t* row = Row(from, n.instr);
+    int id = row == nullptr ? -1 : FreeId(pair, from, agent, row, n.instr);
+    if (id < 0 && pair.last_wait > n.instr) {
+      // All ids are up between the instruction waited for and the waits before this one: the last of these
+      // waits for it too.
+      ops_[pair.last_set].instr = std::max(ops_[pair.last_set].instr, n.instr);
+      NoteShortage(from, agent, pair.last_wait, true);
+      Join(agent, from, n.instr);
+      return;
+    }
+    id = std::max(id, 0);  // FindReuse has seen to it that there is one.
+    pair.ids_used = std::max(pair.ids_used, id + 1);
+    pair.last_set = ops_.size();
+    pair.last_wait = i;
+    pair.wait_before[static_cast<std::size_t>(id)] = i;
+    ops_.push_back(Make(n.instr, true, Kind::kSetFlag, from, agent, id));
+    ops_.push_back(Make(i, false, Kind::kWaitFlag, agent, from, id));
+    Join(agent, from, n.instr);
+  }
+
+  static std::uint32_t AtLane(std::uint32_t of_lane0, int lane) {
+    return of_lane0 + static_cast<std::uint32_t>(lane * kVectorAgents);
+  }
+  static std::uint32_t AtLane0(std::uint32_t agent) {
+    constexpr auto kFirst = static_cast<std::uint32_t>(kCubeAgents);
+    return OnCube(agent) ? agent : kFirst + (agent - kFirst) % kVectorAgents;
+  }
+
+  // Null between Vector cores, which mode 2 does not order, and when the chip has no more ids: the checker
+  // then names the pair.
+  Channel* ChannelOf(std::uint32_t from, std::uint32_t to) {
+    const std::uint32_t from0 = AtLane0(from), to0 = AtLane0(to);
+    for (Channel& c : channels_) {
+      if (c.from == from0 && c.to == to0) return &c;
+    }
+    if (OnCube(from) == OnCube(to) || channels_.size() >= static_cast<std::size_t>(chip_.sync.cross_core_ids))
+      return nullptr;
+    Channel& c = channels_.emplace_back();
+    c.from_cube = OnCube(from);
+    c.from = from0, c.to = to0;
+    c.id = static_cast<int>(channels_.size()) - 1;
+    return &c;
+  }
+
+  // Mode 2 knows no single Vector core: all of them set, or all of them wait, at the same place in program
+  // order or behind the like instruction.
+  void PlaceCross(std::uint32_t i, std::uint32_t agent, const Need& n) {
+    Channel* const channel = ChannelOf(n.agent, agent);
+    if (channel == nullptr) return;
+    Channel& c = *channel;
+    const std::size_t limit = static_cast<std::size_t>(chip_.sync.cross_core_limit);
+    if (c.waits.size() >= limit && c.waits.back() > n.instr &&
+        !WaitsOver(c, c.waits[c.waits.size() - limit], n.instr)) {
+      // As with flags: an event that is set before this instruction and waited for behind it waits for more.
+      NoteShortage(n.agent, agent, c.waits.back(), true);
+      MoveSets(c, n.agent, n.instr);
+    } else {
+      c.waits.push_back(i);
+      if (c.from_cube) {
+        c.last_instr[0] = n.instr;
+        c.last_sets[0] = ops_.size();
+        ops_.push_back(Make(n.instr, true, Kind::kCrossSet, c.from, c.to, c.id));
+        for (int lane = 0; lane < lanes_; ++lane)
+          ops_.push_back(Make(i, false, Kind::kCrossWait, AtLane(c.to, lane), c.from, c.id));
+      } else {
+        for (int lane = 0; lane < lanes_; ++lane) {
+          const auto l = static_cast<std::size_t>(lane);
+          c.last_instr[l] = SetPlace(c, lane, n, i);
+          c.last_sets[l] = ops_.size();
+          ops_.push_back(Make(c.last_instr[l], true, Kind::kCrossSet, AtLane(c.from, lane), c.to, c.id));
+        }
+        ops_.push_back(Make(i, false, Kind::kCrossWait, agent, c.from, c.id));
+      }
+    }
+    for (int lane = 0; lane < lanes_; ++lane) {
+      if (!c.from_cube) {
+        Join(agent, AtLane(c.from, lane), c.last_instr[static_cast<std::size_t>(lane)]);
+        continue;
+      }
+      const std::uint32_t to = AtLane(c.to, lane);
+      Join(to, c.from, n.instr);
+      if (to != agent) Snapshot(to, i);
+    }
+  }
+
+  // Behind which instruction Vector core `lane` sets its part of an event: the one waited for; on the other
+  // Vector cores the like one that follows it, if it stands before the wait, and otherwise the same place.
+  std::uint32_t SetPlace(const Channel& c, int lane, const Need& n, std::uint32_t wait) const {
+    const std::uint32_t from = AtLane(c.from, lane);
+    const std::uint32_t at = std::max(c.last_instr[static_cast<std::size_t>(lane)], n.instr);
+    if (from == n.agent) return at;
+    const std::vector<Known>& all = history_[from];
+    const auto next = std::upper_bound(all.begin(), all.end(), n.instr,
+                                       [](std::uint32_t i, const Known& k) { return i < k.instr; });
+    if (next == all.end() || next->instr >= wait || next->instr < at) return at;
+    const Instr &like = record_.instrs[next->instr], &waited = record_.instrs[n.instr];
+    return like.line == waited.line && like.op == waited.op ? next->instr : at;
+  }
+
+  void MoveSets(Channel& c, std::uint32_t from, std::uint32_t instr) {
+    for (int lane = 0; lane < (c.from_cube ? 1 : lanes_); ++lane) {
+      const auto l = static_cast<std::size_t>(lane);
+      if (!c.from_cube && from != AtLane(c.from, lane)) continue;
+      c.last_instr[l] = std::max(c.last_instr[l], instr);
+      ops_[c.last_sets[l]].instr = c.last_instr[l];
+    }
+  }
+
+  // Whether every setter knows, where it sets for `instr`, that the waits before `wait` are over.
+  bool WaitsOver(const Channel& c, std::uint32_t wait, std::uint32_t instr) const {
+    for (int setter = 0; setter < (c.from_cube ? 1 : lanes_); ++setter) {
+      const std::uint32_t* row = Row(c.from_cube ? c.from : AtLane(c.from, setter), instr);
+      for (int waiter = 0; waiter < (c.from_cube ? lanes_ : 1); ++waiter) {
+        if (row == nullptr || row[c.from_cube ? AtLane(c.to, waiter) : c.to] <= wait) return false;
+      }
+    }
+    return true;
+  }
+
+  // ---- Inside a pipe ----
+
+  // What the next instruction of the pipe may take for complete.
+  void Complete(std::uint32_t i, std::uint32_t agent, const Instr& instr) {
+    if (instr.pipe == Pipe::kS) return;
+    if (instr.pipe == Pipe::kV && chip_.sync.vector_needs_barrier) return;
+    if (instr.pipe == Pipe::kM) {
+      const std::int64_t steps =
+          CeilDiv(instr.dims[0], chip_.mmad.m_step) * CeilDiv(instr.dims[1], chip_.mmad.n_step);
+      if (steps < chip_.sync.mmad_barrier_below) return;
+    }
+    clocks_[agent][agent] = i + 1;
+  }
+
+  void NoteShortage(std::uint32_t from, std::uint32_t to, std::uint32_t instr, bool later) {
+    ++shortages_[{AtLane0(from), AtLane0(to), record_.instrs[instr].line, later}];
+  }
+
+  CorePlan InOrder() {
+    std::vector<std::uint32_t> begin(2 * record_.instrs.size() + 1);
+    for (const SyncOp& op : ops_) ++begin[op.position() + 1];
+    for (std::size_t p = 1; p < begin.size(); ++p) begin[p] += begin[p - 1];
+    CorePlan plan;
+    plan.ops.resize(ops_.size());
+    for (const SyncOp& op : ops_) plan.ops[begin[op.position()]++] = op;
+    return plan;
+  }
+
+  const CoreRecord& record_;
+  const ChipSpec& chip_;
+  Policy policy_;
+  int lanes_;
+  std::size_t agents_;
+  std::vector<char> shared_;
+  std::vector<Past> slots_, workspace_, tensors_;
+  std::array<Place, kMaxAgents> places_{};
+
+  std::array<Clock, kMaxAgents> clocks_;
+  std::array<Clock, kMaxAgents> waited_{};  // by flags of its own: kPerTile looks at nothing else
+  std::array<bool, kMaxAgents> stale_;      // the clock has grown since its last snapshot
+  std::array<std::uint32_t, kMaxAgents> current_;
+  std::array<std::uint32_t, kMaxAgents> seen_issue_;
+  std::array<std::uint32_t, kMaxAgents> issue_version_{};
+  std::vector<std::uint32_t> snapshots_;  // clocks, rows of agents_
+  struct Known {
+    std::uint32_t instr, row;
+  };
+  std::array<std::vector<Known>, kMaxAgents> history_;  // at each instruction, and where it waits without one
+
+  std::vector<Need> needs_;
+  std::array<std::array<Pair, kMaxAgents>, kMaxAgents> pairs_{};
+  std::array<std::vector<std::uint32_t>, kMaxAgents> partners_;
+  std::vector<Channel> channels_;
+  std::vector<SyncOp> ops_;
+  std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, bool>, std::int64_t> shortages_;
+};
+
+}  // namespace
+
+const char* NameOf(Kind kind) {
+  constexpr const char* kNames[] = {"SetFlag", "WaitFlag", "PipeBarrier", "CrossCoreSetFlag",
+                                    "CrossCoreWaitFlag"};
+  return kNames[static_cast<int>(kind)];
+}
+
+Plan PlanFlags(const trace::Record& record, Policy policy) {
+  Plan plan;
+  plan.policy = policy;
+  plan.phases.resize(record.phases.size());
+  std::vector<Shortage> found;
+  for (std::size_t p = 0; p < record.phases.size(); ++p) {
+    const trace::Phase& phase = record.phases[p];
+    plan.phases[p].cores.resize(phase.cores.size());
+    std::vector<std::vector<Shortage>> shortages(phase.cores.size());
+    tbb::parallel_for(std::size_t{0}, phase.cores.size(), [&](std::size_t c) {
+      CorePlanner planner(phase.cores[c], record.chip, phase.vector_only, policy);
+      plan.phases[p].cores[c] = planner.Run();
+      shortages[c] = planner.Shortages();
+    });
+    for (const auto& of_core : shortages) found.insert(found.end(), of_core.begin(), of_core.end());
+  }
+  for (const Shortage& s : found) {
+    const auto same = [&](const Shortage& o) {
+      return o.from == s.from && o.to == s.to && o.cross_core == s.cross_core &&
+             o.waits_for_later == s.waits_for_later && o.line.line == s.line.line && o.line.file == s.line.file;
+    };
+    const auto known = std::find_if(plan.shortages.begin(), plan.shortages.end(), same);
+    if (known == plan.shortages.end()) {
+      plan.shortages.push_back(s);
+    } else {
+      known->count += s.count;
+    }
+  }
+  return plan;
+}
+
+}  // namespace cubist::sync

@@ -1,0 +1,361 @@
+#include "tiling/flash_attention_tiling.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kernels/flash_attention_kernel.h"
+#include "npu_model/chip.h"
+#include "npu_model/trace/trace_core.h"
+
+namespace cubist {
+namespace {
+
+std::vector<const ChipSpec*> Chips() {
+  return {&Ascend910B1(), &Ascend910B2(), &Ascend910B3(), &Ascend910B4(), &HostChip()};
+}
+constexpr Buffer kBuffers[] = {Buffer::kL1, Buffer::kL0A, Buffer::kL0B, Buffer::kL0C, Buffer::kUB};
+
+FlashAttentionShape ShapeOf(std::int64_t sq, std::int64_t skv, std::int64_t d_qk, std::int64_t d_rope,
+                            std::int64_t d_v, DType dtype, bool causal) {
+  FlashAttentionShape s;
+  s.batches = 1, s.heads = 8, s.kv_heads = 2, s.rope_heads = d_rope > 0 ? 1 : 0;
+  s.sq = sq, s.skv = skv;
+  s.d_qk = d_qk, s.d_rope = d_rope, s.d_v = d_v;
+  s.in = s.out = dtype;
+  s.causal = causal, s.shift = causal ? skv - sq : 0;
+  return s;
+}
+
+std::vector<FlashAttentionShape> Shapes() {
+  std::vector<FlashAttentionShape> shapes;
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (bool causal : {false, true}) {
+      shapes.push_back(ShapeOf(1, 1, 1, 0, 1, dtype, causal));
+      shapes.push_back(ShapeOf(0, 5, 8, 0, 8, dtype, causal));
+      shapes.push_back(ShapeOf(5, 0, 8, 4, 8, dtype, causal));
+      shapes.push_back(ShapeOf(5, 7, 0, 0, 8, dtype, causal));
+      shapes.push_back(ShapeOf(5, 7, 8, 0, 0, dtype, causal));
+      shapes.push_back(ShapeOf(129, 300, 72, 24, 40, dtype, causal));
+      shapes.push_back(ShapeOf(2048, 2048, 128, 64, 128, dtype, causal));
+      shapes.push_back(ShapeOf(1, 4096, 192, 0, 128, dtype, causal));
+    }
+  }
+  return shapes;
+}
+
+std::string NameOf(const FlashAttentionShape& s) {
+  return std::to_string(s.sq) + "x" + std::to_string(s.skv) + " d " + std::to_string(s.d_qk) + "+" +
+         std::to_string(s.d_rope) + "/" + std::to_string(s.d_v) + " " + NameOf(s.in) +
+         (s.causal ? " causal" : "");
+}
+std::string NameOf(const FlashAttentionTiling& t) {
+  return "m " + std::to_string(t.m) + " n " + std::to_string(t.n) + " k0 " + std::to_string(t.k0) +
+         " depth " + std::to_string(t.depth) + " stages " + std::to_string(t.q_stages) +
+         std::to_string(t.kv_stages) + std::to_string(t.l0_stages) + std::to_string(t.ub_stages) +
+         (t.pack_kv ? " packed" : "");
+}
+
+ChipSpec WithCapacity(const ChipSpec& chip, Buffer buffer, std::int64_t capacity) {
+  ChipSpec changed = chip;
+  changed.buffers[static_cast<std::size_t>(buffer)].capacity = capacity;
+  return changed;
+}
+
+// A (b, n, s, d) tensor without data.
+GmTensor TensorOf(std::int32_t index, DType dtype, std::int64_t b, std::int64_t n, std::int64_t s,
+                  std::int64_t d) {
+  GmTensor t;
+  t.dtype = dtype, t.index = index, t.writable = true;
+  t.sizes = {b, n, s, d};
+  t.strides = {n * s * d, s * d, d, 1};
+  t.bytes = b * n * s * d * SizeOf(dtype);
+  return t;
+}
+
+template <class T>
+trace::CoreRecord RecordOneCore(const ChipSpec& chip, const FlashAttentionShape& s,
+                                const FlashAttentionTiling& t) {
+  const GmTensor q = TensorOf(0, s.in, s.batches, s.heads, s.sq, s.d_qk),
+                 k = TensorOf(1, s.in, s.batches, s.kv_heads, s.skv, s.d_qk),
+                 v = TensorOf(2, s.in, s.batches, s.kv_heads, s.skv, s.d_v),
+                 q_rope = TensorOf(3, s.in, s.batches, s.heads, s.sq, s.d_rope),
+                 k_rope = TensorOf(4, s.in, s.batches, s.rope_heads, s.skv, s.d_rope),
+                 out = TensorOf(5, s.out, s.batches, s.heads, s.sq, s.d_v),
+                 lse = TensorOf(6, DType::kF32, s.batches, s.heads, s.sq, 1);
+  GmTensor room = TensorOf(7, DType::kF32, 1, 1, s.batches * s.kv_heads, std::int64_t{1} << 30);
+  const auto packed = [&](std::int64_t rows, std::int64_t cols) {
+    PackedGm p;
+    p.tensor = &room, p.role = Role::kB, p.dtype = s.in;
+    p.rows = rows, p.cols = cols;
+    p.row_part = {0, rows}, p.col_part = {0, cols};
+    return p;
+  };
+  FlashAttentionOperands g;
+  g.q = &q, g.k = &k, g.v = &v, g.out = &out, g.lse = &lse;
+  g.k_packed = packed(s.d_qk, s.skv), g.k_rope_packed = packed(s.d_rope, s.skv),
+  g.v_packed = packed(s.skv, s.d_v);
+  if (s.d_rope > 0) g.q_rope = &q_rope, g.k_rope = &k_rope;
+  trace::CoreRecord record;
+  Scratch scratch;
+  TraceAiCore core(chip, scratch, 0, static_cast<int>(std::max<std::int64_t>(t.tasks(s), 1)),
+                   /*with_data=*/false, &record);
+  FlashAttentionKernel<T>(core, g, s, t);
+  EXPECT_EQ(core.finding(), "") << chip.name << " " << NameOf(s) << " " << NameOf(t);
+  return record;
+}
+trace::CoreRecord RecordOneCore(const ChipSpec& chip, const FlashAttentionShape& s,
+                                const FlashAttentionTiling& t) {
+  switch (s.in) {
+    case DType::kBF16:
+      return RecordOneCore<BF16>(chip, s, t);
+    case DType::kF16:
+      return RecordOneCore<F16>(chip, s, t);
+    default:
+      return RecordOneCore<float>(chip, s, t);
+  }
+}
+// Bytes that the rings take of a buffer; of the UB of the first Vector core.
+std::int64_t BytesIn(const trace::CoreRecord& record, Buffer buffer) {
+  std::int64_t bytes = 0;
+  for (const trace::SlotInfo& slot : record.slots) {
+    if (slot.buffer == buffer && slot.lane <= 0) bytes += slot.bytes;
+  }
+  return bytes;
+}
+
+TEST(FlashAttentionTilingTest, WhatTheTilingCountsIsWhatTheRingsTake) {
+  for (const ChipSpec* chip : Chips()) {
+    for (const FlashAttentionShape& s : Shapes()) {
+      const std::vector<FlashAttentionTiling> candidates = Candidates(*chip, s);
+      for (std::size_t i = 0; i < candidates.size(); i += candidates.size() / 5 + 1) {
+        const FlashAttentionTiling& t = candidates[i];
+        const trace::CoreRecord record = RecordOneCore(*chip, s, t);
+        for (Buffer buffer : kBuffers) {
+          const std::int64_t bytes = BytesIn(record, buffer);
+          EXPECT_TRUE(Fits(WithCapacity(*chip, buffer, bytes), s, t))
+              << chip->name << " " << NameOf(s) << " " << NameOf(t) << ": " << bytes << " bytes of "
+              << NameOf(buffer);
+          if (bytes == 0) continue;
+          EXPECT_FALSE(Fits(WithCapacity(*chip, buffer, bytes - 1), s, t))
+              << chip->name << " " << NameOf(s) << " " << NameOf(t) << ": " << bytes << " bytes of "
+              << NameOf(buffer);
+        }
+      }
+    }
+  }
+}
+
+// A row statistic must not be handed out again while a stage still needs it: the kernel runs every depth over
+// several blocks of keys without a tile outliving its slot (which would abort).
+TEST(FlashAttentionTilingTest, EveryDepthHasEnoughStages) {
+  for (bool causal : {false, true}) {
+    const FlashAttentionShape s = ShapeOf(70, 500, 32, 16, 24, DType::kBF16, causal);
+    for (int depth : {0, 1, 2}) {
+      FlashAttentionTiling t;
+      t.m = 32, t.n = 32, t.k0 = 32;
+      t.depth = depth;
+      for (int stages : {1, 2}) {
+        t.ub_stages = t.q_stages = t.kv_stages = stages;
+        ASSERT_TRUE(Fits(Ascend910B1(), s, t));
+        RecordOneCore(Ascend910B1(), s, t);
+      }
+    }
+  }
+}
+
+TEST(FlashAttentionTilingTest, CandidatesFitInMultiplesOfTheChipsSteps) {
+  for (const ChipSpec* chip : Chips()) {
+    for (const FlashAttentionShape& s : Shapes()) {
+      const std::vector<FlashAttentionTiling> candidates = Candidates(*chip, s);
+      ASSERT_FALSE(candidates.empty()) << chip->name << " " << NameOf(s);
+      for (const FlashAttentionTiling& t : candidates) {
+        SCOPED_TRACE(chip->name + " " + NameOf(s) + " " + NameOf(t));
+        ASSERT_TRUE(Fits(*chip, s, t));
+        ASSERT_TRUE(t.m > 0 && t.n > 0 && t.k0 > 0);
+        ASSERT_EQ(t.m % chip->mmad.m_step, 0);
+        ASSERT_EQ(t.n % chip->mmad.n_step, 0);
+        ASSERT_EQ(t.n % chip->PackedStep(Role::kB, s.in), 0);
+        ASSERT_EQ(t.k0 % (chip->mmad.k_bytes / chip->OperandBytes(s.in)), 0);
+        ASSERT_EQ(t.k0 % 2, 0);
+        ASSERT_TRUE(t.depth >= 0 && t.q_stages > 0 && t.kv_stages > 0 && t.l0_stages > 0 && t.ub_stages > 0);
+      }
+    }
+  }
+}
+
+TEST(FlashAttentionTilingTest, ChooseTakesACandidateOfLeastPrice) {
+  for (const ChipSpec* chip : Chips()) {
+    for (const FlashAttentionShape& s : Shapes()) {
+      SCOPED_TRACE(chip->name + " " + NameOf(s));
+      FlashAttentionTiling chosen;
+      ASSERT_TRUE(Choose(*chip, s, &chosen).ok());
+      double least = std::numeric_limits<double>::infinity();
+      std::vector<std::string> names;
+      for (const FlashAttentionTiling& t : Candidates(*chip, s)) {
+        const double price = Price(*chip, s, t);
+        ASSERT_TRUE(std::isfinite(price)) << NameOf(t);
+        ASSERT_TRUE(price > 0 || (price == 0 && s.sq == 0)) << NameOf(t) << ": " << price;
+        least = std::min(least, price);
+        names.push_back(NameOf(t));
+      }
+      EXPECT_EQ(Price(*chip, s, chosen), least);
+      EXPECT_EQ(std::count(names.begin(), names.end(), NameOf(chosen)), 1) << NameOf(chosen);
+    }
+  }
+}
+
+double BestPrice(const ChipSpec& chip, const FlashAttentionShape& s) {
+  FlashAttentionTiling t;
+  EXPECT_TRUE(Choose(chip, s, &t).ok());
+  return Price(chip, s, t);
+}
+
+TEST(FlashAttentionTilingTest, MoreWorkIsNotCheaper) {
+  for (const ChipSpec* chip : Chips()) {
+    for (bool causal : {false, true}) {
+      for (std::int64_t size : {200, 1024, 3000}) {
+        const auto with = [&](std::int64_t sq, std::int64_t skv, std::int64_t d, std::int64_t heads) {
+          FlashAttentionShape s = ShapeOf(sq, skv, d, 0, d, DType::kBF16, causal);
+          s.heads = heads;
+          return BestPrice(*chip, s);
+        };
+        SCOPED_TRACE(chip->name + " " + std::to_string(size) + (causal ? " causal" : ""));
+        const double price = with(size, size, 64, 8);
+        EXPECT_GE(with(2 * size, 2 * size, 64, 8), price);
+        EXPECT_GE(with(size, 2 * size, 64, 8), price);
+        EXPECT_GE(with(size, size, 128, 8), price);
+        EXPECT_GE(with(size, size, 64, 16), price);
+      }
+    }
+    // Half of the scores are masked away, and a long context costs its square.
+    const double full = BestPrice(*chip, ShapeOf(8192, 8192, 128, 0, 128, DType::kBF16, false));
+    const double causal = BestPrice(*chip, ShapeOf(8192, 8192, 128, 0, 128, DType::kBF16, true));
+    const double twice = BestPrice(*chip, ShapeOf(16384, 16384, 128, 0, 128, DType::kBF16, false));
+    EXPECT_GT(causal, 0.45 * full) << chip->name;
+    EXPECT_LT(causal, 0.7 * full) << chip->name;
+    EXPECT_GT(twice, 3.5 * full) << chip->name;
+    EXPECT_LT(twice, 4.5 * full) << chip->name;
+  }
+}
+
+TEST(FlashAttentionTilingTest, VisibleKeysFollowTheDiagonal) {
+  FlashAttentionShape s = ShapeOf(10, 6, 8, 0, 8, DType::kF32, false);
+  EXPECT_EQ(VisibleKeys(s, {0, 1}), 6);
+  s.causal = true;
+  EXPECT_EQ(VisibleKeys(s, {0, 1}), 1);
+  EXPECT_EQ(VisibleKeys(s, {0, 4}), 4);
+  EXPECT_EQ(VisibleKeys(s, {4, 10}), 6);
+  s.shift = -4;
+  EXPECT_EQ(VisibleKeys(s, {0, 4}), 0);
+  EXPECT_EQ(VisibleKeys(s, {4, 5}), 1);
+}
+
+TEST(FlashAttentionTilingTest, OnlyWhatIsUsedAgainIsPacked) {
+  for (const FlashAttentionShape& s : Shapes()) {
+    for (const FlashAttentionTiling& t : Candidates(HostChip(), s)) {
+      EXPECT_TRUE(!t.pack_kv || t.query_blocks(s) * (s.heads / s.kv_heads) > 1)
+          << NameOf(s) << " " << NameOf(t);
+    }
+  }
+}
+
+TEST(FlashAttentionTilingTest, ChoosingAgainGivesTheSame) {
+  for (const ChipSpec* chip : Chips()) {
+    const std::vector<FlashAttentionShape> shapes = Shapes();
+    std::vector<std::string> first;
+    for (const FlashAttentionShape& s : shapes) {
+      FlashAttentionTiling t;
+      ASSERT_TRUE(Choose(*chip, s, &t).ok());
+      first.push_back(NameOf(t));
+    }
+    for (int round = 0; round < 2; ++round) {  // More shapes than a memo holds, in another order.
+      for (std::size_t i = shapes.size(); i-- > 0;) {
+        FlashAttentionTiling again;
+        ASSERT_TRUE(Choose(*chip, shapes[i], &again).ok());
+        EXPECT_EQ(NameOf(again), first[i]) << chip->name << " " << NameOf(shapes[i]);
+      }
+    }
+  }
+}
+
+TEST(FlashAttentionTilingTest, NoHeadsAreATiling) {
+  for (const ChipSpec* chip : Chips()) {
+    for (DType dtype : {DType::kF32, DType::kBF16}) {
+      FlashAttentionShape s = ShapeOf(16, 16, 8, 0, 8, dtype, false);
+      s.heads = s.kv_heads = 0;
+      FlashAttentionTiling t;
+      EXPECT_TRUE(Choose(*chip, s, &t).ok()) << chip->name;
+      EXPECT_EQ(t.tasks(s), 0);
+      s.heads = 4, s.kv_heads = 2, s.batches = 0;
+      EXPECT_TRUE(Choose(*chip, s, &t).ok()) << chip->name;
+    }
+  }
+}
+
+TEST(FlashAttentionTilingTest, HugeSizesAreChosenAtOnce) {
+  constexpr std::int64_t kHuge = std::int64_t{1} << 40;
+  for (const ChipSpec* chip : Chips()) {
+    for (const auto& [sq, skv] :
+         {std::pair(kHuge, std::int64_t{1}), {std::int64_t{1}, kHuge}, {kHuge, kHuge}}) {
+      const FlashAttentionShape s = ShapeOf(sq, skv, 64, 0, 64, DType::kBF16, false);
+      FlashAttentionTiling t;
+      ASSERT_TRUE(Choose(*chip, s, &t).ok()) << chip->name << " " << NameOf(s);
+      EXPECT_TRUE(Fits(*chip, s, t));
+      const double price = Price(*chip, s, t);
+      EXPECT_TRUE(std::isfinite(price) && price > 0) << chip->name << " " << NameOf(s) << ": " << price;
+    }
+  }
+}
+
+// A buffer shrinks until nothing fits: up to there every choice fits, from there the error names the buffer.
+TEST(FlashAttentionTilingTest, AnErrorNamesTheBufferThatIsTooSmall) {
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    const FlashAttentionShape s = ShapeOf(300, 300, 64, 32, 48, dtype, true);
+    for (Buffer buffer : kBuffers) {
+      bool failed = false;
+      for (std::int64_t capacity = Ascend910B1().buffer(buffer).capacity; capacity > 0; capacity /= 2) {
+        const ChipSpec chip = WithCapacity(Ascend910B1(), buffer, capacity);
+        FlashAttentionTiling t;
+        const Status status = Choose(chip, s, &t);
+        if (status.ok()) {
+          EXPECT_FALSE(failed);
+          EXPECT_TRUE(Fits(chip, s, t));
+          continue;
+        }
+        failed = true;
+        EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+        EXPECT_NE(status.message().find(std::string(" bytes of ") + NameOf(buffer)), std::string::npos)
+            << NameOf(dtype) << ", " << capacity << " bytes: " << status.message();
+        EXPECT_NE(status.message().find("ascend910b1 has " + std::to_string(capacity)), std::string::npos)
+            << NameOf(dtype) << ", " << capacity << " bytes: " << status.message();
+      }
+      EXPECT_TRUE(failed) << NameOf(buffer);
+    }
+  }
+}
+
+TEST(FlashAttentionTilingTest, AHeadDimBeyondTheChipNamesItsBuffer) {
+  for (std::int64_t d : {256, 512, 1000, 1500, 2000, 3000, 10000, 1 << 20}) {
+    for (bool of_v : {false, true}) {
+      const FlashAttentionShape s = ShapeOf(64, 64, of_v ? 64 : d, 0, of_v ? d : 64, DType::kBF16, false);
+      FlashAttentionTiling t;
+      const Status status = Choose(Ascend910B1(), s, &t);
+      if (status.ok()) {
+        EXPECT_TRUE(Fits(Ascend910B1(), s, t));
+      } else {
+        EXPECT_NE(status.message().find(" bytes of "), std::string::npos)
+            << NameOf(s) << ": " << status.message();
+      }
+      EXPECT_TRUE(Choose(HostChip(), s, &t).ok()) << NameOf(s);  // The host has plain memory.
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cubist

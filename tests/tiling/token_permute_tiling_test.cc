@@ -1,0 +1,308 @@
+#include "tiling/token_permute_tiling.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kernels/token_permute_kernel.h"
+#include "npu_model/chip.h"
+#include "npu_model/trace/trace_core.h"
+#include "tests/npu_model/trace_support.h"
+
+namespace cubist {
+namespace {
+
+using testing::AddPhase;
+using testing::TensorOf;
+
+std::vector<const ChipSpec*> Chips() {
+  return {&Ascend910B1(), &Ascend910B2(), &Ascend910B3(), &Ascend910B4(), &HostChip()};
+}
+
+std::vector<TokenPermuteShape> Shapes() {
+  std::vector<TokenPermuteShape> shapes;
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (bool wide : {false, true}) {
+      for (const auto& [tokens, hidden, top_k, experts] :
+           std::vector<std::array<std::int64_t, 4>>{{0, 8, 2, 4},
+                                                    {1, 1, 1, 1},
+                                                    {5, 0, 2, 3},
+                                                    {7, 9, 0, 3},
+                                                    {13, 100, 3, 0},
+                                                    {100, 7168, 8, 256},
+                                                    {1000, 33, 2, 7},
+                                                    {64, 129, 70, 100},
+                                                    {37, 20011, 4, 5000},
+                                                    {4096, 7168, 8, 256}}) {
+        shapes.push_back({tokens, hidden, top_k, experts, dtype, wide});
+      }
+    }
+  }
+  return shapes;
+}
+
+std::string NameOf(const TokenPermuteShape& s) {
+  return std::to_string(s.tokens) + "x" + std::to_string(s.hidden) + " top " + std::to_string(s.top_k) +
+         " of " + std::to_string(s.experts) + " " + NameOf(s.dtype) + (s.wide_ids ? " wide" : "");
+}
+std::string NameOf(const TokenPermuteTiling& t) {
+  return std::to_string(t.chunks) + " chunks of " + std::to_string(t.chunk_tokens) + " by " +
+         std::to_string(t.piece_tokens) + ", experts " + std::to_string(t.experts) + " cols " +
+         std::to_string(t.cols) + " stages " + std::to_string(t.row_stages);
+}
+std::string NameOf(const TokenUnpermuteTiling& t) {
+  return std::to_string(t.chunks) + " chunks of " + std::to_string(t.chunk_tokens) + " by " +
+         std::to_string(t.piece_tokens) + ", rows " + std::to_string(t.rows) + " cols " +
+         std::to_string(t.cols) + " stages " + std::to_string(t.stages);
+}
+
+// The two tilings, for tests that ask the same of both.
+struct Permute {
+  using Tiling = TokenPermuteTiling;
+  static std::vector<Tiling> Candidates(const ChipSpec& chip, const TokenPermuteShape& s) {
+    return PermuteCandidates(chip, s);
+  }
+};
+struct Unpermute {
+  using Tiling = TokenUnpermuteTiling;
+  static std::vector<Tiling> Candidates(const ChipSpec& chip, const TokenPermuteShape& s) {
+    return UnpermuteCandidates(chip, s);
+  }
+};
+template <class Kernel>
+class TokenPermuteTilingTest : public ::testing::Test {};
+using Kernels = ::testing::Types<Permute, Unpermute>;
+TYPED_TEST_SUITE(TokenPermuteTilingTest, Kernels);
+
+ChipSpec WithUb(const ChipSpec& chip, std::int64_t capacity) {
+  ChipSpec changed = chip;
+  changed.buffers[static_cast<std::size_t>(Buffer::kUB)].capacity = capacity;
+  return changed;
+}
+
+// The most bytes of UB that the rings of any core of any phase take.
+std::int64_t MostBytes(const trace::Record& record) {
+  std::int64_t most = 0;
+  for (const trace::Phase& phase : record.phases) {
+    for (const trace::CoreRecord& core : phase.cores) {
+      std::int64_t bytes = 0;
+      for (const trace::SlotInfo& slot : core.slots) bytes += slot.bytes;
+      most = std::max(most, bytes);
+    }
+  }
+  return most;
+}
+
+template <class T>
+trace::Record RecordPermute(const ChipSpec& chip, const TokenPermuteShape& s, const TokenPermuteTiling& t) {
+  const DType id_type = s.wide_ids ? DType::kI64 : DType::kI32;
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(s.tokens * s.top_k));  // Room for either type.
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const auto id = static_cast<std::int64_t>(i * 7 + i / 3) % std::max<std::int64_t>(s.experts, 1);
+    if (s.wide_ids) {
+      ids[i] = id;
+    } else {
+      reinterpret_cast<std::int32_t*>(ids.data())[i] = static_cast<std::int32_t>(id);
+    }
+  }
+  std::vector<std::int32_t> counts(static_cast<std::size_t>(t.chunks * s.experts)), next(counts.size());
+  const GmTensor tokens = TensorOf(0, s.dtype, s.tokens, s.hidden),
+                 topk_ids = TensorOf(1, id_type, s.tokens, s.top_k, ids.data()),
+                 permuted = TensorOf(2, s.dtype, s.tokens * s.top_k, s.hidden),
+                 sorted = TensorOf(3, DType::kI32, s.tokens, s.top_k),
+                 chunk_counts = TensorOf(4, DType::kI32, t.chunks, s.experts, counts.data()),
+                 next_rows = TensorOf(5, DType::kI32, t.chunks, s.experts, next.data());
+  TokenPermuteOperands g;
+  g.tokens = MatrixOf(tokens), g.topk_ids = MatrixOf(topk_ids);
+  g.permuted = MatrixOf(permuted), g.sorted_indices = MatrixOf(sorted);
+  g.chunk_counts = MatrixOf(chunk_counts), g.next_rows = MatrixOf(next_rows);
+  g.experts = s.experts;
+  trace::Record record;
+  record.chip = chip;
+  const int cores = static_cast<int>(t.chunks);
+  const auto expect_no_finding = [&](auto& core) {
+    EXPECT_EQ(core.finding(), "") << chip.name << " " << NameOf(s) << " " << NameOf(t);
+  };
+  AddPhase<TraceVectorCore>(record, cores, [&](auto& core) {
+    CountKernel(core, g, t);
+    expect_no_finding(core);
+  });
+  AddPhase<TraceVectorCore>(record, cores, [&](auto& core) {
+    RankAndMoveKernel<T>(core, g, t);
+    expect_no_finding(core);
+  });
+  return record;
+}
+
+template <class T>
+trace::Record RecordUnpermute(const ChipSpec& chip, const TokenPermuteShape& s,
+                              const TokenUnpermuteTiling& t) {
+  std::vector<std::int32_t> places(static_cast<std::size_t>(s.tokens * s.top_k));
+  for (std::size_t i = 0; i < places.size(); ++i) places[i] = static_cast<std::int32_t>(i);
+  const GmTensor permuted = TensorOf(0, s.dtype, s.tokens * s.top_k, s.hidden),
+                 sorted = TensorOf(1, DType::kI32, s.tokens, s.top_k, places.data()),
+                 probs = TensorOf(2, DType::kF32, s.tokens, s.top_k),
+                 out = TensorOf(3, s.dtype, s.tokens, s.hidden);
+  TokenUnpermuteOperands g;
+  g.permuted = MatrixOf(permuted), g.sorted_indices = MatrixOf(sorted);
+  g.probs = &probs;
+  g.out = MatrixOf(out);
+  trace::Record record;
+  record.chip = chip;
+  AddPhase<TraceVectorCore>(record, static_cast<int>(t.chunks), [&](auto& core) {
+    TokenUnpermuteKernel<T>(core, g, t);
+    EXPECT_EQ(core.finding(), "") << chip.name << " " << NameOf(s) << " " << NameOf(t);
+  });
+  return record;
+}
+
+trace::Record RecordOf(const ChipSpec& chip, const TokenPermuteShape& s, const TokenPermuteTiling& t) {
+  return s.dtype == DType::kBF16 ? RecordPermute<BF16>(chip, s, t) : RecordPermute<float>(chip, s, t);
+}
+trace::Record RecordOf(const ChipSpec& chip, const TokenPermuteShape& s, const TokenUnpermuteTiling& t) {
+  return s.dtype == DType::kBF16 ? RecordUnpermute<BF16>(chip, s, t) : RecordUnpermute<float>(chip, s, t);
+}
+
+TYPED_TEST(TokenPermuteTilingTest, WhatTheTilingCountsIsWhatTheRingsTake) {
+  for (const ChipSpec* chip : Chips()) {
+    for (const TokenPermuteShape& s : Shapes()) {
+      if (s.tokens == 4096 || s.tokens == 0 || s.top_k == 0 || s.hidden == 0) continue;
+      const auto candidates = TypeParam::Candidates(*chip, s);
+      for (std::size_t i = 0; i < candidates.size(); i += candidates.size() / 3 + 1) {
+        const auto& t = candidates[i];
+        const std::int64_t bytes = MostBytes(RecordOf(*chip, s, t));
+        EXPECT_TRUE(Fits(WithUb(*chip, bytes), s, t))
+            << chip->name << " " << NameOf(s) << " " << NameOf(t) << ": " << bytes << " bytes";
+        EXPECT_FALSE(Fits(WithUb(*chip, bytes - 1), s, t))
+            << chip->name << " " << NameOf(s) << " " << NameOf(t) << ": " << bytes << " bytes";
+      }
+    }
+  }
+}
+
+// Sizes of 0 run as well, and within what the tiling counts.
+TYPED_TEST(TokenPermuteTilingTest, EmptySizesFit) {
+  for (const ChipSpec* chip : Chips()) {
+    for (const TokenPermuteShape& s : Shapes()) {
+      if (s.tokens != 0 && s.top_k != 0 && s.hidden != 0 && s.experts != 0) continue;
+      typename TypeParam::Tiling t;
+      ASSERT_TRUE(Choose(*chip, s, &t).ok()) << chip->name << " " << NameOf(s);
+      EXPECT_LE(MostBytes(RecordOf(*chip, s, t)), chip->buffer(Buffer::kUB).capacity);
+    }
+  }
+}
+
+TYPED_TEST(TokenPermuteTilingTest, CandidatesFitAndCoverTheTokens) {
+  for (const ChipSpec* chip : Chips()) {
+    for (const TokenPermuteShape& s : Shapes()) {
+      const auto candidates = TypeParam::Candidates(*chip, s);
+      ASSERT_FALSE(candidates.empty()) << chip->name << " " << NameOf(s);
+      for (const auto& t : candidates) {
+        SCOPED_TRACE(chip->name + " " + NameOf(s) + " " + NameOf(t));
+        ASSERT_TRUE(Fits(*chip, s, t));
+        ASSERT_TRUE(t.chunks > 0 && t.chunk_tokens > 0 && t.piece_tokens > 0 && t.cols > 0);
+        ASSERT_GE(t.chunks * t.chunk_tokens, s.tokens);
+        ASSERT_LT((t.chunks - 1) * t.chunk_tokens, std::max<std::int64_t>(s.tokens, 1));  // None is empty.
+        ASSERT_LE(t.chunks, chip->cube_cores * chip->vector_per_cube);
+        ASSERT_EQ(t.cols % 32, 0);  // Whole blocks of UB for any type.
+      }
+    }
+  }
+}
+
+TYPED_TEST(TokenPermuteTilingTest, ChooseTakesACandidateOfLeastPrice) {
+  for (const ChipSpec* chip : Chips()) {
+    for (const TokenPermuteShape& s : Shapes()) {
+      SCOPED_TRACE(chip->name + " " + NameOf(s));
+      typename TypeParam::Tiling chosen;
+      ASSERT_TRUE(Choose(*chip, s, &chosen).ok());
+      double least = std::numeric_limits<double>::infinity();
+      std::vector<std::string> names;
+      for (const auto& t : TypeParam::Candidates(*chip, s)) {
+        const double price = Price(*chip, s, t);
+        ASSERT_TRUE(std::isfinite(price) && price > 0) << NameOf(t) << ": " << price;
+        least = std::min(least, price);
+        names.push_back(NameOf(t));
+      }
+      EXPECT_EQ(Price(*chip, s, chosen), least);
+      EXPECT_EQ(std::count(names.begin(), names.end(), NameOf(chosen)), 1) << NameOf(chosen);
+      typename TypeParam::Tiling again;
+      ASSERT_TRUE(Choose(*chip, s, &again).ok());
+      EXPECT_EQ(NameOf(again), NameOf(chosen));
+    }
+  }
+}
+
+TYPED_TEST(TokenPermuteTilingTest, MoreWorkIsNotCheaper) {
+  const auto best = [](const ChipSpec& chip, const TokenPermuteShape& s) {
+    typename TypeParam::Tiling t;
+    EXPECT_TRUE(Choose(chip, s, &t).ok());
+    return Price(chip, s, t);
+  };
+  for (const ChipSpec* chip : Chips()) {
+    for (std::int64_t size : {100, 1000, 5000}) {
+      const TokenPermuteShape s{size, 1024, 4, 64, DType::kBF16, false};
+      SCOPED_TRACE(chip->name + " " + NameOf(s));
+      const double price = best(*chip, s);
+      EXPECT_GE(best(*chip, {2 * size, 1024, 4, 64, DType::kBF16, false}), price);
+      EXPECT_GE(best(*chip, {size, 2048, 4, 64, DType::kBF16, false}), price);
+      EXPECT_GE(best(*chip, {size, 1024, 8, 64, DType::kBF16, false}), price);
+      EXPECT_GE(best(*chip, {size, 1024, 4, 64, DType::kF32, false}), price);
+      EXPECT_GE(best(*chip, {size, 1024, 4, 128, DType::kBF16, false}), price);
+    }
+    // Movement of many rows grows with them.
+    const double one = best(*chip, {1 << 16, 7168, 8, 64, DType::kBF16, false});
+    const double two = best(*chip, {1 << 17, 7168, 8, 64, DType::kBF16, false});
+    EXPECT_NEAR(two / one, 2, 0.1) << chip->name;
+  }
+}
+
+TYPED_TEST(TokenPermuteTilingTest, HugeSizesAreChosenAtOnce) {
+  constexpr std::int64_t kHuge = std::int64_t{1} << 40;
+  for (const ChipSpec* chip : Chips()) {
+    for (const TokenPermuteShape& s :
+         {TokenPermuteShape{kHuge, 64, 1, 8, DType::kBF16, true},
+          TokenPermuteShape{4, kHuge, 2, 8, DType::kF32, false},
+          TokenPermuteShape{1000, 64, 2, (std::int64_t{1} << 31) - 1, DType::kBF16}}) {
+      typename TypeParam::Tiling t;
+      ASSERT_TRUE(Choose(*chip, s, &t).ok()) << chip->name << " " << NameOf(s);
+      EXPECT_TRUE(Fits(*chip, s, t));
+      const double price = Price(*chip, s, t);
+      EXPECT_TRUE(std::isfinite(price) && price > 0) << chip->name << " " << NameOf(s) << ": " << price;
+    }
+  }
+}
+
+// UB shrinks until nothing fits: up to there every choice fits, from there the error names need and limit.
+TYPED_TEST(TokenPermuteTilingTest, AnErrorNamesUbAndItsCapacity) {
+  const TokenPermuteShape s{1000, 512, 8, 64, DType::kBF16, true};
+  bool failed = false;
+  for (std::int64_t capacity = Ascend910B1().buffer(Buffer::kUB).capacity; capacity > 0; capacity /= 2) {
+    const ChipSpec chip = WithUb(Ascend910B1(), capacity);
+    typename TypeParam::Tiling t;
+    const Status status = Choose(chip, s, &t);
+    if (status.ok()) {
+      EXPECT_FALSE(failed);
+      EXPECT_TRUE(Fits(chip, s, t));
+      continue;
+    }
+    failed = true;
+    EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+    EXPECT_NE(status.message().find(" bytes of UB, ascend910b1 has " + std::to_string(capacity)),
+              std::string::npos)
+        << status.message();
+    // What it says is needed is more than there is.
+    const std::size_t at = status.message().find("need ") + 5;
+    EXPECT_GT(std::stoll(status.message().substr(at)), capacity) << status.message();
+  }
+  EXPECT_TRUE(failed);
+}
+
+}  // namespace
+}  // namespace cubist
