@@ -25,10 +25,11 @@ enum class Causal { kNone, kTopLeft, kBottomRight };
 //   out     (B, Nq, Sq, Dv)         fp32 or the input dtype
 //   lse     (B, Nq, Sq)             optional, fp32
 //
-// Layouts are strides: a BSND tensor is passed as (B, N, S, D) with its own strides. Any sizes >= 0. Sums and
-// softmax are fp32; exp(s - max) is rounded to the input dtype before it meets v. A row that sees no key gives
-// out = 0 and lse = -inf. A masked key close to the diagonal has weight 0, but its v is read: a NaN or Inf there
-// makes the row NaN. scale defaults to 1 / sqrt(Dqk + Dr). Outputs may overlap neither each other nor an input.
+// Layouts are strides: a BSND tensor is passed as (B, N, S, D) with its own strides. Any sizes >= 0 (head dims on
+// an NPU as far as 16 rows of them fit its UB; the error says how far). Sums and softmax are fp32; exp(s - max) is
+// rounded to the input dtype before it meets v. A row that sees no key gives out = 0 and lse = -inf. A masked key
+// close to the diagonal has weight 0, but its v is read: a NaN or Inf there makes the row NaN. scale defaults to
+// 1 / sqrt(Dqk + Dr). Outputs may overlap neither each other nor an input.
 // After FlashAttention-2 (Dao, 2023); operator contract: aclnnFlashAttentionScore.
 struct FlashAttentionArgs {
   ConstTensor q, k, v;

@@ -21,7 +21,8 @@ namespace cubist {
 //   expert_counts   (num_experts)   optional, int32: slots routed to each expert, dropped ones included
 //
 // Movement only: rows arrive bit for bit. Semantics of aclnnMoeTokenPermute; note that sorted_indices maps slot
-// to row (the inverse of an argsort). L < 2^31. Any H, K, num_experts >= 0. Outputs may not overlap anything.
+// to row (the inverse of an argsort). L < 2^31. Any H, K, num_experts >= 0 (K on an NPU as
+// far as the ids of one token fit its UB). Outputs may not overlap anything.
 struct TokenPermuteArgs {
   ConstTensor tokens, topk_ids;
   std::int64_t num_experts = 0;

@@ -101,35 +101,44 @@ concept AiCore = CubeCore<C> &&
   core.vectors()[0].Move(l1, narrow);  // Vector -> Cube: L1 (A operand) = UB
 };
 
+// What a Cube core multiplies, and what UB tiles hold.
+template <class T>
+concept OperandType = std::same_as<T, float> || std::same_as<T, BF16> || std::same_as<T, F16>;
+template <class T>
+concept RowType = OperandType<T> || std::same_as<T, std::int32_t> || std::same_as<T, std::int64_t>;
+
 // The typed front of a Cube core. `E` is an executor: it has one untyped method per instruction.
 template <class E>
-class CubeFront : public E {
+class CubeFront : protected E {
  public:
+  using E::Allocate;
+  using E::count;
   using E::E;
+  using E::index;
 
-  template <class T>
+  template <OperandType T>
   void Load(L1Tile<T> dst, const Gm& src, Loc loc = Loc::current()) {
     SameShape(dst, src);
     CUBIST_CHECK(src.dtype() == DTypeOf<T>(), "Load to L1 does not convert");
     E::LoadL1(dst, src, loc);
   }
-  template <class T>
+  template <OperandType T>
   void Load(L1Tile<T> dst, const PackedGm& src, Loc loc = Loc::current()) {
     CUBIST_CHECK(dst.rows() == src.row_part.size() && dst.cols() == src.col_part.size(), "shapes differ");
     CUBIST_CHECK(src.dtype == DTypeOf<T>(), "Load to L1 does not convert");
     E::LoadL1Packed(dst, src, loc);
   }
-  template <class T>
+  template <OperandType T>
   void Store(const PackedGm& dst, L1Tile<T> src, Loc loc = Loc::current()) {
     CUBIST_CHECK(src.rows() == dst.row_part.size() && src.cols() == dst.col_part.size(), "shapes differ");
     E::StorePacked(dst, src, loc);
   }
-  template <class T>
+  template <OperandType T>
   void Load(L0ATile<T> dst, L1Tile<T> src, Loc loc = Loc::current()) {
     SameShape(dst, src);
     E::LoadL0A(dst, src, loc);
   }
-  template <class T>
+  template <OperandType T>
   void Load(L0BTile<T> dst, L1Tile<T> src, Loc loc = Loc::current()) {
     SameShape(dst, src);
     E::LoadL0B(dst, src, loc);
@@ -138,12 +147,12 @@ class CubeFront : public E {
     SameShape(dst, row);
     E::LoadBias(dst, row, loc);
   }
-  template <class T>
+  template <OperandType T>
   void Mmad(L0CTile<float> c, L0ATile<T> a, L0BTile<T> b, Accumulate accumulate, Loc loc = Loc::current()) {
     ProductShape(c, a, b);
     E::Mmad(c, a, b, accumulate == Accumulate::kYes ? MmadStart::kAdd : MmadStart::kZero, TileRef(), loc);
   }
-  template <class T>
+  template <OperandType T>
   void Mmad(L0CTile<float> c, L0ATile<T> a, L0BTile<T> b, BtTile<float> bias, Loc loc = Loc::current()) {
     ProductShape(c, a, b);
     CUBIST_CHECK(bias.cols() == c.cols(), "bias and accumulator differ in width");
@@ -174,18 +183,21 @@ class CubeFront : public E {
 
 // The typed front of a Vector core.
 template <class E>
-class VectorFront : public E {
+class VectorFront : protected E {
  public:
+  using E::Allocate;
+  using E::count;
   using E::E;
+  using E::index;
 
-  template <class T>
+  template <RowType T>
   void Load(UbTile<T> dst, const Gm& src, Loc loc = Loc::current()) {
     CUBIST_CHECK(dst.rows() == src.rows && dst.cols() == src.cols, "shapes differ");
     CUBIST_CHECK(src.dtype() == DTypeOf<T>() || (std::is_same_v<T, float> && IsFloat(src.dtype())),
                  "Load to UB widens to float only");
     E::LoadUb(dst, src, loc);
   }
-  template <class T>
+  template <RowType T>
   void Store(const Gm& dst, UbTile<T> src, Loc loc = Loc::current()) {
     CUBIST_CHECK(dst.rows == src.rows() && dst.cols == src.cols(), "shapes differ");
     CUBIST_CHECK(dst.dtype() == DTypeOf<T>() || (std::is_same_v<T, float> && IsFloat(dst.dtype())),
@@ -196,8 +208,9 @@ class VectorFront : public E {
   void Fill(UbTile<std::int32_t> x, std::int32_t value, Loc loc = Loc::current()) {
     E::FillInt(x, value, loc);
   }
-  template <class To, class From>
-  void Cast(UbTile<To> dst, UbTile<From> a, Loc loc = Loc::current()) {
+  template <RowType To, RowType From>
+  requires(OperandType<To> == OperandType<From>) void Cast(UbTile<To> dst, UbTile<From> a,
+                                                           Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, a), "shapes differ");
     E::Cast(dst, a, loc);
   }
@@ -264,7 +277,7 @@ class VectorFront : public E {
     return E::ReadFloat(a, j, loc);
   }
 
-  template <class T>
+  template <OperandType T>
   void SoftmaxStep(UbTile<T> p, UbTile<float> s, UbTile<float> m_new, UbTile<float> m_old, UbTile<float> l,
                    float scale, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(p, s) && IsColumnOf(m_new, s) && IsColumnOf(m_old, s) && IsColumnOf(l, s),
@@ -275,7 +288,7 @@ class VectorFront : public E {
     CUBIST_CHECK(Same(acc, x) && (Same(acc, factor) || IsColumnOf(factor, acc)), "shapes differ");
     E::MulAdd(acc, factor, x, loc);
   }
-  template <class T>
+  template <OperandType T>
   void WeightedSum(UbTile<float> acc, UbTile<float> scratch, std::span<const UbTile<T>> rows,
                    std::span<const float> weights, Accumulate accumulate, Loc loc = Loc::current()) {
     CUBIST_CHECK(acc.rows() == 1 && Same(acc, scratch) && rows.size() == weights.size(), "shapes differ");
@@ -303,7 +316,7 @@ class VectorFront : public E {
     CUBIST_CHECK(dst.rows() == src.rows() && dst.cols() == src.cols(), "shapes differ");
     E::MoveToUb(dst, src, loc);
   }
-  template <class T>
+  template <OperandType T>
   void Move(L1Tile<T> dst, UbTile<T> src, Loc loc = Loc::current()) requires requires(E& e) {
     e.MoveToL1(dst, src, loc);
   }

@@ -13,7 +13,7 @@ struct Record;
 }
 
 struct HostOptions {
-  int threads = 0;  // 0: all that the machine has. Results do not depend on it.
+  int threads = 0;  // 0 or less: all that the machine has. Results do not depend on it.
 };
 
 struct NpuOptions {

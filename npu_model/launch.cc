@@ -1,12 +1,14 @@
 #include "npu_model/launch.h"
 
 #include <tbb/blocked_range.h>
+#include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
 #include <algorithm>
 #include <map>
 #include <new>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -167,9 +169,15 @@ void Launch::RunCores(int cores, const std::function<void(int)>& body) {
           },
           tbb::simple_partitioner());
     };
-    if (threads == 0) {
+    if (threads <= 0) {
       all();
     } else {
+      // More threads than the machine has are given too, for this call.
+      std::optional<tbb::global_control> allowance;
+      constexpr auto kParallelism = tbb::global_control::max_allowed_parallelism;
+      if (static_cast<std::size_t>(threads) > tbb::global_control::active_value(kParallelism)) {
+        allowance.emplace(kParallelism, static_cast<std::size_t>(threads));
+      }
       ArenaOf(threads).execute(all);
     }
   } catch (const std::bad_alloc&) {

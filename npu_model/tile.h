@@ -40,6 +40,7 @@ struct HostLayout {
   std::int64_t width = 0;         // Columns of a panel; 0 means that all columns are one panel.
   std::int64_t panel_stride = 0;  // Elements from panel to panel.
   std::int64_t first_col = 0;
+  bool padded = false;            // A: where k is odd and read in pairs, a zero stands behind each row.
 };
 
 // One stage of a ring: a fixed piece of one buffer.

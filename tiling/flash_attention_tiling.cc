@@ -5,16 +5,14 @@
 #include <string>
 #include <utility>
 
+#include "tiling/choose.h"
 #include "tiling/cost.h"
-#include "tiling/memo.h"
 
 namespace cubist {
 namespace {
 
 using Shape = FlashAttentionShape;
 using Tiling = FlashAttentionTiling;
-
-constexpr Buffer kUsed[] = {Buffer::kL1, Buffer::kL0A, Buffer::kL0B, Buffer::kL0C, Buffer::kUB};
 
 // Bytes that the kernel's rings take; the rings are those of flash_attention_kernel.h.
 std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer buffer) {
@@ -52,13 +50,52 @@ double MeanKeys(const Shape& s, const Tiling& t) {
   return sum / static_cast<double>(blocks.count());
 }
 
+// Every tiling that is considered, whether it fits or not.
+std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
+  const std::int64_t k_step =
+      std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
+  const std::int64_t n_step = std::max(chip.mmad.n_step, chip.PackedStep(Role::kB, s.in));
+  std::vector<Tiling> tilings;
+  const auto add = [&](const Tiling& t) { tilings.push_back(t); };
+  for (std::int64_t m : TileSizes({16, 32, 64, 96, 128, 192, 256}, chip.mmad.m_step, s.sq)) {
+    for (std::int64_t n : TileSizes({16, 32, 64, 128, 256, 512, 1024}, n_step, s.skv)) {
+      Tiling t;
+      t.m = m, t.n = n;
+      if (!chip.pipes_overlap) {
+        t.k0 = std::max({n, RoundUp(s.d_qk, k_step), RoundUp(s.d_rope, k_step)});
+        t.kv_stages = t.l0_stages = 1;
+        for (bool pack : {false, true}) {
+          t.pack_kv = pack;
+          if (pack && t.query_blocks(s) * (s.heads / std::max<std::int64_t>(s.kv_heads, 1)) <= 1) continue;
+          add(t);
+        }
+        continue;
+      }
+      for (std::int64_t k0 : TileSizes({16, 32, 64, 128}, k_step, std::max({n, s.d_qk, s.d_rope}))) {
+        t.k0 = k0;
+        for (int depth : {0, 1}) {
+          t.depth = depth;
+          for (int stages : {1, 2}) {
+            t.ub_stages = t.q_stages = stages;
+            for (int kv_stages : {1, 2}) {
+              t.kv_stages = kv_stages;
+              t.l0_stages = 2;
+              add(t);
+            }
+            t.kv_stages = t.l0_stages = 1;
+            add(t);
+          }
+        }
+      }
+    }
+  }
+  return tilings;
+}
+
 }  // namespace
 
 bool Fits(const ChipSpec& chip, const Shape& shape, const Tiling& tiling) {
-  for (Buffer buffer : kUsed) {
-    if (Need(chip, shape, tiling, buffer) > chip.buffer(buffer).capacity) return false;
-  }
-  return true;
+  return FitsBuffers(chip, [&](Buffer buffer) { return Need(chip, shape, tiling, buffer); });
 }
 
 // Per block of keys the Cube's two products, the Vector's softmax and rescale, and the
@@ -117,75 +154,16 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
   return total;
 }
 
-std::vector<Tiling> Candidates(const ChipSpec& chip, const Shape& s) {
-  const std::int64_t k_step =
-      std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
-  const std::int64_t n_step = std::max(chip.mmad.n_step, chip.PackedStep(Role::kB, s.in));
-  std::vector<Tiling> candidates;
-  const auto add = [&](const Tiling& t) {
-    if (Fits(chip, s, t)) candidates.push_back(t);
-  };
-  for (std::int64_t m : TileSizes({16, 32, 64, 96, 128, 192, 256}, chip.mmad.m_step, s.sq)) {
-    for (std::int64_t n : TileSizes({16, 32, 64, 128, 256, 512, 1024}, n_step, s.skv)) {
-      Tiling t;
-      t.m = m, t.n = n;
-      if (!chip.pipes_overlap) {
-        t.k0 = std::max({n, RoundUp(s.d_qk, k_step), RoundUp(s.d_rope, k_step)});
-        t.kv_stages = t.l0_stages = 1;
-        for (bool pack : {false, true}) {
-          t.pack_kv = pack;
-          if (pack && t.query_blocks(s) * (s.heads / std::max<std::int64_t>(s.kv_heads, 1)) <= 1) continue;
-          add(t);
-        }
-        continue;
-      }
-      for (std::int64_t k0 : TileSizes({16, 32, 64, 128}, k_step, std::max({n, s.d_qk, s.d_rope}))) {
-        t.k0 = k0;
-        for (int depth : {0, 1}) {
-          t.depth = depth;
-          for (int stages : {1, 2}) {
-            t.ub_stages = t.q_stages = stages;
-            for (int kv_stages : {1, 2}) {
-              t.kv_stages = kv_stages;
-              add(t);
-            }
-          }
-        }
-      }
-    }
-  }
+std::vector<Tiling> Candidates(const ChipSpec& chip, const Shape& shape) {
+  std::vector<Tiling> candidates = AllTilings(chip, shape);
+  std::erase_if(candidates, [&](const Tiling& t) { return !Fits(chip, shape, t); });
   return candidates;
 }
 
 Status Choose(const ChipSpec& chip, const Shape& shape, Tiling* tiling) {
-  using Key = std::pair<const ChipSpec*, Shape>;
-  thread_local Memo<Key, Tiling> memo;
-  const bool memoised = &chip == &HostChip();
-  if (const Tiling* known = memoised ? memo.Find({&chip, shape}) : nullptr) {
-    *tiling = *known;
-    return {};
-  }
-  double best = std::numeric_limits<double>::infinity();
-  for (const Tiling& candidate : Candidates(chip, shape)) {
-    const double price = Price(chip, shape, candidate);
-    if (price < best) best = price, *tiling = candidate;
-  }
-  if (best == std::numeric_limits<double>::infinity()) {
-    Tiling smallest;
-    smallest.m = chip.mmad.m_step, smallest.n = chip.mmad.n_step;
-    smallest.k0 = chip.mmad.k_bytes / chip.OperandBytes(shape.in);
-    smallest.kv_stages = smallest.l0_stages = 1;
-    for (Buffer buffer : kUsed) {
-      const std::int64_t need = Need(chip, shape, smallest, buffer), capacity = chip.buffer(buffer).capacity;
-      if (need <= capacity) continue;
-      return {StatusCode::kUnsupported, std::string("flash_attention: even the smallest tile needs ") +
-                                            std::to_string(need) + " bytes of " + NameOf(buffer) + ", " +
-                                            chip.name + " has " + std::to_string(capacity)};
-    }
-    return {StatusCode::kUnsupported, "flash_attention: no tiling fits " + chip.name};
-  }
-  if (memoised) memo.Keep({&chip, shape}, *tiling);
-  return {};
+  return ChooseCheapest(
+      chip, shape, "flash_attention", &AllTilings,
+      [&](const Tiling& t, Buffer buffer) { return Need(chip, shape, t, buffer); }, tiling);
 }
 
 }  // namespace cubist

@@ -4,8 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "tiling/choose.h"
 #include "tiling/cost.h"
-#include "tiling/memo.h"
 
 namespace cubist {
 namespace {
@@ -25,13 +25,11 @@ std::int64_t Need(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling
     case Buffer::kL0C:
       return t.l0c_stages * chip.SlotBytes(Buffer::kL0C, DType::kF32, t.m, t.n);
     case Buffer::kBT:
-      return s.bias ? chip.SlotBytes(Buffer::kBT, DType::kF32, 1, t.n) : 0;
+      return chip.SlotBytes(Buffer::kBT, DType::kF32, 1, s.bias ? t.n : 1);
     default:
       return 0;
   }
 }
-
-constexpr Buffer kUsed[] = {Buffer::kL1, Buffer::kL0A, Buffer::kL0B, Buffer::kL0C, Buffer::kBT};
 
 // Whether a Mmad reads A's rows where they lie in GM.
 bool LoadedInPlace(const ChipSpec& chip, const MatmulShape& s) {
@@ -39,21 +37,69 @@ bool LoadedInPlace(const ChipSpec& chip, const MatmulShape& s) {
          chip.OperandBytes(s.in) == SizeOf(s.in);
 }
 
-MatmulTiling Smallest(const ChipSpec& chip, const MatmulShape& s) {
-  MatmulTiling t;
-  t.m = chip.mmad.m_step, t.n = chip.mmad.n_step;
-  t.k0 = t.k1 = chip.mmad.k_bytes / chip.OperandBytes(s.in);
-  t.l1_stages = t.l0_stages = 1;
-  return t;
+// Every tiling that is considered, whether it fits or not.
+std::vector<MatmulTiling> AllTilings(const ChipSpec& chip, const MatmulShape& s) {
+  const std::int64_t element = chip.OperandBytes(s.in);
+  const std::int64_t k_step = std::max(chip.mmad.k_bytes / element, chip.packing.row_multiple);
+  std::vector<MatmulTiling> tilings;
+  const auto add = [&](MatmulTiling t) {
+    // Where a cache stands for the buffers, an L0B panel set or an accumulator
+    // beyond its share is not worth pricing.
+    if (!chip.pipes_overlap && (t.k0 * t.n * element > chip.buffer(Buffer::kL0B).fast ||
+                                t.m * t.n * 4 > 2 * chip.buffer(Buffer::kL0C).fast)) {
+      return;
+    }
+    t.grid = {CeilDiv(s.m, t.m), CeilDiv(s.n, t.n), BlockOrder::kRowMajor, 1};
+    tilings.push_back(t);
+    if (t.grid.rows > 1 && t.grid.cols > 1) {
+      t.grid.order = BlockOrder::kSwizzled, t.grid.width = 4;
+      tilings.push_back(t);
+      t.grid.order = BlockOrder::kDiagonal, t.grid.width = 8;
+      tilings.push_back(t);
+    }
+  };
+  const auto for_each_shape = [&](auto&& visit) {
+    for (std::int64_t m : TileSizes({16, 32, 64, 128, 192, 256, 512}, chip.mmad.m_step, s.m)) {
+      for (std::int64_t n : TileSizes({16, 32, 64, 128, 192, 256, 512}, chip.mmad.n_step, s.n)) {
+        for (std::int64_t k0 : TileSizes({16, 32, 64, 128, 256, 384, 512}, k_step, s.k)) {
+          MatmulTiling t;
+          t.m = m, t.n = n, t.k0 = t.k1 = k0;
+          visit(t);
+        }
+      }
+    }
+  };
+  // One thread: nothing to buffer, but whole operands may be packed first.
+  const auto add_serial = [&](MatmulTiling t) {
+    t.l1_stages = t.l0_stages = 1;
+    for (int packing = 0; packing < 4; ++packing) {
+      t.pack_a = (packing & 1) != 0, t.pack_b = (packing & 2) != 0;
+      if (t.pack_a && (CeilDiv(s.n, t.n) == 1 || LoadedInPlace(chip, s))) continue;
+      if (t.pack_b && CeilDiv(s.m, t.m) == 1) continue;
+      add(t);
+    }
+  };
+  const auto add_overlapped = [&](MatmulTiling t) {
+    for (std::int64_t factor : {1, 2, 4, 8}) {
+      t.k1 = t.k0 * factor;
+      if (factor > 1 && t.k1 >= s.k + t.k0) break;
+      for (int stages : {2, 1}) {
+        t.l1_stages = t.l0_stages = stages;
+        for (int l0c_stages : {1, 2}) {
+          t.l0c_stages = l0c_stages;
+          add(t);
+        }
+      }
+    }
+  };
+  for_each_shape([&](const MatmulTiling& t) { chip.pipes_overlap ? add_overlapped(t) : add_serial(t); });
+  return tilings;
 }
 
 }  // namespace
 
 bool Fits(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling) {
-  for (Buffer buffer : kUsed) {
-    if (Need(chip, shape, tiling, buffer) > chip.buffer(buffer).capacity) return false;
-  }
-  return true;
+  return FitsBuffers(chip, [&](Buffer buffer) { return Need(chip, shape, tiling, buffer); });
 }
 
 // Cycles of the busiest core: per block the slowest pipe (or the sum, where pipes share a thread), times its
@@ -110,89 +156,16 @@ double Price(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) 
   return std::max(total, once / chip.memory.hbm_bytes_per_s * chip.clock_hz);
 }
 
-std::vector<MatmulTiling> Candidates(const ChipSpec& chip, const MatmulShape& s) {
-  const std::int64_t element = chip.OperandBytes(s.in);
-  const std::int64_t k_step = std::max(chip.mmad.k_bytes / element, chip.packing.row_multiple);
-  std::vector<MatmulTiling> candidates;
-  const auto add = [&](MatmulTiling t) {
-    if (!Fits(chip, s, t)) return;
-    // Where a cache stands for the buffers, an L0B panel set or an accumulator
-    // beyond its share is not worth pricing.
-    if (!chip.pipes_overlap && (t.k0 * t.n * element > chip.buffer(Buffer::kL0B).fast ||
-                                t.m * t.n * 4 > 2 * chip.buffer(Buffer::kL0C).fast)) {
-      return;
-    }
-    t.grid = {CeilDiv(s.m, t.m), CeilDiv(s.n, t.n), BlockOrder::kRowMajor, 1};
-    candidates.push_back(t);
-    if (t.grid.rows > 1 && t.grid.cols > 1) {
-      t.grid.order = BlockOrder::kSwizzled, t.grid.width = 4;
-      candidates.push_back(t);
-      t.grid.order = BlockOrder::kDiagonal, t.grid.width = 8;
-      candidates.push_back(t);
-    }
-  };
-  const auto for_each_shape = [&](auto&& visit) {
-    for (std::int64_t m : TileSizes({16, 32, 64, 128, 192, 256, 512}, chip.mmad.m_step, s.m)) {
-      for (std::int64_t n : TileSizes({16, 32, 64, 128, 192, 256, 512}, chip.mmad.n_step, s.n)) {
-        for (std::int64_t k0 : TileSizes({32, 64, 128, 256, 384, 512}, k_step, s.k)) {
-          MatmulTiling t;
-          t.m = m, t.n = n, t.k0 = t.k1 = k0;
-          visit(t);
-        }
-      }
-    }
-  };
-  // One thread: nothing to buffer, but whole operands may be packed first.
-  const auto add_serial = [&](MatmulTiling t) {
-    t.l1_stages = t.l0_stages = 1;
-    for (int packing = 0; packing < 4; ++packing) {
-      t.pack_a = (packing & 1) != 0, t.pack_b = (packing & 2) != 0;
-      if (t.pack_a && (CeilDiv(s.n, t.n) == 1 || LoadedInPlace(chip, s))) continue;
-      if (t.pack_b && CeilDiv(s.m, t.m) == 1) continue;
-      add(t);
-    }
-  };
-  const auto add_overlapped = [&](MatmulTiling t) {
-    for (std::int64_t factor : {1, 2, 4, 8}) {
-      t.k1 = t.k0 * factor;
-      if (factor > 1 && t.k1 >= s.k + t.k0) break;
-      for (int l0c_stages : {1, 2}) {
-        t.l0c_stages = l0c_stages;
-        add(t);
-      }
-    }
-  };
-  for_each_shape([&](const MatmulTiling& t) { chip.pipes_overlap ? add_overlapped(t) : add_serial(t); });
+std::vector<MatmulTiling> Candidates(const ChipSpec& chip, const MatmulShape& shape) {
+  std::vector<MatmulTiling> candidates = AllTilings(chip, shape);
+  std::erase_if(candidates, [&](const MatmulTiling& t) { return !Fits(chip, shape, t); });
   return candidates;
 }
 
 Status Choose(const ChipSpec& chip, const MatmulShape& shape, MatmulTiling* tiling) {
-  using Key = std::pair<const ChipSpec*, MatmulShape>;
-  thread_local Memo<Key, MatmulTiling> memo;
-  // Only the host's table lives as long as the memo.
-  const bool memoised = &chip == &HostChip();
-  if (const MatmulTiling* known = memoised ? memo.Find({&chip, shape}) : nullptr) {
-    *tiling = *known;
-    return {};
-  }
-  double best = std::numeric_limits<double>::infinity();
-  for (const MatmulTiling& candidate : Candidates(chip, shape)) {
-    const double price = Price(chip, shape, candidate);
-    if (price < best) best = price, *tiling = candidate;
-  }
-  if (best == std::numeric_limits<double>::infinity()) {
-    const MatmulTiling smallest = Smallest(chip, shape);
-    for (Buffer buffer : kUsed) {
-      const std::int64_t need = Need(chip, shape, smallest, buffer), capacity = chip.buffer(buffer).capacity;
-      if (need <= capacity) continue;
-      return {StatusCode::kUnsupported, std::string("matmul: even the smallest tile needs ") +
-                                            std::to_string(need) + " bytes of " + NameOf(buffer) + ", " +
-                                            chip.name + " has " + std::to_string(capacity)};
-    }
-    return {StatusCode::kUnsupported, "matmul: no tiling fits " + chip.name};
-  }
-  if (memoised) memo.Keep({&chip, shape}, *tiling);
-  return {};
+  return ChooseCheapest(
+      chip, shape, "matmul", &AllTilings,
+      [&](const MatmulTiling& t, Buffer buffer) { return Need(chip, shape, t, buffer); }, tiling);
 }
 
 }  // namespace cubist

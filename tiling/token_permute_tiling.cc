@@ -4,7 +4,9 @@
 #include <initializer_list>
 #include <limits>
 #include <string>
+#include <utility>
 
+#include "tiling/choose.h"
 #include "tiling/cost.h"
 
 namespace cubist {
@@ -13,15 +15,18 @@ namespace {
 using Shape = TokenPermuteShape;
 
 std::int64_t UbBytes(const ChipSpec& chip, DType dtype, std::int64_t rows, std::int64_t cols) {
-  return chip.SlotBytes(Buffer::kUB, dtype, rows, std::max<std::int64_t>(cols, 1));
+  return chip.SlotBytes(Buffer::kUB, dtype, rows, cols);
 }
 
-// Bytes of UB that the kernels' rings take; the rings are those of token_permute_kernel.h.
+// Bytes of UB that the kernels' rings take; the rings are those of token_permute_kernel.h. Of the two phases of permute
+// the second takes more.
 std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling& t) {
   const std::int64_t ids = UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k);
-  const std::int64_t wide_ids = s.wide_ids ? UbBytes(chip, DType::kI64, t.piece_tokens, s.top_k) : 32;
+  const std::int64_t wide_ids =
+      s.wide_ids ? UbBytes(chip, DType::kI64, t.piece_tokens, s.top_k) : UbBytes(chip, DType::kI64, 1, 1);
   return 2 * ids + wide_ids + 2 * ids + UbBytes(chip, DType::kI32, t.chunks, t.experts) +
-         4 * UbBytes(chip, DType::kI32, 1, t.experts + 1) + t.row_stages * UbBytes(chip, s.dtype, 1, t.cols);
+         2 * UbBytes(chip, DType::kI32, 1, t.experts) + 2 * UbBytes(chip, DType::kI32, 1, t.experts + 1) +
+         t.row_stages * UbBytes(chip, s.dtype, 1, t.cols);
 }
 
 std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenUnpermuteTiling& t) {
@@ -62,30 +67,60 @@ double PieceCycles(const ChipSpec& chip, const Shape& s, std::int64_t tokens, st
              chip.path(Path::kGmToUb).bytes_per_cycle;
 }
 
-Status NothingFits(const ChipSpec& chip, const char* kernel, std::int64_t need) {
-  return {StatusCode::kUnsupported, std::string(kernel) + ": even the smallest pieces need " +
-                                        std::to_string(need) + " bytes of UB, " + chip.name + " has " +
-                                        std::to_string(chip.buffer(Buffer::kUB).capacity)};
+template <class Tiling>
+std::int64_t UbNeed(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer buffer) {
+  return buffer == Buffer::kUB ? Need(chip, s, t) : 0;
 }
 
 template <class Tiling>
-Status Cheapest(const ChipSpec& chip, const Shape& shape, const std::vector<Tiling>& candidates,
-                const char* kernel, const Tiling& smallest, Tiling* tiling) {
-  double best = std::numeric_limits<double>::infinity();
-  for (const Tiling& candidate : candidates) {
-    const double price = Price(chip, shape, candidate);
-    if (price < best) best = price, *tiling = candidate;
-  }
-  if (best < std::numeric_limits<double>::infinity()) return {};
-  return NothingFits(chip, kernel, Need(chip, shape, smallest));
+std::vector<Tiling> ThatFit(const ChipSpec& chip, const Shape& shape, std::vector<Tiling> tilings) {
+  std::erase_if(tilings, [&](const Tiling& t) { return !Fits(chip, shape, t); });
+  return tilings;
 }
 
 // Parts of a row, the whole row first.
 std::vector<std::int64_t> RowParts(const Shape& s) {
-  return TileSizes({512, 1024, 2048, 4096, 8192, 16384, 32768}, 32, s.hidden);
+  return TileSizes({32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768}, 32, s.hidden);
 }
 
 constexpr std::int64_t kLeastChunk = 16;  // Tokens: fewer do not pay for a row of counts.
+
+// Every tiling that is considered, whether it fits or not.
+std::vector<TokenPermuteTiling> AllPermuteTilings(const ChipSpec& chip, const Shape& s) {
+  std::vector<TokenPermuteTiling> tilings;
+  TokenPermuteTiling t;
+  CutTokens(chip, s, kLeastChunk, &t);
+  for (std::int64_t experts : TileSizes({8, 64, 512, 4096, 32768}, 8, s.experts)) {
+    for (std::int64_t piece : TileSizes({1, 8, 64, 512}, 1, t.chunk_tokens)) {
+      for (std::int64_t cols : RowParts(s)) {
+        for (int stages : {2, 4, 8}) {
+          t.experts = experts, t.piece_tokens = piece, t.cols = cols, t.row_stages = stages;
+          tilings.push_back(t);
+        }
+      }
+    }
+  }
+  return tilings;
+}
+
+std::vector<TokenUnpermuteTiling> AllUnpermuteTilings(const ChipSpec& chip, const Shape& s) {
+  std::vector<TokenUnpermuteTiling> tilings;
+  TokenUnpermuteTiling t;
+  CutTokens(chip, s, 1, &t);
+  for (std::int64_t piece : TileSizes({1, 8, 64, 512}, 1, t.chunk_tokens)) {
+    for (std::int64_t cols : RowParts(s)) {
+      // An accumulator beyond the first-level cache of a host costs a pass through the second.
+      if (!chip.pipes_overlap && cols > 4096) continue;
+      for (std::int64_t rows : {1, 2, 4, 8}) {
+        for (int stages : {1, 2}) {
+          t.piece_tokens = piece, t.cols = cols, t.rows = rows, t.stages = stages;
+          tilings.push_back(t);
+        }
+      }
+    }
+  }
+  return tilings;
+}
 
 }  // namespace
 
@@ -132,53 +167,24 @@ double Price(const ChipSpec& chip, const Shape& s, const TokenUnpermuteTiling& t
          (PieceCycles(chip, s, t.chunk_tokens, t.piece_tokens) + Overlap(chip, t.stages > 1, {move, sum}));
 }
 
-std::vector<TokenPermuteTiling> PermuteCandidates(const ChipSpec& chip, const Shape& s) {
-  std::vector<TokenPermuteTiling> candidates;
-  TokenPermuteTiling t;
-  CutTokens(chip, s, kLeastChunk, &t);
-  for (std::int64_t experts : TileSizes({8, 64, 512, 4096, 32768}, 8, s.experts)) {
-    for (std::int64_t piece : TileSizes({1, 8, 64, 512}, 1, t.chunk_tokens)) {
-      for (std::int64_t cols : RowParts(s)) {
-        for (int stages : {2, 4, 8}) {
-          t.experts = experts, t.piece_tokens = piece, t.cols = cols, t.row_stages = stages;
-          if (Fits(chip, s, t)) candidates.push_back(t);
-        }
-      }
-    }
-  }
-  return candidates;
+std::vector<TokenPermuteTiling> PermuteCandidates(const ChipSpec& chip, const Shape& shape) {
+  return ThatFit(chip, shape, AllPermuteTilings(chip, shape));
 }
 
-std::vector<TokenUnpermuteTiling> UnpermuteCandidates(const ChipSpec& chip, const Shape& s) {
-  std::vector<TokenUnpermuteTiling> candidates;
-  TokenUnpermuteTiling t;
-  CutTokens(chip, s, 1, &t);
-  for (std::int64_t piece : TileSizes({1, 8, 64, 512}, 1, t.chunk_tokens)) {
-    for (std::int64_t cols : RowParts(s)) {
-      // An accumulator beyond the first-level cache of a host costs a pass through the second.
-      if (!chip.pipes_overlap && cols > 4096) continue;
-      for (std::int64_t rows : {1, 2, 4, 8}) {
-        for (int stages : {1, 2}) {
-          t.piece_tokens = piece, t.cols = cols, t.rows = rows, t.stages = stages;
-          if (Fits(chip, s, t)) candidates.push_back(t);
-        }
-      }
-    }
-  }
-  return candidates;
+std::vector<TokenUnpermuteTiling> UnpermuteCandidates(const ChipSpec& chip, const Shape& shape) {
+  return ThatFit(chip, shape, AllUnpermuteTilings(chip, shape));
 }
 
 Status Choose(const ChipSpec& chip, const Shape& shape, TokenPermuteTiling* tiling) {
-  TokenPermuteTiling smallest;
-  CutTokens(chip, shape, kLeastChunk, &smallest);
-  smallest.piece_tokens = 1, smallest.experts = 8, smallest.cols = 32;
-  return Cheapest(chip, shape, PermuteCandidates(chip, shape), "token_permute", smallest, tiling);
+  return ChooseCheapest(
+      chip, shape, "token_permute", &AllPermuteTilings,
+      [&](const TokenPermuteTiling& t, Buffer buffer) { return UbNeed(chip, shape, t, buffer); }, tiling);
 }
 
 Status Choose(const ChipSpec& chip, const Shape& shape, TokenUnpermuteTiling* tiling) {
-  TokenUnpermuteTiling smallest;
-  smallest.piece_tokens = 1, smallest.cols = 32, smallest.rows = 1, smallest.stages = 1;
-  return Cheapest(chip, shape, UnpermuteCandidates(chip, shape), "token_unpermute", smallest, tiling);
+  return ChooseCheapest(
+      chip, shape, "token_unpermute", &AllUnpermuteTilings,
+      [&](const TokenUnpermuteTiling& t, Buffer buffer) { return UbNeed(chip, shape, t, buffer); }, tiling);
 }
 
 }  // namespace cubist

@@ -2,6 +2,7 @@
 #ifndef CUBIST_TILING_TOKEN_PERMUTE_TILING_H_
 #define CUBIST_TILING_TOKEN_PERMUTE_TILING_H_
 
+#include <compare>
 #include <cstdint>
 #include <vector>
 
@@ -14,6 +15,8 @@ struct TokenPermuteShape {
   std::int64_t tokens = 0, hidden = 0, top_k = 0, experts = 0;
   DType dtype = DType::kF32;
   bool wide_ids = false;  // int64
+
+  friend auto operator<=>(const TokenPermuteShape&, const TokenPermuteShape&) = default;
 };
 
 // Tokens are cut into `chunks` of `chunk_tokens`, ranked side by side. A chunk's ids are read `piece_tokens`

@@ -2,8 +2,6 @@
 //
 // L0A, L0B, L0C and UB tiles share the private L2 cache; L1 is a slice of L3 or plain memory. Nothing breaks
 // when a tile is larger than its cache, so capacities are generous and `fast` says what keeps full speed.
-#include <unistd.h>
-
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -11,6 +9,7 @@
 #include <utility>
 
 #include "npu_model/chip.h"
+#include "npu_model/host/ceilings.h"
 #include "npu_model/host/tile_ops.h"
 
 namespace cubist {
@@ -21,8 +20,8 @@ namespace {
 constexpr const char* kProbe = "probe on a 2-core Zen 4 at 3.6 GHz";
 constexpr double kClockHz = 3.6e9;
 
-std::int64_t CacheBytes(int name, std::int64_t fallback) {
-  const long bytes = sysconf(name);
+std::int64_t CacheBytesOr(int level, std::int64_t fallback) {
+  const std::int64_t bytes = CacheBytes(level);
   return bytes > 0 ? bytes : fallback;
 }
 
@@ -32,8 +31,8 @@ PathSpec Rate(double startup, double bytes_per_cycle) {
 }
 
 ChipSpec MakeHostChip(const CubeOps& cube) {
-  const std::int64_t l2 = CacheBytes(_SC_LEVEL2_CACHE_SIZE, 1 << 20);
-  const std::int64_t l3 = CacheBytes(_SC_LEVEL3_CACHE_SIZE, 8 << 20);
+  const std::int64_t l2 = CacheBytesOr(2, 1 << 20);
+  const std::int64_t l3 = CacheBytesOr(3, 8 << 20);
 
   ChipSpec chip;
   chip.name = "host";

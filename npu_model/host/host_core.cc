@@ -23,31 +23,6 @@ std::int64_t ElementBytes(const HostContext& context, const Slot& slot) {
   return IsOperand(slot) ? context.host->OperandBytes(slot.dtype) : SizeOf(slot.dtype);
 }
 
-// A panel of a packed operand in GM starts every this many elements.
-std::int64_t PackedPanelStride(const HostContext& context, const PackedGm& packed) {
-  const ChipSpec& host = *context.host;
-  return RoundUp(packed.rows, host.packing.row_multiple) * host.PackedStep(packed.role, packed.dtype);
-}
-
-// The packed block as a layout to read from or write to.
-HostLayout LayoutOf(const HostContext& context, const PackedGm& packed) {
-  const std::int64_t width = context.host->PackedStep(packed.role, packed.dtype);
-  const std::int64_t element_bytes = context.host->OperandBytes(packed.dtype);
-  HostLayout layout;
-  layout.pitch = width;
-  layout.width = width;
-  layout.panel_stride = PackedPanelStride(context, packed);
-  std::int64_t offset = packed.row_part.begin * width;
-  if (packed.role == Role::kA) {
-    layout.first_col = packed.col_part.begin;
-  } else {
-    CUBIST_CHECK(packed.col_part.begin % width == 0, "a block of a packed B begins inside a panel");
-    offset += packed.col_part.begin / width * layout.panel_stride;
-  }
-  layout.data = packed.tensor->data + packed.byte_offset + offset * element_bytes;
-  return layout;
-}
-
 // Where row `row` and column `col` (within the tile) of a row-major slot stands.
 std::byte* At(const TileRef& tile, std::int64_t element_bytes) {
   const HostLayout& shows = tile.slot->shows;
@@ -77,6 +52,30 @@ HostLayout OwnLayout(const HostContext& context, const Slot& slot) {
     own.pitch = PitchOf(slot, ElementBytes(context, slot));
   }
   return own;
+}
+
+// An operand layout that begins at a part's corner.
+HostLayout From(HostLayout layout, Role role, std::int64_t element_bytes, Range rows, Range cols) {
+  std::int64_t offset = rows.begin * layout.pitch;
+  if (role == Role::kB) {
+    CUBIST_CHECK(cols.begin % layout.width == 0 && rows.begin % 2 == 0,
+                 "a part of a B tile begins inside a panel");
+    offset += cols.begin / layout.width * layout.panel_stride;
+  } else {
+    layout.first_col += cols.begin;
+  }
+  layout.data += offset * element_bytes;
+  return layout;
+}
+
+// The packed block as a layout to read from or write to.
+HostLayout LayoutOf(const HostContext& context, const PackedGm& packed) {
+  const ChipSpec& host = *context.host;
+  HostLayout layout;
+  layout.data = packed.tensor->data + packed.byte_offset;
+  layout.pitch = layout.width = host.PackedStep(packed.role, packed.dtype);
+  layout.panel_stride = RoundUp(packed.rows, host.packing.row_multiple) * layout.width;
+  return From(layout, packed.role, host.OperandBytes(packed.dtype), packed.row_part, packed.col_part);
 }
 
 bool Whole(const TileRef& tile) {
@@ -183,10 +182,11 @@ void HostCube::LoadL1(TileRef dst, const Gm& src, Loc) {
   }
   CUBIST_CHECK(slot.role == Role::kA, "an L1 tile that is loaded needs the role of an operand");
   if (ReadableInPlace(*context_, dst, src)) {
-    slot.shows = {src.data(), src.row_stride, 0, 0, 0};
+    slot.shows = {.data = src.data(), .pitch = src.row_stride, .padded = true};
     return;
   }
   slot.shows = OwnLayout(*context_, slot);
+  slot.shows.padded = true;
   context_->cube->pack_a(slot.dtype, dst.rows(), dst.cols(), source, At(dst, element_bytes),
                          slot.shows.pitch);
 }
@@ -194,12 +194,13 @@ void HostCube::LoadL1(TileRef dst, const Gm& src, Loc) {
 void HostCube::LoadL1Packed(TileRef dst, const PackedGm& src, Loc) {
   CUBIST_CHECK(Whole(dst), "a packed operand is shown in place, as a whole tile");
   dst.slot->shows = LayoutOf(*context_, src);
+  dst.slot->shows.padded = src.col_part.end == src.cols;
 }
 
 void HostCube::StorePacked(const PackedGm& dst, TileRef src, Loc) {
-  const HostLayout to = LayoutOf(*context_, dst);
-  const HostLayout& from = src.slot->shows;
   const std::int64_t bytes = context_->host->OperandBytes(dst.dtype);
+  const HostLayout to = LayoutOf(*context_, dst);
+  const HostLayout from = From(src.slot->shows, dst.role, bytes, src.row_part, src.col_part);
   const auto copy = [&](std::byte* out, std::int64_t out_pitch, const std::byte* in, std::int64_t in_pitch,
                         std::int64_t rows, std::int64_t cols) {
     context_->vector->copy(out, out_pitch * bytes, in, in_pitch * bytes, rows, cols * bytes,
@@ -214,46 +215,43 @@ void HostCube::StorePacked(const PackedGm& dst, TileRef src, Loc) {
     }
     return;
   }
-  for (Range cols : Split(Range{to.first_col, to.first_col + src.cols()}, to.width)) {
-    const std::int64_t panel = cols.begin / to.width;
-    const Range part{cols.begin, std::min(cols.end, (panel + 1) * to.width)};
-    const std::int64_t width =
-        context_->cube->native_bf16 && bytes == 2 ? RoundUp(part.size(), 2) : part.size();
-    copy(to.data + (panel * to.panel_stride + part.begin % to.width) * bytes, to.pitch,
-         from.data + (part.begin - to.first_col) * bytes, from.pitch, src.rows(), width);
+  CUBIST_CHECK(from.width == 0, "an A tile that shows a packed operand is not packed again");
+  const std::int64_t end = to.first_col + src.cols();
+  for (std::int64_t col = to.first_col; col < end;) {
+    const std::int64_t panel = col / to.width, cols = std::min(end, (panel + 1) * to.width) - col;
+    copy(to.data + (panel * to.panel_stride + col % to.width) * bytes, to.pitch,
+         from.data + (from.first_col + col - to.first_col) * bytes, from.pitch, src.rows(),
+         bytes == 2 ? RoundUp(cols, 2) : cols);
+    col += cols;
   }
 }
 
 void HostCube::LoadL0A(TileRef dst, TileRef src, Loc) {
-  const HostLayout& from = src.slot->shows;
-  HostLayout& to = dst.slot->shows;
-  to = from;
-  const std::int64_t bytes = context_->host->OperandBytes(src.dtype());
-  to.data += src.row_part.begin * from.pitch * bytes;
-  to.first_col += src.col_part.begin;
+  CUBIST_CHECK(Whole(dst), "an L0 tile shows its source, as a whole tile");
+  dst.slot->shows =
+      From(src.slot->shows, Role::kA, context_->host->OperandBytes(src.dtype()), src.row_part, src.col_part);
+  dst.slot->shows.padded = src.slot->shows.padded && src.col_part.end == src.slot->tile_cols;
 }
 
 void HostCube::LoadL0B(TileRef dst, TileRef src, Loc) {
-  const HostLayout& from = src.slot->shows;
-  HostLayout& to = dst.slot->shows;
-  to = from;
-  CUBIST_CHECK(src.col_part.begin % from.width == 0 && src.row_part.begin % 2 == 0,
-               "part of a B tile inside a panel");
-  const std::int64_t offset =
-      src.col_part.begin / from.width * from.panel_stride + src.row_part.begin * from.width;
-  to.data += offset * context_->host->OperandBytes(src.dtype());
+  CUBIST_CHECK(Whole(dst), "an L0 tile shows its source, as a whole tile");
+  dst.slot->shows =
+      From(src.slot->shows, Role::kB, context_->host->OperandBytes(src.dtype()), src.row_part, src.col_part);
 }
 
 void HostCube::LoadBias(TileRef dst, const Gm& row, Loc) {
-  CopyStrided(dst.slot->storage, DType::kF32, 0, 1, row.data(), row.dtype(), 0, row.col_stride, 1, row.cols);
+  CopyStrided(dst.slot->storage + dst.col_part.begin * 4, DType::kF32, 0, 1, row.data(), row.dtype(), 0,
+              row.col_stride, 1, row.cols);
 }
 
 void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bias, Loc) {
-  const HostLayout& left = a.slot->shows;
-  const HostLayout& right = b.slot->shows;
-  const std::int64_t bytes = context_->host->OperandBytes(a.dtype());
-  const auto mmad =
-      a.dtype() != DType::kF32 && bytes == 2 ? context_->cube->mmad_bf16 : context_->cube->mmad_f32;
+  const std::int64_t bytes = context_->host->OperandBytes(a.dtype()), nr = context_->cube->nr;
+  const bool pairs = bytes == 2;
+  const auto mmad = pairs ? context_->cube->mmad_bf16 : context_->cube->mmad_f32;
+  const HostLayout left = From(a.slot->shows, Role::kA, bytes, a.row_part, a.col_part);
+  const HostLayout right = From(b.slot->shows, Role::kB, bytes, b.row_part, b.col_part);
+  CUBIST_CHECK(c.col_part.begin % nr == 0 && (c.cols() % nr == 0 || c.col_part.end == c.slot->tile_cols),
+               "a Mmad writes whole panels: part of an accumulator inside one");
   c.slot->shows = OwnLayout(*context_, *c.slot);
   MmadArgs args;
   args.m = c.rows(), args.n = c.cols();
@@ -262,22 +260,44 @@ void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bi
   args.c = reinterpret_cast<float*>(At(c, 4));
   args.c_pitch = c.slot->shows.pitch;
   args.start = start;
-  if (start == MmadStart::kBias) args.bias = reinterpret_cast<const float*>(bias.slot->storage);
+  if (start == MmadStart::kBias) {
+    args.bias = reinterpret_cast<const float*>(bias.slot->storage) + bias.col_part.begin;
+  }
 
+  // An odd last k without padding behind it is multiplied apart, from a padded copy of A's last column.
+  const bool padded = a.slot->shows.padded && a.col_part.end == a.slot->tile_cols;
+  const std::int64_t k = pairs && !padded ? a.cols() / 2 * 2 : a.cols();
   // One call per panel of A. A row-major A is one panel.
-  const std::int64_t k = a.cols();
-  const std::int64_t width = left.width == 0 ? left.first_col + k : left.width;
-  std::int64_t done = 0;
-  do {
-    const std::int64_t col = left.first_col + done;
-    const std::int64_t panel = k == 0 ? 0 : col / width;
-    args.k = std::min(k - done, (panel + 1) * width - col);
-    args.a = left.data + (panel * left.panel_stride + col - panel * width) * bytes;
+  const auto at = [&](std::int64_t col, std::int64_t* panel_end) {
+    const std::int64_t width = left.width == 0 ? INT64_MAX : left.width, panel = col / width;
+    *panel_end = left.width == 0 ? INT64_MAX : (panel + 1) * width;
+    return left.data + (panel * left.panel_stride + col % width) * bytes;
+  };
+  std::int64_t done = 0, panel_end = 0;
+  while (done < k || (done == 0 && a.cols() == 0)) {
+    args.a = at(left.first_col + done, &panel_end);
+    args.k = std::min(k - done, panel_end - left.first_col - done);
     args.b = right.data + done * right.width * bytes;
     mmad(args);
     args.start = MmadStart::kAdd;
     done += args.k;
-  } while (done < k);
+    if (k == 0) break;
+  }
+  if (k == a.cols()) return;
+  constexpr std::int64_t kRows = 256;
+  std::array<BF16, 2 * kRows> column{};
+  const auto* last = reinterpret_cast<const BF16*>(at(left.first_col + k, &panel_end));
+  float* const c_data = args.c;
+  for (const Range rows : Split(c.rows(), kRows)) {
+    for (std::int64_t i = 0; i < rows.size(); ++i) {
+      column[static_cast<std::size_t>(2 * i)] = last[(rows.begin + i) * left.pitch];
+    }
+    args.m = rows.size(), args.k = 1;
+    args.a = column.data(), args.a_pitch = 2;
+    args.b = right.data + k * right.width * bytes;
+    args.c = c_data + rows.begin * args.c_pitch;
+    mmad(args);
+  }
 }
 
 void HostCube::StoreL0C(const Gm& dst, TileRef src, Loc) {
@@ -290,7 +310,7 @@ void HostVector::LoadUb(TileRef dst, const Gm& src, Loc) {
   Slot& slot = *dst.slot;
   const std::int64_t bytes = SizeOf(src.dtype());
   if (slot.role == Role::kRelay && src.col_stride == 1 && src.dtype() == slot.dtype && Whole(dst)) {
-    slot.shows = {src.data(), src.row_stride, 0, 0, 0};
+    slot.shows = {.data = src.data(), .pitch = src.row_stride};
     return;
   }
   slot.shows = OwnLayout(*context_, slot);
@@ -444,6 +464,7 @@ void HostVector::MoveToUb(TileRef dst, TileRef src, Loc) {
 void HostVector::MoveToL1(TileRef dst, TileRef src, Loc) {
   Slot &to = *dst.slot, &from = *src.slot;
   to.shows = OwnLayout(*context_, to);
+  to.shows.padded = true;
   const std::int64_t bytes = context_->host->OperandBytes(to.dtype);
   const bool pairs = bytes == 2 && src.cols() % 2 != 0;
   if (bytes == SizeOf(from.dtype) && Whole(src) && Whole(dst) && to.storage_bytes == from.storage_bytes &&

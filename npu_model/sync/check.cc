@@ -26,9 +26,9 @@ using trace::Record;
 using trace::SlotInfo;
 
 constexpr int kMaxVectorCores = 4;
-constexpr std::size_t kSides = kMaxVectorCores + 1;          // the Cube core, then the Vector cores
-constexpr std::size_t kPipes = kPipeCount + 1;               // of a side; the last one stands for
-constexpr std::size_t kScalarWrites = kPipeCount;            // the completed writes of its scalar unit
+constexpr std::size_t kSides = kMaxVectorCores + 1;  // the Cube core, then the Vector cores
+constexpr std::size_t kPipes = kPipeCount + 1;       // of a side; the last one stands for
+constexpr std::size_t kScalarWrites = kPipeCount;    // the completed writes of its scalar unit
 constexpr std::size_t kComponents = kSides * kPipes;
 constexpr std::uint8_t kNobody = 0xff;
 
@@ -88,7 +88,8 @@ class Shadow {
 
   template <class Visit>
   static void WalkPage(Page& page, std::int64_t begin, std::int64_t end, bool replace, Visit& visit) {
-    auto at = std::partition_point(page.begin(), page.end(), [&](const Interval& i) { return i.end <= begin; });
+    auto at =
+        std::partition_point(page.begin(), page.end(), [&](const Interval& i) { return i.end <= begin; });
     if (at != page.end() && at->begin == begin && at->end == end) return visit(*at);
     if (at == page.end() || at->begin >= end) {
       Interval fresh;
@@ -144,7 +145,8 @@ class Shadow {
 };
 
 // Calls visit(begin, end) for the bytes of a rectangle of a slot, adjacent ones joined. UB, BT and hand-over
-// slots are row-major; the Cube's buffers hold panels of 32 bytes (L0C: 16 columns), row after row.
+// slots are row-major, exact to the byte; the Cube's buffers hold panels of 32 bytes (L0C: 16 columns), row after
+// row, and are moved by whole panels. Padding at a slot's edges belongs to its last row and column.
 template <class Visit>
 void ForEachByteRange(const ChipSpec& chip, const SlotInfo& slot, bool in_gm, const Operand& o, Visit visit) {
   std::int64_t from = 0, to = 0;
@@ -159,29 +161,20 @@ void ForEachByteRange(const ChipSpec& chip, const SlotInfo& slot, bool in_gm, co
   if (in_gm || slot.buffer == Buffer::kUB || slot.buffer == Buffer::kBT) {
     const std::int64_t element = slot.buffer == Buffer::kBT ? 4 : SizeOf(slot.dtype);
     const std::int64_t pitch = in_gm ? slot.cols * element : RoundUp(slot.cols * element, 32);
-    for (std::int64_t r = o.row_begin; r < o.row_end; ++r) {
-      // Padding behind a row belongs to it when the whole row is meant.
-      const bool whole = o.col_begin == 0 && o.col_end == slot.cols && r + 1 < o.row_end;
-      add(r * pitch + o.col_begin * element, whole ? pitch : (o.col_end - o.col_begin) * element);
-    }
+    const std::int64_t stop = o.col_end == slot.cols ? pitch : o.col_end * element;
+    for (std::int64_t r = o.row_begin; r < o.row_end; ++r)
+      add(r * pitch + o.col_begin * element, stop - o.col_begin * element);
   } else {
     const bool sums = slot.buffer == Buffer::kL0C;
-    const std::int64_t element =
-        sums ? 4 : IsFloat(slot.dtype) ? chip.OperandBytes(slot.dtype) : SizeOf(slot.dtype);
+    const std::int64_t element = sums                  ? 4
+                                 : IsFloat(slot.dtype) ? chip.OperandBytes(slot.dtype)
+                                                       : SizeOf(slot.dtype);
     const std::int64_t width = sums ? chip.mmad.n_step : std::max<std::int64_t>(32 / element, 1);
     const std::int64_t rows = RoundUp(slot.rows, sums ? chip.mmad.m_step : chip.packing.row_multiple);
+    const std::int64_t row_end = o.row_end == slot.rows ? rows : o.row_end;
     const std::int64_t pitch = width * element;
-    for (std::int64_t c = o.col_begin; c < o.col_end;) {
-      const std::int64_t panel = c / width, stop = std::min<std::int64_t>((panel + 1) * width, o.col_end);
-      const std::int64_t base = panel * rows * pitch + (c - panel * width) * element;
-      if (stop - c == width) {
-        const bool whole = o.row_begin == 0 && o.row_end == slot.rows && stop < o.col_end;
-        add(base + o.row_begin * pitch, (whole ? rows : o.row_end - o.row_begin) * pitch);
-      } else {
-        for (std::int64_t r = o.row_begin; r < o.row_end; ++r) add(base + r * pitch, (stop - c) * element);
-      }
-      c = stop;
-    }
+    for (std::int64_t panel = o.col_begin / width; panel * width < o.col_end; ++panel)
+      add((panel * rows + o.row_begin) * pitch, (row_end - o.row_begin) * pitch);
   }
   if (from != to) visit(slot.address + from, slot.address + to);
 }
@@ -252,10 +245,10 @@ std::string TensorName(const Record& record, std::size_t tensor) {
 class Findings {
  public:
   void Add(Finding finding) {
-    const auto key = std::tuple(finding.fault, finding.first.line.file, finding.first.line.line,
-                                finding.first.pipe, finding.first.what, finding.second.line.file,
-                                finding.second.line.line, finding.second.pipe, finding.second.what,
-                                finding.memory);
+    const auto key =
+        std::tuple(finding.fault, finding.first.line.file, finding.first.line.line, finding.first.pipe,
+                   finding.first.what, finding.second.line.file, finding.second.line.line,
+                   finding.second.pipe, finding.second.what, finding.memory);
     const auto [at, is_new] = index_.try_emplace(key, all_.size());
     if (is_new) {
       all_.push_back(std::move(finding));
@@ -275,14 +268,15 @@ class Findings {
 
 class CoreChecker {
  public:
-  CoreChecker(const Record& record, const GmState& gm, std::size_t phase, std::size_t core, const CorePlan& plan)
+  CoreChecker(const Record& record, const GmState& gm, std::size_t phase, std::size_t core,
+              const CorePlan& plan)
       : record_(record),
         chip_(record.chip),
         gm_(gm),
         phase_(phase),
         core_(core),
         from_(record.phases[phase].cores[core]),
-        plan_(plan),
+        plan_(InOrder(plan)),
         lanes_(record.phases[phase].vector_only ? 1 : record.chip.vector_per_cube),
         components_(static_cast<std::size_t>(lanes_ + 1) * kPipes) {
     CUBIST_CHECK(lanes_ <= kMaxVectorCores, "more Vector cores per Cube core than a check holds");
@@ -323,15 +317,24 @@ class CoreChecker {
 
   // A flag of a pair of pipes, or a cross-core counter on one side.
   struct Flag {
-    std::deque<VectorClock> up;            // clocks of sets not waited for
-    std::deque<SyncOp> set_by;             // the same, who
-    std::vector<Epoch> waits;              // of every wait so far, the agent that waited
+    std::deque<VectorClock> up;  // clocks of sets not waited for
+    std::deque<SyncOp> set_by;   // the same, who
+    std::vector<Epoch> waits;    // of every wait so far, the agent that waited
     std::int64_t sets = 0;
-    std::size_t blocked = kComponents;     // agent that waits
+    std::vector<std::size_t> blocked;        // agents that wait
+    std::array<std::size_t, kSides> setter;  // the pipe of each side that sets it
+    Flag() { setter.fill(kComponents); }
     std::array<std::deque<VectorClock>, kMaxVectorCores> parts;  // sets by some Vector cores, not yet by all
     std::array<std::int64_t, kMaxVectorCores> part_sets{};
   };
   using FlagKey = std::uint32_t;
+
+  static CorePlan InOrder(CorePlan plan) {
+    const auto before = [](const SyncOp& x, const SyncOp& y) { return x.position() < y.position(); };
+    if (!std::is_sorted(plan.ops.begin(), plan.ops.end(), before))
+      std::stable_sort(plan.ops.begin(), plan.ops.end(), before);
+    return plan;
+  }
 
   Item OpItem(std::size_t index) const {
     return {index, AgentAt(plan_.ops[index].pipe, plan_.ops[index].lane), true};
@@ -445,7 +448,8 @@ class CoreChecker {
       return pipe == Pipe::kS || pipe == Pipe::kMte2 || pipe == Pipe::kMte3 || pipe == Pipe::kV;
     };
     if (op.instr >= from_.instrs.size()) {
-      wrong = "stands at instruction " + std::to_string(op.instr) + " of " + std::to_string(from_.instrs.size());
+      wrong =
+          "stands at instruction " + std::to_string(op.instr) + " of " + std::to_string(from_.instrs.size());
     } else if (op.lane >= lanes_) {
       wrong = "is on Vector core " + std::to_string(op.lane) + " of " + std::to_string(lanes_);
     } else if (!exists(op.pipe) || (!cross && !exists(op.peer))) {
@@ -472,7 +476,8 @@ class CoreChecker {
   bool Down(const SyncOp& op, std::size_t agent) {
     Flag& flag = flags_[op.kind == Kind::kWaitFlag ? KeyOf(op) : CrossKey(SideOf(agent), op.id)];
     if (!flag.up.empty()) return true;
-    flag.blocked = agent;
+    if (std::find(flag.blocked.begin(), flag.blocked.end(), agent) == flag.blocked.end())
+      flag.blocked.push_back(agent);
     return false;
   }
 
@@ -483,7 +488,6 @@ class CoreChecker {
         clock.at[agent] = count;
         break;
       case Kind::kSetFlag:
-        clock.at[agent] = std::max(clock.at[agent], BarrierFree(op.pipe) ? count : clock.at[agent]);
         Raise(flags_[KeyOf(op)], op, SetClock(agent, count), 1);
         break;
       case Kind::kCrossSet:
@@ -496,17 +500,13 @@ class CoreChecker {
         }
         break;
       case Kind::kWaitFlag:
-        Lower(flags_[KeyOf(op)], agent, count);
+        Lower(flags_[KeyOf(op)], op, agent, count);
         break;
       case Kind::kCrossWait:
-        Lower(flags_[CrossKey(SideOf(agent), op.id)], agent, count);
+        Lower(flags_[CrossKey(SideOf(agent), op.id)], op, agent, count);
         break;
     }
   }
-  bool BarrierFree(Pipe pipe) const {
-    return pipe != Pipe::kM && !(pipe == Pipe::kV && chip_.sync.vector_needs_barrier);
-  }
-
   // A set stands for everything before it on its pipe, complete.
   VectorClock SetClock(std::size_t agent, std::uint32_t count) const {
     VectorClock clock = clocks_[agent];
@@ -517,6 +517,7 @@ class CoreChecker {
 
   void Raise(Flag& flag, const SyncOp& op, const VectorClock& clock, int limit) {
     ExpectOver(flag, flag.sets, op, clock, limit);
+    NoteSetter(flag, op);
     ++flag.sets;
     Deliver(flag, op, clock);
   }
@@ -524,6 +525,7 @@ class CoreChecker {
   void RaisePart(Flag& flag, const SyncOp& op, const VectorClock& clock) {
     const auto lane = static_cast<std::size_t>(op.lane);
     ExpectOver(flag, flag.part_sets[lane], op, clock, chip_.sync.cross_core_limit);
+    NoteSetter(flag, op);
     ++flag.part_sets[lane];
     flag.parts[lane].push_back(clock);
     VectorClock all;
@@ -540,14 +542,32 @@ class CoreChecker {
     Deliver(flag, op, all);
   }
 
+  // Which of two pipes comes first is anybody's guess, and so is which set ends which wait.
+  void AddTwoPipes(const SyncOp& op, const char* what) {
+    Finding f = Start(Fault::kBadOp);
+    f.second = PlaceOf(op);
+    f.memory = FlagName(op);
+    f.cure = std::string("two pipes of a core ") + what + " the same flag; take another id";
+    findings_.Add(std::move(f));
+  }
+
+  void NoteSetter(Flag& flag, const SyncOp& op) {
+    const std::size_t agent = AgentAt(op.pipe, op.lane);
+    std::size_t& setter = flag.setter[SideOf(agent)];
+    if (setter != kComponents && setter != agent) AddTwoPipes(op, "set");
+    setter = agent;
+  }
+
   void Deliver(Flag& flag, const SyncOp& op, const VectorClock& clock) {
     flag.up.push_back(clock);
     flag.set_by.push_back(op);
-    if (flag.blocked != kComponents) woken_.push_back(std::exchange(flag.blocked, kComponents));
+    woken_.insert(woken_.end(), flag.blocked.begin(), flag.blocked.end());
+    flag.blocked.clear();
   }
 
   // The set that makes one more than the limit must know that the wait which makes room is over.
-  void ExpectOver(const Flag& flag, std::int64_t sets, const SyncOp& op, const VectorClock& clock, int limit) {
+  void ExpectOver(const Flag& flag, std::int64_t sets, const SyncOp& op, const VectorClock& clock,
+                  int limit) {
     const std::int64_t freed = sets - limit;  // this wait, counted from 0
     if (freed < 0) return;
     const auto at = static_cast<std::size_t>(freed);
@@ -561,7 +581,8 @@ class CoreChecker {
     findings_.Add(std::move(f));
   }
 
-  void Lower(Flag& flag, std::size_t agent, std::uint32_t count) {
+  void Lower(Flag& flag, const SyncOp& op, std::size_t agent, std::uint32_t count) {
+    if (!flag.waits.empty() && flag.waits.back().component != agent) AddTwoPipes(op, "wait for");
     clocks_[agent].Join(flag.up.front(), components_);
     flag.up.pop_front();
     flag.set_by.pop_front();
@@ -594,11 +615,12 @@ class CoreChecker {
     }
   }
 
-  void TouchOperand(std::uint32_t number, std::uint32_t i, std::size_t agent, std::uint32_t count, bool writes) {
+  void TouchOperand(std::uint32_t number, std::uint32_t i, std::size_t agent, std::uint32_t count,
+                    bool writes) {
     const Operand& o = from_.operands[number];
     const bool in_gm = o.slot < 0;
-    const SlotInfo& slot =
-        in_gm ? from_.workspace[static_cast<std::size_t>(~o.slot)] : from_.slots[static_cast<std::size_t>(o.slot)];
+    const SlotInfo& slot = in_gm ? from_.workspace[static_cast<std::size_t>(~o.slot)]
+                                 : from_.slots[static_cast<std::size_t>(o.slot)];
     Shadow& shadow = in_gm ? workspace_
                            : on_chip_[static_cast<std::size_t>(slot.buffer) * kSides +
                                       static_cast<std::size_t>(slot.lane + 1)];
@@ -637,7 +659,8 @@ class CoreChecker {
     const Epoch mine{now.count, now.instr, static_cast<std::uint8_t>(component)};
     shadow.Walk(begin, end, now.writes, [&](Interval& part) {
       if (part.write.component != kNobody && !Ordered(part.write, now))
-        Report(now.writes ? Fault::kWriteAfterWrite : Fault::kReadAfterWrite, part.begin, part.end, now, &part.write);
+        Report(now.writes ? Fault::kWriteAfterWrite : Fault::kReadAfterWrite, part.begin, part.end, now,
+               &part.write);
       if (!now.writes) {
         AddRead(part, now, mine);
         return;
@@ -654,7 +677,8 @@ class CoreChecker {
 
   void AddRead(Interval& part, const Access& now, const Epoch& mine) {
     if (part.write.component == kNobody) {
-      const bool held = now.tensor >= 0 && gm_.Holds(static_cast<std::size_t>(now.tensor), part.begin, part.end);
+      const bool held =
+          now.tensor >= 0 && gm_.Holds(static_cast<std::size_t>(now.tensor), part.begin, part.end);
       if (!held) Report(Fault::kUninitialised, part.begin, part.end, now, nullptr);
     } else if (part.slot != now.slot) {
       Report(Fault::kLiveSlot, part.begin, part.end, now, &part.write, part.slot);
@@ -725,8 +749,8 @@ class CoreChecker {
           f.fault = Fault::kReadAfterWrite;
         }
       }
-      f.cure = fault == Fault::kLiveSlot ? "keep the slots apart: " + SlotName(now.slot) + " was overwritten through " +
-                                               SlotName(other_slot)
+      f.cure = fault == Fault::kLiveSlot ? "keep the slots apart: " + SlotName(now.slot) +
+                                               " was overwritten through " + SlotName(other_slot)
                                          : MissingEdge(f.first, f.second);
     } else {
       f.cure = "write these bytes before they are read";
@@ -736,7 +760,8 @@ class CoreChecker {
 
   std::string MissingEdge(const Place& first, const Place& second) const {
     if (first.lane == second.lane) {
-      if (first.pipe == second.pipe) return std::string("PipeBarrier<") + NameOf(first.pipe) + "> between them";
+      if (first.pipe == second.pipe)
+        return std::string("PipeBarrier<") + NameOf(first.pipe) + "> between them";
       const std::string pair = std::string(NameOf(first.pipe)) + "_" + NameOf(second.pipe);
       return "SetFlag<" + pair + "> after the first, WaitFlag<" + pair + "> before the second";
     }
@@ -783,8 +808,8 @@ class CoreChecker {
       if (op.kind != Kind::kCrossSet || op.id != wait.id) return false;
       if (wait.lane >= 0) return op.lane < 0;
       const auto& flag = flags_.find(CrossKey(0, wait.id));
-      return op.lane >= 0 && (flag == flags_.end() ||
-                              flag->second.parts[static_cast<std::size_t>(op.lane)].empty());
+      return op.lane >= 0 &&
+             (flag == flags_.end() || flag->second.parts[static_cast<std::size_t>(op.lane)].empty());
     };
     for (std::size_t agent = 0; agent < components_; ++agent) {
       const auto& queue = queues_[agent];
@@ -800,7 +825,8 @@ class CoreChecker {
   void FindStuck() {
     std::set<std::size_t> reported;
     for (std::size_t start = 0; start < components_; ++start) {
-      if (start % kPipes == kScalarWrites || BlockedAt(start) == nullptr || reported.contains(start)) continue;
+      if (start % kPipes == kScalarWrites || BlockedAt(start) == nullptr || reported.contains(start))
+        continue;
       Explain(start, reported);
     }
   }
@@ -822,7 +848,8 @@ class CoreChecker {
       if (reported.contains(agent)) return;  // Its cause has been told.
       path.push_back(agent);
       const SyncOp& wait = plan_.ops[BlockedAt(agent)->index];
-      const auto flag = flags_.find(wait.kind == Kind::kWaitFlag ? KeyOf(wait) : CrossKey(SideOf(agent), wait.id));
+      const auto flag =
+          flags_.find(wait.kind == Kind::kWaitFlag ? KeyOf(wait) : CrossKey(SideOf(agent), wait.id));
       const std::int64_t sets = flag == flags_.end() ? 0 : flag->second.sets;
       const Place place = PlaceOf(wait);
       f.chain.push_back(AgentName(agent) + " waits at " + FlagName(wait) + " " + Where(place) +
@@ -842,7 +869,8 @@ class CoreChecker {
       agent = setter;
     }
     for (const std::size_t a : path) reported.insert(a);
-    f.cure = f.fault == Fault::kNeverSet ? "add the set, or drop the wait" : "move one of these waits behind its set";
+    f.cure = f.fault == Fault::kNeverSet ? "add the set, or drop the wait"
+                                         : "move one of these waits behind its set";
     if (dot_.empty()) dot_ = "digraph deadlock {\n" + edges + "}\n";
     findings_.Add(std::move(f));
   }
@@ -854,7 +882,8 @@ class CoreChecker {
   void FindLeftSet() {
     for (const auto& [key, flag] : flags_) {
       for (const SyncOp& op : flag.set_by) AddLeftSet(op);
-      const bool part = std::any_of(flag.parts.begin(), flag.parts.end(), [](const auto& p) { return !p.empty(); });
+      const bool part =
+          std::any_of(flag.parts.begin(), flag.parts.end(), [](const auto& p) { return !p.empty(); });
       if (!part) continue;
       SyncOp op;  // Which of the sets is missing cannot be told; the flag can.
       op.kind = Kind::kCrossSet, op.lane = 0, op.id = static_cast<std::uint8_t>(key % 256);
@@ -877,7 +906,7 @@ class CoreChecker {
   const GmState& gm_;
   std::size_t phase_, core_;
   const CoreRecord& from_;
-  const CorePlan& plan_;
+  const CorePlan plan_;
   int lanes_;
   std::size_t components_;
 
@@ -900,3 +929,213 @@ class CoreChecker {
 };
 
 }  // namespace
+
+namespace {
+
+// Bytes of GM that one core touches in a phase.
+struct CoreBytes {
+  std::int64_t begin, end;
+  std::uint32_t core, instr;
+};
+
+// Cores of a phase share no bytes of GM that one of them writes.
+class SharedGm {
+ public:
+  SharedGm(const Record& record, std::size_t phase) : record_(record), phase_(phase) {}
+
+  void Find(Findings& findings) {
+    const auto& cores = record_.phases[phase_].cores;
+    FindCandidates();
+    for (std::size_t t = 0; t < tensors_.size(); ++t) {
+      const Seen& seen = tensors_[t];
+      if (!seen.written || !seen.by_several) continue;
+      std::vector<CoreBytes> reads, writes;
+      for (std::uint32_t c = 0; c < cores.size(); ++c) Collect(cores[c], c, t, reads, writes);
+      const auto by_begin = [](const CoreBytes& x, const CoreBytes& y) { return x.begin < y.begin; };
+      std::sort(writes.begin(), writes.end(), by_begin);
+      std::vector<CoreBytes> disjoint;
+      for (CoreBytes w : writes) {
+        if (!disjoint.empty() && disjoint.back().end > w.begin) {
+          CoreBytes& last = disjoint.back();
+          if (last.core != w.core) {
+            Add(findings, t, last, w);
+          } else {
+            last.end = std::max(last.end, w.end);
+            continue;
+          }
+          w.begin = last.end;
+        }
+        if (w.begin < w.end) disjoint.push_back(w);
+      }
+      for (const CoreBytes& r : reads) {
+        auto at = std::partition_point(disjoint.begin(), disjoint.end(),
+                                       [&](const CoreBytes& w) { return w.end <= r.begin; });
+        for (; at != disjoint.end() && at->begin < r.end; ++at) {
+          if (at->core != r.core) Add(findings, t, *at, r);
+        }
+      }
+    }
+  }
+
+ private:
+  struct Seen {
+    std::int64_t core = -1;
+    bool by_several = false, written = false;
+  };
+
+  void FindCandidates() {
+    const auto& cores = record_.phases[phase_].cores;
+    for (std::size_t c = 0; c < cores.size(); ++c) {
+      for (const GmAccess& gm : cores[c].accesses) {
+        if (gm.tensor < 0) continue;
+        const auto tensor = static_cast<std::size_t>(gm.tensor);
+        if (tensors_.size() <= tensor) tensors_.resize(tensor + 1);
+        Seen& seen = tensors_[tensor];
+        const auto core = static_cast<std::int64_t>(c);
+        seen.by_several |= seen.core >= 0 && seen.core != core;
+        seen.core = core;
+        seen.written |= gm.writes;
+      }
+    }
+  }
+
+  static void Collect(const CoreRecord& from, std::uint32_t core, std::size_t tensor,
+                      std::vector<CoreBytes>& reads, std::vector<CoreBytes>& writes) {
+    for (std::uint32_t i = 0; i < from.instrs.size(); ++i) {
+      if (from.instrs[i].access < 0) continue;
+      const GmAccess& gm = from.accesses[static_cast<std::size_t>(from.instrs[i].access)];
+      if (gm.tensor != static_cast<std::int32_t>(tensor)) continue;
+      auto& to = gm.writes ? writes : reads;
+      ForEachByteRange(gm, [&](std::int64_t begin, std::int64_t end) {
+        to.push_back({begin, end, core, i});
+      });
+    }
+  }
+
+  void Add(Findings& findings, std::size_t tensor, const CoreBytes& x, const CoreBytes& y) const {
+    Finding f;
+    f.fault = Fault::kSharedGm;
+    f.phase = phase_;
+    f.core = x.core, f.other_core = y.core;
+    f.first = PlaceOf(x), f.second = PlaceOf(y);
+    f.memory = TensorName(record_, tensor);
+    f.begin = std::max(x.begin, y.begin), f.end = std::min(x.end, y.end);
+    f.cure = "give the bytes to one core, or to two phases";
+    findings.Add(std::move(f));
+  }
+  Place PlaceOf(const CoreBytes& bytes) const {
+    const CoreRecord& from = record_.phases[phase_].cores[bytes.core];
+    const Instr& instr = from.instrs[bytes.instr];
+    return {bytes.instr, instr.pipe, instr.lane, trace::NameOf(instr.op), from.lines[instr.line]};
+  }
+
+  const Record& record_;
+  std::size_t phase_;
+  std::vector<Seen> tensors_;
+};
+
+// Tensors of the launch's own that some phase reads.
+std::vector<char> WatchedTensors(const Record& record, const GmState& gm) {
+  std::vector<char> watched;
+  for (const trace::Phase& phase : record.phases) {
+    for (const CoreRecord& core : phase.cores) {
+      for (const GmAccess& access : core.accesses) {
+        if (access.tensor < 0 || access.writes) continue;
+        const auto tensor = static_cast<std::size_t>(access.tensor);
+        if (watched.size() <= tensor) watched.resize(tensor + 1, 0);
+        watched[tensor] = !gm.IsInput(tensor);
+      }
+    }
+  }
+  return watched;
+}
+
+void AddWritten(const trace::Phase& phase, const std::vector<char>& watched, GmState& gm) {
+  gm.written.resize(watched.size());
+  for (const CoreRecord& core : phase.cores) {
+    for (const GmAccess& access : core.accesses) {
+      const auto tensor = static_cast<std::size_t>(access.tensor);
+      if (access.tensor < 0 || !access.writes || tensor >= watched.size() || !watched[tensor]) continue;
+      ForEachByteRange(access,
+                       [&](std::int64_t begin, std::int64_t end) { gm.written[tensor].Add(begin, end); });
+    }
+  }
+  for (ByteSet& set : gm.written) set.Merge();
+}
+
+std::string Describe(const Place& place) {
+  std::string text = place.what;
+  text += std::string(" on ") + NameOf(place.pipe);
+  if (place.lane >= 0) text += " of Vector core " + std::to_string(place.lane);
+  return text + ", " + place.line.file + ":" + std::to_string(place.line.line);
+}
+
+}  // namespace
+
+const char* NameOf(Fault fault) {
+  constexpr const char* kNames[kFaultCount] = {"read after write",
+                                               "write after read",
+                                               "write after write",
+                                               "uninitialised read",
+                                               "slot overwritten while live",
+                                               "bytes shared by cores",
+                                               "deadlock",
+                                               "flag never set",
+                                               "flag left set",
+                                               "flag set twice",
+                                               "bad plan entry"};
+  return kNames[static_cast<int>(fault)];
+}
+
+std::string ToString(const Finding& f) {
+  std::string text = std::string(NameOf(f.fault)) + ": ";
+  if (f.first.what[0] != '\0') text += Describe(f.first) + ", then ";
+  text += Describe(f.second) + "\n  ";
+  if (!f.memory.empty()) text += f.memory + ", ";
+  if (f.end > f.begin) text += "bytes " + std::to_string(f.begin) + " to " + std::to_string(f.end) + ", ";
+  text += "phase " + std::to_string(f.phase) + ", core " + std::to_string(f.core);
+  if (f.fault == Fault::kSharedGm) text += " and core " + std::to_string(f.other_core);
+  if (f.count > 1) text += ", " + std::to_string(f.count) + " times";
+  for (const std::string& link : f.chain) text += "\n  " + link;
+  if (!f.cure.empty()) text += "\n  missing: " + f.cure;
+  return text;
+}
+
+CheckResult Check(const trace::Record& record, const Plan& plan) {
+  CheckResult result;
+  Findings findings;
+  GmState gm(record);
+  const std::vector<char> watched = WatchedTensors(record, gm);
+  const CorePlan no_flags;
+  for (std::size_t p = 0; p < record.phases.size(); ++p) {
+    const trace::Phase& phase = record.phases[p];
+    const auto plan_of = [&](std::size_t c) -> const CorePlan& {
+      if (p >= plan.phases.size() || c >= plan.phases[p].cores.size()) return no_flags;
+      return plan.phases[p].cores[c];
+    };
+    struct Outcome {
+      std::vector<Finding> findings;
+      std::string dot;
+      std::int64_t accesses = 0;
+    };
+    std::vector<Outcome> outcomes(phase.cores.size());
+    tbb::parallel_for(std::size_t{0}, phase.cores.size(), [&](std::size_t c) {
+      CoreChecker checker(record, gm, p, c, plan_of(c));
+      checker.Run();
+      outcomes[c] = {checker.TakeFindings(), checker.TakeDot(), checker.accesses()};
+    });
+    for (std::size_t c = 0; c < outcomes.size(); ++c) {
+      for (Finding& f : outcomes[c].findings) findings.Add(std::move(f));
+      if (result.deadlock_dot.empty()) result.deadlock_dot = std::move(outcomes[c].dot);
+      result.instructions += static_cast<std::int64_t>(phase.cores[c].instrs.size());
+      result.flags += static_cast<std::int64_t>(plan_of(c).ops.size());
+      result.accesses += outcomes[c].accesses;
+    }
+    SharedGm(record, p).Find(findings);
+    AddWritten(phase, watched, gm);
+  }
+  result.findings = findings.Take();
+  return result;
+}
+
+}  // namespace cubist::sync

@@ -32,10 +32,10 @@ enum class Fault : std::uint8_t {
   kLiveSlot,       // bytes of a slot overwritten through another slot before they were read
   kSharedGm,       // two cores on the same bytes of GM in one phase, one of them writing
   kDeadlock,
-  kNeverSet,       // a wait that no set can end, because there are fewer sets than waits
-  kLeftSet,        // a flag that is up when the kernel ends
-  kSetTwice,       // a flag set while it may still be up, a cross-core counter beyond its limit
-  kBadOp,          // an id or a pipe that the chip does not have
+  kNeverSet,  // a wait that no set can end, because there are fewer sets than waits
+  kLeftSet,   // a flag that is up when the kernel ends
+  kSetTwice,  // a flag set while it may still be up, a cross-core counter beyond its limit
+  kBadOp,     // an id or a pipe that the chip does not have
 };
 inline constexpr int kFaultCount = 11;
 const char* NameOf(Fault fault);
@@ -65,7 +65,7 @@ std::string ToString(const Finding& finding);
 
 struct CheckResult {
   std::vector<Finding> findings;
-  std::string deadlock_dot;     // graph of the first deadlock
+  std::string deadlock_dot;                                // graph of the first deadlock
   std::int64_t instructions = 0, flags = 0, accesses = 0;  // checked; accesses are intervals
 
   bool ok() const { return findings.empty(); }

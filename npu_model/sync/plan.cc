@@ -192,9 +192,9 @@ class CorePlanner {
     bool from_cube = false;
     std::uint32_t from = 0, to = 0;  // agents, of lane 0 on the Vector side
     int id = -1;
-    std::vector<std::uint32_t> waits;                  // of each event: the instruction that it stands before
+    std::vector<std::uint32_t> waits;  // of each event: the instruction that it stands before
     std::array<std::uint32_t, trace::kMaxLanes> last_instr{};  // that the last set stands behind, by lane
-    std::array<std::size_t, trace::kMaxLanes> last_sets{};        // of the last event, in ops_
+    std::array<std::size_t, trace::kMaxLanes> last_sets{};     // of the last event, in ops_
   };
 
   static constexpr std::array<Pipe, kCubeAgents> kCubePipes = {Pipe::kS,    Pipe::kMte1, Pipe::kMte2,
@@ -262,7 +262,8 @@ class CorePlanner {
       stale_[agent] = false;
       current_[agent] = static_cast<std::uint32_t>(snapshots_.size() / agents_);
       const Clock& clock = clocks_[agent];
-      snapshots_.insert(snapshots_.end(), clock.begin(), clock.begin() + static_cast<std::ptrdiff_t>(agents_));
+      snapshots_.insert(snapshots_.end(), clock.begin(),
+                        clock.begin() + static_cast<std::ptrdiff_t>(agents_));
     }
     history_[agent].push_back({instr, current_[agent]});
   }
@@ -281,7 +282,7 @@ class CorePlanner {
       const Operand& o = record_.operands[use.operand()];
       Past& past = o.slot >= 0 ? slots_[static_cast<std::size_t>(o.slot)]
                                : workspace_[static_cast<std::size_t>(~o.slot)];
-      touch(past, {o.row_begin, o.row_end, o.col_begin, o.col_end}, use.writes());
+      touch(past, AreaOf(o), use.writes());
     }
     if (instr.access >= 0) {
       const GmAccess& gm = record_.accesses[static_cast<std::size_t>(instr.access)];
@@ -298,8 +299,24 @@ class CorePlanner {
         AddNeed({old.agent, old.instr}, of_operand);
       });
     }
-    for (std::size_t t = 0; t < count; ++t) touched[t].first->Add(touched[t].second);
+    // What a scalar unit reads is read before it issues anything else, so nobody has to wait for it.
+    for (std::size_t t = 0; t < count; ++t) {
+      if (agent != Issuer(agent) || touched[t].second.writes) touched[t].first->Add(touched[t].second);
+    }
     FindReuse(i, agent);
+  }
+
+  // The Cube's buffers are moved by whole panels of columns.
+  Area AreaOf(const Operand& o) const {
+    Area area{o.row_begin, o.row_end, o.col_begin, o.col_end};
+    if (o.slot < 0) return area;
+    const trace::SlotInfo& slot = record_.slots[static_cast<std::size_t>(o.slot)];
+    if (slot.buffer == Buffer::kUB || slot.buffer == Buffer::kBT) return area;
+    const std::int64_t panel =
+        slot.buffer == Buffer::kL0C ? chip_.mmad.n_step : 32 / chip_.OperandBytes(slot.dtype);
+    area.col_begin -= area.col_begin % panel;
+    area.col_end = RoundUp(area.col_end, panel);
+    return area;
   }
 
   // The latest of each pipe; by kPerTile of each operand and pipe.
@@ -389,7 +406,8 @@ class CorePlanner {
     });
   }
 
-  SyncOp Make(std::uint32_t instr, bool after, Kind kind, std::uint32_t agent, std::uint32_t peer, int id) const {
+  SyncOp Make(std::uint32_t instr, bool after, Kind kind, std::uint32_t agent, std::uint32_t peer,
+              int id) const {
     SyncOp op;
     op.instr = instr, op.after = after, op.kind = kind;
     op.pipe = places_[agent].pipe, op.lane = places_[agent].lane, op.peer = places_[peer].pipe;
@@ -400,12 +418,11 @@ class CorePlanner {
   // An id whose last wait is over, as far as `from` knows by `clock` at its instruction `at`; -1 for none.
   int FreeId(const Pair& pair, std::uint32_t from, std::uint32_t to, const std::uint32_t* clock,
              std::uint32_t at) const {
-    if (pair.ids_used < chip_.sync.event_ids) return pair.ids_used;
-    for (int id = 0; id < chip_.sync.event_ids; ++id) {
+    for (int id = 0; id < pair.ids_used; ++id) {
       const std::uint32_t wait = pair.wait_before[static_cast<std::size_t>(id)];
       if (to == Issuer(from) ? wait < at : clock[to] > wait) return id;
     }
-    return -1;
+    return pair.ids_used < chip_.sync.event_ids ? pair.ids_used : -1;
   }
 
   void PlaceFlag(std::uint32_t i, std::uint32_t agent, const Need& n) {
@@ -618,7 +635,8 @@ Plan PlanFlags(const trace::Record& record, Policy policy) {
   for (const Shortage& s : found) {
     const auto same = [&](const Shortage& o) {
       return o.from == s.from && o.to == s.to && o.cross_core == s.cross_core &&
-             o.waits_for_later == s.waits_for_later && o.line.line == s.line.line && o.line.file == s.line.file;
+             o.waits_for_later == s.waits_for_later && o.line.line == s.line.line &&
+             o.line.file == s.line.file;
     };
     const auto known = std::find_if(plan.shortages.begin(), plan.shortages.end(), same);
     if (known == plan.shortages.end()) {

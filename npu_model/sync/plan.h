@@ -16,8 +16,8 @@
 namespace cubist::sync {
 
 enum class Kind : std::uint8_t {
-  kSetFlag,      // SetFlag<pipe_peer>(id): once everything before it on `pipe` is complete
-  kWaitFlag,     // WaitFlag<peer_pipe>(id): what follows on `pipe` waits for the flag, which is then down again
+  kSetFlag,   // SetFlag<pipe_peer>(id): once everything before it on `pipe` is complete
+  kWaitFlag,  // WaitFlag<peer_pipe>(id): what follows on `pipe` waits for the flag, which is then down again
   kPipeBarrier,  // PipeBarrier<pipe>: what follows on `pipe` waits for everything before it there
   // Between a Cube core and all of its Vector cores (mode 2). A set by the Cube core counts up on every Vector
   // core; sets by all Vector cores together count up once on the Cube core. A wait counts down.

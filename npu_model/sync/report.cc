@@ -1,0 +1,288 @@
+#include "npu_model/sync/report.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <deque>
+#include <map>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+namespace cubist::sync {
+namespace {
+
+using trace::CoreRecord;
+using trace::Record;
+
+// Pairs the sets and waits of one core, and adds them to the rows.
+class CoreFold {
+ public:
+  using Key = std::tuple<std::size_t, bool, bool, bool, Pipe, Pipe, std::string_view, std::uint32_t,
+                         std::string_view, std::string_view, std::uint32_t, std::string_view>;
+  using Rows = std::map<Key, PlanRow>;
+
+  CoreFold(const CoreRecord& record, std::size_t phase, Rows& rows)
+      : record_(record), phase_(phase), rows_(rows) {}
+
+  void Add(const CorePlan& plan) {
+    for (const SyncOp& op : plan.ops) {
+      if (op.instr >= record_.instrs.size()) continue;
+      switch (op.kind) {
+        case Kind::kPipeBarrier:
+          AddRow(op, op);
+          break;
+        case Kind::kSetFlag:
+          up_[{op.lane, op.pipe, op.peer, op.id}].push_back(op);
+          break;
+        case Kind::kWaitFlag:
+          Pair(up_[{op.lane, op.peer, op.pipe, op.id}], op);
+          break;
+        default:
+          AddCross(op);
+      }
+    }
+    for (auto& [key, event] : events_) {
+      if (!event.sets.empty() && !event.waits.empty()) AddRow(OwnOf(event.sets), OwnOf(event.waits));
+    }
+    for (const auto& [key, count] : counts_) {
+      PlanRow& row = rows_[key];
+      row.count += count;
+      row.most_on_core = std::max(row.most_on_core, count);
+    }
+  }
+
+ private:
+  struct Event {
+    std::vector<SyncOp> sets, waits;
+  };
+
+  void Pair(std::deque<SyncOp>& sets, const SyncOp& wait) {
+    if (sets.empty()) return;
+    AddRow(sets.front(), wait);
+    sets.pop_front();
+  }
+
+  // The n-th set and the n-th wait of an id belong together, on every Vector core.
+  void AddCross(const SyncOp& op) {
+    const bool sets = op.kind == Kind::kCrossSet;
+    const bool from_cube = sets == (op.lane < 0);
+    Event& event = events_[{from_cube, op.id, nth_[{sets, op.lane, op.id}]++}];
+    (sets ? event.sets : event.waits).push_back(op);
+  }
+
+  // Of the parts of an event the one that stands at an instruction of its own pipe; the others only keep step.
+  const SyncOp& OwnOf(const std::vector<SyncOp>& ops) const {
+    for (const SyncOp& op : ops) {
+      const trace::Instr& instr = record_.instrs[op.instr];
+      if (instr.pipe == op.pipe && instr.lane == op.lane) return op;
+    }
+    return ops.front();
+  }
+
+  PlanRow::Line LineOf(const SyncOp& op) const {
+    const trace::Instr& instr = record_.instrs[op.instr];
+    const trace::SourceLine& line = record_.lines[instr.line];
+    return {line.file, line.line, trace::NameOf(instr.op)};
+  }
+
+  void AddRow(const SyncOp& set, const SyncOp& wait) {
+    PlanRow row;
+    row.phase = phase_;
+    row.on_cube = set.lane < 0;
+    row.cross_core = set.kind == Kind::kCrossSet;
+    row.barrier = set.kind == Kind::kPipeBarrier;
+    row.from = set.pipe, row.to = wait.pipe;
+    row.set = LineOf(set), row.wait = LineOf(wait);
+    const Key key{phase_,       !row.on_cube, row.cross_core, row.barrier,   row.from,      row.to,
+                  row.set.file, row.set.line, row.set.what,   row.wait.file, row.wait.line, row.wait.what};
+    PlanRow& known = rows_.try_emplace(key, row).first->second;
+    if (!row.barrier && std::find(known.ids.begin(), known.ids.end(), set.id) == known.ids.end())
+      known.ids.push_back(set.id);
+    ++counts_[key];
+  }
+
+  const CoreRecord& record_;
+  std::size_t phase_;
+  Rows& rows_;
+  std::map<std::tuple<int, Pipe, Pipe, int>, std::deque<SyncOp>> up_;
+  std::map<std::tuple<bool, int, int>, std::size_t> nth_;
+  std::map<std::tuple<bool, int, std::size_t>, Event> events_;
+  std::map<Key, std::int64_t> counts_;
+};
+
+// 0, 1, 2, 5 as "0-2 5".
+std::string Ranges(const std::vector<int>& ids) {
+  std::string text;
+  for (std::size_t i = 0; i < ids.size();) {
+    std::size_t j = i;
+    while (j + 1 < ids.size() && ids[j + 1] == ids[j] + 1) ++j;
+    if (!text.empty()) text += ' ';
+    text += std::to_string(ids[i]);
+    if (j > i) text.append("-").append(std::to_string(ids[j]));
+    i = j + 1;
+  }
+  return text;
+}
+
+std::string Text(const PlanRow::Line& line) {
+  return std::string(line.file) + ":" + std::to_string(line.line) + " " + line.what;
+}
+
+std::string FlagText(const PlanRow& row) {
+  if (row.barrier) return std::string("PipeBarrier<") + NameOf(row.from) + ">";
+  if (!row.cross_core) return std::string(NameOf(row.from)) + "_" + NameOf(row.to);
+  return std::string("CrossCore ") + NameOf(row.from) + "_" + NameOf(row.to);
+}
+
+const char* SideText(const PlanRow& row) {
+  if (!row.cross_core) return row.on_cube ? "Cube" : "Vector";
+  return row.on_cube ? "Cube to Vector" : "Vector to Cube";
+}
+
+std::string Json(std::string_view text) {
+  std::string json = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      json += '\\';
+      json += c;
+    } else if (byte < 0x20) {
+      char code[8];
+      std::snprintf(code, sizeof code, "\\u%04x", byte);
+      json += code;
+    } else {
+      json += c;
+    }
+  }
+  return json + "\"";
+}
+std::string Member(const char* name, std::string_view text) { return Json(name) + ": " + Json(text); }
+std::string Member(const char* name, std::int64_t value) { return Json(name) + ": " + std::to_string(value); }
+
+std::string LineJson(const char* file, std::uint32_t line, const char* what) {
+  return std::string("{") + Member("file", file) + ", " + Member("line", std::int64_t{line}) + ", " +
+         Member("instruction", what) + "}";
+}
+
+template <class Items, class ToText>
+std::string List(const Items& items, ToText to_text) {
+  std::string json = "[";
+  for (const auto& item : items) {
+    if (json.size() > 1) json += ", ";
+    json += to_text(item);
+  }
+  return json + "]";
+}
+
+std::string RowJson(const PlanRow& row) {
+  std::string json = std::string("{") + Member("phase", static_cast<std::int64_t>(row.phase)) + ", " +
+                     Member("core", SideText(row)) + ", " +
+                     Member("kind", row.barrier      ? "barrier"
+                                    : row.cross_core ? "cross-core flag"
+                                                     : "flag") +
+                     ", " + Member("from", NameOf(row.from)) + ", " + Member("to", NameOf(row.to)) +
+                     ", \"ids\": " + List(row.ids, [](int id) { return std::to_string(id); });
+  if (!row.barrier) json += ", \"set\": " + LineJson(row.set.file, row.set.line, row.set.what);
+  json += ", \"wait\": " + LineJson(row.wait.file, row.wait.line, row.wait.what);
+  return json + ", " + Member("count", row.count) + ", " + Member("most_on_core", row.most_on_core) + "}";
+}
+
+std::string ShortageText(const Shortage& s) {
+  return std::string(s.cross_core ? "cross-core counter of " : "event ids of ") + NameOf(s.from) + "_" +
+         NameOf(s.to) + " run out: " + s.line.file + ":" + std::to_string(s.line.line) +
+         (s.waits_for_later ? " waits for more than it needs, " : " first waits for an id to come free, ") +
+         std::to_string(s.count) + (s.count == 1 ? " time" : " times");
+}
+
+std::string PlaceJson(const Place& place) {
+  if (place.what[0] == '\0') return "null";
+  std::string json = std::string("{") + Member("file", place.line.file) + ", " +
+                     Member("line", std::int64_t{place.line.line}) + ", " +
+                     Member("instruction", place.what) + ", " + Member("pipe", NameOf(place.pipe));
+  if (place.lane >= 0) json += ", " + Member("vector_core", std::int64_t{place.lane});
+  return json + "}";
+}
+
+}  // namespace
+
+std::vector<PlanRow> Fold(const Record& record, const Plan& plan) {
+  CoreFold::Rows rows;
+  for (std::size_t p = 0; p < std::min(record.phases.size(), plan.phases.size()); ++p) {
+    const std::size_t cores = std::min(record.phases[p].cores.size(), plan.phases[p].cores.size());
+    for (std::size_t c = 0; c < cores; ++c)
+      CoreFold(record.phases[p].cores[c], p, rows).Add(plan.phases[p].cores[c]);
+  }
+  std::vector<PlanRow> all;
+  for (auto& [key, row] : rows) {
+    std::sort(row.ids.begin(), row.ids.end());
+    all.push_back(std::move(row));
+  }
+  return all;
+}
+
+std::string PlanTable(const Record& record, const Plan& plan) {
+  std::vector<std::vector<std::string>> cells = {
+      {"phase", "core", "flag", "ids", "after", "before", "count", "most on a core"}};
+  for (const PlanRow& row : Fold(record, plan)) {
+    cells.push_back({std::to_string(row.phase), SideText(row), FlagText(row), Ranges(row.ids),
+                     row.barrier ? "" : Text(row.set), Text(row.wait), std::to_string(row.count),
+                     std::to_string(row.most_on_core)});
+  }
+  std::vector<std::size_t> widths(cells[0].size());
+  for (const auto& row : cells) {
+    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+  }
+  std::string text = record.kernel + " on " + record.chip.name + ", " + NameOf(plan.policy) + " flags\n";
+  for (const auto& row : cells) {
+    std::string line;
+    for (std::size_t c = 0; c < row.size(); ++c) {
+      const std::string pad(widths[c] - row[c].size(), ' ');
+      line += c >= 6 ? pad + row[c] + "  " : row[c] + pad + "  ";
+    }
+    text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  }
+  for (const Shortage& s : plan.shortages) text += ShortageText(s) + "\n";
+  return text;
+}
+
+std::string PlanJson(const Record& record, const Plan& plan) {
+  return std::string("{") + Member("kernel", record.kernel) + ", " + Member("chip", record.chip.name) + ", " +
+         Member("policy", NameOf(plan.policy)) + ", \"rows\": " + List(Fold(record, plan), RowJson) +
+         ", \"shortages\": " +
+         List(plan.shortages,
+              [](const Shortage& s) {
+                return std::string("{") + Member("from", NameOf(s.from)) + ", " + Member("to", NameOf(s.to)) +
+                       ", " + Member("file", s.line.file) + ", " + Member("line", std::int64_t{s.line.line}) +
+                       ", " + Member("count", s.count) + ", " + Member("text", ShortageText(s)) + "}";
+              }) +
+         "}\n";
+}
+
+std::string CheckText(const CheckResult& result) {
+  std::string text = std::to_string(result.instructions) + " instructions, " + std::to_string(result.flags) +
+                     " flags and barriers: ";
+  if (result.ok()) return text + "every conflicting pair is ordered\n";
+  text +=
+      std::to_string(result.findings.size()) + (result.findings.size() == 1 ? " finding\n" : " findings\n");
+  for (const Finding& f : result.findings) text += ToString(f) + "\n";
+  return text;
+}
+
+std::string CheckJson(const CheckResult& result) {
+  const auto finding = [](const Finding& f) {
+    return std::string("{") + Member("fault", NameOf(f.fault)) + ", " +
+           Member("phase", static_cast<std::int64_t>(f.phase)) + ", " +
+           Member("core", static_cast<std::int64_t>(f.core)) + ", " +
+           Member("other_core", static_cast<std::int64_t>(f.other_core)) + ", " + Member("memory", f.memory) +
+           ", " + Member("begin", f.begin) + ", " + Member("end", f.end) +
+           ", \"first\": " + PlaceJson(f.first) + ", \"second\": " + PlaceJson(f.second) + ", " +
+           Member("missing", f.cure) +
+           ", \"chain\": " + List(f.chain, [](const std::string& link) { return Json(link); }) + ", " +
+           Member("count", f.count) + "}";
+  };
+  return std::string("{\"ok\": ") + (result.ok() ? "true" : "false") + ", " +
+         Member("instructions", result.instructions) + ", " + Member("flags", result.flags) +
+         ", \"findings\": " + List(result.findings, finding) + "}\n";
+}
+
+}  // namespace cubist::sync

@@ -1,0 +1,53 @@
+// Plans and findings for people and for programs.
+#ifndef CUBIST_NPU_MODEL_SYNC_REPORT_H_
+#define CUBIST_NPU_MODEL_SYNC_REPORT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "npu_model/sync/check.h"
+#include "npu_model/sync/plan.h"
+#include "npu_model/trace/record.h"
+
+namespace cubist::sync {
+
+// What a plan does between two source lines, folded over the loops and the cores that pass there: a flag, or
+// (with `set` alone) a barrier, which stands before that line.
+struct PlanRow {
+  std::size_t phase = 0;
+  bool on_cube = true;  // the side that sets
+  bool cross_core = false;
+  bool barrier = false;
+  Pipe from = Pipe::kS, to = Pipe::kS;
+  std::vector<int> ids;
+  // The instruction that the set stands behind and the one that the wait stands in front of.
+  struct Line {
+    const char* file = "";
+    std::uint32_t line = 0;
+    const char* what = "";
+  } set, wait;
+  std::int64_t count = 0;  // on all cores
+  std::int64_t most_on_core = 0;
+};
+
+// By phase, core, pipes and lines. Flags that do not pair are left out; the checker reports them.
+std::vector<PlanRow> Fold(const trace::Record& record, const Plan& plan);
+
+// A table to carry to the device: pipe pair, event ids, behind which line, in front of which, how often; then
+// where ids ran out.
+std::string PlanTable(const trace::Record& record, const Plan& plan);
+// {"kernel", "chip", "policy", "rows": [{"phase", "core", "kind", "from", "to", "ids", "set", "wait", "count"}],
+//  "shortages": [..]}
+std::string PlanJson(const trace::Record& record, const Plan& plan);
+
+// A verdict in a line, then every finding.
+std::string CheckText(const CheckResult& result);
+// {"ok", "instructions", "flags", "findings": [{"fault", "phase", "core", "memory", "begin", "end", "first",
+//  "second", "missing", "chain", "count"}]}
+std::string CheckJson(const CheckResult& result);
+
+}  // namespace cubist::sync
+
+#endif  // CUBIST_NPU_MODEL_SYNC_REPORT_H_

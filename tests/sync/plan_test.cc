@@ -1,0 +1,391 @@
+// Plans of the shipped kernels and of random records: proved by the checker, and where the record is small enough by
+// the brute-force graph as well.
+#include "npu_model/sync/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "npu_model/sync/check.h"
+#include "npu_model/sync/report.h"
+#include "tests/npu_model/trace_support.h"
+#include "tests/sync/happens_before.h"
+#include "tests/sync/schedules.h"
+#include "tests/sync/shipped_kernels.h"
+
+namespace cubist::testing {
+namespace {
+
+using sync::Kind;
+using sync::Policy;
+
+constexpr std::array kPolicies = {Policy::kMinimal, Policy::kPerTile};
+
+std::int64_t CountOf(const sync::Plan& plan, Kind kind) {
+  std::int64_t count = 0;
+  for (const auto& phase : plan.phases) {
+    for (const auto& core : phase.cores)
+      count += std::count_if(core.ops.begin(), core.ops.end(),
+                             [&](const sync::SyncOp& op) { return op.kind == kind; });
+  }
+  return count;
+}
+
+void ExpectProved(const NamedRecord& made) {
+  SCOPED_TRACE(made.name);
+  std::array<std::int64_t, 2> sets{};
+  for (std::size_t p = 0; p < kPolicies.size(); ++p) {
+    const sync::Plan plan = sync::PlanFlags(made.record, kPolicies[p]);
+    const sync::CheckResult result = sync::Check(made.record, plan);
+    EXPECT_TRUE(result.ok()) << NameOf(kPolicies[p]) << "\n" << sync::CheckText(result);
+    EXPECT_EQ(CountOf(plan, Kind::kSetFlag), CountOf(plan, Kind::kWaitFlag));
+    sets[p] = CountOf(plan, Kind::kSetFlag) + CountOf(plan, Kind::kCrossSet);
+  }
+  EXPECT_LE(sets[0], sets[1]);
+}
+
+TEST(PlanTest, ShippedKernelsAreProved) {
+  for (const ChipSpec* chip : {&Ascend910B1(), &Ascend910B2(), &Ascend910B4()}) {
+    ExpectProved(RecordMatmul(*chip, DType::kBF16, 512, 512, 512, false, false));
+    ExpectProved(RecordMatmul(*chip, DType::kF32, 129, 257, 300, true, true));
+    ExpectProved(RecordAttention(*chip, DType::kBF16, {.sq = 300, .skv = 500, .d = 128}));
+    ExpectProved(RecordPermute(*chip, 300, 500, 4, 16, DType::kI32));
+    ExpectProved(RecordUnpermute(*chip, 300, 500, 4));
+  }
+}
+
+TEST(PlanTest, OddShapesAreProved) {
+  const ChipSpec& chip = Ascend910B2();
+  ExpectProved(RecordMatmul(chip, DType::kF16, 1, 4096, 512, false, true));
+  ExpectProved(RecordMatmul(chip, DType::kF16, 33, 40, 7, false, true));
+  ExpectProved(RecordMatmul(chip, DType::kBF16, 64, 64, 0, false, true));
+  ExpectProved(
+      RecordAttention(chip, DType::kBF16, {.sq = 5, .skv = 700, .d_rope = 16}));  // one Vector core idles
+  ExpectProved(
+      RecordAttention(chip, DType::kF16, {.sq = 300, .skv = 300, .d = 100, .causal = Causal::kBottomRight}));
+  ExpectProved(
+      RecordAttention(chip, DType::kF32, {.sq = 33, .skv = 1000, .d = 72, .causal = Causal::kTopLeft}));
+  ExpectProved(RecordPermute(chip, 100, 70000, 2, 60000, DType::kI64));
+  ExpectProved(RecordUnpermute(chip, 30, 60000, 12));
+}
+
+// Ids and counters down to one: the plan waits earlier, or for more, says where, and stays right.
+TEST(PlanTest, FewIds) {
+  for (const int ids : {1, 2, 3}) {
+    ChipSpec chip = Ascend910B2();
+    chip.sync.event_ids = ids;
+    chip.sync.cross_core_limit = ids;
+    ExpectProved(RecordMatmul(chip, DType::kBF16, 512, 512, 512, false, true));
+    ExpectProved(RecordAttention(chip, DType::kBF16, {.sq = 300, .skv = 900, .d = 128}));
+    ExpectProved(RecordAttention(chip, DType::kBF16, {.sq = 5, .skv = 3000}));
+    ExpectProved(RecordPermute(chip, 300, 500, 4, 16, DType::kI32));
+    ExpectProved(RecordUnpermute(chip, 300, 500, 5));
+  }
+}
+
+TEST(PlanTest, ShortagesNameTheLine) {
+  const auto shortages = [](int ids) {
+    ChipSpec chip = Ascend910B2();
+    chip.sync.event_ids = ids;
+    const NamedRecord made = RecordUnpermute(chip, 300, 500, 8);
+    return std::pair(sync::PlanFlags(made.record, Policy::kPerTile), made);
+  };
+  EXPECT_TRUE(shortages(250).first.shortages.empty());
+  const auto [plan, made] = shortages(1);
+  ASSERT_FALSE(plan.shortages.empty());
+  std::int64_t count = 0;
+  for (const sync::Shortage& s : plan.shortages) {
+    EXPECT_NE(std::string(s.line.file).find("token_permute_kernel.h"), std::string::npos);
+    EXPECT_GT(s.line.line, 0u);
+    count += s.count;
+  }
+  EXPECT_GT(count, 100);
+  const std::string table = sync::PlanTable(made.record, plan);
+  EXPECT_NE(table.find("run out: " + std::string(plan.shortages[0].line.file)), std::string::npos) << table;
+}
+
+// ---- Random records ----
+
+// Work of all pipes on parts of tiles; every store has bytes of its own.
+template <class Core>
+void RandomWork(Core& core, unsigned seed, int steps) {
+  std::mt19937 random(seed);
+  const auto below = [&](std::int64_t n) {
+    return static_cast<std::int64_t>(random() % static_cast<unsigned>(n));
+  };
+  const auto part = [&](std::int64_t n) {
+    const std::int64_t begin = below(n);
+    return Range{begin, begin + 1 + below(n - begin)};
+  };
+  static const GmTensor source = TensorOf(0, DType::kBF16, 512, 512),
+                        sums = TensorOf(1, DType::kF32, 4096, 512);
+  Ring<Buffer::kL1, BF16> a_l1(core, "a1", 64, 64, 2, Role::kA), b_l1(core, "b1", 64, 64, 2, Role::kB);
+  Ring<Buffer::kL0A, BF16> a_l0(core, "a0", 64, 64, 2, Role::kA);
+  Ring<Buffer::kL0B, BF16> b_l0(core, "b0", 64, 64, 1, Role::kB);
+  Ring<Buffer::kL0C, float> c_l0(core, "c0", 64, 64, 2);
+  auto vectors = core.vectors();
+  Ring<Buffer::kUB, float> s0(vectors[0], "s", 32, 64, 2), s1(vectors[1], "s", 32, 64, 1);
+  Ring<Buffer::kUB, BF16> p0(vectors[0], "p", 32, 64, 1), p1(vectors[1], "p", 32, 64, 1);
+  for (int step = 0; step < steps; ++step) {
+    const Range rows{64 * step, 64 * step + 64}, from{below(448), 512};
+    const auto a1 = a_l1.Next(64, 64);
+    const auto b1 = b_l1.Next(64, 64);
+    core.Load(a1, MatrixOf(source).Block({from.begin, from.begin + 64}, {0, 64}));
+    core.Load(b1, MatrixOf(source).Block({64, 128}, {from.begin, from.begin + 64}));
+    const auto m = 16 * (1 + below(4));
+    const auto acc = c_l0.Next(m, 64);
+    Accumulate accumulate = Accumulate::kNo;
+    for (Range k : Split(64, 16 * (1 + below(3)))) {
+      const auto a0 = a_l0.Next(m, k.size());
+      const auto b0 = b_l0.Next(k.size(), 64);
+      core.Load(a0, a1.Part({0, m}, k));
+      core.Load(b0, b1.Rows(k));
+      core.Mmad(acc, a0, b0, accumulate);
+      accumulate = Accumulate::kYes;
+    }
+    if (below(3) == 0) core.Store(MatrixOf(sums).Block({rows.begin, rows.begin + m}, {128, 192}), acc);
+    const std::int64_t half = std::min<std::int64_t>(m, 32);
+    const auto s = below(2) == 0 ? s0.Next(half, 64) : s1.Next(half, 64);
+    const int lane = s.slot->lane;
+    auto& vector = vectors[static_cast<std::size_t>(lane)];
+    vector.Move(s, acc.Rows({m - half, m}));
+    for (int i = 0; i < 3; ++i) {
+      const auto piece = s.Part(part(half), part(64));
+      if (below(2) == 0) {
+        vector.Exp(piece, piece);
+      } else {
+        vector.ReadScalar(piece.Rows({0, 1}), 0);
+      }
+    }
+    const auto p = lane == 0 ? p0.Next(half, 64) : p1.Next(half, 64);
+    vector.Cast(p, s);
+    if (below(2) == 0) vector.Move(a_l1.Next(half, 64), p);
+    if (below(2) == 0) vector.Store(MatrixOf(sums).Block({rows.begin, rows.begin + half}, {0, 64}), s);
+  }
+}
+
+trace::Record RandomRecord(const ChipSpec& chip, unsigned seed, int steps) {
+  return RecordOf<TraceAiCore>(chip, 1, [&](auto& core) { RandomWork(core, seed, steps); });
+}
+
+bool IsRace(const sync::Finding& f) { return f.fault <= sync::Fault::kWriteAfterWrite; }
+
+TEST(PlanTest, RandomRecordsAreProvedAndTheGraphAgrees) {
+  for (unsigned seed = 0; seed < 24; ++seed) {
+    SCOPED_TRACE(seed);
+    ChipSpec chip = Ascend910B2();
+    if (seed % 3 == 1) chip.sync.event_ids = 1, chip.sync.cross_core_limit = 1;
+    if (seed % 3 == 2) chip.sync.event_ids = 2, chip.sync.cross_core_limit = 3;
+    if (seed % 4 == 3) chip.sync.vector_needs_barrier = false;
+    const trace::Record record = RandomRecord(chip, seed, 10);
+    for (const Policy policy : kPolicies) {
+      const sync::Plan plan = sync::PlanFlags(record, policy);
+      const sync::CheckResult result = sync::Check(record, plan);
+      ASSERT_TRUE(result.ok()) << sync::CheckText(result);
+      const HappensBefore graph(chip, record.phases[0].cores[0], plan.phases[0].cores[0],
+                                chip.vector_per_cube);
+      ASSERT_FALSE(graph.deadlocks());
+      const auto race = graph.FirstRace();
+      ASSERT_FALSE(race.has_value()) << race->first << " and " << race->second;
+    }
+  }
+}
+
+// Plans with many holes: checker and graph find a race or none, alike.
+TEST(PlanTest, CheckerAndGraphAgreeOnBrokenPlans) {
+  int races = 0, clean = 0;
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    const ChipSpec& chip = Ascend910B2();
+    const trace::Record record = RandomRecord(chip, 100 + seed % 10, 5);
+    sync::Plan plan = sync::PlanFlags(record, seed % 2 == 0 ? Policy::kMinimal : Policy::kPerTile);
+    auto& ops = plan.phases[0].cores[0].ops;
+    std::mt19937 random(seed);
+    // A flag of the core goes with its set and its wait: the n-th of its pair and id.
+    for (unsigned drops = 1 + seed % 3; drops > 0; --drops) {
+      const std::size_t at = random() % ops.size();
+      const sync::SyncOp op = ops[at];
+      if (op.kind == Kind::kPipeBarrier) {
+        ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(at));
+        continue;
+      }
+      if (op.kind != Kind::kSetFlag) continue;
+      const auto is_wait = [&](const sync::SyncOp& o) {
+        return o.kind == Kind::kWaitFlag && o.lane == op.lane && o.pipe == op.peer && o.peer == op.pipe &&
+               o.id == op.id;
+      };
+      // Ids are free before they are set again, so the next wait in the program is this set's.
+      const auto wait = std::find_if(ops.begin() + static_cast<std::ptrdiff_t>(at), ops.end(), is_wait);
+      ASSERT_NE(wait, ops.end());
+      ops.erase(wait);
+      ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+    const sync::CheckResult result = sync::Check(record, plan);
+    const bool races_by_check = std::any_of(result.findings.begin(), result.findings.end(), IsRace);
+    const HappensBefore graph(chip, record.phases[0].cores[0], plan.phases[0].cores[0], chip.vector_per_cube);
+    ASSERT_EQ(races_by_check, graph.FirstRace().has_value());
+    (races_by_check ? races : clean) += 1;
+  }
+  EXPECT_GT(races, 50);
+  EXPECT_GT(clean, 20);
+}
+
+// More order never makes a new finding.
+TEST(PlanTest, MoreBarriersAddNoFinding) {
+  for (unsigned seed = 0; seed < 40; ++seed) {
+    const trace::Record record = RandomRecord(Ascend910B2(), seed, 6);
+    sync::Plan plan = sync::PlanFlags(record, Policy::kMinimal);
+    auto& ops = plan.phases[0].cores[0].ops;
+    std::mt19937 random(seed);
+    for (int drops = 0; drops < 8; ++drops) {
+      const auto at = ops.begin() + static_cast<std::ptrdiff_t>(random() % ops.size());
+      if (at->kind == Kind::kPipeBarrier) ops.erase(at);
+    }
+    const auto findings = [&] {
+      std::set<std::string> all;
+      for (sync::Finding f : sync::Check(record, plan).findings) {
+        f.count = 1;
+        all.insert(std::string(NameOf(f.fault)) + f.first.what + f.second.what + f.memory);
+      }
+      return all;
+    };
+    const std::set<std::string> before = findings();
+    for (int added = 0; added < 10; ++added) {
+      const auto i = static_cast<std::uint32_t>(random() % record.phases[0].cores[0].instrs.size());
+      const trace::Instr& instr = record.phases[0].cores[0].instrs[i];
+      if (instr.pipe == Pipe::kS) continue;
+      sync::SyncOp op;
+      op.instr = i, op.kind = Kind::kPipeBarrier, op.pipe = op.peer = instr.pipe, op.lane = instr.lane;
+      ops.insert(std::upper_bound(ops.begin(), ops.end(), op,
+                                  [](const auto& x, const auto& y) { return x.position() < y.position(); }),
+                 op);
+    }
+    for (const std::string& finding : findings()) EXPECT_TRUE(before.contains(finding)) << finding;
+  }
+}
+
+// ---- Every order that the flags allow ----
+
+constexpr std::array kSchedules = {Schedule::kProgramOrder, Schedule::kEager,  Schedule::kLate,
+                                   Schedule::kRandom,       Schedule::kRandom, Schedule::kRandom};
+
+// How many different results the schedules give; a schedule that gets stuck counts as one.
+std::size_t Results(const trace::Record& record, const sync::Plan& plan, std::size_t core, unsigned seed) {
+  std::set<std::optional<std::uint64_t>> results;
+  for (const Schedule schedule : kSchedules) {
+    SymbolicRun run(record.chip, record.phases.back().cores[core], plan.phases.back().cores[core],
+                    record.phases.back().vector_only ? 1 : record.chip.vector_per_cube);
+    results.insert(run.Run(schedule, ++seed));
+  }
+  return results.size();
+}
+
+TEST(PlanTest, EveryScheduleOfARandomRecordGivesTheSame) {
+  for (unsigned seed = 0; seed < 12; ++seed) {
+    ChipSpec chip = Ascend910B2();
+    chip.sync.event_ids = 1 + static_cast<int>(seed % 6);
+    chip.sync.cross_core_limit = 1 + static_cast<int>(seed % 3);
+    const trace::Record record = RandomRecord(chip, seed, 6);
+    for (const Policy policy : kPolicies)
+      EXPECT_EQ(Results(record, sync::PlanFlags(record, policy), 0, seed), 1u)
+          << seed << " " << NameOf(policy);
+  }
+}
+
+TEST(PlanTest, EveryScheduleOfAKernelGivesTheSame) {
+  const ChipSpec& chip = Ascend910B2();
+  std::vector<NamedRecord> kernels;
+  kernels.push_back(RecordMatmul(chip, DType::kBF16, 100, 200, 300, false, true));
+  kernels.push_back(RecordAttention(chip, DType::kBF16, {.sq = 64, .skv = 200}));
+  kernels.push_back(RecordPermute(chip, 100, 64, 3, 8, DType::kI32));
+  kernels.push_back(RecordUnpermute(chip, 100, 64, 3));
+  for (const NamedRecord& made : kernels) {
+    for (const Policy policy : kPolicies) {
+      const sync::Plan plan = sync::PlanFlags(made.record, policy);
+      EXPECT_EQ(Results(made.record, plan, 0, 1), 1u) << made.name << " " << NameOf(policy);
+    }
+  }
+}
+
+// And a plan with holes does not: the schedules find most of what the checker proves wrong, and nothing else.
+TEST(PlanTest, SchedulesDifferOnlyWhereTheCheckerObjects) {
+  int objected = 0, seen = 0;
+  for (unsigned seed = 0; seed < 120; ++seed) {
+    const trace::Record record = RandomRecord(Ascend910B2(), seed % 8, 4);
+    sync::Plan plan = sync::PlanFlags(record, Policy::kMinimal);
+    auto& ops = plan.phases[0].cores[0].ops;
+    const std::size_t at = seed % ops.size();
+    if (ops[at].kind != Kind::kPipeBarrier && ops[at].kind != Kind::kWaitFlag) continue;
+    ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(at));
+    const bool ok = sync::Check(record, plan).ok();
+    const bool same = Results(record, plan, 0, seed) == 1;
+    EXPECT_TRUE(!ok || same) << seed;
+    objected += ok ? 0 : 1;
+    seen += same ? 0 : 1;
+  }
+  EXPECT_GT(objected, 20);
+  EXPECT_GT(seen, objected / 4);
+}
+
+// ---- Printed ----
+
+TEST(PlanTest, TheTableFoldsLoops) {
+  const NamedRecord made = RecordMatmul(Ascend910B2(), DType::kBF16, 512, 512, 2048, false, false);
+  const sync::Plan plan = sync::PlanFlags(made.record, Policy::kMinimal);
+  const std::vector<sync::PlanRow> rows = sync::Fold(made.record, plan);
+  std::int64_t flags = 0, barriers = 0;
+  for (const sync::PlanRow& row : rows) {
+    (row.barrier ? barriers : flags) += row.count;
+    EXPECT_LE(row.most_on_core, row.count);
+    EXPECT_EQ(row.barrier, row.ids.empty());
+  }
+  EXPECT_EQ(flags, CountOf(plan, Kind::kSetFlag));
+  EXPECT_EQ(barriers, CountOf(plan, Kind::kPipeBarrier));
+  EXPECT_LT(rows.size(), 20u);
+  const std::string table = sync::PlanTable(made.record, plan);
+  for (const char* text : {"MTE2_MTE1", "MTE1_M", "M_FIX", "M_MTE1", "MTE1_MTE2", "kernels/matmul_kernel.h:"})
+    EXPECT_NE(table.find(text), std::string::npos) << text << "\n" << table;
+}
+
+TEST(PlanTest, JsonParsesAndAddsUp) {
+  const NamedRecord made = RecordAttention(Ascend910B2(), DType::kBF16, {.sq = 200, .skv = 300});
+  sync::Plan plan = sync::PlanFlags(made.record, Policy::kMinimal);
+  const nlohmann::json json = nlohmann::json::parse(sync::PlanJson(made.record, plan));
+  EXPECT_EQ(json.at("kernel"), "flash_attention");
+  EXPECT_EQ(json.at("policy"), "minimal");
+  std::int64_t flags = 0, cross = 0, barriers = 0;
+  for (const auto& row : json.at("rows")) {
+    const std::string kind = row.at("kind");
+    (kind == "flag" ? flags : kind == "barrier" ? barriers : cross) += row.at("count").get<std::int64_t>();
+    EXPECT_FALSE(row.at("wait").at("file").get<std::string>().empty());
+  }
+  EXPECT_EQ(flags, CountOf(plan, Kind::kSetFlag));
+  EXPECT_EQ(barriers, CountOf(plan, Kind::kPipeBarrier));
+  EXPECT_GT(cross, 0);
+
+  plan.phases[0].cores[0].ops.clear();
+  const sync::CheckResult broken = sync::Check(made.record, plan);
+  const nlohmann::json report = nlohmann::json::parse(sync::CheckJson(broken));
+  EXPECT_EQ(report.at("ok"), false);
+  EXPECT_EQ(report.at("findings").size(), broken.findings.size());
+  EXPECT_EQ(nlohmann::json::parse(sync::CheckJson(sync::CheckResult{})).at("ok"), true);
+}
+
+TEST(PlanTest, PlansAreDeterministic) {
+  const NamedRecord made = RecordAttention(Ascend910B2(), DType::kBF16, {.sq = 200, .skv = 300});
+  const sync::Plan first = sync::PlanFlags(made.record, Policy::kMinimal);
+  const sync::Plan second = sync::PlanFlags(made.record, Policy::kMinimal);
+  for (std::size_t c = 0; c < first.phases[0].cores.size(); ++c)
+    EXPECT_EQ(first.phases[0].cores[c].ops, second.phases[0].cores[c].ops);
+}
+
+}  // namespace
+}  // namespace cubist::testing

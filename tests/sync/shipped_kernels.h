@@ -1,0 +1,115 @@
+// Records of the shipped kernels on small and awkward shapes.
+#ifndef CUBIST_TESTS_SYNC_SHIPPED_KERNELS_H_
+#define CUBIST_TESTS_SYNC_SHIPPED_KERNELS_H_
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/flash_attention.h"
+#include "kernels/matmul.h"
+#include "kernels/token_permute.h"
+#include "npu_model/chip.h"
+#include "npu_model/trace/record.h"
+
+namespace cubist::testing {
+
+struct NamedRecord {
+  std::string name;
+  trace::Record record;
+};
+
+inline Device Recorder(const ChipSpec& chip, trace::Record* record) {
+  NpuOptions options;
+  options.with_data = false;
+  options.record = record;
+  return Npu(chip, options);
+}
+
+inline NamedRecord RecordMatmul(const ChipSpec& chip, DType dtype, std::int64_t m, std::int64_t n,
+                                std::int64_t k, bool transpose_b, bool bias) {
+  NamedRecord made;
+  made.name = "matmul " + std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k) + " " +
+              NameOf(dtype) + (transpose_b ? " transposed b" : "") + (bias ? " bias" : "") + " on " +
+              chip.name;
+  MatmulArgs args;
+  args.a = ConstTensor(nullptr, dtype, {m, k});
+  args.b = transpose_b ? ConstTensor(nullptr, dtype, {n, k}) : ConstTensor(nullptr, dtype, {k, n});
+  if (bias) args.bias = ConstTensor(nullptr, DType::kF32, {n});
+  args.c = Tensor(nullptr, dtype, {m, n});
+  args.transpose_b = transpose_b;
+  const Status status = Matmul(Recorder(chip, &made.record), args, nullptr);
+  CUBIST_CHECK(status.ok(), status.message());
+  return made;
+}
+
+struct AttentionCase {
+  std::int64_t batches = 1, heads = 2, kv_heads = 1, sq = 128, skv = 128, d = 64, d_rope = 0;
+  Causal causal = Causal::kNone;
+};
+
+inline NamedRecord RecordAttention(const ChipSpec& chip, DType dtype, const AttentionCase& c) {
+  NamedRecord made;
+  made.name = "flash_attention " + std::to_string(c.heads) + "x" + std::to_string(c.sq) + "x" +
+              std::to_string(c.skv) + "x" + std::to_string(c.d) + " rope " + std::to_string(c.d_rope) +
+              (c.causal == Causal::kNone ? "" : " causal") + " on " + chip.name;
+  FlashAttentionArgs args;
+  args.q = ConstTensor(nullptr, dtype, {c.batches, c.heads, c.sq, c.d});
+  args.k = ConstTensor(nullptr, dtype, {c.batches, c.kv_heads, c.skv, c.d});
+  args.v = ConstTensor(nullptr, dtype, {c.batches, c.kv_heads, c.skv, c.d});
+  if (c.d_rope > 0) {
+    args.q_rope = ConstTensor(nullptr, dtype, {c.batches, c.heads, c.sq, c.d_rope});
+    args.k_rope = ConstTensor(nullptr, dtype, {c.batches, 1, c.skv, c.d_rope});
+  }
+  args.out = Tensor(nullptr, dtype, {c.batches, c.heads, c.sq, c.d});
+  args.lse = Tensor(nullptr, DType::kF32, {c.batches, c.heads, c.sq});
+  args.causal = c.causal;
+  const Status status = FlashAttention(Recorder(chip, &made.record), args, nullptr);
+  CUBIST_CHECK(status.ok(), status.message());
+  return made;
+}
+
+inline NamedRecord RecordPermute(const ChipSpec& chip, std::int64_t tokens, std::int64_t hidden,
+                                 std::int64_t top_k, std::int64_t experts, DType id_type) {
+  NamedRecord made;
+  made.name = "token_permute " + std::to_string(tokens) + "x" + std::to_string(hidden) + " top " +
+              std::to_string(top_k) + " of " + std::to_string(experts) + " on " + chip.name;
+  std::vector<std::int64_t> wide(static_cast<std::size_t>(tokens * top_k));
+  std::mt19937 random(7);
+  for (auto& id : wide) id = static_cast<std::int64_t>(random() % static_cast<unsigned>(experts));
+  const std::vector<std::int32_t> narrow(wide.begin(), wide.end());
+  TokenPermuteArgs args;
+  args.tokens = ConstTensor(nullptr, DType::kBF16, {tokens, hidden});
+  const void* ids = id_type == DType::kI64 ? static_cast<const void*>(wide.data()) : narrow.data();
+  args.topk_ids = ConstTensor(ids, id_type, {tokens, top_k});
+  args.permuted = Tensor(nullptr, DType::kBF16, {tokens * top_k, hidden});
+  args.sorted_indices = Tensor(nullptr, DType::kI32, {tokens * top_k});
+  args.expert_counts = Tensor(nullptr, DType::kI32, {experts});
+  args.num_experts = experts;
+  const Status status = TokenPermute(Recorder(chip, &made.record), args, nullptr);
+  CUBIST_CHECK(status.ok(), status.message());
+  return made;
+}
+
+inline NamedRecord RecordUnpermute(const ChipSpec& chip, std::int64_t tokens, std::int64_t hidden,
+                                   std::int64_t top_k) {
+  NamedRecord made;
+  made.name = "token_unpermute " + std::to_string(tokens) + "x" + std::to_string(hidden) + " top " +
+              std::to_string(top_k) + " on " + chip.name;
+  std::vector<std::int32_t> places(static_cast<std::size_t>(tokens * top_k));
+  for (std::size_t i = 0; i < places.size(); ++i)
+    places[i] = static_cast<std::int32_t>(places.size() - 1 - i);
+  TokenUnpermuteArgs args;
+  args.permuted = ConstTensor(nullptr, DType::kBF16, {tokens * top_k, hidden});
+  args.sorted_indices = ConstTensor(places.data(), DType::kI32, {tokens * top_k});
+  args.probs = ConstTensor(nullptr, DType::kF32, {tokens, top_k});
+  args.out = Tensor(nullptr, DType::kBF16, {tokens, hidden});
+  const Status status = TokenUnpermute(Recorder(chip, &made.record), args, nullptr);
+  CUBIST_CHECK(status.ok(), status.message());
+  return made;
+}
+
+}  // namespace cubist::testing
+
+#endif  // CUBIST_TESTS_SYNC_SHIPPED_KERNELS_H_
