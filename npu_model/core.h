@@ -208,9 +208,12 @@ class VectorFront : protected E {
   void Fill(UbTile<std::int32_t> x, std::int32_t value, Loc loc = Loc::current()) {
     E::FillInt(x, value, loc);
   }
+  // Floats among each other, or int64 to int32.
   template <RowType To, RowType From>
-  requires(OperandType<To> == OperandType<From>) void Cast(UbTile<To> dst, UbTile<From> a,
-                                                           Loc loc = Loc::current()) {
+  void Cast(UbTile<To> dst, UbTile<From> a, Loc loc = Loc::current())
+    requires((OperandType<To> && OperandType<From>) ||
+             (std::same_as<To, std::int32_t> && std::same_as<From, std::int64_t>))
+  {
     CUBIST_CHECK(Same(dst, a), "shapes differ");
     E::Cast(dst, a, loc);
   }
