@@ -3,6 +3,7 @@
 #include <functional>
 #include <string>
 
+#include "tools/check.h"
 #include "tools/info.h"
 #include "tools/run.h"
 
@@ -45,6 +46,27 @@ void AddRun(CLI::App& app, cubist::RunOptions& options, std::function<int()>& co
   run->callback([&] { command = [&] { return cubist::RunCommand(options); }; });
 }
 
+void AddCheck(CLI::App& app, cubist::CheckOptions& options, std::function<int()>& command) {
+  CLI::App* check =
+      app.add_subcommand("check", "Plan the flags of a kernel on a chip and prove that they suffice");
+  check->footer("Example: cubist check flash_attention --shape 8x2048x192x128 --causal --plan");
+  check->add_option("kernel", options.kernel, "matmul, flash_attention, token_permute or token_unpermute")
+      ->required();
+  check->add_option(
+      "--shape", options.shape,
+      "matmul MxNxK, flash_attention HEADSxLENGTHxDQKxDV, token_permute TOKENSxHIDDENxTOPKxEXPERTS, "
+      "token_unpermute TOKENSxHIDDENxTOPK");
+  check->add_option("--dtype", options.dtype, "fp32, bf16 or fp16")->capture_default_str();
+  check->add_option("--chip", options.chip, "Chip to plan for")->capture_default_str();
+  check->add_option("--policy", options.policy, "minimal, or per-tile as compilers do")
+      ->capture_default_str();
+  check->add_flag("--causal", options.causal, "Mask keys behind the query (flash_attention)");
+  check->add_flag("--plan", options.plan, "Print the plan: pipe pair, event ids, source lines");
+  check->add_option("--json", options.json, "File to write plan and findings to");
+  check->add_option("--dot", options.dot, "File to write the graph of a deadlock to");
+  check->callback([&] { command = [&] { return cubist::CheckCommand(options); }; });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -53,6 +75,8 @@ int main(int argc, char** argv) {
   std::function<int()> command;
   cubist::RunOptions run_options;
   AddRun(app, run_options, command);
+  cubist::CheckOptions check_options;
+  AddCheck(app, check_options, command);
   app.add_subcommand("info", "Show what the library makes of this machine, and the chips it knows")
       ->callback([&] { command = &cubist::InfoCommand; });
   try {

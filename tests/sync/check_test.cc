@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "npu_model/sync/plan.h"
 #include "npu_model/sync/report.h"
