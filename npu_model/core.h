@@ -97,8 +97,8 @@ concept AiCore = CubeCore<C> &&
     requires(C& core, L1Tile<BF16> l1, L0CTile<float> c, UbTile<float> x, UbTile<BF16> narrow) {
   { core.vectors().size() } -> std::convertible_to<std::size_t>;
   requires VectorCore<std::remove_cvref_t<decltype(core.vectors()[0])>>;
-  core.vectors()[0].Move(x, c);        // Cube -> Vector: UB = L0C
-  core.vectors()[0].Move(l1, narrow);  // Vector -> Cube: L1 (A operand) = UB
+  core.vectors()[0].Move(x, c);        // Cube -> Vector: UB = L0C, which is lost
+  core.vectors()[0].Move(l1, narrow);  // Vector -> Cube: L1 (A operand) = UB, which is lost
 };
 
 // What a Cube core multiplies, and what UB tiles hold.

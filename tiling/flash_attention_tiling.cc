@@ -41,12 +41,18 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
   }
 }
 
-// Mean over the query blocks of the keys that they see.
+// Mean over the query blocks of the keys that they see. Their number is 0 up to block `rise`, grows evenly from there to
+// block `full`, and is Skv behind it; only the last block is shorter.
 double MeanKeys(const Shape& s, const Tiling& t) {
   const Split blocks(s.sq, t.m);
   if (!s.causal || blocks.count() == 0) return static_cast<double>(s.skv);
-  double sum = 0;
-  for (const Range rows : blocks) sum += static_cast<double>(VisibleKeys(s, rows));
+  const auto keys = [&](std::int64_t block) { return static_cast<double>(VisibleKeys(s, blocks[block])); };
+  const std::int64_t last = blocks.count() - 1;
+  const std::int64_t rise = std::clamp<std::int64_t>(-s.shift / t.m, 0, last);
+  const std::int64_t full = std::clamp<std::int64_t>(CeilDiv(s.skv - s.shift, t.m) - 1, rise, last);
+  const double growing =
+      full > rise ? static_cast<double>(full - rise) * (keys(rise) + keys(full - 1)) / 2 : 0;
+  const double sum = growing + static_cast<double>(last - full) * static_cast<double>(s.skv) + keys(last);
   return sum / static_cast<double>(blocks.count());
 }
 

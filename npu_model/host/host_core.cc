@@ -463,6 +463,7 @@ void HostVector::MoveToUb(TileRef dst, TileRef src, Loc) {
 
 void HostVector::MoveToL1(TileRef dst, TileRef src, Loc) {
   Slot &to = *dst.slot, &from = *src.slot;
+  CUBIST_CHECK(from.role != Role::kRelay, "a relay tile may show GM, and is not handed over");
   to.shows = OwnLayout(*context_, to);
   to.shows.padded = true;
   const std::int64_t bytes = context_->host->OperandBytes(to.dtype);
