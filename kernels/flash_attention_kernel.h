@@ -107,6 +107,7 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
   using Vector = std::remove_cvref_t<decltype(core.vectors()[0])>;
   constexpr std::size_t kMaxLanes = 2;
   const std::size_t lane_count = core.vectors().size();
+  CUBIST_CHECK(lane_count <= kMaxLanes, "more Vector cores per Cube core than the kernel splits rows over");
   const Split lane_rows(t.m, CeilDiv(t.m, static_cast<std::int64_t>(lane_count)));
   const bool rope = s.d_rope > 0;
   const std::int64_t group = s.heads / std::max<std::int64_t>(s.kv_heads, 1);
