@@ -136,7 +136,7 @@ Slot* HostContext::Allocate(const SlotRequest& request, int lane, bool with_stor
     slot.owner = request.owner, slot.rows = request.rows, slot.cols = request.cols;
   }
   arena.Place(request, lane, slots);
-  // L0A and L0B tiles show parts of L1 tiles, bias tiles show GM where they can.
+  // L0A and L0B tiles show parts of L1 tiles.
   if (!with_storage || request.buffer == Buffer::kL0A || request.buffer == Buffer::kL0B) return slots;
   for (int stage = 0; stage < request.stages; ++stage) {
     Slot& slot = slots[stage];
