@@ -1,0 +1,190 @@
+#include "npu_model/status.h"
+#include "npu_model/sync/bytes.h"
+#include "npu_model/sync/core_checker.h"
+
+namespace cubist::sync {
+
+using trace::GmAccess;
+using trace::Instr;
+using trace::Operand;
+using trace::SlotInfo;
+
+void CoreChecker::FindSharedTensors() {
+  struct Seen {
+    std::uint64_t agents = 0;
+    bool reads = false, writes = false;
+  };
+  std::vector<Seen> seen;
+  for (const Instr& instr : from_.instrs) {
+    if (instr.access < 0) continue;
+    const GmAccess& gm = from_.accesses[static_cast<std::size_t>(instr.access)];
+    if (gm.tensor < 0) continue;
+    const auto tensor = static_cast<std::size_t>(gm.tensor);
+    if (seen.size() <= tensor) seen.resize(tensor + 1);
+    seen[tensor].agents |= std::uint64_t{1} << AgentAt(instr.pipe, instr.lane);
+    (gm.writes ? seen[tensor].writes : seen[tensor].reads) = true;
+  }
+  for (std::size_t t = 0; t < seen.size(); ++t) {
+    const bool shared = seen[t].writes && (seen[t].agents & (seen[t].agents - 1)) != 0;
+    // A tensor without values of its own is watched for reads of what nobody wrote.
+    tensors_.push_back(shared ? std::make_unique<Shadow>(14) : nullptr);
+    check_reads_.push_back(!gm_.IsInput(t) && seen[t].reads);
+  }
+}
+
+void CoreChecker::TouchOperand(std::uint32_t number, std::uint32_t i, std::size_t agent, std::uint32_t count,
+                               bool writes) {
+  const Operand& o = from_.operands[number];
+  const bool in_gm = o.slot < 0;
+  const SlotInfo& slot = in_gm ? from_.workspace[static_cast<std::size_t>(~o.slot)]
+                               : from_.slots[static_cast<std::size_t>(o.slot)];
+  Shadow& shadow = in_gm ? workspace_
+                         : on_chip_[static_cast<std::size_t>(slot.buffer) * kSides +
+                                    static_cast<std::size_t>(slot.lane + 1)];
+  ForEachByteRange(chip_, slot, in_gm, o, [&](std::int64_t begin, std::int64_t end) {
+    Touch(shadow, begin, end, {o.slot, -1, i, agent, count, writes});
+  });
+}
+
+void CoreChecker::TouchGm(const GmAccess& gm, std::uint32_t i, std::size_t agent, std::uint32_t count) {
+  if (gm.tensor < 0) return;  // The workspace comes as an operand.
+  const auto tensor = static_cast<std::size_t>(gm.tensor);
+  Shadow* shadow = tensors_[tensor].get();
+  if (shadow == nullptr && (gm.writes || !check_reads_[tensor])) return;
+  ForEachByteRange(gm, [&](std::int64_t begin, std::int64_t end) {
+    const Access access{0, gm.tensor, i, agent, count, gm.writes};
+    if (shadow != nullptr) {
+      Touch(*shadow, begin, end, access);
+    } else if (!gm_.Holds(tensor, begin, end)) {
+      Report(Fault::kUninitialised, begin, end, access, nullptr);
+    }
+  });
+}
+
+void CoreChecker::Touch(Shadow& shadow, std::int64_t begin, std::int64_t end, const Access& now) {
+  ++accesses_;
+  const std::size_t component = now.agent + (IsScalar(now.agent) && now.writes ? kScalarWrites : 0);
+  const Epoch mine{now.count, now.instr, static_cast<std::uint8_t>(component)};
+  shadow.Walk(begin, end, now.writes, [&](Interval& part) {
+    if (part.write.component != kNobody && !Ordered(part.write, now))
+      Report(now.writes ? Fault::kWriteAfterWrite : Fault::kReadAfterWrite, part.begin, part.end, now,
+             &part.write);
+    if (!now.writes) {
+      AddRead(part, now, mine);
+      return;
+    }
+    for (std::size_t r = 0; r < part.reader_count; ++r) {
+      if (!Ordered(part.readers[r], now))
+        Report(Fault::kWriteAfterRead, part.begin, part.end, now, &part.readers[r]);
+    }
+    part.write = mine;
+    part.slot = now.slot;
+    part.reader_count = 0;
+  });
+}
+
+void CoreChecker::AddRead(Interval& part, const Access& now, const Epoch& mine) {
+  if (part.write.component == kNobody) {
+    const bool held =
+        now.tensor >= 0 && gm_.Holds(static_cast<std::size_t>(now.tensor), part.begin, part.end);
+    if (!held) Report(Fault::kUninitialised, part.begin, part.end, now, nullptr);
+  } else if (part.slot != now.slot) {
+    Report(Fault::kLiveSlot, part.begin, part.end, now, &part.write, part.slot);
+  }
+  for (std::size_t r = 0; r < part.reader_count; ++r) {
+    if (part.readers[r].component == mine.component) {
+      part.readers[r] = mine;
+      return;
+    }
+  }
+  CUBIST_CHECK(part.reader_count < Interval::kMaxReaders, "more pipes read a byte than a check holds");
+  part.readers[part.reader_count++] = mine;
+}
+
+// Whether an access is over, in program order before `now`, when `now` begins.
+bool CoreChecker::Ordered(const Epoch& past, const Access& now) const {
+  if (past.instr > now.instr) return false;
+  if (past.instr == now.instr) return true;
+  // A scalar unit has its own writes in order.
+  if (IsScalar(now.agent) && past.component == now.agent + kScalarWrites) return true;
+  if (past.component == now.agent && (IsScalar(now.agent))) return true;
+  return clocks_[now.agent].at[past.component] >= past.count;
+}
+
+Finding CoreChecker::Start(Fault fault) const {
+  Finding f;
+  f.fault = fault;
+  f.phase = phase_, f.core = core_, f.other_core = core_;
+  return f;
+}
+
+Place CoreChecker::PlaceOf(const SyncOp& op) const {
+  Place place{op.instr, op.pipe, op.lane, NameOf(op.kind), {}};
+  if (op.instr < from_.instrs.size()) place.line = from_.lines[from_.instrs[op.instr].line];
+  return place;
+}
+
+std::string CoreChecker::MemoryName(const Access& access) const {
+  if (access.tensor >= 0) return TensorName(record_, static_cast<std::size_t>(access.tensor));
+  return SlotName(access.slot);
+}
+std::string CoreChecker::SlotName(std::int32_t slot) const {
+  const bool in_gm = slot < 0;
+  const SlotInfo& info =
+      in_gm ? from_.workspace[static_cast<std::size_t>(~slot)] : from_.slots[static_cast<std::size_t>(slot)];
+  return std::string(in_gm ? "hand-over workspace of" : NameOf(info.buffer)) + " '" + info.owner + "'";
+}
+
+void CoreChecker::Report(Fault fault, std::int64_t begin, std::int64_t end, const Access& now,
+                         const Epoch* past, std::int32_t other_slot) {
+  Finding f = Start(fault);
+  f.memory = MemoryName(now);
+  f.begin = begin, f.end = end;
+  f.second = PlaceOfInstr(from_, now.instr);
+  if (past != nullptr) {
+    f.first = PlaceOfInstr(from_, past->instr);
+    if (past->instr > now.instr) {
+      std::swap(f.first, f.second);
+      if (fault == Fault::kReadAfterWrite) {
+        f.fault = Fault::kWriteAfterRead;
+      } else if (fault == Fault::kWriteAfterRead) {
+        f.fault = Fault::kReadAfterWrite;
+      }
+    }
+    f.cure = fault == Fault::kLiveSlot ? "keep the slots apart: " + SlotName(now.slot) +
+                                             " was overwritten through " + SlotName(other_slot)
+                                       : MissingEdge(f.first, f.second);
+  } else {
+    f.cure = "write these bytes before they are read";
+  }
+  findings_.Add(std::move(f));
+}
+
+std::string CoreChecker::MissingEdge(const Place& first, const Place& second) const {
+  if (first.lane == second.lane) {
+    if (first.pipe == second.pipe) return std::string("PipeBarrier<") + NameOf(first.pipe) + "> between them";
+    const std::string pair = std::string(NameOf(first.pipe)) + "_" + NameOf(second.pipe);
+    return "SetFlag<" + pair + "> after the first, WaitFlag<" + pair + "> before the second";
+  }
+  const char* mode = first.lane >= 0 && second.lane >= 0 ? "1" : "2";
+  return std::string("CrossCoreSetFlag<") + mode + ", " + NameOf(first.pipe) + "> after the first, " +
+         "CrossCoreWaitFlag<" + mode + ", " + NameOf(second.pipe) + "> before the second";
+}
+
+std::string CoreChecker::FlagName(const SyncOp& op) {
+  std::string name = NameOf(op.kind);
+  if (op.kind == Kind::kSetFlag) name += std::string("<") + NameOf(op.pipe) + "_" + NameOf(op.peer) + ">";
+  if (op.kind == Kind::kWaitFlag) name += std::string("<") + NameOf(op.peer) + "_" + NameOf(op.pipe) + ">";
+  if (op.kind == Kind::kPipeBarrier) return name + "<" + NameOf(op.pipe) + ">";
+  if (op.kind == Kind::kCrossSet || op.kind == Kind::kCrossWait)
+    name += std::string("<2, ") + NameOf(op.pipe) + ">";
+  return name + "(" + std::to_string(op.id) + ")";
+}
+
+std::string CoreChecker::AgentName(std::size_t agent) {
+  const std::size_t side = SideOf(agent);
+  const char* pipe = NameOf(static_cast<Pipe>(agent % kPipes));
+  return side == 0 ? std::string("Cube ") + pipe : "Vector " + std::to_string(side - 1) + " " + pipe;
+}
+
+}  // namespace cubist::sync

@@ -1,0 +1,135 @@
+#include "npu_model/sync/core_checker.h"
+
+#include "npu_model/status.h"
+
+namespace cubist::sync {
+
+using trace::Instr;
+using trace::OperandUse;
+
+CoreChecker::CoreChecker(const trace::Record& record, const GmState& gm, std::size_t phase, std::size_t core,
+                         const CorePlan& plan)
+    : record_(record),
+      chip_(record.chip),
+      gm_(gm),
+      phase_(phase),
+      core_(core),
+      from_(record.phases[phase].cores[core]),
+      plan_(InOrder(plan)),
+      lanes_(record.phases[phase].vector_only ? 1 : record.chip.vector_per_cube),
+      components_(static_cast<std::size_t>(lanes_ + 1) * kPipes) {
+  CUBIST_CHECK(lanes_ <= kMaxVectorCores, "more Vector cores per Cube core than a check holds");
+  for (int b = 0; b < kBufferCount; ++b) {
+    for (std::size_t side = 0; side < kSides; ++side) on_chip_.emplace_back(/*page_bits=*/20);
+  }
+  FindSharedTensors();
+  for (auto& versions : issue_versions_) versions.emplace_back();
+}
+
+void CoreChecker::Run() {
+  std::size_t op = 0;
+  const std::size_t ops = plan_.ops.size();
+  for (std::uint32_t i = 0; i < from_.instrs.size(); ++i) {
+    for (; op < ops && plan_.ops[op].position() <= 2 * std::uint64_t{i}; ++op) Issue(OpItem(op));
+    const Instr& instr = from_.instrs[i];
+    Issue({i, AgentAt(instr.pipe, instr.lane), false});
+  }
+  for (; op < ops; ++op) Issue(OpItem(op));
+  FindStuck();
+  FindLeftSet();
+}
+
+CorePlan CoreChecker::InOrder(CorePlan plan) {
+  const auto before = [](const SyncOp& x, const SyncOp& y) { return x.position() < y.position(); };
+  if (!std::is_sorted(plan.ops.begin(), plan.ops.end(), before))
+    std::stable_sort(plan.ops.begin(), plan.ops.end(), before);
+  return plan;
+}
+
+CoreChecker::Item CoreChecker::OpItem(std::size_t index) const {
+  return {index, AgentAt(plan_.ops[index].pipe, plan_.ops[index].lane), true};
+}
+
+void CoreChecker::Issue(Item item) {
+  if (item.is_op && !Acceptable(plan_.ops[item.index])) return;
+  const std::size_t side = SideOf(item.agent);
+  if (!unissued_[side].empty() || !TryIssue(item)) unissued_[side].push_back(item);
+  Wake();
+}
+
+// Hands an item to its pipe; false if the scalar unit itself has to wait.
+bool CoreChecker::TryIssue(Item item) {
+  const std::size_t side = SideOf(item.agent);
+  if (IsScalar(item.agent)) return Execute(item);
+  item.issue_version = static_cast<std::uint32_t>(issue_versions_[side].size() - 1);
+  item.issue_count = counts_[ScalarOf(item.agent)];
+  if (!queues_[item.agent].empty() || !Execute(item)) queues_[item.agent].push_back(item);
+  return true;
+}
+
+// Goes on with pipes whose flag was set meanwhile.
+void CoreChecker::Wake() {
+  while (!woken_.empty()) {
+    const std::size_t agent = woken_.back();
+    woken_.pop_back();
+    if (!IsScalar(agent)) {
+      auto& queue = queues_[agent];
+      while (!queue.empty() && Execute(queue.front())) queue.pop_front();
+      continue;
+    }
+    auto& waiting = unissued_[SideOf(agent)];
+    while (!waiting.empty() && TryIssue(waiting.front())) waiting.pop_front();
+  }
+}
+
+// False if it has to wait.
+bool CoreChecker::Execute(const Item& item) {
+  const std::size_t agent = item.agent;
+  if (item.is_op) {
+    const SyncOp& op = plan_.ops[item.index];
+    if ((op.kind == Kind::kWaitFlag || op.kind == Kind::kCrossWait) && !Down(op, agent)) return false;
+  }
+  if (!IsScalar(agent)) JoinIssue(agent, item);
+  const std::uint32_t count = ++counts_[agent];
+  if (item.is_op) {
+    RunOp(plan_.ops[item.index], agent, count);
+  } else {
+    RunInstr(static_cast<std::uint32_t>(item.index), agent, count);
+  }
+  return true;
+}
+
+void CoreChecker::JoinIssue(std::size_t agent, const Item& item) {
+  VectorClock& clock = clocks_[agent];
+  const std::size_t side = SideOf(agent);
+  if (seen_version_[agent] != item.issue_version) {
+    seen_version_[agent] = item.issue_version;
+    clock.Join(issue_versions_[side][item.issue_version], components_);
+  }
+  std::uint32_t& scalar = clock.at[ScalarOf(agent)];
+  scalar = std::max(scalar, item.issue_count);
+}
+
+void CoreChecker::RunInstr(std::uint32_t i, std::size_t agent, std::uint32_t count) {
+  const Instr& instr = from_.instrs[i];
+  VectorClock& clock = clocks_[agent];
+  if (instr.accumulates) TouchOperand(instr.uses[0].operand(), i, agent, count, false);
+  // What it reads comes before what it writes.
+  for (const bool writes : {false, true}) {
+    for (const OperandUse use : instr.uses) {
+      if (use.used() && use.writes() == writes) TouchOperand(use.operand(), i, agent, count, writes);
+    }
+  }
+  if (instr.access >= 0) TouchGm(from_.accesses[static_cast<std::size_t>(instr.access)], i, agent, count);
+  if (EndsInOrder(instr)) clock.at[agent] = count;
+}
+
+bool CoreChecker::EndsInOrder(const Instr& instr) const {
+  if (instr.pipe == Pipe::kV) return !chip_.sync.vector_needs_barrier;
+  if (instr.pipe != Pipe::kM) return true;
+  const std::int64_t m = (instr.dims[0] + chip_.mmad.m_step - 1) / chip_.mmad.m_step;
+  const std::int64_t n = (instr.dims[1] + chip_.mmad.n_step - 1) / chip_.mmad.n_step;
+  return m * n >= chip_.sync.mmad_barrier_below;
+}
+
+}  // namespace cubist::sync

@@ -1,0 +1,180 @@
+// CoreChecker: one core of one phase under its plan. Every pipe runs as far as flags let it go; clocks tell what it
+// may count on, shadow memory what it touches.
+//
+//   core_checker.cc  pipes and their queues      check_memory.cc  accesses, races and reports
+//   check_flags.cc   flags and barriers          check_end.cc     deadlocks, flags left set
+#ifndef CUBIST_NPU_MODEL_SYNC_CORE_CHECKER_H_
+#define CUBIST_NPU_MODEL_SYNC_CORE_CHECKER_H_
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "npu_model/chip.h"
+#include "npu_model/sync/findings.h"
+#include "npu_model/sync/plan.h"
+#include "npu_model/sync/shadow.h"
+#include "npu_model/sync/shared_gm.h"
+#include "npu_model/trace/record.h"
+
+namespace cubist::sync {
+
+// Agents are numbered by side and pipe.
+inline constexpr int kMaxVectorCores = 4;
+inline constexpr std::size_t kSides = kMaxVectorCores + 1;  // the Cube core, then the Vector cores
+inline constexpr std::size_t kPipes = kPipeCount + 1;       // of a side; the last one stands for
+inline constexpr std::size_t kScalarWrites = kPipeCount;    // the completed writes of its scalar unit
+inline constexpr std::size_t kComponents = kSides * kPipes;
+
+inline std::size_t AgentAt(Pipe pipe, int lane) {
+  return static_cast<std::size_t>(lane + 1) * kPipes + static_cast<std::size_t>(pipe);
+}
+inline std::size_t SideOf(std::size_t agent) { return agent / kPipes; }
+inline std::size_t ScalarOf(std::size_t agent) { return SideOf(agent) * kPipes; }
+inline bool IsScalar(std::size_t agent) { return agent % kPipes == 0; }
+
+struct VectorClock {
+  std::array<std::uint32_t, kComponents> at{};
+
+  void Join(const VectorClock& o, std::size_t components) {
+    for (std::size_t c = 0; c < components; ++c) at[c] = std::max(at[c], o.at[c]);
+  }
+};
+
+class CoreChecker {
+ public:
+  CoreChecker(const trace::Record& record, const GmState& gm, std::size_t phase, std::size_t core,
+              const CorePlan& plan);
+
+  void Run();
+
+  std::vector<Finding> TakeFindings() { return findings_.Take(); }
+  std::string TakeDot() { return std::move(dot_); }
+  std::int64_t accesses() const { return accesses_; }
+
+ private:
+  // An instruction, or an entry of the plan.
+  struct Item {
+    std::size_t index = 0;
+    std::size_t agent = 0;
+    bool is_op = false;
+    std::uint32_t issue_version = 0;  // of its scalar unit's clock,
+    std::uint32_t issue_count = 0;    // and how much that unit had executed
+  };
+
+  // A flag of a pair of pipes, or a cross-core counter on one side.
+  struct Flag {
+    std::deque<VectorClock> up;  // clocks of sets not waited for
+    std::deque<SyncOp> set_by;   // the same, who
+    std::vector<Epoch> waits;    // of every wait so far, the agent that waited
+    std::int64_t sets = 0;
+    std::vector<std::size_t> blocked;        // agents that wait
+    std::array<std::size_t, kSides> setter;  // the pipe of each side that sets it
+    Flag() { setter.fill(kComponents); }
+    std::array<std::deque<VectorClock>, kMaxVectorCores> parts;  // sets by some Vector cores, not yet by all
+    std::array<std::int64_t, kMaxVectorCores> part_sets{};
+  };
+  using FlagKey = std::uint32_t;
+  struct Access {
+    std::int32_t slot;    // index or ~index, as in an Operand
+    std::int32_t tensor;  // -1: a slot
+    std::uint32_t instr;
+    std::size_t agent;
+    std::uint32_t count;
+    bool writes;
+  };
+
+  static CorePlan InOrder(CorePlan plan);
+  Item OpItem(std::size_t index) const;
+
+  // Running.
+  void Issue(Item item);
+  bool TryIssue(Item item);
+  void Wake();
+  bool Execute(const Item& item);
+  void JoinIssue(std::size_t agent, const Item& item);
+  void RunInstr(std::uint32_t i, std::size_t agent, std::uint32_t count);
+  bool EndsInOrder(const trace::Instr& instr) const;
+
+  // Flags.
+  static FlagKey KeyOf(const SyncOp& op);
+  static FlagKey CrossKey(std::size_t side, std::uint8_t id);
+  bool Acceptable(const SyncOp& op);
+  bool Down(const SyncOp& op, std::size_t agent);
+  void RunOp(const SyncOp& op, std::size_t agent, std::uint32_t count);
+  VectorClock SetClock(std::size_t agent, std::uint32_t count) const;
+  void Raise(Flag& flag, const SyncOp& op, const VectorClock& clock, int limit);
+  void RaisePart(Flag& flag, const SyncOp& op, const VectorClock& clock);
+  void Lower(Flag& flag, const SyncOp& op, std::size_t agent, std::uint32_t count);
+  void Deliver(Flag& flag, const SyncOp& op, const VectorClock& clock);
+  void NoteSetter(Flag& flag, const SyncOp& op);
+  void ExpectOver(const Flag& flag, std::int64_t sets, const SyncOp& op, const VectorClock& clock, int limit);
+  void AddTwoPipes(const SyncOp& op, const char* what);
+
+  // Memory.
+  void FindSharedTensors();
+  void TouchOperand(std::uint32_t number, std::uint32_t i, std::size_t agent, std::uint32_t count,
+                    bool writes);
+  void TouchGm(const trace::GmAccess& gm, std::uint32_t i, std::size_t agent, std::uint32_t count);
+  void Touch(Shadow& shadow, std::int64_t begin, std::int64_t end, const Access& now);
+  void AddRead(Interval& part, const Access& now, const Epoch& mine);
+  bool Ordered(const Epoch& past, const Access& now) const;
+
+  // Reports.
+  Finding Start(Fault fault) const;
+  Place PlaceOf(const SyncOp& op) const;
+  std::string MemoryName(const Access& access) const;
+  std::string SlotName(std::int32_t slot) const;
+  void Report(Fault fault, std::int64_t begin, std::int64_t end, const Access& now, const Epoch* past,
+              std::int32_t other_slot = 0);
+  std::string MissingEdge(const Place& first, const Place& second) const;
+  static std::string FlagName(const SyncOp& op);
+  static std::string AgentName(std::size_t agent);
+  static std::string Where(const Place& place);
+
+  // At the end.
+  const Item* BlockedAt(std::size_t agent) const;
+  std::size_t SetterOf(const SyncOp& wait) const;
+  void FindStuck();
+  void Explain(std::size_t start, std::set<std::size_t>& reported);
+  void FindLeftSet();
+  void AddLeftSet(const SyncOp& op);
+
+  const trace::Record& record_;
+  const ChipSpec& chip_;
+  const GmState& gm_;
+  std::size_t phase_, core_;
+  const trace::CoreRecord& from_;
+  const CorePlan plan_;
+  int lanes_;
+  std::size_t components_;
+
+  std::array<VectorClock, kComponents> clocks_;
+  std::array<std::uint32_t, kComponents> counts_{};  // instructions and flags executed
+  std::array<std::vector<VectorClock>, kSides> issue_versions_;
+  std::array<std::uint32_t, kComponents> seen_version_{};
+  std::array<std::deque<Item>, kComponents> queues_;
+  std::array<std::deque<Item>, kSides> unissued_;
+  std::vector<std::size_t> woken_;
+  std::unordered_map<FlagKey, Flag> flags_;
+
+  std::vector<Shadow> on_chip_;  // by buffer and side
+  Shadow workspace_{20};
+  std::vector<std::unique_ptr<Shadow>> tensors_;  // those that pipes of this core may quarrel about
+  std::vector<char> check_reads_;
+  Findings findings_;
+  std::string dot_;
+  std::int64_t accesses_ = 0;
+};
+
+}  // namespace cubist::sync
+
+#endif  // CUBIST_NPU_MODEL_SYNC_CORE_CHECKER_H_

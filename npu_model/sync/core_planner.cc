@@ -1,0 +1,467 @@
+#include "npu_model/sync/core_planner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "npu_model/status.h"
+
+namespace cubist::sync {
+namespace {
+
+using trace::AgentOf;
+using trace::CoreRecord;
+using trace::GmAccess;
+using trace::Instr;
+using trace::IssuerOf;
+using trace::kCubeAgents;
+using trace::kVectorAgents;
+using trace::Operand;
+using trace::OperandUse;
+
+// GM tensors that a core writes and that more than one of its pipes touches.
+std::vector<char> SharedByPipes(const CoreRecord& record) {
+  struct Seen {
+    std::uint32_t agents = 0;
+    bool written = false;
+  };
+  std::vector<Seen> seen;
+  for (const Instr& instr : record.instrs) {
+    if (instr.access < 0) continue;
+    const GmAccess& access = record.accesses[static_cast<std::size_t>(instr.access)];
+    if (access.tensor < 0) continue;
+    const auto tensor = static_cast<std::size_t>(access.tensor);
+    if (seen.size() <= tensor) seen.resize(tensor + 1);
+    seen[tensor].agents |= 1u << AgentOf(instr.pipe, instr.lane);
+    seen[tensor].written |= access.writes;
+  }
+  std::vector<char> shared;
+  for (const Seen& s : seen) shared.push_back(s.written && (s.agents & (s.agents - 1)) != 0);
+  return shared;
+}
+
+constexpr std::array<Pipe, kCubeAgents> kCubePipes = {Pipe::kS,    Pipe::kMte1, Pipe::kMte2,
+                                                      Pipe::kMte3, Pipe::kM,    Pipe::kFix};
+constexpr std::array<Pipe, kVectorAgents> kVectorPipes = {Pipe::kS, Pipe::kMte2, Pipe::kMte3, Pipe::kV};
+
+std::uint32_t Issuer(std::uint32_t agent) {
+  return static_cast<std::uint32_t>(IssuerOf(static_cast<int>(agent)));
+}
+bool OnCube(std::uint32_t agent) { return agent < static_cast<std::uint32_t>(kCubeAgents); }
+
+std::uint32_t AtLane(std::uint32_t of_lane0, int lane) {
+  return of_lane0 + static_cast<std::uint32_t>(lane * kVectorAgents);
+}
+std::uint32_t AtLane0(std::uint32_t agent) {
+  constexpr auto kFirst = static_cast<std::uint32_t>(kCubeAgents);
+  return OnCube(agent) ? agent : kFirst + (agent - kFirst) % kVectorAgents;
+}
+
+}  // namespace
+
+CorePlanner::CorePlanner(const CoreRecord& record, const ChipSpec& chip, bool vector_only, Policy policy)
+    : record_(record),
+      chip_(chip),
+      policy_(policy),
+      lanes_(vector_only ? 1 : chip.vector_per_cube),
+      agents_(static_cast<std::size_t>(kCubeAgents + lanes_ * kVectorAgents)),
+      shared_(SharedByPipes(record)),
+      slots_(record.slots.size()),
+      workspace_(record.workspace.size()),
+      tensors_(shared_.size()) {
+  CUBIST_CHECK(lanes_ <= trace::kMaxLanes, "more Vector cores per Cube core than a plan holds");
+  for (int a = 0; a < static_cast<int>(agents_); ++a) places_[static_cast<std::size_t>(a)] = PlaceOf(a);
+  for (auto& clock : clocks_) clock.fill(0);
+  stale_.fill(true);
+  current_.fill(0);
+  seen_issue_.fill(0);
+}
+
+CorePlanner::Place CorePlanner::PlaceOf(int agent) {
+  if (agent < kCubeAgents) return {kCubePipes[static_cast<std::size_t>(agent)], -1};
+  const int at = agent - kCubeAgents;
+  return {kVectorPipes[static_cast<std::size_t>(at % kVectorAgents)],
+          static_cast<std::int8_t>(at / kVectorAgents)};
+}
+
+CorePlan CorePlanner::Run() {
+  for (std::uint32_t i = 0; i < record_.instrs.size(); ++i) {
+    const Instr& instr = record_.instrs[i];
+    const auto agent = static_cast<std::uint32_t>(AgentOf(instr.pipe, instr.lane));
+    JoinIssue(agent);
+    FindNeeds(i, agent, instr);
+    Settle(i, agent);
+    Snapshot(agent, i);
+    Complete(i, agent, instr);
+  }
+  return InOrder();
+}
+
+std::vector<Shortage> CorePlanner::Shortages() const {
+  std::vector<Shortage> all;
+  for (const auto& [key, count] : shortages_) {
+    const auto& [from, to, line, later] = key;
+    all.push_back({places_[from].pipe, places_[to].pipe, OnCube(from) != OnCube(to), later,
+                   record_.lines[line], count});
+  }
+  return all;
+}
+
+// What the scalar unit has waited for, whatever it issues next has waited for too. Its own component of a
+// clock counts completed writes; reads are complete when the next instruction is issued.
+void CorePlanner::JoinIssue(std::uint32_t agent) {
+  const std::uint32_t issuer = Issuer(agent);
+  if (agent == issuer || seen_issue_[agent] == issue_version_[issuer]) return;
+  seen_issue_[agent] = issue_version_[issuer];
+  Merge(agent, clocks_[issuer].data());
+}
+
+void CorePlanner::Merge(std::uint32_t agent, const std::uint32_t* known) {
+  Clock& clock = clocks_[agent];
+  for (std::size_t b = 0; b < agents_; ++b) {
+    if (known[b] > clock[b]) {
+      clock[b] = known[b];
+      stale_[agent] = true;
+    }
+  }
+  if (stale_[agent] && agent == Issuer(agent)) ++issue_version_[agent];
+}
+
+// What `agent` knew behind a place in program order; null before its first instruction.
+const std::uint32_t* CorePlanner::Row(std::uint32_t agent, std::uint32_t instr) const {
+  const std::vector<Known>& known = history_[agent];
+  if (known.empty() || known.front().instr > instr) return nullptr;
+  auto at = known.end() - 1;
+  if (at->instr > instr) {
+    at = std::upper_bound(known.begin(), known.end(), instr,
+                          [](std::uint32_t i, const Known& k) { return i < k.instr; }) -
+         1;
+  }
+  return snapshots_.data() + std::size_t{at->row} * agents_;
+}
+
+// `agent` now knows all that is complete once `from` is past `instr`.
+void CorePlanner::Join(std::uint32_t agent, std::uint32_t from, std::uint32_t instr) {
+  if (const std::uint32_t* row = Row(from, instr)) Merge(agent, row);
+  waited_[agent][from] = std::max(waited_[agent][from], instr + 1);
+  std::uint32_t& own = clocks_[agent][from];
+  if (own < instr + 1) {
+    own = instr + 1;
+    stale_[agent] = true;
+    if (agent == Issuer(agent)) ++issue_version_[agent];
+  }
+}
+
+void CorePlanner::Snapshot(std::uint32_t agent, std::uint32_t instr) {
+  if (stale_[agent]) {
+    stale_[agent] = false;
+    current_[agent] = static_cast<std::uint32_t>(snapshots_.size() / agents_);
+    const Clock& clock = clocks_[agent];
+    snapshots_.insert(snapshots_.end(), clock.begin(), clock.begin() + static_cast<std::ptrdiff_t>(agents_));
+  }
+  history_[agent].push_back({instr, current_[agent]});
+}
+
+// ---- What an instruction has to wait for ----
+
+void CorePlanner::FindNeeds(std::uint32_t i, std::uint32_t agent, const Instr& instr) {
+  needs_.clear();
+  std::array<std::pair<Past*, Touch>, trace::kMaxOperands + 2> touched;
+  std::size_t count = 0;
+  const auto touch = [&](Past& past, const Area& area, bool writes) {
+    touched[count++] = {&past, {area, i, static_cast<std::uint8_t>(agent), writes}};
+  };
+  for (const OperandUse use : instr.uses) {
+    if (!use.used()) continue;
+    const Operand& o = record_.operands[use.operand()];
+    Past& past = o.slot >= 0 ? slots_[static_cast<std::size_t>(o.slot)]
+                             : workspace_[static_cast<std::size_t>(~o.slot)];
+    touch(past, AreaOf(o), use.writes());
+  }
+  if (instr.access >= 0) {
+    const GmAccess& gm = record_.accesses[static_cast<std::size_t>(instr.access)];
+    if (gm.tensor >= 0 && shared_[static_cast<std::size_t>(gm.tensor)]) {
+      touch(tensors_[static_cast<std::size_t>(gm.tensor)], {0, 1, gm.offset, gm.end(), &gm}, gm.writes);
+    }
+  }
+  for (std::size_t t = 0; t < count; ++t) {
+    const Touch& now = touched[t].second;
+    const std::size_t of_operand = needs_.size();
+    touched[t].first->ForEachConflict(now, [&](const Touch& old) {
+      // Same scalar unit: in order. A scalar read is complete when its unit issues what follows.
+      if (old.agent == Issuer(agent) && (old.agent == agent || !old.writes)) return;
+      AddNeed({old.agent, old.instr}, of_operand);
+    });
+  }
+  // What a scalar unit reads is read before it issues anything else, so nobody has to wait for it.
+  for (std::size_t t = 0; t < count; ++t) {
+    if (agent != Issuer(agent) || touched[t].second.writes) touched[t].first->Add(touched[t].second);
+  }
+  FindReuse(i, agent);
+}
+
+// The Cube's buffers are moved by whole panels of columns.
+Area CorePlanner::AreaOf(const Operand& o) const {
+  Area area{o.row_begin, o.row_end, o.col_begin, o.col_end};
+  if (o.slot < 0) return area;
+  const trace::SlotInfo& slot = record_.slots[static_cast<std::size_t>(o.slot)];
+  if (slot.buffer == Buffer::kUB || slot.buffer == Buffer::kBT) return area;
+  const std::int64_t panel =
+      slot.buffer == Buffer::kL0C ? chip_.mmad.n_step : 32 / chip_.OperandBytes(slot.dtype);
+  area.col_begin -= area.col_begin % panel;
+  area.col_end = RoundUp(area.col_end, panel);
+  return area;
+}
+
+// The latest of each pipe; by kPerTile of each operand and pipe.
+void CorePlanner::AddNeed(const Need& need, std::size_t of_operand) {
+  const std::size_t first = policy_ == Policy::kPerTile ? of_operand : 0;
+  for (std::size_t n = first; n < needs_.size(); ++n) {
+    if (needs_[n].agent != need.agent) continue;
+    needs_[n].instr = std::max(needs_[n].instr, need.instr);
+    return;
+  }
+  needs_.push_back(need);
+}
+
+// A flag must be down before it is set again. Where all ids of a pair may still be up, the setting pipe waits
+// for the oldest wait, so that whatever is set behind this instruction has an id.
+void CorePlanner::FindReuse(std::uint32_t i, std::uint32_t agent) {
+  for (const std::uint32_t to : partners_[agent]) {
+    const Pair& pair = pairs_[agent][to];
+    if (FreeId(pair, agent, to, clocks_[agent].data(), i) >= 0) continue;
+    const std::uint32_t oldest =
+        *std::min_element(pair.wait_before.begin(), pair.wait_before.begin() + chip_.sync.event_ids);
+    needs_.push_back({to, oldest, true});
+  }
+  for (const Channel& channel : channels_) {
+    const std::size_t limit = static_cast<std::size_t>(chip_.sync.cross_core_limit);
+    const bool sends = channel.from_cube ? agent == channel.from : AtLane0(agent) == channel.from;
+    if (!sends || channel.waits.size() < limit) continue;
+    const std::uint32_t oldest = channel.waits[channel.waits.size() - limit];
+    for (int lane = 0; lane < (channel.from_cube ? lanes_ : 1); ++lane)
+      needs_.push_back({channel.from_cube ? AtLane(channel.to, lane) : channel.to, oldest, true,
+                        /*mirrored=*/!channel.from_cube});
+  }
+}
+
+// ---- Flags ----
+
+void CorePlanner::Settle(std::uint32_t i, std::uint32_t agent) {
+  if (needs_.empty()) return;
+  std::erase_if(needs_, [&](const Need& n) {
+    return policy_ == Policy::kMinimal || n.for_reuse ? IsKnown(agent, n) : IsWaitedFor(agent, n);
+  });
+  std::sort(needs_.begin(), needs_.end(), [](const Need& x, const Need& y) {
+    return std::tie(x.agent, x.instr) < std::tie(y.agent, y.instr);
+  });
+  bool barrier = false;
+  for (std::size_t k = 0; k < needs_.size(); ++k) {
+    const Need n = needs_[k];
+    if (n.agent == agent) {
+      barrier = true;
+      continue;
+    }
+    const bool exact = policy_ == Policy::kPerTile && !n.for_reuse;
+    if (exact ? IsWaitedFor(agent, n) : IsKnown(agent, n) || IsImplied(k, agent)) continue;
+    if (n.for_reuse) NoteShortage(n.agent, agent, i, false);
+    if (Issuer(agent) == Issuer(n.agent)) {
+      PlaceFlag(i, agent, n);
+    } else {
+      PlaceCross(i, agent, n);
+    }
+  }
+  if (barrier && clocks_[agent][agent] <= history_[agent].back().instr) {
+    ops_.push_back(Make(i, false, Kind::kPipeBarrier, agent, agent, 0));
+    clocks_[agent][agent] = history_[agent].back().instr + 1;
+    stale_[agent] = true;
+  }
+}
+
+bool CorePlanner::IsKnown(std::uint32_t agent, const Need& n) const {
+  if (!n.mirrored) return clocks_[agent][n.agent] > n.instr;
+  for (int lane = 0; lane < lanes_; ++lane) {
+    if (clocks_[AtLane(AtLane0(agent), lane)][n.agent] <= n.instr) return false;
+  }
+  return true;
+}
+bool CorePlanner::IsWaitedFor(std::uint32_t agent, const Need& n) const {
+  return (n.agent == agent ? clocks_ : waited_)[agent][n.agent] > n.instr;
+}
+// Whether another need, still to be placed or placed just now, brings need k with it.
+bool CorePlanner::IsImplied(std::size_t k, std::uint32_t agent) const {
+  const Need& n = needs_[k];
+  if (n.mirrored) return false;
+  return std::any_of(needs_.begin(), needs_.end(), [&](const Need& other) {
+    if (other.agent == agent) return false;
+    if (other.agent == n.agent) return other.instr > n.instr;
+    const std::uint32_t* row = Row(other.agent, other.instr);
+    return row != nullptr && row[n.agent] > n.instr;
+  });
+}
+
+SyncOp CorePlanner::Make(std::uint32_t instr, bool after, Kind kind, std::uint32_t agent, std::uint32_t peer,
+                         int id) const {
+  SyncOp op;
+  op.instr = instr, op.after = after, op.kind = kind;
+  op.pipe = places_[agent].pipe, op.lane = places_[agent].lane, op.peer = places_[peer].pipe;
+  op.id = static_cast<std::uint8_t>(id);
+  return op;
+}
+
+// An id whose last wait is over, as far as `from` knows by `clock` at its instruction `at`; -1 for none.
+int CorePlanner::FreeId(const Pair& pair, std::uint32_t from, std::uint32_t to, const std::uint32_t* clock,
+                        std::uint32_t at) const {
+  for (int id = 0; id < pair.ids_used; ++id) {
+    const std::uint32_t wait = pair.wait_before[static_cast<std::size_t>(id)];
+    if (to == Issuer(from) ? wait < at : clock[to] > wait) return id;
+  }
+  return pair.ids_used < chip_.sync.event_ids ? pair.ids_used : -1;
+}
+
+void CorePlanner::PlaceFlag(std::uint32_t i, std::uint32_t agent, const Need& n) {
+  const std::uint32_t from = n.agent;
+  Pair& pair = pairs_[from][agent];
+  if (!pair.active) {
+    pair.active = true;
+    partners_[from].push_back(agent);
+  }
+  const std::uint32_t* row = Row(from, n.instr);
+  int id = row == nullptr ? -1 : FreeId(pair, from, agent, row, n.instr);
+  if (id < 0 && pair.last_wait > n.instr) {
+    // All ids are up between the instruction waited for and the waits before this one: the last of these
+    // waits for it too.
+    ops_[pair.last_set].instr = std::max(ops_[pair.last_set].instr, n.instr);
+    NoteShortage(from, agent, pair.last_wait, true);
+    Join(agent, from, n.instr);
+    return;
+  }
+  id = std::max(id, 0);  // FindReuse has seen to it that there is one.
+  pair.ids_used = std::max(pair.ids_used, id + 1);
+  pair.last_set = ops_.size();
+  pair.last_wait = i;
+  pair.wait_before[static_cast<std::size_t>(id)] = i;
+  ops_.push_back(Make(n.instr, true, Kind::kSetFlag, from, agent, id));
+  ops_.push_back(Make(i, false, Kind::kWaitFlag, agent, from, id));
+  Join(agent, from, n.instr);
+}
+
+// Null between Vector cores, which mode 2 does not order, and when the chip has no more ids: the checker
+// then names the pair.
+CorePlanner::Channel* CorePlanner::ChannelOf(std::uint32_t from, std::uint32_t to) {
+  const std::uint32_t from0 = AtLane0(from), to0 = AtLane0(to);
+  for (Channel& c : channels_) {
+    if (c.from == from0 && c.to == to0) return &c;
+  }
+  if (OnCube(from) == OnCube(to) || channels_.size() >= static_cast<std::size_t>(chip_.sync.cross_core_ids))
+    return nullptr;
+  Channel& c = channels_.emplace_back();
+  c.from_cube = OnCube(from);
+  c.from = from0, c.to = to0;
+  c.id = static_cast<int>(channels_.size()) - 1;
+  return &c;
+}
+
+// Mode 2 knows no single Vector core: all of them set, or all of them wait, at the same place in program
+// order or behind the like instruction.
+void CorePlanner::PlaceCross(std::uint32_t i, std::uint32_t agent, const Need& n) {
+  Channel* const channel = ChannelOf(n.agent, agent);
+  if (channel == nullptr) return;
+  Channel& c = *channel;
+  const std::size_t limit = static_cast<std::size_t>(chip_.sync.cross_core_limit);
+  if (c.waits.size() >= limit && c.waits.back() > n.instr &&
+      !WaitsOver(c, c.waits[c.waits.size() - limit], n.instr)) {
+    // As with flags: an event that is set before this instruction and waited for behind it waits for more.
+    NoteShortage(n.agent, agent, c.waits.back(), true);
+    MoveSets(c, n.agent, n.instr);
+  } else {
+    c.waits.push_back(i);
+    if (c.from_cube) {
+      c.last_instr[0] = n.instr;
+      c.last_sets[0] = ops_.size();
+      ops_.push_back(Make(n.instr, true, Kind::kCrossSet, c.from, c.to, c.id));
+      for (int lane = 0; lane < lanes_; ++lane)
+        ops_.push_back(Make(i, false, Kind::kCrossWait, AtLane(c.to, lane), c.from, c.id));
+    } else {
+      for (int lane = 0; lane < lanes_; ++lane) {
+        const auto l = static_cast<std::size_t>(lane);
+        c.last_instr[l] = SetPlace(c, lane, n, i);
+        c.last_sets[l] = ops_.size();
+        ops_.push_back(Make(c.last_instr[l], true, Kind::kCrossSet, AtLane(c.from, lane), c.to, c.id));
+      }
+      ops_.push_back(Make(i, false, Kind::kCrossWait, agent, c.from, c.id));
+    }
+  }
+  for (int lane = 0; lane < lanes_; ++lane) {
+    if (!c.from_cube) {
+      Join(agent, AtLane(c.from, lane), c.last_instr[static_cast<std::size_t>(lane)]);
+      continue;
+    }
+    const std::uint32_t to = AtLane(c.to, lane);
+    Join(to, c.from, n.instr);
+    if (to != agent) Snapshot(to, i);
+  }
+}
+
+// Behind which instruction Vector core `lane` sets its part of an event: the one waited for; on the other
+// Vector cores the like one that follows it, if it stands before the wait, and otherwise the same place.
+std::uint32_t CorePlanner::SetPlace(const Channel& c, int lane, const Need& n, std::uint32_t wait) const {
+  const std::uint32_t from = AtLane(c.from, lane);
+  const std::uint32_t at = std::max(c.last_instr[static_cast<std::size_t>(lane)], n.instr);
+  if (from == n.agent) return at;
+  const std::vector<Known>& all = history_[from];
+  const auto next = std::upper_bound(all.begin(), all.end(), n.instr,
+                                     [](std::uint32_t i, const Known& k) { return i < k.instr; });
+  if (next == all.end() || next->instr >= wait || next->instr < at) return at;
+  const Instr &like = record_.instrs[next->instr], &waited = record_.instrs[n.instr];
+  return like.line == waited.line && like.op == waited.op ? next->instr : at;
+}
+
+void CorePlanner::MoveSets(Channel& c, std::uint32_t from, std::uint32_t instr) {
+  for (int lane = 0; lane < (c.from_cube ? 1 : lanes_); ++lane) {
+    const auto l = static_cast<std::size_t>(lane);
+    if (!c.from_cube && from != AtLane(c.from, lane)) continue;
+    c.last_instr[l] = std::max(c.last_instr[l], instr);
+    ops_[c.last_sets[l]].instr = c.last_instr[l];
+  }
+}
+
+// Whether every setter knows, where it sets for `instr`, that the waits before `wait` are over.
+bool CorePlanner::WaitsOver(const Channel& c, std::uint32_t wait, std::uint32_t instr) const {
+  for (int setter = 0; setter < (c.from_cube ? 1 : lanes_); ++setter) {
+    const std::uint32_t* row = Row(c.from_cube ? c.from : AtLane(c.from, setter), instr);
+    for (int waiter = 0; waiter < (c.from_cube ? lanes_ : 1); ++waiter) {
+      if (row == nullptr || row[c.from_cube ? AtLane(c.to, waiter) : c.to] <= wait) return false;
+    }
+  }
+  return true;
+}
+
+// ---- Inside a pipe ----
+
+// What the next instruction of the pipe may take for complete.
+void CorePlanner::Complete(std::uint32_t i, std::uint32_t agent, const Instr& instr) {
+  if (instr.pipe == Pipe::kS) return;
+  if (instr.pipe == Pipe::kV && chip_.sync.vector_needs_barrier) return;
+  if (instr.pipe == Pipe::kM) {
+    const std::int64_t steps =
+        CeilDiv(instr.dims[0], chip_.mmad.m_step) * CeilDiv(instr.dims[1], chip_.mmad.n_step);
+    if (steps < chip_.sync.mmad_barrier_below) return;
+  }
+  clocks_[agent][agent] = i + 1;
+}
+
+void CorePlanner::NoteShortage(std::uint32_t from, std::uint32_t to, std::uint32_t instr, bool later) {
+  ++shortages_[{AtLane0(from), AtLane0(to), record_.instrs[instr].line, later}];
+}
+
+CorePlan CorePlanner::InOrder() {
+  std::vector<std::uint32_t> begin(2 * record_.instrs.size() + 1);
+  for (const SyncOp& op : ops_) ++begin[op.position() + 1];
+  for (std::size_t p = 1; p < begin.size(); ++p) begin[p] += begin[p - 1];
+  CorePlan plan;
+  plan.ops.resize(ops_.size());
+  for (const SyncOp& op : ops_) plan.ops[begin[op.position()]++] = op;
+  return plan;
+}
+
+}  // namespace cubist::sync

@@ -1,0 +1,40 @@
+// Global memory over a whole phase: bytes that cores share, and what is written when it ends.
+#ifndef CUBIST_NPU_MODEL_SYNC_SHARED_GM_H_
+#define CUBIST_NPU_MODEL_SYNC_SHARED_GM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "npu_model/sync/bytes.h"
+#include "npu_model/sync/findings.h"
+#include "npu_model/trace/record.h"
+
+namespace cubist::sync {
+
+// What the launch has put into GM before the phase.
+struct GmState {
+  explicit GmState(const trace::Record& record) : record(&record) {}
+  bool IsInput(std::size_t tensor) const {
+    return tensor >= record->tensors.size() || record->tensors[tensor].input;
+  }
+  bool Holds(std::size_t tensor, std::int64_t begin, std::int64_t end) const {
+    return IsInput(tensor) || (tensor < written.size() && written[tensor].Contains(begin, end));
+  }
+
+  const trace::Record* record;
+  std::vector<ByteSet> written;  // by tensor
+};
+
+// Adds to `findings` the bytes of GM that two cores of a phase touch and one of them writes.
+void FindSharedGm(const trace::Record& record, std::size_t phase, Findings& findings);
+
+// Tensors of the launch's own that some phase reads.
+std::vector<char> WatchedTensors(const trace::Record& record, const GmState& gm);
+
+// Notes what a phase has written to the watched tensors.
+void AddWritten(const trace::Phase& phase, const std::vector<char>& watched, GmState& gm);
+
+}  // namespace cubist::sync
+
+#endif  // CUBIST_NPU_MODEL_SYNC_SHARED_GM_H_

@@ -1,0 +1,54 @@
+// What a core has touched so far, as the planner sees it: rectangles of slots and of GM, and which of them meet.
+#ifndef CUBIST_NPU_MODEL_SYNC_TOUCHES_H_
+#define CUBIST_NPU_MODEL_SYNC_TOUCHES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "npu_model/trace/record.h"
+
+namespace cubist::sync {
+
+// A rectangle of a slot, or of bytes of GM.
+struct Area {
+  std::int64_t row_begin = 0, row_end = 1, col_begin = 0, col_end = 0;
+  const trace::GmAccess* gm = nullptr;  // the exact bytes, where the rectangle is only their bounds
+};
+
+// Whether two areas share bytes. Exact for matrices of one stride and for contiguous bytes against rows; otherwise by
+// bounds, which is stricter.
+bool Meet(const Area& a, const Area& b);
+// Whether every byte of b is one of a.
+bool Covers(const Area& a, const Area& b);
+
+struct Touch {
+  Area area;
+  std::uint32_t instr = 0;
+  std::uint8_t agent = 0;
+  bool writes = false;
+};
+
+// The accesses to one slot or tensor that a later one may have to wait for.
+class Past {
+ public:
+  template <class Visit>
+  void ForEachConflict(const Touch& now, Visit visit) const {
+    for (const Touch& old : touches_) {
+      if ((now.writes || old.writes) && Meet(old.area, now.area)) visit(old);
+    }
+  }
+  // Waiting for a write waits for what it covers, and waiting for a pipe's read for its earlier ones.
+  void Add(const Touch& now) {
+    std::erase_if(touches_, [&](const Touch& old) {
+      return (now.writes || (!old.writes && old.agent == now.agent)) && Covers(now.area, old.area);
+    });
+    touches_.push_back(now);
+  }
+
+ private:
+  std::vector<Touch> touches_;
+};
+
+}  // namespace cubist::sync
+
+#endif  // CUBIST_NPU_MODEL_SYNC_TOUCHES_H_
