@@ -42,7 +42,7 @@ awk '
     if (in_kernels && header ~ /^(reference|tools|python)\//)
       report("kernels/ does not see " header)
     if (header ~ /^hwy\/(highway|foreach_target)\.h$|^hwy\/contrib\// && !may_use_simd)
-      report("Highway SIMD headers belong in npu_model/host/*.cc and tests, not " header)
+      report("Highway SIMD headers belong in npu_model/host/{*.cc,*-inl.h} and tests, not " header)
     if (header ~ /^tests\// && FILENAME !~ /^tests\//)
       report("nothing but tests includes " header)
     if (header ~ /^bench\// && FILENAME !~ /^bench\//)
@@ -69,7 +69,7 @@ awk '
     in_kernels = FILENAME ~ /^kernels\//
     in_kernel_text = FILENAME ~ /_kernel\.h$/ && FILENAME !~ /^tests\//
     in_public_kernel_header = in_kernels && FILENAME ~ /\.h$/ && !in_kernel_text
-    may_use_simd = FILENAME ~ /^npu_model\/host\/.*\.cc$/ || FILENAME ~ /^tests\//
+    may_use_simd = FILENAME ~ /^npu_model\/host\/.*(\.cc|-inl\.h)$/ || FILENAME ~ /^tests\//
   }
 
   {

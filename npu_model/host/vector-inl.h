@@ -1,0 +1,324 @@
+// What the Vector's SIMD bodies are made of: loads and stores of any float type, casts, elementary functions. Included
+// once per Highway target by each *_ops.cc that needs it, after foreach_target.h.
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "npu_model/host/tile_ops.h"
+
+#if defined(CUBIST_NPU_MODEL_HOST_VECTOR_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef CUBIST_NPU_MODEL_HOST_VECTOR_INL_H_
+#undef CUBIST_NPU_MODEL_HOST_VECTOR_INL_H_
+#else
+#define CUBIST_NPU_MODEL_HOST_VECTOR_INL_H_
+#endif
+
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cubist {
+namespace HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using FloatTag = HWY_FULL(float);
+using WordTag = hn::Rebind<std::uint32_t, FloatTag>;
+using IntTag = hn::Rebind<std::int32_t, FloatTag>;
+using HalfTag = hn::Rebind<std::uint16_t, FloatTag>;  // As many 16-bit lanes as a vector has floats.
+using ByteTag = HWY_FULL(std::uint8_t);
+using Vec = hn::Vec<FloatTag>;
+using Words = hn::Vec<WordTag>;
+using Halves = hn::Vec<HalfTag>;
+
+constexpr std::int64_t kLanes = static_cast<std::int64_t>(hn::MaxLanes(FloatTag()));
+constexpr std::int64_t kByteLanes = static_cast<std::int64_t>(hn::MaxLanes(ByteTag()));
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+constexpr std::int64_t Min(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+constexpr std::int64_t Max(std::int64_t a, std::int64_t b) { return a < b ? b : a; }
+constexpr std::int64_t RoundDown(std::int64_t a, std::int64_t b) { return a / b * b; }
+HWY_INLINE Vec Set(float value) { return hn::Set(FloatTag(), value); }
+
+// ---- Loads and stores: kLanes elements, or the first `count` < kLanes of them and nothing beyond
+
+template <class Tag>
+HWY_INLINE hn::Vec<Tag> LoadFirst(Tag d, const hn::TFromD<Tag>* p, std::int64_t count) {
+#if HWY_TARGET <= HWY_AVX3
+  return hn::MaskedLoad(hn::FirstN(d, static_cast<std::size_t>(count)), d, p);
+#else
+  HWY_ALIGN hn::TFromD<Tag> lanes[hn::MaxLanes(d)] = {};
+  std::memcpy(lanes, p, static_cast<std::size_t>(count) * sizeof(lanes[0]));
+  return hn::Load(d, lanes);
+#endif
+}
+template <class Tag>
+HWY_INLINE void StoreFirst(hn::Vec<Tag> v, Tag d, hn::TFromD<Tag>* p, std::int64_t count) {
+#if HWY_TARGET <= HWY_AVX3
+  hn::BlendedStore(v, hn::FirstN(d, static_cast<std::size_t>(count)), d, p);
+#else
+  HWY_ALIGN hn::TFromD<Tag> lanes[hn::MaxLanes(d)];
+  hn::Store(v, d, lanes);
+  std::memcpy(p, lanes, static_cast<std::size_t>(count) * sizeof(lanes[0]));
+#endif
+}
+
+HWY_INLINE Vec FloatOf(Words words) { return hn::BitCast(FloatTag(), words); }
+HWY_INLINE Words WordsOf(Vec v) { return hn::BitCast(WordTag(), v); }
+
+HWY_INLINE Vec WidenBF16(Halves h) { return FloatOf(hn::ShiftLeft<16>(hn::PromoteTo(WordTag(), h))); }
+
+// To nearest even by adding half of the last place kept, less one when that is even. The result stands in the
+// upper half of each word. A NaN would carry over into zero: it is made quiet and keeps its upper half,
+// unless kNoNaN promises none.
+template <bool kNoNaN = false>
+HWY_INLINE Words RoundBF16(Vec v) {
+  const WordTag d;
+  const Words u = WordsOf(v);
+#if HWY_TARGET <= HWY_AVX3  // A test into a mask is one instruction, a shift and a mask are two.
+  const Words half =
+      hn::IfThenElse(hn::TestBit(u, hn::Set(d, 0x10000u)), hn::Set(d, 0x8000u), hn::Set(d, 0x7fffu));
+#else
+  const Words half = hn::Add(hn::And(hn::ShiftRight<16>(u), hn::Set(d, 1u)), hn::Set(d, 0x7fffu));
+#endif
+  const Words rounded = hn::Add(u, half);
+  if constexpr (kNoNaN) return rounded;
+  return hn::IfThenElse(hn::RebindMask(d, hn::IsNaN(v)), hn::Or(u, hn::Set(d, 0x400000u)), rounded);
+}
+HWY_INLINE Halves NarrowBF16(Vec v) { return hn::TruncateTo(HalfTag(), hn::ShiftRight<16>(RoundBF16(v))); }
+
+#if HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)
+using Float16Tag = hn::Rebind<hwy::float16_t, FloatTag>;
+HWY_INLINE Vec WidenF16(Halves h) { return hn::PromoteTo(FloatTag(), hn::BitCast(Float16Tag(), h)); }
+HWY_INLINE Halves NarrowF16(Vec v) { return hn::BitCast(HalfTag(), hn::DemoteTo(Float16Tag(), v)); }
+#else
+// Highway's own emulation truncates. Exponent and mantissa of the half, read as a float, are its value times
+// 2^-112, subnormals included.
+HWY_INLINE Vec WidenF16(Halves halves) {
+  const WordTag d;
+  const Words h = hn::PromoteTo(d, halves);
+  const Words shifted = hn::ShiftLeft<13>(hn::And(h, hn::Set(d, 0x7fffu)));
+  const Words finite = WordsOf(hn::Mul(FloatOf(shifted), Set(0x1p112f)));
+  const Words special = hn::Or(shifted, hn::Set(d, 0x7f800000u));
+  const auto is_special = hn::Gt(hn::BitCast(IntTag(), shifted), hn::Set(IntTag(), 0x0f7fffff));
+  const Words magnitude = hn::IfThenElse(hn::RebindMask(d, is_special), special, finite);
+  return FloatOf(hn::Or(magnitude, hn::ShiftLeft<16>(hn::And(h, hn::Set(d, 0x8000u)))));
+}
+// The three cases of F16(float) in types.h, blended.
+HWY_INLINE Halves NarrowF16(Vec v) {
+  const WordTag d;
+  const Words u = WordsOf(v);
+  const Words magnitude = hn::And(u, hn::Set(d, 0x7fffffffu));
+  const auto above = [](Words words, std::int32_t limit) HWY_ATTR {
+    return hn::RebindMask(WordTag(), hn::Gt(hn::BitCast(IntTag(), words), hn::Set(IntTag(), limit)));
+  };
+  const Words last = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(d, 1u));
+  const Words normal = hn::ShiftRight<13>(
+      hn::Add(hn::Sub(magnitude, hn::Set(d, 0x38000000u)), hn::Add(last, hn::Set(d, 0xfffu))));
+  const Words subnormal = hn::Sub(WordsOf(hn::Add(FloatOf(magnitude), Set(0.5f))), hn::Set(d, 0x3f000000u));
+  const Words nan = hn::Or(hn::Set(d, 0x7e00u), hn::And(hn::ShiftRight<13>(magnitude), hn::Set(d, 0x3ffu)));
+  Words half = hn::IfThenElse(above(magnitude, 0x387fffff), normal, subnormal);
+  half = hn::IfThenElse(above(magnitude, 0x477fffff), hn::Set(d, 0x7c00u), half);
+  half = hn::IfThenElse(above(magnitude, 0x7f800000), nan, half);
+  half = hn::Or(half, hn::And(hn::ShiftRight<16>(u), hn::Set(d, 0x8000u)));
+  return hn::TruncateTo(HalfTag(), half);
+}
+#endif
+
+HWY_INLINE Vec Load(const float* p) { return hn::LoadU(FloatTag(), p); }
+HWY_INLINE Vec Load(const float* p, std::int64_t count) { return LoadFirst(FloatTag(), p, count); }
+HWY_INLINE void Store(Vec v, float* p) { hn::StoreU(v, FloatTag(), p); }
+HWY_INLINE void Store(Vec v, float* p, std::int64_t count) { StoreFirst(v, FloatTag(), p, count); }
+
+// The 16-bit types. `bits` of the structs below is their only member, so their arrays are arrays of it.
+HWY_INLINE Halves Narrow(Vec v, const BF16*) { return NarrowBF16(v); }
+HWY_INLINE Halves Narrow(Vec v, const F16*) { return NarrowF16(v); }
+HWY_INLINE Vec WidenHalves(Halves h, const BF16*) { return WidenBF16(h); }
+HWY_INLINE Vec WidenHalves(Halves h, const F16*) { return WidenF16(h); }
+template <class T>
+HWY_INLINE Vec Load(const T* p) {
+  return WidenHalves(hn::LoadU(HalfTag(), reinterpret_cast<const std::uint16_t*>(p)), p);
+}
+template <class T>
+HWY_INLINE Vec Load(const T* p, std::int64_t count) {
+  return WidenHalves(LoadFirst(HalfTag(), reinterpret_cast<const std::uint16_t*>(p), count), p);
+}
+template <class T>
+HWY_INLINE void Store(Vec v, T* p) {
+  hn::StoreU(Narrow(v, p), HalfTag(), reinterpret_cast<std::uint16_t*>(p));
+}
+template <class T>
+HWY_INLINE void Store(Vec v, T* p, std::int64_t count) {
+  StoreFirst(Narrow(v, p), HalfTag(), reinterpret_cast<std::uint16_t*>(p), count);
+}
+
+// ---- Elementary functions
+
+// Highway leaves it to the target what becomes of a NaN; x86 returns the second operand, the others are told
+// to.
+HWY_INLINE Vec MaxOrSecond(Vec a, Vec b) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+  return hn::Max(a, b);
+#else
+  return hn::IfThenElse(hn::Gt(a, b), a, b);
+#endif
+}
+HWY_INLINE Vec MinOrSecond(Vec a, Vec b) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+  return hn::Min(a, b);
+#else
+  return hn::IfThenElse(hn::Lt(a, b), a, b);
+#endif
+}
+// The extreme lane of a vector without NaN.
+template <bool kMinimum>
+HWY_INLINE float ExtremeLane(Vec v) {
+  const FloatTag d;
+#if HWY_TARGET == \
+    HWY_EMU128  // Highway 1.0.3 starts from the extreme finite float there, which is wrong for infinities.
+  HWY_ALIGN float lanes[kLanes];
+  hn::Store(v, d, lanes);
+  for (const float lane : lanes) {
+    if (kMinimum ? lane < lanes[0] : lane > lanes[0]) lanes[0] = lane;
+  }
+  return lanes[0];
+#else
+  return hn::GetLane(kMinimum ? hn::MinOfLanes(d, v) : hn::MaxOfLanes(d, v));
+#endif
+}
+// The maximum, or NaN where either is.
+HWY_INLINE Vec MaxOrNaN(Vec a, Vec b) { return hn::IfThenElse(hn::IsNaN(a), a, MaxOrSecond(a, b)); }
+
+constexpr float kLn2High = 0x1.63p-1f;  // Nine bits, so that its product with an exponent is exact.
+constexpr float kLn2Low = -2.12194440055e-4f;
+
+// exp(x) = 2^n * exp(r), n = round(x / ln 2), |r| <= ln 2 / 2. The polynomial is the minimax one of degree 6
+// with exp(0) = 1 and slope 1 kept (relative error 3e-9); with rounding the error stays below 0.9 ulp, 1.2
+// ulp without FMA. Subnormal results do not flush. NaN stays NaN, above 88.72 is infinity, below -103.97
+// zero. `kAtMostZero`: x is at most 0, or NaN.
+template <bool kAtMostZero>
+HWY_INLINE Vec Exp(Vec x) {
+  constexpr float kMagic =
+      0x1.8p23f;  // Added to a small float it leaves the nearest integer in the low bits.
+  x = MaxOrSecond(Set(-105.0f), x);
+  if constexpr (!kAtMostZero) x = MinOrSecond(Set(89.0f), x);
+  const Vec shifted = hn::MulAdd(x, Set(0x1.715476p0f), Set(kMagic));
+  const Vec n = hn::Sub(shifted, Set(kMagic));
+  const Vec r = hn::NegMulAdd(n, Set(kLn2Low), hn::NegMulAdd(n, Set(kLn2High), x));
+  Vec y = hn::MulAdd(Set(1.38144639e-3f), r, Set(8.36878038e-3f));
+  y = hn::MulAdd(y, r, Set(4.16683943e-2f));
+  y = hn::MulAdd(y, r, Set(1.66665201e-1f));
+  y = hn::MulAdd(y, r, Set(4.99999934e-1f));
+  y = hn::MulAdd(y, r, Set(1.0f));
+  y = hn::MulAdd(y, r, Set(1.0f));
+#if HWY_TARGET <= HWY_AVX3
+  return Vec{_mm512_scalef_ps(y.raw, n.raw)};
+#else
+  // In two steps, because 2^n itself may lie outside the normal range. Both halves of n are below 2^7 in
+  // magnitude.
+  const IntTag d;
+  const auto exponent = hn::Sub(hn::BitCast(d, shifted), hn::BitCast(d, Set(kMagic)));
+  const auto half = hn::ShiftRight<1>(exponent);
+  const auto bias = hn::Set(d, 127);
+  const Vec scale0 = hn::BitCast(FloatTag(), hn::ShiftLeft<23>(hn::Add(half, bias)));
+  const Vec scale1 = hn::BitCast(FloatTag(), hn::ShiftLeft<23>(hn::Add(hn::Sub(exponent, half), bias)));
+  return hn::Mul(hn::Mul(y, scale0), scale1);
+#endif
+}
+
+// ln(x) = e ln 2 + ln(1 + f), x = 2^e (1 + f), 1 + f in [sqrt(1/2), sqrt(2)); ln(1 + f) = f - f^2 / 2 + f^3
+// P(f) with P minimax of degree 7 (relative error 6e-9; with rounding below 0.9 ulp). ln(0) = -inf,
+// ln(negative) = NaN, ln(inf) = inf.
+HWY_INLINE Vec Ln(Vec x) {
+  const IntTag d;
+  const Vec smallest_normal = Set(std::numeric_limits<float>::min());
+  const auto subnormal = hn::Lt(x, smallest_normal);
+  const Vec normal = hn::IfThenElse(subnormal, hn::Mul(x, Set(0x1p25f)), x);
+  const auto bits = hn::BitCast(d, normal);
+  const auto e = hn::ShiftRight<23>(hn::Sub(bits, hn::Set(d, 0x3f3504f3)));
+  const Vec f = hn::Sub(hn::BitCast(FloatTag(), hn::Sub(bits, hn::ShiftLeft<23>(e))), Set(1.0f));
+  const Vec exponent = hn::Sub(hn::ConvertTo(FloatTag(), e), hn::IfThenElseZero(subnormal, Set(25.0f)));
+
+  Vec y = hn::MulAdd(Set(-7.63458365e-2f), f, Set(1.27616977e-1f));
+  y = hn::MulAdd(y, f, Set(-1.31602074e-1f));
+  y = hn::MulAdd(y, f, Set(1.42017438e-1f));
+  y = hn::MulAdd(y, f, Set(-1.66233535e-1f));
+  y = hn::MulAdd(y, f, Set(2.00012272e-1f));
+  y = hn::MulAdd(y, f, Set(-2.50008211e-1f));
+  y = hn::MulAdd(y, f, Set(3.33333317e-1f));
+  const Vec f2 = hn::Mul(f, f);
+  y = hn::MulAdd(hn::Mul(f2, f), y, hn::Mul(exponent, Set(kLn2Low)));
+  y = hn::NegMulAdd(Set(0.5f), f2, y);
+  y = hn::MulAdd(exponent, Set(kLn2High), hn::Add(f, y));
+
+  y = hn::IfThenElse(hn::Eq(x, Set(kInfinity)), x, y);
+  y = hn::IfThenElse(hn::Eq(x, Set(0.0f)), Set(-kInfinity), y);
+  return hn::IfThenElse(hn::Ge(x, Set(0.0f)), y, Set(kNaN));
+}
+
+// ---- Rows, and stores of two vectors at a time
+
+template <class T>
+HWY_INLINE T* RowAs(const Rows& x, std::int64_t i) {
+  return static_cast<T*>(x.data) + i * x.pitch;
+}
+
+// Two vectors, narrowed into one register where the type is narrower, so that stores are whole vectors.
+template <bool = false>
+HWY_INLINE void StoreTwo(Vec v0, Vec v1, float* p) {
+  Store(v0, p);
+  Store(v1, p + kLanes);
+}
+HWY_INLINE void StreamTwo(Vec v0, Vec v1, float* p) {
+  hn::Stream(v0, FloatTag(), p);
+  hn::Stream(v1, FloatTag(), p + kLanes);
+}
+#if HWY_TARGET == HWY_SCALAR
+template <bool = false, class T>
+HWY_INLINE void StoreTwo(Vec v0, Vec v1, T* p) {
+  Store(v0, p);
+  Store(v1, p + kLanes);
+}
+template <class T>
+HWY_INLINE void StreamTwo(Vec v0, Vec v1, T* p) {
+  StoreTwo(v0, v1, p);
+}
+#else
+using TwoHalvesTag = hn::Repartition<std::uint16_t, FloatTag>;
+using TwoHalves = hn::Vec<TwoHalvesTag>;
+template <bool kNoNaN>
+HWY_INLINE TwoHalves NarrowTwo(Vec v0, Vec v1, const BF16*) {
+  const TwoHalvesTag d;
+  return hn::ConcatOdd(d, hn::BitCast(d, RoundBF16<kNoNaN>(v1)), hn::BitCast(d, RoundBF16<kNoNaN>(v0)));
+}
+template <bool>
+HWY_INLINE TwoHalves NarrowTwo(Vec v0, Vec v1, const F16*) {
+  return hn::Combine(TwoHalvesTag(), NarrowF16(v1), NarrowF16(v0));
+}
+template <bool kNoNaN = false, class T>
+HWY_INLINE void StoreTwo(Vec v0, Vec v1, T* p) {
+  hn::StoreU(NarrowTwo<kNoNaN>(v0, v1, p), TwoHalvesTag(), reinterpret_cast<std::uint16_t*>(p));
+}
+template <class T>
+HWY_INLINE void StreamTwo(Vec v0, Vec v1, T* p) {
+  hn::Stream(NarrowTwo</*kNoNaN=*/false>(v0, v1, p), TwoHalvesTag(), reinterpret_cast<std::uint16_t*>(p));
+}
+#endif
+
+constexpr std::uintptr_t kLineBytes = 64;
+
+// Elements before the first at the start of a cache line, which is aligned enough for any vector.
+template <class T>
+HWY_INLINE std::int64_t BeforeLine(const T* p, std::int64_t n) {
+  const std::uintptr_t past = reinterpret_cast<std::uintptr_t>(p) % kLineBytes;
+  return past == 0 ? 0 : Min(n, static_cast<std::int64_t>((kLineBytes - past) / sizeof(T)));
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace cubist
+HWY_AFTER_NAMESPACE();
+
+#endif  // CUBIST_NPU_MODEL_HOST_VECTOR_INL_H_
