@@ -42,6 +42,7 @@ concept CubeCore = requires(C& core, Gm gm, PackedGm packed, L1Tile<BF16> l1, L0
   core.Mmad(c, a, b, Accumulate::kNo);  // M     c (+)= a * b;  (m, n) (+)= (m, k) * (k, n);  k may be 0
   core.Mmad(c, a, b, bias);             // M     c = bias + a * b;  bias is (1, n), added to every row
   core.Store(gm, c);                    // FIX   L0C -> GM, cast to the view's dtype
+  core.Store(gm, c, Accumulate::kYes);  // FIX   GM += L0C, atomically; the view is fp32
 };
 
 // Vector core: rows in its UB. A (r, 1) operand b is broadcast over the columns of
@@ -159,8 +160,13 @@ class CubeFront : protected E {
     E::Mmad(c, a, b, MmadStart::kBias, bias, loc);
   }
   void Store(const Gm& dst, L0CTile<float> src, Loc loc = Loc::current()) {
+    Store(dst, src, Accumulate::kNo, loc);
+  }
+  void Store(const Gm& dst, L0CTile<float> src, Accumulate accumulate, Loc loc = Loc::current()) {
     SameShape(dst, src);
-    E::StoreL0C(dst, src, loc);
+    CUBIST_CHECK(accumulate == Accumulate::kNo || dst.dtype() == DType::kF32,
+                 "Store adds to fp32 memory alone");
+    E::StoreL0C(dst, src, accumulate, loc);
   }
 
  private:

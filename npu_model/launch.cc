@@ -92,6 +92,7 @@ GmTensor* Launch::Add(const char* name, const ConstTensor& tensor, bool writable
   t.data = device_.computes() || !writable ? static_cast<std::byte*>(const_cast<void*>(tensor.data)) : nullptr;
   t.dtype = tensor.dtype;
   t.writable = writable;
+  t.input = !writable;
   t.index = static_cast<std::int32_t>(tensor_count_++);
   t.name = name;
   t.sizes = {1, 1, 1, 1};
@@ -116,6 +117,13 @@ const GmTensor* Launch::Input(const char* name, const ConstTensor& tensor) {
 
 const GmTensor* Launch::Output(const char* name, const Tensor& tensor) {
   return tensor.given() ? Add(name, tensor, /*writable=*/true) : nullptr;
+}
+
+const GmTensor* Launch::InOut(const char* name, const Tensor& tensor) {
+  if (!tensor.given()) return nullptr;
+  GmTensor* t = Add(name, tensor, /*writable=*/true);
+  t->input = true, t->stream = false;
+  return t;
 }
 
 const GmTensor* Launch::Workspace(const char* name, DType dtype, std::initializer_list<std::int64_t> sizes) {
@@ -197,7 +205,7 @@ Status Launch::Finish(Profile* profile) {
     if (profile != nullptr) *profile = trace::Replay(*record_, device_.npu().timeline);
     if (device_.npu().record != nullptr) {
       for (const GmTensor& t : std::span(tensors_).first(tensor_count_)) {
-        record_->tensors.push_back({t.name, t.address, t.bytes, /*input=*/!t.writable});
+        record_->tensors.push_back({t.name, t.address, t.bytes, t.input});
       }
       *device_.npu().record = std::move(*record_);
     }

@@ -35,6 +35,8 @@ class Launch {
   // that is not given is a null pointer.
   const GmTensor* Input(const char* name, const ConstTensor& tensor);
   const GmTensor* Output(const char* name, const Tensor& tensor);
+  // An output that holds values already, which the launch reads or adds to.
+  const GmTensor* InOut(const char* name, const Tensor& tensor);
   // GM of the launch's own, uninitialised.
   const GmTensor* Workspace(const char* name, DType dtype, std::initializer_list<std::int64_t> sizes);
   // Room for `matrices` packed operands of (rows, cols) each; see PackedGm::Matrix.

@@ -143,6 +143,7 @@ struct GmTensor {
   std::byte* data = nullptr;  // Null when a kernel is recorded without data.
   DType dtype = DType::kF32;
   bool writable = false;
+  bool input = true;       // Holds values before the launch.
   bool stream = false;     // Written once and too large to stay cached: a hint for the host's stores.
   std::int32_t index = 0;  // Position among the launch's tensors.
   const char* name = "";

@@ -115,6 +115,22 @@ void StoreRows(const VectorOps& ops, const Gm& dst, const Rows& src, DType src_t
   }
 }
 
+// GM += a row-major tile, both fp32.
+void AddRows(const VectorOps& ops, const Gm& dst, const Rows& src) {
+  if (src.rows == 0 || src.cols == 0) return;
+  if (dst.col_stride == 1 && src.cols > 1) {
+    const Rows sum{dst.data(), dst.row_stride, src.rows, src.cols};
+    return ops.binary(BinaryOp::kAdd, sum, sum, src);
+  }
+  auto* out = reinterpret_cast<float*>(dst.data());
+  const auto* in = static_cast<const float*>(src.data);
+  for (std::int64_t i = 0; i < src.rows; ++i) {
+    for (std::int64_t j = 0; j < src.cols; ++j) {
+      out[i * dst.row_stride + j * dst.col_stride] += in[i * src.pitch + j];
+    }
+  }
+}
+
 }  // namespace
 
 HostContext::HostContext(const ChipSpec& chip, Scratch& scratch, int index, int count)
@@ -300,8 +316,12 @@ void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bi
   }
 }
 
-void HostCube::StoreL0C(const Gm& dst, TileRef src, Loc) {
-  StoreRows(*context_->vector, dst, RowsOf(src), DType::kF32);
+void HostCube::StoreL0C(const Gm& dst, TileRef src, Accumulate accumulate, Loc) {
+  if (accumulate == Accumulate::kYes) {
+    AddRows(*context_->vector, dst, RowsOf(src));
+  } else {
+    StoreRows(*context_->vector, dst, RowsOf(src), DType::kF32);
+  }
 }
 
 // ---- Vector ----

@@ -91,7 +91,7 @@ struct Instr {
   std::int32_t access = -1;   // CoreRecord::accesses; -1 for none
   std::array<OperandUse, kMaxOperands> uses;
   bool broadcasts = false;  // the second source is a column, spread over the columns of the first
-  bool accumulates = false;  // a Mmad that adds to what its accumulator holds
+  bool accumulates = false;  // a Mmad that adds to what its accumulator holds; a store that adds to GM
 };
 static_assert(sizeof(Instr) <= 64);
 

@@ -280,12 +280,13 @@ void TraceCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef b
   instr.accumulates = start == MmadStart::kAdd;
 }
 
-void TraceCube::StoreL0C(const Gm& dst, TileRef src, Loc loc) {
-  if (state_->with_data) host_.StoreL0C(dst, src, loc);
+void TraceCube::StoreL0C(const Gm& dst, TileRef src, Accumulate accumulate, Loc loc) {
+  if (state_->with_data) host_.StoreL0C(dst, src, accumulate, loc);
   if (Empty(src)) return;
   Recorder& to = state_->recorder;
   Instr& instr =
       to.Add(Op::kStoreL0C, Pipe::kFix, -1, dst.dtype(), src.rows(), src.cols(), {to.Reads(src)}, loc);
+  instr.accumulates = accumulate == Accumulate::kYes;
   to.SetAccess(instr, AccessOf(dst, Path::kL0CToGm, /*writes=*/true));
 }
 

@@ -88,7 +88,7 @@ class TraceCube {
   void LoadL0B(TileRef dst, TileRef src, Loc loc = {});
   void LoadBias(TileRef dst, const Gm& row, Loc loc = {});
   void Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bias, Loc loc = {});
-  void StoreL0C(const Gm& dst, TileRef src, Loc loc = {});
+  void StoreL0C(const Gm& dst, TileRef src, Accumulate accumulate = Accumulate::kNo, Loc loc = {});
 
  private:
   TraceState* state_;

@@ -106,6 +106,7 @@ constexpr Rule kLegalOnCube[] = {
     {"Mmad bf16", Mmads<C, Acc, L0ATile<BF16>, L0BTile<BF16>, Accumulate>},
     {"Mmad fp16 with bias", Mmads<C, Acc, L0ATile<F16>, L0BTile<F16>, BtTile<float>>},
     {"Store(Gm, L0C)", Stores<C, Gm, Acc>},
+    {"Store(Gm, L0C) that adds", Stores<C, Gm, Acc, Accumulate>},
 };
 
 template <class C>

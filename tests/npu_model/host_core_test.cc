@@ -331,6 +331,24 @@ TEST_P(HostCoreTest, StoreOfAnAccumulatorInEveryLayoutAndType) {
   }
 }
 
+// GM += L0C: what stood there counts, and what stands between rows and columns stays.
+TEST_P(HostCoreTest, StoreOfAnAccumulatorAdds) {
+  Random random;
+  for (const Layout& layout : kLayouts) {
+    HostRig rig;
+    for (const auto& [m, n, k] : kMmadShapes) {
+      GmMatrix a(DType::kBF16, m, k), b(DType::kBF16, k, n), c(DType::kF32, m, n, layout);
+      a->FillIntegers(random), b->FillIntegers(random), c->FillIntegers(random);
+      const Values expected = ProductOf(a, b, c->ToDoubles());
+      const Operands<BF16> operands(rig.core, a.gm(), b.gm());
+      const auto acc = NewTile<Buffer::kL0C, float>(rig.core, m, n);
+      rig.core.Mmad(acc, ToL0A(rig.core, operands.a1), ToL0B(rig.core, operands.b1), Accumulate::kNo);
+      rig.core.Store(c.gm(), acc, Accumulate::kYes);
+      ExpectExactly(c->view(), expected);
+    }
+  }
+}
+
 // Random reals: k + 1 roundings of the sum of magnitudes.
 TEST_P(HostCoreTest, MmadOfRealsIsWithinItsBound) {
   Random random;
