@@ -5,11 +5,6 @@
 namespace cubist::sync {
 namespace {
 
-bool BoundsMeet(const Area& a, const Area& b) {
-  return a.row_begin < b.row_end && b.row_begin < a.row_end && a.col_begin < b.col_end &&
-         b.col_begin < a.col_end;
-}
-
 // Whether rows of two matrices with one stride share a byte. Row r of a and row s of b meet where
 // -b.burst_bytes < (r - s) * stride + (a.offset - b.offset) < ... ; only r - s matters.
 bool RowsMeet(const trace::GmAccess& a, const trace::GmAccess& b) {
@@ -23,11 +18,9 @@ bool RowsMeet(const trace::GmAccess& a, const trace::GmAccess& b) {
 
 }  // namespace
 
-bool Meet(const Area& a, const Area& b) {
-  if (!BoundsMeet(a, b)) return false;
-  if (a.gm == nullptr || b.gm == nullptr) return true;
-  if (a.gm->bursts > 1 || b.gm->bursts > 1) return true;
-  trace::GmAccess x = *a.gm, y = *b.gm;
+bool BytesMeet(const trace::GmAccess& a, const trace::GmAccess& b) {
+  if (a.bursts > 1 || b.bursts > 1) return true;
+  trace::GmAccess x = a, y = b;
   if (x.rows == 1) x.row_stride = y.row_stride;
   if (y.rows == 1) y.row_stride = x.row_stride;
   return x.row_stride <= 0 || x.row_stride != y.row_stride || RowsMeet(x, y);

@@ -15,9 +15,16 @@ struct Area {
   const trace::GmAccess* gm = nullptr;  // the exact bytes, where the rectangle is only their bounds
 };
 
-// Whether two areas share bytes. Exact for matrices of one stride and for contiguous bytes against rows; otherwise by
-// bounds, which is stricter.
-bool Meet(const Area& a, const Area& b);
+inline bool BoundsMeet(const Area& a, const Area& b) {
+  return a.row_begin < b.row_end && b.row_begin < a.row_end && a.col_begin < b.col_end &&
+         b.col_begin < a.col_end;
+}
+// Whether two pieces of GM whose bounds meet share bytes. Exact for matrices of one stride and for contiguous
+// bytes against rows; otherwise true, which is stricter.
+bool BytesMeet(const trace::GmAccess& a, const trace::GmAccess& b);
+inline bool Meet(const Area& a, const Area& b) {
+  return BoundsMeet(a, b) && (a.gm == nullptr || b.gm == nullptr || BytesMeet(*a.gm, *b.gm));
+}
 // Whether every byte of b is one of a.
 bool Covers(const Area& a, const Area& b);
 
