@@ -205,7 +205,8 @@ Status Launch::Finish(Profile* profile) {
     if (profile != nullptr) *profile = trace::Replay(*record_, device_.npu().timeline);
     if (device_.npu().record != nullptr) {
       for (const GmTensor& t : std::span(tensors_).first(tensor_count_)) {
-        record_->tensors.push_back({t.name, t.address, t.bytes, t.input});
+        record_->tensors.push_back(
+            {t.name, t.address, t.bytes, t.input, t.dtype, t.writable ? nullptr : t.data});
       }
       *device_.npu().record = std::move(*record_);
     }

@@ -7,6 +7,7 @@
 #define CUBIST_NPU_MODEL_TRACE_RECORD_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -92,6 +93,9 @@ struct Instr {
   std::array<OperandUse, kMaxOperands> uses;
   bool broadcasts = false;  // the second source is a column, spread over the columns of the first
   bool accumulates = false;  // a Mmad that adds to what its accumulator holds; a store that adds to GM
+  // The number that an instruction brings along: int32, or the bits of a float (Fill, MulScalar, MaxScalar); the
+  // diagonal of MaskAbove, the start of ExclusiveScan, the first id of Histogram and Rank.
+  std::int32_t immediate = 0;
 };
 static_assert(sizeof(Instr) <= 64);
 
@@ -106,6 +110,7 @@ struct GmAccess {
   std::int64_t rows = 1, row_stride = 0;      // bytes
   std::int64_t bursts = 1, burst_stride = 0;  // bytes
   std::int64_t burst_bytes = 0;
+  bool transposed = false;  // rows of the view are columns here
 
   std::int64_t bytes() const { return rows * bursts * burst_bytes; }
   // One past the last byte, from the start of the tensor.
@@ -148,6 +153,8 @@ struct TensorInfo {
   std::uint64_t address = 0;  // first byte in the modelled GM
   std::int64_t bytes = 0;
   bool input = true;  // holds values before the launch
+  DType dtype = DType::kF32;
+  const std::byte* data = nullptr;  // an input's bytes, while the call's tensors live; null where it had none
 };
 
 struct Record {

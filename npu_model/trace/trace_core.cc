@@ -28,6 +28,8 @@ std::uint64_t Hash(const Operand& o) {
   return h ^ h >> 32;
 }
 
+std::int32_t Bits(float value) { return std::bit_cast<std::int32_t>(value); }
+
 bool Empty(const TileRef& tile) { return tile.rows() == 0 || tile.cols() == 0; }
 
 Op OpOf(BinaryOp op) {
@@ -166,6 +168,7 @@ GmAccess AccessOf(const Gm& gm, Path path, bool writes) {
   } else if (gm.row_stride == 1 || gm.rows == 1) {
     access.rows = gm.cols, access.row_stride = gm.col_stride * element;
     access.burst_bytes = gm.rows * element;
+    access.transposed = true;
   } else {
     access.rows = gm.rows, access.row_stride = gm.row_stride * element;
     access.bursts = gm.cols, access.burst_stride = gm.col_stride * element;
@@ -308,8 +311,12 @@ void VectorRecorder::StoreUb(const Gm& dst, TileRef src, Loc loc) {
   recorder_->SetAccess(instr, AccessOf(dst, Path::kUbToGm, /*writes=*/true));
 }
 
-void VectorRecorder::Fill(TileRef x, float, Loc loc) {
-  if (!Empty(x)) AddV(Op::kFill, x.dtype(), x, {recorder_->Writes(x)}, loc);
+void VectorRecorder::Fill(TileRef x, float value, Loc loc) {
+  if (!Empty(x)) AddV(Op::kFill, x.dtype(), x, {recorder_->Writes(x)}, loc).immediate = Bits(value);
+}
+
+void VectorRecorder::FillInt(TileRef x, std::int32_t value, Loc loc) {
+  if (!Empty(x)) AddV(Op::kFill, x.dtype(), x, {recorder_->Writes(x)}, loc).immediate = value;
 }
 
 void VectorRecorder::Cast(TileRef dst, TileRef a, Loc loc) {
@@ -317,10 +324,11 @@ void VectorRecorder::Cast(TileRef dst, TileRef a, Loc loc) {
   AddV(Op::kCast, Widest(dst.dtype(), a.dtype()), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
 }
 
-void VectorRecorder::Scalar(ScalarOp op, TileRef dst, TileRef a, float, Loc loc) {
+void VectorRecorder::Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc loc) {
   if (Empty(dst)) return;
   AddV(op == ScalarOp::kMul ? Op::kMulScalar : Op::kMaxScalar, a.dtype(), a,
-       {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
+       {recorder_->Writes(dst), recorder_->Reads(a)}, loc)
+      .immediate = Bits(value);
 }
 
 void VectorRecorder::Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc loc) {
@@ -342,8 +350,10 @@ void VectorRecorder::Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc) {
        {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
 }
 
-void VectorRecorder::MaskAbove(TileRef x, Loc loc) {
-  if (!Empty(x)) AddV(Op::kMaskAbove, x.dtype(), x, {recorder_->Writes(x), recorder_->Reads(x)}, loc);
+void VectorRecorder::MaskAbove(TileRef x, std::int64_t diagonal, Loc loc) {
+  if (Empty(x)) return;
+  AddV(Op::kMaskAbove, x.dtype(), x, {recorder_->Writes(x), recorder_->Reads(x)}, loc).immediate =
+      static_cast<std::int32_t>(std::clamp(diagonal, -x.rows(), x.cols()));
 }
 
 void VectorRecorder::AddInt(TileRef dst, TileRef a, TileRef b, Loc loc) {
@@ -353,15 +363,16 @@ void VectorRecorder::AddInt(TileRef dst, TileRef a, TileRef b, Loc loc) {
 
 void VectorRecorder::ColumnSum(TileRef dst, TileRef a, Loc loc) {
   if (Empty(dst)) return;
-  if (Empty(a)) return Fill(dst, 0, loc);
+  if (Empty(a)) return FillInt(dst, 0, loc);
   AddV(Op::kColumnSum, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
 }
 
-void VectorRecorder::ExclusiveScan(TileRef dst, TileRef a, Loc loc) {
+void VectorRecorder::ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc) {
   const OperandUse source = Empty(a) ? OperandUse() : recorder_->Reads(a);
   Instr& instr = AddV(Op::kExclusiveScan, dst.dtype(), dst, {recorder_->Writes(dst), source}, loc);
   // Every pass adds what is 1, 2, 4, .. elements to the left.
   instr.dims[2] = static_cast<std::int32_t>(std::bit_width(static_cast<std::uint64_t>(dst.cols())));
+  instr.immediate = initial;
 }
 
 void VectorRecorder::ReadScalar(TileRef a, std::int64_t j, Loc loc) {
@@ -369,16 +380,18 @@ void VectorRecorder::ReadScalar(TileRef a, std::int64_t j, Loc loc) {
   recorder_->Add(Op::kReadScalar, Pipe::kS, lane_, a.dtype(), 1, 1, {recorder_->Reads(element)}, loc);
 }
 
-void VectorRecorder::Histogram(TileRef counts, TileRef ids, Loc loc) {
+void VectorRecorder::Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc) {
   if (Empty(counts) || Empty(ids)) return;
   recorder_->Add(Op::kHistogram, Pipe::kS, lane_, ids.dtype(), ids.rows(), ids.cols(),
-                 {recorder_->Writes(counts), recorder_->Reads(ids)}, loc);
+                 {recorder_->Writes(counts), recorder_->Reads(ids)}, loc)
+      .immediate = first;
 }
 
-void VectorRecorder::Rank(TileRef ranks, TileRef next, TileRef ids, Loc loc) {
+void VectorRecorder::Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc) {
   if (Empty(next) || Empty(ids)) return;
   recorder_->Add(Op::kRank, Pipe::kS, lane_, ids.dtype(), ids.rows(), ids.cols(),
-                 {recorder_->Writes(ranks), recorder_->Writes(next), recorder_->Reads(ids)}, loc);
+                 {recorder_->Writes(ranks), recorder_->Writes(next), recorder_->Reads(ids)}, loc)
+      .immediate = first;
 }
 
 void VectorRecorder::MoveToUb(TileRef dst, TileRef src, Loc loc) {
@@ -451,12 +464,12 @@ void TraceVector::Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc) {
 
 void TraceVector::MaskAbove(TileRef x, std::int64_t diagonal, Loc loc) {
   if (state_->with_data) host_.MaskAbove(x, diagonal, loc);
-  record_.MaskAbove(x, loc);
+  record_.MaskAbove(x, diagonal, loc);
 }
 
 void TraceVector::FillInt(TileRef x, std::int32_t value, Loc loc) {
   host_.FillInt(x, value, loc);
-  record_.Fill(x, 0, loc);
+  record_.FillInt(x, value, loc);
 }
 
 void TraceVector::AddInt(TileRef dst, TileRef a, TileRef b, Loc loc) {
@@ -471,7 +484,7 @@ void TraceVector::ColumnSum(TileRef dst, TileRef a, Loc loc) {
 
 void TraceVector::ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc) {
   host_.ExclusiveScan(dst, a, initial, loc);
-  record_.ExclusiveScan(dst, a, loc);
+  record_.ExclusiveScan(dst, a, initial, loc);
 }
 
 std::int64_t TraceVector::ReadInt(TileRef a, std::int64_t j, Loc loc) {
@@ -503,12 +516,12 @@ void TraceVector::WeightedSum(TileRef acc, TileRef scratch, std::span<const Tile
 
 void TraceVector::Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc) {
   host_.Histogram(counts, ids, first, loc);
-  record_.Histogram(counts, ids, loc);
+  record_.Histogram(counts, ids, first, loc);
 }
 
 void TraceVector::Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc) {
   host_.Rank(ranks, next, ids, first, loc);
-  record_.Rank(ranks, next, ids, loc);
+  record_.Rank(ranks, next, ids, first, loc);
 }
 
 void TraceVector::MoveToUb(TileRef dst, TileRef src, Loc loc) {

@@ -103,18 +103,19 @@ class VectorRecorder {
   void LoadUb(TileRef dst, const Gm& src, Loc loc);
   void StoreUb(const Gm& dst, TileRef src, Loc loc);
   void Fill(TileRef x, float value, Loc loc);
+  void FillInt(TileRef x, std::int32_t value, Loc loc);
   void Cast(TileRef dst, TileRef a, Loc loc);
   void Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc loc);
   void Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc loc);
   void Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc);
   void Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc);
-  void MaskAbove(TileRef x, Loc loc);
+  void MaskAbove(TileRef x, std::int64_t diagonal, Loc loc);
   void AddInt(TileRef dst, TileRef a, TileRef b, Loc loc);
   void ColumnSum(TileRef dst, TileRef a, Loc loc);
-  void ExclusiveScan(TileRef dst, TileRef a, Loc loc);
+  void ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc);
   void ReadScalar(TileRef a, std::int64_t j, Loc loc);
-  void Histogram(TileRef counts, TileRef ids, Loc loc);
-  void Rank(TileRef ranks, TileRef next, TileRef ids, Loc loc);
+  void Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc);
+  void Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc);
   void MoveToUb(TileRef dst, TileRef src, Loc loc);
   void MoveToL1(TileRef dst, TileRef src, Loc loc);
 

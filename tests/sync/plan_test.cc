@@ -18,14 +18,15 @@
 #include "npu_model/sync/report.h"
 #include "tests/npu_model/trace_support.h"
 #include "tests/sync/happens_before.h"
-#include "tests/sync/schedules.h"
 #include "tests/sync/shipped_kernels.h"
+#include "tests/sync/symbols.h"
 
 namespace cubist::testing {
 namespace {
 
 using sync::Kind;
 using sync::Policy;
+using sync::Schedule;
 
 constexpr std::array kPolicies = {Policy::kMinimal, Policy::kPerTile};
 
@@ -281,9 +282,9 @@ constexpr std::array kSchedules = {Schedule::kProgramOrder, Schedule::kEager,  S
 std::size_t Results(const trace::Record& record, const sync::Plan& plan, std::size_t core, unsigned seed) {
   std::set<std::optional<std::uint64_t>> results;
   for (const Schedule schedule : kSchedules) {
-    SymbolicRun run(record.chip, record.phases.back().cores[core], plan.phases.back().cores[core],
-                    record.phases.back().vector_only ? 1 : record.chip.vector_per_cube);
-    results.insert(run.Run(schedule, ++seed));
+    results.insert(RunOnSymbols(record.chip, record.phases.back().cores[core], plan.phases.back().cores[core],
+                                record.phases.back().vector_only ? 1 : record.chip.vector_per_cube, schedule,
+                                ++seed));
   }
   return results.size();
 }

@@ -1,0 +1,346 @@
+#include "npu_model/trace/interpret.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "npu_model/status.h"
+
+namespace cubist::trace {
+namespace {
+
+double LoadElement(const std::byte* at, DType dtype) {
+  if (IsFloat(dtype)) return LoadFloat(at, dtype, 0);
+  return static_cast<double>(LoadInt(at, dtype, 0));
+}
+
+void StoreElement(std::byte* at, DType dtype, double value) {
+  if (IsFloat(dtype)) return StoreFloat(at, dtype, 0, static_cast<float>(value));
+  if (dtype == DType::kI64) {
+    const auto wide = static_cast<std::int64_t>(value);
+    std::memcpy(at, &wide, sizeof wide);
+  } else {
+    const auto narrow = static_cast<std::int32_t>(value);
+    std::memcpy(at, &narrow, sizeof narrow);
+  }
+}
+
+// The dtype of a slot's elements on chip: sums are fp32.
+DType StoredType(const SlotInfo& slot, bool in_gm) {
+  const bool sums = !in_gm && (slot.buffer == Buffer::kL0C || slot.buffer == Buffer::kBT);
+  return sums ? DType::kF32 : slot.dtype;
+}
+
+bool Known(Op op) { return op <= Op::kReceiveL1; }
+
+}  // namespace
+
+GmImage InitialGm(const Record& record, unsigned seed) {
+  GmImage gm(record.tensors.size());
+  std::mt19937 random(seed);
+  for (std::size_t t = 0; t < gm.size(); ++t) {
+    const TensorInfo& tensor = record.tensors[t];
+    gm[t].resize(static_cast<std::size_t>(tensor.bytes));
+    if (tensor.data != nullptr) {
+      std::copy_n(tensor.data, tensor.bytes, gm[t].begin());
+      continue;
+    }
+    const std::int64_t element = SizeOf(tensor.dtype);
+    for (std::int64_t at = 0; at + element <= tensor.bytes; at += element) {
+      const double value = IsFloat(tensor.dtype) ? static_cast<double>(random() % 2048) / 1024 - 1 : 0;
+      StoreElement(gm[t].data() + at, tensor.dtype, value);
+    }
+  }
+  return gm;
+}
+
+const char* UnknownTo(const Record& record) {
+  for (const Phase& phase : record.phases) {
+    for (const CoreRecord& core : phase.cores) {
+      for (const Instr& instr : core.instrs) {
+        if (!Known(instr.op)) return NameOf(instr.op);
+      }
+    }
+  }
+  return nullptr;
+}
+
+struct Interpreter::Elements {
+  std::vector<std::byte>* bytes = nullptr;
+  DType dtype = DType::kF32;
+  std::vector<std::int64_t> at;  // byte offsets, row by row
+};
+
+Interpreter::Interpreter(const ChipSpec& chip, const CoreRecord& record, GmImage& gm)
+    : chip_(chip), record_(record), gm_(gm) {
+  constexpr std::byte kPattern{0xa5};
+  std::int32_t sides = 1;
+  for (const SlotInfo& slot : record.slots) sides = std::max(sides, slot.lane + 2);
+  on_chip_.resize(static_cast<std::size_t>(kBufferCount * sides));
+  for (const SlotInfo& slot : record.slots) {
+    auto& bytes = on_chip_[static_cast<std::size_t>(slot.lane + 1) * kBufferCount +
+                           static_cast<std::size_t>(slot.buffer)];
+    const auto end = static_cast<std::size_t>(slot.address + slot.bytes);
+    if (bytes.size() < end) bytes.resize(end, kPattern);
+  }
+  workspace_.assign(static_cast<std::size_t>(record.workspace_bytes), kPattern);
+}
+
+// Row-major in UB, in BT and in hand-over slots; panels of 32 bytes (L0C: of n_step columns), row after row, in the
+// Cube's buffers.
+Interpreter::Elements Interpreter::ElementsOf(const Operand& o) {
+  const bool in_gm = o.slot < 0;
+  const SlotInfo& slot = in_gm ? record_.workspace[static_cast<std::size_t>(~o.slot)]
+                               : record_.slots[static_cast<std::size_t>(o.slot)];
+  Elements elements;
+  elements.dtype = StoredType(slot, in_gm);
+  elements.bytes = in_gm ? &workspace_
+                         : &on_chip_[static_cast<std::size_t>(slot.lane + 1) * kBufferCount +
+                                     static_cast<std::size_t>(slot.buffer)];
+  const std::int64_t element = SizeOf(elements.dtype);
+  const bool row_major = in_gm || slot.buffer == Buffer::kUB || slot.buffer == Buffer::kBT;
+  const bool sums = slot.buffer == Buffer::kL0C;
+  const std::int64_t width = row_major ? slot.cols : sums ? chip_.mmad.n_step : 32 / element;
+  const std::int64_t pitch = row_major && !in_gm ? RoundUp(slot.cols * element, 32) : width * element;
+  const std::int64_t rows = RoundUp(slot.rows, sums ? chip_.mmad.m_step : chip_.packing.row_multiple);
+  for (std::int64_t r = o.row_begin; r < o.row_end; ++r) {
+    for (std::int64_t c = o.col_begin; c < o.col_end; ++c) {
+      const std::int64_t panel = row_major ? 0 : c / width;
+      elements.at.push_back(slot.address + (panel * rows + r) * pitch + (c - panel * width) * element);
+    }
+  }
+  return elements;
+}
+
+// A packed operand lies in panels, row after row; a plain one as its strides say.
+Interpreter::Elements Interpreter::ElementsOf(const Instr& instr, const GmAccess& access) {
+  Elements elements;
+  elements.bytes = access.tensor < 0 ? &workspace_ : &gm_[static_cast<std::size_t>(access.tensor)];
+  elements.dtype = instr.dtype;
+  const std::int64_t element = SizeOf(instr.dtype);
+  const bool packed =
+      instr.op == Op::kStorePacked || (instr.op == Op::kLoadL1 && access.path == Path::kGmToL1);
+  const std::int64_t panel_bytes = chip_.packing.a_width_bytes;
+  for (std::int64_t r = 0; r < instr.dims[0]; ++r) {
+    for (std::int64_t c = 0; c < instr.dims[1]; ++c) {
+      std::int64_t at = access.offset;
+      if (packed) {
+        at += c * element / panel_bytes * access.row_stride + r * panel_bytes + c * element % panel_bytes;
+      } else if (access.transposed) {
+        at += c * access.row_stride + r * element;
+      } else {
+        at += r * access.row_stride + c * (access.bursts > 1 ? access.burst_stride : element);
+      }
+      elements.at.push_back(at);
+    }
+  }
+  return elements;
+}
+
+Interpreter::Values Interpreter::Read(const Elements& from) {
+  Values values;
+  values.reserve(from.at.size());
+  for (const std::int64_t at : from.at) values.push_back(LoadElement(from.bytes->data() + at, from.dtype));
+  return values;
+}
+
+void Interpreter::Write(const Elements& to, const Values& values) {
+  CUBIST_CHECK(to.at.size() == values.size(),
+               "an instruction wrote another number of elements than recorded");
+  for (std::size_t e = 0; e < values.size(); ++e)
+    StoreElement(to.bytes->data() + to.at[e], to.dtype, values[e]);
+}
+
+// The n-th operand that an instruction reads.
+Interpreter::Values Interpreter::ReadUse(const Instr& instr, std::size_t n) {
+  for (const OperandUse use : instr.uses) {
+    if (use.used() && !use.writes() && n-- == 0) return Read(ElementsOf(record_.operands[use.operand()]));
+  }
+  return {};
+}
+
+Interpreter::Result Interpreter::Start(std::uint32_t i) {
+  const Instr& instr = record_.instrs[i];
+  Result result;
+  result.instr = i;
+  result.values[0] = Compute(instr, &result.values[1]);
+  return result;
+}
+
+void Interpreter::Finish(const Result& result) {
+  const Instr& instr = record_.instrs[result.instr];
+  std::size_t n = 0;
+  for (const OperandUse use : instr.uses) {
+    if (use.used() && use.writes()) Write(ElementsOf(record_.operands[use.operand()]), result.values[n++]);
+  }
+  if (instr.access < 0) return;
+  const GmAccess& access = record_.accesses[static_cast<std::size_t>(instr.access)];
+  if (access.writes && access.tensor >= 0) Write(ElementsOf(instr, access), result.values[0]);
+}
+
+namespace {
+
+float Single(double value) { return static_cast<float>(value); }
+
+double Binary(Op op, double a, double b) {
+  const float x = Single(a), y = Single(b);
+  switch (op) {
+    case Op::kAdd:
+      return x + y;
+    case Op::kSub:
+      return x - y;
+    case Op::kMul:
+      return x * y;
+    case Op::kDiv:
+      return x / y;
+    default:
+      return x > y ? x : y;
+  }
+}
+
+// c (+)= a b, in fp32 and ascending k.
+std::vector<double> Product(const Instr& instr, std::vector<double> c, const std::vector<double>& a,
+                            const std::vector<double>& b, const std::vector<double>& bias) {
+  const auto m = static_cast<std::size_t>(instr.dims[0]), n = static_cast<std::size_t>(instr.dims[1]),
+             k = static_cast<std::size_t>(instr.dims[2]);
+  if (!instr.accumulates) c.assign(m * n, 0.0);
+  for (std::size_t i = 0; i < m; ++i) {
+    for (std::size_t j = 0; j < n; ++j) {
+      float sum = Single(bias.empty() ? c[i * n + j] : bias[j]);
+      for (std::size_t p = 0; p < k; ++p) sum += Single(a[i * k + p]) * Single(b[p * n + j]);
+      c[i * n + j] = sum;
+    }
+  }
+  return c;
+}
+
+}  // namespace
+
+Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
+  const auto rows = static_cast<std::size_t>(instr.dims[0]), cols = static_cast<std::size_t>(instr.dims[1]);
+  const auto number = static_cast<double>(std::bit_cast<float>(instr.immediate));
+  const auto each = [&](auto&& f) {
+    Values values = ReadUse(instr, 0);
+    for (double& v : values) v = f(v);
+    return values;
+  };
+  const auto each_row = [&](double start, auto&& f) {
+    const Values a = ReadUse(instr, 0);
+    Values values(rows, start);
+    for (std::size_t e = 0; e < a.size(); ++e) values[e / cols] = f(values[e / cols], a[e]);
+    return values;
+  };
+  switch (instr.op) {
+    case Op::kLoadL1:
+    case Op::kLoadBias:
+    case Op::kLoadUb:
+      return Read(ElementsOf(instr, record_.accesses[static_cast<std::size_t>(instr.access)]));
+    case Op::kStorePacked:
+    case Op::kLoadL0A:
+    case Op::kLoadL0B:
+    case Op::kLoadBT:
+    case Op::kStoreUb:
+    case Op::kCast:
+    case Op::kSendL0C:
+    case Op::kReceiveUb:
+    case Op::kSendUb:
+    case Op::kReceiveL1:
+      return ReadUse(instr, 0);
+    case Op::kStoreL0C: {
+      Values sums = ReadUse(instr, 0);
+      if (!instr.accumulates) return sums;
+      const Values before = Read(ElementsOf(instr, record_.accesses[static_cast<std::size_t>(instr.access)]));
+      for (std::size_t e = 0; e < sums.size(); ++e) sums[e] = Single(before[e]) + Single(sums[e]);
+      return sums;
+    }
+    case Op::kMmad: {
+      const bool has_bias = instr.uses[3].used();
+      const bool empty = instr.dims[2] == 0;
+      const Values a = empty ? Values() : ReadUse(instr, 0), b = empty ? Values() : ReadUse(instr, 1);
+      const Values bias = has_bias ? ReadUse(instr, empty ? 0 : 2) : Values();
+      const Values c =
+          instr.accumulates ? Read(ElementsOf(record_.operands[instr.uses[0].operand()])) : Values();
+      return Product(instr, c, a, b, bias);
+    }
+    case Op::kFill:
+      return Values(rows * cols, IsFloat(instr.dtype) ? number : instr.immediate);
+    case Op::kMulScalar:
+      return each([&](double a) { return Single(a) * Single(number); });
+    case Op::kMaxScalar:
+      return each([&](double a) { return a > number ? a : number; });
+    case Op::kAdd:
+    case Op::kSub:
+    case Op::kMul:
+    case Op::kDiv:
+    case Op::kMax: {
+      Values a = ReadUse(instr, 0);
+      const Values b = ReadUse(instr, 1);
+      for (std::size_t e = 0; e < a.size(); ++e)
+        a[e] = Binary(instr.op, a[e], b[instr.broadcasts ? e / cols : e]);
+      return a;
+    }
+    case Op::kExp:
+      return each([](double a) { return std::exp(Single(a)); });
+    case Op::kLn:
+      return each([](double a) { return std::log(Single(a)); });
+    case Op::kRowMax:
+      return each_row(-std::numeric_limits<double>::infinity(),
+                      [](double max, double a) { return a > max ? a : max; });
+    case Op::kRowSum:
+      return each_row(0, [](double sum, double a) { return Single(sum) + Single(a); });
+    case Op::kMaskAbove: {
+      Values x = ReadUse(instr, 0);
+      for (std::size_t e = 0; e < x.size(); ++e) {
+        if (static_cast<std::int64_t>(e % cols) - static_cast<std::int64_t>(e / cols) > instr.immediate)
+          x[e] = -std::numeric_limits<double>::infinity();
+      }
+      return x;
+    }
+    case Op::kAddInt: {
+      Values a = ReadUse(instr, 0);
+      const Values b = ReadUse(instr, 1);
+      for (std::size_t e = 0; e < a.size(); ++e) a[e] += b[e];
+      return a;
+    }
+    case Op::kColumnSum: {
+      const Values a = ReadUse(instr, 0);
+      Values sums(cols, 0.0);
+      for (std::size_t e = 0; e < a.size(); ++e) sums[e % cols] += a[e];
+      return sums;
+    }
+    case Op::kExclusiveScan: {
+      const Values a = ReadUse(instr, 0);
+      Values scan(cols, instr.immediate);
+      for (std::size_t e = 0; e + 1 < cols; ++e) scan[e + 1] = scan[e] + a[e];
+      return scan;
+    }
+    case Op::kReadScalar:
+      return {};
+    case Op::kHistogram: {
+      Values counts = Read(ElementsOf(record_.operands[instr.uses[0].operand()]));
+      for (const double id : ReadUse(instr, 0)) {
+        const double at = id - instr.immediate;
+        if (at >= 0 && at < static_cast<double>(counts.size())) ++counts[static_cast<std::size_t>(at)];
+      }
+      return counts;
+    }
+    case Op::kRank: {
+      Values ranks = Read(ElementsOf(record_.operands[instr.uses[0].operand()]));
+      *second = Read(ElementsOf(record_.operands[instr.uses[1].operand()]));
+      const Values ids = ReadUse(instr, 0);
+      for (std::size_t e = 0; e < ids.size(); ++e) {
+        const double at = ids[e] - instr.immediate;
+        if (at >= 0 && at < static_cast<double>(second->size()))
+          ranks[e] = (*second)[static_cast<std::size_t>(at)]++;
+      }
+      return ranks;
+    }
+  }
+  CUBIST_CHECK(false, std::string("the interpreter does not know ") + NameOf(instr.op));
+  return {};
+}
+
+}  // namespace cubist::trace
