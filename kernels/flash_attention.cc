@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "kernels/choose_for.h"
 #include "kernels/flash_attention_kernel.h"
 #include "kernels/pack.h"
 #include "kernels/validate.h"
@@ -88,7 +89,7 @@ Status Run(const Device& device, const FlashAttentionArgs& args, Profile* profil
   Launch launch(device, kName);
   const FlashAttentionShape shape = ShapeOf(args);
   FlashAttentionTiling tiling;
-  CUBIST_RETURN_IF_ERROR(Choose(launch.chip(), shape, &tiling));
+  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kName, shape, &Candidates, &tiling));
 
   FlashAttentionOperands g;
   g.q = launch.Input("q", args.q), g.q_rope = launch.Input("q_rope", args.q_rope);

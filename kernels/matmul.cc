@@ -1,5 +1,6 @@
 #include "kernels/matmul.h"
 
+#include "kernels/choose_for.h"
 #include "kernels/matmul_kernel.h"
 #include "kernels/pack.h"
 #include "kernels/validate.h"
@@ -44,7 +45,6 @@ Status Validate(const Device& device, const MatmulArgs& args) {
 template <class T>
 Status Run(const Device& device, const MatmulArgs& args, Profile* profile) {
   Launch launch(device, "matmul");
-  const ChipSpec& chip = launch.chip();
   const GmTensor& a_tensor = *launch.Input("a", args.transpose_a ? Transposed(args.a) : args.a);
   const GmTensor& b_tensor = *launch.Input("b", args.transpose_b ? Transposed(args.b) : args.b);
   const Gm a = MatrixOf(a_tensor), b = MatrixOf(b_tensor);
@@ -55,7 +55,7 @@ Status Run(const Device& device, const MatmulArgs& args, Profile* profile) {
   shape.bias = args.bias.given();
   shape.a_row_bytes = a.col_stride == 1 ? a.row_stride * SizeOf(shape.in) : 0;
   MatmulTiling tiling;
-  CUBIST_RETURN_IF_ERROR(Choose(chip, shape, &tiling));
+  CUBIST_RETURN_IF_ERROR(ChooseFor(device, "matmul", shape, &Candidates, &tiling));
 
   MatmulOperands operands;
   operands.bias = launch.Input("bias", args.bias);

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "kernels/choose_for.h"
 #include "kernels/token_permute_kernel.h"
 #include "kernels/validate.h"
 #include "npu_model/launch.h"
@@ -106,7 +107,7 @@ Status Run(const Device& device, const TokenPermuteArgs& args, Profile* profile)
   shape.experts = args.num_experts, shape.dtype = args.tokens.dtype,
   shape.wide_ids = ids.dtype == DType::kI64;
   TokenPermuteTiling tiling;
-  CUBIST_RETURN_IF_ERROR(Choose(launch.chip(), shape, &tiling));
+  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kPermute, shape, &PermuteCandidates, &tiling));
 
   TokenPermuteOperands g;
   g.tokens = MatrixOf(*launch.Input("tokens", args.tokens)),
@@ -155,7 +156,7 @@ Status Run(const Device& device, const TokenUnpermuteArgs& args, Profile* profil
   shape.top_k = args.probs.given() ? args.probs.size(1) : 1;
   shape.dtype = args.permuted.dtype;
   TokenUnpermuteTiling tiling;
-  CUBIST_RETURN_IF_ERROR(Choose(launch.chip(), shape, &tiling));
+  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kUnpermute, shape, &UnpermuteCandidates, &tiling));
 
   TokenUnpermuteOperands g;
   g.permuted = MatrixOf(*launch.Input("permuted", args.permuted));

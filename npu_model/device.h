@@ -3,8 +3,11 @@
 #ifndef CUBIST_NPU_MODEL_DEVICE_H_
 #define CUBIST_NPU_MODEL_DEVICE_H_
 
+#include <memory>
+
 #include "npu_model/chip.h"
 #include "npu_model/profile.h"
+#include "npu_model/tuning.h"
 
 namespace cubist {
 
@@ -14,14 +17,17 @@ struct Record;
 
 struct HostOptions {
   int threads = 0;  // 0 or less: all that the machine has. Results do not depend on it.
+  std::shared_ptr<const Tuning> tuning =
+      nullptr;  // Tilings to use where it has any; may be shared by devices.
 };
 
 struct NpuOptions {
   // Compute the results too (slowly: with the chip's tiling). Without, float tensors may have null data,
   // outputs are not written, and only index tensors are read.
   bool with_data = true;
-  bool timeline = false;  // Keep every instruction's start and end in the profile.
+  bool timeline = false;            // Keep every instruction's start and end in the profile.
   trace::Record* record = nullptr;  // Where given, gets what the call recorded (for sync/ and one's own use).
+  std::shared_ptr<const Tuning> tuning = nullptr;  // As for a host.
 };
 
 class Device {
@@ -32,6 +38,8 @@ class Device {
   const ChipSpec& chip() const { return kind_ == Kind::kHost ? HostChip() : *chip_; }
   int threads() const { return host_.threads; }
   const NpuOptions& npu() const { return npu_; }
+  // Null where none was given.
+  const Tuning* tuning() const { return kind_ == Kind::kHost ? host_.tuning.get() : npu_.tuning.get(); }
   // Whether a call reads and writes float tensors.
   bool computes() const { return kind_ == Kind::kHost || npu_.with_data; }
 

@@ -20,6 +20,8 @@ constexpr const char* NameOf(BlockOrder order) {
   return kNames[static_cast<int>(order)];
 }
 
+inline constexpr int kBlockOrderCount = 3;
+
 struct BlockCoord {
   std::int64_t row = 0, col = 0;
   friend constexpr bool operator==(const BlockCoord&, const BlockCoord&) = default;
@@ -32,6 +34,7 @@ struct BlockGrid {
   std::int64_t width = 1;
 
   constexpr std::int64_t count() const { return rows * cols; }
+  friend constexpr bool operator==(const BlockGrid&, const BlockGrid&) = default;
 
   // The i-th block of the walk; a bijection from [0, count()).
   constexpr BlockCoord At(std::int64_t i) const {

@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <compare>
+#include <concepts>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "npu_model/chip.h"
 #include "npu_model/status.h"
+#include "tiling/fields.h"
 
 namespace cubist {
 
@@ -39,7 +42,34 @@ struct FlashAttentionTiling {
 
   std::int64_t query_blocks(const FlashAttentionShape& s) const { return CeilDiv(s.sq, m); }
   std::int64_t tasks(const FlashAttentionShape& s) const { return s.batches * s.heads * query_blocks(s); }
+
+  friend bool operator==(const FlashAttentionTiling&, const FlashAttentionTiling&) = default;
 };
+
+template <class Visit>
+void VisitFields(const FlashAttentionShape& s, Visit&& visit) {
+  visit({"batches"}, s.batches), visit({"heads"}, s.heads), visit({"kv_heads"}, s.kv_heads);
+  visit({"rope_heads"}, s.rope_heads);
+  visit({"sq"}, s.sq), visit({"skv"}, s.skv);
+  visit({"d_qk"}, s.d_qk), visit({"d_rope"}, s.d_rope), visit({"d_v"}, s.d_v);
+  visit({"in"}, s.in), visit({"out"}, s.out);
+  visit({"causal"}, s.causal), visit({"shift"}, s.shift);
+}
+
+template <class Tiling, class Visit>
+requires std::same_as<std::remove_const_t<Tiling>, FlashAttentionTiling>
+void VisitFields(const ChipSpec& chip, const FlashAttentionShape& s, Tiling& t, Visit&& visit) {
+  constexpr std::int64_t kLargest = 1 << 20;
+  const std::int64_t n_step = std::max(chip.mmad.n_step, chip.PackedStep(Role::kB, s.in));
+  const std::int64_t k_step =
+      std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
+  visit({"m", 1, kLargest, chip.mmad.m_step}, t.m), visit({"n", 1, kLargest, n_step}, t.n);
+  visit({"k0", 1, kLargest, k_step}, t.k0);
+  visit({"depth", 0, 8}, t.depth);
+  visit({"q_stages", 1, 16}, t.q_stages), visit({"kv_stages", 1, 16}, t.kv_stages);
+  visit({"l0_stages", 1, 16}, t.l0_stages), visit({"ub_stages", 1, 16}, t.ub_stages);
+  visit({"pack_kv", 0, 1}, t.pack_kv);
+}
 
 // Keys that any of the query rows sees, from 0.
 constexpr std::int64_t VisibleKeys(const FlashAttentionShape& s, Range queries) {

@@ -2,14 +2,18 @@
 #ifndef CUBIST_TILING_MATMUL_TILING_H_
 #define CUBIST_TILING_MATMUL_TILING_H_
 
+#include <algorithm>
 #include <compare>
+#include <concepts>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "npu_model/chip.h"
 #include "npu_model/status.h"
 #include "tiling/block_order.h"
+#include "tiling/fields.h"
 
 namespace cubist {
 
@@ -29,7 +33,36 @@ struct MatmulTiling {
   int l1_stages = 2, l0_stages = 2, l0c_stages = 1;
   bool pack_a = false, pack_b = false;  // An operand is packed whole, once, by a phase before.
   BlockGrid grid;
+
+  friend bool operator==(const MatmulTiling&, const MatmulTiling&) = default;
 };
+
+template <class Visit>
+void VisitFields(const MatmulShape& s, Visit&& visit) {
+  visit({"m"}, s.m), visit({"n"}, s.n), visit({"k"}, s.k);
+  visit({"in"}, s.in), visit({"out"}, s.out);
+  visit({"bias"}, s.bias);
+  visit({"a_row_bytes"}, s.a_row_bytes);
+}
+
+template <class Tiling, class Visit>
+requires std::same_as<std::remove_const_t<Tiling>, MatmulTiling>
+void VisitFields(const ChipSpec& chip, const MatmulShape& s, Tiling& t, Visit&& visit) {
+  constexpr std::int64_t kLargest = 1 << 20;
+  const std::int64_t k_step =
+      std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
+  visit({"m", 1, kLargest, chip.mmad.m_step}, t.m), visit({"n", 1, kLargest, chip.mmad.n_step}, t.n);
+  visit({"k1", 1, kLargest, k_step}, t.k1), visit({"k0", 1, kLargest, k_step}, t.k0);
+  visit({"l1_stages", 1, 16}, t.l1_stages), visit({"l0_stages", 1, 16}, t.l0_stages);
+  visit({"l0c_stages", 1, 16}, t.l0c_stages);
+  visit({"pack_a", 0, 1}, t.pack_a), visit({"pack_b", 0, 1}, t.pack_b);
+  visit({"order", 0, kBlockOrderCount - 1}, t.grid.order), visit({"width", 1, kLargest}, t.grid.width);
+}
+
+// The grid that shape and tiles make.
+inline void Complete(const MatmulShape& s, MatmulTiling& t) {
+  t.grid.rows = CeilDiv(s.m, t.m), t.grid.cols = CeilDiv(s.n, t.n);
+}
 
 // Whether every ring fits its buffer.
 bool Fits(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling);

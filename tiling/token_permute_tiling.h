@@ -2,12 +2,16 @@
 #ifndef CUBIST_TILING_TOKEN_PERMUTE_TILING_H_
 #define CUBIST_TILING_TOKEN_PERMUTE_TILING_H_
 
+#include <algorithm>
 #include <compare>
+#include <concepts>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "npu_model/chip.h"
 #include "npu_model/status.h"
+#include "tiling/fields.h"
 
 namespace cubist {
 
@@ -27,7 +31,29 @@ struct TokenPermuteTiling {
   std::int64_t experts = 0;
   std::int64_t cols = 0;
   int row_stages = 2;
+
+  friend bool operator==(const TokenPermuteTiling&, const TokenPermuteTiling&) = default;
 };
+
+template <class Visit>
+void VisitFields(const TokenPermuteShape& s, Visit&& visit) {
+  visit({"tokens"}, s.tokens), visit({"hidden"}, s.hidden), visit({"top_k"}, s.top_k);
+  visit({"experts"}, s.experts);
+  visit({"dtype"}, s.dtype);
+  visit({"wide_ids"}, s.wide_ids);
+}
+
+template <class Tiling, class Visit>
+requires std::same_as<std::remove_const_t<Tiling>, TokenPermuteTiling>
+void VisitFields(const ChipSpec&, const TokenPermuteShape&, Tiling& t, Visit&& visit) {
+  visit({"chunk_tokens"}, t.chunk_tokens), visit({"piece_tokens"}, t.piece_tokens);
+  visit({"experts"}, t.experts), visit({"cols"}, t.cols);
+  visit({"row_stages", 1, 64}, t.row_stages);
+}
+
+inline void Complete(const TokenPermuteShape& s, TokenPermuteTiling& t) {
+  t.chunks = std::max<std::int64_t>(CeilDiv(s.tokens, t.chunk_tokens), 1);
+}
 
 bool Fits(const ChipSpec& chip, const TokenPermuteShape& shape, const TokenPermuteTiling& tiling);
 std::vector<TokenPermuteTiling> PermuteCandidates(const ChipSpec& chip, const TokenPermuteShape& shape);
@@ -41,7 +67,21 @@ struct TokenUnpermuteTiling {
   std::int64_t piece_tokens = 0;
   std::int64_t cols = 0, rows = 0;
   int stages = 2;
+
+  friend bool operator==(const TokenUnpermuteTiling&, const TokenUnpermuteTiling&) = default;
 };
+
+template <class Tiling, class Visit>
+requires std::same_as<std::remove_const_t<Tiling>, TokenUnpermuteTiling>
+void VisitFields(const ChipSpec&, const TokenPermuteShape&, Tiling& t, Visit&& visit) {
+  visit({"chunk_tokens"}, t.chunk_tokens), visit({"piece_tokens"}, t.piece_tokens);
+  visit({"cols"}, t.cols), visit({"rows", 1, 64}, t.rows);
+  visit({"stages", 1, 64}, t.stages);
+}
+
+inline void Complete(const TokenPermuteShape& s, TokenUnpermuteTiling& t) {
+  t.chunks = std::max<std::int64_t>(CeilDiv(s.tokens, t.chunk_tokens), 1);
+}
 
 bool Fits(const ChipSpec& chip, const TokenPermuteShape& shape, const TokenUnpermuteTiling& tiling);
 std::vector<TokenUnpermuteTiling> UnpermuteCandidates(const ChipSpec& chip, const TokenPermuteShape& shape);

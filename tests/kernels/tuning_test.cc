@@ -1,0 +1,228 @@
+// Tunings: tilings as texts, and calls that take theirs from a device's tuning.
+#include "npu_model/tuning.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/flash_attention.h"
+#include "kernels/matmul.h"
+#include "kernels/token_permute.h"
+#include "npu_model/device.h"
+#include "tests/kernels/kernel_test.h"
+#include "tests/support/random.h"
+#include "tiling/fields.h"
+#include "tiling/flash_attention_tiling.h"
+#include "tiling/matmul_tiling.h"
+#include "tiling/token_permute_tiling.h"
+
+namespace cubist {
+namespace {
+
+using testing::IsOk;
+
+// Every field is in the list: a text makes the same tiling again, from one that says nothing.
+template <class Tiling, class Shape>
+void ExpectTextsComeBack(const ChipSpec& chip, const Shape& shape, const std::vector<Tiling>& candidates) {
+  ASSERT_FALSE(candidates.empty());
+  for (const Tiling& candidate : candidates) {
+    const std::string text = TilingText(chip, shape, candidate);
+    Tiling parsed;
+    ASSERT_TRUE(IsOk(ParseTiling(chip, shape, text, &parsed))) << text;
+    ASSERT_TRUE(parsed == candidate) << text;
+  }
+}
+
+TEST(TilingTextTest, ComesBackForEveryCandidate) {
+  for (const ChipSpec* chip : {&Ascend910B2(), &HostChip()}) {
+    SCOPED_TRACE(chip->name);
+    MatmulShape matmul;
+    matmul.m = 300, matmul.n = 515, matmul.k = 700, matmul.in = matmul.out = DType::kBF16;
+    ExpectTextsComeBack(*chip, matmul, Candidates(*chip, matmul));
+    FlashAttentionShape attention;
+    attention.batches = 1, attention.heads = 4, attention.kv_heads = 2, attention.rope_heads = 1;
+    attention.sq = 300, attention.skv = 515, attention.d_qk = 128, attention.d_rope = 64, attention.d_v = 128;
+    attention.in = attention.out = DType::kBF16;
+    ExpectTextsComeBack(*chip, attention, Candidates(*chip, attention));
+    TokenPermuteShape permute;
+    permute.tokens = 1000, permute.hidden = 777, permute.top_k = 3, permute.experts = 100;
+    permute.dtype = DType::kBF16;
+    ExpectTextsComeBack(*chip, permute, PermuteCandidates(*chip, permute));
+    ExpectTextsComeBack(*chip, permute, UnpermuteCandidates(*chip, permute));
+  }
+}
+
+TEST(TilingTextTest, ErrorsNameTheField) {
+  const ChipSpec& chip = Ascend910B2();
+  MatmulShape shape;
+  shape.m = shape.n = shape.k = 1024, shape.in = shape.out = DType::kBF16;
+  MatmulTiling tiling;
+  ASSERT_TRUE(IsOk(Choose(chip, shape, &tiling)));
+  const MatmulTiling before = tiling;
+  const auto expect = [&](const std::string& text, const std::string& message) {
+    const Status status = ParseTiling(chip, shape, text, &tiling);
+    EXPECT_FALSE(status.ok()) << text;
+    EXPECT_NE(status.message().find(message), std::string::npos) << status.message();
+    EXPECT_TRUE(tiling == before);
+  };
+  expect("m=17", "m is 17, needs 1 to 1048576, multiples of 16");
+  expect("m=0", "m is 0, needs 1 to");
+  expect("m=sixteen", "m is 'sixteen', needs a whole number");
+  expect("m=16,m=16", "m is given twice");
+  expect("rows=16", "no field is named 'rows'; they are m, n, k1, k0");
+  expect("order=zigzag", "order is 'zigzag'; known are row-major, swizzled, diagonal");
+  expect("m", "'m' is not name=value");
+  expect("m=2048,n=2048", "does not fit the buffers of ascend910b2");
+}
+
+class TunedMatmul : public ::testing::Test {
+ protected:
+  TunedMatmul() : a_(300 * 256), b_(256 * 200), c_(300 * 200) {
+    testing::Random random(7);
+    for (float& x : a_) x = static_cast<float>(random.Integer(-4, 4));
+    for (float& x : b_) x = static_cast<float>(random.Integer(-4, 4));
+  }
+  MatmulArgs Args() {
+    MatmulArgs args;
+    args.a = ConstTensor(a_.data(), {300, 256}), args.b = ConstTensor(b_.data(), {256, 200});
+    args.c = Tensor(c_.data(), {300, 200});
+    return args;
+  }
+  // What a call meets on a device.
+  template <class MakeDevice>
+  TilingChoice Meet(const MakeDevice& device) {
+    TilingChoice met;
+    Tuning listening;
+    listening.on_choice = [&](const TilingChoice& choice) { met = choice; };
+    EXPECT_TRUE(IsOk(Matmul(device(std::make_shared<const Tuning>(listening)), Args())));
+    return met;
+  }
+
+  std::vector<float> a_, b_, c_;
+};
+
+TEST_F(TunedMatmul, RunsTheTilingOfItsEntryOnTheModel) {
+  const auto device = [](std::shared_ptr<const Tuning> tuning) {
+    return Npu(Ascend910B2(), {.tuning = std::move(tuning)});
+  };
+  const TilingChoice met = Meet(device);
+  EXPECT_EQ(met.kernel, "matmul");
+  EXPECT_EQ(met.chip, "ascend910b2");
+  ASSERT_GT(met.candidates.size(), 10u);
+  const auto price_of = [&](const std::string& text) {
+    for (const auto& candidate : met.candidates)
+      if (candidate.tiling == text) return candidate.price;
+    return -1.0;
+  };
+  for (const auto& candidate : met.candidates) EXPECT_GE(candidate.price, price_of(met.chosen));
+
+  Profile by_price, tuned;
+  ASSERT_TRUE(IsOk(Matmul(device(nullptr), Args(), &by_price)));
+  const std::vector<float> expected = c_;
+  std::fill(c_.begin(), c_.end(), -1.0f);
+  Tuning tuning;
+  tuning.Set(met.kernel, met.chip, met.shape, "m=16,n=16,k1=32,k0=16");
+  ASSERT_TRUE(IsOk(Matmul(device(std::make_shared<const Tuning>(tuning)), Args(), &tuned)));
+  EXPECT_EQ(c_, expected);
+  EXPECT_EQ(tuned.macs, by_price.macs);
+  // 19 x 13 blocks, each of which reads its rows of A and columns of B.
+  EXPECT_EQ(tuned.gm_read, 4 * (300 * 256 * 13 + 256 * 200 * 19));
+}
+
+TEST_F(TunedMatmul, RunsTheTilingOfItsEntryOnTheHost) {
+  const auto device = [](std::shared_ptr<const Tuning> tuning) {
+    return Host({.tuning = std::move(tuning)});
+  };
+  const TilingChoice met = Meet(device);
+  const std::vector<float> expected = c_;
+  Tuning tuning;
+  for (std::size_t i = 0; i < met.candidates.size(); i += 37) {
+    std::fill(c_.begin(), c_.end(), -1.0f);
+    tuning.Set(met.kernel, met.chip, met.shape, met.candidates[i].tiling);
+    ASSERT_TRUE(IsOk(Matmul(device(std::make_shared<const Tuning>(tuning)), Args())));
+    EXPECT_EQ(c_, expected) << met.candidates[i].tiling;
+  }
+  tuning.Set(met.kernel, met.chip, met.shape, "l1_stages=7");
+  const Status status = Matmul(device(std::make_shared<const Tuning>(tuning)), Args());
+  EXPECT_NE(status.message().find("that this machine computes with"), std::string::npos) << status.message();
+}
+
+TEST_F(TunedMatmul, RefusesAnEntryThatDoesNotFitAndWritesNothing) {
+  const TilingChoice met = Meet([](auto tuning) { return Npu(Ascend910B2(), {.tuning = tuning}); });
+  std::fill(c_.begin(), c_.end(), -1.0f);
+  Tuning tuning;
+  tuning.Set(met.kernel, met.chip, met.shape, "m=15");
+  const Status status =
+      Matmul(Npu(Ascend910B2(), {.tuning = std::make_shared<const Tuning>(tuning)}), Args());
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("matmul: the tuned tiling 'm=15' for m=300,n=200,k=256"), std::string::npos)
+      << status.message();
+  EXPECT_NE(status.message().find("m is 15, needs 1 to"), std::string::npos) << status.message();
+  EXPECT_EQ(c_, std::vector<float>(c_.size(), -1.0f));
+}
+
+TEST(TuningTest, FilesComeBackAndErrorsNameTheLine) {
+  const std::string path = ::testing::TempDir() + "cubist_tuning_test.txt";
+  Tuning tuning;
+  tuning.Set("matmul", "ascend910b2", "m=1,n=2", "m=16");
+  tuning.Set("matmul", "ascend910b3", "m=1,n=2", "m=32");
+  tuning.Set("matmul", "ascend910b3", "m=1,n=2", "m=48");
+  ASSERT_TRUE(IsOk(tuning.Write(path)));
+  Tuning read;
+  ASSERT_TRUE(IsOk(read.Read(path)));
+  EXPECT_EQ(read.size(), 2u);
+  ASSERT_NE(read.Find("matmul", "ascend910b3", "m=1,n=2"), nullptr);
+  EXPECT_EQ(*read.Find("matmul", "ascend910b3", "m=1,n=2"), "m=48");
+  EXPECT_EQ(read.Find("matmul", "ascend910b1", "m=1,n=2"), nullptr);
+  EXPECT_EQ(read.Text(), tuning.Text());
+
+  EXPECT_EQ(read.Parse("# comment\n\nmatmul x m=1\n", "file").message(),
+            "file:3: has 3 words, needs kernel, chip, shape and tiling");
+  EXPECT_EQ(read.Parse("a b m=1 n=1\nmatmul x shape m=16\n", "file").message(),
+            "file:2: 'shape' is not name=value,..");
+  EXPECT_EQ(read.size(), 2u) << "a bad text adds nothing";
+  EXPECT_NE(read.Read("/nonexistent/tuning").message().find("/nonexistent/tuning: cannot be read"),
+            std::string::npos);
+  EXPECT_NE(tuning.Write("/nonexistent/tuning").message().find("cannot be written"), std::string::npos);
+}
+
+// The other kernels look up under their own names.
+TEST(TuningTest, EveryKernelMeetsItsChoice) {
+  std::vector<std::string> met;
+  auto tuning = std::make_shared<Tuning>();
+  tuning->on_choice = [&](const TilingChoice& choice) {
+    met.push_back(choice.kernel);
+    EXPECT_FALSE(choice.candidates.empty());
+    EXPECT_TRUE(std::any_of(choice.candidates.begin(), choice.candidates.end(),
+                            [&](const auto& candidate) { return candidate.tiling == choice.chosen; }));
+  };
+  const Device device = Npu(Ascend910B2(), {.with_data = false, .tuning = tuning});
+  FlashAttentionArgs attention;
+  attention.q = ConstTensor(nullptr, DType::kBF16, {1, 2, 64, 64});
+  attention.k = attention.v = attention.q;
+  attention.out = Tensor(nullptr, DType::kBF16, {1, 2, 64, 64});
+  EXPECT_TRUE(IsOk(FlashAttention(device, attention)));
+  const std::vector<std::int32_t> ids = {1, 0, 2, 1};
+  TokenPermuteArgs permute;
+  permute.tokens = ConstTensor(nullptr, DType::kBF16, {2, 64});
+  permute.topk_ids = ConstTensor(ids.data(), {2, 2});
+  permute.num_experts = 3;
+  permute.permuted = Tensor(nullptr, DType::kBF16, {4, 64});
+  permute.sorted_indices = Tensor(nullptr, DType::kI32, {4});
+  EXPECT_TRUE(IsOk(TokenPermute(device, permute)));
+  TokenUnpermuteArgs unpermute;
+  unpermute.permuted = ConstTensor(nullptr, DType::kBF16, {4, 64});
+  unpermute.sorted_indices = ConstTensor(ids.data(), {4});
+  unpermute.probs = ConstTensor(nullptr, DType::kF32, {2, 2});
+  unpermute.out = Tensor(nullptr, DType::kBF16, {2, 64});
+  EXPECT_TRUE(IsOk(TokenUnpermute(device, unpermute)));
+  EXPECT_EQ(met, (std::vector<std::string>{"flash_attention", "token_permute", "token_unpermute"}));
+}
+
+}  // namespace
+}  // namespace cubist
