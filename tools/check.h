@@ -4,18 +4,18 @@
 
 #include <string>
 
+#include "tools/kernel_call.h"
+
 namespace cubist {
 
 struct CheckOptions {
-  std::string kernel;  // matmul, flash_attention, token_permute or token_unpermute
-  std::string shape;   // sizes with 'x' between them, as the kernel's help says; empty: a small default
-  std::string dtype = "bf16";
+  KernelCallOptions call;
   std::string chip = "ascend910b2";
   std::string policy = "minimal";
-  std::string json;  // file for plan and findings
-  std::string dot;   // file for the graph of a deadlock
-  bool causal = false;
+  std::string json;   // file for plan and findings
+  std::string dot;    // file for the graph of a deadlock
   bool plan = false;  // print the plan
+  int execute = 0;    // run the record in this many random orders, and in three others
 };
 
 // Prints the verdict and every finding. Exit status 0: proved; 1: findings; 2: bad input.

@@ -5,6 +5,7 @@
 
 #include "tools/check.h"
 #include "tools/info.h"
+#include "tools/kernel_call.h"
 #include "tools/run.h"
 
 namespace {
@@ -46,22 +47,29 @@ void AddRun(CLI::App& app, cubist::RunOptions& options, std::function<int()>& co
   run->callback([&] { command = [&] { return cubist::RunCommand(options); }; });
 }
 
+// A kernel by name and shape.
+void AddKernelCall(CLI::App* command, cubist::KernelCallOptions& options) {
+  command->add_option("kernel", options.kernel, "One of: " + cubist::KernelFormsText())->required();
+  command->add_option("--shape", options.shape, "Sizes as the kernel's name shows; an example by default");
+  command->add_option("--dtype", options.dtype, "fp32, bf16 or fp16")->capture_default_str();
+  command->add_flag("--causal", options.causal, "Mask keys behind the query (attention)");
+}
+
 void AddCheck(CLI::App& app, cubist::CheckOptions& options, std::function<int()>& command) {
   CLI::App* check =
       app.add_subcommand("check", "Plan the flags of a kernel on a chip and prove that they suffice");
   check->footer("Example: cubist check flash_attention --shape 8x2048x192x128 --causal --plan");
-  check->add_option("kernel", options.kernel, "matmul, flash_attention, token_permute or token_unpermute")
-      ->required();
-  check->add_option(
-      "--shape", options.shape,
-      "matmul MxNxK, flash_attention HEADSxLENGTHxDQKxDV, token_permute TOKENSxHIDDENxTOPKxEXPERTS, "
-      "token_unpermute TOKENSxHIDDENxTOPK");
-  check->add_option("--dtype", options.dtype, "fp32, bf16 or fp16")->capture_default_str();
+  AddKernelCall(check, options.call);
   check->add_option("--chip", options.chip, "Chip to plan for")->capture_default_str();
   check->add_option("--policy", options.policy, "minimal, or per-tile as compilers do")
       ->capture_default_str();
-  check->add_flag("--causal", options.causal, "Mask keys behind the query (flash_attention)");
   check->add_flag("--plan", options.plan, "Print the plan: pipe pair, event ids, source lines");
+  check
+      ->add_option(
+          "--execute", options.execute,
+          "Compute the kernel on numbers in program order, eagerly, late and in this many random orders, and "
+          "compare the bytes: for small shapes")
+      ->check(CLI::Range(1, 1000));
   check->add_option("--json", options.json, "File to write plan and findings to");
   check->add_option("--dot", options.dot, "File to write the graph of a deadlock to");
   check->callback([&] { command = [&] { return cubist::CheckCommand(options); }; });

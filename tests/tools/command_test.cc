@@ -226,5 +226,34 @@ TEST_F(CommandTest, ListsHelpsAndInforms) {
   }
 }
 
+// ---- check ----
+
+TEST_F(CommandTest, CheckProvesAndExecutesEveryKernel) {
+  for (const char* call : {"matmul --shape 100x90x70", "flash_attention --shape 2x70x40x24x16 --causal",
+                           "token_permute --shape 50x33x3x8", "token_unpermute --shape 50x33x3 --dtype fp32"}) {
+    for (const char* policy : {"minimal", "per-tile"}) {
+      const Outcome outcome = Cubist(std::string("check ") + call + " --execute 2 --policy " + policy);
+      EXPECT_EQ(outcome.status, 0) << call << outcome.out << outcome.err;
+      EXPECT_NE(outcome.out.find("executed in 5 orders: the same bytes in each"), std::string::npos)
+          << call << outcome.out;
+    }
+  }
+}
+
+TEST_F(CommandTest, CheckRefusesWhatItDoesNotKnow) {
+  const auto refused = [&](const std::string& arguments, const std::string& message) {
+    const Outcome outcome = Cubist(arguments);
+    EXPECT_EQ(outcome.status, 2) << arguments;
+    EXPECT_NE(outcome.err.find(message), std::string::npos) << arguments << outcome.err;
+    EXPECT_EQ(outcome.out, "") << arguments;
+  };
+  refused("check matmull", "no kernel is named 'matmull'; known are matmul");
+  refused("check matmul --shape 4x5", "shape '4x5' of matmul needs MxNxK");
+  refused("check matmul --shape 4x5x-6", "needs MxNxK");
+  refused("check matmul --dtype int8", "dtype 'int8' is not fp32, bf16 or fp16");
+  refused("check matmul --chip ascend910", "nearest is");
+  refused("check matmul --policy none", "policy 'none' is not minimal or per-tile");
+}
+
 }  // namespace
 }  // namespace cubist

@@ -1,0 +1,178 @@
+#include "tools/kernel_call.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <random>
+#include <utility>
+
+#include "kernels/flash_attention.h"
+#include "kernels/matmul.h"
+#include "kernels/token_permute.h"
+
+namespace cubist {
+namespace {
+
+void MakeMatmul(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  MatmulArgs args;
+  args.a = call->Input(dtype, {s[0], s[2]});
+  args.b = call->Input(dtype, {s[2], s[1]});
+  args.c = call->Output(dtype, {s[0], s[1]});
+  call->set_run([args](const Device& device, Profile* profile) { return Matmul(device, args, profile); });
+}
+
+void MakeFlashAttention(const Shape& s, DType dtype, const KernelCallOptions& options, KernelCall* call) {
+  const std::int64_t heads = s[0], length = s[1], d_qk = s[2], d_v = s[3], d_rope = s[4];
+  FlashAttentionArgs args;
+  args.q = call->Input(dtype, {1, heads, length, d_qk});
+  args.k = call->Input(dtype, {1, heads, length, d_qk});
+  args.v = call->Input(dtype, {1, heads, length, d_v});
+  if (d_rope > 0) {
+    args.q_rope = call->Input(dtype, {1, heads, length, d_rope});
+    args.k_rope = call->Input(dtype, {1, 1, length, d_rope});
+  }
+  args.out = call->Output(dtype, {1, heads, length, d_v});
+  args.lse = call->Output(DType::kF32, {1, heads, length});
+  args.causal = options.causal ? Causal::kBottomRight : Causal::kNone;
+  call->set_run(
+      [args](const Device& device, Profile* profile) { return FlashAttention(device, args, profile); });
+}
+
+// Every token to top_k neighbouring experts.
+std::vector<std::int32_t> NeighbouringExperts(std::int64_t tokens, std::int64_t top_k, std::int64_t experts) {
+  std::vector<std::int32_t> ids;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    for (std::int64_t j = 0; j < top_k; ++j)
+      ids.push_back(static_cast<std::int32_t>((t * 7 + j) % std::max<std::int64_t>(experts, 1)));
+  }
+  return ids;
+}
+
+void MakeTokenPermute(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  const std::int64_t tokens = s[0], hidden = s[1], top_k = s[2], experts = s[3];
+  TokenPermuteArgs args;
+  args.tokens = call->Input(dtype, {tokens, hidden});
+  args.topk_ids = call->Ids(NeighbouringExperts(tokens, top_k, experts), {tokens, top_k});
+  args.num_experts = experts;
+  args.permuted = call->Output(dtype, {tokens * top_k, hidden});
+  args.sorted_indices = call->Output(DType::kI32, {tokens * top_k});
+  call->set_run(
+      [args](const Device& device, Profile* profile) { return TokenPermute(device, args, profile); });
+}
+
+void MakeTokenUnpermute(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  const std::int64_t tokens = s[0], hidden = s[1], top_k = s[2], slots = tokens * top_k;
+  std::vector<std::int32_t> places(static_cast<std::size_t>(slots));
+  for (std::int64_t i = 0; i < slots; ++i)
+    places[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(i % top_k * tokens + i / top_k);
+  TokenUnpermuteArgs args;
+  args.permuted = call->Input(dtype, {slots, hidden});
+  args.sorted_indices = call->Ids(places, {slots});
+  args.probs = call->Input(DType::kF32, {tokens, top_k});
+  args.out = call->Output(dtype, {tokens, hidden});
+  call->set_run(
+      [args](const Device& device, Profile* profile) { return TokenUnpermute(device, args, profile); });
+}
+
+struct Entry {
+  KernelForm form;
+  void (*make)(const Shape& shape, DType dtype, const KernelCallOptions& options, KernelCall* call);
+};
+
+// The kernels of the library. A new one is a line here.
+const std::vector<Entry>& Entries() {
+  static const std::vector<Entry> entries = {
+      {{"matmul", "MxNxK", "1024x1024x1024", 3}, &MakeMatmul},
+      {{"flash_attention", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", 4}, &MakeFlashAttention},
+      {{"token_permute", "TOKENSxHIDDENxTOPKxEXPERTS", "512x7168x8x256", 4}, &MakeTokenPermute},
+      {{"token_unpermute", "TOKENSxHIDDENxTOPK", "512x7168x8", 3}, &MakeTokenUnpermute},
+  };
+  return entries;
+}
+
+// "4x5x6" as numbers, each from 0 to 2^24; empty where it is anything else.
+Shape ParseShape(const std::string& text) {
+  constexpr std::int64_t kLargest = 1 << 24;
+  Shape shape;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  while (true) {
+    std::int64_t size = -1;
+    const auto [next, error] = std::from_chars(at, end, size);
+    if (error != std::errc() || size < 0 || size > kLargest) return {};
+    shape.push_back(size);
+    if (next == end) return shape;
+    if (*next != 'x') return {};
+    at = next + 1;
+  }
+}
+
+}  // namespace
+
+ConstTensor KernelCall::Input(DType dtype, const Shape& shape) {
+  if (!with_data_) return ContiguousView(nullptr, dtype, shape);
+  OwnedTensor& tensor = inputs_.emplace_back(dtype, shape);
+  std::mt19937 random(++seed_);
+  for (std::int64_t i = 0; i < tensor.count(); ++i)
+    StoreFloat(tensor.data(), dtype, i, static_cast<float>(random() % 2048) / 1024 - 1);
+  return tensor.view();
+}
+
+ConstTensor KernelCall::Ids(const std::vector<std::int32_t>& values, const Shape& shape) {
+  OwnedTensor& tensor = inputs_.emplace_back(DType::kI32, shape);
+  std::copy(values.begin(), values.end(), reinterpret_cast<std::int32_t*>(tensor.data()));
+  return tensor.view();
+}
+
+Tensor KernelCall::Output(DType dtype, const Shape& shape) {
+  outputs_.push_back(with_data_ ? output_memory_.emplace_back(dtype, shape).view()
+                                : ContiguousView(nullptr, dtype, shape));
+  return outputs_.back();
+}
+
+const std::vector<KernelForm>& KernelForms() {
+  static const std::vector<KernelForm> forms = [] {
+    std::vector<KernelForm> all;
+    for (const Entry& entry : Entries()) all.push_back(entry.form);
+    return all;
+  }();
+  return forms;
+}
+
+std::string KernelFormsText() {
+  std::string text;
+  for (const KernelForm& form : KernelForms())
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", form.name, form.dims);
+  return text;
+}
+
+Status MakeKernelCall(const KernelCallOptions& options, KernelCall* call) {
+  const auto entry = std::find_if(Entries().begin(), Entries().end(),
+                                  [&](const Entry& e) { return options.kernel == e.form.name; });
+  if (entry == Entries().end()) {
+    std::string known;
+    for (const KernelForm& form : KernelForms())
+      known += fmt::format("{}{}", known.empty() ? "" : ", ", form.name);
+    return InvalidArgument(fmt::format("no kernel is named '{}'; known are {}", options.kernel, known));
+  }
+  const KernelForm& form = entry->form;
+  const Shape example = ParseShape(form.example);
+  Shape shape = options.shape.empty() ? example : ParseShape(options.shape);
+  if (shape.size() < form.required || shape.size() > example.size()) {
+    return InvalidArgument(fmt::format("shape '{}' of {} needs {}, each from 0 to 2^24, such as {}",
+                                       options.shape, form.name, form.dims, form.example));
+  }
+  for (std::size_t d = shape.size(); d < example.size(); ++d) shape.push_back(example[d]);
+  const std::map<std::string, DType> dtypes = {
+      {"fp32", DType::kF32}, {"bf16", DType::kBF16}, {"fp16", DType::kF16}};
+  const auto dtype = dtypes.find(options.dtype);
+  if (dtype == dtypes.end())
+    return InvalidArgument(fmt::format("dtype '{}' is not fp32, bf16 or fp16", options.dtype));
+  *call = KernelCall(options.with_data);
+  entry->make(shape, dtype->second, options, call);
+  return {};
+}
+
+}  // namespace cubist
