@@ -84,10 +84,11 @@ struct Entry {
 // The kernels of the library. A new one is a line here.
 const std::vector<Entry>& Entries() {
   static const std::vector<Entry> entries = {
-      {{"matmul", "MxNxK", "1024x1024x1024", 3}, &MakeMatmul},
-      {{"flash_attention", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", 4}, &MakeFlashAttention},
-      {{"token_permute", "TOKENSxHIDDENxTOPKxEXPERTS", "512x7168x8x256", 4}, &MakeTokenPermute},
-      {{"token_unpermute", "TOKENSxHIDDENxTOPK", "512x7168x8", 3}, &MakeTokenUnpermute},
+      {{"matmul", "MxNxK", "1024x1024x1024", "100x90x70", 3}, &MakeMatmul},
+      {{"flash_attention", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", "2x70x40x24x16", 4},
+       &MakeFlashAttention},
+      {{"token_permute", "TOKENSxHIDDENxTOPKxEXPERTS", "512x7168x8x256", "50x33x3x8", 4}, &MakeTokenPermute},
+      {{"token_unpermute", "TOKENSxHIDDENxTOPK", "512x7168x8", "50x33x3", 3}, &MakeTokenUnpermute},
   };
   return entries;
 }

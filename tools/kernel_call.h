@@ -31,6 +31,7 @@ struct KernelForm {
   const char* name;
   const char* dims;      // "MxNxK"
   const char* example;   // "1024x1024x1024"
+  const char* small;     // an awkward one that is computed number by number in no time
   std::size_t required;  // sizes that must be given
 };
 const std::vector<KernelForm>& KernelForms();

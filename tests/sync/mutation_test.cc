@@ -16,6 +16,7 @@
 #include "npu_model/sync/plan.h"
 #include "tests/sync/happens_before.h"
 #include "tests/sync/shipped_kernels.h"
+#include "tools/kernel_call.h"
 
 namespace cubist::testing {
 namespace {
@@ -232,8 +233,23 @@ class MutationTest : public ::testing::Test {
   std::map<std::string, Tally> tallies_;
 };
 
+NamedRecord RecordOf(const KernelForm& form) {
+  KernelCallOptions options;
+  options.kernel = form.name, options.shape = form.small;
+  KernelCall call;
+  Status status = MakeKernelCall(options, &call);
+  CUBIST_CHECK(status.ok(), status.message());
+  NamedRecord made;
+  made.name = form.name;
+  status = call(Recorder(Ascend910B2(), &made.record));
+  CUBIST_CHECK(status.ok(), status.message());
+  return made;
+}
+
+// Every kernel of the library, and what is awkward about some.
 std::vector<NamedRecord> Kernels() {
   std::vector<NamedRecord> all;
+  for (const KernelForm& form : KernelForms()) all.push_back(RecordOf(form));
   for (const ChipSpec* chip : {&Ascend910B2(), &Ascend910B4()}) {
     all.push_back(RecordMatmul(*chip, DType::kBF16, 300, 500, 600, false, true));
     all.push_back(RecordMatmul(*chip, DType::kF32, 40, 50, 900, true, false));
