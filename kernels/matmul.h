@@ -2,6 +2,7 @@
 #ifndef CUBIST_KERNELS_MATMUL_H_
 #define CUBIST_KERNELS_MATMUL_H_
 
+#include "kernels/pack_operand.h"
 #include "npu_model/device.h"
 #include "npu_model/status.h"
 #include "npu_model/types.h"
@@ -15,14 +16,18 @@ namespace cubist {
 //   bias  (N), optional                          fp32 or the dtype of a
 //   c     (M, N)                                 fp32 or the dtype of a
 //
+// In place of a or b, packed_a or packed_b may be given (see PackOperand): one matrix, (M, K) or (K, N) as packed;
+// transpose_a or transpose_b then has no meaning and must be false. The result has the same bits.
+//
 // Sums are fp32 in ascending p, in an order that depends on shape, dtype and SIMD target alone; one rounding
 // to c's dtype. M, N, K >= 0; K = 0 gives the bias, or zero. Strides of a, b and bias are free (0 repeats,
 // none negative); c's elements may not overlap each other, nor a, b or bias.
 struct MatmulArgs {
-  ConstTensor a, b;
+  ConstTensor a = {}, b = {};
   ConstTensor bias = {};
-  Tensor c;
+  Tensor c = {};
   bool transpose_a = false, transpose_b = false;
+  PackedOperand packed_a = {}, packed_b = {};
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.

@@ -12,6 +12,8 @@ struct Operand {
   PackedGm packed;
   bool is_packed = false;
 
+  std::int64_t rows() const { return is_packed ? packed.row_part.size() : plain.rows; }
+  std::int64_t cols() const { return is_packed ? packed.col_part.size() : plain.cols; }
   Operand Block(Range rows, Range cols) const {
     if (is_packed) return {{}, packed.Block(rows, cols), true};
     return {plain.Block(rows, cols), {}, false};

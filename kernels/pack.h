@@ -25,16 +25,23 @@ inline PackTiling ChoosePackTiling(const ChipSpec& chip, Role role, DType dtype,
   return t;
 }
 
-// Packs every (rows, cols) matrix of a (b, n, rows, cols) tensor, transposed where asked.
+// Packs every (rows, cols) matrix of a (b, n, rows, cols) tensor, transposed where asked, one after the other.
+template <class T>
+void PackInto(Launch& launch, const GmTensor& source, bool transposed, const PackedGm& packed) {
+  const PackTiling tiling = ChoosePackTiling(launch.chip(), packed.role, source.dtype, packed.rows,
+                                             packed.cols, source.sizes[0] * source.sizes[1]);
+  launch.OnAiCores(tiling.tasks(),
+                   [&](auto& core) { PackKernel<T>(core, source, transposed, packed, tiling); });
+}
+
+// The same into a workspace of the launch.
 template <class T>
 PackedGm Pack(Launch& launch, const char* name, Role role, const GmTensor& source, bool transposed = false) {
   std::int64_t rows = source.sizes[2], cols = source.sizes[3];
   if (transposed) std::swap(rows, cols);
-  const std::int64_t matrices = source.sizes[0] * source.sizes[1];
-  const PackedGm packed = launch.Packed(name, role, source.dtype, rows, cols, matrices);
-  const PackTiling tiling = ChoosePackTiling(launch.chip(), role, source.dtype, rows, cols, matrices);
-  launch.OnAiCores(tiling.tasks(),
-                   [&](auto& core) { PackKernel<T>(core, source, transposed, packed, tiling); });
+  const PackedGm packed =
+      launch.Packed(name, role, source.dtype, rows, cols, source.sizes[0] * source.sizes[1]);
+  PackInto<T>(launch, source, transposed, packed);
   return packed;
 }
 

@@ -49,6 +49,7 @@ std::vector<MatmulTiling> AllTilings(const ChipSpec& chip, const MatmulShape& s)
                                 t.m * t.n * 4 > 2 * chip.buffer(Buffer::kL0C).fast)) {
       return;
     }
+    if (s.b_packed && t.n < s.n && t.n % kWidestPanel != 0) return;
     t.grid = {CeilDiv(s.m, t.m), CeilDiv(s.n, t.n), BlockOrder::kRowMajor, 1};
     tilings.push_back(t);
     if (t.grid.rows > 1 && t.grid.cols > 1) {
@@ -74,8 +75,8 @@ std::vector<MatmulTiling> AllTilings(const ChipSpec& chip, const MatmulShape& s)
     t.l1_stages = t.l0_stages = 1;
     for (int packing = 0; packing < 4; ++packing) {
       t.pack_a = (packing & 1) != 0, t.pack_b = (packing & 2) != 0;
-      if (t.pack_a && (CeilDiv(s.n, t.n) == 1 || LoadedInPlace(chip, s))) continue;
-      if (t.pack_b && CeilDiv(s.m, t.m) == 1) continue;
+      if (t.pack_a && (s.a_packed || CeilDiv(s.n, t.n) == 1 || LoadedInPlace(chip, s))) continue;
+      if (t.pack_b && (s.b_packed || CeilDiv(s.m, t.m) == 1)) continue;
       add(t);
     }
   };
@@ -128,7 +129,8 @@ double Price(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) 
     const Path path = in_layout ? Path::kGmToL1 : Path::kGmToL1Nd2Nz;
     return steps1 * chip.path(path).startup + elements * bytes / LoadRate(chip, path, cores);
   };
-  const double mte2 = load(t.pack_a || LoadedInPlace(chip, s), m * d(s.k)) + load(t.pack_b, d(s.k) * n);
+  const double mte2 = load(t.pack_a || s.a_packed || LoadedInPlace(chip, s), m * d(s.k)) +
+                      load(t.pack_b || s.b_packed, d(s.k) * n);
   const double fix = PathCycles(chip, Path::kL0CToGm, m * n * d(SizeOf(s.out)), 1);
   const double issue = steps0 * 3 * chip.scalar.issue;
 

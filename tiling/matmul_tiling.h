@@ -22,9 +22,14 @@ struct MatmulShape {
   DType in = DType::kF32, out = DType::kF32;
   bool bias = false;
   std::int64_t a_row_bytes = 0;  // Length of A's rows in GM where its columns are adjacent, else 0.
+  bool a_packed = false, b_packed = false;  // By the caller, once for many products.
 
   friend auto operator<=>(const MatmulShape&, const MatmulShape&) = default;
 };
+
+// Columns of the widest panel that any layout has. With data, a packed operand is laid out for the host on every
+// chip, and no block of it may begin inside a panel.
+inline constexpr std::int64_t kWidestPanel = 32;
 
 // A block of C, (m, n), stays in L0C while k is walked: in steps of k1 from GM to L1, of k0 from L1 to L0.
 struct MatmulTiling {
@@ -43,6 +48,7 @@ void VisitFields(const MatmulShape& s, Visit&& visit) {
   visit({"in"}, s.in), visit({"out"}, s.out);
   visit({"bias"}, s.bias);
   visit({"a_row_bytes"}, s.a_row_bytes);
+  visit({"a_packed"}, s.a_packed), visit({"b_packed"}, s.b_packed);
 }
 
 template <class Tiling, class Visit>
@@ -51,7 +57,8 @@ void VisitFields(const ChipSpec& chip, const MatmulShape& s, Tiling& t, Visit&& 
   constexpr std::int64_t kLargest = 1 << 20;
   const std::int64_t k_step =
       std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
-  visit({"m", 1, kLargest, chip.mmad.m_step}, t.m), visit({"n", 1, kLargest, chip.mmad.n_step}, t.n);
+  visit({"m", 1, kLargest, chip.mmad.m_step}, t.m);
+  visit({"n", 1, kLargest, s.b_packed ? kWidestPanel : chip.mmad.n_step}, t.n);
   visit({"k1", 1, kLargest, k_step}, t.k1), visit({"k0", 1, kLargest, k_step}, t.k0);
   visit({"l1_stages", 1, 16}, t.l1_stages), visit({"l0_stages", 1, 16}, t.l0_stages);
   visit({"l0c_stages", 1, 16}, t.l0c_stages);

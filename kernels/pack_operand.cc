@@ -1,0 +1,186 @@
+#include "kernels/pack_operand.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+
+#include "kernels/pack.h"
+#include "kernels/packed_input.h"
+#include "kernels/validate.h"
+
+namespace cubist {
+namespace {
+
+Role RoleOf(Side side) { return side == Side::kA ? Role::kA : Role::kB; }
+
+// What stands before the matrices: enough to tell any other operand or layout from this one.
+struct Header {
+  std::array<char, 8> magic{'c', 'u', 'b', 'i', 's', 't', 'p', '1'};
+  std::int64_t side = 0, dtype = 0, matrices = 0, rows = 0, cols = 0;
+  // Layout: bytes of a matrix, of an element, columns of a panel, and what its rows are padded to.
+  std::int64_t stride = 0, element_bytes = 0, panel = 0, row_multiple = 0;
+
+  friend bool operator==(const Header&, const Header&) = default;
+};
+constexpr std::int64_t kHeaderBytes = 128;
+static_assert(sizeof(Header) <= kHeaderBytes);
+
+// Data is always laid out as the host computes on it; the chip's own layout must have room too.
+std::int64_t MatrixBytes(const ChipSpec& chip, Side side, DType dtype, std::int64_t rows, std::int64_t cols) {
+  const std::int64_t bytes = std::max(chip.PackedBytes(RoleOf(side), dtype, rows, cols),
+                                      HostChip().PackedBytes(RoleOf(side), dtype, rows, cols));
+  return RoundUp(bytes, kPackedAlignment);
+}
+
+Header HeaderOf(const ChipSpec& chip, const PackedOperand& packed) {
+  const ChipSpec& host = HostChip();
+  Header header;
+  header.side = static_cast<std::int64_t>(packed.side),
+  header.dtype = static_cast<std::int64_t>(packed.dtype);
+  header.matrices = packed.matrices, header.rows = packed.rows, header.cols = packed.cols;
+  header.stride = MatrixBytes(chip, packed.side, packed.dtype, packed.rows, packed.cols);
+  header.element_bytes = host.OperandBytes(packed.dtype);
+  header.panel = host.PackedStep(RoleOf(packed.side), packed.dtype);
+  header.row_multiple = host.packing.row_multiple;
+  return header;
+}
+
+// The matrices behind the header, as a tensor of floats, one row each.
+ConstTensor MatricesOf(const ChipSpec& chip, const PackedOperand& packed) {
+  const std::int64_t stride = MatrixBytes(chip, packed.side, packed.dtype, packed.rows, packed.cols);
+  const auto* data = static_cast<const std::byte*>(packed.data);
+  return {data == nullptr ? nullptr : data + kHeaderBytes, DType::kF32, {packed.matrices, stride / 4}};
+}
+
+PackedGm ViewOf(const GmTensor* tensor, const PackedOperand& packed) {
+  PackedGm view;
+  view.tensor = tensor;
+  view.role = RoleOf(packed.side), view.dtype = packed.dtype;
+  view.rows = packed.rows, view.cols = packed.cols;
+  view.row_part = {0, packed.rows}, view.col_part = {0, packed.cols};
+  return view;
+}
+
+Status Error(const char* kernel, const char* name, const std::string& what) {
+  return InvalidArgument(std::string(kernel) + ": " + name + " " + what);
+}
+
+// Room for what is packed, where it may be read and written.
+Status CheckMemory(const char* kernel, const char* name, const void* data, std::int64_t bytes,
+                   std::int64_t needed, bool needs_data) {
+  if (bytes < needed) {
+    return Error(
+        kernel, name,
+        "has " + std::to_string(bytes) + " bytes, needs " + std::to_string(needed) + " (PackedOperandBytes)");
+  }
+  if (!needs_data) return {};
+  if (data == nullptr) return Error(kernel, name, "has null data");
+  if (reinterpret_cast<std::uintptr_t>(data) % kPackedAlignment != 0) {
+    return Error(kernel, name, "is not aligned to " + std::to_string(kPackedAlignment) + " bytes");
+  }
+  return {};
+}
+
+template <class T>
+Status Run(const Device& device, const PackOperandArgs& args, const PackedOperand& packed, Profile* profile) {
+  Launch launch(device, "pack_operand");
+  const GmTensor& source = *launch.Input("source", args.source);
+  const ConstTensor matrices = MatricesOf(launch.chip(), packed);
+  const GmTensor* out = launch.Output(
+      "packed", Tensor(const_cast<void*>(matrices.data), DType::kF32, {matrices.size(0), matrices.size(1)}));
+  PackInto<T>(launch, source, args.transpose, ViewOf(out, packed));
+  return launch.Finish(profile);
+}
+
+}  // namespace
+
+Status CheckPacked(const Device& device, const char* kernel, const char* name, const PackedOperand& packed) {
+  if (packed.matrices < 0 || packed.rows < 0 || packed.cols < 0) {
+    return Error(kernel, name, "has negative sizes");
+  }
+  const std::int64_t needed =
+      PackedOperandBytes(device, packed.side, packed.dtype, packed.rows, packed.cols, packed.matrices);
+  if (needed == 0) return Error(kernel, name, "spans more than 2^62 bytes");
+  CUBIST_RETURN_IF_ERROR(CheckMemory(kernel, name, packed.data, packed.bytes, needed, device.computes()));
+  if (!device.computes()) return {};
+  Header found;
+  std::memcpy(static_cast<void*>(&found), packed.data, sizeof(found));
+  if (found.magic != Header().magic) return Error(kernel, name, "holds no packed operand");
+  if (found != HeaderOf(device.chip(), packed)) {
+    return Error(kernel, name,
+                 "was packed for another layout or shape: it holds " + std::to_string(found.matrices) +
+                     " x " + std::to_string(found.rows) + " x " + std::to_string(found.cols) + " " +
+                     NameOf(static_cast<DType>(found.dtype)) + " in panels of " +
+                     std::to_string(found.panel) + ", needs " + std::to_string(packed.matrices) + " x " +
+                     std::to_string(packed.rows) + " x " + std::to_string(packed.cols) + " " +
+                     NameOf(packed.dtype) + " in panels of " +
+                     std::to_string(HostChip().PackedStep(RoleOf(packed.side), packed.dtype)));
+  }
+  return {};
+}
+
+PackedGm PackedInput(Launch& launch, const char* name, const PackedOperand& packed) {
+  return ViewOf(launch.Input(name, MatricesOf(launch.chip(), packed)), packed);
+}
+
+std::int64_t PackedOperandBytes(const Device& device, Side side, DType dtype, std::int64_t rows,
+                                std::int64_t cols, std::int64_t matrices) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 62;
+  if (rows < 0 || cols < 0 || matrices < 0) return 0;
+  // Padding and widening add at most a panel and a fractal each way, and a factor of two.
+  std::int64_t elements = 0, total = 0;
+  if (__builtin_mul_overflow(rows + 64, cols + 1024, &elements) ||
+      __builtin_mul_overflow(elements, std::max<std::int64_t>(matrices, 1), &total) || total > kMost / 8) {
+    return 0;
+  }
+  return kHeaderBytes + matrices * MatrixBytes(device.chip(), side, dtype, rows, cols);
+}
+
+Status PackOperand(const Device& device, const PackOperandArgs& args, PackedOperand* packed,
+                   Profile* profile) {
+  constexpr const char* kKernel = "pack_operand";
+  const Argument source{kKernel, "source", args.source};
+  if (args.source.rank == 3) {
+    CUBIST_RETURN_IF_ERROR(CheckShape(source, {{"matrices"}, {"rows"}, {"columns"}}));
+  } else {
+    CUBIST_RETURN_IF_ERROR(CheckShape(source, {{"rows"}, {"columns"}}));
+  }
+  CUBIST_RETURN_IF_ERROR(CheckDType(source, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckStorage(source, device.computes()));
+
+  PackedOperand result;
+  result.data = args.data, result.bytes = args.bytes;
+  result.side = args.side, result.dtype = args.source.dtype;
+  result.matrices = args.source.rank == 3 ? args.source.size(0) : 1;
+  result.rows = args.source.size(args.source.rank - (args.transpose ? 1 : 2));
+  result.cols = args.source.size(args.source.rank - (args.transpose ? 2 : 1));
+  if (result.matrices == 0) return source.Error("has size 0 in dimension 0 (matrices), the least is 1");
+  const std::int64_t needed =
+      PackedOperandBytes(device, result.side, result.dtype, result.rows, result.cols, result.matrices);
+  if (needed == 0) return source.Error("spans more than 2^62 bytes");
+  CUBIST_RETURN_IF_ERROR(CheckMemory(kKernel, "data", args.data, args.bytes, needed, device.computes()));
+  CUBIST_RETURN_IF_ERROR(
+      CheckApart({kKernel, "data", ConstTensor(args.data, DType::kF32, {needed / 4})}, source));
+
+  Status status;
+  switch (result.dtype) {
+    case DType::kBF16:
+      status = Run<BF16>(device, args, result, profile);
+      break;
+    case DType::kF16:
+      status = Run<F16>(device, args, result, profile);
+      break;
+    default:
+      status = Run<float>(device, args, result, profile);
+  }
+  CUBIST_RETURN_IF_ERROR(status);
+  if (device.computes()) {
+    const Header header = HeaderOf(device.chip(), result);
+    std::memcpy(args.data, &header, sizeof(header));
+  }
+  *packed = result;
+  return {};
+}
+
+}  // namespace cubist
