@@ -61,11 +61,15 @@ constexpr const char* NameOf(Path path) {
   return kNames[static_cast<int>(path)];
 }
 
-// A transfer of B bytes over a path takes startup + B / bytes_per_cycle cycles of
-// its pipe when nothing else is slower.
+// A transfer of B bytes in r rows (bursts that are not contiguous in GM) is complete after
+//   startup + r * row + B / bytes_per_cycle
+// cycles when nothing else is slower. Startups overlap: behind a transfer the next one on the pipe begins `gap`
+// cycles after it began, and its bytes flow once the first one's have.
 struct PathSpec {
   Constant startup;          // cycles
   Constant bytes_per_cycle;  // bytes/cycle
+  Constant gap{1, "cycles", Basis::kGuessed, 1, "an instruction per cycle"};
+  Constant row{0, "cycles", Basis::kDocumented, 0, "no rows on this path"};
 };
 
 // Vector instructions, by what they cost.
@@ -105,28 +109,33 @@ struct ChipSpec {
   std::array<BufferSpec, kBufferCount> buffers{};
 
   // Cube: a Mmad of (m, k, n) takes head + ceil(m / m_step) * ceil(k / k_step) * ceil(n / n_step) * passes
-  // cycles, with k_step = k_bytes / operand element size.
+  // cycles, with k_step = k_bytes / operand element size. The next one begins after the busy head, flags and
+  // barriers wait for the idle one.
   struct Mmad {
     std::int64_t m_step = 16, n_step = 16;
     std::int64_t k_bytes = 32;
     Constant fp32_passes;  // cycles per step for 32-bit operands,
     Constant narrow_passes{1, "cycles", Basis::kDocumented, 0,
                            "a step is what the unit does in one cycle"};  // 16-bit
-    Constant head_idle, head_busy;  // cycles, when the pipe was drained and when Mmads follow one another
+    Constant head_idle, head_busy;  // cycles: until the result is complete, until the next Mmad may begin
   } mmad;
 
   std::array<PathSpec, kPathCount> paths{};
 
-  // Vector: an instruction over r repeats of `repeat_bytes` takes head + r * cycles[op].
+  // Vector: an instruction over r repeats of `repeat_bytes` is complete after head + r * cycles[op]; the next one
+  // may begin after max(least, r * cycles[op]).
   struct Vector {
     std::int64_t repeat_bytes = 256;
     Constant head;
+    Constant least{1, "cycles", Basis::kGuessed, 1, "an instruction per cycle"};
     std::array<Constant, kVectorOpCount> cycles{};
   } vector;
 
   struct Scalar {
     Constant issue;  // cycles to issue one instruction to a pipe
-    Constant read;   // cycles for a kernel to read one scalar from UB
+    Constant issue_flag{0, "cycles", Basis::kDocumented, 0, "none"};  // the same of a flag or a barrier
+    int queue_depth = 32;  // instructions that wait in front of a pipe before the scalar unit stands still
+    Constant read;         // cycles for a kernel to read one scalar from UB
     Constant
         update;  // cycles for the scalar unit to read, change and write one element of UB (Histogram, Rank)
   } scalar;
@@ -139,10 +148,12 @@ struct ChipSpec {
   } memory;
 
   struct Sync {
-    Constant flag;        // cycles, SetFlag to WaitFlag between pipes of a core
-    Constant cross_core;  // cycles, Cube core to Vector core or back
-    Constant barrier_s;   // seconds, all cores (between phases)
-    Constant launch_s;    // seconds, start of a kernel
+    Constant flag;  // cycles, SetFlag to WaitFlag between pipes of a core
+    Constant execute{0, "cycles", Basis::kDocumented, 0,
+                     "none"};  // of a pipe for a SetFlag, WaitFlag or barrier
+    Constant cross_core;       // cycles, Cube core to Vector core or back
+    Constant barrier_s;        // seconds, all cores (between phases)
+    Constant launch_s;         // seconds, start of a kernel
 
     // What the placing of flags has to keep to (sync/plan.h). Developer guide: event ids 0 to 7 per ordered
     // pair of pipes, of which the framework reserves 6 and 7; CrossCoreSetFlag ids 0 to 10, counters to 15.

@@ -7,6 +7,7 @@
 
 #include "npu_model/chip.h"
 #include "npu_model/profile.h"
+#include "npu_model/sync/policy.h"
 #include "npu_model/tuning.h"
 
 namespace cubist {
@@ -25,7 +26,8 @@ struct NpuOptions {
   // Compute the results too (slowly: with the chip's tiling). Without, float tensors may have null data,
   // outputs are not written, and only index tensors are read.
   bool with_data = true;
-  bool timeline = false;            // Keep every instruction's start and end in the profile.
+  sync::Policy policy = sync::Policy::kMinimal;  // Flags that hold the profile's instructions back.
+  bool timeline = false;                         // Keep every instruction's start and end in the profile.
   trace::Record* record = nullptr;  // Where given, gets what the call recorded (for sync/ and one's own use).
   std::shared_ptr<const Tuning> tuning = nullptr;  // As for a host.
 };

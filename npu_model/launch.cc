@@ -12,6 +12,7 @@
 #include <span>
 #include <utility>
 
+#include "npu_model/sync/plan.h"
 #include "npu_model/trace/replay.h"
 
 namespace cubist {
@@ -89,7 +90,8 @@ GmTensor* Launch::Add(const char* name, const ConstTensor& tensor, bool writable
   CUBIST_CHECK(tensor_count_ < kMaxTensors, "more tensors than a launch holds");
   GmTensor& t = tensors_[tensor_count_];
   // Without data no output is written; inputs stay, as index tensors are read all the same.
-  t.data = device_.computes() || !writable ? static_cast<std::byte*>(const_cast<void*>(tensor.data)) : nullptr;
+  t.data =
+      device_.computes() || !writable ? static_cast<std::byte*>(const_cast<void*>(tensor.data)) : nullptr;
   t.dtype = tensor.dtype;
   t.writable = writable;
   t.input = !writable;
@@ -202,7 +204,10 @@ void Launch::NoteFinding(const std::string& finding) {
 Status Launch::Finish(Profile* profile) {
   if (status_.ok() && record_ != nullptr) {
     record_->workspace_bytes = workspace_bytes_;
-    if (profile != nullptr) *profile = trace::Replay(*record_, device_.npu().timeline);
+    if (profile != nullptr) {
+      const sync::Plan plan = sync::PlanFlags(*record_, device_.npu().policy);
+      *profile = trace::Replay(*record_, plan, {device_.npu().timeline});
+    }
     if (device_.npu().record != nullptr) {
       for (const GmTensor& t : std::span(tensors_).first(tensor_count_)) {
         record_->tensors.push_back(

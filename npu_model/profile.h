@@ -38,9 +38,10 @@ struct Profile {
     double vector_side = 0;  // pipes of the Vector cores
   };
   std::array<Busy, kPipeCount> busy{};
-  double cube_utilisation = 0;    // busy share of M
-  double vector_utilisation = 0;  // busy share of V
-  double mte_utilisation = 0;     // the busiest of MTE1, MTE2, MTE3, FIX on either side
+  std::array<Busy, kPipeCount> waiting{};  // likewise, standing still at a flag or barrier
+  double cube_utilisation = 0;             // busy share of M
+  double vector_utilisation = 0;           // busy share of V
+  double mte_utilisation = 0;              // the busiest of MTE1, MTE2, MTE3, FIX on either side
 
   std::array<std::int64_t, kPathCount> path_bytes{};  // bytes that took each path
   std::int64_t gm_read = 0, gm_written = 0;           // bytes through the cores' ports

@@ -49,14 +49,25 @@ void SetMmad(ChipSpec& chip) {
                              "msKPP resource910b.cpp, 910B1 and 910B3: 16x16x16 per cycle"};
   chip.mmad.head_idle = {23, kCycles, Basis::kMeasured, 0.1,
                          "msKPP resource910b.cpp, 910B3 isolated: 23; pypto device fit: 21"};
-  chip.mmad.head_busy = {10, kCycles, Basis::kFitted, 0.8,
-                         "asc-devkit 8192^3 fp16 on 24 cores: +1.96 % of 512 cycles; msKPP back to back: 2"};
+  chip.mmad.head_busy = {
+      2, kCycles, Basis::kMeasured, 0.2,
+      "msKPP resource910b.cpp, 910B1, back to back: ideal + 1.9; the 10 of asc-devkit 8192^3 "
+      "fp16 on 24 cores (+1.96 % of 512) come of the flags around each Mmad"};
 }
 
 void SetPaths(ChipSpec& chip) {
+  // Transfers of 128 bytes by 48 cores are 20.6 cycles apart: startups overlap.
+  constexpr Constant kGmGap{20, kCycles, Basis::kMeasured, 0.3,
+                            "asc-devkit data_copy, 48 Vector cores, tiles of 1 x 64 fp16: 548 us for 302 MB"};
+  constexpr Constant kL0Gap{
+      2, kCycles, Basis::kMeasured, 0.5,
+      "msKPP resource910b.cpp, 910B1 L1_TO_L0A and L1_TO_L0B back to back: 2 + bytes / rate"};
   const auto set = [&](Path path, Constant startup, Constant rate) {
     startup.unit = kCycles, rate.unit = kBytesPerCycle;
-    chip.paths[static_cast<std::size_t>(path)] = {startup, rate};
+    PathSpec& spec = chip.paths[static_cast<std::size_t>(path)];
+    const bool from_l1 = path == Path::kL1ToL0A || path == Path::kL1ToL0B || path == Path::kL1ToBT;
+    spec.startup = startup, spec.bytes_per_cycle = rate;
+    spec.gap = from_l1 ? kL0Gap : kGmGap;
   };
   set(Path::kGmToL1,
       {206, "", Basis::kMeasured, 0.2,
@@ -67,12 +78,12 @@ void SetPaths(ChipSpec& chip) {
        "vendor GEMM tiling model (cache_tiling_cycle_model.cc); msKPP isolated: 780"},
       {165, "", Basis::kMeasured, 0.1, "msKPP resource910b.cpp, 910B1 GM_TO_L1_TRANS, one core: 157 to 178"});
   set(Path::kL1ToL0A,
-      {24, "", Basis::kFitted, 0.95,
-       "asc-devkit 8192^3 fp16: 367 cycles of MTE1 per Mmad, 320 by rate; msKPP: 2"},
+      {26, "", Basis::kDocumented, 0.3,
+       "vendor GEMM tiling model (cache_tiling_cycle_model.cc): MTE1 starts in 26 cycles"},
       {256, "", Basis::kMeasured, 0.05, "msKPP resource910b.cpp, 910B1 L1_TO_L0A: 263; pto-isa: 256"});
   set(Path::kL1ToL0B,
-      {24, "", Basis::kFitted, 0.95,
-       "asc-devkit 8192^3 fp16: 367 cycles of MTE1 per Mmad, 320 by rate; msKPP: 2"},
+      {26, "", Basis::kDocumented, 0.3,
+       "vendor GEMM tiling model (cache_tiling_cycle_model.cc): MTE1 starts in 26 cycles"},
       {128, "", Basis::kMeasured, 0.05, "msKPP resource910b.cpp, 910B1 L1_TO_L0B: 132; pto-isa: 128"});
   set(Path::kL1ToBT, {24, "", Basis::kGuessed, 0.95, "as L1 to L0"},
       {33, "", Basis::kMeasured, 0.1, "msKPP resource910b.cpp, 910B1 L1_TO_BT"});
@@ -96,6 +107,8 @@ void SetVector(ChipSpec& chip) {
   chip.vector.repeat_bytes = 256;
   chip.vector.head = {22, kCycles, Basis::kMeasured, 0.3,
                       "pto-isa formula_params.csv, 910B3: 20 to 26; a dependent one waits 13 to 25"};
+  chip.vector.least = {3, kCycles, Basis::kMeasured, 0.35,
+                       "msKPP resource910b.cpp, 910B1, one repeat back to back: 3 (fp32) or 4 (fp16)"};
   const auto set = [&](VectorOp op, double cycles, Basis basis, double spread, const char* source) {
     chip.vector.cycles[static_cast<std::size_t>(op)] = {cycles, kPerRepeat, basis, spread, source};
   };
@@ -119,6 +132,8 @@ void SetVector(ChipSpec& chip) {
 
 void SetScalar(ChipSpec& chip) {
   chip.scalar.issue = {6, kCycles, Basis::kGuessed, 0.8, "no source"};
+  chip.scalar.issue_flag = {2, kCycles, Basis::kGuessed, 0.8, "no source; no operands to set up"};
+  chip.scalar.queue_depth = 32;  // Vendor guide, matmul tuning: MTE1 and M; the others likewise.
   chip.scalar.read = {11, kCycles, Basis::kFitted, 0.5, "a third of scalar.update"};
   chip.scalar.update = {34, kCycles, Basis::kMeasured, 0.3,
                         "vendor guide: 8192^2 fp16 additions by GetValue and SetValue on one core, 1.24 s"};
@@ -146,6 +161,9 @@ void SetMemory(ChipSpec& chip, const Model& model) {
 
 void SetSync(ChipSpec& chip) {
   chip.sync.flag = {20, kCycles, Basis::kGuessed, 0.5, "10 to 30 cycles; no published figure"};
+  chip.sync.execute = {
+      2, kCycles, Basis::kGuessed, 0.5,
+      "no source; 3 flags per Mmad explain most of the 10 cycles between Mmads of asc-devkit"};
   chip.sync.cross_core = {
       400, kCycles, Basis::kGuessed, 0.5,
       "half of a round trip of 0.3 to 0.6 us, within the 1000 cycles per tile of attention kernels"};

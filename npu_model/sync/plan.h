@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "npu_model/chip.h"
+#include "npu_model/sync/policy.h"
 #include "npu_model/trace/record.h"
 
 namespace cubist::sync {
@@ -47,12 +48,6 @@ struct CorePlan {
 struct PhasePlan {
   std::vector<CorePlan> cores;
 };
-
-enum class Policy : std::uint8_t {
-  kMinimal,  // what earlier flags already order is left out
-  kPerTile,  // what compilers insert: a pair of flags for every tile that changes pipes, in both directions
-};
-constexpr const char* NameOf(Policy policy) { return policy == Policy::kMinimal ? "minimal" : "per-tile"; }
 
 // More flags than ids: a wait that stands earlier, or for more, than the bytes ask for.
 struct Shortage {

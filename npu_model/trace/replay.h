@@ -1,25 +1,34 @@
 // Replay: predicts the time of a recorded kernel on a chip.
 //
-// Instructions wait for the scalar unit to issue them, for the one before on their in-order pipe, and for the
-// latest instruction on each other pipe of the AI core whose bytes they overlap (dependencies.h). An
-// instruction then takes head + work / throughput of its pipe; a transfer to or from global memory takes its
-// startup and then flows, sharing the cores' ports, L2 and HBM max-min fairly with all other transfers. Nothing
-// steps by cycles: there is one event per start and end of a transfer, everything else follows at once.
+// Instructions and the flags of a plan (sync/plan.h) are issued by the scalar units into the pipes' bounded queues,
+// and the pipes take them in order. Nothing but queues and flags holds an instruction back: a record with too few
+// flags is replayed as wrongly as a device would run it, so prove the plan first (sync/check.h). Arithmetic takes
+// head + work / throughput of its pipe; a transfer to or from global memory takes its startup and then flows,
+// sharing the cores' ports, L2 and HBM max-min fairly with all other transfers. Nothing steps by cycles: there is
+// one event per start and end of a transfer, everything else follows at once.
 //
 // Approximations: L2 is fully associative with second-chance replacement over 4-KiB runs of
 // lines; a line counts as present once its first reader began; write-back is charged to the
 // transfer that evicts, and what is left in L2 at the end is never written back; a Cube core has
-// one port for reads, one for FIX and one for MTE3; flags are not yet planned, so waits are by
-// dependencies alone; bank conflicts, queue depths and same-address queueing are not modelled.
+// one port for reads, one for FIX and one for MTE3; bank conflicts and same-address queueing are not modelled.
 #ifndef CUBIST_NPU_MODEL_TRACE_REPLAY_H_
 #define CUBIST_NPU_MODEL_TRACE_REPLAY_H_
 
 #include "npu_model/profile.h"
+#include "npu_model/sync/plan.h"
 #include "npu_model/trace/record.h"
 
 namespace cubist::trace {
 
-// With `timeline`, every instruction's start and end are kept in the profile.
+struct ReplayOptions {
+  bool timeline = false;  // Keep every instruction's start and end in the profile.
+};
+
+// A pure function of its arguments, so that a tool may leave out a flag and replay. A plan in which a WaitFlag has no
+// set is a programming error.
+Profile Replay(const Record& record, const sync::Plan& plan, const ReplayOptions& options = {});
+
+// By a minimal plan.
 Profile Replay(const Record& record, bool timeline);
 
 }  // namespace cubist::trace

@@ -23,7 +23,9 @@ std::vector<std::pair<std::string, const Constant*>> ConstantsOf(const ChipSpec&
       {"mmad.head_idle", &chip.mmad.head_idle},
       {"mmad.head_busy", &chip.mmad.head_busy},
       {"vector.head", &chip.vector.head},
+      {"vector.least", &chip.vector.least},
       {"scalar.issue", &chip.scalar.issue},
+      {"scalar.issue_flag", &chip.scalar.issue_flag},
       {"scalar.read", &chip.scalar.read},
       {"scalar.update", &chip.scalar.update},
       {"memory.hbm_bytes_per_s", &chip.memory.hbm_bytes_per_s},
@@ -33,6 +35,7 @@ std::vector<std::pair<std::string, const Constant*>> ConstantsOf(const ChipSpec&
       {"memory.core_write_bytes_per_cycle", &chip.memory.core_write_bytes_per_cycle},
       {"memory.core_miss_bytes_per_cycle", &chip.memory.core_miss_bytes_per_cycle},
       {"sync.flag", &chip.sync.flag},
+      {"sync.execute", &chip.sync.execute},
       {"sync.cross_core", &chip.sync.cross_core},
       {"sync.barrier_s", &chip.sync.barrier_s},
       {"sync.launch_s", &chip.sync.launch_s},
@@ -41,6 +44,7 @@ std::vector<std::pair<std::string, const Constant*>> ConstantsOf(const ChipSpec&
     const PathSpec& path = chip.path(static_cast<Path>(p));
     all.emplace_back(std::string(NameOf(static_cast<Path>(p))) + " startup", &path.startup);
     all.emplace_back(std::string(NameOf(static_cast<Path>(p))) + " rate", &path.bytes_per_cycle);
+    all.emplace_back(std::string(NameOf(static_cast<Path>(p))) + " gap", &path.gap);
   }
   for (int op = 0; op < kVectorOpCount; ++op) {
     all.emplace_back("vector op " + std::to_string(op), &chip.vector_cycles(static_cast<VectorOp>(op)));

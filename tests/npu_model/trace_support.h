@@ -12,24 +12,25 @@
 
 namespace cubist::testing {
 
-// One cycle is a nanosecond. Issue 1 cycle, flags 5, cross-core 100; every path starts in 10 cycles and
-// carries 64 bytes per cycle; memory never limits. Mmad: 4 cycles of head when drained, 2 otherwise. Vector:
-// head 6, 4 cycles per repeat.
+// One cycle is a nanosecond. Issue 1 cycle, of flags none; flags 5, cross-core 100; every path starts in 10
+// cycles and carries 64 bytes per cycle, the next transfer may begin 1 cycle later; memory never limits. Mmad:
+// complete 4 cycles after its work, the next one begins 2 after it. Vector: head 6, 4 cycles per repeat.
 inline ChipSpec RoundChip() {
   const auto is = [](double value) { return Constant{value, "", Basis::kGuessed, 0, "chosen for the test"}; };
   ChipSpec chip = Ascend910B1();
   chip.name = "round";
   chip.clock_hz = is(1e9);
-  for (PathSpec& path : chip.paths) path = {is(10), is(64)};
+  for (PathSpec& path : chip.paths) path = {is(10), is(64), is(1), is(0)};
   chip.mmad.head_idle = is(4), chip.mmad.head_busy = is(2);
-  chip.vector.head = is(6);
+  chip.vector.head = is(6), chip.vector.least = is(1);
   for (Constant& cycles : chip.vector.cycles) cycles = is(4);
-  chip.scalar.issue = is(1), chip.scalar.read = is(3), chip.scalar.update = is(2);
+  chip.scalar.issue = is(1), chip.scalar.issue_flag = is(0), chip.scalar.read = is(3),
+  chip.scalar.update = is(2);
   auto& memory = chip.memory;
   memory.hbm_bytes_per_s = memory.l2_read_bytes_per_s = memory.l2_write_bytes_per_s = is(1e18);
   memory.core_read_bytes_per_cycle = memory.core_write_bytes_per_cycle = is(1e9);
   memory.core_miss_bytes_per_cycle = is(0);
-  chip.sync.flag = is(5), chip.sync.cross_core = is(100);
+  chip.sync.flag = is(5), chip.sync.cross_core = is(100), chip.sync.execute = is(0);
   chip.sync.barrier_s = chip.sync.launch_s = is(0);
   return chip;
 }

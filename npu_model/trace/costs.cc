@@ -1,0 +1,132 @@
+#include "npu_model/trace/costs.h"
+
+#include <algorithm>
+
+namespace cubist::trace {
+namespace {
+
+constexpr std::int64_t kBlock = 32;  // bytes, the unit of UB and of L1 rows
+
+VectorOp CostOf(Op op) {
+  switch (op) {
+    case Op::kCast:
+      return VectorOp::kCast;
+    case Op::kAdd:
+    case Op::kSub:
+    case Op::kMul:
+    case Op::kMax:
+      return VectorOp::kBinary;
+    case Op::kDiv:
+      return VectorOp::kDiv;
+    case Op::kExp:
+      return VectorOp::kExp;
+    case Op::kLn:
+      return VectorOp::kLn;
+    case Op::kRowMax:
+    case Op::kRowSum:
+      return VectorOp::kReduce;
+    case Op::kMaskAbove:
+      return VectorOp::kSelect;
+    case Op::kAddInt:
+    case Op::kColumnSum:
+    case Op::kExclusiveScan:
+      return VectorOp::kInteger;
+    default:
+      return VectorOp::kUnary;
+  }
+}
+
+// Repeats of a Vector instruction on a tile of `rows` x `cols`: all blocks in a row where the tile fills its
+// slot's rows, eight rows at a time where a row is one block, and row by row otherwise.
+std::int64_t Repeats(const ChipSpec& chip, std::int64_t rows, std::int64_t cols, std::int64_t element,
+                     std::int64_t slot_cols) {
+  const std::int64_t row_bytes = RoundUp(cols * element, kBlock);
+  const std::int64_t per_repeat = chip.vector.repeat_bytes;
+  if (rows == 1 || row_bytes == RoundUp(slot_cols * element, kBlock) || row_bytes == kBlock) {
+    return CeilDiv(rows * row_bytes, per_repeat);
+  }
+  return rows * CeilDiv(row_bytes, per_repeat);
+}
+
+}  // namespace
+
+Cost Costs::Of(const CoreRecord& record, const Instr& instr) const {
+  switch (instr.pipe) {
+    case Pipe::kM:
+      return Mmad(instr);
+    case Pipe::kV:
+      return Vector(record, instr);
+    case Pipe::kS: {
+      const double cycles = instr.op == Op::kReadScalar
+                                ? static_cast<double>(chip_->scalar.read)
+                                : static_cast<double>(instr.dims[0]) * instr.dims[1] * chip_->scalar.update;
+      return {cycles, cycles};
+    }
+    default:
+      return Load(instr);
+  }
+}
+
+std::int64_t Costs::FractalBytes(const Instr& instr) const {
+  if (instr.op == Op::kLoadBT) return instr.dims[1] * SizeOf(instr.dtype);
+  return RoundUp(instr.dims[0], chip_->packing.row_multiple) *
+         RoundUp(instr.dims[1] * chip_->OperandBytes(instr.dtype), kBlock);
+}
+
+Cost Costs::Mmad(const Instr& instr) const {
+  const auto& mmad = chip_->mmad;
+  const std::int64_t element = chip_->OperandBytes(instr.dtype);
+  const std::int64_t steps = CeilDiv(instr.dims[0], mmad.m_step) * CeilDiv(instr.dims[1], mmad.n_step) *
+                             CeilDiv(instr.dims[2], mmad.k_bytes / element);
+  const double work = static_cast<double>(steps) * (element == 4 ? mmad.fp32_passes : mmad.narrow_passes);
+  return {mmad.head_busy + work, mmad.head_idle + work};
+}
+
+Cost Costs::Repeated(double repeats, double cycles) const {
+  const double work = repeats * cycles;
+  return {std::max<double>(chip_->vector.least, work), chip_->vector.head + work};
+}
+
+Cost Costs::Vector(const CoreRecord& record, const Instr& instr) const {
+  const OperandUse work = instr.uses[1].used() ? instr.uses[1] : instr.uses[0];
+  const Operand& operand = record.operands[work.operand()];
+  const std::int64_t slot_cols = record.slots[static_cast<std::size_t>(operand.slot)].cols;
+  const std::int64_t rows = instr.dims[0], cols = instr.dims[1], element = SizeOf(instr.dtype);
+  const double cycles = chip_->vector_cycles(CostOf(instr.op));
+  if (instr.op == Op::kRowMax || instr.op == Op::kRowSum) {
+    return Reduction(rows, cols, element, slot_cols, cycles);
+  }
+  const auto repeats = static_cast<double>(Repeats(*chip_, rows, cols, element, slot_cols));
+  Cost cost = Repeated(repeats, cycles);
+  if (instr.op == Op::kExclusiveScan) {  // Every pass needs the one before.
+    const double before = (instr.dims[2] - 1) * cost.done;
+    return {before + cost.busy, before + cost.done};
+  }
+  if (instr.broadcasts) {  // The column is first spread to one block per row, eight rows per repeat.
+    const auto spread = static_cast<double>(CeilDiv(rows * kBlock, chip_->vector.repeat_bytes));
+    const double before = Repeated(spread, chip_->vector_cycles(VectorOp::kUnary)).done;
+    cost.busy += before, cost.done += before;
+  }
+  return cost;
+}
+
+// Every pass makes one element of each block, and the next one needs it.
+Cost Costs::Reduction(std::int64_t rows, std::int64_t cols, std::int64_t element, std::int64_t slot_cols,
+                      double cycles) const {
+  const std::int64_t per_block = kBlock / element;
+  double before = 0;
+  while (true) {
+    const Cost pass = Repeated(static_cast<double>(Repeats(*chip_, rows, cols, element, slot_cols)), cycles);
+    cols = slot_cols = CeilDiv(cols, per_block);
+    if (cols <= 1) return {before + pass.busy, before + pass.done};
+    before += pass.done;
+  }
+}
+
+Cost Costs::Load(const Instr& instr) const {
+  const PathSpec& path = chip_->path(PathOf(instr.op));
+  const double bytes = static_cast<double>(FractalBytes(instr)) / path.bytes_per_cycle;
+  return {path.gap + bytes, path.startup + bytes};
+}
+
+}  // namespace cubist::trace

@@ -1,0 +1,44 @@
+// What an instruction costs its pipe, by the chip's table.
+#ifndef CUBIST_NPU_MODEL_TRACE_COSTS_H_
+#define CUBIST_NPU_MODEL_TRACE_COSTS_H_
+
+#include <cstdint>
+
+#include "npu_model/chip.h"
+#include "npu_model/trace/record.h"
+
+namespace cubist::trace {
+
+// Cycles from the start of an instruction.
+struct Cost {
+  double busy = 0;  // until its pipe takes the next one
+  double done = 0;  // until its results are there
+};
+
+class Costs {
+ public:
+  explicit Costs(const ChipSpec& chip) : chip_(&chip) {}
+
+  // Of an instruction that does not touch GM.
+  Cost Of(const CoreRecord& record, const Instr& instr) const;
+
+  // Bytes that a MTE1 load moves: whole fractals.
+  std::int64_t FractalBytes(const Instr& instr) const;
+  static Path PathOf(Op op) {
+    return op == Op::kLoadL0A ? Path::kL1ToL0A : op == Op::kLoadL0B ? Path::kL1ToL0B : Path::kL1ToBT;
+  }
+
+ private:
+  Cost Mmad(const Instr& instr) const;
+  Cost Vector(const CoreRecord& record, const Instr& instr) const;
+  Cost Reduction(std::int64_t rows, std::int64_t cols, std::int64_t element, std::int64_t slot_cols,
+                 double cycles) const;
+  Cost Load(const Instr& instr) const;
+  Cost Repeated(double repeats, double cycles) const;
+
+  const ChipSpec* chip_;
+};
+
+}  // namespace cubist::trace
+
+#endif  // CUBIST_NPU_MODEL_TRACE_COSTS_H_

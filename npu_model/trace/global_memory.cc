@@ -1,0 +1,71 @@
+#include "npu_model/trace/global_memory.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace cubist::trace {
+namespace {
+
+// Slots of a line's size that a burst takes on its way: it is cut at line boundaries, and a piece shorter
+// than a line goes in packets of a half, a quarter, and what is left below a quarter, each as dear as a line.
+// A line is 1 << shift bytes.
+std::int64_t LineSlots(std::int64_t address, std::int64_t bytes, int shift) {
+  const std::int64_t line = std::int64_t{1} << shift;
+  const auto packets = [shift, line](std::int64_t piece) {
+    return (piece >> (shift - 1)) + (piece >> (shift - 2)) % 2 + ((piece & (line / 4 - 1)) != 0);
+  };
+  const std::int64_t lead = -address & (line - 1);
+  if (lead >= bytes) return packets(bytes);
+  return packets(lead) + ((bytes - lead) >> shift) + packets((bytes - lead) & (line - 1));
+}
+
+}  // namespace
+
+GlobalMemory::GlobalMemory(const Record& record) : line_(record.chip.memory.l2_line) {
+  std::vector<std::int64_t> extents(record.tensors.size());
+  for (std::size_t t = 0; t < extents.size(); ++t) extents[t] = record.tensors[t].bytes;
+  for (const Phase& phase : record.phases) {
+    std::int64_t workspace = 0;
+    for (const CoreRecord& core : phase.cores) {
+      workspace += RoundUp(core.workspace_bytes, line_);
+      for (const GmAccess& access : core.accesses) {
+        if (access.tensor < 0) continue;
+        const auto tensor = static_cast<std::size_t>(access.tensor);
+        if (extents.size() <= tensor) extents.resize(tensor + 1);
+        extents[tensor] = std::max(extents[tensor], access.end());
+      }
+    }
+    workspace_bytes_ = std::max(workspace_bytes_, workspace);
+  }
+  constexpr std::int64_t kApart = 8;  // lines: tensors share no run of L2
+  std::int64_t end = 0;
+  for (const std::int64_t extent : extents) {
+    tensors_.push_back(end);
+    end += RoundUp(extent, kApart * line_);
+  }
+  workspace_ = end;
+  l2_ = std::make_unique<L2Cache>(record.chip.memory.l2_bytes, line_, end + workspace_bytes_);
+}
+
+GlobalMemory::Transfer GlobalMemory::Touch(const GmAccess& access, std::int64_t core_workspace) {
+  const std::int64_t first = AddressOf(access, core_workspace);
+  const int shift = std::countr_zero(static_cast<std::uint64_t>(line_));
+  std::int64_t slots = 0;
+  L2Cache::Tally tally;
+  for (std::int64_t row = 0; row < access.rows; ++row) {
+    for (std::int64_t burst = 0; burst < access.bursts; ++burst) {
+      const std::int64_t address = first + row * access.row_stride + burst * access.burst_stride;
+      slots += LineSlots(address, access.burst_bytes, shift);
+      l2_->Touch(address, access.burst_bytes, access.writes, &tally);
+    }
+  }
+  const std::int64_t fetched = access.writes ? 0 : tally.missed;
+  if (!access.writes) {
+    read_ += access.bytes();
+    missed_ += static_cast<double>(access.bytes()) * static_cast<double>(tally.missed) /
+               static_cast<double>(std::max<std::int64_t>(tally.lines, 1));
+  }
+  return {static_cast<double>(slots * line_), static_cast<double>((fetched + tally.written_back) * line_)};
+}
+
+}  // namespace cubist::trace

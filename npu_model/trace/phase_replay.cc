@@ -1,0 +1,262 @@
+#include "npu_model/trace/phase_replay.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "npu_model/status.h"
+
+namespace cubist::trace {
+namespace {
+
+// Of a first-in-first-out list of which `head` are used up.
+template <class T>
+void DropFront(std::vector<T>& list, std::size_t& head) {
+  constexpr std::size_t kMost = 64;
+  if (head < list.size() && head < kMost) return;
+  list.erase(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(head));
+  head = 0;
+}
+
+}  // namespace
+
+PhaseReplay::PhaseReplay(const ChipSpec& chip, const Phase& phase, const sync::PhasePlan& plan,
+                         GlobalMemory& memory, OnSlice on_slice)
+    : chip_(&chip), costs_(chip), memory_(&memory), flows_(chip), on_slice_(std::move(on_slice)) {
+  CUBIST_CHECK(plan.cores.size() == phase.cores.size(), "the plan is of another record");
+  const int lanes = phase.vector_only ? 1 : chip.vector_per_cube;
+  std::int64_t workspace = 0;
+  cores_.reserve(phase.cores.size());
+  for (std::size_t c = 0; c < phase.cores.size(); ++c) {
+    const CoreRecord& record = phase.cores[c];
+    Core& core = cores_.emplace_back(record, plan.cores[c], costs_, lanes, workspace);
+    workspace += RoundUp(record.workspace_bytes, chip.memory.l2_line);
+    for (int a = 0; a < kMaxAgents; ++a) {
+      const bool scalar = IssuerOf(a) == a;
+      if (!scalar && Feeder::SideOf(a) <= lanes)
+        core.agents[static_cast<std::size_t>(a)].queue.resize(
+            static_cast<std::size_t>(std::max(chip.scalar.queue_depth, 1)));
+    }
+  }
+}
+
+void PhaseReplay::Run() {
+  for (std::uint32_t c = 0; c < cores_.size(); ++c) {
+    for (std::uint32_t a = 0; a < kMaxAgents; ++a) {
+      if (IssuerOf(static_cast<int>(a)) == static_cast<int>(a)) Wake(c, 1u << a);
+    }
+  }
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  while (true) {
+    const double next_end = flows_.NextEnd();
+    const double next_start = starts_.empty() ? kNever : starts_.top().time;
+    if (std::isinf(next_end) && std::isinf(next_start)) break;
+    flows_.AdvanceTo(std::min(next_end, next_start));
+    if (next_end <= next_start) {
+      EndFlow();
+    } else {
+      const Start start = starts_.top();
+      starts_.pop();
+      StartFlow(start);
+    }
+  }
+  Finish();
+}
+
+void PhaseReplay::Finish() {
+  for (Core& core : cores_) {
+    for (int side = 0; side < Feeder::kSides; ++side)
+      CUBIST_CHECK(core.feeder.Peek(side) == nullptr, "a WaitFlag waits for a set that does not come");
+    for (const Agent& agent : core.agents) {
+      CUBIST_CHECK(agent.taken == agent.given && agent.idle(),
+                   "a WaitFlag waits for a set that does not come");
+      core.end = std::max({core.end, agent.free_at, agent.done_at});
+    }
+  }
+}
+
+// Lets agents go on as far as they can, and those that waited for them.
+void PhaseReplay::Wake(std::uint32_t core, std::uint32_t agents) {
+  while (agents != 0) {
+    const auto agent = static_cast<std::uint32_t>(std::countr_zero(agents));
+    agents &= agents - 1;
+    agents |= IssuerOf(static_cast<int>(agent)) == static_cast<int>(agent) ? Issue(core, agent)
+                                                                           : Execute(core, agent);
+  }
+}
+
+// A scalar unit: issues in program order; its own instructions and waits hold up what follows.
+std::uint32_t PhaseReplay::Issue(std::uint32_t c, std::uint32_t a) {
+  Core& core = cores_[c];
+  Agent& scalar = core.agents[a];
+  const int side = Feeder::SideOf(static_cast<int>(a));
+  const double issue = chip_->scalar.issue, issue_flag = chip_->scalar.issue_flag;
+  std::uint32_t woken = 0;
+  while (const Step* next = core.feeder.Peek(side)) {
+    const Step step = *next;
+    if (step.agent == a) {
+      if (!Take(c, a, step, scalar.free_at, &woken)) break;
+      core.feeder.Pop(side);
+      continue;
+    }
+    Agent& pipe = core.agents[step.agent];
+    const std::size_t depth = pipe.queue.size();
+    if (pipe.given - pipe.taken == depth) {
+      pipe.waiters |= 1u << a;
+      break;
+    }
+    Queued& slot = pipe.queue[pipe.given % depth];
+    const bool instr = step.kind == Step::Kind::kInstr || step.kind == Step::Kind::kTransfer;
+    const double cycles = instr ? issue : issue_flag;
+    const double start = std::max(scalar.free_at, slot.left_at);
+    scalar.free_at = start + cycles;
+    scalar.times.busy += cycles;
+    slot.step = step;
+    slot.issued = scalar.free_at;
+    ++pipe.given;
+    woken |= 1u << step.agent;
+    core.feeder.Pop(side);
+  }
+  return woken;
+}
+
+// A pipe: in order, as far as flags, barriers and its queue let it.
+std::uint32_t PhaseReplay::Execute(std::uint32_t c, std::uint32_t a) {
+  Agent& agent = cores_[c].agents[a];
+  const std::size_t depth = agent.queue.size();
+  const std::uint64_t before = agent.taken;
+  std::uint32_t woken = 0;
+  while (agent.taken != agent.given) {
+    Queued& head = agent.queue[agent.taken % depth];
+    const double ready = std::max(head.issued, agent.free_at);
+    if (!Take(c, a, head.step, ready, &woken)) break;
+    head.left_at = ready;
+    ++agent.taken;
+  }
+  return agent.taken == before ? woken : woken | std::exchange(agent.waiters, 0);
+}
+
+// One step, at `ready` at the earliest; false while it cannot be told when.
+bool PhaseReplay::Take(std::uint32_t c, std::uint32_t a, const Step& step, double ready,
+                       std::uint32_t* woken) {
+  Core& core = cores_[c];
+  Agent& agent = core.agents[a];
+  const double execute = chip_->sync.execute;
+  switch (step.kind) {
+    case Step::Kind::kTransfer: {
+      const bool first = agent.idle();
+      agent.pending.push_back({step, ready});
+      agent.free_at = ready + chip_->path(AccessOf(core, step).path).gap;
+      if (first) ScheduleFlow(c, a);
+      return true;
+    }
+    case Step::Kind::kSet:
+      agent.free_at = ready + execute;
+      agent.times.busy += execute;
+      if (agent.idle()) {
+        *woken |= Set(core, step.what, std::max(agent.free_at, agent.done_at));
+      } else {
+        agent.pending.push_back({step, agent.free_at});
+      }
+      return true;
+    case Step::Kind::kWait:
+      return Wait(core, a, step, ready);
+    default:
+      break;
+  }
+  if (!agent.idle()) return false;  // EndFlow comes back.
+  if (step.kind == Step::Kind::kBarrier) {
+    const double over = std::max(ready, agent.done_at);
+    agent.times.waited += over - ready;
+    agent.times.busy += execute;
+    agent.free_at = over + execute;
+    return true;
+  }
+  agent.free_at = ready + step.busy;
+  agent.done_at = std::max<double>(agent.done_at, ready + step.done);
+  agent.times.busy += step.busy;
+  if (on_slice_) on_slice_(c, core.record->instrs[step.what], ready, agent.free_at);
+  return true;
+}
+
+bool PhaseReplay::Wait(Core& core, std::uint32_t a, const Step& step, double ready) {
+  Flag& flag = FlagOf(core, step.what);
+  if (flag.head == flag.set_at.size()) {
+    flag.waiters |= 1u << a;
+    return false;
+  }
+  const double latency = (step.what & Feeder::kCross) != 0 ? chip_->sync.cross_core : chip_->sync.flag;
+  Agent& agent = core.agents[a];
+  const double up = std::max(ready, flag.set_at[flag.head++] + latency);
+  DropFront(flag.set_at, flag.head);
+  agent.times.waited += up - ready;
+  agent.times.busy += chip_->sync.execute;
+  agent.free_at = up + chip_->sync.execute;
+  return true;
+}
+
+PhaseReplay::Flag& PhaseReplay::FlagOf(Core& core, std::uint32_t number) {
+  const std::size_t at = number & ~Feeder::kCross;
+  if (core.flags.size() <= at) core.flags.resize(std::max(core.feeder.flags(), at + 1));
+  return core.flags[at];
+}
+
+std::uint32_t PhaseReplay::Set(Core& core, std::uint32_t number, double time) {
+  Flag& flag = FlagOf(core, number);
+  flag.set_at.push_back(time);
+  return std::exchange(flag.waiters, 0);
+}
+
+// Of the first pending transfer of an agent.
+void PhaseReplay::ScheduleFlow(std::uint32_t c, std::uint32_t a) {
+  Core& core = cores_[c];
+  Agent& agent = core.agents[a];
+  const Pending& first = agent.pending[agent.first_pending];
+  const GmAccess& access = AccessOf(core, first.step);
+  const PathSpec& path = chip_->path(access.path);
+  agent.flow_began = std::max(first.ready, agent.done_at);
+  const double begins = std::max(first.ready + path.startup, agent.done_at) +
+                        static_cast<double>(access.rows * access.bursts) * path.row;
+  starts_.push({std::max(begins, flows_.now()), c, a});
+}
+
+// Its bytes begin to flow: first what HBM has to do with it, then what L2 serves.
+void PhaseReplay::StartFlow(const Start& start) {
+  const Core& core = cores_[start.core];
+  const Agent& agent = core.agents[start.agent];
+  const GmAccess& access = AccessOf(core, agent.pending[agent.first_pending].step);
+  const GlobalMemory::Transfer transfer = memory_->Touch(access, core.workspace);
+  const double from_l2 = std::max(transfer.port_bytes - transfer.hbm_bytes, 0.0);
+  if (transfer.hbm_bytes > 0) {
+    flows_.Start(access.path, /*misses=*/true, {transfer.hbm_bytes, from_l2, start.core, start.agent});
+  } else {
+    flows_.Start(access.path, /*misses=*/false, {from_l2, 0, start.core, start.agent});
+  }
+}
+
+void PhaseReplay::EndFlow() {
+  Path path;
+  Flows::Flow flow = flows_.TakeEnded(&path);
+  if (flow.then_hits > 0) {
+    flows_.Start(path, /*misses=*/false, {std::exchange(flow.then_hits, 0), 0, flow.core, flow.agent});
+    return;
+  }
+  Core& core = cores_[flow.core];
+  Agent& agent = core.agents[flow.agent];
+  const double now = flows_.now();
+  const Pending& ended = agent.pending[agent.first_pending++];
+  agent.times.busy += now - agent.flow_began;
+  if (on_slice_) on_slice_(flow.core, core.record->instrs[ended.step.what], agent.flow_began, now);
+  agent.done_at = now;
+  std::uint32_t woken = 1u << flow.agent;
+  while (!agent.idle() && agent.pending[agent.first_pending].step.kind == Step::Kind::kSet) {
+    const Pending& set = agent.pending[agent.first_pending++];
+    woken |= Set(core, set.step.what, std::max(now, set.ready));
+  }
+  DropFront(agent.pending, agent.first_pending);
+  if (!agent.idle()) ScheduleFlow(flow.core, flow.agent);
+  Wake(flow.core, woken);
+}
+
+}  // namespace cubist::trace
