@@ -140,4 +140,19 @@ Status CheckApart(const Argument& output, const Argument& other) {
   return output.Error(std::string("overlaps ") + other.name + " in memory");
 }
 
+Status CheckTensors(const Device& device, std::initializer_list<const Argument*> inputs,
+                    std::initializer_list<const Argument*> outputs) {
+  for (const auto& list : {inputs, outputs}) {
+    for (const Argument* arg : list) CUBIST_RETURN_IF_ERROR(CheckStorage(*arg, device.computes()));
+  }
+  for (const Argument* output : outputs) {
+    CUBIST_RETURN_IF_ERROR(CheckWritable(*output));
+    for (const Argument* input : inputs) CUBIST_RETURN_IF_ERROR(CheckApart(*output, *input));
+    for (const Argument* other : outputs) {
+      if (other != output) CUBIST_RETURN_IF_ERROR(CheckApart(*output, *other));
+    }
+  }
+  return {};
+}
+
 }  // namespace cubist

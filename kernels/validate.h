@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "npu_model/device.h"
 #include "npu_model/status.h"
 #include "npu_model/types.h"
 
@@ -41,6 +42,9 @@ Status CheckWritable(const Argument& arg);
 // An output shares no element with another argument. Tensors that interleave
 // (columns of one matrix) may be apart.
 Status CheckApart(const Argument& output, const Argument& other);
+// All of the above for a call's tensors, given or not, whose data is needed where the device computes.
+Status CheckTensors(const Device& device, std::initializer_list<const Argument*> inputs,
+                    std::initializer_list<const Argument*> outputs);
 
 }  // namespace cubist
 

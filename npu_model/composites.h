@@ -52,6 +52,107 @@ void ExpandWeightedSum(V& v, TileRef acc, TileRef scratch, std::span<const TileR
   }
 }
 
+// `a` as fp32: itself, or cast to `scratch`.
+template <class V>
+TileRef Widened(V& v, TileRef a, TileRef scratch, Loc loc) {
+  if (a.dtype() == DType::kF32) return a;
+  v.Cast(scratch, a, loc);
+  return scratch;
+}
+
+// The last fp32 operation of a composite writes here; Narrow then makes it `dst`.
+inline TileRef LastOf(TileRef dst, TileRef scratch) { return dst.dtype() == DType::kF32 ? dst : scratch; }
+template <class V>
+void Narrow(V& v, TileRef dst, TileRef scratch, Loc loc) {
+  if (dst.dtype() != DType::kF32) v.Cast(dst, scratch, loc);
+}
+
+// sum (r, 1) += rowsum(a * b * weights); a, b (r, c); weights (1, c) or not given, which means 1.
+template <class V>
+void ExpandRowDot(V& v, TileRef sum, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef weights, Loc loc) {
+  const bool same = a.slot == b.slot && a.row_part == b.row_part && a.col_part == b.col_part;
+  const TileRef left = Widened(v, a, s0, loc), right = same ? left : Widened(v, b, s1, loc);
+  v.Binary(BinaryOp::kMul, s0, left, right, loc);
+  if (weights.given()) v.Binary(BinaryOp::kMul, s0, s0, weights, loc);
+  const TileRef row_sum = s0.Cols({0, 1});
+  v.Reduce(ReduceOp::kSum, row_sum, s0, loc);
+  v.Binary(BinaryOp::kAdd, sum, sum, row_sum, loc);
+}
+
+// dst = a * factor * weights, rounded once; factor (r, 1), weights (1, c).
+template <class V>
+void ExpandScaleRows(V& v, TileRef dst, TileRef s0, TileRef a, TileRef factor, TileRef weights, Loc loc) {
+  v.Binary(BinaryOp::kMul, s0, Widened(v, a, s0, loc), factor, loc);
+  v.Binary(BinaryOp::kMul, LastOf(dst, s0), s0, weights, loc);
+  Narrow(v, dst, s0, loc);
+}
+
+// dx = dy * weights * factor - x * shift (+ more), rounded once; factor, shift (r, 1), weights (1, c).
+template <class V>
+void ExpandNormGrad(V& v, TileRef dx, TileRef s0, TileRef s1, TileRef dy, TileRef x, TileRef weights,
+                    TileRef factor, TileRef shift, TileRef more, Loc loc) {
+  v.Binary(BinaryOp::kMul, s0, Widened(v, dy, s0, loc), weights, loc);
+  v.Binary(BinaryOp::kMul, s0, s0, factor, loc);
+  v.Binary(BinaryOp::kMul, s1, Widened(v, x, s1, loc), shift, loc);
+  v.Binary(BinaryOp::kSub, more.given() ? s0 : LastOf(dx, s0), s0, s1, loc);
+  if (more.given()) v.Binary(BinaryOp::kAdd, LastOf(dx, s0), s0, Widened(v, more, s1, loc), loc);
+  Narrow(v, dx, s0, loc);
+}
+
+// acc (1, c) += sum over the rows, ascending, of a * b * factor; factor (r, 1).
+template <class V>
+void ExpandAddColumnDots(V& v, TileRef acc, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef factor,
+                         Loc loc) {
+  v.Binary(BinaryOp::kMul, s0, Widened(v, a, s0, loc), Widened(v, b, s1, loc), loc);
+  v.Binary(BinaryOp::kMul, s0, s0, factor, loc);
+  for (std::int64_t i = 0; i < a.rows(); ++i) v.Binary(BinaryOp::kAdd, acc, acc, s0.Row(i), loc);
+}
+
+// out = gate / (1 + exp(-gate)) * up (* probs), rounded once (Shazeer, GLU variants, 2020); probs (r, 1).
+template <class V>
+void ExpandSwiGlu(V& v, TileRef out, TileRef s0, TileRef s1, TileRef gate, TileRef up, TileRef probs,
+                  Loc loc) {
+  const TileRef g = Widened(v, gate, s0, loc);
+  v.Scalar(ScalarOp::kMul, s1, g, -1.0f, loc);
+  v.Unary(UnaryOp::kExp, s1, s1, loc);
+  v.Scalar(ScalarOp::kAdd, s1, s1, 1.0f, loc);
+  v.Binary(BinaryOp::kDiv, s0, g, s1, loc);
+  v.Binary(BinaryOp::kMul, probs.given() ? s0 : LastOf(out, s0), s0, Widened(v, up, s1, loc), loc);
+  if (probs.given()) v.Binary(BinaryOp::kMul, LastOf(out, s0), s0, probs, loc);
+  Narrow(v, out, s0, loc);
+}
+
+// With s = 1 / (1 + exp(-gate)) and d = d_out * probs:
+//   d_probs (r, 1) += rowsum(d_out * gate * s * up);  d_up = d * gate * s;
+//   d_gate = d * up * s * (1 + gate * (1 - s))
+template <class V>
+void ExpandSwiGluGrad(V& v, const SwiGluGradTiles& t, Loc loc) {
+  const TileRef g = Widened(v, t.gate, t.s0, loc);
+  v.Scalar(ScalarOp::kMul, t.s1, g, -1.0f, loc);
+  v.Unary(UnaryOp::kExp, t.s1, t.s1, loc);
+  v.Scalar(ScalarOp::kAdd, t.s1, t.s1, 1.0f, loc);
+  v.Fill(t.s2, 1.0f, loc);
+  v.Binary(BinaryOp::kDiv, t.s1, t.s2, t.s1, loc);       // s1 = s
+  v.Binary(BinaryOp::kSub, t.s2, t.s2, t.s1, loc);       // s2 = 1 - s
+  v.Binary(BinaryOp::kMul, t.s2, t.s2, g, loc);          //
+  v.Scalar(ScalarOp::kAdd, t.s2, t.s2, 1.0f, loc);       //
+  v.Binary(BinaryOp::kMul, t.s2, t.s2, t.s1, loc);       // s2 = s (1 + gate (1 - s))
+  v.Binary(BinaryOp::kMul, t.s0, g, t.s1, loc);          // s0 = gate s
+  const TileRef up = Widened(v, t.up, t.s3, loc);
+  v.Binary(BinaryOp::kMul, t.s2, t.s2, up, loc);         // s2 = up s (1 + gate (1 - s))
+  v.Binary(BinaryOp::kMul, t.s1, t.s0, up, loc);         // s1 = gate s up
+  const TileRef d_out = Widened(v, t.d_out, t.s3, loc);
+  v.Binary(BinaryOp::kMul, t.s1, t.s1, d_out, loc);
+  const TileRef row_sum = t.s1.Cols({0, 1});
+  v.Reduce(ReduceOp::kSum, row_sum, t.s1, loc);
+  v.Binary(BinaryOp::kAdd, t.d_probs, t.d_probs, row_sum, loc);
+  v.Binary(BinaryOp::kMul, t.s3, d_out, t.probs, loc);
+  v.Binary(BinaryOp::kMul, LastOf(t.d_up, t.s0), t.s0, t.s3, loc);
+  Narrow(v, t.d_up, t.s0, loc);
+  v.Binary(BinaryOp::kMul, LastOf(t.d_gate, t.s2), t.s2, t.s3, loc);
+  Narrow(v, t.d_gate, t.s2, loc);
+}
+
 }  // namespace cubist
 
 #endif  // CUBIST_NPU_MODEL_COMPOSITES_H_

@@ -45,8 +45,8 @@ concept CubeCore = requires(C& core, Gm gm, PackedGm packed, L1Tile<BF16> l1, L0
   core.Store(gm, c, Accumulate::kYes);  // FIX   GM += L0C, atomically; the view is fp32
 };
 
-// Vector core: rows in its UB. A (r, 1) operand b is broadcast over the columns of
-// a. Tiles may coincide, not overlap otherwise.
+// Vector core: rows in its UB. An operand b of (r, 1) is broadcast over the columns of a, one of (1, c) over its rows.
+// Tiles may coincide, not overlap otherwise.
 template <class V>
 concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narrow, UbTile<std::int32_t> ids,
                               UbTile<std::int64_t> wide_ids, std::span<const UbTile<BF16>> rows,
@@ -63,6 +63,7 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.Cast(ids, wide_ids);    // V     int64 to int32
   core.MulScalar(x, x, 2.0f);  // V     dst = a * value
   core.MaxScalar(x, x, 2.0f);  // V     dst = max(a, value)
+  core.AddScalar(x, x, 2.0f);  // V     dst = a + value
   core.Add(x, x, x);           // V     dst = a + b
   core.Sub(x, x, x);           // V     dst = a - b
   core.Mul(x, x, x);           // V     dst = a * b
@@ -70,6 +71,7 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.Max(x, x, x);           // V     dst = max(a, b)
   core.Exp(x, x);              // V     dst = exp(a)
   core.Ln(x, x);               // V     dst = ln(a)
+  core.Sqrt(x, x);             // V     dst = sqrt(a)
   core.RowMax(x, x);           // V     dst (r, 1) = maximum of each row; dst may be the first column of a
   core.RowSum(x, x);           // V     dst (r, 1) = sum of each row; likewise
   core.MaskAbove(x, std::int64_t{});             // V     x(i, j) = -inf where j - i > diagonal
@@ -85,6 +87,14 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.MulAdd(x, x, x);                        // (acc, factor, x): acc = acc * factor + x
   core.WeightedSum(x, x, rows, weights,
                    Accumulate::kNo);  // (acc, scratch, rows, weights): acc (+)= sum_i w_i * row_i
+  // s0 .. s3 are scratch tiles of the operands' shape.
+  core.RowDot(x, x, x, narrow, narrow);              // (sum, s0, s1, a, b[, w]): sum (r, 1) += rowsum(a * b * w)
+  core.ScaleRows(narrow, x, narrow, x, x);           // (dst, s0, a, factor, w): dst = a * factor * w
+  core.NormGrad(narrow, x, x, narrow, narrow, x, x, x);  // (dx, s0, s1, dy, x, w, factor, shift[, more]):
+                                                         // dx = dy * w * factor - x * shift + more
+  core.AddColumnDots(x, x, x, narrow, narrow, x);  // (acc, s0, s1, a, b, factor): acc (1, c) += colsum(a * b * factor)
+  core.SwiGlu(narrow, x, x, narrow, narrow, x);    // (out, s0, s1, gate, up[, probs]); see ExpandSwiGlu
+  core.SwiGluGrad(narrow, narrow, x, x, x, x, x, narrow, narrow, narrow, x);  // see ExpandSwiGluGrad
   core.Histogram(ids, ids,
                  std::int32_t{});  // (counts, ids, first): ++counts[id - first] for each id in range
   core.Rank(ids, ids, ids,
@@ -231,6 +241,10 @@ class VectorFront : protected E {
     CUBIST_CHECK(Same(dst, a), "shapes differ");
     E::Scalar(ScalarOp::kMax, dst, a, value, loc);
   }
+  void AddScalar(UbTile<float> dst, UbTile<float> a, float value, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a), "shapes differ");
+    E::Scalar(ScalarOp::kAdd, dst, a, value, loc);
+  }
   void Add(UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc = Loc::current()) {
     Binary(BinaryOp::kAdd, dst, a, b, loc);
   }
@@ -253,6 +267,10 @@ class VectorFront : protected E {
   void Ln(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, a), "shapes differ");
     E::Unary(UnaryOp::kLn, dst, a, loc);
+  }
+  void Sqrt(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a), "shapes differ");
+    E::Unary(UnaryOp::kSqrt, dst, a, loc);
   }
   void RowMax(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
     CUBIST_CHECK(IsColumnOf(dst, a), "shapes differ");
@@ -309,6 +327,71 @@ class VectorFront : protected E {
     }
     E::WeightedSum(acc, scratch, std::span<const TileRef>(refs, rows.size()), weights, accumulate, loc);
   }
+  template <OperandType T>
+  void RowDot(UbTile<float> sum, UbTile<float> s0, UbTile<float> s1, UbTile<T> a, UbTile<T> b,
+              Loc loc = Loc::current()) {
+    CUBIST_CHECK(IsColumnOf(sum, a) && Same(a, b) && Same(s0, a) && Same(s1, a), "shapes differ");
+    E::RowDot(sum, s0, s1, a, b, TileRef(), loc);
+  }
+  template <OperandType T>
+  void RowDot(UbTile<float> sum, UbTile<float> s0, UbTile<float> s1, UbTile<T> a, UbTile<T> b,
+              UbTile<float> weights, Loc loc = Loc::current()) {
+    CUBIST_CHECK(IsColumnOf(sum, a) && Same(a, b) && Same(s0, a) && Same(s1, a) && IsRowOf(weights, a),
+                 "shapes differ");
+    E::RowDot(sum, s0, s1, a, b, weights, loc);
+  }
+  template <OperandType T>
+  void ScaleRows(UbTile<T> dst, UbTile<float> s0, UbTile<T> a, UbTile<float> factor, UbTile<float> weights,
+                 Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a) && Same(s0, a) && IsColumnOf(factor, a) && IsRowOf(weights, a), "shapes differ");
+    E::ScaleRows(dst, s0, a, factor, weights, loc);
+  }
+  template <OperandType T>
+  void NormGrad(UbTile<T> dx, UbTile<float> s0, UbTile<float> s1, UbTile<T> dy, UbTile<T> x,
+                UbTile<float> weights, UbTile<float> factor, UbTile<float> shift, Loc loc = Loc::current()) {
+    NormGradShapes(dx, s0, s1, dy, x, weights, factor, shift);
+    E::NormGrad(dx, s0, s1, dy, x, weights, factor, shift, TileRef(), loc);
+  }
+  template <OperandType T>
+  void NormGrad(UbTile<T> dx, UbTile<float> s0, UbTile<float> s1, UbTile<T> dy, UbTile<T> x,
+                UbTile<float> weights, UbTile<float> factor, UbTile<float> shift, UbTile<T> more,
+                Loc loc = Loc::current()) {
+    NormGradShapes(dx, s0, s1, dy, x, weights, factor, shift);
+    CUBIST_CHECK(Same(more, x), "shapes differ");
+    E::NormGrad(dx, s0, s1, dy, x, weights, factor, shift, more, loc);
+  }
+  template <OperandType T>
+  void AddColumnDots(UbTile<float> acc, UbTile<float> s0, UbTile<float> s1, UbTile<T> a, UbTile<T> b,
+                     UbTile<float> factor, Loc loc = Loc::current()) {
+    CUBIST_CHECK(IsRowOf(acc, a) && Same(a, b) && Same(s0, a) && Same(s1, a) && IsColumnOf(factor, a),
+                 "shapes differ");
+    E::AddColumnDots(acc, s0, s1, a, b, factor, loc);
+  }
+  template <OperandType T>
+  void SwiGlu(UbTile<T> out, UbTile<float> s0, UbTile<float> s1, UbTile<T> gate, UbTile<T> up,
+              Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(out, gate) && Same(up, gate) && Same(s0, gate) && Same(s1, gate), "shapes differ");
+    E::SwiGlu(out, s0, s1, gate, up, TileRef(), loc);
+  }
+  template <OperandType T>
+  void SwiGlu(UbTile<T> out, UbTile<float> s0, UbTile<float> s1, UbTile<T> gate, UbTile<T> up,
+              UbTile<float> probs, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(out, gate) && Same(up, gate) && Same(s0, gate) && Same(s1, gate) &&
+                     IsColumnOf(probs, gate),
+                 "shapes differ");
+    E::SwiGlu(out, s0, s1, gate, up, probs, loc);
+  }
+  template <OperandType T>
+  void SwiGluGrad(UbTile<T> d_gate, UbTile<T> d_up, UbTile<float> d_probs, UbTile<float> s0, UbTile<float> s1,
+                  UbTile<float> s2, UbTile<float> s3, UbTile<T> d_out, UbTile<T> gate, UbTile<T> up,
+                  UbTile<float> probs, Loc loc = Loc::current()) {
+    for (const TileRef& tile : {TileRef(d_gate), TileRef(d_up), TileRef(s0), TileRef(s1), TileRef(s2),
+                                TileRef(s3), TileRef(d_out), TileRef(up)}) {
+      CUBIST_CHECK(Same(tile, gate), "shapes differ");
+    }
+    CUBIST_CHECK(IsColumnOf(d_probs, gate) && IsColumnOf(probs, gate), "shapes differ");
+    E::SwiGluGrad({d_gate, d_up, d_probs, s0, s1, s2, s3, d_out, gate, up, probs}, loc);
+  }
   void Histogram(UbTile<std::int32_t> counts, UbTile<std::int32_t> ids, std::int32_t first,
                  Loc loc = Loc::current()) {
     E::Histogram(counts, ids, first, loc);
@@ -338,7 +421,7 @@ class VectorFront : protected E {
 
  private:
   void Binary(BinaryOp op, UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc) {
-    CUBIST_CHECK(Same(dst, a) && (Same(a, b) || IsColumnOf(b, a)), "shapes differ");
+    CUBIST_CHECK(Same(dst, a) && (Same(a, b) || IsColumnOf(b, a) || IsRowOf(b, a)), "shapes differ");
     E::Binary(op, dst, a, b, loc);
   }
   static bool Same(const TileRef& x, const TileRef& y) {
@@ -346,6 +429,16 @@ class VectorFront : protected E {
   }
   static bool IsColumnOf(const TileRef& column, const TileRef& x) {
     return column.cols() == 1 && column.rows() == x.rows();
+  }
+  static bool IsRowOf(const TileRef& row, const TileRef& x) {
+    return row.rows() == 1 && row.cols() == x.cols();
+  }
+  static void NormGradShapes(const TileRef& dx, const TileRef& s0, const TileRef& s1, const TileRef& dy,
+                             const TileRef& x, const TileRef& weights, const TileRef& factor,
+                             const TileRef& shift) {
+    CUBIST_CHECK(Same(dx, x) && Same(dy, x) && Same(s0, x) && Same(s1, x) && IsRowOf(weights, x) &&
+                     IsColumnOf(factor, x) && IsColumnOf(shift, x),
+                 "shapes differ");
   }
 };
 

@@ -15,8 +15,8 @@ enum class Accumulate : std::uint8_t { kNo, kYes };
 enum class MmadStart : std::uint8_t { kZero, kAdd, kBias };
 
 enum class BinaryOp : std::uint8_t { kAdd, kSub, kMul, kDiv, kMax };
-enum class UnaryOp : std::uint8_t { kExp, kLn };
-enum class ScalarOp : std::uint8_t { kMul, kMax };
+enum class UnaryOp : std::uint8_t { kExp, kLn, kSqrt };
+enum class ScalarOp : std::uint8_t { kMul, kMax, kAdd };
 enum class ReduceOp : std::uint8_t { kMax, kSum };
 
 // A tile without its type: buffer and dtype are the slot's.
@@ -35,8 +35,17 @@ struct TileRef {
 
   std::int64_t rows() const { return row_part.size(); }
   std::int64_t cols() const { return col_part.size(); }
+  bool given() const { return slot != nullptr; }
   DType dtype() const { return slot->dtype; }
   TileRef Cols(Range c) const { return {slot, row_part, {col_part.begin + c.begin, col_part.begin + c.end}}; }
+  TileRef Row(std::int64_t i) const { return {slot, {row_part.begin + i, row_part.begin + i + 1}, col_part}; }
+};
+
+// Operands of SwiGluGrad; see ExpandSwiGluGrad in composites.h.
+struct SwiGluGradTiles {
+  TileRef d_gate, d_up, d_probs;
+  TileRef s0, s1, s2, s3;
+  TileRef d_out, gate, up, probs;
 };
 
 }  // namespace cubist

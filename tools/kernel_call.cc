@@ -10,6 +10,8 @@
 
 #include "kernels/flash_attention.h"
 #include "kernels/matmul.h"
+#include "kernels/rms_norm.h"
+#include "kernels/swiglu.h"
 #include "kernels/token_permute.h"
 
 namespace cubist {
@@ -76,6 +78,49 @@ void MakeTokenUnpermute(const Shape& s, DType dtype, const KernelCallOptions&, K
       [args](const Device& device, Profile* profile) { return TokenUnpermute(device, args, profile); });
 }
 
+void MakeRmsNorm(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  RmsNormArgs args;
+  args.x = call->Input(dtype, {s[0], s[1]});
+  args.gamma = call->Input(dtype, {s[1]});
+  args.out = call->Output(dtype, {s[0], s[1]});
+  args.rstd = call->Output(DType::kF32, {s[0]});
+  call->set_run([args](const Device& device, Profile* profile) { return RmsNorm(device, args, profile); });
+}
+
+void MakeRmsNormGrad(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  RmsNormGradArgs args;
+  args.d_out = call->Input(dtype, {s[0], s[1]});
+  args.x = call->Input(dtype, {s[0], s[1]});
+  args.rstd = call->Input(DType::kF32, {s[0]});
+  args.gamma = call->Input(dtype, {s[1]});
+  args.d_sum = call->Input(dtype, {s[0], s[1]});
+  args.d_x = call->Output(dtype, {s[0], s[1]});
+  args.d_gamma = call->Output(DType::kF32, {s[1]});
+  call->set_run(
+      [args](const Device& device, Profile* profile) { return RmsNormGrad(device, args, profile); });
+}
+
+void MakeSwiGlu(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  SwiGluArgs args;
+  args.gate = call->Input(dtype, {s[0], s[1]});
+  args.up = call->Input(dtype, {s[0], s[1]});
+  args.probs = call->Input(DType::kF32, {s[0]});
+  args.out = call->Output(dtype, {s[0], s[1]});
+  call->set_run([args](const Device& device, Profile* profile) { return SwiGlu(device, args, profile); });
+}
+
+void MakeSwiGluGrad(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  SwiGluGradArgs args;
+  args.d_out = call->Input(dtype, {s[0], s[1]});
+  args.gate = call->Input(dtype, {s[0], s[1]});
+  args.up = call->Input(dtype, {s[0], s[1]});
+  args.probs = call->Input(DType::kF32, {s[0]});
+  args.d_gate = call->Output(dtype, {s[0], s[1]});
+  args.d_up = call->Output(dtype, {s[0], s[1]});
+  args.d_probs = call->Output(DType::kF32, {s[0]});
+  call->set_run([args](const Device& device, Profile* profile) { return SwiGluGrad(device, args, profile); });
+}
+
 struct Entry {
   KernelForm form;
   void (*make)(const Shape& shape, DType dtype, const KernelCallOptions& options, KernelCall* call);
@@ -89,6 +134,10 @@ const std::vector<Entry>& Entries() {
        &MakeFlashAttention},
       {{"token_permute", "TOKENSxHIDDENxTOPKxEXPERTS", "512x7168x8x256", "50x33x3x8", 4}, &MakeTokenPermute},
       {{"token_unpermute", "TOKENSxHIDDENxTOPK", "512x7168x8", "50x33x3", 3}, &MakeTokenUnpermute},
+      {{"rms_norm", "ROWSxCOLS", "4096x7168", "50x33", 2}, &MakeRmsNorm},
+      {{"rms_norm_grad", "ROWSxCOLS", "4096x7168", "50x33", 2}, &MakeRmsNormGrad},
+      {{"swiglu", "ROWSxCOLS", "4096x2048", "50x33", 2}, &MakeSwiGlu},
+      {{"swiglu_grad", "ROWSxCOLS", "4096x2048", "50x33", 2}, &MakeSwiGluGrad},
   };
   return entries;
 }

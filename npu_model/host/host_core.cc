@@ -139,6 +139,7 @@ HostContext::HostContext(const ChipSpec& chip, Scratch& scratch, int index, int 
       host(&HostChip()),
       cube(&BestCubeOps()),
       vector(&BestVectorOps()),
+      activation(&BestActivationOps()),
       arena(chip),
       index(index),
       count(count) {}
@@ -423,6 +424,41 @@ void HostVector::SoftmaxStep(TileRef p, TileRef s, TileRef m_new, TileRef m_old,
   p.slot->shows = OwnLayout(*context_, *p.slot);
   context_->vector->softmax_step(RowsOf(p), p.dtype(), WritableRowsOf(s), RowsOf(m_new), RowsOf(m_old),
                                  RowsOf(l), scale);
+}
+
+namespace {
+
+// An operand that may not be given: null data then.
+Rows RowsIfGiven(const TileRef& tile) { return tile.given() ? RowsOf(tile) : Rows(); }
+
+}  // namespace
+
+void HostVector::RowDot(TileRef sum, TileRef, TileRef, TileRef a, TileRef b, TileRef weights, Loc) {
+  context_->activation->row_dot(WritableRowsOf(sum), a.dtype(), RowsOf(a), RowsOf(b), RowsIfGiven(weights));
+}
+
+void HostVector::ScaleRows(TileRef dst, TileRef, TileRef a, TileRef factor, TileRef weights, Loc) {
+  context_->activation->scale_rows(dst.dtype(), WritableRowsOf(dst), RowsOf(a), RowsOf(factor), RowsOf(weights));
+}
+
+void HostVector::NormGrad(TileRef dx, TileRef, TileRef, TileRef dy, TileRef x, TileRef weights, TileRef factor,
+                          TileRef shift, TileRef more, Loc) {
+  context_->activation->norm_grad(dx.dtype(), WritableRowsOf(dx), RowsOf(dy), RowsOf(x), RowsOf(weights),
+                                  RowsOf(factor), RowsOf(shift), RowsIfGiven(more));
+}
+
+void HostVector::AddColumnDots(TileRef acc, TileRef, TileRef, TileRef a, TileRef b, TileRef factor, Loc) {
+  context_->activation->add_column_dots(WritableRowsOf(acc), a.dtype(), RowsOf(a), RowsOf(b), RowsOf(factor));
+}
+
+void HostVector::SwiGlu(TileRef out, TileRef, TileRef, TileRef gate, TileRef up, TileRef probs, Loc) {
+  context_->activation->swiglu(out.dtype(), WritableRowsOf(out), RowsOf(gate), RowsOf(up), RowsIfGiven(probs));
+}
+
+void HostVector::SwiGluGrad(const SwiGluGradTiles& t, Loc) {
+  context_->activation->swiglu_grad(
+      t.gate.dtype(), {WritableRowsOf(t.d_gate), WritableRowsOf(t.d_up), WritableRowsOf(t.d_probs),
+                       RowsOf(t.d_out), RowsOf(t.gate), RowsOf(t.up), RowsOf(t.probs)});
 }
 
 void HostVector::MulAdd(TileRef acc, TileRef factor, TileRef x, Loc) {

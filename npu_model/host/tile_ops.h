@@ -1,7 +1,8 @@
 // The seam between the host executor and SIMD: tables of instruction bodies, one table per Highway target.
 //
-// The *_ops.cc and vector-inl.h, which they share, are the only files that include Highway; cube_bf16_avx512.cc holds the native bf16
-// dot-product body. Everything here is plain pointers, sizes and strides in elements. Nothing is allocated, nothing fails.
+// The *_ops.cc and vector-inl.h, which they share, are the only files that include Highway; cube_bf16_avx512.cc holds the
+// native bf16 dot-product body. Everything here is plain pointers, sizes and strides in elements. Nothing is allocated,
+// nothing fails.
 #ifndef CUBIST_NPU_MODEL_HOST_TILE_OPS_H_
 #define CUBIST_NPU_MODEL_HOST_TILE_OPS_H_
 
@@ -71,7 +72,7 @@ struct VectorOps {
   const char* target = "";
   void (*fill)(const Rows& x, float value);
   void (*scalar)(ScalarOp op, const Rows& dst, const Rows& a, float value);
-  // b has the shape of a, or is (rows, 1) and broadcast over the columns.
+  // b has the shape of a, or is (rows, 1) and broadcast over the columns, or (1, cols) and broadcast over the rows.
   void (*binary)(BinaryOp op, const Rows& dst, const Rows& a, const Rows& b);
   void (*unary)(UnaryOp op, const Rows& dst, const Rows& a);
   void (*reduce)(ReduceOp op, const Rows& dst, const Rows& a);  // dst is (rows, 1), maybe the first column of a

@@ -59,6 +59,7 @@ struct WithScalar {
   Vec value;
   HWY_INLINE Vec operator()(Vec a) const {
     if constexpr (kOp == ScalarOp::kMul) return hn::Mul(a, value);
+    if constexpr (kOp == ScalarOp::kAdd) return hn::Add(a, value);
     return MaxOrNaN(value, a);
   }
 };
@@ -75,6 +76,8 @@ void Scalar(ScalarOp op, const Rows& dst, const Rows& a, float value) {
       return ScalarAs<ScalarOp::kMul>(dst, a, value);
     case ScalarOp::kMax:
       return ScalarAs<ScalarOp::kMax>(dst, a, value);
+    case ScalarOp::kAdd:
+      return ScalarAs<ScalarOp::kAdd>(dst, a, value);
   }
 }
 
@@ -103,6 +106,7 @@ void BinaryAs(Rows dst, Rows a, Rows b) {
     }
     return;
   }
+  if (b.rows == 1 && dst.rows > 1) b.pitch = 0;  // One row for all.
   JoinRows(dst, a, b);
   for (std::int64_t i = 0; i < dst.rows; ++i) {
     MapRow(WithVector<kOp>{}, dst.cols, RowOf(dst, i), RowOf(a, i), RowOf(b, i));
@@ -128,6 +132,7 @@ struct Function {
   HWY_INLINE Vec operator()(Vec a) const {
     if constexpr (kOp == UnaryOp::kExp) return Exp</*kAtMostZero=*/false>(a);
     if constexpr (kOp == UnaryOp::kLn) return Ln(a);
+    if constexpr (kOp == UnaryOp::kSqrt) return hn::Sqrt(a);
   }
 };
 template <UnaryOp kOp>
@@ -141,6 +146,8 @@ void Unary(UnaryOp op, const Rows& dst, const Rows& a) {
       return UnaryAs<UnaryOp::kExp>(dst, a);
     case UnaryOp::kLn:
       return UnaryAs<UnaryOp::kLn>(dst, a);
+    case UnaryOp::kSqrt:
+      return UnaryAs<UnaryOp::kSqrt>(dst, a);
   }
 }
 

@@ -18,6 +18,7 @@ VectorOp CostOf(Op op) {
       return VectorOp::kBinary;
     case Op::kDiv:
       return VectorOp::kDiv;
+    case Op::kSqrt:
     case Op::kExp:
       return VectorOp::kExp;
     case Op::kLn:
@@ -101,6 +102,17 @@ Cost Costs::Vector(const CoreRecord& record, const Instr& instr) const {
   if (instr.op == Op::kExclusiveScan) {  // Every pass needs the one before.
     const double before = (instr.dims[2] - 1) * cost.done;
     return {before + cost.busy, before + cost.done};
+  }
+  // A row spread over the rows of the first source: an instruction for each row, or for each repeat of columns with a
+  // stride of zero over the rows.
+  const OperandUse last = instr.uses[2];
+  if (rows > 1 && last.used() &&
+      record.operands[last.operand()].row_end - record.operands[last.operand()].row_begin == 1) {
+    const auto pieces =
+        static_cast<double>(std::min(rows, CeilDiv(cols * element, chip_->vector.repeat_bytes)));
+    cost.busy = pieces * Repeated(repeats / pieces, cycles).busy;
+    cost.done = std::max(cost.done, cost.busy - Repeated(repeats / pieces, cycles).busy +
+                                        Repeated(repeats / pieces, cycles).done);
   }
   if (instr.broadcasts) {  // The column is first spread to one block per row, eight rows per repeat.
     const auto spread = static_cast<double>(CeilDiv(rows * kBlock, chip_->vector.repeat_bytes));

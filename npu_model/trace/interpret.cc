@@ -269,6 +269,8 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
       return Values(rows * cols, IsFloat(instr.dtype) ? number : instr.immediate);
     case Op::kMulScalar:
       return each([&](double a) { return Single(a) * Single(number); });
+    case Op::kAddScalar:
+      return each([&](double a) { return Single(a) + Single(number); });
     case Op::kMaxScalar:
       return each([&](double a) { return a > number ? a : number; });
     case Op::kAdd:
@@ -279,13 +281,15 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
       Values a = ReadUse(instr, 0);
       const Values b = ReadUse(instr, 1);
       for (std::size_t e = 0; e < a.size(); ++e)
-        a[e] = Binary(instr.op, a[e], b[instr.broadcasts ? e / cols : e]);
+        a[e] = Binary(instr.op, a[e], b[instr.broadcasts ? e / cols : e % b.size()]);  // One row, or as many.
       return a;
     }
     case Op::kExp:
       return each([](double a) { return std::exp(Single(a)); });
     case Op::kLn:
       return each([](double a) { return std::log(Single(a)); });
+    case Op::kSqrt:
+      return each([](double a) { return std::sqrt(Single(a)); });
     case Op::kRowMax:
       return each_row(-std::numeric_limits<double>::infinity(),
                       [](double max, double a) { return a > max ? a : max; });

@@ -34,6 +34,7 @@ enum class Op : std::uint8_t {
   kCast,
   kMulScalar,
   kMaxScalar,
+  kAddScalar,
   kAdd,
   kSub,
   kMul,
@@ -41,6 +42,7 @@ enum class Op : std::uint8_t {
   kMax,
   kExp,
   kLn,
+  kSqrt,
   kRowMax,
   kRowSum,
   kMaskAbove,
@@ -93,7 +95,7 @@ struct Instr {
   std::array<OperandUse, kMaxOperands> uses;
   bool broadcasts = false;  // the second source is a column, spread over the columns of the first
   bool accumulates = false;  // a Mmad that adds to what its accumulator holds; a store that adds to GM
-  // The number that an instruction brings along: int32, or the bits of a float (Fill, MulScalar, MaxScalar); the
+  // The number that an instruction brings along: int32, or the bits of a float (Fill, MulScalar, MaxScalar, AddScalar); the
   // diagonal of MaskAbove, the start of ExclusiveScan, the first id of Histogram and Rank.
   std::int32_t immediate = 0;
 };

@@ -326,8 +326,8 @@ void VectorRecorder::Cast(TileRef dst, TileRef a, Loc loc) {
 
 void VectorRecorder::Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc loc) {
   if (Empty(dst)) return;
-  AddV(op == ScalarOp::kMul ? Op::kMulScalar : Op::kMaxScalar, a.dtype(), a,
-       {recorder_->Writes(dst), recorder_->Reads(a)}, loc)
+  constexpr Op kOps[] = {Op::kMulScalar, Op::kMaxScalar, Op::kAddScalar};  // By ScalarOp.
+  AddV(kOps[static_cast<int>(op)], a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc)
       .immediate = Bits(value);
 }
 
@@ -340,8 +340,8 @@ void VectorRecorder::Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc 
 
 void VectorRecorder::Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc) {
   if (Empty(dst)) return;
-  AddV(op == UnaryOp::kExp ? Op::kExp : Op::kLn, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a)},
-       loc);
+  constexpr Op kOps[] = {Op::kExp, Op::kLn, Op::kSqrt};  // By UnaryOp.
+  AddV(kOps[static_cast<int>(op)], a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
 }
 
 void VectorRecorder::Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc) {
@@ -501,6 +501,40 @@ void TraceVector::SoftmaxStep(TileRef p, TileRef s, TileRef m_new, TileRef m_old
                               Loc loc) {
   if (state_->with_data) host_.SoftmaxStep(p, s, m_new, m_old, l, scale, loc);
   if (!Empty(s)) ExpandSoftmaxStep(record_, p, s, m_new, m_old, l, scale, loc);
+}
+
+void TraceVector::RowDot(TileRef sum, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef weights,
+                         Loc loc) {
+  if (state_->with_data) host_.RowDot(sum, s0, s1, a, b, weights, loc);
+  if (!Empty(a)) ExpandRowDot(record_, sum, s0, s1, a, b, weights, loc);
+}
+
+void TraceVector::ScaleRows(TileRef dst, TileRef s0, TileRef a, TileRef factor, TileRef weights, Loc loc) {
+  if (state_->with_data) host_.ScaleRows(dst, s0, a, factor, weights, loc);
+  if (!Empty(a)) ExpandScaleRows(record_, dst, s0, a, factor, weights, loc);
+}
+
+void TraceVector::NormGrad(TileRef dx, TileRef s0, TileRef s1, TileRef dy, TileRef x, TileRef weights,
+                           TileRef factor, TileRef shift, TileRef more, Loc loc) {
+  if (state_->with_data) host_.NormGrad(dx, s0, s1, dy, x, weights, factor, shift, more, loc);
+  if (!Empty(x)) ExpandNormGrad(record_, dx, s0, s1, dy, x, weights, factor, shift, more, loc);
+}
+
+void TraceVector::AddColumnDots(TileRef acc, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef factor,
+                                Loc loc) {
+  if (state_->with_data) host_.AddColumnDots(acc, s0, s1, a, b, factor, loc);
+  if (!Empty(a)) ExpandAddColumnDots(record_, acc, s0, s1, a, b, factor, loc);
+}
+
+void TraceVector::SwiGlu(TileRef out, TileRef s0, TileRef s1, TileRef gate, TileRef up, TileRef probs,
+                         Loc loc) {
+  if (state_->with_data) host_.SwiGlu(out, s0, s1, gate, up, probs, loc);
+  if (!Empty(gate)) ExpandSwiGlu(record_, out, s0, s1, gate, up, probs, loc);
+}
+
+void TraceVector::SwiGluGrad(const SwiGluGradTiles& t, Loc loc) {
+  if (state_->with_data) host_.SwiGluGrad(t, loc);
+  if (!Empty(t.gate)) ExpandSwiGluGrad(record_, t, loc);
 }
 
 void TraceVector::MulAdd(TileRef acc, TileRef factor, TileRef x, Loc loc) {

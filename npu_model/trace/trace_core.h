@@ -158,6 +158,13 @@ class TraceVector {
   void MulAdd(TileRef acc, TileRef factor, TileRef x, Loc loc = {});
   void WeightedSum(TileRef acc, TileRef scratch, std::span<const TileRef> rows,
                    std::span<const float> weights, Accumulate accumulate, Loc loc = {});
+  void RowDot(TileRef sum, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef weights, Loc loc = {});
+  void ScaleRows(TileRef dst, TileRef s0, TileRef a, TileRef factor, TileRef weights, Loc loc = {});
+  void NormGrad(TileRef dx, TileRef s0, TileRef s1, TileRef dy, TileRef x, TileRef weights, TileRef factor,
+                TileRef shift, TileRef more, Loc loc = {});
+  void AddColumnDots(TileRef acc, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef factor, Loc loc = {});
+  void SwiGlu(TileRef out, TileRef s0, TileRef s1, TileRef gate, TileRef up, TileRef probs, Loc loc = {});
+  void SwiGluGrad(const SwiGluGradTiles& t, Loc loc = {});
   void Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc = {});
   void Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc = {});
 

@@ -60,6 +60,7 @@ TEST(PlanTest, ShippedKernelsAreProved) {
     ExpectProved(RecordAttention(*chip, DType::kBF16, {.sq = 300, .skv = 500, .d = 128}));
     ExpectProved(RecordPermute(*chip, 300, 500, 4, 16, DType::kI32));
     ExpectProved(RecordUnpermute(*chip, 300, 500, 4));
+    for (const NamedRecord& made : RecordRowwise(*chip, DType::kBF16, 300, 500)) ExpectProved(made);
   }
 }
 
@@ -76,6 +77,8 @@ TEST(PlanTest, OddShapesAreProved) {
       RecordAttention(chip, DType::kF32, {.sq = 33, .skv = 1000, .d = 72, .causal = Causal::kTopLeft}));
   ExpectProved(RecordPermute(chip, 100, 70000, 2, 60000, DType::kI64));
   ExpectProved(RecordUnpermute(chip, 30, 60000, 12));
+  for (const NamedRecord& made : RecordRowwise(chip, DType::kF32, 41, 20011)) ExpectProved(made);
+  for (const NamedRecord& made : RecordRowwise(chip, DType::kF16, 1, 1)) ExpectProved(made);
 }
 
 // Ids and counters down to one: the plan waits earlier, or for more, says where, and stays right.

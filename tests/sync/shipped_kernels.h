@@ -9,6 +9,8 @@
 
 #include "kernels/flash_attention.h"
 #include "kernels/matmul.h"
+#include "kernels/rms_norm.h"
+#include "kernels/swiglu.h"
 #include "kernels/token_permute.h"
 #include "npu_model/chip.h"
 #include "npu_model/trace/record.h"
@@ -108,6 +110,41 @@ inline NamedRecord RecordUnpermute(const ChipSpec& chip, std::int64_t tokens, st
   const Status status = TokenUnpermute(Recorder(chip, &made.record), args, nullptr);
   CUBIST_CHECK(status.ok(), status.message());
   return made;
+}
+
+// RmsNorm and its gradient, or SwiGlu and its gradient.
+inline std::vector<NamedRecord> RecordRowwise(const ChipSpec& chip, DType dtype, std::int64_t rows,
+                                              std::int64_t cols) {
+  const ConstTensor x(nullptr, dtype, {rows, cols});
+  const Tensor out(nullptr, dtype, {rows, cols});
+  const Tensor of_rows(nullptr, DType::kF32, {rows}), of_cols(nullptr, DType::kF32, {cols});
+  std::vector<NamedRecord> all(4);
+  const std::string shape =
+      std::to_string(rows) + "x" + std::to_string(cols) + " " + NameOf(dtype) + " on " + chip.name;
+  const char* const names[] = {"rms_norm ", "rms_norm_grad ", "swiglu ", "swiglu_grad "};
+  const Status statuses[] = {
+      RmsNorm(Recorder(chip, &all[0].record),
+              {.x = x, .residual = x, .gamma = of_cols, .out = out, .sum = out, .rstd = of_rows}),
+      RmsNormGrad(Recorder(chip, &all[1].record), {.d_out = x,
+                                                   .x = x,
+                                                   .rstd = of_rows,
+                                                   .gamma = of_cols,
+                                                   .d_sum = x,
+                                                   .d_x = out,
+                                                   .d_gamma = of_cols}),
+      SwiGlu(Recorder(chip, &all[2].record), {.gate = x, .up = x, .probs = of_rows, .out = out}),
+      SwiGluGrad(Recorder(chip, &all[3].record), {.d_out = x,
+                                                  .gate = x,
+                                                  .up = x,
+                                                  .probs = of_rows,
+                                                  .d_gate = out,
+                                                  .d_up = out,
+                                                  .d_probs = of_rows})};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i].name = names[i] + shape;
+    CUBIST_CHECK(statuses[i].ok(), statuses[i].message());
+  }
+  return all;
 }
 
 }  // namespace cubist::testing

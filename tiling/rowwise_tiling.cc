@@ -1,0 +1,94 @@
+#include "tiling/rowwise_tiling.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tiling/choose.h"
+#include "tiling/cost.h"
+
+namespace cubist {
+namespace {
+
+using Shape = RowwiseShape;
+using Tiling = RowwiseTiling;
+
+std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t) {
+  const auto bytes = [&](DType dtype, std::int64_t rows, std::int64_t cols) {
+    return chip.SlotBytes(Buffer::kUB, dtype, rows, cols);
+  };
+  return t.stages * (s.loads + s.stores) * bytes(s.dtype, t.rows, t.cols) +
+         s.scratch * bytes(DType::kF32, t.rows, t.cols) + s.row_vectors * bytes(DType::kF32, 1, t.cols) +
+         s.column_vectors * bytes(DType::kF32, t.rows, 1);
+}
+
+// Fewer rows do not pay for a chunk's own start: weights to load, a partial sum to store.
+constexpr std::int64_t kLeastChunk = 16;
+
+// Elements of a host's tile: what it reads and writes of them stays in the first-level cache.
+constexpr std::int64_t kHostElements = 8192;
+
+std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
+  std::vector<Tiling> tilings;
+  Tiling t;
+  t.chunk_rows = std::max(CeilDiv(s.rows, chip.cube_cores * chip.vector_per_cube), kLeastChunk);
+  t.chunks = std::max<std::int64_t>(CeilDiv(s.rows, t.chunk_rows), 1);
+  for (std::int64_t cols : TileSizes({32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768}, 32, s.cols)) {
+    for (std::int64_t rows : TileSizes({1, 2, 4, 8, 16, 32, 64, 128}, 1, t.chunk_rows)) {
+      for (int stages : {1, 2}) {
+        t.rows = rows, t.cols = cols, t.stages = stages;
+        if (!chip.pipes_overlap && rows * cols > kHostElements && !(rows == 1 && s.whole_rows)) continue;
+        tilings.push_back(t);
+      }
+    }
+  }
+  return tilings;
+}
+
+std::int64_t UbNeed(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer buffer) {
+  return buffer == Buffer::kUB ? Need(chip, s, t) : 0;
+}
+
+}  // namespace
+
+bool Fits(const ChipSpec& chip, const Shape& shape, const Tiling& tiling) {
+  return Need(chip, shape, tiling) <= chip.buffer(Buffer::kUB).capacity;
+}
+
+double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
+  const auto d = [](std::int64_t value) { return static_cast<double>(value); };
+  const double parts = d(std::max<std::int64_t>(CeilDiv(s.cols, t.cols), 1));
+  const double tiles = d(CeilDiv(t.chunk_rows, t.rows)) * parts;
+  const double elements = d(t.chunk_rows * s.cols), bytes = elements * d(SizeOf(s.dtype));
+  const double cores = d(std::min<std::int64_t>(t.chunks, chip.concurrent_cores * chip.vector_per_cube));
+  const double reads = s.loads * (s.whole_rows && parts > 1 ? 2.0 : 1.0);
+  const double share = chip.memory.hbm_bytes_per_s / chip.clock_hz / cores;
+  const auto move = [&](Path path, double port, double transfers, double moved) {
+    return transfers * chip.path(path).startup +
+           moved / std::min({static_cast<double>(chip.path(path).bytes_per_cycle), port, share});
+  };
+  const double load =
+      move(Path::kGmToUb, chip.memory.core_read_bytes_per_cycle, tiles * reads, bytes * reads);
+  const double store =
+      move(Path::kUbToGm, chip.memory.core_write_bytes_per_cycle, tiles * s.stores, bytes * s.stores);
+  // A row operand that is cut is loaded again for every tile.
+  const double weights =
+      parts > 1 ? tiles * s.row_vectors * VectorCycles(chip, VectorOp::kUnary, d(t.cols)) : 0;
+  const double vector =
+      s.vector_passes * tiles * VectorCycles(chip, VectorOp::kBinary, elements / tiles) + weights;
+  return std::ceil(d(t.chunks) / cores) *
+         (Overlap(chip, t.stages > 1, {load, store, vector}) + tiles * chip.scalar.issue);
+}
+
+std::vector<Tiling> RowwiseCandidates(const ChipSpec& chip, const Shape& shape) {
+  std::vector<Tiling> tilings = AllTilings(chip, shape);
+  std::erase_if(tilings, [&](const Tiling& t) { return !Fits(chip, shape, t); });
+  return tilings;
+}
+
+Status Choose(const ChipSpec& chip, const Shape& shape, Tiling* tiling) {
+  return ChooseCheapest(
+      chip, shape, "rowwise", &AllTilings,
+      [&](const Tiling& t, Buffer buffer) { return UbNeed(chip, shape, t, buffer); }, tiling);
+}
+
+}  // namespace cubist

@@ -1,0 +1,66 @@
+// How kernels that work row by row (norms, activations) are cut for a chip.
+#ifndef CUBIST_TILING_ROWWISE_TILING_H_
+#define CUBIST_TILING_ROWWISE_TILING_H_
+
+#include <algorithm>
+#include <compare>
+#include <concepts>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "npu_model/chip.h"
+#include "npu_model/status.h"
+
+namespace cubist {
+
+// A matrix of (rows, cols), and what a kernel holds in UB for a tile of it.
+struct RowwiseShape {
+  std::int64_t rows = 0, cols = 0;
+  DType dtype = DType::kF32;
+  int loads = 0, stores = 0;  // Tiles of dtype that come from GM and go there, in every stage of the rings.
+  int scratch = 0;            // fp32 tiles.
+  int row_vectors = 0;        // (1, cols) fp32 tiles.
+  int column_vectors = 0;     // (rows, 1) fp32 tiles.
+  int vector_passes = 0;      // Instructions over the whole tile.
+  bool whole_rows = false;    // A second pass over a row needs the first one's sum: a cut row is read again.
+
+  friend auto operator<=>(const RowwiseShape&, const RowwiseShape&) = default;
+};
+
+// Rows are cut into `chunks` of `chunk_rows`, dealt to cores; a chunk is walked in tiles of (rows, cols).
+struct RowwiseTiling {
+  std::int64_t chunks = 0, chunk_rows = 0;
+  std::int64_t rows = 0, cols = 0;
+  int stages = 2;
+
+  friend bool operator==(const RowwiseTiling&, const RowwiseTiling&) = default;
+};
+
+template <class Visit>
+void VisitFields(const RowwiseShape& s, Visit&& visit) {
+  visit({"rows"}, s.rows), visit({"cols"}, s.cols);
+  visit({"dtype"}, s.dtype);
+  visit({"loads"}, s.loads), visit({"stores"}, s.stores);
+}
+
+template <class Tiling, class Visit>
+requires std::same_as<std::remove_const_t<Tiling>, RowwiseTiling>
+void VisitFields(const ChipSpec&, const RowwiseShape&, Tiling& t, Visit&& visit) {
+  visit({"chunk_rows"}, t.chunk_rows);
+  visit({"rows"}, t.rows), visit({"cols"}, t.cols);
+  visit({"stages", 1, 64}, t.stages);
+}
+
+inline void Complete(const RowwiseShape& s, RowwiseTiling& t) {
+  t.chunks = std::max<std::int64_t>(CeilDiv(s.rows, t.chunk_rows), 1);
+}
+
+bool Fits(const ChipSpec& chip, const RowwiseShape& shape, const RowwiseTiling& tiling);
+std::vector<RowwiseTiling> RowwiseCandidates(const ChipSpec& chip, const RowwiseShape& shape);
+double Price(const ChipSpec& chip, const RowwiseShape& shape, const RowwiseTiling& tiling);
+Status Choose(const ChipSpec& chip, const RowwiseShape& shape, RowwiseTiling* tiling);
+
+}  // namespace cubist
+
+#endif  // CUBIST_TILING_ROWWISE_TILING_H_
