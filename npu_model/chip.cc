@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <numeric>
+
+#include "npu_model/nearest.h"
 
 namespace cubist {
 namespace {
@@ -22,22 +23,6 @@ std::string Lower(std::string_view text) {
   std::transform(lower.begin(), lower.end(), lower.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return lower;
-}
-
-// Levenshtein distance.
-std::size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i + 1;
-    for (std::size_t j = 0; j < b.size(); ++j) {
-      const std::size_t substitute = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({substitute, row[j] + 1, row[j + 1] + 1});
-    }
-  }
-  return row.back();
 }
 
 }  // namespace
@@ -74,18 +59,16 @@ std::vector<std::string> ChipNames() {
 
 Status FindChip(std::string_view name, ChipSpec* chip) {
   const std::string wanted = Lower(name);
-  const NamedChip* nearest = &kChips[0];
   std::string known;
   for (const NamedChip& candidate : kChips) {
     if (wanted == candidate.name) {
       *chip = candidate.spec();
       return {};
     }
-    if (EditDistance(wanted, candidate.name) < EditDistance(wanted, nearest->name)) nearest = &candidate;
     known += (known.empty() ? "" : ", ") + std::string(candidate.name);
   }
   return InvalidArgument("unknown chip '" + std::string(name) + "'; known are " + known + "; nearest is " +
-                         nearest->name);
+                         Nearest(wanted, ChipNames()));
 }
 
 }  // namespace cubist

@@ -1,0 +1,16 @@
+// Nearest: the known name that a misspelt one most likely meant.
+#ifndef CUBIST_NPU_MODEL_NEAREST_H_
+#define CUBIST_NPU_MODEL_NEAREST_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cubist {
+
+// By Levenshtein distance, the first of equals. `names` has at least one.
+const std::string& Nearest(std::string_view wanted, const std::vector<std::string>& names);
+
+}  // namespace cubist
+
+#endif  // CUBIST_NPU_MODEL_NEAREST_H_
