@@ -57,12 +57,17 @@ void VisitConstants(Chip& chip, Visit visit) {
     auto& path = chip.paths[static_cast<std::size_t>(p)];
     visit(prefix + "startup", path.startup, kCost);
     visit(prefix + "bytes_per_cycle", path.bytes_per_cycle, kRate);
+    visit(prefix + "gap", path.gap, kCost);
+    visit(prefix + "row", path.row, kCost);
   }
   visit("vector.head", chip.vector.head, kCost);
+  visit("vector.least", chip.vector.least, kCost);
   for (std::size_t op = 0; op < kVectorOpCount; ++op) {
     visit(std::string("vector.cycles.") + kVectorOps[op], chip.vector.cycles[op], kRate);
   }
   visit("scalar.issue", chip.scalar.issue, kCost);
+  visit("scalar.issue_flag", chip.scalar.issue_flag, kCost);
+  visit("scalar.queue_depth", chip.scalar.queue_depth, Limits{1, false, 1e6});
   visit("scalar.read", chip.scalar.read, kCost);
   visit("scalar.update", chip.scalar.update, kCost);
   visit("memory.l2_bytes", chip.memory.l2_bytes, Limits{4096, false, 1099511627776.0});
@@ -73,6 +78,7 @@ void VisitConstants(Chip& chip, Visit visit) {
   visit("memory.core_write_bytes_per_cycle", chip.memory.core_write_bytes_per_cycle, kRate);
   visit("memory.core_miss_bytes_per_cycle", chip.memory.core_miss_bytes_per_cycle, kCost);
   visit("sync.flag", chip.sync.flag, kCost);
+  visit("sync.execute", chip.sync.execute, kCost);
   visit("sync.cross_core", chip.sync.cross_core, kCost);
   visit("sync.barrier_s", chip.sync.barrier_s, kCost);
   visit("sync.launch_s", chip.sync.launch_s, kCost);

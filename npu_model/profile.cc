@@ -112,4 +112,52 @@ Status Profile::WriteTimeline(const std::string& path) const {
   return {};
 }
 
+void Profile::Append(const Profile& next) {
+  if (kernel.empty()) {
+    *this = next;
+    return;
+  }
+  const double start_us = time_s * 1e6, together_s = time_s + next.time_s;
+  const auto mean = [&](double a, double b) {
+    return together_s > 0 ? (a * time_s + b * next.time_s) / together_s : 0;
+  };
+  for (std::size_t p = 0; p < busy.size(); ++p) {
+    busy[p].cube_side = mean(busy[p].cube_side, next.busy[p].cube_side);
+    busy[p].vector_side = mean(busy[p].vector_side, next.busy[p].vector_side);
+    waiting[p].cube_side = mean(waiting[p].cube_side, next.waiting[p].cube_side);
+    waiting[p].vector_side = mean(waiting[p].vector_side, next.waiting[p].vector_side);
+  }
+  cube_utilisation = mean(cube_utilisation, next.cube_utilisation);
+  vector_utilisation = mean(vector_utilisation, next.vector_utilisation);
+  mte_utilisation = mean(mte_utilisation, next.mte_utilisation);
+  const std::int64_t all_read = gm_read + next.gm_read;
+  if (all_read > 0) {
+    l2_hit_rate =
+        (l2_hit_rate * static_cast<double>(gm_read) + next.l2_hit_rate * static_cast<double>(next.gm_read)) /
+        static_cast<double>(all_read);
+  }
+  for (std::size_t p = 0; p < path_bytes.size(); ++p) path_bytes[p] += next.path_bytes[p];
+  gm_read = all_read;
+  gm_written += next.gm_written;
+  workspace_bytes = std::max(workspace_bytes, next.workspace_bytes);
+  macs += next.macs;
+  instructions += next.instructions;
+  cores_used = std::max(cores_used, next.cores_used);
+  cycles += next.cycles;
+  time_s = together_s;
+  if (next.bound != bound) {
+    bound = "mixed";
+    verdict = "several launches, bound by different things";
+  }
+  launches += next.launches;
+  if (next.timeline != nullptr && timeline != nullptr) {
+    auto slices = std::make_shared<std::vector<TimelineSlice>>(*timeline);
+    for (TimelineSlice slice : *next.timeline) {
+      slice.start_us += start_us, slice.end_us += start_us;
+      slices->push_back(slice);
+    }
+    timeline = std::move(slices);
+  }
+}
+
 }  // namespace cubist

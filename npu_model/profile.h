@@ -31,6 +31,7 @@ struct Profile {
   double cycles = 0;   // time_s in cycles of the chip's clock
   int cores_used = 0;  // of the busiest phase
   std::int64_t instructions = 0;
+  int launches = 0;  // kernels, one after the other
 
   // Busy share of a pipe: its busy time over time_s, averaged over all cores of the chip that have the pipe.
   struct Busy {
@@ -54,6 +55,10 @@ struct Profile {
   std::string verdict;  // the same in a sentence
 
   std::shared_ptr<const std::vector<TimelineSlice>> timeline;  // when asked for
+
+  // Another call behind this one: times, work and traffic add up, shares become means over the time. An empty
+  // profile becomes the other.
+  void Append(const Profile& next);
 
   // Chrome trace JSON: a process per core, a track per pipe, no overlapping slices.
   // Opens in Perfetto and in MindStudio Insight.

@@ -157,49 +157,6 @@ Case MatmulCase(const std::string& name, const std::string& a, const std::string
 
 // ---- Experts ----
 
-// One call after another, as one profile.
-void Append(const Profile& next, Profile* all) {
-  if (all->kernel.empty()) {
-    *all = next;
-    return;
-  }
-  const double start_us = all->time_s * 1e6, time_s = all->time_s + next.time_s;
-  const auto mean = [&](double a, double b) {
-    return time_s > 0 ? (a * all->time_s + b * next.time_s) / time_s : 0;
-  };
-  for (std::size_t p = 0; p < all->busy.size(); ++p) {
-    all->busy[p].cube_side = mean(all->busy[p].cube_side, next.busy[p].cube_side);
-    all->busy[p].vector_side = mean(all->busy[p].vector_side, next.busy[p].vector_side);
-  }
-  all->cube_utilisation = mean(all->cube_utilisation, next.cube_utilisation);
-  all->vector_utilisation = mean(all->vector_utilisation, next.vector_utilisation);
-  all->mte_utilisation = mean(all->mte_utilisation, next.mte_utilisation);
-  const std::int64_t gm_read = all->gm_read + next.gm_read;
-  if (gm_read > 0) {
-    all->l2_hit_rate = (all->l2_hit_rate * static_cast<double>(all->gm_read) +
-                        next.l2_hit_rate * static_cast<double>(next.gm_read)) /
-                       static_cast<double>(gm_read);
-  }
-  for (std::size_t p = 0; p < all->path_bytes.size(); ++p) all->path_bytes[p] += next.path_bytes[p];
-  all->gm_read = gm_read;
-  all->gm_written += next.gm_written;
-  all->workspace_bytes = std::max(all->workspace_bytes, next.workspace_bytes);
-  all->macs += next.macs;
-  all->instructions += next.instructions;
-  all->cores_used = std::max(all->cores_used, next.cores_used);
-  all->cycles += next.cycles;
-  all->time_s = time_s;
-  if (next.bound != all->bound) all->bound = "mixed";
-  if (next.timeline != nullptr && all->timeline != nullptr) {
-    auto slices = std::make_shared<std::vector<TimelineSlice>>(*all->timeline);
-    for (TimelineSlice slice : *next.timeline) {
-      slice.start_us += start_us, slice.end_us += start_us;
-      slices->push_back(slice);
-    }
-    all->timeline = std::move(slices);
-  }
-}
-
 // Rows sorted by expert, expert e's times its own weights: one Matmul for each expert that has rows.
 struct ExpertRows {
   std::vector<Range> ranges;
@@ -246,7 +203,7 @@ Case ExpertsCase(const std::string& name, const std::string& a, const std::strin
       Profile one;
       const MatmulArgs args{.a = RowsOf(in[0], r), .b = Element(in[1], e), .c = RowsOf(out[0], r)};
       CUBIST_RETURN_IF_ERROR(Matmul(device, args, profile != nullptr ? &one : nullptr));
-      if (profile != nullptr) Append(one, profile);
+      if (profile != nullptr) profile->Append(one);
       return Status();
     });
   };

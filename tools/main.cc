@@ -3,10 +3,12 @@
 #include <functional>
 #include <string>
 
+#include "tools/ablate.h"
 #include "tools/check.h"
 #include "tools/info.h"
 #include "tools/kernel_call.h"
 #include "tools/run.h"
+#include "tools/what_if.h"
 
 namespace {
 
@@ -75,6 +77,35 @@ void AddCheck(CLI::App& app, cubist::CheckOptions& options, std::function<int()>
   check->callback([&] { command = [&] { return cubist::CheckCommand(options); }; });
 }
 
+// A chip, and what is to be changed of it.
+void AddChip(CLI::App* command, cubist::ChipOptions& options) {
+  command->add_option("--chip", options.chip, "Chip to model: a name, or a .json file with one of your own")
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--set", options.sets,
+          "name=value: change a constant of the chip, such as memory.hbm_bytes_per_s=3.2e12; repeatable")
+      ->allow_extra_args(false);
+}
+
+void AddAblate(CLI::App& app, cubist::AblateOptions& options, std::function<int()>& command) {
+  CLI::App* ablate = app.add_subcommand(
+      "ablate", "Set a kernel's conventional form beside ours on the model, one idea at a time");
+  ablate->footer("Example: cubist ablate matmul --only 4096x7168x1536 --chip ascend910b2 --json rows.json");
+  ablate->add_option("kernel", options.kernel, "One of: " + cubist::AblationsText())->required();
+  AddChip(ablate, options.chip);
+  ablate->add_option("--workload", options.workload, "Name, or path of a .json file")->capture_default_str();
+  ablate->add_option("--only", options.only, "Cases whose names contain this; repeatable")
+      ->allow_extra_args(false);
+  ablate->add_option("--budget", options.budget, "Tilings to replay for each step, about")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 100000));
+  ablate->add_flag("--tilings", options.tilings, "Print the tiling of each step");
+  ablate->add_flag("--list", options.list, "List the cases, run nothing");
+  ablate->add_option("--json", options.json, "File to write cases and steps to");
+  ablate->callback([&] { command = [&] { return cubist::AblateCommand(options); }; });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -85,6 +116,8 @@ int main(int argc, char** argv) {
   AddRun(app, run_options, command);
   cubist::CheckOptions check_options;
   AddCheck(app, check_options, command);
+  cubist::AblateOptions ablate_options;
+  AddAblate(app, ablate_options, command);
   app.add_subcommand("info", "Show what the library makes of this machine, and the chips it knows")
       ->callback([&] { command = &cubist::InfoCommand; });
   try {

@@ -19,6 +19,7 @@
 #include "npu_model/device.h"
 #include "npu_model/host/ceilings.h"
 #include "tools/cases.h"
+#include "tools/files.h"
 #include "tools/inputs.h"
 #include "tools/npy.h"
 #include "tools/progress.h"
@@ -76,26 +77,8 @@ Status KeepOnly(const std::vector<std::string>& only, std::vector<Case>* cases) 
   return {};
 }
 
-// A file that will be written must have a folder to stand in.
-Status CheckWritable(const char* option, const std::string& file) {
-  std::error_code error;
-  std::filesystem::path folder = std::filesystem::path(file).parent_path();
-  if (folder.empty()) folder = ".";
-  if (!std::filesystem::is_directory(folder, error)) {
-    return InvalidArgument(fmt::format("{} {}: there is no folder {}", option, file, folder.string()));
-  }
-  if (std::filesystem::is_directory(file, error)) {
-    return InvalidArgument(fmt::format("{} {}: is a folder, expected a file", option, file));
-  }
-  const bool exists = std::filesystem::exists(file, error);
-  if (access(exists ? file.c_str() : folder.c_str(), W_OK) != 0) {
-    return InvalidArgument(fmt::format("{} {}: may not be written", option, file));
-  }
-  return {};
-}
-
 Status CheckOutputs(const RunOptions& options, Plan* plan) {
-  if (!options.json.empty()) CUBIST_RETURN_IF_ERROR(CheckWritable("--json", options.json));
+  CUBIST_RETURN_IF_ERROR(CheckWritable("--json", options.json));
   for (const std::string& timeline : options.timelines) {
     const std::size_t equals = timeline.find('=');
     if (equals == std::string::npos || equals + 1 == timeline.size()) {

@@ -64,6 +64,7 @@ class Summary {
     fixed_ += chip_->sync.launch_s * chip_->clock_hz;
     const double cycles = fixed_ + working_;
     profile_.kernel = record_->kernel;
+    profile_.launches = 1;
     profile_.chip = chip_->name;
     profile_.cycles = cycles;
     profile_.time_s = cycles / chip_->clock_hz;

@@ -1,6 +1,7 @@
 // The built `cubist` command as a user calls it: what it prints, writes and returns.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -35,7 +36,7 @@ class CommandTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = ::testing::TempDir() + "cubist_command_" + test->name();
+    folder_ = ::testing::TempDir() + "cubist_command_" + std::to_string(getpid()) + "_" + test->name();
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directory(folder_);
     std::ofstream(Path("toy.json")) << kToy;
@@ -210,6 +211,31 @@ TEST_F(CommandTest, RefusesWorkloadsBeyondTheMachine) {
   EXPECT_NE(outcome.err.find("GiB of tensors, this machine has"), std::string::npos) << outcome.err;
 }
 
+TEST_F(CommandTest, AblatesAndWritesTheSteps) {
+  const Outcome outcome =
+      Cubist("ablate matmul --only 1024x1024x1024 --budget 2 --json '" + Path("rows.json") + "'");
+  ASSERT_EQ(outcome.status, 0) << outcome.out << outcome.err;
+  const Json json = Json::parse(Read("rows.json"));
+  ASSERT_EQ(json.size(), 1u);
+  EXPECT_EQ(json[0]["case"], "1024x1024x1024");
+  const Json& steps = json[0]["steps"];
+  ASSERT_GE(steps.size(), 2u);
+  EXPECT_EQ(steps.front()["name"], "conventional");
+  EXPECT_NEAR(json[0]["gain"].get<double>(),
+              steps.front()["time_us"].get<double>() / steps.back()["time_us"].get<double>(), 1e-9);
+  for (const Json& step : steps) {
+    EXPECT_GT(step["gm_bytes"].get<double>(), 3 * 2 * 1024 * 1024);
+    EXPECT_GT(step["cube_busy"].get<double>(), 0);
+    EXPECT_NE(outcome.out.find(step["name"].get<std::string>()), std::string::npos);
+  }
+  const Outcome unknown = Cubist("ablate matmull");
+  EXPECT_EQ(unknown.status, 2);
+  EXPECT_NE(unknown.err.find("the nearest is matmul"), std::string::npos) << unknown.err;
+  EXPECT_EQ(Cubist("ablate matmul --only nothing").status, 2);
+  EXPECT_EQ(Cubist("ablate matmul --set clock=3").status, 2);
+  EXPECT_EQ(Cubist("ablate matmul --json /nonexistent/x.json").status, 2);
+}
+
 TEST_F(CommandTest, ListsHelpsAndInforms) {
   const Outcome list = RunToy("--list");
   EXPECT_EQ(list.status, 0);
@@ -229,8 +255,9 @@ TEST_F(CommandTest, ListsHelpsAndInforms) {
 // ---- check ----
 
 TEST_F(CommandTest, CheckProvesAndExecutesEveryKernel) {
-  for (const char* call : {"matmul --shape 100x90x70", "flash_attention --shape 2x70x40x24x16 --causal",
-                           "token_permute --shape 50x33x3x8", "token_unpermute --shape 50x33x3 --dtype fp32"}) {
+  for (const char* call :
+       {"matmul --shape 100x90x70", "flash_attention --shape 2x70x40x24x16 --causal",
+        "token_permute --shape 50x33x3x8", "token_unpermute --shape 50x33x3 --dtype fp32"}) {
     for (const char* policy : {"minimal", "per-tile"}) {
       const Outcome outcome = Cubist(std::string("check ") + call + " --execute 2 --policy " + policy);
       EXPECT_EQ(outcome.status, 0) << call << outcome.out << outcome.err;

@@ -1,0 +1,177 @@
+#include "tools/ablate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "npu_model/nearest.h"
+#include "tools/ablate/ablation.h"
+#include "tools/files.h"
+#include "tools/progress.h"
+#include "tools/table.h"
+#include "tools/workload.h"
+
+namespace cubist {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+int BadInput(const std::string& what) {
+  fmt::print(stderr, "cubist ablate: {}\n", what);
+  return 2;
+}
+
+double GmBytes(const Profile& p) { return static_cast<double>(p.gm_read + p.gm_written); }
+
+Table StepTable() {
+  using Align = Column::Align;
+  return Table({{"step", "", 24, Align::kLeft},
+                {"time", "", 8},
+                {"faster", "than first", 6},
+                {"Cube", "% busy", 6},
+                {"Vector", "% busy", 6},
+                {"MTE", "% busy", 6},
+                {"GM", "MB", 8},
+                {"L2 hits", "%", 7},
+                {"launches", "", 8},
+                {"bound", "", 8, Align::kLeft}});
+}
+
+std::string CaseText(const CaseResult& result, bool tilings) {
+  const auto percent = [](double share) { return fmt::format("{:.1f}", 100 * share); };
+  std::string text = result.name + "\n";
+  for (const StepResult& step : result.steps) {
+    const Profile& p = step.profile;
+    text += StepTable().Row({"  " + step.name, FormatSeconds(p.time_s),
+                             fmt::format("{:.3f}x", result.steps.front().profile.time_s / p.time_s),
+                             percent(p.cube_utilisation), percent(p.vector_utilisation),
+                             percent(p.mte_utilisation), fmt::format("{:.1f}", GmBytes(p) / 1e6),
+                             percent(p.l2_hit_rate), fmt::format("{}", p.launches), p.bound}) +
+            "\n";
+    if (tilings) text += fmt::format("    {}\n", step.tiling);
+  }
+  return text;
+}
+
+Json CaseJson(const CaseResult& result) {
+  Json steps = Json::array();
+  for (const StepResult& step : result.steps) {
+    const Profile& p = step.profile;
+    steps.push_back({{"name", step.name},
+                     {"time_us", p.time_s * 1e6},
+                     {"cube_busy", p.cube_utilisation},
+                     {"vector_busy", p.vector_utilisation},
+                     {"mte_busy", p.mte_utilisation},
+                     {"gm_bytes", p.gm_read + p.gm_written},
+                     {"l2_hit_rate", p.l2_hit_rate},
+                     {"launches", p.launches},
+                     {"instructions", p.instructions},
+                     {"bound", p.bound},
+                     {"tiling", step.tiling}});
+  }
+  return {{"case", result.name}, {"group", result.group}, {"steps", steps}, {"gain", result.gain()}};
+}
+
+// Geometric means over the cases of a group, from each step but the last to the last.
+std::string SummaryText(const Ablation& ablation, const std::vector<CaseResult>& results) {
+  std::vector<std::string> groups;
+  for (const CaseResult& r : results) {
+    if (std::find(groups.begin(), groups.end(), r.group) == groups.end()) groups.push_back(r.group);
+  }
+  std::string text;
+  for (const std::string& group : groups) {
+    double gain = 0, figure = 0, after_first = 0, least = INFINITY;
+    int cases = 0;
+    const CaseResult* worst = nullptr;
+    for (const CaseResult& r : results) {
+      if (r.group != group) continue;
+      const auto share = [&](std::size_t step) {
+        return std::max(ablation.figure(r.steps[step].profile), 1e-9);
+      };
+      const std::size_t last = r.steps.size() - 1;
+      ++cases;
+      gain += std::log(r.gain());
+      figure += std::log(share(last) / share(0));
+      after_first += std::log(share(last) / share(std::min<std::size_t>(1, last)));
+      if (r.gain() < least) least = r.gain(), worst = &r;
+    }
+    const auto mean = [&](double sum) { return std::exp(sum / cases); };
+    text += fmt::format(
+        "{} ({} cases): {:.3f}x in the geometric mean, least {:.3f}x ({}); {} {:+.1f} % from the first step "
+        "to "
+        "the last, {:+.1f} % from the second\n",
+        group, cases, mean(gain), least, worst->name, ablation.figure_name, 100 * (mean(figure) - 1),
+        100 * (mean(after_first) - 1));
+  }
+  return text;
+}
+
+bool Wanted(const std::vector<std::string>& only, const std::string& name) {
+  return only.empty() || std::any_of(only.begin(), only.end(), [&](const std::string& part) {
+           return name.find(part) != std::string::npos;
+         });
+}
+
+}  // namespace
+
+std::string AblationsText() {
+  std::string text;
+  for (const Ablation& ablation : Ablations()) {
+    if (!text.empty()) text += "; ";
+    text += fmt::format("{} ({})", ablation.kernel, ablation.what);
+  }
+  return text;
+}
+
+int AblateCommand(const AblateOptions& options) {
+  const auto& all = Ablations();
+  const auto ablation =
+      std::find_if(all.begin(), all.end(), [&](const Ablation& a) { return options.kernel == a.kernel; });
+  if (ablation == all.end()) {
+    std::vector<std::string> names;
+    for (const Ablation& a : all) names.emplace_back(a.kernel);
+    return BadInput(fmt::format("no ablation is named '{}'; the nearest is {}", options.kernel,
+                                Nearest(options.kernel, names)));
+  }
+  ChipSpec chip;
+  Workload workload;
+  for (const Status& status : {LoadChip(options.chip, &chip), CheckWritable("--json", options.json),
+                               LoadWorkload(options.workload, WorkloadFolders(), &workload)}) {
+    if (!status.ok()) return BadInput(status.message());
+  }
+  std::vector<AblationCase> cases = ablation->cases(workload);
+  std::erase_if(cases, [&](const AblationCase& c) { return !Wanted(options.only, c.name); });
+  if (cases.empty()) return BadInput("--only: no case has such a name; --list shows them");
+  if (options.list) {
+    for (const AblationCase& c : cases) fmt::print("{:40} {}\n", c.name, c.group);
+    return 0;
+  }
+
+  Progress progress(stderr);
+  std::vector<CaseResult> results;
+  Json json = Json::array();
+  fmt::print("{} on {}, {}\n{}\n", ablation->kernel, chip.name, workload.name, StepTable().Header());
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    AblationOptions run;
+    run.budget = options.budget;
+    run.on_progress = [&](const std::string& what) {
+      progress.Show(fmt::format("{}/{}  {}", i + 1, cases.size(), what));
+    };
+    const Status status = RunAblation(cases[i], chip, run, &results.emplace_back());
+    progress.Clear();
+    if (!status.ok()) return BadInput(status.message());
+    fmt::print("{}", CaseText(results.back(), options.tilings));
+    std::fflush(stdout);
+    json.push_back(CaseJson(results.back()));
+  }
+  fmt::print("{}\n{}", StepTable().Rule(), SummaryText(*ablation, results));
+  if (options.json.empty()) return 0;
+  const Status status = WriteFile(options.json, json.dump(2) + "\n");
+  return status.ok() ? 0 : BadInput(status.message());
+}
+
+}  // namespace cubist

@@ -1,0 +1,31 @@
+// `cubist ablate`: what each idea of a kernel is worth on the model.
+#ifndef CUBIST_TOOLS_ABLATE_H_
+#define CUBIST_TOOLS_ABLATE_H_
+
+#include <string>
+#include <vector>
+
+#include "tools/what_if.h"
+
+namespace cubist {
+
+struct AblateOptions {
+  std::string kernel;
+  ChipOptions chip;
+  std::string workload = "deepseek_v3";
+  std::vector<std::string> only;  // cases whose name contains one of these; all when empty
+  std::string json;               // file for the cases
+  int budget = 32;                // replays per step
+  bool tilings = false;           // print the tiling of each step
+  bool list = false;              // list the cases, run nothing
+};
+
+// Names and descriptions, a line each.
+std::string AblationsText();
+
+// Exit status: 0, or 2 for bad input.
+int AblateCommand(const AblateOptions& options);
+
+}  // namespace cubist
+
+#endif  // CUBIST_TOOLS_ABLATE_H_

@@ -1,0 +1,80 @@
+// Matmul from whole, double-buffered L1 tiles in row-major order under a compiler's flags to AscendP-MM.
+#include <fmt/format.h>
+
+#include <array>
+#include <set>
+
+#include "tools/ablate/ablation.h"
+#include "tools/kernel_call.h"
+
+namespace cubist {
+namespace {
+
+using Sizes = std::array<std::int64_t, 3>;  // m, k, n
+
+Call MatmulCall(const Sizes& mkn) {
+  KernelCallOptions options;
+  options.kernel = "matmul";
+  options.shape = fmt::format("{}x{}x{}", mkn[0], mkn[2], mkn[1]);
+  return [options](const Device& device, Profile* profile) {
+    KernelCall call;
+    CUBIST_RETURN_IF_ERROR(MakeKernelCall(options, &call));
+    return call(device, profile);
+  };
+}
+
+// Whether a field has a value, or the kernel no such field.
+bool Is(const TilingFields& fields, const char* name, const char* value) {
+  const auto field = fields.find(name);
+  return field == fields.end() || field->second == value;
+}
+
+bool DoubleBuffered(const TilingFields& f) { return Is(f, "l1_stages", "2") && Is(f, "l0_stages", "2"); }
+
+std::vector<AblationStep> Steps(const Call& call) {
+  const auto conventional = [](const TilingFields& f) {
+    return DoubleBuffered(f) && Is(f, "order", "row-major") && Is(f, "pieces", "1") && Is(f, "stagger", "0");
+  };
+  const auto ordered = [](const TilingFields& f) {
+    return DoubleBuffered(f) && Is(f, "pieces", "1") && Is(f, "stagger", "0");
+  };
+  const auto pipelined = [](const TilingFields& f) { return Is(f, "stagger", "0"); };
+  return {{"conventional", call, sync::Policy::kPerTile, conventional},
+          {"minimal flags", call, sync::Policy::kMinimal, conventional},
+          {"block order", call, sync::Policy::kMinimal, ordered},
+          {"two-level pipelining", call, sync::Policy::kMinimal, pipelined},
+          {"K-staggering", call, sync::Policy::kMinimal, {}}};
+}
+
+}  // namespace
+
+std::vector<AblationCase> MatmulAblation(const Workload& w) {
+  constexpr std::int64_t kL2Bytes = 192 << 20;
+  const std::int64_t tokens = w.training.sequence * w.training.micro_batch;
+  const std::int64_t heads = w.attention.heads / w.training.tensor_parallel;
+  const std::int64_t shard = w.moe.dense_ffn / w.training.tensor_parallel;
+  const std::vector<Sizes> dense = {
+      {tokens, w.hidden, w.attention.q_rank},
+      {tokens, w.attention.q_rank, heads * w.attention.qk_dim()},
+      {tokens, w.hidden, w.attention.kv_rank + w.attention.rope_dim},
+      {tokens, w.attention.kv_rank, heads * (w.attention.nope_dim + w.attention.v_dim)},
+      {tokens, heads * w.attention.v_dim, w.hidden},
+      {tokens, w.hidden, 2 * w.moe.ffn},
+      {tokens, w.moe.ffn, w.hidden},
+      {tokens / 8, w.hidden, 2 * w.moe.ffn},
+      {tokens, w.hidden, 2 * shard},
+      {tokens, shard, w.hidden},
+      {tokens, w.hidden, w.moe.dense_ffn},
+  };
+  std::vector<AblationCase> cases;
+  std::set<Sizes> seen;
+  const auto add = [&](const std::string& group, const Sizes& mkn) {
+    if (!seen.insert(mkn).second) return;
+    cases.push_back({fmt::format("{}x{}x{}", mkn[0], mkn[1], mkn[2]), group, Steps(MatmulCall(mkn))});
+  };
+  for (const Sizes& mkn : dense) add(2 * mkn[1] * mkn[2] > kL2Bytes ? "beyond L2" : "workload", mkn);
+  for (std::int64_t size : {1024, 2048, 4096, 8192}) add("squares", {size, size, size});
+  return cases;
+}
+
+}  // namespace cubist

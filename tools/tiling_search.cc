@@ -1,0 +1,173 @@
+#include "tools/tiling_search.h"
+
+#include <fmt/format.h>
+#include <oneapi/tbb/parallel_for.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <memory>
+#include <set>
+#include <utility>
+
+namespace cubist {
+namespace {
+
+using Candidate = TilingChoice::Candidate;
+
+int Differences(const TilingFields& a, const TilingFields& b) {
+  int differences = 0;
+  for (const auto& [name, value] : a) {
+    const auto other = b.find(name);
+    differences += other == b.end() || other->second != value ? 1 : 0;
+  }
+  return differences;
+}
+
+// The choices that a call meets on a chip, each once.
+Status Listen(const Call& call, const ChipSpec& chip, const SearchOptions& options,
+              std::vector<TilingChoice>* choices) {
+  auto tuning = std::make_shared<Tuning>();
+  tuning->on_choice = [&](const TilingChoice& choice) {
+    const bool known = std::any_of(choices->begin(), choices->end(), [&](const TilingChoice& other) {
+      return other.kernel == choice.kernel && other.shape == choice.shape;
+    });
+    if (!known) choices->push_back(choice);
+  };
+  CUBIST_RETURN_IF_ERROR(call(Npu(chip, {.with_data = false, .tuning = tuning}), nullptr));
+  for (TilingChoice& choice : *choices) {
+    if (options.allow)
+      std::erase_if(choice.candidates,
+                    [&](const Candidate& c) { return !options.allow(FieldsOf(c.tiling)); });
+    if (choice.candidates.empty())
+      return {StatusCode::kUnsupported, choice.kernel + ": no tiling of this kind fits " + chip.name};
+    std::stable_sort(choice.candidates.begin(), choice.candidates.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.price < b.price; });
+    choice.chosen = choice.candidates.front().tiling;
+  }
+  return {};
+}
+
+class Search {
+ public:
+  Search(const Call& call, const ChipSpec& chip, const SearchOptions& options, SearchResult* result)
+      : call_(&call), chip_(&chip), options_(&options), result_(result) {}
+
+  Status Run() {
+    SearchResult& r = *result_;
+    CUBIST_RETURN_IF_ERROR(Listen(*call_, *chip_, *options_, &r.choices));
+    for (const TilingChoice& choice : r.choices) Take(choice, choice.chosen, &r.tuning);
+    CUBIST_RETURN_IF_ERROR(Replay(r.tuning, &r.by_price));
+    r.best = r.by_price;
+    r.tried = 1;
+    for (TilingChoice& choice : r.choices) CUBIST_RETURN_IF_ERROR(Improve(choice));
+    return {};
+  }
+
+ private:
+  static constexpr std::size_t kSeeds = 10, kNeighbours = 12;  // replayed at a time
+
+  static void Take(const TilingChoice& choice, const std::string& tiling, Tuning* tuning) {
+    tuning->Set(choice.kernel, choice.chip, choice.shape, tiling);
+  }
+
+  Status Replay(const Tuning& tuning, Profile* profile) const {
+    return (*call_)(Npu(*chip_, {.with_data = false,
+                                 .policy = options_->policy,
+                                 .tuning = std::make_shared<const Tuning>(tuning)}),
+                    profile);
+  }
+
+  Status Improve(TilingChoice& choice) {
+    seen_ = {choice.chosen};
+    const int budget = std::max(1, options_->budget / static_cast<int>(result_->choices.size()));
+    left_ = budget;
+    std::vector<std::string> seeds;
+    if (const std::string* start = options_->start == nullptr
+                                       ? nullptr
+                                       : options_->start->Find(choice.kernel, choice.chip, choice.shape)) {
+      seeds.push_back(*start);
+    }
+    for (const Candidate& c : choice.candidates) {
+      if (seeds.size() >= kSeeds) break;
+      // One of each price: equals differ in what the price does not see, which the neighbours try.
+      if (seeds.empty() || c.price != last_price_) seeds.push_back(c.tiling);
+      last_price_ = c.price;
+    }
+    bool better = false;
+    CUBIST_RETURN_IF_ERROR(TryAll(choice, seeds, &better));
+    while (left_ > 0) {
+      better = false;
+      CUBIST_RETURN_IF_ERROR(TryAll(choice, Neighbours(choice), &better));
+      if (!better) break;
+    }
+    return {};
+  }
+
+  // Candidates that differ from the best in one field, the cheapest first.
+  std::vector<std::string> Neighbours(const TilingChoice& choice) const {
+    std::vector<std::string> neighbours;
+    const TilingFields best = FieldsOf(choice.chosen);
+    for (const Candidate& c : choice.candidates) {
+      if (neighbours.size() >= kNeighbours) break;
+      if (!seen_.contains(c.tiling) && Differences(FieldsOf(c.tiling), best) == 1)
+        neighbours.push_back(c.tiling);
+    }
+    return neighbours;
+  }
+
+  Status TryAll(TilingChoice& choice, std::vector<std::string> tilings, bool* better) {
+    std::erase_if(tilings, [&](const std::string& tiling) { return !seen_.insert(tiling).second; });
+    tilings.resize(std::min(tilings.size(), static_cast<std::size_t>(std::max(left_, 0))));
+    left_ -= static_cast<int>(tilings.size());
+    std::vector<Profile> profiles(tilings.size());
+    std::vector<Status> statuses(tilings.size());
+    oneapi::tbb::parallel_for(std::size_t{0}, tilings.size(), [&](std::size_t i) {
+      Tuning tuning = result_->tuning;
+      Take(choice, tilings[i], &tuning);
+      statuses[i] = Replay(tuning, &profiles[i]);
+    });
+    for (std::size_t i = 0; i < tilings.size(); ++i) {
+      if (!statuses[i].ok()) return statuses[i];
+      ++result_->tried;
+      if (profiles[i].time_s < result_->best.time_s) {
+        result_->best = std::move(profiles[i]);
+        choice.chosen = tilings[i];
+        Take(choice, tilings[i], &result_->tuning);
+        *better = true;
+      }
+    }
+    if (options_->on_progress) options_->on_progress(result_->tried, options_->budget, result_->best.time_s);
+    return {};
+  }
+
+  const Call* call_;
+  const ChipSpec* chip_;
+  const SearchOptions* options_;
+  SearchResult* result_;
+  std::set<std::string> seen_;
+  int left_ = 0;
+  double last_price_ = -1;
+};
+
+}  // namespace
+
+TilingFields FieldsOf(const std::string& tiling) {
+  TilingFields fields;
+  for (std::size_t begin = 0; begin < tiling.size();) {
+    const std::size_t end = std::min(tiling.find(',', begin), tiling.size());
+    const std::size_t equals = std::min(tiling.find('=', begin), end);
+    fields[tiling.substr(begin, equals - begin)] =
+        equals < end ? tiling.substr(equals + 1, end - equals - 1) : std::string();
+    begin = end + 1;
+  }
+  return fields;
+}
+
+Status SearchTilings(const Call& call, const ChipSpec& chip, const SearchOptions& options,
+                     SearchResult* result) {
+  *result = {};
+  return Search(call, chip, options, result).Run();
+}
+
+}  // namespace cubist

@@ -1,0 +1,54 @@
+// TilingSearch: the tiling of a call that the replay finds quickest, among the candidates of its choices.
+#ifndef CUBIST_TOOLS_TILING_SEARCH_H_
+#define CUBIST_TOOLS_TILING_SEARCH_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "npu_model/chip.h"
+#include "npu_model/device.h"
+#include "npu_model/profile.h"
+#include "npu_model/status.h"
+#include "npu_model/tuning.h"
+
+namespace cubist {
+
+// A call that may be made on any device.
+using Call = std::function<Status(const Device& device, Profile* profile)>;
+
+// A tiling's fields by name, as texts.
+using TilingFields = std::map<std::string, std::string>;
+TilingFields FieldsOf(const std::string& tiling);
+
+struct SearchOptions {
+  sync::Policy policy = sync::Policy::kMinimal;
+  int budget = 64;  // replays, about
+  // Which candidates may be taken; all where empty.
+  std::function<bool(const TilingFields&)> allow = {};
+  // Told after every replay.
+  std::function<void(int tried, int budget, double best_s)> on_progress = {};
+  // A tiling to begin with, by kernel and shape, where it is allowed.
+  const Tuning* start = nullptr;
+};
+
+struct SearchResult {
+  Tuning tuning;  // of every choice of the call
+  std::vector<TilingChoice>
+      choices;       // as the call met them, `chosen` the best found; candidates are those allowed
+  Profile by_price;  // with the cheapest allowed candidates by closed form
+  Profile best;
+  int tried = 0;
+};
+
+// Replays the cheapest candidates by price and the starting one, then goes from the best to neighbours that differ in
+// one field while that helps. A call's choices (a kernel may be called several times in it) are searched one after the
+// other. Deterministic. An error is the call's own, or says that no candidate is allowed.
+Status SearchTilings(const Call& call, const ChipSpec& chip, const SearchOptions& options,
+                     SearchResult* result);
+
+}  // namespace cubist
+
+#endif  // CUBIST_TOOLS_TILING_SEARCH_H_
