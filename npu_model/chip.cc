@@ -44,6 +44,9 @@ std::int64_t ChipSpec::SlotBytes(Buffer b, DType dtype, std::int64_t rows, std::
     case Buffer::kBT:
       bytes = cols * 4;
       break;
+    case Buffer::kHandOver:
+      bytes = rows * cols * SizeOf(dtype);
+      break;
     case Buffer::kUB:
       bytes = rows * RoundUp(cols * SizeOf(dtype), kBlock);
       break;

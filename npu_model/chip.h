@@ -95,6 +95,9 @@ struct BufferSpec {
   std::int64_t alignment = 1;  // bytes, of a slot
 };
 
+// Hand-over slots stand in GM, of which there is more than any kernel hands over.
+inline constexpr std::int64_t kHandOverBytes = std::int64_t{1} << 40;
+
 struct ChipSpec {
   std::string name;
   // A host runs all pipes of a core on one thread, one after the other; an NPU runs them side by side.

@@ -104,12 +104,14 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
 // An AI core: one Cube core and its Vector cores, each with its own UB. Only here do tiles change hands. Where
 // the chip has no direct path, a hand-over is FIX or MTE3 to a GM workspace, a cross-core flag, and MTE2.
 template <class C>
-concept AiCore = CubeCore<C> &&
-    requires(C& core, L1Tile<BF16> l1, L0CTile<float> c, UbTile<float> x, UbTile<BF16> narrow) {
+concept AiCore = CubeCore<C> && requires(C& core, L1Tile<BF16> l1, L0CTile<float> c,
+                                         HandOverTile<float> between, UbTile<float> x, UbTile<BF16> narrow) {
   { core.vectors().size() } -> std::convertible_to<std::size_t>;
   requires VectorCore<std::remove_cvref_t<decltype(core.vectors()[0])>>;
-  core.vectors()[0].Move(x, c);        // Cube -> Vector: UB = L0C, which is lost
-  core.vectors()[0].Move(l1, narrow);  // Vector -> Cube: L1 (A operand) = UB, which is lost
+  core.Send(between, c);                  // Cube: hand-over slot = L0C, which is lost
+  core.vectors()[0].Receive(x, between);  // Vector: UB = hand-over slot, which is lost
+  core.vectors()[0].Move(x, c);           // both at once
+  core.vectors()[0].Move(l1, narrow);     // Vector -> Cube: L1 (A operand) = UB, which is lost
 };
 
 // What a Cube core multiplies, and what UB tiles hold.
@@ -179,6 +181,11 @@ class CubeFront : protected E {
     E::StoreL0C(dst, src, accumulate, loc);
   }
 
+  void Send(HandOverTile<float> dst, L0CTile<float> src, Loc loc = Loc::current()) {
+    SameShape(dst, src);
+    E::Send(dst, src, loc);
+  }
+
  private:
   template <class X, class Y>
   static void SameShape(const X& x, const Y& y) {
@@ -226,10 +233,10 @@ class VectorFront : protected E {
   }
   // Floats among each other, or int64 to int32.
   template <RowType To, RowType From>
-  void Cast(UbTile<To> dst, UbTile<From> a, Loc loc = Loc::current())
-    requires((OperandType<To> && OperandType<From>) ||
-             (std::same_as<To, std::int32_t> && std::same_as<From, std::int64_t>))
-  {
+  void Cast(UbTile<To> dst, UbTile<From> a,
+            Loc loc = Loc::current()) requires((OperandType<To> && OperandType<From>) ||
+                                               (std::same_as<To, std::int32_t> &&
+                                                std::same_as<From, std::int64_t>)) {
     CUBIST_CHECK(Same(dst, a), "shapes differ");
     E::Cast(dst, a, loc);
   }
@@ -400,6 +407,13 @@ class VectorFront : protected E {
             std::int32_t first, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(ranks, ids), "shapes differ");
     E::Rank(ranks, next, ids, first, loc);
+  }
+  void Receive(UbTile<float> dst, HandOverTile<float> src, Loc loc = Loc::current()) requires requires(E& e) {
+    e.Receive(dst, src, loc);
+  }
+  {
+    CUBIST_CHECK(dst.rows() == src.rows() && dst.cols() == src.cols(), "shapes differ");
+    E::Receive(dst, src, loc);
   }
   void Move(UbTile<float> dst, L0CTile<float> src, Loc loc = Loc::current()) requires requires(E& e) {
     e.MoveToUb(dst, src, loc);

@@ -14,11 +14,12 @@
 
 namespace cubist {
 
-// On-chip buffers. L1, L0A, L0B, L0C and BT (bias table) belong to a Cube core, UB to a Vector core.
-enum class Buffer : std::uint8_t { kL1, kL0A, kL0B, kL0C, kBT, kUB };
-inline constexpr int kBufferCount = 6;
+// On-chip buffers. L1, L0A, L0B, L0C and BT (bias table) belong to a Cube core, UB to a Vector core. Hand-over slots
+// are a Cube core's too; where the chip has no path from L0C to UB they stand in GM.
+enum class Buffer : std::uint8_t { kL1, kL0A, kL0B, kL0C, kBT, kUB, kHandOver };
+inline constexpr int kBufferCount = 7;
 constexpr const char* NameOf(Buffer buffer) {
-  constexpr const char* kNames[] = {"L1", "L0A", "L0B", "L0C", "BT", "UB"};
+  constexpr const char* kNames[] = {"L1", "L0A", "L0B", "L0C", "BT", "UB", "hand-over"};
   return kNames[static_cast<int>(buffer)];
 }
 
@@ -40,7 +41,7 @@ struct HostLayout {
   std::int64_t width = 0;         // Columns of a panel; 0 means that all columns are one panel.
   std::int64_t panel_stride = 0;  // Elements from panel to panel.
   std::int64_t first_col = 0;
-  bool padded = false;            // A: where k is odd and read in pairs, a zero stands behind each row.
+  bool padded = false;  // A: where k is odd and read in pairs, a zero stands behind each row.
 };
 
 // One stage of a ring: a fixed piece of one buffer.
@@ -101,6 +102,8 @@ template <class T>
 using BtTile = Tile<Buffer::kBT, T>;
 template <class T>
 using UbTile = Tile<Buffer::kUB, T>;
+template <class T>
+using HandOverTile = Tile<Buffer::kHandOver, T>;
 
 struct SlotRequest {
   Buffer buffer;

@@ -38,6 +38,7 @@ void SetBuffers(ChipSpec& chip) {
   set(Buffer::kL0C, 128 * kKiB, 64);
   set(Buffer::kBT, 1 * kKiB, 64);
   set(Buffer::kUB, 192 * kKiB, 32);
+  set(Buffer::kHandOver, kHandOverBytes, 512);
 }
 
 void SetMmad(ChipSpec& chip) {

@@ -52,6 +52,7 @@ ChipSpec MakeHostChip(const CubeOps& cube) {
   set(Buffer::kL0C, l2 / 4);
   set(Buffer::kBT, l2 / 16);
   set(Buffer::kUB, l2 / 2);
+  set(Buffer::kHandOver, kHandOverBytes);
 
   // A register tile of (mr, nr) takes one cycle per row, vector of columns and k (pair of k for native bf16).
   const double register_tile_cycles = static_cast<double>(2 * cube.mr);  // nr is two vectors.

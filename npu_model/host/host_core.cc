@@ -162,9 +162,26 @@ Slot* HostContext::Allocate(const SlotRequest& request, int lane, bool with_stor
                                       ? CeilDiv(slot.cols, slot.shows.width) * slot.shows.panel_stride
                                       : slot.rows * slot.shows.pitch;
     slot.storage_bytes = elements * ElementBytes(*this, slot);
-    slot.storage = slot.shows.data = scratch->Take(slot.storage_bytes);
+    if (slot.buffer != Buffer::kHandOver) slot.storage = slot.shows.data = scratch->Take(slot.storage_bytes);
   }
   return slots;
+}
+
+void HostContext::Furnish(Slot& slot) {
+  if (slot.storage != nullptr) return;
+  const auto found = std::find_if(spare_.rbegin(), spare_.rend(),
+                                  [&](const auto& spare) { return spare.first == slot.storage_bytes; });
+  if (found == spare_.rend()) {
+    slot.storage = scratch->Take(slot.storage_bytes);
+  } else {
+    slot.storage = found->second;
+    spare_.erase(std::next(found).base());
+  }
+}
+
+void HostContext::Strip(Slot& slot) {
+  if (slot.storage != nullptr) spare_.emplace_back(slot.storage_bytes, slot.storage);
+  slot.storage = nullptr;
 }
 
 // ---- Cube ----
@@ -269,6 +286,7 @@ void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bi
   const HostLayout right = From(b.slot->shows, Role::kB, bytes, b.row_part, b.col_part);
   CUBIST_CHECK(c.col_part.begin % nr == 0 && (c.cols() % nr == 0 || c.col_part.end == c.slot->tile_cols),
                "a Mmad writes whole panels: part of an accumulator inside one");
+  context_->Furnish(*c.slot);
   c.slot->shows = OwnLayout(*context_, *c.slot);
   MmadArgs args;
   args.m = c.rows(), args.n = c.cols();
@@ -502,12 +520,42 @@ void HostVector::Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t fir
              [&](std::int64_t bin, std::int64_t i, std::int64_t j) { rank[i * pitch + j] = at[bin]++; });
 }
 
+namespace {
+
+// Whether a tile can be handed on by giving its slot's storage away.
+bool Alike(const TileRef& dst, const TileRef& src) {
+  return Whole(src) && Whole(dst) && dst.slot->storage_bytes == src.slot->storage_bytes &&
+         dst.slot->cols == src.slot->cols;
+}
+
+// dst = src, from slot to slot: its storage where the slots are alike, otherwise a copy.
+void HandOn(HostContext& context, TileRef dst, TileRef src) {
+  Slot &to = *dst.slot, &from = *src.slot;
+  if (Alike(dst, src)) {
+    context.Strip(to);
+    to.storage = std::exchange(from.storage, nullptr);
+    to.shows = OwnLayout(context, to);
+    return;
+  }
+  context.Furnish(to);
+  to.shows = OwnLayout(context, to);
+  const Rows out = RowsOf(dst), in = RowsOf(src);
+  context.vector->copy(out.data, out.pitch * 4, in.data, in.pitch * 4, in.rows, in.cols * 4,
+                       /*stream=*/false);
+}
+
+}  // namespace
+
+void HostCube::Send(TileRef dst, TileRef src, Loc) { HandOn(*context_, dst, src); }
+
+void HostVector::Receive(TileRef dst, TileRef src, Loc) { HandOn(*context_, dst, src); }
+
 // A whole tile changes hands by swapping the two slots' storage, so that the giver may be filled again at
 // once. Parts, and tiles of unlike slots, are copied.
 void HostVector::MoveToUb(TileRef dst, TileRef src, Loc) {
   Slot &to = *dst.slot, &from = *src.slot;
   to.shows = OwnLayout(*context_, to);
-  if (Whole(src) && Whole(dst) && to.storage_bytes == from.storage_bytes && to.cols == from.cols) {
+  if (Alike(dst, src)) {
     std::swap(to.storage, from.storage);
     std::swap(to.shows.data, from.shows.data);
     return;
@@ -524,8 +572,7 @@ void HostVector::MoveToL1(TileRef dst, TileRef src, Loc) {
   to.shows.padded = true;
   const std::int64_t bytes = context_->host->OperandBytes(to.dtype);
   const bool pairs = bytes == 2 && src.cols() % 2 != 0;
-  if (bytes == SizeOf(from.dtype) && Whole(src) && Whole(dst) && to.storage_bytes == from.storage_bytes &&
-      to.cols == from.cols) {
+  if (bytes == SizeOf(from.dtype) && Alike(dst, src)) {
     std::swap(to.storage, from.storage);
     std::swap(to.shows.data, from.shows.data);
     if (pairs) {  // Mmad reads k in pairs: the one after the last must be zero.

@@ -6,6 +6,8 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "npu_model/arena.h"
 #include "npu_model/core.h"
@@ -22,6 +24,10 @@ struct HostContext {
 
   // Slots for a ring: placed in the chip's buffers, with host storage where `with_storage`.
   Slot* Allocate(const SlotRequest& request, int lane, bool with_storage = true);
+  // Storage for a slot that has handed its own on. Hand-over slots begin without any.
+  void Furnish(Slot& slot);
+  // Takes a slot's storage away, for the next one of its size.
+  void Strip(Slot& slot);
 
   const ChipSpec* chip;  // Whose buffers the slots stand in; host layouts come from HostChip() on any chip.
   Scratch* scratch;
@@ -31,6 +37,9 @@ struct HostContext {
   const ActivationOps* activation;
   Arena arena;
   int index, count;
+
+ private:
+  std::vector<std::pair<std::int64_t, std::byte*>> spare_;  // by bytes; the last one is taken first
 };
 
 // Cube core, computing. Method by method the Cube instructions of core.h.
@@ -49,6 +58,7 @@ class HostCube {
   void LoadL0B(TileRef dst, TileRef src, Loc loc = {});
   void LoadBias(TileRef dst, const Gm& row, Loc loc = {});
   void Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bias, Loc loc = {});
+  void Send(TileRef dst, TileRef src, Loc loc = {});
   void StoreL0C(const Gm& dst, TileRef src, Accumulate accumulate = Accumulate::kNo, Loc loc = {});
 
  private:
@@ -94,6 +104,7 @@ class HostVector {
   void Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc = {});
   void Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc = {});
 
+  void Receive(TileRef dst, TileRef src, Loc loc = {});
   void MoveToUb(TileRef dst, TileRef src, Loc loc = {});
   void MoveToL1(TileRef dst, TileRef src, Loc loc = {});
 

@@ -81,6 +81,7 @@ Interpreter::Interpreter(const ChipSpec& chip, const CoreRecord& record, GmImage
   for (const SlotInfo& slot : record.slots) sides = std::max(sides, slot.lane + 2);
   on_chip_.resize(static_cast<std::size_t>(kBufferCount * sides));
   for (const SlotInfo& slot : record.slots) {
+    if (slot.buffer == Buffer::kHandOver) continue;  // They stand in the workspace.
     auto& bytes = on_chip_[static_cast<std::size_t>(slot.lane + 1) * kBufferCount +
                            static_cast<std::size_t>(slot.buffer)];
     const auto end = static_cast<std::size_t>(slot.address + slot.bytes);

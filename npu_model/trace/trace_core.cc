@@ -293,6 +293,27 @@ void TraceCube::StoreL0C(const Gm& dst, TileRef src, Accumulate accumulate, Loc 
   to.SetAccess(instr, AccessOf(dst, Path::kL0CToGm, /*writes=*/true));
 }
 
+namespace {
+
+// A hand-over slot is written by FIX and read by MTE2 of a Vector core.
+void AddSend(Recorder& to, const Operand& between, const TileRef& src, const Loc& loc) {
+  Instr& send = to.Add(Op::kSendL0C, Pipe::kFix, -1, src.dtype(), src.rows(), src.cols(),
+                       {to.Reads(src), to.Writes(between)}, loc);
+  to.SetAccess(send, to.AccessOf(between, Path::kL0CToGm, /*writes=*/true));
+}
+void AddReceive(Recorder& to, int lane, const Operand& between, const TileRef& dst, const Loc& loc) {
+  Instr& receive = to.Add(Op::kReceiveUb, Pipe::kMte2, lane, dst.dtype(), dst.rows(), dst.cols(),
+                          {to.Reads(between), to.Writes(dst)}, loc);
+  to.SetAccess(receive, to.AccessOf(between, Path::kGmToUb, /*writes=*/false));
+}
+
+}  // namespace
+
+void TraceCube::Send(TileRef dst, TileRef src, Loc loc) {
+  if (state_->with_data) host_.Send(dst, src, loc);
+  if (!Empty(src)) AddSend(state_->recorder, state_->recorder.WorkspaceOf(dst), src, loc);
+}
+
 // ---- Vector, recorded ----
 
 void VectorRecorder::LoadUb(TileRef dst, const Gm& src, Loc loc) {
@@ -382,27 +403,29 @@ void VectorRecorder::ReadScalar(TileRef a, std::int64_t j, Loc loc) {
 
 void VectorRecorder::Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc) {
   if (Empty(counts) || Empty(ids)) return;
-  recorder_->Add(Op::kHistogram, Pipe::kS, lane_, ids.dtype(), ids.rows(), ids.cols(),
-                 {recorder_->Writes(counts), recorder_->Reads(ids)}, loc)
+  recorder_
+      ->Add(Op::kHistogram, Pipe::kS, lane_, ids.dtype(), ids.rows(), ids.cols(),
+            {recorder_->Writes(counts), recorder_->Reads(ids)}, loc)
       .immediate = first;
 }
 
 void VectorRecorder::Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc) {
   if (Empty(next) || Empty(ids)) return;
-  recorder_->Add(Op::kRank, Pipe::kS, lane_, ids.dtype(), ids.rows(), ids.cols(),
-                 {recorder_->Writes(ranks), recorder_->Writes(next), recorder_->Reads(ids)}, loc)
+  recorder_
+      ->Add(Op::kRank, Pipe::kS, lane_, ids.dtype(), ids.rows(), ids.cols(),
+            {recorder_->Writes(ranks), recorder_->Writes(next), recorder_->Reads(ids)}, loc)
       .immediate = first;
+}
+
+void VectorRecorder::Receive(TileRef dst, TileRef src, Loc loc) {
+  if (!Empty(dst)) AddReceive(*recorder_, lane_, recorder_->WorkspaceOf(src), dst, loc);
 }
 
 void VectorRecorder::MoveToUb(TileRef dst, TileRef src, Loc loc) {
   if (Empty(dst)) return;
   const Operand between = recorder_->WorkspaceOf(dst);
-  Instr& send = recorder_->Add(Op::kSendL0C, Pipe::kFix, -1, src.dtype(), src.rows(), src.cols(),
-                               {recorder_->Reads(src), recorder_->Writes(between)}, loc);
-  recorder_->SetAccess(send, recorder_->AccessOf(between, Path::kL0CToGm, /*writes=*/true));
-  Instr& receive = recorder_->Add(Op::kReceiveUb, Pipe::kMte2, lane_, dst.dtype(), dst.rows(), dst.cols(),
-                                  {recorder_->Reads(between), recorder_->Writes(dst)}, loc);
-  recorder_->SetAccess(receive, recorder_->AccessOf(between, Path::kGmToUb, /*writes=*/false));
+  AddSend(*recorder_, between, src, loc);
+  AddReceive(*recorder_, lane_, between, dst, loc);
 }
 
 void VectorRecorder::MoveToL1(TileRef dst, TileRef src, Loc loc) {
@@ -556,6 +579,11 @@ void TraceVector::Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc
 void TraceVector::Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc) {
   host_.Rank(ranks, next, ids, first, loc);
   record_.Rank(ranks, next, ids, first, loc);
+}
+
+void TraceVector::Receive(TileRef dst, TileRef src, Loc loc) {
+  if (state_->with_data) host_.Receive(dst, src, loc);
+  record_.Receive(dst, src, loc);
 }
 
 void TraceVector::MoveToUb(TileRef dst, TileRef src, Loc loc) {

@@ -88,6 +88,7 @@ class TraceCube {
   void LoadL0B(TileRef dst, TileRef src, Loc loc = {});
   void LoadBias(TileRef dst, const Gm& row, Loc loc = {});
   void Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bias, Loc loc = {});
+  void Send(TileRef dst, TileRef src, Loc loc = {});
   void StoreL0C(const Gm& dst, TileRef src, Accumulate accumulate = Accumulate::kNo, Loc loc = {});
 
  private:
@@ -116,6 +117,7 @@ class VectorRecorder {
   void ReadScalar(TileRef a, std::int64_t j, Loc loc);
   void Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc);
   void Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc);
+  void Receive(TileRef dst, TileRef src, Loc loc);
   void MoveToUb(TileRef dst, TileRef src, Loc loc);
   void MoveToL1(TileRef dst, TileRef src, Loc loc);
 
@@ -168,6 +170,7 @@ class TraceVector {
   void Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc = {});
   void Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc = {});
 
+  void Receive(TileRef dst, TileRef src, Loc loc = {});
   void MoveToUb(TileRef dst, TileRef src, Loc loc = {});
   void MoveToL1(TileRef dst, TileRef src, Loc loc = {});
 

@@ -67,6 +67,14 @@ concept Ranks = requires(C& core, Args... args) {
   core.Rank(args...);
 };
 template <class C, class... Args>
+concept Sends = requires(C& core, Args... args) {
+  core.Send(args...);
+};
+template <class C, class... Args>
+concept Receives = requires(C& core, Args... args) {
+  core.Receive(args...);
+};
+template <class C, class... Args>
 concept Moves = requires(C& core, Args... args) {
   core.Move(args...);
 };
@@ -138,6 +146,8 @@ constexpr Rule kIllegalOnCube[] = {
     {"ReadScalar(L1)", ReadsScalars<C, L1Tile<std::int32_t>, std::int64_t>},
     {"Move(L1, L0C)", Moves<C, L1Tile<float>, Acc>},
     {"Move(UB, L0C) by the Cube core", Moves<C, Ub, Acc>},
+    {"Send(UB, L0C)", Sends<C, Ub, Acc>},
+    {"Send(hand-over, L1)", Sends<C, HandOverTile<float>, L1Tile<float>>},
 };
 
 template <class V>
@@ -162,6 +172,7 @@ constexpr Rule kLegalOnVector[] = {
      WeightedSums<V, Ub, Ub, std::span<const UbTile<F16>>, std::span<const float>, Accumulate>},
     {"Rank", Ranks<V, Ids, Ids, Ids, std::int32_t>},
     {"Move(UB, L0C)", Moves<V, Ub, Acc>},
+    {"Receive(UB, hand-over)", Receives<V, Ub, HandOverTile<float>>},
     {"Move(L1, UB)", Moves<V, L1Tile<BF16>, UbTile<BF16>>},
 };
 
@@ -195,6 +206,7 @@ constexpr Rule kIllegalOnVector[] = {
     {"Rank of floats", Ranks<V, Ids, Ids, Ub, std::int32_t>},
     {"Move(L1, L0C)", Moves<V, L1Tile<float>, Acc>},
     {"Move(L0C, UB)", Moves<V, Acc, Ub>},
+    {"Receive(UB, L0C)", Receives<V, Ub, Acc>},
     {"Move(L1, UB) of another type", Moves<V, L1Tile<BF16>, Ub>},
     {"Move(UB of bf16, L0C)", Moves<V, UbTile<BF16>, Acc>},
     {"Move(UB, UB)", Moves<V, Ub, Ub>},

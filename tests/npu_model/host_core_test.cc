@@ -836,6 +836,50 @@ TEST_P(HostCoreTest, AnAccumulatorChangesHands) {
   }
 }
 
+// Send frees the accumulator at once: several tiles are on their way while the next ones are computed.
+TEST_P(HostCoreTest, TilesWaitInHandOverSlots) {
+  for (const std::int64_t ub_cols : {40, 64}) {  // unlike slots: copied; alike: given
+    HostRig rig;
+    Ring<Buffer::kL0C, float> acc_ring(rig.core, "acc", 16, 64, 1);
+    Ring<Buffer::kHandOver, float> between_ring(rig.core, "between", 16, 64, 3);
+    Ring<Buffer::kUB, float> ub_ring(rig.vector, "ub", 16, ub_cols, 1);
+    GmMatrix out(DType::kF32, 9, 33);
+    for (int round = 0; round < 4; ++round) {
+      std::vector<HandOverTile<float>> sent;
+      for (int step = 0; step < 3; ++step) {
+        const auto acc = acc_ring.Next(9, 33);
+        FillAccumulator(rig.core, acc, 10 * round + step);
+        sent.push_back(between_ring.Next(9, 33));
+        rig.core.Send(sent.back(), acc);
+      }
+      for (int step = 0; step < 3; ++step) {
+        const auto ub = ub_ring.Next(9, 33);
+        const auto tile = sent[static_cast<std::size_t>(step)];
+        const std::byte* given = tile.slot->storage;
+        rig.vector.Receive(ub, tile);
+        EXPECT_EQ(ub.slot->storage == given, ub_cols == 64);
+        rig.vector.Store(out.gm(), ub);
+        ExpectExactly(out->view(), Filled(9, 33, 10 * round + step));
+      }
+    }
+  }
+}
+
+TEST_P(HostCoreTest, PartsOfAHandOverSlotAreReceivedApart) {
+  HostRig rig;
+  const auto acc = NewTile<Buffer::kL0C, float>(rig.core, 20, 40);
+  const auto between = NewTile<Buffer::kHandOver, float>(rig.core, 20, 40);
+  FillAccumulator(rig.core, acc, 3);
+  rig.core.Send(between, acc);
+  GmMatrix out(DType::kF32, 20, 40);
+  for (const Range rows : {Range{0, 13}, Range{13, 20}}) {
+    const auto part = NewTile<Buffer::kUB, float>(rig.vector, rows.size(), 40);
+    rig.vector.Receive(part, between.Rows(rows));
+    rig.vector.Store(out.gm().Rows(rows), part);
+  }
+  ExpectExactly(out->view(), Filled(20, 40, 3));
+}
+
 TEST_P(HostCoreTest, PartsOfAnAccumulatorAreCopied) {
   HostRig rig;
   const auto acc = NewTile<Buffer::kL0C, float>(rig.core, 20, 40);

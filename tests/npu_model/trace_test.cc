@@ -142,6 +142,40 @@ TEST(TraceTest, CompositesAreRecordedAsTheirExpansion) {
   EXPECT_FALSE(instrs[2].broadcasts);
 }
 
+// An accumulator that is sent is free for the next product before the Vector core has taken the tile.
+TEST(TraceTest, SentTilesWaitInTheWorkspaceOfTheirHandOverSlot) {
+  const trace::Record record = RecordOf<TraceAiCore>(RoundChip(), 1, [&](auto& core) {
+    Ring<Buffer::kL0C, float> acc(core, "acc", 32, 16, 1);
+    Ring<Buffer::kHandOver, float> between(core, "between", 32, 16, 2);
+    auto& vector = core.vectors()[0];
+    Ring<Buffer::kUB, float> scores(vector, "s", 16, 16, 1);
+    for (int step = 0; step < 2; ++step) {
+      const auto first = between.Next(32, 16), second = between.Next(32, 16);
+      core.Send(first, acc.Next(32, 16));
+      core.Send(second, acc.Next(32, 16));
+      vector.Receive(scores.Next(16, 16), first.Rows({0, 16}));
+      vector.Receive(scores.Next(16, 16), second.Rows({0, 16}));
+    }
+  });
+  const CoreRecord& core = record.phases[0].cores[0];
+  ASSERT_EQ(core.instrs.size(), 8u);
+  EXPECT_EQ(core.workspace.size(), 2u);
+  EXPECT_EQ(core.workspace_bytes, 2 * 32 * 16 * 4);
+  for (const std::size_t send : {0, 1, 4, 5}) {
+    EXPECT_EQ(core.instrs[send].op, Op::kSendL0C);
+    EXPECT_EQ(core.instrs[send].pipe, Pipe::kFix);
+  }
+  for (const std::size_t receive : {2, 3, 6, 7}) {
+    EXPECT_EQ(core.instrs[receive].op, Op::kReceiveUb);
+    EXPECT_EQ(core.instrs[receive].pipe, Pipe::kMte2);
+    EXPECT_EQ(core.instrs[receive].lane, 0);
+  }
+  const Dependencies dependencies(core);
+  EXPECT_EQ(WaitsOf(dependencies, 2), Waits{0});
+  EXPECT_EQ(WaitsOf(dependencies, 3), Waits{1});
+  EXPECT_EQ(WaitsOf(dependencies, 4), Waits{2});  // the slot's last tile has been received
+}
+
 TEST(TraceTest, MovesPassThroughAWorkspaceSlotOfTheirDestination) {
   const trace::Record record = RecordOf<TraceAiCore>(RoundChip(), 1, [&](auto& core) {
     Ring<Buffer::kL0C, float> acc(core, "acc", 32, 16, 2);
