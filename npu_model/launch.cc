@@ -1,5 +1,6 @@
 #include "npu_model/launch.h"
 
+#include <sys/mman.h>
 #include <tbb/blocked_range.h>
 #include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
@@ -45,8 +46,10 @@ class WorkspacePool {
       kept_ -= *capacity;
       return data;
     }
-    *capacity = RoundUp(std::max<std::int64_t>(bytes, 1), kPage);
-    return static_cast<std::byte*>(::operator new(static_cast<std::size_t>(*capacity), kAlignment));
+    *capacity = RoundUp(std::max<std::int64_t>(bytes, 1), bytes < kHugePage ? kPage : kHugePage);
+    void* data = ::operator new(static_cast<std::size_t>(*capacity), kAlignment);
+    if (bytes >= kHugePage) madvise(data, static_cast<std::size_t>(*capacity), MADV_HUGEPAGE);
+    return static_cast<std::byte*>(data);
   }
   void Give(std::byte* data, std::int64_t capacity) {
     const std::scoped_lock lock(mutex_);
@@ -60,7 +63,10 @@ class WorkspacePool {
 
  private:
   static constexpr std::int64_t kPage = 4096;
-  static constexpr std::align_val_t kAlignment{4096};
+  // Large workspaces stand on huge pages: packed operands are read in more places at once than there are TLB entries
+  // for small ones.
+  static constexpr std::int64_t kHugePage = 2 << 20;
+  static constexpr std::align_val_t kAlignment{kHugePage};
   static constexpr std::int64_t kMaxKept = std::int64_t{1} << 30;
   std::mutex mutex_;
   std::multimap<std::int64_t, std::byte*> free_;

@@ -44,6 +44,7 @@ CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
     sum[i][1] = tile.start == nullptr ? _mm512_setzero_ps() : _mm512_loadu_ps(start + kLanes);
   }
   const BF16* b = tile.b;
+  const BF16* prefetch = tile.prefetch;
   for (std::int64_t word = tile.words; word > 0; --word) {
     const __m512bh b0 = LoadPairs(b);
     const __m512bh b1 = LoadPairs(b + kNr);
@@ -56,6 +57,9 @@ CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
 #pragma GCC unroll 4
     for (int i = 0; i < kPointers; ++i) row[i] += 2;
     b += 2 * kNr;
+    __builtin_prefetch(prefetch, 0, 2);
+    __builtin_prefetch(prefetch + kNr, 0, 2);
+    prefetch += 2 * kNr;
   }
   float* c = tile.c;
   const std::int64_t c_pitch = tile.c_pitch;
