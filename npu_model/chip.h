@@ -139,6 +139,7 @@ struct ChipSpec {
     Constant issue_flag{0, "cycles", Basis::kDocumented, 0, "none"};  // the same of a flag or a barrier
     int queue_depth = 32;  // instructions that wait in front of a pipe before the scalar unit stands still
     Constant read;         // cycles for a kernel to read one scalar from UB
+    Constant read_gm;      // the same from GM, through the scalar unit's cache of 64-byte lines
     Constant
         update;  // cycles for the scalar unit to read, change and write one element of UB (Histogram, Rank)
   } scalar;

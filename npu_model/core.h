@@ -43,6 +43,9 @@ concept CubeCore = requires(C& core, Gm gm, PackedGm packed, L1Tile<BF16> l1, L0
   core.Mmad(c, a, b, bias);             // M     c = bias + a * b;  bias is (1, n), added to every row
   core.Store(gm, c);                    // FIX   L0C -> GM, cast to the view's dtype
   core.Store(gm, c, Accumulate::kYes);  // FIX   GM += L0C, atomically; the view is fp32
+  {
+    core.ReadScalar(gm, std::int64_t{})
+    } -> std::same_as<std::int64_t>;  // S  element j of a (1, c) integer view
 };
 
 // Vector core: rows in its UB. An operand b of (r, 1) is broadcast over the columns of a, one of (1, c) over its rows.
@@ -179,6 +182,12 @@ class CubeFront : protected E {
     CUBIST_CHECK(accumulate == Accumulate::kNo || dst.dtype() == DType::kF32,
                  "Store adds to fp32 memory alone");
     E::StoreL0C(dst, src, accumulate, loc);
+  }
+  // What no phase of the launch has written: the scalar unit's cache does not see other cores' stores.
+  std::int64_t ReadScalar(const Gm& src, std::int64_t j, Loc loc = Loc::current()) {
+    CUBIST_CHECK(src.rows == 1 && j >= 0 && j < src.cols && !IsFloat(src.dtype()) && !src.tensor->writable,
+                 "ReadScalar reads an integer of an input");
+    return E::ReadGmInt(src.Cols({j, j + 1}), loc);
   }
 
   void Send(HandOverTile<float> dst, L0CTile<float> src, Loc loc = Loc::current()) {

@@ -93,8 +93,8 @@ Launch::~Launch() {
 }
 
 GmTensor* Launch::Add(const char* name, const ConstTensor& tensor, bool writable) {
-  CUBIST_CHECK(tensor_count_ < kMaxTensors, "more tensors than a launch holds");
-  GmTensor& t = tensors_[tensor_count_];
+  if (tensor_count_ >= tensors_.size()) more_tensors_.push_back(std::make_unique<GmTensor>());
+  GmTensor& t = tensor_count_ < tensors_.size() ? tensors_[tensor_count_] : *more_tensors_.back();
   // Without data no output is written; inputs stay, as index tensors are read all the same.
   t.data =
       device_.computes() || !writable ? static_cast<std::byte*>(const_cast<void*>(tensor.data)) : nullptr;
@@ -215,10 +215,12 @@ Status Launch::Finish(Profile* profile) {
       *profile = trace::Replay(*record_, plan, {device_.npu().timeline});
     }
     if (device_.npu().record != nullptr) {
-      for (const GmTensor& t : std::span(tensors_).first(tensor_count_)) {
+      const auto note = [&](const GmTensor& t) {
         record_->tensors.push_back(
             {t.name, t.address, t.bytes, t.input, t.dtype, t.writable ? nullptr : t.data});
-      }
+      };
+      for (const GmTensor& t : std::span(tensors_).first(std::min(tensor_count_, tensors_.size()))) note(t);
+      for (const auto& t : more_tensors_) note(*t);
       *device_.npu().record = std::move(*record_);
     }
   }

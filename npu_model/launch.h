@@ -95,10 +95,10 @@ class Launch {
   void RunCores(int cores, const std::function<void(int)>& body);
   void NoteFinding(const std::string& finding);
 
-  static constexpr std::size_t kMaxTensors = 16;
   const Device& device_;
   const ChipSpec* chip_;
-  std::array<GmTensor, kMaxTensors> tensors_;
+  std::array<GmTensor, 16> tensors_;                     // The first ones, without an allocation,
+  std::vector<std::unique_ptr<GmTensor>> more_tensors_;  // and what a list of matrices adds to them.
   std::size_t tensor_count_ = 0;
   std::uint64_t next_address_ = 0;
   std::vector<std::pair<std::byte*, std::int64_t>> workspaces_;

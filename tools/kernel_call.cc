@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kernels/flash_attention.h"
+#include "kernels/grouped_matmul.h"
 #include "kernels/matmul.h"
 #include "kernels/rms_norm.h"
 #include "kernels/swiglu.h"
@@ -23,6 +24,45 @@ void MakeMatmul(const Shape& s, DType dtype, const KernelCallOptions&, KernelCal
   args.b = call->Input(dtype, {s[2], s[1]});
   args.c = call->Output(dtype, {s[0], s[1]});
   call->set_run([args](const Device& device, Profile* profile) { return Matmul(device, args, profile); });
+}
+
+// Rows of each of `groups` experts: the g-th has twice the weight of the one after it in every four, so that groups are
+// uneven and known.
+std::vector<std::int32_t> UnevenCounts(std::int64_t rows, std::int64_t groups) {
+  std::vector<std::int32_t> counts;
+  std::int64_t weights = 0, before = 0;
+  for (std::int64_t g = 0; g < groups; ++g) weights += 8 >> g % 4;
+  for (std::int64_t g = 0, seen = 0; g < groups; ++g) {
+    seen += 8 >> g % 4;
+    const std::int64_t end = rows * seen / weights;
+    counts.push_back(static_cast<std::int32_t>(end - before));
+    before = end;
+  }
+  return counts;
+}
+
+void MakeGroupedMatmul(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  const std::int64_t rows = s[0], n = s[1], k = s[2], groups = s[3];
+  GroupedMatmulArgs args;
+  args.x = call->Input(dtype, {rows, k});
+  args.groups = call->Ids(UnevenCounts(rows, groups), {groups});
+  args.weights = call->Input(dtype, {groups, k, n});
+  args.out = call->Output(dtype, {rows, n});
+  call->set_run(
+      [args](const Device& device, Profile* profile) { return GroupedMatmul(device, args, profile); });
+}
+
+void MakeGroupedMatmulGrad(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  const std::int64_t rows = s[0], n = s[1], k = s[2], groups = s[3];
+  GroupedMatmulGradArgs args;
+  args.dy = call->Input(dtype, {rows, n});
+  args.groups = call->Ids(UnevenCounts(rows, groups), {groups});
+  args.weights = call->Input(dtype, {groups, k, n});
+  args.dx = call->Output(dtype, {rows, k});
+  args.x = call->Input(dtype, {rows, k});
+  args.dw = call->Output(DType::kF32, {groups, k, n});
+  call->set_run(
+      [args](const Device& device, Profile* profile) { return GroupedMatmulGrad(device, args, profile); });
 }
 
 void MakeFlashAttention(const Shape& s, DType dtype, const KernelCallOptions& options, KernelCall* call) {
@@ -138,6 +178,9 @@ const std::vector<Entry>& Entries() {
       {{"rms_norm_grad", "ROWSxCOLS", "4096x7168", "50x33", 2}, &MakeRmsNormGrad},
       {{"swiglu", "ROWSxCOLS", "4096x2048", "50x33", 2}, &MakeSwiGlu},
       {{"swiglu_grad", "ROWSxCOLS", "4096x2048", "50x33", 2}, &MakeSwiGluGrad},
+      {{"grouped_matmul", "ROWSxNxKxGROUPS", "1024x4096x7168x8", "110x50x70x4", 4}, &MakeGroupedMatmul},
+      {{"grouped_matmul_grad", "ROWSxNxKxGROUPS", "1024x4096x7168x8", "70x40x60x3", 4},
+       &MakeGroupedMatmulGrad},
   };
   return entries;
 }

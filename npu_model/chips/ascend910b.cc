@@ -136,6 +136,8 @@ void SetScalar(ChipSpec& chip) {
   chip.scalar.issue_flag = {2, kCycles, Basis::kGuessed, 0.8, "no source; no operands to set up"};
   chip.scalar.queue_depth = 32;  // Vendor guide, matmul tuning: MTE1 and M; the others likewise.
   chip.scalar.read = {11, kCycles, Basis::kFitted, 0.5, "a third of scalar.update"};
+  chip.scalar.read_gm = {40, kCycles, Basis::kGuessed, 0.8,
+                         "every eighth int64 misses the cache, about 240 cycles to L2; else as scalar.read"};
   chip.scalar.update = {34, kCycles, Basis::kMeasured, 0.3,
                         "vendor guide: 8192^2 fp16 additions by GetValue and SetValue on one core, 1.24 s"};
 }

@@ -343,6 +343,10 @@ void HostCube::StoreL0C(const Gm& dst, TileRef src, Accumulate accumulate, Loc) 
   }
 }
 
+std::int64_t HostCube::ReadGmInt(const Gm& element, Loc) {
+  return LoadInt(element.data(), element.dtype(), 0);
+}
+
 // ---- Vector ----
 
 void HostVector::LoadUb(TileRef dst, const Gm& src, Loc) {

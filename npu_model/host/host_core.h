@@ -60,6 +60,7 @@ class HostCube {
   void Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bias, Loc loc = {});
   void Send(TileRef dst, TileRef src, Loc loc = {});
   void StoreL0C(const Gm& dst, TileRef src, Accumulate accumulate = Accumulate::kNo, Loc loc = {});
+  std::int64_t ReadGmInt(const Gm& element, Loc loc = {});
 
  private:
   HostContext* context_;

@@ -58,9 +58,10 @@ Cost Costs::Of(const CoreRecord& record, const Instr& instr) const {
     case Pipe::kV:
       return Vector(record, instr);
     case Pipe::kS: {
-      const double cycles = instr.op == Op::kReadScalar
-                                ? static_cast<double>(chip_->scalar.read)
-                                : static_cast<double>(instr.dims[0]) * instr.dims[1] * chip_->scalar.update;
+      const auto& scalar = chip_->scalar;
+      const double cycles = instr.op != Op::kReadScalar
+                                ? static_cast<double>(instr.dims[0]) * instr.dims[1] * scalar.update
+                                : static_cast<double>(instr.access >= 0 ? scalar.read_gm : scalar.read);
       return {cycles, cycles};
     }
     default:

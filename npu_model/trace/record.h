@@ -49,7 +49,7 @@ enum class Op : std::uint8_t {
   kAddInt,
   kColumnSum,
   kExclusiveScan,
-  kReadScalar,  // S
+  kReadScalar,  // S     of UB, or with an access of GM
   kHistogram,   // S     a read-modify-write per id
   kRank,        // S     likewise
   // Hand-overs on a chip without a direct path, through a GM workspace.

@@ -314,6 +314,15 @@ void TraceCube::Send(TileRef dst, TileRef src, Loc loc) {
   if (!Empty(src)) AddSend(state_->recorder, state_->recorder.WorkspaceOf(dst), src, loc);
 }
 
+// Kernels steer by it, so it is read without data too.
+std::int64_t TraceCube::ReadGmInt(const Gm& element, Loc loc) {
+  CUBIST_CHECK(element.data() != nullptr, std::string("no data in index tensor ") + element.tensor->name);
+  Recorder& to = state_->recorder;
+  Instr& instr = to.Add(Op::kReadScalar, Pipe::kS, -1, element.dtype(), 1, 1, {}, loc);
+  to.SetAccess(instr, AccessOf(element, Path::kGmToL1, /*writes=*/false));
+  return host_.ReadGmInt(element, loc);
+}
+
 // ---- Vector, recorded ----
 
 void VectorRecorder::LoadUb(TileRef dst, const Gm& src, Loc loc) {

@@ -27,6 +27,7 @@ std::vector<std::pair<std::string, const Constant*>> ConstantsOf(const ChipSpec&
       {"scalar.issue", &chip.scalar.issue},
       {"scalar.issue_flag", &chip.scalar.issue_flag},
       {"scalar.read", &chip.scalar.read},
+      {"scalar.read_gm", &chip.scalar.read_gm},
       {"scalar.update", &chip.scalar.update},
       {"memory.hbm_bytes_per_s", &chip.memory.hbm_bytes_per_s},
       {"memory.l2_read_bytes_per_s", &chip.memory.l2_read_bytes_per_s},

@@ -115,6 +115,7 @@ constexpr Rule kLegalOnCube[] = {
     {"Mmad fp16 with bias", Mmads<C, Acc, L0ATile<F16>, L0BTile<F16>, BtTile<float>>},
     {"Store(Gm, L0C)", Stores<C, Gm, Acc>},
     {"Store(Gm, L0C) that adds", Stores<C, Gm, Acc, Accumulate>},
+    {"ReadScalar(Gm)", ReadsScalars<C, Gm, std::int64_t>},
 };
 
 template <class C>

@@ -57,6 +57,8 @@ TEST(PlanTest, ShippedKernelsAreProved) {
   for (const ChipSpec* chip : {&Ascend910B1(), &Ascend910B2(), &Ascend910B4()}) {
     ExpectProved(RecordMatmul(*chip, DType::kBF16, 512, 512, 512, false, false));
     ExpectProved(RecordMatmul(*chip, DType::kF32, 129, 257, 300, true, true));
+    ExpectProved(RecordGroupedMatmul(*chip, DType::kBF16, {300, 0, 7, 130}, 300, 500, /*grad=*/false));
+    ExpectProved(RecordGroupedMatmul(*chip, DType::kBF16, {300, 0, 7, 130}, 300, 500, /*grad=*/true));
     ExpectProved(RecordAttention(*chip, DType::kBF16, {.sq = 300, .skv = 500, .d = 128}));
     ExpectProved(RecordPermute(*chip, 300, 500, 4, 16, DType::kI32));
     ExpectProved(RecordUnpermute(*chip, 300, 500, 4));
@@ -69,6 +71,9 @@ TEST(PlanTest, OddShapesAreProved) {
   ExpectProved(RecordMatmul(chip, DType::kF16, 1, 4096, 512, false, true));
   ExpectProved(RecordMatmul(chip, DType::kF16, 33, 40, 7, false, true));
   ExpectProved(RecordMatmul(chip, DType::kBF16, 64, 64, 0, false, true));
+  ExpectProved(
+      RecordGroupedMatmul(chip, DType::kF32, std::vector<std::int64_t>(200, 1), 33, 65, /*grad=*/true));
+  ExpectProved(RecordGroupedMatmul(chip, DType::kF16, {0, 0, 900}, 40, 1000, /*grad=*/false));
   ExpectProved(
       RecordAttention(chip, DType::kBF16, {.sq = 5, .skv = 700, .d_rope = 16}));  // one Vector core idles
   ExpectProved(

@@ -3,11 +3,13 @@
 #define CUBIST_TESTS_SYNC_SHIPPED_KERNELS_H_
 
 #include <cstdint>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "kernels/flash_attention.h"
+#include "kernels/grouped_matmul.h"
 #include "kernels/matmul.h"
 #include "kernels/rms_norm.h"
 #include "kernels/swiglu.h"
@@ -42,6 +44,34 @@ inline NamedRecord RecordMatmul(const ChipSpec& chip, DType dtype, std::int64_t 
   args.c = Tensor(nullptr, dtype, {m, n});
   args.transpose_b = transpose_b;
   const Status status = Matmul(Recorder(chip, &made.record), args, nullptr);
+  CUBIST_CHECK(status.ok(), status.message());
+  return made;
+}
+
+// With rows of the last group left over, forward or both gradients.
+inline NamedRecord RecordGroupedMatmul(const ChipSpec& chip, DType dtype,
+                                       const std::vector<std::int64_t>& counts, std::int64_t n,
+                                       std::int64_t k, bool grad) {
+  NamedRecord made;
+  made.name = std::string(grad ? "grouped_matmul_grad " : "grouped_matmul ") + std::to_string(counts.size()) +
+              "x" + std::to_string(n) + "x" + std::to_string(k) + " on " + chip.name;
+  const auto groups = static_cast<std::int64_t>(counts.size());
+  const std::int64_t rows = std::accumulate(counts.begin(), counts.end(), std::int64_t{20});
+  const ConstTensor x(nullptr, dtype, {rows, k}), weights(nullptr, dtype, {groups, k, n}),
+      list(counts.data(), {groups});
+  Status status;
+  if (grad) {
+    GroupedMatmulGradArgs args;
+    args.dy = ConstTensor(nullptr, dtype, {rows, n}), args.groups = list;
+    args.weights = weights, args.dx = Tensor(nullptr, dtype, {rows, k});
+    args.x = x, args.dw = Tensor(nullptr, DType::kF32, {groups, k, n}), args.accumulate_dw = true;
+    status = GroupedMatmulGrad(Recorder(chip, &made.record), args, nullptr);
+  } else {
+    GroupedMatmulArgs args;
+    args.x = x, args.groups = list, args.weights = weights, args.out = Tensor(nullptr, dtype, {rows, n});
+    args.bias = ConstTensor(nullptr, DType::kF32, {groups, n});
+    status = GroupedMatmul(Recorder(chip, &made.record), args, nullptr);
+  }
   CUBIST_CHECK(status.ok(), status.message());
   return made;
 }

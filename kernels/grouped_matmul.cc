@@ -1,0 +1,373 @@
+#include "kernels/grouped_matmul.h"
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/choose_for.h"
+#include "kernels/grouped_matmul_kernel.h"
+#include "kernels/pack.h"
+#include "kernels/validate.h"
+#include "npu_model/launch.h"
+#include "tiling/grouped_matmul_tiling.h"
+
+namespace cubist {
+namespace {
+
+constexpr const char* kForward = "grouped_matmul";
+constexpr const char* kGrad = "grouped_matmul_grad";
+
+// The last two dimensions exchanged, where asked.
+template <class AnyTensor>
+AnyTensor TransposedIf(bool transpose, AnyTensor t) {
+  if (!transpose) return t;
+  const auto last = static_cast<std::size_t>(t.rank - 1);
+  std::swap(t.sizes[last], t.sizes[last - 1]);
+  std::swap(t.strides[last], t.strides[last - 1]);
+  return t;
+}
+
+// ---- Validation ----
+
+std::string At(std::int64_t i) { return "at (" + std::to_string(i) + ")"; }
+
+// The groups' sizes: not negative, and within `rows`.
+Status CheckGroups(const Argument& arg, GroupList list, std::int64_t rows) {
+  CUBIST_RETURN_IF_ERROR(CheckShape(arg, {{"E"}}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(arg, {DType::kI32, DType::kI64}));
+  CUBIST_RETURN_IF_ERROR(CheckStorage(arg, /*needs_data=*/true));
+  std::int64_t end = 0;
+  for (std::int64_t g = 0; g < arg.tensor.size(0); ++g) {
+    const std::int64_t value = LoadInt(arg.tensor.data, arg.tensor.dtype, g * arg.tensor.stride(0));
+    const std::string has = "has " + std::to_string(value) + " " + At(g);
+    if (list == GroupList::kEnds) {
+      if (value < end) return arg.Error(has + " after " + std::to_string(end) + ", ends do not descend");
+      if (value > rows) return arg.Error(has + ", M is " + std::to_string(rows));
+      end = value;
+    } else {
+      if (value < 0) return arg.Error(has + ", the least is 0");
+      if (value > rows - end) {
+        return arg.Error(has + ", which with the " + std::to_string(end) + " rows before it exceeds M, " +
+                         std::to_string(rows));
+      }
+      end += value;
+    }
+  }
+  return {};
+}
+
+std::int64_t RowsOfGroup(const ConstTensor& groups, GroupList list, std::int64_t g) {
+  const auto at = [&](std::int64_t i) { return LoadInt(groups.data, groups.dtype, i * groups.stride(0)); };
+  return at(g) - (list == GroupList::kEnds && g > 0 ? at(g - 1) : 0);
+}
+
+// One matrix (rows, cols) per group, stored transposed where asked: a stack, or a list.
+template <class AnyTensor>
+struct Matrices {
+  const char* kernel;
+  const char* name;
+  const char* list_name;
+  AnyTensor stack;
+  std::span<const AnyTensor> list;
+  bool transposed = false;
+
+  bool given() const { return stack.given() || !list.empty(); }
+  Argument Stack() const { return {kernel, name, stack}; }
+  // Calls check(argument, group) for the stack, with group -1, or for each of the list, until one is an error.
+  template <class Check>
+  Status ForEach(Check check) const {
+    if (stack.given()) return check(Stack(), std::int64_t{-1});
+    for (std::size_t g = 0; g < list.size(); ++g) {
+      const std::string one = std::string(list_name) + "[" + std::to_string(g) + "]";
+      CUBIST_RETURN_IF_ERROR(check(Argument{kernel, one.c_str(), list[g]}, static_cast<std::int64_t>(g)));
+    }
+    return {};
+  }
+};
+
+// Shapes, types and storage.
+template <class AnyTensor>
+Status CheckMatrices(const Matrices<AnyTensor>& m, std::int64_t groups, Dim rows, Dim cols,
+                     std::initializer_list<DType> dtypes, bool computes,
+                     const std::function<bool(std::int64_t group)>& needs_data) {
+  if (m.stack.given() && !m.list.empty()) {
+    return InvalidArgument(std::string(m.kernel) + ": " + m.name + " and " + m.list_name + " are both given");
+  }
+  if (!m.stack.given() && static_cast<std::int64_t>(m.list.size()) != groups) {
+    if (m.list.empty()) return m.Stack().Error("is not given");
+    return InvalidArgument(std::string(m.kernel) + ": " + m.list_name + " has " +
+                           std::to_string(m.list.size()) + " matrices, needs " + std::to_string(groups) +
+                           " (E, of groups)");
+  }
+  const Dim first = m.transposed ? cols : rows, second = m.transposed ? rows : cols;
+  return m.ForEach([&](const Argument& arg, std::int64_t group) -> Status {
+    if (group < 0) {
+      CUBIST_RETURN_IF_ERROR(CheckShape(arg, {{"E, of groups", groups}, first, second}));
+    } else {
+      CUBIST_RETURN_IF_ERROR(CheckShape(arg, {first, second}));
+    }
+    CUBIST_RETURN_IF_ERROR(CheckDType(arg, dtypes));
+    return CheckStorage(arg, computes && (group < 0 || needs_data(group)));
+  });
+}
+
+Matrices<ConstTensor> WeightsOf(const GroupedMatmulArgs& args) {
+  return {kForward, "weights", "weight_list", args.weights, args.weight_list, args.transpose_weights};
+}
+Matrices<ConstTensor> WeightsOf(const GroupedMatmulGradArgs& args) {
+  return {kGrad, "weights", "weight_list", args.weights, args.weight_list, args.transpose_weights};
+}
+
+template <class AnyTensor>
+Status CheckMatricesApart(const Argument& output, const Matrices<AnyTensor>& m) {
+  if (!m.given()) return {};
+  return m.ForEach([&](const Argument& arg, std::int64_t) { return CheckApart(output, arg); });
+}
+
+// Outputs of a list share no element: if any two do, then two that are neighbours by address.
+Status CheckListApart(const Matrices<Tensor>& outputs) {
+  std::vector<std::size_t> by_address;
+  for (std::size_t g = 0; g < outputs.list.size(); ++g) {
+    if (outputs.list[g].data != nullptr && outputs.list[g].count() > 0) by_address.push_back(g);
+  }
+  std::sort(by_address.begin(), by_address.end(), [&](std::size_t x, std::size_t y) {
+    return std::less<const void*>()(outputs.list[x].data, outputs.list[y].data);
+  });
+  for (std::size_t i = 1; i < by_address.size(); ++i) {
+    const auto name = [&](std::size_t g) {
+      return std::string(outputs.list_name) + "[" + std::to_string(g) + "]";
+    };
+    const std::size_t g = std::max(by_address[i - 1], by_address[i]),
+                      h = std::min(by_address[i - 1], by_address[i]);
+    const std::string later = name(g), earlier = name(h);
+    CUBIST_RETURN_IF_ERROR(CheckApart({outputs.kernel, later.c_str(), outputs.list[g]},
+                                      {outputs.kernel, earlier.c_str(), outputs.list[h]}));
+  }
+  return {};
+}
+
+Status Validate(const Device& device, const GroupedMatmulArgs& args) {
+  const Argument x{kForward, "x", args.x}, groups{kForward, "groups", args.groups},
+      bias{kForward, "bias", args.bias}, out{kForward, "out", args.out};
+  CUBIST_RETURN_IF_ERROR(CheckShape(x, {{"M"}, {"K"}}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(x, {DType::kF32, DType::kBF16, DType::kF16}));
+  const std::int64_t m = args.x.size(0), k = args.x.size(1);
+  CUBIST_RETURN_IF_ERROR(CheckGroups(groups, args.group_list, m));
+  const std::int64_t e = args.groups.size(0);
+  const Matrices<ConstTensor> weights = WeightsOf(args);
+  CUBIST_RETURN_IF_ERROR(CheckShape(out, {{"M, of x", m}, {"N"}}));
+  const std::int64_t n = args.out.size(1);
+  if (weights.given() || e > 0) {
+    CUBIST_RETURN_IF_ERROR(
+        CheckMatrices(weights, e, {"K, of x", k}, {"N, of out", n}, {args.x.dtype}, device.computes(),
+                      [&](std::int64_t g) { return RowsOfGroup(args.groups, args.group_list, g) > 0; }));
+  }
+  CUBIST_RETURN_IF_ERROR(CheckDType(out, {DType::kF32, args.x.dtype}));
+  if (args.bias.given()) {
+    CUBIST_RETURN_IF_ERROR(CheckShape(bias, {{"E, of groups", e}, {"N, of out", n}}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(bias, {DType::kF32, args.x.dtype}));
+  }
+  for (const Argument* arg : {&x, &bias, &out}) CUBIST_RETURN_IF_ERROR(CheckStorage(*arg, device.computes()));
+  CUBIST_RETURN_IF_ERROR(CheckWritable(out));
+  for (const Argument* arg : {&x, &groups, &bias}) CUBIST_RETURN_IF_ERROR(CheckApart(out, *arg));
+  return CheckMatricesApart(out, weights);
+}
+
+Status Validate(const Device& device, const GroupedMatmulGradArgs& args) {
+  const Argument dy{kGrad, "dy", args.dy}, groups{kGrad, "groups", args.groups}, x{kGrad, "x", args.x},
+      dx{kGrad, "dx", args.dx};
+  const Matrices<ConstTensor> weights = WeightsOf(args);
+  const Matrices<Tensor> dw{kGrad, "dw", "dw_list", args.dw, args.dw_list, args.transpose_weights};
+  CUBIST_RETURN_IF_ERROR(CheckShape(dy, {{"M"}, {"N"}}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(dy, {DType::kF32, DType::kBF16, DType::kF16}));
+  const std::int64_t m = args.dy.size(0), n = args.dy.size(1);
+  CUBIST_RETURN_IF_ERROR(CheckGroups(groups, args.group_list, m));
+  const std::int64_t e = args.groups.size(0);
+  const auto has_rows = [&](std::int64_t g) { return RowsOfGroup(args.groups, args.group_list, g) > 0; };
+  if (!args.dx.given() && !dw.given()) return dx.Error("is not given, nor is dw");
+  if (args.dx.given()) {
+    CUBIST_RETURN_IF_ERROR(CheckShape(dx, {{"M, of dy", m}, {"K"}}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(dx, {DType::kF32, args.dy.dtype}));
+    if (weights.given() || e > 0) {
+      CUBIST_RETURN_IF_ERROR(CheckMatrices(weights, e, {"K, of dx", args.dx.size(1)}, {"N, of dy", n},
+                                           {args.dy.dtype}, device.computes(), has_rows));
+    }
+  }
+  if (dw.given()) {
+    CUBIST_RETURN_IF_ERROR(CheckShape(x, {{"M, of dy", m}, {"K"}}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(x, {args.dy.dtype}));
+    const auto written = [&](std::int64_t g) { return !args.accumulate_dw || has_rows(g); };
+    const DType narrow = args.accumulate_dw ? DType::kF32 : args.dy.dtype;
+    CUBIST_RETURN_IF_ERROR(CheckMatrices(dw, e, {"K, of x", args.x.size(1)}, {"N, of dy", n},
+                                         {DType::kF32, narrow}, device.computes(), written));
+    if (args.dx.given() && args.dx.size(1) != args.x.size(1)) {
+      return dx.Error("has size " + std::to_string(args.dx.size(1)) + " in dimension 1 (K, of x), needs " +
+                      std::to_string(args.x.size(1)));
+    }
+  }
+  for (const Argument* arg : {&dy, &x, &dx}) CUBIST_RETURN_IF_ERROR(CheckStorage(*arg, device.computes()));
+  if (args.dx.given()) {
+    CUBIST_RETURN_IF_ERROR(CheckWritable(dx));
+    for (const Argument* arg : {&dy, &groups, &x}) CUBIST_RETURN_IF_ERROR(CheckApart(dx, *arg));
+    CUBIST_RETURN_IF_ERROR(CheckMatricesApart(dx, weights));
+    CUBIST_RETURN_IF_ERROR(CheckMatricesApart(dx, dw));
+  }
+  if (!dw.given()) return {};
+  CUBIST_RETURN_IF_ERROR(dw.ForEach([&](const Argument& out, std::int64_t) -> Status {
+    CUBIST_RETURN_IF_ERROR(CheckWritable(out));
+    for (const Argument* arg : {&dy, &groups, &x}) CUBIST_RETURN_IF_ERROR(CheckApart(out, *arg));
+    if (args.dx.given()) CUBIST_RETURN_IF_ERROR(CheckMatricesApart(out, weights));
+    return {};
+  }));
+  return CheckListApart(dw);
+}
+
+// ---- Launch ----
+
+// The groups' matrices as tensors of the launch. `tensors` keeps those of a list.
+template <class AnyTensor, class Add>
+GroupedMatrices AddMatrices(const AnyTensor& stack, std::span<const AnyTensor> list, bool transposed,
+                            std::vector<const GmTensor*>* tensors, Add add) {
+  GroupedMatrices matrices;
+  if (stack.given()) {
+    matrices.all = add(TransposedIf(transposed, stack));
+    return matrices;
+  }
+  tensors->reserve(list.size());
+  for (const AnyTensor& t : list) tensors->push_back(add(TransposedIf(transposed, t)));
+  matrices.each = *tensors;
+  return matrices;
+}
+
+GroupRows AddGroups(Launch& launch, const ConstTensor& groups, GroupList list, std::int64_t rows) {
+  return {MatrixOf(*launch.Input("groups", groups)), list == GroupList::kEnds, rows};
+}
+
+// A product per group on rows of `x`; forward, and the gradient of x.
+struct RowProducts {
+  ConstTensor x, groups;
+  GroupList group_list;
+  ConstTensor weights;
+  std::span<const ConstTensor> weight_list;
+  bool transpose_weights = false;
+  ConstTensor bias;
+  Tensor out;
+  const char *x_name, *out_name;
+};
+
+template <class T>
+Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, const RowProducts& p) {
+  const GmTensor& x = *launch.Input(p.x_name, p.x);
+  GroupedMatmulShape shape;
+  shape.groups = p.groups.size(0);
+  shape.product.m = p.x.size(0), shape.product.n = p.out.size(1), shape.product.k = p.x.size(1);
+  shape.product.in = p.x.dtype, shape.product.out = p.out.dtype, shape.product.bias = p.bias.given();
+  shape.product.a_row_bytes = p.x.stride(1) == 1 ? p.x.stride(0) * SizeOf(p.x.dtype) : 0;
+  GroupedMatmulTiling tiling;
+  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kernel, shape, &Candidates, &tiling));
+
+  std::vector<const GmTensor*> list;
+  GroupedMatmulOperands g;
+  g.groups = AddGroups(launch, p.groups, p.group_list, p.x.size(0));
+  g.x.plain = MatrixOf(x);
+  g.weights = AddMatrices(p.weights, p.weight_list, p.transpose_weights, &list,
+                          [&](const ConstTensor& t) { return launch.Input("weights", t); });
+  g.bias = launch.Input("bias", p.bias);
+  g.out = MatrixOf(*launch.Output(p.out_name, p.out));
+  g.k = shape.product.k;
+  if (tiling.block.pack_a) {
+    g.x.packed = Pack<T>(launch, "x_packed", Role::kA, x);
+    g.x.is_packed = true;
+  }
+  const std::int64_t most =
+      (shape.groups + 1 + shape.product.m / tiling.block.m) * CeilDiv(shape.product.n, tiling.block.n);
+  launch.OnAiCores(shape.product.m == 0 ? 0 : most,
+                   [&](auto& core) { GroupedMatmulKernel<T>(core, g, tiling); });
+  return {};
+}
+
+template <class T>
+Status Run(const Device& device, const GroupedMatmulArgs& args, Profile* profile) {
+  Launch launch(device, kForward);
+  CUBIST_RETURN_IF_ERROR(
+      AddRowProducts<T>(device, kForward, launch,
+                        {args.x, args.groups, args.group_list, args.weights, args.weight_list,
+                         args.transpose_weights, args.bias, args.out, "x", "out"}));
+  return launch.Finish(profile);
+}
+
+template <class T>
+Status AddGradWeights(const Device& device, const char* kernel, Launch& launch,
+                      const GroupedMatmulGradArgs& args) {
+  GroupedMatmulShape shape;
+  shape.groups = args.groups.size(0), shape.axis = GroupedAxis::kK;
+  shape.product.m = args.x.size(1), shape.product.n = args.dy.size(1), shape.product.k = args.dy.size(0);
+  shape.product.in = args.dy.dtype;
+  shape.product.out = args.dw.given() ? args.dw.dtype : args.dw_list[0].dtype;
+  GroupedMatmulTiling tiling;
+  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kernel, shape, &Candidates, &tiling));
+
+  std::vector<const GmTensor*> list;
+  GroupedGradWeightsOperands g;
+  g.groups = AddGroups(launch, args.groups, args.group_list, args.dy.size(0));
+  g.x = MatrixOf(*launch.Input("x", args.x));
+  g.dy = MatrixOf(*launch.Input("dy", args.dy));
+  g.dw = AddMatrices(args.dw, args.dw_list, args.transpose_weights, &list, [&](const Tensor& t) {
+    return args.accumulate_dw ? launch.InOut("dw", t) : launch.Output("dw", t);
+  });
+  g.accumulate = args.accumulate_dw ? Accumulate::kYes : Accumulate::kNo;
+  g.k = shape.product.m, g.n = shape.product.n;
+  const std::int64_t blocks =
+      shape.groups * CeilDiv(shape.product.m, tiling.block.m) * CeilDiv(shape.product.n, tiling.block.n);
+  launch.OnAiCores(blocks, [&](auto& core) { GroupedGradWeightsKernel<T>(core, g, tiling); });
+  return {};
+}
+
+template <class T>
+Status Run(const Device& device, const GroupedMatmulGradArgs& args, Profile* profile) {
+  Launch launch(device, kGrad);
+  if (args.dx.given()) {
+    CUBIST_RETURN_IF_ERROR(AddRowProducts<T>(device, kGrad, launch,
+                                             {args.dy,
+                                              args.groups,
+                                              args.group_list,
+                                              args.weights,
+                                              args.weight_list,
+                                              !args.transpose_weights,
+                                              {},
+                                              args.dx,
+                                              "dy",
+                                              "dx"}));
+  }
+  if (args.dw.given() || !args.dw_list.empty())
+    CUBIST_RETURN_IF_ERROR(AddGradWeights<T>(device, kGrad, launch, args));
+  return launch.Finish(profile);
+}
+
+template <class Args>
+Status RunAs(DType dtype, const Device& device, const Args& args, Profile* profile) {
+  switch (dtype) {
+    case DType::kBF16:
+      return Run<BF16>(device, args, profile);
+    case DType::kF16:
+      return Run<F16>(device, args, profile);
+    default:
+      return Run<float>(device, args, profile);
+  }
+}
+
+}  // namespace
+
+Status GroupedMatmul(const Device& device, const GroupedMatmulArgs& args, Profile* profile) {
+  CUBIST_RETURN_IF_ERROR(Validate(device, args));
+  return RunAs(args.x.dtype, device, args, profile);
+}
+
+Status GroupedMatmulGrad(const Device& device, const GroupedMatmulGradArgs& args, Profile* profile) {
+  CUBIST_RETURN_IF_ERROR(Validate(device, args));
+  return RunAs(args.dy.dtype, device, args, profile);
+}
+
+}  // namespace cubist

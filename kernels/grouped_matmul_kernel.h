@@ -1,0 +1,153 @@
+// The grouped matmul algorithm: the blocks of every group's product, dealt to the cores in runs of equal work.
+#ifndef CUBIST_KERNELS_GROUPED_MATMUL_KERNEL_H_
+#define CUBIST_KERNELS_GROUPED_MATMUL_KERNEL_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "kernels/matmul_kernel.h"
+#include "npu_model/core.h"
+#include "npu_model/tile.h"
+#include "tiling/grouped_matmul_tiling.h"
+
+namespace cubist {
+
+// One matrix per group: those of one tensor (1, E, rows, cols), or each a tensor of its own.
+struct GroupedMatrices {
+  const GmTensor* all = nullptr;
+  std::span<const GmTensor* const> each;
+
+  Gm Of(std::int64_t group) const {
+    return all != nullptr ? MatrixOf(*all, 0, group) : MatrixOf(*each[static_cast<std::size_t>(group)]);
+  }
+};
+
+// Where the groups' rows are, as GM says.
+struct GroupRows {
+  Gm list;  // (1, E) counts, or ends
+  bool ends = false;
+  std::int64_t rows = 0;  // of all groups, and those after the last
+
+  std::int64_t groups() const { return list.cols; }
+
+  // Calls visit(group, rows) for every group in turn, and at last for the rows after them, as group E, until it returns
+  // false.
+  template <CubeCore Core, class Visit>
+  void ForEach(Core& core, Visit&& visit) const {
+    std::int64_t begin = 0;
+    for (std::int64_t group = 0; group < groups(); ++group) {
+      const std::int64_t value = core.ReadScalar(list, group);
+      const std::int64_t end = ends ? value : begin + value;
+      if (!visit(group, Range{begin, end})) return;
+      begin = end;
+    }
+    visit(groups(), Range{begin, rows});
+  }
+};
+
+// A group's blocks, and what each of them costs.
+struct GroupBlocks {
+  BlockGrid grid;
+  std::int64_t work = 0;
+};
+
+// Calls block(group, rows, coordinates) for this core's share of all blocks. They form one list, group by group; a core
+// takes those that begin in its part of the total work, neighbours that read the same rows. Which core does a block
+// follows from the groups alone, not from time.
+template <CubeCore Core, class BlocksOf, class Block>
+void ForMyGroupBlocks(Core& core, const GroupRows& groups, BlocksOf&& blocks_of, Block&& block) {
+  std::int64_t total = 0;
+  groups.ForEach(core, [&](std::int64_t group, Range rows) {
+    const GroupBlocks blocks = blocks_of(group, rows);
+    total += blocks.grid.count() * blocks.work;
+    return true;
+  });
+  const std::int64_t share = total / core.count(), rest = total % core.count();
+  const auto begin_of = [&](std::int64_t index) { return index * share + std::min(index, rest); };
+  const std::int64_t begin = begin_of(core.index()), end = begin_of(core.index() + 1);
+
+  std::int64_t at = 0;  // Work before the group.
+  groups.ForEach(core, [&](std::int64_t group, Range rows) {
+    const GroupBlocks blocks = blocks_of(group, rows);
+    const std::int64_t first =
+        CeilDiv(std::max<std::int64_t>(begin - at, 0), std::max<std::int64_t>(blocks.work, 1));
+    for (std::int64_t i = first; i < blocks.grid.count() && at + i * blocks.work < end; ++i) {
+      block(group, rows, blocks.grid.At(i));
+    }
+    at += blocks.grid.count() * blocks.work;
+    return at < end;
+  });
+}
+
+struct GroupedMatmulOperands {
+  GroupRows groups;
+  Operand x;                       // (M, K)
+  GroupedMatrices weights;         // (K, N)
+  const GmTensor* bias = nullptr;  // (E, N)
+  Gm out;                          // (M, N)
+  std::int64_t k = 0;
+};
+
+// out = x w_g + bias_g for the rows of each group, 0 after the last: a product with an empty k. A group's rows are cut
+// evenly; its blocks go down the rows, so that a panel of weights is read while it is near.
+template <class T, CubeCore Core>
+void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const GroupedMatmulTiling& t) {
+  MatmulRings<T> rings(core, t.block, g.bias != nullptr);
+  const std::int64_t groups = g.groups.groups();
+  const auto rows_of_block = [&](Range rows) {
+    return RoundUp(CeilDiv(rows.size(), CeilDiv(rows.size(), t.block.m)), t.row_step);
+  };
+  const auto blocks_of = [&](std::int64_t group, Range rows) -> GroupBlocks {
+    if (rows.empty()) return {};
+    const std::int64_t step = rows_of_block(rows);
+    // By columns of blocks: the grid is transposed.
+    const BlockGrid grid{CeilDiv(g.out.cols, t.block.n), CeilDiv(rows.size(), step)};
+    return {grid, group < groups ? step + t.fixed_work : 1};
+  };
+  ForMyGroupBlocks(core, g.groups, blocks_of, [&](std::int64_t group, Range rows, BlockCoord at) {
+    const Range m = Split(rows, rows_of_block(rows))[at.col], n = Split(g.out.cols, t.block.n)[at.row];
+    MatmulBlock block;
+    block.m = m.size(), block.n = n.size();
+    if (group < groups) {
+      block.k = g.k;
+      block.a = g.x.Block(m, {0, g.k});
+      block.b.plain = g.weights.Of(group).Cols(n);
+      if (g.bias != nullptr) block.bias = MatrixOf(*g.bias).Block({group, group + 1}, n);
+    } else {
+      block.a = g.x.Block(m, {0, 0});
+      block.b.plain = {g.x.plain.tensor, 0, 0, n.size()};  // Of no row.
+    }
+    core.Store(g.out.Block(m, n), MultiplyBlock<T>(core, rings, block, t.block));
+  });
+}
+
+struct GroupedGradWeightsOperands {
+  GroupRows groups;
+  Gm x, dy;            // (M, K), (M, N)
+  GroupedMatrices dw;  // (K, N)
+  Accumulate accumulate = Accumulate::kNo;
+  std::int64_t k = 0, n = 0;
+};
+
+// dw_g (+)= x_g^T dy_g. An empty group is written as a product with an empty sum, unless it is accumulated onto.
+template <class T, CubeCore Core>
+void GroupedGradWeightsKernel(Core& core, const GroupedGradWeightsOperands& g, const GroupedMatmulTiling& t) {
+  MatmulRings<T> rings(core, t.block, /*with_bias=*/false);
+  const auto blocks_of = [&](std::int64_t group, Range rows) -> GroupBlocks {
+    if (group == g.groups.groups() || (rows.empty() && g.accumulate == Accumulate::kYes)) return {};
+    return {{CeilDiv(g.k, t.block.m), CeilDiv(g.n, t.block.n)}, rows.size() + t.fixed_work + 1};
+  };
+  ForMyGroupBlocks(core, g.groups, blocks_of, [&](std::int64_t group, Range rows, BlockCoord at) {
+    const Range m = Split(g.k, t.block.m)[at.row], n = Split(g.n, t.block.n)[at.col];
+    MatmulBlock block;
+    block.m = m.size(), block.n = n.size(), block.k = rows.size();
+    block.a.plain = g.x.Block(rows, m).Transposed();
+    block.b.plain = g.dy.Block(rows, n);
+    core.Store(g.dw.Of(group).Block(m, n), MultiplyBlock<T>(core, rings, block, t.block), g.accumulate);
+  });
+}
+
+}  // namespace cubist
+
+#endif  // CUBIST_KERNELS_GROUPED_MATMUL_KERNEL_H_

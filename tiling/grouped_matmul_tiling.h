@@ -1,0 +1,72 @@
+// GroupedMatmulTiling: how the products of all groups are cut for a chip, before their sizes are known.
+#ifndef CUBIST_TILING_GROUPED_MATMUL_TILING_H_
+#define CUBIST_TILING_GROUPED_MATMUL_TILING_H_
+
+#include <compare>
+#include <concepts>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "npu_model/chip.h"
+#include "npu_model/status.h"
+#include "tiling/matmul_tiling.h"
+
+namespace cubist {
+
+// What the groups share out among themselves.
+enum class GroupedAxis : std::uint8_t {
+  kM,  // rows of the output: each group is a product of (rows, n, k)
+  kK,  // the sum: each group is a product of (m, n, rows), the gradient of its weights
+};
+constexpr const char* NameOf(GroupedAxis axis) { return axis == GroupedAxis::kM ? "m" : "k"; }
+
+// `product` is what one group would be that had all rows.
+struct GroupedMatmulShape {
+  MatmulShape product;
+  std::int64_t groups = 0;
+  GroupedAxis axis = GroupedAxis::kM;
+
+  friend auto operator<=>(const GroupedMatmulShape&, const GroupedMatmulShape&) = default;
+};
+
+// Blocks of up to (block.m, block.n), none across two groups. block.grid is not used: groups have grids of their own.
+struct GroupedMatmulTiling {
+  MatmulTiling block;
+  std::int64_t row_step = 1;    // Rows of a block are a multiple of this, but for a group's last.
+  std::int64_t fixed_work = 0;  // What a block costs whatever its rows, counted in rows.
+
+  // What is not of the block follows from it.
+  friend bool operator==(const GroupedMatmulTiling& a, const GroupedMatmulTiling& b) {
+    return a.block == b.block;
+  }
+};
+
+template <class Visit>
+void VisitFields(const GroupedMatmulShape& s, Visit&& visit) {
+  VisitFields(s.product, visit);
+  visit({"groups"}, s.groups), visit({"axis"}, s.axis);
+}
+
+template <class Tiling, class Visit>
+requires std::same_as<std::remove_const_t<Tiling>, GroupedMatmulTiling>
+void VisitFields(const ChipSpec& chip, const GroupedMatmulShape& s, Tiling& t, Visit&& visit) {
+  VisitFields(chip, s.product, t.block, visit);
+  visit({"fixed_work", 0, std::int64_t{1} << 20}, t.fixed_work);
+}
+
+// Whether every ring fits its buffer, and what is packed can be: not the weights, and x only where groups share out
+// its rows.
+bool Fits(const ChipSpec& chip, const GroupedMatmulShape& shape, const GroupedMatmulTiling& tiling);
+
+std::vector<GroupedMatmulTiling> Candidates(const ChipSpec& chip, const GroupedMatmulShape& shape);
+
+// Predicted cycles, the mean of two cases: rows spread evenly over the groups, and all rows in one group.
+double Price(const ChipSpec& chip, const GroupedMatmulShape& shape, const GroupedMatmulTiling& tiling);
+
+// The cheapest candidate. Remembers its last answers. An error names the buffer that nothing fits.
+Status Choose(const ChipSpec& chip, const GroupedMatmulShape& shape, GroupedMatmulTiling* tiling);
+
+}  // namespace cubist
+
+#endif  // CUBIST_TILING_GROUPED_MATMUL_TILING_H_
