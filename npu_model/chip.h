@@ -147,8 +147,13 @@ struct ChipSpec {
   struct Memory {
     std::int64_t l2_bytes = 0, l2_line = 512;
     Constant hbm_bytes_per_s, l2_read_bytes_per_s, l2_write_bytes_per_s;
+    Constant cube_read_bytes_per_s;  // what all Cube cores together get from L2
     Constant core_read_bytes_per_cycle, core_write_bytes_per_cycle;  // one core's port to L2
     Constant core_miss_bytes_per_cycle;  // what one core alone gets from HBM; 0: as much as its port takes
+    // Lines of L2 that a launch finds there and that have to be written back before it can use them: a share.
+    Constant found_dirty{0, "share", Basis::kGuessed, 0, "none"};
+    // Requests of several cores to one line are served one after the other: cycles for each.
+    Constant same_line{0, "cycles", Basis::kGuessed, 0, "none"};
   } memory;
 
   struct Sync {
@@ -158,6 +163,8 @@ struct ChipSpec {
     Constant cross_core;       // cycles, Cube core to Vector core or back
     Constant barrier_s;        // seconds, all cores (between phases)
     Constant launch_s;         // seconds, start of a kernel
+    // Seconds from the start of a launch's first core to that of the last, if it takes all of the chip's.
+    Constant start_spread_s{0, "s", Basis::kGuessed, 0, "none"};
 
     // What the placing of flags has to keep to (sync/plan.h). Developer guide: event ids 0 to 7 per ordered
     // pair of pipes, of which the framework reserves 6 and 7; CrossCoreSetFlag ids 0 to 10, counters to 15.

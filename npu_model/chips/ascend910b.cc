@@ -147,9 +147,11 @@ void SetMemory(ChipSpec& chip, const Model& model) {
   chip.memory.l2_bytes = model.l2_bytes;
   chip.memory.l2_line = 512;
   chip.memory.hbm_bytes_per_s = model.hbm_bytes_per_s;
-  chip.memory.l2_read_bytes_per_s = {110 * core_cycles_per_s, "bytes/s", Basis::kMeasured, 0.35,
-                                     "platform file: 110 bytes/cycle per Cube core, 4.9 TB/s; asc-devkit "
-                                     "data_copy: 4.9 and 5.97; in GEMMs 3.2 to 3.8"};
+  chip.memory.l2_read_bytes_per_s = {134 * core_cycles_per_s, "bytes/s", Basis::kMeasured, 0.2,
+                                     "asc-devkit data_copy, hits by 48 Vector cores on 910B1: 5.97 TB/s"};
+  chip.memory.cube_read_bytes_per_s = {81 * core_cycles_per_s, "bytes/s", Basis::kFitted, 0.1,
+                                       "pto-dsl guide, 910B2: 3.5 TB/s on fitting rows; in GEMMs elsewhere "
+                                       "3.2 to 3.8, streaming 4.9 (asc-devkit)"};
   chip.memory.l2_write_bytes_per_s = {86 * core_cycles_per_s, "bytes/s", Basis::kDocumented, 0.3,
                                       "platform file: 86 bytes/cycle per Cube core"};
   chip.memory.core_read_bytes_per_cycle = {
@@ -160,16 +162,25 @@ void SetMemory(ChipSpec& chip, const Model& model) {
       "msKPP resource910b.cpp, 910B1 L0C_TO_GM: the highest seen of one core"};
   chip.memory.core_miss_bytes_per_cycle = {48, kBytesPerCycle, Basis::kMeasured, 0.3,
                                            "msKPP resource910b.cpp, 910B1 GM_TO_UB, taken as misses of L2"};
+  chip.memory.found_dirty = {
+      0.1, "share", Basis::kFitted, 1,
+      "pto-dsl guide, M = 128 (fresh buffers for every launch); elementwise rows ask for 0.25"};
+  chip.memory.same_line = {1.7, kCycles, Basis::kFitted, 0.3,
+                           "asc-devkit data_copy, all cores on the same addresses: 1.54 on 48 Vector cores "
+                           "(2.2), 1.14 on 24 Cube cores (1.25)"};
 }
 
 void SetSync(ChipSpec& chip) {
-  chip.sync.flag = {20, kCycles, Basis::kGuessed, 0.5, "10 to 30 cycles; no published figure"};
+  chip.sync.flag = {12, kCycles, Basis::kFitted, 0.5,
+                    "pto-dsl guide, step 1 (a flag in front of every instruction); no published figure"};
   chip.sync.execute = {
       2, kCycles, Basis::kGuessed, 0.5,
       "no source; 3 flags per Mmad explain most of the 10 cycles between Mmads of asc-devkit"};
   chip.sync.cross_core = {
       400, kCycles, Basis::kGuessed, 0.5,
       "half of a round trip of 0.3 to 0.6 us, within the 1000 cycles per tile of attention kernels"};
+  chip.sync.start_spread_s = {2e-6, "s", Basis::kGuessed, 0.5,
+                              "an empty kernel takes 1.7 to 3 us; cores that start together stay in step"};
   chip.sync.barrier_s = {1.5e-6, "s", Basis::kGuessed, 0.35, "1 to 2 us; no published figure"};
   chip.sync.launch_s = {
       3e-6, "s", Basis::kFitted, 0.7,

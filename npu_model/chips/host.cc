@@ -67,7 +67,7 @@ ChipSpec MakeHostChip(const CubeOps& cube) {
   for (PathSpec& path : chip.paths) path = Rate(50, 8);
   const auto path = [&](Path p) -> PathSpec& { return chip.paths[static_cast<std::size_t>(p)]; };
   path(Path::kL1ToL0A) = path(Path::kL1ToL0B) = Rate(10, 1e9);  // An alias: no bytes move.
-  path(Path::kGmToL1) = Rate(10, 24);  // Shown in place: Mmad reads them from L3.
+  path(Path::kGmToL1) = Rate(10, 24);                           // Shown in place: Mmad reads them from L3.
   path(Path::kGmToL1Nd2Nz) = Rate(100, 4);                      // Packing.
 
   chip.vector.repeat_bytes = cube.nr * 2;
@@ -82,6 +82,7 @@ ChipSpec MakeHostChip(const CubeOps& cube) {
   chip.memory.l2_line = 64;
   chip.memory.hbm_bytes_per_s = {25e9, "bytes/s", Basis::kMeasured, 0.3, kProbe};
   chip.memory.l2_read_bytes_per_s = {85e9, "bytes/s", Basis::kMeasured, 0.3, kProbe};
+  chip.memory.cube_read_bytes_per_s = chip.memory.l2_read_bytes_per_s;
   chip.memory.l2_write_bytes_per_s = {60e9, "bytes/s", Basis::kGuessed, 0.3, kProbe};
   chip.memory.core_read_bytes_per_cycle = {24, "bytes/cycle", Basis::kMeasured, 0.3, kProbe};
   chip.memory.core_write_bytes_per_cycle = {16, "bytes/cycle", Basis::kGuessed, 0.3, kProbe};

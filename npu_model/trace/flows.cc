@@ -19,26 +19,29 @@ Flows::Flows(const ChipSpec& chip) {
   const ChipSpec::Memory& memory = chip.memory;
   capacity_[kHbm] = memory.hbm_bytes_per_s / chip.clock_hz;
   capacity_[kL2Read] = memory.l2_read_bytes_per_s / chip.clock_hz;
+  capacity_[kCubeRead] = memory.cube_read_bytes_per_s / chip.clock_hz;
   capacity_[kL2Write] = memory.l2_write_bytes_per_s / chip.clock_hz;
   for (int p = 0; p < kPathCount; ++p) {
     const Path path = static_cast<Path>(p);
     const bool write = IsWrite(path);
     const double port = write ? memory.core_write_bytes_per_cycle : memory.core_read_bytes_per_cycle;
-    for (const bool misses : {false, true}) {
-      Class& c = classes_[static_cast<std::size_t>(2 * p + misses)];
+    for (int s = 0; s < kSupplyCount; ++s) {
+      const Supply supply = static_cast<Supply>(s);
+      Class& c = classes_[static_cast<std::size_t>(kSupplyCount * p + s)];
       c.cap = std::min<double>(chip.path(path).bytes_per_cycle, port);
-      if (misses && !write && memory.core_miss_bytes_per_cycle > 0) {
+      if (supply != Supply::kL2 && !write && memory.core_miss_bytes_per_cycle > 0) {
         c.cap = std::min<double>(c.cap, memory.core_miss_bytes_per_cycle);
       }
-      c.uses[kHbm] = misses;
+      c.uses[kHbm] = supply == Supply::kHbm;
       c.uses[write ? kL2Write : kL2Read] = true;
+      c.uses[kCubeRead] = path == Path::kGmToL1 || path == Path::kGmToL1Nd2Nz;
     }
   }
   active_.reserve(kClasses);
 }
 
-void Flows::Start(Path path, bool misses, const Flow& flow) {
-  const int number = 2 * static_cast<int>(path) + misses;
+void Flows::Start(Path path, Supply supply, const Flow& flow) {
+  const int number = kSupplyCount * static_cast<int>(path) + static_cast<int>(supply);
   Class& c = classes_[static_cast<std::size_t>(number)];
   if (c.flows.empty()) {
     c.served = 0;
@@ -124,7 +127,7 @@ void Flows::AdvanceTo(double time) {
 Flows::Flow Flows::TakeEnded(Path* path) {
   CUBIST_CHECK(ends_next_ >= 0 && !active_.empty(), "no flow to end");
   Class& c = classes_[static_cast<std::size_t>(ends_next_)];
-  *path = static_cast<Path>(ends_next_ / 2);
+  *path = static_cast<Path>(ends_next_ / kSupplyCount);
   std::pop_heap(c.flows.begin(), c.flows.end(), std::greater<>());
   const Entry entry = c.flows.back();
   c.flows.pop_back();

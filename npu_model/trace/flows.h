@@ -10,22 +10,29 @@
 
 namespace cubist::trace {
 
-// Flows of the same path that all hit or all miss L2 have the same rate at all
+// Where the bytes of a flow come from, or go to.
+enum class Supply : std::uint8_t {
+  kL2,
+  kLate,  // L2, at the pace of another core's fetch from HBM
+  kHbm,   // they miss, or make room in L2
+};
+inline constexpr int kSupplyCount = 3;
+
+// Flows of the same path and supply have the same rate at all
 // times, so a class keeps one running sum of bytes served per flow, and a flow ends
 // when that sum has grown by its size. Rates change only when flows come and go.
 class Flows {
  public:
   struct Flow {
-    double bytes = 0;      // through the port
-    double then_hits = 0;  // bytes that follow from L2 once these, from HBM, are through
+    double bytes = 0;                     // through the port
+    double then_late = 0, then_hits = 0;  // that follow from L2 once these are through
     std::uint32_t core = 0;
     std::uint32_t agent = 0;
   };
 
   explicit Flows(const ChipSpec& chip);
 
-  // `misses`: the bytes come from HBM, or make room there; otherwise L2 alone serves them.
-  void Start(Path path, bool misses, const Flow& flow);
+  void Start(Path path, Supply supply, const Flow& flow);
   // When the next flow will end, if none starts before; infinity without flows.
   double NextEnd();
   // Moves time forward, at most to NextEnd().
@@ -36,11 +43,11 @@ class Flows {
   double now() const { return now_; }
   // Cycles during which flows wanted more than the resource gave.
   double hbm_limited() const { return limited_[kHbm]; }
-  double l2_limited() const { return limited_[kL2Read] + limited_[kL2Write]; }
+  double l2_limited() const { return limited_[kL2Read] + limited_[kCubeRead] + limited_[kL2Write]; }
 
  private:
-  enum Resource { kHbm, kL2Read, kL2Write, kResources };
-  static constexpr int kClasses = 2 * kPathCount;
+  enum Resource { kHbm, kL2Read, kCubeRead, kL2Write, kResources };
+  static constexpr int kClasses = kSupplyCount * kPathCount;
   struct Entry {
     double ends_at;  // when `served` of its class gets here
     std::uint64_t order;

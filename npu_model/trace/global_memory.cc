@@ -21,7 +21,8 @@ std::int64_t LineSlots(std::int64_t address, std::int64_t bytes, int shift) {
 
 }  // namespace
 
-GlobalMemory::GlobalMemory(const Record& record) : line_(record.chip.memory.l2_line) {
+GlobalMemory::GlobalMemory(const Record& record)
+    : line_(record.chip.memory.l2_line), miss_rate_(record.chip.memory.core_miss_bytes_per_cycle) {
   std::vector<std::int64_t> extents(record.tensors.size());
   for (std::size_t t = 0; t < extents.size(); ++t) extents[t] = record.tensors[t].bytes;
   for (const Phase& phase : record.phases) {
@@ -44,19 +45,21 @@ GlobalMemory::GlobalMemory(const Record& record) : line_(record.chip.memory.l2_l
     end += RoundUp(extent, kApart * line_);
   }
   workspace_ = end;
-  l2_ = std::make_unique<L2Cache>(record.chip.memory.l2_bytes, line_, end + workspace_bytes_);
+  l2_ = std::make_unique<L2Cache>(record.chip.memory.l2_bytes, line_, end + workspace_bytes_,
+                                  record.chip.memory.found_dirty);
 }
 
-GlobalMemory::Transfer GlobalMemory::Touch(const GmAccess& access, std::int64_t core_workspace) {
+GlobalMemory::Transfer GlobalMemory::Touch(const GmAccess& access, std::int64_t core_workspace, double now) {
   const std::int64_t first = AddressOf(access, core_workspace);
   const int shift = std::countr_zero(static_cast<std::uint64_t>(line_));
   std::int64_t slots = 0;
   L2Cache::Tally tally;
+  const double fetched_at = miss_rate_ > 0 ? now + static_cast<double>(access.bytes()) / miss_rate_ : now;
   for (std::int64_t row = 0; row < access.rows; ++row) {
     for (std::int64_t burst = 0; burst < access.bursts; ++burst) {
       const std::int64_t address = first + row * access.row_stride + burst * access.burst_stride;
       slots += LineSlots(address, access.burst_bytes, shift);
-      l2_->Touch(address, access.burst_bytes, access.writes, &tally);
+      l2_->Touch(address, access.burst_bytes, access.writes, &tally, now, fetched_at);
     }
   }
   const std::int64_t fetched = access.writes ? 0 : tally.missed;
@@ -65,7 +68,9 @@ GlobalMemory::Transfer GlobalMemory::Touch(const GmAccess& access, std::int64_t 
     missed_ += static_cast<double>(access.bytes()) * static_cast<double>(tally.missed) /
                static_cast<double>(std::max<std::int64_t>(tally.lines, 1));
   }
-  return {static_cast<double>(slots * line_), static_cast<double>((fetched + tally.written_back) * line_)};
+  const std::int64_t late = access.writes ? 0 : tally.on_the_way;
+  const auto bytes = [&](std::int64_t lines) { return static_cast<double>(lines * line_); };
+  return {bytes(slots), bytes(fetched + tally.written_back), bytes(late)};
 }
 
 }  // namespace cubist::trace

@@ -16,6 +16,7 @@ class GlobalMemory {
   struct Transfer {
     double port_bytes = 0;  // line slots through the core's port
     double hbm_bytes = 0;   // missed, or written back to make room
+    double late_bytes = 0;  // in L2, but still on their way there for another transfer
   };
 
   explicit GlobalMemory(const Record& record);
@@ -31,10 +32,12 @@ class GlobalMemory {
                               : tensors_[static_cast<std::size_t>(access.tensor)]) +
            access.offset;
   }
-  Transfer Touch(const GmAccess& access, std::int64_t core_workspace);
+  // At cycle `now` of the launch.
+  Transfer Touch(const GmAccess& access, std::int64_t core_workspace, double now);
 
  private:
   std::int64_t line_;
+  double miss_rate_;                   // bytes per cycle
   std::vector<std::int64_t> tensors_;  // first byte of each
   std::int64_t workspace_ = 0, workspace_bytes_ = 0;
   std::unique_ptr<L2Cache> l2_;

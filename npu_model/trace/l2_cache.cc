@@ -8,15 +8,18 @@
 
 namespace cubist::trace {
 
-L2Cache::L2Cache(std::int64_t capacity, std::int64_t line, std::int64_t extent)
+L2Cache::L2Cache(std::int64_t capacity, std::int64_t line, std::int64_t extent, double found_dirty)
     : capacity_lines_(std::max<std::int64_t>(capacity / line, 1)),
       line_shift_(std::countr_zero(static_cast<std::uint64_t>(line))),
+      foreign_lines_(capacity_lines_),
+      found_dirty_(found_dirty),
       runs_(static_cast<std::size_t>(CeilDiv(extent, kRunLines * line))) {
   CUBIST_CHECK(std::has_single_bit(static_cast<std::uint64_t>(line)) && line >= 4,
                "lines of L2 of " + std::to_string(line) + " bytes: not a power of two from 4 up");
 }
 
-void L2Cache::Touch(std::int64_t address, std::int64_t bytes, bool write, Tally* tally) {
+void L2Cache::Touch(std::int64_t address, std::int64_t bytes, bool write, Tally* tally, double now,
+                    double fetched_at) {
   if (bytes <= 0) return;
   const std::int64_t first_line = address >> line_shift_, last_line = (address + bytes - 1) >> line_shift_;
   for (std::int64_t number = first_line / kRunLines; number <= last_line / kRunLines; ++number) {
@@ -27,6 +30,8 @@ void L2Cache::Touch(std::int64_t address, std::int64_t bytes, bool write, Tally*
     const auto absent = static_cast<std::uint8_t>(lines & ~run.present);
     tally->lines += to - from + 1;
     if (write) run.changed |= lines;
+    if (run.there_at > now)
+      tally->on_the_way += std::popcount(static_cast<std::uint8_t>(lines & run.present));
     if (absent == 0) {
       run.hit = true;
       continue;
@@ -35,13 +40,26 @@ void L2Cache::Touch(std::int64_t address, std::int64_t bytes, bool write, Tally*
     run.present |= absent;
     const int missed = std::popcount(absent);
     tally->missed += missed;
+    if (!write) run.there_at = static_cast<float>(fetched_at);
     present_lines_ += missed;
     if (!run.queued) {
       run.queued = true;
       queue_.push_back(static_cast<std::uint32_t>(number));
     }
-    while (present_lines_ > capacity_lines_) Evict(tally);
+    MakeRoom(tally);
   }
+}
+
+void L2Cache::MakeRoom(Tally* tally) {
+  const std::int64_t excess = std::min(present_lines_ + foreign_lines_ - capacity_lines_, foreign_lines_);
+  if (excess > 0) {
+    foreign_lines_ -= excess;
+    owed_ += found_dirty_ * static_cast<double>(excess);
+    const auto whole = static_cast<std::int64_t>(owed_);
+    owed_ -= static_cast<double>(whole);
+    tally->written_back += whole;
+  }
+  while (present_lines_ > capacity_lines_) Evict(tally);
 }
 
 void L2Cache::Evict(Tally* tally) {

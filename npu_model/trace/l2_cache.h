@@ -9,31 +9,39 @@
 namespace cubist::trace {
 
 // Fully associative, with second-chance replacement by runs of eight lines: a run that was hit since it was
-// last looked at is kept for another round. Writes allocate without fetching.
+// last looked at is kept for another round. Writes allocate without fetching. At first it is full of what ran
+// before: a share `found_dirty` of the lines that make room has to be written back.
 class L2Cache {
  public:
   struct Tally {
     std::int64_t lines = 0;         // touched
     std::int64_t missed = 0;        // of these, not present
+    std::int64_t on_the_way = 0;    // of these, still being fetched for an earlier transfer
     std::int64_t written_back = 0;  // changed lines that had to leave
   };
 
   // `extent` bytes of memory, at addresses from 0. `line` is a power of two.
-  L2Cache(std::int64_t capacity, std::int64_t line, std::int64_t extent);
+  L2Cache(std::int64_t capacity, std::int64_t line, std::int64_t extent, double found_dirty = 0);
 
-  void Touch(std::int64_t address, std::int64_t bytes, bool write, Tally* tally);
+  // At time `now`; lines that a read misses are there at `fetched_at`.
+  void Touch(std::int64_t address, std::int64_t bytes, bool write, Tally* tally, double now = 0,
+             double fetched_at = 0);
 
  private:
   static constexpr std::int64_t kRunLines = 8;
   struct Run {
     std::uint8_t present = 0, changed = 0;  // a bit per line
     bool queued = false, hit = false;
+    float there_at = 0;  // when the last missed line of it is fetched
   };
+  void MakeRoom(Tally* tally);
   void Evict(Tally* tally);
 
   std::int64_t capacity_lines_;
   int line_shift_;
   std::int64_t present_lines_ = 0;
+  std::int64_t foreign_lines_;  // left by what ran before
+  double found_dirty_, owed_ = 0;
   std::vector<Run> runs_;
   std::deque<std::uint32_t> queue_;  // runs with present lines, the oldest first
 };

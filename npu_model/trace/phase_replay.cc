@@ -22,8 +22,13 @@ void DropFront(std::vector<T>& list, std::size_t& head) {
 }  // namespace
 
 PhaseReplay::PhaseReplay(const ChipSpec& chip, const Phase& phase, const sync::PhasePlan& plan,
-                         GlobalMemory& memory, OnSlice on_slice)
-    : chip_(&chip), costs_(chip), memory_(&memory), flows_(chip), on_slice_(std::move(on_slice)) {
+                         GlobalMemory& memory, double began, OnSlice on_slice)
+    : chip_(&chip),
+      costs_(chip),
+      memory_(&memory),
+      began_(began),
+      flows_(chip),
+      on_slice_(std::move(on_slice)) {
   CUBIST_CHECK(plan.cores.size() == phase.cores.size(), "the plan is of another record");
   const int lanes = phase.vector_only ? 1 : chip.vector_per_cube;
   std::int64_t workspace = 0;
@@ -32,6 +37,11 @@ PhaseReplay::PhaseReplay(const ChipSpec& chip, const Phase& phase, const sync::P
     const CoreRecord& record = phase.cores[c];
     Core& core = cores_.emplace_back(record, plan.cores[c], costs_, lanes, workspace);
     workspace += RoundUp(record.workspace_bytes, chip.memory.l2_line);
+    const int all = chip.cube_cores * (phase.vector_only ? chip.vector_per_cube : 1);
+    const double starts =
+        began > 0 ? 0
+                  : chip.sync.start_spread_s * chip.clock_hz * static_cast<double>(c) / std::max(all - 1, 1);
+    for (Agent& agent : core.agents) agent.free_at = starts;
     for (int a = 0; a < kMaxAgents; ++a) {
       const bool scalar = IssuerOf(a) == a;
       if (!scalar && Feeder::SideOf(a) <= lanes)
@@ -218,30 +228,63 @@ void PhaseReplay::ScheduleFlow(std::uint32_t c, std::uint32_t a) {
   agent.flow_began = std::max(first.ready, agent.done_at);
   const double begins = std::max(first.ready + path.startup, agent.done_at) +
                         static_cast<double>(access.rows * access.bursts) * path.row;
-  starts_.push({std::max(begins, flows_.now()), c, a});
+  starts_.push({std::max(begins, flows_.now()), c, a, false, {}});
 }
 
-// Its bytes begin to flow: first what HBM has to do with it, then what L2 serves.
-void PhaseReplay::StartFlow(const Start& start) {
+// Requests of several cores to one line are served one after the other. A transfer that reads what g - 1 others
+// read at this moment waits for them with each line; as many lines are on their way at a time as hide the startup.
+double PhaseReplay::Queueing(const Start& start, const GmAccess& access, double bytes) {
+  if (access.writes || chip_->memory.same_line <= 0) return 0;
+  Core& core = cores_[start.core];
+  Agent& agent = core.agents[start.agent];
+  agent.reads = memory_->AddressOf(access, core.workspace);
+  const int others = readers_[agent.reads]++;
+  const PathSpec& path = chip_->path(access.path);
+  return bytes / path.bytes_per_cycle * chip_->memory.same_line * others / path.startup;
+}
+
+// Its bytes begin to flow, once those that wait for others in front of a line have waited.
+void PhaseReplay::StartFlow(Start start) {
   const Core& core = cores_[start.core];
   const Agent& agent = core.agents[start.agent];
   const GmAccess& access = AccessOf(core, agent.pending[agent.first_pending].step);
-  const GlobalMemory::Transfer transfer = memory_->Touch(access, core.workspace);
-  const double from_l2 = std::max(transfer.port_bytes - transfer.hbm_bytes, 0.0);
-  if (transfer.hbm_bytes > 0) {
-    flows_.Start(access.path, /*misses=*/true, {transfer.hbm_bytes, from_l2, start.core, start.agent});
+  Flows::Flow& flow = start.flow;
+  if (!start.touched) {
+    const GlobalMemory::Transfer transfer = memory_->Touch(access, core.workspace, began_ + flows_.now());
+    flow.bytes = transfer.hbm_bytes;
+    flow.then_late = std::min(transfer.late_bytes, std::max(transfer.port_bytes - transfer.hbm_bytes, 0.0));
+    flow.then_hits = std::max(transfer.port_bytes - transfer.hbm_bytes - flow.then_late, 0.0);
+    flow.core = start.core, flow.agent = start.agent;
+    const double waits = Queueing(start, access, flow.then_hits);
+    if (waits > 0) {
+      start.touched = true;
+      start.time = flows_.now() + waits;
+      starts_.push(start);
+      return;
+    }
+  }
+  if (flow.bytes > 0) {
+    flows_.Start(access.path, Supply::kHbm, flow);
   } else {
-    flows_.Start(access.path, /*misses=*/false, {from_l2, 0, start.core, start.agent});
+    StartNext(access.path, flow);
+  }
+}
+
+// What follows the bytes that have flowed.
+void PhaseReplay::StartNext(Path path, Flows::Flow flow) {
+  if (flow.then_late > 0) {
+    flow.bytes = std::exchange(flow.then_late, 0);
+    flows_.Start(path, Supply::kLate, flow);
+  } else {
+    flow.bytes = std::exchange(flow.then_hits, 0);
+    flows_.Start(path, Supply::kL2, flow);
   }
 }
 
 void PhaseReplay::EndFlow() {
   Path path;
-  Flows::Flow flow = flows_.TakeEnded(&path);
-  if (flow.then_hits > 0) {
-    flows_.Start(path, /*misses=*/false, {std::exchange(flow.then_hits, 0), 0, flow.core, flow.agent});
-    return;
-  }
+  const Flows::Flow flow = flows_.TakeEnded(&path);
+  if (flow.then_late > 0 || flow.then_hits > 0) return StartNext(path, flow);
   Core& core = cores_[flow.core];
   Agent& agent = core.agents[flow.agent];
   const double now = flows_.now();
@@ -249,6 +292,10 @@ void PhaseReplay::EndFlow() {
   agent.times.busy += now - agent.flow_began;
   if (on_slice_) on_slice_(flow.core, core.record->instrs[ended.step.what], agent.flow_began, now);
   agent.done_at = now;
+  if (agent.reads >= 0) {
+    const auto readers = readers_.find(std::exchange(agent.reads, -1));
+    if (--readers->second == 0) readers_.erase(readers);
+  }
   std::uint32_t woken = 1u << flow.agent;
   while (!agent.idle() && agent.pending[agent.first_pending].step.kind == Step::Kind::kSet) {
     const Pending& set = agent.pending[agent.first_pending++];

@@ -8,6 +8,7 @@
 #include <functional>
 #include <queue>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -31,8 +32,9 @@ class PhaseReplay {
  public:
   using OnSlice = std::function<void(std::size_t core, const Instr& instr, double start, double end)>;
 
+  // `began`: cycle of the launch at which the phase begins; 0 for the first one, whose cores start one by one.
   PhaseReplay(const ChipSpec& chip, const Phase& phase, const sync::PhasePlan& plan, GlobalMemory& memory,
-              OnSlice on_slice);
+              double began, OnSlice on_slice);
 
   void Run();
 
@@ -69,6 +71,7 @@ class PhaseReplay {
     double free_at = 0;         // when it takes its next step
     double done_at = 0;         // when all so far is complete
     double flow_began = 0;      // of the first pending transfer
+    std::int64_t reads = -1;    // address from which it reads now
     std::uint32_t waiters = 0;  // agents to look at again after progress here, a bit each
     Times times;
 
@@ -95,6 +98,8 @@ class PhaseReplay {
   struct Start {
     double time;
     std::uint32_t core, agent;
+    bool touched = false;  // L2 has been asked: `flow` is to begin
+    Flows::Flow flow;
     bool operator>(const Start& o) const {
       return std::tie(time, core, agent) > std::tie(o.time, o.core, o.agent);
     }
@@ -111,16 +116,20 @@ class PhaseReplay {
     return core.record->accesses[static_cast<std::size_t>(core.record->instrs[step.what].access)];
   }
   void ScheduleFlow(std::uint32_t core, std::uint32_t agent);
-  void StartFlow(const Start& start);
+  double Queueing(const Start& start, const GmAccess& access, double bytes);
+  void StartFlow(Start start);
+  void StartNext(Path path, Flows::Flow flow);
   void EndFlow();
   void Finish();
 
   const ChipSpec* chip_;
   Costs costs_;
   GlobalMemory* memory_;
+  double began_;
   Flows flows_;
   OnSlice on_slice_;
   std::vector<Core> cores_;
+  std::unordered_map<std::int64_t, int> readers_;  // transfers under way, by the address they read from
   std::priority_queue<Start, std::vector<Start>, std::greater<>> starts_;
 };
 

@@ -93,7 +93,7 @@ struct Instr {
   std::int32_t dims[3] = {};  // m, n, k of a Mmad; rows and columns otherwise
   std::int32_t access = -1;   // CoreRecord::accesses; -1 for none
   std::array<OperandUse, kMaxOperands> uses;
-  bool broadcasts = false;  // the second source is a column, spread over the columns of the first
+  bool broadcasts = false;   // the second source is a column, spread over the columns of the first
   bool accumulates = false;  // a Mmad that adds to what its accumulator holds; a store that adds to GM
   // The number that an instruction brings along: int32, or the bits of a float (Fill, MulScalar, MaxScalar, AddScalar); the
   // diagonal of MaskAbove, the start of ExclusiveScan, the first id of Histogram and Rank.

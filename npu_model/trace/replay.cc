@@ -199,7 +199,8 @@ Profile Replay(const Record& record, const sync::Plan& plan, const ReplayOptions
                                   (phase_start + end) * us_per_cycle));
       };
     }
-    PhaseReplay replay(chip, phase, plan.phases[p], memory, std::move(on_slice));
+    const double began = p == 0 ? 0 : phase_start;
+    PhaseReplay replay(chip, phase, plan.phases[p], memory, began, std::move(on_slice));
     replay.Run();
     summary.Add(phase, replay);
     double longest = 0;

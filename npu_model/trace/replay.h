@@ -7,10 +7,11 @@
 // sharing the cores' ports, L2 and HBM max-min fairly with all other transfers. Nothing steps by cycles: there is
 // one event per start and end of a transfer, everything else follows at once.
 //
-// Approximations: L2 is fully associative with second-chance replacement over 4-KiB runs of
-// lines; a line counts as present once its first reader began; write-back is charged to the
-// transfer that evicts, and what is left in L2 at the end is never written back; a Cube core has
-// one port for reads, one for FIX and one for MTE3; bank conflicts and same-address queueing are not modelled.
+// Approximations: L2 is fully associative with second-chance replacement over 4-KiB runs of lines, at first full of
+// what ran before; a line that another transfer fetches is there once that fetch would end if it were alone;
+// write-back is charged to the transfer that evicts, and what is left in L2 at the end is never written back; a
+// Cube core has one port for reads, one for FIX and one for MTE3; cores that read from the same address at a time
+// wait for each other by line, those that read overlapping blocks from different addresses do not.
 #ifndef CUBIST_NPU_MODEL_TRACE_REPLAY_H_
 #define CUBIST_NPU_MODEL_TRACE_REPLAY_H_
 

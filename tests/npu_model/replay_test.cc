@@ -29,6 +29,7 @@ using trace::Flows;
 using trace::L2Cache;
 using trace::Record;
 using trace::Replay;
+using trace::Supply;
 
 Constant Value(double value) { return {value, "", Basis::kGuessed, 0, "chosen for the test"}; }
 
@@ -306,11 +307,11 @@ TEST(FlowsTest, RatesAreMaxMinFair) {
   Flows flows(chip);
   // Two misses share HBM at 15 each; one slow path has its 10; two hits get 30 each of the 60 that L2 has
   // left.
-  flows.Start(Path::kGmToUb, true, {15 * 100, 0, 0, 0});
-  flows.Start(Path::kGmToUb, true, {15 * 300, 0, 1, 0});
-  flows.Start(Path::kGmToL1, false, {10 * 50, 0, 2, 0});
-  flows.Start(Path::kGmToUb, false, {30 * 20, 0, 3, 0});
-  flows.Start(Path::kGmToUb, false, {30 * 20, 0, 4, 0});
+  flows.Start(Path::kGmToUb, Supply::kHbm, {15 * 100, 0, 0, 0, 0});
+  flows.Start(Path::kGmToUb, Supply::kHbm, {15 * 300, 0, 0, 1, 0});
+  flows.Start(Path::kGmToL1, Supply::kL2, {10 * 50, 0, 0, 2, 0});
+  flows.Start(Path::kGmToUb, Supply::kL2, {30 * 20, 0, 0, 3, 0});
+  flows.Start(Path::kGmToUb, Supply::kL2, {30 * 20, 0, 0, 4, 0});
   const auto expect_end = [&](double time, std::uint32_t core) {
     EXPECT_NEAR(flows.NextEnd(), time, 1e-9);
     flows.AdvanceTo(flows.NextEnd());

@@ -27,11 +27,12 @@ inline ChipSpec RoundChip() {
   chip.scalar.issue = is(1), chip.scalar.issue_flag = is(0), chip.scalar.read = is(3),
   chip.scalar.update = is(2);
   auto& memory = chip.memory;
-  memory.hbm_bytes_per_s = memory.l2_read_bytes_per_s = memory.l2_write_bytes_per_s = is(1e18);
+  memory.hbm_bytes_per_s = memory.cube_read_bytes_per_s = memory.l2_read_bytes_per_s =
+      memory.l2_write_bytes_per_s = is(1e18);
   memory.core_read_bytes_per_cycle = memory.core_write_bytes_per_cycle = is(1e9);
-  memory.core_miss_bytes_per_cycle = is(0);
+  memory.core_miss_bytes_per_cycle = memory.found_dirty = memory.same_line = is(0);
   chip.sync.flag = is(5), chip.sync.cross_core = is(100), chip.sync.execute = is(0);
-  chip.sync.barrier_s = chip.sync.launch_s = is(0);
+  chip.sync.barrier_s = chip.sync.launch_s = chip.sync.start_spread_s = is(0);
   return chip;
 }
 
