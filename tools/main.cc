@@ -8,6 +8,9 @@
 #include "tools/info.h"
 #include "tools/kernel_call.h"
 #include "tools/run.h"
+#include "tools/subject.h"
+#include "tools/sweep.h"
+#include "tools/tune.h"
 #include "tools/what_if.h"
 
 namespace {
@@ -106,6 +109,51 @@ void AddAblate(CLI::App& app, cubist::AblateOptions& options, std::function<int(
   ablate->callback([&] { command = [&] { return cubist::AblateCommand(options); }; });
 }
 
+void AddSubject(CLI::App* command, cubist::SubjectOptions& options) {
+  AddKernelCall(command, options.call);
+  AddChip(command, options.chip);
+  command->add_option("--policy", options.policy, "Flags: minimal, or per-tile as compilers do")
+      ->capture_default_str();
+  command->add_option("--tuning", options.tuning, "File of tilings to use, as `cubist tune` writes it");
+  command->add_option("--tiling", options.tiling, "name=value,..: fields of the tiling to change");
+}
+
+void AddTune(CLI::App& app, cubist::TuneOptions& options, std::function<int()>& command) {
+  CLI::App* tune =
+      app.add_subcommand("tune", "Search the tilings of a kernel's shape by replay, and keep the best");
+  tune->footer("Example: cubist tune matmul --shape 512x4096x7168 --output tilings.txt");
+  AddSubject(tune, options.subject);
+  tune->add_option("--budget", options.budget, "Tilings to replay, about")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000000));
+  tune->add_option("--output", options.output, "Tuning file to make, or to add to");
+  tune->add_option("--json", options.json, "File to write the result to");
+  tune->callback([&] { command = [&] { return cubist::TuneCommand(options); }; });
+}
+
+void AddSweep(CLI::App& app, cubist::SweepOptions& options, std::function<int()>& command) {
+  CLI::App* sweep = app.add_subcommand(
+      "sweep", "Model a kernel over a constant of the chip, a size of its shape, or a field of its tiling");
+  sweep->footer(
+      "Example: cubist sweep matmul --shape 4096x1536x7168 --over memory.hbm_bytes_per_s --from 0.4e12 --to "
+      "3.2e12 "
+      "--log --svg hbm.svg");
+  AddSubject(sweep, options.subject);
+  sweep->add_option("--over", options.over, "What is varied: such as cube_cores, M, or tiling.k1")
+      ->required();
+  sweep->add_option("--values", options.values, "The values, with commas between them")->delimiter(',');
+  sweep->add_option("--from", options.from, "The least value");
+  sweep->add_option("--to", options.to, "The largest value");
+  sweep->add_option("--points", options.points, "How many values")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 10000));
+  sweep->add_flag("--log", options.log, "Values evenly in the logarithm");
+  sweep->add_option("--svg", options.svg, "File to draw the plot to");
+  sweep->add_option("--csv", options.csv, "File to write the points to");
+  sweep->add_option("--json", options.json, "File to write the points to");
+  sweep->callback([&] { command = [&] { return cubist::SweepCommand(options); }; });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -118,6 +166,10 @@ int main(int argc, char** argv) {
   AddCheck(app, check_options, command);
   cubist::AblateOptions ablate_options;
   AddAblate(app, ablate_options, command);
+  cubist::TuneOptions tune_options;
+  AddTune(app, tune_options, command);
+  cubist::SweepOptions sweep_options;
+  AddSweep(app, sweep_options, command);
   app.add_subcommand("info", "Show what the library makes of this machine, and the chips it knows")
       ->callback([&] { command = &cubist::InfoCommand; });
   try {

@@ -24,17 +24,10 @@ int Differences(const TilingFields& a, const TilingFields& b) {
   return differences;
 }
 
-// The choices that a call meets on a chip, each once.
+// The choices of a call with the candidates that are allowed, the cheapest first and chosen.
 Status Listen(const Call& call, const ChipSpec& chip, const SearchOptions& options,
               std::vector<TilingChoice>* choices) {
-  auto tuning = std::make_shared<Tuning>();
-  tuning->on_choice = [&](const TilingChoice& choice) {
-    const bool known = std::any_of(choices->begin(), choices->end(), [&](const TilingChoice& other) {
-      return other.kernel == choice.kernel && other.shape == choice.shape;
-    });
-    if (!known) choices->push_back(choice);
-  };
-  CUBIST_RETURN_IF_ERROR(call(Npu(chip, {.with_data = false, .tuning = tuning}), nullptr));
+  CUBIST_RETURN_IF_ERROR(MeetChoices(call, chip, {}, choices));
   for (TilingChoice& choice : *choices) {
     if (options.allow)
       std::erase_if(choice.candidates,
@@ -94,12 +87,12 @@ class Search {
       if (seeds.empty() || c.price != last_price_) seeds.push_back(c.tiling);
       last_price_ = c.price;
     }
-    bool better = false;
-    CUBIST_RETURN_IF_ERROR(TryAll(choice, seeds, &better));
+    CUBIST_RETURN_IF_ERROR(TryAll(choice, seeds));
     while (left_ > 0) {
-      better = false;
-      CUBIST_RETURN_IF_ERROR(TryAll(choice, Neighbours(choice), &better));
-      if (!better) break;
+      std::vector<std::string> next = Neighbours(choice);
+      if (next.empty()) next = CheapestUntried(choice);
+      if (next.empty()) break;
+      CUBIST_RETURN_IF_ERROR(TryAll(choice, next));
     }
     return {};
   }
@@ -116,7 +109,16 @@ class Search {
     return neighbours;
   }
 
-  Status TryAll(TilingChoice& choice, std::vector<std::string> tilings, bool* better) {
+  std::vector<std::string> CheapestUntried(const TilingChoice& choice) const {
+    std::vector<std::string> cheapest;
+    for (const Candidate& c : choice.candidates) {
+      if (cheapest.size() >= kNeighbours) break;
+      if (!seen_.contains(c.tiling)) cheapest.push_back(c.tiling);
+    }
+    return cheapest;
+  }
+
+  Status TryAll(TilingChoice& choice, std::vector<std::string> tilings) {
     std::erase_if(tilings, [&](const std::string& tiling) { return !seen_.insert(tiling).second; });
     tilings.resize(std::min(tilings.size(), static_cast<std::size_t>(std::max(left_, 0))));
     left_ -= static_cast<int>(tilings.size());
@@ -134,7 +136,6 @@ class Search {
         result_->best = std::move(profiles[i]);
         choice.chosen = tilings[i];
         Take(choice, tilings[i], &result_->tuning);
-        *better = true;
       }
     }
     if (options_->on_progress) options_->on_progress(result_->tried, options_->budget, result_->best.time_s);
@@ -151,6 +152,18 @@ class Search {
 };
 
 }  // namespace
+
+Status MeetChoices(const Call& call, const ChipSpec& chip, const Tuning& tuning,
+                   std::vector<TilingChoice>* choices) {
+  auto listening = std::make_shared<Tuning>(tuning);
+  listening->on_choice = [&](const TilingChoice& choice) {
+    const bool known = std::any_of(choices->begin(), choices->end(), [&](const TilingChoice& other) {
+      return other.kernel == choice.kernel && other.shape == choice.shape;
+    });
+    if (!known) choices->push_back(choice);
+  };
+  return call(Npu(chip, {.with_data = false, .tuning = listening}), nullptr);
+}
 
 TilingFields FieldsOf(const std::string& tiling) {
   TilingFields fields;

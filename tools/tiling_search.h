@@ -23,6 +23,10 @@ using Call = std::function<Status(const Device& device, Profile* profile)>;
 using TilingFields = std::map<std::string, std::string>;
 TilingFields FieldsOf(const std::string& tiling);
 
+// The choices that a call meets on a chip, each once, with `tuning` in force.
+Status MeetChoices(const Call& call, const ChipSpec& chip, const Tuning& tuning,
+                   std::vector<TilingChoice>* choices);
+
 struct SearchOptions {
   sync::Policy policy = sync::Policy::kMinimal;
   int budget = 64;  // replays, about
@@ -43,8 +47,8 @@ struct SearchResult {
   int tried = 0;
 };
 
-// Replays the cheapest candidates by price and the starting one, then goes from the best to neighbours that differ in
-// one field while that helps. A call's choices (a kernel may be called several times in it) are searched one after the
+// Replays the cheapest candidates by price and the starting one, then neighbours of the best that
+// differ in one field, and when there are none left the next by price, as long as the budget lasts. A call's choices (a kernel may be called several times in it) are searched one after the
 // other. Deterministic. An error is the call's own, or says that no candidate is allowed.
 Status SearchTilings(const Call& call, const ChipSpec& chip, const SearchOptions& options,
                      SearchResult* result);

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -234,6 +235,58 @@ TEST_F(CommandTest, AblatesAndWritesTheSteps) {
   EXPECT_EQ(Cubist("ablate matmul --only nothing").status, 2);
   EXPECT_EQ(Cubist("ablate matmul --set clock=3").status, 2);
   EXPECT_EQ(Cubist("ablate matmul --json /nonexistent/x.json").status, 2);
+}
+
+TEST_F(CommandTest, TunesAndTakesWhatItWrote) {
+  const std::string subject = "matmul --shape 300x520x400 --tuning '" + Path("tiles.txt") + "'";
+  const Outcome tuned = Cubist("tune matmul --shape 300x520x400 --budget 20 --output '" + Path("tiles.txt") +
+                               "' --json '" + Path("tune.json") + "'");
+  ASSERT_EQ(tuned.status, 0) << tuned.err;
+  const Json json = Json::parse(Read("tune.json"));
+  EXPECT_GE(json["gain"].get<double>(), 1);
+  ASSERT_EQ(
+      Cubist("sweep " + subject + " --over sync.flag --values 20 --json '" + Path("sweep.json") + "'").status,
+      0);
+  const Outcome again = Cubist("tune " + subject + " --budget 1");
+  EXPECT_EQ(again.status, 0) << again.err;
+
+  std::ofstream(Path("tiles.txt")) << "matmul ascend910b2 m=300\n";
+  const Outcome bad = Cubist("tune " + subject);
+  EXPECT_EQ(bad.status, 2);
+  EXPECT_NE(bad.err.find("tiles.txt:1: has 3 words"), std::string::npos) << bad.err;
+  EXPECT_EQ(Cubist("tune matmul --tiling m=17").status, 2);
+  EXPECT_EQ(Cubist("tune matmul --tiling size=17").status, 2);
+}
+
+TEST_F(CommandTest, SweepsConstantsSizesAndTilings) {
+  const auto times = [&](const std::string& arguments) {
+    const Outcome outcome =
+        Cubist("sweep matmul --shape 512x512x512 --json '" + Path("sweep.json") + "' --csv '" +
+               Path("sweep.csv") + "' --svg '" + Path("sweep.svg") + "' " + arguments);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    std::vector<double> us;
+    const Json json = Json::parse(Read("sweep.json"));
+    for (const Json& point : json["points"]) us.push_back(point["time_us"]);
+    EXPECT_NE(Read("sweep.svg").find("polyline"), std::string::npos);
+    return us;
+  };
+  const std::vector<double> hbm =
+      times("--over memory.hbm_bytes_per_s --from 1e11 --to 4e12 --log --points 4");
+  ASSERT_EQ(hbm.size(), 4u);
+  EXPECT_TRUE(std::is_sorted(hbm.rbegin(), hbm.rend())) << "more bandwidth, less time";
+  EXPECT_GT(hbm.front(), 1.5 * hbm.back());
+  const std::vector<double> rows = times("--over M --values 64,1024,8192");
+  ASSERT_EQ(rows.size(), 3u);
+  EXPECT_LT(rows[0], rows[2]);
+  EXPECT_EQ(times("--over tiling.order --values row-major,diagonal").size(), 2u);
+  const std::string csv = Read("sweep.csv");
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 3);
+
+  const Outcome unknown = Cubist("sweep matmul --over cube_core --values 1");
+  EXPECT_EQ(unknown.status, 2);
+  EXPECT_NE(unknown.err.find("the nearest is cube_cores"), std::string::npos) << unknown.err;
+  EXPECT_EQ(Cubist("sweep matmul --over cube_cores").status, 2);
+  EXPECT_EQ(Cubist("sweep matmul --over cube_cores --values 0").status, 2);
 }
 
 TEST_F(CommandTest, ListsHelpsAndInforms) {

@@ -1,0 +1,79 @@
+#include "tools/subject.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace cubist {
+namespace {
+
+std::vector<std::string> Parts(const std::string& text) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == 'x') {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+// Every choice of the call takes these fields.
+Status ChangeTilings(const Call& call, const ChipSpec& chip, const std::string& fields, Tuning* tuning) {
+  std::vector<TilingChoice> choices;
+  CUBIST_RETURN_IF_ERROR(MeetChoices(call, chip, *tuning, &choices));
+  if (choices.empty())
+    return InvalidArgument(fmt::format("--tiling is '{}', but the kernel has no tiling to choose", fields));
+  for (const TilingChoice& choice : choices) tuning->Set(choice.kernel, choice.chip, choice.shape, fields);
+  const Status status =
+      call(Npu(chip, {.with_data = false, .tuning = std::make_shared<Tuning>(*tuning)}), nullptr);
+  return status.ok() ? status : InvalidArgument("--tiling: " + status.message());
+}
+
+}  // namespace
+
+Status Subject::Run(Profile* profile, bool timeline, trace::Record* record) const {
+  return call(
+      Npu(chip,
+          {.with_data = false, .policy = policy, .timeline = timeline, .record = record, .tuning = tuning}),
+      profile);
+}
+
+std::string Subject::Title() const { return fmt::format("{} {} {} on {}", kernel, shape, dtype, chip.name); }
+
+std::string FullShape(const KernelCallOptions& options) {
+  for (const KernelForm& form : KernelForms()) {
+    if (options.kernel != form.name) continue;
+    if (options.shape.empty()) return form.example;
+    const std::vector<std::string> example = Parts(form.example);
+    std::string shape = options.shape;
+    for (std::size_t i = Parts(shape).size(); i < example.size(); ++i) shape += "x" + example[i];
+    return shape;
+  }
+  return options.shape;
+}
+
+Status MakeSubject(const SubjectOptions& options, Subject* subject) {
+  Subject s;
+  CUBIST_RETURN_IF_ERROR(LoadChip(options.chip, &s.chip));
+  auto call = std::make_shared<KernelCall>();
+  CUBIST_RETURN_IF_ERROR(MakeKernelCall(options.call, call.get()));
+  if (options.policy != "minimal" && options.policy != "per-tile")
+    return InvalidArgument(fmt::format("--policy is '{}', needs minimal or per-tile", options.policy));
+  s.policy = options.policy == "minimal" ? sync::Policy::kMinimal : sync::Policy::kPerTile;
+  s.kernel = options.call.kernel, s.dtype = options.call.dtype;
+  if (options.call.causal) s.dtype += " causal";
+  s.shape = FullShape(options.call);
+  s.call = [call](const Device& device, Profile* profile) { return (*call)(device, profile); };
+  s.tuning = std::make_shared<Tuning>();
+  if (!options.tuning.empty()) CUBIST_RETURN_IF_ERROR(s.tuning->Read(options.tuning));
+  if (!options.tiling.empty())
+    CUBIST_RETURN_IF_ERROR(ChangeTilings(s.call, s.chip, options.tiling, s.tuning.get()));
+  *subject = std::move(s);
+  return {};
+}
+
+}  // namespace cubist

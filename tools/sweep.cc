@@ -1,0 +1,209 @@
+#include "tools/sweep.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "npu_model/chip_constants.h"
+#include "npu_model/nearest.h"
+#include "tools/files.h"
+#include "tools/plot.h"
+#include "tools/progress.h"
+#include "tools/table.h"
+
+namespace cubist {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+int BadInput(const std::string& what) {
+  fmt::print(stderr, "cubist sweep: {}\n", what);
+  return 2;
+}
+
+struct Point {
+  std::string value;
+  Profile profile;
+};
+
+std::vector<std::string> SplitAtX(const std::string& text) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == 'x') {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+// Names of the sizes of a kernel's shape.
+std::vector<std::string> SizeNames(const std::string& kernel) {
+  for (const KernelForm& form : KernelForms()) {
+    if (kernel == form.name) return SplitAtX(form.dims);
+  }
+  return {};
+}
+
+constexpr const char* kTilingPrefix = "tiling.";
+
+// What --over names, put into the options of one point.
+Status Apply(const SweepOptions& options, const std::string& value, SubjectOptions* subject) {
+  const std::vector<std::string> sizes = SizeNames(options.subject.call.kernel);
+  const auto size = std::find(sizes.begin(), sizes.end(), options.over);
+  if (options.over.starts_with(kTilingPrefix)) {
+    if (!subject->tiling.empty()) subject->tiling += ",";
+    subject->tiling += options.over.substr(std::string(kTilingPrefix).size()) + "=" + value;
+  } else if (size != sizes.end()) {
+    std::vector<std::string> shape = SplitAtX(FullShape(options.subject.call));
+    const auto at = static_cast<std::size_t>(size - sizes.begin());
+    if (at < shape.size()) shape[at] = value;
+    subject->call.shape.clear();
+    for (const std::string& part : shape)
+      subject->call.shape += (subject->call.shape.empty() ? "" : "x") + part;
+  } else {
+    subject->chip.sets.push_back(options.over + "=" + value);
+  }
+  return {};
+}
+
+Status CheckOver(const SweepOptions& options) {
+  std::vector<std::string> names = SizeNames(options.subject.call.kernel);
+  if (options.over.starts_with(kTilingPrefix)) return {};
+  for (const NamedConstant& constant : ConstantsOf(Ascend910B2())) names.push_back(constant.name);
+  if (std::find(names.begin(), names.end(), options.over) != names.end()) return {};
+  return InvalidArgument(fmt::format(
+      "--over is '{}': neither a size of the kernel's shape, nor tiling.NAME, nor a constant of the chip; "
+      "the nearest is {}",
+      options.over, Nearest(options.over, names)));
+}
+
+// Sizes and counts are whole.
+bool IsWhole(const SweepOptions& options) {
+  const std::vector<std::string> sizes = SizeNames(options.subject.call.kernel);
+  if (options.over.starts_with(kTilingPrefix)) return true;
+  if (std::find(sizes.begin(), sizes.end(), options.over) != sizes.end()) return true;
+  for (const NamedConstant& constant : ConstantsOf(Ascend910B2())) {
+    if (constant.name == options.over) return constant.whole;
+  }
+  return false;
+}
+
+Status Values(const SweepOptions& options, std::vector<std::string>* values) {
+  *values = options.values;
+  if (!values->empty()) return {};
+  if (!(options.to > options.from) || (options.log && options.from <= 0)) {
+    return InvalidArgument(
+        fmt::format("--from is {:g} and --to is {:g}: needs --values, or --from below --to{}", options.from,
+                    options.to, options.log ? ", both above 0 with --log" : ""));
+  }
+  for (int i = 0; i < options.points; ++i) {
+    const double share = options.points == 1 ? 0 : static_cast<double>(i) / (options.points - 1);
+    double value = options.log ? options.from * std::pow(options.to / options.from, share)
+                               : options.from + (options.to - options.from) * share;
+    if (IsWhole(options)) value = std::round(value);
+    const std::string text = IsWhole(options) ? fmt::format("{:.0f}", value) : fmt::format("{:.6g}", value);
+    if (values->empty() || values->back() != text) values->push_back(text);
+  }
+  return {};
+}
+
+Json ToJson(const SweepOptions& options, const std::vector<Point>& points) {
+  Json json = {{"kernel", options.subject.call.kernel}, {"over", options.over}, {"points", Json::array()}};
+  for (const Point& point : points) {
+    const Profile& p = point.profile;
+    json["points"].push_back({{"value", point.value},
+                              {"time_us", p.time_s * 1e6},
+                              {"cube_busy", p.cube_utilisation},
+                              {"vector_busy", p.vector_utilisation},
+                              {"mte_busy", p.mte_utilisation},
+                              {"gm_bytes", p.gm_read + p.gm_written},
+                              {"l2_hit_rate", p.l2_hit_rate},
+                              {"bound", p.bound}});
+  }
+  return json;
+}
+
+std::string ToCsv(const SweepOptions& options, const std::vector<Point>& points) {
+  std::string csv = options.over + ",time_us,cube_busy,vector_busy,mte_busy,gm_bytes,l2_hit_rate,bound\n";
+  for (const Point& point : points) {
+    const Profile& p = point.profile;
+    csv += fmt::format("{},{:.6g},{:.6g},{:.6g},{:.6g},{},{:.6g},{}\n", point.value, p.time_s * 1e6,
+                       p.cube_utilisation, p.vector_utilisation, p.mte_utilisation, p.gm_read + p.gm_written,
+                       p.l2_hit_rate, p.bound);
+  }
+  return csv;
+}
+
+void Print(const SweepOptions& options, const std::vector<Point>& points) {
+  using Align = Column::Align;
+  const Table table({{options.over, "", 12},
+                     {"time", "", 8},
+                     {"Cube", "%", 5},
+                     {"Vector", "%", 6},
+                     {"MTE", "%", 5},
+                     {"bound", "", 7, Align::kLeft},
+                     {"", "", 40, Align::kLeft}});
+  fmt::print("{}\n", table.Header());
+  double slowest = 0;
+  for (const Point& point : points) slowest = std::max(slowest, point.profile.time_s);
+  const auto percent = [](double share) { return fmt::format("{:.1f}", 100 * share); };
+  for (const Point& point : points) {
+    const Profile& p = point.profile;
+    const auto length = static_cast<std::size_t>(std::lround(40 * p.time_s / slowest));
+    fmt::print("{}\n", table.Row({point.value, FormatSeconds(p.time_s), percent(p.cube_utilisation),
+                                  percent(p.vector_utilisation), percent(p.mte_utilisation), p.bound,
+                                  std::string(length, '#')}));
+  }
+}
+
+}  // namespace
+
+int SweepCommand(const SweepOptions& options) {
+  Subject base;
+  std::vector<std::string> values;
+  Status status = MakeSubject(options.subject, &base);
+  if (status.ok()) status = CheckOver(options);
+  if (status.ok()) status = Values(options, &values);
+  for (const auto& [option, file] : {std::pair("--json", options.json), std::pair("--csv", options.csv),
+                                     std::pair("--svg", options.svg)}) {
+    if (status.ok()) status = CheckWritable(option, file);
+  }
+  std::vector<Subject> subjects(values.size());
+  for (std::size_t i = 0; status.ok() && i < values.size(); ++i) {
+    SubjectOptions one = options.subject;
+    status = Apply(options, values[i], &one);
+    if (status.ok()) status = MakeSubject(one, &subjects[i]);
+    if (!status.ok())
+      status = InvalidArgument(fmt::format("{} = {}: {}", options.over, values[i], status.message()));
+  }
+  if (!status.ok()) return BadInput(status.message());
+
+  Progress progress(stderr);
+  std::vector<Point> points;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    progress.Show(fmt::format("{}/{}  {} = {}", i + 1, values.size(), options.over, values[i]));
+    points.push_back({values[i], {}});
+    if (status = subjects[i].Run(&points.back().profile); !status.ok()) {
+      return progress.Clear(),
+             BadInput(fmt::format("{} = {}: {}", options.over, values[i], status.message()));
+    }
+  }
+  progress.Clear();
+  fmt::print("{}\n", base.Title());
+  Print(options, points);
+  Plot plot{.title = base.Title(), .x = options.over, .y = "time, us", .log_x = options.log};
+  for (const Point& point : points) plot.points.push_back({point.value, point.profile.time_s * 1e6});
+  if (!options.svg.empty()) status = WriteFile(options.svg, PlotSvg(plot));
+  if (status.ok() && !options.json.empty())
+    status = WriteFile(options.json, ToJson(options, points).dump(2) + "\n");
+  if (status.ok() && !options.csv.empty()) status = WriteFile(options.csv, ToCsv(options, points));
+  return status.ok() ? 0 : BadInput(status.message());
+}
+
+}  // namespace cubist

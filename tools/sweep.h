@@ -1,0 +1,28 @@
+// `cubist sweep`: a kernel's modelled time over a constant of the chip, a size of its shape, or a field of its tiling.
+#ifndef CUBIST_TOOLS_SWEEP_H_
+#define CUBIST_TOOLS_SWEEP_H_
+
+#include <string>
+#include <vector>
+
+#include "tools/subject.h"
+
+namespace cubist {
+
+struct SweepOptions {
+  SubjectOptions subject;
+  // A constant ("memory.hbm_bytes_per_s"), a size by its name in the kernel's form ("M"), or "tiling.NAME".
+  std::string over;
+  std::vector<std::string> values;  // or from, to and points
+  double from = 0, to = 0;
+  int points = 9;
+  bool log = false;  // points evenly in the logarithm
+  std::string json, csv, svg;
+};
+
+// Exit status: 0, or 2 for bad input.
+int SweepCommand(const SweepOptions& options);
+
+}  // namespace cubist
+
+#endif  // CUBIST_TOOLS_SWEEP_H_

@@ -1,0 +1,98 @@
+#include "tools/tune.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tools/files.h"
+#include "tools/progress.h"
+#include "tools/table.h"
+
+namespace cubist {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+int BadInput(const std::string& what) {
+  fmt::print(stderr, "cubist tune: {}\n", what);
+  return 2;
+}
+
+// "[####......]" of a share.
+std::string Bar(double share) {
+  constexpr int kWidth = 24;
+  const int full = static_cast<int>(share * kWidth);
+  return fmt::format("[{}{}]", std::string(static_cast<std::size_t>(full), '#'),
+                     std::string(static_cast<std::size_t>(kWidth - full), '.'));
+}
+
+Json ToJson(const TuneOptions& options, const Subject& subject, const SearchResult& found) {
+  Json json = {{"kernel", subject.kernel},
+               {"shape", subject.shape},
+               {"dtype", subject.dtype},
+               {"chip", subject.chip.name},
+               {"policy", options.subject.policy},
+               {"tried", found.tried},
+               {"default_us", found.by_price.time_s * 1e6},
+               {"best_us", found.best.time_s * 1e6},
+               {"gain", found.by_price.time_s / found.best.time_s},
+               {"choices", Json::array()}};
+  for (const TilingChoice& choice : found.choices) {
+    json["choices"].push_back({{"kernel", choice.kernel},
+                               {"shape", choice.shape},
+                               {"candidates", choice.candidates.size()},
+                               {"default", choice.candidates.front().tiling},
+                               {"best", choice.chosen}});
+  }
+  return json;
+}
+
+}  // namespace
+
+int TuneCommand(const TuneOptions& options) {
+  Subject subject;
+  Tuning file;
+  Status status = MakeSubject(options.subject, &subject);
+  if (status.ok()) status = CheckWritable("--output", options.output);
+  if (status.ok()) status = CheckWritable("--json", options.json);
+  if (status.ok() && !options.output.empty() && std::filesystem::exists(options.output))
+    status = file.Read(options.output);
+  if (!status.ok()) return BadInput(status.message());
+
+  Progress progress(stderr);
+  SearchOptions search;
+  search.policy = subject.policy;
+  search.budget = options.budget;
+  search.on_progress = [&](int tried, int budget, double best_s) {
+    const double share = std::min(1.0, static_cast<double>(tried) / std::max(budget, 1));
+    progress.Show(
+        fmt::format("{} {} of {} tilings, best {}", Bar(share), tried, budget, FormatSeconds(best_s)));
+  };
+  SearchResult found;
+  status = SearchTilings(subject.call, subject.chip, search, &found);
+  progress.Clear();
+  if (!status.ok()) return BadInput(status.message());
+  if (found.choices.empty())
+    return BadInput(fmt::format("{} chooses no tiling that could be tuned", subject.kernel));
+
+  fmt::print("{}, {} flags\n", subject.Title(), options.subject.policy);
+  for (const TilingChoice& choice : found.choices) {
+    fmt::print("{} {}\n  {} candidates\n  default  {}\n  best     {}\n", choice.kernel, choice.shape,
+               choice.candidates.size(), choice.candidates.front().tiling, choice.chosen);
+    file.Set(choice.kernel, choice.chip, choice.shape, choice.chosen);
+  }
+  fmt::print("default {}, best {}: {:.3f}x after {} replays\n", FormatSeconds(found.by_price.time_s),
+             FormatSeconds(found.best.time_s), found.by_price.time_s / found.best.time_s, found.tried);
+  if (!options.output.empty()) {
+    if (status = file.Write(options.output); !status.ok()) return BadInput(status.message());
+    fmt::print("written to {}: give it to --tuning, or to a device as its tuning\n", options.output);
+  }
+  if (options.json.empty()) return 0;
+  status = WriteFile(options.json, ToJson(options, subject, found).dump(2) + "\n");
+  return status.ok() ? 0 : BadInput(status.message());
+}
+
+}  // namespace cubist
