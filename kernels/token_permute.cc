@@ -3,8 +3,8 @@
 #include <limits>
 
 #include "kernels/choose_for.h"
+#include "kernels/token_permute_arguments.h"
 #include "kernels/token_permute_kernel.h"
-#include "kernels/validate.h"
 #include "npu_model/launch.h"
 
 namespace cubist {
@@ -13,48 +13,9 @@ namespace {
 constexpr const char* kPermute = "token_permute";
 constexpr const char* kUnpermute = "token_unpermute";
 
-// (T) as (T, 1).
-ConstTensor AsMatrix(ConstTensor t) {
-  if (t.rank == 1) t.rank = 2, t.sizes[1] = 1, t.strides[1] = 1;
-  return t;
-}
-
-// (T * K) as (T, K).
-template <class AnyTensor>
-AnyTensor AsSlots(AnyTensor t, std::int64_t tokens, std::int64_t top_k) {
-  t.rank = 2;
-  t.sizes = {tokens, top_k}, t.strides = {top_k * t.strides[0], t.strides[0]};
-  return t;
-}
-
 std::int64_t RowsOut(const TokenPermuteArgs& args, std::int64_t slots) {
   const std::int64_t wanted = args.num_out_tokens;
   return wanted > 0 ? std::min(wanted, slots) : std::max<std::int64_t>(slots + wanted, 0);
-}
-
-// The first element outside [least, limit), as an error.
-Status CheckValues(const Argument& arg, std::int64_t least, std::int64_t limit) {
-  const ConstTensor t = AsMatrix(arg.tensor);
-  for (std::int64_t i = 0; i < t.size(0); ++i) {
-    for (std::int64_t j = 0; j < t.size(1); ++j) {
-      const std::int64_t value = LoadInt(t.data, t.dtype, i * t.stride(0) + j * t.stride(1));
-      if (value >= least && value < limit) continue;
-      const std::string where =
-          arg.tensor.rank == 1 ? std::to_string(i) : std::to_string(i) + ", " + std::to_string(j);
-      return arg.Error("has " + std::to_string(value) + " at (" + where + "), needs values in [" +
-                       std::to_string(least) + ", " + std::to_string(limit) + ")");
-    }
-  }
-  return {};
-}
-
-Status CheckSlots(const Argument& arg, std::int64_t tokens, std::int64_t top_k) {
-  std::int64_t slots = 0;
-  if (__builtin_mul_overflow(tokens, top_k, &slots) || slots > std::numeric_limits<std::int32_t>::max()) {
-    return arg.Error("makes " + std::to_string(tokens) + " x " + std::to_string(top_k) +
-                     " slots, the limit is 2^31 - 1");
-  }
-  return {};
 }
 
 Status Validate(const Device& device, const TokenPermuteArgs& args) {
@@ -132,7 +93,12 @@ Status Validate(const Device& device, const TokenUnpermuteArgs& args) {
   CUBIST_RETURN_IF_ERROR(CheckShape(out, {{"T"}, {"H, of permuted", args.permuted.size(1)}}));
   const std::int64_t t = args.out.size(0);
   if (probs.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckShape(probs, {{"T, of out", t}, {"K"}}));
-  const std::int64_t k = probs.tensor.given() ? args.probs.size(1) : 1;
+  if (args.top_k < 0) {
+    return InvalidArgument(std::string(kUnpermute) + ": top_k is " + std::to_string(args.top_k) +
+                           ", needs 0 or more");
+  }
+  CUBIST_RETURN_IF_ERROR(CheckWindow(kUnpermute, args.rows, permuted));
+  const std::int64_t k = probs.tensor.given() ? args.probs.size(1) : args.top_k;
   CUBIST_RETURN_IF_ERROR(CheckSlots(out, t, k));
   CUBIST_RETURN_IF_ERROR(CheckShape(sorted, {{"T * K", t * k}}));
   CUBIST_RETURN_IF_ERROR(CheckDType(permuted, {DType::kF32, DType::kBF16, DType::kF16}));
@@ -153,7 +119,7 @@ Status Run(const Device& device, const TokenUnpermuteArgs& args, Profile* profil
   Launch launch(device, kUnpermute);
   TokenPermuteShape shape;
   shape.tokens = args.out.size(0), shape.hidden = args.out.size(1);
-  shape.top_k = args.probs.given() ? args.probs.size(1) : 1;
+  shape.top_k = args.probs.given() ? args.probs.size(1) : args.top_k;
   shape.dtype = args.permuted.dtype;
   TokenUnpermuteTiling tiling;
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, kUnpermute, shape, &UnpermuteCandidates, &tiling));
@@ -164,32 +130,23 @@ Status Run(const Device& device, const TokenUnpermuteArgs& args, Profile* profil
       MatrixOf(*launch.Input("sorted_indices", AsSlots(args.sorted_indices, shape.tokens, shape.top_k)));
   g.probs = launch.Input("probs", args.probs);
   g.out = MatrixOf(*launch.Output("out", args.out));
+  g.first_row = args.rows.value_or(Range()).begin;
   launch.OnVectorCores(tiling.chunks, [&](auto& core) { TokenUnpermuteKernel<T>(core, g, tiling); });
   return launch.Finish(profile);
-}
-
-template <class Args>
-Status RunAs(DType dtype, const Device& device, const Args& args, Profile* profile) {
-  switch (dtype) {
-    case DType::kBF16:
-      return Run<BF16>(device, args, profile);
-    case DType::kF16:
-      return Run<F16>(device, args, profile);
-    default:
-      return Run<float>(device, args, profile);
-  }
 }
 
 }  // namespace
 
 Status TokenPermute(const Device& device, const TokenPermuteArgs& args, Profile* profile) {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
-  return RunAs(args.tokens.dtype, device, args, profile);
+  return ForFloatType(args.tokens.dtype,
+                      [&](auto zero) { return Run<decltype(zero)>(device, args, profile); });
 }
 
 Status TokenUnpermute(const Device& device, const TokenUnpermuteArgs& args, Profile* profile) {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
-  return RunAs(args.permuted.dtype, device, args, profile);
+  return ForFloatType(args.permuted.dtype,
+                      [&](auto zero) { return Run<decltype(zero)>(device, args, profile); });
 }
 
 }  // namespace cubist

@@ -3,6 +3,7 @@
 #define CUBIST_KERNELS_TOKEN_PERMUTE_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "npu_model/device.h"
 #include "npu_model/status.h"
@@ -35,14 +36,19 @@ struct TokenPermuteArgs {
 //
 //   permuted        (M, H)    fp32, bf16 or fp16
 //   sorted_indices  (T * K)   int32; an index of -1 or >= M is a dropped slot and adds nothing
-//   probs           (T, K)    optional, any float dtype; absent means K = 1 and weight 1. Rows of probability 0
+//   probs           (T, K)    optional, any float dtype; absent means weight 1 and K = top_k. Rows of probability 0
 //                             are not read, so that a NaN there stays there.
 //   out             (T, H)    the dtype of permuted
+//   rows            optional: the rows of permuted are [begin, end) of the global order (expert parallelism), and slots of
+//                   other rows add nothing; the results of all ranks add up to the whole. Absent: [0, M)
 //
-// Semantics of aclnnMoeTokenUnpermute. Any H, K >= 0. out may not overlap anything.
+// Semantics of aclnnMoeTokenUnpermute and its WithEp form; an empty range of rows is empty. Any H, K >= 0. out may
+// not overlap anything.
 struct TokenUnpermuteArgs {
   ConstTensor permuted, sorted_indices;
   ConstTensor probs = {};
+  std::int64_t top_k = 1;
+  std::optional<Range> rows = {};
   Tensor out;
 };
 

@@ -140,6 +140,10 @@ struct TokenUnpermuteOperands {
   Gm permuted, sorted_indices;      // (M, H), (T, K)
   const GmTensor* probs = nullptr;  // (T, K)
   Gm out;                           // (T, H)
+  std::int64_t first_row = 0;       // Of the global order, which the M rows begin with.
+  // (M, 1) and (T, K), or null: slot_values(t, j) = row_values(row of the slot), 0 without a row.
+  const GmTensor* row_values = nullptr;
+  const GmTensor* slot_values = nullptr;
 };
 
 // out(t) = sum over j of probs(t, j) * permuted(sorted_indices(t, j)). Each row is read once, each token
@@ -151,7 +155,7 @@ void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenU
   Ring<Buffer::kUB, float> probs_ub(core, "probs_ub", t.piece_tokens, top_k, 2);
   Ring<Buffer::kUB, T> row_ub(core, "row_ub", 1, t.cols, t.stages * static_cast<int>(t.rows), Role::kRelay);
   Ring<Buffer::kUB, float> sum_ub(core, "sum_ub", 1, t.cols, t.stages),
-      scratch_ub(core, "scratch_ub", 1, t.cols, 1);
+      scratch_ub(core, "scratch_ub", 1, t.cols, 1), staging_ub(core, "staging_ub", 2, 8, 1);
   std::array<UbTile<T>, V::kMaxSummands> rows;
   std::array<float, V::kMaxSummands> weights;
 
@@ -160,7 +164,13 @@ void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenU
       const UbTile<std::int32_t> places = places_ub.Next(piece.size(), top_k);
       const UbTile<float> probs = probs_ub.Next(piece.size(), top_k);
       core.Load(places, g.sorted_indices.Rows(piece));
+      if (g.first_row != 0) core.AddScalar(places, places, static_cast<std::int32_t>(-g.first_row));
       if (g.probs != nullptr) core.Load(probs, MatrixOf(*g.probs).Rows(piece));
+      if (g.slot_values != nullptr) {
+        const UbTile<float> values = probs_ub.Next(piece.size(), top_k);
+        core.Gather(values, MatrixOf(*g.row_values), places, staging_ub.Next(2, 8));
+        core.Store(MatrixOf(*g.slot_values).Rows(piece), values);
+      }
 
       for (std::int64_t i = 0; i < piece.size(); ++i) {
         for (const Range cols : Split(g.out.cols, t.cols)) {

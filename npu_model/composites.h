@@ -153,6 +153,59 @@ void ExpandSwiGluGrad(V& v, const SwiGluGradTiles& t, Loc loc) {
   Narrow(v, t.d_gate, t.s2, loc);
 }
 
+// dst = weight * x, rounded to the dtype of dst. scratch has the shape of x.
+template <class V>
+void ExpandStoreScaled(V& v, const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc) {
+  v.Scalar(ScalarOp::kMul, scratch, x, weight, loc);
+  v.StoreUb(dst, scratch, loc);
+}
+
+// sum (1, 1) += the dot product of x and row, both (1, c), in fp32.
+template <class V>
+void ExpandAddDot(V& v, TileRef sum, TileRef scratch, TileRef x, TileRef row, Loc loc) {
+  v.Cast(scratch, row, loc);
+  v.Binary(BinaryOp::kMul, scratch, scratch, x, loc);
+  const TileRef product = scratch.Cols({0, 1});
+  v.Reduce(ReduceOp::kSum, product, scratch, loc);
+  v.Binary(BinaryOp::kAdd, sum, sum, product, loc);
+}
+
+// Calls visit(element of the tile, place, row of staging) for every place in [0, limit). GM moves begin at whole
+// blocks of UB, so elements pass through rows of `staging`, a block each, in turn.
+template <class V, class Visit>
+void ForEachPlace(V& v, TileRef places, TileRef staging, std::int64_t limit, Loc loc, Visit visit) {
+  std::int64_t row = 0;
+  for (std::int64_t i = 0; i < places.rows(); ++i) {
+    for (std::int64_t j = 0; j < places.cols(); ++j) {
+      const std::int64_t place = v.ReadInt(places.Rows({i, i + 1}), j, loc);
+      if (place < 0 || place >= limit) continue;
+      visit(i, j, place, staging.Rows({row, row + 1}).Cols({0, 1}));
+      row = row + 1 == staging.rows() ? 0 : row + 1;
+    }
+  }
+}
+
+// dst(i, j) = column(places(i, j)), or 0 where there is no such row. staging is (r, 1 or more), any r.
+template <class V>
+void ExpandGather(V& v, TileRef dst, const Gm& column, TileRef places, TileRef staging, Loc loc) {
+  v.Fill(dst, 0.0f, loc);
+  ForEachPlace(v, places, staging, column.rows, loc,
+               [&](std::int64_t i, std::int64_t j, std::int64_t place, TileRef element) {
+                 v.LoadUb(element, column.Rows({place, place + 1}), loc);
+                 v.CopyElement(dst.Rows({i, i + 1}).Cols({j, j + 1}), element, loc);
+               });
+}
+
+// column(places(i, j)) = src(i, j) where there is such a row.
+template <class V>
+void ExpandScatter(V& v, const Gm& column, TileRef places, TileRef src, TileRef staging, Loc loc) {
+  ForEachPlace(v, places, staging, column.rows, loc,
+               [&](std::int64_t i, std::int64_t j, std::int64_t place, TileRef element) {
+                 v.CopyElement(element, src.Rows({i, i + 1}).Cols({j, j + 1}), loc);
+                 v.StoreUb(column.Rows({place, place + 1}), element, loc);
+               });
+}
+
 }  // namespace cubist
 
 #endif  // CUBIST_NPU_MODEL_COMPOSITES_H_

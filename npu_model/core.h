@@ -82,6 +82,7 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.Add(ids, ids, ids);                       // V     the same on int32
   core.ColumnSum(ids, ids);                      // V     dst (1, c) = sum of the rows of a (r, c); r may be 0
   core.ExclusiveScan(ids, ids, std::int32_t{});  // V  dst (1, c + 1): dst[j] = initial + a[0] + .. + a[j - 1]
+  core.AddScalar(ids, ids, std::int32_t{});      // V     dst = a + value
   { core.ReadScalar(ids, std::int64_t{}) } -> std::same_as<std::int64_t>;  // S  element j of a (1, c) tile
   { core.ReadScalar(x, std::int64_t{}) } -> std::same_as<float>;           // S
 
@@ -98,6 +99,11 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.AddColumnDots(x, x, x, narrow, narrow, x);  // (acc, s0, s1, a, b, factor): acc (1, c) += colsum(a * b * factor)
   core.SwiGlu(narrow, x, x, narrow, narrow, x);    // (out, s0, s1, gate, up[, probs]); see ExpandSwiGlu
   core.SwiGluGrad(narrow, narrow, x, x, x, x, x, narrow, narrow, narrow, x);  // see ExpandSwiGluGrad
+  core.StoreScaled(gm, x, x, 1.0f);   // (dst, scratch, x, weight): GM = weight * x, in the view's dtype
+  core.AddDot(x, x, x, narrow);       // (sum, scratch, x, row): sum (1, 1) += sum_j x_j * row_j
+  core.Gather(x, gm, ids, x);  // (dst, column, places, staging): dst(i, j) = column(places(i, j)), else 0
+  core.Scatter(gm, ids, x,
+               x);  // (column, places, src, staging): column(places(i, j)) = src(i, j); also int32
   core.Histogram(ids, ids,
                  std::int32_t{});  // (counts, ids, first): ++counts[id - first] for each id in range
   core.Rank(ids, ids, ids,
@@ -313,6 +319,11 @@ class VectorFront : protected E {
     CUBIST_CHECK(a.rows() == 1 && dst.rows() == 1 && dst.cols() == a.cols() + 1, "shapes differ");
     E::ExclusiveScan(dst, a, initial, loc);
   }
+  void AddScalar(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, std::int32_t value,
+                 Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a), "shapes differ");
+    E::AddScalarInt(dst, a, value, loc);
+  }
   std::int64_t ReadScalar(UbTile<std::int32_t> a, std::int64_t j, Loc loc = Loc::current()) {
     return E::ReadInt(a, j, loc);
   }
@@ -407,6 +418,33 @@ class VectorFront : protected E {
     }
     CUBIST_CHECK(IsColumnOf(d_probs, gate) && IsColumnOf(probs, gate), "shapes differ");
     E::SwiGluGrad({d_gate, d_up, d_probs, s0, s1, s2, s3, d_out, gate, up, probs}, loc);
+  }
+  void StoreScaled(const Gm& dst, UbTile<float> scratch, UbTile<float> x, float weight,
+                   Loc loc = Loc::current()) {
+    CUBIST_CHECK(dst.rows == x.rows() && dst.cols == x.cols() && Same(scratch, x), "shapes differ");
+    CUBIST_CHECK(IsFloat(dst.dtype()), "Store from UB narrows floats only");
+    E::StoreScaled(dst, scratch, x, weight, loc);
+  }
+  template <OperandType T>
+  void AddDot(UbTile<float> sum, UbTile<float> scratch, UbTile<float> x, UbTile<T> row,
+              Loc loc = Loc::current()) {
+    CUBIST_CHECK(sum.rows() == 1 && sum.cols() == 1 && x.rows() == 1 && Same(scratch, x) && Same(row, x),
+                 "shapes differ");
+    E::AddDot(sum, scratch, x, row, loc);
+  }
+  // Places outside [0, rows of the column) are passed over: a Gather leaves 0 there.
+  void Gather(UbTile<float> dst, const Gm& column, UbTile<std::int32_t> places, UbTile<float> staging,
+              Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, places) && column.cols == 1 && IsFloat(column.dtype()), "shapes differ");
+    E::Gather(dst, column, places, staging, loc);
+  }
+  template <RowType T>
+  void Scatter(const Gm& column, UbTile<std::int32_t> places, UbTile<T> src, UbTile<T> staging,
+               Loc loc = Loc::current()) requires(std::same_as<T, float> || std::same_as<T, std::int32_t>) {
+    CUBIST_CHECK(Same(src, places) && column.cols == 1, "shapes differ");
+    CUBIST_CHECK(column.dtype() == DTypeOf<T>() || (std::is_same_v<T, float> && IsFloat(column.dtype())),
+                 "Store from UB narrows floats only");
+    E::Scatter(column, places, src, staging, loc);
   }
   void Histogram(UbTile<std::int32_t> counts, UbTile<std::int32_t> ids, std::int32_t first,
                  Loc loc = Loc::current()) {

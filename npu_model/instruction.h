@@ -37,6 +37,7 @@ struct TileRef {
   std::int64_t cols() const { return col_part.size(); }
   bool given() const { return slot != nullptr; }
   DType dtype() const { return slot->dtype; }
+  TileRef Rows(Range r) const { return {slot, {row_part.begin + r.begin, row_part.begin + r.end}, col_part}; }
   TileRef Cols(Range c) const { return {slot, row_part, {col_part.begin + c.begin, col_part.begin + c.end}}; }
   TileRef Row(std::int64_t i) const { return {slot, {row_part.begin + i, row_part.begin + i + 1}, col_part}; }
 };

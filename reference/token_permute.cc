@@ -67,15 +67,16 @@ std::vector<double> Permute(ConstTensor tokens, const Routing& routing) {
 }
 
 UnpermuteResult Unpermute(ConstTensor permuted, ConstTensor sorted_indices, ConstTensor probs,
-                          std::span<const std::int64_t> tokens) {
-  const std::int64_t topk = probs.given() ? probs.size(1) : 1;
+                          std::span<const std::int64_t> tokens, std::int64_t top_k, std::int64_t first_row) {
+  const std::int64_t topk = probs.given() ? probs.size(1) : top_k;
   UnpermuteResult result;
   for (std::int64_t t : tokens) {
     for (std::int64_t h = 0; h < permuted.size(1); ++h) {
       double out = 0, magnitude = 0;
       for (std::int64_t j = 0; j < topk; ++j) {
         const std::int64_t row =
-            LoadInt(sorted_indices.data, sorted_indices.dtype, (t * topk + j) * sorted_indices.stride(0));
+            LoadInt(sorted_indices.data, sorted_indices.dtype, (t * topk + j) * sorted_indices.stride(0)) -
+            first_row;
         const double prob = probs.given() ? At(probs, t, j) : 1.0;
         if (row < 0 || row >= permuted.size(0) || prob == 0) continue;
         out += prob * At(permuted, row, h);
@@ -88,18 +89,59 @@ UnpermuteResult Unpermute(ConstTensor permuted, ConstTensor sorted_indices, Cons
   return result;
 }
 
-UnpermuteResult Unpermute(ConstTensor permuted, ConstTensor sorted_indices, ConstTensor probs) {
-  return Unpermute(permuted, sorted_indices, probs,
-                   Iota(probs.given() ? probs.size(0) : sorted_indices.size(0)));
+UnpermuteResult Unpermute(ConstTensor permuted, ConstTensor sorted_indices, ConstTensor probs,
+                          std::int64_t top_k, std::int64_t first_row) {
+  const std::int64_t tokens =
+      probs.given() ? probs.size(0) : sorted_indices.size(0) / std::max<std::int64_t>(top_k, 1);
+  return Unpermute(permuted, sorted_indices, probs, Iota(tokens), top_k, first_row);
 }
 
-std::vector<double> UnpermuteBounds(const UnpermuteResult& result, ConstTensor probs, DType output) {
+std::vector<double> UnpermuteBounds(const UnpermuteResult& result, ConstTensor probs, DType output,
+                                    std::int64_t top_k) {
   std::vector<double> bounds;
   for (std::size_t i = 0; i < result.out.size(); ++i) {
-    bounds.push_back(
-        probs.given() ? WeightedSumBound(probs.size(1), output, result.out[i], result.magnitude[i]) : 0);
+    const std::int64_t k = probs.given() ? probs.size(1) : top_k;
+    bounds.push_back(probs.given() || k > 1 ? WeightedSumBound(k, output, result.out[i], result.magnitude[i])
+                                            : 0);
   }
   return bounds;
+}
+
+std::vector<double> GatherBySlot(ConstTensor values, ConstTensor sorted_indices, std::int64_t first_row) {
+  std::vector<double> gathered;
+  for (std::int64_t s = 0; s < sorted_indices.size(0); ++s) {
+    const std::int64_t row =
+        LoadInt(sorted_indices.data, sorted_indices.dtype, s * sorted_indices.stride(0)) - first_row;
+    const bool is_row = row >= 0 && row < values.size(0);
+    gathered.push_back(is_row ? LoadFloat(values.data, values.dtype, row * values.stride(0)) : 0.0);
+  }
+  return gathered;
+}
+
+UnpermuteGradResult UnpermuteGrad(ConstTensor out_grad, ConstTensor permuted, ConstTensor sorted_indices,
+                                  ConstTensor probs, std::int64_t rows, std::int64_t top_k,
+                                  std::int64_t first_row) {
+  const std::int64_t topk = probs.given() ? probs.size(1) : top_k, hidden = out_grad.size(1);
+  UnpermuteGradResult result;
+  result.permuted_grad.assign(static_cast<std::size_t>(rows * hidden), 0.0);
+  for (std::int64_t t = 0; t < out_grad.size(0); ++t) {
+    for (std::int64_t j = 0; j < topk; ++j) {
+      const std::int64_t row =
+          LoadInt(sorted_indices.data, sorted_indices.dtype, (t * topk + j) * sorted_indices.stride(0)) -
+          first_row;
+      const bool is_row = row >= 0 && row < rows;
+      double dot = 0, magnitude = 0;
+      for (std::int64_t h = 0; is_row && h < hidden; ++h) {
+        const double weight = probs.given() ? At(probs, t, j) : 1.0;
+        result.permuted_grad[static_cast<std::size_t>(row * hidden + h)] = weight * At(out_grad, t, h);
+        if (!permuted.given()) continue;
+        dot += At(out_grad, t, h) * At(permuted, row, h);
+        magnitude += std::abs(At(out_grad, t, h) * At(permuted, row, h));
+      }
+      result.probs_grad.push_back(dot), result.probs_grad_magnitude.push_back(magnitude);
+    }
+  }
+  return result;
 }
 
 }  // namespace cubist::reference

@@ -38,17 +38,35 @@ struct UnpermuteResult {
 
 // out[t] = sum over j of probs(t, j) * permuted[sorted_indices[t * K + j]], in double, for the given tokens
 // t.
-//   permuted (M, H), sorted_indices (T * K), probs (T, K) or not given: then K = 1 and the weight is 1
-// An index that is negative or >= M adds nothing; a row of probability 0 is not read.
+//   permuted (M, H), sorted_indices (T * K), probs (T, K) or not given: then K = top_k and the weight is 1
+// Row 0 of permuted is row first_row of the global order; an index of no row adds nothing, and a row of probability 0
+// is not read. With weights of 1 this is the gradient of Permute as well.
 UnpermuteResult Unpermute(ConstTensor permuted, ConstTensor sorted_indices, ConstTensor probs,
-                          std::span<const std::int64_t> tokens);
+                          std::span<const std::int64_t> tokens, std::int64_t top_k = 1,
+                          std::int64_t first_row = 0);
 
 // Every token: (T, H).
-UnpermuteResult Unpermute(ConstTensor permuted, ConstTensor sorted_indices, ConstTensor probs);
+UnpermuteResult Unpermute(ConstTensor permuted, ConstTensor sorted_indices, ConstTensor probs,
+                          std::int64_t top_k = 1, std::int64_t first_row = 0);
 
 // How far each element of a kernel's out may be from the reference's; see WeightedSumBound in bounds.h.
-// Without probs rows only move, and the bound is 0.
-std::vector<double> UnpermuteBounds(const UnpermuteResult& result, ConstTensor probs, DType output);
+// Without probs and with top_k = 1 rows only move, and the bound is 0.
+std::vector<double> UnpermuteBounds(const UnpermuteResult& result, ConstTensor probs, DType output,
+                                    std::int64_t top_k = 1);
+
+// values[row of slot (t, j)], 0 for slots of no row: (T * K). values is (M).
+std::vector<double> GatherBySlot(ConstTensor values, ConstTensor sorted_indices, std::int64_t first_row = 0);
+
+// Gradients of Unpermute.
+struct UnpermuteGradResult {
+  std::vector<double> permuted_grad;  // (M, H): probs(t, j) * out_grad[t] in the row of slot (t, j), else 0
+  std::vector<double> probs_grad;     // (T, K): out_grad[t] . permuted[row of slot (t, j)], 0 without a row
+  std::vector<double> probs_grad_magnitude;  // The same of absolute values.
+};
+// permuted may be not given: then there is no probs_grad. `rows` is M.
+UnpermuteGradResult UnpermuteGrad(ConstTensor out_grad, ConstTensor permuted, ConstTensor sorted_indices,
+                                  ConstTensor probs, std::int64_t rows, std::int64_t top_k = 1,
+                                  std::int64_t first_row = 0);
 
 }  // namespace cubist::reference
 

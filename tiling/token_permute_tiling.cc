@@ -33,7 +33,15 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenUnpermuteTili
   return 2 * UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k) +
          2 * UbBytes(chip, DType::kF32, t.piece_tokens, s.top_k) +
          t.stages * t.rows * UbBytes(chip, s.dtype, 1, t.cols) +
-         (t.stages + 1) * UbBytes(chip, DType::kF32, 1, t.cols);
+         (t.stages + 1) * UbBytes(chip, DType::kF32, 1, t.cols) + UbBytes(chip, DType::kF32, 2, 8);
+}
+
+// Of the three phases the last takes most.
+std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenUnpermuteGradTiling& t) {
+  return 2 * UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k) +
+         2 * UbBytes(chip, DType::kF32, t.piece_tokens, s.top_k) + 5 * UbBytes(chip, DType::kF32, 1, t.cols) +
+         t.row_stages * UbBytes(chip, s.dtype, 1, t.cols) + 2 * UbBytes(chip, DType::kF32, t.slots, 8) +
+         2 * UbBytes(chip, DType::kI32, 1, t.owned_rows);
 }
 
 // Tokens are dealt to all Vector cores, in chunks of at least some tokens: a chunk costs a row of counts.
@@ -122,6 +130,24 @@ std::vector<TokenUnpermuteTiling> AllUnpermuteTilings(const ChipSpec& chip, cons
   return tilings;
 }
 
+std::vector<TokenUnpermuteGradTiling> AllUnpermuteGradTilings(const ChipSpec& chip, const Shape& s) {
+  std::vector<TokenUnpermuteGradTiling> tilings;
+  TokenUnpermuteGradTiling t;
+  CutTokens(chip, s, 1, &t);
+  for (std::int64_t piece : TileSizes({1, 8, 64, 512}, 1, t.chunk_tokens)) {
+    for (std::int64_t cols : RowParts(s)) {
+      if (!chip.pipes_overlap && cols > 4096) continue;  // As above.
+      for (std::int64_t slots : TileSizes({8, 64}, 1, s.top_k)) {
+        for (int stages : {2, 4}) {
+          t.piece_tokens = piece, t.cols = cols, t.slots = slots, t.row_stages = stages;
+          tilings.push_back(t);
+        }
+      }
+    }
+  }
+  return tilings;
+}
+
 }  // namespace
 
 bool Fits(const ChipSpec& chip, const Shape& shape, const TokenPermuteTiling& tiling) {
@@ -129,6 +155,10 @@ bool Fits(const ChipSpec& chip, const Shape& shape, const TokenPermuteTiling& ti
 }
 
 bool Fits(const ChipSpec& chip, const Shape& shape, const TokenUnpermuteTiling& tiling) {
+  return Need(chip, shape, tiling) <= chip.buffer(Buffer::kUB).capacity;
+}
+
+bool Fits(const ChipSpec& chip, const Shape& shape, const TokenUnpermuteGradTiling& tiling) {
   return Need(chip, shape, tiling) <= chip.buffer(Buffer::kUB).capacity;
 }
 
@@ -167,12 +197,46 @@ double Price(const ChipSpec& chip, const Shape& s, const TokenUnpermuteTiling& t
          (PieceCycles(chip, s, t.chunk_tokens, t.piece_tokens) + Overlap(chip, t.stages > 1, {move, sum}));
 }
 
+double Price(const ChipSpec& chip, const Shape& s, const TokenUnpermuteGradTiling& t) {
+  const auto d = [](std::int64_t value) { return static_cast<double>(value); };
+  const double parts = d(std::max<std::int64_t>(CeilDiv(s.hidden, t.cols), 1));
+  const double groups = d(std::max<std::int64_t>(CeilDiv(s.top_k, t.slots), 1));
+  const double row = d(s.hidden * SizeOf(s.dtype)), tokens = d(t.chunk_tokens), k = d(s.top_k);
+  const double cores = d(std::min<std::int64_t>(t.chunks, chip.concurrent_cores * chip.vector_per_cube));
+  // A row is read and a row written for every slot; the token's own comes once per group of slots.
+  const double unbuffered = t.row_stages > 2 ? 1.0 : 1.1;
+  const double move =
+      unbuffered * MoveCycles(chip, tokens * parts * (k + groups), tokens * row * (k + groups),
+                              tokens * parts * k, tokens * row * k, cores);
+  // Each row is widened, multiplied, summed up and added; the token's is scaled and narrowed for each.
+  const double cols = d(std::min(t.cols, std::max<std::int64_t>(s.hidden, 1)));
+  const double arithmetic =
+      tokens * parts *
+      (groups * VectorCycles(chip, VectorOp::kCast, cols) +
+       k * (2 * VectorCycles(chip, VectorOp::kCast, cols) + VectorCycles(chip, VectorOp::kBinary, cols) +
+            VectorCycles(chip, VectorOp::kUnary, cols) + VectorCycles(chip, VectorOp::kReduce, cols)));
+  return std::ceil(d(t.chunks) / cores) * (2 * PieceCycles(chip, s, t.chunk_tokens, t.piece_tokens) +
+                                           Overlap(chip, true, {move, arithmetic})) +
+         2 * chip.sync.barrier_s * chip.clock_hz;
+}
+
 std::vector<TokenPermuteTiling> PermuteCandidates(const ChipSpec& chip, const Shape& shape) {
   return ThatFit(chip, shape, AllPermuteTilings(chip, shape));
 }
 
 std::vector<TokenUnpermuteTiling> UnpermuteCandidates(const ChipSpec& chip, const Shape& shape) {
   return ThatFit(chip, shape, AllUnpermuteTilings(chip, shape));
+}
+
+std::vector<TokenUnpermuteGradTiling> UnpermuteGradCandidates(const ChipSpec& chip, const Shape& shape) {
+  return ThatFit(chip, shape, AllUnpermuteGradTilings(chip, shape));
+}
+
+Status Choose(const ChipSpec& chip, const Shape& shape, TokenUnpermuteGradTiling* tiling) {
+  return ChooseCheapest(
+      chip, shape, "token_unpermute_grad", &AllUnpermuteGradTilings,
+      [&](const TokenUnpermuteGradTiling& t, Buffer buffer) { return UbNeed(chip, shape, t, buffer); },
+      tiling);
 }
 
 Status Choose(const ChipSpec& chip, const Shape& shape, TokenPermuteTiling* tiling) {

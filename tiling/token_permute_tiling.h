@@ -88,6 +88,36 @@ std::vector<TokenUnpermuteTiling> UnpermuteCandidates(const ChipSpec& chip, cons
 double Price(const ChipSpec& chip, const TokenPermuteShape& shape, const TokenUnpermuteTiling& tiling);
 Status Choose(const ChipSpec& chip, const TokenPermuteShape& shape, TokenUnpermuteTiling* tiling);
 
+// The gradient of unpermute: a part of `cols` of a token's gradient stays in UB while it goes to `slots` rows; rows of no
+// slot are looked for `owned_rows` at a time.
+struct TokenUnpermuteGradTiling {
+  std::int64_t chunks = 0, chunk_tokens = 0;
+  std::int64_t piece_tokens = 0;
+  std::int64_t cols = 0, slots = 0;
+  std::int64_t owned_rows = 512;
+  int row_stages = 2;
+
+  friend bool operator==(const TokenUnpermuteGradTiling&, const TokenUnpermuteGradTiling&) = default;
+};
+
+template <class Tiling, class Visit>
+requires std::same_as<std::remove_const_t<Tiling>, TokenUnpermuteGradTiling>
+void VisitFields(const ChipSpec&, const TokenPermuteShape&, Tiling& t, Visit&& visit) {
+  visit({"chunk_tokens"}, t.chunk_tokens), visit({"piece_tokens"}, t.piece_tokens);
+  visit({"cols"}, t.cols), visit({"slots"}, t.slots), visit({"owned_rows"}, t.owned_rows);
+  visit({"row_stages", 1, 64}, t.row_stages);
+}
+
+inline void Complete(const TokenPermuteShape& s, TokenUnpermuteGradTiling& t) {
+  t.chunks = std::max<std::int64_t>(CeilDiv(s.tokens, t.chunk_tokens), 1);
+}
+
+bool Fits(const ChipSpec& chip, const TokenPermuteShape& shape, const TokenUnpermuteGradTiling& tiling);
+std::vector<TokenUnpermuteGradTiling> UnpermuteGradCandidates(const ChipSpec& chip,
+                                                              const TokenPermuteShape& shape);
+double Price(const ChipSpec& chip, const TokenPermuteShape& shape, const TokenUnpermuteGradTiling& tiling);
+Status Choose(const ChipSpec& chip, const TokenPermuteShape& shape, TokenUnpermuteGradTiling* tiling);
+
 }  // namespace cubist
 
 #endif  // CUBIST_TILING_TOKEN_PERMUTE_TILING_H_

@@ -14,6 +14,7 @@
 #include "kernels/rms_norm.h"
 #include "kernels/swiglu.h"
 #include "kernels/token_permute.h"
+#include "kernels/token_permute_grad.h"
 
 namespace cubist {
 namespace {
@@ -104,14 +105,19 @@ void MakeTokenPermute(const Shape& s, DType dtype, const KernelCallOptions&, Ker
       [args](const Device& device, Profile* profile) { return TokenPermute(device, args, profile); });
 }
 
+// Slot (t, j) in row t of block j.
+std::vector<std::int32_t> PlacesOfSlots(std::int64_t tokens, std::int64_t top_k) {
+  std::vector<std::int32_t> places(static_cast<std::size_t>(tokens * top_k));
+  for (std::int64_t i = 0; i < tokens * top_k; ++i)
+    places[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(i % top_k * tokens + i / top_k);
+  return places;
+}
+
 void MakeTokenUnpermute(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
   const std::int64_t tokens = s[0], hidden = s[1], top_k = s[2], slots = tokens * top_k;
-  std::vector<std::int32_t> places(static_cast<std::size_t>(slots));
-  for (std::int64_t i = 0; i < slots; ++i)
-    places[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(i % top_k * tokens + i / top_k);
   TokenUnpermuteArgs args;
   args.permuted = call->Input(dtype, {slots, hidden});
-  args.sorted_indices = call->Ids(places, {slots});
+  args.sorted_indices = call->Ids(PlacesOfSlots(tokens, top_k), {slots});
   args.probs = call->Input(DType::kF32, {tokens, top_k});
   args.out = call->Output(dtype, {tokens, hidden});
   call->set_run(
@@ -161,6 +167,32 @@ void MakeSwiGluGrad(const Shape& s, DType dtype, const KernelCallOptions&, Kerne
   call->set_run([args](const Device& device, Profile* profile) { return SwiGluGrad(device, args, profile); });
 }
 
+void MakeTokenPermuteGrad(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  const std::int64_t tokens = s[0], hidden = s[1], top_k = s[2], slots = tokens * top_k;
+  TokenPermuteGradArgs args;
+  args.permuted_grad = call->Input(dtype, {slots, hidden});
+  args.sorted_indices = call->Ids(PlacesOfSlots(tokens, top_k), {slots});
+  args.permuted_probs_grad = call->Input(DType::kF32, {slots});
+  args.top_k = top_k;
+  args.tokens_grad = call->Output(dtype, {tokens, hidden});
+  args.probs_grad = call->Output(DType::kF32, {tokens, top_k});
+  call->set_run(
+      [args](const Device& device, Profile* profile) { return TokenPermuteGrad(device, args, profile); });
+}
+
+void MakeTokenUnpermuteGrad(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  const std::int64_t tokens = s[0], hidden = s[1], top_k = s[2], slots = tokens * top_k;
+  TokenUnpermuteGradArgs args;
+  args.out_grad = call->Input(dtype, {tokens, hidden});
+  args.permuted = call->Input(dtype, {slots, hidden});
+  args.sorted_indices = call->Ids(PlacesOfSlots(tokens, top_k), {slots});
+  args.probs = call->Input(DType::kF32, {tokens, top_k});
+  args.permuted_grad = call->Output(dtype, {slots, hidden});
+  args.probs_grad = call->Output(DType::kF32, {tokens, top_k});
+  call->set_run(
+      [args](const Device& device, Profile* profile) { return TokenUnpermuteGrad(device, args, profile); });
+}
+
 struct Entry {
   KernelForm form;
   void (*make)(const Shape& shape, DType dtype, const KernelCallOptions& options, KernelCall* call);
@@ -181,6 +213,8 @@ const std::vector<Entry>& Entries() {
       {{"grouped_matmul", "ROWSxNxKxGROUPS", "1024x4096x7168x8", "110x50x70x4", 4}, &MakeGroupedMatmul},
       {{"grouped_matmul_grad", "ROWSxNxKxGROUPS", "1024x4096x7168x8", "70x40x60x3", 4},
        &MakeGroupedMatmulGrad},
+      {{"token_permute_grad", "TOKENSxHIDDENxTOPK", "512x7168x8", "50x33x3", 3}, &MakeTokenPermuteGrad},
+      {{"token_unpermute_grad", "TOKENSxHIDDENxTOPK", "512x7168x8", "50x33x3", 3}, &MakeTokenUnpermuteGrad},
   };
   return entries;
 }

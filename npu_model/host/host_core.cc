@@ -140,6 +140,7 @@ HostContext::HostContext(const ChipSpec& chip, Scratch& scratch, int index, int 
       cube(&BestCubeOps()),
       vector(&BestVectorOps()),
       activation(&BestActivationOps()),
+      movement(&BestMovementOps()),
       arena(chip),
       index(index),
       count(count) {}
@@ -436,6 +437,15 @@ void HostVector::ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc
   Ints(dst)[a.cols()] = sum;
 }
 
+void HostVector::AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc) {
+  for (std::int64_t i = 0; i < dst.rows(); ++i) {
+    auto* out = Ints(dst) + i * dst.slot->shows.pitch;
+    const auto* in = Ints(a) + i * a.slot->shows.pitch;
+    for (std::int64_t j = 0; j < dst.cols(); ++j) out[j] = in[j] + value;
+  }
+}
+
+void HostVector::CopyElement(TileRef dst, TileRef src, Loc) { *Ints(dst) = *Ints(src); }
 std::int64_t HostVector::ReadInt(TileRef a, std::int64_t j, Loc) { return Ints(a)[j]; }
 float HostVector::ReadFloat(TileRef a, std::int64_t j, Loc) {
   return reinterpret_cast<const float*>(At(a, 4))[j];
@@ -522,6 +532,64 @@ void HostVector::Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t fir
   const std::int64_t pitch = ranks.slot->shows.pitch;
   ForEachBin(ids, first, next.cols(),
              [&](std::int64_t bin, std::int64_t i, std::int64_t j) { rank[i * pitch + j] = at[bin]++; });
+}
+
+void HostVector::StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc) {
+  if (dst.col_stride != 1) {
+    Scalar(ScalarOp::kMul, scratch, x, weight, loc);
+    return StoreUb(dst, scratch, loc);
+  }
+  const std::int64_t bytes = SizeOf(dst.dtype());
+  const Rows rows = RowsOf(x);
+  for (std::int64_t i = 0; i < rows.rows; ++i) {
+    context_->movement->scale(dst.data() + i * dst.row_stride * bytes, dst.dtype(),
+                              static_cast<const float*>(rows.data) + i * rows.pitch, weight, rows.cols,
+                              dst.tensor->stream);
+  }
+}
+
+void HostVector::AddDot(TileRef sum, TileRef, TileRef x, TileRef row, Loc) {
+  *reinterpret_cast<float*>(At(sum, 4)) += context_->movement->dot(reinterpret_cast<const float*>(At(x, 4)),
+                                                                   RowsOf(row).data, row.dtype(), x.cols());
+}
+
+namespace {
+
+// visit(place, row, column) for every place in [0, limit).
+template <class Visit>
+void ForEachPlaceWithin(const TileRef& places, std::int64_t limit, Visit visit) {
+  for (std::int64_t i = 0; i < places.rows(); ++i) {
+    const std::int32_t* row = Ints(places) + i * places.slot->shows.pitch;
+    for (std::int64_t j = 0; j < places.cols(); ++j) {
+      if (row[j] >= 0 && row[j] < limit) visit(std::int64_t{row[j]}, i, j);
+    }
+  }
+}
+
+}  // namespace
+
+void HostVector::Gather(TileRef dst, const Gm& column, TileRef places, TileRef, Loc loc) {
+  Fill(dst, 0.0f, loc);
+  auto* out = reinterpret_cast<float*>(At(dst, 4));
+  const std::int64_t pitch = dst.slot->shows.pitch;
+  ForEachPlaceWithin(places, column.rows, [&](std::int64_t place, std::int64_t i, std::int64_t j) {
+    out[i * pitch + j] = LoadFloat(column.data(), column.dtype(), place * column.row_stride);
+  });
+}
+
+void HostVector::Scatter(const Gm& column, TileRef places, TileRef src, TileRef, Loc) {
+  const std::int64_t pitch = src.slot->shows.pitch;
+  if (column.dtype() == DType::kI32) {
+    auto* out = reinterpret_cast<std::int32_t*>(column.data());
+    ForEachPlaceWithin(places, column.rows, [&](std::int64_t place, std::int64_t i, std::int64_t j) {
+      out[place * column.row_stride] = Ints(src)[i * pitch + j];
+    });
+    return;
+  }
+  const auto* values = reinterpret_cast<const float*>(At(src, 4));
+  ForEachPlaceWithin(places, column.rows, [&](std::int64_t place, std::int64_t i, std::int64_t j) {
+    StoreFloat(column.data(), column.dtype(), place * column.row_stride, values[i * pitch + j]);
+  });
 }
 
 namespace {

@@ -12,6 +12,7 @@
 #include "npu_model/arena.h"
 #include "npu_model/core.h"
 #include "npu_model/host/activation_ops.h"
+#include "npu_model/host/movement_ops.h"
 #include "npu_model/host/scratch.h"
 #include "npu_model/host/tile_ops.h"
 
@@ -35,6 +36,7 @@ struct HostContext {
   const CubeOps* cube;
   const VectorOps* vector;
   const ActivationOps* activation;
+  const MovementOps* movement;
   Arena arena;
   int index, count;
 
@@ -88,6 +90,8 @@ class HostVector {
   void AddInt(TileRef dst, TileRef a, TileRef b, Loc loc = {});
   void ColumnSum(TileRef dst, TileRef a, Loc loc = {});
   void ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc = {});
+  void AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc loc = {});
+  void CopyElement(TileRef dst, TileRef src, Loc loc = {});  // 4 bytes
   std::int64_t ReadInt(TileRef a, std::int64_t j, Loc loc = {});
   float ReadFloat(TileRef a, std::int64_t j, Loc loc = {});
 
@@ -102,6 +106,10 @@ class HostVector {
   void AddColumnDots(TileRef acc, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef factor, Loc loc = {});
   void SwiGlu(TileRef out, TileRef s0, TileRef s1, TileRef gate, TileRef up, TileRef probs, Loc loc = {});
   void SwiGluGrad(const SwiGluGradTiles& t, Loc loc = {});
+  void StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc = {});
+  void AddDot(TileRef sum, TileRef scratch, TileRef x, TileRef row, Loc loc = {});
+  void Gather(TileRef dst, const Gm& column, TileRef places, TileRef staging, Loc loc = {});
+  void Scatter(const Gm& column, TileRef places, TileRef src, TileRef staging, Loc loc = {});
   void Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc = {});
   void Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc = {});
 

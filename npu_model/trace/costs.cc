@@ -29,6 +29,7 @@ VectorOp CostOf(Op op) {
     case Op::kMaskAbove:
       return VectorOp::kSelect;
     case Op::kAddInt:
+    case Op::kAddScalarInt:
     case Op::kColumnSum:
     case Op::kExclusiveScan:
       return VectorOp::kInteger;

@@ -245,6 +245,7 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
     case Op::kLoadBT:
     case Op::kStoreUb:
     case Op::kCast:
+    case Op::kCopyElement:
     case Op::kSendL0C:
     case Op::kReceiveUb:
     case Op::kSendUb:
@@ -310,6 +311,8 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
       for (std::size_t e = 0; e < a.size(); ++e) a[e] += b[e];
       return a;
     }
+    case Op::kAddScalarInt:
+      return each([&](double a) { return a + instr.immediate; });
     case Op::kColumnSum: {
       const Values a = ReadUse(instr, 0);
       Values sums(cols, 0.0);

@@ -49,7 +49,9 @@ enum class Op : std::uint8_t {
   kAddInt,
   kColumnSum,
   kExclusiveScan,
-  kReadScalar,  // S     of UB, or with an access of GM
+  kAddScalarInt,
+  kReadScalar,   // S     of UB, or with an access of GM
+  kCopyElement,  // S     one element of UB to another
   kHistogram,   // S     a read-modify-write per id
   kRank,        // S     likewise
   // Hand-overs on a chip without a direct path, through a GM workspace.

@@ -410,6 +410,23 @@ void VectorRecorder::ReadScalar(TileRef a, std::int64_t j, Loc loc) {
   recorder_->Add(Op::kReadScalar, Pipe::kS, lane_, a.dtype(), 1, 1, {recorder_->Reads(element)}, loc);
 }
 
+std::int64_t VectorRecorder::ReadInt(TileRef a, std::int64_t j, Loc loc) {
+  ReadScalar(a, j, loc);
+  const HostLayout& shows = a.slot->shows;
+  return reinterpret_cast<const std::int32_t*>(
+      shows.data)[a.row_part.begin * shows.pitch + a.col_part.begin + j];
+}
+
+void VectorRecorder::AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc loc) {
+  if (Empty(dst)) return;
+  AddV(Op::kAddScalarInt, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc).immediate = value;
+}
+
+void VectorRecorder::CopyElement(TileRef dst, TileRef src, Loc loc) {
+  recorder_->Add(Op::kCopyElement, Pipe::kS, lane_, src.dtype(), 1, 1,
+                 {recorder_->Writes(dst), recorder_->Reads(src)}, loc);
+}
+
 void VectorRecorder::Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc) {
   if (Empty(counts) || Empty(ids)) return;
   recorder_
@@ -519,6 +536,11 @@ void TraceVector::ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Lo
   record_.ExclusiveScan(dst, a, initial, loc);
 }
 
+void TraceVector::AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc loc) {
+  host_.AddScalarInt(dst, a, value, loc);
+  record_.AddScalarInt(dst, a, value, loc);
+}
+
 std::int64_t TraceVector::ReadInt(TileRef a, std::int64_t j, Loc loc) {
   record_.ReadScalar(a, j, loc);
   return host_.ReadInt(a, j, loc);
@@ -578,6 +600,26 @@ void TraceVector::WeightedSum(TileRef acc, TileRef scratch, std::span<const Tile
                               std::span<const float> weights, Accumulate accumulate, Loc loc) {
   if (state_->with_data) host_.WeightedSum(acc, scratch, rows, weights, accumulate, loc);
   ExpandWeightedSum(record_, acc, scratch, rows, weights, accumulate, loc);
+}
+
+void TraceVector::StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc) {
+  if (state_->with_data) host_.StoreScaled(dst, scratch, x, weight, loc);
+  if (!Empty(x)) ExpandStoreScaled(record_, dst, scratch, x, weight, loc);
+}
+
+void TraceVector::AddDot(TileRef sum, TileRef scratch, TileRef x, TileRef row, Loc loc) {
+  if (state_->with_data) host_.AddDot(sum, scratch, x, row, loc);
+  if (!Empty(x)) ExpandAddDot(record_, sum, scratch, x, row, loc);
+}
+
+void TraceVector::Gather(TileRef dst, const Gm& column, TileRef places, TileRef staging, Loc loc) {
+  if (state_->with_data) host_.Gather(dst, column, places, staging, loc);
+  ExpandGather(record_, dst, column, places, staging, loc);
+}
+
+void TraceVector::Scatter(const Gm& column, TileRef places, TileRef src, TileRef staging, Loc loc) {
+  if (state_->Computes(src) && column.data() != nullptr) host_.Scatter(column, places, src, staging, loc);
+  ExpandScatter(record_, column, places, src, staging, loc);
 }
 
 void TraceVector::Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc) {

@@ -116,6 +116,10 @@ class VectorRecorder {
   void ColumnSum(TileRef dst, TileRef a, Loc loc);
   void ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc);
   void ReadScalar(TileRef a, std::int64_t j, Loc loc);
+  std::int64_t ReadInt(TileRef a, std::int64_t j,
+                       Loc loc);  // Of what was computed, as expansions steer by it.
+  void AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc loc);
+  void CopyElement(TileRef dst, TileRef src, Loc loc);
   void Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc);
   void Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc);
   void Receive(TileRef dst, TileRef src, Loc loc);
@@ -154,6 +158,7 @@ class TraceVector {
   void AddInt(TileRef dst, TileRef a, TileRef b, Loc loc = {});
   void ColumnSum(TileRef dst, TileRef a, Loc loc = {});
   void ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc = {});
+  void AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc loc = {});
   std::int64_t ReadInt(TileRef a, std::int64_t j, Loc loc = {});
   float ReadFloat(TileRef a, std::int64_t j, Loc loc = {});
 
@@ -168,6 +173,10 @@ class TraceVector {
   void AddColumnDots(TileRef acc, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef factor, Loc loc = {});
   void SwiGlu(TileRef out, TileRef s0, TileRef s1, TileRef gate, TileRef up, TileRef probs, Loc loc = {});
   void SwiGluGrad(const SwiGluGradTiles& t, Loc loc = {});
+  void StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc = {});
+  void AddDot(TileRef sum, TileRef scratch, TileRef x, TileRef row, Loc loc = {});
+  void Gather(TileRef dst, const Gm& column, TileRef places, TileRef staging, Loc loc = {});
+  void Scatter(const Gm& column, TileRef places, TileRef src, TileRef staging, Loc loc = {});
   void Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc = {});
   void Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc = {});
 

@@ -199,8 +199,7 @@ class HappensBefore {
   // Ordered, as far as they conflict: a scalar read is over at its end, a scalar write when it is in UB.
   bool Ordered(std::uint32_t i, std::uint32_t j) const {
     const trace::Instr& first = record_.instrs[i];
-    const bool writes = std::any_of(first.uses.begin(), first.uses.end(),
-                                    [](trace::OperandUse use) { return use.used() && use.writes(); });
+    const bool writes = Conflict(i, j, /*of_writes=*/true);
     const std::size_t over = first.pipe == Pipe::kS && writes ? Written(item_of_[i]) : End(item_of_[i]);
     const std::size_t start = Start(item_of_[j]);
     return (reach_[over][start / 64] >> (start % 64) & 1) != 0;
@@ -214,10 +213,11 @@ class HappensBefore {
            b.address < a.address + a.bytes;
   }
 
-  bool Conflict(std::uint32_t i, std::uint32_t j) const {
+  // Whether j touches what i writes or writes what i reads; `of_writes`: whether j touches what i writes.
+  bool Conflict(std::uint32_t i, std::uint32_t j, bool of_writes = false) const {
     for (const trace::OperandUse u : record_.instrs[i].uses) {
       for (const trace::OperandUse v : record_.instrs[j].uses) {
-        if (!u.used() || !v.used() || (!u.writes() && !v.writes())) continue;
+        if (!u.used() || !v.used() || (!u.writes() && (of_writes || !v.writes()))) continue;
         const trace::Operand &a = record_.operands[u.operand()], &b = record_.operands[v.operand()];
         if (a.slot != b.slot && a.slot >= 0 && b.slot >= 0 && SlotsMeet(a.slot, b.slot)) return true;
         if (a.slot == b.slot && a.row_begin < b.row_end && b.row_begin < a.row_end &&

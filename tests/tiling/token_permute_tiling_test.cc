@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/token_permute_grad_kernel.h"
 #include "kernels/token_permute_kernel.h"
 #include "npu_model/chip.h"
 #include "npu_model/trace/trace_core.h"
@@ -60,8 +61,13 @@ std::string NameOf(const TokenUnpermuteTiling& t) {
          std::to_string(t.piece_tokens) + ", rows " + std::to_string(t.rows) + " cols " +
          std::to_string(t.cols) + " stages " + std::to_string(t.stages);
 }
+std::string NameOf(const TokenUnpermuteGradTiling& t) {
+  return std::to_string(t.chunks) + " chunks of " + std::to_string(t.chunk_tokens) + " by " +
+         std::to_string(t.piece_tokens) + ", slots " + std::to_string(t.slots) + " cols " +
+         std::to_string(t.cols) + " stages " + std::to_string(t.row_stages);
+}
 
-// The two tilings, for tests that ask the same of both.
+// The tilings, for tests that ask the same of all.
 struct Permute {
   using Tiling = TokenPermuteTiling;
   static std::vector<Tiling> Candidates(const ChipSpec& chip, const TokenPermuteShape& s) {
@@ -76,7 +82,13 @@ struct Unpermute {
 };
 template <class Kernel>
 class TokenPermuteTilingTest : public ::testing::Test {};
-using Kernels = ::testing::Types<Permute, Unpermute>;
+struct UnpermuteGrad {
+  using Tiling = TokenUnpermuteGradTiling;
+  static std::vector<Tiling> Candidates(const ChipSpec& chip, const TokenPermuteShape& s) {
+    return UnpermuteGradCandidates(chip, s);
+  }
+};
+using Kernels = ::testing::Types<Permute, Unpermute, UnpermuteGrad>;
 TYPED_TEST_SUITE(TokenPermuteTilingTest, Kernels);
 
 ChipSpec WithUb(const ChipSpec& chip, std::int64_t capacity) {
@@ -142,7 +154,28 @@ std::int64_t UnpermuteBytes(const ChipSpec& chip, const TokenPermuteShape& s, co
   return BytesOfOneCore(chip, t.chunks, [&](auto& core) { TokenUnpermuteKernel<T>(core, g, t); });
 }
 
-// Bytes of UB; of the two kernels of a permutation, the greater.
+template <class T>
+std::int64_t UnpermuteGradBytes(const ChipSpec& chip, const TokenPermuteShape& s,
+                                const TokenUnpermuteGradTiling& t) {
+  std::vector<std::int32_t> places(static_cast<std::size_t>(s.tokens * s.top_k)), owned(places.size(), 1);
+  for (std::size_t i = 0; i < places.size(); ++i) places[i] = static_cast<std::int32_t>(i);
+  const std::int64_t rows = s.tokens * s.top_k;
+  const GmTensor permuted = TensorOf(0, s.dtype, rows, s.hidden),
+                 sorted = TensorOf(1, DType::kI32, s.tokens, s.top_k, places.data()),
+                 probs = TensorOf(2, DType::kF32, s.tokens, s.top_k),
+                 out = TensorOf(3, s.dtype, s.tokens, s.hidden),
+                 marks = TensorOf(4, DType::kI32, rows, 1, owned.data());
+  TokenUnpermuteGradOperands g;
+  g.out_grad = MatrixOf(out), g.sorted_indices = MatrixOf(sorted);
+  g.permuted = &permuted, g.probs = &probs, g.permuted_grad = MatrixOf(permuted), g.probs_grad = &probs;
+  g.owned = MatrixOf(marks);
+  return std::max(
+      {BytesOfOneCore(chip, t.chunks, [&](auto& core) { ClearOwnedKernel(core, g, t); }),
+       BytesOfOneCore(chip, t.chunks, [&](auto& core) { MarkOwnedKernel(core, g, t); }),
+       BytesOfOneCore(chip, t.chunks, [&](auto& core) { TokenUnpermuteGradKernel<T>(core, g, t); })});
+}
+
+// Bytes of UB; of the kernels of one call, the greatest.
 std::int64_t RingBytes(const ChipSpec& chip, const TokenPermuteShape& s, const TokenPermuteTiling& t) {
   SCOPED_TRACE(NameOf(s) + " " + NameOf(t));
   return s.dtype == DType::kBF16 ? PermuteBytes<BF16>(chip, s, t) : PermuteBytes<float>(chip, s, t);
@@ -150,6 +183,12 @@ std::int64_t RingBytes(const ChipSpec& chip, const TokenPermuteShape& s, const T
 std::int64_t RingBytes(const ChipSpec& chip, const TokenPermuteShape& s, const TokenUnpermuteTiling& t) {
   SCOPED_TRACE(NameOf(s) + " " + NameOf(t));
   return s.dtype == DType::kBF16 ? UnpermuteBytes<BF16>(chip, s, t) : UnpermuteBytes<float>(chip, s, t);
+}
+
+std::int64_t RingBytes(const ChipSpec& chip, const TokenPermuteShape& s, const TokenUnpermuteGradTiling& t) {
+  SCOPED_TRACE(NameOf(s) + " " + NameOf(t));
+  return s.dtype == DType::kBF16 ? UnpermuteGradBytes<BF16>(chip, s, t)
+                                 : UnpermuteGradBytes<float>(chip, s, t);
 }
 
 TYPED_TEST(TokenPermuteTilingTest, WhatTheTilingCountsIsWhatTheRingsTake) {

@@ -1,0 +1,60 @@
+// What the calls that move MoE tokens share: how their arguments are read and checked.
+#ifndef CUBIST_KERNELS_TOKEN_PERMUTE_ARGUMENTS_H_
+#define CUBIST_KERNELS_TOKEN_PERMUTE_ARGUMENTS_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "kernels/validate.h"
+#include "npu_model/status.h"
+#include "npu_model/types.h"
+
+namespace cubist {
+
+// (T) as (T, 1).
+ConstTensor AsMatrix(ConstTensor t);
+
+// (n) as (n, 1).
+template <class AnyTensor>
+AnyTensor AsColumn(AnyTensor t) {
+  if (t.rank == 1) t.rank = 2, t.sizes[1] = 1, t.strides[1] = 1;
+  return t;
+}
+
+// (T * K) as (T, K).
+template <class AnyTensor>
+AnyTensor AsSlots(AnyTensor t, std::int64_t tokens, std::int64_t top_k) {
+  if (!t.given()) return t;
+  t.rank = 2;
+  t.sizes = {tokens, top_k}, t.strides = {top_k * t.strides[0], t.strides[0]};
+  return t;
+}
+
+// The first element outside [least, limit), as an error.
+Status CheckValues(const Argument& arg, std::int64_t least, std::int64_t limit);
+
+// At most 2^31 - 1 slots.
+Status CheckSlots(const Argument& arg, std::int64_t tokens, std::int64_t top_k);
+
+// Rows [begin, end) of the global order, of which `rows` tensors hold that many.
+Status CheckWindow(const char* kernel, const std::optional<Range>& window, const Argument& rows);
+
+// No row of [first, first + rows) stands twice in the indices.
+Status CheckDistinctRows(const Argument& indices, std::int64_t first, std::int64_t rows);
+
+// Calls run<T>() for the float type T that `dtype` names.
+template <class Run>
+Status ForFloatType(DType dtype, Run run) {
+  switch (dtype) {
+    case DType::kBF16:
+      return run(BF16());
+    case DType::kF16:
+      return run(F16());
+    default:
+      return run(float());
+  }
+}
+
+}  // namespace cubist
+
+#endif  // CUBIST_KERNELS_TOKEN_PERMUTE_ARGUMENTS_H_

@@ -1,0 +1,126 @@
+// The gradient of TokenUnpermute: a token's gradient goes to its rows with their probabilities, and meets the rows that
+// were summed in the gradients of those. (The gradient of TokenPermute is TokenUnpermuteKernel with weights of 1.)
+#ifndef CUBIST_KERNELS_TOKEN_PERMUTE_GRAD_KERNEL_H_
+#define CUBIST_KERNELS_TOKEN_PERMUTE_GRAD_KERNEL_H_
+
+#include <cstdint>
+
+#include "npu_model/core.h"
+#include "npu_model/tile.h"
+#include "tiling/token_permute_tiling.h"
+
+namespace cubist {
+
+struct TokenUnpermuteGradOperands {
+  Gm out_grad, sorted_indices;         // (T, H), (T, K)
+  const GmTensor* permuted = nullptr;  // (M, H), given with probs_grad
+  const GmTensor* probs = nullptr;     // (T, K)
+  Gm permuted_grad;                    // (M, H)
+  const GmTensor* probs_grad = nullptr;
+  std::int64_t first_row = 0;  // Of the global order, which the M rows begin with.
+  Gm owned;                    // Workspace (M, 1): whether a row belongs to a slot.
+};
+
+// Core `index` of `count`'s share of n things.
+inline Range ShareOf(std::int64_t n, std::int64_t index, std::int64_t count) {
+  return {n * index / count, n * (index + 1) / count};
+}
+
+// Phase 1: owned = 0.
+template <VectorCore V>
+void ClearOwnedKernel(V& core, const TokenUnpermuteGradOperands& g, const TokenUnpermuteGradTiling& t) {
+  Ring<Buffer::kUB, std::int32_t> zeros_ub(core, "zeros_ub", 1, t.owned_rows, 1);
+  const UbTile<std::int32_t> zeros = zeros_ub.Next(1, t.owned_rows);
+  core.Fill(zeros, 0);
+  for (const Range rows : Split(ShareOf(g.owned.rows, core.index(), core.count()), t.owned_rows)) {
+    core.Store(g.owned.Rows(rows).Transposed(), zeros.Cols({0, rows.size()}));
+  }
+}
+
+// Phase 2: owned = 1 in the rows of slots.
+template <VectorCore V>
+void MarkOwnedKernel(V& core, const TokenUnpermuteGradOperands& g, const TokenUnpermuteGradTiling& t) {
+  const std::int64_t top_k = g.sorted_indices.cols;
+  Ring<Buffer::kUB, std::int32_t> places_ub(core, "places_ub", t.piece_tokens, top_k, 2),
+      ones_ub(core, "ones_ub", t.piece_tokens, top_k, 1), staging_ub(core, "staging_ub", 2, 8, 1);
+  const UbTile<std::int32_t> ones = ones_ub.Next(t.piece_tokens, top_k), staging = staging_ub.Next(2, 8);
+  core.Fill(ones, 1);
+  for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
+    for (const Range piece : Split(Split(g.out_grad.rows, t.chunk_tokens)[c], t.piece_tokens)) {
+      const UbTile<std::int32_t> places = places_ub.Next(piece.size(), top_k);
+      core.Load(places, g.sorted_indices.Rows(piece));
+      if (g.first_row != 0) core.AddScalar(places, places, static_cast<std::int32_t>(-g.first_row));
+      core.Scatter(g.owned, places, ones.Rows({0, piece.size()}), staging);
+    }
+  }
+}
+
+// Phase 3. Each part of a token's gradient is read and widened once for up to t.slots rows; each row of `permuted` is
+// read once, each row of permuted_grad written once.
+template <class T, VectorCore V>
+void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
+                              const TokenUnpermuteGradTiling& t) {
+  const std::int64_t top_k = g.sorted_indices.cols;
+  Ring<Buffer::kUB, std::int32_t> places_ub(core, "places_ub", t.piece_tokens, top_k, 2);
+  Ring<Buffer::kUB, float> probs_ub(core, "probs_ub", t.piece_tokens, top_k, 2);
+  Ring<Buffer::kUB, float> grad_ub(core, "grad_ub", 1, t.cols, 2), scaled_ub(core, "scaled_ub", 1, t.cols, 2),
+      scratch_ub(core, "scratch_ub", 1, t.cols, 1), dots_ub(core, "dots_ub", t.slots, 8, 2);
+  Ring<Buffer::kUB, T> row_ub(core, "row_ub", 1, t.cols, t.row_stages, Role::kRelay);
+  Ring<Buffer::kUB, std::int32_t> owned_ub(core, "owned_ub", 1, t.owned_rows, 2);
+
+  for (const Range rows : Split(ShareOf(g.owned.rows, core.index(), core.count()), t.owned_rows)) {
+    const UbTile<std::int32_t> owned = owned_ub.Next(1, rows.size());
+    core.Load(owned, g.owned.Rows(rows).Transposed());
+    for (std::int64_t r = 0; r < rows.size(); ++r) {
+      if (core.ReadScalar(owned, r) != 0) continue;
+      for (const Range cols : Split(g.permuted_grad.cols, t.cols)) {
+        const UbTile<float> zeros = scaled_ub.Next(1, cols.size());
+        core.Fill(zeros, 0.0f);
+        core.Store(g.permuted_grad.Block({rows.begin + r, rows.begin + r + 1}, cols), zeros);
+      }
+    }
+  }
+
+  for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
+    for (const Range piece : Split(Split(g.out_grad.rows, t.chunk_tokens)[c], t.piece_tokens)) {
+      const UbTile<std::int32_t> places = places_ub.Next(piece.size(), top_k);
+      const UbTile<float> probs = probs_ub.Next(piece.size(), top_k);
+      core.Load(places, g.sorted_indices.Rows(piece));
+      if (g.first_row != 0) core.AddScalar(places, places, static_cast<std::int32_t>(-g.first_row));
+      if (g.probs != nullptr) core.Load(probs, MatrixOf(*g.probs).Rows(piece));
+
+      for (std::int64_t i = 0; i < piece.size(); ++i) {
+        const Range token{piece.begin + i, piece.begin + i + 1};
+        for (const Range slots : Split(top_k, t.slots)) {
+          const UbTile<float> dots = dots_ub.Next(slots.size(), 8);
+          if (g.probs_grad != nullptr) core.Fill(dots, 0.0f);
+          for (const Range cols : Split(g.out_grad.cols, t.cols)) {
+            const UbTile<float> grad = grad_ub.Next(1, cols.size());
+            const UbTile<float> scratch = scratch_ub.Next(1, cols.size());
+            core.Load(grad, g.out_grad.Block(token, cols));
+            for (std::int64_t j = slots.begin; j < slots.end; ++j) {
+              const std::int64_t place = core.ReadScalar(places.Rows({i, i + 1}), j);
+              if (place < 0 || place >= g.permuted_grad.rows) continue;
+              const float weight = g.probs == nullptr ? 1.0f : core.ReadScalar(probs.Rows({i, i + 1}), j);
+              if (g.probs_grad != nullptr) {
+                const UbTile<T> row = row_ub.Next(1, cols.size());
+                core.Load(row, MatrixOf(*g.permuted).Block({place, place + 1}, cols));
+                const std::int64_t slot = j - slots.begin;
+                core.AddDot(dots.Part({slot, slot + 1}, {0, 1}), scratch, grad, row);
+              }
+              core.StoreScaled(g.permuted_grad.Block({place, place + 1}, cols),
+                               scaled_ub.Next(1, cols.size()), grad, weight);
+            }
+          }
+          if (g.probs_grad != nullptr) {
+            core.Store(MatrixOf(*g.probs_grad).Block(token, slots).Transposed(), dots.Cols({0, 1}));
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace cubist
+
+#endif  // CUBIST_KERNELS_TOKEN_PERMUTE_GRAD_KERNEL_H_

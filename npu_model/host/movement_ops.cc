@@ -1,0 +1,100 @@
+// Bodies of the weighted movements, compiled once per Highway target.
+#include "npu_model/host/movement_ops.h"
+
+#include <cstdint>
+
+#define HWY_WANT_AVX3_DL
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE_256 | HWY_SVE2 | HWY_SVE2_128 | HWY_RVV)
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "npu_model/host/movement_ops.cc"  // NOLINT
+#include "hwy/foreach_target.h"                              // IWYU pragma: keep
+#include "npu_model/host/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cubist {
+namespace HWY_NAMESPACE {
+namespace {
+
+template <class T>
+HWY_INLINE void ScalePart(T* dst, const float* x, Vec weight, std::int64_t n) {
+  std::int64_t j = 0;
+  for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
+    StoreTwo(hn::Mul(weight, Load(x + j)), hn::Mul(weight, Load(x + j + kLanes)), dst + j);
+  }
+  for (; j + kLanes <= n; j += kLanes) Store(hn::Mul(weight, Load(x + j)), dst + j);
+  if (j < n) Store(hn::Mul(weight, Load(x + j, n - j)), dst + j, n - j);
+}
+
+template <class T>
+void ScaleAs(void* out, const float* x, float weight, std::int64_t n, bool stream) {
+  T* const dst = static_cast<T*>(out);
+  const Vec w = Set(weight);
+  if (!stream) return ScalePart(dst, x, w, n);
+  const std::int64_t begin = BeforeLine(dst, n), end = begin + RoundDown(n - begin, 2 * kLanes);
+  ScalePart(dst, x, w, begin);
+  for (std::int64_t j = begin; j < end; j += 2 * kLanes) {
+    StreamTwo(hn::Mul(w, Load(x + j)), hn::Mul(w, Load(x + j + kLanes)), dst + j);
+  }
+  ScalePart(dst + end, x + end, w, n - end);
+}
+
+void Scale(void* dst, DType dtype, const float* x, float weight, std::int64_t n, bool stream) {
+  switch (dtype) {
+    case DType::kBF16:
+      return ScaleAs<BF16>(dst, x, weight, n, stream);
+    case DType::kF16:
+      return ScaleAs<F16>(dst, x, weight, n, stream);
+    default:
+      return ScaleAs<float>(dst, x, weight, n, stream);
+  }
+}
+
+template <class T>
+float DotAs(const float* x, const void* data, std::int64_t n) {
+  const T* const row = static_cast<const T*>(data);
+  const Vec zero = Set(0.0f);
+  Vec chain[4] = {zero, zero, zero, zero};
+  std::int64_t j = 0;
+  for (; j + 4 * kLanes <= n; j += 4 * kLanes) {
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
+      chain[c] = hn::MulAdd(Load(x + j + c * kLanes), Load(row + j + c * kLanes), chain[c]);
+    }
+  }
+  for (; j + kLanes <= n; j += kLanes) chain[0] = hn::MulAdd(Load(x + j), Load(row + j), chain[0]);
+  if (j < n) chain[1] = hn::MulAdd(Load(x + j, n - j), Load(row + j, n - j), chain[1]);
+  const Vec sum = hn::Add(hn::Add(chain[0], chain[1]), hn::Add(chain[2], chain[3]));
+  return hn::GetLane(hn::SumOfLanes(FloatTag(), sum));
+}
+
+float Dot(const float* x, const void* row, DType dtype, std::int64_t n) {
+  switch (dtype) {
+    case DType::kBF16:
+      return DotAs<BF16>(x, row, n);
+    case DType::kF16:
+      return DotAs<F16>(x, row, n);
+    default:
+      return DotAs<float>(x, row, n);
+  }
+}
+
+}  // namespace
+
+const MovementOps& GetMovementOps() {
+  static const MovementOps kOps{.target = hwy::TargetName(HWY_TARGET), .scale = &Scale, .dot = &Dot};
+  return kOps;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cubist
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cubist {
+
+HWY_EXPORT(GetMovementOps);
+const MovementOps& BestMovementOps() { return HWY_DYNAMIC_DISPATCH(GetMovementOps)(); }
+
+}  // namespace cubist
+#endif  // HWY_ONCE

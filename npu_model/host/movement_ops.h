@@ -1,0 +1,23 @@
+// SIMD bodies of what moves rows with a weight: one table per Highway target, like those of tile_ops.h.
+#ifndef CUBIST_NPU_MODEL_HOST_MOVEMENT_OPS_H_
+#define CUBIST_NPU_MODEL_HOST_MOVEMENT_OPS_H_
+
+#include <cstdint>
+
+#include "npu_model/types.h"
+
+namespace cubist {
+
+struct MovementOps {
+  const char* target = "";
+  // dst (n) = weight * x (n), rounded to `dtype`. With `stream`, non-temporal stores for all but the unaligned ends.
+  void (*scale)(void* dst, DType dtype, const float* x, float weight, std::int64_t n, bool stream);
+  // The dot product of x (n) and row (n) of `dtype`, in an order that depends on n and the SIMD target alone.
+  float (*dot)(const float* x, const void* row, DType dtype, std::int64_t n);
+};
+
+const MovementOps& BestMovementOps();
+
+}  // namespace cubist
+
+#endif  // CUBIST_NPU_MODEL_HOST_MOVEMENT_OPS_H_

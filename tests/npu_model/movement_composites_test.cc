@@ -1,0 +1,167 @@
+// The composites that move rows and elements: the host's bodies beside their expansions, on every SIMD target.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "npu_model/composites.h"
+#include "npu_model/host/host_core.h"
+#include "tests/support/matrix.h"
+#include "tests/support/random.h"
+#include "tests/support/simd_targets.h"
+
+namespace cubist::testing {
+namespace {
+
+constexpr double kEps = 0x1p-24;
+
+// One Vector core whose memory is full of NaN.
+struct Rig {
+  Rig() {
+    constexpr std::int64_t kBytes = 1 << 20;
+    std::memset(scratch.Take(kBytes), 0xff, kBytes);
+    scratch.Reset();
+  }
+  template <class T>
+  UbTile<T> NewTile(std::int64_t rows, std::int64_t cols, Role role = Role::kRows) {
+    return Ring<Buffer::kUB, T>(vector, "tile", rows, cols, 1, role).Next(rows, cols);
+  }
+
+  Scratch scratch;
+  HostContext context{HostChip(), scratch, 0, 1};
+  HostAiCore core{context};
+  HostVectorCore& vector{core.vectors()[0]};
+  HostVector executor{context, 0};
+};
+
+GmTensor TensorOf(const Matrix& x) {
+  GmTensor t;
+  t.data = static_cast<std::byte*>(const_cast<void*>(x.view().data)), t.dtype = x.dtype(), t.name = "matrix",
+  t.writable = true;
+  t.sizes = {1, 1, x.size(0), x.size(1)}, t.strides = {0, 0, x.view().stride(0), x.view().stride(1)};
+  return t;
+}
+
+template <class F>
+void ForEachFloatType(F f) {
+  f(float{}), f(BF16{}), f(F16{});
+}
+
+class MovementCompositesTest : public SimdTargetTest {
+ protected:
+  Random random_;
+};
+
+TEST_P(MovementCompositesTest, StoreScaledIsItsExpansion) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (std::int64_t cols : {1, 7, 40, 64, 131, 4099}) {
+      for (bool stream : {false, true}) {
+        for (const Layout& layout : {Layout{}, Layout{.gap = 3, .offset = 1, .step = 2}}) {
+          Rig rig;
+          Matrix x(DType::kF32, {1, cols}), body(dtype, {1, cols}, layout),
+              expansion(dtype, {1, cols}, layout);
+          x.FillNormal(random_);
+          const GmTensor source = TensorOf(x);
+          GmTensor to[] = {TensorOf(body), TensorOf(expansion)};
+          to[0].stream = stream;
+          const auto tile = rig.NewTile<float>(1, cols), scratch = rig.NewTile<float>(1, cols);
+          rig.vector.Load(tile, MatrixOf(source));
+          rig.vector.StoreScaled(MatrixOf(to[0]), scratch, tile, 0.37f);
+          ExpandStoreScaled(rig.executor, MatrixOf(to[1]), scratch, tile, 0.37f, Loc::current());
+          FlushStreams();
+          ASSERT_EQ(body.ToDoubles(), expansion.ToDoubles()) << NameOf(dtype) << " " << cols;
+          ASSERT_EQ(body.at({0, cols - 1}), RoundTo(dtype, static_cast<float>(x.at({0, cols - 1})) * 0.37f));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(MovementCompositesTest, AddDotIsItsExpansion) {
+  ForEachFloatType([&](auto zero) {
+    using T = decltype(zero);
+    for (std::int64_t cols : {1, 5, 40, 64, 131, 4099}) {
+      Rig rig;
+      Matrix x(DType::kF32, {1, cols}), row(DTypeOf<T>(), {1, cols});
+      x.FillNormal(random_), row.FillNormal(random_);
+      const GmTensor left = TensorOf(x), right = TensorOf(row);
+      const auto tile = rig.NewTile<float>(1, cols), scratch = rig.NewTile<float>(1, cols),
+                 sums = rig.NewTile<float>(2, 8);
+      const auto other = rig.NewTile<T>(1, cols, Role::kRelay);
+      rig.vector.Load(tile, MatrixOf(left)), rig.vector.Load(other, MatrixOf(right));
+      rig.vector.Fill(sums, 3.0f);
+      const auto body = sums.Part({0, 1}, {0, 1}), expansion = sums.Part({1, 2}, {0, 1});
+      rig.vector.AddDot(body, scratch, tile, other);
+      ExpandAddDot(rig.executor, expansion, scratch, tile, other, Loc::current());
+      const std::vector<double> a = x.ToDoubles(), b = row.ToDoubles();
+      const double dot = std::inner_product(a.begin(), a.end(), b.begin(), 3.0);
+      double magnitude = 3;
+      for (std::size_t i = 0; i < a.size(); ++i) magnitude += std::abs(a[i] * b[i]);
+      const double bound = 1.01 * static_cast<double>(cols + 2) * kEps * magnitude;
+      ASSERT_NEAR(rig.vector.ReadScalar(body, 0), dot, bound) << cols;
+      ASSERT_NEAR(rig.vector.ReadScalar(expansion, 0), dot, bound) << cols;
+    }
+  });
+}
+
+// Places beyond both ends are passed over.
+UbTile<std::int32_t> SomePlaces(Rig& rig, const std::vector<std::int32_t>& places, std::int64_t rows) {
+  const auto cols = static_cast<std::int64_t>(places.size()) / rows;
+  GmTensor t;
+  t.data = reinterpret_cast<std::byte*>(const_cast<std::int32_t*>(places.data()));
+  t.dtype = DType::kI32, t.sizes = {1, 1, rows, cols}, t.strides = {0, 0, cols, 1};
+  const auto tile = rig.NewTile<std::int32_t>(rows, cols);
+  rig.vector.Load(tile, MatrixOf(t));
+  return tile;
+}
+
+TEST_P(MovementCompositesTest, GatherAndScatterAreTheirExpansions) {
+  const std::vector<std::int32_t> places{4, -1, 0, 7, 3, 100, 6, -5, 1, 2, 8, 5};
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI32}) {
+    Rig rig;
+    Matrix column(dtype, {7, 1}, Layout{.gap = 2, .offset = 1, .step = 1}), body(dtype, {7, 1}),
+        expansion(dtype, {7, 1});
+    column.FillIntegers(random_, -9, 9), body.Fill(-1), expansion.Fill(-1);
+    const GmTensor from = TensorOf(column), to[] = {TensorOf(body), TensorOf(expansion)};
+    const auto at = SomePlaces(rig, places, 3);
+    if (dtype != DType::kI32) {
+      const auto staging = rig.NewTile<float>(2, 8), x = rig.NewTile<float>(3, 4),
+                 y = rig.NewTile<float>(3, 4);
+      rig.vector.Gather(x, MatrixOf(from), at, staging);
+      ExpandGather(rig.executor, y, MatrixOf(from), at, staging, Loc::current());
+      rig.vector.Scatter(MatrixOf(to[0]), at, x, staging);
+      ExpandScatter(rig.executor, MatrixOf(to[1]), at, x, staging, Loc::current());
+      for (std::size_t e = 0; e < places.size(); ++e) {
+        const auto i = static_cast<std::int64_t>(e) / 4, j = static_cast<std::int64_t>(e) % 4;
+        const double expected = places[e] >= 0 && places[e] < 7 ? column.at({places[e], 0}) : 0;
+        EXPECT_EQ(rig.vector.ReadScalar(x.Rows({i, i + 1}), j), expected);
+        EXPECT_EQ(rig.vector.ReadScalar(y.Rows({i, i + 1}), j), expected);
+      }
+      EXPECT_EQ(body.ToDoubles(), column.ToDoubles());
+    } else {
+      const auto staging = rig.NewTile<std::int32_t>(2, 8);
+      rig.vector.Scatter(MatrixOf(to[0]), at, at, staging);
+      ExpandScatter(rig.executor, MatrixOf(to[1]), at, at, staging, Loc::current());
+      EXPECT_EQ(body.ToDoubles(), (std::vector<double>{0, 1, 2, 3, 4, 5, 6}));
+    }
+    EXPECT_EQ(body.ToDoubles(), expansion.ToDoubles());
+  }
+}
+
+TEST_P(MovementCompositesTest, AddScalarAddsToInts) {
+  Rig rig;
+  const auto at = SomePlaces(rig, {4, -1, 0, 7, 3, 100}, 2), sum = rig.NewTile<std::int32_t>(2, 3);
+  rig.vector.AddScalar(sum, at, -3);
+  EXPECT_EQ(rig.vector.ReadScalar(sum.Rows({0, 1}), 0), 1);
+  EXPECT_EQ(rig.vector.ReadScalar(sum.Rows({0, 1}), 1), -4);
+  EXPECT_EQ(rig.vector.ReadScalar(sum.Rows({1, 2}), 2), 97);
+}
+
+INSTANTIATE_TEST_SUITE_P(Simd, MovementCompositesTest, ::testing::ValuesIn(SimdTargets()), SimdTargetName);
+
+}  // namespace
+}  // namespace cubist::testing
