@@ -9,6 +9,7 @@
 #include "kernels/choose_for.h"
 #include "kernels/grouped_matmul_kernel.h"
 #include "kernels/pack.h"
+#include "kernels/packed_input.h"
 #include "kernels/validate.h"
 #include "npu_model/launch.h"
 #include "tiling/grouped_matmul_tiling.h"
@@ -148,6 +149,26 @@ Status CheckListApart(const Matrices<Tensor>& outputs) {
   return {};
 }
 
+Status CheckPackedWeights(const Device& device, const GroupedMatmulArgs& args, std::int64_t groups,
+                          std::int64_t k, std::int64_t n) {
+  const PackedOperand& packed = args.packed_weights;
+  const auto error = [](const std::string& what) {
+    return InvalidArgument(std::string(kForward) + ": packed_weights " + what);
+  };
+  if (args.weights.given() || !args.weight_list.empty()) return error("and weights are both given");
+  if (packed.side != Side::kB) return error("were packed as the operand a");
+  if (args.transpose_weights) return error("are never transposed, but transpose_weights is set");
+  if (packed.matrices != groups || packed.rows != k || packed.cols != n || packed.dtype != args.x.dtype) {
+    const auto text = [](std::int64_t e, std::int64_t rows, std::int64_t cols, DType dtype) {
+      return std::to_string(e) + " matrices (" + std::to_string(rows) + ", " + std::to_string(cols) +
+             ") of " + NameOf(dtype);
+    };
+    return error("hold " + text(packed.matrices, packed.rows, packed.cols, packed.dtype) + ", need " +
+                 text(groups, k, n, args.x.dtype));
+  }
+  return CheckPacked(device, kForward, "packed_weights", packed);
+}
+
 Status Validate(const Device& device, const GroupedMatmulArgs& args) {
   const Argument x{kForward, "x", args.x}, groups{kForward, "groups", args.groups},
       bias{kForward, "bias", args.bias}, out{kForward, "out", args.out};
@@ -159,7 +180,9 @@ Status Validate(const Device& device, const GroupedMatmulArgs& args) {
   const Matrices<ConstTensor> weights = WeightsOf(args);
   CUBIST_RETURN_IF_ERROR(CheckShape(out, {{"M, of x", m}, {"N"}}));
   const std::int64_t n = args.out.size(1);
-  if (weights.given() || e > 0) {
+  if (args.packed_weights.given()) {
+    CUBIST_RETURN_IF_ERROR(CheckPackedWeights(device, args, e, k, n));
+  } else if (weights.given() || e > 0) {
     CUBIST_RETURN_IF_ERROR(
         CheckMatrices(weights, e, {"K, of x", k}, {"N, of out", n}, {args.x.dtype}, device.computes(),
                       [&](std::int64_t g) { return RowsOfGroup(args.groups, args.group_list, g) > 0; }));
@@ -171,7 +194,8 @@ Status Validate(const Device& device, const GroupedMatmulArgs& args) {
   }
   for (const Argument* arg : {&x, &bias, &out}) CUBIST_RETURN_IF_ERROR(CheckStorage(*arg, device.computes()));
   CUBIST_RETURN_IF_ERROR(CheckWritable(out));
-  for (const Argument* arg : {&x, &groups, &bias}) CUBIST_RETURN_IF_ERROR(CheckApart(out, *arg));
+  const Argument packed{kForward, "packed_weights", args.packed_weights.memory()};
+  for (const Argument* arg : {&x, &groups, &bias, &packed}) CUBIST_RETURN_IF_ERROR(CheckApart(out, *arg));
   return CheckMatricesApart(out, weights);
 }
 
@@ -251,6 +275,7 @@ struct RowProducts {
   GroupList group_list;
   ConstTensor weights;
   std::span<const ConstTensor> weight_list;
+  PackedOperand packed_weights;
   bool transpose_weights = false;
   ConstTensor bias;
   Tensor out;
@@ -264,6 +289,7 @@ Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, 
   shape.groups = p.groups.size(0);
   shape.product.m = p.x.size(0), shape.product.n = p.out.size(1), shape.product.k = p.x.size(1);
   shape.product.in = p.x.dtype, shape.product.out = p.out.dtype, shape.product.bias = p.bias.given();
+  shape.product.b_packed = p.packed_weights.given();
   shape.product.a_row_bytes = p.x.stride(1) == 1 ? p.x.stride(0) * SizeOf(p.x.dtype) : 0;
   GroupedMatmulTiling tiling;
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, kernel, shape, &Candidates, &tiling));
@@ -272,6 +298,7 @@ Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, 
   GroupedMatmulOperands g;
   g.groups = AddGroups(launch, p.groups, p.group_list, p.x.size(0));
   g.x.plain = MatrixOf(x);
+  if (p.packed_weights.given()) g.packed_weights = PackedInput(launch, "packed_weights", p.packed_weights);
   g.weights = AddMatrices(p.weights, p.weight_list, p.transpose_weights, &list,
                           [&](const ConstTensor& t) { return launch.Input("weights", t); });
   g.bias = launch.Input("bias", p.bias);
@@ -294,7 +321,7 @@ Status Run(const Device& device, const GroupedMatmulArgs& args, Profile* profile
   CUBIST_RETURN_IF_ERROR(
       AddRowProducts<T>(device, kForward, launch,
                         {args.x, args.groups, args.group_list, args.weights, args.weight_list,
-                         args.transpose_weights, args.bias, args.out, "x", "out"}));
+                         args.packed_weights, args.transpose_weights, args.bias, args.out, "x", "out"}));
   return launch.Finish(profile);
 }
 
@@ -335,6 +362,7 @@ Status Run(const Device& device, const GroupedMatmulGradArgs& args, Profile* pro
                                               args.group_list,
                                               args.weights,
                                               args.weight_list,
+                                              {},
                                               !args.transpose_weights,
                                               {},
                                               args.dx,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/pack_operand.h"
 #include "npu_model/device.h"
 #include "npu_model/status.h"
 #include "npu_model/types.h"
@@ -25,6 +26,8 @@ enum class GroupList : std::uint8_t {
 //   groups   (E), each >= 0, together <= M; ends not descending int32 or int64
 //   weights  (E, K, N), or (E, N, K) with transpose_weights     the dtype of x
 //   weight_list  in place of weights: E matrices (K, N), or (N, K), anywhere; those of empty groups need no data
+//   packed_weights  in place of weights: E matrices (K, N) as PackOperand made them of Side::kB; the same bits come out.
+//            transpose_weights has no meaning then and must be false.
 //   bias     (E, N), optional                                   fp32 or the dtype of x
 //   out      (M, N)                                             fp32 or the dtype of x
 //
@@ -41,6 +44,7 @@ struct GroupedMatmulArgs {
   GroupList group_list = GroupList::kCounts;
   ConstTensor weights = {};
   std::span<const ConstTensor> weight_list = {};
+  PackedOperand packed_weights = {};
   ConstTensor bias = {};
   Tensor out;
   bool transpose_weights = false;

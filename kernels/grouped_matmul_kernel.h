@@ -83,10 +83,16 @@ void ForMyGroupBlocks(Core& core, const GroupRows& groups, BlocksOf&& blocks_of,
 struct GroupedMatmulOperands {
   GroupRows groups;
   Operand x;                       // (M, K)
-  GroupedMatrices weights;         // (K, N)
+  GroupedMatrices weights;         // (K, N), or
+  PackedGm packed_weights;         // packed, with a tensor,
   const GmTensor* bias = nullptr;  // (E, N)
   Gm out;                          // (M, N)
   std::int64_t k = 0;
+
+  Operand WeightsOf(std::int64_t group, Range n) const {
+    if (packed_weights.tensor != nullptr) return {{}, packed_weights.Matrix(group).Block({0, k}, n), true};
+    return {weights.Of(group).Cols(n), {}, false};
+  }
 };
 
 // out = x w_g + bias_g for the rows of each group, 0 after the last: a product with an empty k. A group's rows are cut
@@ -112,7 +118,7 @@ void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const Group
     if (group < groups) {
       block.k = g.k;
       block.a = g.x.Block(m, {0, g.k});
-      block.b.plain = g.weights.Of(group).Cols(n);
+      block.b = g.WeightsOf(group, n);
       if (g.bias != nullptr) block.bias = MatrixOf(*g.bias).Block({group, group + 1}, n);
     } else {
       block.a = g.x.Block(m, {0, 0});

@@ -173,6 +173,45 @@ TEST(GroupedBadArgumentsTest, ForwardTypesAndStorage) {
   ExpectErrors<ForwardFixture>(calls, RunForward);
 }
 
+TEST(GroupedBadArgumentsTest, ForwardPackedWeights) {
+  const std::string who = "grouped_matmul: packed_weights ";
+  const auto packed = [](GroupedMatmulArgs& x) {
+    alignas(kPackedAlignment) static std::byte memory[1 << 16];
+    x.packed_weights = {.data = memory,
+                        .bytes = sizeof memory,
+                        .side = Side::kB,
+                        .dtype = DType::kF32,
+                        .matrices = 3,
+                        .rows = 5,
+                        .cols = 7};
+    x.weights = {};
+  };
+  const std::vector<Forward> calls = {
+      {"both",
+       [&](auto& x) {
+         const auto w = x.weights;
+         packed(x), x.weights = w;
+       },
+       {who + "and weights are both"}},
+      {"of the other side",
+       [&](auto& x) { packed(x), x.packed_weights.side = Side::kA; },
+       {who, "operand a"}},
+      {"transposed", [&](auto& x) { packed(x), x.transpose_weights = true; }, {who, "transpose_weights"}},
+      {"E",
+       [&](auto& x) { packed(x), x.packed_weights.matrices = 2; },
+       {who + "hold 2 matrices (5, 7)", "need 3"}},
+      {"K",
+       [&](auto& x) { packed(x), x.packed_weights.rows = 6; },
+       {who + "hold 3 matrices (6, 7)", "(5, 7)"}},
+      {"bf16",
+       [&](auto& x) { packed(x), x.packed_weights.dtype = DType::kBF16; },
+       {who, "of bf16", "of fp32"}},
+      {"too small", [&](auto& x) { packed(x), x.packed_weights.bytes = 100; }, {who, "100 bytes"}},
+      {"never packed", [&](auto& x) { packed(x); }, {who, "holds no packed operand"}},
+  };
+  ExpectErrors<ForwardFixture>(calls, RunForward);
+}
+
 struct GradFixture {
   GradFixture() {
     Random random;

@@ -189,6 +189,10 @@ struct Call {
   std::vector<ConstTensor> weight_list;
 };
 
+struct alignas(kPackedAlignment) PackedBlock {
+  std::byte bytes[kPackedAlignment];
+};
+
 void FillIntegers(Call& call) {
   Random random;
   call.FillWith([&](Matrix& m) { m.FillIntegers(random); });
@@ -304,6 +308,39 @@ TEST(GroupedMatmulTest, SameBitsAsSingleProducts) {
           ASSERT_TRUE(IsOk(Matmul(Host(), args)));
         }
         ExpectSameBits(call.out.view(), single.view());
+      }
+    }
+  }
+}
+
+// Weights packed beforehand give the same bits, on both executors.
+TEST(GroupedMatmulTest, SameBitsWithPackedWeights) {
+  const Groups all[] = {{{8, 8, 0, 8, 8}, 3}, {{1, 200, 13, 64}, 0}, {{}, 4}};
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    for (const Groups& groups : all) {
+      for (Options o : AllOptions()) {
+        if (o.list || o.ends) continue;
+        SCOPED_TRACE(Join(groups.Name(), " ", o.Name()));
+        Call call(groups, 131, 259, o);
+        FillUniform(call);
+        ASSERT_TRUE(IsOk(GroupedMatmul(device, call.args())));
+        Matrix plain(o.out, {groups.rows(), 131});
+        Assign(plain.view(), call.out.ToDoubles());
+        call.out.FillNaN();
+        GroupedMatmulArgs args = call.args();
+        const std::int64_t bytes = PackedOperandBytes(device, Side::kB, o.in, 259, 131, groups.count());
+        std::vector<PackedBlock> memory(static_cast<std::size_t>(bytes) / sizeof(PackedBlock) + 1);
+        const PackOperandArgs weights{.source = args.weights,
+                                      .side = Side::kB,
+                                      .transpose = o.transpose,
+                                      .data = memory.data(),
+                                      .bytes = bytes};
+        if (groups.count() > 0) {
+          ASSERT_TRUE(IsOk(PackOperand(device, weights, &args.packed_weights)));
+          args.weights = {}, args.transpose_weights = false;
+        }
+        ASSERT_TRUE(IsOk(GroupedMatmul(device, args)));
+        ExpectSameBits(call.out.view(), plain.view());
       }
     }
   }
