@@ -1,7 +1,10 @@
 #include "kernels/flash_attention.h"
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
+#include "kernels/attention_sequences.h"
 #include "kernels/choose_for.h"
 #include "kernels/flash_attention_kernel.h"
 #include "kernels/pack.h"
@@ -19,8 +22,9 @@ FlashAttentionShape ShapeOf(const FlashAttentionArgs& args) {
   s.kv_heads = args.k.size(1), s.skv = args.k.size(2), s.d_v = args.v.size(3);
   if (args.q_rope.given()) s.d_rope = args.q_rope.size(3), s.rope_heads = args.k_rope.size(1);
   s.in = args.q.dtype, s.out = args.out.dtype;
-  s.causal = args.causal != Causal::kNone;
-  s.shift = args.causal == Causal::kBottomRight ? s.skv - s.sq : 0;
+  const std::int64_t prefix =
+      args.prefix.empty() ? 0 : *std::max_element(args.prefix.begin(), args.prefix.end());
+  s.band = BandOf(args.causal, args.window, s.sq, s.skv, prefix);
   return s;
 }
 
@@ -59,6 +63,21 @@ Status Validate(const Device& device, const FlashAttentionArgs& args) {
   if (args.lse.given()) {
     CUBIST_RETURN_IF_ERROR(CheckShape(lse, {{"B, of q", b}, {"Nq, of q", nq}, {"Sq, of q", sq}}));
     CUBIST_RETURN_IF_ERROR(CheckDType(lse, {DType::kF32}));
+  }
+  if (!args.prefix.empty()) {
+    if (static_cast<std::int64_t>(args.prefix.size()) != b) {
+      return InvalidArgument(std::string(kName) + ": prefix has " + std::to_string(args.prefix.size()) +
+                             " entries, needs the " + std::to_string(b) + " of B, of q");
+    }
+    for (const std::int64_t keys : args.prefix) {
+      if (keys >= 0 && keys <= skv) continue;
+      return InvalidArgument(std::string(kName) + ": prefix is " + std::to_string(keys) +
+                             ", needs 0 to the " + std::to_string(skv) + " of Skv, of k");
+    }
+    if (args.window && args.window->left) {
+      return InvalidArgument(std::string(kName) + ": prefix goes with no left side of window, which is " +
+                             std::to_string(*args.window->left));
+    }
   }
   const float scale = args.scale.value_or(1.0f);
   if (!std::isfinite(scale)) {
@@ -104,7 +123,11 @@ Status Run(const Device& device, const FlashAttentionArgs& args, Profile* profil
       g.k_rope_packed = Pack<T>(launch, "k_rope_packed", Role::kB, *g.k_rope, /*transposed=*/true);
     g.v_packed = Pack<T>(launch, "v_packed", Role::kB, *g.v, /*transposed=*/false);
   }
-  launch.OnAiCores(tiling.tasks(shape), [&](auto& core) { FlashAttentionKernel<T>(core, g, shape, tiling); });
+  const std::vector<AttentionSequence> sequences =
+      SequencesOf(args.causal, args.window, args.prefix, shape.sq, shape.skv);
+  const FlashAttentionSchedule schedule(shape, tiling, sequences);
+  launch.OnAiCores(schedule.tasks(),
+                   [&](auto& core) { FlashAttentionKernel<T>(core, g, shape, tiling, schedule); });
   return launch.Finish(profile);
 }
 

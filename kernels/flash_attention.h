@@ -2,16 +2,16 @@
 #ifndef CUBIST_KERNELS_FLASH_ATTENTION_H_
 #define CUBIST_KERNELS_FLASH_ATTENTION_H_
 
+#include <cstdint>
 #include <optional>
+#include <span>
 
+#include "kernels/attention_options.h"
 #include "npu_model/device.h"
 #include "npu_model/status.h"
 #include "npu_model/types.h"
 
 namespace cubist {
-
-// Which keys j a query row i may see: all; j <= i; or j <= i + (Skv - Sq), where the last query sees the last key.
-enum class Causal { kNone, kTopLeft, kBottomRight };
 
 // For every batch b and query head h, with KV head g = h / (Nq / Nkv):
 //   s(i, j) = scale * (q(i) . k(j) + q_rope(i) . k_rope(j)),  -inf where masked
@@ -38,6 +38,9 @@ struct FlashAttentionArgs {
   Tensor lse = {};
   std::optional<float> scale = {};
   Causal causal = Causal::kNone;
+  std::optional<AttentionWindow> window = {};  // A key is seen where both let it be,
+  std::span<const std::int64_t> prefix =
+      {};  // and keys j < prefix[b] always; B entries. Not with a window's left.
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.

@@ -11,10 +11,12 @@
 #include <optional>
 #include <type_traits>
 
+#include "kernels/attention_scores_kernel.h"
 #include "kernels/operand_kernel.h"
 #include "npu_model/core.h"
 #include "npu_model/pipeline.h"
 #include "npu_model/tile.h"
+#include "tiling/flash_attention_steps.h"
 #include "tiling/flash_attention_tiling.h"
 
 namespace cubist {
@@ -26,6 +28,11 @@ struct FlashAttentionOperands {
   PackedGm k_packed, k_rope_packed, v_packed;  // One matrix per (b, KV head), where t.pack_kv.
   const GmTensor *out = nullptr, *lse = nullptr;
   float scale = 1;
+
+  // Rows of the step's sequence.
+  static Gm QueryRows(const GmTensor& tensor, const FlashAttentionStep& step, Range rows) {
+    return MatrixOf(tensor, step.sequence.batch, step.task.head).Rows(rows.From(-step.sequence.q_begin));
+  }
 
   Operand KeysTransposed(const FlashAttentionTiling& t, std::int64_t b, std::int64_t h) const {
     return t.pack_kv ? PackedOf(k_packed, k, b, h) : Operand{MatrixOf(*k, b, h).Transposed(), {}, false};
@@ -43,57 +50,38 @@ struct FlashAttentionOperands {
   }
 };
 
-// A block of keys for a block of queries, on its way through the stages.
-struct FlashAttentionStep {
-  std::int64_t b = 0, h = 0;
-  Range q, kv;
-  bool first = false, last = false;  // Of its block of queries.
-};
-
-// The steps of core `index` of `count`: blocks of queries dealt round, the last (with most keys, where
-// causal) first. A block of queries that sees no key is one step without keys.
-class FlashAttentionSteps {
- public:
-  FlashAttentionSteps(const FlashAttentionShape& s, const FlashAttentionTiling& t, int index, int count)
-      : s_(s), t_(t), task_(index), count_(count) {}
-
-  bool Next(FlashAttentionStep& step) {
-    if (task_ >= t_.tasks(s_)) return false;
-    const std::int64_t heads = s_.batches * s_.heads, block = t_.query_blocks(s_) - 1 - task_ / heads;
-    step.b = task_ % heads / s_.heads, step.h = task_ % s_.heads;
-    step.q = Split(s_.sq, t_.m)[block];
-    const std::int64_t keys = VisibleKeys(s_, step.q);
-    step.kv = {key_, std::min(key_ + t_.n, keys)};
-    step.first = key_ == 0, step.last = step.kv.end == keys;
-    key_ = step.kv.end;
-    if (step.last) task_ += count_, key_ = 0;
-    return true;
-  }
-
- private:
-  const FlashAttentionShape& s_;
-  const FlashAttentionTiling& t_;
-  std::int64_t task_, count_, key_ = 0;
-};
-
-// What a Vector core keeps of its rows of a block: the running maximum m, denominator l and output o.
+// What a Vector core keeps of its rows of a block of queries: the output o and the denominator l so far, and the
+// running maximum. A step reads the maximum of its round and writes that of the next; what it read then holds the
+// factor alpha of the rescale stage. Strips of rows go their own number of rounds, over the same tiles.
 template <class T, VectorCore V>
 struct FlashAttentionLane {
   FlashAttentionLane(V& vector, std::int64_t rows, const FlashAttentionShape& s,
                      const FlashAttentionTiling& t)
       : core(vector),
+        rounds(t.rounds_kept()),
         s_ub(core, "s_ub", rows, t.n, t.ub_stages),
         p_ub(core, "p_ub", rows, t.n, t.ub_stages),
         pv_ub(core, "pv_ub", rows, s.d_v, t.ub_stages),
         o_ub(core, "o_ub", rows, s.d_v, t.ub_stages),
-        m_ub(core, "m_ub", rows, 1, t.statistics_stages()),
-        l_ub(core, "l_ub", rows, 1, 2 * t.depth + 2) {}
+        m_ub(core, "m_ub", rows, 1, t.m_stages()),
+        l_ub(core, "l_ub", rows, 1, t.l_stages()) {}
+
+  // A block of queries of so many rows begins, or ends its round `round`: the tile of its maxima.
+  void NewMaximum(std::int64_t round, std::int64_t rows) {
+    if (round < rounds && round >= taken) m[static_cast<std::size_t>(taken++)] = m_ub.Next(rows, 1);
+  }
+  UbTile<float> Maximum(std::int64_t round, Range rows) const {
+    return m[static_cast<std::size_t>(round % rounds)].Rows(rows);
+  }
 
   V& core;
+  std::int64_t rounds, taken = 0;  // Tiles of maxima that a block of queries uses in turn, and has.
   Ring<Buffer::kUB, float> s_ub;
   Ring<Buffer::kUB, T> p_ub;
   Ring<Buffer::kUB, float> pv_ub, o_ub, m_ub, l_ub;
-  UbTile<float> m, l, o;  // Of the block of queries in the softmax stage (m, l) and in the rescale stage (o).
+  // Of the block of queries in the softmax stage (m, l) and in the rescale stage (o).
+  std::array<UbTile<float>, 2 * FlashAttentionTiling::kMaxDepth + 2> m;
+  UbTile<float> l, o;
 };
 
 // Each core walks its steps through four stages; `t.depth` sets how far neighbouring steps overlap.
@@ -103,7 +91,7 @@ struct FlashAttentionLane {
 //   rescale  Vector  O = O * alpha + PV; after the last block of keys out = O / l and lse = m + ln(l)
 template <class T, AiCore Core>
 void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const FlashAttentionShape& s,
-                          const FlashAttentionTiling& t) {
+                          const FlashAttentionTiling& t, const FlashAttentionSchedule& schedule) {
   using Vector = std::remove_cvref_t<decltype(core.vectors()[0])>;
   constexpr std::size_t kMaxLanes = 2;
   const std::size_t lane_count = core.vectors().size();
@@ -131,7 +119,7 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
     struct Rows {
       UbTile<float> m, l, alpha;
     };
-    std::array<Rows, kMaxLanes> rows;
+    std::array<Rows, kMaxLanes> kept;
   };
 
   // acc (+)= a b, along k in steps of t.k0.
@@ -145,98 +133,107 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
       accumulate = Accumulate::kYes;
     }
   };
-  // For every Vector core its lane, its number and its rows of the step's block of queries.
-  const auto for_each_lane = [&](Step& step, auto&& body) {
+  // For every Vector core that has some of `rows` of a block of queries: body(its number, those rows as rows of its
+  // tiles, those rows as rows of the block).
+  const auto for_each_lane = [&](Range rows, auto&& body) {
     for (std::size_t i = 0; i < lane_count; ++i) {
-      const Range all = lane_rows[static_cast<std::int64_t>(i)];
-      const Range rows{std::min(all.begin, step.q.size()), std::min(all.end, step.q.size())};
-      if (!rows.empty()) body(*lanes[i], step.rows[i], rows);
+      const Range lane = lane_rows[static_cast<std::int64_t>(i)];
+      const Range part{std::max(lane.begin, rows.begin), std::min(lane.end, rows.end)};
+      if (!part.empty()) body(i, part.From(lane.begin), part);
     }
   };
 
   L1Tile<T> q1, q_rope1;
   const auto scores = [&](Step& step) {
-    const std::int64_t kv_head = step.h / group;
+    const std::int64_t kv_head = step.task.head / group;
     if (step.first) {
-      q1 = q_l1.Next(step.q.size(), s.d_qk);
-      core.Load(q1, MatrixOf(*g.q, step.b, step.h).Rows(step.q));
+      q1 = q_l1.Next(step.task.q.size(), s.d_qk);
+      core.Load(q1, g.QueryRows(*g.q, step, step.task.q));
       if (rope) {
-        q_rope1 = q_rope_l1.Next(step.q.size(), s.d_rope);
-        core.Load(q_rope1, MatrixOf(*g.q_rope, step.b, step.h).Rows(step.q));
+        q_rope1 = q_rope_l1.Next(step.task.q.size(), s.d_rope);
+        core.Load(q_rope1, g.QueryRows(*g.q_rope, step, step.task.q));
       }
     }
+    const Range rows = step.rows.From(step.task.q.begin);
     const L1Tile<T> k1 = k_l1.Next(s.d_qk, step.kv.size());
-    LoadOperand(core, k1, g.KeysTransposed(t, step.b, kv_head).Block({0, s.d_qk}, step.kv));
-    step.s = s_l0.Next(step.q.size(), step.kv.size());
-    multiply(step.s, q1, k1, Accumulate::kNo);
+    LoadOperand(core, k1, g.KeysTransposed(t, step.sequence.batch, kv_head).Block({0, s.d_qk}, step.kv));
+    step.s = s_l0.Next(rows.size(), step.kv.size());
+    multiply(step.s, q1.Rows(rows), k1, Accumulate::kNo);
     if (!rope) return;
     const std::int64_t rope_head = s.rope_heads == 1 ? 0 : kv_head;
     const L1Tile<T> k_rope1 = k_rope_l1.Next(s.d_rope, step.kv.size());
-    LoadOperand(core, k_rope1, g.RopeKeysTransposed(t, step.b, rope_head).Block({0, s.d_rope}, step.kv));
-    multiply(step.s, q_rope1, k_rope1, Accumulate::kYes);
+    LoadOperand(core, k_rope1,
+                g.RopeKeysTransposed(t, step.sequence.batch, rope_head).Block({0, s.d_rope}, step.kv));
+    multiply(step.s, q_rope1.Rows(rows), k_rope1, Accumulate::kYes);
   };
 
   const auto softmax = [&](Step& step) {
-    step.p = p_l1.Next(step.q.size(), step.kv.size());
-    for_each_lane(step, [&](auto& lane, typename Step::Rows& kept, Range rows) {
-      if (step.first) {
-        lane.m = lane.m_ub.Next(rows.size(), 1);
+    if (step.first) {
+      for_each_lane({0, step.task.q.size()}, [&](std::size_t i, Range rows, Range) {
+        auto& lane = *lanes[i];
+        lane.taken = 0;
+        lane.NewMaximum(0, rows.size());
         lane.l = lane.l_ub.Next(rows.size(), 1);
-        lane.core.Fill(lane.m, std::numeric_limits<float>::lowest());
+        lane.core.Fill(lane.m[0], std::numeric_limits<float>::lowest());
         lane.core.Fill(lane.l, 0.0f);
-      }
+      });
+    }
+    const Range in_block = step.rows.From(step.task.q.begin);
+    step.p = p_l1.Next(in_block.size(), step.kv.size());
+    for_each_lane(in_block, [&](std::size_t i, Range rows, Range part) {
+      auto& lane = *lanes[i];
       const UbTile<float> scored = lane.s_ub.Next(rows.size(), step.kv.size());
-      lane.core.Move(scored, step.s.Rows(rows));
-      float scale = g.scale;
-      const std::int64_t diagonal = step.q.begin + rows.begin + s.shift - step.kv.begin;
-      if (s.causal && step.kv.size() > diagonal + 1) {
-        // Scaled first: a scale of 0 or below must not turn -inf into something else.
-        lane.core.MulScalar(scored, scored, scale);
-        lane.core.MaskAbove(scored, diagonal);
-        scale = 1.0f;
-      }
+      lane.core.Move(scored, step.s.Rows(part.From(in_block.begin)));
+      const Range queries = part.From(-step.task.q.begin);
+      const float scale = MaskByBand(lane.core, scored, step.sequence, queries, step.kv, g.scale);
 
       const UbTile<T> p = lane.p_ub.Next(rows.size(), step.kv.size());
-      const UbTile<float> m_new = lane.m_ub.Next(rows.size(), 1);
-      lane.core.SoftmaxStep(p, scored, m_new, lane.m, lane.l, scale);
-      kept = {m_new, lane.l, lane.m};
-      lane.m = m_new;
-      lane.core.Move(step.p.Rows(rows), p);
+      lane.NewMaximum(step.round + 1, lane.l.rows());
+      const UbTile<float> m = lane.Maximum(step.round, rows), m_new = lane.Maximum(step.round + 1, rows);
+      step.kept[i] = {m_new, lane.l.Rows(rows), m};
+      lane.core.SoftmaxStep(p, scored, m_new, m, step.kept[i].l, scale);
+      lane.core.Move(step.p.Rows(part.From(in_block.begin)), p);
     });
   };
 
   const auto product = [&](Step& step) {
     const L1Tile<T> v1 = v_l1.Next(step.kv.size(), s.d_v);
-    LoadOperand(core, v1, g.Values(t, step.b, step.h / group).Block(step.kv, {0, s.d_v}));
-    step.pv = pv_l0.Next(step.q.size(), s.d_v);
+    LoadOperand(core, v1,
+                g.Values(t, step.sequence.batch, step.task.head / group).Block(step.kv, {0, s.d_v}));
+    step.pv = pv_l0.Next(step.rows.size(), s.d_v);
     multiply(step.pv, step.p, v1, Accumulate::kNo);
   };
 
   const auto rescale = [&](Step& step) {
-    for_each_lane(step, [&](auto& lane, typename Step::Rows& kept, Range rows) {
-      const UbTile<float> pv = lane.pv_ub.Next(rows.size(), s.d_v);
-      lane.core.Move(pv, step.pv.Rows(rows));
-      if (step.first) {
-        lane.o = lane.o_ub.Next(rows.size(), s.d_v);
-        lane.core.Fill(lane.o, 0.0f);
-      }
-      lane.core.MulAdd(lane.o, kept.alpha, pv);
+    if (step.first) {
+      for_each_lane({0, step.task.q.size()}, [&](std::size_t i, Range rows, Range) {
+        lanes[i]->o = lanes[i]->o_ub.Next(rows.size(), s.d_v);
+        lanes[i]->core.Fill(lanes[i]->o, 0.0f);
+      });
+    }
+    const Range in_block = step.rows.From(step.task.q.begin);
+    for_each_lane(in_block, [&](std::size_t i, Range rows, Range part) {
+      auto& lane = *lanes[i];
+      const auto& kept = step.kept[i];
+      const UbTile<float> pv = lane.pv_ub.Next(rows.size(), s.d_v), o = lane.o.Rows(rows);
+      lane.core.Move(pv, step.pv.Rows(part.From(in_block.begin)));
+      lane.core.MulAdd(o, kept.alpha, pv);
       if (!step.last) return;
 
-      const Range q_rows{step.q.begin + rows.begin, step.q.begin + rows.end};
+      const Range queries = part.From(-step.task.q.begin);
       if (g.lse != nullptr) {  // lse is (b, n, s): its matrix at (b, n) is a column.
         lane.core.Ln(kept.alpha, kept.l);
         lane.core.Add(kept.m, kept.m, kept.alpha);
-        lane.core.Store(MatrixOf(*g.lse, step.b, step.h).Rows(q_rows), kept.m);
+        lane.core.Store(g.QueryRows(*g.lse, step, queries), kept.m);
       }
       // A row that saw no key has l = 0 and o = 0; any other has l >= 1.
       lane.core.MaxScalar(kept.l, kept.l, std::numeric_limits<float>::min());
-      lane.core.Div(lane.o, lane.o, kept.l);
-      lane.core.Store(MatrixOf(*g.out, step.b, step.h).Rows(q_rows), lane.o);
+      lane.core.Div(o, o, kept.l);
+      lane.core.Store(g.QueryRows(*g.out, step, queries), o);
     });
   };
 
-  FlashAttentionSteps steps(s, t, core.index(), core.count());
+  FlashAttentionSteps steps(schedule, t, core.index(), core.count());
   Pipeline<Step>(
       t.depth, [&](Step& step) { return steps.Next(step); }, scores, softmax, product, rescale);
 }

@@ -77,7 +77,8 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.Sqrt(x, x);             // V     dst = sqrt(a)
   core.RowMax(x, x);           // V     dst (r, 1) = maximum of each row; dst may be the first column of a
   core.RowSum(x, x);           // V     dst (r, 1) = sum of each row; likewise
-  core.MaskAbove(x, std::int64_t{});             // V     x(i, j) = -inf where j - i > diagonal
+  core.MaskOutside(x, std::int64_t{}, std::int64_t{},
+                   0.0f);                        // V  x(i, j) = value unless lowest <= j - i <= highest
   core.Fill(ids, 0);                             // V     the same on int32
   core.Add(ids, ids, ids);                       // V     the same on int32
   core.ColumnSum(ids, ids);                      // V     dst (1, c) = sum of the rows of a (r, c); r may be 0
@@ -302,8 +303,9 @@ class VectorFront : protected E {
     CUBIST_CHECK(IsColumnOf(dst, a), "shapes differ");
     E::Reduce(ReduceOp::kSum, dst, a, loc);
   }
-  void MaskAbove(UbTile<float> x, std::int64_t diagonal, Loc loc = Loc::current()) {
-    E::MaskAbove(x, diagonal, loc);
+  void MaskOutside(UbTile<float> x, std::int64_t lowest, std::int64_t highest, float value,
+                   Loc loc = Loc::current()) {
+    E::MaskOutside(x, lowest, highest, value, loc);
   }
   void Add(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, UbTile<std::int32_t> b,
            Loc loc = Loc::current()) {

@@ -183,6 +183,7 @@ struct Range {
 
   constexpr std::int64_t size() const { return end - begin; }
   constexpr bool empty() const { return end <= begin; }
+  constexpr Range From(std::int64_t origin) const { return {begin - origin, end - origin}; }
   friend constexpr bool operator==(const Range&, const Range&) = default;
 };
 

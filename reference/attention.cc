@@ -24,17 +24,14 @@ double Scale(const AttentionArgs& args) {
   return args.scale.value_or(1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(ScoreTerms(args), 1))));
 }
 
-// The row sees keys [0, VisibleKeys).
-std::int64_t VisibleKeys(const AttentionArgs& args, std::int64_t query) {
-  const std::int64_t sq = args.q.size(2), skv = args.k.size(2);
-  switch (args.mask) {
-    case Mask::kTopLeft:
-      return std::min(query + 1, skv);
-    case Mask::kBottomRight:
-      return std::clamp<std::int64_t>(query + 1 + skv - sq, 0, skv);
-    default:
-      return skv;
-  }
+bool Sees(const AttentionArgs& args, const AttentionRow& row, std::int64_t key) {
+  const auto diagonal = [&](Mask anchor) {
+    return row.query + (anchor == Mask::kBottomRight ? args.k.size(2) - args.q.size(2) : 0);
+  };
+  if (!args.prefix.empty() && key < args.prefix[static_cast<std::size_t>(row.batch)]) return true;
+  if (args.mask != Mask::kNone && key > diagonal(args.mask)) return false;
+  if (args.left && key < diagonal(args.window_anchor) - *args.left) return false;
+  return !args.right || key <= diagonal(args.window_anchor) + *args.right;
 }
 
 struct Score {
@@ -63,11 +60,12 @@ Score ScoreOf(const AttentionArgs& args, const AttentionRow& row, std::int64_t g
 
 void AppendRow(const AttentionArgs& args, const AttentionRow& row, AttentionResult& result) {
   const std::int64_t group = row.head / (args.q.size(1) / args.k.size(1));
-  const std::int64_t keys = VisibleKeys(args, row.query);
-
-  std::vector<double> p;  // The scores, then their exponentials.
+  std::vector<std::int64_t> keys;  // That the row sees.
+  std::vector<double> p;           // Their scores, then the exponentials.
   double m = -kInfinity, max_magnitude = 0;
-  for (std::int64_t j = 0; j < keys; ++j) {
+  for (std::int64_t j = 0; j < args.k.size(2); ++j) {
+    if (!Sees(args, row, j)) continue;
+    keys.push_back(j);
     const Score score = ScoreOf(args, row, group, j);
     p.push_back(score.value);
     m = std::max(m, score.value);
@@ -82,14 +80,14 @@ void AppendRow(const AttentionArgs& args, const AttentionRow& row, AttentionResu
   }
   result.lse.push_back(empty ? -kInfinity : m + std::log(l));
   result.max_score.push_back(max_magnitude);
-  result.keys.push_back(keys);
+  result.keys.push_back(static_cast<std::int64_t>(keys.size()));
 
   for (std::int64_t d = 0; d < args.v.size(3); ++d) {
     double out = 0, abs_out = 0, abs_v = 0;
-    for (std::int64_t j = 0; j < keys && !empty; ++j) {
-      const double v = At(args.v, row.batch, group, j, d);
-      out += p[j] / l * v;
-      abs_out += p[j] / l * std::abs(v);
+    for (std::size_t i = 0; i < keys.size() && !empty; ++i) {
+      const double v = At(args.v, row.batch, group, keys[i], d);
+      out += p[i] / l * v;
+      abs_out += p[i] / l * std::abs(v);
       abs_v += std::abs(v);
     }
     result.out.push_back(out);

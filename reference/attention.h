@@ -21,6 +21,11 @@ struct AttentionArgs {
   ConstTensor q_rope = {}, k_rope = {};
   std::optional<double> scale = {};  // 1 / sqrt(Dqk + Dr) by default
   Mask mask = Mask::kNone;
+  // Besides, diagonal - left <= j <= diagonal + right, where the diagonal is i, or i + (Skv - Sq).
+  std::optional<std::int64_t> left = {}, right = {};
+  Mask window_anchor = Mask::kBottomRight;
+  // Keys j < prefix[batch] are seen whatever mask and window say; none where empty.
+  std::vector<std::int64_t> prefix = {};
 };
 
 // One row of the answer.

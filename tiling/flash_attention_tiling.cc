@@ -7,6 +7,7 @@
 
 #include "tiling/choose.h"
 #include "tiling/cost.h"
+#include "tiling/flash_attention_steps.h"
 
 namespace cubist {
 namespace {
@@ -35,25 +36,22 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
     case Buffer::kUB:
       return slots(t.ub_stages, DType::kF32, lane_rows, t.n) + slots(t.ub_stages, s.in, lane_rows, t.n) +
              slots(2 * t.ub_stages, DType::kF32, lane_rows, s.d_v) +
-             slots(t.statistics_stages() + 2 * t.depth + 2, DType::kF32, lane_rows, 1);
+             slots(t.m_stages() + t.l_stages(), DType::kF32, lane_rows, 1);
     default:
       return 0;
   }
 }
 
-// Mean over the query blocks of the keys that they see. Their number is 0 up to block `rise`, grows evenly from there to
-// block `full`, and is Skv behind it; only the last block is shorter.
-double MeanKeys(const Shape& s, const Tiling& t) {
-  const Split blocks(s.sq, t.m);
-  if (!s.causal || blocks.count() == 0) return static_cast<double>(s.skv);
-  const auto keys = [&](std::int64_t block) { return static_cast<double>(VisibleKeys(s, blocks[block])); };
-  const std::int64_t last = blocks.count() - 1;
-  const std::int64_t rise = std::clamp<std::int64_t>(-s.shift / t.m, 0, last);
-  const std::int64_t full = std::clamp<std::int64_t>(CeilDiv(s.skv - s.shift, t.m) - 1, rise, last);
-  const double growing =
-      full > rise ? static_cast<double>(full - rise) * (keys(rise) + keys(full - 1)) / 2 : 0;
-  const double sum = growing + static_cast<double>(last - full) * static_cast<double>(s.skv) + keys(last);
-  return sum / static_cast<double>(blocks.count());
+// The same over every block of queries: f(block) is summed over a few that are spread evenly, and over the last, which
+// alone may be shorter.
+template <class F>
+double MeanOverQueryBlocks(const Split& blocks, bool alike, F f) {
+  constexpr std::int64_t kSamples = 8;
+  const std::int64_t whole = blocks.count() - 1, samples = std::min(whole, alike ? 1 : kSamples);
+  double sum = 0;
+  for (std::int64_t i = 0; i < samples; ++i) sum += f(blocks[(2 * i + 1) * whole / (2 * samples)]);
+  if (samples > 0) sum *= static_cast<double>(whole) / static_cast<double>(samples);
+  return (sum + f(blocks[whole])) / static_cast<double>(blocks.count());
 }
 
 // Every tiling that is considered, whether it fits or not.
@@ -66,14 +64,19 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
   for (std::int64_t m : TileSizes({16, 32, 64, 96, 128, 192, 256}, chip.mmad.m_step, s.sq)) {
     for (std::int64_t n : TileSizes({16, 32, 64, 128, 256, 512, 1024}, n_step, s.skv)) {
       Tiling t;
-      t.m = m, t.n = n;
+      t.m = t.strip = m, t.n = n;
+      t.key_step = n_step;
       if (!chip.pipes_overlap) {
         t.k0 = std::max({n, RoundUp(s.d_qk, k_step), RoundUp(s.d_rope, k_step)});
         t.kv_stages = t.l0_stages = 1;
-        for (bool pack : {false, true}) {
-          t.pack_kv = pack;
-          if (pack && t.query_blocks(s) * (s.heads / std::max<std::int64_t>(s.kv_heads, 1)) <= 1) continue;
-          add(t);
+        for (std::int64_t strip : TileSizes({48, 96, 1024}, chip.mmad.m_step, m)) {
+          if (strip < m && !s.band.bounded()) continue;
+          t.strip = strip;
+          for (bool pack : {false, true}) {
+            t.pack_kv = pack;
+            if (pack && t.query_blocks(s) * (s.heads / std::max<std::int64_t>(s.kv_heads, 1)) <= 1) continue;
+            add(t);
+          }
         }
         continue;
       }
@@ -106,50 +109,59 @@ bool Fits(const ChipSpec& chip, const Shape& shape, const Tiling& tiling) {
 
 // Per block of keys the Cube's two products, the Vector's softmax and rescale, and the
 // movement of K, V, S, P and O; the slowest pipe counts where stages overlap, sums where
-// they do not. Blocks of queries at the edge are smaller: what counts is the mean.
+// they do not.
 double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
   const auto d = [](std::int64_t value) { return static_cast<double>(value); };
   const double bytes = d(chip.OperandBytes(s.in));
-  const std::int64_t query_blocks = std::max<std::int64_t>(t.query_blocks(s), 1);
-  const double m = d(s.sq) / d(query_blocks), lane_m = m / d(chip.vector_per_cube);
-  const std::int64_t m_edge = s.sq - (query_blocks - 1) * t.m;
-  const std::int64_t n = std::min(t.n, std::max<std::int64_t>(s.skv, 1));
   const double cores = std::min(d(t.tasks(s)), d(chip.concurrent_cores));
-  const double blocks = MeanKeys(s, t) / d(n);
-
-  double mmad = 0, mte1 = 0, issue = 0;
-  const auto product = [&](std::int64_t k, std::int64_t width) {
-    for (const Range k0 : Split(k, t.k0)) {
-      mmad += (d(query_blocks - 1) * MmadCycles(chip, s.in, t.m, k0.size(), width) +
-               MmadCycles(chip, s.in, m_edge, k0.size(), width)) /
-              d(query_blocks);
-      mte1 += PathCycles(chip, Path::kL1ToL0A, m * d(k0.size()) * bytes, 1) +
-              PathCycles(chip, Path::kL1ToL0B, d(k0.size() * width) * bytes, 1);
-      issue += 3 * chip.scalar.issue;
-    }
-  };
-  product(s.d_qk, n);
-  product(s.d_rope, n);
-  product(n, s.d_v);
-
   const Path path = t.pack_kv ? Path::kGmToL1 : Path::kGmToL1Nd2Nz;
-  const double mte2 =
-      3 * chip.path(path).startup + d(n * (s.d_qk + s.d_rope + s.d_v)) * bytes / LoadRate(chip, path, cores);
-  const double scores = lane_m * d(n), outputs = lane_m * d(s.d_v);
-  const double vector =
-      2 * VectorCycles(chip, VectorOp::kUnary, scores) + VectorCycles(chip, VectorOp::kExp, scores) +
-      VectorCycles(chip, VectorOp::kBinary, scores) + 2 * VectorCycles(chip, VectorOp::kReduce, scores) +
-      2 * VectorCycles(chip, VectorOp::kBinary, outputs) + 6 * VectorCycles(chip, VectorOp::kBinary, lane_m);
-  // Scores and outputs cross to the Vector cores; without overlap each of the three hand-overs is waited for.
-  const double hand_over = chip.pipes_overlap ? PathCycles(chip, Path::kL0CToGm, m * d(n + s.d_v) * 4, 2) : 0;
-  const double waits = t.depth > 0 ? 0 : 3 * chip.sync.cross_core;
+  const double load_rate = LoadRate(chip, path, cores);
 
-  const double block = t.depth > 0
-                           ? Overlap(chip, true, {mmad, mte1, mte2, issue, vector, hand_over})
-                           : Overlap(chip, true, {mmad, mte1, mte2, issue}) + vector + hand_over + waits;
-  const double ends = PathCycles(chip, Path::kGmToL1Nd2Nz, m * d(s.d_qk + s.d_rope) * bytes, 1) +
-                      2 * VectorCycles(chip, VectorOp::kDiv, outputs);
-  double total = Waves(chip, t.tasks(s)) * (blocks * block + ends) + d(3 * t.depth) * block;
+  // One step: `rows` queries meet `n` keys.
+  const auto step = [&](std::int64_t rows, std::int64_t n) {
+    double mmad = 0, mte1 = 0, issue = 0;
+    const auto product = [&](std::int64_t k, std::int64_t width) {
+      for (const Range k0 : Split(k, t.k0)) {
+        mmad += MmadCycles(chip, s.in, rows, k0.size(), width);
+        mte1 += PathCycles(chip, Path::kL1ToL0A, d(rows * k0.size()) * bytes, 1) +
+                PathCycles(chip, Path::kL1ToL0B, d(k0.size() * width) * bytes, 1);
+        issue += 3 * chip.scalar.issue;
+      }
+    };
+    product(s.d_qk, n);
+    product(s.d_rope, n);
+    product(n, s.d_v);
+    const double mte2 = 3 * chip.path(path).startup + d(n * (s.d_qk + s.d_rope + s.d_v)) * bytes / load_rate;
+    const double lane_rows = d(rows) / d(chip.vector_per_cube);
+    const double scores = lane_rows * d(n), outputs = lane_rows * d(s.d_v);
+    const double vector =
+        2 * VectorCycles(chip, VectorOp::kUnary, scores) + VectorCycles(chip, VectorOp::kExp, scores) +
+        VectorCycles(chip, VectorOp::kBinary, scores) + 2 * VectorCycles(chip, VectorOp::kReduce, scores) +
+        2 * VectorCycles(chip, VectorOp::kBinary, outputs) +
+        6 * VectorCycles(chip, VectorOp::kBinary, lane_rows);
+    // Scores and outputs cross to the Vector cores; without overlap each of the three hand-overs is waited for.
+    const double hand_over =
+        chip.pipes_overlap ? PathCycles(chip, Path::kL0CToGm, d(rows) * d(n + s.d_v) * 4, 2) : 0;
+    const double waits = t.depth > 0 ? 0 : 3 * chip.sync.cross_core;
+    return t.depth > 0 ? Overlap(chip, true, {mmad, mte1, mte2, issue, vector, hand_over})
+                       : Overlap(chip, true, {mmad, mte1, mte2, issue}) + vector + hand_over + waits;
+  };
+  // A block of queries: its pieces, Q on its way in and O on its way out.
+  double last_step = 0;
+  const auto task = [&](Range q) {
+    double cycles = PathCycles(chip, Path::kGmToL1Nd2Nz, d(q.size() * (s.d_qk + s.d_rope)) * bytes, 1) +
+                    2 * VectorCycles(chip, VectorOp::kDiv, d(q.size()) / d(chip.vector_per_cube) * d(s.d_v));
+    FlashAttentionPieces pieces(s.band, q, {0, s.skv}, t);
+    for (FlashAttentionPiece piece; pieces.Next(piece);) {
+      const Split blocks = BlocksOf(piece.keys, t);
+      last_step = step(piece.rows.size(), CeilDiv(piece.keys.size(), blocks.count()));
+      cycles += d(blocks.count()) * last_step;
+    }
+    return cycles;
+  };
+  const Split query_blocks = AtLeastOnce(Split(s.sq, t.m));
+  double total = Waves(chip, t.tasks(s)) * MeanOverQueryBlocks(query_blocks, !s.band.bounded(), task) +
+                 d(3 * t.depth) * last_step;
   if (t.pack_kv) {
     const double all =
         d(s.batches * s.skv) * (d(s.kv_heads * (s.d_qk + s.d_v)) + d(s.rope_heads * s.d_rope)) * bytes;

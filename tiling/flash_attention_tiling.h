@@ -11,6 +11,7 @@
 
 #include "npu_model/chip.h"
 #include "npu_model/status.h"
+#include "tiling/attention_band.h"
 #include "tiling/fields.h"
 
 namespace cubist {
@@ -21,27 +22,40 @@ struct FlashAttentionShape {
   std::int64_t sq = 0, skv = 0;
   std::int64_t d_qk = 0, d_rope = 0, d_v = 0;
   DType in = DType::kF32, out = DType::kF32;
-  bool causal = false;
-  std::int64_t shift = 0;  // Query row i sees keys j <= i + shift, where causal.
+  AttentionBand band;  // Of every sequence; of ragged ones that of the longest.
 
   friend auto operator<=>(const FlashAttentionShape&, const FlashAttentionShape&) = default;
 };
 
 // Br = m query rows meet Bc = n keys at a time. Stages of neighbouring blocks of keys overlap `depth` deep.
 struct FlashAttentionTiling {
+  static constexpr int kMaxDepth = 2;
+
   std::int64_t m = 0, n = 0;
   std::int64_t k0 = 0;  // of L0, along d for the scores and along the keys for the output
+  std::int64_t strip =
+      0;  // Rows that walk the edges of the mask together; m or more: edges are not walked apart.
+  std::int64_t key_step =
+      1;  // Blocks of keys begin at multiples of it, as packed operands ask for; divides n.
   int depth = 0;
   int q_stages = 1, kv_stages = 2, l0_stages = 2, ub_stages = 1;
+  std::int64_t kv_splits =
+      1;                 // Parts of the keys that cores walk side by side; their outputs are combined after.
   bool pack_kv = false;  // K and V are packed once per KV head by a phase before.
 
   // A tile that is made in one stage and used in the next outlives `depth` more of its kind.
   int hand_over_stages() const { return depth + 1; }
-  // Row statistics live from softmax to rescale, two stages later; the first step of a task takes two of them.
-  int statistics_stages() const { return 4 * depth + 3; }
+  // Row statistics live from softmax to rescale, 2 * depth steps later. A block of queries in its round r reads maxima
+  // m[r], which stay until then, and writes m[r + 1]; those before and after it may be of one step each.
+  int rounds_kept() const { return 2 * depth + 2; }
+  int m_stages() const { return rounds_kept() + 4 * depth; }
+  int l_stages() const { return 2 * depth + 2; }
 
   std::int64_t query_blocks(const FlashAttentionShape& s) const { return CeilDiv(s.sq, m); }
-  std::int64_t tasks(const FlashAttentionShape& s) const { return s.batches * s.heads * query_blocks(s); }
+  // Where all sequences are alike.
+  std::int64_t tasks(const FlashAttentionShape& s) const {
+    return s.batches * s.heads * query_blocks(s) * kv_splits;
+  }
 
   friend bool operator==(const FlashAttentionTiling&, const FlashAttentionTiling&) = default;
 };
@@ -53,7 +67,7 @@ void VisitFields(const FlashAttentionShape& s, Visit&& visit) {
   visit({"sq"}, s.sq), visit({"skv"}, s.skv);
   visit({"d_qk"}, s.d_qk), visit({"d_rope"}, s.d_rope), visit({"d_v"}, s.d_v);
   visit({"in"}, s.in), visit({"out"}, s.out);
-  visit({"causal"}, s.causal), visit({"shift"}, s.shift);
+  visit({"lowest"}, s.band.lowest), visit({"highest"}, s.band.highest), visit({"prefix"}, s.band.prefix);
 }
 
 template <class Tiling, class Visit>
@@ -64,16 +78,12 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionShape& s, Tiling& t, 
   const std::int64_t k_step =
       std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
   visit({"m", 1, kLargest, chip.mmad.m_step}, t.m), visit({"n", 1, kLargest, n_step}, t.n);
-  visit({"k0", 1, kLargest, k_step}, t.k0);
-  visit({"depth", 0, 8}, t.depth);
+  visit({"k0", 1, kLargest, k_step}, t.k0), visit({"strip", 1, kLargest, chip.mmad.m_step}, t.strip);
+  visit({"key_step", 1, kLargest, n_step}, t.key_step);
+  visit({"depth", 0, FlashAttentionTiling::kMaxDepth}, t.depth);
   visit({"q_stages", 1, 16}, t.q_stages), visit({"kv_stages", 1, 16}, t.kv_stages);
   visit({"l0_stages", 1, 16}, t.l0_stages), visit({"ub_stages", 1, 16}, t.ub_stages);
   visit({"pack_kv", 0, 1}, t.pack_kv);
-}
-
-// Keys that any of the query rows sees, from 0.
-constexpr std::int64_t VisibleKeys(const FlashAttentionShape& s, Range queries) {
-  return s.causal ? std::clamp<std::int64_t>(queries.end + s.shift, 0, s.skv) : s.skv;
 }
 
 bool Fits(const ChipSpec& chip, const FlashAttentionShape& shape, const FlashAttentionTiling& tiling);

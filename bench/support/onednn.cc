@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "bench/support/random_data.h"
+#include "npu_model/host/attention_ops.h"
 #include "npu_model/host/tile_ops.h"
 
 namespace cubist::bench {
@@ -187,7 +188,8 @@ class Composed {
     const Rows s{local.s.data(), keys, count, keys};
     if (x_.causal) {
       auto* diagonal = reinterpret_cast<float*>(local.s.data()) + rows.begin;
-      ops.mask_above({diagonal, keys, count, keys - rows.begin}, 0);
+      BestAttentionOps().mask_outside({diagonal, keys, count, keys - rows.begin}, -keys, 0,
+                                      -std::numeric_limits<float>::infinity());
     }
     std::fill_n(local.m, count, std::numeric_limits<float>::lowest());
     std::fill_n(local.l, count, 0.0f);

@@ -141,6 +141,7 @@ HostContext::HostContext(const ChipSpec& chip, Scratch& scratch, int index, int 
       vector(&BestVectorOps()),
       activation(&BestActivationOps()),
       movement(&BestMovementOps()),
+      attention(&BestAttentionOps()),
       arena(chip),
       index(index),
       count(count) {}
@@ -402,8 +403,8 @@ void HostVector::Unary(UnaryOp op, TileRef dst, TileRef a, Loc) {
 void HostVector::Reduce(ReduceOp op, TileRef dst, TileRef a, Loc) {
   context_->vector->reduce(op, WritableRowsOf(dst), RowsOf(a));
 }
-void HostVector::MaskAbove(TileRef x, std::int64_t diagonal, Loc) {
-  context_->vector->mask_above(WritableRowsOf(x), diagonal);
+void HostVector::MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc) {
+  context_->attention->mask_outside(WritableRowsOf(x), lowest, highest, value);
 }
 
 void HostVector::FillInt(TileRef x, std::int32_t value, Loc) {
@@ -470,11 +471,12 @@ void HostVector::RowDot(TileRef sum, TileRef, TileRef, TileRef a, TileRef b, Til
 }
 
 void HostVector::ScaleRows(TileRef dst, TileRef, TileRef a, TileRef factor, TileRef weights, Loc) {
-  context_->activation->scale_rows(dst.dtype(), WritableRowsOf(dst), RowsOf(a), RowsOf(factor), RowsOf(weights));
+  context_->activation->scale_rows(dst.dtype(), WritableRowsOf(dst), RowsOf(a), RowsOf(factor),
+                                   RowsOf(weights));
 }
 
-void HostVector::NormGrad(TileRef dx, TileRef, TileRef, TileRef dy, TileRef x, TileRef weights, TileRef factor,
-                          TileRef shift, TileRef more, Loc) {
+void HostVector::NormGrad(TileRef dx, TileRef, TileRef, TileRef dy, TileRef x, TileRef weights,
+                          TileRef factor, TileRef shift, TileRef more, Loc) {
   context_->activation->norm_grad(dx.dtype(), WritableRowsOf(dx), RowsOf(dy), RowsOf(x), RowsOf(weights),
                                   RowsOf(factor), RowsOf(shift), RowsIfGiven(more));
 }
@@ -484,7 +486,8 @@ void HostVector::AddColumnDots(TileRef acc, TileRef, TileRef, TileRef a, TileRef
 }
 
 void HostVector::SwiGlu(TileRef out, TileRef, TileRef, TileRef gate, TileRef up, TileRef probs, Loc) {
-  context_->activation->swiglu(out.dtype(), WritableRowsOf(out), RowsOf(gate), RowsOf(up), RowsIfGiven(probs));
+  context_->activation->swiglu(out.dtype(), WritableRowsOf(out), RowsOf(gate), RowsOf(up),
+                               RowsIfGiven(probs));
 }
 
 void HostVector::SwiGluGrad(const SwiGluGradTiles& t, Loc) {

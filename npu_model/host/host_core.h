@@ -12,6 +12,7 @@
 #include "npu_model/arena.h"
 #include "npu_model/core.h"
 #include "npu_model/host/activation_ops.h"
+#include "npu_model/host/attention_ops.h"
 #include "npu_model/host/movement_ops.h"
 #include "npu_model/host/scratch.h"
 #include "npu_model/host/tile_ops.h"
@@ -37,6 +38,7 @@ struct HostContext {
   const VectorOps* vector;
   const ActivationOps* activation;
   const MovementOps* movement;
+  const AttentionOps* attention;
   Arena arena;
   int index, count;
 
@@ -85,7 +87,7 @@ class HostVector {
   void Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc loc = {});
   void Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc = {});
   void Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc = {});
-  void MaskAbove(TileRef x, std::int64_t diagonal, Loc loc = {});
+  void MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc loc = {});
   void FillInt(TileRef x, std::int32_t value, Loc loc = {});
   void AddInt(TileRef dst, TileRef a, TileRef b, Loc loc = {});
   void ColumnSum(TileRef dst, TileRef a, Loc loc = {});

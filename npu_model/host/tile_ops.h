@@ -40,14 +40,16 @@ struct StridedSource {
 };
 
 struct CubeOps {
-  const char* target = "";    // Highway's name of the SIMD target
-  std::int64_t mr = 0;        // rows of the register tile
-  std::int64_t nr = 0;        // its columns, which is the width of a B panel
-  bool native_bf16 = false;   // bf16 operands stay 16 bits wide (in pairs of k); otherwise they are widened to float
+  const char* target = "";  // Highway's name of the SIMD target
+  std::int64_t mr = 0;      // rows of the register tile
+  std::int64_t nr = 0;      // its columns, which is the width of a B panel
+  bool native_bf16 =
+      false;  // bf16 operands stay 16 bits wide (in pairs of k); otherwise they are widened to float
 
   // (m, k) of the source to row-major `dst` of operand elements: float for fp32 and fp16, BF16 or float for bf16.
   // With native bf16 and odd k one zero is appended to each row. Any strides, quick where either is 1.
-  void (*pack_a)(DType dtype, std::int64_t m, std::int64_t k, const StridedSource& src, void* dst, std::int64_t pitch);
+  void (*pack_a)(DType dtype, std::int64_t m, std::int64_t k, const StridedSource& src, void* dst,
+                 std::int64_t pitch);
   // (k, n) of the source to panels, as MmadArgs says; the last panel is zero-padded. Any strides, quick where either is 1.
   void (*pack_b)(DType dtype, std::int64_t k, std::int64_t n, const StridedSource& src, void* dst,
                  std::int64_t panel_stride);
@@ -75,15 +77,16 @@ struct VectorOps {
   // b has the shape of a, or is (rows, 1) and broadcast over the columns, or (1, cols) and broadcast over the rows.
   void (*binary)(BinaryOp op, const Rows& dst, const Rows& a, const Rows& b);
   void (*unary)(UnaryOp op, const Rows& dst, const Rows& a);
-  void (*reduce)(ReduceOp op, const Rows& dst, const Rows& a);  // dst is (rows, 1), maybe the first column of a
-  void (*mask_above)(const Rows& x, std::int64_t diagonal);     // x(i, j) = -inf where j - i > diagonal
+  void (*reduce)(ReduceOp op, const Rows& dst,
+                 const Rows& a);  // dst is (rows, 1), maybe the first column of a
   // Float types to float types, to nearest even. With `stream`, non-temporal stores where alignment allows; they are
   // visible to other threads after FlushStreams.
   void (*cast)(const Rows& dst, DType dst_type, const Rows& src, DType src_type, bool stream);
   // See ExpandSoftmaxStep in composites.h. p has dtype p_type.
-  void (*softmax_step)(const Rows& p, DType p_type, const Rows& s, const Rows& m_new, const Rows& m_old, const Rows& l,
-                       float scale);
-  void (*mul_add)(const Rows& acc, const Rows& factor, const Rows& x);  // factor (rows, 1) or the shape of acc
+  void (*softmax_step)(const Rows& p, DType p_type, const Rows& s, const Rows& m_new, const Rows& m_old,
+                       const Rows& l, float scale);
+  void (*mul_add)(const Rows& acc, const Rows& factor,
+                  const Rows& x);  // factor (rows, 1) or the shape of acc
   // acc (n) (+)= sum over i ascending of weights[i] * rows[i] (n).
   void (*weighted_sum)(float* acc, std::int64_t n, DType dtype, const void* const* rows, const float* weights,
                        std::int64_t count, bool accumulate);

@@ -172,13 +172,6 @@ void MulAddRows(const Rows& acc_rows, const Rows& factor_rows, const Rows& x_row
   }
 }
 
-void MaskAbove(const Rows& x, std::int64_t diagonal) {
-  for (std::int64_t i = 0; i < x.rows; ++i) {
-    const std::int64_t first = Min(Max(i + diagonal + 1, 0), x.cols);
-    FillRows({.data = RowOf(x, i) + first, .pitch = x.pitch, .rows = 1, .cols = x.cols - first}, -kInfinity);
-  }
-}
-
 // ---- Reductions: four chains, folded in one order, so that the result depends on nothing but the columns
 
 template <ReduceOp kOp>
@@ -517,7 +510,6 @@ const VectorOps& GetVectorOps() {
                               .binary = &Binary,
                               .unary = &Unary,
                               .reduce = &Reduce,
-                              .mask_above = &MaskAbove,
                               .cast = &Cast,
                               .softmax_step = &SoftmaxStep,
                               .mul_add = &MulAddRows,

@@ -27,6 +27,7 @@ VectorOp CostOf(Op op) {
     case Op::kRowSum:
       return VectorOp::kReduce;
     case Op::kMaskAbove:
+    case Op::kMaskBelow:
       return VectorOp::kSelect;
     case Op::kAddInt:
     case Op::kAddScalarInt:

@@ -297,11 +297,14 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
                       [](double max, double a) { return a > max ? a : max; });
     case Op::kRowSum:
       return each_row(0, [](double sum, double a) { return Single(sum) + Single(a); });
-    case Op::kMaskAbove: {
+    case Op::kMaskAbove:
+    case Op::kMaskBelow: {
       Values x = ReadUse(instr, 0);
       for (std::size_t e = 0; e < x.size(); ++e) {
-        if (static_cast<std::int64_t>(e % cols) - static_cast<std::int64_t>(e / cols) > instr.immediate)
-          x[e] = -std::numeric_limits<double>::infinity();
+        const auto diagonal = static_cast<std::int64_t>(e % cols) - static_cast<std::int64_t>(e / cols);
+        const bool masked =
+            instr.op == Op::kMaskAbove ? diagonal > instr.immediate : diagonal < instr.immediate;
+        if (masked) x[e] = std::bit_cast<float>(instr.dims[2]);
       }
       return x;
     }

@@ -45,7 +45,8 @@ enum class Op : std::uint8_t {
   kSqrt,
   kRowMax,
   kRowSum,
-  kMaskAbove,
+  kMaskAbove,  // dims[2] holds the bits of the value that MaskAbove and MaskBelow fill in
+  kMaskBelow,
   kAddInt,
   kColumnSum,
   kExclusiveScan,
@@ -98,7 +99,7 @@ struct Instr {
   bool broadcasts = false;   // the second source is a column, spread over the columns of the first
   bool accumulates = false;  // a Mmad that adds to what its accumulator holds; a store that adds to GM
   // The number that an instruction brings along: int32, or the bits of a float (Fill, MulScalar, MaxScalar, AddScalar); the
-  // diagonal of MaskAbove, the start of ExclusiveScan, the first id of Histogram and Rank.
+  // diagonal of MaskAbove and MaskBelow, the start of ExclusiveScan, the first id of Histogram and Rank.
   std::int32_t immediate = 0;
 };
 static_assert(sizeof(Instr) <= 64);

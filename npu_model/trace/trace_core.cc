@@ -380,10 +380,16 @@ void VectorRecorder::Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc) {
        {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
 }
 
-void VectorRecorder::MaskAbove(TileRef x, std::int64_t diagonal, Loc loc) {
+// A select for each side of the band that cuts the tile.
+void VectorRecorder::MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc loc) {
   if (Empty(x)) return;
-  AddV(Op::kMaskAbove, x.dtype(), x, {recorder_->Writes(x), recorder_->Reads(x)}, loc).immediate =
-      static_cast<std::int32_t>(std::clamp(diagonal, -x.rows(), x.cols()));
+  const auto select = [&](Op op, std::int64_t diagonal) {
+    Instr& instr = AddV(op, x.dtype(), x, {recorder_->Writes(x), recorder_->Reads(x)}, loc);
+    instr.immediate = static_cast<std::int32_t>(std::clamp(diagonal, -x.rows(), x.cols()));
+    instr.dims[2] = std::bit_cast<std::int32_t>(value);
+  };
+  if (lowest > 1 - x.rows()) select(Op::kMaskBelow, lowest);
+  if (highest < x.cols() - 1) select(Op::kMaskAbove, highest);
 }
 
 void VectorRecorder::AddInt(TileRef dst, TileRef a, TileRef b, Loc loc) {
@@ -511,9 +517,9 @@ void TraceVector::Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc) {
   record_.Reduce(op, dst, a, loc);
 }
 
-void TraceVector::MaskAbove(TileRef x, std::int64_t diagonal, Loc loc) {
-  if (state_->with_data) host_.MaskAbove(x, diagonal, loc);
-  record_.MaskAbove(x, diagonal, loc);
+void TraceVector::MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc loc) {
+  if (state_->with_data) host_.MaskOutside(x, lowest, highest, value, loc);
+  record_.MaskOutside(x, lowest, highest, value, loc);
 }
 
 void TraceVector::FillInt(TileRef x, std::int32_t value, Loc loc) {

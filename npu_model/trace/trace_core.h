@@ -111,7 +111,7 @@ class VectorRecorder {
   void Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc loc);
   void Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc);
   void Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc);
-  void MaskAbove(TileRef x, std::int64_t diagonal, Loc loc);
+  void MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc loc);
   void AddInt(TileRef dst, TileRef a, TileRef b, Loc loc);
   void ColumnSum(TileRef dst, TileRef a, Loc loc);
   void ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc);
@@ -153,7 +153,7 @@ class TraceVector {
   void Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc loc = {});
   void Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc = {});
   void Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc = {});
-  void MaskAbove(TileRef x, std::int64_t diagonal, Loc loc = {});
+  void MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc loc = {});
   void FillInt(TileRef x, std::int32_t value, Loc loc = {});
   void AddInt(TileRef dst, TileRef a, TileRef b, Loc loc = {});
   void ColumnSum(TileRef dst, TileRef a, Loc loc = {});

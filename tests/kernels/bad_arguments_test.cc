@@ -236,6 +236,9 @@ Status RunAttention(const Device& device, const FlashAttentionArgs& args) {
   return FlashAttention(device, args);
 }
 
+constexpr std::int64_t kPrefixOfOne[] = {3}, kNegativePrefix[] = {0, -1}, kLongPrefix[] = {8, 0},
+                       kPrefix[] = {7, 0};
+
 TEST(BadArgumentsTest, FlashAttentionShapes) {
   const std::string who = "flash_attention: ";
   const std::vector<BadAttention> calls = {
@@ -285,6 +288,12 @@ TEST(BadArgumentsTest, FlashAttentionShapes) {
       {"scale infinite", [](auto& x) { x.scale = INFINITY; }, {who + "scale", "inf", "finite"}},
       {"scale -infinite", [](auto& x) { x.scale = -INFINITY; }, {who + "scale", "-inf", "finite"}},
       {"scale NaN", [](auto& x) { x.scale = NAN; }, {who + "scale", "nan", "finite"}},
+      {"prefix of one", [](auto& x) { x.prefix = kPrefixOfOne; }, {who + "prefix", "1 entries", "2 of B"}},
+      {"prefix negative", [](auto& x) { x.prefix = kNegativePrefix; }, {who + "prefix is -1", "0 to the 7"}},
+      {"prefix beyond Skv", [](auto& x) { x.prefix = kLongPrefix; }, {who + "prefix is 8", "0 to the 7"}},
+      {"prefix with a left side",
+       [](auto& x) { x.prefix = kPrefix, x.window = AttentionWindow{.left = 3}; },
+       {who + "prefix", "left side", "3"}},
   };
   ExpectErrors<AttentionFixture>(calls, RunAttention);
 }

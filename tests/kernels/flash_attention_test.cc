@@ -39,14 +39,22 @@ const char* NameOfMask(Causal causal) {
 struct Options {
   DType in = DType::kF32, out = DType::kF32;
   Causal causal = Causal::kNone;
+  std::optional<AttentionWindow> window = {};
+  std::vector<std::int64_t> prefix = {};
   bool lse = true;
   bool shared_rope = false;  // One rope head of k serves all.
   std::optional<float> scale = {};
   Layout layout = {};
 
   std::string Name() const {
-    return Join(NameOf(in), " to ", NameOf(out), " ", NameOfMask(causal), lse ? " lse" : "",
-                shared_rope ? " one rope head" : "", scale ? Join(" scale ", *scale) : "");
+    return Join(NameOf(in), " to ", NameOf(out), " ", NameOfMask(causal), lse ? " lse" : "", WindowName(),
+                prefix.empty() ? "" : Join(" prefix ", prefix.front()), shared_rope ? " one rope head" : "",
+                scale ? Join(" scale ", *scale) : "");
+  }
+  std::string WindowName() const {
+    if (!window) return "";
+    const auto side = [](const std::optional<std::int64_t>& x) { return x ? Join(*x) : std::string("all"); };
+    return Join(" window ", side(window->left), " ", side(window->right), " of ", NameOfMask(window->anchor));
   }
 };
 
@@ -78,17 +86,24 @@ struct Call {
     if (shape.dr > 0) args.q_rope = q_rope.view(), args.k_rope = k_rope.view();
     if (options.lse) args.lse = lse.view();
     args.scale = options.scale, args.causal = options.causal;
+    args.window = options.window, args.prefix = options.prefix;
     return args;
   }
   reference::AttentionArgs reference_args() {
     const FlashAttentionArgs x = args();
-    return {.q = x.q,
-            .k = x.k,
-            .v = x.v,
-            .q_rope = x.q_rope,
-            .k_rope = x.k_rope,
-            .scale = x.scale,
-            .mask = static_cast<reference::Mask>(x.causal)};
+    reference::AttentionArgs args{.q = x.q,
+                                  .k = x.k,
+                                  .v = x.v,
+                                  .q_rope = x.q_rope,
+                                  .k_rope = x.k_rope,
+                                  .scale = x.scale,
+                                  .mask = static_cast<reference::Mask>(x.causal)};
+    if (x.window) {
+      args.left = x.window->left, args.right = x.window->right;
+      args.window_anchor = static_cast<reference::Mask>(x.window->anchor);
+    }
+    args.prefix = options.prefix;
+    return args;
   }
   void ExpectGuards() {
     for (const Matrix* x : {&q, &k, &v, &q_rope, &k_rope, &out, &lse}) testing::ExpectGuards(*x);
@@ -318,6 +333,45 @@ TEST(FlashAttentionTest, DefaultScale) {
     ASSERT_TRUE(IsOk(FlashAttention(Host(), scaled.args())));
     ExpectSameBits(scaled.out.view(), call.out.view());
     ExpectSameBits(scaled.lse.view(), call.lse.view());
+  }
+}
+
+std::vector<Options> Bands() {
+  std::vector<Options> bands;
+  for (Causal causal : kMasks) {
+    for (Causal anchor : {Causal::kTopLeft, Causal::kBottomRight}) {
+      for (const auto& [left, right] :
+           {std::pair<std::optional<std::int64_t>, std::optional<std::int64_t>>{5, {}},
+            {{}, 7},
+            {40, 3},
+            {0, 0},
+            {-3, 20},
+            {130, -100},
+            {3, -9}}) {
+        bands.push_back({.causal = causal, .window = AttentionWindow{left, right, anchor}});
+      }
+    }
+    bands.push_back({.causal = causal, .prefix = {0, 21}});
+    bands.push_back(
+        {.causal = causal, .window = AttentionWindow{{}, 2, Causal::kTopLeft}, .prefix = {66, 100}});
+  }
+  return bands;
+}
+
+// Sliding windows, bands that leave rows without keys, prefixes: on rows and keys around the tiles' edges.
+TEST(FlashAttentionTest, WindowsAndPrefixes) {
+  const AttentionShape shapes[] = {{2, 2, 1, 70, 131, 24, 8, 16}, {2, 1, 1, 300, 101, 16, 0, 24}};
+  int i = 0;
+  for (Options options : Bands()) {
+    for (const AttentionShape& shape : shapes) {
+      options.in = kFloatTypes[i % 3], options.out = DType::kF32;
+      if (i % 4 == 1) options.scale = i % 8 == 1 ? 0.0f : -0.5f;
+      const Device device = i++ % 2 == 0 ? Host() : NpuWithData(Ascend910B2());
+      Random random;
+      Call call(shape, options);
+      call.FillNormal(random);
+      ExpectRight(device, call);
+    }
   }
 }
 

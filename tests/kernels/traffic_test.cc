@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/attention_sequences.h"
 #include "kernels/flash_attention.h"
 #include "kernels/matmul.h"
 #include "kernels/token_permute.h"
@@ -19,6 +20,7 @@
 #include "tests/support/matrix.h"
 #include "tests/support/random.h"
 #include "tests/support/shapes.h"
+#include "tiling/flash_attention_steps.h"
 #include "tiling/flash_attention_tiling.h"
 #include "tiling/matmul_tiling.h"
 #include "tiling/token_permute_tiling.h"
@@ -235,7 +237,7 @@ struct AttentionCase {
     FlashAttentionShape s;
     s.batches = batch, s.heads = heads, s.kv_heads = kv_heads, s.rope_heads = dr > 0 ? rope_heads : 0;
     s.sq = sq, s.skv = skv, s.d_qk = dqk, s.d_rope = dr, s.d_v = dv, s.in = in, s.out = out;
-    s.causal = causal != Causal::kNone, s.shift = causal == Causal::kBottomRight ? skv - sq : 0;
+    s.band = BandOf(causal, {}, sq, skv);
     return s;
   }
   std::string Name() const {
@@ -269,35 +271,30 @@ TEST(TrafficTest, FlashAttention) {
       Traffic one_head;
       std::int64_t macs = 0;
       for (const Range q : Split(x.sq, t.m)) {
-        const std::int64_t rows = q.size(), keys = VisibleKeys(shape, q);
-        macs += rows * keys * (d_scores + x.dv);
-        // Q once; K and V once for every block of queries, up to the last key that one of them sees.
-        one_head[Path::kGmToL1Nd2Nz] += (rows * d_scores + keys * (d_scores + x.dv)) * e;
-        // Handed over: S and P once, PV for every block of keys; a block of queries without keys walks one.
-        const std::int64_t steps = std::max<std::int64_t>(CeilDiv(keys, t.n), 1);
-        const std::int64_t handed = (rows * keys + steps * rows * x.dv) * 4;
-        one_head[Path::kL0CToGm] += handed;
-        one_head[Path::kGmToUb] += handed;
-        one_head[Path::kUbToGm] += rows * keys * e;
-        one_head[Path::kGmToL1Nd2Nz] += rows * keys * e;
-        one_head[Path::kUbToGm] += rows * (x.dv * SizeOf(x.out) + (x.lse ? 4 : 0));
-        for (const Range kv : Split(keys, t.n)) {
-          for (std::int64_t d : {x.dqk, x.dr}) {
-            for (const Range k0 : Split(d, t.k0)) {
-              one_head[Path::kL1ToL0A] += FractalBytes(rows, k0.size(), x.in);
-              one_head[Path::kL1ToL0B] += FractalBytes(k0.size(), kv.size(), x.in);
+        // Q in and O out once.
+        one_head[Path::kGmToL1Nd2Nz] += q.size() * d_scores * e;
+        one_head[Path::kUbToGm] += q.size() * (x.dv * SizeOf(x.out) + (x.lse ? 4 : 0));
+        FlashAttentionPieces pieces(shape.band, q, {0, x.skv}, t);
+        for (FlashAttentionPiece piece; pieces.Next(piece);) {
+          const std::int64_t rows = piece.rows.size();
+          for (const Range kv : BlocksOf(piece.keys, t)) {
+            const std::int64_t keys = kv.size();
+            macs += rows * keys * (d_scores + x.dv);
+            // K and V, and P on its way back; S, PV and P handed over. A step without keys hands over PV = 0.
+            one_head[Path::kGmToL1Nd2Nz] += (keys * (d_scores + x.dv) + rows * keys) * e;
+            one_head[Path::kL0CToGm] += rows * (keys + x.dv) * 4;
+            one_head[Path::kGmToUb] += rows * (keys + x.dv) * 4;
+            one_head[Path::kUbToGm] += rows * keys * e;
+            for (std::int64_t d : {x.dqk, x.dr}) {
+              for (const Range k0 : Split(d, t.k0)) {
+                one_head[Path::kL1ToL0A] += FractalBytes(rows, k0.size(), x.in);
+                one_head[Path::kL1ToL0B] += FractalBytes(k0.size(), keys, x.in);
+              }
             }
-          }
-          for (const Range k0 : Split(kv.size(), t.k0)) {
-            one_head[Path::kL1ToL0A] += FractalBytes(rows, k0.size(), x.in);
-            one_head[Path::kL1ToL0B] += FractalBytes(k0.size(), x.dv, x.in);
-          }
-        }
-        // The one step without keys multiplies Q by no keys at all.
-        if (keys == 0) {
-          for (std::int64_t d : {x.dqk, x.dr}) {
-            for (const Range k0 : Split(d, t.k0))
+            for (const Range k0 : Split(keys, t.k0)) {
               one_head[Path::kL1ToL0A] += FractalBytes(rows, k0.size(), x.in);
+              one_head[Path::kL1ToL0B] += FractalBytes(k0.size(), x.dv, x.in);
+            }
           }
         }
       }

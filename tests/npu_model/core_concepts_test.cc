@@ -48,7 +48,7 @@ concept RowSums = requires(C& core, Args... args) {
 };
 template <class C, class... Args>
 concept Masks = requires(C& core, Args... args) {
-  core.MaskAbove(args...);
+  core.MaskOutside(args...);
 };
 template <class C, class... Args>
 concept ReadsScalars = requires(C& core, Args... args) {
@@ -165,7 +165,7 @@ constexpr Rule kLegalOnVector[] = {
     {"Add int32", Adds<V, Ids, Ids, Ids>},
     {"Exp", Exps<V, Ub, Ub>},
     {"RowSum", RowSums<V, Ub, Ub>},
-    {"MaskAbove", Masks<V, Ub, std::int64_t>},
+    {"MaskOutside", Masks<V, Ub, std::int64_t, std::int64_t, float>},
     {"ReadScalar int32", ReadsScalars<V, Ids, std::int64_t>},
     {"ReadScalar fp32", ReadsScalars<V, Ub, std::int64_t>},
     {"SoftmaxStep", SoftmaxSteps<V, UbTile<BF16>, Ub, Ub, Ub, Ub, float>},
@@ -199,7 +199,7 @@ constexpr Rule kIllegalOnVector[] = {
     {"Exp(L1)", Exps<V, L1Tile<float>, L1Tile<float>>},
     {"Exp int32", Exps<V, Ids, Ids>},
     {"RowSum(UB, L0C)", RowSums<V, Ub, Acc>},
-    {"MaskAbove(L0C)", Masks<V, Acc, std::int64_t>},
+    {"MaskOutside(L0C)", Masks<V, Acc, std::int64_t, std::int64_t, float>},
     {"ReadScalar(L0C)", ReadsScalars<V, Acc, std::int64_t>},
     {"ReadScalar int64", ReadsScalars<V, WideIds, std::int64_t>},
     {"SoftmaxStep on L0C", SoftmaxSteps<V, UbTile<BF16>, Acc, Ub, Ub, Ub, float>},

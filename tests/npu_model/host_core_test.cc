@@ -1135,14 +1135,14 @@ TEST_P(HostVectorTest, PartsAreAllThatIsWritten) {
   vector_.Fill(tile.Part({2, 7}, {3, 40}), 2);
   const auto inner = tile.Part({3, 5}, {10, 31});
   vector_.Add(inner, inner, inner);
-  vector_.MaskAbove(tile.Part({6, 7}, {20, 25}), 2);
+  vector_.MaskOutside(tile.Part({6, 7}, {20, 25}), 1, 2, -7);
   const Values values = ValuesOf(tile);
   for (std::int64_t i = 0; i < 9; ++i) {
     for (std::int64_t j = 0; j < 50; ++j) {
       double expected = 1;
       if (i >= 2 && i < 7 && j >= 3 && j < 40) expected = 2;
       if (i >= 3 && i < 5 && j >= 10 && j < 31) expected = 4;
-      if (i == 6 && j >= 23 && j < 25) expected = -kInfinity;
+      if (i == 6 && j >= 20 && j < 25 && j != 21 && j != 22) expected = -7;
       ASSERT_EQ(values[Index(i * 50 + j)], expected) << i << ", " << j;
     }
   }
@@ -1198,20 +1198,24 @@ TEST_P(HostVectorTest, RowReductions) {
   }
 }
 
-TEST_P(HostVectorTest, MaskAboveADiagonal) {
+TEST_P(HostVectorTest, MaskOutsideABand) {
+  constexpr std::int64_t kFar = std::int64_t{1} << 62;
   for (const auto& [rows, cols] : kVectorShapes) {
-    for (std::int64_t diagonal : {-100, -3, -1, 0, 1, 5, 20, 100}) {
-      GmMatrix a(DType::kF32, rows, cols);
-      a->FillNormal(random_);
-      const auto tile = TileOf(a);
-      vector_.MaskAbove(tile, diagonal);
-      Values expected = a->ToDoubles();
-      for (std::int64_t i = 0; i < rows; ++i) {
-        for (std::int64_t j = 0; j < cols; ++j) {
-          if (j - i > diagonal) expected[Index(i * cols + j)] = -kInfinity;
+    for (std::int64_t highest : {-kFar, std::int64_t{-3}, std::int64_t{0}, std::int64_t{20}, kFar}) {
+      for (std::int64_t lowest :
+           {-kFar, std::int64_t{-100}, std::int64_t{-2}, std::int64_t{0}, std::int64_t{6}}) {
+        GmMatrix a(DType::kF32, rows, cols);
+        a->FillNormal(random_);
+        const auto tile = TileOf(a);
+        vector_.MaskOutside(tile, lowest, highest, -kInfinity);
+        Values expected = a->ToDoubles();
+        for (std::int64_t i = 0; i < rows; ++i) {
+          for (std::int64_t j = 0; j < cols; ++j) {
+            if (j - i < lowest || j - i > highest) expected[Index(i * cols + j)] = -kInfinity;
+          }
         }
+        EXPECT_EQ(ValuesOf(tile), expected) << "from " << lowest << " to " << highest;
       }
-      EXPECT_EQ(ValuesOf(tile), expected) << "diagonal " << diagonal;
     }
   }
 }

@@ -23,6 +23,7 @@
 #define HWY_WANT_AVX3_DL
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE_256 | HWY_SVE2 | HWY_SVE2_128 | HWY_RVV)
 #include "hwy/targets.h"
+#include "npu_model/host/attention_ops.h"
 
 namespace cubist {
 namespace {
@@ -577,15 +578,20 @@ TEST_P(TileOpsTest, MulAdd) {
   }
 }
 
-TEST_P(TileOpsTest, MaskAbove) {
+TEST_P(TileOpsTest, MaskOutside) {
+  const AttentionOps& attention = BestAttentionOps();
   for (const std::int64_t cols : {std::int64_t{1}, lanes_, 2 * lanes_ + 3}) {
     const std::int64_t rows = 7;
-    for (std::int64_t diagonal = -rows - 2; diagonal <= cols + 2; ++diagonal) {
-      Matrix<float> x(rows, cols, cols + 3);
-      x.Fill([] { return 1.0f; });
-      vector_->mask_above(x.view(), diagonal);
-      for (std::int64_t i = 0; i < rows; ++i) {
-        for (std::int64_t j = 0; j < cols; ++j) ASSERT_EQ(x(i, j), j - i > diagonal ? -kInfinity : 1.0f);
+    for (std::int64_t highest = -rows - 2; highest <= cols + 2; ++highest) {
+      for (std::int64_t lowest : {-rows - 1, highest - 3, highest, highest + 1}) {
+        Matrix<float> x(rows, cols, cols + 3);
+        x.Fill([] { return 1.0f; });
+        attention.mask_outside(x.view(), lowest, highest, 5.0f);
+        for (std::int64_t i = 0; i < rows; ++i) {
+          for (std::int64_t j = 0; j < cols; ++j) {
+            ASSERT_EQ(x(i, j), j - i < lowest || j - i > highest ? 5.0f : 1.0f);
+          }
+        }
       }
     }
   }

@@ -28,7 +28,7 @@ FlashAttentionShape ShapeOf(std::int64_t sq, std::int64_t skv, std::int64_t d_qk
   s.sq = sq, s.skv = skv;
   s.d_qk = d_qk, s.d_rope = d_rope, s.d_v = d_v;
   s.in = s.out = dtype;
-  s.causal = causal, s.shift = causal ? skv - sq : 0;
+  if (causal) s.band.highest = skv - sq;
   return s;
 }
 
@@ -52,13 +52,13 @@ std::vector<FlashAttentionShape> Shapes() {
 std::string NameOf(const FlashAttentionShape& s) {
   return std::to_string(s.sq) + "x" + std::to_string(s.skv) + " d " + std::to_string(s.d_qk) + "+" +
          std::to_string(s.d_rope) + "/" + std::to_string(s.d_v) + " " + NameOf(s.in) +
-         (s.causal ? " causal" : "");
+         (s.band.bounded() ? " causal" : "");
 }
 std::string NameOf(const FlashAttentionTiling& t) {
   return "m " + std::to_string(t.m) + " n " + std::to_string(t.n) + " k0 " + std::to_string(t.k0) +
-         " depth " + std::to_string(t.depth) + " stages " + std::to_string(t.q_stages) +
-         std::to_string(t.kv_stages) + std::to_string(t.l0_stages) + std::to_string(t.ub_stages) +
-         (t.pack_kv ? " packed" : "");
+         " strip " + std::to_string(t.strip) + " depth " + std::to_string(t.depth) + " stages " +
+         std::to_string(t.q_stages) + std::to_string(t.kv_stages) + std::to_string(t.l0_stages) +
+         std::to_string(t.ub_stages) + (t.pack_kv ? " packed" : "");
 }
 
 ChipSpec WithCapacity(const ChipSpec& chip, Buffer buffer, std::int64_t capacity) {
@@ -105,7 +105,8 @@ trace::CoreRecord RecordOneCore(const ChipSpec& chip, const FlashAttentionShape&
   Scratch scratch;
   TraceAiCore core(chip, scratch, 0, static_cast<int>(std::max<std::int64_t>(t.tasks(s), 1)),
                    /*with_data=*/false, &record);
-  FlashAttentionKernel<T>(core, g, s, t);
+  const FlashAttentionSchedule schedule(s, t, {});
+  FlashAttentionKernel<T>(core, g, s, t, schedule);
   EXPECT_EQ(core.finding(), "") << chip.name << " " << NameOf(s) << " " << NameOf(t);
   return record;
 }
@@ -159,6 +160,7 @@ TEST(FlashAttentionTilingTest, EveryDepthHasEnoughStages) {
     for (int depth : {0, 1, 2}) {
       FlashAttentionTiling t;
       t.m = 32, t.n = 32, t.k0 = 32;
+      t.strip = 16, t.key_step = 16;
       t.depth = depth;
       for (int stages : {1, 2}) {
         t.ub_stages = t.q_stages = t.kv_stages = stages;
@@ -244,16 +246,80 @@ TEST(FlashAttentionTilingTest, MoreWorkIsNotCheaper) {
   }
 }
 
-TEST(FlashAttentionTilingTest, VisibleKeysFollowTheDiagonal) {
-  FlashAttentionShape s = ShapeOf(10, 6, 8, 0, 8, DType::kF32, false);
-  EXPECT_EQ(VisibleKeys(s, {0, 1}), 6);
-  s.causal = true;
-  EXPECT_EQ(VisibleKeys(s, {0, 1}), 1);
-  EXPECT_EQ(VisibleKeys(s, {0, 4}), 4);
-  EXPECT_EQ(VisibleKeys(s, {4, 10}), 6);
-  s.shift = -4;
-  EXPECT_EQ(VisibleKeys(s, {0, 4}), 0);
-  EXPECT_EQ(VisibleKeys(s, {4, 5}), 1);
+// Whatever the band, the tiles and the part of the keys: every row meets each key that it sees once, the last step of
+// its rows comes last, rows count their own rounds, and every row has at least one step.
+TEST(FlashAttentionStepsTest, EveryRowMeetsWhatItSeesOnce) {
+  constexpr std::int64_t kFar = AttentionBand::kUnbounded;
+  std::vector<AttentionBand> bands;
+  for (std::int64_t lowest : {-kFar, std::int64_t{-70}, std::int64_t{-9}, std::int64_t{4}}) {
+    for (std::int64_t highest :
+         {kFar, std::int64_t{-40}, std::int64_t{0}, std::int64_t{17}, std::int64_t{90}}) {
+      bands.push_back({lowest, highest, 0});
+    }
+  }
+  bands.push_back({-kFar, 0, 33}), bands.push_back({-kFar, -50, 100});
+  for (const AttentionBand& band : bands) {
+    for (const auto& [sq, skv] :
+         {std::pair<std::int64_t, std::int64_t>{1, 1}, {75, 130}, {100, 40}, {3, 0}}) {
+      for (std::int64_t strip : {8, 24, 48}) {
+        for (std::int64_t splits : {1, 3}) {
+          FlashAttentionShape s = ShapeOf(sq, skv, 8, 0, 8, DType::kF32, false);
+          s.band = band;
+          FlashAttentionTiling t;
+          t.m = 48, t.n = 32, t.strip = strip, t.key_step = 16, t.kv_splits = splits;
+          const FlashAttentionSchedule schedule(s, t, {});
+          SCOPED_TRACE("band " + std::to_string(band.lowest) + ".." + std::to_string(band.highest) +
+                       " prefix " + std::to_string(band.prefix) + " " + NameOf(s) + " " + NameOf(t));
+          std::vector<int> met(static_cast<std::size_t>(s.heads * sq * skv));
+          std::vector<std::int64_t> rounds(static_cast<std::size_t>(s.heads * splits * sq));
+          std::vector<bool> done(rounds.size());
+          for (int core = 0; core < 5; ++core) {
+            FlashAttentionSteps steps(schedule, t, core, 5);
+            for (FlashAttentionStep step; steps.Next(step);) {
+              ASSERT_LE(step.kv.size(), t.n);
+              ASSERT_EQ(step.kv.empty() ? 0 : step.kv.begin % t.key_step, 0);
+              for (std::int64_t i = step.rows.begin; i < step.rows.end; ++i) {
+                const auto row =
+                    static_cast<std::size_t>((step.task.head * splits + step.task.split) * sq + i);
+                ASSERT_FALSE(done[row]);
+                ASSERT_EQ(step.round, rounds[row]++);
+                done[row] = step.last;
+                for (std::int64_t j = step.kv.begin; j < step.kv.end; ++j) {
+                  ++met[static_cast<std::size_t>((step.task.head * sq + i) * skv + j)];
+                }
+              }
+            }
+          }
+          for (const bool row_is_done : done) ASSERT_TRUE(row_is_done);
+          for (std::int64_t h = 0; h < s.heads; ++h) {
+            for (std::int64_t i = 0; i < sq; ++i) {
+              for (std::int64_t j = 0; j < skv; ++j) {
+                const bool seen = (i + band.lowest <= j && j <= i + band.highest) || j < band.prefix;
+                const int times = met[static_cast<std::size_t>((h * sq + i) * skv + j)];
+                ASSERT_LE(times, 1);
+                ASSERT_TRUE(times == 1 || !seen) << "row " << i << " key " << j;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Each edge of a causal mask costs strip / 2 keys in vain at most, and no block is computed that no row sees.
+TEST(FlashAttentionStepsTest, TheDiagonalIsWalkedInStrips) {
+  FlashAttentionShape s = ShapeOf(1024, 1024, 8, 0, 8, DType::kF32, true);
+  for (std::int64_t strip : {32, 64, 256}) {
+    FlashAttentionTiling t;
+    t.m = 256, t.n = 256, t.strip = strip, t.key_step = 16;
+    std::int64_t scores = 0;
+    for (const Range q : Split(s.sq, t.m)) {
+      FlashAttentionPieces pieces(s.band, q, {0, s.skv}, t);
+      for (FlashAttentionPiece piece; pieces.Next(piece);) scores += piece.rows.size() * piece.keys.size();
+    }
+    EXPECT_EQ(scores, s.sq * (s.sq + strip) / 2);
+  }
 }
 
 TEST(FlashAttentionTilingTest, OnlyWhatIsUsedAgainIsPacked) {

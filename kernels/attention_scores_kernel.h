@@ -1,0 +1,38 @@
+// What happens to a tile of attention scores between Q K^T and the softmax, forward and backward.
+#ifndef CUBIST_KERNELS_ATTENTION_SCORES_KERNEL_H_
+#define CUBIST_KERNELS_ATTENTION_SCORES_KERNEL_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "npu_model/core.h"
+#include "npu_model/tile.h"
+#include "tiling/attention_band.h"
+
+namespace cubist {
+
+// Makes every score that the band hides -inf once it is multiplied by the returned scale: `scale` itself, so that the
+// softmax can apply it, or 1 where this has. `s` are the unscaled scores of `rows` and `keys` of the sequence.
+template <VectorCore V>
+float MaskByBand(V& core, UbTile<float> s, const AttentionSequence& sequence, Range rows, Range keys,
+                 float scale) {
+  const AttentionBand& band = sequence.band;
+  const Range all = band.SeenByAll(rows, {0, sequence.skv});
+  if (keys.empty() || (all.begin <= keys.begin && keys.end <= all.end)) return scale;
+  if (scale == 0) {
+    core.MulScalar(s, s, scale);
+    scale = 1;
+  }
+  // Keys below the prefix are seen by all.
+  const std::int64_t first = std::clamp<std::int64_t>(band.prefix, keys.begin, keys.end);
+  const std::int64_t diagonal = rows.begin - first;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  core.MaskOutside(s.Cols({first - keys.begin, keys.size()}), diagonal + band.lowest, diagonal + band.highest,
+                   scale < 0 ? kInfinity : -kInfinity);
+  return scale;
+}
+
+}  // namespace cubist
+
+#endif  // CUBIST_KERNELS_ATTENTION_SCORES_KERNEL_H_

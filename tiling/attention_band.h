@@ -1,0 +1,53 @@
+// Which keys the query rows of a sequence see by their position alone.
+#ifndef CUBIST_TILING_ATTENTION_BAND_H_
+#define CUBIST_TILING_ATTENTION_BAND_H_
+
+#include <algorithm>
+#include <compare>
+#include <cstdint>
+
+#include "npu_model/types.h"
+
+namespace cubist {
+
+// Row i sees the keys j with i + lowest <= j <= i + highest, and those below `prefix`. A prefix goes with an
+// unbounded lower side only, so that what a row sees is one range.
+//   full: both unbounded;  causal: highest = 0, or Skv - Sq where the last row sees the last key.
+struct AttentionBand {
+  static constexpr std::int64_t kUnbounded = std::int64_t{1} << 61;  // Any sum of two stays in 64 bits.
+
+  std::int64_t lowest = -kUnbounded, highest = kUnbounded;
+  std::int64_t prefix = 0;
+
+  bool bounded() const { return lowest > -kUnbounded || highest < kUnbounded; }
+
+  // Of `keys`: from the first to the last that any of `rows` sees; an empty range where none does.
+  Range Seen(Range rows, Range keys) const {
+    return rows.empty() ? Range{} : Within(rows.begin + lowest, rows.end + highest, keys);
+  }
+  // Those that each of `rows` sees.
+  Range SeenByAll(Range rows, Range keys) const {
+    return rows.empty() ? Range{} : Within(rows.end - 1 + lowest, rows.begin + highest + 1, keys);
+  }
+
+  friend auto operator<=>(const AttentionBand&, const AttentionBand&) = default;
+
+ private:
+  Range Within(std::int64_t begin, std::int64_t end, Range keys) const {
+    const Range seen{std::max(begin, keys.begin), std::min(std::max(end, prefix), keys.end)};
+    return seen.empty() ? Range{} : seen;
+  }
+};
+
+// One sequence of a batch: `sq` query rows from row `q_begin` and `skv` keys from key `kv_begin` of the matrices
+// of batch entry `batch`. Packed sequences lie in one entry, one behind the other.
+struct AttentionSequence {
+  std::int64_t batch = 0;
+  std::int64_t q_begin = 0, kv_begin = 0;
+  std::int64_t sq = 0, skv = 0;
+  AttentionBand band;
+};
+
+}  // namespace cubist
+
+#endif  // CUBIST_TILING_ATTENTION_BAND_H_

@@ -1,0 +1,205 @@
+// How attention walks queries and keys: which core takes which block of queries, and which keys its rows meet in turn.
+#ifndef CUBIST_TILING_FLASH_ATTENTION_STEPS_H_
+#define CUBIST_TILING_FLASH_ATTENTION_STEPS_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "tiling/attention_band.h"
+#include "tiling/flash_attention_tiling.h"
+
+namespace cubist {
+
+// Keys that rows of a block of queries walk together.
+struct FlashAttentionPiece {
+  Range rows, keys;
+  bool last = false;  // Of these rows.
+};
+
+// How a block of queries `q` walks the keys that it sees. Keys that all its rows see are met by all rows at once. Where
+// a mask cuts the block, strips of t.strip rows walk what is left of their keys, so that strip^2 / 2 and not m^2 / 2
+// scores are computed in vain at each edge. Rows without keys walk one empty piece.
+class FlashAttentionPieces {
+ public:
+  FlashAttentionPieces(const AttentionBand& band, Range q, Range keys, const FlashAttentionTiling& t)
+      : band_(band), q_(q), keys_(keys), t_(t), all_(Aligned(band.Seen(q, keys))) {
+    common_ = band.SeenByAll(q, keys);
+    common_ = {std::min(RoundUp(common_.begin, t.key_step), keys.end),
+               common_.end == keys.end ? keys.end : common_.end / t.key_step * t.key_step};
+    stripped_ = t.strip < q.size() && common_ != all_;
+    if (common_.empty()) common_ = {all_.begin, all_.begin};
+  }
+
+  bool Next(FlashAttentionPiece& piece) {
+    const std::int64_t pieces = stripped_ ? 1 + 2 * Split(q_, t_.strip).count() : 1;
+    for (; at_ < pieces; ++at_) {
+      piece = At(at_);
+      if (piece.keys.empty() && !piece.last) continue;
+      ++at_;
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  Range Aligned(Range keys) const { return {keys.begin / t_.key_step * t_.key_step, keys.end}; }
+
+  // All rows first; then for every strip its keys before and behind those of all rows. The second of the two is
+  // the strip's last unless it alone is empty.
+  FlashAttentionPiece At(std::int64_t i) const {
+    if (!stripped_) return {q_, all_, true};
+    if (i == 0) return {q_, common_, false};
+    const Range rows = Split(q_, t_.strip)[(i - 1) / 2], seen = Aligned(band_.Seen(rows, keys_));
+    const Range before{seen.begin, std::min(seen.end, common_.begin)};
+    const Range behind{std::max(seen.begin, common_.end), seen.end};
+    const bool only_before = !before.empty() && behind.empty();
+    if ((i - 1) % 2 == 0) return {rows, before, only_before};
+    return {rows, behind.empty() ? Range{} : behind, !only_before};
+  }
+
+  AttentionBand band_;
+  Range q_, keys_;
+  const FlashAttentionTiling& t_;
+  Range all_, common_;
+  bool stripped_ = false;
+  std::int64_t at_ = 0;
+};
+
+// The blocks of keys of a piece: as many as t.n asks for, of about one size.
+inline Split BlocksOf(Range keys, const FlashAttentionTiling& t) {
+  const std::int64_t count = std::max<std::int64_t>(CeilDiv(keys.size(), t.n), 1);
+  return AtLeastOnce(Split(keys, std::min(RoundUp(CeilDiv(keys.size(), count), t.key_step), t.n)));
+}
+
+// The blocks of queries of a call, the most expensive first. Sequences that are alike need no list.
+class FlashAttentionSchedule {
+ public:
+  struct Task {
+    std::int64_t sequence = 0, head = 0, split = 0;
+    Range q;
+  };
+
+  // `sequences` is empty where each of s.batches entries is one sequence of s.sq rows and s.skv keys under s.band.
+  FlashAttentionSchedule(const FlashAttentionShape& s, const FlashAttentionTiling& t,
+                         std::span<const AttentionSequence> sequences)
+      : s_(s), t_(t), sequences_(sequences) {
+    if (sequences.empty()) return;
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      for (const Range q : Split(sequences[i].sq, t.m)) {
+        const std::int64_t keys = sequences[i].band.Seen(q, {0, sequences[i].skv}).size();
+        ragged_.push_back({static_cast<std::int64_t>(i), q, q.size() * keys});
+      }
+    }
+    std::stable_sort(ragged_.begin(), ragged_.end(),
+                     [](const Item& x, const Item& y) { return x.scores > y.scores; });
+  }
+
+  std::int64_t tasks() const {
+    return sequences_.empty() ? t_.tasks(s_)
+                              : static_cast<std::int64_t>(ragged_.size()) * s_.heads * t_.kv_splits;
+  }
+  AttentionSequence Sequence(std::int64_t i) const {
+    if (!sequences_.empty()) return sequences_[static_cast<std::size_t>(i)];
+    return {.batch = i, .sq = s_.sq, .skv = s_.skv, .band = s_.band};
+  }
+  // The i-th task. Later rows see more keys where the mask is causal, so blocks of queries come last first.
+  Task At(std::int64_t i) const {
+    Task task;
+    task.split = i % t_.kv_splits, i /= t_.kv_splits;
+    task.head = i % s_.heads, i /= s_.heads;
+    if (!sequences_.empty()) {
+      const Item& item = ragged_[static_cast<std::size_t>(i)];
+      task.sequence = item.sequence, task.q = item.q;
+    } else {
+      task.sequence = i % s_.batches;
+      task.q = Split(s_.sq, t_.m)[t_.query_blocks(s_) - 1 - i / s_.batches];
+    }
+    return task;
+  }
+  // The keys of a task: its part of those that its sequence sees.
+  Range KeysOf(const Task& task) const {
+    const AttentionSequence sequence = Sequence(task.sequence);
+    if (t_.kv_splits == 1) return {0, sequence.skv};
+    const Range seen = sequence.band.Seen({0, sequence.sq}, {0, sequence.skv});
+    const std::int64_t begin = seen.begin / t_.key_step * t_.key_step;
+    const std::int64_t size = RoundUp(CeilDiv(seen.end - begin, t_.kv_splits), t_.key_step);
+    const Range part = Split(Range{begin, seen.end}, size)[task.split];
+    return part.empty() ? Range{} : part;
+  }
+
+ private:
+  struct Item {
+    std::int64_t sequence = 0;
+    Range q;
+    std::int64_t scores = 0;
+  };
+  const FlashAttentionShape& s_;
+  const FlashAttentionTiling& t_;
+  std::span<const AttentionSequence> sequences_;
+  std::vector<Item> ragged_;
+};
+
+// A block of keys for rows of a block of queries. Rows and keys count from the start of their sequence.
+struct FlashAttentionStep {
+  FlashAttentionSchedule::Task task;
+  AttentionSequence sequence;
+  Range rows, kv;
+  std::int64_t round = 0;            // How many steps these rows went before.
+  bool first = false, last = false;  // The first of the block of queries; the last of these rows.
+
+  Range rows_in_block() const { return {rows.begin - task.q.begin, rows.end - task.q.begin}; }
+};
+
+// The steps of core `index` of `count`. Tasks are dealt forth and back, so that nobody always gets the longer one.
+class FlashAttentionSteps {
+ public:
+  FlashAttentionSteps(const FlashAttentionSchedule& schedule, const FlashAttentionTiling& t, int index,
+                      int count)
+      : schedule_(schedule), t_(t), index_(index), count_(count) {}
+
+  bool Next(FlashAttentionStep& step) {
+    if (at_ == blocks_.count() && !NextPiece()) return false;
+    step.task = task_, step.sequence = sequence_;
+    step.rows = piece_.rows, step.kv = blocks_[at_++];
+    step.round = round_++;
+    step.first = first_, first_ = false;
+    step.last = piece_.last && at_ == blocks_.count();
+    return true;
+  }
+
+ private:
+  bool NextPiece() {
+    const Range before = piece_.rows;
+    if (pieces_ && piece_.rows == task_.q) common_rounds_ = round_;
+    while (!pieces_ || !pieces_->Next(piece_)) {
+      const std::int64_t task = dealt_ * count_ + (dealt_ % 2 == 0 ? index_ : count_ - 1 - index_);
+      if (task >= schedule_.tasks()) return false;
+      ++dealt_;
+      task_ = schedule_.At(task), sequence_ = schedule_.Sequence(task_.sequence);
+      pieces_.emplace(sequence_.band, task_.q, schedule_.KeysOf(task_), t_);
+      first_ = true, common_rounds_ = round_ = 0;
+    }
+    if (piece_.rows != before) round_ = common_rounds_;
+    blocks_ = BlocksOf(piece_.keys, t_), at_ = 0;
+    return true;
+  }
+
+  const FlashAttentionSchedule& schedule_;
+  const FlashAttentionTiling& t_;
+  std::int64_t index_, count_, dealt_ = 0;
+  FlashAttentionSchedule::Task task_;
+  AttentionSequence sequence_;
+  std::optional<FlashAttentionPieces> pieces_;
+  FlashAttentionPiece piece_;
+  Split blocks_ = Split(0, 1);
+  std::int64_t at_ = 0, round_ = 0, common_rounds_ = 0;
+  bool first_ = false;
+};
+
+}  // namespace cubist
+
+#endif  // CUBIST_TILING_FLASH_ATTENTION_STEPS_H_
