@@ -8,6 +8,8 @@
 #include "npu_model/sync/execute.h"
 #include "npu_model/sync/plan.h"
 #include "npu_model/sync/report.h"
+#include "npu_model/sync/slack.h"
+#include "tools/progress.h"
 
 namespace cubist {
 namespace {
@@ -69,13 +71,23 @@ int CheckCommand(const CheckOptions& options) {
 
   if (options.plan) fmt::print("{}\n", sync::PlanTable(record, plan));
   fmt::print("{}", sync::CheckText(result));
-  if (!options.json.empty() &&
-      !Write(options.json, fmt::format("{{\"plan\": {},\n \"check\": {}}}\n", sync::PlanJson(record, plan),
-                                       sync::CheckJson(result)))) {
-    return BadInput(fmt::format("cannot write '{}'", options.json));
-  }
   if (!options.dot.empty() && !Write(options.dot, result.deadlock_dot)) {
     return BadInput(fmt::format("cannot write '{}'", options.dot));
+  }
+  std::string slack_json = "null";
+  if (options.slack && result.ok()) {
+    Progress progress(stderr);
+    const sync::Slack slack = FindSlack(record, plan, [&](std::size_t done, std::size_t all) {
+      progress.Show(fmt::format("slack: {} of {} flags left out", done, all));
+    });
+    progress.Clear();
+    fmt::print("{}", sync::SlackTable(slack));
+    slack_json = sync::SlackJson(slack);
+  }
+  if (!options.json.empty() &&
+      !Write(options.json, fmt::format("{{\"plan\": {},\n \"check\": {},\n \"slack\": {}}}\n",
+                                       sync::PlanJson(record, plan), sync::CheckJson(result), slack_json))) {
+    return BadInput(fmt::format("cannot write '{}'", options.json));
   }
   const bool same = options.execute == 0 || ExecuteOrders(record, plan, options.execute);
   return result.ok() && same ? 0 : 1;

@@ -12,10 +12,11 @@ struct CheckOptions {
   KernelCallOptions call;
   std::string chip = "ascend910b2";
   std::string policy = "minimal";
-  std::string json;   // file for plan and findings
-  std::string dot;    // file for the graph of a deadlock
-  bool plan = false;  // print the plan
-  int execute = 0;    // run the record in this many random orders, and in three others
+  std::string json;    // file for plan and findings
+  std::string dot;     // file for the graph of a deadlock
+  bool plan = false;   // print the plan
+  bool slack = false;  // print what each wait costs
+  int execute = 0;     // run the record in this many random orders, and in three others
 };
 
 // Prints the verdict and every finding. Exit status 0: proved; 1: findings; 2: bad input.

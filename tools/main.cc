@@ -68,6 +68,7 @@ void AddCheck(CLI::App& app, cubist::CheckOptions& options, std::function<int()>
   check->add_option("--chip", options.chip, "Chip to plan for")->capture_default_str();
   check->add_option("--policy", options.policy, "minimal, or per-tile as compilers do")
       ->capture_default_str();
+  check->add_flag("--slack", options.slack, "Print what each wait costs, and what would be saved without it");
   check->add_flag("--plan", options.plan, "Print the plan: pipe pair, event ids, source lines");
   check
       ->add_option(

@@ -14,7 +14,9 @@ const char* NameOf(Kind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
-Plan PlanFlags(const trace::Record& record, Policy policy) {
+Plan PlanFlags(const trace::Record& record, Policy policy) { return PlanFlags(record, policy, record.chip); }
+
+Plan PlanFlags(const trace::Record& record, Policy policy, const ChipSpec& chip) {
   Plan plan;
   plan.policy = policy;
   plan.phases.resize(record.phases.size());
@@ -24,7 +26,7 @@ Plan PlanFlags(const trace::Record& record, Policy policy) {
     plan.phases[p].cores.resize(phase.cores.size());
     std::vector<std::vector<Shortage>> shortages(phase.cores.size());
     tbb::parallel_for(std::size_t{0}, phase.cores.size(), [&](std::size_t c) {
-      CorePlanner planner(phase.cores[c], record.chip, phase.vector_only, policy);
+      CorePlanner planner(phase.cores[c], chip, phase.vector_only, policy);
       plan.phases[p].cores[c] = planner.Run();
       shortages[c] = planner.Shortages();
     });

@@ -67,6 +67,8 @@ struct Plan {
 // Orders every pair of instructions of a core that touch the same bytes, one of them writing, in program
 // order. Every wait stands behind its set in program order, so that a plan cannot deadlock.
 Plan PlanFlags(const trace::Record& record, Policy policy);
+// The same as if the record were of a chip with other flags.
+Plan PlanFlags(const trace::Record& record, Policy policy, const ChipSpec& chip);
 
 }  // namespace cubist::sync
 

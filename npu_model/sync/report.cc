@@ -21,15 +21,19 @@ class CoreFold {
                          std::string_view, std::string_view, std::uint32_t, std::string_view>;
   using Rows = std::map<Key, PlanRow>;
 
-  CoreFold(const CoreRecord& record, std::size_t phase, Rows& rows)
-      : record_(record), phase_(phase), rows_(rows) {}
+  // The ops of each row, on all cores.
+  using Members = std::map<Key, std::vector<OpPlace>>;
+
+  CoreFold(const CoreRecord& record, std::size_t phase, std::size_t core, Rows& rows, Members& members)
+      : record_(record), phase_(phase), core_(core), rows_(rows), members_(members) {}
 
   void Add(const CorePlan& plan) {
-    for (const SyncOp& op : plan.ops) {
+    for (std::size_t o = 0; o < plan.ops.size(); ++o) {
+      const Numbered op{plan.ops[o], o};
       if (op.instr >= record_.instrs.size()) continue;
       switch (op.kind) {
         case Kind::kPipeBarrier:
-          AddRow(op, op);
+          AddRow(op, op, {op});
           break;
         case Kind::kSetFlag:
           up_[{op.lane, op.pipe, op.peer, op.id}].push_back(op);
@@ -42,7 +46,10 @@ class CoreFold {
       }
     }
     for (auto& [key, event] : events_) {
-      if (!event.sets.empty() && !event.waits.empty()) AddRow(OwnOf(event.sets), OwnOf(event.waits));
+      if (event.sets.empty() || event.waits.empty()) continue;
+      std::vector<Numbered> all = event.sets;
+      all.insert(all.end(), event.waits.begin(), event.waits.end());
+      AddRow(OwnOf(event.sets), OwnOf(event.waits), all);
     }
     for (const auto& [key, count] : counts_) {
       PlanRow& row = rows_[key];
@@ -52,18 +59,22 @@ class CoreFold {
   }
 
  private:
+  struct Numbered : SyncOp {
+    Numbered(const SyncOp& op, std::size_t number) : SyncOp(op), number(number) {}
+    std::size_t number;  // in CorePlan::ops
+  };
   struct Event {
-    std::vector<SyncOp> sets, waits;
+    std::vector<Numbered> sets, waits;
   };
 
-  void Pair(std::deque<SyncOp>& sets, const SyncOp& wait) {
+  void Pair(std::deque<Numbered>& sets, const Numbered& wait) {
     if (sets.empty()) return;
-    AddRow(sets.front(), wait);
+    AddRow(sets.front(), wait, {sets.front(), wait});
     sets.pop_front();
   }
 
   // The n-th set and the n-th wait of an id belong together, on every Vector core.
-  void AddCross(const SyncOp& op) {
+  void AddCross(const Numbered& op) {
     const bool sets = op.kind == Kind::kCrossSet;
     const bool from_cube = sets == (op.lane < 0);
     Event& event = events_[{from_cube, op.id, nth_[{sets, op.lane, op.id}]++}];
@@ -71,8 +82,8 @@ class CoreFold {
   }
 
   // Of the parts of an event the one that stands at an instruction of its own pipe; the others only keep step.
-  const SyncOp& OwnOf(const std::vector<SyncOp>& ops) const {
-    for (const SyncOp& op : ops) {
+  const Numbered& OwnOf(const std::vector<Numbered>& ops) const {
+    for (const Numbered& op : ops) {
       const trace::Instr& instr = record_.instrs[op.instr];
       if (instr.pipe == op.pipe && instr.lane == op.lane) return op;
     }
@@ -85,7 +96,7 @@ class CoreFold {
     return {line.file, line.line, trace::NameOf(instr.op)};
   }
 
-  void AddRow(const SyncOp& set, const SyncOp& wait) {
+  void AddRow(const SyncOp& set, const SyncOp& wait, const std::vector<Numbered>& all) {
     PlanRow row;
     row.phase = phase_;
     row.on_cube = set.lane < 0;
@@ -99,12 +110,14 @@ class CoreFold {
     if (!row.barrier && std::find(known.ids.begin(), known.ids.end(), set.id) == known.ids.end())
       known.ids.push_back(set.id);
     ++counts_[key];
+    for (const Numbered& op : all) members_[key].push_back({phase_, core_, op.number});
   }
 
   const CoreRecord& record_;
-  std::size_t phase_;
+  std::size_t phase_, core_;
   Rows& rows_;
-  std::map<std::tuple<int, Pipe, Pipe, int>, std::deque<SyncOp>> up_;
+  Members& members_;
+  std::map<std::tuple<int, Pipe, Pipe, int>, std::deque<Numbered>> up_;
   std::map<std::tuple<bool, int, int>, std::size_t> nth_;
   std::map<std::tuple<bool, int, std::size_t>, Event> events_;
   std::map<Key, std::int64_t> counts_;
@@ -122,21 +135,6 @@ std::string Ranges(const std::vector<int>& ids) {
     i = j + 1;
   }
   return text;
-}
-
-std::string Text(const PlanRow::Line& line) {
-  return std::string(line.file) + ":" + std::to_string(line.line) + " " + line.what;
-}
-
-std::string FlagText(const PlanRow& row) {
-  if (row.barrier) return std::string("PipeBarrier<") + NameOf(row.from) + ">";
-  if (!row.cross_core) return std::string(NameOf(row.from)) + "_" + NameOf(row.to);
-  return std::string("CrossCore ") + NameOf(row.from) + "_" + NameOf(row.to);
-}
-
-const char* SideText(const PlanRow& row) {
-  if (!row.cross_core) return row.on_cube ? "Cube" : "Vector";
-  return row.on_cube ? "Cube to Vector" : "Vector to Cube";
 }
 
 std::string Json(std::string_view text) {
@@ -205,16 +203,34 @@ std::string PlaceJson(const Place& place) {
 
 }  // namespace
 
-std::vector<PlanRow> Fold(const Record& record, const Plan& plan) {
+std::string LineText(const PlanRow::Line& line) {
+  return std::string(line.file) + ":" + std::to_string(line.line) + " " + line.what;
+}
+
+std::string FlagText(const PlanRow& row) {
+  if (row.barrier) return std::string("PipeBarrier<") + NameOf(row.from) + ">";
+  if (!row.cross_core) return std::string(NameOf(row.from)) + "_" + NameOf(row.to);
+  return std::string("CrossCore ") + NameOf(row.from) + "_" + NameOf(row.to);
+}
+
+const char* SideText(const PlanRow& row) {
+  if (!row.cross_core) return row.on_cube ? "Cube" : "Vector";
+  return row.on_cube ? "Cube to Vector" : "Vector to Cube";
+}
+
+std::vector<PlanRow> Fold(const Record& record, const Plan& plan,
+                          std::vector<std::vector<OpPlace>>* members) {
   CoreFold::Rows rows;
+  CoreFold::Members of_rows;
   for (std::size_t p = 0; p < std::min(record.phases.size(), plan.phases.size()); ++p) {
     const std::size_t cores = std::min(record.phases[p].cores.size(), plan.phases[p].cores.size());
     for (std::size_t c = 0; c < cores; ++c)
-      CoreFold(record.phases[p].cores[c], p, rows).Add(plan.phases[p].cores[c]);
+      CoreFold(record.phases[p].cores[c], p, c, rows, of_rows).Add(plan.phases[p].cores[c]);
   }
   std::vector<PlanRow> all;
   for (auto& [key, row] : rows) {
     std::sort(row.ids.begin(), row.ids.end());
+    if (members != nullptr) members->push_back(std::move(of_rows[key]));
     all.push_back(std::move(row));
   }
   return all;
@@ -225,7 +241,7 @@ std::string PlanTable(const Record& record, const Plan& plan) {
       {"phase", "core", "flag", "ids", "after", "before", "count", "most on a core"}};
   for (const PlanRow& row : Fold(record, plan)) {
     cells.push_back({std::to_string(row.phase), SideText(row), FlagText(row), Ranges(row.ids),
-                     row.barrier ? "" : Text(row.set), Text(row.wait), std::to_string(row.count),
+                     row.barrier ? "" : LineText(row.set), LineText(row.wait), std::to_string(row.count),
                      std::to_string(row.most_on_core)});
   }
   std::vector<std::size_t> widths(cells[0].size());

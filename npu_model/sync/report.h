@@ -32,8 +32,21 @@ struct PlanRow {
   std::int64_t most_on_core = 0;
 };
 
-// By phase, core, pipes and lines. Flags that do not pair are left out; the checker reports them.
-std::vector<PlanRow> Fold(const trace::Record& record, const Plan& plan);
+// An op of a plan.
+struct OpPlace {
+  std::size_t phase = 0, core = 0, op = 0;
+};
+
+// By phase, core, pipes and lines. Flags that do not pair are left out; the checker reports them. `members`, where
+// given, gets the ops of every row.
+std::vector<PlanRow> Fold(const trace::Record& record, const Plan& plan,
+                          std::vector<std::vector<OpPlace>>* members = nullptr);
+// "MTE2_MTE1", "PipeBarrier<V>", ..
+std::string FlagText(const PlanRow& row);
+// "Cube", "Vector to Cube", ..
+const char* SideText(const PlanRow& row);
+// "kernels/matmul_kernel.h:51 Load L1"
+std::string LineText(const PlanRow::Line& line);
 
 // A table to carry to the device: pipe pair, event ids, behind which line, in front of which, how often; then
 // where ids ran out.

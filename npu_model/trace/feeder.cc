@@ -42,6 +42,7 @@ void Feeder::FeedOp(const sync::SyncOp& op) {
   const int agent = AgentOf(op.pipe, op.lane);
   Step step;
   step.agent = static_cast<std::uint8_t>(agent);
+  step.op = static_cast<std::uint32_t>(&op - plan_->ops.data());
   if (op.kind == sync::Kind::kPipeBarrier) {
     step.kind = Step::Kind::kBarrier;
     Put(step);

@@ -21,6 +21,7 @@ struct Step {
   float busy = 0, done = 0;  // cycles, of a kInstr
   std::uint8_t agent = 0;    // that executes it
   Kind kind = Kind::kInstr;
+  std::uint32_t op = 0;  // of a kWait or kBarrier: its number in CorePlan::ops
 };
 
 // Flags are numbered. Between pipes of one side of an AI core: one number per pair of pipes and id. Between the

@@ -22,13 +22,14 @@ void DropFront(std::vector<T>& list, std::size_t& head) {
 }  // namespace
 
 PhaseReplay::PhaseReplay(const ChipSpec& chip, const Phase& phase, const sync::PhasePlan& plan,
-                         GlobalMemory& memory, double began, OnSlice on_slice)
+                         GlobalMemory& memory, double began, OnSlice on_slice, OnWait on_wait)
     : chip_(&chip),
       costs_(chip),
       memory_(&memory),
       began_(began),
       flows_(chip),
-      on_slice_(std::move(on_slice)) {
+      on_slice_(std::move(on_slice)),
+      on_wait_(std::move(on_wait)) {
   CUBIST_CHECK(plan.cores.size() == phase.cores.size(), "the plan is of another record");
   const int lanes = phase.vector_only ? 1 : chip.vector_per_cube;
   std::int64_t workspace = 0;
@@ -171,7 +172,7 @@ bool PhaseReplay::Take(std::uint32_t c, std::uint32_t a, const Step& step, doubl
       }
       return true;
     case Step::Kind::kWait:
-      return Wait(core, a, step, ready);
+      return Wait(c, a, step, ready);
     default:
       break;
   }
@@ -179,6 +180,7 @@ bool PhaseReplay::Take(std::uint32_t c, std::uint32_t a, const Step& step, doubl
   if (step.kind == Step::Kind::kBarrier) {
     const double over = std::max(ready, agent.done_at);
     agent.times.waited += over - ready;
+    if (on_wait_ && over > ready) on_wait_(c, step.op, over - ready);
     agent.times.busy += execute;
     agent.free_at = over + execute;
     return true;
@@ -190,7 +192,8 @@ bool PhaseReplay::Take(std::uint32_t c, std::uint32_t a, const Step& step, doubl
   return true;
 }
 
-bool PhaseReplay::Wait(Core& core, std::uint32_t a, const Step& step, double ready) {
+bool PhaseReplay::Wait(std::uint32_t c, std::uint32_t a, const Step& step, double ready) {
+  Core& core = cores_[c];
   Flag& flag = FlagOf(core, step.what);
   if (flag.head == flag.set_at.size()) {
     flag.waiters |= 1u << a;
@@ -201,6 +204,7 @@ bool PhaseReplay::Wait(Core& core, std::uint32_t a, const Step& step, double rea
   const double up = std::max(ready, flag.set_at[flag.head++] + latency);
   DropFront(flag.set_at, flag.head);
   agent.times.waited += up - ready;
+  if (on_wait_ && up > ready) on_wait_(c, step.op, up - ready);
   agent.times.busy += chip_->sync.execute;
   agent.free_at = up + chip_->sync.execute;
   return true;

@@ -31,10 +31,12 @@ namespace cubist::trace {
 class PhaseReplay {
  public:
   using OnSlice = std::function<void(std::size_t core, const Instr& instr, double start, double end)>;
+  // A pipe stood still at an op of the plan.
+  using OnWait = std::function<void(std::size_t core, std::uint32_t op, double cycles)>;
 
   // `began`: cycle of the launch at which the phase begins; 0 for the first one, whose cores start one by one.
   PhaseReplay(const ChipSpec& chip, const Phase& phase, const sync::PhasePlan& plan, GlobalMemory& memory,
-              double began, OnSlice on_slice);
+              double began, OnSlice on_slice, OnWait on_wait);
 
   void Run();
 
@@ -109,7 +111,7 @@ class PhaseReplay {
   std::uint32_t Issue(std::uint32_t core, std::uint32_t agent);
   std::uint32_t Execute(std::uint32_t core, std::uint32_t agent);
   bool Take(std::uint32_t core, std::uint32_t agent, const Step& step, double ready, std::uint32_t* woken);
-  bool Wait(Core& core, std::uint32_t agent, const Step& step, double ready);
+  bool Wait(std::uint32_t core, std::uint32_t agent, const Step& step, double ready);
   std::uint32_t Set(Core& core, std::uint32_t flag, double time);
   Flag& FlagOf(Core& core, std::uint32_t number);
   const GmAccess& AccessOf(const Core& core, const Step& step) const {
@@ -128,6 +130,7 @@ class PhaseReplay {
   double began_;
   Flows flows_;
   OnSlice on_slice_;
+  OnWait on_wait_;
   std::vector<Core> cores_;
   std::unordered_map<std::int64_t, int> readers_;  // transfers under way, by the address they read from
   std::priority_queue<Start, std::vector<Start>, std::greater<>> starts_;

@@ -199,8 +199,14 @@ Profile Replay(const Record& record, const sync::Plan& plan, const ReplayOptions
                                   (phase_start + end) * us_per_cycle));
       };
     }
+    PhaseReplay::OnWait on_wait;
+    if (options.on_wait) {
+      on_wait = [&](std::size_t core, std::uint32_t op, double cycles) {
+        options.on_wait(p, core, op, cycles);
+      };
+    }
     const double began = p == 0 ? 0 : phase_start;
-    PhaseReplay replay(chip, phase, plan.phases[p], memory, began, std::move(on_slice));
+    PhaseReplay replay(chip, phase, plan.phases[p], memory, began, std::move(on_slice), std::move(on_wait));
     replay.Run();
     summary.Add(phase, replay);
     double longest = 0;
@@ -213,7 +219,7 @@ Profile Replay(const Record& record, const sync::Plan& plan, const ReplayOptions
 }
 
 Profile Replay(const Record& record, bool timeline) {
-  return Replay(record, sync::PlanFlags(record, sync::Policy::kMinimal), {timeline});
+  return Replay(record, sync::PlanFlags(record, sync::Policy::kMinimal), {.timeline = timeline});
 }
 
 }  // namespace cubist::trace

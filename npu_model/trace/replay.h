@@ -15,6 +15,10 @@
 #ifndef CUBIST_NPU_MODEL_TRACE_REPLAY_H_
 #define CUBIST_NPU_MODEL_TRACE_REPLAY_H_
 
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
 #include "npu_model/profile.h"
 #include "npu_model/sync/plan.h"
 #include "npu_model/trace/record.h"
@@ -23,6 +27,8 @@ namespace cubist::trace {
 
 struct ReplayOptions {
   bool timeline = false;  // Keep every instruction's start and end in the profile.
+  // Told of every stop at a WaitFlag or barrier: which op of the plan, and for how many cycles.
+  std::function<void(std::size_t phase, std::size_t core, std::uint32_t op, double cycles)> on_wait = {};
 };
 
 // A pure function of its arguments, so that a tool may leave out a flag and replay. A plan in which a WaitFlag has no

@@ -16,6 +16,8 @@
 
 #include "npu_model/sync/check.h"
 #include "npu_model/sync/report.h"
+#include "npu_model/sync/slack.h"
+#include "npu_model/trace/replay.h"
 #include "tests/npu_model/trace_support.h"
 #include "tests/sync/happens_before.h"
 #include "tests/sync/shipped_kernels.h"
@@ -394,6 +396,48 @@ TEST(PlanTest, PlansAreDeterministic) {
   const sync::Plan second = sync::PlanFlags(made.record, Policy::kMinimal);
   for (std::size_t c = 0; c < first.phases[0].cores.size(); ++c)
     EXPECT_EQ(first.phases[0].cores[c].ops, second.phases[0].cores[c].ops);
+}
+
+// ---- Slack ----
+
+TEST(PlanTest, SlackSaysWhatEachWaitCosts) {
+  ChipSpec chip = Ascend910B2();
+  const NamedRecord made = RecordAttention(chip, DType::kBF16, {.sq = 200, .skv = 300});
+  const sync::Plan plan = sync::PlanFlags(made.record, Policy::kMinimal);
+  std::size_t told = 0;
+  const sync::Slack slack =
+      sync::FindSlack(made.record, plan, [&](std::size_t done, std::size_t) { told = done; });
+  EXPECT_EQ(slack.rows.size(), sync::Fold(made.record, plan).size());
+  EXPECT_EQ(told, slack.rows.size());
+  const trace::ReplayOptions none;
+  EXPECT_NEAR(slack.time_us, trace::Replay(made.record, plan, none).time_s * 1e6, 1e-6);
+  double waited = 0;
+  for (const sync::SlackRow& row : slack.rows) {
+    EXPECT_GE(row.waited_us, 0);
+    EXPECT_LT(row.saved_us, slack.time_us);
+    waited += row.waited_us;
+  }
+  EXPECT_GT(waited, 0);
+  EXPECT_GT(slack.rows.front().saved_us, 0);
+  EXPECT_TRUE(std::is_sorted(slack.rows.begin(), slack.rows.end(),
+                             [](const auto& x, const auto& y) { return x.saved_us > y.saved_us; }));
+  EXPECT_EQ(slack.shortage_us, 0);
+  const nlohmann::json json = nlohmann::json::parse(sync::SlackJson(slack));
+  EXPECT_EQ(json.at("rows").size(), slack.rows.size());
+  EXPECT_NEAR(json.at("time_us").get<double>(), slack.time_us, 1e-3);
+  EXPECT_NE(sync::SlackTable(slack).find("of " + std::string()), std::string::npos);
+}
+
+// Two ids in place of six: the plan says where they run out, and the slack what that costs.
+TEST(PlanTest, SlackPricesIdsThatRunOut) {
+  ChipSpec chip = Ascend910B2();
+  chip.sync.event_ids = 1, chip.sync.cross_core_limit = 1;
+  const NamedRecord made = RecordMatmul(chip, DType::kBF16, 512, 512, 4096, false, false);
+  const sync::Plan plan = sync::PlanFlags(made.record, Policy::kMinimal);
+  ASSERT_FALSE(plan.shortages.empty());
+  const sync::Slack slack = sync::FindSlack(made.record, plan);
+  EXPECT_GT(slack.shortage_us, 0);
+  EXPECT_NE(sync::SlackTable(slack).find("ids that run out cost"), std::string::npos);
 }
 
 }  // namespace
