@@ -18,7 +18,9 @@ inline PackTiling ChoosePackTiling(const ChipSpec& chip, Role role, DType dtype,
   const std::int64_t panel = chip.PackedStep(role, dtype), element = chip.OperandBytes(dtype);
   PackTiling t;
   t.cols = std::min(RoundUp(cols, panel), RoundUp(kTileCols, panel));
-  t.rows = std::min(RoundUp(rows, 16), RoundUp(kTileBytes / std::max(t.cols * element, std::int64_t{1}), 16));
+  const std::int64_t step = std::max<std::int64_t>(16, panel);
+  t.rows =
+      std::min(RoundUp(rows, step), RoundUp(kTileBytes / std::max(t.cols * element, std::int64_t{1}), step));
   t.matrices = matrices;
   t.grid = {CeilDiv(rows, std::max<std::int64_t>(t.rows, 1)),
             CeilDiv(cols, std::max<std::int64_t>(t.cols, 1))};
@@ -36,11 +38,13 @@ void PackInto(Launch& launch, const GmTensor& source, bool transposed, const Pac
 
 // The same into a workspace of the launch.
 template <class T>
-PackedGm Pack(Launch& launch, const char* name, Role role, const GmTensor& source, bool transposed = false) {
+PackedGm Pack(Launch& launch, const char* name, Role role, const GmTensor& source, bool transposed = false,
+              Role second_role = Role::kRows) {
   std::int64_t rows = source.sizes[2], cols = source.sizes[3];
   if (transposed) std::swap(rows, cols);
   const PackedGm packed =
-      launch.Packed(name, role, source.dtype, rows, cols, source.sizes[0] * source.sizes[1]);
+      launch.Packed(name, role, source.dtype, rows, cols, source.sizes[0] * source.sizes[1],
+                    second_role);
   PackInto<T>(launch, source, transposed, packed);
   return packed;
 }

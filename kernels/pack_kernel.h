@@ -9,7 +9,8 @@
 
 namespace cubist {
 
-// Every matrix is cut into tiles of (rows, cols): `rows` even, `cols` a multiple of the layout's panel.
+// Every matrix is cut into tiles of (rows, cols): `rows` even, `cols` a multiple of the layout's panel;
+// `rows` too where the transpose is packed as well.
 struct PackTiling {
   std::int64_t rows = 0, cols = 0;
   std::int64_t matrices = 0;
@@ -23,7 +24,7 @@ struct PackTiling {
 template <class T, CubeCore Core>
 void PackKernel(Core& core, const GmTensor& source, bool transposed, const PackedGm& packed,
                 const PackTiling& t) {
-  Ring<Buffer::kL1, T> tiles(core, "pack_l1", t.rows, t.cols, 2, packed.role);
+  Ring<Buffer::kL1, T> tiles(core, "pack_l1", t.rows, t.cols, 2, packed.role, packed.second_role);
   for (std::int64_t task = core.index(); task < t.tasks(); task += core.count()) {
     const std::int64_t matrix = task / t.grid.count();
     const BlockCoord block = t.grid.At(task % t.grid.count());

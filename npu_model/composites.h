@@ -33,6 +33,23 @@ void ExpandSoftmaxStep(V& v, TileRef p, TileRef s, TileRef m_new, TileRef m_old,
   v.Binary(BinaryOp::kAdd, l, l, row_sum, loc);
 }
 
+// The weights of a block of transposed scores s (keys, queries) and the gradient of the scaled scores, from dp = dO V^T
+// transposed alike (FlashAttention-2, 2023, algorithm 2):
+//   p = exp(scale * s - lse), rounded to p's dtype;   ds = (p before rounding) * (dp - delta), rounded likewise
+// lse and delta are (1, queries): log-sum-exp of the query's scores and sum of dO * O. s and dp are lost. Masked scores
+// are -inf and give p = 0.
+template <class V>
+void ExpandAttentionGradStep(V& v, TileRef p, TileRef ds, TileRef s, TileRef dp, TileRef lse, TileRef delta,
+                             float scale, Loc loc) {
+  v.Scalar(ScalarOp::kMul, s, s, scale, loc);
+  v.Binary(BinaryOp::kSub, s, s, lse, loc);
+  v.Unary(UnaryOp::kExp, s, s, loc);
+  v.Cast(p, s, loc);
+  v.Binary(BinaryOp::kSub, dp, dp, delta, loc);
+  v.Binary(BinaryOp::kMul, dp, dp, s, loc);
+  v.Cast(ds, dp, loc);
+}
+
 // acc = acc * factor + x, factor broadcast over the columns where it is (r, 1).
 template <class V>
 void ExpandMulAdd(V& v, TileRef acc, TileRef factor, TileRef x, Loc loc) {

@@ -36,8 +36,8 @@ concept CubeCore = requires(C& core, Gm gm, PackedGm packed, L1Tile<BF16> l1, L0
   core.Load(l1, gm);       // MTE2  GM -> L1, to the operand's layout (ND2NZ); either stride may be 1
   core.Load(l1, packed);   // MTE2  GM -> L1, already in the operand's layout
   core.Store(packed, l1);  // MTE3  L1 -> GM, in the operand's layout
-  core.Load(a, l1);        // MTE1  L1 -> L0A
-  core.Load(b, l1);        // MTE1  L1 -> L0B
+  core.Load(a, l1, Transpose::kNo);  // MTE1  L1 -> L0A, as it stands or transposed
+  core.Load(b, l1, Transpose::kNo);  // MTE1  L1 -> L0B, likewise
   core.Load(bias, gm);     // MTE2, MTE1  one row GM -> L1 -> BT, widened to fp32
   core.Mmad(c, a, b, Accumulate::kNo);  // M     c (+)= a * b;  (m, n) (+)= (m, k) * (k, n);  k may be 0
   core.Mmad(c, a, b, bias);             // M     c = bias + a * b;  bias is (1, n), added to every row
@@ -89,7 +89,9 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
 
   // Composites: one body on the host, the expansion of composites.h on the model.
   core.SoftmaxStep(narrow, x, x, x, x, 1.0f);  // (p, s, m_new, m_old, l, scale); see ExpandSoftmaxStep
-  core.MulAdd(x, x, x);                        // (acc, factor, x): acc = acc * factor + x
+  core.AttentionGradStep(narrow, narrow, x, x, x, x,
+                         1.0f);  // (p, ds, s, dp, lse, delta, scale); see ExpandAttentionGradStep
+  core.MulAdd(x, x, x);          // (acc, factor, x): acc = acc * factor + x
   core.WeightedSum(x, x, rows, weights,
                    Accumulate::kNo);  // (acc, scratch, rows, weights): acc (+)= sum_i w_i * row_i
   // s0 .. s3 are scratch tiles of the operands' shape.
@@ -158,13 +160,21 @@ class CubeFront : protected E {
   }
   template <OperandType T>
   void Load(L0ATile<T> dst, L1Tile<T> src, Loc loc = Loc::current()) {
-    SameShape(dst, src);
-    E::LoadL0A(dst, src, loc);
+    Load(dst, src, Transpose::kNo, loc);
   }
   template <OperandType T>
   void Load(L0BTile<T> dst, L1Tile<T> src, Loc loc = Loc::current()) {
-    SameShape(dst, src);
-    E::LoadL0B(dst, src, loc);
+    Load(dst, src, Transpose::kNo, loc);
+  }
+  template <OperandType T>
+  void Load(L0ATile<T> dst, L1Tile<T> src, Transpose transpose, Loc loc = Loc::current()) {
+    OperandShape(dst, src, transpose);
+    E::LoadL0A(dst, src, transpose, loc);
+  }
+  template <OperandType T>
+  void Load(L0BTile<T> dst, L1Tile<T> src, Transpose transpose, Loc loc = Loc::current()) {
+    OperandShape(dst, src, transpose);
+    E::LoadL0B(dst, src, transpose, loc);
   }
   void Load(BtTile<float> dst, const Gm& row, Loc loc = Loc::current()) {
     SameShape(dst, row);
@@ -213,6 +223,12 @@ class CubeFront : protected E {
       }
     };
     CUBIST_CHECK(shape(x) == shape(y), "shapes differ");
+  }
+  static void OperandShape(const TileRef& dst, const TileRef& src, Transpose transpose) {
+    const bool turned = transpose == Transpose::kYes;
+    CUBIST_CHECK(dst.rows() == (turned ? src.cols() : src.rows()) &&
+                     dst.cols() == (turned ? src.rows() : src.cols()),
+                 "shapes differ");
   }
   static void ProductShape(const TileRef& c, const TileRef& a, const TileRef& b) {
     CUBIST_CHECK(c.rows() == a.rows() && c.cols() == b.cols() && a.cols() == b.rows(),
@@ -339,6 +355,13 @@ class VectorFront : protected E {
     CUBIST_CHECK(Same(p, s) && IsColumnOf(m_new, s) && IsColumnOf(m_old, s) && IsColumnOf(l, s),
                  "shapes differ");
     E::SoftmaxStep(p, s, m_new, m_old, l, scale, loc);
+  }
+  template <OperandType T>
+  void AttentionGradStep(UbTile<T> p, UbTile<T> ds, UbTile<float> s, UbTile<float> dp, UbTile<float> lse,
+                         UbTile<float> delta, float scale, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(p, s) && Same(ds, s) && Same(dp, s) && IsRowOf(lse, s) && IsRowOf(delta, s),
+                 "shapes differ");
+    E::AttentionGradStep(p, ds, s, dp, lse, delta, scale, loc);
   }
   void MulAdd(UbTile<float> acc, UbTile<float> factor, UbTile<float> x, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(acc, x) && (Same(acc, factor) || IsColumnOf(factor, acc)), "shapes differ");

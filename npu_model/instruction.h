@@ -11,6 +11,9 @@ namespace cubist {
 // Whether a Mmad adds to its accumulator or starts it at zero.
 enum class Accumulate : std::uint8_t { kNo, kYes };
 
+// Whether an operand goes from L1 to L0 as its transpose.
+enum class Transpose : std::uint8_t { kNo, kYes };
+
 // How a Mmad starts its accumulator.
 enum class MmadStart : std::uint8_t { kZero, kAdd, kBias };
 

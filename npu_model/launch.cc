@@ -151,11 +151,20 @@ const GmTensor* Launch::Workspace(const char* name, DType dtype, std::initialize
 }
 
 PackedGm Launch::Packed(const char* name, Role role, DType dtype, std::int64_t rows, std::int64_t cols,
-                        std::int64_t matrices) {
+                        std::int64_t matrices, Role second_role) {
+  const bool host = device_.kind() == Device::Kind::kHost;
   // With data, the host's layout must have room too.
-  const std::int64_t bytes =
+  std::int64_t bytes =
       std::max(chip_->PackedBytes(role, dtype, rows, cols), HostChip().PackedBytes(role, dtype, rows, cols));
   PackedGm packed;
+  packed.second_role = second_role;
+  packed.second_offset = RoundUp(bytes, 128);
+  if (second_role != Role::kRows && (host || device_.computes())) {
+    const ChipSpec& layout = HostChip();
+    bytes = packed.second_offset + (second_role == Role::kB
+                                        ? layout.PackedBytes(Role::kB, dtype, rows, cols)
+                                        : layout.PackedBytes(OperandOf(second_role), dtype, cols, rows));
+  }
   packed.tensor = Workspace(name, DType::kF32, {matrices, CeilDiv(bytes, 128) * 32});
   packed.role = role, packed.dtype = dtype;
   packed.rows = rows, packed.cols = cols;

@@ -41,7 +41,7 @@ class Launch {
   const GmTensor* Workspace(const char* name, DType dtype, std::initializer_list<std::int64_t> sizes);
   // Room for `matrices` packed operands of (rows, cols) each; see PackedGm::Matrix.
   PackedGm Packed(const char* name, Role role, DType dtype, std::int64_t rows, std::int64_t cols,
-                  std::int64_t matrices = 1);
+                  std::int64_t matrices = 1, Role second_role = Role::kRows);
 
   // One phase: kernel(core) for cores 0 .. count - 1, side by side; the phase ends when all have. `count` is
   // cut to what the chip has. A phase of a launch that has failed does nothing.

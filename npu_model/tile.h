@@ -29,7 +29,16 @@ enum class Role : std::uint8_t {
   kA,      // Left operand of Mmad, (m, k).
   kB,      // Right operand of Mmad, (k, n).
   kRelay,  // Loaded and stored again, never computed on: the host shows the source in place.
+  // Second roles of a ring whose tiles play two (see Ring): the transpose as an operand, (k, m) and (n, k).
+  kATransposed,
+  kBTransposed,
 };
+
+// The operand that a role is, transposed or not.
+constexpr Role OperandOf(Role role) {
+  return role == Role::kATransposed ? Role::kA : role == Role::kBTransposed ? Role::kB : role;
+}
+constexpr bool IsTransposed(Role role) { return role == Role::kATransposed || role == Role::kBTransposed; }
 
 // Where a tile's elements stand in host memory. Element (i, j) of an A tile or a
 // plain tile, with c = first_col + j:
@@ -64,6 +73,7 @@ struct Slot {
 
   // Where the host has it: its own storage, and what it shows at present (its
   // storage or a view of something else).
+  Slot* second = nullptr;  // The same elements in the layout of the second role, where there is one.
   std::byte* storage = nullptr;
   std::int64_t storage_bytes = 0;
   HostLayout shows;
@@ -112,17 +122,21 @@ struct SlotRequest {
   const char* owner;
   std::int64_t rows, cols;
   int stages;
+  Role second_role = Role::kRows;  // kRows: the tiles play one role alone.
 };
 
 // `stages` slots of one shape, handed out in turn: the only place where a pipeline's depth is said.
 // The core that owns the buffer gives the slots and keeps them; they live as long as the kernel runs on it.
+// Tiles in L1 may play a second role: an A tile as B (the same matrix on the right) or as the transpose of A, a B tile
+// as its transpose on the right. The NPU's load to L0 turns them; the host fills one layout per role.
 template <Buffer kBuffer, class T>
 class Ring {
  public:
   template <class Core>
   Ring(Core& core, const char* name, std::int64_t rows, std::int64_t cols, int stages,
-       Role role = Role::kRows)
-      : slots_(core.Allocate(SlotRequest{kBuffer, role, DTypeOf<T>(), name, rows, cols, stages})),
+       Role role = Role::kRows, Role second_role = Role::kRows)
+      : slots_(core.Allocate(
+            SlotRequest{kBuffer, role, DTypeOf<T>(), name, rows, cols, stages, second_role})),
         stages_(stages) {}
 
   // The next slot, as a tile of (rows, cols) from its corner. The slot's last content is gone.
@@ -193,6 +207,8 @@ struct PackedGm {
   DType dtype = DType::kF32;
   std::int64_t rows = 0, cols = 0;  // The whole packed matrix.
   Range row_part, col_part;         // The block.
+  Role second_role = Role::kRows;   // As of a ring: the host's copy in this role stands behind the first,
+  std::int64_t second_offset = 0;   // so many bytes on.
 
   // The i-th of several matrices of this size, each a row of the tensor.
   PackedGm Matrix(std::int64_t i) const {

@@ -24,16 +24,6 @@ double Scale(const AttentionArgs& args) {
   return args.scale.value_or(1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(ScoreTerms(args), 1))));
 }
 
-bool Sees(const AttentionArgs& args, const AttentionRow& row, std::int64_t key) {
-  const auto diagonal = [&](Mask anchor) {
-    return row.query + (anchor == Mask::kBottomRight ? args.k.size(2) - args.q.size(2) : 0);
-  };
-  if (!args.prefix.empty() && key < args.prefix[static_cast<std::size_t>(row.batch)]) return true;
-  if (args.mask != Mask::kNone && key > diagonal(args.mask)) return false;
-  if (args.left && key < diagonal(args.window_anchor) - *args.left) return false;
-  return !args.right || key <= diagonal(args.window_anchor) + *args.right;
-}
-
 struct Score {
   double value = 0;
   double magnitude = 0;
@@ -104,6 +94,16 @@ AttentionRowBound RowBound(const AttentionArgs& args, const AttentionResult& res
 }
 
 }  // namespace
+
+bool Sees(const AttentionArgs& args, const AttentionRow& row, std::int64_t key) {
+  const auto diagonal = [&](Mask anchor) {
+    return row.query + (anchor == Mask::kBottomRight ? args.k.size(2) - args.q.size(2) : 0);
+  };
+  if (!args.prefix.empty() && key < args.prefix[static_cast<std::size_t>(row.batch)]) return true;
+  if (args.mask != Mask::kNone && key > diagonal(args.mask)) return false;
+  if (args.left && key < diagonal(args.window_anchor) - *args.left) return false;
+  return !args.right || key <= diagonal(args.window_anchor) + *args.right;
+}
 
 AttentionResult Attention(const AttentionArgs& args, std::span<const AttentionRow> rows) {
   AttentionResult result;

@@ -33,6 +33,9 @@ struct AttentionRow {
   std::int64_t batch = 0, head = 0, query = 0;
 };
 
+// Whether a query row may see a key.
+bool Sees(const AttentionArgs& args, const AttentionRow& row, std::int64_t key);
+
 // One entry, or one entry per output column, for each row asked for.
 struct AttentionResult {
   std::vector<double> out;  // (rows, Dv)

@@ -78,6 +78,39 @@ HostLayout LayoutOf(const HostContext& context, const PackedGm& packed) {
   return From(layout, packed.role, host.OperandBytes(packed.dtype), packed.row_part, packed.col_part);
 }
 
+// The copy in the second role, as a packed operand of its own.
+PackedGm SecondOf(const PackedGm& packed) {
+  PackedGm second = packed;
+  second.byte_offset += packed.second_offset;
+  second.role = OperandOf(packed.second_role), second.second_role = Role::kRows;
+  if (IsTransposed(packed.second_role)) {
+    std::swap(second.rows, second.cols);
+    std::swap(second.row_part, second.col_part);
+  }
+  return second;
+}
+
+// The same part of a tile in its second role, in the orientation of that role.
+TileRef SecondOf(const TileRef& tile) {
+  const Slot& slot = *tile.slot;
+  Slot& second = *slot.second;
+  const bool turned = second.role == slot.role;  // A second layout of the same operand is its transpose.
+  second.tile_rows = turned ? slot.tile_cols : slot.tile_rows;
+  second.tile_cols = turned ? slot.tile_rows : slot.tile_cols;
+  return turned ? TileRef(&second, tile.col_part, tile.row_part)
+                : TileRef(&second, tile.row_part, tile.col_part);
+}
+
+// The tile in the layout of an operand.
+TileRef AsOperand(const TileRef& tile, Role role, Transpose transpose) {
+  const Slot& slot = *tile.slot;
+  if (slot.role == role && transpose == Transpose::kNo) return tile;
+  CUBIST_CHECK(slot.second != nullptr && slot.second->role == role &&
+                   (slot.role == role) == (transpose == Transpose::kYes),
+               std::string(slot.owner) + ": its tiles do not play this operand");
+  return SecondOf(tile);
+}
+
 bool Whole(const TileRef& tile) {
   return tile.row_part == Range{0, tile.slot->tile_rows} && tile.col_part == Range{0, tile.slot->tile_cols};
 }
@@ -142,6 +175,7 @@ HostContext::HostContext(const ChipSpec& chip, Scratch& scratch, int index, int 
       activation(&BestActivationOps()),
       movement(&BestMovementOps()),
       attention(&BestAttentionOps()),
+      attention_grad(&BestAttentionGradOps()),
       arena(chip),
       index(index),
       count(count) {}
@@ -157,14 +191,26 @@ Slot* HostContext::Allocate(const SlotRequest& request, int lane, bool with_stor
   arena.Place(request, lane, slots);
   // L0A and L0B tiles show parts of L1 tiles.
   if (!with_storage || request.buffer == Buffer::kL0A || request.buffer == Buffer::kL0B) return slots;
-  for (int stage = 0; stage < request.stages; ++stage) {
-    Slot& slot = slots[stage];
+  const auto give_storage = [&](Slot& slot) {
     slot.shows = OwnLayout(*this, slot);
     const std::int64_t elements = slot.role == Role::kB
                                       ? CeilDiv(slot.cols, slot.shows.width) * slot.shows.panel_stride
                                       : slot.rows * slot.shows.pitch;
     slot.storage_bytes = elements * ElementBytes(*this, slot);
     if (slot.buffer != Buffer::kHandOver) slot.storage = slot.shows.data = scratch->Take(slot.storage_bytes);
+  };
+  for (int stage = 0; stage < request.stages; ++stage) {
+    Slot& slot = slots[stage];
+    give_storage(slot);
+    if (request.second_role == Role::kRows) continue;
+    CUBIST_CHECK(IsOperand(slot) && request.buffer == Buffer::kL1 &&
+                     (IsTransposed(request.second_role) == (OperandOf(request.second_role) == slot.role)),
+                 "a second role is the other operand, or the same one's transpose");
+    auto* second = new (scratch->Take(static_cast<std::int64_t>(sizeof(Slot)))) Slot(slot);
+    second->role = OperandOf(request.second_role);
+    if (IsTransposed(request.second_role)) std::swap(second->rows, second->cols);
+    give_storage(*second);
+    slot.second = second;
   }
   return slots;
 }
@@ -204,6 +250,10 @@ bool ReadableInPlace(const HostContext& context, const TileRef& dst, const Gm& s
 
 void HostCube::LoadL1(TileRef dst, const Gm& src, Loc) {
   Slot& slot = *dst.slot;
+  if (slot.second != nullptr) {
+    const TileRef second = SecondOf(dst);
+    LoadL1(second, slot.second->role == slot.role ? src.Transposed() : src);
+  }
   const StridedSource source{src.data(), src.row_stride, src.col_stride};
   const std::int64_t element_bytes = context_->host->OperandBytes(slot.dtype);
   if (slot.role == Role::kB) {
@@ -231,9 +281,13 @@ void HostCube::LoadL1Packed(TileRef dst, const PackedGm& src, Loc) {
   CUBIST_CHECK(Whole(dst), "a packed operand is shown in place, as a whole tile");
   dst.slot->shows = LayoutOf(*context_, src);
   dst.slot->shows.padded = src.col_part.end == src.cols;
+  if (dst.slot->second == nullptr) return;
+  CUBIST_CHECK(src.second_role != Role::kRows, "an operand packed for one role, loaded for two");
+  LoadL1Packed(SecondOf(dst), SecondOf(src));
 }
 
 void HostCube::StorePacked(const PackedGm& dst, TileRef src, Loc) {
+  if (dst.second_role != Role::kRows) StorePacked(SecondOf(dst), SecondOf(src));
   const std::int64_t bytes = context_->host->OperandBytes(dst.dtype);
   const HostLayout to = LayoutOf(*context_, dst);
   const HostLayout from = From(src.slot->shows, dst.role, bytes, src.row_part, src.col_part);
@@ -262,15 +316,47 @@ void HostCube::StorePacked(const PackedGm& dst, TileRef src, Loc) {
   }
 }
 
-void HostCube::LoadL0A(TileRef dst, TileRef src, Loc) {
+void HostCube::LoadL0A(TileRef dst, TileRef tile, Transpose transpose, Loc) {
   CUBIST_CHECK(Whole(dst), "an L0 tile shows its source, as a whole tile");
+  const TileRef src = AsOperand(tile, Role::kA, transpose);
   dst.slot->shows =
       From(src.slot->shows, Role::kA, context_->host->OperandBytes(src.dtype()), src.row_part, src.col_part);
   dst.slot->shows.padded = src.slot->shows.padded && src.col_part.end == src.slot->tile_cols;
 }
 
-void HostCube::LoadL0B(TileRef dst, TileRef src, Loc) {
+namespace {
+
+// A part that begins inside a panel is copied, element by element: the chip's fractals are narrower than the host's
+// panels, so tilings for an NPU may ask for it when they are computed here.
+void CopyPartOfPanels(HostContext& context, const TileRef& dst, const TileRef& src) {
+  const std::int64_t bytes = context.host->OperandBytes(src.dtype());
+  const std::int64_t run = bytes == 2 ? 2 : 1;  // Pairs of k are interleaved.
+  Slot& slot = *dst.slot;
+  slot.shows = OwnLayout(context, slot);
+  slot.shows.panel_stride = RoundUp(slot.rows, run) * slot.shows.width;
+  const std::int64_t size = CeilDiv(slot.cols, slot.shows.width) * slot.shows.panel_stride * bytes;
+  if (slot.storage == nullptr) slot.storage = context.scratch->Take(size);
+  slot.shows.data = slot.storage;
+  std::memset(slot.storage, 0, static_cast<std::size_t>(size));
+  const auto at = [&](const HostLayout& layout, std::int64_t p, std::int64_t j) {
+    return layout.data + (j / layout.width * layout.panel_stride +
+                          (p / run * layout.width + j % layout.width) * run + p % run) *
+                             bytes;
+  };
+  for (std::int64_t p = 0; p < src.rows(); ++p) {
+    for (std::int64_t j = 0; j < src.cols(); ++j) {
+      std::memcpy(at(slot.shows, p, j), at(src.slot->shows, src.row_part.begin + p, src.col_part.begin + j),
+                  static_cast<std::size_t>(bytes));
+    }
+  }
+}
+
+}  // namespace
+
+void HostCube::LoadL0B(TileRef dst, TileRef tile, Transpose transpose, Loc) {
   CUBIST_CHECK(Whole(dst), "an L0 tile shows its source, as a whole tile");
+  const TileRef src = AsOperand(tile, Role::kB, transpose);
+  if (src.col_part.begin % src.slot->shows.width != 0) return CopyPartOfPanels(*context_, dst, src);
   dst.slot->shows =
       From(src.slot->shows, Role::kB, context_->host->OperandBytes(src.dtype()), src.row_part, src.col_part);
 }
@@ -395,7 +481,9 @@ void HostVector::Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc) {
   context_->vector->scalar(op, WritableRowsOf(dst), RowsOf(a), value);
 }
 void HostVector::Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc) {
-  context_->vector->binary(op, WritableRowsOf(dst), RowsOf(a), RowsOf(b));
+  Rows second = RowsOf(b);
+  if (b.rows() == 1 && a.rows() > 1) second.pitch = 0, second.rows = a.rows();  // One row for all.
+  context_->vector->binary(op, WritableRowsOf(dst), RowsOf(a), second);
 }
 void HostVector::Unary(UnaryOp op, TileRef dst, TileRef a, Loc) {
   context_->vector->unary(op, WritableRowsOf(dst), RowsOf(a));
@@ -494,6 +582,14 @@ void HostVector::SwiGluGrad(const SwiGluGradTiles& t, Loc) {
   context_->activation->swiglu_grad(
       t.gate.dtype(), {WritableRowsOf(t.d_gate), WritableRowsOf(t.d_up), WritableRowsOf(t.d_probs),
                        RowsOf(t.d_out), RowsOf(t.gate), RowsOf(t.up), RowsOf(t.probs)});
+}
+
+void HostVector::AttentionGradStep(TileRef p, TileRef ds, TileRef s, TileRef dp, TileRef lse, TileRef delta,
+                                   float scale, Loc) {
+  p.slot->shows = OwnLayout(*context_, *p.slot);
+  ds.slot->shows = OwnLayout(*context_, *ds.slot);
+  context_->attention_grad->step(RowsOf(p), RowsOf(ds), p.dtype(), WritableRowsOf(s), WritableRowsOf(dp),
+                                 RowsOf(lse), RowsOf(delta), scale);
 }
 
 void HostVector::MulAdd(TileRef acc, TileRef factor, TileRef x, Loc) {
@@ -647,6 +743,16 @@ void HostVector::MoveToL1(TileRef dst, TileRef src, Loc) {
   to.shows.padded = true;
   const std::int64_t bytes = context_->host->OperandBytes(to.dtype);
   const bool pairs = bytes == 2 && src.cols() % 2 != 0;
+  if (to.second != nullptr) {
+    const TileRef second = SecondOf(dst);
+    const Rows in = RowsOf(src);
+    const bool turned = to.second->role == to.role;
+    to.second->shows = OwnLayout(*context_, *to.second);
+    to.second->shows.padded = true;
+    CUBIST_CHECK(to.second->role == Role::kA && turned, "a hand-over fills A tiles and their transposes");
+    context_->cube->pack_a(to.dtype, in.cols, in.rows, {in.data, 1, in.pitch}, At(second, bytes),
+                           to.second->shows.pitch);
+  }
   if (bytes == SizeOf(from.dtype) && Alike(dst, src)) {
     std::swap(to.storage, from.storage);
     std::swap(to.shows.data, from.shows.data);

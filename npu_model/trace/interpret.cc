@@ -239,9 +239,15 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
     case Op::kLoadBias:
     case Op::kLoadUb:
       return Read(ElementsOf(instr, record_.accesses[static_cast<std::size_t>(instr.access)]));
-    case Op::kStorePacked:
     case Op::kLoadL0A:
-    case Op::kLoadL0B:
+    case Op::kLoadL0B: {
+      const Values a = ReadUse(instr, 0);
+      if (instr.immediate == 0) return a;
+      Values turned;
+      for (std::size_t e = 0; e < a.size(); ++e) turned.push_back(a[e % rows * cols + e / rows]);
+      return turned;
+    }
+    case Op::kStorePacked:
     case Op::kLoadBT:
     case Op::kStoreUb:
     case Op::kCast:

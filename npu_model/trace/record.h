@@ -99,7 +99,8 @@ struct Instr {
   bool broadcasts = false;   // the second source is a column, spread over the columns of the first
   bool accumulates = false;  // a Mmad that adds to what its accumulator holds; a store that adds to GM
   // The number that an instruction brings along: int32, or the bits of a float (Fill, MulScalar, MaxScalar, AddScalar); the
-  // diagonal of MaskAbove and MaskBelow, the start of ExclusiveScan, the first id of Histogram and Rank.
+  // diagonal of MaskAbove and MaskBelow, the start of ExclusiveScan, the first id of Histogram and Rank; 1 for
+  // a load to L0 that transposes.
   std::int32_t immediate = 0;
 };
 static_assert(sizeof(Instr) <= 64);

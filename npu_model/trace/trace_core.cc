@@ -244,20 +244,22 @@ void TraceCube::StorePacked(const PackedGm& dst, TileRef src, Loc loc) {
   to.SetAccess(instr, AccessOf(*state_->context.chip, dst, Path::kL1ToGm, /*writes=*/true));
 }
 
-void TraceCube::LoadL0A(TileRef dst, TileRef src, Loc loc) {
-  if (state_->with_data) host_.LoadL0A(dst, src, loc);
+void TraceCube::LoadL0A(TileRef dst, TileRef src, Transpose transpose, Loc loc) {
+  if (state_->with_data) host_.LoadL0A(dst, src, transpose, loc);
   if (Empty(dst)) return;
   Recorder& to = state_->recorder;
   to.Add(Op::kLoadL0A, Pipe::kMte1, -1, src.dtype(), src.rows(), src.cols(), {to.Reads(src), to.Writes(dst)},
-         loc);
+         loc)
+      .immediate = transpose == Transpose::kYes;
 }
 
-void TraceCube::LoadL0B(TileRef dst, TileRef src, Loc loc) {
-  if (state_->with_data) host_.LoadL0B(dst, src, loc);
+void TraceCube::LoadL0B(TileRef dst, TileRef src, Transpose transpose, Loc loc) {
+  if (state_->with_data) host_.LoadL0B(dst, src, transpose, loc);
   if (Empty(dst)) return;
   Recorder& to = state_->recorder;
   to.Add(Op::kLoadL0B, Pipe::kMte1, -1, src.dtype(), src.rows(), src.cols(), {to.Reads(src), to.Writes(dst)},
-         loc);
+         loc)
+      .immediate = transpose == Transpose::kYes;
 }
 
 void TraceCube::LoadBias(TileRef dst, const Gm& row, Loc loc) {
@@ -595,6 +597,12 @@ void TraceVector::SwiGlu(TileRef out, TileRef s0, TileRef s1, TileRef gate, Tile
 void TraceVector::SwiGluGrad(const SwiGluGradTiles& t, Loc loc) {
   if (state_->with_data) host_.SwiGluGrad(t, loc);
   if (!Empty(t.gate)) ExpandSwiGluGrad(record_, t, loc);
+}
+
+void TraceVector::AttentionGradStep(TileRef p, TileRef ds, TileRef s, TileRef dp, TileRef lse, TileRef delta,
+                                    float scale, Loc loc) {
+  if (state_->with_data) host_.AttentionGradStep(p, ds, s, dp, lse, delta, scale, loc);
+  if (!Empty(s)) ExpandAttentionGradStep(record_, p, ds, s, dp, lse, delta, scale, loc);
 }
 
 void TraceVector::MulAdd(TileRef acc, TileRef factor, TileRef x, Loc loc) {

@@ -84,8 +84,8 @@ class TraceCube {
   void LoadL1(TileRef dst, const Gm& src, Loc loc = {});
   void LoadL1Packed(TileRef dst, const PackedGm& src, Loc loc = {});
   void StorePacked(const PackedGm& dst, TileRef src, Loc loc = {});
-  void LoadL0A(TileRef dst, TileRef src, Loc loc = {});
-  void LoadL0B(TileRef dst, TileRef src, Loc loc = {});
+  void LoadL0A(TileRef dst, TileRef src, Transpose transpose, Loc loc = {});
+  void LoadL0B(TileRef dst, TileRef src, Transpose transpose, Loc loc = {});
   void LoadBias(TileRef dst, const Gm& row, Loc loc = {});
   void Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bias, Loc loc = {});
   void Send(TileRef dst, TileRef src, Loc loc = {});
@@ -163,6 +163,8 @@ class TraceVector {
   float ReadFloat(TileRef a, std::int64_t j, Loc loc = {});
 
   void SoftmaxStep(TileRef p, TileRef s, TileRef m_new, TileRef m_old, TileRef l, float scale, Loc loc = {});
+  void AttentionGradStep(TileRef p, TileRef ds, TileRef s, TileRef dp, TileRef lse, TileRef delta,
+                         float scale, Loc loc = {});
   void MulAdd(TileRef acc, TileRef factor, TileRef x, Loc loc = {});
   void WeightedSum(TileRef acc, TileRef scratch, std::span<const TileRef> rows,
                    std::span<const float> weights, Accumulate accumulate, Loc loc = {});

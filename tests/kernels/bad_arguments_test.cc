@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/flash_attention.h"
+#include "kernels/flash_attention_grad.h"
 #include "kernels/matmul.h"
 #include "kernels/rms_norm.h"
 #include "kernels/swiglu.h"
@@ -389,6 +390,78 @@ TEST(BadArgumentsTest, FlashAttentionOverlaps) {
                    },
                    {who, "out", "lse", "overlaps"}});
   ExpectErrors<AttentionFixture>(calls, RunAttention);
+}
+
+// ---- FlashAttentionGrad ----
+
+struct AttentionGradFixture {
+  AttentionGradFixture() {
+    Random random;
+    for (Matrix* x : {&q, &k, &v, &q_rope, &k_rope, &out, &lse, &dout}) x->FillUniform(random);
+  }
+  FlashAttentionGradArgs args() {
+    return {.q = q.view(),
+            .k = k.view(),
+            .v = v.view(),
+            .q_rope = q_rope.view(),
+            .k_rope = k_rope.view(),
+            .out = out.view(),
+            .lse = lse.view(),
+            .dout = dout.view(),
+            .dq = dq.view(),
+            .dk = dk.view(),
+            .dv = dv.view(),
+            .dq_rope = dq_rope.view(),
+            .dk_rope = dk_rope.view()};
+  }
+  std::vector<const Matrix*> all() const {
+    return {&q, &k, &v, &q_rope, &k_rope, &out, &lse, &dout, &dq, &dk, &dv, &dq_rope, &dk_rope};
+  }
+
+  static constexpr DType kIn = DType::kBF16;
+  Matrix q{kIn, {2, 6, 5, 8}}, k{kIn, {2, 3, 7, 8}}, v{kIn, {2, 3, 7, 4}}, q_rope{kIn, {2, 6, 5, 2}},
+      k_rope{kIn, {2, 1, 7, 2}}, out{kIn, {2, 6, 5, 4}}, lse{DType::kF32, {2, 6, 5}}, dout{kIn, {2, 6, 5, 4}},
+      dq{kIn, {2, 6, 5, 8}}, dk{DType::kF32, {2, 3, 7, 8}}, dv{kIn, {2, 3, 7, 4}}, dq_rope{kIn, {2, 6, 5, 2}},
+      dk_rope{kIn, {2, 1, 7, 2}};
+};
+using BadAttentionGrad = BadCall<FlashAttentionGradArgs>;
+
+TEST(BadArgumentsTest, FlashAttentionGrad) {
+  const std::string who = "flash_attention_grad: ";
+  const std::vector<BadAttentionGrad> calls = {
+      {"q missing", [](auto& x) { x.q = {}; }, {who + "q is not given"}},
+      {"out missing", [](auto& x) { x.out = {}; }, {who + "out is not given"}},
+      {"lse missing", [](auto& x) { x.lse = {}; }, {who + "lse is not given"}},
+      {"dout missing", [](auto& x) { x.dout = {}; }, {who + "dout is not given"}},
+      {"dq missing", [](auto& x) { x.dq = {}; }, {who + "dq is not given"}},
+      {"dv missing", [](auto& x) { x.dv = {}; }, {who + "dv is not given"}},
+      {"k_rope missing", [](auto& x) { x.k_rope = {}; }, {who + "k_rope is not given"}},
+      {"dk_rope missing", [](auto& x) { x.dk_rope = {}; }, {who + "dk_rope is not given"}},
+      {"dq_rope without q_rope",
+       [](auto& x) { x.q_rope = x.k_rope = {}; },
+       {who + "dq_rope is given, but q_rope is not"}},
+      {"dk of rank 3", [](auto& x) { x.dk.rank = 3; }, {who + "dk", "rank 3", "4"}},
+      {"heads no multiple", [](auto& x) { x.q.sizes[1] = 5; }, {who + "q", "5 heads", "3"}},
+      {"heads of k_rope", [](auto& x) { x.k_rope.sizes[1] = 2; }, {who + "k_rope", "2 heads", "1", "3"}},
+      {"Dv of dout", [](auto& x) { x.dout.sizes[3] = 3; }, {who + "dout", "size 3", "Dv", "needs 4"}},
+      {"Sq of lse", [](auto& x) { x.lse.sizes[2] = 1; }, {who + "lse", "size 1", "Sq", "needs 5"}},
+      {"columns of dq", [](auto& x) { x.dq.sizes[3] = 7; }, {who + "dq", "size 7", "of q", "needs 8"}},
+      {"rows of dv", [](auto& x) { x.dv.sizes[2] = 6; }, {who + "dv", "size 6", "of v", "needs 7"}},
+      {"heads of dk_rope", [](auto& x) { x.dk_rope.sizes[1] = 3; }, {who + "dk_rope", "size 3", "needs 1"}},
+      {"scale NaN", [](auto& x) { x.scale = NAN; }, {who + "scale", "nan", "finite"}},
+      {"dout fp32", [](auto& x) { x.dout.dtype = DType::kF32; }, {who + "dout", "fp32", "needs bf16"}},
+      {"lse bf16", [](auto& x) { x.lse.dtype = DType::kBF16; }, {who + "lse", "bf16", "needs fp32"}},
+      {"dv fp16", [](auto& x) { x.dv.dtype = DType::kF16; }, {who + "dv", "fp16", "fp32 or bf16"}},
+      {"dq null", [](auto& x) { x.dq = WithoutData(x.dq); }, {who + "dq", "null"}},
+      {"out null", [](auto& x) { x.out = WithoutData(x.out); }, {who + "out", "null"}},
+      {"dk misaligned", [](auto& x) { x.dk = Misaligned(x.dk); }, {who + "dk", "aligned", "4 bytes"}},
+      {"dq over q", [](auto& x) { x.dq.data = const_cast<void*>(x.q.data); }, {who + "dq", "q"}},
+      {"dv over dk", [](auto& x) { x.dv.data = x.dk.data; }, {who, "dk", "dv"}},
+      {"dq in one row", [](auto& x) { x.dq.strides[2] = 0; }, {who + "dq"}},
+  };
+  ExpectErrors<AttentionGradFixture>(calls, [](const Device& device, const FlashAttentionGradArgs& args) {
+    return FlashAttentionGrad(device, args);
+  });
 }
 
 // ---- TokenPermute ----

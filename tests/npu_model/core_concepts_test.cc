@@ -59,6 +59,10 @@ concept SoftmaxSteps = requires(C& core, Args... args) {
   core.SoftmaxStep(args...);
 };
 template <class C, class... Args>
+concept AttentionGradSteps = requires(C& core, Args... args) {
+  core.AttentionGradStep(args...);
+};
+template <class C, class... Args>
 concept WeightedSums = requires(C& core, Args... args) {
   core.WeightedSum(args...);
 };
@@ -169,6 +173,7 @@ constexpr Rule kLegalOnVector[] = {
     {"ReadScalar int32", ReadsScalars<V, Ids, std::int64_t>},
     {"ReadScalar fp32", ReadsScalars<V, Ub, std::int64_t>},
     {"SoftmaxStep", SoftmaxSteps<V, UbTile<BF16>, Ub, Ub, Ub, Ub, float>},
+    {"AttentionGradStep", AttentionGradSteps<V, UbTile<BF16>, UbTile<BF16>, Ub, Ub, Ub, Ub, float>},
     {"WeightedSum",
      WeightedSums<V, Ub, Ub, std::span<const UbTile<F16>>, std::span<const float>, Accumulate>},
     {"Rank", Ranks<V, Ids, Ids, Ids, std::int32_t>},
@@ -204,6 +209,8 @@ constexpr Rule kIllegalOnVector[] = {
     {"ReadScalar int64", ReadsScalars<V, WideIds, std::int64_t>},
     {"SoftmaxStep on L0C", SoftmaxSteps<V, UbTile<BF16>, Acc, Ub, Ub, Ub, float>},
     {"SoftmaxStep to L1", SoftmaxSteps<V, L1Tile<BF16>, Ub, Ub, Ub, Ub, float>},
+    {"AttentionGradStep of two types",
+     AttentionGradSteps<V, UbTile<BF16>, UbTile<F16>, Ub, Ub, Ub, Ub, float>},
     {"Rank of floats", Ranks<V, Ids, Ids, Ub, std::int32_t>},
     {"Move(L1, L0C)", Moves<V, L1Tile<float>, Acc>},
     {"Move(L0C, UB)", Moves<V, Acc, Ub>},

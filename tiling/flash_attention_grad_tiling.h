@@ -1,0 +1,102 @@
+// FlashAttentionGradTiling: how the backward pass of attention is cut for a chip.
+#ifndef CUBIST_TILING_FLASH_ATTENTION_GRAD_TILING_H_
+#define CUBIST_TILING_FLASH_ATTENTION_GRAD_TILING_H_
+
+#include <algorithm>
+#include <compare>
+#include <concepts>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "npu_model/chip.h"
+#include "npu_model/status.h"
+#include "tiling/fields.h"
+
+namespace cubist {
+
+struct FlashAttentionGradShape {
+  std::int64_t batches = 0, heads = 0, kv_heads = 0,
+               rope_heads = 0;  // rope_heads: of k_rope, 0 without rope parts
+  std::int64_t sq = 0, skv = 0;
+  std::int64_t d_qk = 0, d_rope = 0, d_v = 0;
+  DType in = DType::kF32;
+  bool causal = false;
+  std::int64_t shift = 0;  // Query row i sees keys j <= i + shift, where causal.
+
+  std::int64_t group() const { return heads / std::max<std::int64_t>(kv_heads, 1); }
+
+  friend auto operator<=>(const FlashAttentionGradShape&, const FlashAttentionGradShape&) = default;
+};
+
+// Blocks of n keys meet m queries at a time, whose scores are made in pieces of `piece` queries. The key blocks of a KV
+// head are dealt round to `chunks` tasks, so that each has its share of those that many queries see; every chunk has a
+// dQ of its own, and the last phase adds them up.
+struct FlashAttentionGradTiling {
+  std::int64_t n = 0, piece = 0;
+  std::int64_t pieces = 1;           // of m
+  std::int64_t diagonal_pieces = 1;  // of m_diagonal
+  std::int64_t k0 = 0;               // of L0, along whatever a product sums over
+  std::int64_t chunks = 1;
+  int depth = 0;
+  int l0_stages = 2, ub_stages = 1, sum_stages = 1;
+  bool keep_sums = false;     // dK and dV of a block of keys stay in L0C; else they are added up in GM.
+  bool pack_queries = false;  // Q and dO are packed once per head by a phase before.
+
+  // A tile that is made in one stage and used in the next outlives `depth` more of its kind; what the first stage loads
+  // or hands over is used until the third.
+  int hand_over_stages() const { return depth + 1; }
+  int operand_stages() const { return 2 * depth + 1; }
+
+  std::int64_t m() const { return pieces * piece; }
+  // Queries at a time where the mask cuts a block of keys.
+  std::int64_t m_diagonal() const { return diagonal_pieces * piece; }
+  std::int64_t key_blocks(const FlashAttentionGradShape& s) const { return CeilDiv(s.skv, n); }
+  std::int64_t tasks(const FlashAttentionGradShape& s) const { return s.batches * s.kv_heads * chunks; }
+
+  friend bool operator==(const FlashAttentionGradTiling&, const FlashAttentionGradTiling&) = default;
+};
+
+template <class Visit>
+void VisitFields(const FlashAttentionGradShape& s, Visit&& visit) {
+  visit({"batches"}, s.batches), visit({"heads"}, s.heads), visit({"kv_heads"}, s.kv_heads);
+  visit({"rope_heads"}, s.rope_heads);
+  visit({"sq"}, s.sq), visit({"skv"}, s.skv);
+  visit({"d_qk"}, s.d_qk), visit({"d_rope"}, s.d_rope), visit({"d_v"}, s.d_v);
+  visit({"in"}, s.in);
+  visit({"causal"}, s.causal), visit({"shift"}, s.shift);
+}
+
+template <class Tiling, class Visit>
+requires std::same_as<std::remove_const_t<Tiling>, FlashAttentionGradTiling>
+void VisitFields(const ChipSpec& chip, const FlashAttentionGradShape& s, Tiling& t, Visit&& visit) {
+  constexpr std::int64_t kLargest = 1 << 20;
+  const std::int64_t panel = std::max(chip.mmad.n_step, chip.PackedStep(Role::kB, s.in));
+  const std::int64_t k_step =
+      std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
+  visit({"n", 1, kLargest}, t.n), visit({"piece", 1, kLargest, panel}, t.piece);
+  visit({"pieces", 1, 64}, t.pieces), visit({"diagonal_pieces", 1, 64}, t.diagonal_pieces);
+  visit({"k0", 1, kLargest, k_step}, t.k0);
+  visit({"chunks", 1, kLargest}, t.chunks);
+  visit({"depth", 0, 2}, t.depth);
+  visit({"l0_stages", 1, 16}, t.l0_stages), visit({"ub_stages", 1, 16}, t.ub_stages);
+  visit({"sum_stages", 1, 16}, t.sum_stages);
+  visit({"keep_sums", 0, 1}, t.keep_sums), visit({"pack_queries", 0, 1}, t.pack_queries);
+}
+
+// The query rows that see any of the keys, begun at a multiple of `step`; what they do not see is masked.
+constexpr Range SeeingQueries(const FlashAttentionGradShape& s, Range keys, std::int64_t step) {
+  if (!s.causal) return {0, s.sq};
+  const std::int64_t first = std::max<std::int64_t>(keys.begin - s.shift, 0);
+  return first >= s.sq ? Range{} : Range{first / step * step, s.sq};
+}
+
+bool Fits(const ChipSpec& chip, const FlashAttentionGradShape& shape, const FlashAttentionGradTiling& tiling);
+std::vector<FlashAttentionGradTiling> Candidates(const ChipSpec& chip, const FlashAttentionGradShape& shape);
+double Price(const ChipSpec& chip, const FlashAttentionGradShape& shape,
+             const FlashAttentionGradTiling& tiling);
+Status Choose(const ChipSpec& chip, const FlashAttentionGradShape& shape, FlashAttentionGradTiling* tiling);
+
+}  // namespace cubist
+
+#endif  // CUBIST_TILING_FLASH_ATTENTION_GRAD_TILING_H_
