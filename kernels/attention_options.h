@@ -1,9 +1,12 @@
-// What forward and backward of attention have in common: masks.
+// What forward and backward of attention have in common: masks, lengths of sequences, rotary positions.
 #ifndef CUBIST_KERNELS_ATTENTION_OPTIONS_H_
 #define CUBIST_KERNELS_ATTENTION_OPTIONS_H_
 
 #include <cstdint>
 #include <optional>
+#include <span>
+
+#include "npu_model/types.h"
 
 namespace cubist {
 
@@ -16,6 +19,31 @@ enum class Causal { kNone, kTopLeft, kBottomRight };
 struct AttentionWindow {
   std::optional<std::int64_t> left = {}, right = {};
   Causal anchor = Causal::kBottomRight;  // kNone counts as kTopLeft.
+};
+
+// Several sequences, one behind the other along S of one batch entry (B = 1): sequence i ends before row q_ends[i] and
+// key kv_ends[i] and begins where i - 1 ends. Ends ascend; equal ones are an empty sequence; rows and keys behind the
+// last end belong to none and are not touched. The arrays are read by the call itself, on the host, as tilings are
+// made from them. Ascend's TND with actual_seq_qlen and actual_seq_kvlen.
+struct AttentionLengths {
+  std::span<const std::int64_t> q_ends = {}, kv_ends = {};
+  bool given() const { return !q_ends.empty() || !kv_ends.empty(); }
+};
+
+// Which columns of a row form the pairs (x1, x2) that a rotation turns, of R columns: halves (i, i + R / 2), or
+// neighbours (2 i, 2 i + 1). Both operands of a score are turned alike, so it does not matter where the turned pairs
+// stand: Ascend's interleave and interleave-half layouts give the same attention.
+enum class RopeLayout { kHalf, kInterleaved, kInterleavedToHalf };
+
+// Rotary positions: pair i of a row at position p becomes (x1 c - x2 s, x2 c + x1 s), c = cos(p, i), s = sin(p, i).
+//   cos, sin  (P, R / 2)  fp32 or the input dtype; any strides, so a table with each angle twice is a view
+// The pairs are the columns of q_rope and k_rope (R = Dr), or, without those, the first R columns of q and k.
+// Row i of a sequence's queries stands at position q_offset + i, key j at k_offset + j.
+struct AttentionRope {
+  ConstTensor cos = {}, sin = {};
+  RopeLayout layout = RopeLayout::kHalf;
+  std::int64_t q_offset = 0, k_offset = 0;
+  bool given() const { return cos.given() || sin.given(); }
 };
 
 }  // namespace cubist

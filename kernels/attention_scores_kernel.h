@@ -12,6 +12,18 @@
 
 namespace cubist {
 
+// s = cap * tanh(scale * s / cap), as cap - 2 cap / (exp(2 scale s / cap) + 1): exact at both ends, and off by a few
+// units of cap's last place between. `scratch` has the shape of s.
+template <VectorCore V>
+void SoftCap(V& core, UbTile<float> s, UbTile<float> scratch, float scale, float cap) {
+  core.MulScalar(s, s, 2 * scale / cap);
+  core.Exp(s, s);
+  core.AddScalar(s, s, 1.0f);
+  core.Fill(scratch, -2 * cap);
+  core.Div(scratch, scratch, s);
+  core.AddScalar(s, scratch, cap);
+}
+
 // Makes every score that the band hides -inf once it is multiplied by the returned scale: `scale` itself, so that the
 // softmax can apply it, or 1 where this has. `s` are the unscaled scores of `rows` and `keys` of the sequence.
 template <VectorCore V>

@@ -14,14 +14,18 @@
 namespace cubist {
 
 // For every batch b and query head h, with KV head g = h / (Nq / Nkv):
-//   s(i, j) = scale * (q(i) . k(j) + q_rope(i) . k_rope(j)),  -inf where masked
-//   lse(i)  = log(sum over j of exp(s(i, j)));   out(i) = sum over j of exp(s(i, j) - lse(i)) * v(j)
+//   s(i, j) = scale * (q(i) . k(j) + q_rope(i) . k_rope(j)), then soft_cap * tanh(s / soft_cap), then + bias(i, j);
+//             -inf where masked. With `rope` the rope parts are turned to their positions first, each row once a call
+//             (a query row once), and rounded to the input dtype.
+//   lse(i)  = log(exp(sink) + sum over j of exp(s(i, j)));   out(i) = sum over j of exp(s(i, j) - lse(i)) * v(j)
 //
 //   q       (B, Nq, Sq, Dqk)        fp32, bf16 or fp16; all inputs share it
 //   k       (B, Nkv, Skv, Dqk)      Nq is a multiple of Nkv
 //   v       (B, Nkv, Skv, Dv)       Dv may differ from Dqk
 //   q_rope  (B, Nq, Sq, Dr)         optional, both or neither; never concatenated: the products add up in place
 //   k_rope  (B, Nkv or 1, Skv, Dr)  one head serves all where there is one
+//   bias    (B, Nq, Sq, Skv)        optional, fp32 or the input dtype; any of its sizes may be 1 and serves all
+//   sinks   (Nq)                    optional, fp32: a key of that score, without a value, for each head
 //   out     (B, Nq, Sq, Dv)         fp32 or the input dtype
 //   lse     (B, Nq, Sq)             optional, fp32
 //
@@ -29,7 +33,9 @@ namespace cubist {
 // an NPU as far as 16 rows of them fit its UB; the error says how far). Sums and softmax are fp32; exp(s - max) is
 // rounded to the input dtype before it meets v. A row that sees no key gives out = 0 and lse = -inf. A masked key
 // close to the diagonal has weight 0, but its v is read: a NaN or Inf there makes the row NaN. scale defaults to
-// 1 / sqrt(Dqk + Dr). Outputs may overlap neither each other nor an input.
+// 1 / sqrt(Dqk + Dr). Where few query rows meet many keys, cores take parts of the keys, as many as the shape says, and
+// their outputs are combined in order. One query row per head of a group meets its keys together with the others
+// (without rope, bias, sinks, prefix and lengths). Outputs may overlap neither each other nor an input.
 // After FlashAttention-2 (Dao, 2023); operator contract: aclnnFlashAttentionScore.
 struct FlashAttentionArgs {
   ConstTensor q, k, v;
@@ -40,7 +46,11 @@ struct FlashAttentionArgs {
   Causal causal = Causal::kNone;
   std::optional<AttentionWindow> window = {};  // A key is seen where both let it be,
   std::span<const std::int64_t> prefix =
-      {};  // and keys j < prefix[b] always; B entries. Not with a window's left.
+      {};                         // and keys j < prefix[b] always; B entries. Not with window.left.
+  AttentionLengths lengths = {};  // Masks and positions count within a sequence. Not with a bias.
+  AttentionRope rope = {};
+  ConstTensor bias = {}, sinks = {};
+  std::optional<float> soft_cap = {};  // > 0
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.

@@ -13,6 +13,7 @@
 
 #include "kernels/attention_scores_kernel.h"
 #include "kernels/operand_kernel.h"
+#include "kernels/rotate_kernel.h"
 #include "npu_model/core.h"
 #include "npu_model/pipeline.h"
 #include "npu_model/tile.h"
@@ -27,26 +28,53 @@ struct FlashAttentionOperands {
   const GmTensor *k = nullptr, *k_rope = nullptr, *v = nullptr;
   PackedGm k_packed, k_rope_packed, v_packed;  // One matrix per (b, KV head), where t.pack_kv.
   const GmTensor *out = nullptr, *lse = nullptr;
+  // Where keys are split, (split, b * n, s, d) and (split, b * n, s, 1): outputs of the parts, to be combined.
+  const GmTensor *part_out = nullptr, *part_lse = nullptr;
   float scale = 1;
+  float soft_cap = 0;               // 0: none.
+  const GmTensor* bias = nullptr;   // (b, n, sq, skv)
+  const GmTensor* sinks = nullptr;  // (1, 1, 1, n)
+  RotateOperands rotate;            // Of the queries' rope part; k_rope is turned already. Where s.rotate.
+  std::int64_t q_offset = 0;
 
+  // Keys `kv` of the step's sequence, transposed, and their values, of one KV head.
+  Operand KeysTransposed(const FlashAttentionTiling& t, const AttentionSequence& q, std::int64_t h,
+                         Range kv) const {
+    return Transposed(t, k, k_packed, q, h, kv);
+  }
+  Operand RopeKeysTransposed(const FlashAttentionTiling& t, const AttentionSequence& q, std::int64_t h,
+                             Range kv) const {
+    return Transposed(t, k_rope, k_rope_packed, q, h, kv);
+  }
+  Operand Values(const FlashAttentionTiling& t, const AttentionSequence& q, std::int64_t h, Range kv) const {
+    if (!t.pack_kv) return {MatrixOf(*v, q.batch, h).Rows(kv.From(-q.kv_begin)), {}, false};
+    const Range packed = kv.From(-q.packed_begin);
+    return {{}, v_packed.Matrix(q.batch * v->sizes[1] + h).Block(packed, {0, v->sizes[3]}), true};
+  }
+
+  // Rows of the output, or of a part's.
+  Gm Output(const FlashAttentionStep& step, Range rows) const {
+    return part_out != nullptr ? Part(*part_out, step).Rows(rows) : QueryRows(*out, step, rows);
+  }
+  Gm Statistics(const FlashAttentionStep& step, Range rows) const {
+    return part_lse != nullptr ? Part(*part_lse, step).Rows(rows) : QueryRows(*lse, step, rows);
+  }
   // Rows of the step's sequence.
   static Gm QueryRows(const GmTensor& tensor, const FlashAttentionStep& step, Range rows) {
     return MatrixOf(tensor, step.sequence.batch, step.task.head).Rows(rows.From(-step.sequence.q_begin));
   }
 
-  Operand KeysTransposed(const FlashAttentionTiling& t, std::int64_t b, std::int64_t h) const {
-    return t.pack_kv ? PackedOf(k_packed, k, b, h) : Operand{MatrixOf(*k, b, h).Transposed(), {}, false};
+ private:
+  static Operand Transposed(const FlashAttentionTiling& t, const GmTensor* keys, const PackedGm& packed,
+                            const AttentionSequence& q, std::int64_t h, Range kv) {
+    const Range d{0, keys->sizes[3]};
+    if (!t.pack_kv) {
+      return {MatrixOf(*keys, q.batch, h).Rows(kv.From(-q.kv_begin)).Transposed(), {}, false};
+    }
+    return {{}, packed.Matrix(q.batch * keys->sizes[1] + h).Block(d, kv.From(-q.packed_begin)), true};
   }
-  Operand RopeKeysTransposed(const FlashAttentionTiling& t, std::int64_t b, std::int64_t h) const {
-    return t.pack_kv ? PackedOf(k_rope_packed, k_rope, b, h)
-                     : Operand{MatrixOf(*k_rope, b, h).Transposed(), {}, false};
-  }
-  Operand Values(const FlashAttentionTiling& t, std::int64_t b, std::int64_t h) const {
-    return t.pack_kv ? PackedOf(v_packed, v, b, h) : Operand{MatrixOf(*v, b, h), {}, false};
-  }
-
-  static Operand PackedOf(const PackedGm& packed, const GmTensor* tensor, std::int64_t b, std::int64_t h) {
-    return {{}, packed.Matrix(b * tensor->sizes[1] + h), true};
+  Gm Part(const GmTensor& parts, const FlashAttentionStep& step) const {
+    return MatrixOf(parts, step.task.split, step.task.sequence * q->sizes[1] + step.task.head);
   }
 };
 
@@ -64,7 +92,12 @@ struct FlashAttentionLane {
         pv_ub(core, "pv_ub", rows, s.d_v, t.ub_stages),
         o_ub(core, "o_ub", rows, s.d_v, t.ub_stages),
         m_ub(core, "m_ub", rows, 1, t.m_stages()),
-        l_ub(core, "l_ub", rows, 1, t.l_stages()) {}
+        l_ub(core, "l_ub", rows, 1, t.l_stages()),
+        bias_ub(core, "bias_ub", s.bias ? rows : 0, t.n, t.ub_stages),
+        scratch_ub(core, "scratch_ub", s.soft_cap ? rows : 0, t.n, 1),
+        sinks_ub(core, "sinks_ub", 1, s.sinks ? s.heads : 0, 1),
+        rotator(core, s.rotate ? s.d_rope : 0),
+        turned_ub(core, "turned_ub", kRotateRows, s.rotate ? s.d_rope : 0, 1) {}
 
   // A block of queries of so many rows begins, or ends its round `round`: the tile of its maxima.
   void NewMaximum(std::int64_t round, std::int64_t rows) {
@@ -78,7 +111,10 @@ struct FlashAttentionLane {
   std::int64_t rounds, taken = 0;  // Tiles of maxima that a block of queries uses in turn, and has.
   Ring<Buffer::kUB, float> s_ub;
   Ring<Buffer::kUB, T> p_ub;
-  Ring<Buffer::kUB, float> pv_ub, o_ub, m_ub, l_ub;
+  Ring<Buffer::kUB, float> pv_ub, o_ub, m_ub, l_ub, bias_ub, scratch_ub, sinks_ub;
+  Rotator<V> rotator;
+  Ring<Buffer::kUB, T> turned_ub;
+  UbTile<float> sinks;
   // Of the block of queries in the softmax stage (m, l) and in the rescale stage (o).
   std::array<UbTile<float>, 2 * FlashAttentionTiling::kMaxDepth + 2> m;
   UbTile<float> l, o;
@@ -144,6 +180,21 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
   };
 
   L1Tile<T> q1, q_rope1;
+  // The rope part of Q: as it is, or turned to its positions, once for all keys.
+  const auto load_rope_queries = [&](Step& step) {
+    if (!s.rotate) return core.Load(q_rope1, g.QueryRows(*g.q_rope, step, step.task.q));
+    for_each_lane({0, step.task.q.size()}, [&](std::size_t i, Range, Range part) {
+      auto& lane = *lanes[i];
+      for (const Range rows : Split(part, kRotateRows)) {
+        const Range queries = rows.From(-step.task.q.begin);
+        const UbTile<float> turned =
+            lane.rotator.Rotate(g.rotate, g.QueryRows(*g.q_rope, step, queries), g.q_offset + queries.begin);
+        const UbTile<T> narrow = lane.turned_ub.Next(rows.size(), s.d_rope);
+        lane.core.Cast(narrow, turned);
+        lane.core.Move(q_rope1.Rows(rows), narrow);
+      }
+    });
+  };
   const auto scores = [&](Step& step) {
     const std::int64_t kv_head = step.task.head / group;
     if (step.first) {
@@ -151,19 +202,18 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
       core.Load(q1, g.QueryRows(*g.q, step, step.task.q));
       if (rope) {
         q_rope1 = q_rope_l1.Next(step.task.q.size(), s.d_rope);
-        core.Load(q_rope1, g.QueryRows(*g.q_rope, step, step.task.q));
+        load_rope_queries(step);
       }
     }
     const Range rows = step.rows.From(step.task.q.begin);
     const L1Tile<T> k1 = k_l1.Next(s.d_qk, step.kv.size());
-    LoadOperand(core, k1, g.KeysTransposed(t, step.sequence.batch, kv_head).Block({0, s.d_qk}, step.kv));
+    LoadOperand(core, k1, g.KeysTransposed(t, step.sequence, kv_head, step.kv));
     step.s = s_l0.Next(rows.size(), step.kv.size());
     multiply(step.s, q1.Rows(rows), k1, Accumulate::kNo);
     if (!rope) return;
     const std::int64_t rope_head = s.rope_heads == 1 ? 0 : kv_head;
     const L1Tile<T> k_rope1 = k_rope_l1.Next(s.d_rope, step.kv.size());
-    LoadOperand(core, k_rope1,
-                g.RopeKeysTransposed(t, step.sequence.batch, rope_head).Block({0, s.d_rope}, step.kv));
+    LoadOperand(core, k_rope1, g.RopeKeysTransposed(t, step.sequence, rope_head, step.kv));
     multiply(step.s, q_rope1.Rows(rows), k_rope1, Accumulate::kYes);
   };
 
@@ -174,8 +224,12 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
         lane.taken = 0;
         lane.NewMaximum(0, rows.size());
         lane.l = lane.l_ub.Next(rows.size(), 1);
-        lane.core.Fill(lane.m[0], std::numeric_limits<float>::lowest());
-        lane.core.Fill(lane.l, 0.0f);
+        // A sink is a key of this score and no value.
+        constexpr float kLowest = std::numeric_limits<float>::lowest();
+        const bool sunk = s.sinks && step.task.split == 0;
+        const float sink = sunk ? lane.core.ReadScalar(lane.sinks, step.task.head) : kLowest;
+        lane.core.Fill(lane.m[0], sink < kLowest ? kLowest : sink);
+        lane.core.Fill(lane.l, sink <= kLowest ? 0.0f : 1.0f);
       });
     }
     const Range in_block = step.rows.From(step.task.q.begin);
@@ -185,7 +239,19 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
       const UbTile<float> scored = lane.s_ub.Next(rows.size(), step.kv.size());
       lane.core.Move(scored, step.s.Rows(part.From(in_block.begin)));
       const Range queries = part.From(-step.task.q.begin);
-      const float scale = MaskByBand(lane.core, scored, step.sequence, queries, step.kv, g.scale);
+      float scale = g.scale;
+      if (s.soft_cap) {
+        SoftCap(lane.core, scored, lane.scratch_ub.Next(rows.size(), step.kv.size()), scale, g.soft_cap);
+        scale = 1;
+      }
+      if (s.bias) {
+        const UbTile<float> bias = lane.bias_ub.Next(rows.size(), step.kv.size());
+        lane.core.Load(bias, MatrixOf(*g.bias, step.sequence.batch, step.task.head).Block(queries, step.kv));
+        if (scale != 1) lane.core.MulScalar(scored, scored, scale);
+        lane.core.Add(scored, scored, bias);
+        scale = 1;
+      }
+      scale = MaskByBand(lane.core, scored, step.sequence, queries, step.kv, scale);
 
       const UbTile<T> p = lane.p_ub.Next(rows.size(), step.kv.size());
       lane.NewMaximum(step.round + 1, lane.l.rows());
@@ -198,8 +264,7 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
 
   const auto product = [&](Step& step) {
     const L1Tile<T> v1 = v_l1.Next(step.kv.size(), s.d_v);
-    LoadOperand(core, v1,
-                g.Values(t, step.sequence.batch, step.task.head / group).Block(step.kv, {0, s.d_v}));
+    LoadOperand(core, v1, g.Values(t, step.sequence, step.task.head / group, step.kv));
     step.pv = pv_l0.Next(step.rows.size(), s.d_v);
     multiply(step.pv, step.p, v1, Accumulate::kNo);
   };
@@ -221,18 +286,24 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
       if (!step.last) return;
 
       const Range queries = part.From(-step.task.q.begin);
-      if (g.lse != nullptr) {  // lse is (b, n, s): its matrix at (b, n) is a column.
+      if (g.lse != nullptr || g.part_lse != nullptr) {  // Matrices of one column.
         lane.core.Ln(kept.alpha, kept.l);
         lane.core.Add(kept.m, kept.m, kept.alpha);
-        lane.core.Store(g.QueryRows(*g.lse, step, queries), kept.m);
+        lane.core.Store(g.Statistics(step, queries), kept.m);
       }
       // A row that saw no key has l = 0 and o = 0; any other has l >= 1.
       lane.core.MaxScalar(kept.l, kept.l, std::numeric_limits<float>::min());
       lane.core.Div(o, o, kept.l);
-      lane.core.Store(g.QueryRows(*g.out, step, queries), o);
+      lane.core.Store(g.Output(step, queries), o);
     });
   };
 
+  if (s.sinks) {
+    for (std::size_t i = 0; i < lane_count; ++i) {
+      lanes[i]->sinks = lanes[i]->sinks_ub.Next(1, s.heads);
+      lanes[i]->core.Load(lanes[i]->sinks, MatrixOf(*g.sinks));
+    }
+  }
   FlashAttentionSteps steps(schedule, t, core.index(), core.count());
   Pipeline<Step>(
       t.depth, [&](Step& step) { return steps.Next(step); }, scores, softmax, product, rescale);

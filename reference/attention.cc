@@ -29,23 +29,55 @@ struct Score {
   double magnitude = 0;
 };
 
+struct Element {
+  double value = 0, magnitude = 0;
+};
+
+// Element d of a row of q or k (or of their rope parts, where `whole`), turned to its position.
+Element TurnedAt(const AttentionArgs& args, const ConstTensor& x, bool whole, std::int64_t offset,
+                 std::int64_t b, std::int64_t n, std::int64_t s, std::int64_t d) {
+  const double value = At(x, b, n, s, d);
+  const std::int64_t pairs = args.cos.given() ? args.cos.size(1) : 0;
+  if (d >= 2 * pairs || (!whole && args.q_rope.given())) return {value, std::abs(value)};
+  const std::int64_t pair = args.interleaved ? d / 2 : d % pairs;
+  const bool first = args.interleaved ? d % 2 == 0 : d < pairs;
+  const std::int64_t other = args.interleaved ? d + (first ? 1 : -1) : d + (first ? pairs : -pairs);
+  const auto angle = [&](const ConstTensor& table) {
+    return LoadFloat(table.data, table.dtype, (offset + s) * table.stride(0) + pair * table.stride(1));
+  };
+  const double along = value * angle(args.cos), across = At(x, b, n, s, other) * angle(args.sin);
+  return {first ? along - across : along + across, std::abs(along) + std::abs(across)};
+}
+
 // Adds q . k over the last dimension; k has one head, or one per group.
-void AddDot(const ConstTensor& q, const ConstTensor& k, const AttentionRow& row, std::int64_t group,
-            std::int64_t key, Score& score) {
+void AddDot(const AttentionArgs& args, const ConstTensor& q, const ConstTensor& k, bool whole,
+            const AttentionRow& row, std::int64_t group, std::int64_t key, Score& score) {
   const std::int64_t k_head = k.size(1) == 1 ? 0 : group;
   for (std::int64_t d = 0; d < q.size(3); ++d) {
-    const double product = At(q, row.batch, row.head, row.query, d) * At(k, row.batch, k_head, key, d);
-    score.value += product;
-    score.magnitude += std::abs(product);
+    const Element x = TurnedAt(args, q, whole, args.q_offset, row.batch, row.head, row.query, d);
+    const Element y = TurnedAt(args, k, whole, args.k_offset, row.batch, k_head, key, d);
+    score.value += x.value * y.value;
+    score.magnitude += x.magnitude * y.magnitude;
   }
+}
+
+double BiasAt(const ConstTensor& bias, const AttentionRow& row, std::int64_t key) {
+  const auto index = [&](int d, std::int64_t i) { return bias.size(d) == 1 ? 0 : i; };
+  return At(bias, index(0, row.batch), index(1, row.head), index(2, row.query), index(3, key));
 }
 
 Score ScoreOf(const AttentionArgs& args, const AttentionRow& row, std::int64_t group, std::int64_t key) {
   Score score;
-  AddDot(args.q, args.k, row, group, key, score);
-  if (args.q_rope.given()) AddDot(args.q_rope, args.k_rope, row, group, key, score);
+  AddDot(args, args.q, args.k, false, row, group, key, score);
+  if (args.q_rope.given()) AddDot(args, args.q_rope, args.k_rope, true, row, group, key, score);
   const double scale = Scale(args);
-  return {scale * score.value, std::abs(scale) * score.magnitude};
+  score = {scale * score.value, std::abs(scale) * score.magnitude};
+  if (args.soft_cap > 0) score.value = args.soft_cap * std::tanh(score.value / args.soft_cap);
+  if (args.bias.given()) {
+    const double bias = BiasAt(args.bias, row, key);
+    score.value += bias, score.magnitude += std::abs(bias);
+  }
+  return score;
 }
 
 void AppendRow(const AttentionArgs& args, const AttentionRow& row, AttentionResult& result) {
@@ -61,16 +93,23 @@ void AppendRow(const AttentionArgs& args, const AttentionRow& row, AttentionResu
     m = std::max(m, score.value);
     max_magnitude = std::max(max_magnitude, score.magnitude);
   }
-  const bool empty = std::all_of(p.begin(), p.end(), [](double s) { return s == -kInfinity; });
+  double sink = -kInfinity;
+  if (args.sinks.given()) {
+    sink = LoadFloat(args.sinks.data, args.sinks.dtype, row.head * args.sinks.stride(0));
+    m = std::max(m, sink);
+    if (std::isfinite(sink)) max_magnitude = std::max(max_magnitude, std::abs(sink));
+  }
+  const bool empty =
+      std::all_of(p.begin(), p.end(), [](double s) { return s == -kInfinity; }) && sink == -kInfinity;
 
-  double l = 0;
+  double l = sink == -kInfinity ? 0 : std::exp(sink - m);
   for (double& s : p) {
     s = empty ? 0 : std::exp(s - m);
     l += s;
   }
   result.lse.push_back(empty ? -kInfinity : m + std::log(l));
   result.max_score.push_back(max_magnitude);
-  result.keys.push_back(static_cast<std::int64_t>(keys.size()));
+  result.keys.push_back(static_cast<std::int64_t>(keys.size()) + (args.sinks.given() ? 1 : 0));
 
   for (std::int64_t d = 0; d < args.v.size(3); ++d) {
     double out = 0, abs_out = 0, abs_v = 0;
@@ -87,10 +126,12 @@ void AppendRow(const AttentionArgs& args, const AttentionRow& row, AttentionResu
 }
 
 AttentionRowBound RowBound(const AttentionArgs& args, const AttentionResult& result, std::size_t row) {
-  return {.score_terms = ScoreTerms(args),
+  return {.score_terms = ScoreTerms(args) + (args.bias.given() ? 2 : 0),
           .keys = result.keys[row],
           .input = args.q.dtype,
-          .max_score = result.max_score[row]};
+          .max_score = result.max_score[row],
+          .turned = args.cos.given(),
+          .soft_cap = args.soft_cap};
 }
 
 }  // namespace

@@ -26,6 +26,17 @@ struct AttentionArgs {
   Mask window_anchor = Mask::kBottomRight;
   // Keys j < prefix[batch] are seen whatever mask and window say; none where empty.
   std::vector<std::int64_t> prefix = {};
+
+  // Scores become soft_cap * tanh(s / soft_cap) where it is above 0; then bias (B, Nq, Sq, Skv) is added, sizes of 1
+  // serving all. sinks (Nq): a key of that score, without a value.
+  double soft_cap = 0;
+  ConstTensor bias = {}, sinks = {};
+
+  // Turns pair i of a row at position p to (x1 c - x2 s, x2 c + x1 s), c = cos(p, i), s = sin(p, i): halves of
+  // q_rope and k_rope, or of the first 2 * cos.size(1) columns of q and k; or neighbours. Row i stands at offset + i.
+  ConstTensor cos = {}, sin = {};
+  bool interleaved = false;
+  std::int64_t q_offset = 0, k_offset = 0;
 };
 
 // One row of the answer.

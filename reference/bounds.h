@@ -72,6 +72,8 @@ struct AttentionRowBound {
   std::int64_t keys = 0;         // keys that the row sees
   DType input = DType::kF32;
   double max_score = 0;         // S: max over those keys of |scale| * (|q| . |k| + |q_rope| . |k_rope|)
+  bool turned = false;          // q and k are turned to their positions and rounded to the input dtype
+  double soft_cap = 0;          // 0: none
   std::int64_t key_block = 16;  // fewest keys that one step of the online softmax takes, but for the last
 
   // Steps of the online softmax, T.
@@ -80,7 +82,19 @@ struct AttentionRowBound {
   // Error of the argument of exp, absolute. In units of u S: score_terms for the dot product; 3 for scale
   // (its own rounding, log2(e) folded in, the product); 2 for s - m, which is at most 2 S; 2 for the
   // differences of successive maxima, which add up to at most 2 S; 1 for the reference.
-  double ArgumentError() const { return Gamma(score_terms + 8, CubeRoundoff(input)) * max_score; }
+  //
+  // A turned element takes three roundings in fp32 (angles are exact) and one to the input dtype, in q and in k. The
+  // soft cap is cap - 2 cap / (e + 1), e = exp(x), x = 2 s / cap: its slope in s is at most 1, so the error of s stays.
+  // Two roundings of x move it by at most 2 cap * 2 u * max of x e / (e + 1)^2 < 2 u cap, exp's error by cap * 2^-23,
+  // the sum, quotient and difference by 5 u cap: 9 * 2^-24 cap in all.
+  double ArgumentError() const {
+    double error = Gamma(score_terms + 8, CubeRoundoff(input)) * max_score;
+    if (turned) {
+      const double one = Gamma(3, 0x1p-24) + (input == DType::kF32 ? 0 : UnitRoundoff(input) * (1 + 0x1p-20));
+      error += (2 * one + one * one) * max_score;
+    }
+    return error + soft_cap * 9 * 0x1p-24;
+  }
 
   // Logarithm of the factor by which a weight exp(s - m) may be off, in l as in the numerator: the argument's
   // error, one exp for the weight and one for each step's exp(m_old - m_new).

@@ -40,11 +40,13 @@ struct AttentionBand {
 };
 
 // One sequence of a batch: `sq` query rows from row `q_begin` and `skv` keys from key `kv_begin` of the matrices
-// of batch entry `batch`. Packed sequences lie in one entry, one behind the other.
+// of batch entry `batch`. Several may lie in one entry, one behind the other; packed operands begin with key
+// packed_begin then, a multiple of the layout's panel.
 struct AttentionSequence {
   std::int64_t batch = 0;
   std::int64_t q_begin = 0, kv_begin = 0;
   std::int64_t sq = 0, skv = 0;
+  std::int64_t packed_begin = 0;
   AttentionBand band;
 };
 

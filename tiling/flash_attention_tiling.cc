@@ -36,7 +36,13 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
     case Buffer::kUB:
       return slots(t.ub_stages, DType::kF32, lane_rows, t.n) + slots(t.ub_stages, s.in, lane_rows, t.n) +
              slots(2 * t.ub_stages, DType::kF32, lane_rows, s.d_v) +
-             slots(t.m_stages() + t.l_stages(), DType::kF32, lane_rows, 1);
+             slots(t.m_stages() + t.l_stages(), DType::kF32, lane_rows, 1) +
+             (s.bias ? slots(t.ub_stages, DType::kF32, lane_rows, t.n) : 0) +
+             (s.soft_cap ? slots(1, DType::kF32, lane_rows, t.n) : 0) +
+             (s.sinks ? slots(1, DType::kF32, 1, s.heads) : 0) +
+             (s.rotate ? slots(kRotateTiles, DType::kF32, kRotateRows, s.d_rope) +
+                             slots(1, s.in, kRotateRows, s.d_rope)
+                       : 0);
     default:
       return 0;
   }
@@ -54,6 +60,15 @@ double MeanOverQueryBlocks(const Split& blocks, bool alike, F f) {
   return (sum + f(blocks[whole])) / static_cast<double>(blocks.count());
 }
 
+// Parts of the keys, where blocks of queries are so few that most cores would stand idle: as many as keep cores busy,
+// but each long enough to be worth its output. From the shape and the chip's cores alone, as it orders sums.
+std::int64_t KvSplits(const ChipSpec& chip, const Shape& s, std::int64_t m) {
+  constexpr std::int64_t kLeastKeys = 1024;
+  const std::int64_t tasks = std::max<std::int64_t>(s.batches * s.heads * CeilDiv(s.sq, m), 1);
+  const std::int64_t keys = s.band.Seen({0, s.sq}, {0, s.skv}).size();
+  return std::clamp<std::int64_t>(std::min(chip.cube_cores / tasks, keys / kLeastKeys), 1, 4096);
+}
+
 // Every tiling that is considered, whether it fits or not.
 std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
   const std::int64_t k_step =
@@ -65,6 +80,7 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
     for (std::int64_t n : TileSizes({16, 32, 64, 128, 256, 512, 1024}, n_step, s.skv)) {
       Tiling t;
       t.m = t.strip = m, t.n = n;
+      t.kv_splits = KvSplits(chip, s, m);
       t.key_step = n_step;
       if (!chip.pipes_overlap) {
         t.k0 = std::max({n, RoundUp(s.d_qk, k_step), RoundUp(s.d_rope, k_step)});
@@ -138,7 +154,12 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
         2 * VectorCycles(chip, VectorOp::kUnary, scores) + VectorCycles(chip, VectorOp::kExp, scores) +
         VectorCycles(chip, VectorOp::kBinary, scores) + 2 * VectorCycles(chip, VectorOp::kReduce, scores) +
         2 * VectorCycles(chip, VectorOp::kBinary, outputs) +
-        6 * VectorCycles(chip, VectorOp::kBinary, lane_rows);
+        6 * VectorCycles(chip, VectorOp::kBinary, lane_rows) +
+        (s.bias ? 2 * VectorCycles(chip, VectorOp::kBinary, scores) : 0) +
+        (s.soft_cap
+             ? VectorCycles(chip, VectorOp::kExp, scores) + VectorCycles(chip, VectorOp::kDiv, scores) +
+                   4 * VectorCycles(chip, VectorOp::kUnary, scores)
+             : 0);
     // Scores and outputs cross to the Vector cores; without overlap each of the three hand-overs is waited for.
     const double hand_over =
         chip.pipes_overlap ? PathCycles(chip, Path::kL0CToGm, d(rows) * d(n + s.d_v) * 4, 2) : 0;
@@ -151,7 +172,7 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
   const auto task = [&](Range q) {
     double cycles = PathCycles(chip, Path::kGmToL1Nd2Nz, d(q.size() * (s.d_qk + s.d_rope)) * bytes, 1) +
                     2 * VectorCycles(chip, VectorOp::kDiv, d(q.size()) / d(chip.vector_per_cube) * d(s.d_v));
-    FlashAttentionPieces pieces(s.band, q, {0, s.skv}, t);
+    FlashAttentionPieces pieces(s.band, q, {0, CeilDiv(s.skv, t.kv_splits)}, t);
     for (FlashAttentionPiece piece; pieces.Next(piece);) {
       const Split blocks = BlocksOf(piece.keys, t);
       last_step = step(piece.rows.size(), CeilDiv(piece.keys.size(), blocks.count()));

@@ -23,9 +23,15 @@ struct FlashAttentionShape {
   std::int64_t d_qk = 0, d_rope = 0, d_v = 0;
   DType in = DType::kF32, out = DType::kF32;
   AttentionBand band;  // Of every sequence; of ragged ones that of the longest.
+  // Whether the rope parts are turned, and what is done to scores besides: each asks for room in UB.
+  bool rotate = false, bias = false, soft_cap = false, sinks = false;
 
   friend auto operator<=>(const FlashAttentionShape&, const FlashAttentionShape&) = default;
 };
+
+// Rows are turned to their position few at a time, as UB is needed for other things, through so many tiles of floats.
+inline constexpr std::int64_t kRotateRows = 16;
+inline constexpr int kRotateTiles = 4;
 
 // Br = m query rows meet Bc = n keys at a time. Stages of neighbouring blocks of keys overlap `depth` deep.
 struct FlashAttentionTiling {
@@ -68,6 +74,8 @@ void VisitFields(const FlashAttentionShape& s, Visit&& visit) {
   visit({"d_qk"}, s.d_qk), visit({"d_rope"}, s.d_rope), visit({"d_v"}, s.d_v);
   visit({"in"}, s.in), visit({"out"}, s.out);
   visit({"lowest"}, s.band.lowest), visit({"highest"}, s.band.highest), visit({"prefix"}, s.band.prefix);
+  visit({"rotate"}, s.rotate), visit({"bias"}, s.bias), visit({"soft_cap"}, s.soft_cap),
+      visit({"sinks"}, s.sinks);
 }
 
 template <class Tiling, class Visit>
@@ -83,7 +91,7 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionShape& s, Tiling& t, 
   visit({"depth", 0, FlashAttentionTiling::kMaxDepth}, t.depth);
   visit({"q_stages", 1, 16}, t.q_stages), visit({"kv_stages", 1, 16}, t.kv_stages);
   visit({"l0_stages", 1, 16}, t.l0_stages), visit({"ub_stages", 1, 16}, t.ub_stages);
-  visit({"pack_kv", 0, 1}, t.pack_kv);
+  visit({"kv_splits", 1, 4096}, t.kv_splits), visit({"pack_kv", 0, 1}, t.pack_kv);
 }
 
 bool Fits(const ChipSpec& chip, const FlashAttentionShape& shape, const FlashAttentionTiling& tiling);

@@ -238,7 +238,7 @@ Status RunAttention(const Device& device, const FlashAttentionArgs& args) {
 }
 
 constexpr std::int64_t kPrefixOfOne[] = {3}, kNegativePrefix[] = {0, -1}, kLongPrefix[] = {8, 0},
-                       kPrefix[] = {7, 0};
+                       kPrefix[] = {7, 0}, kEnds[] = {3, 5};
 
 TEST(BadArgumentsTest, FlashAttentionShapes) {
   const std::string who = "flash_attention: ";
@@ -289,6 +289,50 @@ TEST(BadArgumentsTest, FlashAttentionShapes) {
       {"scale infinite", [](auto& x) { x.scale = INFINITY; }, {who + "scale", "inf", "finite"}},
       {"scale -infinite", [](auto& x) { x.scale = -INFINITY; }, {who + "scale", "-inf", "finite"}},
       {"scale NaN", [](auto& x) { x.scale = NAN; }, {who + "scale", "nan", "finite"}},
+      {"lengths of two batch entries",
+       [](auto& x) {
+         x.lengths = {kEnds, kEnds};
+       },
+       {who + "lengths", "B = 2"}},
+      {"bias of other heads",
+       [](auto& x) {
+         x.bias = ConstTensor(x.q.data, x.q.dtype, {1, 3, 5, 7});
+       },
+       {who + "bias", "size 3", "dimension 1", "needs 1 or 6"}},
+      {"bias of rank 3",
+       [](auto& x) {
+         x.bias = ConstTensor(x.q.data, x.q.dtype, {1, 5, 7});
+       },
+       {who + "bias", "rank 3", "4"}},
+      {"sinks of other heads",
+       [](auto& x) { x.sinks = ConstTensor(x.q.data, DType::kF32, {5}); },
+       {who + "sinks", "size 5", "needs 6"}},
+      {"sinks bf16",
+       [](auto& x) { x.sinks = ConstTensor(x.q.data, DType::kBF16, {6}); },
+       {who + "sinks", "bf16", "needs fp32"}},
+      {"soft cap 0", [](auto& x) { x.soft_cap = 0.0f; }, {who + "soft_cap is 0", "above 0"}},
+      {"soft cap NaN", [](auto& x) { x.soft_cap = NAN; }, {who + "soft_cap is nan", "above 0"}},
+      {"rope without sin",
+       [](auto& x) {
+         x.rope.cos = ConstTensor(x.q.data, DType::kF32, {7, 1});
+       },
+       {who + "rope.sin is not given"}},
+      {"rope of other columns",
+       [](auto& x) {
+         x.rope.cos = x.rope.sin = ConstTensor(x.q.data, DType::kF32, {7, 2});
+       },
+       {who + "rope.cos", "2 columns", "half the 2 of q_rope"}},
+      {"rope of few positions",
+       [](auto& x) {
+         x.rope.cos = x.rope.sin = ConstTensor(x.q.data, DType::kF32, {6, 1});
+       },
+       {who + "rope.k_offset is 0", "6 positions for 7 rows"}},
+      {"rope offset negative",
+       [](auto& x) {
+         x.rope.cos = x.rope.sin = ConstTensor(x.q.data, DType::kF32, {9, 1});
+         x.rope.q_offset = -1;
+       },
+       {who + "rope.q_offset is -1", "0 to 4"}},
       {"prefix of one", [](auto& x) { x.prefix = kPrefixOfOne; }, {who + "prefix", "1 entries", "2 of B"}},
       {"prefix negative", [](auto& x) { x.prefix = kNegativePrefix; }, {who + "prefix is -1", "0 to the 7"}},
       {"prefix beyond Skv", [](auto& x) { x.prefix = kLongPrefix; }, {who + "prefix is 8", "0 to the 7"}},
