@@ -5,10 +5,11 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <set>
+#include <map>
 #include <string_view>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 namespace cubist {
 namespace {
@@ -48,14 +49,14 @@ class EventWriter {
   }
 
   // Times in whole picoseconds, so that neighbours that share an instant share it in the file too.
-  void Slice(const TimelineSlice& slice, int pid) {
+  void Slice(const TimelineSlice& slice, int pid, int tid) {
     const std::int64_t start = Picoseconds(slice.start_us), end = Picoseconds(slice.end_us);
     std::fprintf(file_,
                  "%s\n{\"ph\":\"X\",\"name\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":%s,\"dur\":%s,"
                  "\"args\":{\"bytes\":%lld,\"source\":\"%s:%u\"}}",
-                 Comma(), Escaped(slice.name).c_str(), pid, static_cast<int>(slice.pipe),
-                 Microseconds(start).c_str(), Microseconds(end - start).c_str(),
-                 static_cast<long long>(slice.bytes), Escaped(slice.file).c_str(), slice.line);
+                 Comma(), Escaped(slice.name).c_str(), pid, tid, Microseconds(start).c_str(),
+                 Microseconds(end - start).c_str(), static_cast<long long>(slice.bytes),
+                 Escaped(slice.file).c_str(), slice.line);
   }
 
   // Whether all was written.
@@ -87,15 +88,33 @@ Status Profile::WriteTimeline(const std::string& path) const {
   std::FILE* file = std::fopen(path.c_str(), "w");
   if (file == nullptr) return InvalidArgument("cannot write " + path + ": " + std::strerror(errno));
 
-  constexpr int kSides = 8;  // of an AI core: its Cube core and up to seven Vector cores
-  const auto pid_of = [](const TimelineSlice& slice) { return slice.core * kSides + slice.lane + 1; };
+  std::vector<const TimelineSlice*> slices;
+  for (const TimelineSlice& slice : *timeline) slices.push_back(&slice);
+  std::stable_sort(slices.begin(), slices.end(),
+                   [](const auto* a, const auto* b) { return a->start_us < b->start_us; });
+  if (slices.size() > kMostEvents) slices.resize(kMostEvents);
+
+  // A slice goes to the first track of its pipe that is free; there is nearly always one.
+  constexpr int kSides = 8;                   // of an AI core: its Cube core and up to seven Vector cores
+  constexpr int kTracks = 16;                 // of a pipe
+  using Track = std::tuple<int, int, int>;    // core, lane, pipe
+  std::map<Track, std::vector<double>> ends;  // by track of the pipe
+  std::vector<int> tids;
+  for (const TimelineSlice* slice : slices) {
+    std::vector<double>& tracks = ends[{slice->core, slice->lane, static_cast<int>(slice->pipe)}];
+    const auto is_free = [&](double end) { return end <= slice->start_us; };
+    auto track = std::find_if(tracks.begin(), tracks.end(), is_free);
+    if (track == tracks.end()) track = tracks.insert(tracks.end(), 0);
+    *track = slice->end_us;
+    tids.push_back(static_cast<int>(slice->pipe) * kTracks + static_cast<int>(track - tracks.begin()));
+  }
+
+  const auto pid_of = [](int core, int lane) { return core * kSides + lane + 1; };
   EventWriter writer(file);
-  std::set<std::tuple<int, int, int>> tracks;  // core, lane, pipe
-  for (const TimelineSlice& slice : *timeline)
-    tracks.emplace(slice.core, slice.lane, static_cast<int>(slice.pipe));
   int named = -1;
-  for (const auto& [core, lane, pipe] : tracks) {
-    const int pid = core * kSides + lane + 1;
+  for (const auto& [key, tracks] : ends) {
+    const auto& [core, lane, pipe] = key;
+    const int pid = pid_of(core, lane);
     if (pid != named) {
       const std::string name =
           lane < 0 ? "AIC" + std::to_string(core) : "AIV" + std::to_string(core) + "-" + std::to_string(lane);
@@ -103,11 +122,16 @@ Status Profile::WriteTimeline(const std::string& path) const {
       writer.Metadata("process_sort_index", pid, 0, "\"sort_index\":" + std::to_string(pid));
       named = pid;
     }
-    writer.Metadata("thread_name", pid, pipe,
-                    std::string("\"name\":\"") + TrackName(static_cast<Pipe>(pipe)) + "\"");
-    writer.Metadata("thread_sort_index", pid, pipe, "\"sort_index\":" + std::to_string(pipe));
+    for (int i = 0; i < static_cast<int>(tracks.size()); ++i) {
+      const int tid = pipe * kTracks + i;
+      std::string name = TrackName(static_cast<Pipe>(pipe));
+      if (i > 0) name += " " + std::to_string(i + 1);
+      writer.Metadata("thread_name", pid, tid, "\"name\":\"" + name + "\"");
+      writer.Metadata("thread_sort_index", pid, tid, "\"sort_index\":" + std::to_string(tid));
+    }
   }
-  for (const TimelineSlice& slice : *timeline) writer.Slice(slice, pid_of(slice));
+  for (std::size_t i = 0; i < slices.size(); ++i)
+    writer.Slice(*slices[i], pid_of(slices[i]->core, slices[i]->lane), tids[i]);
   if (!writer.Close()) return InvalidArgument("cannot write all of " + path + ": " + std::strerror(errno));
   return {};
 }

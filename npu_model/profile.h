@@ -22,7 +22,8 @@ struct TimelineSlice {
   std::uint32_t line = 0;  // source line that issued it
   const char* file = "";
   double start_us = 0, end_us = 0;
-  std::int64_t bytes = 0;  // moved, 0 for arithmetic
+  std::int64_t bytes = 0;              // moved, 0 for arithmetic
+  std::uint32_t phase = 0, instr = 0;  // in the record: of the launch, and in program order of the core
 };
 
 struct Profile {
@@ -60,8 +61,9 @@ struct Profile {
   // profile becomes the other.
   void Append(const Profile& next);
 
-  // Chrome trace JSON: a process per core, a track per pipe, no overlapping slices.
-  // Opens in Perfetto and in MindStudio Insight.
+  // Chrome trace JSON: a process per core, a track per pipe, and more of them where slices overlap. Opens in
+  // Perfetto and in MindStudio Insight. Of a longer timeline the first kMostEvents are written.
+  static constexpr std::size_t kMostEvents = 1000000;
   Status WriteTimeline(const std::string& path) const;
 };
 

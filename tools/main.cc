@@ -7,6 +7,7 @@
 #include "tools/check.h"
 #include "tools/info.h"
 #include "tools/kernel_call.h"
+#include "tools/profile.h"
 #include "tools/run.h"
 #include "tools/subject.h"
 #include "tools/sweep.h"
@@ -119,6 +120,27 @@ void AddSubject(CLI::App* command, cubist::SubjectOptions& options) {
   command->add_option("--tiling", options.tiling, "name=value,..: fields of the tiling to change");
 }
 
+void AddProfile(CLI::App& app, cubist::ProfileOptions& options, std::function<int()>& command) {
+  CLI::App* profile = app.add_subcommand("profile", "Show what a kernel's time on a chip goes into, and why");
+  profile->footer(
+      "Example: cubist profile matmul --shape 4096x1536x7168 --set memory.hbm_bytes_per_s=0.8e12 --vs "
+      "policy=per-tile "
+      "--html page.html");
+  AddSubject(profile, options.subject);
+  profile
+      ->add_option(
+          "--vs", options.vs,
+          "name=value: compare with a call that differs in this: shape, dtype, policy, chip, tuning, "
+          "tiling.NAME or a constant of the chip; repeatable")
+      ->allow_extra_args(false);
+  profile->add_option("--html", options.html, "File to write a page to, for a browser");
+  profile->add_option("--trace", options.trace,
+                      "File to write a Chrome trace to, for Perfetto or MindStudio Insight");
+  profile->add_option("--json", options.json, "File to write all figures to");
+  profile->add_option("--csv", options.csv, "File to write the figures to");
+  profile->callback([&] { command = [&] { return cubist::ProfileCommand(options); }; });
+}
+
 void AddTune(CLI::App& app, cubist::TuneOptions& options, std::function<int()>& command) {
   CLI::App* tune =
       app.add_subcommand("tune", "Search the tilings of a kernel's shape by replay, and keep the best");
@@ -167,6 +189,8 @@ int main(int argc, char** argv) {
   AddCheck(app, check_options, command);
   cubist::AblateOptions ablate_options;
   AddAblate(app, ablate_options, command);
+  cubist::ProfileOptions profile_options;
+  AddProfile(app, profile_options, command);
   cubist::TuneOptions tune_options;
   AddTune(app, tune_options, command);
   cubist::SweepOptions sweep_options;

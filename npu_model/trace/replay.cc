@@ -171,6 +171,8 @@ TimelineSlice SliceOf(const Record& record, const Phase& phase, std::size_t core
   slice.core = phase.vector_only ? index / per_cube : index;
   slice.lane = phase.vector_only ? index % per_cube : instr.lane;
   slice.pipe = instr.pipe;
+  slice.phase = static_cast<std::uint32_t>(&phase - record.phases.data());
+  slice.instr = static_cast<std::uint32_t>(&instr - from.instrs.data());
   slice.name = NameOf(instr.op);
   slice.line = from.lines[instr.line].line;
   slice.file = from.lines[instr.line].file;

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -287,6 +289,98 @@ TEST_F(CommandTest, SweepsConstantsSizesAndTilings) {
   EXPECT_NE(unknown.err.find("the nearest is cube_cores"), std::string::npos) << unknown.err;
   EXPECT_EQ(Cubist("sweep matmul --over cube_cores").status, 2);
   EXPECT_EQ(Cubist("sweep matmul --over cube_cores --values 0").status, 2);
+}
+
+// ---- profile ----
+
+TEST_F(CommandTest, ProfilesAddUp) {
+  for (const std::string subject :
+       {"matmul --shape 520x300x400", "flash_attention --shape 4x256x128x128",
+        "token_permute --shape 256x512x4x16", "token_unpermute --shape 256x512x4"}) {
+    SCOPED_TRACE(subject);
+    const Outcome outcome = Cubist("profile " + subject + " --json '" + Path("profile.json") + "' --csv '" +
+                                   Path("profile.csv") + "' --trace '" + Path("trace.json") + "'");
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const Json json = Json::parse(Read("profile.json"));
+    const double time_us = json["time_us"];
+    double path_us = 0, critical_us = 0;
+    for (const Json& cause : json["critical_path"]) path_us += cause["us"].get<double>();
+    for (const Json& line : json["lines"]) critical_us += line["critical_us"].get<double>();
+    EXPECT_NEAR(path_us, time_us, 1e-6 * time_us) << "every microsecond has a cause";
+    EXPECT_LT(critical_us, time_us);
+    EXPECT_GT(critical_us, 0.2 * time_us);
+    std::int64_t instructions = 0;
+    for (const Json& line : json["lines"]) instructions += line["count"].get<std::int64_t>();
+    EXPECT_EQ(instructions, json["instructions"].get<std::int64_t>()) << "every instruction has a line";
+    for (const Json& pipe : json["pipes"]) {
+      EXPECT_NEAR(pipe["busy"].get<double>() + pipe["waiting"].get<double>() + pipe["idle"].get<double>(), 1,
+                  1e-9);
+    }
+    ASSERT_FALSE(json["occupancy"].empty());
+    for (const Json& buffer : json["occupancy"]) {
+      EXPECT_GT(buffer["most"].get<std::int64_t>(), 0);
+      EXPECT_LE(buffer["most"].get<std::int64_t>(), buffer["capacity"].get<std::int64_t>());
+    }
+    EXPECT_LE(json["roofline"]["share"].get<double>(), 1);
+    EXPECT_NE(outcome.out.find(json["verdict"].get<std::string>()), std::string::npos);
+    EXPECT_NE(Read("profile.csv").find("total,time_us,"), std::string::npos);
+    EXPECT_GT(Json::parse(Read("trace.json"))["traceEvents"].size(), json["instructions"].get<std::size_t>());
+  }
+}
+
+TEST_F(CommandTest, ProfilesAnswerWhatIf) {
+  const auto time_us = [&](const std::string& arguments) {
+    const Outcome outcome =
+        Cubist("profile matmul --shape 512x512x512 --json '" + Path("profile.json") + "' " + arguments);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    const Json json = Json::parse(Read("profile.json"));
+    return json["time_us"].get<double>();
+  };
+  const double base = time_us("");
+  EXPECT_GT(time_us("--set memory.hbm_bytes_per_s=1e11"), 1.5 * base);
+  std::ofstream(Path("chip.json"))
+      << R"({"name": "slow", "base": "ascend910b2", "set": {"memory.hbm_bytes_per_s": 1e11}})";
+  EXPECT_GT(time_us("--chip '" + Path("chip.json") + "'"), 1.5 * base);
+  EXPECT_GE(time_us("--policy per-tile"), base);
+  EXPECT_NE(time_us("--tiling m=16,n=16,k1=32,k0=16"), base);
+  for (const char* bad : {"--set memory.hbm=1", "--policy none", "--vs shape", "--vs shape=1x2",
+                          "--html /nonexistent/x", "--tiling m=1000000", "--shape 1x1"}) {
+    const Outcome outcome = Cubist(std::string("profile matmul ") + bad);
+    EXPECT_EQ(outcome.status, 2) << bad;
+    EXPECT_NE(outcome.err, "") << bad;
+    EXPECT_EQ(outcome.out, "") << bad;
+  }
+}
+
+// The page draws from the figures of the JSON, and a browser can.
+TEST_F(CommandTest, ProfilePagesShowTheFigures) {
+  const Outcome outcome = Cubist("profile matmul --shape 512x512x512 --vs policy=per-tile --json '" +
+                                 Path("profile.json") + "' --html '" + Path("page.html") + "'");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const std::string page = Read("page.html"), mark = "id=\"data\">";
+  const std::size_t begin = page.find(mark) + mark.size();
+  const Json data = Json::parse(page.substr(begin, page.find("</script>", begin) - begin));
+  Json json = Json::parse(Read("profile.json"));
+  EXPECT_EQ(data["b"], json["vs"]);
+  json.erase("vs");
+  EXPECT_EQ(data["a"], json);
+  EXPECT_EQ(data["timelines"].size(), 2u);
+  EXPECT_GT(data["timelines"][0]["slices"].size(), 10u);
+  EXPECT_EQ(page.find("http://"), std::string::npos) << "the page is self-contained";
+  EXPECT_EQ(page.find("https://"), std::string::npos);
+
+  if (std::system("command -v chromium >/dev/null 2>&1") != 0)
+    GTEST_SKIP() << "no chromium: the page was not drawn in a browser";
+  const std::string draw = "HOME='" + folder_ +
+                           "' timeout 60 chromium --headless --no-sandbox --disable-gpu --dump-dom 'file://" +
+                           Path("page.html") + "' >'" + Path("dom") + "' 2>/dev/null";
+  ASSERT_EQ(std::system(draw.c_str()), 0);
+  const std::string dom = Read("dom");
+  EXPECT_NE(dom.find("data-ready=\"yes\""), std::string::npos) << "the script ran to its end";
+  char time[32];
+  std::snprintf(time, sizeof time, "%.2f us", json["time_us"].get<double>());
+  EXPECT_NE(dom.find(time), std::string::npos) << time;
+  EXPECT_NE(dom.find("<canvas"), std::string::npos);
 }
 
 TEST_F(CommandTest, ListsHelpsAndInforms) {

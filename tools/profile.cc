@@ -1,0 +1,88 @@
+#include "tools/profile.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <utility>
+
+#include "tools/files.h"
+#include "tools/profile_page.h"
+#include "tools/profile_report.h"
+
+namespace cubist {
+namespace {
+
+int BadInput(const std::string& what) {
+  fmt::print(stderr, "cubist profile: {}\n", what);
+  return 2;
+}
+
+// The options of the other configuration.
+Status Change(const std::string& text, SubjectOptions* options) {
+  const std::size_t equals = text.find('=');
+  if (equals == std::string::npos)
+    return InvalidArgument(fmt::format("--vs is '{}', expected name=value", text));
+  const std::string name = text.substr(0, equals), value = text.substr(equals + 1);
+  constexpr const char* kTiling = "tiling.";
+  if (name == "shape") {
+    options->call.shape = value;
+  } else if (name == "dtype") {
+    options->call.dtype = value;
+  } else if (name == "policy") {
+    options->policy = value;
+  } else if (name == "chip") {
+    options->chip.chip = value;
+  } else if (name == "tuning") {
+    options->tuning = value;
+  } else if (name.starts_with(kTiling)) {
+    if (!options->tiling.empty()) options->tiling += ",";
+    options->tiling += text.substr(std::string(kTiling).size());
+  } else {
+    options->chip.sets.push_back(text);
+  }
+  return {};
+}
+
+Status Run(const SubjectOptions& options, ProfiledCall* call) {
+  call->policy = options.policy;
+  CUBIST_RETURN_IF_ERROR(call->subject.Run(&call->profile, /*timeline=*/true, &call->record));
+  call->analysis = Analyse(call->subject.chip, call->record, call->profile);
+  return {};
+}
+
+}  // namespace
+
+int ProfileCommand(const ProfileOptions& options) {
+  ProfiledCall a, b;
+  SubjectOptions other = options.subject;
+  const bool compares = !options.vs.empty();
+  Status status = MakeSubject(options.subject, &a.subject);
+  for (const std::string& vs : options.vs) {
+    if (status.ok()) status = Change(vs, &other);
+  }
+  if (status.ok() && compares) {
+    status = MakeSubject(other, &b.subject);
+    if (!status.ok()) status = InvalidArgument("--vs: " + status.message());
+  }
+  for (const auto& [option, file] :
+       {std::pair("--json", options.json), std::pair("--csv", options.csv), std::pair("--html", options.html),
+        std::pair("--trace", options.trace)}) {
+    if (status.ok()) status = CheckWritable(option, file);
+  }
+  if (status.ok()) status = Run(options.subject, &a);
+  if (status.ok() && compares) status = Run(other, &b);
+  if (!status.ok()) return BadInput(status.message());
+
+  fmt::print("{}", ProfileText(a));
+  if (compares) fmt::print("\nB: {}, {} flags\n{}", b.subject.Title(), b.policy, DifferenceText(a, b));
+  nlohmann::ordered_json json = ProfileJson(a);
+  if (compares) json["vs"] = ProfileJson(b);
+  if (!options.json.empty()) status = WriteFile(options.json, json.dump(2) + "\n");
+  if (status.ok() && !options.csv.empty()) status = WriteFile(options.csv, ProfileCsv(a));
+  if (status.ok() && !options.html.empty())
+    status = WriteFile(options.html, ProfilePage(a, compares ? &b : nullptr));
+  if (status.ok() && !options.trace.empty()) status = a.profile.WriteTimeline(options.trace);
+  return status.ok() ? 0 : BadInput(status.message());
+}
+
+}  // namespace cubist

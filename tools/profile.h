@@ -1,0 +1,25 @@
+// `cubist profile`: what a kernel's time on a chip goes into, and why.
+#ifndef CUBIST_TOOLS_PROFILE_H_
+#define CUBIST_TOOLS_PROFILE_H_
+
+#include <string>
+#include <vector>
+
+#include "tools/subject.h"
+
+namespace cubist {
+
+struct ProfileOptions {
+  SubjectOptions subject;
+  // name=value: the other configuration of an A/B comparison differs in these. Names: shape, dtype, policy, chip, tuning,
+  // tiling.NAME, and constants of the chip.
+  std::vector<std::string> vs;
+  std::string json, csv, html, trace;
+};
+
+// Exit status: 0, or 2 for bad input.
+int ProfileCommand(const ProfileOptions& options);
+
+}  // namespace cubist
+
+#endif  // CUBIST_TOOLS_PROFILE_H_

@@ -1,0 +1,32 @@
+// A modelled call and its analysis as text, JSON and CSV.
+#ifndef CUBIST_TOOLS_PROFILE_REPORT_H_
+#define CUBIST_TOOLS_PROFILE_REPORT_H_
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "npu_model/profile.h"
+#include "npu_model/trace/record.h"
+#include "tools/analysis.h"
+#include "tools/subject.h"
+
+namespace cubist {
+
+struct ProfiledCall {
+  Subject subject;
+  std::string policy;
+  trace::Record record;
+  Profile profile;
+  Analysis analysis;
+};
+
+std::string ProfileText(const ProfiledCall& call);
+// What the second does otherwise: times and shares side by side.
+std::string DifferenceText(const ProfiledCall& a, const ProfiledCall& b);
+nlohmann::ordered_json ProfileJson(const ProfiledCall& call);
+// Lines "section,name,value".
+std::string ProfileCsv(const ProfiledCall& call);
+
+}  // namespace cubist
+
+#endif  // CUBIST_TOOLS_PROFILE_REPORT_H_
