@@ -1,8 +1,10 @@
-// The grouped matmul algorithm: the blocks of every group's product, dealt to the cores in runs of equal work.
+// The grouped matmul algorithm: the blocks of every group's product, dealt evenly to the cores.
 #ifndef CUBIST_KERNELS_GROUPED_MATMUL_KERNEL_H_
 #define CUBIST_KERNELS_GROUPED_MATMUL_KERNEL_H_
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -52,11 +54,9 @@ struct GroupBlocks {
   std::int64_t work = 0;
 };
 
-// Calls block(group, rows, coordinates) for this core's share of all blocks. They form one list, group by group; a core
-// takes those that begin in its part of the total work, neighbours that read the same rows. Which core does a block
-// follows from the groups alone, not from time.
+// Runs of equal work: a core takes the blocks that begin in its part of all work, neighbours that read the same rows.
 template <CubeCore Core, class BlocksOf, class Block>
-void ForMyGroupBlocks(Core& core, const GroupRows& groups, BlocksOf&& blocks_of, Block&& block) {
+void ForMyRun(Core& core, const GroupRows& groups, BlocksOf& blocks_of, Block& block) {
   std::int64_t total = 0;
   groups.ForEach(core, [&](std::int64_t group, Range rows) {
     const GroupBlocks blocks = blocks_of(group, rows);
@@ -78,6 +78,36 @@ void ForMyGroupBlocks(Core& core, const GroupRows& groups, BlocksOf&& blocks_of,
     at += blocks.grid.count() * blocks.work;
     return at < end;
   });
+}
+
+// Turns: each block goes to the core that has least work so far, the first of several. Cores that run together are at
+// neighbouring blocks, and find rows and weights of one group in L2.
+template <CubeCore Core, class BlocksOf, class Block>
+void ForMyTurns(Core& core, const GroupRows& groups, BlocksOf& blocks_of, Block& block) {
+  std::array<std::int64_t, kMostCoresInTurns> work{};
+  const auto cores = static_cast<std::size_t>(std::min<std::int64_t>(core.count(), kMostCoresInTurns));
+  groups.ForEach(core, [&](std::int64_t group, Range rows) {
+    const GroupBlocks blocks = blocks_of(group, rows);
+    for (std::int64_t i = 0; i < blocks.grid.count(); ++i) {
+      const auto least = static_cast<std::size_t>(
+          std::min_element(work.begin(), work.begin() + static_cast<std::ptrdiff_t>(cores)) - work.begin());
+      work[least] += blocks.work;
+      if (least == static_cast<std::size_t>(core.index())) block(group, rows, blocks.grid.At(i));
+    }
+    return true;
+  });
+}
+
+// Calls block(group, rows, coordinates) for this core's share of the blocks of all groups, one list, group by group.
+// Which core does a block follows from the groups alone, not from time.
+template <CubeCore Core, class BlocksOf, class Block>
+void ForMyGroupBlocks(Core& core, const GroupRows& groups, Dealing dealing, BlocksOf&& blocks_of,
+                      Block&& block) {
+  if (dealing == Dealing::kRuns) {
+    ForMyRun(core, groups, blocks_of, block);
+  } else {
+    ForMyTurns(core, groups, blocks_of, block);
+  }
 }
 
 struct GroupedMatmulOperands {
@@ -109,9 +139,9 @@ void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const Group
     const std::int64_t step = rows_of_block(rows);
     // By columns of blocks: the grid is transposed.
     const BlockGrid grid{CeilDiv(g.out.cols, t.block.n), CeilDiv(rows.size(), step)};
-    return {grid, group < groups ? step + t.fixed_work : 1};
+    return {grid, group < groups ? step + t.fixed_work + t.column_work / grid.cols : 1};
   };
-  ForMyGroupBlocks(core, g.groups, blocks_of, [&](std::int64_t group, Range rows, BlockCoord at) {
+  ForMyGroupBlocks(core, g.groups, t.dealing, blocks_of, [&](std::int64_t group, Range rows, BlockCoord at) {
     const Range m = Split(rows, rows_of_block(rows))[at.col], n = Split(g.out.cols, t.block.n)[at.row];
     MatmulBlock block;
     block.m = m.size(), block.n = n.size();
@@ -144,7 +174,7 @@ void GroupedGradWeightsKernel(Core& core, const GroupedGradWeightsOperands& g, c
     if (group == g.groups.groups() || (rows.empty() && g.accumulate == Accumulate::kYes)) return {};
     return {{CeilDiv(g.k, t.block.m), CeilDiv(g.n, t.block.n)}, rows.size() + t.fixed_work + 1};
   };
-  ForMyGroupBlocks(core, g.groups, blocks_of, [&](std::int64_t group, Range rows, BlockCoord at) {
+  ForMyGroupBlocks(core, g.groups, t.dealing, blocks_of, [&](std::int64_t group, Range rows, BlockCoord at) {
     const Range m = Split(g.k, t.block.m)[at.row], n = Split(g.n, t.block.n)[at.col];
     MatmulBlock block;
     block.m = m.size(), block.n = n.size(), block.k = rows.size();

@@ -6,52 +6,106 @@
 #include <limits>
 #include <utility>
 
+#include "tiling/cost.h"
 #include "tiling/memo.h"
 
 namespace cubist {
 namespace {
 
-// The same number with its three leading bits, rounded up: choices are kept by it, and a batch that has a few rows more
-// than the one before asks for no new choice.
-std::int64_t Rounded(std::int64_t rows) {
+// The shape with its rows to three leading bits, rounded up: tilings are made for those, and a batch that has a few rows
+// more than the one before asks for no new choice.
+GroupedMatmulShape Rounded(GroupedMatmulShape shape) {
+  std::int64_t& rows = shape.axis == GroupedAxis::kM ? shape.product.m : shape.product.k;
   const auto bits =
       static_cast<int>(std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(rows, 0))));
-  return bits <= 3 ? rows : RoundUp(rows, std::int64_t{1} << (bits - 3));
+  if (bits > 3) rows = RoundUp(rows, std::int64_t{1} << (bits - 3));
+  return shape;
 }
 
 std::int64_t RowsOf(const GroupedMatmulShape& s) {
   return s.axis == GroupedAxis::kM ? s.product.m : s.product.k;
 }
 
-// Cycles of `groups` products of `rows` rows each, as one product whose blocks stand below each other. Every group
-// reads a right operand of its own.
-double PriceEven(const ChipSpec& chip, const GroupedMatmulShape& s, const MatmulTiling& block,
-                 std::int64_t groups, std::int64_t rows) {
-  MatmulShape stacked = s.product;
-  MatmulTiling t = block;
-  std::int64_t row_blocks = CeilDiv(stacked.m, t.m);
-  if (s.axis == GroupedAxis::kM) {
-    row_blocks = CeilDiv(rows, t.m);
-    t.m = RoundUp(CeilDiv(rows, row_blocks), chip.mmad.m_step);
-  } else {
-    stacked.k = rows;
+// `groups` products of `rows` rows each, as one product whose blocks stand below each other.
+struct Stacked {
+  Stacked(const ChipSpec& chip, const GroupedMatmulShape& s, const MatmulTiling& block, std::int64_t groups,
+          std::int64_t rows)
+      : shape(s.product), tiling(block), row_blocks(CeilDiv(s.product.m, block.m)) {
+    if (s.axis == GroupedAxis::kM) {
+      row_blocks = CeilDiv(rows, block.m);
+      tiling.m = RoundUp(CeilDiv(rows, row_blocks), chip.mmad.m_step);
+    } else {
+      shape.k = rows;
+    }
+    tiling.grid = {groups * row_blocks, CeilDiv(shape.n, block.n)};
+    shape.m = tiling.grid.rows * tiling.m;
   }
-  t.grid = {groups * row_blocks, CeilDiv(stacked.n, t.n)};
-  stacked.m = t.grid.rows * t.m;
-  const double weights = static_cast<double>(groups) * static_cast<double>(stacked.k * stacked.n) *
-                         static_cast<double>(SizeOf(stacked.in));
-  return std::max(Price(chip, stacked, t), weights / chip.memory.hbm_bytes_per_s * chip.clock_hz);
+
+  MatmulShape shape;
+  MatmulTiling tiling;
+  std::int64_t row_blocks;  // of a group
+};
+
+// Bytes per cycle that a core gets from HBM while all do.
+double HbmRate(const ChipSpec& chip) {
+  const double share =
+      chip.memory.hbm_bytes_per_s / chip.clock_hz / static_cast<double>(chip.concurrent_cores);
+  return chip.memory.core_miss_bytes_per_cycle > 0
+             ? std::min<double>(share, chip.memory.core_miss_bytes_per_cycle)
+             : share;
 }
 
-// What a block costs besides its rows, from the price of many blocks of few rows and of many.
-std::int64_t FixedWork(const ChipSpec& chip, const GroupedMatmulShape& s, const MatmulTiling& block) {
+// Cycles by which a block of weights, (k, n), takes longer to load from HBM than from L2.
+double FirstTouch(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
+  // Rows of a plain block touch whole lines.
+  const std::int64_t row = std::min(t.n, s.n) * SizeOf(s.in);
+  const double bytes =
+      static_cast<double>(s.k) * static_cast<double>(s.b_packed ? row : RoundUp(row, chip.memory.l2_line));
+  const Path path = s.b_packed ? Path::kGmToL1 : Path::kGmToL1Nd2Nz;
+  const double l2 = LoadRate(chip, path, static_cast<double>(chip.concurrent_cores));
+  return bytes * std::max(1 / HbmRate(chip) - 1 / l2, 0.0);
+}
+
+// Cycles of `groups` products of `rows` rows. Each group's weights come from HBM once, and until they are there the
+// rows wait behind them on the same pipe.
+double PriceEven(const ChipSpec& chip, const GroupedMatmulShape& s, const MatmulTiling& block,
+                 std::int64_t groups, std::int64_t rows) {
+  const Stacked stacked(chip, s, block, groups, rows);
+  const double price = Price(chip, stacked.shape, stacked.tiling);
+  if (!chip.pipes_overlap || s.axis == GroupedAxis::kK) return price;
+  const MatmulTiling& t = stacked.tiling;
+  const auto element = static_cast<double>(chip.OperandBytes(s.product.in));
+  const Path path = s.product.b_packed ? Path::kGmToL1 : Path::kGmToL1Nd2Nz;
+  const double cores = static_cast<double>(chip.concurrent_cores), k = static_cast<double>(s.product.k);
+  const double load =
+      2 * static_cast<double>(CeilDiv(s.product.k, t.k1)) * chip.path(path).startup +
+      k * static_cast<double>(t.m + std::min(t.n, s.product.n)) * element / LoadRate(chip, path, cores);
+  const double touch = FirstTouch(chip, s.product, t) / static_cast<double>(stacked.row_blocks);
+  return std::max(price, Waves(chip, t.grid.count()) * (load + touch));
+}
+
+// What a block costs besides its rows, and a column of blocks besides its blocks, from the price of blocks of few rows
+// and of many.
+void SetWork(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTiling* t) {
+  const MatmulTiling& block = t->block;
   const std::int64_t few = chip.mmad.m_step,
-                     many = std::max(s.axis == GroupedAxis::kM ? block.m : block.k1, 2 * few);
+                     many = std::max(s.axis == GroupedAxis::kM ? block.m : 4 * block.k1, 2 * few);
   const std::int64_t groups = 16 * static_cast<std::int64_t>(chip.concurrent_cores);
-  const double low = PriceEven(chip, s, block, groups, few), high = PriceEven(chip, s, block, groups, many);
-  const double per_row = (high - low) / static_cast<double>(many - few);
-  if (!(per_row > 0)) return many;  // Memory bounds both: all blocks weigh about the same.
-  return std::clamp<std::int64_t>(std::llround(low / per_row) - few, 0, 1 << 20);
+  const auto price = [&](std::int64_t rows) {
+    const Stacked stacked(chip, s, block, groups, rows);
+    return Price(chip, stacked.shape, stacked.tiling) / Waves(chip, stacked.tiling.grid.count());
+  };
+  const double low = price(few), high = price(many), per_row = (high - low) / static_cast<double>(many - few);
+  constexpr std::int64_t kMost = 1 << 20;
+  if (!(per_row > 0)) {
+    t->fixed_work = kMost;  // All blocks weigh the same.
+    return;
+  }
+  t->fixed_work = std::clamp<std::int64_t>(std::llround(low / per_row) - few, 0, kMost);
+  if (chip.pipes_overlap && s.axis == GroupedAxis::kM) {
+    t->column_work =
+        std::clamp<std::int64_t>(std::llround(FirstTouch(chip, s.product, block) / per_row), 0, kMost);
+  }
 }
 
 }  // namespace
@@ -63,18 +117,21 @@ bool Fits(const ChipSpec& chip, const GroupedMatmulShape& shape, const GroupedMa
 
 std::vector<GroupedMatmulTiling> Candidates(const ChipSpec& chip, const GroupedMatmulShape& shape) {
   std::vector<GroupedMatmulTiling> candidates;
-  for (MatmulTiling block : Candidates(chip, shape.product)) {
+  for (MatmulTiling block : Candidates(chip, Rounded(shape).product)) {
     // Groups have grids of their own. All weights are too much to pack for one use, and the rows of a group begin
     // anywhere, so that a sum over them cannot be cut at the panels of a packed operand.
     if (block.grid.order != BlockOrder::kRowMajor) continue;
     block.grid = {};
-    const GroupedMatmulTiling tiling{.block = block, .row_step = chip.mmad.m_step, .fixed_work = 0};
+    const GroupedMatmulTiling tiling{.block = block,
+                                     .dealing = chip.pipes_overlap ? Dealing::kTurns : Dealing::kRuns,
+                                     .row_step = chip.mmad.m_step};
     if (Fits(chip, shape, tiling)) candidates.push_back(tiling);
   }
   return candidates;
 }
 
-double Price(const ChipSpec& chip, const GroupedMatmulShape& shape, const GroupedMatmulTiling& tiling) {
+double Price(const ChipSpec& chip, const GroupedMatmulShape& exact, const GroupedMatmulTiling& tiling) {
+  const GroupedMatmulShape shape = Rounded(exact);
   const std::int64_t groups = std::max<std::int64_t>(shape.groups, 1);
   const std::int64_t rows = std::max<std::int64_t>(RowsOf(shape), 1);
   const double even = PriceEven(chip, shape, tiling.block, groups, CeilDiv(rows, groups));
@@ -83,9 +140,7 @@ double Price(const ChipSpec& chip, const GroupedMatmulShape& shape, const Groupe
 }
 
 Status Choose(const ChipSpec& chip, const GroupedMatmulShape& exact, GroupedMatmulTiling* tiling) {
-  GroupedMatmulShape shape = exact;
-  std::int64_t& rows = shape.axis == GroupedAxis::kM ? shape.product.m : shape.product.k;
-  rows = Rounded(rows);
+  const GroupedMatmulShape shape = Rounded(exact);
   using Key = std::pair<const ChipSpec*, GroupedMatmulShape>;
   thread_local Memo<Key, GroupedMatmulTiling> memo;
   const bool memoised = &chip == &HostChip();
@@ -102,7 +157,7 @@ Status Choose(const ChipSpec& chip, const GroupedMatmulShape& exact, GroupedMatm
     MatmulTiling none;
     return Choose(chip, shape.product, &none);  // Which says what does not fit.
   }
-  tiling->fixed_work = FixedWork(chip, shape, tiling->block);
+  SetWork(chip, shape, tiling);
   if (memoised) memo.Keep({&chip, shape}, *tiling);
   return {};
 }

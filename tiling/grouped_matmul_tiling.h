@@ -30,15 +30,26 @@ struct GroupedMatmulShape {
   friend auto operator<=>(const GroupedMatmulShape&, const GroupedMatmulShape&) = default;
 };
 
+// How the list of all groups' blocks is dealt to the cores; either way every core gets the same work but for a block.
+enum class Dealing : std::uint8_t {
+  kRuns,   // Each core a run of neighbours: for caches of its own.
+  kTurns,  // Block by block to the core that has least: for a cache that all share.
+};
+constexpr const char* NameOf(Dealing dealing) { return dealing == Dealing::kRuns ? "runs" : "turns"; }
+inline constexpr std::int64_t kMostCoresInTurns = 64;
+
 // Blocks of up to (block.m, block.n), none across two groups. block.grid is not used: groups have grids of their own.
 struct GroupedMatmulTiling {
   MatmulTiling block;
-  std::int64_t row_step = 1;    // Rows of a block are a multiple of this, but for a group's last.
-  std::int64_t fixed_work = 0;  // What a block costs whatever its rows, counted in rows.
+  Dealing dealing = Dealing::kRuns;
+  std::int64_t row_step = 1;  // Rows of a block are a multiple of this, but for a group's last.
+  // Work is counted in rows: a block costs its rows and fixed_work, a column of a group's blocks column_work besides,
+  // as its weights come from farther away the first time.
+  std::int64_t fixed_work = 0, column_work = 0;
 
   // What is not of the block follows from it.
   friend bool operator==(const GroupedMatmulTiling& a, const GroupedMatmulTiling& b) {
-    return a.block == b.block;
+    return a.block == b.block && a.dealing == b.dealing;
   }
 };
 
@@ -52,7 +63,9 @@ template <class Tiling, class Visit>
 requires std::same_as<std::remove_const_t<Tiling>, GroupedMatmulTiling>
 void VisitFields(const ChipSpec& chip, const GroupedMatmulShape& s, Tiling& t, Visit&& visit) {
   VisitFields(chip, s.product, t.block, visit);
-  visit({"fixed_work", 0, std::int64_t{1} << 20}, t.fixed_work);
+  visit({"dealing", 0, 1}, t.dealing);
+  constexpr std::int64_t kMostWork = 1 << 20;
+  visit({"fixed_work", 0, kMostWork}, t.fixed_work), visit({"column_work", 0, kMostWork}, t.column_work);
 }
 
 // Whether every ring fits its buffer, and what is packed can be: not the weights, and x only where groups share out

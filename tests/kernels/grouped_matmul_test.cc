@@ -5,6 +5,7 @@
 #include <oneapi/tbb/global_control.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -458,6 +459,71 @@ TEST(GroupedMatmulTest, OffsetsBeyond32Bits) {
     ExpectExactly(call.out.view(), call.Reference().c);
   }
   munmap(reserved, bytes);
+}
+
+// ---- On the model ----
+
+// Recorded without data, bf16.
+Profile ProfileOf(const std::vector<std::int64_t>& counts, std::int64_t n, std::int64_t k, bool grad) {
+  const auto groups = static_cast<std::int64_t>(counts.size());
+  const std::int64_t rows = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  const ConstTensor list(counts.data(), {groups}), x(nullptr, DType::kBF16, {rows, k});
+  const Device device = Npu(Ascend910B2(), {.with_data = false, .timeline = true});
+  Profile profile;
+  if (grad) {
+    EXPECT_TRUE(IsOk(GroupedMatmulGrad(device,
+                                       {.dy = ConstTensor(nullptr, DType::kBF16, {rows, n}),
+                                        .groups = list,
+                                        .x = x,
+                                        .dw = Tensor(nullptr, DType::kF32, {groups, k, n})},
+                                       &profile)));
+  } else {
+    EXPECT_TRUE(IsOk(GroupedMatmul(device,
+                                   {.x = x,
+                                    .groups = list,
+                                    .weights = ConstTensor(nullptr, DType::kBF16, {groups, k, n}),
+                                    .out = Tensor(nullptr, DType::kBF16, {rows, n})},
+                                   &profile)));
+  }
+  return profile;
+}
+
+// How much of the time the mean core is at work until its last block.
+double Balance(const Profile& profile, int cores) {
+  std::vector<double> ends(static_cast<std::size_t>(cores));
+  for (const TimelineSlice& slice : *profile.timeline) {
+    double& end = ends[static_cast<std::size_t>(slice.core)];
+    end = std::max(end, slice.end_us);
+  }
+  const double last = *std::max_element(ends.begin(), ends.end());
+  return std::accumulate(ends.begin(), ends.end(), 0.0) / (cores * last);
+}
+
+TEST(GroupedMatmulOnNpuTest, CoresEndTogetherWhateverTheGroups) {
+  Random random;
+  for (std::int64_t experts : {8, 16, 32, 64, 128}) {
+    std::vector<std::int64_t> uneven;
+    for (std::int64_t e = 0; e < experts; ++e) {
+      const double u = random.Uniform();
+      uneven.push_back(static_cast<std::int64_t>(u * u * u * 512));  // Mean 128; most have few.
+    }
+    const std::vector<std::int64_t> even(static_cast<std::size_t>(experts), 128);
+    const int cores = Ascend910B2().cube_cores;
+    for (bool grad : {false, true}) {
+      SCOPED_TRACE(Join(experts, grad ? " experts, gradient of weights" : " experts"));
+      EXPECT_GT(Balance(ProfileOf(even, 4096, 1024, grad), cores), 0.9);
+      EXPECT_GT(Balance(ProfileOf(uneven, 4096, 1024, grad), cores), 0.9);
+    }
+  }
+}
+
+TEST(GroupedMatmulOnNpuTest, TimeIsLinearInTheGroups) {
+  const auto time = [](std::size_t experts) {
+    return ProfileOf(std::vector<std::int64_t>(experts, 4), 1024, 512, false).time_s;
+  };
+  const double few = time(128);
+  EXPECT_LT(time(512), 4.4 * few);
+  EXPECT_LT(time(1024), 8.8 * few);
 }
 
 // ---- Gradients ----
