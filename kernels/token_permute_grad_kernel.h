@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/token_permute_kernel.h"
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
 #include "tiling/token_permute_tiling.h"
@@ -20,11 +21,6 @@ struct TokenUnpermuteGradOperands {
   std::int64_t first_row = 0;  // Of the global order, which the M rows begin with.
   Gm owned;                    // Workspace (M, 1): whether a row belongs to a slot.
 };
-
-// Core `index` of `count`'s share of n things.
-inline Range ShareOf(std::int64_t n, std::int64_t index, std::int64_t count) {
-  return {n * index / count, n * (index + 1) / count};
-}
 
 // Phase 1: owned = 0.
 template <VectorCore V>

@@ -14,13 +14,24 @@
 namespace cubist {
 
 struct TokenPermuteOperands {
-  Gm tokens, topk_ids;          // (T, H), (T, K)
-  Gm permuted, sorted_indices;  // (M, H), (T, K)
-  const GmTensor* expert_counts = nullptr;
+  Gm tokens, topk_ids;                       // (T, H), (T, K)
+  Gm permuted, sorted_indices;               // (M, H), (T, K)
+  const GmTensor* probs = nullptr;           // (T, K), given with
+  const GmTensor* permuted_probs = nullptr;  // (M, 1)
+  const GmTensor* expert_counts = nullptr;   // (E), slots of each expert
+  const GmTensor* expert_offsets = nullptr;  // (E + 1), its first row, padding included
   Gm chunk_counts;  // Workspace (chunks, E): how often each chunk routes to each expert.
   Gm next_rows;     // Workspace (chunks, E), used where the experts need several ranges.
   std::int64_t experts = 0;
+  std::int64_t capacity = 0;      // Rows of every expert, or 0: as many as it has slots,
+  std::int64_t row_multiple = 1;  // rounded up to a multiple.
+  std::int64_t first_row = 0;     // Of the global order, which the M rows begin with.
 };
+
+// Core `index` of `count`'s share of n things.
+inline Range ShareOf(std::int64_t n, std::int64_t index, std::int64_t count) {
+  return {n * index / count, n * (index + 1) / count};
+}
 
 // Expert ids of some tokens, as int32.
 template <VectorCore V>
@@ -73,62 +84,144 @@ void CountKernel(V& core, const TokenPermuteOperands& g, const TokenPermuteTilin
   }
 }
 
-// Phase 2: ranks the slots of each chunk and moves its tokens. The first row of expert e in chunk c is
-//   sum over e' < e of all chunks' counts + sum over c' < c of chunk c' s counts of e,
-// and slots take rows in order from there, which makes the ranking stable. Tokens are walked in source order:
-// each row is read once and written to its K places.
+// Writes zeros to rows of the global order, as far as they are here.
+template <VectorCore V>
+class ZeroRows {
+ public:
+  ZeroRows(V& core, const TokenPermuteOperands& g)
+      : core_(core), g_(g), zeros_ub_(core, "zeros_ub", 1, kZeroCols, 1) {}
+
+  void Fill(Range rows) {
+    const Range here{std::max(rows.begin - g_.first_row, std::int64_t{0}),
+                     std::min(rows.end - g_.first_row, g_.permuted.rows)};
+    for (std::int64_t row = here.begin; row < here.end; ++row) {
+      for (const Range cols : Split(g_.permuted.cols, kZeroCols)) {
+        core_.Store(g_.permuted.Block({row, row + 1}, cols), Zeros(cols.size()));
+      }
+      if (g_.permuted_probs != nullptr)
+        core_.Store(MatrixOf(*g_.permuted_probs).Rows({row, row + 1}), Zeros(1));
+    }
+  }
+
+ private:
+  // Made again for each store, as one that narrows loses them.
+  UbTile<float> Zeros(std::int64_t cols) {
+    const UbTile<float> zeros = zeros_ub_.Next(1, cols);
+    core_.Fill(zeros, 0.0f);
+    return zeros;
+  }
+
+  V& core_;
+  const TokenPermuteOperands& g_;
+  Ring<Buffer::kUB, float> zeros_ub_;
+};
+
+// Phase 2: ranks the slots of each chunk and moves its tokens. With size(e) rows for expert e (its slots, these rounded
+// up, or the capacity), the first row of expert e in chunk c is
+//   sum over e' < e of size(e') + sum over c' < c of chunk c' s slots of e,
+// and slots take rows in order from there up to the next expert's first, which makes the ranking stable and drops what
+// is beyond the capacity. Tokens are walked in source order: each row is read once and written to its K places.
 template <class T, VectorCore V>
 void RankAndMoveKernel(V& core, const TokenPermuteOperands& g, const TokenPermuteTiling& t) {
   ExpertIds<V> expert_ids(core, g.topk_ids, t.piece_tokens);
+  ZeroRows<V> zero_rows(core, g);
   Ring<Buffer::kUB, std::int32_t> counts_ub(core, "chunk_counts_ub", t.chunks, t.experts, 1);
   Ring<Buffer::kUB, std::int32_t> total_ub(core, "total_ub", 1, t.experts, 1),
-      before_ub(core, "before_ub", 1, t.experts, 1);
-  Ring<Buffer::kUB, std::int32_t> next_ub(core, "next_ub", 1, t.experts + 1, 2);
+      before_ub(core, "before_ub", 1, t.experts, 1), sizes_ub(core, "sizes_ub", 1, t.experts, 1);
+  Ring<Buffer::kUB, std::int32_t> first_ub(core, "first_ub", 1, t.experts + 1, 2);
+  Ring<Buffer::kUB, std::int32_t> next_ub(core, "next_ub", 1, t.experts, 1);
   Ring<Buffer::kUB, std::int32_t> ranks_ub(core, "ranks_ub", t.piece_tokens, g.topk_ids.cols, 2);
+  Ring<Buffer::kUB, float> probs_ub(core, "probs_ub", t.piece_tokens, g.topk_ids.cols, 2),
+      staging_ub(core, "staging_ub", 2, 8, 1);
   Ring<Buffer::kUB, T> row_ub(core, "row_ub", 1, t.cols, t.row_stages, Role::kRelay);
-  const Split expert_ranges(g.experts, t.experts);
-  const bool one_range = expert_ranges.count() <= 1;
+  const Split expert_ranges = AtLeastOnce(Split(g.experts, t.experts));
+  const bool one_range = expert_ranges.count() == 1;
+  // Rows of each expert, for which its slots are given.
+  const auto sizes_of = [&](UbTile<std::int32_t> slots) {
+    if (g.capacity == 0 && g.row_multiple == 1) return slots;
+    const UbTile<std::int32_t> sizes = sizes_ub.Next(1, slots.cols());
+    if (g.capacity > 0) {
+      core.Fill(sizes, static_cast<std::int32_t>(g.capacity));
+    } else {
+      core.RoundUp(sizes, slots, static_cast<std::int32_t>(g.row_multiple));
+    }
+    return sizes;
+  };
 
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
-    UbTile<std::int32_t> next = next_ub.Next(1, 1);
+    UbTile<std::int32_t> next = next_ub.Next(1, 1), first = first_ub.Next(1, 1);
     std::int64_t rows_before = 0;
     for (const Range experts : expert_ranges) {
       const UbTile<std::int32_t> counts = counts_ub.Next(t.chunks, experts.size());
       const UbTile<std::int32_t> total = total_ub.Next(1, experts.size()),
                                  before = before_ub.Next(1, experts.size());
-      const UbTile<std::int32_t> first = next_ub.Next(1, experts.size() + 1);
       core.Load(counts, g.chunk_counts.Cols(experts));
       core.ColumnSum(total, counts);
       core.ColumnSum(before, counts.Rows({0, c}));
-      core.ExclusiveScan(first, total, static_cast<std::int32_t>(rows_before));
+      first = first_ub.Next(1, experts.size() + 1), next = next_ub.Next(1, experts.size());
+      core.ExclusiveScan(first, sizes_of(total), static_cast<std::int32_t>(rows_before));
       rows_before = core.ReadScalar(first, experts.size());
-      next = first.Cols({0, experts.size()});
-      core.Add(next, next, before);
+      core.Add(next, first.Cols({0, experts.size()}), before);
       if (!one_range) core.Store(g.next_rows.Block({c, c + 1}, experts), next);
       if (c == 0 && g.expert_counts != nullptr) core.Store(MatrixOf(*g.expert_counts).Cols(experts), total);
+      if (c == 0 && g.expert_offsets != nullptr) {
+        const std::int64_t last = experts.end == g.experts ? 1 : 0;  // And where the last expert ends.
+        core.Store(MatrixOf(*g.expert_offsets).Cols({experts.begin, experts.end + last}),
+                   first.Cols({0, experts.size() + last}));
+      }
+      if (g.capacity > 0 || g.row_multiple > 1) {
+        const Range mine = ShareOf(experts.size(), c, t.chunks);
+        for (std::int64_t e = mine.begin; e < mine.end; ++e) {
+          const std::int64_t begin = core.ReadScalar(first, e) + core.ReadScalar(total, e);
+          zero_rows.Fill({begin, core.ReadScalar(first, e + 1)});
+        }
+      }
     }
+    const Range tail =
+        ShareOf(std::max(g.first_row + g.permuted.rows - rows_before, std::int64_t{0}), c, t.chunks);
+    zero_rows.Fill({rows_before + tail.begin, rows_before + tail.end});
 
     for (const Range piece : Split(AtLeastOnce(Split(g.tokens.rows, t.chunk_tokens))[c], t.piece_tokens)) {
       const UbTile<std::int32_t> ids = expert_ids.Load(piece);
       const UbTile<std::int32_t> ranks = ranks_ub.Next(piece.size(), ids.cols());
+      core.Fill(ranks, -1);
       for (const Range experts : expert_ranges) {
+        const auto first_id = static_cast<std::int32_t>(experts.begin);
         if (!one_range) {
           next = next_ub.Next(1, experts.size());
           core.Load(next, g.next_rows.Block({c, c + 1}, experts));
         }
-        core.Rank(ranks, next, ids, static_cast<std::int32_t>(experts.begin));
+        if (g.capacity > 0) {
+          if (!one_range) {
+            first = first_ub.Next(1, experts.size() + 1);
+            const auto begin = static_cast<std::int32_t>(experts.begin * g.capacity);
+            core.ExclusiveScan(first, sizes_of(next), begin);
+          }
+          core.RankWithin(ranks, next, first.Cols({1, experts.size() + 1}), ids, first_id);
+        } else {
+          core.Rank(ranks, next, ids, first_id);
+        }
         if (!one_range) core.Store(g.next_rows.Block({c, c + 1}, experts), next);
       }
       core.Store(g.sorted_indices.Rows(piece), ranks);
+      if (g.first_row != 0) core.AddScalar(ranks, ranks, static_cast<std::int32_t>(-g.first_row));
+      if (g.permuted_probs != nullptr) {
+        const UbTile<float> probs = probs_ub.Next(piece.size(), ids.cols());
+        core.Load(probs, MatrixOf(*g.probs).Rows(piece));
+        core.Scatter(MatrixOf(*g.permuted_probs), ranks, probs, staging_ub.Next(2, 8));
+      }
 
       for (std::int64_t i = 0; i < piece.size(); ++i) {
         const UbTile<std::int32_t> places = ranks.Rows({i, i + 1});
         for (const Range cols : Split(g.tokens.cols, t.cols)) {
           const UbTile<T> row = row_ub.Next(1, cols.size());
-          core.Load(row, g.tokens.Block({piece.begin + i, piece.begin + i + 1}, cols));
+          bool loaded = false;
           for (std::int64_t j = 0; j < places.cols(); ++j) {
             const std::int64_t place = core.ReadScalar(places, j);
-            if (place < g.permuted.rows) core.Store(g.permuted.Block({place, place + 1}, cols), row);
+            if (place < 0 || place >= g.permuted.rows) continue;
+            if (!loaded) core.Load(row, g.tokens.Block({piece.begin + i, piece.begin + i + 1}, cols));
+            loaded = true;
+            core.Store(g.permuted.Block({place, place + 1}, cols), row);
           }
         }
       }

@@ -111,6 +111,9 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
                  std::int32_t{});  // (counts, ids, first): ++counts[id - first] for each id in range
   core.Rank(ids, ids, ids,
             std::int32_t{});  // (ranks, next, ids, first): row by row, rank = next[id - first]++
+  core.RankWithin(ids, ids, ids, ids,
+                  std::int32_t{});  // (ranks, next, limits, ids, first): likewise below limits[id - first], else -1
+  core.RoundUp(ids, ids, std::int32_t{});  // S  dst (1, c) = a rounded up to a multiple of a number
 };
 
 // An AI core: one Cube core and its Vector cores, each with its own UB. Only here do tiles change hands. Where
@@ -479,6 +482,16 @@ class VectorFront : protected E {
             std::int32_t first, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(ranks, ids), "shapes differ");
     E::Rank(ranks, next, ids, first, loc);
+  }
+  void RankWithin(UbTile<std::int32_t> ranks, UbTile<std::int32_t> next, UbTile<std::int32_t> limits,
+                  UbTile<std::int32_t> ids, std::int32_t first, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(ranks, ids) && Same(next, limits), "shapes differ");
+    E::RankWithin(ranks, next, limits, ids, first, loc);
+  }
+  void RoundUp(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, std::int32_t multiple,
+               Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a) && a.rows() == 1 && multiple > 0, "shapes differ");
+    E::RoundUp(dst, a, multiple, loc);
   }
   void Receive(UbTile<float> dst, HandOverTile<float> src, Loc loc = Loc::current()) requires requires(E& e) {
     e.Receive(dst, src, loc);

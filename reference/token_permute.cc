@@ -53,6 +53,33 @@ Routing Route(ConstTensor topk_ids, std::int64_t num_experts, std::int64_t num_o
   return routing;
 }
 
+PaddedRouting RoutePadded(ConstTensor topk_ids, std::int64_t num_experts, std::int64_t capacity,
+                          std::int64_t row_multiple) {
+  const std::int64_t topk = topk_ids.rank == 1 ? 1 : topk_ids.size(1), slots = topk_ids.size(0) * topk;
+  PaddedRouting routing;
+  routing.sorted_indices.assign(static_cast<std::size_t>(slots), -1);
+  for (std::int64_t e = 0; e < num_experts; ++e) {
+    const auto first = static_cast<std::int64_t>(routing.slot_of_row.size());
+    routing.expert_offsets.push_back(static_cast<std::int32_t>(first));
+    std::int32_t count = 0;
+    for (std::int64_t s = 0; s < slots; ++s) {
+      const std::int64_t index =
+          s / topk * topk_ids.stride(0) + (topk_ids.rank == 1 ? 0 : s % topk * topk_ids.stride(1));
+      if (LoadInt(topk_ids.data, topk_ids.dtype, index) != e) continue;
+      if (++count > capacity && capacity > 0) continue;
+      routing.sorted_indices[static_cast<std::size_t>(s)] =
+          static_cast<std::int32_t>(routing.slot_of_row.size());
+      routing.slot_of_row.push_back(s);
+    }
+    routing.expert_counts.push_back(count);
+    const std::int64_t rows =
+        capacity > 0 ? capacity : (count + row_multiple - 1) / row_multiple * row_multiple;
+    routing.slot_of_row.resize(static_cast<std::size_t>(first + rows), -1);
+  }
+  routing.expert_offsets.push_back(static_cast<std::int32_t>(routing.slot_of_row.size()));
+  return routing;
+}
+
 std::vector<double> Permute(ConstTensor tokens, const Routing& routing, std::span<const std::int64_t> rows) {
   std::vector<double> permuted;
   for (std::int64_t r : rows) {

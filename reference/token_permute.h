@@ -24,6 +24,17 @@ struct Routing {
 // it is positive, max(L + num_out_tokens, 0) if it is negative.
 Routing Route(ConstTensor topk_ids, std::int64_t num_experts, std::int64_t num_out_tokens);
 
+// The same with room for padding: every expert has `capacity` rows and drops what is beyond, or, where that is 0, as many
+// as it has slots, rounded up to a multiple. A route of -1 goes nowhere.
+struct PaddedRouting {
+  std::vector<std::int64_t> slot_of_row;     // -1: padding
+  std::vector<std::int32_t> sorted_indices;  // (T * K): -1 for slots without a row
+  std::vector<std::int32_t> expert_counts;   // slots of each expert, dropped ones included
+  std::vector<std::int32_t> expert_offsets;  // (num_experts + 1)
+};
+PaddedRouting RoutePadded(ConstTensor topk_ids, std::int64_t num_experts, std::int64_t capacity,
+                          std::int64_t row_multiple);
+
 // permuted[r] = tokens[slot_of_row[r] / K] for the given rows r: row-major (rows, H) of tokens (T, H).
 std::vector<double> Permute(ConstTensor tokens, const Routing& routing, std::span<const std::int64_t> rows);
 

@@ -25,8 +25,9 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling
   const std::int64_t wide_ids =
       s.wide_ids ? UbBytes(chip, DType::kI64, t.piece_tokens, s.top_k) : UbBytes(chip, DType::kI64, 1, 1);
   return 2 * ids + wide_ids + 2 * ids + UbBytes(chip, DType::kI32, t.chunks, t.experts) +
-         2 * UbBytes(chip, DType::kI32, 1, t.experts) + 2 * UbBytes(chip, DType::kI32, 1, t.experts + 1) +
-         t.row_stages * UbBytes(chip, s.dtype, 1, t.cols);
+         4 * UbBytes(chip, DType::kI32, 1, t.experts) + 2 * UbBytes(chip, DType::kI32, 1, t.experts + 1) +
+         2 * UbBytes(chip, DType::kF32, t.piece_tokens, s.top_k) + UbBytes(chip, DType::kF32, 2, 8) +
+         UbBytes(chip, DType::kF32, 1, kZeroCols) + t.row_stages * UbBytes(chip, s.dtype, 1, t.cols);
 }
 
 std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenUnpermuteTiling& t) {

@@ -23,6 +23,8 @@ struct TokenPermuteShape {
   friend auto operator<=>(const TokenPermuteShape&, const TokenPermuteShape&) = default;
 };
 
+inline constexpr std::int64_t kZeroCols = 512;  // Rows of no token are filled with zeros by that many.
+
 // Tokens are cut into `chunks` of `chunk_tokens`, ranked side by side. A chunk's ids are read `piece_tokens`
 // tokens at a time, its experts counted in ranges of `experts`, and rows move in parts of `cols`.
 struct TokenPermuteTiling {

@@ -633,6 +633,22 @@ void HostVector::Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t fir
              [&](std::int64_t bin, std::int64_t i, std::int64_t j) { rank[i * pitch + j] = at[bin]++; });
 }
 
+void HostVector::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, std::int32_t first,
+                            Loc) {
+  std::int32_t *at = Ints(next), *rank = Ints(ranks);
+  const std::int32_t* limit = Ints(limits);
+  const std::int64_t pitch = ranks.slot->shows.pitch;
+  ForEachBin(ids, first, next.cols(), [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
+    rank[i * pitch + j] = at[bin] < limit[bin] ? at[bin]++ : -1;
+  });
+}
+
+void HostVector::RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc) {
+  for (std::int64_t j = 0; j < a.cols(); ++j) {
+    Ints(dst)[j] = static_cast<std::int32_t>(cubist::RoundUp(std::int64_t{Ints(a)[j]}, multiple));
+  }
+}
+
 void HostVector::StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc) {
   if (dst.col_stride != 1) {
     Scalar(ScalarOp::kMul, scratch, x, weight, loc);

@@ -347,14 +347,17 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
     case Op::kRank: {
       Values ranks = Read(ElementsOf(record_.operands[instr.uses[0].operand()]));
       *second = Read(ElementsOf(record_.operands[instr.uses[1].operand()]));
-      const Values ids = ReadUse(instr, 0);
+      const Values ids = ReadUse(instr, 0), limits = ReadUse(instr, 1);
       for (std::size_t e = 0; e < ids.size(); ++e) {
         const double at = ids[e] - instr.immediate;
-        if (at >= 0 && at < static_cast<double>(second->size()))
-          ranks[e] = (*second)[static_cast<std::size_t>(at)]++;
+        if (at < 0 || at >= static_cast<double>(second->size())) continue;
+        const auto bin = static_cast<std::size_t>(at);
+        ranks[e] = limits.empty() || (*second)[bin] < limits[bin] ? (*second)[bin]++ : -1;
       }
       return ranks;
     }
+    case Op::kRoundUp:
+      return each([&](double a) { return std::ceil(a / instr.immediate) * instr.immediate; });
   }
   CUBIST_CHECK(false, std::string("the interpreter does not know ") + NameOf(instr.op));
   return {};

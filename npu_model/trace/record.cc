@@ -9,7 +9,7 @@ const char* NameOf(Op op) {
       "AddScalar", "Add",           "Sub",           "Mul",        "Div",         "Max",       "Exp",
       "Ln",        "Sqrt",          "RowMax",        "RowSum",     "MaskAbove",   "MaskBelow", "Add int",
       "ColumnSum", "ExclusiveScan", "AddScalar int", "ReadScalar", "CopyElement", "Histogram", "Rank",
-      "Send L0C",  "Receive UB",    "Send UB",       "Receive L1"};
+      "RoundUp",   "Send L0C",      "Receive UB",    "Send UB",    "Receive L1"};
   return kNames[static_cast<int>(op)];
 }
 

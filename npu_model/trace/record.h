@@ -55,6 +55,7 @@ enum class Op : std::uint8_t {
   kCopyElement,  // S     one element of UB to another
   kHistogram,   // S     a read-modify-write per id
   kRank,        // S     likewise
+  kRoundUp,     // S     likewise
   // Hand-overs on a chip without a direct path, through a GM workspace.
   kSendL0C,    // FIX   L0C -> workspace
   kReceiveUb,  // MTE2  workspace -> UB

@@ -451,6 +451,25 @@ void VectorRecorder::Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t
       .immediate = first;
 }
 
+void VectorRecorder::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, std::int32_t first,
+                                Loc loc) {
+  if (Empty(next) || Empty(ids)) return;
+  recorder_
+      ->Add(Op::kRank, Pipe::kS, lane_, ids.dtype(), ids.rows(), ids.cols(),
+            {recorder_->Writes(ranks), recorder_->Writes(next), recorder_->Reads(ids),
+             recorder_->Reads(limits)},
+            loc)
+      .immediate = first;
+}
+
+void VectorRecorder::RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc) {
+  if (Empty(a)) return;
+  recorder_
+      ->Add(Op::kRoundUp, Pipe::kS, lane_, a.dtype(), a.rows(), a.cols(),
+            {recorder_->Writes(dst), recorder_->Reads(a)}, loc)
+      .immediate = multiple;
+}
+
 void VectorRecorder::Receive(TileRef dst, TileRef src, Loc loc) {
   if (!Empty(dst)) AddReceive(*recorder_, lane_, recorder_->WorkspaceOf(src), dst, loc);
 }
@@ -644,6 +663,17 @@ void TraceVector::Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc
 void TraceVector::Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc) {
   host_.Rank(ranks, next, ids, first, loc);
   record_.Rank(ranks, next, ids, first, loc);
+}
+
+void TraceVector::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, std::int32_t first,
+                             Loc loc) {
+  host_.RankWithin(ranks, next, limits, ids, first, loc);
+  record_.RankWithin(ranks, next, limits, ids, first, loc);
+}
+
+void TraceVector::RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc) {
+  host_.RoundUp(dst, a, multiple, loc);
+  record_.RoundUp(dst, a, multiple, loc);
 }
 
 void TraceVector::Receive(TileRef dst, TileRef src, Loc loc) {

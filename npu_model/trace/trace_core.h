@@ -122,6 +122,8 @@ class VectorRecorder {
   void CopyElement(TileRef dst, TileRef src, Loc loc);
   void Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc);
   void Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc);
+  void RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, std::int32_t first, Loc loc);
+  void RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc);
   void Receive(TileRef dst, TileRef src, Loc loc);
   void MoveToUb(TileRef dst, TileRef src, Loc loc);
   void MoveToL1(TileRef dst, TileRef src, Loc loc);
@@ -181,6 +183,8 @@ class TraceVector {
   void Scatter(const Gm& column, TileRef places, TileRef src, TileRef staging, Loc loc = {});
   void Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc = {});
   void Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc = {});
+  void RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, std::int32_t first, Loc loc = {});
+  void RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc = {});
 
   void Receive(TileRef dst, TileRef src, Loc loc = {});
   void MoveToUb(TileRef dst, TileRef src, Loc loc = {});

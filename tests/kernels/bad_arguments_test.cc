@@ -671,7 +671,7 @@ TEST(BadArgumentsTest, TokenPermuteIds) {
     std::int64_t t, j, id;
   };
   for (const Device& device : {Host(), NpuWithData(Ascend910B2()), NpuWithoutData(Ascend910B2())}) {
-    for (const Case& bad : {Case{0, 0, 7}, Case{2, 1, -1}, Case{4, 2, 8}, Case{1, 1, std::int64_t{1} << 32},
+    for (const Case& bad : {Case{0, 0, 7}, Case{2, 1, -2}, Case{4, 2, 8}, Case{1, 1, std::int64_t{1} << 32},
                             Case{3, 0, std::numeric_limits<std::int64_t>::min()}}) {
       PermuteFixture fixture;
       const TokenPermuteArgs valid = fixture.args();
@@ -680,17 +680,17 @@ TEST(BadArgumentsTest, TokenPermuteIds) {
       const PermuteFixture before = fixture;
       const Status status = TokenPermute(device, args);
       EXPECT_TRUE(Says(status, {"token_permute: topk_ids", "has " + std::to_string(bad.id),
-                                Join("(", bad.t, ", ", bad.j, ")"), "[0, 7)"}));
+                                Join("(", bad.t, ", ", bad.j, ")"), "[-1, 7)"}));
       EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
       for (std::size_t i = 0; i < fixture.all().size(); ++i) {
         ExpectSameBits(fixture.all()[i]->view(), before.all()[i]->view());
       }
     }
-    // No experts: no id is right.
+    // No experts: no id but -1 is right.
     PermuteFixture fixture;
     TokenPermuteArgs args = fixture.args();
     args.num_experts = 0, args.expert_counts = {};
-    EXPECT_TRUE(Says(TokenPermute(device, args), {"token_permute: topk_ids", "(0, 0)", "[0, 0)"}));
+    EXPECT_TRUE(Says(TokenPermute(device, args), {"token_permute: topk_ids", "(0, 0)", "[-1, 0)"}));
   }
 }
 

@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -331,6 +333,18 @@ struct PermuteCase {
     if (counts) args.expert_counts = Tensor(nullptr, DType::kI32, {experts});
     return args;
   }
+  // Tokens of which a slot has a row that is kept, ranked with std::stable_sort.
+  std::int64_t KeptTokens(const Matrix& topk_ids) const {
+    const std::vector<double> expert = topk_ids.ToDoubles();
+    std::vector<std::size_t> order(expert.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return expert[a] < expert[b]; });
+    std::set<std::int64_t> kept;
+    for (std::int64_t r = 0; r < rows(); ++r)
+      kept.insert(static_cast<std::int64_t>(order[static_cast<std::size_t>(r)]) / topk);
+    return static_cast<std::int64_t>(kept.size());
+  }
   TokenPermuteShape shape() const {
     TokenPermuteShape s;
     s.tokens = tokens, s.hidden = hidden, s.top_k = topk, s.experts = experts, s.dtype = dtype;
@@ -366,8 +380,8 @@ TEST(TrafficTest, TokenPermute) {
       const std::int64_t ranges = CeilDiv(x.experts, t.experts), counts = t.chunks * x.experts * 4;
       const std::int64_t row = x.hidden * SizeOf(x.dtype), id_bytes = x.slots() * SizeOf(x.ids);
       Traffic traffic;
-      // Ids once for each range of experts and once to rank; all chunks' counts by every chunk; each token once.
-      traffic[Path::kGmToUb] = (ranges + 1) * id_bytes + t.chunks * counts + x.tokens * row;
+      // Ids once for each range of experts and once to rank; all chunks' counts by every chunk; each token with a row once.
+      traffic[Path::kGmToUb] = (ranges + 1) * id_bytes + t.chunks * counts + x.KeptTokens(ids) * row;
       // The counts, the results; each token to every place that is kept.
       traffic[Path::kUbToGm] = counts + x.slots() * 4 + x.rows() * row + (x.counts ? x.experts * 4 : 0);
       EXPECT_EQ(profile.workspace_bytes, ranges > 1 ? 2 * counts : counts);
