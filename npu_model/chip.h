@@ -85,8 +85,9 @@ enum class VectorOp : std::uint8_t {
   kInteger,    // int32 add, compare
   kSort,       // Sort32
   kMergeSort,  // MrgSort
+  kGather,     // elements by index
 };
-inline constexpr int kVectorOpCount = 11;
+inline constexpr int kVectorOpCount = 12;
 
 struct BufferSpec {
   std::int64_t capacity = 0;  // bytes; exceeding it is an error

@@ -27,7 +27,8 @@ std::string Key(std::string_view name) {
 }
 
 constexpr const char* kVectorOps[kVectorOpCount] = {
-    "unary", "binary", "exp", "ln", "div", "cast", "reduce", "select", "integer", "sort", "merge_sort"};
+    "unary", "binary", "exp", "ln", "div", "cast", "reduce", "select", "integer", "sort", "merge_sort",
+    "gather"};
 
 // What may be set.
 struct Limits {

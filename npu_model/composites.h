@@ -84,6 +84,59 @@ void Narrow(V& v, TileRef dst, TileRef scratch, Loc loc) {
   if (dst.dtype() != DType::kF32) v.Cast(dst, scratch, loc);
 }
 
+// n = the scores of logits n, row by row (s0 a scratch tile of n's shape, column (r, 1)):
+//   softmax; 1 / (1 + exp(-x)); sqrt(ln(1 + exp(x)))
+template <class V>
+void ExpandScores(V& v, ScoreFunction function, TileRef n, TileRef s0, TileRef column, Loc loc) {
+  switch (function) {
+    case ScoreFunction::kSoftmax:
+      v.Reduce(ReduceOp::kMax, column, n, loc);
+      v.Binary(BinaryOp::kSub, n, n, column, loc);
+      v.Unary(UnaryOp::kExp, n, n, loc);
+      v.Reduce(ReduceOp::kSum, column, n, loc);
+      v.Binary(BinaryOp::kDiv, n, n, column, loc);
+      return;
+    case ScoreFunction::kSigmoid:
+      v.Scalar(ScalarOp::kMul, n, n, -1.0f, loc);
+      v.Unary(UnaryOp::kExp, n, n, loc);
+      v.Scalar(ScalarOp::kAdd, n, n, 1.0f, loc);
+      v.Fill(s0, 1.0f, loc);
+      v.Binary(BinaryOp::kDiv, n, s0, n, loc);
+      return;
+    case ScoreFunction::kSqrtSoftplus:  // ln(1 + exp(x)) = max(x, 0) + ln(1 + exp(-|x|))
+      v.Unary(UnaryOp::kAbs, s0, n, loc);
+      v.Scalar(ScalarOp::kMul, s0, s0, -1.0f, loc);
+      v.Unary(UnaryOp::kExp, s0, s0, loc);
+      v.Scalar(ScalarOp::kAdd, s0, s0, 1.0f, loc);
+      v.Unary(UnaryOp::kLn, s0, s0, loc);
+      v.Scalar(ScalarOp::kMax, n, n, 0.0f, loc);
+      v.Binary(BinaryOp::kAdd, n, n, s0, loc);
+      v.Unary(UnaryOp::kSqrt, n, n, loc);
+      return;
+  }
+}
+
+// Elements of x that are NaN or beyond +-limit become 0, or the mean of their row's others (0 where there are none);
+// bad (r, 1) = how many there were. s0, s1 scratch tiles of x's shape, column (r, 1).
+template <class V>
+void ExpandRepair(V& v, TileRef x, TileRef bad, TileRef s0, TileRef s1, TileRef column, float limit,
+                  bool by_mean, Loc loc) {
+  v.Unary(UnaryOp::kAbs, s0, x, loc);
+  v.Fill(bad, 1.0f, loc);
+  v.Fill(s1, 0.0f, loc);
+  v.SelectLe(x, s0, limit, x, s1, loc);     // Bad ones are 0 now.
+  v.SelectLe(s1, s0, limit, s1, bad, loc);  // 1 where bad.
+  v.Reduce(ReduceOp::kSum, bad, s1, loc);
+  if (!by_mean) return;
+  v.Scalar(ScalarOp::kMul, column, bad, -1.0f, loc);
+  v.Scalar(ScalarOp::kAdd, column, column, static_cast<float>(x.cols()), loc);
+  v.Scalar(ScalarOp::kMax, column, column, 1.0f, loc);
+  const TileRef mean = s1.Cols({0, 1});
+  v.Reduce(ReduceOp::kSum, mean, x, loc);
+  v.Binary(BinaryOp::kDiv, column, mean, column, loc);
+  v.SelectLe(x, s0, limit, x, column, loc);
+}
+
 // sum (r, 1) += rowsum(a * b * weights); a, b (r, c); weights (1, c) or not given, which means 1.
 template <class V>
 void ExpandRowDot(V& v, TileRef sum, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef weights, Loc loc) {
@@ -149,15 +202,15 @@ void ExpandSwiGluGrad(V& v, const SwiGluGradTiles& t, Loc loc) {
   v.Unary(UnaryOp::kExp, t.s1, t.s1, loc);
   v.Scalar(ScalarOp::kAdd, t.s1, t.s1, 1.0f, loc);
   v.Fill(t.s2, 1.0f, loc);
-  v.Binary(BinaryOp::kDiv, t.s1, t.s2, t.s1, loc);       // s1 = s
-  v.Binary(BinaryOp::kSub, t.s2, t.s2, t.s1, loc);       // s2 = 1 - s
-  v.Binary(BinaryOp::kMul, t.s2, t.s2, g, loc);          //
-  v.Scalar(ScalarOp::kAdd, t.s2, t.s2, 1.0f, loc);       //
-  v.Binary(BinaryOp::kMul, t.s2, t.s2, t.s1, loc);       // s2 = s (1 + gate (1 - s))
-  v.Binary(BinaryOp::kMul, t.s0, g, t.s1, loc);          // s0 = gate s
+  v.Binary(BinaryOp::kDiv, t.s1, t.s2, t.s1, loc);  // s1 = s
+  v.Binary(BinaryOp::kSub, t.s2, t.s2, t.s1, loc);  // s2 = 1 - s
+  v.Binary(BinaryOp::kMul, t.s2, t.s2, g, loc);     //
+  v.Scalar(ScalarOp::kAdd, t.s2, t.s2, 1.0f, loc);  //
+  v.Binary(BinaryOp::kMul, t.s2, t.s2, t.s1, loc);  // s2 = s (1 + gate (1 - s))
+  v.Binary(BinaryOp::kMul, t.s0, g, t.s1, loc);     // s0 = gate s
   const TileRef up = Widened(v, t.up, t.s3, loc);
-  v.Binary(BinaryOp::kMul, t.s2, t.s2, up, loc);         // s2 = up s (1 + gate (1 - s))
-  v.Binary(BinaryOp::kMul, t.s1, t.s0, up, loc);         // s1 = gate s up
+  v.Binary(BinaryOp::kMul, t.s2, t.s2, up, loc);  // s2 = up s (1 + gate (1 - s))
+  v.Binary(BinaryOp::kMul, t.s1, t.s0, up, loc);  // s1 = gate s up
   const TileRef d_out = Widened(v, t.d_out, t.s3, loc);
   v.Binary(BinaryOp::kMul, t.s1, t.s1, d_out, loc);
   const TileRef row_sum = t.s1.Cols({0, 1});

@@ -95,15 +95,32 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.WeightedSum(x, x, rows, weights,
                    Accumulate::kNo);  // (acc, scratch, rows, weights): acc (+)= sum_i w_i * row_i
   // s0 .. s3 are scratch tiles of the operands' shape.
-  core.RowDot(x, x, x, narrow, narrow);              // (sum, s0, s1, a, b[, w]): sum (r, 1) += rowsum(a * b * w)
-  core.ScaleRows(narrow, x, narrow, x, x);           // (dst, s0, a, factor, w): dst = a * factor * w
+  core.Abs(x, x);                   // V     dst = |a|
+  core.SelectLe(x, x, 1.0f, x, x);  // V     dst = key <= limit ? a : b; NaN takes b, which may be (r, 1)
+  core.TopK(x, ids,
+            x);  // V     (values, ids, a): each row's highest, descending, of equals the lower column first
+  core.GroupTop(x, x,
+                std::int64_t{});  // V  (sums, a, n): sums (r, g): the n highest of each of g parts of a row
+  core.KeepGroups(x, ids,
+                  std::int64_t{});  // V  (a, ids, c): -inf outside the parts of c columns that ids name
+  core.Gather(x, x, ids);           // V     dst(i, j) = a(i, ids(i, j)), 0 where that is negative
+  core.Scatter(x, ids, x);          // S     dst(i, ids(i, j)) = values(i, j), nothing where that is negative
+  core.Random(x, RandomStream{}, std::int64_t{},
+              std::int64_t{});                    // V  (u, stream, first, step): element (i, j) is
+                                                  //    number first + i * step + j, in (0, 1)
+  core.DropRoutes(ids, x, x, 0.5f);               // V     (ids, weights, u, rate): -1 and 0 where u < rate
+  core.Scores(ScoreFunction::kSoftmax, x, x, x);  // (function, n, s0, column); see ExpandScores
+  core.Repair(x, x, x, x, x, 1.0f, true);   // (x, bad, s0, s1, column, limit, by_mean); see ExpandRepair
+  core.RowDot(x, x, x, narrow, narrow);     // (sum, s0, s1, a, b[, w]): sum (r, 1) += rowsum(a * b * w)
+  core.ScaleRows(narrow, x, narrow, x, x);  // (dst, s0, a, factor, w): dst = a * factor * w
   core.NormGrad(narrow, x, x, narrow, narrow, x, x, x);  // (dx, s0, s1, dy, x, w, factor, shift[, more]):
                                                          // dx = dy * w * factor - x * shift + more
-  core.AddColumnDots(x, x, x, narrow, narrow, x);  // (acc, s0, s1, a, b, factor): acc (1, c) += colsum(a * b * factor)
-  core.SwiGlu(narrow, x, x, narrow, narrow, x);    // (out, s0, s1, gate, up[, probs]); see ExpandSwiGlu
+  core.AddColumnDots(x, x, x, narrow, narrow,
+                     x);  // (acc, s0, s1, a, b, factor): acc (1, c) += colsum(a * b * factor)
+  core.SwiGlu(narrow, x, x, narrow, narrow, x);  // (out, s0, s1, gate, up[, probs]); see ExpandSwiGlu
   core.SwiGluGrad(narrow, narrow, x, x, x, x, x, narrow, narrow, narrow, x);  // see ExpandSwiGluGrad
-  core.StoreScaled(gm, x, x, 1.0f);   // (dst, scratch, x, weight): GM = weight * x, in the view's dtype
-  core.AddDot(x, x, x, narrow);       // (sum, scratch, x, row): sum (1, 1) += sum_j x_j * row_j
+  core.StoreScaled(gm, x, x, 1.0f);  // (dst, scratch, x, weight): GM = weight * x, in the view's dtype
+  core.AddDot(x, x, x, narrow);      // (sum, scratch, x, row): sum (1, 1) += sum_j x_j * row_j
   core.Gather(x, gm, ids, x);  // (dst, column, places, staging): dst(i, j) = column(places(i, j)), else 0
   core.Scatter(gm, ids, x,
                x);  // (column, places, src, staging): column(places(i, j)) = src(i, j); also int32
@@ -266,12 +283,12 @@ class VectorFront : protected E {
   void Fill(UbTile<std::int32_t> x, std::int32_t value, Loc loc = Loc::current()) {
     E::FillInt(x, value, loc);
   }
-  // Floats among each other, or int64 to int32.
+  // Floats among each other, int64 to int32, or int32 to float.
   template <RowType To, RowType From>
-  void Cast(UbTile<To> dst, UbTile<From> a,
-            Loc loc = Loc::current()) requires((OperandType<To> && OperandType<From>) ||
-                                               (std::same_as<To, std::int32_t> &&
-                                                std::same_as<From, std::int64_t>)) {
+  void Cast(UbTile<To> dst, UbTile<From> a, Loc loc = Loc::current()) requires(
+      (OperandType<To> && OperandType<From>) ||
+      (std::same_as<To, std::int32_t> && std::same_as<From, std::int64_t>) ||
+      (std::same_as<To, float> && std::same_as<From, std::int32_t>)) {
     CUBIST_CHECK(Same(dst, a), "shapes differ");
     E::Cast(dst, a, loc);
   }
@@ -313,6 +330,58 @@ class VectorFront : protected E {
   void Sqrt(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, a), "shapes differ");
     E::Unary(UnaryOp::kSqrt, dst, a, loc);
+  }
+  void Abs(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a), "shapes differ");
+    E::Unary(UnaryOp::kAbs, dst, a, loc);
+  }
+  void SelectLe(UbTile<float> dst, UbTile<float> key, float limit, UbTile<float> a, UbTile<float> b,
+                Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, key) && Same(a, key) && (Same(b, key) || IsColumnOf(b, key)), "shapes differ");
+    E::SelectLe(dst, key, limit, a, b, loc);
+  }
+  void TopK(UbTile<float> values, UbTile<std::int32_t> ids, UbTile<float> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(values, ids) && values.rows() == a.rows() && values.cols() <= a.cols(),
+                 "shapes differ");
+    E::TopK(values, ids, a, loc);
+  }
+  void GroupTop(UbTile<float> sums, UbTile<float> a, std::int64_t count, Loc loc = Loc::current()) {
+    CUBIST_CHECK(sums.rows() == a.rows() && sums.cols() > 0 && a.cols() % sums.cols() == 0 && count >= 1 &&
+                     count <= a.cols() / sums.cols(),
+                 "shapes differ");
+    E::GroupTop(sums, a, count, loc);
+  }
+  void KeepGroups(UbTile<float> a, UbTile<std::int32_t> ids, std::int64_t group_cols,
+                  Loc loc = Loc::current()) {
+    CUBIST_CHECK(a.rows() == ids.rows() && group_cols > 0, "shapes differ");
+    E::KeepGroups(a, ids, group_cols, loc);
+  }
+  void Gather(UbTile<float> dst, UbTile<float> a, UbTile<std::int32_t> ids, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, ids) && dst.rows() == a.rows(), "shapes differ");
+    E::Gather(dst, a, ids, loc);
+  }
+  void Scatter(UbTile<float> dst, UbTile<std::int32_t> ids, UbTile<float> values, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(values, ids) && dst.rows() == ids.rows(), "shapes differ");
+    E::Scatter(dst, ids, values, loc);
+  }
+  void Random(UbTile<float> u, const RandomStream& stream, std::int64_t first, std::int64_t row_step,
+              Loc loc = Loc::current()) {
+    E::Random(u, stream, first, row_step, loc);
+  }
+  void DropRoutes(UbTile<std::int32_t> ids, UbTile<float> weights, UbTile<float> u, float rate,
+                  Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(ids, weights) && Same(ids, u), "shapes differ");
+    E::DropRoutes(ids, weights, u, rate, loc);
+  }
+  void Scores(ScoreFunction function, UbTile<float> n, UbTile<float> s0, UbTile<float> column,
+              Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(s0, n) && IsColumnOf(column, n), "shapes differ");
+    E::Scores(function, n, s0, column, loc);
+  }
+  void Repair(UbTile<float> x, UbTile<float> bad, UbTile<float> s0, UbTile<float> s1, UbTile<float> column,
+              float limit, bool by_mean, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(s0, x) && Same(s1, x) && IsColumnOf(bad, x) && IsColumnOf(column, x), "shapes differ");
+    E::Repair(x, bad, s0, s1, column, limit, by_mean, loc);
   }
   void RowMax(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
     CUBIST_CHECK(IsColumnOf(dst, a), "shapes differ");
@@ -398,7 +467,8 @@ class VectorFront : protected E {
   template <OperandType T>
   void ScaleRows(UbTile<T> dst, UbTile<float> s0, UbTile<T> a, UbTile<float> factor, UbTile<float> weights,
                  Loc loc = Loc::current()) {
-    CUBIST_CHECK(Same(dst, a) && Same(s0, a) && IsColumnOf(factor, a) && IsRowOf(weights, a), "shapes differ");
+    CUBIST_CHECK(Same(dst, a) && Same(s0, a) && IsColumnOf(factor, a) && IsRowOf(weights, a),
+                 "shapes differ");
     E::ScaleRows(dst, s0, a, factor, weights, loc);
   }
   template <OperandType T>
@@ -431,9 +501,9 @@ class VectorFront : protected E {
   template <OperandType T>
   void SwiGlu(UbTile<T> out, UbTile<float> s0, UbTile<float> s1, UbTile<T> gate, UbTile<T> up,
               UbTile<float> probs, Loc loc = Loc::current()) {
-    CUBIST_CHECK(Same(out, gate) && Same(up, gate) && Same(s0, gate) && Same(s1, gate) &&
-                     IsColumnOf(probs, gate),
-                 "shapes differ");
+    CUBIST_CHECK(
+        Same(out, gate) && Same(up, gate) && Same(s0, gate) && Same(s1, gate) && IsColumnOf(probs, gate),
+        "shapes differ");
     E::SwiGlu(out, s0, s1, gate, up, probs, loc);
   }
   template <OperandType T>

@@ -18,7 +18,7 @@ enum class Transpose : std::uint8_t { kNo, kYes };
 enum class MmadStart : std::uint8_t { kZero, kAdd, kBias };
 
 enum class BinaryOp : std::uint8_t { kAdd, kSub, kMul, kDiv, kMax };
-enum class UnaryOp : std::uint8_t { kExp, kLn, kSqrt };
+enum class UnaryOp : std::uint8_t { kExp, kLn, kSqrt, kAbs };
 enum class ScalarOp : std::uint8_t { kMul, kMax, kAdd };
 enum class ReduceOp : std::uint8_t { kMax, kSum };
 
@@ -43,6 +43,15 @@ struct TileRef {
   TileRef Rows(Range r) const { return {slot, {row_part.begin + r.begin, row_part.begin + r.end}, col_part}; }
   TileRef Cols(Range c) const { return {slot, row_part, {col_part.begin + c.begin, col_part.begin + c.end}}; }
   TileRef Row(std::int64_t i) const { return {slot, {row_part.begin + i, row_part.begin + i + 1}, col_part}; }
+};
+
+// How a router turns logits into scores.
+enum class ScoreFunction : std::uint8_t { kSoftmax, kSigmoid, kSqrtSoftplus };
+
+// Random numbers are functions of a seed, a stream and the number of the element; see npu_model/philox.h.
+struct RandomStream {
+  std::uint64_t seed = 0;
+  std::uint32_t stream = 0;
 };
 
 // Operands of SwiGluGrad; see ExpandSwiGluGrad in composites.h.

@@ -18,7 +18,8 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t) {
   };
   return t.stages * (s.loads + s.stores) * bytes(s.dtype, t.rows, t.cols) +
          s.scratch * bytes(DType::kF32, t.rows, t.cols) + s.row_vectors * bytes(DType::kF32, 1, t.cols) +
-         s.column_vectors * bytes(DType::kF32, t.rows, 1);
+         s.column_vectors * bytes(DType::kF32, t.rows, 1) +
+         s.side_tiles * bytes(DType::kF32, t.rows, s.side_cols);
 }
 
 // Fewer rows do not pay for a chunk's own start: weights to load, a partial sum to store.
@@ -32,7 +33,10 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
   Tiling t;
   t.chunk_rows = std::max(CeilDiv(s.rows, chip.cube_cores * chip.vector_per_cube), kLeastChunk);
   t.chunks = std::max<std::int64_t>(CeilDiv(s.rows, t.chunk_rows), 1);
-  for (std::int64_t cols : TileSizes({32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768}, 32, s.cols)) {
+  const std::vector<std::int64_t> widths =
+      s.uncut_rows ? std::vector<std::int64_t>{std::max<std::int64_t>(s.cols, 1)}
+                   : TileSizes({32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768}, 32, s.cols);
+  for (std::int64_t cols : widths) {
     for (std::int64_t rows : TileSizes({1, 2, 4, 8, 16, 32, 64, 128}, 1, t.chunk_rows)) {
       for (int stages : {1, 2}) {
         t.rows = rows, t.cols = cols, t.stages = stages;

@@ -22,8 +22,11 @@ struct RowwiseShape {
   int scratch = 0;            // fp32 tiles.
   int row_vectors = 0;        // (1, cols) fp32 tiles.
   int column_vectors = 0;     // (rows, 1) fp32 tiles.
-  int vector_passes = 0;      // Instructions over the whole tile.
-  bool whole_rows = false;    // A second pass over a row needs the first one's sum: a cut row is read again.
+  int side_tiles = 0;         // (rows, side_cols) tiles of four bytes.
+  std::int64_t side_cols = 0;
+  int vector_passes = 0;    // Instructions over the whole tile.
+  bool whole_rows = false;  // A second pass over a row needs the first one's sum: a cut row is read again.
+  bool uncut_rows = false;  // Rows are not cut at all.
 
   friend auto operator<=>(const RowwiseShape&, const RowwiseShape&) = default;
 };

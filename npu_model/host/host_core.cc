@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
+
+#include "npu_model/philox.h"
 
 namespace cubist {
 namespace {
@@ -40,6 +43,12 @@ Rows WritableRowsOf(const TileRef& tile) {
 }
 
 std::int32_t* Ints(const TileRef& tile) { return reinterpret_cast<std::int32_t*>(At(tile, 4)); }
+
+// Row `i` of a tile of T.
+template <class T>
+T* RowAt(const TileRef& tile, std::int64_t i) {
+  return reinterpret_cast<T*>(At(tile, static_cast<std::int64_t>(sizeof(T)))) + i * tile.slot->shows.pitch;
+}
 
 // The layout of a slot's own storage.
 HostLayout OwnLayout(const HostContext& context, const Slot& slot) {
@@ -176,6 +185,7 @@ HostContext::HostContext(const ChipSpec& chip, Scratch& scratch, int index, int 
       movement(&BestMovementOps()),
       attention(&BestAttentionOps()),
       attention_grad(&BestAttentionGradOps()),
+      routing(&BestRoutingOps()),
       arena(chip),
       index(index),
       count(count) {}
@@ -466,6 +476,14 @@ void HostVector::StoreUb(const Gm& dst, TileRef src, Loc) {
 void HostVector::Fill(TileRef x, float value, Loc) { context_->vector->fill(WritableRowsOf(x), value); }
 
 void HostVector::Cast(TileRef dst, TileRef a, Loc) {
+  if (a.dtype() == DType::kI32) {
+    for (std::int64_t i = 0; i < dst.rows(); ++i) {
+      const std::int32_t* in = RowAt<std::int32_t>(a, i);
+      std::transform(in, in + a.cols(), RowAt<float>(dst, i),
+                     [](std::int32_t v) { return static_cast<float>(v); });
+    }
+    return;
+  }
   if (IsFloat(dst.dtype())) {
     context_->vector->cast(WritableRowsOf(dst), dst.dtype(), RowsOf(a), a.dtype(), /*stream=*/false);
     return;
@@ -590,6 +608,76 @@ void HostVector::AttentionGradStep(TileRef p, TileRef ds, TileRef s, TileRef dp,
   ds.slot->shows = OwnLayout(*context_, *ds.slot);
   context_->attention_grad->step(RowsOf(p), RowsOf(ds), p.dtype(), WritableRowsOf(s), WritableRowsOf(dp),
                                  RowsOf(lse), RowsOf(delta), scale);
+}
+
+// ---- Routing
+
+void HostVector::SelectLe(TileRef dst, TileRef key, float limit, TileRef a, TileRef b, Loc) {
+  context_->routing->select_le(WritableRowsOf(dst), RowsOf(key), limit, RowsOf(a), RowsOf(b));
+}
+void HostVector::TopK(TileRef values, TileRef ids, TileRef a, Loc) {
+  context_->routing->top_k(WritableRowsOf(values), WritableRowsOf(ids), RowsOf(a));
+}
+void HostVector::GroupTop(TileRef sums, TileRef a, std::int64_t count, Loc) {
+  context_->routing->group_top(WritableRowsOf(sums), RowsOf(a), count);
+}
+void HostVector::Scores(ScoreFunction function, TileRef n, TileRef, TileRef, Loc) {
+  context_->routing->scores(function, WritableRowsOf(n));
+}
+void HostVector::Repair(TileRef x, TileRef bad, TileRef, TileRef, TileRef, float limit, bool by_mean, Loc) {
+  context_->routing->repair(WritableRowsOf(x), WritableRowsOf(bad), limit, by_mean);
+}
+
+void HostVector::KeepGroups(TileRef a, TileRef ids, std::int64_t group_cols, Loc) {
+  const std::int64_t groups = CeilDiv(a.cols(), group_cols);
+  for (std::int64_t i = 0; i < a.rows(); ++i) {
+    const std::int32_t *kept = RowAt<std::int32_t>(ids, i), *end = kept + ids.cols();
+    for (std::int64_t g = 0; g < groups; ++g) {
+      if (std::find(kept, end, static_cast<std::int32_t>(g)) != end) continue;
+      float* const row = RowAt<float>(a, i);
+      std::fill(row + g * group_cols, row + std::min((g + 1) * group_cols, a.cols()),
+                -std::numeric_limits<float>::infinity());
+    }
+  }
+}
+
+void HostVector::Gather(TileRef dst, TileRef a, TileRef ids, Loc) {
+  for (std::int64_t i = 0; i < dst.rows(); ++i) {
+    const auto* at = RowAt<std::int32_t>(ids, i);
+    const auto* from = RowAt<float>(a, i);
+    float* to = RowAt<float>(dst, i);
+    for (std::int64_t j = 0; j < dst.cols(); ++j) to[j] = at[j] < 0 ? 0.0f : from[at[j]];
+  }
+}
+
+void HostVector::Scatter(TileRef dst, TileRef ids, TileRef values, Loc) {
+  for (std::int64_t i = 0; i < ids.rows(); ++i) {
+    const auto* at = RowAt<std::int32_t>(ids, i);
+    const auto* from = RowAt<float>(values, i);
+    for (std::int64_t j = 0; j < ids.cols(); ++j) {
+      if (at[j] >= 0) RowAt<float>(dst, i)[at[j]] = from[j];
+    }
+  }
+}
+
+void HostVector::Random(TileRef u, const RandomStream& stream, std::int64_t first, std::int64_t row_step,
+                        Loc) {
+  for (std::int64_t i = 0; i < u.rows(); ++i) {
+    PhiloxBlock block{};
+    for (std::int64_t j = 0; j < u.cols(); ++j) {
+      const auto element = static_cast<std::uint64_t>(first + i * row_step + j);
+      if (j == 0 || element % 4 == 0) block = Philox(stream, element / 4);
+      RowAt<float>(u, i)[j] = UniformOf(block[element % 4]);
+    }
+  }
+}
+
+void HostVector::DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc) {
+  for (std::int64_t i = 0; i < ids.rows(); ++i) {
+    for (std::int64_t j = 0; j < ids.cols(); ++j) {
+      if (RowAt<float>(u, i)[j] < rate) RowAt<std::int32_t>(ids, i)[j] = -1, RowAt<float>(weights, i)[j] = 0;
+    }
+  }
 }
 
 void HostVector::MulAdd(TileRef acc, TileRef factor, TileRef x, Loc) {

@@ -15,6 +15,7 @@
 #include "npu_model/host/attention_ops.h"
 #include "npu_model/host/attention_grad_ops.h"
 #include "npu_model/host/movement_ops.h"
+#include "npu_model/host/routing_ops.h"
 #include "npu_model/host/scratch.h"
 #include "npu_model/host/tile_ops.h"
 
@@ -41,6 +42,7 @@ struct HostContext {
   const MovementOps* movement;
   const AttentionOps* attention;
   const AttentionGradOps* attention_grad;
+  const RoutingOps* routing;
   Arena arena;
   int index, count;
 
@@ -105,6 +107,16 @@ class HostVector {
   void MulAdd(TileRef acc, TileRef factor, TileRef x, Loc loc = {});
   void WeightedSum(TileRef acc, TileRef scratch, std::span<const TileRef> rows,
                    std::span<const float> weights, Accumulate accumulate, Loc loc = {});
+  void SelectLe(TileRef dst, TileRef key, float limit, TileRef a, TileRef b, Loc loc = {});
+  void TopK(TileRef values, TileRef ids, TileRef a, Loc loc = {});
+  void GroupTop(TileRef sums, TileRef a, std::int64_t count, Loc loc = {});
+  void KeepGroups(TileRef a, TileRef ids, std::int64_t group_cols, Loc loc = {});
+  void Gather(TileRef dst, TileRef a, TileRef ids, Loc loc = {});
+  void Scatter(TileRef dst, TileRef ids, TileRef values, Loc loc = {});
+  void Random(TileRef u, const RandomStream& stream, std::int64_t first, std::int64_t row_step, Loc loc = {});
+  void DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc loc = {});
+  void Scores(ScoreFunction function, TileRef n, TileRef s0, TileRef column, Loc loc = {});
+  void Repair(TileRef x, TileRef bad, TileRef s0, TileRef s1, TileRef column, float limit, bool by_mean, Loc loc = {});
   void RowDot(TileRef sum, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef weights, Loc loc = {});
   void ScaleRows(TileRef dst, TileRef s0, TileRef a, TileRef factor, TileRef weights, Loc loc = {});
   void NormGrad(TileRef dx, TileRef s0, TileRef s1, TileRef dy, TileRef x, TileRef weights, TileRef factor,

@@ -133,6 +133,7 @@ struct Function {
     if constexpr (kOp == UnaryOp::kExp) return Exp</*kAtMostZero=*/false>(a);
     if constexpr (kOp == UnaryOp::kLn) return Ln(a);
     if constexpr (kOp == UnaryOp::kSqrt) return hn::Sqrt(a);
+    if constexpr (kOp == UnaryOp::kAbs) return hn::Abs(a);
   }
 };
 template <UnaryOp kOp>
@@ -148,6 +149,8 @@ void Unary(UnaryOp op, const Rows& dst, const Rows& a) {
       return UnaryAs<UnaryOp::kLn>(dst, a);
     case UnaryOp::kSqrt:
       return UnaryAs<UnaryOp::kSqrt>(dst, a);
+    case UnaryOp::kAbs:
+      return UnaryAs<UnaryOp::kAbs>(dst, a);
   }
 }
 

@@ -28,11 +28,19 @@ VectorOp CostOf(Op op) {
       return VectorOp::kReduce;
     case Op::kMaskAbove:
     case Op::kMaskBelow:
+    case Op::kSelectLe:
+    case Op::kKeepGroups:
+    case Op::kDropRoutes:
       return VectorOp::kSelect;
+    case Op::kGroupTop:
+      return VectorOp::kReduce;
+    case Op::kGather:
+      return VectorOp::kGather;
     case Op::kAddInt:
     case Op::kAddScalarInt:
     case Op::kColumnSum:
     case Op::kExclusiveScan:
+    case Op::kRandom:
       return VectorOp::kInteger;
     default:
       return VectorOp::kUnary;
@@ -100,8 +108,16 @@ Cost Costs::Vector(const CoreRecord& record, const Instr& instr) const {
   if (instr.op == Op::kRowMax || instr.op == Op::kRowSum) {
     return Reduction(rows, cols, element, slot_cols, cycles);
   }
+  if (instr.op == Op::kTopK) return Sort(rows, cols);
   const auto repeats = static_cast<double>(Repeats(*chip_, rows, cols, element, slot_cols));
   Cost cost = Repeated(repeats, cycles);
+  // Instructions made of several: a Philox round is eight integer operations; a route is dropped in its index and its
+  // weight; the top of a group is found, taken out and summed, once for each element, after a compare.
+  const double times = instr.op == Op::kRandom                                    ? 80
+                       : instr.op == Op::kDropRoutes || instr.op == Op::kSelectLe ? 2
+                       : instr.op == Op::kGroupTop                                ? 4.0 * instr.dims[2]
+                                                                                  : 1;
+  cost = {times * cost.busy, (times - 1) * cost.busy + cost.done};
   if (instr.op == Op::kExclusiveScan) {  // Every pass needs the one before.
     const double before = (instr.dims[2] - 1) * cost.done;
     return {before + cost.busy, before + cost.done};
@@ -136,6 +152,19 @@ Cost Costs::Reduction(std::int64_t rows, std::int64_t cols, std::int64_t element
     if (cols <= 1) return {before + pass.busy, before + pass.done};
     before += pass.done;
   }
+}
+
+// Every row: Sort32 over runs of 32 pairs of value and index, then merges of four runs at a time.
+Cost Costs::Sort(std::int64_t rows, std::int64_t cols) const {
+  constexpr std::int64_t kRun = 32, kMerged = 64;
+  Cost row = Repeated(static_cast<double>(CeilDiv(cols, kRun)), chip_->vector_cycles(VectorOp::kSort));
+  for (std::int64_t runs = CeilDiv(cols, kRun); runs > 1; runs = CeilDiv(runs, 4)) {
+    const Cost merge =
+        Repeated(static_cast<double>(CeilDiv(cols, kMerged)), chip_->vector_cycles(VectorOp::kMergeSort));
+    row = {row.done + merge.busy, row.done + merge.done};
+  }
+  const double others = static_cast<double>(rows - 1) * row.busy;
+  return {others + row.busy, others + row.done};
 }
 
 Cost Costs::Load(const Instr& instr) const {

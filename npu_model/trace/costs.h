@@ -33,6 +33,7 @@ class Costs {
   Cost Vector(const CoreRecord& record, const Instr& instr) const;
   Cost Reduction(std::int64_t rows, std::int64_t cols, std::int64_t element, std::int64_t slot_cols,
                  double cycles) const;
+  Cost Sort(std::int64_t rows, std::int64_t cols) const;
   Cost Load(const Instr& instr) const;
   Cost Repeated(double repeats, double cycles) const;
 

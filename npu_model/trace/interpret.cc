@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
 
@@ -34,7 +35,8 @@ DType StoredType(const SlotInfo& slot, bool in_gm) {
   return sums ? DType::kF32 : slot.dtype;
 }
 
-bool Known(Op op) { return op <= Op::kReceiveL1; }
+// The numbers of a random stream are not in a record.
+bool Known(Op op) { return op <= Op::kReceiveL1 && op != Op::kRandom && op != Op::kDropRoutes; }
 
 }  // namespace
 
@@ -336,6 +338,78 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
     }
     case Op::kReadScalar:
       return {};
+    case Op::kAbs:
+      return each([](double a) { return std::abs(a); });
+    case Op::kSelectLe: {
+      const Values key = ReadUse(instr, 0), b = ReadUse(instr, 2);
+      Values a = ReadUse(instr, 1);
+      for (std::size_t e = 0; e < a.size(); ++e) {
+        if (!(key[e] <= number)) a[e] = b[b.size() == a.size() ? e : e / cols];
+      }
+      return a;
+    }
+    case Op::kTopK: {
+      const Values a = ReadUse(instr, 0);
+      const auto kept = static_cast<std::size_t>(instr.dims[2]);
+      Values values;
+      for (std::size_t r = 0; r < rows; ++r) {
+        std::vector<std::size_t> order(cols);
+        for (std::size_t c = 0; c < cols; ++c) order[c] = c;
+        std::stable_sort(order.begin(), order.end(),
+                         [&](std::size_t x, std::size_t y) { return a[r * cols + x] > a[r * cols + y]; });
+        for (std::size_t j = 0; j < kept; ++j) {
+          values.push_back(a[r * cols + order[j]]);
+          second->push_back(static_cast<double>(order[j]));
+        }
+      }
+      return values;
+    }
+    case Op::kGroupTop: {
+      Values a = ReadUse(instr, 0);
+      const Operand& to = record_.operands[instr.uses[0].operand()];
+      const std::size_t groups = static_cast<std::size_t>(to.col_end - to.col_begin), width = cols / groups;
+      Values sums;
+      for (std::size_t g = 0; g < rows * groups; ++g) {
+        const auto first = a.begin() + static_cast<std::ptrdiff_t>(g * width);
+        std::sort(first, first + static_cast<std::ptrdiff_t>(width), std::greater<>());
+        float sum = 0;
+        for (std::int32_t j = 0; j < instr.dims[2]; ++j) sum += Single(first[j]);
+        sums.push_back(sum);
+      }
+      return sums;
+    }
+    case Op::kKeepGroups: {
+      Values a = ReadUse(instr, 0);
+      const Values ids = ReadUse(instr, 1);
+      const std::size_t kept = ids.size() / rows, width = static_cast<std::size_t>(instr.dims[2]);
+      for (std::size_t e = 0; e < a.size(); ++e) {
+        const auto first = ids.begin() + static_cast<std::ptrdiff_t>(e / cols * kept);
+        const auto last = first + static_cast<std::ptrdiff_t>(kept);
+        if (std::find(first, last, static_cast<double>(e % cols / width)) == last)
+          a[e] = -std::numeric_limits<double>::infinity();
+      }
+      return a;
+    }
+    case Op::kGather: {
+      const Values ids = ReadUse(instr, 0), a = ReadUse(instr, 1);
+      const std::size_t width = a.size() / rows;
+      Values values;
+      for (std::size_t e = 0; e < ids.size(); ++e)
+        values.push_back(ids[e] < 0 ? 0.0 : a[e / cols * width + static_cast<std::size_t>(ids[e])]);
+      return values;
+    }
+    case Op::kScatter: {
+      Values dst = Read(ElementsOf(record_.operands[instr.uses[0].operand()]));
+      const Values ids = ReadUse(instr, 0), values = ReadUse(instr, 1);
+      const std::size_t width = dst.size() / rows;
+      for (std::size_t e = 0; e < ids.size(); ++e) {
+        if (ids[e] >= 0) dst[e / cols * width + static_cast<std::size_t>(ids[e])] = values[e];
+      }
+      return dst;
+    }
+    case Op::kRandom:
+    case Op::kDropRoutes:
+      break;
     case Op::kHistogram: {
       Values counts = Read(ElementsOf(record_.operands[instr.uses[0].operand()]));
       for (const double id : ReadUse(instr, 0)) {

@@ -43,6 +43,7 @@ enum class Op : std::uint8_t {
   kExp,
   kLn,
   kSqrt,
+  kAbs,
   kRowMax,
   kRowSum,
   kMaskAbove,  // dims[2] holds the bits of the value that MaskAbove and MaskBelow fill in
@@ -51,11 +52,19 @@ enum class Op : std::uint8_t {
   kColumnSum,
   kExclusiveScan,
   kAddScalarInt,
+  kSelectLe,
+  kTopK,        // Dims[2]: the elements kept of each row
+  kGroupTop,    // Dims[2]: the elements summed of each group
+  kKeepGroups,  // Dims[2]: the columns of a group
+  kGather,
+  kRandom,
+  kDropRoutes,
   kReadScalar,   // S     of UB, or with an access of GM
   kCopyElement,  // S     one element of UB to another
   kHistogram,   // S     a read-modify-write per id
   kRank,        // S     likewise
   kRoundUp,     // S     likewise
+  kScatter,     // S     likewise
   // Hand-overs on a chip without a direct path, through a GM workspace.
   kSendL0C,    // FIX   L0C -> workspace
   kReceiveUb,  // MTE2  workspace -> UB

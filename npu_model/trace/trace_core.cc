@@ -372,7 +372,7 @@ void VectorRecorder::Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc 
 
 void VectorRecorder::Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc) {
   if (Empty(dst)) return;
-  constexpr Op kOps[] = {Op::kExp, Op::kLn, Op::kSqrt};  // By UnaryOp.
+  constexpr Op kOps[] = {Op::kExp, Op::kLn, Op::kSqrt, Op::kAbs};  // By UnaryOp.
   AddV(kOps[static_cast<int>(op)], a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
 }
 
@@ -472,6 +472,52 @@ void VectorRecorder::RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc 
 
 void VectorRecorder::Receive(TileRef dst, TileRef src, Loc loc) {
   if (!Empty(dst)) AddReceive(*recorder_, lane_, recorder_->WorkspaceOf(src), dst, loc);
+}
+
+void VectorRecorder::SelectLe(TileRef dst, TileRef key, float limit, TileRef a, TileRef b, Loc loc) {
+  if (Empty(dst)) return;
+  AddV(Op::kSelectLe, key.dtype(), key,
+       {recorder_->Writes(dst), recorder_->Reads(key), recorder_->Reads(a), recorder_->Reads(b)}, loc)
+      .immediate = Bits(limit);
+}
+
+void VectorRecorder::TopK(TileRef values, TileRef ids, TileRef a, Loc loc) {
+  if (Empty(values)) return;
+  AddV(Op::kTopK, a.dtype(), a, {recorder_->Writes(values), recorder_->Writes(ids), recorder_->Reads(a)}, loc).dims[2] =
+      static_cast<std::int32_t>(values.cols());
+}
+
+void VectorRecorder::GroupTop(TileRef sums, TileRef a, std::int64_t count, Loc loc) {
+  if (Empty(a)) return;
+  AddV(Op::kGroupTop, a.dtype(), a, {recorder_->Writes(sums), recorder_->Reads(a)}, loc).dims[2] =
+      static_cast<std::int32_t>(count);
+}
+
+void VectorRecorder::KeepGroups(TileRef a, TileRef ids, std::int64_t group_cols, Loc loc) {
+  if (Empty(a)) return;
+  AddV(Op::kKeepGroups, a.dtype(), a, {recorder_->Writes(a), recorder_->Reads(a), recorder_->Reads(ids)}, loc)
+      .dims[2] = static_cast<std::int32_t>(group_cols);
+}
+
+void VectorRecorder::Gather(TileRef dst, TileRef a, TileRef ids, Loc loc) {
+  if (Empty(dst)) return;
+  AddV(Op::kGather, dst.dtype(), dst, {recorder_->Writes(dst), recorder_->Reads(ids), recorder_->Reads(a)}, loc);
+}
+
+void VectorRecorder::Scatter(TileRef dst, TileRef ids, TileRef values, Loc loc) {
+  if (Empty(values)) return;
+  recorder_->Add(Op::kScatter, Pipe::kS, lane_, values.dtype(), values.rows(), values.cols(),
+                 {recorder_->Writes(dst), recorder_->Reads(ids), recorder_->Reads(values)}, loc);
+}
+
+void VectorRecorder::Random(TileRef u, Loc loc) {
+  if (!Empty(u)) AddV(Op::kRandom, u.dtype(), u, {recorder_->Writes(u)}, loc);
+}
+
+void VectorRecorder::DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc loc) {
+  if (Empty(ids)) return;
+  AddV(Op::kDropRoutes, u.dtype(), u, {recorder_->Writes(ids), recorder_->Reads(u), recorder_->Writes(weights)}, loc)
+      .immediate = Bits(rate);
 }
 
 void VectorRecorder::MoveToUb(TileRef dst, TileRef src, Loc loc) {
@@ -622,6 +668,62 @@ void TraceVector::AttentionGradStep(TileRef p, TileRef ds, TileRef s, TileRef dp
                                     float scale, Loc loc) {
   if (state_->with_data) host_.AttentionGradStep(p, ds, s, dp, lse, delta, scale, loc);
   if (!Empty(s)) ExpandAttentionGradStep(record_, p, ds, s, dp, lse, delta, scale, loc);
+}
+
+void TraceVector::SelectLe(TileRef dst, TileRef key, float limit, TileRef a, TileRef b, Loc loc) {
+  if (state_->with_data) host_.SelectLe(dst, key, limit, a, b, loc);
+  record_.SelectLe(dst, key, limit, a, b, loc);
+}
+
+// Without data the first columns stand for the highest.
+void TraceVector::TopK(TileRef values, TileRef ids, TileRef a, Loc loc) {
+  if (state_->with_data) {
+    host_.TopK(values, ids, a, loc);
+  } else {
+    host_.FillInt(ids, 0, loc);
+  }
+  record_.TopK(values, ids, a, loc);
+}
+
+void TraceVector::GroupTop(TileRef sums, TileRef a, std::int64_t count, Loc loc) {
+  if (state_->with_data) host_.GroupTop(sums, a, count, loc);
+  record_.GroupTop(sums, a, count, loc);
+}
+
+void TraceVector::KeepGroups(TileRef a, TileRef ids, std::int64_t group_cols, Loc loc) {
+  if (state_->with_data) host_.KeepGroups(a, ids, group_cols, loc);
+  record_.KeepGroups(a, ids, group_cols, loc);
+}
+
+void TraceVector::Gather(TileRef dst, TileRef a, TileRef ids, Loc loc) {
+  if (state_->with_data) host_.Gather(dst, a, ids, loc);
+  record_.Gather(dst, a, ids, loc);
+}
+
+void TraceVector::Scatter(TileRef dst, TileRef ids, TileRef values, Loc loc) {
+  if (state_->with_data) host_.Scatter(dst, ids, values, loc);
+  record_.Scatter(dst, ids, values, loc);
+}
+
+void TraceVector::Random(TileRef u, const RandomStream& stream, std::int64_t first, std::int64_t row_step, Loc loc) {
+  if (state_->with_data) host_.Random(u, stream, first, row_step, loc);
+  record_.Random(u, loc);
+}
+
+void TraceVector::DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc loc) {
+  if (state_->with_data) host_.DropRoutes(ids, weights, u, rate, loc);
+  record_.DropRoutes(ids, weights, u, rate, loc);
+}
+
+void TraceVector::Scores(ScoreFunction function, TileRef n, TileRef s0, TileRef column, Loc loc) {
+  if (state_->with_data) host_.Scores(function, n, s0, column, loc);
+  if (!Empty(n)) ExpandScores(record_, function, n, s0, column, loc);
+}
+
+void TraceVector::Repair(TileRef x, TileRef bad, TileRef s0, TileRef s1, TileRef column, float limit, bool by_mean,
+                         Loc loc) {
+  if (state_->with_data) host_.Repair(x, bad, s0, s1, column, limit, by_mean, loc);
+  if (!Empty(x)) ExpandRepair(record_, x, bad, s0, s1, column, limit, by_mean, loc);
 }
 
 void TraceVector::MulAdd(TileRef acc, TileRef factor, TileRef x, Loc loc) {

@@ -125,6 +125,14 @@ class VectorRecorder {
   void RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, std::int32_t first, Loc loc);
   void RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc);
   void Receive(TileRef dst, TileRef src, Loc loc);
+  void SelectLe(TileRef dst, TileRef key, float limit, TileRef a, TileRef b, Loc loc);
+  void TopK(TileRef values, TileRef ids, TileRef a, Loc loc);
+  void GroupTop(TileRef sums, TileRef a, std::int64_t count, Loc loc);
+  void KeepGroups(TileRef a, TileRef ids, std::int64_t group_cols, Loc loc);
+  void Gather(TileRef dst, TileRef a, TileRef ids, Loc loc);
+  void Scatter(TileRef dst, TileRef ids, TileRef values, Loc loc);
+  void Random(TileRef u, Loc loc);
+  void DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc loc);
   void MoveToUb(TileRef dst, TileRef src, Loc loc);
   void MoveToL1(TileRef dst, TileRef src, Loc loc);
 
@@ -170,6 +178,16 @@ class TraceVector {
   void MulAdd(TileRef acc, TileRef factor, TileRef x, Loc loc = {});
   void WeightedSum(TileRef acc, TileRef scratch, std::span<const TileRef> rows,
                    std::span<const float> weights, Accumulate accumulate, Loc loc = {});
+  void SelectLe(TileRef dst, TileRef key, float limit, TileRef a, TileRef b, Loc loc = {});
+  void TopK(TileRef values, TileRef ids, TileRef a, Loc loc = {});
+  void GroupTop(TileRef sums, TileRef a, std::int64_t count, Loc loc = {});
+  void KeepGroups(TileRef a, TileRef ids, std::int64_t group_cols, Loc loc = {});
+  void Gather(TileRef dst, TileRef a, TileRef ids, Loc loc = {});
+  void Scatter(TileRef dst, TileRef ids, TileRef values, Loc loc = {});
+  void Random(TileRef u, const RandomStream& stream, std::int64_t first, std::int64_t row_step, Loc loc = {});
+  void DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc loc = {});
+  void Scores(ScoreFunction function, TileRef n, TileRef s0, TileRef column, Loc loc = {});
+  void Repair(TileRef x, TileRef bad, TileRef s0, TileRef s1, TileRef column, float limit, bool by_mean, Loc loc = {});
   void RowDot(TileRef sum, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef weights, Loc loc = {});
   void ScaleRows(TileRef dst, TileRef s0, TileRef a, TileRef factor, TileRef weights, Loc loc = {});
   void NormGrad(TileRef dx, TileRef s0, TileRef s1, TileRef dy, TileRef x, TileRef weights, TileRef factor,

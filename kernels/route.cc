@@ -1,0 +1,224 @@
+#include "kernels/route.h"
+
+#include <cmath>
+#include <string>
+
+#include "kernels/choose_for.h"
+#include "kernels/route_kernel.h"
+#include "kernels/rowwise.h"
+#include "kernels/validate.h"
+#include "npu_model/launch.h"
+
+namespace cubist {
+namespace {
+
+constexpr const char* kRoute = "route";
+constexpr const char* kGrad = "route_grad";
+
+Status Bad(const char* kernel, const char* name, const std::string& value, const std::string& needs) {
+  return InvalidArgument(std::string(kernel) + ": " + name + " is " + value + ", needs " + needs);
+}
+
+Status CheckOptions(const char* kernel, const RouteOptions& o, std::int64_t experts, std::int64_t top_k) {
+  const auto text = [](auto value) { return std::to_string(value); };
+  if (experts < 1) return Bad(kernel, "E", text(experts), "at least 1");
+  if (top_k < 1 || top_k > experts) return Bad(kernel, "K", text(top_k), "1 to E, " + text(experts));
+  if (o.groups < 1 || experts % o.groups != 0)
+    return Bad(kernel, "groups", text(o.groups), "a divisor of E, " + text(experts));
+  if (o.top_groups < 1 || o.top_groups > o.groups) {
+    return Bad(kernel, "top_groups", text(o.top_groups), "1 to groups, " + text(o.groups));
+  }
+  const std::int64_t width = experts / o.groups;
+  if (o.groups > 1 && (o.group_top < 1 || o.group_top > width)) {
+    return Bad(kernel, "group_top", text(o.group_top), "1 to the experts of a group, " + text(width));
+  }
+  if (top_k > width * o.top_groups) {
+    return Bad(kernel, "K", text(top_k),
+               "at most the experts of top_groups groups, " + text(width * o.top_groups));
+  }
+  if (!(o.eps >= 0) || std::isinf(o.eps)) return Bad(kernel, "eps", text(o.eps), "a finite value >= 0");
+  if (!std::isfinite(o.scale)) return Bad(kernel, "scale", text(o.scale), "a finite value");
+  if (!(o.temperature >= 0) || std::isinf(o.temperature)) {
+    return Bad(kernel, "temperature", text(o.temperature), "a finite value >= 0");
+  }
+  if (!(o.dropout >= 0 && o.dropout <= 1)) return Bad(kernel, "dropout", text(o.dropout), "0 to 1");
+  if (!(o.limit > 0) || std::isinf(o.limit))
+    return Bad(kernel, "limit", text(o.limit), "a finite value above 0");
+  if (!std::isfinite(o.aux_coefficient))
+    return Bad(kernel, "aux_coefficient", text(o.aux_coefficient), "a finite value");
+  return {};
+}
+
+// The first logit that is NaN or beyond the limit, as an error.
+Status CheckLogits(const Argument& logits, float limit) {
+  const ConstTensor& x = logits.tensor;
+  for (std::int64_t t = 0; t < x.size(0); ++t) {
+    for (std::int64_t e = 0; e < x.size(1); ++e) {
+      const float value = LoadFloat(x.data, x.dtype, t * x.stride(0) + e * x.stride(1));
+      if (std::abs(value) <= limit) continue;
+      return logits.Error("has " + std::to_string(value) + " at (" + std::to_string(t) + ", " +
+                          std::to_string(e) + "), needs values within +-" + std::to_string(limit));
+    }
+  }
+  return {};
+}
+
+Status CheckIfGiven(const Argument& arg, std::initializer_list<Dim> dims,
+                    std::initializer_list<DType> dtypes) {
+  if (!arg.tensor.given()) return {};
+  CUBIST_RETURN_IF_ERROR(CheckShape(arg, dims));
+  return CheckDType(arg, dtypes);
+}
+
+Status Validate(const Device& device, const RouteArgs& args) {
+  const Argument logits{kRoute, "logits", args.logits}, bias{kRoute, "bias", args.bias};
+  const Argument weights{kRoute, "weights", args.weights}, ids{kRoute, "ids", args.ids};
+  const Argument scores{kRoute, "scores", args.scores}, counts{kRoute, "counts", args.counts};
+  const Argument aux_loss{kRoute, "aux_loss", args.aux_loss}, bad{kRoute, "bad", args.bad};
+  CUBIST_RETURN_IF_ERROR(CheckShape(logits, {{"T"}, {"E"}}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(logits, {DType::kF32, DType::kBF16, DType::kF16}));
+  const Dim t{"T, of logits", args.logits.size(0)}, e{"E, of logits", args.logits.size(1)};
+  CUBIST_RETURN_IF_ERROR(CheckShape(weights, {t, {"K"}}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(weights, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckShape(ids, {t, {"K, of weights", args.weights.size(1)}}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(ids, {DType::kI32}));
+  CUBIST_RETURN_IF_ERROR(CheckIfGiven(bias, {e}, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckIfGiven(scores, {t, e}, {DType::kF32}));
+  CUBIST_RETURN_IF_ERROR(CheckIfGiven(counts, {e}, {DType::kI32}));
+  CUBIST_RETURN_IF_ERROR(CheckIfGiven(aux_loss, {{"1", 1}}, {DType::kF32}));
+  CUBIST_RETURN_IF_ERROR(CheckIfGiven(bad, {t}, {DType::kF32}));
+  if (aux_loss.tensor.given() && !counts.tensor.given()) return counts.Error("is not given, and aux_loss is");
+  CUBIST_RETURN_IF_ERROR(CheckOptions(kRoute, args.options, args.logits.size(1), args.weights.size(1)));
+  CUBIST_RETURN_IF_ERROR(
+      CheckTensors(device, {&logits, &bias}, {&weights, &ids, &scores, &counts, &aux_loss, &bad}));
+  const bool strict = args.options.bad_logits == BadLogits::kError && device.computes();
+  return strict ? CheckLogits(logits, args.options.limit) : Status();
+}
+
+Status Validate(const Device& device, const RouteGradArgs& args) {
+  const Argument d_weights{kGrad, "d_weights", args.d_weights}, ids{kGrad, "ids", args.ids};
+  const Argument scores{kGrad, "scores", args.scores}, counts{kGrad, "counts", args.counts};
+  const Argument d_logits{kGrad, "d_logits", args.d_logits};
+  CUBIST_RETURN_IF_ERROR(CheckShape(scores, {{"T"}, {"E"}}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(scores, {DType::kF32}));
+  const Dim t{"T, of scores", args.scores.size(0)}, e{"E, of scores", args.scores.size(1)};
+  CUBIST_RETURN_IF_ERROR(CheckShape(ids, {t, {"K"}}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(ids, {DType::kI32}));
+  CUBIST_RETURN_IF_ERROR(CheckShape(d_weights, {t, {"K, of ids", args.ids.size(1)}}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(d_weights, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckShape(d_logits, {t, e}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(d_logits, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckIfGiven(counts, {e}, {DType::kI32}));
+  if (!std::isfinite(args.d_aux_loss))
+    return Bad(kGrad, "d_aux_loss", std::to_string(args.d_aux_loss), "a finite value");
+  if (args.d_aux_loss != 0 && !counts.tensor.given())
+    return counts.Error("is not given, and d_aux_loss is not 0");
+  CUBIST_RETURN_IF_ERROR(CheckOptions(kGrad, args.options, args.scores.size(1), args.ids.size(1)));
+  CUBIST_RETURN_IF_ERROR(CheckTensors(device, {&d_weights, &scores, &counts, &ids}, {&d_logits}));
+  CUBIST_RETURN_IF_ERROR(CheckStorage(ids, /*needs_data=*/true));
+  const std::int64_t experts = args.scores.size(1);
+  for (std::int64_t i = 0; i < args.ids.size(0); ++i) {
+    for (std::int64_t j = 0; j < args.ids.size(1); ++j) {
+      const std::int64_t id =
+          LoadInt(args.ids.data, DType::kI32, i * args.ids.stride(0) + j * args.ids.stride(1));
+      if (id >= -1 && id < experts) continue;
+      return ids.Error("has " + std::to_string(id) + " at (" + std::to_string(i) + ", " + std::to_string(j) +
+                       "), needs values in [-1, " + std::to_string(experts) + ")");
+    }
+  }
+  return {};
+}
+
+// The factor of aux_loss's sum; see RouteOptions.
+float AuxFactor(const RouteOptions& o, std::int64_t tokens, std::int64_t experts, std::int64_t top_k) {
+  if (tokens == 0) return 0;
+  const auto t = static_cast<double>(tokens);
+  return static_cast<float>(static_cast<double>(o.aux_coefficient) * static_cast<double>(experts) /
+                            (static_cast<double>(top_k) * t * t));
+}
+
+// The rings of route_kernel.h.
+RowwiseShape ShapeOf(const RouteArgs& args) {
+  const RouteOptions& o = args.options;
+  return {.rows = args.logits.size(0),
+          .cols = args.logits.size(1),
+          .dtype = DType::kF32,
+          .loads = 1,
+          .scratch = 2,
+          .row_vectors = 3,
+          .column_vectors = 3,
+          .side_tiles = 8,
+          .side_cols = std::max(args.weights.size(1), o.groups),
+          .vector_passes = 20,
+          .whole_rows = true,
+          .uncut_rows = true};
+}
+RowwiseShape ShapeOf(const RouteGradArgs& args) {
+  return {.rows = args.scores.size(0),
+          .cols = args.scores.size(1),
+          .dtype = DType::kF32,
+          .loads = 2,
+          .scratch = 2,
+          .row_vectors = 2,
+          .column_vectors = 2,
+          .side_tiles = 5,
+          .side_cols = args.ids.size(1),
+          .vector_passes = 12,
+          .whole_rows = true,
+          .uncut_rows = true};
+}
+
+}  // namespace
+
+Status Route(const Device& device, const RouteArgs& args, Profile* profile) {
+  CUBIST_RETURN_IF_ERROR(Validate(device, args));
+  Launch launch(device, kRoute);
+  RowwiseTiling tiling;
+  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kRoute, ShapeOf(args), &RowwiseCandidates, &tiling));
+  const RouteOptions& o = args.options;
+  const std::int64_t experts = args.logits.size(1);
+  RouteOperands g;
+  g.logits = MatrixOf(*launch.Input("logits", args.logits));
+  g.bias = launch.Input("bias", args.bias);
+  g.weights = MatrixOf(*launch.Output("weights", args.weights));
+  g.ids = MatrixOf(*launch.Output("ids", args.ids));
+  g.scores = launch.Output("scores", args.scores);
+  g.bad = launch.Output("bad", AsColumn(args.bad));
+  const GmTensor* counts = launch.Output("counts", args.counts);
+  const GmTensor* aux_loss = launch.Output("aux_loss", args.aux_loss);
+  g.chunk_counts = MatrixOf(
+      *launch.Workspace("chunk_counts", DType::kI32, {tiling.chunks, counts == nullptr ? 0 : experts}));
+  g.chunk_shares = MatrixOf(
+      *launch.Workspace("chunk_shares", DType::kF32, {tiling.chunks, aux_loss == nullptr ? 0 : experts}));
+  g.score = o.score, g.renormalise = o.renormalise, g.mean_for_bad = o.bad_logits == BadLogits::kMean;
+  g.eps = o.eps, g.scale = o.scale, g.temperature = o.temperature, g.dropout = o.dropout, g.limit = o.limit;
+  g.groups = o.groups, g.top_groups = o.top_groups, g.group_top = o.group_top, g.seed = o.seed;
+  launch.OnVectorCores(tiling.chunks, [&](auto& core) { RouteKernel(core, g, tiling); });
+  if (counts != nullptr) {
+    RouteTotals totals{g.chunk_counts, g.chunk_shares, MatrixOf(*counts), aux_loss};
+    totals.factor = AuxFactor(o, args.logits.size(0), experts, args.weights.size(1));
+    launch.OnVectorCores(1, [&](auto& core) { RouteTotalsKernel(core, totals); });
+  }
+  return launch.Finish(profile);
+}
+
+Status RouteGrad(const Device& device, const RouteGradArgs& args, Profile* profile) {
+  CUBIST_RETURN_IF_ERROR(Validate(device, args));
+  Launch launch(device, kGrad);
+  RowwiseTiling tiling;
+  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kGrad, ShapeOf(args), &RowwiseCandidates, &tiling));
+  const RouteOptions& o = args.options;
+  RouteGradOperands g;
+  g.d_weights = MatrixOf(*launch.Input("d_weights", args.d_weights));
+  g.ids = MatrixOf(*launch.Input("ids", args.ids));
+  g.scores = MatrixOf(*launch.Input("scores", args.scores));
+  if (args.d_aux_loss != 0) g.counts = launch.Input("counts", args.counts);
+  g.d_logits = MatrixOf(*launch.Output("d_logits", args.d_logits));
+  g.score = o.score, g.renormalise = o.renormalise;
+  g.eps = o.eps, g.scale = o.scale, g.temperature = o.temperature;
+  g.aux_factor = args.d_aux_loss * AuxFactor(o, args.scores.size(0), args.scores.size(1), args.ids.size(1));
+  launch.OnVectorCores(tiling.chunks, [&](auto& core) { RouteGradKernel(core, g, tiling); });
+  return launch.Finish(profile);
+}
+
+}  // namespace cubist

@@ -1,0 +1,88 @@
+// Route: the router of a Mixture-of-Experts layer after its projection (scores, selection, weights), and its gradient.
+#ifndef CUBIST_KERNELS_ROUTE_H_
+#define CUBIST_KERNELS_ROUTE_H_
+
+#include <cstdint>
+#include <limits>
+
+#include "npu_model/device.h"
+#include "npu_model/instruction.h"
+#include "npu_model/status.h"
+#include "npu_model/types.h"
+
+namespace cubist {
+
+// What becomes of logits that are NaN or beyond +-RouteOptions::limit.
+enum class BadLogits : std::uint8_t {
+  kError,  // the call fails, names the first and writes nothing
+  kZero,   // they count as 0
+  kMean,   // as the mean of their row's other logits; 0 where there are none
+};
+
+struct RouteOptions {
+  ScoreFunction score = ScoreFunction::kSoftmax;
+  // Weights of a token are divided by their sum + eps, then all are multiplied by scale.
+  bool renormalise = false;
+  float eps = 1e-20f, scale = 1;
+  // With groups > 1, experts are `groups` equal neighbouring parts. A part is worth the sum of its `group_top` highest
+  // selection scores; only the `top_groups` best parts are selected from.
+  std::int64_t groups = 1, top_groups = 1, group_top = 2;
+  // Gumbel-softmax sampling (Jang, Gu and Poole, 2017) where > 0: logits become (logits + g) / temperature with
+  // g = -ln(-ln(u)), u random.
+  float temperature = 0;
+  // Every selected route is dropped with this probability: its id becomes -1 and its weight 0. Before renormalisation.
+  float dropout = 0;
+  // Random numbers are functions of seed, token and expert (or route): runs repeat, whatever the threads and the chip.
+  std::uint64_t seed = 0;
+  BadLogits bad_logits = BadLogits::kError;
+  float limit = std::numeric_limits<float>::max();
+  // Load-balance loss (Fedus, Zoph and Shazeer, Switch Transformers, 2021), with S the sum of a token's scores:
+  //   aux_loss = aux_coefficient * E / (K * T) * sum over e of counts(e) * mean over t of scores(t, e) / S(t)
+  float aux_coefficient = 0;
+};
+
+// In fp32: scores n = score(logits); the K highest of n + bias in each row, descending, of equals the lower expert first;
+// weights = n of those, renormalised and scaled as the options say. The bias selects and does not weigh.
+//
+//   logits   (T, E)   fp32, bf16 or fp16
+//   bias     (E)      optional, any float dtype
+//   weights  (T, K)   any float dtype
+//   ids      (T, K)   int32; distinct in a row, -1 where dropped
+//   scores   (T, E)   optional, fp32: n, which the gradient needs
+//   counts   (E)      optional, int32: routes of each expert, without dropped ones; the gradient of aux_loss needs it
+//   aux_loss (1)      optional, fp32; with counts
+//   bad      (T)      optional, fp32: how many bad logits each row had (see BadLogits)
+//
+// Semantics of aclnnMoeGatingTopK, aclnnMoeGatingTopKSoftmax and Megatron's topk_routing_with_score_function, renormalised
+// over the selected experts. 1 <= K <= E, K <= E / groups * top_groups. Any T; an NPU takes the experts
+// that a row's tiles in UB can hold. Outputs may not overlap anything.
+struct RouteArgs {
+  ConstTensor logits;
+  ConstTensor bias = {};
+  RouteOptions options = {};
+  Tensor weights, ids;
+  Tensor scores = {}, counts = {}, aux_loss = {}, bad = {};
+};
+
+// The gradient of sum of d_weights * weights + d_aux_loss * aux_loss with respect to the logits; selection, dropout,
+// counts and random numbers are constants, bad logits' replacements take the gradient.
+//
+//   d_weights (T, K)  any float dtype
+//   ids, scores       of the forward call, with its options
+//   counts    (E)     of the forward call; needed where d_aux_loss is not 0
+//   d_logits  (T, E)  fp32, bf16 or fp16
+struct RouteGradArgs {
+  ConstTensor d_weights, ids, scores;
+  ConstTensor counts = {};
+  RouteOptions options = {};
+  float d_aux_loss = 0;
+  Tensor d_logits;
+};
+
+// Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.
+Status Route(const Device& device, const RouteArgs& args, Profile* profile = nullptr);
+Status RouteGrad(const Device& device, const RouteGradArgs& args, Profile* profile = nullptr);
+
+}  // namespace cubist
+
+#endif  // CUBIST_KERNELS_ROUTE_H_

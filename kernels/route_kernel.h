@@ -1,0 +1,269 @@
+// The router: scores of experts, group-limited top-k, weights; and its gradient. A token is a row, and rows are not cut.
+#ifndef CUBIST_KERNELS_ROUTE_KERNEL_H_
+#define CUBIST_KERNELS_ROUTE_KERNEL_H_
+
+#include <cstdint>
+
+#include "npu_model/core.h"
+#include "npu_model/tile.h"
+#include "tiling/rowwise_tiling.h"
+
+namespace cubist {
+
+struct RouteOperands {
+  Gm logits, weights, ids;           // (T, E), (T, K), (T, K)
+  const GmTensor* bias = nullptr;    // (E)
+  const GmTensor* scores = nullptr;  // (T, E)
+  const GmTensor* bad = nullptr;     // (T, 1)
+  Gm chunk_counts, chunk_shares;     // Workspaces (chunks, E); no columns where not wanted.
+
+  ScoreFunction score = ScoreFunction::kSoftmax;
+  bool renormalise = false, mean_for_bad = false;
+  float eps = 0, scale = 1, temperature = 0, dropout = 0, limit = 0;
+  std::int64_t groups = 1, top_groups = 1, group_top = 1;
+  std::uint64_t seed = 0;
+};
+
+// Streams of random numbers.
+inline constexpr std::uint32_t kGumbelStream = 0, kDropoutStream = 1;
+
+// x = (x + g) / temperature with g = -ln(-ln(u)), u the numbers of rows `rows`.
+template <VectorCore V>
+void AddGumbelNoise(V& core, const RouteOperands& g, Range rows, UbTile<float> x, UbTile<float> u) {
+  core.Random(u, RandomStream{g.seed, kGumbelStream}, rows.begin * x.cols(), x.cols());
+  core.Ln(u, u);
+  core.MulScalar(u, u, -1.0f);
+  core.Ln(u, u);
+  core.Sub(x, x, u);
+  core.MulScalar(x, x, 1.0f / g.temperature);
+}
+
+// Each chunk of tokens, and its counts of routes and sums of scores per expert.
+template <VectorCore V>
+void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
+  const std::int64_t experts = g.logits.cols, top_k = g.ids.cols;
+  const bool counts_routes = g.chunk_counts.cols > 0, sums_scores = g.chunk_shares.cols > 0;
+  const bool grouped = g.groups > 1, biased = g.bias != nullptr, edits = grouped || biased;
+  Ring<Buffer::kUB, float> x_ub(core, "x_ub", t.rows, t.cols, t.stages),
+      s0_ub(core, "s0_ub", t.rows, t.cols, 1), s1_ub(core, "s1_ub", t.rows, t.cols, 1);
+  Ring<Buffer::kUB, float> bias_ub(core, "bias_ub", 1, t.cols, 1), shares_ub(core, "shares_ub", 1, t.cols, 1);
+  Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, t.cols, 1);
+  Ring<Buffer::kUB, float> column_ub(core, "column_ub", t.rows, 1, 1),
+      bad_ub(core, "bad_ub", t.rows, 1, t.stages);
+  Ring<Buffer::kUB, float> weights_ub(core, "weights_ub", t.rows, top_k, t.stages),
+      chances_ub(core, "chances_ub", t.rows, top_k, 1);
+  Ring<Buffer::kUB, std::int32_t> ids_ub(core, "ids_ub", t.rows, top_k, t.stages);
+  Ring<Buffer::kUB, float> worths_ub(core, "worths_ub", t.rows, g.groups, 1),
+      best_ub(core, "best_ub", t.rows, g.top_groups, 1);
+  Ring<Buffer::kUB, std::int32_t> groups_ub(core, "groups_ub", t.rows, g.top_groups, 1);
+
+  const UbTile<float> bias = bias_ub.Next(1, experts), shares = shares_ub.Next(1, experts);
+  const UbTile<std::int32_t> counts = counts_ub.Next(1, experts);
+  if (biased) core.Load(bias, MatrixOf(*g.bias));
+  for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
+    if (counts_routes) core.Fill(counts, 0);
+    if (sums_scores) core.Fill(shares, 0.0f);
+    for (const Range rows : Split(AtLeastOnce(Split(g.logits.rows, t.chunk_rows))[c], t.rows)) {
+      const UbTile<float> x = x_ub.Next(rows.size(), experts), s0 = s0_ub.Next(rows.size(), experts),
+                          s1 = s1_ub.Next(rows.size(), experts);
+      const UbTile<float> column = column_ub.Next(rows.size(), 1), bad = bad_ub.Next(rows.size(), 1);
+      const UbTile<float> weights = weights_ub.Next(rows.size(), top_k);
+      const UbTile<std::int32_t> ids = ids_ub.Next(rows.size(), top_k);
+      core.Load(x, g.logits.Rows(rows));
+      core.Repair(x, bad, s0, s1, column, g.limit, g.mean_for_bad);
+      if (g.bad != nullptr) core.Store(MatrixOf(*g.bad).Rows(rows), bad);
+      if (g.temperature > 0) AddGumbelNoise(core, g, rows, x, s0);
+      core.Scores(g.score, x, s0, column);
+      if (g.scores != nullptr) core.Store(MatrixOf(*g.scores).Rows(rows), x);
+
+      const UbTile<float> choice = edits ? s0 : x;
+      if (biased) {
+        core.Add(choice, x, bias);
+      } else if (edits) {
+        core.MulScalar(choice, x, 1.0f);
+      }
+      if (grouped) {
+        const UbTile<float> worths = worths_ub.Next(rows.size(), g.groups),
+                            best = best_ub.Next(rows.size(), g.top_groups);
+        const UbTile<std::int32_t> kept = groups_ub.Next(rows.size(), g.top_groups);
+        core.GroupTop(worths, choice, g.group_top);
+        core.TopK(best, kept, worths);
+        core.KeepGroups(choice, kept, experts / g.groups);
+      }
+      core.TopK(weights, ids, choice);
+      if (biased) core.Gather(weights, x, ids);
+      if (g.dropout > 0) {
+        const UbTile<float> chances = chances_ub.Next(rows.size(), top_k);
+        core.Random(chances, RandomStream{g.seed, kDropoutStream}, rows.begin * top_k, top_k);
+        core.DropRoutes(ids, weights, chances, g.dropout);
+      }
+      if (g.renormalise) {
+        core.RowSum(column, weights);
+        core.AddScalar(column, column, g.eps);
+        core.Div(weights, weights, column);
+      }
+      core.MulScalar(weights, weights, g.scale);
+      core.Store(g.ids.Rows(rows), ids);
+      if (counts_routes) core.Histogram(counts, ids, 0);
+      if (sums_scores) {
+        core.RowSum(column, x);
+        core.Fill(bad, 1.0f);
+        core.Div(column, bad, column);
+        core.Fill(s0, 1.0f);
+        core.AddColumnDots(shares, s1, s1, x, s0, column);
+      }
+      core.Store(g.weights.Rows(rows), weights);
+    }
+    if (counts_routes) core.Store(g.chunk_counts.Rows({c, c + 1}), counts);
+    if (sums_scores) core.Store(g.chunk_shares.Rows({c, c + 1}), shares);
+  }
+}
+
+struct RouteTotals {
+  Gm chunk_counts, chunk_shares;  // (chunks, E)
+  Gm counts;                      // (1, E) int32
+  const GmTensor* aux_loss = nullptr;
+  float factor = 0;  // aux_coefficient * E / (K * T * T)
+};
+
+// counts = the chunks' counts added up; aux_loss = factor * sum over e of counts(e) * (the chunks' shares added up)(e).
+template <VectorCore V>
+void RouteTotalsKernel(V& core, const RouteTotals& g) {
+  const std::int64_t experts = g.counts.cols, chunks = g.chunk_counts.rows;
+  Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, experts, 1),
+      part_ub(core, "part_ub", 1, experts, 2);
+  Ring<Buffer::kUB, float> shares_ub(core, "shares_ub", 1, experts, 1),
+      share_ub(core, "share_ub", 1, experts, 2);
+  Ring<Buffer::kUB, float> weights_ub(core, "weights_ub", 1, experts, 1), loss_ub(core, "loss_ub", 1, 1, 1);
+  const UbTile<std::int32_t> counts = counts_ub.Next(1, experts);
+  const UbTile<float> shares = shares_ub.Next(1, experts), weights = weights_ub.Next(1, experts),
+                      loss = loss_ub.Next(1, 1);
+  core.Fill(counts, 0);
+  core.Fill(shares, 0.0f);
+  for (std::int64_t c = 0; c < chunks; ++c) {
+    const UbTile<std::int32_t> part = part_ub.Next(1, experts);
+    core.Load(part, g.chunk_counts.Rows({c, c + 1}));
+    core.Add(counts, counts, part);
+    if (g.aux_loss == nullptr) continue;
+    const UbTile<float> share = share_ub.Next(1, experts);
+    core.Load(share, g.chunk_shares.Rows({c, c + 1}));
+    core.Add(shares, shares, share);
+  }
+  core.Store(g.counts, counts);
+  if (g.aux_loss == nullptr) return;
+  core.Cast(weights, counts);
+  core.Mul(weights, weights, shares);
+  core.RowSum(loss, weights);
+  core.MulScalar(loss, loss, g.factor);
+  core.Store(MatrixOf(*g.aux_loss), loss);
+}
+
+struct RouteGradOperands {
+  Gm d_weights, ids, scores, d_logits;  // (T, K), (T, K), (T, E), (T, E)
+  const GmTensor* counts = nullptr;     // (E) int32, where aux_factor is not 0
+
+  ScoreFunction score = ScoreFunction::kSoftmax;
+  bool renormalise = false;
+  float eps = 0, scale = 1, temperature = 0;
+  float aux_factor = 0;  // d_aux_loss * aux_coefficient * E / (K * T * T)
+};
+
+// d_x of x = the logits, from d = d_n and the scores n, in d's place:
+//   softmax n (d - sum of n d);  sigmoid d n (1 - n);  sqrt-softplus d (1 - exp(-n^2)) / (2 n)
+template <VectorCore V>
+void ScoreGradient(V& core, ScoreFunction score, UbTile<float> d, UbTile<float> n, UbTile<float> s,
+                   UbTile<float> column) {
+  switch (score) {
+    case ScoreFunction::kSoftmax:
+      core.Mul(s, d, n);
+      core.RowSum(column, s);
+      core.Sub(d, d, column);
+      core.Mul(d, d, n);
+      return;
+    case ScoreFunction::kSigmoid:
+      core.Mul(d, d, n);
+      core.MulScalar(s, n, -1.0f);
+      core.AddScalar(s, s, 1.0f);
+      core.Mul(d, d, s);
+      return;
+    case ScoreFunction::kSqrtSoftplus:
+      core.MaxScalar(n, n, 1e-18f);  // The slope goes to n / 2 there; n^2 stays a normal number.
+      core.Mul(s, n, n);
+      core.MulScalar(s, s, -1.0f);
+      core.Exp(s, s);
+      core.MulScalar(s, s, -1.0f);
+      core.AddScalar(s, s, 1.0f);
+      core.Mul(d, d, s);
+      core.MulScalar(n, n, 2.0f);
+      core.Div(d, d, n);
+      return;
+  }
+}
+
+// With w = n of the selected routes, D = sum of w + eps and e = scale * d_weights:
+//   d_n of the selected = e / D - sum of (e w) / D^2 with renormalisation, e without; 0 elsewhere
+//   plus for the loss, with c = aux_factor * counts and S = sum of n: (c - sum of (c n) / S) / S
+template <VectorCore V>
+void RouteGradKernel(V& core, const RouteGradOperands& g, const RowwiseTiling& t) {
+  const std::int64_t experts = g.scores.cols, top_k = g.ids.cols;
+  Ring<Buffer::kUB, float> n_ub(core, "n_ub", t.rows, t.cols, t.stages),
+      d_ub(core, "d_ub", t.rows, t.cols, t.stages), s_ub(core, "s_ub", t.rows, t.cols, 1),
+      s1_ub(core, "s1_ub", t.rows, t.cols, 1);
+  Ring<Buffer::kUB, float> c_ub(core, "c_ub", 1, t.cols, 1);
+  Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, t.cols, 1);
+  Ring<Buffer::kUB, float> column_ub(core, "column_ub", t.rows, 1, 1), sum_ub(core, "sum_ub", t.rows, 1, 1);
+  Ring<Buffer::kUB, float> e_ub(core, "e_ub", t.rows, top_k, t.stages), w_ub(core, "w_ub", t.rows, top_k, 1);
+  Ring<Buffer::kUB, std::int32_t> ids_ub(core, "ids_ub", t.rows, top_k, t.stages);
+
+  const UbTile<float> c = c_ub.Next(1, experts);
+  if (g.counts != nullptr) {
+    const UbTile<std::int32_t> counts = counts_ub.Next(1, experts);
+    core.Load(counts, MatrixOf(*g.counts));
+    core.Cast(c, counts);
+    core.MulScalar(c, c, g.aux_factor);
+  }
+  for (std::int64_t chunk = core.index(); chunk < t.chunks; chunk += core.count()) {
+    for (const Range rows : Split(AtLeastOnce(Split(g.scores.rows, t.chunk_rows))[chunk], t.rows)) {
+      const UbTile<float> n = n_ub.Next(rows.size(), experts), d = d_ub.Next(rows.size(), experts),
+                          s = s_ub.Next(rows.size(), experts), s1 = s1_ub.Next(rows.size(), experts);
+      const UbTile<float> column = column_ub.Next(rows.size(), 1), sum = sum_ub.Next(rows.size(), 1);
+      const UbTile<float> e = e_ub.Next(rows.size(), top_k), w = w_ub.Next(rows.size(), top_k);
+      const UbTile<std::int32_t> ids = ids_ub.Next(rows.size(), top_k);
+      core.Load(n, g.scores.Rows(rows));
+      core.Load(e, g.d_weights.Rows(rows));
+      core.Load(ids, g.ids.Rows(rows));
+      core.MulScalar(e, e, g.scale);
+      if (g.renormalise) {
+        core.Gather(w, n, ids);
+        core.RowSum(sum, w);
+        core.AddScalar(sum, sum, g.eps);
+        core.Mul(w, w, e);
+        core.RowSum(column, w);
+        core.Div(column, column, sum);
+        core.Sub(e, e, column);
+        core.Div(e, e, sum);
+      }
+      core.Fill(d, 0.0f);
+      core.Scatter(d, ids, e);
+      if (g.counts != nullptr) {
+        core.RowSum(sum, n);
+        core.Fill(column, 0.0f);
+        core.Fill(s1, 1.0f);
+        core.RowDot(column, s, s1, n, s1, c);
+        core.Div(column, column, sum);
+        core.Fill(s, 0.0f);
+        core.Add(s, s, c);
+        core.Sub(s, s, column);
+        core.Div(s, s, sum);
+        core.Add(d, d, s);
+      }
+      ScoreGradient(core, g.score, d, n, s, column);
+      if (g.temperature > 0) core.MulScalar(d, d, 1.0f / g.temperature);
+      core.Store(g.d_logits.Rows(rows), d);
+    }
+  }
+}
+
+}  // namespace cubist
+
+#endif  // CUBIST_KERNELS_ROUTE_KERNEL_H_

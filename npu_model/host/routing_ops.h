@@ -1,0 +1,29 @@
+// Bodies of the router's instructions of core.h: what tile_ops.h is to the other instructions.
+#ifndef CUBIST_NPU_MODEL_HOST_ROUTING_OPS_H_
+#define CUBIST_NPU_MODEL_HOST_ROUTING_OPS_H_
+
+#include <cstdint>
+
+#include "npu_model/host/tile_ops.h"
+
+namespace cubist {
+
+// A matrix of floats, or of int32 where it is called ids.
+struct RoutingOps {
+  // dst = key <= limit ? a : b; b of the same shape or (r, 1).
+  void (*select_le)(const Rows& dst, const Rows& key, float limit, const Rows& a, const Rows& b);
+  // The values.cols highest of each row of a, descending; of equals the lower column first. NaN counts as -inf.
+  void (*top_k)(const Rows& values, const Rows& ids, const Rows& a);
+  // sums(i, g) = sum of the `count` highest elements of part g of row i.
+  void (*group_top)(const Rows& sums, const Rows& a, std::int64_t count);
+  void (*scores)(ScoreFunction function, const Rows& n);  // ExpandScores
+  // ExpandRepair; bad is (r, 1).
+  void (*repair)(const Rows& x, const Rows& bad, float limit, bool by_mean);
+};
+
+// The table of the best target that the CPU has; see BestVectorOps.
+const RoutingOps& BestRoutingOps();
+
+}  // namespace cubist
+
+#endif  // CUBIST_NPU_MODEL_HOST_ROUTING_OPS_H_

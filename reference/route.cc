@@ -1,0 +1,183 @@
+#include "reference/route.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <numeric>
+
+namespace cubist::reference {
+namespace {
+
+std::size_t Index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+double ScoreOf(Score score, double x) {
+  if (score == Score::kSigmoid) return 1 / (1 + std::exp(-x));
+  return std::sqrt(std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))));
+}
+
+std::vector<double> ScoresOf(Score score, std::vector<double> x) {
+  if (score != Score::kSoftmax) {
+    for (double& v : x) v = ScoreOf(score, v);
+    return x;
+  }
+  const double most = *std::max_element(x.begin(), x.end());
+  double sum = 0;
+  for (double& v : x) sum += v = std::exp(v - most);
+  for (double& v : x) v /= sum;
+  return x;
+}
+
+// Columns by value, descending, of equals the lower first.
+std::vector<std::int64_t> Order(const std::vector<double>& values) {
+  std::vector<std::int64_t> order(values.size());
+  std::iota(order.begin(), order.end(), std::int64_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::int64_t a, std::int64_t b) { return values[Index(a)] > values[Index(b)]; });
+  return order;
+}
+
+// The least difference of neighbours among the first `count` + 1 of `order`.
+double Gap(const std::vector<double>& values, const std::vector<std::int64_t>& order, std::int64_t count) {
+  double gap = std::numeric_limits<double>::infinity();
+  for (std::size_t j = 0; j + 1 < order.size() && j < Index(count); ++j) {
+    const double next = values[Index(order[j + 1])];
+    if (std::isfinite(next)) gap = std::min(gap, values[Index(order[j])] - next);
+  }
+  return gap;
+}
+
+// -inf outside the best groups.
+void LimitToGroups(const RouterOptions& o, std::vector<double>* choice, double* gap) {
+  const std::size_t width = choice->size() / Index(o.groups);
+  std::vector<double> worth;
+  for (std::size_t g = 0; g < Index(o.groups); ++g) {
+    std::vector<double> part(choice->begin() + static_cast<std::ptrdiff_t>(g * width),
+                             choice->begin() + static_cast<std::ptrdiff_t>((g + 1) * width));
+    std::sort(part.begin(), part.end(), std::greater<>());
+    worth.push_back(std::accumulate(part.begin(), part.begin() + o.group_top, 0.0));
+  }
+  const std::vector<std::int64_t> order = Order(worth);
+  *gap = std::min(*gap, Gap(worth, order, o.top_groups));
+  for (std::size_t g = Index(o.top_groups); g < order.size(); ++g) {
+    const auto first = choice->begin() + order[g] * static_cast<std::ptrdiff_t>(width);
+    std::fill(first, first + static_cast<std::ptrdiff_t>(width), -std::numeric_limits<double>::infinity());
+  }
+}
+
+void Repair(const RouterOptions& o, std::vector<double>* x, double* bad) {
+  double sum = 0, good = 0;
+  for (double v : *x) {
+    if (std::abs(v) <= o.limit) sum += v, ++good;
+  }
+  *bad = static_cast<double>(x->size()) - good;
+  for (double& v : *x) {
+    if (!(std::abs(v) <= o.limit)) v = o.mean_for_bad && good > 0 ? sum / good : 0;
+  }
+}
+
+}  // namespace
+
+double UniformNumber(std::uint64_t seed, std::uint32_t stream, std::uint64_t element) {
+  std::uint64_t counter[4] = {element / 4 & 0xffffffffu, element / 4 >> 32, stream, 0};
+  std::uint64_t keys[2] = {seed & 0xffffffffu, seed >> 32};
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t a = counter[0] * 0xD2511F53u, b = counter[2] * 0xCD9E8D57u;
+    counter[0] = (b >> 32) ^ counter[1] ^ keys[0];
+    counter[1] = b & 0xffffffffu;
+    counter[2] = (a >> 32) ^ counter[3] ^ keys[1];
+    counter[3] = a & 0xffffffffu;
+    keys[0] = (keys[0] + 0x9E3779B9u) & 0xffffffffu;
+    keys[1] = (keys[1] + 0xBB67AE85u) & 0xffffffffu;
+  }
+  return (static_cast<double>(counter[element % 4] >> 9) + 0.5) / 8388608.0;
+}
+
+RouterResult Route(ConstTensor logits, ConstTensor bias, std::int64_t top_k, const RouterOptions& o) {
+  RouterResult result;
+  const std::int64_t tokens = logits.size(0), experts = logits.size(1);
+  result.counts.resize(Index(experts));
+  result.smallest_gap = std::numeric_limits<double>::infinity();
+  std::vector<double> shares(Index(experts));
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    std::vector<double> x;
+    for (std::int64_t e = 0; e < experts; ++e)
+      x.push_back(LoadFloat(logits.data, logits.dtype, t * logits.stride(0) + e * logits.stride(1)));
+    double bad = 0;
+    if (o.repairs) Repair(o, &x, &bad);
+    result.bad.push_back(bad);
+    for (std::int64_t e = 0; e < experts && o.temperature > 0; ++e) {
+      const double u = UniformNumber(o.seed, 0, static_cast<std::uint64_t>(t * experts + e));
+      x[Index(e)] = (x[Index(e)] - std::log(-std::log(u))) / o.temperature;
+    }
+    const std::vector<double> n = ScoresOf(o.score, x);
+    const double sum = std::accumulate(n.begin(), n.end(), 0.0);
+    std::vector<double> choice = n;
+    for (std::int64_t e = 0; e < experts; ++e) {
+      if (bias.given()) choice[Index(e)] += LoadFloat(bias.data, bias.dtype, e * bias.stride(0));
+      shares[Index(e)] += n[Index(e)] / sum;
+    }
+    if (o.groups > 1) LimitToGroups(o, &choice, &result.smallest_gap);
+    const std::vector<std::int64_t> order = Order(choice);
+    result.smallest_gap = std::min(result.smallest_gap, Gap(choice, order, top_k));
+    double total = o.eps;
+    for (std::int64_t j = 0; j < top_k; ++j) {
+      const bool dropped =
+          o.dropout > 0 && UniformNumber(o.seed, 1, static_cast<std::uint64_t>(t * top_k + j)) < o.dropout;
+      const std::int64_t e = dropped ? -1 : order[Index(j)];
+      result.ids.push_back(static_cast<std::int32_t>(e));
+      result.weights.push_back(dropped ? 0 : n[Index(e)]);
+      total += result.weights.back();
+      if (!dropped) ++result.counts[Index(e)];
+    }
+    for (auto w = result.weights.end() - top_k; w != result.weights.end(); ++w)
+      *w *= o.scale / (o.renormalise ? total : 1);
+    result.scores.insert(result.scores.end(), n.begin(), n.end());
+  }
+  for (std::int64_t e = 0; e < experts && tokens > 0; ++e) {
+    const auto count = static_cast<double>(tokens);
+    result.aux_loss += o.aux_coefficient * static_cast<double>(experts) / (static_cast<double>(top_k) * count) *
+                       static_cast<double>(result.counts[Index(e)]) * shares[Index(e)] / count;
+  }
+  return result;
+}
+
+std::vector<double> RouteGrad(const std::vector<double>& d_weights, const RouterResult& forward, std::int64_t tokens,
+                              std::int64_t experts, std::int64_t top_k, double d_aux, const RouterOptions& o) {
+  std::vector<double> d_logits;
+  const double count = static_cast<double>(tokens);
+  const double factor =
+      d_aux * o.aux_coefficient * static_cast<double>(experts) / (static_cast<double>(top_k) * count * count);
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const double* n = forward.scores.data() + t * experts;
+    std::vector<double> d(Index(experts));
+    double total = o.eps, cross = 0;
+    for (std::int64_t j = 0; j < top_k; ++j) {
+      const std::int32_t e = forward.ids[Index(t * top_k + j)];
+      if (e >= 0) total += n[e], cross += o.scale * d_weights[Index(t * top_k + j)] * n[e];
+    }
+    for (std::int64_t j = 0; j < top_k; ++j) {
+      const std::int32_t e = forward.ids[Index(t * top_k + j)];
+      const double g = o.scale * d_weights[Index(t * top_k + j)];
+      if (e >= 0) d[Index(e)] += o.renormalise ? g / total - cross / (total * total) : g;
+    }
+    const double sum = std::accumulate(n, n + experts, 0.0);
+    double shared = 0;
+    for (std::int64_t e = 0; e < experts; ++e)
+      shared += factor * static_cast<double>(forward.counts[Index(e)]) * n[e] / sum;
+    double mixed = 0;
+    for (std::int64_t e = 0; e < experts; ++e) {
+      d[Index(e)] += (factor * static_cast<double>(forward.counts[Index(e)]) - shared) / sum;
+      mixed += d[Index(e)] * n[e];
+    }
+    for (std::int64_t e = 0; e < experts; ++e) {
+      const double slope = o.score == Score::kSigmoid ? n[e] * (1 - n[e]) : (1 - std::exp(-n[e] * n[e])) / (2 * n[e]);
+      const double dx = o.score == Score::kSoftmax ? n[e] * (d[Index(e)] - mixed) : d[Index(e)] * slope;
+      d_logits.push_back(o.temperature > 0 ? dx / o.temperature : dx);
+    }
+  }
+  return d_logits;
+}
+
+}  // namespace cubist::reference
