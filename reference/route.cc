@@ -137,14 +137,16 @@ RouterResult Route(ConstTensor logits, ConstTensor bias, std::int64_t top_k, con
   }
   for (std::int64_t e = 0; e < experts && tokens > 0; ++e) {
     const auto count = static_cast<double>(tokens);
-    result.aux_loss += o.aux_coefficient * static_cast<double>(experts) / (static_cast<double>(top_k) * count) *
-                       static_cast<double>(result.counts[Index(e)]) * shares[Index(e)] / count;
+    result.aux_loss += o.aux_coefficient * static_cast<double>(experts) /
+                       (static_cast<double>(top_k) * count) * static_cast<double>(result.counts[Index(e)]) *
+                       shares[Index(e)] / count;
   }
   return result;
 }
 
-std::vector<double> RouteGrad(const std::vector<double>& d_weights, const RouterResult& forward, std::int64_t tokens,
-                              std::int64_t experts, std::int64_t top_k, double d_aux, const RouterOptions& o) {
+std::vector<double> RouteGrad(const std::vector<double>& d_weights, const RouterResult& forward,
+                              std::int64_t tokens, std::int64_t experts, std::int64_t top_k, double d_aux,
+                              const RouterOptions& o) {
   std::vector<double> d_logits;
   const double count = static_cast<double>(tokens);
   const double factor =
@@ -172,7 +174,8 @@ std::vector<double> RouteGrad(const std::vector<double>& d_weights, const Router
       mixed += d[Index(e)] * n[e];
     }
     for (std::int64_t e = 0; e < experts; ++e) {
-      const double slope = o.score == Score::kSigmoid ? n[e] * (1 - n[e]) : (1 - std::exp(-n[e] * n[e])) / (2 * n[e]);
+      const double slope =
+          o.score == Score::kSigmoid ? n[e] * (1 - n[e]) : (1 - std::exp(-n[e] * n[e])) / (2 * n[e]);
       const double dx = o.score == Score::kSoftmax ? n[e] * (d[Index(e)] - mixed) : d[Index(e)] * slope;
       d_logits.push_back(o.temperature > 0 ? dx / o.temperature : dx);
     }

@@ -25,21 +25,23 @@ struct RouterOptions {
 };
 
 struct RouterResult {
-  std::vector<double> scores;   // (T, E)
-  std::vector<std::int32_t> ids;  // (T, K), -1 where dropped
-  std::vector<double> weights;  // (T, K)
+  std::vector<double> scores;        // (T, E)
+  std::vector<std::int32_t> ids;     // (T, K), -1 where dropped
+  std::vector<double> weights;       // (T, K)
   std::vector<std::int64_t> counts;  // (E)
-  std::vector<double> bad;      // (T)
+  std::vector<double> bad;           // (T)
   double aux_loss = 0;
-  double smallest_gap = 0;  // between selection scores that decided, of experts or of groups: ids may differ below it
+  double smallest_gap =
+      0;  // between selection scores that decided, of experts or of groups: ids may differ below it
 };
 
 // logits (T, E), bias (E) or not given.
 RouterResult Route(ConstTensor logits, ConstTensor bias, std::int64_t top_k, const RouterOptions& options);
 
 // d_logits (T, E) for sum of d_weights * weights + d_aux * aux_loss, from what the forward call gave.
-std::vector<double> RouteGrad(const std::vector<double>& d_weights, const RouterResult& forward, std::int64_t tokens,
-                              std::int64_t experts, std::int64_t top_k, double d_aux, const RouterOptions& options);
+std::vector<double> RouteGrad(const std::vector<double>& d_weights, const RouterResult& forward,
+                              std::int64_t tokens, std::int64_t experts, std::int64_t top_k, double d_aux,
+                              const RouterOptions& options);
 
 // Number `element` of a stream: (the upper 23 of 32 random bits + 1/2) / 2^23.
 double UniformNumber(std::uint64_t seed, std::uint32_t stream, std::uint64_t element);

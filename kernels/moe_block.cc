@@ -1,0 +1,360 @@
+#include "kernels/moe_block.h"
+
+#include "kernels/choose_for.h"
+#include "kernels/grouped_matmul.h"
+#include "kernels/matmul.h"
+#include "kernels/rms_norm.h"
+#include "kernels/sum_kernel.h"
+#include "kernels/swiglu.h"
+#include "kernels/token_permute.h"
+#include "kernels/token_permute_grad.h"
+#include "kernels/validate.h"
+#include "npu_model/launch.h"
+
+namespace cubist {
+namespace {
+
+constexpr const char* kBlock = "moe_block";
+
+struct Sizes {
+  std::int64_t tokens, hidden, experts, top_k, width, shared, rows;  // rows = tokens * top_k
+};
+
+Sizes SizesOf(const MoeBlockArgs& a) {
+  const std::int64_t tokens = a.x.size(0);
+  const MoeBlockWeights& w = a.weights;
+  return {tokens,          a.x.size(1),    w.router.size(1),
+          a.top_k,         w.down.size(1), w.shared_down.given() ? w.shared_down.size(0) : 0,
+          tokens * a.top_k};
+}
+
+Status Validate(const Device& device, const MoeBlockArgs& args) {
+  const MoeBlockWeights& w = args.weights;
+  const Argument x{kBlock, "x", args.x}, out{kBlock, "out", args.out}, norm{kBlock, "norm", w.norm};
+  const Argument router{kBlock, "router", w.router}, gate_up{kBlock, "gate_up", w.gate_up},
+      down{kBlock, "down", w.down};
+  const Argument shared_gate_up{kBlock, "shared_gate_up", w.shared_gate_up},
+      shared_down{kBlock, "shared_down", w.shared_down}, post_norm{kBlock, "post_norm", w.post_norm};
+  if (!device.computes()) {
+    return InvalidArgument(std::string(kBlock) + ": the device does not compute, needs one with data");
+  }
+  CUBIST_RETURN_IF_ERROR(CheckShape(x, {{"T"}, {"H"}}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(x, {DType::kF32, DType::kBF16, DType::kF16}));
+  const Dim h{"H, of x", args.x.size(1)};
+  CUBIST_RETURN_IF_ERROR(CheckShape(out, {{"T, of x", args.x.size(0)}, h}));
+  CUBIST_RETURN_IF_ERROR(CheckShape(norm, {h}));
+  CUBIST_RETURN_IF_ERROR(CheckShape(router, {h, {"E"}}));
+  const Dim e{"E, of router", w.router.size(1)};
+  CUBIST_RETURN_IF_ERROR(CheckShape(down, {e, {"F"}, h}));
+  CUBIST_RETURN_IF_ERROR(CheckShape(gate_up, {e, h, {"2 F, of down", 2 * w.down.size(1)}}));
+  if (args.top_k < 1 || args.top_k > w.router.size(1)) {
+    return InvalidArgument(std::string(kBlock) + ": top_k is " + std::to_string(args.top_k) +
+                           ", needs 1 to E, " + std::to_string(w.router.size(1)));
+  }
+  if (shared_gate_up.tensor.given() != shared_down.tensor.given()) {
+    return (shared_down.tensor.given() ? shared_gate_up : shared_down)
+        .Error("is not given, and its other half is");
+  }
+  if (shared_down.tensor.given()) {
+    CUBIST_RETURN_IF_ERROR(CheckShape(shared_down, {{"S"}, h}));
+    CUBIST_RETURN_IF_ERROR(
+        CheckShape(shared_gate_up, {h, {"2 S, of shared_down", 2 * w.shared_down.size(0)}}));
+  }
+  if (post_norm.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckShape(post_norm, {h}));
+  for (const Argument* arg : {&out, &router, &gate_up, &down, &shared_gate_up, &shared_down}) {
+    if (arg->tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {args.x.dtype}));
+  }
+  return CheckTensors(
+      device, {&x, &norm, &router, &gate_up, &down, &shared_gate_up, &shared_down, &post_norm}, {&out});
+}
+
+// Runs a block's kernels one after the other until one fails, and collects their profiles.
+class Steps {
+ public:
+  Steps(const Device& device, BlockProfile* profile) : device_(device), profile_(profile) {
+    if (profile != nullptr) profile->kernels.clear();
+  }
+
+  // kernel(device, args, profile), unless a step has failed.
+  template <class Kernel, class Args>
+  void Run(const char* name, Kernel kernel, const Args& args) {
+    if (!status_.ok()) return;
+    const bool keeps = profile_ != nullptr && device_.kind() == Device::Kind::kNpu;
+    Profile* of_step = keeps ? &profile_->kernels.emplace_back(name, Profile()).second : nullptr;
+    status_ = kernel(device_, args, of_step);
+  }
+  const Status& status() const { return status_; }
+
+ private:
+  const Device& device_;
+  BlockProfile* profile_;
+  Status status_;
+};
+
+struct SumArgs {
+  ConstTensor a, b, c = {};
+  Tensor out;
+};
+
+Status Sum(const Device& device, const SumArgs& args, Profile* profile) {
+  Launch launch(device, "sum");
+  const RowwiseShape shape{.rows = args.out.size(0),
+                           .cols = args.out.size(1),
+                           .dtype = DType::kF32,
+                           .loads = 1,
+                           .stores = 1,
+                           .vector_passes = 2};
+  RowwiseTiling tiling;
+  CUBIST_RETURN_IF_ERROR(ChooseFor(device, "sum", shape, &RowwiseCandidates, &tiling));
+  SumOperands g;
+  g.terms = {launch.Input("a", args.a), launch.Input("b", args.b), launch.Input("c", args.c)};
+  g.out = MatrixOf(*launch.Output("out", args.out));
+  launch.OnVectorCores(tiling.chunks, [&](auto& core) { SumKernel(core, g, tiling); });
+  return launch.Finish(profile);
+}
+
+// Columns [begin, end) of a matrix.
+template <class AnyTensor>
+AnyTensor Columns(AnyTensor x, std::int64_t begin, std::int64_t end) {
+  auto* bytes = static_cast<char*>(const_cast<void*>(static_cast<const void*>(x.data)));
+  x.data = bytes + begin * x.stride(1) * SizeOf(x.dtype);
+  x.sizes[1] = end - begin;
+  return x;
+}
+
+// The tensors that the forward pass leaves for the backward one.
+struct Kept {
+  Kept(const MoeBlockArgs& a, const Sizes& s, MoeBlockState* state) {
+    const DType t = a.x.dtype;
+    const auto take = [&](const char* name, DType dtype, std::initializer_list<std::int64_t> sizes) {
+      return state->Take(name, dtype, sizes);
+    };
+    normed = take("normed", t, {s.tokens, s.hidden}), rstd = take("rstd", DType::kF32, {s.tokens});
+    logits = take("logits", DType::kF32, {s.tokens, s.experts});
+    weights = take("weights", DType::kF32, {s.tokens, s.top_k}),
+    ids = take("ids", DType::kI32, {s.tokens, s.top_k});
+    scores = take("scores", DType::kF32, {s.tokens, s.experts}),
+    counts = take("counts", DType::kI32, {s.experts});
+    permuted = take("permuted", t, {s.rows, s.hidden}), places = take("places", DType::kI32, {s.rows});
+    gate_up = take("gate_up", t, {s.rows, 2 * s.width}), act = take("act", t, {s.rows, s.width});
+    down = take("down", t, {s.rows, s.hidden}), routed = take("routed", t, {s.tokens, s.hidden});
+    if (a.weights.shared_down.given()) {
+      shared_gate_up = take("shared_gate_up", t, {s.tokens, 2 * s.shared});
+      shared_act = take("shared_act", t, {s.tokens, s.shared}),
+      shared = take("shared", t, {s.tokens, s.hidden});
+    }
+    if (a.weights.post_norm.given()) {
+      experts = a.weights.shared_down.given() ? take("experts", t, {s.tokens, s.hidden}) : routed;
+      post = take("post", t, {s.tokens, s.hidden}), post_rstd = take("post_rstd", DType::kF32, {s.tokens});
+    }
+  }
+
+  Tensor normed, rstd, logits, weights, ids, scores, counts, permuted, places, gate_up, act, down, routed;
+  Tensor shared_gate_up, shared_act, shared;
+  Tensor experts, post, post_rstd;  // With post_norm: what all experts give together, and its norm.
+};
+
+}  // namespace
+
+Tensor MoeBlockState::Take(const std::string& name, DType dtype, std::initializer_list<std::int64_t> sizes) {
+  const Tensor shape(nullptr, dtype, sizes);
+  std::vector<Line>& lines = memory_[name];
+  const auto needed = static_cast<std::size_t>(CeilDiv(shape.count() * SizeOf(dtype), 64) + 1);
+  if (lines.size() < needed) lines.resize(needed);
+  return Tensor(static_cast<void*>(lines.data()), dtype, sizes);
+}
+
+double BlockProfile::time_s() const {
+  double sum = 0;
+  for (const auto& [name, profile] : kernels) sum += profile.time_s;
+  return sum;
+}
+
+Status MoeBlock(const Device& device, const MoeBlockArgs& args, MoeBlockState* state, BlockProfile* profile) {
+  CUBIST_RETURN_IF_ERROR(Validate(device, args));
+  const Sizes s = SizesOf(args);
+  const MoeBlockWeights& w = args.weights;
+  const Kept k(args, s, state);
+  Steps steps(device, profile);
+  steps.Run("norm", &RmsNorm,
+            RmsNormArgs{.x = args.x, .gamma = w.norm, .eps = args.eps, .out = k.normed, .rstd = k.rstd});
+  steps.Run("router", &Matmul, MatmulArgs{.a = k.normed, .b = w.router, .c = k.logits});
+  steps.Run("route", &Route,
+            RouteArgs{.logits = k.logits,
+                      .bias = w.router_bias,
+                      .options = args.route,
+                      .weights = k.weights,
+                      .ids = k.ids,
+                      .scores = k.scores,
+                      .counts = k.counts,
+                      .aux_loss = args.aux_loss});
+  steps.Run("permute", &TokenPermute,
+            TokenPermuteArgs{.tokens = k.normed,
+                             .topk_ids = k.ids,
+                             .num_experts = s.experts,
+                             .permuted = k.permuted,
+                             .sorted_indices = k.places});
+  steps.Run("experts gate and up", &GroupedMatmul,
+            GroupedMatmulArgs{.x = k.permuted, .groups = k.counts, .weights = w.gate_up, .out = k.gate_up});
+  steps.Run("experts swiglu", &SwiGlu,
+            SwiGluArgs{.gate = Columns(k.gate_up, 0, s.width),
+                       .up = Columns(k.gate_up, s.width, 2 * s.width),
+                       .out = k.act});
+  steps.Run("experts down", &GroupedMatmul,
+            GroupedMatmulArgs{.x = k.act, .groups = k.counts, .weights = w.down, .out = k.down});
+  steps.Run("unpermute", &TokenUnpermute,
+            TokenUnpermuteArgs{
+                .permuted = k.down, .sorted_indices = k.places, .probs = k.weights, .out = k.routed});
+  if (w.shared_down.given()) {
+    steps.Run("shared gate and up", &Matmul,
+              MatmulArgs{.a = k.normed, .b = w.shared_gate_up, .c = k.shared_gate_up});
+    steps.Run("shared swiglu", &SwiGlu,
+              SwiGluArgs{.gate = Columns(k.shared_gate_up, 0, s.shared),
+                         .up = Columns(k.shared_gate_up, s.shared, 2 * s.shared),
+                         .out = k.shared_act});
+    steps.Run("shared down", &Matmul, MatmulArgs{.a = k.shared_act, .b = w.shared_down, .c = k.shared});
+  }
+  if (w.post_norm.given()) {
+    if (w.shared_down.given())
+      steps.Run("sum", &Sum, SumArgs{.a = k.routed, .b = k.shared, .out = k.experts});
+    steps.Run("post norm", &RmsNorm,
+              RmsNormArgs{
+                  .x = k.experts, .gamma = w.post_norm, .eps = args.eps, .out = k.post, .rstd = k.post_rstd});
+    steps.Run("residual", &Sum, SumArgs{.a = args.x, .b = k.post, .out = args.out});
+  } else {
+    steps.Run("residual", &Sum, SumArgs{.a = args.x, .b = k.routed, .c = k.shared, .out = args.out});
+  }
+  return steps.status();
+}
+
+Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, MoeBlockState* state,
+                    BlockProfile* profile) {
+  const MoeBlockArgs& f = args.forward;
+  CUBIST_RETURN_IF_ERROR(Validate(device, f));
+  const Argument d_out{kBlock, "d_out", args.d_out}, d_x{kBlock, "d_x", args.d_x};
+  for (const Argument* arg : {&d_out, &d_x}) {
+    CUBIST_RETURN_IF_ERROR(CheckShape(*arg, {{"T, of x", f.x.size(0)}, {"H, of x", f.x.size(1)}}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {f.x.dtype}));
+  }
+  const Sizes s = SizesOf(f);
+  const MoeBlockWeights& w = f.weights;
+  const MoeBlockGradients& g = args.gradients;
+  const Kept k(f, s, state);
+  const DType t = f.x.dtype;
+  const auto take = [&](const char* name, DType dtype, std::initializer_list<std::int64_t> sizes) {
+    return state->Take(name, dtype, sizes);
+  };
+  Steps steps(device, profile);
+
+  // What reaches the experts' sum.
+  ConstTensor d_experts = args.d_out;
+  if (w.post_norm.given()) {
+    const Tensor d = take("d_experts", t, {s.tokens, s.hidden});
+    steps.Run("post norm", &RmsNormGrad,
+              RmsNormGradArgs{.d_out = args.d_out,
+                              .x = k.experts,
+                              .rstd = k.post_rstd,
+                              .gamma = w.post_norm,
+                              .d_x = d,
+                              .d_gamma = g.post_norm});
+    d_experts = d;
+  }
+
+  // Routed experts.
+  const Tensor d_down = take("d_down", t, {s.rows, s.hidden}),
+               d_weights = take("d_weights", DType::kF32, {s.tokens, s.top_k});
+  const Tensor d_act = take("d_act", t, {s.rows, s.width}),
+               d_gate_up = take("d_gate_up", t, {s.rows, 2 * s.width});
+  const Tensor d_permuted = take("d_permuted", t, {s.rows, s.hidden}),
+               d_routed = take("d_routed", t, {s.tokens, s.hidden});
+  steps.Run("unpermute", &TokenUnpermuteGrad,
+            TokenUnpermuteGradArgs{.out_grad = d_experts,
+                                   .permuted = k.down,
+                                   .sorted_indices = k.places,
+                                   .probs = k.weights,
+                                   .permuted_grad = d_down,
+                                   .probs_grad = d_weights});
+  steps.Run("experts down", &GroupedMatmulGrad,
+            GroupedMatmulGradArgs{.dy = d_down,
+                                  .groups = k.counts,
+                                  .weights = w.down,
+                                  .dx = d_act,
+                                  .x = g.down.given() ? ConstTensor(k.act) : ConstTensor(),
+                                  .dw = g.down});
+  steps.Run("experts swiglu", &SwiGluGrad,
+            SwiGluGradArgs{.d_out = d_act,
+                           .gate = Columns(k.gate_up, 0, s.width),
+                           .up = Columns(k.gate_up, s.width, 2 * s.width),
+                           .d_gate = Columns(d_gate_up, 0, s.width),
+                           .d_up = Columns(d_gate_up, s.width, 2 * s.width)});
+  steps.Run("experts gate and up", &GroupedMatmulGrad,
+            GroupedMatmulGradArgs{.dy = d_gate_up,
+                                  .groups = k.counts,
+                                  .weights = w.gate_up,
+                                  .dx = d_permuted,
+                                  .x = g.gate_up.given() ? ConstTensor(k.permuted) : ConstTensor(),
+                                  .dw = g.gate_up});
+  steps.Run("permute", &TokenPermuteGrad,
+            TokenPermuteGradArgs{.permuted_grad = d_permuted,
+                                 .sorted_indices = k.places,
+                                 .top_k = s.top_k,
+                                 .tokens_grad = d_routed});
+
+  // Router.
+  const Tensor d_logits = take("d_logits", t, {s.tokens, s.experts}),
+               d_router = take("d_router", t, {s.tokens, s.hidden});
+  steps.Run("route", &RouteGrad,
+            RouteGradArgs{.d_weights = d_weights,
+                          .ids = k.ids,
+                          .scores = k.scores,
+                          .counts = k.counts,
+                          .options = f.route,
+                          .d_aux_loss = args.d_aux_loss,
+                          .d_logits = d_logits});
+  steps.Run("router", &Matmul, MatmulArgs{.a = d_logits, .b = w.router, .c = d_router, .transpose_b = true});
+  if (g.router.given()) {
+    steps.Run("router weights", &Matmul,
+              MatmulArgs{.a = k.normed, .b = d_logits, .c = g.router, .transpose_a = true});
+  }
+
+  // Shared expert.
+  Tensor d_shared;
+  if (w.shared_down.given()) {
+    const Tensor d_shared_act = take("d_shared_act", t, {s.tokens, s.shared});
+    const Tensor d_shared_gate_up = take("d_shared_gate_up", t, {s.tokens, 2 * s.shared});
+    d_shared = take("d_shared", t, {s.tokens, s.hidden});
+    steps.Run("shared down", &Matmul,
+              MatmulArgs{.a = d_experts, .b = w.shared_down, .c = d_shared_act, .transpose_b = true});
+    if (g.shared_down.given()) {
+      steps.Run("shared down weights", &Matmul,
+                MatmulArgs{.a = k.shared_act, .b = d_experts, .c = g.shared_down, .transpose_a = true});
+    }
+    steps.Run("shared swiglu", &SwiGluGrad,
+              SwiGluGradArgs{.d_out = d_shared_act,
+                             .gate = Columns(k.shared_gate_up, 0, s.shared),
+                             .up = Columns(k.shared_gate_up, s.shared, 2 * s.shared),
+                             .d_gate = Columns(d_shared_gate_up, 0, s.shared),
+                             .d_up = Columns(d_shared_gate_up, s.shared, 2 * s.shared)});
+    steps.Run("shared gate and up", &Matmul,
+              MatmulArgs{.a = d_shared_gate_up, .b = w.shared_gate_up, .c = d_shared, .transpose_b = true});
+    if (g.shared_gate_up.given()) {
+      steps.Run("shared gate and up weights", &Matmul,
+                MatmulArgs{.a = k.normed, .b = d_shared_gate_up, .c = g.shared_gate_up, .transpose_a = true});
+    }
+  }
+
+  // All that reaches the norm, then the norm and the residual stream.
+  const Tensor d_normed = take("d_normed", t, {s.tokens, s.hidden});
+  steps.Run("sum", &Sum, SumArgs{.a = d_routed, .b = d_router, .c = d_shared, .out = d_normed});
+  steps.Run("norm", &RmsNormGrad,
+            RmsNormGradArgs{.d_out = d_normed,
+                            .x = f.x,
+                            .rstd = k.rstd,
+                            .gamma = w.norm,
+                            .d_sum = args.d_out,
+                            .d_x = args.d_x,
+                            .d_gamma = g.norm});
+  return steps.status();
+}
+
+}  // namespace cubist

@@ -1,0 +1,87 @@
+// MoeBlock: the feed-forward half of a Mixture-of-Experts layer, whole, forward and backward, from the public kernels.
+#ifndef CUBIST_KERNELS_MOE_BLOCK_H_
+#define CUBIST_KERNELS_MOE_BLOCK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/route.h"
+#include "npu_model/device.h"
+#include "npu_model/status.h"
+#include "npu_model/types.h"
+
+namespace cubist {
+
+// One dtype, fp32, bf16 or fp16, but for norms and router_bias, which may be any float.
+struct MoeBlockWeights {
+  ConstTensor norm;                                   // (H)
+  ConstTensor router;                                 // (H, E)
+  ConstTensor router_bias = {};                       // (E), optional: selects, does not weigh
+  ConstTensor gate_up, down;                          // (E, H, 2 F) with the gate in front; (E, F, H)
+  ConstTensor shared_gate_up = {}, shared_down = {};  // (H, 2 S), (S, H), optional: the shared expert
+  ConstTensor post_norm = {};  // (H), optional: Pangu's sandwich norm, of what the experts give
+};
+
+// What is given is written: fp32 or the weights' dtype; norms any float.
+struct MoeBlockGradients {
+  Tensor norm = {}, router = {}, gate_up = {}, down = {}, shared_gate_up = {}, shared_down = {},
+         post_norm = {};
+};
+
+// What the forward pass keeps for the backward one, and the scratch memory of both. Grows with the largest call and is
+// reused by the next ones. One per call in flight.
+class MoeBlockState {
+ public:
+  // A tensor of that name, dtype and shape; its contents last until it is asked for with another.
+  Tensor Take(const std::string& name, DType dtype, std::initializer_list<std::int64_t> sizes);
+
+ private:
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  std::map<std::string, std::vector<Line>> memory_;
+};
+
+// The kernels of a block as the model predicts them, in order; empty on the host.
+struct BlockProfile {
+  std::vector<std::pair<std::string, Profile>> kernels;
+  double time_s() const;
+};
+
+// With h = RmsNorm(x, norm), and the routes of Route(h * router):
+//   y(t) = sum over the routes (t, e) of weight * down_e(SwiGlu(gate_up_e(h(t))))  (+ down(SwiGlu(gate_up(h(t)))), shared)
+//   out = x + y, or x + RmsNorm(y, post_norm)
+// x, out (T, H), the dtype of the weights. Nothing waits for a count: the router's counts stay where the grouped products
+// read them. Intermediate results are rounded to the dtype; router logits, weights and scores stay fp32.
+struct MoeBlockArgs {
+  ConstTensor x;
+  MoeBlockWeights weights;
+  RouteOptions route = {};
+  std::int64_t top_k = 1;
+  float eps = 1e-6f;
+  Tensor out;
+  Tensor aux_loss = {};  // (1) fp32, optional; see Route
+};
+
+// Gradients of the sum of d_out * out + d_aux_loss * aux_loss, after MoeBlock with the same arguments and state.
+struct MoeBlockGradArgs {
+  MoeBlockArgs forward;
+  ConstTensor d_out;
+  float d_aux_loss = 0;
+  Tensor d_x;
+  MoeBlockGradients gradients = {};
+};
+
+// Errors name the argument, its value and the limit. On an Npu device the calls need data.
+Status MoeBlock(const Device& device, const MoeBlockArgs& args, MoeBlockState* state,
+                BlockProfile* profile = nullptr);
+Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, MoeBlockState* state,
+                    BlockProfile* profile = nullptr);
+
+}  // namespace cubist
+
+#endif  // CUBIST_KERNELS_MOE_BLOCK_H_

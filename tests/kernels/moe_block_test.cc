@@ -1,0 +1,285 @@
+// MoeBlock against a plain evaluation in double that follows the routes taken, and its gradients against finite differences
+// of that evaluation.
+#include "kernels/moe_block.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/kernels/kernel_test.h"
+#include "tests/support/expect_close.h"
+#include "tests/support/matrix.h"
+#include "tests/support/random.h"
+#include "tests/support/shapes.h"
+
+namespace cubist::testing {
+namespace {
+
+constexpr std::int64_t kTokens = 11, kHidden = 20, kExperts = 8, kTopK = 3, kWidth = 10, kShared = 6;
+using Values = std::vector<double>;
+
+struct BlockCase {
+  std::string name;
+  bool shared = true, post_norm = false;
+  RouteOptions route = {};
+  std::string Name() const { return name; }
+};
+
+std::vector<BlockCase> Cases() {
+  const RouteOptions sigmoid = {.score = ScoreFunction::kSigmoid,
+                                .renormalise = true,
+                                .scale = 2.5f,
+                                .groups = 4,
+                                .top_groups = 2,
+                                .group_top = 2};
+  return {
+      {"softmax_without_shared", false, false, {.aux_coefficient = 0.5f}},
+      {"deepseek", true, false, sigmoid},
+      {"pangu_sandwich", true, true, {.score = ScoreFunction::kSigmoid, .renormalise = true, .scale = 2.5f}},
+      {"sandwich_without_shared", false, true, {}}};
+}
+
+struct Block {
+  Block(const BlockCase& c, DType dtype)
+      : what(c),
+        x(dtype, {kTokens, kHidden}),
+        norm(DType::kF32, {kHidden}),
+        router(dtype, {kHidden, kExperts}),
+        bias(DType::kF32, {kExperts}),
+        gate_up(dtype, {kExperts, kHidden, 2 * kWidth}),
+        down(dtype, {kExperts, kWidth, kHidden}),
+        shared_gate_up(dtype, {kHidden, 2 * kShared}),
+        shared_down(dtype, {kShared, kHidden}),
+        post_norm(DType::kF32, {kHidden}),
+        out(dtype, {kTokens, kHidden}),
+        d_out(dtype, {kTokens, kHidden}),
+        aux_loss(DType::kF32, {1}) {
+    Random random;
+    x.FillNormal(random), d_out.FillNormal(random);
+    norm.FillUniform(random, 0.5, 1.5), post_norm.FillUniform(random, 0.5, 1.5);
+    router.FillNormal(random, 0, 0.3), bias.FillNormal(random, 0, 0.05);
+    gate_up.FillNormal(random, 0, 0.3), down.FillNormal(random, 0, 0.3);
+    shared_gate_up.FillNormal(random, 0, 0.3), shared_down.FillNormal(random, 0, 0.3);
+  }
+  MoeBlockArgs args() {
+    MoeBlockArgs a;
+    a.x = x.view(), a.route = what.route, a.top_k = kTopK, a.out = out.view(), a.aux_loss = aux_loss.view();
+    a.weights = {.norm = norm.view(),
+                 .router = router.view(),
+                 .router_bias = bias.view(),
+                 .gate_up = gate_up.view(),
+                 .down = down.view()};
+    if (what.shared)
+      a.weights.shared_gate_up = shared_gate_up.view(), a.weights.shared_down = shared_down.view();
+    if (what.post_norm) a.weights.post_norm = post_norm.view();
+    return a;
+  }
+
+  BlockCase what;
+  Matrix x, norm, router, bias, gate_up, down, shared_gate_up, shared_down, post_norm, out, d_out, aux_loss;
+};
+
+double Silu(double g) { return g / (1 + std::exp(-g)); }
+
+Values Norm(const Values& x, const Matrix& gamma) {
+  double squares = 1e-6 * static_cast<double>(x.size());
+  for (double v : x) squares += v * v;
+  Values y;
+  for (std::size_t h = 0; h < x.size(); ++h)
+    y.push_back(x[h] / std::sqrt(squares / static_cast<double>(x.size())) *
+                gamma.at({static_cast<std::int64_t>(h)}));
+  return y;
+}
+
+// y += weight * down(SwiGlu(gate_up(h))); element (i, j) of the matrices by function.
+void AddExpert(const Values& h, std::int64_t width, double weight,
+               const std::function<double(std::int64_t, std::int64_t)>& gate_up,
+               const std::function<double(std::int64_t, std::int64_t)>& down, Values* y) {
+  for (std::int64_t f = 0; f < width; ++f) {
+    double gate = 0, up = 0;
+    for (std::int64_t i = 0; i < kHidden; ++i) {
+      gate += h[static_cast<std::size_t>(i)] * gate_up(i, f);
+      up += h[static_cast<std::size_t>(i)] * gate_up(i, width + f);
+    }
+    for (std::int64_t i = 0; i < kHidden; ++i)
+      (*y)[static_cast<std::size_t>(i)] += weight * Silu(gate) * up * down(f, i);
+  }
+}
+
+// The block in double; `ids` are the routes taken. Returns out, and the loss last.
+Values Evaluate(const Block& b, const std::vector<std::int32_t>& ids) {
+  Values result;
+  double counts[kExperts] = {}, shares[kExperts] = {};
+  for (std::int64_t t = 0; t < kTokens; ++t) {
+    Values x;
+    for (std::int64_t h = 0; h < kHidden; ++h) x.push_back(b.x.at({t, h}));
+    const Values h = Norm(x, b.norm);
+    Values n;
+    double sum = 0, most = -1e300;
+    for (std::int64_t e = 0; e < kExperts; ++e) {
+      double logit = 0;
+      for (std::int64_t i = 0; i < kHidden; ++i)
+        logit += h[static_cast<std::size_t>(i)] * b.router.at({i, e});
+      n.push_back(logit), most = std::max(most, logit);
+    }
+    for (double& v : n) {
+      v = b.what.route.score == ScoreFunction::kSigmoid ? 1 / (1 + std::exp(-v)) : std::exp(v - most);
+      sum += v;
+    }
+    for (std::int64_t e = 0; e < kExperts; ++e) {
+      shares[e] += n[static_cast<std::size_t>(e)] / sum;
+      if (b.what.route.score == ScoreFunction::kSoftmax) n[static_cast<std::size_t>(e)] /= sum;
+    }
+    double total = 0;
+    const std::int32_t* chosen = ids.data() + t * kTopK;
+    for (std::int64_t j = 0; j < kTopK; ++j)
+      total += n[static_cast<std::size_t>(chosen[j])], ++counts[chosen[j]];
+    Values y(kHidden);
+    for (std::int64_t j = 0; j < kTopK; ++j) {
+      const std::int64_t e = chosen[j];
+      const double weight =
+          b.what.route.scale * n[static_cast<std::size_t>(e)] / (b.what.route.renormalise ? total : 1);
+      AddExpert(
+          h, kWidth, weight,
+          [&](std::int64_t i, std::int64_t f) {
+            return b.gate_up.at({e, i, f});
+          },
+          [&](std::int64_t f, std::int64_t i) {
+            return b.down.at({e, f, i});
+          },
+          &y);
+    }
+    if (b.what.shared) {
+      AddExpert(
+          h, kShared, 1,
+          [&](std::int64_t i, std::int64_t f) {
+            return b.shared_gate_up.at({i, f});
+          },
+          [&](std::int64_t f, std::int64_t i) {
+            return b.shared_down.at({f, i});
+          },
+          &y);
+    }
+    if (b.what.post_norm) y = Norm(y, b.post_norm);
+    for (std::size_t i = 0; i < y.size(); ++i) result.push_back(x[i] + y[i]);
+  }
+  double loss = 0;
+  for (std::int64_t e = 0; e < kExperts; ++e) {
+    loss += b.what.route.aux_coefficient * kExperts / (static_cast<double>(kTopK) * kTokens) * counts[e] *
+            shares[e] / kTokens;
+  }
+  result.push_back(loss);
+  return result;
+}
+
+std::vector<std::int32_t> IdsOf(MoeBlockState* state) {
+  const Tensor ids = state->Take("ids", DType::kI32, {kTokens, kTopK});
+  const auto* first = static_cast<const std::int32_t*>(ids.data);
+  return {first, first + kTokens * kTopK};
+}
+
+class MoeBlockTest : public ::testing::TestWithParam<BlockCase> {};
+INSTANTIATE_TEST_SUITE_P(Cases, MoeBlockTest, ::testing::ValuesIn(Cases()), ShapeName());
+
+TEST_P(MoeBlockTest, IsItsFormula) {
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    for (DType dtype : kFloatTypes) {
+      SCOPED_TRACE(NameOf(dtype));
+      Block b(GetParam(), dtype);
+      MoeBlockState state;
+      BlockProfile profile;
+      ASSERT_TRUE(IsOk(MoeBlock(device, b.args(), &state, &profile)));
+      Values expected = Evaluate(b, IdsOf(&state)), bounds;
+      EXPECT_NEAR(b.aux_loss.at({0}), expected.back(), 20 * UnitRoundoff(dtype) * std::abs(expected.back()));
+      expected.pop_back();
+      // A dozen roundings of intermediate results, of values not much larger than one.
+      for (double v : expected) bounds.push_back(24 * UnitRoundoff(dtype) * (2 + std::abs(v)));
+      ExpectClose(b.out.view(), expected, bounds);
+      ExpectGuards(b.out);
+      EXPECT_EQ(profile.kernels.empty(), device.kind() == Device::Kind::kHost);
+      EXPECT_EQ(profile.time_s() > 0, device.kind() == Device::Kind::kNpu);
+    }
+  }
+}
+
+TEST_P(MoeBlockTest, GradientsAreFiniteDifferences) {
+  Block b(GetParam(), DType::kF32);
+  MoeBlockState state;
+  ASSERT_TRUE(IsOk(MoeBlock(Host(), b.args(), &state)));
+  const std::vector<std::int32_t> ids = IdsOf(&state);
+  Block d(GetParam(), DType::kF32);  // The gradients, in the weights' places.
+  MoeBlockGradArgs args{.forward = b.args(), .d_out = b.d_out.view(), .d_aux_loss = 2, .d_x = d.x.view()};
+  args.gradients = {
+      .norm = d.norm.view(), .router = d.router.view(), .gate_up = d.gate_up.view(), .down = d.down.view()};
+  if (b.what.shared) {
+    args.gradients.shared_gate_up = d.shared_gate_up.view(),
+    args.gradients.shared_down = d.shared_down.view();
+  }
+  if (b.what.post_norm) args.gradients.post_norm = d.post_norm.view();
+  ASSERT_TRUE(IsOk(MoeBlockGrad(Host(), args, &state)));
+
+  const Values weights = b.d_out.ToDoubles();
+  const auto value = [&] {
+    const Values out = Evaluate(b, ids);
+    double sum = 2 * out.back();
+    for (std::size_t i = 0; i < weights.size(); ++i) sum += weights[i] * out[i];
+    return sum;
+  };
+  Random random;
+  std::vector<std::pair<Matrix*, const Matrix*>> pairs = {
+      {&b.x, &d.x}, {&b.norm, &d.norm}, {&b.router, &d.router}, {&b.gate_up, &d.gate_up}, {&b.down, &d.down}};
+  if (b.what.shared)
+    pairs.insert(pairs.end(), {{&b.shared_gate_up, &d.shared_gate_up}, {&b.shared_down, &d.shared_down}});
+  if (b.what.post_norm) pairs.push_back({&b.post_norm, &d.post_norm});
+  for (std::size_t p = 0; p < pairs.size(); ++p) {
+    SCOPED_TRACE(p);
+    const Tensor moved = pairs[p].first->view(), gradient = const_cast<Matrix*>(pairs[p].second)->view();
+    std::vector<std::int64_t> offsets, places;
+    ForEachElement(moved, [&](const auto&, std::int64_t offset) { offsets.push_back(offset); });
+    ForEachElement(gradient, [&](const auto&, std::int64_t offset) { places.push_back(offset); });
+    for (int trial = 0; trial < 12; ++trial) {
+      const auto i =
+          static_cast<std::size_t>(random.Integer(0, static_cast<std::int64_t>(offsets.size()) - 1));
+      float& element = static_cast<float*>(moved.data)[offsets[i]];
+      const float kept = element;
+      element = kept + 0x1p-9f;
+      const double above = value(), high = element;
+      element = kept - 0x1p-9f;
+      const double below = value(), low = element;
+      element = kept;
+      const double expected = (above - below) / (high - low);
+      EXPECT_NEAR(static_cast<const float*>(gradient.data)[places[i]], expected,
+                  2e-3 * (1 + std::abs(expected)))
+          << i;
+    }
+    ExpectGuards(*pairs[p].second);
+  }
+}
+
+TEST(MoeBlockArgumentsTest, AreNamed) {
+  MoeBlockState state;
+  const auto says = [&](const std::function<void(MoeBlockArgs&)>& spoil, const std::string& what) {
+    Block b(Cases()[1], DType::kF32);
+    MoeBlockArgs args = b.args();
+    spoil(args);
+    const Status status = MoeBlock(Host(), args, &state);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(what), std::string::npos) << status.message();
+    EXPECT_TRUE(std::isnan(b.out.at({0, 0})));
+  };
+  says([](auto& a) { a.x = {}; }, "moe_block: x is not given");
+  says([](auto& a) { a.top_k = 9; }, "moe_block: top_k is 9, needs 1 to E, 8");
+  says([](auto& a) { a.weights.down.sizes[1] = 9; }, "moe_block: gate_up has size 20");
+  says([](auto& a) { a.weights.shared_down = {}; }, "moe_block: shared_down is not given");
+  says([](auto& a) { a.weights.router.dtype = DType::kBF16; }, "moe_block: router is bf16");
+  says([](auto& a) { a.out.data = const_cast<void*>(a.x.data); }, "moe_block: out overlaps x");
+}
+
+}  // namespace
+}  // namespace cubist::testing

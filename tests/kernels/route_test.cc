@@ -1,0 +1,317 @@
+// Route and its gradient against the reference, and the properties that routing must have.
+#include "kernels/route.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "reference/route.h"
+#include "tests/kernels/kernel_test.h"
+#include "tests/support/expect_close.h"
+#include "tests/support/matrix.h"
+#include "tests/support/random.h"
+#include "tests/support/shapes.h"
+#include "tests/support/simd_targets.h"
+
+namespace cubist::testing {
+namespace {
+
+struct RouteCase {
+  std::string name;
+  std::int64_t tokens, experts, top_k;
+  RouteOptions options = {};
+  bool bias = false;
+  DType dtype = DType::kF32;
+  std::string Name() const { return name; }
+};
+
+constexpr ScoreFunction kScoreFunctions[] = {ScoreFunction::kSoftmax, ScoreFunction::kSigmoid,
+                                             ScoreFunction::kSqrtSoftplus};
+
+std::vector<RouteCase> Cases() {
+  std::vector<RouteCase> cases = {
+      {"deepseek_v3",
+       70,
+       256,
+       8,
+       {.score = ScoreFunction::kSigmoid,
+        .renormalise = true,
+        .scale = 2.5f,
+        .groups = 8,
+        .top_groups = 4,
+        .group_top = 2},
+       true},
+      {"softmax_top2_of_8", 33, 8, 2, {}},
+      {"max_of_groups", 40, 24, 3, {.groups = 6, .top_groups = 2, .group_top = 1}},
+      {"top3_of_groups",
+       40,
+       35,
+       4,
+       {.score = ScoreFunction::kSqrtSoftplus,
+        .renormalise = true,
+        .groups = 5,
+        .top_groups = 3,
+        .group_top = 3},
+       true},
+      {"all_experts", 9, 37, 37, {.score = ScoreFunction::kSigmoid, .renormalise = true}},
+      {"many_of_many", 5, 1031, 100, {.score = ScoreFunction::kSoftmax, .scale = 3}},
+      {"sampled", 50, 64, 6, {.renormalise = true, .temperature = 0.7f, .seed = 99}},
+      {"dropped",
+       60,
+       20,
+       5,
+       {.score = ScoreFunction::kSigmoid, .renormalise = true, .dropout = 0.3f, .seed = 5},
+       true},
+      {"load_balanced", 45, 33, 4, {.score = ScoreFunction::kSigmoid, .aux_coefficient = 0.3f}},
+      {"bf16_logits",
+       21,
+       130,
+       8,
+       {.score = ScoreFunction::kSigmoid, .aux_coefficient = 2},
+       true,
+       DType::kBF16},
+      {"one_expert", 7, 1, 1, {.renormalise = true}},
+      {"no_tokens", 0, 16, 4, {.aux_coefficient = 1}}};
+  for (std::int64_t experts : {2, 15, 16, 17, 31, 32, 33, 63, 65, 129}) {
+    for (ScoreFunction score : kScoreFunctions) {
+      cases.push_back({Join("score", static_cast<int>(score), "_of_", experts),
+                       6,
+                       experts,
+                       std::min<std::int64_t>(experts, 7),
+                       {.score = score, .renormalise = true}});
+    }
+  }
+  return cases;
+}
+
+reference::RouterOptions ReferenceOptions(const RouteOptions& o) {
+  return {.score = static_cast<reference::Score>(o.score),
+          .renormalise = o.renormalise,
+          .eps = o.eps,
+          .scale = o.scale,
+          .groups = o.groups,
+          .top_groups = o.top_groups,
+          .group_top = o.group_top,
+          .temperature = o.temperature,
+          .dropout = o.dropout,
+          .seed = o.seed,
+          .repairs = o.bad_logits != BadLogits::kError,
+          .mean_for_bad = o.bad_logits == BadLogits::kMean,
+          .limit = o.limit,
+          .aux_coefficient = o.aux_coefficient};
+}
+
+struct Call {
+  explicit Call(const RouteCase& c)
+      : logits(c.dtype, {c.tokens, c.experts}),
+        bias(DType::kF32, {c.experts}),
+        weights(DType::kF32, {c.tokens, c.top_k}),
+        ids(DType::kI32, {c.tokens, c.top_k}),
+        scores(DType::kF32, {c.tokens, c.experts}),
+        counts(DType::kI32, {c.experts}),
+        aux_loss(DType::kF32, {1}),
+        bad(DType::kF32, {c.tokens}),
+        d_weights(DType::kF32, {c.tokens, c.top_k}),
+        d_logits(c.dtype, {c.tokens, c.experts}),
+        has_bias(c.bias),
+        options(c.options) {
+    Random random;
+    logits.FillNormal(random), bias.FillNormal(random, 0, 0.1), d_weights.FillNormal(random);
+  }
+  RouteArgs args() {
+    return {.logits = logits.view(),
+            .bias = has_bias ? ConstTensor(bias.view()) : ConstTensor(),
+            .options = options,
+            .weights = weights.view(),
+            .ids = ids.view(),
+            .scores = scores.view(),
+            .counts = counts.view(),
+            .aux_loss = aux_loss.view(),
+            .bad = bad.view()};
+  }
+  RouteGradArgs grad_args() {
+    return {.d_weights = d_weights.view(),
+            .ids = ids.view(),
+            .scores = scores.view(),
+            .counts = counts.view(),
+            .options = options,
+            .d_aux_loss = 1.5f,
+            .d_logits = d_logits.view()};
+  }
+
+  Matrix logits, bias, weights, ids, scores, counts, aux_loss, bad, d_weights, d_logits;
+  bool has_bias;
+  RouteOptions options;
+};
+
+// Values within `relative` of their own size and `absolute`, and a rounding of the dtype.
+void ExpectNear(const Matrix& actual, const std::vector<double>& expected, double relative, double absolute) {
+  std::vector<double> bounds;
+  for (double v : expected)
+    bounds.push_back((relative + (actual.dtype() == DType::kF32 ? 0 : UnitRoundoff(actual.dtype()))) *
+                         std::abs(v) +
+                     absolute);
+  ExpectClose(actual.view(), expected, bounds);
+  ExpectGuards(actual);
+}
+
+void ExpectRoutes(const Device& device, const RouteCase& c) {
+  SCOPED_TRACE(c.name);
+  Call call(c);
+  ASSERT_TRUE(IsOk(Route(device, call.args())));
+  const reference::RouterOptions options = ReferenceOptions(c.options);
+  const auto expected = reference::Route(call.logits.view(), call.args().bias, c.top_k, options);
+  // Scores err by some units in the last place, more after noise is divided by a temperature; the reference decides alike
+  // as long as its decisions were by more than that.
+  const double error = 0x1p-20 * (c.options.temperature > 0 ? 8 / c.options.temperature : 2);
+  ASSERT_GT(expected.smallest_gap, 0) << "a tie of the reference: another seed is needed";
+  ExpectNear(call.scores, expected.scores, error, 1e-30);
+  if (expected.smallest_gap > 4 * error) {
+    ExpectExactly(call.ids.view(), std::vector<double>(expected.ids.begin(), expected.ids.end()));
+    ExpectExactly(call.counts.view(), std::vector<double>(expected.counts.begin(), expected.counts.end()));
+    ExpectNear(call.weights, expected.weights, 4 * error, 1e-30);
+    ExpectNear(call.aux_loss, {expected.aux_loss}, 4 * error, 1e-30);
+  }
+  ExpectExactly(call.bad.view(), expected.bad);
+
+  // The gradient of what the kernel itself chose.
+  reference::RouterResult forward;
+  forward.scores = call.scores.ToDoubles();
+  for (double id : call.ids.ToDoubles()) forward.ids.push_back(static_cast<std::int32_t>(id));
+  for (double count : call.counts.ToDoubles()) forward.counts.push_back(static_cast<std::int64_t>(count));
+  ASSERT_TRUE(IsOk(RouteGrad(device, call.grad_args())));
+  const auto d_logits = reference::RouteGrad(call.d_weights.ToDoubles(), forward, c.tokens, c.experts,
+                                             c.top_k, c.options.aux_coefficient == 0 ? 0 : 1.5, options);
+  double largest = 0;
+  for (double v : d_logits) largest = std::max(largest, std::abs(v));
+  ExpectNear(call.d_logits, d_logits, 0x1p-18, 0x1p-19 * largest * static_cast<double>(c.top_k));
+}
+
+class RouteTest : public ::testing::TestWithParam<RouteCase> {};
+INSTANTIATE_TEST_SUITE_P(Cases, RouteTest, ::testing::ValuesIn(Cases()), ShapeName());
+
+TEST_P(RouteTest, OnTheHost) { ExpectRoutes(Host(), GetParam()); }
+TEST_P(RouteTest, OnTheModel) { ExpectRoutes(NpuWithData(Ascend910B2()), GetParam()); }
+
+class RouteSimdTest : public ::testing::TestWithParam<std::int64_t> {};
+INSTANTIATE_TEST_SUITE_P(Simd, RouteSimdTest, ::testing::ValuesIn(SimdTargets()), SimdTargetName);
+TEST_P(RouteSimdTest, EveryCase) {
+  const ScopedSimdTarget target(GetParam());
+  for (const RouteCase& c : Cases()) ExpectRoutes(Host(), c);
+}
+
+// Equal scores: the lower expert first, group by group as well.
+TEST(RoutePropertiesTest, TiesGoToTheLowerExpert) {
+  for (std::int64_t top_k : {1, 5, 16, 17, 40}) {
+    Call call({"ties", 3, 40, top_k, {}});
+    call.logits.Fill(0.25);
+    call.logits.set({1, 33}, 1);
+    ASSERT_TRUE(IsOk(Route(Host(), call.args())));
+    for (std::int64_t j = 0; j < top_k; ++j) {
+      EXPECT_EQ(call.ids.at({0, j}), j);
+      EXPECT_EQ(call.ids.at({1, j}), j == 0 ? 33 : j - 1 < 33 ? j - 1 : j);
+    }
+  }
+}
+
+TEST(RoutePropertiesTest, ExpertsAreDistinctAndGroupsLimited) {
+  RouteOptions options = {.score = ScoreFunction::kSigmoid, .groups = 8, .top_groups = 3};
+  Call call({"groups", 500, 256, 8, options});
+  ASSERT_TRUE(IsOk(Route(Host(), call.args())));
+  for (std::int64_t t = 0; t < 500; ++t) {
+    std::set<double> ids, groups;
+    for (std::int64_t j = 0; j < 8; ++j) {
+      ids.insert(call.ids.at({t, j}));
+      groups.insert(std::floor(call.ids.at({t, j}) / 32));
+    }
+    ASSERT_EQ(ids.size(), 8u);
+    ASSERT_LE(groups.size(), 3u);
+  }
+}
+
+// Gumbel's maximum: expert e is drawn with probability softmax(logits / 1)(e). Chi-square with 15 degrees of freedom: beyond
+// 37.7 once in a thousand.
+TEST(RoutePropertiesTest, SampledFrequenciesFollowTheSoftmax) {
+  constexpr std::int64_t kTokens = 20000, kExperts = 16;
+  Call call({"gumbel", kTokens, kExperts, 1, {.temperature = 1, .seed = 12}});
+  double total = 0;
+  for (std::int64_t e = 0; e < kExperts; ++e) {
+    total += std::exp(0.1 * static_cast<double>(e));
+    for (std::int64_t t = 0; t < kTokens; ++t) call.logits.set({t, e}, 0.1 * static_cast<double>(e));
+  }
+  ASSERT_TRUE(IsOk(Route(Host(), call.args())));
+  double chi_square = 0;
+  for (std::int64_t e = 0; e < kExperts; ++e) {
+    const double expected = kTokens * std::exp(0.1 * static_cast<double>(e)) / total;
+    chi_square += std::pow(call.counts.at({e}) - expected, 2) / expected;
+  }
+  EXPECT_LT(chi_square, 37.7);
+  EXPECT_GT(chi_square, 3.5);  // Nor too even: below this once in a thousand.
+}
+
+TEST(RoutePropertiesTest, RoutesAreDroppedAtTheirRate) {
+  constexpr std::int64_t kTokens = 5000, kTopK = 4;
+  for (float rate : {0.1f, 0.5f}) {
+    Call call({"drop", kTokens, 32, kTopK, {.dropout = rate, .seed = 3}});
+    ASSERT_TRUE(IsOk(Route(Host(), call.args())));
+    double dropped = 0;
+    for (double id : call.ids.ToDoubles()) dropped += id < 0 ? 1 : 0;
+    const double routes = static_cast<double>(kTokens * kTopK);
+    EXPECT_NEAR(dropped, rate * routes, 4 * std::sqrt(routes * rate * (1 - rate)));
+  }
+}
+
+TEST(RoutePropertiesTest, BadLogitsAreFoundCountedAndReplaced) {
+  const RouteCase c{"bad", 6, 40, 3, {.score = ScoreFunction::kSigmoid, .limit = 100}};
+  const auto spoil = [](Call& call) {
+    call.logits.set({1, 3}, kNaN), call.logits.set({1, 9}, kInfinity), call.logits.set({4, 39}, -101);
+    for (std::int64_t e = 0; e < 40; ++e) call.logits.set({5, e}, kNaN);
+  };
+  {
+    Call call(c);
+    spoil(call);
+    const Status status = Route(Host(), call.args());
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("route: logits has nan at (1, 3)"), std::string::npos)
+        << status.message();
+    EXPECT_TRUE(std::isnan(call.weights.at({0, 0})));  // Nothing was written.
+  }
+  for (BadLogits policy : {BadLogits::kZero, BadLogits::kMean}) {
+    for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+      Call call(c);
+      spoil(call);
+      call.options.bad_logits = policy;
+      ASSERT_TRUE(IsOk(Route(device, call.args())));
+      const auto expected = reference::Route(call.logits.view(), {}, 3, ReferenceOptions(call.options));
+      ExpectExactly(call.bad.view(), expected.bad);
+      EXPECT_EQ(expected.bad, (std::vector<double>{0, 2, 0, 0, 1, 40}));
+      ExpectNear(call.scores, expected.scores, 0x1p-19, 1e-30);
+    }
+  }
+}
+
+TEST(RoutePropertiesTest, ThreadsAndChipsDoNotChangeABit) {
+  const RouteCase c{
+      "bits",
+      300,
+      64,
+      6,
+      {.renormalise = true, .temperature = 2, .dropout = 0.2f, .seed = 8, .aux_coefficient = 1}};
+  Call first(c);
+  ASSERT_TRUE(IsOk(Route(Host({.threads = 1}), first.args())));
+  for (int threads : kThreadCounts) {
+    Call call(c);
+    ASSERT_TRUE(IsOk(Route(Host({.threads = threads}), call.args())));
+    ExpectSameBits(call.weights.view(), first.weights.view());
+    ExpectSameBits(call.ids.view(), first.ids.view());
+    ExpectSameBits(call.aux_loss.view(), first.aux_loss.view());
+  }
+}
+
+}  // namespace
+}  // namespace cubist::testing
