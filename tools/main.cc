@@ -12,6 +12,7 @@
 #include "tools/subject.h"
 #include "tools/sweep.h"
 #include "tools/tune.h"
+#include "tools/validate.h"
 #include "tools/what_if.h"
 
 namespace {
@@ -91,6 +92,21 @@ void AddChip(CLI::App* command, cubist::ChipOptions& options) {
           "--set", options.sets,
           "name=value: change a constant of the chip, such as memory.hbm_bytes_per_s=3.2e12; repeatable")
       ->allow_extra_args(false);
+}
+
+void AddValidate(CLI::App& app, cubist::ValidateOptions& options, std::function<int()>& command) {
+  CLI::App* validate =
+      app.add_subcommand("validate", "Replay what others measured on a device, and show the model's errors");
+  validate->footer("Example: cubist validate measured.csv --json errors.json");
+  validate->add_option("file", options.file,
+                       "CSV of either form of npu_model/data/; the two there by default");
+  validate->add_option("--set", options.sets, "name=value: change a constant of every chip; repeatable")
+      ->allow_extra_args(false);
+  validate->add_option("--json", options.json, "File to write rows, errors and what was skipped to");
+  validate->add_option("--markdown", options.markdown,
+                       "File to write the tables of npu_model/VALIDATION.md to");
+  validate->add_flag("!--no-intervals", options.intervals, "Leave the intervals out: six times as quick");
+  validate->callback([&] { command = [&] { return cubist::ValidateCommand(options); }; });
 }
 
 void AddAblate(CLI::App& app, cubist::AblateOptions& options, std::function<int()>& command) {
@@ -195,6 +211,8 @@ int main(int argc, char** argv) {
   AddTune(app, tune_options, command);
   cubist::SweepOptions sweep_options;
   AddSweep(app, sweep_options, command);
+  cubist::ValidateOptions validate_options;
+  AddValidate(app, validate_options, command);
   app.add_subcommand("info", "Show what the library makes of this machine, and the chips it knows")
       ->callback([&] { command = &cubist::InfoCommand; });
   try {

@@ -1,0 +1,122 @@
+// Measured rows read, replayed and summarised.
+#include "tools/validate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tools/validation/csv.h"
+#include "tools/validation/measured.h"
+#include "tools/validation/predict.h"
+
+namespace cubist {
+namespace {
+
+std::string Temporary(const char* name, const std::string& text) {
+  const std::string file = ::testing::TempDir() + "/cubist_validate_" + name;
+  std::ofstream(file) << text;
+  return file;
+}
+
+TEST(CsvTest, QuotesHoldCommasAndQuotes) {
+  const auto lines = ParseCsv("a,b\n\n\"1,2\",\"say \"\"x\"\"\"\r\n,\n");
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_EQ(lines[1].number, 3);
+  EXPECT_EQ(lines[1].fields, (std::vector<std::string>{"1,2", "say \"x\""}));
+  EXPECT_EQ(lines[2].fields, (std::vector<std::string>{"", ""}));
+}
+
+constexpr const char* kSchedules = "M,N,K,dtype,variant,TFLOPS_digitised,us_derived\n";
+constexpr const char* kOperators = "chip,op,case,shapes,dtypes,attrs,kernels,measured_us\n";
+
+TEST(MeasuredTest, BadRowsAreNamedAndTheRestIsRead) {
+  MeasuredRows rows;
+  ASSERT_TRUE(
+      ReadMeasured(Temporary("bad.csv", std::string(kSchedules) + "128,256,512,fp16,step1_single,1,12.5\n"
+                                                                  "128,256,x,fp16,step1_single,1,12.5\n"
+                                                                  "128,256,512,fp16,step1_single,1,-3\n"
+                                                                  "128,256\n"),
+                   &rows)
+          .ok());
+  ASSERT_EQ(rows.rows.size(), 1u);
+  EXPECT_EQ(rows.rows[0].shapes[0], (Shape{128, 256, 512}));
+  ASSERT_EQ(rows.bad.size(), 3u);
+  EXPECT_NE(rows.bad[0].find("line 3: K 'x'"), std::string::npos) << rows.bad[0];
+  EXPECT_NE(rows.bad[1].find("line 4: us_derived '-3'"), std::string::npos) << rows.bad[1];
+  EXPECT_NE(rows.bad[2].find("line 5: 2 fields, not 7"), std::string::npos) << rows.bad[2];
+}
+
+TEST(MeasuredTest, OtherFilesAreErrors) {
+  MeasuredRows rows;
+  EXPECT_FALSE(ReadMeasured("/no/such.csv", &rows).ok());
+  EXPECT_NE(ReadMeasured(Temporary("other.csv", "x,y\n1,2\n"), &rows).message().find("begins with neither"),
+            std::string::npos);
+}
+
+TEST(SummaryTest, ErrorsAndRanks) {
+  const ErrorSummary s = Summarise({11, 18, 30}, {10, 20, 30});
+  EXPECT_NEAR(s.mape, (0.1 + 0.1 + 0) / 3, 1e-12);
+  EXPECT_NEAR(s.median, 0, 1e-12);
+  EXPECT_DOUBLE_EQ(s.spearman, 1);
+  EXPECT_DOUBLE_EQ(Summarise({3, 2, 1}, {10, 20, 30}).spearman, -1);
+  EXPECT_EQ(Summarise({}, {}).rows, 0u);
+}
+
+double Us(const std::string& line) {
+  MeasuredRows rows;
+  EXPECT_TRUE(ReadMeasured(Temporary("row.csv", kSchedules + line + "\n"), &rows).ok());
+  Recorded recorded = RecordRow(rows.rows.at(0), Ascend910B2());
+  EXPECT_EQ(recorded.skipped, "");
+  EXPECT_EQ(recorded.group, kKnownSchedules);
+  return PredictedUs(recorded, Ascend910B2());
+}
+
+// Each step of the guide is quicker than the one before where there is work enough, and none beats the Cube.
+TEST(ScheduleTest, StepsAreAsTheyWereMeasured) {
+  const double floor = 1024.0 / 16 * 4096 / 16 * 2048 / 16 / 24 / 1.8e9 * 1e6;
+  const double one = Us("1024,4096,2048,fp16,step1_single_noswz,1,1"),
+               two = Us("1024,4096,2048,fp16,step2_double_noswz,1,1"),
+               four = Us("1024,4096,2048,fp16,step4_manual_swz5,1,1");
+  EXPECT_GT(one, 1.3 * two);
+  EXPECT_GT(two, 1.02 * four);
+  EXPECT_GT(four, floor);
+  // Edges of every kind of block.
+  EXPECT_GT(Us("130,300,700,fp16,step1_single_noswz,1,1"), 0);
+  EXPECT_GT(Us("130,300,700,fp16,step3_double_swz5,1,1"), 0);
+}
+
+TEST(ValidateTest, WritesJsonAndGoesOnAfterBadRows) {
+  const std::string csv = Temporary(
+      "operators.csv",
+      std::string(kOperators) +
+          "910b2,sigmoid,1,\"[[1024, 1024]]\",\"[\"\"float16\"\"]\",{},Sigmoid,5.3\n"
+          "910b2,maximum,5,\"[[64, 64], [64, 64]]\",\"[\"\"int64\"\", \"\"int64\"\"]\",{},Maximum,7\n"
+          "910b2,sigmoid,7,\"[[10, -1]]\",\"[\"\"float16\"\"]\",{},Sigmoid,5.0\n"
+          "910b9,sigmoid,9,\"[[10, 1]]\",\"[\"\"float16\"\"]\",{},Sigmoid,5.0\n");
+  ValidateOptions options;
+  options.file = csv;
+  options.json = ::testing::TempDir() + "/cubist_validate.json";
+  ASSERT_EQ(ValidateCommand(options), 0);
+  std::ifstream file(options.json);
+  const nlohmann::json json = nlohmann::json::parse(file);
+  ASSERT_EQ(json.at("rows").size(), 1u);
+  const auto& row = json.at("rows")[0];
+  EXPECT_EQ(row.at("case"), "sigmoid 1");
+  EXPECT_DOUBLE_EQ(row.at("measured_us"), 5.3);
+  const double predicted = row.at("predicted_us");
+  EXPECT_NEAR(row.at("error").get<double>(), predicted / 5.3 - 1, 1e-9);
+  EXPECT_LT(row.at("low_us").get<double>(), predicted);
+  EXPECT_GT(row.at("high_us").get<double>(), predicted);
+  EXPECT_NEAR(json.at("mape").get<double>(), std::abs(predicted / 5.3 - 1), 1e-9);
+  EXPECT_EQ(json.at("skipped").size(), 2u);
+  EXPECT_NE(json.at("skipped")[0].at("reason").get<std::string>().find("int64"), std::string::npos);
+
+  options.file = "/no/such.csv";
+  EXPECT_EQ(ValidateCommand(options), 2);
+}
+
+}  // namespace
+}  // namespace cubist

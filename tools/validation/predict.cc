@@ -1,0 +1,522 @@
+#include "tools/validation/predict.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <string_view>
+
+#include "kernels/flash_attention.h"
+#include "kernels/grouped_matmul.h"
+#include "kernels/matmul.h"
+#include "kernels/token_permute.h"
+#include "npu_model/chip_constants.h"
+#include "npu_model/launch.h"
+#include "npu_model/trace/replay.h"
+#include "tools/validation/scheduled_matmul_kernel.h"
+#include "tools/validation/stream_kernels.h"
+
+namespace cubist {
+namespace {
+
+const std::map<std::string, std::int64_t>& BytesByName() {
+  static const std::map<std::string, std::int64_t> bytes = {
+      {"float32", 4}, {"fp32", 4},  {"float16", 2}, {"fp16", 2},  {"bfloat16", 2}, {"bf16", 2},
+      {"int64", 8},   {"int32", 4}, {"int16", 2},   {"uint8", 1}, {"int8", 1}};
+  return bytes;
+}
+// Integers are moved and computed on as floats of their size.
+DType DTypeOfName(const std::string& name) {
+  if (name == "bfloat16" || name == "bf16") return DType::kBF16;
+  return BytesByName().at(name) == 2 ? DType::kF16 : DType::kF32;
+}
+std::int64_t Count(const Shape& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+// Collects the launches of a row.
+class RowRecorder {
+ public:
+  RowRecorder(const MeasuredRow& row, const ChipSpec& chip) : row_(row), chip_(chip) {}
+
+  Recorded Run() {
+    static const std::map<std::string, void (RowRecorder::*)()> operators = {
+        {"sigmoid", &RowRecorder::Elementwise},
+        {"gelu", &RowRecorder::Elementwise},
+        {"relu", &RowRecorder::Elementwise},
+        {"maximum", &RowRecorder::Elementwise},
+        {"swi_glu", &RowRecorder::SwiGluRow},
+        {"rms_norm", &RowRecorder::RmsNormRow},
+        {"softmax", &RowRecorder::Softmax},
+        {"transpose", &RowRecorder::Transpose},
+        {"moe_re_routing", &RowRecorder::ReRouting},
+        {"moe_finalize_routing", &RowRecorder::FinalizeRow},
+        {"moe_init_routing_v3", &RowRecorder::InitRouting},
+        {"gemm", &RowRecorder::Gemm},
+        {"grouped_matmul", &RowRecorder::Grouped},
+        {"mla", &RowRecorder::Attention},
+        {"mha", &RowRecorder::Attention},
+        {"gqa", &RowRecorder::Attention},
+        {"flash_attention", &RowRecorder::Attention},
+        {"apply_rotary_pos_emb", &RowRecorder::Rotary},
+    };
+    if (!BytesByName().contains(dtype(0))) {
+      Skip("other", fmt::format("dtype '{}' is not one that the model knows", dtype(0)));
+    } else if (row_.schedule) {
+      Schedule();
+    } else if (const auto found = operators.find(row_.op); found != operators.end()) {
+      (this->*found->second)();
+    } else if (row_.op == "moe_distribute_dispatch_v2") {
+      Skip("other", "runs on several devices: links between them are not modelled");
+    } else {
+      Skip("other", fmt::format("no kernel stands for '{}'", row_.op));
+    }
+    return std::move(out_);
+  }
+
+ private:
+  const Shape& shape(std::size_t i) const {
+    static const Shape kNone;
+    return i < row_.shapes.size() ? row_.shapes[i] : kNone;
+  }
+  const std::string& dtype(std::size_t i) const { return row_.dtypes[std::min(i, row_.dtypes.size() - 1)]; }
+  bool is_int64() const { return dtype(0) == "int64"; }
+  bool attribute(const char* name) const {
+    const auto found = row_.attrs.find(name);
+    return found != row_.attrs.end() && found->is_boolean() && found->get<bool>();
+  }
+  bool HasRank(std::size_t i, std::size_t rank) {
+    if (shape(i).size() == rank) return true;
+    Skip(out_.group, fmt::format("tensor {} has {} dimensions, not {}", i, shape(i).size(), rank));
+    return false;
+  }
+
+  void Skip(const std::string& group, const std::string& why) {
+    out_.group = group;
+    out_.skipped = why;
+    out_.launches.clear();
+  }
+
+  // One launch of whatever `call` runs on the device it is given.
+  void Add(const std::function<Status(const Device&)>& call, sync::Policy policy = sync::Policy::kMinimal) {
+    if (!out_.skipped.empty()) return;
+    trace::Record record;
+    const Status status = call(Npu(chip_, {.with_data = false, .record = &record}));
+    if (!status.ok()) return Skip(out_.group, status.message());
+    sync::Plan plan = sync::PlanFlags(record, policy);
+    out_.launches.emplace_back(std::move(record), std::move(plan));
+  }
+  // A launch of `kernel(core, inputs, outputs)` on all Vector cores; tensors are matrices.
+  struct Operand {
+    DType dtype;
+    std::int64_t rows, cols;
+    const void* data = nullptr;  // of integers
+  };
+  template <class Kernel>
+  void AddVector(std::vector<Operand> inputs, std::vector<Operand> outputs, Kernel kernel) {
+    Add([&](const Device& device) {
+      Launch launch(device, row_.op.c_str());
+      std::vector<Gm> in, out;
+      for (const Operand& o : inputs)
+        in.push_back(MatrixOf(*launch.Input("in", ConstTensor(o.data, o.dtype, {o.rows, o.cols}))));
+      for (const Operand& o : outputs)
+        out.push_back(MatrixOf(*launch.Output("out", Tensor(nullptr, o.dtype, {o.rows, o.cols}))));
+      launch.OnVectorCores(chip_.cube_cores * chip_.vector_per_cube,
+                           [&](auto& core) { kernel(core, in, out); });
+      return launch.Finish(nullptr);
+    });
+  }
+  void AddStream(std::vector<Operand> inputs, std::vector<Operand> outputs, const Arithmetic& work) {
+    AddVector(std::move(inputs), std::move(outputs), [work](auto& core, const auto& in, const auto& out) {
+      ElementwiseKernel(core, in, out, work);
+    });
+  }
+
+  // ---- Products ----
+
+  void Schedule() {
+    out_.group = row_.op.starts_with("step") ? kKnownSchedules : "vendor GEMM";
+    const std::int64_t m = shape(0)[0], n = shape(0)[1], k = shape(0)[2];
+    const DType in = DTypeOfName(dtype(0));
+    if (out_.group != kKnownSchedules) return AddMatmul(m, n, k, in, /*transpose_b=*/true);
+    const std::string step = row_.op.substr(0, 5);
+    MatmulSchedule s;
+    if (step != "step1" && step != "step2" && step != "step3" && step != "step4")
+      return Skip(out_.group, fmt::format("no schedule is known as '{}'", row_.op));
+    s.stages = step == "step1" ? 1 : 2;
+    s.grid = {CeilDiv(m, s.m), CeilDiv(n, s.n), BlockOrder::kRowMajor, 1};
+    if (step >= "step3") s.grid.order = BlockOrder::kSwizzled, s.grid.width = 5;
+    const bool automatic = step != "step4";
+    AddScheduled(m, n, k, /*transpose_b=*/true, s,
+                 automatic ? sync::Policy::kPerTile : sync::Policy::kMinimal);
+    if (automatic && out_.skipped.empty()) AddLoopEdges();
+  }
+
+  // What a compiler's flags do at the edge of a loop: the first load of a K block waits for the whole block before.
+  void AddLoopEdges() {
+    auto& [record, plan] = out_.launches.back();
+    for (std::size_t p = 0; p < record.phases.size(); ++p) {
+      for (std::size_t c = 0; c < record.phases[p].cores.size(); ++c)
+        AddLoopEdges(record.phases[p].cores[c], &plan.phases[p].cores[c]);
+    }
+  }
+  static void AddLoopEdges(const trace::CoreRecord& core, sync::CorePlan* plan) {
+    std::uint32_t last = 0;
+    bool multiplied = false;
+    std::uint8_t id = 0;
+    for (std::uint32_t i = 0; i < core.instrs.size(); ++i) {
+      const Pipe pipe = core.instrs[i].pipe;
+      if (pipe == Pipe::kM) {
+        last = i;
+        multiplied = true;
+      } else if (pipe == Pipe::kMte2 && multiplied) {
+        plan->ops.push_back({last, true, sync::Kind::kSetFlag, Pipe::kM, -1, Pipe::kMte2, id});
+        plan->ops.push_back({i, false, sync::Kind::kWaitFlag, Pipe::kMte2, -1, Pipe::kM, id});
+        id = static_cast<std::uint8_t>(1 - id);
+        multiplied = false;
+      }
+    }
+    std::stable_sort(plan->ops.begin(), plan->ops.end(),
+                     [](const auto& x, const auto& y) { return x.position() < y.position(); });
+  }
+
+  void AddMatmul(std::int64_t m, std::int64_t n, std::int64_t k, DType in, bool transpose_b) {
+    MatmulArgs args;
+    args.a = ConstTensor(nullptr, in, {m, k});
+    args.b = transpose_b ? ConstTensor(nullptr, in, {n, k}) : ConstTensor(nullptr, in, {k, n});
+    args.transpose_b = transpose_b;
+    args.c = Tensor(nullptr, in, {m, n});
+    Add([&](const Device& device) { return Matmul(device, args); });
+    if (!out_.skipped.empty()) return;
+    // Well scheduled: the better of the library's own choice and the best of the known schedules, in two orders.
+    double best = PredictedUs(out_, chip_);
+    auto launches = std::move(out_.launches);
+    for (const std::int64_t width : {0, 5}) {
+      out_.launches.clear();
+      MatmulSchedule s;
+      s.grid = {CeilDiv(m, s.m), CeilDiv(n, s.n), width > 0 ? BlockOrder::kSwizzled : BlockOrder::kRowMajor,
+                std::max<std::int64_t>(width, 1)};
+      if (SizeOf(in) == 2) AddScheduled(m, n, k, transpose_b, s, sync::Policy::kMinimal);
+      const double us = out_.launches.empty() ? best : PredictedUs(out_, chip_);
+      if (us >= best) continue;
+      best = us;
+      launches = std::move(out_.launches);
+    }
+    out_.launches = std::move(launches);
+  }
+
+  // In fp16, which costs what bf16 does.
+  void AddScheduled(std::int64_t m, std::int64_t n, std::int64_t k, bool transpose_b, const MatmulSchedule& s,
+                    sync::Policy policy) {
+    Add(
+        [&](const Device& device) {
+          Launch launch(device, "matmul");
+          const Gm a = MatrixOf(*launch.Input("a", ConstTensor(nullptr, DType::kF16, {m, k})));
+          const Gm stored =
+              MatrixOf(*launch.Input("b", transpose_b ? ConstTensor(nullptr, DType::kF16, {n, k})
+                                                      : ConstTensor(nullptr, DType::kF16, {k, n})));
+          const Gm b = transpose_b ? stored.Transposed() : stored;
+          const Gm c = MatrixOf(*launch.Output("c", Tensor(nullptr, DType::kF16, {m, n})));
+          launch.OnAiCores(s.grid.count(), [&](auto& core) { ScheduledMatmul(core, a, b, c, s); });
+          return launch.Finish(nullptr);
+        },
+        policy);
+  }
+
+  void Gemm() {
+    out_.group = "vendor GEMM";
+    if (!HasRank(0, 2) || !HasRank(1, 2)) return;
+    AddMatmul(shape(0)[0], shape(1)[1], shape(0)[1], DTypeOfName(dtype(0)), false);
+  }
+
+  void Grouped() {
+    out_.group = "grouped matmul";
+    if (!HasRank(0, 2) || !HasRank(1, 3)) return;
+    const bool transposed = attribute("transpose_weight");
+    const auto list = row_.attrs.find("group_list");
+    if (list == row_.attrs.end() || !list->is_array()) return Skip(out_.group, "attrs has no group_list");
+    std::vector<std::int32_t> ends;
+    for (const auto& end : *list) {
+      if (!end.is_number_integer())
+        return Skip(out_.group, "group_list holds something that is not a number");
+      ends.push_back(end);
+    }
+    const DType in = DTypeOfName(dtype(0));
+    const Shape& w = shape(1);
+    GroupedMatmulArgs args;
+    args.x = ConstTensor(nullptr, in, {shape(0)[0], shape(0)[1]});
+    args.groups = ConstTensor(ends.data(), {static_cast<std::int64_t>(ends.size())});
+    args.group_list = GroupList::kEnds;
+    args.weights = ConstTensor(nullptr, in, {w[0], w[1], w[2]});
+    args.transpose_weights = transposed;
+    args.out = Tensor(nullptr, in, {shape(0)[0], transposed ? w[1] : w[2]});
+    Add([&](const Device& device) { return GroupedMatmul(device, args); });
+  }
+
+  // ---- Attention: (B, S, N, D), or (B, N, S, D) ----
+
+  void Attention() {
+    out_.group = "attention";
+    const bool mla = row_.op == "mla";
+    for (std::size_t i = 0; i < (mla ? 5u : 3u); ++i) {
+      if (!HasRank(i, 4)) return;
+    }
+    const bool heads_first = row_.attrs.value("inputLayout", std::string("BSND")) == "BNSD";
+    const std::size_t s_at = heads_first ? 2 : 1, n_at = heads_first ? 1 : 2;
+    const DType in = DTypeOfName(dtype(0));
+    const auto view = [&](const Shape& x) {
+      const std::int64_t b = x[0], s = x[s_at], n = x[n_at], d = x[3];
+      return heads_first ? ConstTensor(nullptr, in, {b, n, s, d})
+                         : ConstTensor(nullptr, in, {b, n, s, d}, {s * n * d, d, n * d, 1});
+    };
+    FlashAttentionArgs args;
+    args.q = view(shape(0));
+    args.k = view(shape(mla ? 2 : 1));
+    args.v = view(shape(mla ? 4 : 2));
+    if (mla) args.q_rope = view(shape(1)), args.k_rope = view(shape(3));
+    const std::int64_t group = args.k.size(1) > 0 ? args.q.size(1) / args.k.size(1) : 0;
+    const bool causal = attribute("is_causal") && args.q.size(2) > 1;
+    // Heads that share keys are rows of one matrix, as fused kernels have it for few queries. (A causal mask on a few
+    // queries is left out: it hides next to nothing.)
+    if (group > 1 && args.q.size(2) <= 16) {
+      for (ConstTensor* q : {&args.q, &args.q_rope}) {
+        if (!q->given()) continue;
+        *q = ConstTensor(nullptr, in, {q->size(0), args.k.size(1), group * q->size(2), q->size(3)});
+      }
+    } else if (causal) {
+      args.causal = Causal::kBottomRight;
+    }
+    args.out = Tensor(nullptr, in, {args.q.size(0), args.q.size(1), args.q.size(2), args.v.size(3)});
+    Add([&](const Device& device) { return FlashAttention(device, args); });
+  }
+
+  // ---- Memory-bound operators ----
+
+  void Elementwise() {
+    out_.group = kMemoryBound;
+    if (is_int64()) return Skip(out_.group, "the Vector core has no int64 arithmetic");
+    const Shape& largest =
+        *std::max_element(row_.shapes.begin(), row_.shapes.end(),
+                          [](const Shape& x, const Shape& y) { return Count(x) < Count(y); });
+    const Operand all{DTypeOfName(dtype(0)), 1, Count(largest)};
+    // sigmoid: 1 / (1 + exp(-x)); gelu by tanh: x * sigmoid(1.6 x + 0.07 x^3).
+    static const std::map<std::string, Arithmetic> works = {
+        {"sigmoid", {2, 0, 1, 1}}, {"gelu", {4, 4, 1, 1}}, {"relu", {1, 0, 0, 0}}, {"maximum", {0, 1, 0, 0}}};
+    std::vector<Operand> inputs;
+    for (const Shape& s : row_.shapes) {
+      if (Count(s) == Count(largest)) inputs.push_back(all);  // A broadcast one is read once, and small.
+    }
+    AddStream(inputs, {all}, works.at(row_.op));
+  }
+
+  void SwiGluRow() {
+    out_.group = kMemoryBound;
+    const Shape& x = shape(0);
+    std::int64_t dim = row_.attrs.value("dim", std::int64_t{-1});
+    dim = dim < 0 ? dim + static_cast<std::int64_t>(x.size()) : dim;
+    if (dim < 0 || dim >= static_cast<std::int64_t>(x.size()))
+      return Skip(out_.group, "dim is not one of the tensor's");
+    const DType in = DTypeOfName(dtype(0));
+    if (row_.kernels.find("Slice") != std::string::npos) {
+      const Operand all{in, 1, Count(x)};
+      AddStream({all}, {all}, {});
+    }
+    const Operand half{in, 1, Count(x) / 2};
+    AddStream({half, half}, {half}, {2, 1, 1, 1});
+  }
+
+  void RmsNormRow() {
+    out_.group = kMemoryBound;
+    const DType in = DTypeOfName(dtype(0));
+    const std::int64_t h = shape(0).back(), t = Count(shape(0)) / std::max<std::int64_t>(h, 1);
+    AddVector({{in, t, h}, {in, 1, h}}, {{in, t, h}}, [](auto& core, const auto& from, const auto& to) {
+      RmsNormRowsKernel(core, from[0], from[1], to[0]);
+    });
+  }
+
+  void ReRouting() {
+    out_.group = kMemoryBound;
+    if (!HasRank(0, 2) || !HasRank(1, 2)) return;
+    // Rows are moved, whatever they hold: 4 bytes are a float.
+    const std::int64_t rows = shape(0)[0], cols = CeilDiv(shape(0)[1] * BytesByName().at(dtype(0)), 4);
+    const std::int64_t segments = std::max<std::int64_t>(shape(1)[0] * shape(1)[1], 1);
+    if (segments * 8 > kUbBytes / 2) return Skip(out_.group, "the counts do not fit UB");
+    std::vector<Operand> in{{DType::kF32, rows, cols}}, out{{DType::kF32, rows, cols}};
+    const bool scales = !shape(2).empty();
+    for (int c = 0; c < (scales ? 2 : 1); ++c) {  // the scale and the index of a row
+      in.push_back({DType::kF32, 1, rows});
+      out.push_back({DType::kF32, 1, rows});
+    }
+    const std::vector<std::int32_t> counts(static_cast<std::size_t>(segments), 0);
+    in.push_back({DType::kI32, 1, segments, counts.data()});
+    AddVector(in, out, [](auto& core, const auto& from, const auto& to) {
+      std::vector<Gm> columns;
+      for (std::size_t c = 1; c < to.size(); ++c) columns.push_back(from[c]), columns.push_back(to[c]);
+      MoveSegmentsKernel(core, from[0], to[0], columns, from.back());
+    });
+  }
+
+  void FinalizeRow() {
+    out_.group = kMemoryBound;
+    const bool skips = shape(2).size() == 2;
+    if (!HasRank(0, 2)) return;
+    const DType in = DTypeOfName(dtype(0));
+    const std::int64_t h = shape(0)[1];
+    const std::int64_t tokens = skips ? shape(2)[0] : shape(0)[0];
+    const bool biased = shape(4).size() == 2;
+    const Operand rows{in, tokens, h};
+    std::vector<Operand> inputs{{in, shape(0)[0], h}};
+    if (biased) inputs.push_back({in, shape(4)[0], h});
+    for (std::size_t s = 2; s < 4; ++s) {
+      if (shape(s).size() == 2) inputs.push_back(rows);
+    }
+    const std::int64_t top_k = std::max<std::int64_t>(shape(0)[0] / std::max<std::int64_t>(tokens, 1), 1);
+    AddVector(inputs, {rows}, [&](auto& core, const auto& from, const auto& to) {
+      Finalize g;
+      g.expanded = from[0], g.out = to[0], g.top_k = top_k;
+      std::size_t next = 1;
+      if (biased) g.bias = from[next++];
+      g.skips.assign(from.begin() + static_cast<std::ptrdiff_t>(next), from.end());
+      FinalizeKernel(core, g);
+    });
+  }
+
+  // ---- Others ----
+
+  void Softmax() {
+    out_.group = "other vector";
+    const Shape& x = shape(0);
+    std::int64_t dim = row_.attrs.value("dim", std::int64_t{-1});
+    if (dim < 0) dim += static_cast<std::int64_t>(x.size());
+    if (dim < 0 || dim >= static_cast<std::int64_t>(x.size()))
+      return Skip(out_.group, "dim is not one of the tensor's");
+    const DType in = DTypeOfName(dtype(0));
+    std::int64_t outer = 1, inner = 1;
+    for (std::size_t d = 0; d < x.size(); ++d) {
+      if (static_cast<std::int64_t>(d) < dim) outer *= x[d];
+      if (static_cast<std::int64_t>(d) > dim) inner *= x[d];
+    }
+    const std::int64_t length = x[static_cast<std::size_t>(dim)];
+    if ((inner == 1 ? length : 8 * length) * 8 > kUbBytes)
+      return Skip(out_.group, fmt::format("{} numbers of a softmax do not fit UB", length));
+    if (inner == 1) {
+      const Operand all{in, outer, length};
+      return AddVector({all}, {all}, [](auto& core, const auto& from, const auto& to) {
+        SoftmaxKernel(core, from[0], to[0]);
+      });
+    }
+    const Operand all{in, outer * length, inner};
+    AddVector({all}, {all}, [length](auto& core, const auto& from, const auto& to) {
+      ColumnSoftmaxKernel(core, from[0], to[0], length);
+    });
+  }
+
+  void Transpose() {
+    out_.group = "other vector";
+    if (!HasRank(0, 2)) return;
+    // An int64 is two floats.
+    const std::int64_t parts = is_int64() ? 2 : 1;
+    const DType in = is_int64() ? DType::kF32 : DTypeOfName(dtype(0));
+    const Operand from{in, shape(0)[0], shape(0)[1] * parts}, to{in, shape(0)[1] * parts, shape(0)[0]};
+    AddVector({from}, {to},
+              [](auto& core, const auto& in, const auto& out) { TransposeKernel(core, in[0], out[0]); });
+  }
+
+  void InitRouting() {
+    out_.group = "other vector";
+    if (!HasRank(0, 2) || !HasRank(1, 2)) return;
+    if (row_.attrs.value("quant_mode", -1) != -1)
+      return Skip(out_.group, "quantises: int8 is not one of our types");
+    const std::int64_t tokens = shape(0)[0], top_k = shape(1)[1];
+    const std::int64_t experts = row_.attrs.value("expert_num", std::int64_t{1});
+    std::vector<std::int32_t> ids;
+    for (std::int64_t i = 0; i < tokens * top_k; ++i)
+      ids.push_back(static_cast<std::int32_t>(i * 7919 % std::max<std::int64_t>(experts, 1)));
+    const DType in = DTypeOfName(dtype(0));
+    TokenPermuteArgs args;
+    args.tokens = ConstTensor(nullptr, in, {tokens, shape(0)[1]});
+    args.topk_ids = ConstTensor(ids.data(), {tokens, top_k});
+    args.num_experts = experts;
+    args.permuted = Tensor(nullptr, in, {tokens * top_k, shape(0)[1]});
+    args.sorted_indices = Tensor(nullptr, DType::kI32, {tokens * top_k});
+    Add([&](const Device& device) { return TokenPermute(device, args); });
+  }
+
+  // The kernels that the row lists, one launch each: tables are put together, spread over the batch, and applied.
+  void Rotary() {
+    out_.group = "other vector";
+    if (!HasRank(0, 4) || !HasRank(2, 2)) return;
+    const DType in = DTypeOfName(dtype(0));
+    const Shape& q = shape(0);
+    const Operand half{in, 1, Count(shape(2))}, table{in, 1, 2 * Count(shape(2))},
+        spread{in, 1, q[0] * q[1] * q[3]}, all{in, 1, Count(q)};
+    const auto times = [&](std::string_view kernel) {
+      const std::size_t at = row_.kernels.find(kernel);
+      const std::size_t digit = at == std::string::npos ? at : row_.kernels.find_first_of("0123456789", at);
+      return digit == std::string::npos ? 0 : row_.kernels[digit] - '0';
+    };
+    for (int i = 0; i < times("ConcatD") + times("RepeatInterleave"); ++i) AddStream({half}, {table}, {});
+    for (int i = 0; i < times("BroadcastTo"); ++i) AddStream({table}, {spread}, {});
+    AddStream({all, all}, {all, all}, {0, 6, 0, 0});
+  }
+
+  const MeasuredRow& row_;
+  const ChipSpec& chip_;
+  Recorded out_;
+};
+
+enum class Kind { kMemory, kTransfers, kArithmetic, kFlags, kLaunch };
+constexpr int kKinds = 5;
+
+Kind KindOf(const std::string& name) {
+  if (name == "sync.launch_s" || name == "sync.barrier_s" || name == "sync.start_spread_s")
+    return Kind::kLaunch;
+  if (name.starts_with("memory.")) return Kind::kMemory;
+  if (name.starts_with("path.")) return Kind::kTransfers;
+  return name.starts_with("mmad.") || name.starts_with("vector.") || name == "clock_hz" ? Kind::kArithmetic
+                                                                                        : Kind::kFlags;
+}
+
+// With the constants of a kind at the slow end of their spread.
+ChipSpec Slowed(const ChipSpec& chip, Kind kind) {
+  ChipSpec slow = chip;
+  for (const NamedConstant& c : ConstantsOf(chip)) {
+    if (KindOf(c.name) != kind || c.whole || c.constant.spread <= 0) continue;
+    const bool rate = std::string_view(c.constant.unit).find('/') != std::string_view::npos &&
+                      std::string_view(c.constant.unit).starts_with("bytes");
+    const bool quick = rate || c.name == "clock_hz";
+    const double value =
+        quick ? c.constant.value / (1 + c.constant.spread) : c.constant.value * (1 + c.constant.spread);
+    // What the limits do not allow is left as it is.
+    static_cast<void>(SetConstant(&slow, c.name, value));
+  }
+  return slow;
+}
+
+}  // namespace
+
+Recorded RecordRow(const MeasuredRow& row, const ChipSpec& chip) { return RowRecorder(row, chip).Run(); }
+
+double PredictedUs(Recorded& recorded, const ChipSpec& chip) {
+  double us = 0;
+  for (auto& [record, plan] : recorded.launches) {
+    record.chip = chip;
+    us += trace::Replay(record, plan).time_s * 1e6;
+  }
+  return us;
+}
+
+Interval IntervalOf(Recorded& recorded, const ChipSpec& chip, double us) {
+  double squares = 0;
+  for (int kind = 0; kind < kKinds; ++kind) {
+    const double change = PredictedUs(recorded, Slowed(chip, static_cast<Kind>(kind))) - us;
+    squares += change * change;
+  }
+  const double error = std::sqrt(squares);
+  return {us * us / (us + error), us + error};
+}
+
+}  // namespace cubist

@@ -1,0 +1,216 @@
+// Model kernels of vendor operators: what they have to move and to compute. Elementwise ones have two buffers; where a
+// kernel reduces or gathers rows it has one, and loads, computes and stores in turn: so the measured times say. They
+// are recorded without data.
+#ifndef CUBIST_TOOLS_VALIDATION_STREAM_KERNELS_H_
+#define CUBIST_TOOLS_VALIDATION_STREAM_KERNELS_H_
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "npu_model/core.h"
+#include "npu_model/tile.h"
+
+namespace cubist {
+
+inline constexpr std::int64_t kUbBytes = 190 * 1024;  // less a little for rings of one row
+
+// Instructions per element, in fp32.
+struct Arithmetic {
+  int unary = 0, binary = 0, exps = 0, divs = 0;
+};
+
+template <VectorCore Core>
+void Compute(Core& core, UbTile<float> x, UbTile<float> y, const Arithmetic& work) {
+  for (int i = 0; i < work.unary; ++i) core.MulScalar(x, x, 1.0f);
+  for (int i = 0; i < work.binary; ++i) core.Mul(x, x, y);
+  for (int i = 0; i < work.exps; ++i) core.Exp(x, x);
+  for (int i = 0; i < work.divs; ++i) core.Div(x, x, y);
+}
+
+// out = f(in...), element by element; all are rows (1, n). Fewer inputs than outputs or elements are fine.
+template <VectorCore Core>
+void ElementwiseKernel(Core& core, std::span<const Gm> in, std::span<const Gm> out, const Arithmetic& work) {
+  const std::int64_t n = out[0].cols, per_core = RoundUp(CeilDiv(n, core.count()), 256);
+  const std::int64_t begin = std::min(n, core.index() * per_core), end = std::min(n, begin + per_core);
+  const auto inputs = static_cast<std::int64_t>(in.size());
+  const std::int64_t most = kUbBytes / 4 / (2 * inputs + 1) / 256 * 256;
+  const std::int64_t size = std::clamp<std::int64_t>(RoundUp(CeilDiv(per_core, 2), 256), 256, most);
+  std::vector<Ring<Buffer::kUB, float>> rings;
+  for (std::int64_t i = 0; i < inputs; ++i) rings.emplace_back(core, "in", 1, size, 2);
+  Ring<Buffer::kUB, float> scratch(core, "scratch", 1, size, 1);
+  for (const Range r : Split(Range{begin, end}, size)) {
+    std::vector<UbTile<float>> x;
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      x.push_back(rings[i].Next(1, r.size()));
+      core.Load(x[i], in[i].Cols(r));
+    }
+    Compute(core, x[0], x.size() > 1 ? x[1] : scratch.Next(1, r.size()), work);
+    for (std::size_t i = 0; i < out.size(); ++i) core.Store(out[i].Cols(r), x[std::min(i, x.size() - 1)]);
+  }
+}
+
+// Softmax of each row.
+template <VectorCore Core>
+void SoftmaxKernel(Core& core, const Gm& in, const Gm& out) {
+  const std::int64_t per_core = CeilDiv(in.rows, core.count());
+  const std::int64_t begin = std::min(in.rows, core.index() * per_core),
+                     end = std::min(in.rows, begin + per_core);
+  const std::int64_t rows = std::clamp<std::int64_t>(kUbBytes / (2 * RoundUp(in.cols * 4, 32) + 64), 1,
+                                                     std::max<std::int64_t>(per_core, 1));
+  Ring<Buffer::kUB, float> ring(core, "x", rows, in.cols, 1), statistics(core, "statistics", rows, 1, 1);
+  for (const Range r : Split(Range{begin, end}, rows)) {
+    const auto x = ring.Next(r.size(), in.cols);
+    const auto s = statistics.Next(r.size(), 1);
+    core.Load(x, in.Rows(r));
+    core.RowMax(s, x);
+    core.Sub(x, x, s);
+    core.Exp(x, x);
+    core.RowSum(s, x);
+    core.Div(x, x, s);
+    core.Store(out.Rows(r), x);
+  }
+}
+
+// out = x / rms(x) * gamma, row by row; rows are taken together up to kTogether numbers.
+template <VectorCore Core>
+void RmsNormRowsKernel(Core& core, const Gm& in, const Gm& gamma, const Gm& out) {
+  constexpr std::int64_t kTogether = 3072;
+  const std::int64_t per_core = CeilDiv(in.rows, core.count());
+  const std::int64_t begin = std::min(in.rows, core.index() * per_core),
+                     end = std::min(in.rows, begin + per_core);
+  const std::int64_t rows = std::max<std::int64_t>(kTogether / std::max<std::int64_t>(in.cols, 1), 1);
+  Ring<Buffer::kUB, float> ring(core, "x", rows, in.cols, 1), squares(core, "squares", rows, in.cols, 1),
+      weights(core, "gamma", 1, in.cols, 1), statistics(core, "rms", rows, 1, 1);
+  const auto g = weights.Next(1, in.cols);
+  if (begin < end) core.Load(g, gamma);
+  for (const Range r : Split(Range{begin, end}, rows)) {
+    const auto x = ring.Next(r.size(), in.cols), xx = squares.Next(r.size(), in.cols);
+    const auto s = statistics.Next(r.size(), 1);
+    core.Load(x, in.Rows(r));
+    core.Mul(xx, x, x);
+    core.RowSum(s, xx);
+    core.MulScalar(s, s, 1.0f);
+    core.Sqrt(s, s);
+    core.Div(x, x, s);
+    for (std::int64_t i = 0; i < r.size(); ++i) core.Mul(x.Rows({i, i + 1}), x.Rows({i, i + 1}), g);
+    core.Store(out.Rows(r), x);
+  }
+}
+
+// Softmax of each column of (outer) matrices (rows, cols) that lie one after the other: strips of columns.
+template <VectorCore Core>
+void ColumnSoftmaxKernel(Core& core, const Gm& in, const Gm& out, std::int64_t rows) {
+  const std::int64_t outer = in.rows / std::max<std::int64_t>(rows, 1);
+  const std::int64_t most = kUbBytes / (4 * (2 * rows + 2)) / 8 * 8,
+                     strips = CeilDiv(in.cols, std::max<std::int64_t>(most, 8));
+  const std::int64_t width = RoundUp(CeilDiv(in.cols, strips), 8);
+  Ring<Buffer::kUB, float> ring(core, "x", rows, width, 1), statistics(core, "statistics", 1, width, 1);
+  for (std::int64_t task = core.index(); task < outer * strips; task += core.count()) {
+    const Range r{task / strips * rows, task / strips * rows + rows};
+    const Range c{task % strips * width, std::min(in.cols, task % strips * width + width)};
+    if (c.size() <= 0) continue;
+    const auto x = ring.Next(rows, c.size());
+    const auto s = statistics.Next(1, c.size());
+    core.Load(x, in.Block(r, c));
+    for (std::int64_t i = 0; i < rows; ++i) core.Max(s, s, x.Rows({i, i + 1}));
+    for (std::int64_t i = 0; i < rows; ++i) core.Sub(x.Rows({i, i + 1}), x.Rows({i, i + 1}), s);
+    core.Exp(x, x);
+    for (std::int64_t i = 0; i < rows; ++i) core.Add(s, s, x.Rows({i, i + 1}));
+    for (std::int64_t i = 0; i < rows; ++i) core.Div(x.Rows({i, i + 1}), x.Rows({i, i + 1}), s);
+    core.Store(out.Block(r, c), x);
+  }
+}
+
+// out = in transposed, in square tiles; two passes of V stand for the shuffle.
+template <VectorCore Core>
+void TransposeKernel(Core& core, const Gm& in, const Gm& out) {
+  constexpr std::int64_t kSide = 128;
+  Ring<Buffer::kUB, float> ring(core, "x", kSide, kSide, 2);
+  const Split rows(in.rows, kSide), cols(in.cols, kSide);
+  const std::int64_t down = CeilDiv(in.rows, kSide), across = CeilDiv(in.cols, kSide);
+  for (std::int64_t task = core.index(); task < down * across; task += core.count()) {
+    const Range r = rows[task / across], c = cols[task % across];
+    const auto x = ring.Next(r.size(), c.size());
+    core.Load(x, in.Block(r, c));
+    core.MulScalar(x, x, 1.0f);
+    core.MulScalar(x, x, 1.0f);
+    core.Store(out.Block(c, r), ring.Next(c.size(), r.size()));
+  }
+}
+
+// Segments of rows change places: out segment s is in segment (s * 7) mod segments, with a scale and an index per row.
+// Every core first works out where segments begin: counts (1, segments) are added up by the scalar unit, once for where
+// rows come from and once for where they go.
+template <VectorCore Core>
+void MoveSegmentsKernel(Core& core, const Gm& in, const Gm& out, std::span<const Gm> columns,
+                        const Gm& counts) {
+  const std::int64_t segments = counts.cols;
+  const std::int64_t row_bytes = RoundUp(in.cols * 4, 32),
+                     length = std::max<std::int64_t>(in.rows / segments, 1);
+  const std::int64_t most =
+      std::clamp<std::int64_t>((kUbBytes - 8 * counts.cols) / 2 / (row_bytes + 32), 1, length);
+  const std::int64_t pieces = CeilDiv(length, most), tasks = segments * pieces;
+  Ring<Buffer::kUB, float> ring(core, "rows", most, in.cols, 1), values(core, "values", 1, most, 1);
+  Ring<Buffer::kUB, std::int32_t> scanned(core, "counts", 1, segments, 1), ends(core, "ends", 1, segments, 1);
+  const auto scan = scanned.Next(1, segments), sums = ends.Next(1, segments);
+  core.Load(scan, counts);
+  core.Fill(sums, 0);
+  for (int way = 0; way < 2; ++way) core.Histogram(sums, scan, 0);
+  for (std::int64_t s = 0; s < segments; ++s) core.ReadScalar(sums, s);
+  for (std::int64_t task = core.index(); task < tasks; task += core.count()) {
+    const std::int64_t segment = task / pieces, first = task % pieces * most,
+                       n = std::min(most, length - first);
+    const std::int64_t from = segment * 7 % segments * length + first, to = segment * length + first;
+    if (n <= 0 || from + n > in.rows || to + n > in.rows) continue;
+    const auto x = ring.Next(n, in.cols);
+    core.Load(x, in.Rows({from, from + n}));
+    core.Store(out.Rows({to, to + n}), x);
+    for (std::size_t c = 0; c + 1 < columns.size(); c += 2) {
+      const auto v = values.Next(1, n);
+      core.Load(v, columns[c].Cols({from, from + n}));
+      core.Store(columns[c + 1].Cols({to, to + n}), v);
+    }
+  }
+}
+
+// Per token: the sum of `top_k` rows of `expanded`, scattered, each with a weight and a row of bias, and of one row of
+// each of `skips`.
+struct Finalize {
+  Gm expanded, bias, out;
+  std::vector<Gm> skips;
+  std::int64_t top_k = 1;
+};
+
+template <VectorCore Core>
+void FinalizeKernel(Core& core, const Finalize& g) {
+  const std::int64_t h = g.out.cols, tokens = g.out.rows, per_core = CeilDiv(tokens, core.count());
+  const std::int64_t begin = std::min(tokens, core.index() * per_core),
+                     end = std::min(tokens, begin + per_core);
+  Ring<Buffer::kUB, float> sums(core, "sum", 1, h, 1), rows(core, "row", 1, h, 2),
+      biases(core, "bias", 1, h, 1);
+  for (std::int64_t t = begin; t < end; ++t) {
+    const auto sum = sums.Next(1, h);
+    const auto add_row = [&](const Gm& from, std::int64_t row, bool first, bool weighted) {
+      const auto x = first ? sum : rows.Next(1, h);
+      core.Load(x, from.Rows({row, row + 1}));
+      if (weighted && g.bias.tensor != nullptr) {
+        const auto b = biases.Next(1, h);
+        core.Load(b, g.bias.Rows({row % g.bias.rows, row % g.bias.rows + 1}));
+        core.Add(x, x, b);
+      }
+      if (weighted) core.MulScalar(x, x, 0.5f);
+      if (!first) core.Add(sum, sum, x);
+    };
+    for (std::size_t s = 0; s < g.skips.size(); ++s) add_row(g.skips[s], t, s == 0, false);
+    for (std::int64_t j = 0; j < g.top_k; ++j)
+      add_row(g.expanded, (t * g.top_k + j) * 7919 % g.expanded.rows, g.skips.empty() && j == 0, true);
+    core.Store(g.out.Rows({t, t + 1}), sum);
+  }
+}
+
+}  // namespace cubist
+
+#endif  // CUBIST_TOOLS_VALIDATION_STREAM_KERNELS_H_
