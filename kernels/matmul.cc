@@ -118,6 +118,8 @@ Status Run(const Device& device, const MatmulArgs& args, Profile* profile) {
   shape.a_packed = operands.a.is_packed, shape.b_packed = operands.b.is_packed;
   const Gm& a = operands.a.plain;
   shape.a_row_bytes = !shape.a_packed && a.col_stride == 1 ? a.row_stride * SizeOf(shape.in) : 0;
+  const Gm& b = operands.b.plain;
+  shape.b_row_bytes = !shape.b_packed && b.col_stride == 1 ? b.row_stride * SizeOf(shape.in) : 0;
   MatmulTiling tiling;
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, "matmul", shape, &Candidates, &tiling));
 

@@ -17,7 +17,7 @@ struct MatmulRings {
   template <CubeCore Core>
   MatmulRings(Core& core, const MatmulTiling& t, bool with_bias)
       : a_l1(core, "a_l1", t.m, t.k1, t.l1_stages, Role::kA),
-        b_l1(core, "b_l1", t.k1, t.n, t.l1_stages, Role::kB),
+        b_l1(core, "b_l1", t.k1, t.n, t.l1_stages, t.b_once ? Role::kBOnce : Role::kB),
         a_l0(core, "a_l0", t.m, t.k0, t.l0_stages, Role::kA),
         b_l0(core, "b_l0", t.k0, t.n, t.l0_stages, Role::kB),
         c_l0(core, "c_l0", t.m, t.n, t.l0c_stages),

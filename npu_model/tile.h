@@ -28,6 +28,7 @@ enum class Role : std::uint8_t {
   kRows,   // Read and written row by row.
   kA,      // Left operand of Mmad, (m, k).
   kB,      // Right operand of Mmad, (k, n).
+  kBOnce,  // The same, multiplied with few rows: the host reads it in GM, a piece at a time, and packs no tile.
   kRelay,  // Loaded and stored again, never computed on: the host shows the source in place.
   // Second roles of a ring whose tiles play two (see Ring): the transpose as an operand, (k, m) and (n, k).
   kATransposed,
@@ -49,6 +50,7 @@ struct HostLayout {
   std::int64_t pitch = 0;         // Elements from row to row; unused for B.
   std::int64_t width = 0;         // Columns of a panel; 0 means that all columns are one panel.
   std::int64_t panel_stride = 0;  // Elements from panel to panel.
+  bool row_major = false;         // B in place, not in panels: element (k, n) at k * pitch + n.
   std::int64_t first_col = 0;
   bool padded = false;  // A: where k is odd and read in pairs, a zero stands behind each row.
 };

@@ -37,6 +37,17 @@ bool LoadedInPlace(const ChipSpec& chip, const MatmulShape& s) {
          chip.OperandBytes(s.in) == SizeOf(s.in);
 }
 
+// Whether B serves so few rows that its rows are read where they lie. Elements that change their form on the way pay
+// for it once per strip of rows, so one strip is the most.
+bool ReadOnce(const ChipSpec& chip, const MatmulShape& s) {
+  constexpr std::int64_t kMostRows = 64;
+  const bool as_stored = s.in == DType::kF32;
+  return s.b_row_bytes > 0 && !s.b_packed && s.m <= (as_stored ? kMostRows : chip.mmad.m_step);
+}
+
+// Columns that such a tile has at least: memory gives long runs faster than short ones.
+constexpr std::int64_t kShortestRun = 256;
+
 // Every tiling that is considered, whether it fits or not.
 std::vector<MatmulTiling> AllTilings(const ChipSpec& chip, const MatmulShape& s) {
   const std::int64_t element = chip.OperandBytes(s.in);
@@ -45,7 +56,7 @@ std::vector<MatmulTiling> AllTilings(const ChipSpec& chip, const MatmulShape& s)
   const auto add = [&](MatmulTiling t) {
     // Where a cache stands for the buffers, an L0B panel set or an accumulator
     // beyond its share is not worth pricing.
-    if (!chip.pipes_overlap && (t.k0 * t.n * element > chip.buffer(Buffer::kL0B).fast ||
+    if (!chip.pipes_overlap && ((!t.b_once && t.k0 * t.n * element > chip.buffer(Buffer::kL0B).fast) ||
                                 t.m * t.n * 4 > 2 * chip.buffer(Buffer::kL0C).fast)) {
       return;
     }
@@ -73,6 +84,11 @@ std::vector<MatmulTiling> AllTilings(const ChipSpec& chip, const MatmulShape& s)
   // One thread: nothing to buffer, but whole operands may be packed first.
   const auto add_serial = [&](MatmulTiling t) {
     t.l1_stages = t.l0_stages = 1;
+    if (t.m >= s.m && ReadOnce(chip, s) && (t.n >= kShortestRun || t.n >= s.n)) {
+      MatmulTiling once = t;
+      once.b_once = true;
+      add(once);
+    }
     for (int packing = 0; packing < 4; ++packing) {
       t.pack_a = (packing & 1) != 0, t.pack_b = (packing & 2) != 0;
       if (t.pack_a && (s.a_packed || CeilDiv(s.n, t.n) == 1 || LoadedInPlace(chip, s))) continue;
@@ -130,7 +146,7 @@ double Price(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) 
     return steps1 * chip.path(path).startup + elements * bytes / LoadRate(chip, path, cores);
   };
   const double mte2 = load(t.pack_a || s.a_packed || LoadedInPlace(chip, s), m * d(s.k)) +
-                      load(t.pack_b || s.b_packed, d(s.k) * n);
+                      load(t.pack_b || t.b_once || s.b_packed, d(s.k) * n);
   const double fix = PathCycles(chip, Path::kL0CToGm, m * n * d(SizeOf(s.out)), 1);
   const double issue = steps0 * 3 * chip.scalar.issue;
 

@@ -22,6 +22,7 @@ struct MatmulShape {
   DType in = DType::kF32, out = DType::kF32;
   bool bias = false;
   std::int64_t a_row_bytes = 0;  // Length of A's rows in GM where its columns are adjacent, else 0.
+  std::int64_t b_row_bytes = 0;  // The same of B's.
   bool a_packed = false, b_packed = false;  // By the caller, once for many products.
 
   friend auto operator<=>(const MatmulShape&, const MatmulShape&) = default;
@@ -37,6 +38,7 @@ struct MatmulTiling {
   std::int64_t k1 = 0, k0 = 0;
   int l1_stages = 2, l0_stages = 2, l0c_stages = 1;
   bool pack_a = false, pack_b = false;  // An operand is packed whole, once, by a phase before.
+  bool b_once = false;                  // B's tiles serve few rows, and are read where they lie (Role::kBOnce).
   BlockGrid grid;
 
   friend bool operator==(const MatmulTiling&, const MatmulTiling&) = default;
@@ -48,6 +50,7 @@ void VisitFields(const MatmulShape& s, Visit&& visit) {
   visit({"in"}, s.in), visit({"out"}, s.out);
   visit({"bias"}, s.bias);
   visit({"a_row_bytes"}, s.a_row_bytes);
+  visit({"b_row_bytes"}, s.b_row_bytes);
   visit({"a_packed"}, s.a_packed), visit({"b_packed"}, s.b_packed);
 }
 
@@ -63,6 +66,7 @@ void VisitFields(const ChipSpec& chip, const MatmulShape& s, Tiling& t, Visit&& 
   visit({"l1_stages", 1, 16}, t.l1_stages), visit({"l0_stages", 1, 16}, t.l0_stages);
   visit({"l0c_stages", 1, 16}, t.l0c_stages);
   visit({"pack_a", 0, 1}, t.pack_a), visit({"pack_b", 0, 1}, t.pack_b);
+  visit({"b_once", 0, 1}, t.b_once);
   visit({"order", 0, kBlockOrderCount - 1}, t.grid.order), visit({"width", 1, kLargest}, t.grid.width);
 }
 

@@ -45,6 +45,7 @@ CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
   }
   const BF16* b = tile.b;
   const BF16* prefetch = tile.prefetch;
+  const std::int64_t b_step = tile.b_step;
   for (std::int64_t word = tile.words; word > 0; --word) {
     const __m512bh b0 = LoadPairs(b);
     const __m512bh b1 = LoadPairs(b + kNr);
@@ -56,7 +57,7 @@ CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
     }
 #pragma GCC unroll 4
     for (int i = 0; i < kPointers; ++i) row[i] += 2;
-    b += 2 * kNr;
+    b += b_step;
     __builtin_prefetch(prefetch, 0, 2);
     __builtin_prefetch(prefetch + kNr, 0, 2);
     prefetch += 2 * kNr;

@@ -16,6 +16,7 @@ struct MmadTile {
   const T* a = nullptr;
   std::int64_t a_pitch = 0;
   const T* b = nullptr;
+  std::int64_t b_step = 0;      // Elements of b from word to word.
   const T* prefetch = nullptr;  // As long as b: what to bring into L2 meanwhile, a word of k per step.
   float* c = nullptr;
   std::int64_t c_pitch = 0;

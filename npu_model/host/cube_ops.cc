@@ -68,6 +68,7 @@ void Tile(const MmadTile<float>& tile) {
   }
   const float* b = tile.b;
   const float* prefetch = tile.prefetch;
+  const std::int64_t b_step = tile.b_step;
   for (std::int64_t word = tile.words; word > 0; --word) {
     const Vec b0 = hn::LoadU(d, b);
     const Vec b1 = hn::LoadU(d, b + kLanes);
@@ -79,7 +80,7 @@ void Tile(const MmadTile<float>& tile) {
     }
 #pragma GCC unroll 4
     for (int i = 0; i < kPointers; ++i) ++row[i];
-    b += kNr;
+    b += b_step;
     __builtin_prefetch(prefetch, 0, 2);
     __builtin_prefetch(prefetch + kLanes, 0, 2);
     prefetch += kNr;
@@ -164,6 +165,7 @@ void Mmad(const MmadArgs& args, const MmadTileFunction<T>* tiles) {
                        .a = static_cast<const T*>(args.a) + m.begin * args.a_pitch + p,
                        .a_pitch = args.a_pitch,
                        .b = static_cast<const T*>(args.b) + p * kNr,
+                       .b_step = kNr * kPerWord,
                        .c_pitch = args.c_pitch};
       if (conflict) {
         for (std::int64_t i = 0; i < m.size(); ++i) {
@@ -177,8 +179,6 @@ void Mmad(const MmadArgs& args, const MmadTileFunction<T>* tiles) {
     } while (p < k);
   }
 }
-
-void MmadF32(const MmadArgs& args) { Mmad<float>(args, kTiles); }
 
 std::int64_t PeakFma(std::int64_t rounds) {
   const FloatTag d;
@@ -526,11 +526,68 @@ void PackB(DType dtype, std::int64_t k, std::int64_t n, const StridedSource& src
   }
 }
 
+// ---- Products whose B lies where the caller has it
+
+// B in pieces that fit L1 beside a strip of A: read where they lie, or packed if they must be, multiplied with every
+// row of A, forgotten. Nothing is written to farther memory, which is what counts where few rows use B: its bytes
+// come from memory at a few per cycle. Pieces are few rows high, so that memory sees few streams, each as long as
+// B's rows; sums go through C from piece to piece. With more rows of A, whose sums weigh more, they are higher.
+constexpr std::int64_t kInPlaceBytes = 16 << 10;
+constexpr std::int64_t kLowPiece = 8, kHighPiece = 64;  // Words of k.
+
+template <class T>
+void MmadInPlace(const MmadArgs& args, const MmadTileFunction<T>* tiles, decltype(CubeOps::pack_b) pack) {
+  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
+  constexpr std::int64_t kCopyPitch = (kHighPiece + 16) * kPerWord;
+  alignas(64) std::byte panels[kInPlaceBytes];
+  alignas(64) std::byte storage[kMr * kCopyPitch * sizeof(T)];
+  T* const copy = reinterpret_cast<T*>(storage);
+  const bool conflict = args.a_pitch * static_cast<std::int64_t>(sizeof(T)) % kConflictBytes == 0;
+  const bool readable = args.b_type == DTypeOf<T>() && kPerWord == 1;
+  const std::int64_t words = args.m <= kMr ? kLowPiece : kHighPiece;
+  const std::int64_t columns = kInPlaceBytes / 4 / words / kNr * kNr;
+
+  const auto multiply = [&](Range k, Range n) {
+    MmadArgs piece = args;
+    piece.n = n.size();
+    piece.c = args.c + n.begin;
+    piece.bias = args.bias == nullptr ? nullptr : args.bias + n.begin;
+    StridedSource source = args.b_source;
+    source.data = static_cast<const std::byte*>(source.data) +
+                  (k.begin * source.row_stride + n.begin) * SizeOf(args.b_type);
+    const bool direct = readable && n.size() % kNr == 0;
+    piece.b_panel_stride = direct ? kNr : RoundUp(k.size(), kPerWord) * kNr;
+    if (!direct) pack(args.b_type, k.size(), n.size(), source, panels, piece.b_panel_stride);
+    for (const Range m : Split(args.m, kMr)) {
+      MmadTile<T> tile{.words = CeilDiv(k.size(), kPerWord),
+                       .a = static_cast<const T*>(args.a) + m.begin * args.a_pitch + k.begin,
+                       .a_pitch = args.a_pitch,
+                       .b = static_cast<const T*>(direct ? source.data : panels),
+                       .b_step = direct ? source.row_stride : kNr * kPerWord,
+                       .c_pitch = args.c_pitch};
+      if (conflict) {
+        for (std::int64_t i = 0; i < m.size(); ++i) {
+          std::memcpy(static_cast<void*>(copy + i * kCopyPitch), tile.a + i * args.a_pitch,
+                      static_cast<std::size_t>(tile.words) * 4);
+        }
+        tile.a = copy, tile.a_pitch = kCopyPitch;
+      }
+      MmadStrip(piece, m, tile, k.begin == 0 ? args.start : MmadStart::kAdd, /*in_place=*/false, tiles);
+    }
+  };
+  for (const Range k : AtLeastOnce(Split(args.k, words * kPerWord))) {
+    for (const Range n : Split(args.n, columns)) multiply(k, n);
+  }
+}
+
+void MmadF32(const MmadArgs& args) {
+  if (args.b_source.data != nullptr) return MmadInPlace<float>(args, kTiles, &PackB);
+  Mmad<float>(args, kTiles);
+}
+
 // ---- Native bf16
 
 #if HWY_TARGET <= HWY_AVX3
-void MmadBF16(const MmadArgs& args) { Mmad<BF16>(args, kBF16TilesAvx512); }
-
 void PackANative(DType dtype, std::int64_t m, std::int64_t k, const StridedSource& src, void* dst,
                  std::int64_t pitch) {
   if (dtype != DType::kBF16) return PackA(dtype, m, k, src, dst, pitch);
@@ -543,6 +600,11 @@ void PackBNative(DType dtype, std::int64_t k, std::int64_t n, const StridedSourc
                  std::int64_t panel_stride) {
   if (dtype != DType::kBF16) return PackB(dtype, k, n, src, dst, panel_stride);
   PackBs(KeepBF16(), k, n, src, dst, panel_stride);
+}
+
+void MmadBF16(const MmadArgs& args) {
+  if (args.b_source.data != nullptr) return MmadInPlace<BF16>(args, kBF16TilesAvx512, &PackBNative);
+  Mmad<BF16>(args, kBF16TilesAvx512);
 }
 #endif
 

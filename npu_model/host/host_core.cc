@@ -19,7 +19,8 @@ std::int64_t PitchOf(const Slot& slot, std::int64_t element_bytes) {
   return bytes / element_bytes;
 }
 
-bool IsOperand(const Slot& slot) { return slot.role == Role::kA || slot.role == Role::kB; }
+bool IsB(Role role) { return role == Role::kB || role == Role::kBOnce; }
+bool IsOperand(const Slot& slot) { return slot.role == Role::kA || IsB(slot.role); }
 
 // Bytes of one element as the slot stores it.
 std::int64_t ElementBytes(const HostContext& context, const Slot& slot) {
@@ -54,7 +55,7 @@ T* RowAt(const TileRef& tile, std::int64_t i) {
 HostLayout OwnLayout(const HostContext& context, const Slot& slot) {
   HostLayout own;
   own.data = slot.storage;
-  if (slot.role == Role::kB) {
+  if (IsB(slot.role)) {
     own.pitch = own.width = context.cube->nr;
     own.panel_stride = RoundUp(slot.rows, context.host->packing.row_multiple) * own.width;
   } else {
@@ -66,7 +67,9 @@ HostLayout OwnLayout(const HostContext& context, const Slot& slot) {
 // An operand layout that begins at a part's corner.
 HostLayout From(HostLayout layout, Role role, std::int64_t element_bytes, Range rows, Range cols) {
   std::int64_t offset = rows.begin * layout.pitch;
-  if (role == Role::kB) {
+  if (layout.row_major) {
+    offset += cols.begin;
+  } else if (role == Role::kB) {
     CUBIST_CHECK(cols.begin % layout.width == 0 && rows.begin % 2 == 0,
                  "a part of a B tile begins inside a panel");
     offset += cols.begin / layout.width * layout.panel_stride;
@@ -113,6 +116,7 @@ TileRef SecondOf(const TileRef& tile) {
 // The tile in the layout of an operand.
 TileRef AsOperand(const TileRef& tile, Role role, Transpose transpose) {
   const Slot& slot = *tile.slot;
+  if (slot.role == Role::kBOnce && role == Role::kB && transpose == Transpose::kNo) return tile;
   if (slot.role == role && transpose == Transpose::kNo) return tile;
   CUBIST_CHECK(slot.second != nullptr && slot.second->role == role &&
                    (slot.role == role) == (transpose == Transpose::kYes),
@@ -203,7 +207,7 @@ Slot* HostContext::Allocate(const SlotRequest& request, int lane, bool with_stor
   if (!with_storage || request.buffer == Buffer::kL0A || request.buffer == Buffer::kL0B) return slots;
   const auto give_storage = [&](Slot& slot) {
     slot.shows = OwnLayout(*this, slot);
-    const std::int64_t elements = slot.role == Role::kB
+    const std::int64_t elements = IsB(slot.role)
                                       ? CeilDiv(slot.cols, slot.shows.width) * slot.shows.panel_stride
                                       : slot.rows * slot.shows.pitch;
     slot.storage_bytes = elements * ElementBytes(*this, slot);
@@ -258,6 +262,11 @@ bool ReadableInPlace(const HostContext& context, const TileRef& dst, const Gm& s
 
 }  // namespace
 
+// Bytes of an element of a B tile: in panels as operands are, in place as GM has it.
+std::int64_t HostCube::BytesOfB(const TileRef& b) const {
+  return b.slot->shows.row_major ? SizeOf(b.dtype()) : context_->host->OperandBytes(b.dtype());
+}
+
 void HostCube::LoadL1(TileRef dst, const Gm& src, Loc) {
   Slot& slot = *dst.slot;
   if (slot.second != nullptr) {
@@ -266,7 +275,11 @@ void HostCube::LoadL1(TileRef dst, const Gm& src, Loc) {
   }
   const StridedSource source{src.data(), src.row_stride, src.col_stride};
   const std::int64_t element_bytes = context_->host->OperandBytes(slot.dtype);
-  if (slot.role == Role::kB) {
+  if (slot.role == Role::kBOnce && src.col_stride == 1 && Whole(dst)) {
+    slot.shows = {.data = src.data(), .pitch = src.row_stride, .row_major = true};
+    return;
+  }
+  if (IsB(slot.role)) {
     slot.shows = OwnLayout(*context_, slot);
     const std::int64_t nr = slot.shows.width;
     CUBIST_CHECK(dst.col_part.begin % nr == 0 && dst.row_part.begin % 2 == 0,
@@ -366,9 +379,9 @@ void CopyPartOfPanels(HostContext& context, const TileRef& dst, const TileRef& s
 void HostCube::LoadL0B(TileRef dst, TileRef tile, Transpose transpose, Loc) {
   CUBIST_CHECK(Whole(dst), "an L0 tile shows its source, as a whole tile");
   const TileRef src = AsOperand(tile, Role::kB, transpose);
-  if (src.col_part.begin % src.slot->shows.width != 0) return CopyPartOfPanels(*context_, dst, src);
-  dst.slot->shows =
-      From(src.slot->shows, Role::kB, context_->host->OperandBytes(src.dtype()), src.row_part, src.col_part);
+  const HostLayout& shows = src.slot->shows;
+  if (!shows.row_major && src.col_part.begin % shows.width != 0) return CopyPartOfPanels(*context_, dst, src);
+  dst.slot->shows = From(shows, Role::kB, BytesOfB(src), src.row_part, src.col_part);
 }
 
 void HostCube::LoadBias(TileRef dst, const Gm& row, Loc) {
@@ -381,7 +394,8 @@ void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bi
   const bool pairs = bytes == 2;
   const auto mmad = pairs ? context_->cube->mmad_bf16 : context_->cube->mmad_f32;
   const HostLayout left = From(a.slot->shows, Role::kA, bytes, a.row_part, a.col_part);
-  const HostLayout right = From(b.slot->shows, Role::kB, bytes, b.row_part, b.col_part);
+  const std::int64_t b_bytes = BytesOfB(b);
+  const HostLayout right = From(b.slot->shows, Role::kB, b_bytes, b.row_part, b.col_part);
   CUBIST_CHECK(c.col_part.begin % nr == 0 && (c.cols() % nr == 0 || c.col_part.end == c.slot->tile_cols),
                "a Mmad writes whole panels: part of an accumulator inside one");
   context_->Furnish(*c.slot);
@@ -397,6 +411,16 @@ void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bi
     args.bias = reinterpret_cast<const float*>(bias.slot->storage) + bias.col_part.begin;
   }
 
+  // B from its row k on.
+  const auto b_from = [&](std::int64_t k) {
+    if (right.row_major) {
+      args.b_source = {right.data + k * right.pitch * b_bytes, right.pitch, 1};
+      args.b_type = b.dtype();
+    } else {
+      args.b = right.data + k * right.width * b_bytes;
+    }
+  };
+
   // An odd last k without padding behind it is multiplied apart, from a padded copy of A's last column.
   const bool padded = a.slot->shows.padded && a.col_part.end == a.slot->tile_cols;
   const std::int64_t k = pairs && !padded ? a.cols() / 2 * 2 : a.cols();
@@ -410,7 +434,7 @@ void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bi
   while (done < k || (done == 0 && a.cols() == 0)) {
     args.a = at(left.first_col + done, &panel_end);
     args.k = std::min(k - done, panel_end - left.first_col - done);
-    args.b = right.data + done * right.width * bytes;
+    b_from(done);
     mmad(args);
     args.start = MmadStart::kAdd;
     done += args.k;
@@ -427,7 +451,7 @@ void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bi
     }
     args.m = rows.size(), args.k = 1;
     args.a = column.data(), args.a_pitch = 2;
-    args.b = right.data + k * right.width * bytes;
+    b_from(k);
     args.c = c_data + rows.begin * args.c_pitch;
     mmad(args);
   }

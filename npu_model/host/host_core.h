@@ -71,6 +71,8 @@ class HostCube {
   std::int64_t ReadGmInt(const Gm& element, Loc loc = {});
 
  private:
+  std::int64_t BytesOfB(const TileRef& b) const;
+
   HostContext* context_;
 };
 

@@ -13,6 +13,12 @@
 
 namespace cubist {
 
+// An operand block in memory as the caller has it: element (i, j) at data + i * row_stride + j * col_stride.
+struct StridedSource {
+  const void* data = nullptr;
+  std::int64_t row_stride = 0, col_stride = 1;
+};
+
 // c (m, n) (+)= a (m, k) * b (k, n), fp32 accumulation in ascending k.
 //
 // a: row-major, element (i, p) at a + i * a_pitch + p.
@@ -21,22 +27,20 @@ namespace cubist {
 //      (p / 2) * 2 * nr + 2 * j + p % 2   for native bf16 ("VNNI pairs"); an odd last k is padded with zeros, in a too.
 //    The columns of the last panel beyond n are zero.
 // c: row-major; whole panels are written, so each row of c has room for RoundUp(n, nr) elements.
+//    Or, where b_source has data, b is null and element (p, j) of type b_type stands as b_source says, with a
+//    col_stride of 1.
 struct MmadArgs {
   std::int64_t m = 0, n = 0, k = 0;
   const void* a = nullptr;
   std::int64_t a_pitch = 0;
   const void* b = nullptr;
   std::int64_t b_panel_stride = 0;
+  StridedSource b_source = {};
+  DType b_type = DType::kF32;
   float* c = nullptr;
   std::int64_t c_pitch = 0;
   MmadStart start = MmadStart::kZero;
   const float* bias = nullptr;  // kBias: n elements, added to every row
-};
-
-// An operand block in memory as the caller has it: element (i, j) at data + i * row_stride + j * col_stride.
-struct StridedSource {
-  const void* data = nullptr;
-  std::int64_t row_stride = 0, col_stride = 1;
 };
 
 struct CubeOps {

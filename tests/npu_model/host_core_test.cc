@@ -331,6 +331,32 @@ TEST_P(HostCoreTest, StoreOfAnAccumulatorInEveryLayoutAndType) {
   }
 }
 
+// A B tile that few rows use is read where it lies, whole or in parts, whatever its layout.
+TEST_P(HostCoreTest, MmadOfAnOperandUsedOnce) {
+  Random random;
+  ForEachFloatType([&](auto zero) {
+    using T = decltype(zero);
+    for (const Layout& layout : kLayouts) {
+      for (const auto& [m, n, k] : {MmadShape{1, 70, 41}, MmadShape{5, 33, 96}, MmadShape{40, 64, 130}}) {
+        HostRig rig;
+        GmMatrix a(DTypeOf<T>(), m, k), b(DTypeOf<T>(), k, n, layout), c(DType::kF32, m, n);
+        a->FillIntegers(random), b->FillIntegers(random);
+        Ring<Buffer::kL1, T> a_l1(rig.core, "a1", m, k, 1, Role::kA), b_l1(rig.core, "b1", k, n, 1, Role::kBOnce);
+        const auto a1 = a_l1.Next(m, k), b1 = b_l1.Next(k, n);
+        rig.core.Load(a1, a.gm());
+        rig.core.Load(b1, b.gm());
+        const auto acc = NewTile<Buffer::kL0C, float>(rig.core, m, n);
+        for (const Range k0 : Split(k, 32)) {
+          rig.core.Mmad(acc, ToL0A(rig.core, a1.Cols(k0)), ToL0B(rig.core, b1.Rows(k0)),
+                        k0.begin == 0 ? Accumulate::kNo : Accumulate::kYes);
+        }
+        rig.core.Store(c.gm(), acc);
+        ExpectExactly(c->view(), ProductOf(a, b));
+      }
+    }
+  });
+}
+
 // GM += L0C: what stood there counts, and what stands between rows and columns stays.
 TEST_P(HostCoreTest, StoreOfAnAccumulatorAdds) {
   Random random;
