@@ -87,7 +87,7 @@ struct FlashAttentionLane {
                      const FlashAttentionTiling& t)
       : core(vector),
         rounds(t.rounds_kept()),
-        s_ub(core, "s_ub", rows, t.n, t.ub_stages),
+        s_ub(core, "s_ub", rows, t.n, t.s_stages),
         p_ub(core, "p_ub", rows, t.n, t.ub_stages),
         pv_ub(core, "pv_ub", rows, s.d_v, t.ub_stages),
         o_ub(core, "o_ub", rows, s.d_v, t.ub_stages),
@@ -144,13 +144,15 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
   Ring<Buffer::kL1, T> p_l1(core, "p_l1", t.m, t.n, t.hand_over_stages(), Role::kA);
   Ring<Buffer::kL0A, T> a_l0(core, "a_l0", t.m, t.k0, t.l0_stages, Role::kA);
   Ring<Buffer::kL0B, T> b_l0(core, "b_l0", t.k0, std::max(t.n, s.d_v), t.l0_stages, Role::kB);
-  Ring<Buffer::kL0C, float> s_l0(core, "s_l0", t.m, t.n, t.hand_over_stages());
-  Ring<Buffer::kL0C, float> pv_l0(core, "pv_l0", t.m, s.d_v, t.hand_over_stages());
+  Ring<Buffer::kL0C, float> s_l0(core, "s_l0", t.m, t.n, t.l0c_stages);
+  Ring<Buffer::kL0C, float> pv_l0(core, "pv_l0", t.m, s.d_v, t.l0c_stages);
+  Ring<Buffer::kHandOver, float> s_sent(core, "s_sent", t.m, t.n, t.hand_over_stages());
+  Ring<Buffer::kHandOver, float> pv_sent(core, "pv_sent", t.m, s.d_v, t.hand_over_stages());
   std::array<std::optional<FlashAttentionLane<T, Vector>>, kMaxLanes> lanes;
   for (std::size_t i = 0; i < lane_count; ++i) lanes[i].emplace(core.vectors()[i], lane_rows[0].size(), s, t);
 
   struct Step : FlashAttentionStep {
-    L0CTile<float> s, pv;
+    HandOverTile<float> s, pv;
     L1Tile<T> p;
     struct Rows {
       UbTile<float> m, l, alpha;
@@ -208,13 +210,16 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
     const Range rows = step.rows.From(step.task.q.begin);
     const L1Tile<T> k1 = k_l1.Next(s.d_qk, step.kv.size());
     LoadOperand(core, k1, g.KeysTransposed(t, step.sequence, kv_head, step.kv));
-    step.s = s_l0.Next(rows.size(), step.kv.size());
-    multiply(step.s, q1.Rows(rows), k1, Accumulate::kNo);
-    if (!rope) return;
-    const std::int64_t rope_head = s.rope_heads == 1 ? 0 : kv_head;
-    const L1Tile<T> k_rope1 = k_rope_l1.Next(s.d_rope, step.kv.size());
-    LoadOperand(core, k_rope1, g.RopeKeysTransposed(t, step.sequence, rope_head, step.kv));
-    multiply(step.s, q_rope1.Rows(rows), k_rope1, Accumulate::kYes);
+    const L0CTile<float> scored = s_l0.Next(rows.size(), step.kv.size());
+    multiply(scored, q1.Rows(rows), k1, Accumulate::kNo);
+    if (rope) {
+      const std::int64_t rope_head = s.rope_heads == 1 ? 0 : kv_head;
+      const L1Tile<T> k_rope1 = k_rope_l1.Next(s.d_rope, step.kv.size());
+      LoadOperand(core, k_rope1, g.RopeKeysTransposed(t, step.sequence, rope_head, step.kv));
+      multiply(scored, q_rope1.Rows(rows), k_rope1, Accumulate::kYes);
+    }
+    step.s = s_sent.Next(rows.size(), step.kv.size());
+    core.Send(step.s, scored);
   };
 
   const auto softmax = [&](Step& step) {
@@ -237,7 +242,7 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
     for_each_lane(in_block, [&](std::size_t i, Range rows, Range part) {
       auto& lane = *lanes[i];
       const UbTile<float> scored = lane.s_ub.Next(rows.size(), step.kv.size());
-      lane.core.Move(scored, step.s.Rows(part.From(in_block.begin)));
+      lane.core.Receive(scored, step.s.Rows(part.From(in_block.begin)));
       const Range queries = part.From(-step.task.q.begin);
       float scale = g.scale;
       if (s.soft_cap) {
@@ -265,8 +270,10 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
   const auto product = [&](Step& step) {
     const L1Tile<T> v1 = v_l1.Next(step.kv.size(), s.d_v);
     LoadOperand(core, v1, g.Values(t, step.sequence, step.task.head / group, step.kv));
-    step.pv = pv_l0.Next(step.rows.size(), s.d_v);
-    multiply(step.pv, step.p, v1, Accumulate::kNo);
+    const L0CTile<float> pv = pv_l0.Next(step.rows.size(), s.d_v);
+    multiply(pv, step.p, v1, Accumulate::kNo);
+    step.pv = pv_sent.Next(step.rows.size(), s.d_v);
+    core.Send(step.pv, pv);
   };
 
   const auto rescale = [&](Step& step) {
@@ -281,7 +288,7 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
       auto& lane = *lanes[i];
       const auto& kept = step.kept[i];
       const UbTile<float> pv = lane.pv_ub.Next(rows.size(), s.d_v), o = lane.o.Rows(rows);
-      lane.core.Move(pv, step.pv.Rows(part.From(in_block.begin)));
+      lane.core.Receive(pv, step.pv.Rows(part.From(in_block.begin)));
       lane.core.MulAdd(o, kept.alpha, pv);
       if (!step.last) return;
 

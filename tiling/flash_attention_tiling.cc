@@ -31,10 +31,9 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
     case Buffer::kL0B:
       return slots(t.l0_stages, s.in, t.k0, std::max(t.n, s.d_v));
     case Buffer::kL0C:
-      return slots(t.hand_over_stages(), DType::kF32, t.m, t.n) +
-             slots(t.hand_over_stages(), DType::kF32, t.m, s.d_v);
+      return slots(t.l0c_stages, DType::kF32, t.m, t.n) + slots(t.l0c_stages, DType::kF32, t.m, s.d_v);
     case Buffer::kUB:
-      return slots(t.ub_stages, DType::kF32, lane_rows, t.n) + slots(t.ub_stages, s.in, lane_rows, t.n) +
+      return slots(t.s_stages, DType::kF32, lane_rows, t.n) + slots(t.ub_stages, s.in, lane_rows, t.n) +
              slots(2 * t.ub_stages, DType::kF32, lane_rows, s.d_v) +
              slots(t.m_stages() + t.l_stages(), DType::kF32, lane_rows, 1) +
              (s.bias ? slots(t.ub_stages, DType::kF32, lane_rows, t.n) : 0) +
@@ -98,10 +97,10 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
       }
       for (std::int64_t k0 : TileSizes({16, 32, 64, 128}, k_step, std::max({n, s.d_qk, s.d_rope}))) {
         t.k0 = k0;
-        for (int depth : {0, 1}) {
+        for (int depth = 0; depth <= Tiling::kMaxDepth; ++depth) {
           t.depth = depth;
-          for (int stages : {1, 2}) {
-            t.ub_stages = t.q_stages = stages;
+          for (const auto& [s_stages, ub_stages] : {std::pair(1, 1), std::pair(2, 1), std::pair(2, 2)}) {
+            t.s_stages = s_stages, t.ub_stages = t.q_stages = ub_stages;
             for (int kv_stages : {1, 2}) {
               t.kv_stages = kv_stages;
               t.l0_stages = 2;
@@ -160,12 +159,29 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
              ? VectorCycles(chip, VectorOp::kExp, scores) + VectorCycles(chip, VectorOp::kDiv, scores) +
                    4 * VectorCycles(chip, VectorOp::kUnary, scores)
              : 0);
-    // Scores and outputs cross to the Vector cores; without overlap each of the three hand-overs is waited for.
-    const double hand_over =
-        chip.pipes_overlap ? PathCycles(chip, Path::kL0CToGm, d(rows) * d(n + s.d_v) * 4, 2) : 0;
-    const double waits = t.depth > 0 ? 0 : 3 * chip.sync.cross_core;
-    return t.depth > 0 ? Overlap(chip, true, {mmad, mte1, mte2, issue, vector, hand_over})
-                       : Overlap(chip, true, {mmad, mte1, mte2, issue}) + vector + hand_over + waits;
+    if (!chip.pipes_overlap) return mmad + mte1 + mte2 + issue + vector;
+
+    // Scores and outputs cross to the Vector cores, P back; without overlap each of the three hand-overs is waited for.
+    const double sent = PathCycles(chip, Path::kL0CToGm, d(rows) * d(n + s.d_v) * 4, 2);
+    const double scores_in = PathCycles(chip, Path::kGmToUb, scores * 4, 1);
+    const double received = scores_in + PathCycles(chip, Path::kGmToUb, outputs * 4, 1);
+    const double p_in = PathCycles(chip, Path::kGmToL1Nd2Nz, d(rows * n) * bytes, 1);
+    const double p_out = PathCycles(chip, Path::kUbToGm, scores * bytes, 1);
+    if (t.depth == 0) {
+      return Overlap(chip, true, {mmad, mte1, mte2, issue}) + vector + sent + received + p_out + p_in +
+             3 * chip.sync.cross_core;
+    }
+    // With one stage a pipe waits for the one that fills or empties its tile. K waits for the scores and V for the
+    // product, so that either load hides behind the other's Mmads.
+    const double vector_side = vector + (t.s_stages == 1 ? scores_in : 0) + (t.ub_stages == 1 ? p_out : 0);
+    const double loads = mte2 + p_in, single = t.kv_stages == 1 ? (mte2 + mmad) / 2 + p_in : 0;
+    const double multiplies = t.l0_stages == 1 ? mmad + mte1 : std::max(mmad, mte1);
+    // From the P of one step to the scores `depth` steps on: P crosses, the product and the next scores are computed
+    // one behind the other, the scores cross. `depth` steps of the Vector core have to cover it.
+    const double chain = p_out + p_in + mmad + sent + scores_in + 2 * chip.sync.cross_core;
+    const double covered = (vector + chain) / d(t.depth + 1);
+    return Overlap(chip, true,
+                   {multiplies, loads, single, issue, vector_side, sent, received, p_out, covered});
   };
   // A block of queries: its pieces, Q on its way in and O on its way out.
   double last_step = 0;

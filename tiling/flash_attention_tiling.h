@@ -44,7 +44,9 @@ struct FlashAttentionTiling {
   std::int64_t key_step =
       1;  // Blocks of keys begin at multiples of it, as packed operands ask for; divides n.
   int depth = 0;
-  int q_stages = 1, kv_stages = 2, l0_stages = 2, ub_stages = 1;
+  int q_stages = 1, kv_stages = 2, l0_stages = 2;
+  int l0c_stages = 1;  // of the scores and of the product each: what is computed is sent on at once
+  int s_stages = 1, ub_stages = 1;  // in UB: of the scores, and of all else
   std::int64_t kv_splits =
       1;                 // Parts of the keys that cores walk side by side; their outputs are combined after.
   bool pack_kv = false;  // K and V are packed once per KV head by a phase before.
@@ -90,7 +92,8 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionShape& s, Tiling& t, 
   visit({"key_step", 1, kLargest, n_step}, t.key_step);
   visit({"depth", 0, FlashAttentionTiling::kMaxDepth}, t.depth);
   visit({"q_stages", 1, 16}, t.q_stages), visit({"kv_stages", 1, 16}, t.kv_stages);
-  visit({"l0_stages", 1, 16}, t.l0_stages), visit({"ub_stages", 1, 16}, t.ub_stages);
+  visit({"l0_stages", 1, 16}, t.l0_stages), visit({"l0c_stages", 1, 16}, t.l0c_stages);
+  visit({"s_stages", 1, 16}, t.s_stages), visit({"ub_stages", 1, 16}, t.ub_stages);
   visit({"kv_splits", 1, 4096}, t.kv_splits), visit({"pack_kv", 0, 1}, t.pack_kv);
 }
 

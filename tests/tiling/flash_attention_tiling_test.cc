@@ -58,7 +58,7 @@ std::string NameOf(const FlashAttentionTiling& t) {
   return "m " + std::to_string(t.m) + " n " + std::to_string(t.n) + " k0 " + std::to_string(t.k0) +
          " strip " + std::to_string(t.strip) + " depth " + std::to_string(t.depth) + " stages " +
          std::to_string(t.q_stages) + std::to_string(t.kv_stages) + std::to_string(t.l0_stages) +
-         std::to_string(t.ub_stages) + (t.pack_kv ? " packed" : "");
+         std::to_string(t.s_stages) + std::to_string(t.ub_stages) + (t.pack_kv ? " packed" : "");
 }
 
 ChipSpec WithCapacity(const ChipSpec& chip, Buffer buffer, std::int64_t capacity) {
@@ -185,7 +185,8 @@ TEST(FlashAttentionTilingTest, CandidatesFitInMultiplesOfTheChipsSteps) {
         ASSERT_EQ(t.n % chip->PackedStep(Role::kB, s.in), 0);
         ASSERT_EQ(t.k0 % (chip->mmad.k_bytes / chip->OperandBytes(s.in)), 0);
         ASSERT_EQ(t.k0 % 2, 0);
-        ASSERT_TRUE(t.depth >= 0 && t.q_stages > 0 && t.kv_stages > 0 && t.l0_stages > 0 && t.ub_stages > 0);
+        ASSERT_TRUE(t.depth >= 0 && t.q_stages > 0 && t.kv_stages > 0 && t.l0_stages > 0 &&
+                    t.l0c_stages > 0 && t.s_stages > 0 && t.ub_stages > 0);
       }
     }
   }
