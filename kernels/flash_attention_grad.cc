@@ -1,8 +1,10 @@
 #include "kernels/flash_attention_grad.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "kernels/attention_sequences.h"
 #include "kernels/choose_for.h"
 #include "kernels/flash_attention_grad_kernel.h"
 #include "kernels/pack.h"
@@ -20,8 +22,9 @@ FlashAttentionGradShape ShapeOf(const FlashAttentionGradArgs& args) {
   s.kv_heads = args.k.size(1), s.skv = args.k.size(2), s.d_v = args.v.size(3);
   if (args.q_rope.given()) s.d_rope = args.q_rope.size(3), s.rope_heads = args.k_rope.size(1);
   s.in = args.q.dtype;
-  s.causal = args.causal != Causal::kNone;
-  s.shift = args.causal == Causal::kBottomRight ? s.skv - s.sq : 0;
+  const std::int64_t prefix =
+      args.prefix.empty() ? 0 : *std::max_element(args.prefix.begin(), args.prefix.end());
+  s.band = BandOf(args.causal, args.window, s.sq, s.skv, prefix);
   return s;
 }
 
@@ -102,6 +105,27 @@ Status CheckShapes(const Arguments& x) {
   return {};
 }
 
+Status CheckPrefix(const FlashAttentionGradArgs& args) {
+  if (args.prefix.empty()) return {};
+  const std::string who = std::string(kName) + ": prefix ";
+  const std::int64_t batches = args.q.size(0), skv = args.k.size(2);
+  if (static_cast<std::int64_t>(args.prefix.size()) != batches) {
+    return InvalidArgument(who + "has " + std::to_string(args.prefix.size()) + " entries, needs the " +
+                           std::to_string(batches) + " of B");
+  }
+  for (const std::int64_t keys : args.prefix) {
+    if (keys < 0 || keys > skv) {
+      return InvalidArgument(who + "is " + std::to_string(keys) + ", needs 0 to the " + std::to_string(skv) +
+                             " of Skv");
+    }
+  }
+  if (args.window && args.window->left) {
+    return InvalidArgument(who + "goes with no left side of window, which is " +
+                           std::to_string(*args.window->left));
+  }
+  return {};
+}
+
 Status Validate(const Device& device, const FlashAttentionGradArgs& args) {
   const Arguments x(args);
   CUBIST_RETURN_IF_ERROR(CheckShapes(x));
@@ -119,6 +143,7 @@ Status Validate(const Device& device, const FlashAttentionGradArgs& args) {
     return InvalidArgument(std::string(kName) + ": scale is " + std::to_string(*args.scale) +
                            ", needs a finite number");
   }
+  CUBIST_RETURN_IF_ERROR(CheckPrefix(args));
   for (const std::vector<const Argument*>& all : {x.inputs(), x.outputs()}) {
     for (const Argument* arg : all) {
       if (arg->tensor.given()) CUBIST_RETURN_IF_ERROR(CheckStorage(*arg, device.computes()));
@@ -190,6 +215,10 @@ Status Run(const Device& device, const FlashAttentionGradArgs& args, Profile* pr
   FlashAttentionGradTiling t;
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, kName, s, &Candidates, &t));
   FlashAttentionGradOperands g = AddTensors(launch, args, s, t);
+  std::vector<AttentionBand> bands;
+  for (const std::int64_t prefix : args.prefix)
+    bands.push_back(BandOf(args.causal, args.window, s.sq, s.skv, prefix));
+  g.bands = bands;
 
   const std::int64_t rows = RowsAtOnce(launch.chip(), s.d_v);
   launch.OnVectorCores(s.batches * s.heads * CeilDiv(s.sq, rows),
@@ -215,7 +244,7 @@ Status Run(const Device& device, const FlashAttentionGradArgs& args, Profile* pr
     const auto& sizes = sum.gradient->sizes;
     const std::int64_t at_once = RowsAtOnce(launch.chip(), sizes[3]);
     launch.OnVectorCores(sizes[0] * sizes[1] * CeilDiv(sizes[2], at_once),
-                         [&](auto& core) { FlashAttentionGradSumKernel(core, sum, s, t, at_once); });
+                         [&](auto& core) { FlashAttentionGradSumKernel(core, sum, g, s, t, at_once); });
   }
   return launch.Finish(profile);
 }

@@ -2,9 +2,11 @@
 #ifndef CUBIST_KERNELS_FLASH_ATTENTION_GRAD_H_
 #define CUBIST_KERNELS_FLASH_ATTENTION_GRAD_H_
 
+#include <cstdint>
 #include <optional>
+#include <span>
 
-#include "kernels/flash_attention.h"
+#include "kernels/attention_options.h"
 #include "npu_model/device.h"
 #include "npu_model/status.h"
 #include "npu_model/types.h"
@@ -18,7 +20,7 @@ namespace cubist {
 // and with q_rope, k_rope in the place of q, k their gradients; dk, dv and dk_rope are summed over the query heads that
 // share the head of k, v or k_rope.
 //
-//   q, k, v, q_rope, k_rope, scale, causal   as the forward call had them
+//   q, k, v, q_rope, k_rope, scale, causal, window, prefix   as the forward call had them
 //   out      (B, Nq, Sq, Dv)   what it gave, in fp32 or the input dtype;  lse (B, Nq, Sq), fp32: likewise
 //   dout     (B, Nq, Sq, Dv)   the input dtype
 //   dq, dk, dv, dq_rope, dk_rope   shaped like q, k, v, q_rope, k_rope, each in fp32 or the input dtype
@@ -36,6 +38,8 @@ struct FlashAttentionGradArgs {
   Tensor dq_rope = {}, dk_rope = {};
   std::optional<float> scale = {};
   Causal causal = Causal::kNone;
+  std::optional<AttentionWindow> window = {};
+  std::span<const std::int64_t> prefix = {};
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 #include <type_traits>
 
 #include "kernels/operand_kernel.h"
@@ -26,12 +27,16 @@ struct FlashAttentionGradOperands {
   const GmTensor *out = nullptr, *lse = nullptr, *dout = nullptr;  // lse: (b, head, Sq, 1)
   const GmTensor *dq = nullptr, *dq_rope = nullptr, *dk = nullptr, *dk_rope = nullptr, *dv = nullptr;
   float scale = 1;
+  std::span<const AttentionBand> bands;  // Of each batch entry, where they differ; see Band.
 
   PackedGm q_packed, q_rope_packed, dout_packed;        // One matrix per (b, head), where t.pack_queries.
   const GmTensor *row_lse = nullptr, *delta = nullptr;  // (b, head, Sq, 1), fp32 like all that follow
   const GmTensor *dq_parts = nullptr, *dq_rope_parts = nullptr;  // (chunk, b * heads + head, Sq, d)
   const GmTensor *dk_sums = nullptr, *dk_rope_sums = nullptr, *dv_sums = nullptr;  // (b, KV head, Skv, d)
 
+  const AttentionBand& Band(const FlashAttentionGradShape& s, std::int64_t b) const {
+    return bands.empty() ? s.band : bands[static_cast<std::size_t>(b)];
+  }
   // The query rows of a head as the chosen tiling reads them.
   Operand QueriesOf(const GmTensor& plain, const PackedGm& packed, const FlashAttentionGradTiling& t,
                     std::int64_t b, std::int64_t h) const {
@@ -90,23 +95,18 @@ struct FlashAttentionGradStep {
 // no query sees is one step without queries.
 class FlashAttentionGradSteps {
  public:
-  FlashAttentionGradSteps(const FlashAttentionGradShape& s, const FlashAttentionGradTiling& t, int index,
-                          int count)
-      : s_(s), t_(t), task_(index), count_(count), key_block_(index / heads() - t.chunks) {}
+  FlashAttentionGradSteps(const FlashAttentionGradOperands& g, const FlashAttentionGradShape& s,
+                          const FlashAttentionGradTiling& t, int index, int count)
+      : g_(g), s_(s), t_(t), task_(index), count_(count), key_block_(index / heads() - t.chunks) {}
 
   bool Next(FlashAttentionGradStep& step) {
     if (done_ && !NextKeys()) return false;
     if (piece_ == block_.end) NextBlock();
-    step.b = task_ % heads() / s_.kv_heads, step.kv_head = task_ % s_.kv_heads, step.chunk = task_ / heads();
+    step.b = batch(), step.kv_head = task_ % s_.kv_heads, step.chunk = task_ / heads();
     step.h = step.kv_head * s_.group() + std::max<std::int64_t>(head_, 0);
-    step.adds = key_block_ >= t_.chunks;
-    if (piece_ == block_.begin) {
-      // The first step starts the sums of all keys; any other leaves out those behind the last that it sees.
-      const std::int64_t seen = s_.causal && !first_block_ ? block_.end + s_.shift : keys_.end;
-      seen_ = {keys_.begin, std::clamp(seen, keys_.begin, keys_.end)};
-    }
     step.keys = seen_, step.block = block_;
-    step.queries = {piece_, std::min(piece_ + t_.piece, block_.end)};
+    step.queries = {piece_, std::min(piece_ + t_.piece(), block_.end)};
+    step.adds = step.queries.begin < written_;
     step.first_block = first_block_;
     step.last_block = block_.begin == queries_.begin && head_ + 1 >= s_.group();
     piece_ = step.queries.end;
@@ -117,6 +117,7 @@ class FlashAttentionGradSteps {
 
  private:
   std::int64_t heads() const { return std::max<std::int64_t>(s_.batches * s_.kv_heads, 1); }
+  std::int64_t batch() const { return task_ % heads() / s_.kv_heads; }
 
   bool NextKeys() {
     if (task_ >= t_.tasks(s_)) return false;
@@ -126,8 +127,17 @@ class FlashAttentionGradSteps {
       if (task_ >= t_.tasks(s_)) return false;
       key_block_ = task_ / heads();
     }
-    keys_ = Split(s_.skv, t_.n)[key_block_];
-    queries_ = s_.group() > 0 ? SeeingQueries(s_, keys_, t_.piece) : Range{};
+    const Split blocks(s_.skv, t_.n);
+    const AttentionBand& band = g_.Band(s_, batch());
+    seen_ = keys_ = blocks[key_block_];
+    queries_ = s_.group() > 0 ? SeeingQueries(band, keys_, s_.sq, t_.strip) : Range{};
+    // Rows before this see the chunk's block before this one, too.
+    written_ =
+        key_block_ < t_.chunks ? 0 : SeeingQueries(band, blocks[key_block_ - t_.chunks], s_.sq, t_.strip).end;
+    // From this row on they see all keys, as far as causal order goes.
+    full_ = band.prefix >= keys_.end
+                ? 0
+                : RoundUp(std::max<std::int64_t>(keys_.end - 1 - band.highest, 0), t_.strip);
     head_ = queries_.empty() ? s_.group() - 1 : -1;
     block_ = {queries_.begin, queries_.begin};
     piece_ = block_.end;
@@ -140,21 +150,24 @@ class FlashAttentionGradSteps {
     if (queries_.empty()) return;
     std::int64_t end = block_.begin;
     if (end == queries_.begin) ++head_, end = queries_.end;
-    // From here on queries see all of the keys.
-    const std::int64_t full =
-        s_.causal ? RoundUp(std::max<std::int64_t>(keys_.end - 1 - s_.shift, 0), t_.piece) : 0;
-    const std::int64_t width = end > full ? t_.m() : t_.m_diagonal();
-    block_ = {
-        std::max((end - 1) / width * width, end > full ? std::max(full, queries_.begin) : queries_.begin),
-        end};
+    const std::int64_t width = end > full_ ? t_.m() : t_.strip;
+    block_ = {std::max((end - 1) / width * width, queries_.begin), end};
+    for (const std::int64_t border : {full_, written_}) {
+      if (block_.begin < border && border < block_.end) block_.begin = border;
+    }
     piece_ = block_.begin;
+    // The first block starts the sums of all keys; any other leaves out those behind the last that it sees.
+    const AttentionBand& band = g_.Band(s_, batch());
+    const std::int64_t last = first_block_ ? keys_.end : std::max(block_.end + band.highest, band.prefix);
+    seen_.end = std::clamp(last, keys_.begin, keys_.end);
   }
 
+  const FlashAttentionGradOperands& g_;
   const FlashAttentionGradShape& s_;
   const FlashAttentionGradTiling& t_;
   std::int64_t task_, count_, key_block_, head_ = 0;
   Range keys_, queries_, block_, seen_;
-  std::int64_t piece_ = 0;
+  std::int64_t piece_ = 0, written_ = 0, full_ = 0;
   bool first_block_ = true, done_ = true;
 };
 
@@ -186,25 +199,25 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
   Ring<Buffer::kL1, T> dout_l1(core, "dout_l1", t.m(), s.d_v, kept, Role::kB, Role::kBTransposed);
   Ring<Buffer::kL1, T> p_l1(core, "p_l1", t.n, t.m(), handed, Role::kA);
   Ring<Buffer::kL1, T> ds_l1(core, "ds_l1", t.n, t.m(), handed, Role::kA, Role::kATransposed);
-  Ring<Buffer::kL0A, T> a_l0(core, "a_l0", std::max(t.piece, t.n), t.k0, t.l0_stages, Role::kA);
-  Ring<Buffer::kL0B, T> b_l0(core, "b_l0", t.k0, std::max({t.piece, s.d_qk, s.d_rope, s.d_v}), t.l0_stages,
+  Ring<Buffer::kL0A, T> a_l0(core, "a_l0", std::max(t.piece(), t.n), t.k0, t.l0_stages, Role::kA);
+  Ring<Buffer::kL0B, T> b_l0(core, "b_l0", t.k0, std::max({t.piece(), s.d_qk, s.d_rope, s.d_v}), t.l0_stages,
                              Role::kB);
-  Ring<Buffer::kL0C, float> score_l0(core, "score_l0", t.n, t.piece, 2);
+  Ring<Buffer::kL0C, float> score_l0(core, "score_l0", t.n, t.piece(), 2);
   Ring<Buffer::kL0C, float> dv_l0(core, "dv_l0", sum_rows, s.d_v, 1);
   Ring<Buffer::kL0C, float> dk_l0(core, "dk_l0", sum_rows, s.d_qk, 1);
   Ring<Buffer::kL0C, float> dk_rope_l0(core, "dk_rope_l0", sum_rows, s.d_rope, 1);
-  Ring<Buffer::kL0C, float> part_l0(core, "part_l0", t.keep_sums ? t.piece : std::max(t.piece, t.n), widest,
-                                    t.sum_stages);
+  Ring<Buffer::kL0C, float> part_l0(core, "part_l0", t.keep_sums ? t.piece() : std::max(t.piece(), t.n),
+                                    widest, t.sum_stages);
 
   struct Lane {
     Lane(Vector& vector, std::int64_t rows, const FlashAttentionGradTiling& t)
         : core(vector),
-          s_ub(core, "s_ub", rows, t.piece, t.hand_over_stages()),
-          dp_ub(core, "dp_ub", rows, t.piece, t.hand_over_stages()),
-          p_ub(core, "p_ub", rows, t.piece, t.ub_stages),
-          ds_ub(core, "ds_ub", rows, t.piece, t.ub_stages),
-          lse_ub(core, "lse_ub", 1, t.piece, t.ub_stages),
-          delta_ub(core, "delta_ub", 1, t.piece, t.ub_stages) {}
+          s_ub(core, "s_ub", rows, t.piece(), t.hand_over_stages()),
+          dp_ub(core, "dp_ub", rows, t.piece(), t.hand_over_stages()),
+          p_ub(core, "p_ub", rows, t.piece(), t.ub_stages),
+          ds_ub(core, "ds_ub", rows, t.piece(), t.ub_stages),
+          lse_ub(core, "lse_ub", 1, t.piece(), t.ub_stages),
+          delta_ub(core, "delta_ub", 1, t.piece(), t.ub_stages) {}
 
     Vector& core;
     Ring<Buffer::kUB, float> s_ub, dp_ub;
@@ -299,12 +312,15 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
       lane.core.Load(lse, MatrixOf(*g.row_lse, step.b, step.h).Rows(step.queries).Transposed());
       lane.core.Load(delta, MatrixOf(*g.delta, step.b, step.h).Rows(step.queries).Transposed());
       float scale = g.scale;
-      const std::int64_t diagonal = step.keys.begin + rows.begin - step.queries.begin - s.shift;
-      if (s.causal && rows.size() > 1 - diagonal) {
+      const Range keys{step.keys.begin + rows.begin, step.keys.begin + rows.end};
+      const AttentionBand& band = g.Band(s, step.b);
+      if (band.SeenByAll(step.queries, keys) != keys) {
         // Scaled first: a scale of 0 or below must not turn -inf into something else.
         lane.core.MulScalar(step.s[i], step.s[i], scale);
-        lane.core.MaskOutside(step.s[i], diagonal, step.queries.size(),
-                              -std::numeric_limits<float>::infinity());
+        const std::int64_t open = std::clamp<std::int64_t>(band.prefix - keys.begin, 0, keys.size());
+        const std::int64_t offset = keys.begin + open - step.queries.begin;
+        lane.core.MaskOutside(step.s[i].Rows({open, keys.size()}), offset - band.highest,
+                              offset - band.lowest, -std::numeric_limits<float>::infinity());
         scale = 1.0f;
       }
       const UbTile<T> p = lane.p_ub.Next(rows.size(), step.queries.size());
@@ -349,7 +365,7 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
     if (rope) add_keys(step, dk_rope_l0, dk_rope, *g.dk_rope_sums, step.ds, step.q_rope);
   };
 
-  FlashAttentionGradSteps steps(s, t, core.index(), core.count());
+  FlashAttentionGradSteps steps(g, s, t, core.index(), core.count());
   Pipeline<Step>(
       t.depth, [&](Step& step) { return steps.Next(step); }, scores, weights, products);
 }
@@ -368,18 +384,27 @@ struct FlashAttentionGradSum {
     if (of == Of::kChunks) return MatrixOf(*parts, part, b * gradient->sizes[1] + n);
     return MatrixOf(*parts, b, of == Of::kHeads ? part : n);
   }
-  // The rows that a part has.
-  Range RowsOf(const FlashAttentionGradShape& s, const FlashAttentionGradTiling& t, std::int64_t part) const {
-    if (of != Of::kChunks) return {0, gradient->sizes[2]};
-    const Range first_keys = Split(s.skv, t.n)[part];
-    return first_keys.empty() ? Range{} : SeeingQueries(s, first_keys, t.piece);
+  // Visits the rows of `rows` that a part has, in ranges. A chunk has those that see any of its blocks of keys.
+  template <class Visit>
+  void ForEachRange(const FlashAttentionGradOperands& g, const FlashAttentionGradShape& s,
+                    const FlashAttentionGradTiling& t, std::int64_t b, std::int64_t part, Range rows,
+                    Visit&& visit) const {
+    if (of != Of::kChunks) return visit(rows);
+    std::int64_t done = rows.begin;
+    for (std::int64_t block = part; block < t.key_blocks(s) && done < rows.end; block += t.chunks) {
+      const Range seeing = SeeingQueries(g.Band(s, b), Split(s.skv, t.n)[block], s.sq, t.strip);
+      const Range has{std::max(seeing.begin, done), std::min(seeing.end, rows.end)};
+      if (has.empty()) continue;
+      visit(has);
+      done = has.end;
+    }
   }
 };
 
 template <VectorCore Core>
 void FlashAttentionGradSumKernel(Core& core, const FlashAttentionGradSum& sum,
-                                 const FlashAttentionGradShape& s, const FlashAttentionGradTiling& t,
-                                 std::int64_t rows_at_once) {
+                                 const FlashAttentionGradOperands& g, const FlashAttentionGradShape& s,
+                                 const FlashAttentionGradTiling& t, std::int64_t rows_at_once) {
   const auto& sizes = sum.gradient->sizes;
   Ring<Buffer::kUB, float> sum_ub(core, "sum_ub", rows_at_once, sizes[3], 2);
   Ring<Buffer::kUB, float> part_ub(core, "part_ub", rows_at_once, sizes[3], 2);
@@ -390,19 +415,18 @@ void FlashAttentionGradSumKernel(Core& core, const FlashAttentionGradSum& sum,
     const UbTile<float> total = sum_ub.Next(rows.size(), sizes[3]);
     bool started = false;
     for (std::int64_t i = 0; i < sum.count(s, t); ++i) {
-      const Range has = sum.RowsOf(s, t, i);
-      const Range common{std::max(rows.begin, has.begin), std::min(rows.end, has.end)};
-      if (common.empty()) continue;
-      if (!started && common == rows) {
-        core.Load(total, sum.Part(b, n, i).Rows(rows));
-      } else {
-        if (!started) core.Fill(total, 0.0f);
-        const UbTile<float> part = part_ub.Next(common.size(), sizes[3]);
-        const UbTile<float> to = total.Rows({common.begin - rows.begin, common.end - rows.begin});
-        core.Load(part, sum.Part(b, n, i).Rows(common));
-        core.Add(to, to, part);
-      }
-      started = true;
+      sum.ForEachRange(g, s, t, b, i, rows, [&](Range has) {
+        if (!started && has == rows) {
+          core.Load(total, sum.Part(b, n, i).Rows(rows));
+        } else {
+          if (!started) core.Fill(total, 0.0f);
+          const UbTile<float> part = part_ub.Next(has.size(), sizes[3]);
+          const UbTile<float> to = total.Rows({has.begin - rows.begin, has.end - rows.begin});
+          core.Load(part, sum.Part(b, n, i).Rows(has));
+          core.Add(to, to, part);
+        }
+        started = true;
+      });
     }
     if (!started) core.Fill(total, 0.0f);
     core.MulScalar(total, total, sum.scale);

@@ -27,42 +27,45 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
       return bytes;
     }
     case Buffer::kL0A:
-      return slots(t.l0_stages, s.in, std::max(t.piece, t.n), t.k0);
+      return slots(t.l0_stages, s.in, std::max(t.piece(), t.n), t.k0);
     case Buffer::kL0B:
-      return slots(t.l0_stages, s.in, t.k0, std::max({t.piece, s.d_qk, s.d_rope, s.d_v}));
+      return slots(t.l0_stages, s.in, t.k0, std::max({t.piece(), s.d_qk, s.d_rope, s.d_v}));
     case Buffer::kL0C: {
       const std::int64_t widest = std::max({s.d_qk, s.d_rope, t.keep_sums ? 0 : s.d_v});
       std::int64_t bytes =
-          slots(2, DType::kF32, t.n, t.piece) +
-          slots(t.sum_stages, DType::kF32, t.keep_sums ? t.piece : std::max(t.piece, t.n), widest);
+          slots(2, DType::kF32, t.n, t.piece()) +
+          slots(t.sum_stages, DType::kF32, t.keep_sums ? t.piece() : std::max(t.piece(), t.n), widest);
       if (!t.keep_sums) return bytes;
       for (const std::int64_t cols : {s.d_qk, s.d_rope, s.d_v}) bytes += slots(1, DType::kF32, t.n, cols);
       return bytes;
     }
     case Buffer::kUB:
-      return slots(2 * handed, DType::kF32, lane_rows, t.piece) +
-             slots(2 * t.ub_stages, s.in, lane_rows, t.piece) +
-             slots(2 * t.ub_stages, DType::kF32, 1, t.piece);
+      return slots(2 * handed, DType::kF32, lane_rows, t.piece()) +
+             slots(2 * t.ub_stages, s.in, lane_rows, t.piece()) +
+             slots(2 * t.ub_stages, DType::kF32, 1, t.piece());
     default:
       return 0;
   }
 }
 
-// The share of all pairs of a query and a key that the kernel computes.
+// The share of all pairs of a query and a key that the kernel computes; of many blocks of keys some stand for all.
 double ComputedShare(const Shape& s, const Tiling& t) {
-  if (!s.causal || s.sq == 0 || s.skv == 0) return 1;
-  // Of a block of keys, queries that see none of it are left out; where the mask cuts it half a diagonal block is too
-  // many.
-  const double sq = static_cast<double>(s.sq), skv = static_cast<double>(s.skv),
-               shift = static_cast<double>(s.shift);
-  const double first = std::clamp(shift, 0.0, skv), last = std::clamp(sq + shift, 0.0, skv);
-  // Keys below `first` are seen by all; from there to `last` by ever fewer queries.
-  const double rows_at = [&](double key) {
-    return std::clamp(sq - std::max(key - shift, 0.0), 0.0, sq);
-  }(first);
-  const double pairs = first * sq + (last - first) * (rows_at + std::max(sq - (last - shift), 0.0)) / 2;
-  const double extra = (last - first) * static_cast<double>(t.m_diagonal()) / 2;
-  return std::min(1.0, (pairs + extra) / (sq * skv));
+  if (!s.band.bounded() || s.sq == 0 || s.skv == 0) return 1;
+  constexpr std::int64_t kSamples = 64;
+  const Split blocks(s.skv, t.n);
+  const std::int64_t stride = CeilDiv(blocks.count(), kSamples);
+  double computed = 0, all = 0;
+  for (std::int64_t i = 0; i < blocks.count(); i += stride) {
+    const Range keys = blocks[i], queries = SeeingQueries(s.band, keys, s.sq, t.strip);
+    computed += static_cast<double>(queries.size() * keys.size());
+    // Keys behind those that a narrow block of queries sees are left out.
+    if (s.band.highest < AttentionBand::kUnbounded) {
+      const double edge = static_cast<double>(std::min(queries.size(), keys.size()));
+      computed -= edge * std::max(edge - static_cast<double>(t.strip), 0.0) / 2;
+    }
+    all += static_cast<double>(s.sq * keys.size());
+  }
+  return computed / all;
 }
 
 // Tasks that keep any machine's threads busy and even, from the shape alone.
@@ -74,23 +77,21 @@ std::int64_t HostChunks(const Shape& s, std::int64_t key_blocks) {
 
 void AddHostTilings(const ChipSpec& chip, const Shape& s, std::vector<Tiling>& tilings) {
   const std::int64_t panel = chip.PackedStep(Role::kB, s.in);
-  for (std::int64_t n : TileSizes({16, 32, 64, 128, 192, 256}, 1, s.skv)) {
-    for (std::int64_t m : TileSizes({32, 64, 128, 192, 256}, panel, s.sq)) {
+  for (std::int64_t n : TileSizes({16, 32, 64, 128, 192, 256, 320}, chip.mmad.m_step, s.skv)) {
+    for (std::int64_t piece : TileSizes({32, 64, 128, 192, 256}, panel, s.sq)) {
+      // Two panels wide where a mask cuts the keys: half of them saves as much as its Mmads lose.
+      const std::int64_t narrow = 2 * panel;
       Tiling t;
-      t.n = n;
-      t.k0 = std::max({n, m, s.d_qk, s.d_rope, s.d_v, std::int64_t{1}});
+      t.n = n, t.strip = s.band.bounded() && piece % narrow == 0 ? narrow : piece;
+      t.strips = piece / t.strip;
+      t.k0 = std::max({n, piece, s.d_qk, s.d_rope, s.d_v, std::int64_t{1}});
       t.l0_stages = 1;
       t.keep_sums = true;
       t.chunks = HostChunks(s, t.key_blocks(s));
-      for (std::int64_t diagonal : {m, m / 2 / panel * panel}) {
-        if (diagonal == 0 || m % diagonal != 0) continue;
-        t.piece = diagonal, t.pieces = m / diagonal;
-        for (bool pack : {false, true}) {
-          t.pack_queries = pack;
-          if (pack && t.key_blocks(s) <= 1) continue;
-          tilings.push_back(t);
-        }
-        if (!s.causal) break;
+      for (bool pack : {false, true}) {
+        t.pack_queries = pack;
+        if (pack && t.key_blocks(s) <= 1) continue;
+        tilings.push_back(t);
       }
     }
   }
@@ -113,7 +114,7 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
           for (int depth : {0, 1}) {
             for (int stages : {1, 2}) {
               Tiling t;
-              t.n = n, t.piece = piece, t.pieces = pieces;
+              t.n = n, t.strip = piece, t.pieces = pieces;
               t.k0 = k0, t.depth = depth;
               t.sum_stages = t.ub_stages = stages;
               t.l0_stages = 2;
@@ -144,7 +145,7 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
   const double bytes = d(chip.OperandBytes(s.in));
   const std::int64_t n = std::min(t.n, std::max<std::int64_t>(s.skv, 1));
   const std::int64_t m = std::min(t.m(), std::max<std::int64_t>(s.sq, 1));
-  const std::int64_t piece = std::min(t.piece, m);
+  const std::int64_t piece = std::min(t.piece(), m);
   const double pieces = d(m) / d(piece);
   const double cores = std::min(d(t.tasks(s)), d(chip.concurrent_cores));
   const double blocks = ComputedShare(s, t) * d(s.sq) * d(s.skv) / (d(m) * d(n));
@@ -190,7 +191,7 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
   double block = t.depth > 0 ? Overlap(chip, true, {mmad, mte1, mte2, issue, vector, fix})
                              : Overlap(chip, true, {mmad, mte1, mte2, issue, fix}) + vector + waits;
   // The host's accumulators come from and go to L2 once per block.
-  if (!chip.pipes_overlap) block += sums + 0.15 * d(n * columns + m * (s.d_qk + s.d_rope) + 2 * n * m);
+  if (!chip.pipes_overlap) block += sums + 0.5 * d(n * columns + m * (s.d_qk + s.d_rope) + 2 * n * m);
   const double ends = layouts * d(n * columns) * bytes / LoadRate(chip, Path::kGmToL1Nd2Nz, cores);
   double total =
       Waves(chip, t.tasks(s)) / d(t.chunks) * (d(s.group()) * blocks * block + d(t.key_blocks(s)) * ends);

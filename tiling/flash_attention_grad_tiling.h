@@ -11,6 +11,7 @@
 
 #include "npu_model/chip.h"
 #include "npu_model/status.h"
+#include "tiling/attention_band.h"
 #include "tiling/fields.h"
 
 namespace cubist {
@@ -21,22 +22,21 @@ struct FlashAttentionGradShape {
   std::int64_t sq = 0, skv = 0;
   std::int64_t d_qk = 0, d_rope = 0, d_v = 0;
   DType in = DType::kF32;
-  bool causal = false;
-  std::int64_t shift = 0;  // Query row i sees keys j <= i + shift, where causal.
+  AttentionBand band;  // Of every batch entry; where prefixes differ that of the longest.
 
   std::int64_t group() const { return heads / std::max<std::int64_t>(kv_heads, 1); }
 
   friend auto operator<=>(const FlashAttentionGradShape&, const FlashAttentionGradShape&) = default;
 };
 
-// Blocks of n keys meet m queries at a time, whose scores are made in pieces of `piece` queries. The key blocks of a KV
+// Blocks of n keys meet m queries at a time, whose scores are made in pieces; strips of them where the mask cuts the keys. The key blocks of a KV
 // head are dealt round to `chunks` tasks, so that each has its share of those that many queries see; every chunk has a
 // dQ of its own, and the last phase adds them up.
 struct FlashAttentionGradTiling {
-  std::int64_t n = 0, piece = 0;
-  std::int64_t pieces = 1;           // of m
-  std::int64_t diagonal_pieces = 1;  // of m_diagonal
-  std::int64_t k0 = 0;               // of L0, along whatever a product sums over
+  std::int64_t n = 0, strip = 0;
+  std::int64_t strips = 1;  // of a piece
+  std::int64_t pieces = 1;  // of m
+  std::int64_t k0 = 0;      // of L0, along whatever a product sums over
   std::int64_t chunks = 1;
   int depth = 0;
   int l0_stages = 2, ub_stages = 1, sum_stages = 1;
@@ -48,9 +48,8 @@ struct FlashAttentionGradTiling {
   int hand_over_stages() const { return depth + 1; }
   int operand_stages() const { return 2 * depth + 1; }
 
-  std::int64_t m() const { return pieces * piece; }
-  // Queries at a time where the mask cuts a block of keys.
-  std::int64_t m_diagonal() const { return diagonal_pieces * piece; }
+  std::int64_t piece() const { return strips * strip; }
+  std::int64_t m() const { return pieces * piece(); }
   std::int64_t key_blocks(const FlashAttentionGradShape& s) const { return CeilDiv(s.skv, n); }
   std::int64_t tasks(const FlashAttentionGradShape& s) const { return s.batches * s.kv_heads * chunks; }
 
@@ -64,7 +63,7 @@ void VisitFields(const FlashAttentionGradShape& s, Visit&& visit) {
   visit({"sq"}, s.sq), visit({"skv"}, s.skv);
   visit({"d_qk"}, s.d_qk), visit({"d_rope"}, s.d_rope), visit({"d_v"}, s.d_v);
   visit({"in"}, s.in);
-  visit({"causal"}, s.causal), visit({"shift"}, s.shift);
+  visit({"lowest"}, s.band.lowest), visit({"highest"}, s.band.highest), visit({"prefix"}, s.band.prefix);
 }
 
 template <class Tiling, class Visit>
@@ -74,8 +73,8 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionGradShape& s, Tiling&
   const std::int64_t panel = std::max(chip.mmad.n_step, chip.PackedStep(Role::kB, s.in));
   const std::int64_t k_step =
       std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
-  visit({"n", 1, kLargest}, t.n), visit({"piece", 1, kLargest, panel}, t.piece);
-  visit({"pieces", 1, 64}, t.pieces), visit({"diagonal_pieces", 1, 64}, t.diagonal_pieces);
+  visit({"n", 1, kLargest}, t.n), visit({"strip", 1, kLargest, panel}, t.strip);
+  visit({"strips", 1, 64}, t.strips), visit({"pieces", 1, 64}, t.pieces);
   visit({"k0", 1, kLargest, k_step}, t.k0);
   visit({"chunks", 1, kLargest}, t.chunks);
   visit({"depth", 0, 2}, t.depth);
@@ -84,11 +83,13 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionGradShape& s, Tiling&
   visit({"keep_sums", 0, 1}, t.keep_sums), visit({"pack_queries", 0, 1}, t.pack_queries);
 }
 
-// The query rows that see any of the keys, begun at a multiple of `step`; what they do not see is masked.
-constexpr Range SeeingQueries(const FlashAttentionGradShape& s, Range keys, std::int64_t step) {
-  if (!s.causal) return {0, s.sq};
-  const std::int64_t first = std::max<std::int64_t>(keys.begin - s.shift, 0);
-  return first >= s.sq ? Range{} : Range{first / step * step, s.sq};
+// Of `sq` query rows those that see any of the keys, as whole pieces of `step`; what they do not see is masked. Both ends
+// grow with the keys.
+constexpr Range SeeingQueries(const AttentionBand& band, Range keys, std::int64_t sq, std::int64_t step) {
+  const std::int64_t begin =
+      keys.begin < band.prefix ? 0 : std::max<std::int64_t>(keys.begin - band.highest, 0);
+  const std::int64_t end = std::min(keys.end - band.lowest, sq);
+  return begin >= end ? Range{} : Range{begin / step * step, std::min(RoundUp(end, step), sq)};
 }
 
 bool Fits(const ChipSpec& chip, const FlashAttentionGradShape& shape, const FlashAttentionGradTiling& tiling);

@@ -18,6 +18,15 @@ struct Attention {
   Tensor out = {};
 };
 
+// Its backward pass: lse (1, heads, s) in fp32, the others of the forward's dtype; each gradient shaped like what it is
+// the gradient of.
+struct AttentionGrad {
+  Attention forward = {};
+  Tensor lse = {};
+  ConstTensor dout = {};
+  Tensor dq = {}, dk = {}, dv = {}, dq_rope = {}, dk_rope = {};
+};
+
 }  // namespace cubist::bench
 
 #endif  // CUBIST_BENCH_SUPPORT_ATTENTION_H_

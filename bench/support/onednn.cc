@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "bench/support/random_data.h"
+#include "npu_model/host/attention_grad_ops.h"
 #include "npu_model/host/attention_ops.h"
 #include "npu_model/host/tile_ops.h"
 
@@ -210,6 +211,150 @@ class Composed {
   oneapi::tbb::enumerable_thread_specific<Local> locals_;
 };
 
+// The products of a block of `rows` queries with `keys` keys, backward; scores are (keys, rows).
+struct GradProducts {
+  GradProducts(const Attention& x, std::int64_t rows, std::int64_t keys)
+      : scores(Matrix(x.dtype, keys, x.dqk), Matrix(x.dtype, x.dqk, rows, true),
+               Matrix(DType::kF32, keys, rows), BlockAttr(false)),
+        dp(Matrix(x.dtype, keys, x.dv), Matrix(x.dtype, x.dv, rows, true), Matrix(DType::kF32, keys, rows),
+           BlockAttr(false)),
+        dv(Matrix(x.dtype, keys, rows), Matrix(x.dtype, rows, x.dv), Matrix(DType::kF32, keys, x.dv),
+           BlockAttr(true)),
+        dk(Matrix(x.dtype, keys, rows), Matrix(x.dtype, rows, x.dqk), Matrix(DType::kF32, keys, x.dqk),
+           BlockAttr(true)),
+        dq(Matrix(x.dtype, rows, keys, true), Matrix(x.dtype, keys, x.dqk), Matrix(DType::kF32, rows, x.dqk),
+           BlockAttr(false)) {}
+  Product scores, dp, dv, dk, dq;
+};
+
+class ComposedGrad {
+ public:
+  explicit ComposedGrad(const AttentionGrad& grad)
+      : x_(grad),
+        blocks_(CeilDiv(grad.forward.s, kQueryBlock)),
+        locals_([this] { return Local(x_.forward); }) {
+    omp_set_num_threads(1);  // Threads take whole heads.
+    for (std::int64_t i = 0; i < blocks_; ++i) {
+      const Range rows = RowsOf(i);
+      auto& products = products_[{rows.size(), KeysOf(rows)}];
+      if (!products) products = std::make_unique<GradProducts>(x_.forward, rows.size(), KeysOf(rows));
+    }
+  }
+
+  void Run(oneapi::tbb::task_arena& arena) {
+    arena.execute([&] {
+      oneapi::tbb::parallel_for(
+          oneapi::tbb::blocked_range<std::int64_t>(0, x_.forward.heads),
+          [&](const oneapi::tbb::blocked_range<std::int64_t>& range) {
+            omp_set_num_threads(1);
+            for (std::int64_t head = range.begin(); head < range.end(); ++head) RunHead(head);
+          },
+          oneapi::tbb::simple_partitioner());
+    });
+  }
+
+ private:
+  // What a thread works in.
+  struct Local {
+    explicit Local(const Attention& x)
+        : stream(Engine()),
+          s(4 * kQueryBlock * x.s),
+          dp(4 * kQueryBlock * x.s),
+          p(4 * kQueryBlock * x.s),
+          ds(4 * kQueryBlock * x.s),
+          dq(4 * kQueryBlock * x.dqk),
+          dk(4 * x.s * x.dqk),
+          dv(4 * x.s * x.dv),
+          delta(4 * x.s),
+          scratch(0) {}
+    dnnl::stream stream;
+    Bytes s, dp, p, ds, dq, dk, dv, delta, scratch;
+    std::size_t scratch_size = 0;
+  };
+
+  Range RowsOf(std::int64_t block) const {
+    return {block * kQueryBlock, std::min((block + 1) * kQueryBlock, x_.forward.s)};
+  }
+  std::int64_t KeysOf(const Range& rows) const { return x_.forward.causal ? rows.end : x_.forward.s; }
+
+  static char* Row(const ConstTensor& x, std::int64_t head, std::int64_t row) {
+    const std::int64_t offset = head * x.stride(1) + row * x.stride(2);
+    return static_cast<char*>(const_cast<void*>(x.data)) + offset * SizeOf(x.dtype);
+  }
+
+  void Multiply(Local& local, const Product& product, void* a, void* b, void* c) const {
+    const memory::desc scratch_desc = product.desc.scratchpad_desc();
+    if (scratch_desc.get_size() > local.scratch_size) {
+      local.scratch_size = scratch_desc.get_size();
+      local.scratch = Bytes(static_cast<std::int64_t>(local.scratch_size));
+    }
+    product.primitive.execute(local.stream,
+                              {{DNNL_ARG_SRC, memory(product.desc.src_desc(), Engine(), a)},
+                               {DNNL_ARG_WEIGHTS, memory(product.desc.weights_desc(), Engine(), b)},
+                               {DNNL_ARG_DST, memory(product.desc.dst_desc(), Engine(), c)},
+                               {DNNL_ARG_SCRATCHPAD, memory(scratch_desc, Engine(), local.scratch.data())}});
+    local.stream.wait();
+  }
+
+  // A gradient from fp32, scaled.
+  void Write(const Tensor& to, std::int64_t head, std::int64_t row, std::int64_t rows, void* from,
+             float scale) const {
+    const VectorOps& ops = BestVectorOps();
+    const Rows sums{from, to.size(3), rows, to.size(3)};
+    if (scale != 1) ops.scalar(ScalarOp::kMul, sums, sums, scale);
+    ops.cast({Row(to, head, row), to.size(3), rows, to.size(3)}, to.dtype, sums, DType::kF32, false);
+  }
+
+  void RunHead(std::int64_t head) {
+    Local& local = locals_.local();
+    const Attention& f = x_.forward;
+    auto* delta = reinterpret_cast<float*>(local.delta.data());
+    for (std::int64_t i = 0; i < f.s; ++i) {
+      delta[i] = 0;
+      for (std::int64_t d = 0; d < f.dv; ++d)
+        delta[i] += LoadFloat(Row(x_.dout, head, i), f.dtype, d) * LoadFloat(Row(f.out, head, i), f.dtype, d);
+    }
+    std::fill_n(reinterpret_cast<float*>(local.dk.data()), f.s * f.dqk, 0.0f);
+    std::fill_n(reinterpret_cast<float*>(local.dv.data()), f.s * f.dv, 0.0f);
+    for (std::int64_t block = 0; block < blocks_; ++block) RunBlock(local, head, block);
+    Write(x_.dk, head, 0, f.s, local.dk.data(), Scale());
+    Write(x_.dv, head, 0, f.s, local.dv.data(), 1);
+  }
+  float Scale() const { return 1 / std::sqrt(static_cast<float>(x_.forward.dqk)); }
+
+  void RunBlock(Local& local, std::int64_t head, std::int64_t block) {
+    const Attention& f = x_.forward;
+    const Range rows = RowsOf(block);
+    const std::int64_t count = rows.size(), keys = KeysOf(rows);
+    const GradProducts& products = *products_.at({count, keys});
+    void *q = Row(f.q, head, rows.begin), *dout = Row(x_.dout, head, rows.begin);
+    void *k = Row(f.k, head, 0), *v = Row(f.v, head, 0);
+
+    Multiply(local, products.scores, k, q, local.s.data());
+    Multiply(local, products.dp, v, dout, local.dp.data());
+    const Rows s{local.s.data(), count, keys, count}, dp{local.dp.data(), count, keys, count};
+    if (f.causal) {
+      for (std::int64_t j = rows.begin; j < keys; ++j) {
+        std::fill_n(reinterpret_cast<float*>(local.s.data()) + j * count, j - rows.begin,
+                    -std::numeric_limits<float>::infinity());
+      }
+    }
+    const Rows p{local.p.data(), count, keys, count}, ds{local.ds.data(), count, keys, count};
+    const Rows lse{Row(x_.lse, 0, 0) + (head * f.s + rows.begin) * 4, count, 1, count};
+    const Rows delta{local.delta.data() + rows.begin * 4, count, 1, count};
+    BestAttentionGradOps().step(p, ds, f.dtype, s, dp, lse, delta, Scale());
+    Multiply(local, products.dv, p.data, dout, local.dv.data());
+    Multiply(local, products.dk, ds.data, q, local.dk.data());
+    Multiply(local, products.dq, ds.data, k, local.dq.data());
+    Write(x_.dq, head, rows.begin, count, local.dq.data(), Scale());
+  }
+
+  const AttentionGrad x_;
+  const std::int64_t blocks_;
+  std::map<std::pair<std::int64_t, std::int64_t>, std::unique_ptr<GradProducts>> products_;
+  oneapi::tbb::enumerable_thread_specific<Local> locals_;
+};
+
 GemmLibrary Library(const char* name, bool pack) {
   return {.name = name,
           .supports = [](DType input, DType output) { return input != DType::kF16 && output != DType::kF16; },
@@ -225,6 +370,13 @@ GemmLibrary OneDnnPacked() { return Library("onednn_packed", true); }
 std::function<void()> ComposedAttention(const Attention& attention, int threads) {
   if (attention.dtype == DType::kF16) return {};
   auto composed = std::make_shared<Composed>(attention);
+  auto arena = std::make_shared<oneapi::tbb::task_arena>(threads);
+  return [composed, arena] { composed->Run(*arena); };
+}
+
+std::function<void()> ComposedAttentionGrad(const AttentionGrad& grad, int threads) {
+  if (grad.forward.dtype == DType::kF16 || grad.forward.dr > 0) return {};
+  auto composed = std::make_shared<ComposedGrad>(grad);
   auto arena = std::make_shared<oneapi::tbb::task_arena>(threads);
   return [composed, arena] { composed->Run(*arena); };
 }

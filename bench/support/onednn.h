@@ -19,6 +19,10 @@ GemmLibrary OneDnnPacked();
 // place. Empty for fp16, which oneDNN has no product for on CPUs.
 std::function<void()> ComposedAttention(const Attention& attention, int threads);
 
+// The backward pass in the same manner, heads in parallel: per block of 256 queries five oneDNN products, transposed
+// scores between them, this library's fused step of the gradient. Without rope parts, one KV head per head.
+std::function<void()> ComposedAttentionGrad(const AttentionGrad& grad, int threads);
+
 }  // namespace cubist::bench
 
 #endif  // CUBIST_BENCH_SUPPORT_ONEDNN_H_

@@ -35,6 +35,8 @@ struct Options {
   std::optional<float> scale = {};
   Layout layout = {};
   DType forward_out = DType::kF32;
+  std::optional<AttentionWindow> window = {};
+  std::vector<std::int64_t> prefix = {};
 
   std::string Name() const {
     constexpr const char* kNames[] = {"full", "top-left", "bottom-right"};
@@ -93,7 +95,9 @@ struct Call {
                                 .dk = dk.view(),
                                 .dv = dv.view(),
                                 .scale = options.scale,
-                                .causal = options.causal};
+                                .causal = options.causal,
+                                .window = options.window,
+                                .prefix = options.prefix};
     if (shape.dr > 0) {
       args.q_rope = q_rope.view(), args.k_rope = k_rope.view();
       args.dq_rope = dq_rope.view(), args.dk_rope = dk_rope.view();
@@ -102,13 +106,19 @@ struct Call {
   }
   reference::AttentionArgs reference_args() {
     const FlashAttentionGradArgs x = args();
-    return {.q = x.q,
-            .k = x.k,
-            .v = x.v,
-            .q_rope = x.q_rope,
-            .k_rope = x.k_rope,
-            .scale = x.scale,
-            .mask = static_cast<reference::Mask>(x.causal)};
+    reference::AttentionArgs args{.q = x.q,
+                                  .k = x.k,
+                                  .v = x.v,
+                                  .q_rope = x.q_rope,
+                                  .k_rope = x.k_rope,
+                                  .scale = x.scale,
+                                  .mask = static_cast<reference::Mask>(x.causal)};
+    if (x.window) {
+      args.left = x.window->left, args.right = x.window->right;
+      args.window_anchor = static_cast<reference::Mask>(x.window->anchor);
+    }
+    args.prefix = options.prefix;
+    return args;
   }
 
   Options options;
@@ -233,6 +243,49 @@ TEST(FlashAttentionGradTest, RowsWithoutKeys) {
           ASSERT_EQ(call.lse.at({0, h, i}), -kInfinity);
           for (std::int64_t d = 0; d < 16; ++d) ASSERT_EQ(call.dq.at({0, h, i, d}), 0);
         }
+      }
+    }
+  }
+}
+
+// Bands narrower and wider than a block, that leave rows or keys alone or meet none; several blocks of keys per chunk.
+TEST(FlashAttentionGradTest, Windows) {
+  struct Sides {
+    std::optional<std::int64_t> left, right;
+  };
+  int i = 0;
+  for (const AttentionShape& shape :
+       {AttentionShape{2, 4, 2, 70, 45, 16, 8, 12}, AttentionShape{1, 1, 1, 140, 300, 16, 0, 24},
+        AttentionShape{1, 1, 1, 1100, 1000, 8, 0, 8}}) {
+    for (const Sides& sides :
+         {Sides{0, 0}, Sides{5, {}}, Sides{{}, 7}, Sides{20, 3}, Sides{100, -30}, Sides{-9, 40}}) {
+      for (Causal anchor : {Causal::kTopLeft, Causal::kBottomRight}) {
+        for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+          const bool large = shape.sq > 1000;
+          if (large && (device.kind() != Device::Kind::kHost || (sides.right && sides.left != 20))) continue;
+          Call call(shape, {.in = kFloatTypes[++i % 3],
+                            .causal = i % 2 == 0 ? Causal::kNone : anchor,
+                            .shared_rope = i % 4 == 0,
+                            .window = AttentionWindow{sides.left, sides.right, anchor}});
+          SCOPED_TRACE(Join("left ", sides.left.value_or(-99), " right ", sides.right.value_or(-99)));
+          call.FillNormal();
+          ExpectRight(device, call);
+        }
+      }
+    }
+  }
+}
+
+TEST(FlashAttentionGradTest, Prefixes) {
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    for (int i = 0; i < 3; ++i) {
+      for (const std::vector<std::int64_t>& prefix :
+           {std::vector<std::int64_t>{0, 70, 33}, std::vector<std::int64_t>{128, 1, 100}}) {
+        Call call({3, 2, 1, 90, 130, 24, 0, 16}, {.in = kFloatTypes[i],
+                                                  .causal = i == 1 ? Causal::kTopLeft : Causal::kBottomRight,
+                                                  .prefix = prefix});
+        call.FillNormal();
+        ExpectRight(device, call);
       }
     }
   }
