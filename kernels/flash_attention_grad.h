@@ -28,7 +28,9 @@ namespace cubist {
 // p and ds / scale are rounded to the input dtype before they meet dout, q and k; sums are fp32. A row that saw no key
 // (lse -inf) gives and gets no gradient. Deterministic: bit for bit the same for any number of threads. A masked key
 // close to the diagonal has weight 0 but is read: a NaN or Inf in its k or v makes the gradients of those rows NaN.
-// Outputs may overlap neither each other nor an input.
+// Outputs may overlap neither each other nor an input. Workspace: fp32 copies of dk, dv and (as often as the keys are
+// cut into chunks: up to 16 / (B * Nkv) times on the host) of dq, two numbers per query row, and on the host q and dout
+// in two packed layouts; memory is linear in S.
 // After FlashAttention-2 (Dao, 2023), algorithm 2; operator contract: aclnnFlashAttentionScoreGrad.
 struct FlashAttentionGradArgs {
   ConstTensor q, k, v;

@@ -68,9 +68,9 @@ double ComputedShare(const Shape& s, const Tiling& t) {
   return computed / all;
 }
 
-// Tasks that keep any machine's threads busy and even, from the shape alone.
+// From the shape alone: enough tasks for many threads, and few copies of dQ, which go to memory and back.
 std::int64_t HostChunks(const Shape& s, std::int64_t key_blocks) {
-  constexpr std::int64_t kTasks = 32;
+  constexpr std::int64_t kTasks = 16;
   const std::int64_t heads = std::max<std::int64_t>(s.batches * s.kv_heads, 1);
   return std::clamp<std::int64_t>(CeilDiv(kTasks, heads), 1, std::max<std::int64_t>(key_blocks, 1));
 }

@@ -29,9 +29,9 @@ struct FlashAttentionGradShape {
   friend auto operator<=>(const FlashAttentionGradShape&, const FlashAttentionGradShape&) = default;
 };
 
-// Blocks of n keys meet m queries at a time, whose scores are made in pieces; strips of them where the mask cuts the keys. The key blocks of a KV
-// head are dealt round to `chunks` tasks, so that each has its share of those that many queries see; every chunk has a
-// dQ of its own, and the last phase adds them up.
+// Blocks of n keys meet m queries at a time, whose scores are made in pieces; where the mask cuts the keys, a strip of
+// queries at a time. The key blocks of a KV head are dealt round to `chunks` tasks, so that each has its share of those
+// that many queries see; every chunk has a dQ of its own, and the last phase adds them up.
 struct FlashAttentionGradTiling {
   std::int64_t n = 0, strip = 0;
   std::int64_t strips = 1;  // of a piece
