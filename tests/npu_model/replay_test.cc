@@ -663,6 +663,33 @@ TEST(ReplayPropertyTest, IsDeterministic) {
   }
 }
 
+// The same rows, dealt to more and more Vector cores of a real chip, in pieces of 16 KiB.
+TEST(ReplayPropertyTest, MoreCoresNeverSlowIndependentWork) {
+  constexpr std::int64_t kPieces = 240, kPiece = 4096;
+  const GmTensor from = TensorOf(0, DType::kF32, kPieces, kPiece),
+                 to = TensorOf(1, DType::kF32, kPieces, kPiece);
+  const auto cycles = [&](int cores) {
+    return Replay(RecordOf<TraceVectorCore>(Ascend910B2(), cores,
+                                            [&](auto& core) {
+                                              Ring<Buffer::kUB, float> ring(core, "x", 1, kPiece, 2);
+                                              for (std::int64_t p = core.index(); p < kPieces; p += cores) {
+                                                const auto x = ring.Next(1, kPiece);
+                                                core.Load(x, MatrixOf(from).Rows({p, p + 1}));
+                                                core.Exp(x, x);
+                                                core.Store(MatrixOf(to).Rows({p, p + 1}), x);
+                                              }
+                                            }),
+                  false)
+        .cycles;
+  };
+  double before = cycles(1);
+  for (const int cores : {2, 3, 5, 8, 12, 16, 24, 40, 48}) {
+    const double now = cycles(cores);
+    EXPECT_LE(now, before * 1.01) << cores;  // 1 %: the last core starts later.
+    before = now;
+  }
+}
+
 TEST(ReplayPropertyTest, MoreBandwidthIsNeverSlower) {
   Record record = RandomRecord(Ascend910B2(), 3);
   const double before = Replay(record, false).cycles;
