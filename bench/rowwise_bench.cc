@@ -1,4 +1,4 @@
-// RmsNorm and SwiGlu with their gradients, as shares of what memory allows.
+// RmsNorm and SwiGlu with their gradients, and the router, as shares of what memory allows.
 //
 // <kernel>/cubist/<dtype>/<rows>x<cols>/threads:<n>
 #include <cstdint>
@@ -10,8 +10,10 @@
 #include "bench/support/harness.h"
 #include "bench/support/random_data.h"
 #include "kernels/rms_norm.h"
+#include "kernels/route.h"
 #include "kernels/swiglu.h"
 #include "reference/activations.h"
+#include "reference/route.h"
 
 namespace cubist::bench {
 namespace {
@@ -126,7 +128,72 @@ const std::vector<Benchmark>& Benchmarks() {
   return benchmarks;
 }
 
+// DeepSeek-V3's router after its projection: sigmoid scores, bias, 4 of 8 groups, 8 of 256 experts.
+struct Router {
+  static constexpr std::int64_t kTokens = 4096, kExperts = 256, kTopK = 8;
+
+  Router() {
+    args.logits = ConstTensor(logits.data(), DType::kF32, {kTokens, kExperts});
+    args.bias = ConstTensor(bias.data(), DType::kF32, {kExperts});
+    args.options = {.score = ScoreFunction::kSigmoid,
+                    .renormalise = true,
+                    .scale = 2.5f,
+                    .groups = 8,
+                    .top_groups = 4,
+                    .group_top = 2,
+                    .bad_logits = BadLogits::kZero};
+    args.weights = Tensor(weights.data(), DType::kF32, {kTokens, kTopK});
+    args.ids = Tensor(ids.data(), {kTokens, kTopK});
+  }
+  // Where the reference's choices were clear.
+  std::string Check() const {
+    reference::RouterOptions o{.score = reference::Score::kSigmoid,
+                               .renormalise = true,
+                               .eps = 1e-20,
+                               .scale = 2.5,
+                               .groups = 8,
+                               .top_groups = 4,
+                               .group_top = 2};
+    for (std::int64_t t = 0; t < kTokens; t += 97) {
+      ConstTensor row = args.logits;
+      row.data = static_cast<const float*>(row.data) + t * kExperts, row.sizes[0] = 1;
+      const auto expected = reference::Route(row, args.bias, kTopK, o);
+      if (expected.smallest_gap < 1e-5) continue;
+      for (std::int64_t j = 0; j < kTopK; ++j) {
+        if (ids[static_cast<std::size_t>(t * kTopK + j)] != expected.ids[static_cast<std::size_t>(j)])
+          return "token " + std::to_string(t) + ", route " + std::to_string(j);
+      }
+    }
+    return {};
+  }
+
+  Bytes logits = RandomBytes(DType::kF32, kTokens*kExperts, 1), bias = RandomBytes(DType::kF32, kExperts, 2),
+        weights = RandomBytes(DType::kF32, kTokens*kTopK, 3);
+  std::vector<std::int32_t> ids = std::vector<std::int32_t>(static_cast<std::size_t>(kTokens * kTopK), -1);
+  RouteArgs args;
+};
+
+void RegisterRouter() {
+  for (int threads : ThreadCounts()) {
+    Register(CaseName("Route", "cubist", "fp32", "4096x256/top8/4of8groups", threads),
+             [threads](benchmark::State& state) {
+               Router router;
+               const Device device = Host({.threads = threads});
+               std::string error;
+               TimeMovement(state, threads, 4.0 * Router::kTokens * Router::kExperts,
+                            8.0 * Router::kTokens * Router::kTopK,
+                            {.run =
+                                 [&] {
+                                   if (const Status status = Route(device, router.args); !status.ok())
+                                     error = status.message();
+                                 },
+                             .check = [&] { return error.empty() ? router.Check() : error; }});
+             });
+  }
+}
+
 void RegisterCases() {
+  RegisterRouter();
   for (const Benchmark& b : Benchmarks()) {
     for (DType dtype : {DType::kBF16, DType::kF32}) {
       for (int threads : ThreadCounts()) {

@@ -1,0 +1,83 @@
+#include "kernels/loss_scale.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+
+#include "kernels/validate.h"
+
+namespace cubist {
+namespace {
+
+constexpr const char* kKernel = "loss_scale";
+
+// visit(offset) for every element.
+template <class Visit>
+void ForEachOffset(const ConstTensor& x, Visit visit) {
+  std::array<std::int64_t, 4> n{1, 1, 1, 1}, step{};
+  for (int d = 0; d < x.rank; ++d) {
+    n[static_cast<std::size_t>(d + 4 - x.rank)] = x.size(d);
+    step[static_cast<std::size_t>(d + 4 - x.rank)] = x.stride(d);
+  }
+  for (std::int64_t a = 0; a < n[0]; ++a) {
+    for (std::int64_t b = 0; b < n[1]; ++b) {
+      for (std::int64_t c = 0; c < n[2]; ++c) {
+        for (std::int64_t d = 0; d < n[3]; ++d) visit(a * step[0] + b * step[1] + c * step[2] + d * step[3]);
+      }
+    }
+  }
+}
+
+bool IsFinite(const ConstTensor& x) {
+  bool finite = true;
+  ForEachOffset(x,
+                [&](std::int64_t at) { finite = finite && std::isfinite(LoadFloat(x.data, x.dtype, at)); });
+  return finite;
+}
+
+Status CheckOptions(const LossScaleOptions& o) {
+  const auto bad = [](const char* name, float value, const char* needs) {
+    return InvalidArgument(std::string(kKernel) + ": " + name + " is " + std::to_string(value) + ", needs " +
+                           needs);
+  };
+  if (!(o.least > 0) || !std::isfinite(o.most) || !(o.least <= o.most))
+    return bad("least", o.least, "0 < least <= most");
+  if (!(o.initial >= o.least && o.initial <= o.most)) return bad("initial", o.initial, "least to most");
+  if (!(o.growth > 1)) return bad("growth", o.growth, "more than 1");
+  if (!(o.backoff > 0 && o.backoff < 1)) return bad("backoff", o.backoff, "between 0 and 1");
+  if (o.growth_interval < 1)
+    return bad("growth_interval", static_cast<float>(o.growth_interval), "at least 1");
+  return {};
+}
+
+}  // namespace
+
+Status LossScaler::Unscale(std::span<const Tensor> gradients, bool* apply) {
+  CUBIST_RETURN_IF_ERROR(CheckOptions(options_));
+  for (const Tensor& gradient : gradients) {
+    const Argument arg{kKernel, "gradients", gradient};
+    if (!gradient.given()) return arg.Error("holds one that is not given");
+    CUBIST_RETURN_IF_ERROR(CheckDType(arg, {DType::kF32, DType::kBF16, DType::kF16}));
+    CUBIST_RETURN_IF_ERROR(CheckStorage(arg, /*needs_data=*/true));
+    CUBIST_RETURN_IF_ERROR(CheckWritable(arg));
+  }
+  *apply = std::all_of(gradients.begin(), gradients.end(), [](const Tensor& g) { return IsFinite(g); });
+  if (!*apply) {
+    scale_ = std::max(scale_ * options_.backoff, options_.least);
+    clean_steps_ = 0;
+    return {};
+  }
+  for (const Tensor& g : gradients) {
+    ForEachOffset(g, [&](std::int64_t at) {
+      StoreFloat(g.data, g.dtype, at, LoadFloat(g.data, g.dtype, at) / scale_);
+    });
+  }
+  if (++clean_steps_ == options_.growth_interval) {
+    scale_ = std::min(scale_ * options_.growth, options_.most);
+    clean_steps_ = 0;
+  }
+  return {};
+}
+
+}  // namespace cubist

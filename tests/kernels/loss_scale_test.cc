@@ -1,0 +1,94 @@
+// LossScaler: what it does to gradients, and when its scale falls and grows.
+#include "kernels/loss_scale.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/kernels/kernel_test.h"
+#include "tests/support/expect_close.h"
+#include "tests/support/matrix.h"
+#include "tests/support/random.h"
+
+namespace cubist::testing {
+namespace {
+
+TEST(LossScalerTest, DividesInPlace) {
+  for (DType dtype : kFloatTypes) {
+    Random random;
+    Matrix gradient(dtype, {7, 5, 3}), other(dtype, {11});
+    gradient.FillNormal(random, 0, 100), other.FillNormal(random, 0, 100);
+    std::vector<double> expected = gradient.ToDoubles();
+    for (double& v : expected) v /= 48;
+    LossScaler scaler({.initial = 48});
+    const Tensor all[] = {gradient.view(), other.view()};
+    bool apply = false;
+    ASSERT_TRUE(IsOk(scaler.Unscale(all, &apply)));
+    EXPECT_TRUE(apply);
+    for (double& v : expected) v = RoundTo(dtype, static_cast<float>(v));  // To fp32, then to the dtype.
+    ExpectExactly(gradient.view(), expected);
+    ExpectGuards(gradient), ExpectGuards(other);
+  }
+}
+
+TEST(LossScalerTest, BacksOffAndLeavesTheGradientsAlone) {
+  for (double bad : {kNaN, kInfinity, -kInfinity}) {
+    Matrix good(DType::kF16, {4}), spoilt(DType::kF16, {3, 3});
+    good.Fill(2), spoilt.Fill(3), spoilt.set({2, 1}, bad);
+    const Matrix before = good;
+    LossScaler scaler({.initial = 8, .least = 3});
+    const Tensor all[] = {good.view(), spoilt.view()};
+    bool apply = true;
+    for (float scale : {4.0f, 3.0f, 3.0f}) {
+      ASSERT_TRUE(IsOk(scaler.Unscale(all, &apply)));
+      EXPECT_FALSE(apply);
+      EXPECT_EQ(scaler.scale(), scale);
+    }
+    ExpectSameBits(good.view(), before.view());
+  }
+}
+
+TEST(LossScalerTest, GrowsAfterCleanStepsInARow) {
+  Matrix gradient(DType::kF32, {2});
+  LossScaler scaler({.initial = 2, .growth_interval = 3, .most = 8});
+  bool apply = false;
+  const auto step = [&](double value) {
+    gradient.Fill(value);
+    const Tensor all[] = {gradient.view()};
+    EXPECT_TRUE(IsOk(scaler.Unscale(all, &apply)));
+    return scaler.scale();
+  };
+  EXPECT_EQ(step(1), 2);
+  EXPECT_EQ(step(1), 2);
+  EXPECT_EQ(step(kInfinity), 1);  // The count of clean steps starts again.
+  EXPECT_EQ(step(1), 1);
+  EXPECT_EQ(step(1), 1);
+  EXPECT_EQ(step(1), 2);
+  EXPECT_EQ(step(1), 2);
+  EXPECT_EQ(step(1), 2);
+  EXPECT_EQ(step(1), 4);
+  for (int i = 0; i < 9; ++i) step(1);
+  EXPECT_EQ(scaler.scale(), 8);
+}
+
+TEST(LossScalerTest, NamesBadArguments) {
+  Matrix gradient(DType::kF32, {2}), ids(DType::kI32, {2});
+  gradient.Fill(1);
+  bool apply = false;
+  const auto message = [&](const LossScaleOptions& options, const Tensor& x) {
+    LossScaler scaler(options);
+    const Tensor all[] = {x};
+    return scaler.Unscale(all, &apply).message();
+  };
+  EXPECT_NE(message({.growth = 1}, gradient.view()).find("loss_scale: growth is 1"), std::string::npos);
+  EXPECT_NE(message({.backoff = 1}, gradient.view()).find("loss_scale: backoff is 1"), std::string::npos);
+  EXPECT_NE(message({.initial = 0.5f}, gradient.view()).find("loss_scale: initial is 0.5"),
+            std::string::npos);
+  EXPECT_NE(message({}, ids.view()).find("gradients is int32"), std::string::npos);
+  EXPECT_NE(message({}, Tensor()).find("not given"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace cubist::testing
