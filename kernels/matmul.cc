@@ -74,7 +74,7 @@ Status Validate(const Device& device, const MatmulArgs& args) {
   const DType in = InputType(args);
   const Argument bias{"matmul", "bias", args.bias}, c{"matmul", "c", args.c};
   CUBIST_RETURN_IF_ERROR(CheckShape(c, {{"M, of a", m}, {"N, of b", n}}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(c, {DType::kF32, in}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(c, {DType::kF32, args.accumulate ? DType::kF32 : in}));
   if (args.bias.given()) {
     CUBIST_RETURN_IF_ERROR(CheckShape(bias, {{"N, of b", n}}));
     CUBIST_RETURN_IF_ERROR(CheckDType(bias, {DType::kF32, in}));
@@ -124,7 +124,8 @@ Status Run(const Device& device, const MatmulArgs& args, Profile* profile) {
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, "matmul", shape, &Candidates, &tiling));
 
   operands.bias = launch.Input("bias", args.bias);
-  operands.c = MatrixOf(*launch.Output("c", args.c));
+  operands.c = MatrixOf(args.accumulate ? *launch.InOut("c", args.c) : *launch.Output("c", args.c));
+  operands.accumulate = args.accumulate ? Accumulate::kYes : Accumulate::kNo;
   operands.k = shape.k;
   PackWhere<T>(tiling.pack_a, launch, "a_packed", Role::kA, &operands.a);
   PackWhere<T>(tiling.pack_b, launch, "b_packed", Role::kB, &operands.b);

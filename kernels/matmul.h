@@ -19,6 +19,8 @@ namespace cubist {
 // In place of a or b, packed_a or packed_b may be given (see PackOperand): one matrix, (M, K) or (K, N) as packed;
 // transpose_a or transpose_b then has no meaning and must be false. The result has the same bits.
 //
+// With accumulate the product and the bias are added to what c holds, in one fp32 addition per element; c is fp32.
+//
 // Sums are fp32 in ascending p, in an order that depends on shape, dtype and SIMD target alone; one rounding
 // to c's dtype. M, N, K >= 0; K = 0 gives the bias, or zero. Strides of a, b and bias are free (0 repeats,
 // none negative); c's elements may not overlap each other, nor a, b or bias.
@@ -28,6 +30,7 @@ struct MatmulArgs {
   Tensor c = {};
   bool transpose_a = false, transpose_b = false;
   PackedOperand packed_a = {}, packed_b = {};
+  bool accumulate = false;
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.

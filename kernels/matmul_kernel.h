@@ -76,6 +76,7 @@ struct MatmulOperands {
   const GmTensor* bias = nullptr;
   Gm c;
   std::int64_t k = 0;
+  Accumulate accumulate = Accumulate::kNo;  // Whether c is added to.
 
   MatmulBlock Block(Range m, Range n) const {
     return {a.Block(m, {0, k}), b.Block({0, k}, n), bias == nullptr ? Gm() : MatrixOf(*bias).Cols(n),
@@ -90,7 +91,7 @@ void MatmulKernel(Core& core, const MatmulOperands& g, const MatmulTiling& t) {
   MatmulRings<T> rings(core, t, g.bias != nullptr);
   for (const BlockCoord block : MyBlocks(t.grid, core)) {
     const Range m = Split(g.c.rows, t.m)[block.row], n = Split(g.c.cols, t.n)[block.col];
-    core.Store(g.c.Block(m, n), MultiplyBlock(core, rings, g.Block(m, n), t));
+    core.Store(g.c.Block(m, n), MultiplyBlock(core, rings, g.Block(m, n), t), g.accumulate);
   }
 }
 

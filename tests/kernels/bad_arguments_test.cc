@@ -88,6 +88,9 @@ TEST(BadArgumentsTest, MatmulDTypes) {
        [](auto& x) { x.a.dtype = x.b.dtype = DType::kBF16, x.c.dtype = DType::kF16; },
        {"matmul: c", "fp16", "fp32 or bf16"}},
       {"bias fp16", [](auto& x) { x.bias.dtype = DType::kF16; }, {"matmul: bias", "fp16", "needs fp32"}},
+      {"added to bf16",
+       [](auto& x) { x.a.dtype = x.b.dtype = x.bias.dtype = x.c.dtype = DType::kBF16, x.accumulate = true; },
+       {"matmul: c", "bf16", "needs fp32"}},
       {"bias int64", [](auto& x) { x.bias.dtype = DType::kI64; }, {"matmul: bias", "int64", "needs fp32"}},
   };
   ExpectErrors<MatmulFixture>(calls, RunMatmul);

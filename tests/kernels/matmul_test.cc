@@ -357,6 +357,29 @@ TEST(MatmulTest, OffsetsBeyond32Bits) {
   for (BF16* reserved : memory) munmap(reserved, bytes);
 }
 
+// What c holds counts, for every block and with an empty sum too.
+TEST(MatmulTest, Accumulates) {
+  for (const MatmulShape& shape : FewShapes()) {
+    for (DType in : kFloatTypes) {
+      for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+        SCOPED_TRACE(Join(shape.Name(), " ", NameOf(in)));
+        Random random;
+        Call call(shape, {.in = in, .out = DType::kF32, .bias = in, .transpose_b = shape.m % 2 == 0});
+        call.a.FillIntegers(random), call.b.FillIntegers(random), call.bias.FillIntegers(random);
+        call.c.FillIntegers(random);
+        std::vector<double> expected = call.c.ToDoubles();
+        const std::vector<double> product = call.Reference().c;
+        for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += product[i];
+        MatmulArgs args = call.args();
+        args.accumulate = true;
+        ASSERT_TRUE(IsOk(Matmul(device, args)));
+        ExpectExactly(call.c.view(), expected);
+        call.ExpectGuards();
+      }
+    }
+  }
+}
+
 // An empty sum is the bias, or zero. Operands without elements need no data.
 TEST(MatmulTest, EmptyK) {
   for (DType in : kFloatTypes) {
