@@ -62,7 +62,8 @@ double MeanOverQueryBlocks(const Split& blocks, bool alike, F f) {
 // Parts of the keys, where blocks of queries are so few that most cores would stand idle: as many as keep cores busy,
 // but each long enough to be worth its output. From the shape and the chip's cores alone, as it orders sums.
 std::int64_t KvSplits(const ChipSpec& chip, const Shape& s, std::int64_t m) {
-  constexpr std::int64_t kLeastKeys = 1024;
+  constexpr std::int64_t kMostRows = 128, kLeastKeys = 1024;
+  if (s.sq > kMostRows) return 1;  // Long prompts have rows enough; parts would cost them a twentieth.
   const std::int64_t tasks = std::max<std::int64_t>(s.batches * s.heads * CeilDiv(s.sq, m), 1);
   const std::int64_t keys = s.band.Seen({0, s.sq}, {0, s.skv}).size();
   return std::clamp<std::int64_t>(std::min(chip.cube_cores / tasks, keys / kLeastKeys), 1, 4096);
