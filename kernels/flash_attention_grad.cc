@@ -186,9 +186,9 @@ FlashAttentionGradOperands AddTensors(Launch& launch, const FlashAttentionGradAr
   g.v = launch.Input("v", args.v);
   g.out = launch.Input("out", args.out), g.dout = launch.Input("dout", args.dout);
   g.lse = launch.Input("lse", AsColumns(args.lse));
-  g.dq = launch.Output("dq", args.dq), g.dq_rope = launch.Output("dq_rope", args.dq_rope);
-  g.dk = launch.Output("dk", args.dk), g.dk_rope = launch.Output("dk_rope", args.dk_rope);
+  g.dq = launch.Output("dq", args.dq), g.dk = launch.Output("dk", args.dk);
   g.dv = launch.Output("dv", args.dv);
+  g.dq_rope = launch.Output("dq_rope", args.dq_rope), g.dk_rope = launch.Output("dk_rope", args.dk_rope);
   const auto columns = static_cast<float>(std::max<std::int64_t>(s.d_qk + s.d_rope, 1));
   g.scale = args.scale.value_or(1.0f / std::sqrt(columns));
 

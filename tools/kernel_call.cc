@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kernels/flash_attention.h"
+#include "kernels/flash_attention_grad.h"
 #include "kernels/grouped_matmul.h"
 #include "kernels/matmul.h"
 #include "kernels/rms_norm.h"
@@ -81,6 +82,29 @@ void MakeFlashAttention(const Shape& s, DType dtype, const KernelCallOptions& op
   args.causal = options.causal ? Causal::kBottomRight : Causal::kNone;
   call->set_run(
       [args](const Device& device, Profile* profile) { return FlashAttention(device, args, profile); });
+}
+
+void MakeFlashAttentionGrad(const Shape& s, DType dtype, const KernelCallOptions& options, KernelCall* call) {
+  const std::int64_t heads = s[0], length = s[1], d_qk = s[2], d_v = s[3], d_rope = s[4];
+  FlashAttentionGradArgs args;
+  args.q = call->Input(dtype, {1, heads, length, d_qk});
+  args.k = call->Input(dtype, {1, heads, length, d_qk});
+  args.v = call->Input(dtype, {1, heads, length, d_v});
+  args.out = call->Input(dtype, {1, heads, length, d_v});
+  args.dout = call->Input(dtype, {1, heads, length, d_v});
+  args.lse = call->Input(DType::kF32, {1, heads, length});
+  args.dq = call->Output(dtype, {1, heads, length, d_qk});
+  args.dk = call->Output(dtype, {1, heads, length, d_qk});
+  args.dv = call->Output(dtype, {1, heads, length, d_v});
+  if (d_rope > 0) {
+    args.q_rope = call->Input(dtype, {1, heads, length, d_rope});
+    args.k_rope = call->Input(dtype, {1, 1, length, d_rope});
+    args.dq_rope = call->Output(dtype, {1, heads, length, d_rope});
+    args.dk_rope = call->Output(dtype, {1, 1, length, d_rope});
+  }
+  args.causal = options.causal ? Causal::kBottomRight : Causal::kNone;
+  call->set_run(
+      [args](const Device& device, Profile* profile) { return FlashAttentionGrad(device, args, profile); });
 }
 
 // Every token to top_k neighbouring experts.
@@ -204,6 +228,8 @@ const std::vector<Entry>& Entries() {
       {{"matmul", "MxNxK", "1024x1024x1024", "100x90x70", 3}, &MakeMatmul},
       {{"flash_attention", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", "2x70x40x24x16", 4},
        &MakeFlashAttention},
+      {{"flash_attention_grad", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", "2x70x40x24x16", 4},
+       &MakeFlashAttentionGrad},
       {{"token_permute", "TOKENSxHIDDENxTOPKxEXPERTS", "512x7168x8x256", "50x33x3x8", 4}, &MakeTokenPermute},
       {{"token_unpermute", "TOKENSxHIDDENxTOPK", "512x7168x8", "50x33x3", 3}, &MakeTokenUnpermute},
       {{"rms_norm", "ROWSxCOLS", "4096x7168", "50x33", 2}, &MakeRmsNorm},
