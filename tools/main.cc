@@ -149,6 +149,7 @@ void AddProfile(CLI::App& app, cubist::ProfileOptions& options, std::function<in
           "name=value: compare with a call that differs in this: shape, dtype, policy, chip, tuning, "
           "tiling.NAME or a constant of the chip; repeatable")
       ->allow_extra_args(false);
+  profile->add_flag("--slack", options.slack, "Tell what each wait costs, by replays without it");
   profile->add_option("--html", options.html, "File to write a page to, for a browser");
   profile->add_option("--trace", options.trace,
                       "File to write a Chrome trace to, for Perfetto or MindStudio Insight");

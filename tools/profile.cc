@@ -5,9 +5,12 @@
 #include <cstdio>
 #include <utility>
 
+#include "npu_model/sync/plan.h"
+#include "npu_model/sync/slack.h"
 #include "tools/files.h"
 #include "tools/profile_page.h"
 #include "tools/profile_report.h"
+#include "tools/progress.h"
 
 namespace cubist {
 namespace {
@@ -76,6 +79,16 @@ int ProfileCommand(const ProfileOptions& options) {
   fmt::print("{}", ProfileText(a));
   if (compares) fmt::print("\nB: {}, {} flags\n{}", b.subject.Title(), b.policy, DifferenceText(a, b));
   nlohmann::ordered_json json = ProfileJson(a);
+  if (options.slack) {
+    Progress progress(stderr);
+    const sync::Plan plan = sync::PlanFlags(a.record, a.subject.policy);
+    const sync::Slack slack = sync::FindSlack(a.record, plan, [&](std::size_t done, std::size_t all) {
+      progress.Show(fmt::format("slack: {} of {} flags left out", done, all));
+    });
+    progress.Clear();
+    fmt::print("\n{}", sync::SlackTable(slack));
+    json["slack"] = nlohmann::ordered_json::parse(sync::SlackJson(slack));
+  }
   if (compares) json["vs"] = ProfileJson(b);
   if (!options.json.empty()) status = WriteFile(options.json, json.dump(2) + "\n");
   if (status.ok() && !options.csv.empty()) status = WriteFile(options.csv, ProfileCsv(a));

@@ -15,6 +15,7 @@ struct ProfileOptions {
   // tiling.NAME, and constants of the chip.
   std::vector<std::string> vs;
   std::string json, csv, html, trace;
+  bool slack = false;  // what each wait costs, by replays without it
 };
 
 // Exit status: 0, or 2 for bad input.

@@ -343,6 +343,9 @@ TEST_F(CommandTest, ProfilesAnswerWhatIf) {
   EXPECT_GT(time_us("--chip '" + Path("chip.json") + "'"), 1.5 * base);
   EXPECT_GE(time_us("--policy per-tile"), base);
   EXPECT_NE(time_us("--tiling m=16,n=16,k1=32,k0=16"), base);
+  time_us("--slack");
+  const Json slack = Json::parse(Read("profile.json"))["slack"];
+  EXPECT_FALSE(slack["rows"].empty());
   for (const char* bad : {"--set memory.hbm=1", "--policy none", "--vs shape", "--vs shape=1x2",
                           "--html /nonexistent/x", "--tiling m=1000000", "--shape 1x1"}) {
     const Outcome outcome = Cubist(std::string("profile matmul ") + bad);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace cubist {
 
 double CaseResult::gain() const {
@@ -41,6 +43,12 @@ const std::vector<Ablation>& Ablations() {
   static const std::vector<Ablation> ablations = {
       {"matmul", "AscendP-MM: flags, block order, two-level pipelining, K-staggering", &MatmulAblation,
        [](const Profile& p) { return p.cube_utilisation; }, "Cube utilisation"},
+      {"flash_attention", "RECT-FA: rectangular, rope in place, tight stages; forward and backward",
+       &FlashAttentionAblation, [](const Profile& p) { return p.cube_utilisation; }, "Cube utilisation"},
+      {"token_permute", "VectorSort: chains of small operators against the fused kernels",
+       &TokenPermuteAblation,
+       [](const Profile& p) { return std::max(p.vector_utilisation, p.mte_utilisation); },
+       "utilisation of the busiest of Vector and MTE"},
   };
   return ablations;
 }

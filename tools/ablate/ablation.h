@@ -67,6 +67,8 @@ struct Ablation {
 const std::vector<Ablation>& Ablations();
 
 std::vector<AblationCase> MatmulAblation(const Workload& workload);
+std::vector<AblationCase> FlashAttentionAblation(const Workload& workload);
+std::vector<AblationCase> TokenPermuteAblation(const Workload& workload);
 
 }  // namespace cubist
 

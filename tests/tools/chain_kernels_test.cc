@@ -1,0 +1,91 @@
+// The small operators of conventional chains move the bytes that they say, and no more.
+#include "tools/ablate/chain_kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "tools/ablate/ablation.h"
+
+namespace cubist {
+namespace {
+
+Device Chip() { return Npu(Ascend910B2(), {.with_data = false}); }
+
+void ExpectTraffic(const Status& status, const Profile& p, std::int64_t read, std::int64_t written) {
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(p.gm_read, read);
+  EXPECT_EQ(p.gm_written, written);
+  EXPECT_EQ(p.launches, 1);
+}
+
+TEST(ChainKernelsTest, EveryByteOnce) {
+  const std::int64_t rows = 330, cols = 130;
+  {
+    Profile p;
+    // The second part has 33 rows, which repeat.
+    const Status status = JoinColumns(Chip(), rows, {{rows, cols}, {33, 64}}, &p);
+    ExpectTraffic(status, p, rows * (cols + 64) * 2, rows * (cols + 64) * 2);
+  }
+  {
+    Profile p;
+    const Status status = SliceColumns(Chip(), rows, 200, cols, &p);
+    ExpectTraffic(status, p, rows * cols * 2, rows * cols * 2);
+  }
+  {
+    Profile p;
+    std::vector<std::int32_t> places(static_cast<std::size_t>(rows));
+    std::iota(places.rbegin(), places.rend(), 0);
+    const Status status = GatherRows(Chip(), rows, cols, places, &p);
+    ExpectTraffic(status, p, rows * (cols * 2 + 4), rows * cols * 2);
+  }
+  {
+    Profile p;
+    const Status status = MapIndices(Chip(), 5000, &p);
+    ExpectTraffic(status, p, 5000 * 4, 5000 * 4);
+  }
+  {
+    Profile p;
+    const Status status = ScaleRows(Chip(), rows, cols, &p);
+    ExpectTraffic(status, p, rows * (cols * 2 + 4), rows * cols * 4);
+  }
+  {
+    Profile p;
+    const Status status = SumRows(Chip(), rows / 3, 3, cols, &p);
+    ExpectTraffic(status, p, rows * cols * 4, rows / 3 * cols * 4);
+  }
+  {
+    Profile p;
+    const Status status = NarrowRows(Chip(), rows, cols, &p);
+    ExpectTraffic(status, p, rows * cols * 4, rows * cols * 2);
+  }
+}
+
+TEST(ChainKernelsTest, EmptyIsFine) {
+  Profile p;
+  EXPECT_TRUE(JoinColumns(Chip(), 0, {{0, 4}, {0, 4}}, &p).ok());
+  EXPECT_TRUE(SliceColumns(Chip(), 0, 8, 4, &p).ok());
+  EXPECT_EQ(p.gm_read, 0);
+}
+
+// Every ablation ends with fewer launches than it began with, or as many, and its names tell cases apart.
+TEST(AblationTest, CasesHaveNamesAndSteps) {
+  Workload workload;
+  ASSERT_TRUE(LoadWorkload("deepseek_v3", WorkloadFolders(), &workload).ok());
+  for (const Ablation& ablation : Ablations()) {
+    std::vector<std::string> names;
+    for (const AblationCase& c : ablation.cases(workload)) {
+      EXPECT_GE(c.steps.size(), 3u) << c.name;
+      names.push_back(c.name);
+    }
+    std::sort(names.begin(), names.end());
+    EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end()) << ablation.kernel;
+  }
+}
+
+}  // namespace
+}  // namespace cubist

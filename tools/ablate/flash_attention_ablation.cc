@@ -1,0 +1,141 @@
+// Attention from the conventional kernel (V padded to the width of Q and K and sliced again, rope parts concatenated
+// through GM, one stage after the other) to RECT-FA, forward and backward.
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "kernels/flash_attention.h"
+#include "kernels/flash_attention_grad.h"
+#include "tools/ablate/ablation.h"
+#include "tools/ablate/chain_kernels.h"
+
+namespace cubist {
+namespace {
+
+struct Dims {
+  std::int64_t heads = 0, length = 0, d_qk = 0, d_rope = 0, d_v = 0;
+  bool causal = false;
+  std::int64_t rows() const { return heads * length; }
+  std::int64_t wide() const { return d_qk + d_rope; }
+};
+
+ConstTensor In(const Dims& d, std::int64_t cols, std::int64_t heads) {
+  return ConstTensor(nullptr, DType::kBF16, {1, heads, d.length, cols});
+}
+Tensor Out(const Dims& d, std::int64_t cols, std::int64_t heads) {
+  return Tensor(nullptr, DType::kBF16, {1, heads, d.length, cols});
+}
+
+Status Appended(Profile* all, const Profile& one) {
+  if (all != nullptr) all->Append(one);
+  return {};
+}
+
+// Q, K and V of these widths; rope parts apart where `d_rope` is not 0.
+Status Forward(const Device& device, const Dims& d, std::int64_t d_qk, std::int64_t d_rope, std::int64_t d_v,
+               Profile* profile) {
+  FlashAttentionArgs args;
+  args.q = In(d, d_qk, d.heads), args.k = In(d, d_qk, d.heads), args.v = In(d, d_v, d.heads);
+  if (d_rope > 0) args.q_rope = In(d, d_rope, d.heads), args.k_rope = In(d, d_rope, 1);
+  args.out = Out(d, d_v, d.heads);
+  args.lse = Tensor(nullptr, DType::kF32, {1, d.heads, d.length});
+  args.causal = d.causal ? Causal::kBottomRight : Causal::kNone;
+  Profile one;
+  CUBIST_RETURN_IF_ERROR(FlashAttention(device, args, profile != nullptr ? &one : nullptr));
+  return Appended(profile, one);
+}
+
+Status Backward(const Device& device, const Dims& d, std::int64_t d_qk, std::int64_t d_rope, std::int64_t d_v,
+                Profile* profile) {
+  FlashAttentionGradArgs args;
+  args.q = In(d, d_qk, d.heads), args.k = In(d, d_qk, d.heads), args.v = In(d, d_v, d.heads);
+  args.dq = Out(d, d_qk, d.heads), args.dk = Out(d, d_qk, d.heads), args.dv = Out(d, d_v, d.heads);
+  if (d_rope > 0) {
+    args.q_rope = In(d, d_rope, d.heads), args.k_rope = In(d, d_rope, 1);
+    args.dq_rope = Out(d, d_rope, d.heads), args.dk_rope = Out(d, d_rope, 1);
+  }
+  args.out = In(d, d_v, d.heads), args.dout = In(d, d_v, d.heads);
+  args.lse = ConstTensor(nullptr, DType::kF32, {1, d.heads, d.length});
+  args.causal = d.causal ? Causal::kBottomRight : Causal::kNone;
+  Profile one;
+  CUBIST_RETURN_IF_ERROR(FlashAttentionGrad(device, args, profile != nullptr ? &one : nullptr));
+  return Appended(profile, one);
+}
+
+// Q and K with their rope parts, each a matrix of its own in GM.
+Status JoinRope(const Device& device, const Dims& d, Profile* profile) {
+  if (d.d_rope == 0) return {};
+  CUBIST_RETURN_IF_ERROR(JoinColumns(device, d.rows(), {{d.rows(), d.d_qk}, {d.rows(), d.d_rope}}, profile));
+  return JoinColumns(device, d.rows(), {{d.rows(), d.d_qk}, {d.length, d.d_rope}}, profile);
+}
+// A matrix of d_v columns widened by zeros to those of Q and K.
+Status Pad(const Device& device, const Dims& d, Profile* profile) {
+  if (d.d_v == d.wide()) return {};
+  return JoinColumns(device, d.rows(), {{d.rows(), d.d_v}, {d.length, d.wide() - d.d_v}}, profile);
+}
+Status Slice(const Device& device, const Dims& d, Profile* profile) {
+  if (d.d_v == d.wide()) return {};
+  return SliceColumns(device, d.rows(), d.wide(), d.d_v, profile);
+}
+
+using Pass = Status (*)(const Device&, const Dims&, std::int64_t, std::int64_t, std::int64_t, Profile*);
+
+AblationCase MakeCase(const Dims& d, bool backward) {
+  const Pass pass = backward ? &Backward : &Forward;
+  const auto conventional = [=](const Device& device, Profile* profile) {
+    CUBIST_RETURN_IF_ERROR(JoinRope(device, d, profile));
+    // V; backward also the output and its gradient.
+    for (int i = 0; i < (backward ? 3 : 1); ++i) CUBIST_RETURN_IF_ERROR(Pad(device, d, profile));
+    CUBIST_RETURN_IF_ERROR(pass(device, d, d.wide(), 0, d.wide(), profile));
+    CUBIST_RETURN_IF_ERROR(Slice(device, d, profile));
+    if (!backward || d.d_rope == 0) return Status();
+    // dQ and dK come apart again.
+    for (const std::int64_t cols : {d.d_qk, d.d_rope, d.d_qk, d.d_rope})
+      CUBIST_RETURN_IF_ERROR(SliceColumns(device, d.rows(), d.wide(), cols, profile));
+    return Status();
+  };
+  const auto rectangular = [=](const Device& device, Profile* profile) {
+    CUBIST_RETURN_IF_ERROR(JoinRope(device, d, profile));
+    CUBIST_RETURN_IF_ERROR(pass(device, d, d.wide(), 0, d.d_v, profile));
+    if (!backward || d.d_rope == 0) return Status();
+    for (const std::int64_t cols : {d.d_qk, d.d_rope, d.d_qk, d.d_rope})
+      CUBIST_RETURN_IF_ERROR(SliceColumns(device, d.rows(), d.wide(), cols, profile));
+    return Status();
+  };
+  const auto ours = [=](const Device& device, Profile* profile) {
+    return pass(device, d, d.d_qk, d.d_rope, d.d_v, profile);
+  };
+  const auto one_after_the_other = [](const TilingFields& f) {
+    const auto depth = f.find("depth");
+    return depth == f.end() || depth->second == "0";
+  };
+  using sync::Policy;
+  return {fmt::format("{} {}{}/{} S {} x {} {}", backward ? "backward" : "forward", d.d_qk,
+                      d.d_rope > 0 ? fmt::format("+{}", d.d_rope) : std::string(), d.d_v, d.length, d.heads,
+                      d.causal ? "causal" : "full"),
+          fmt::format("{} {}", backward ? "backward" : "forward", d.d_rope > 0 ? "MLA" : "128/128"),
+          {{"conventional", conventional, Policy::kMinimal, one_after_the_other},
+           {"rectangular", rectangular, Policy::kMinimal, one_after_the_other},
+           {"no concatenation", ours, Policy::kMinimal, one_after_the_other},
+           {"tight stages", ours, Policy::kMinimal, {}}}};
+}
+
+}  // namespace
+
+std::vector<AblationCase> FlashAttentionAblation(const Workload& w) {
+  // Heads of a device, few enough to model in a moment; all of them are alike.
+  const std::int64_t heads = std::min<std::int64_t>(w.attention.heads / w.training.tensor_parallel, 8);
+  std::vector<AblationCase> cases;
+  for (const bool backward : {false, true}) {
+    for (const std::int64_t length : {2048, 4096, 8192}) {
+      for (const bool causal : {false, true}) {
+        const Dims mla{heads, length, w.attention.nope_dim, w.attention.rope_dim, w.attention.v_dim, causal};
+        cases.push_back(MakeCase(mla, backward));
+        cases.push_back(MakeCase({heads, length, 128, 0, 128, causal}, backward));
+      }
+    }
+  }
+  return cases;
+}
+
+}  // namespace cubist

@@ -1,0 +1,149 @@
+// Permute and unpermute from a framework's chain of small operators to the fused kernels.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "kernels/token_permute.h"
+#include "tools/ablate/ablation.h"
+#include "tools/ablate/chain_kernels.h"
+
+namespace cubist {
+namespace {
+
+// A device's tokens and where their routes go, drawn once.
+struct Routes {
+  std::int64_t tokens = 0, hidden = 0, top_k = 0, experts = 0;
+  std::vector<std::int32_t> ids;     // (tokens, top_k)
+  std::vector<std::int32_t> rank;    // row of each slot
+  std::vector<std::int32_t> source;  // token of each row
+
+  std::int64_t slots() const { return tokens * top_k; }
+};
+
+std::shared_ptr<const Routes> MakeRoutes(std::int64_t tokens, std::int64_t hidden, std::int64_t top_k,
+                                         std::int64_t experts) {
+  auto r = std::make_shared<Routes>();
+  r->tokens = tokens, r->hidden = hidden, r->top_k = top_k, r->experts = experts;
+  std::uint32_t state = 12345;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    state = state * 1664525u + 1013904223u;
+    const std::int64_t first = (state >> 8) % std::max<std::int64_t>(experts, 1);
+    // Distinct experts, spread over all.
+    const std::int64_t stride = std::max<std::int64_t>(experts / std::max<std::int64_t>(top_k, 1), 1);
+    for (std::int64_t j = 0; j < top_k; ++j)
+      r->ids.push_back(static_cast<std::int32_t>((first + j * stride) % std::max<std::int64_t>(experts, 1)));
+  }
+  std::vector<std::int32_t> order(r->ids.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
+    return r->ids[static_cast<std::size_t>(a)] < r->ids[static_cast<std::size_t>(b)];
+  });
+  r->rank.resize(order.size());
+  for (std::size_t row = 0; row < order.size(); ++row) {
+    r->rank[static_cast<std::size_t>(order[row])] = static_cast<std::int32_t>(row);
+    r->source.push_back(static_cast<std::int32_t>(order[row] / top_k));
+  }
+  return r;
+}
+
+using RoutesPtr = std::shared_ptr<const Routes>;
+
+// Ours; with `hidden` columns of 16 it ranks and moves next to nothing: the sort of the chain.
+Status Permute(const Device& device, const Routes& r, std::int64_t hidden, Profile* profile) {
+  TokenPermuteArgs args;
+  args.tokens = ConstTensor(nullptr, DType::kBF16, {r.tokens, hidden});
+  args.topk_ids = ConstTensor(r.ids.data(), {r.tokens, r.top_k});
+  args.num_experts = r.experts;
+  args.permuted = Tensor(nullptr, DType::kBF16, {r.slots(), hidden});
+  args.sorted_indices = Tensor(nullptr, DType::kI32, {r.slots()});
+  Profile one;
+  CUBIST_RETURN_IF_ERROR(TokenPermute(device, args, profile != nullptr ? &one : nullptr));
+  if (profile != nullptr) profile->Append(one);
+  return {};
+}
+
+Status Unpermute(const Device& device, const Routes& r, const std::vector<std::int32_t>& places,
+                 Profile* profile) {
+  TokenUnpermuteArgs args;
+  args.permuted = ConstTensor(nullptr, DType::kBF16, {r.slots(), r.hidden});
+  args.sorted_indices = ConstTensor(places.data(), {r.slots()});
+  args.probs = ConstTensor(nullptr, DType::kF32, {r.tokens, r.top_k});
+  args.out = Tensor(nullptr, DType::kBF16, {r.tokens, r.hidden});
+  Profile one;
+  CUBIST_RETURN_IF_ERROR(TokenUnpermute(device, args, profile != nullptr ? &one : nullptr));
+  if (profile != nullptr) profile->Append(one);
+  return {};
+}
+
+constexpr std::int64_t kNextToNothing = 16;
+
+// Sort -> Slice -> FloorDiv -> Gather.
+Status PermuteChain(const Device& device, const Routes& r, Profile* profile) {
+  CUBIST_RETURN_IF_ERROR(Permute(device, r, kNextToNothing, profile));
+  CUBIST_RETURN_IF_ERROR(MapIndices(device, r.slots(), profile));
+  CUBIST_RETURN_IF_ERROR(MapIndices(device, r.slots(), profile));
+  return GatherRows(device, r.tokens, r.hidden, r.source, profile);
+}
+Status PermuteRanked(const Device& device, const Routes& r, Profile* profile) {
+  CUBIST_RETURN_IF_ERROR(Permute(device, r, kNextToNothing, profile));
+  return GatherRows(device, r.tokens, r.hidden, r.source, profile);
+}
+// IndexCopy -> Mul in fp32 -> Sum -> Cast.
+Status UnpermuteChain(const Device& device, const Routes& r, Profile* profile) {
+  CUBIST_RETURN_IF_ERROR(GatherRows(device, r.slots(), r.hidden, r.rank, profile));
+  CUBIST_RETURN_IF_ERROR(ScaleRows(device, r.slots(), r.hidden, profile));
+  CUBIST_RETURN_IF_ERROR(SumRows(device, r.tokens, r.top_k, r.hidden, profile));
+  return NarrowRows(device, r.tokens, r.hidden, profile);
+}
+// Rows come back to their tokens in memory, then one pass weights and sums them.
+Status UnpermuteInOrder(const Device& device, const Routes& r, Profile* profile) {
+  CUBIST_RETURN_IF_ERROR(GatherRows(device, r.slots(), r.hidden, r.rank, profile));
+  std::vector<std::int32_t> in_order(r.rank.size());
+  std::iota(in_order.begin(), in_order.end(), 0);
+  return Unpermute(device, r, in_order, profile);
+}
+
+}  // namespace
+
+std::vector<AblationCase> TokenPermuteAblation(const Workload& w) {
+  std::vector<AblationCase> cases;
+  for (const std::int64_t tokens : {1024, 4096}) {
+    const RoutesPtr r = MakeRoutes(tokens, w.hidden, w.moe.top_k, w.moe.experts);
+    const std::string shape = fmt::format("{}x{} top {} of {}", tokens, w.hidden, w.moe.top_k, w.moe.experts);
+    const auto call = [r](auto... parts) {
+      return [=](const Device& device, Profile* profile) {
+        Status status;
+        ((status.ok() ? void(status = parts(device, *r, profile)) : void()), ...);
+        return status;
+      };
+    };
+    const auto permute = [](const Device& device, const Routes& routes, Profile* profile) {
+      return Permute(device, routes, routes.hidden, profile);
+    };
+    const auto unpermute = [](const Device& device, const Routes& routes, Profile* profile) {
+      return Unpermute(device, routes, routes.rank, profile);
+    };
+    using sync::Policy;
+    cases.push_back({"pair " + shape,
+                     "pair",
+                     {{"chain", call(&PermuteChain, &UnpermuteChain), Policy::kMinimal, {}},
+                      {"fused permute", call(permute, &UnpermuteChain), Policy::kMinimal, {}},
+                      {"fused unpermute", call(permute, unpermute), Policy::kMinimal, {}}}});
+    cases.push_back({"permute " + shape,
+                     "permute",
+                     {{"chain", call(&PermuteChain), Policy::kMinimal, {}},
+                      {"indices from one kernel", call(&PermuteRanked), Policy::kMinimal, {}},
+                      {"each row read once", call(permute), Policy::kMinimal, {}}}});
+    cases.push_back({"unpermute " + shape,
+                     "unpermute",
+                     {{"chain", call(&UnpermuteChain), Policy::kMinimal, {}},
+                      {"weighted and summed at once", call(&UnpermuteInOrder), Policy::kMinimal, {}},
+                      {"rows gathered in it", call(unpermute), Policy::kMinimal, {}}}});
+  }
+  return cases;
+}
+
+}  // namespace cubist
