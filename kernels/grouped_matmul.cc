@@ -282,6 +282,22 @@ struct RowProducts {
   const char *x_name, *out_name;
 };
 
+// Length of the weights' rows where their columns are adjacent, in all matrices, else 0.
+std::int64_t RowBytesOf(const RowProducts& p) {
+  if (p.packed_weights.given()) return 0;
+  const auto of = [&](const ConstTensor& t) {
+    const int rows = t.rank - (p.transpose_weights ? 1 : 2), cols = t.rank - (p.transpose_weights ? 2 : 1);
+    return t.stride(cols) == 1 ? t.stride(rows) * SizeOf(t.dtype) : 0;
+  };
+  if (p.weights.given()) return of(p.weights);
+  std::int64_t bytes = 0;
+  for (const ConstTensor& t : p.weight_list) {
+    if (of(t) == 0) return 0;
+    bytes = of(t);
+  }
+  return bytes;
+}
+
 template <class T>
 Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, const RowProducts& p) {
   const GmTensor& x = *launch.Input(p.x_name, p.x);
@@ -291,6 +307,7 @@ Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, 
   shape.product.in = p.x.dtype, shape.product.out = p.out.dtype, shape.product.bias = p.bias.given();
   shape.product.b_packed = p.packed_weights.given();
   shape.product.a_row_bytes = p.x.stride(1) == 1 ? p.x.stride(0) * SizeOf(p.x.dtype) : 0;
+  shape.product.b_row_bytes = RowBytesOf(p);
   GroupedMatmulTiling tiling;
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, kernel, shape, &Candidates, &tiling));
 

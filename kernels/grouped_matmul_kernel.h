@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "kernels/matmul_kernel.h"
@@ -130,19 +131,30 @@ struct GroupedMatmulOperands {
 template <class T, CubeCore Core>
 void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const GroupedMatmulTiling& t) {
   MatmulRings<T> rings(core, t.block, g.bias != nullptr);
+  std::optional<MatmulRings<T>> few_rings;
+  if (t.few_rows > 0) few_rings.emplace(core, t.few, g.bias != nullptr);
   const std::int64_t groups = g.groups.groups();
+  const auto is_few = [&](std::int64_t group, Range rows) {
+    return group < groups && rows.size() <= t.few_rows;
+  };
   const auto rows_of_block = [&](Range rows) {
     return RoundUp(CeilDiv(rows.size(), CeilDiv(rows.size(), t.block.m)), t.row_step);
   };
   const auto blocks_of = [&](std::int64_t group, Range rows) -> GroupBlocks {
     if (rows.empty()) return {};
+    if (is_few(group, rows)) {
+      return {{CeilDiv(g.out.cols, t.few.n), 1}, (rows.size() + t.fixed_work) * t.few.n / t.block.n + 1};
+    }
     const std::int64_t step = rows_of_block(rows);
     // By columns of blocks: the grid is transposed.
     const BlockGrid grid{CeilDiv(g.out.cols, t.block.n), CeilDiv(rows.size(), step)};
     return {grid, group < groups ? step + t.fixed_work + t.column_work / grid.cols : 1};
   };
   ForMyGroupBlocks(core, g.groups, t.dealing, blocks_of, [&](std::int64_t group, Range rows, BlockCoord at) {
-    const Range m = Split(rows, rows_of_block(rows))[at.col], n = Split(g.out.cols, t.block.n)[at.row];
+    const bool few = is_few(group, rows);
+    const MatmulTiling& tiling = few ? t.few : t.block;
+    const Range m = few ? rows : Split(rows, rows_of_block(rows))[at.col],
+                n = Split(g.out.cols, tiling.n)[at.row];
     MatmulBlock block;
     block.m = m.size(), block.n = n.size();
     if (group < groups) {
@@ -154,7 +166,7 @@ void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const Group
       block.a = g.x.Block(m, {0, 0});
       block.b.plain = {g.x.plain.tensor, 0, 0, n.size()};  // Of no row.
     }
-    core.Store(g.out.Block(m, n), MultiplyBlock<T>(core, rings, block, t.block));
+    core.Store(g.out.Block(m, n), MultiplyBlock<T>(core, few ? *few_rings : rings, block, tiling));
   });
 }
 

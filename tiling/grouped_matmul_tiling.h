@@ -41,6 +41,10 @@ inline constexpr std::int64_t kMostCoresInTurns = 64;
 // Blocks of up to (block.m, block.n), none across two groups. block.grid is not used: groups have grids of their own.
 struct GroupedMatmulTiling {
   MatmulTiling block;
+  // Groups of up to few_rows rows have a tiling of their own, Matmul's for as many, where that reads weights in place;
+  // 0: there is none.
+  MatmulTiling few = {};
+  std::int64_t few_rows = 0;
   Dealing dealing = Dealing::kRuns;
   std::int64_t row_step = 1;  // Rows of a block are a multiple of this, but for a group's last.
   // Work is counted in rows: a block costs its rows and fixed_work, a column of a group's blocks column_work besides,
