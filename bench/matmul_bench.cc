@@ -1,7 +1,7 @@
 // Matmul beside OpenBLAS and oneDNN, and Mmad alone.
 //
 // Matmul/<library>/<dtype>/<transposes>/<MxNxK>/threads:<n>: dtype is that of A and B, C is fp32; bf16_bf16
-// has C in bf16. onednn_packed has B packed beforehand. Where M <= 64, B comes from memory: runs take copies
+// has C in bf16. cubist_packed and onednn_packed have B packed beforehand. Where M <= 64, B comes from memory: runs take copies
 // of it in turn. Mmad/cubist/<dtype>/<MxNxK>/threads:<n>: one tile in the caches of each thread, through the
 // host core.
 #include <barrier>
@@ -145,6 +145,34 @@ GemmRun PrepareCubist(const Problem& problem, int threads, std::string& error) {
   };
 }
 
+// The same with B packed beforehand, a copy for each of B's.
+struct PackedCopies {
+  std::vector<Bytes> memory;
+  std::vector<PackedOperand> operands;
+};
+GemmRun PreparePacked(const Problem& problem, int threads, std::string& error) {
+  const Device device = Host({.threads = threads});
+  auto packed = std::make_shared<PackedCopies>();
+  for (std::size_t copy = 0; copy < problem.gemm().b.size(); ++copy) {
+    const Gemm& g = problem.gemm();
+    const std::int64_t bytes = PackedOperandBytes(device, Side::kB, g.input, g.k, g.n);
+    packed->memory.push_back(RandomBytes(DType::kF32, CeilDiv(bytes, 4), 1));
+    const PackOperandArgs args{.source = problem.b(copy),
+                               .transpose = g.transpose_b,
+                               .data = packed->memory.back().data(),
+                               .bytes = bytes};
+    const Status status = PackOperand(device, args, &packed->operands.emplace_back());
+    if (!status.ok()) error = status.message();
+  }
+  return [&problem, &error, device, packed](std::size_t copy) {
+    const Status status = Matmul(device, {.a = problem.a(),
+                                          .c = problem.c(),
+                                          .transpose_a = problem.gemm().transpose_a,
+                                          .packed_b = packed->operands[copy]});
+    if (!status.ok()) error = status.message();
+  };
+}
+
 void TimeGemm(benchmark::State& state, Problem& problem, int threads, const GemmRun& run,
               const std::string& error, const std::function<void()>& rest) {
   const Gemm& gemm = problem.gemm();
@@ -179,6 +207,10 @@ void RegisterMatmul(const Types& types, const Layout& layout, const Shape& shape
     Register(CaseName("Matmul", "cubist", types.name, text, threads), [=](benchmark::State& state) {
       std::string error;
       TimeGemm(state, made(), threads, PrepareCubist(made(), threads, error), error, {});
+    });
+    Register(CaseName("Matmul", "cubist_packed", types.name, text, threads), [=](benchmark::State& state) {
+      std::string error;
+      TimeGemm(state, made(), threads, PreparePacked(made(), threads, error), error, {});
     });
     for (const GemmLibrary& peer : GemmPeers()) {
       if (!peer.supports(types.input, types.output)) continue;
