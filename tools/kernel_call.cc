@@ -13,6 +13,7 @@
 #include "kernels/grouped_matmul.h"
 #include "kernels/matmul.h"
 #include "kernels/rms_norm.h"
+#include "kernels/route.h"
 #include "kernels/swiglu.h"
 #include "kernels/token_permute.h"
 #include "kernels/token_permute_grad.h"
@@ -217,6 +218,25 @@ void MakeTokenUnpermuteGrad(const Shape& s, DType dtype, const KernelCallOptions
       [args](const Device& device, Profile* profile) { return TokenUnpermuteGrad(device, args, profile); });
 }
 
+// Sigmoid scores, half of the groups where there are several.
+void MakeRoute(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  const std::int64_t tokens = s[0], experts = s[1], top_k = s[2], groups = s[3];
+  RouteArgs args;
+  args.logits = call->Input(dtype, {tokens, experts});
+  args.bias = call->Input(DType::kF32, {experts});
+  args.options = {.score = ScoreFunction::kSigmoid,
+                  .renormalise = true,
+                  .groups = groups,
+                  .top_groups = CeilDiv(groups, 2),
+                  .bad_logits = BadLogits::kMean,
+                  .aux_coefficient = 0.01f};
+  args.weights = call->Output(DType::kF32, {tokens, top_k});
+  args.ids = call->Output(DType::kI32, {tokens, top_k});
+  args.counts = call->Output(DType::kI32, {experts});
+  args.aux_loss = call->Output(DType::kF32, {1});
+  call->set_run([args](const Device& device, Profile* profile) { return Route(device, args, profile); });
+}
+
 struct Entry {
   KernelForm form;
   void (*make)(const Shape& shape, DType dtype, const KernelCallOptions& options, KernelCall* call);
@@ -234,6 +254,7 @@ const std::vector<Entry>& Entries() {
       {{"token_unpermute", "TOKENSxHIDDENxTOPK", "512x7168x8", "50x33x3", 3}, &MakeTokenUnpermute},
       {{"rms_norm", "ROWSxCOLS", "4096x7168", "50x33", 2}, &MakeRmsNorm},
       {{"rms_norm_grad", "ROWSxCOLS", "4096x7168", "50x33", 2}, &MakeRmsNormGrad},
+      {{"route", "TOKENSxEXPERTSxTOPKxGROUPS", "4096x256x8x8", "40x24x3x4", 4}, &MakeRoute},
       {{"swiglu", "ROWSxCOLS", "4096x2048", "50x33", 2}, &MakeSwiGlu},
       {{"swiglu_grad", "ROWSxCOLS", "4096x2048", "50x33", 2}, &MakeSwiGluGrad},
       {{"grouped_matmul", "ROWSxNxKxGROUPS", "1024x4096x7168x8", "110x50x70x4", 4}, &MakeGroupedMatmul},

@@ -33,7 +33,7 @@ void CoreChecker::FindSharedTensors() {
 }
 
 void CoreChecker::TouchOperand(std::uint32_t number, std::uint32_t i, std::size_t agent, std::uint32_t count,
-                               bool writes) {
+                               Touched how) {
   const Operand& o = from_.operands[number];
   const bool in_gm = o.slot < 0;
   const SlotInfo& slot = in_gm ? from_.workspace[static_cast<std::size_t>(~o.slot)]
@@ -42,7 +42,7 @@ void CoreChecker::TouchOperand(std::uint32_t number, std::uint32_t i, std::size_
                          : on_chip_[static_cast<std::size_t>(slot.buffer) * kSides +
                                     static_cast<std::size_t>(slot.lane + 1)];
   ForEachByteRange(chip_, slot, in_gm, o, [&](std::int64_t begin, std::int64_t end) {
-    Touch(shadow, begin, end, {o.slot, -1, i, agent, count, writes});
+    Touch(shadow, begin, end, {o.slot, -1, i, agent, count, how});
   });
 }
 
@@ -52,7 +52,7 @@ void CoreChecker::TouchGm(const GmAccess& gm, std::uint32_t i, std::size_t agent
   Shadow* shadow = tensors_[tensor].get();
   if (shadow == nullptr && (gm.writes || !check_reads_[tensor])) return;
   ForEachByteRange(gm, [&](std::int64_t begin, std::int64_t end) {
-    const Access access{0, gm.tensor, i, agent, count, gm.writes};
+    const Access access{0, gm.tensor, i, agent, count, gm.writes ? Touched::kWrite : Touched::kRead};
     if (shadow != nullptr) {
       Touch(*shadow, begin, end, access);
     } else if (!gm_.Holds(tensor, begin, end)) {
@@ -61,18 +61,32 @@ void CoreChecker::TouchGm(const GmAccess& gm, std::uint32_t i, std::size_t agent
   });
 }
 
+// Whether an instruction writes to a slot that shares bytes with an operand's.
+bool CoreChecker::WritesInto(const Instr& instr, std::uint32_t operand) const {
+  const std::int32_t slot = from_.operands[operand].slot;
+  const auto meets = [&](std::int32_t other) {
+    if (slot < 0 || other < 0) return slot == other;
+    const SlotInfo &a = from_.slots[static_cast<std::size_t>(slot)],
+                   &b = from_.slots[static_cast<std::size_t>(other)];
+    return a.buffer == b.buffer && a.lane == b.lane && a.address < b.address + b.bytes &&
+           b.address < a.address + a.bytes;
+  };
+  return std::any_of(instr.uses.begin(), instr.uses.end(), [&](trace::OperandUse use) {
+    return use.used() && use.writes() && meets(from_.operands[use.operand()].slot);
+  });
+}
+
 void CoreChecker::Touch(Shadow& shadow, std::int64_t begin, std::int64_t end, const Access& now) {
   ++accesses_;
-  const std::size_t component = now.agent + (IsScalar(now.agent) && now.writes ? kScalarWrites : 0);
+  const std::size_t component = now.agent + (IsScalar(now.agent) && now.writes() ? kScalarWrites : 0);
   const Epoch mine{now.count, now.instr, static_cast<std::uint8_t>(component)};
-  shadow.Walk(begin, end, now.writes, [&](Interval& part) {
+  shadow.Walk(begin, end, now.writes(), [&](Interval& part) {
+    if (now.how == Touched::kNoteRead) return NoteRead(part, mine);
+    if (now.how != Touched::kWrite) CheckRead(part, now);
+    if (now.how == Touched::kRead) return NoteRead(part, mine);
+    if (now.how == Touched::kCheckRead) return;
     if (part.write.component != kNobody && !Ordered(part.write, now))
-      Report(now.writes ? Fault::kWriteAfterWrite : Fault::kReadAfterWrite, part.begin, part.end, now,
-             &part.write);
-    if (!now.writes) {
-      AddRead(part, now, mine);
-      return;
-    }
+      Report(Fault::kWriteAfterWrite, part.begin, part.end, now, &part.write);
     for (std::size_t r = 0; r < part.reader_count; ++r) {
       if (!Ordered(part.readers[r], now))
         Report(Fault::kWriteAfterRead, part.begin, part.end, now, &part.readers[r]);
@@ -83,14 +97,19 @@ void CoreChecker::Touch(Shadow& shadow, std::int64_t begin, std::int64_t end, co
   });
 }
 
-void CoreChecker::AddRead(Interval& part, const Access& now, const Epoch& mine) {
+void CoreChecker::CheckRead(const Interval& part, const Access& now) {
   if (part.write.component == kNobody) {
     const bool held =
         now.tensor >= 0 && gm_.Holds(static_cast<std::size_t>(now.tensor), part.begin, part.end);
     if (!held) Report(Fault::kUninitialised, part.begin, part.end, now, nullptr);
-  } else if (part.slot != now.slot) {
-    Report(Fault::kLiveSlot, part.begin, part.end, now, &part.write, part.slot);
+    return;
   }
+  if (!Ordered(part.write, now)) Report(Fault::kReadAfterWrite, part.begin, part.end, now, &part.write);
+  if (part.slot != now.slot) Report(Fault::kLiveSlot, part.begin, part.end, now, &part.write, part.slot);
+}
+
+// The last read of each pipe stands for its earlier ones: what waits for it waits for them.
+void CoreChecker::NoteRead(Interval& part, const Epoch& mine) {
   for (std::size_t r = 0; r < part.reader_count; ++r) {
     if (part.readers[r].component == mine.component) {
       part.readers[r] = mine;

@@ -113,12 +113,27 @@ void CoreChecker::JoinIssue(std::size_t agent, const Item& item) {
 void CoreChecker::RunInstr(std::uint32_t i, std::size_t agent, std::uint32_t count) {
   const Instr& instr = from_.instrs[i];
   VectorClock& clock = clocks_[agent];
-  if (instr.accumulates) TouchOperand(instr.uses[0].operand(), i, agent, count, false);
-  // What it reads comes before what it writes.
-  for (const bool writes : {false, true}) {
-    for (const OperandUse use : instr.uses) {
-      if (use.used() && use.writes() == writes) TouchOperand(use.operand(), i, agent, count, writes);
-    }
+  const auto is_updated = [&](std::uint32_t operand) {
+    const auto is = [&](bool writes) {
+      return std::any_of(instr.uses.begin(), instr.uses.end(), [&](OperandUse use) {
+        return use.used() && use.operand() == operand && use.writes() == writes;
+      });
+    };
+    return is(true) && (is(false) || (instr.accumulates && instr.uses[0].operand() == operand));
+  };
+  for (const OperandUse use : instr.uses) {
+    if (!use.used() || use.writes() || is_updated(use.operand())) continue;
+    TouchOperand(use.operand(), i, agent, count,
+                 WritesInto(instr, use.operand()) ? Touched::kCheckRead : Touched::kRead);
+  }
+  for (const OperandUse use : instr.uses) {
+    if (!use.used() || !use.writes()) continue;
+    TouchOperand(use.operand(), i, agent, count,
+                 is_updated(use.operand()) ? Touched::kUpdate : Touched::kWrite);
+  }
+  for (const OperandUse use : instr.uses) {
+    if (use.used() && !use.writes() && !is_updated(use.operand()) && WritesInto(instr, use.operand()))
+      TouchOperand(use.operand(), i, agent, count, Touched::kNoteRead);
   }
   if (instr.access >= 0) TouchGm(from_.accesses[static_cast<std::size_t>(instr.access)], i, agent, count);
   if (EndsInOrder(instr)) clock.at[agent] = count;

@@ -83,13 +83,19 @@ class CoreChecker {
     std::array<std::int64_t, kMaxVectorCores> part_sets{};
   };
   using FlagKey = std::uint32_t;
+  // An instruction that reads and writes the same bytes checks its reads, then writes, and only then notes reads of
+  // bytes that it did not write: noted before, they would stand in for older reads that the write has to follow.
+  enum class Touched : std::uint8_t { kRead, kCheckRead, kNoteRead, kWrite, kUpdate };
+
   struct Access {
     std::int32_t slot;    // index or ~index, as in an Operand
     std::int32_t tensor;  // -1: a slot
     std::uint32_t instr;
     std::size_t agent;
     std::uint32_t count;
-    bool writes;
+    Touched how;
+
+    bool writes() const { return how == Touched::kWrite || how == Touched::kUpdate; }
   };
 
   static CorePlan InOrder(CorePlan plan);
@@ -122,10 +128,12 @@ class CoreChecker {
   // Memory.
   void FindSharedTensors();
   void TouchOperand(std::uint32_t number, std::uint32_t i, std::size_t agent, std::uint32_t count,
-                    bool writes);
+                    Touched how);
+  bool WritesInto(const trace::Instr& instr, std::uint32_t operand) const;
   void TouchGm(const trace::GmAccess& gm, std::uint32_t i, std::size_t agent, std::uint32_t count);
   void Touch(Shadow& shadow, std::int64_t begin, std::int64_t end, const Access& now);
-  void AddRead(Interval& part, const Access& now, const Epoch& mine);
+  void CheckRead(const Interval& part, const Access& now);
+  static void NoteRead(Interval& part, const Epoch& mine);
   bool Ordered(const Epoch& past, const Access& now) const;
 
   // Reports.

@@ -117,6 +117,22 @@ TEST(CheckTest, ReadAfterWrite) {
   EXPECT_TRUE(OnVector().Flag(0, kMte2, 1, kV).Check(record).ok());
 }
 
+// An instruction that changes a tile in place must follow the pipe's older reads of it, though it reads it too.
+TEST(CheckTest, ChangingInPlaceFollowsOlderReads) {
+  const Record record = OnVectorCore([](auto& core) {
+    Ring<Buffer::kUB, float> x(core, "x", 8, 64, 1), y(core, "y", 8, 64, 1), z(core, "z", 8, 64, 1);
+    const auto a = x.Next(8, 64), b = y.Next(8, 64), c = z.Next(8, 64);
+    core.Fill(a, 1.0f);  // 0
+    core.Fill(b, 2.0f);  // 1
+    core.Add(c, a, b);   // 2  reads b
+    core.Mul(b, b, a);   // 3  reads b and writes it
+    core.Mul(c, c, c);   // 4
+  });
+  const auto plan = [] { return OnVector().Barrier(2, kV).Barrier(4, kV); };
+  EXPECT_EQ(FaultsOf(plan().Check(record)), Faults{Fault::kWriteAfterRead});
+  EXPECT_TRUE(plan().Barrier(3, kV).Check(record).ok());
+}
+
 TEST(CheckTest, WriteAfterRead) {
   const Record record = OnVectorCore([](auto& core) {
     Ring<Buffer::kUB, float> x(core, "x", 8, 64, 1);
