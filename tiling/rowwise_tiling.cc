@@ -65,15 +65,17 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
   const double elements = d(t.chunk_rows * s.cols), bytes = elements * d(SizeOf(s.dtype));
   const double cores = d(std::min<std::int64_t>(t.chunks, chip.concurrent_cores * chip.vector_per_cube));
   const double reads = s.loads * (s.whole_rows && parts > 1 ? 2.0 : 1.0);
+  // A host reads and writes GM in place: it is a row's part that starts there, a tile on an NPU.
+  const double starts = chip.pipes_overlap ? tiles : d(t.chunk_rows) * parts;
   const double share = chip.memory.hbm_bytes_per_s / chip.clock_hz / cores;
   const auto move = [&](Path path, double port, double transfers, double moved) {
     return transfers * chip.path(path).startup +
            moved / std::min({static_cast<double>(chip.path(path).bytes_per_cycle), port, share});
   };
   const double load =
-      move(Path::kGmToUb, chip.memory.core_read_bytes_per_cycle, tiles * reads, bytes * reads);
+      move(Path::kGmToUb, chip.memory.core_read_bytes_per_cycle, starts * reads, bytes * reads);
   const double store =
-      move(Path::kUbToGm, chip.memory.core_write_bytes_per_cycle, tiles * s.stores, bytes * s.stores);
+      move(Path::kUbToGm, chip.memory.core_write_bytes_per_cycle, starts * s.stores, bytes * s.stores);
   // A row operand that is cut is loaded again for every tile.
   const double weights =
       parts > 1 ? tiles * s.row_vectors * VectorCycles(chip, VectorOp::kUnary, d(t.cols)) : 0;

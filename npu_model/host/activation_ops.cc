@@ -17,11 +17,27 @@ namespace cubist {
 namespace HWY_NAMESPACE {
 namespace {
 
-// out[j] = function(in[j]...) for j < n, two vectors at a time so that narrow stores are whole ones.
-template <class Function, class Out, class... In>
-HWY_INLINE void ZipRow(Function function, std::int64_t n, Out* out, const In*... in) {
+// Tiles are read where they lie in GM. What an instruction reads for the first time it asks for this many bytes ahead,
+// which is the same row's rest or, most often, the next row: the machine's own prefetching ends with every page.
+constexpr std::int64_t kAhead = 4096;
+
+// Asks for the two vectors `bytes` behind `p`, which may lie beyond any tensor.
+template <class T>
+HWY_INLINE void PrefetchTwo(const T* p, std::int64_t bytes) {
+  constexpr std::int64_t kTwo = 2 * kLanes * static_cast<std::int64_t>(sizeof(T));
+  const auto* from = reinterpret_cast<const char*>(p) + bytes;
+  for (std::int64_t b = 0; b < kTwo; b += static_cast<std::int64_t>(kLineBytes)) {
+    __builtin_prefetch(from + b, 0, 2);
+  }
+}
+
+// out[j] = function(in[j]...) for j < n, two vectors at a time so that narrow stores are whole ones; prefetch(j) goes
+// before each two.
+template <class Prefetch, class Function, class Out, class... In>
+HWY_INLINE void ZipRow(Prefetch prefetch, Function function, std::int64_t n, Out* out, const In*... in) {
   std::int64_t j = 0;
   for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
+    prefetch(j);
     StoreTwo(function(Load(in + j)...), function(Load(in + j + kLanes)...), out + j);
   }
   if (j + kLanes <= n) {
@@ -29,6 +45,23 @@ HWY_INLINE void ZipRow(Function function, std::int64_t n, Out* out, const In*...
     j += kLanes;
   }
   if (j < n) Store(function(Load(in + j, n - j)...), out + j, n - j);
+}
+struct NoPrefetch {
+  HWY_INLINE void operator()(std::int64_t) const {}
+};
+// Of two rows of T, or of one, `bytes` ahead.
+template <class T>
+struct PrefetchRows {
+  const T *a, *b;
+  std::int64_t bytes_a, bytes_b;
+  HWY_INLINE void operator()(std::int64_t j) const {
+    PrefetchTwo(a + j, bytes_a);
+    if (b != nullptr) PrefetchTwo(b + j, bytes_b);
+  }
+};
+template <class T>
+HWY_INLINE std::int64_t RowBytes(const Rows& rows) {
+  return rows.pitch * static_cast<std::int64_t>(sizeof(T));
 }
 
 // Sum of function(in[j]...) over j < n: four chains, folded in one order. The function of zeros is zero.
@@ -89,7 +122,10 @@ struct Scaled {
 template <class T>
 void ScaleRowsOf(const Rows& dst, const Rows& a, const Rows& factor, const Rows& weights) {
   for (std::int64_t i = 0; i < a.rows; ++i) {
-    ZipRow(Scaled{Set(At(factor, i))}, a.cols, RowAs<T>(dst, i), RowAs<T>(a, i), RowAs<float>(weights, 0));
+    // The row itself has been read for its sum: the next one comes meanwhile.
+    const PrefetchRows<T> next{RowAs<T>(a, i), nullptr, RowBytes<T>(a), 0};
+    ZipRow(next, Scaled{Set(At(factor, i))}, a.cols, RowAs<T>(dst, i), RowAs<T>(a, i),
+           RowAs<float>(weights, 0));
   }
 }
 
@@ -109,10 +145,11 @@ void NormGradOf(const Rows& dx, const Rows& dy, const Rows& x, const Rows& weigh
     const NormGradient gradient{Set(At(factor, i)), Set(At(shift, i))};
     const float* w = RowAs<float>(weights, 0);
     T* const out = RowAs<T>(dx, i);
+    const PrefetchRows<T> next{RowAs<T>(dy, i), RowAs<T>(x, i), RowBytes<T>(dy), RowBytes<T>(x)};
     if (more.data == nullptr) {
-      ZipRow(gradient, x.cols, out, RowAs<T>(dy, i), RowAs<T>(x, i), w);
+      ZipRow(next, gradient, x.cols, out, RowAs<T>(dy, i), RowAs<T>(x, i), w);
     } else {
-      ZipRow(gradient, x.cols, out, RowAs<T>(dy, i), RowAs<T>(x, i), w, RowAs<T>(more, i));
+      ZipRow(next, gradient, x.cols, out, RowAs<T>(dy, i), RowAs<T>(x, i), w, RowAs<T>(more, i));
     }
   }
 }
@@ -125,7 +162,8 @@ template <class T>
 void AddColumnDotsOf(const Rows& acc, const Rows& a, const Rows& b, const Rows& factor) {
   float* sum = RowAs<float>(acc, 0);
   for (std::int64_t i = 0; i < a.rows; ++i) {
-    ZipRow(AddScaledProduct{Set(At(factor, i))}, a.cols, sum, sum, RowAs<T>(a, i), RowAs<T>(b, i));
+    ZipRow(NoPrefetch(), AddScaledProduct{Set(At(factor, i))}, a.cols, sum, sum, RowAs<T>(a, i),
+           RowAs<T>(b, i));
   }
 }
 
@@ -143,7 +181,8 @@ template <class T>
 void SwiGluOf(const Rows& out, const Rows& gate, const Rows& up, const Rows& probs) {
   for (std::int64_t i = 0; i < gate.rows; ++i) {
     const Vec prob = Set(probs.data == nullptr ? 1.0f : At(probs, i));
-    ZipRow(GatedUp{prob}, gate.cols, RowAs<T>(out, i), RowAs<T>(gate, i), RowAs<T>(up, i));
+    const PrefetchRows<T> ahead{RowAs<T>(gate, i), RowAs<T>(up, i), kAhead, kAhead};
+    ZipRow(ahead, GatedUp{prob}, gate.cols, RowAs<T>(out, i), RowAs<T>(gate, i), RowAs<T>(up, i));
   }
 }
 
@@ -167,6 +206,7 @@ float SwiGluGradRow(T* d_gate, T* d_up, const T* d_out, const T* gate, const T* 
   Vec sum[2] = {Set(0.0f), Set(0.0f)}, g[2], u[2];
   std::int64_t j = 0;
   for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
+    PrefetchTwo(d_out + j, kAhead), PrefetchTwo(gate + j, kAhead), PrefetchTwo(up + j, kAhead);
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) {
       const std::int64_t at = j + c * kLanes;
