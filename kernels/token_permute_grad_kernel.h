@@ -98,14 +98,17 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
               const std::int64_t place = core.ReadScalar(places.Rows({i, i + 1}), j);
               if (place < 0 || place >= g.permuted_grad.rows) continue;
               const float weight = g.probs == nullptr ? 1.0f : core.ReadScalar(probs.Rows({i, i + 1}), j);
-              if (g.probs_grad != nullptr) {
-                const UbTile<T> row = row_ub.Next(1, cols.size());
-                core.Load(row, MatrixOf(*g.permuted).Block({place, place + 1}, cols));
-                const std::int64_t slot = j - slots.begin;
-                core.AddDot(dots.Part({slot, slot + 1}, {0, 1}), scratch, grad, row);
+              const UbTile<float> scaled = scaled_ub.Next(1, cols.size());
+              if (g.probs_grad == nullptr) {
+                core.StoreScaled(g.permuted_grad.Block({place, place + 1}, cols), scaled, grad, weight);
+                continue;
               }
-              core.StoreScaled(g.permuted_grad.Block({place, place + 1}, cols),
-                               scaled_ub.Next(1, cols.size()), grad, weight);
+              // Loaded first: the row comes while the other one is written.
+              const UbTile<T> row = row_ub.Next(1, cols.size());
+              core.Load(row, MatrixOf(*g.permuted).Block({place, place + 1}, cols));
+              core.StoreScaled(g.permuted_grad.Block({place, place + 1}, cols), scaled, grad, weight);
+              const std::int64_t slot = j - slots.begin;
+              core.AddDot(dots.Part({slot, slot + 1}, {0, 1}), scratch, grad, row);
             }
           }
           if (g.probs_grad != nullptr) {

@@ -476,6 +476,8 @@ void HostVector::LoadUb(TileRef dst, const Gm& src, Loc) {
   const std::int64_t bytes = SizeOf(src.dtype());
   if (slot.role == Role::kRelay && src.col_stride == 1 && src.dtype() == slot.dtype && Whole(dst)) {
     slot.shows = {.data = src.data(), .pitch = src.row_stride};
+    shown_ = dst.rows() == 1 ? src.data() : nullptr;
+    shown_bytes_ = dst.cols() * bytes;
     return;
   }
   slot.shows = OwnLayout(*context_, slot);
@@ -768,10 +770,11 @@ void HostVector::StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float we
   }
   const std::int64_t bytes = SizeOf(dst.dtype());
   const Rows rows = RowsOf(x);
+  const void* const next = shown_bytes_ == rows.cols * bytes ? std::exchange(shown_, nullptr) : nullptr;
   for (std::int64_t i = 0; i < rows.rows; ++i) {
     context_->movement->scale(dst.data() + i * dst.row_stride * bytes, dst.dtype(),
                               static_cast<const float*>(rows.data) + i * rows.pitch, weight, rows.cols,
-                              dst.tensor->stream);
+                              dst.tensor->stream, next);
   }
 }
 

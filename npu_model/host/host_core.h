@@ -142,6 +142,9 @@ class HostVector {
  private:
   HostContext* context_;
   int lane_;
+  // The row of GM that a relay tile showed last, if nothing asked for it since: whoever writes meanwhile fetches it.
+  const std::byte* shown_ = nullptr;
+  std::int64_t shown_bytes_ = 0;
 };
 
 using HostVectorCore = VectorFront<HostVector>;

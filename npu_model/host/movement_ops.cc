@@ -26,27 +26,38 @@ HWY_INLINE void ScalePart(T* dst, const float* x, Vec weight, std::int64_t n) {
   if (j < n) Store(hn::Mul(weight, Load(x + j, n - j)), dst + j, n - j);
 }
 
+// Asks for the lines of the two vectors of T at p, for the second-level cache: on the way to the first, misses wait for
+// its few buffers.
 template <class T>
-void ScaleAs(void* out, const float* x, float weight, std::int64_t n, bool stream) {
+HWY_INLINE void PrefetchTwo(const T* p) {
+  constexpr auto kLine = static_cast<std::int64_t>(kLineBytes / sizeof(T));
+  for (std::int64_t j = 0; j < 2 * kLanes; j += kLine) __builtin_prefetch(p + j, 0, 2);
+}
+
+template <class T>
+void ScaleAs(void* out, const float* x, float weight, std::int64_t n, bool stream, const void* upcoming) {
   T* const dst = static_cast<T*>(out);
+  const T* const next = static_cast<const T*>(upcoming);
   const Vec w = Set(weight);
   if (!stream) return ScalePart(dst, x, w, n);
   const std::int64_t begin = BeforeLine(dst, n), end = begin + RoundDown(n - begin, 2 * kLanes);
   ScalePart(dst, x, w, begin);
   for (std::int64_t j = begin; j < end; j += 2 * kLanes) {
+    if (next != nullptr) PrefetchTwo(next + j);
     StreamTwo(hn::Mul(w, Load(x + j)), hn::Mul(w, Load(x + j + kLanes)), dst + j);
   }
   ScalePart(dst + end, x + end, w, n - end);
 }
 
-void Scale(void* dst, DType dtype, const float* x, float weight, std::int64_t n, bool stream) {
+void Scale(void* dst, DType dtype, const float* x, float weight, std::int64_t n, bool stream,
+           const void* next) {
   switch (dtype) {
     case DType::kBF16:
-      return ScaleAs<BF16>(dst, x, weight, n, stream);
+      return ScaleAs<BF16>(dst, x, weight, n, stream, next);
     case DType::kF16:
-      return ScaleAs<F16>(dst, x, weight, n, stream);
+      return ScaleAs<F16>(dst, x, weight, n, stream, next);
     default:
-      return ScaleAs<float>(dst, x, weight, n, stream);
+      return ScaleAs<float>(dst, x, weight, n, stream, next);
   }
 }
 

@@ -10,8 +10,10 @@ namespace cubist {
 
 struct MovementOps {
   const char* target = "";
-  // dst (n) = weight * x (n), rounded to `dtype`. With `stream`, non-temporal stores for all but the unaligned ends.
-  void (*scale)(void* dst, DType dtype, const float* x, float weight, std::int64_t n, bool stream);
+  // dst (n) = weight * x (n), rounded to `dtype`. With `stream`, non-temporal stores for all but the unaligned ends, and
+  // n elements of `dtype` at `next`, unless null, are fetched into the cache between them.
+  void (*scale)(void* dst, DType dtype, const float* x, float weight, std::int64_t n, bool stream,
+                const void* next);
   // The dot product of x (n) and row (n) of `dtype`, in an order that depends on n and the SIMD target alone.
   float (*dot)(const float* x, const void* row, DType dtype, std::int64_t n);
 };
