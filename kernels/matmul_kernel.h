@@ -36,10 +36,15 @@ struct MatmulBlock {
   Operand b;  // (k, n)
   Gm bias;    // (1, n), added to every row; without a tensor there is none.
   std::int64_t m = 0, n = 0, k = 0;
+  std::int64_t first_step =
+      0;  // of k, in steps of t.k1: where the walk along k begins. It ends in front of it.
 };
 
 // a * b + bias in an accumulator that stays in L0C for all of k, in steps of t.k1 from GM to L1 and of t.k0 from
 // L1 to L0. An empty k is walked as one empty step, which starts the accumulator.
+//
+// Two-level pipelining: a tile comes into L1 in pieces of t.piece() along k, so that L0 and the Cube go on with the
+// first piece while the others are under way.
 template <class T, CubeCore Core>
 L0CTile<float> MultiplyBlock(Core& core, MatmulRings<T>& rings, const MatmulBlock& block,
                              const MatmulTiling& t) {
@@ -48,11 +53,16 @@ L0CTile<float> MultiplyBlock(Core& core, MatmulRings<T>& rings, const MatmulBloc
   const BtTile<float> bias = rings.bias_bt.Next(1, with_bias ? block.n : 1);
   if (with_bias) core.Load(bias, block.bias);
 
-  for (const Range k1 : AtLeastOnce(Split(block.k, t.k1))) {
+  const Split steps = AtLeastOnce(Split(block.k, t.k1));
+  for (std::int64_t i = 0; i < steps.count(); ++i) {
+    const Range k1 = steps[(block.first_step + i) % steps.count()];
     const L1Tile<T> a1 = rings.a_l1.Next(block.m, k1.size());
     const L1Tile<T> b1 = rings.b_l1.Next(k1.size(), block.n);
-    LoadOperand(core, a1, block.a.Block({0, block.m}, k1));
-    LoadOperand(core, b1, block.b.Block(k1, {0, block.n}));
+    for (const Range piece : AtLeastOnce(Split(k1.size(), t.piece()))) {
+      const Range k{k1.begin + piece.begin, k1.begin + piece.end};
+      LoadOperand(core, a1.Cols(piece), block.a.Block({0, block.m}, k));
+      LoadOperand(core, b1.Rows(piece), block.b.Block(k, {0, block.n}));
+    }
 
     for (const Range k0 : AtLeastOnce(Split(k1.size(), t.k0))) {
       const L0ATile<T> a0 = rings.a_l0.Next(block.m, k0.size());
@@ -60,7 +70,7 @@ L0CTile<float> MultiplyBlock(Core& core, MatmulRings<T>& rings, const MatmulBloc
       core.Load(a0, a1.Cols(k0));
       core.Load(b0, b1.Rows(k0));
 
-      const bool first = k1.begin == 0 && k0.begin == 0;
+      const bool first = i == 0 && k0.begin == 0;
       if (first && with_bias) {
         core.Mmad(acc, a0, b0, bias);
       } else {
@@ -91,7 +101,11 @@ void MatmulKernel(Core& core, const MatmulOperands& g, const MatmulTiling& t) {
   MatmulRings<T> rings(core, t, g.bias != nullptr);
   for (const BlockCoord block : MyBlocks(t.grid, core)) {
     const Range m = Split(g.c.rows, t.m)[block.row], n = Split(g.c.cols, t.n)[block.col];
-    core.Store(g.c.Block(m, n), MultiplyBlock(core, rings, g.Block(m, n), t), g.accumulate);
+    MatmulBlock product = g.Block(m, n);
+    // K-staggering: blocks that run side by side read A and B at different places. The start comes from the block, not
+    // from the core, so that the bits stay.
+    if (t.stagger) product.first_step = (block.row + block.col) % AtLeastOnce(Split(g.k, t.k1)).count();
+    core.Store(g.c.Block(m, n), MultiplyBlock(core, rings, product, t), g.accumulate);
   }
 }
 

@@ -71,7 +71,7 @@ double FirstTouch(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling
 double PriceEven(const ChipSpec& chip, const GroupedMatmulShape& s, const MatmulTiling& block,
                  std::int64_t groups, std::int64_t rows) {
   const Stacked stacked(chip, s, block, groups, rows);
-  const double price = Price(chip, stacked.shape, stacked.tiling);
+  const double price = Price(chip, stacked.shape, stacked.tiling, /*one_product=*/false);
   if (!chip.pipes_overlap || s.axis == GroupedAxis::kK) return price;
   const MatmulTiling& t = stacked.tiling;
   const auto element = static_cast<double>(chip.OperandBytes(s.product.in));
@@ -106,7 +106,8 @@ void SetWork(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTil
   const std::int64_t groups = 16 * static_cast<std::int64_t>(chip.concurrent_cores);
   const auto price = [&](std::int64_t rows) {
     const Stacked stacked(chip, s, block, groups, rows);
-    return Price(chip, stacked.shape, stacked.tiling) / Waves(chip, stacked.tiling.grid.count());
+    return Price(chip, stacked.shape, stacked.tiling, /*one_product=*/false) /
+           Waves(chip, stacked.tiling.grid.count());
   };
   const double low = price(few), high = price(many), per_row = (high - low) / static_cast<double>(many - few);
   constexpr std::int64_t kMost = 1 << 20;
@@ -133,7 +134,7 @@ std::vector<GroupedMatmulTiling> Candidates(const ChipSpec& chip, const GroupedM
   for (MatmulTiling block : Candidates(chip, Rounded(shape).product)) {
     // Groups have grids of their own. All weights are too much to pack for one use, and the rows of a group begin
     // anywhere, so that a sum over them cannot be cut at the panels of a packed operand.
-    if (block.grid.order != BlockOrder::kRowMajor) continue;
+    if (block.grid.order != BlockOrder::kRowMajor || block.stagger) continue;
     block.grid = {};
     const GroupedMatmulTiling tiling{.block = block,
                                      .dealing = chip.pipes_overlap ? Dealing::kTurns : Dealing::kRuns,

@@ -1,8 +1,10 @@
 #include "tiling/matmul_tiling.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "tiling/choose.h"
 #include "tiling/cost.h"
@@ -104,7 +106,16 @@ std::vector<MatmulTiling> AllTilings(const ChipSpec& chip, const MatmulShape& s)
         t.l1_stages = t.l0_stages = stages;
         for (int l0c_stages : {1, 2}) {
           t.l0c_stages = l0c_stages;
-          add(t);
+          for (int pieces : {1, 2, 4}) {
+            if (pieces > factor || (pieces > 1 && (s.a_packed || s.b_packed))) break;
+            t.pieces = pieces;
+            for (bool stagger : {false, true}) {
+              if (stagger && t.k1 >= s.k) break;
+              t.stagger = stagger;
+              add(t);
+            }
+          }
+          t.pieces = 1, t.stagger = false;
         }
       }
     }
@@ -119,10 +130,34 @@ bool Fits(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& ti
   return FitsBuffers(chip, [&](Buffer buffer) { return Need(chip, shape, tiling, buffer); });
 }
 
+namespace {
+
+// How many other cores are in front of one that reads a line of A or B: those that run together and share a row or a
+// column of blocks ask for the same lines at once, unless they begin at different places along k.
+struct Sharers {
+  double a = 0, b = 0;
+};
+Sharers SharersOf(const BlockGrid& grid, std::int64_t cores, double steps) {
+  const std::int64_t together = std::min(cores, grid.count());
+  std::vector<std::int64_t> rows, cols;
+  for (std::int64_t i = 0; i < together; ++i) {
+    const BlockCoord block = grid.At(i);
+    rows.push_back(block.row), cols.push_back(block.col);
+  }
+  const auto others = [&](std::vector<std::int64_t>& of) {
+    std::sort(of.begin(), of.end());
+    const auto distinct = static_cast<double>(std::unique(of.begin(), of.end()) - of.begin());
+    return distinct == 0 ? 0 : (static_cast<double>(together) / distinct - 1) / 2 / steps;
+  };
+  return {others(rows), others(cols)};
+}
+
+}  // namespace
+
 // Cycles of the busiest core: per block the slowest pipe (or the sum, where pipes share a thread), times its
 // blocks; or the time that HBM needs for everything once, whichever is longer. Blocks at the edges are
 // smaller: what counts is the mean over all blocks.
-double Price(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
+double Price(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, bool one_product) {
   const auto d = [](std::int64_t value) { return static_cast<double>(value); };
   const double bytes = d(chip.OperandBytes(s.in)), blocks = d(std::max<std::int64_t>(t.grid.count(), 1));
   const double steps0 = std::max(1.0, d(CeilDiv(s.k, t.k0))), steps1 = std::max(1.0, d(CeilDiv(s.k, t.k1)));
@@ -141,12 +176,28 @@ double Price(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) 
       blocks;
   const double mte1 = PathCycles(chip, Path::kL1ToL0A, m * d(s.k) * bytes, steps0) +
                       PathCycles(chip, Path::kL1ToL0B, d(s.k) * n * bytes, steps0);
-  const auto load = [&](bool in_layout, double elements) {
+  const bool queues = one_product && chip.memory.same_line > 0;
+  const Sharers others =
+      queues ? SharersOf(t.grid, chip.concurrent_cores, t.stagger ? steps1 : 1) : Sharers();
+  const auto load = [&](bool in_layout, double elements, double row, double in_front) {
     const Path path = in_layout ? Path::kGmToL1 : Path::kGmToL1Nd2Nz;
-    return steps1 * chip.path(path).startup + elements * bytes / LoadRate(chip, path, cores);
+    // L2 gives whole lines: short rows cost more than their bytes.
+    const double line = d(chip.memory.l2_line), row_bytes = std::max(row * bytes, 1.0);
+    const double moved =
+        elements * bytes *
+        (in_layout || !chip.pipes_overlap ? 1.0 : std::ceil(row_bytes / line) * line / row_bytes);
+    // As many lines are on their way at a time as hide the startup; each waits for those in front of it.
+    const double queueing = queues ? moved / chip.path(path).bytes_per_cycle * chip.memory.same_line *
+                                         in_front / std::max<double>(chip.path(path).startup, 1)
+                                   : 0;
+    // Further pieces of a tile begin while the first is under way.
+    return steps1 * (chip.path(path).startup + d(t.pieces - 1) * chip.path(path).gap) +
+           moved / LoadRate(chip, path, cores) + queueing;
   };
-  const double mte2 = load(t.pack_a || s.a_packed || LoadedInPlace(chip, s), m * d(s.k)) +
-                      load(t.pack_b || t.b_once || s.b_packed, d(s.k) * n);
+  const double mte2 = load(t.pack_a || s.a_packed || LoadedInPlace(chip, s), m * d(s.k),
+                           s.a_row_bytes > 0 ? d(std::min(t.piece(), s.k)) : m, others.a) +
+                      load(t.pack_b || t.b_once || s.b_packed, d(s.k) * n,
+                           s.b_row_bytes > 0 ? n : d(std::min(t.piece(), s.k)), others.b);
   const double fix = PathCycles(chip, Path::kL0CToGm, m * n * d(SizeOf(s.out)), 1);
   const double issue = steps0 * 3 * chip.scalar.issue;
 
@@ -157,8 +208,11 @@ double Price(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) 
   } else {
     block += fix;
   }
-  // The first load of a chain of blocks is not hidden.
-  const double fill = chip.pipes_overlap ? mte2 / steps1 + mte1 / steps0 : 0;
+  // The first piece of a chain of blocks is not hidden.
+  const double startups = 2 * chip.path(Path::kGmToL1Nd2Nz).startup;  // of A and of B
+  const double tile = mte2 / steps1;
+  const double fill =
+      chip.pipes_overlap ? std::min(tile, startups + (tile - startups) / d(t.pieces)) + mte1 / steps0 : 0;
   double total = fill + Waves(chip, t.grid.count()) * block;
 
   const auto pack = [&](bool packed, double elements) {

@@ -38,8 +38,13 @@ struct MatmulTiling {
   std::int64_t k1 = 0, k0 = 0;
   int l1_stages = 2, l0_stages = 2, l0c_stages = 1;
   bool pack_a = false, pack_b = false;  // An operand is packed whole, once, by a phase before.
-  bool b_once = false;                  // B's tiles serve few rows, and are read where they lie (Role::kBOnce).
+  bool b_once = false;   // B's tiles serve few rows, and are read where they lie (Role::kBOnce).
+  int pieces = 1;        // that a tile of L1 comes in, along k
+  bool stagger = false;  // Blocks begin at different places along k.
   BlockGrid grid;
+
+  // Length of a piece: whole steps of k0.
+  std::int64_t piece() const { return pieces == 1 ? k1 : RoundUp(CeilDiv(k1, pieces), k0); }
 
   friend bool operator==(const MatmulTiling&, const MatmulTiling&) = default;
 };
@@ -67,6 +72,8 @@ void VisitFields(const ChipSpec& chip, const MatmulShape& s, Tiling& t, Visit&& 
   visit({"l0c_stages", 1, 16}, t.l0c_stages);
   visit({"pack_a", 0, 1}, t.pack_a), visit({"pack_b", 0, 1}, t.pack_b);
   visit({"b_once", 0, 1}, t.b_once);
+  // A packed operand is taken as a whole tile.
+  visit({"pieces", 1, s.a_packed || s.b_packed ? 1 : 64}, t.pieces), visit({"stagger", 0, 1}, t.stagger);
   visit({"order", 0, kBlockOrderCount - 1}, t.grid.order), visit({"width", 1, kLargest}, t.grid.width);
 }
 
@@ -81,8 +88,10 @@ bool Fits(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& ti
 // All tilings worth pricing; those that do not fit are left out.
 std::vector<MatmulTiling> Candidates(const ChipSpec& chip, const MatmulShape& shape);
 
-// Predicted cycles.
-double Price(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling);
+// Predicted cycles. Without `one_product` blocks of a row or column belong to different operands (GroupedMatmul), and no
+// cores queue for the same lines.
+double Price(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling,
+             bool one_product = true);
 
 // The cheapest candidate. Remembers its last answers. An error names the buffer that nothing fits.
 Status Choose(const ChipSpec& chip, const MatmulShape& shape, MatmulTiling* tiling);

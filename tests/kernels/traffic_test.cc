@@ -155,6 +155,7 @@ cubist::MatmulShape ShapeOf(const MatmulCase& x) {
   shape.m = x.m, shape.n = x.n, shape.k = x.k, shape.in = x.in, shape.out = x.out,
   shape.bias = x.bias.has_value();
   shape.a_row_bytes = x.transpose_a ? (x.m == 1 ? SizeOf(x.in) : 0) : x.k * SizeOf(x.in);
+  shape.b_row_bytes = x.transpose_b ? (x.k == 1 ? SizeOf(x.in) : 0) : x.n * SizeOf(x.in);
   return shape;
 }
 

@@ -19,6 +19,7 @@ GroupedMatmulShape Shape(std::int64_t rows, std::int64_t groups, std::int64_t n,
   shape.product.m = rows, shape.product.n = n, shape.product.k = k;
   if (axis == GroupedAxis::kK) shape.product.m = k, shape.product.k = rows;
   shape.product.in = shape.product.out = DType::kBF16;
+  if (axis == GroupedAxis::kM) shape.product.a_row_bytes = 2 * k, shape.product.b_row_bytes = 2 * n;
   return shape;
 }
 

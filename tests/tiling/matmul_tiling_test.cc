@@ -54,7 +54,8 @@ std::string NameOf(const MatmulShape& s) {
 std::string NameOf(const MatmulTiling& t) {
   return "m " + std::to_string(t.m) + " n " + std::to_string(t.n) + " k1 " + std::to_string(t.k1) + " k0 " +
          std::to_string(t.k0) + " stages " + std::to_string(t.l1_stages) + std::to_string(t.l0_stages) +
-         std::to_string(t.l0c_stages);
+         std::to_string(t.l0c_stages) + " pieces " + std::to_string(t.pieces) +
+         (t.stagger ? " staggered" : "");
 }
 bool Same(const MatmulTiling& x, const MatmulTiling& y) {
   return NameOf(x) == NameOf(y) && x.pack_a == y.pack_a && x.pack_b == y.pack_b &&
