@@ -119,6 +119,7 @@ Status Run(const Device& device, const MatmulArgs& args, Profile* profile) {
   const Gm& a = operands.a.plain;
   shape.a_row_bytes = !shape.a_packed && a.col_stride == 1 ? a.row_stride * SizeOf(shape.in) : 0;
   const Gm& b = operands.b.plain;
+  shape.any_order = args.any_order;
   shape.b_row_bytes = !shape.b_packed && b.col_stride == 1 ? b.row_stride * SizeOf(shape.in) : 0;
   MatmulTiling tiling;
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, "matmul", shape, &Candidates, &tiling));

@@ -31,6 +31,9 @@ struct MatmulArgs {
   bool transpose_a = false, transpose_b = false;
   PackedOperand packed_a = {}, packed_b = {};
   bool accumulate = false;
+  // Blocks of C may begin anywhere along k (K-staggering, on chips that gain by it): an order of sums that depends on
+  // the tiling, and so bits that differ from those of packed operands or of other shapes.
+  bool any_order = false;
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.

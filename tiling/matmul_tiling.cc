@@ -110,7 +110,7 @@ std::vector<MatmulTiling> AllTilings(const ChipSpec& chip, const MatmulShape& s)
             if (pieces > factor || (pieces > 1 && (s.a_packed || s.b_packed))) break;
             t.pieces = pieces;
             for (bool stagger : {false, true}) {
-              if (stagger && t.k1 >= s.k) break;
+              if (stagger && (!s.any_order || t.k1 >= s.k)) break;
               t.stagger = stagger;
               add(t);
             }

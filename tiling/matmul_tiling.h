@@ -24,6 +24,7 @@ struct MatmulShape {
   std::int64_t a_row_bytes = 0;  // Length of A's rows in GM where its columns are adjacent, else 0.
   std::int64_t b_row_bytes = 0;  // The same of B's.
   bool a_packed = false, b_packed = false;  // By the caller, once for many products.
+  bool any_order = false;                   // Sums may begin anywhere along k.
 
   friend auto operator<=>(const MatmulShape&, const MatmulShape&) = default;
 };
@@ -57,6 +58,7 @@ void VisitFields(const MatmulShape& s, Visit&& visit) {
   visit({"a_row_bytes"}, s.a_row_bytes);
   visit({"b_row_bytes"}, s.b_row_bytes);
   visit({"a_packed"}, s.a_packed), visit({"b_packed"}, s.b_packed);
+  visit({"any_order"}, s.any_order);
 }
 
 template <class Tiling, class Visit>
@@ -73,7 +75,8 @@ void VisitFields(const ChipSpec& chip, const MatmulShape& s, Tiling& t, Visit&& 
   visit({"pack_a", 0, 1}, t.pack_a), visit({"pack_b", 0, 1}, t.pack_b);
   visit({"b_once", 0, 1}, t.b_once);
   // A packed operand is taken as a whole tile.
-  visit({"pieces", 1, s.a_packed || s.b_packed ? 1 : 64}, t.pieces), visit({"stagger", 0, 1}, t.stagger);
+  visit({"pieces", 1, s.a_packed || s.b_packed ? 1 : 64}, t.pieces),
+      visit({"stagger", 0, s.any_order ? 1 : 0}, t.stagger);
   visit({"order", 0, kBlockOrderCount - 1}, t.grid.order), visit({"width", 1, kLargest}, t.grid.width);
 }
 

@@ -21,11 +21,12 @@
 namespace cubist {
 namespace {
 
-void MakeMatmul(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+void MakeMatmul(const Shape& s, DType dtype, const KernelCallOptions& options, KernelCall* call) {
   MatmulArgs args;
   args.a = call->Input(dtype, {s[0], s[2]});
   args.b = call->Input(dtype, {s[2], s[1]});
   args.c = call->Output(dtype, {s[0], s[1]});
+  args.any_order = options.any_order;
   call->set_run([args](const Device& device, Profile* profile) { return Matmul(device, args, profile); });
 }
 

@@ -23,6 +23,7 @@ struct KernelCallOptions {
   std::string shape;  // sizes with 'x' between them, as the kernel's form says; empty: the form's example
   std::string dtype = "bf16";
   bool causal = false;
+  bool any_order = false;  // matmul: sums may begin anywhere along k
   bool with_data = false;  // float tensors have memory, inputs random values
 };
 

@@ -12,10 +12,11 @@ namespace {
 
 using Sizes = std::array<std::int64_t, 3>;  // m, k, n
 
-Call MatmulCall(const Sizes& mkn) {
+Call MatmulCall(const Sizes& mkn, bool any_order) {
   KernelCallOptions options;
   options.kernel = "matmul";
   options.shape = fmt::format("{}x{}x{}", mkn[0], mkn[2], mkn[1]);
+  options.any_order = any_order;
   return [options](const Device& device, Profile* profile) {
     KernelCall call;
     CUBIST_RETURN_IF_ERROR(MakeKernelCall(options, &call));
@@ -31,7 +32,8 @@ bool Is(const TilingFields& fields, const char* name, const char* value) {
 
 bool DoubleBuffered(const TilingFields& f) { return Is(f, "l1_stages", "2") && Is(f, "l0_stages", "2"); }
 
-std::vector<AblationStep> Steps(const Call& call) {
+std::vector<AblationStep> Steps(const Sizes& mkn) {
+  const Call call = MatmulCall(mkn, /*any_order=*/false);
   const auto conventional = [](const TilingFields& f) {
     return DoubleBuffered(f) && Is(f, "order", "row-major") && Is(f, "pieces", "1") && Is(f, "stagger", "0");
   };
@@ -43,7 +45,7 @@ std::vector<AblationStep> Steps(const Call& call) {
           {"minimal flags", call, sync::Policy::kMinimal, conventional},
           {"block order", call, sync::Policy::kMinimal, ordered},
           {"two-level pipelining", call, sync::Policy::kMinimal, pipelined},
-          {"K-staggering", call, sync::Policy::kMinimal, {}}};
+          {"K-staggering", MatmulCall(mkn, /*any_order=*/true), sync::Policy::kMinimal, {}}};
 }
 
 }  // namespace
@@ -70,7 +72,7 @@ std::vector<AblationCase> MatmulAblation(const Workload& w) {
   std::set<Sizes> seen;
   const auto add = [&](const std::string& group, const Sizes& mkn) {
     if (!seen.insert(mkn).second) return;
-    cases.push_back({fmt::format("{}x{}x{}", mkn[0], mkn[1], mkn[2]), group, Steps(MatmulCall(mkn))});
+    cases.push_back({fmt::format("{}x{}x{}", mkn[0], mkn[1], mkn[2]), group, Steps(mkn)});
   };
   for (const Sizes& mkn : dense) add(2 * mkn[1] * mkn[2] > kL2Bytes ? "beyond L2" : "workload", mkn);
   for (std::int64_t size : {1024, 2048, 4096, 8192}) add("squares", {size, size, size});
