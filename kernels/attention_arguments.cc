@@ -1,0 +1,149 @@
+#include "kernels/attention_arguments.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "kernels/attention_sequences.h"
+
+namespace cubist {
+
+Status AttentionArguments::CheckShapes() const {
+  CUBIST_RETURN_IF_ERROR(CheckShape(q, {{"B"}, {"Nq"}, {"Sq"}, {"Dqk"}}));
+  CUBIST_RETURN_IF_ERROR(
+      CheckShape(k, {{"B, of q", batches()}, {"Nkv"}, {"Skv"}, {"Dqk, of q", q.tensor.size(3)}}));
+  CUBIST_RETURN_IF_ERROR(
+      CheckShape(v, {{"B, of q", batches()}, {"Nkv, of k", kv_heads()}, {"Skv, of k", skv()}, {"Dv"}}));
+  if (kv_heads() == 0 ? heads() != 0 : heads() % kv_heads() != 0) {
+    return q.Error("has " + std::to_string(heads()) + " heads, needs a multiple of the " +
+                   std::to_string(kv_heads()) + " heads of k");
+  }
+  if (q_rope.tensor.given() != k_rope.tensor.given()) {
+    return (q_rope.tensor.given() ? k_rope : q_rope).Error("is not given, but the other rope part is");
+  }
+  if (!q_rope.tensor.given()) return {};
+  CUBIST_RETURN_IF_ERROR(
+      CheckShape(q_rope, {{"B, of q", batches()}, {"Nq, of q", heads()}, {"Sq, of q", sq()}, {"Dr"}}));
+  CUBIST_RETURN_IF_ERROR(CheckShape(
+      k_rope,
+      {{"B, of q", batches()}, {"heads"}, {"Skv, of k", skv()}, {"Dr, of q_rope", q_rope.tensor.size(3)}}));
+  const std::int64_t rope_heads = k_rope.tensor.size(1);
+  if (rope_heads == 1 || rope_heads == kv_heads()) return {};
+  return k_rope.Error("has " + std::to_string(rope_heads) + " heads, needs 1 or the " +
+                      std::to_string(kv_heads()) + " of k");
+}
+
+Status AttentionArguments::CheckOutputShape(const Argument& arg) const {
+  return CheckShape(arg,
+                    {{"B, of q", batches()}, {"Nq, of q", heads()}, {"Sq, of q", sq()}, {"Dv, of v", d_v()}});
+}
+
+Status AttentionArguments::CheckStatisticsShape(const Argument& arg) const {
+  return CheckShape(arg, {{"B, of q", batches()}, {"Nq, of q", heads()}, {"Sq, of q", sq()}});
+}
+
+Status AttentionArguments::CheckDTypes() const {
+  CUBIST_RETURN_IF_ERROR(CheckDType(q, {DType::kF32, DType::kBF16, DType::kF16}));
+  for (const Argument* arg : {&k, &v, &q_rope, &k_rope}) {
+    if (arg->tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {dtype()}));
+  }
+  return {};
+}
+
+Status AttentionArguments::CheckRope() const {
+  if (!rope.given()) return {};
+  const bool whole = q_rope.tensor.given();
+  const Argument& turned = whole ? q_rope : q;
+  CUBIST_RETURN_IF_ERROR(CheckShape(cos, {{"P"}, {"R / 2"}}));
+  CUBIST_RETURN_IF_ERROR(
+      CheckShape(sin, {{"P, of rope.cos", cos.tensor.size(0)}, {"R / 2, of rope.cos", cos.tensor.size(1)}}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(cos, {DType::kF32, dtype()}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(sin, {cos.tensor.dtype}));
+  const std::int64_t turned_cols = 2 * cos.tensor.size(1), cols = turned.tensor.size(3);
+  if (whole ? turned_cols != cols : turned_cols > cols) {
+    return cos.Error("has " + std::to_string(cos.tensor.size(1)) + " columns, which turn " +
+                     std::to_string(turned_cols) + ", needs " + (whole ? "" : "at most ") + "half the " +
+                     std::to_string(cols) + " of " + turned.name);
+  }
+  const auto check = [&](const char* name, std::int64_t offset, std::int64_t rows) {
+    if (offset >= 0 && offset <= cos.tensor.size(0) - rows) return Status();
+    return InvalidArgument(std::string(kernel) + ": " + name + " is " + std::to_string(offset) +
+                           ", needs 0 to " + std::to_string(cos.tensor.size(0) - rows) + ": rope.cos has " +
+                           std::to_string(cos.tensor.size(0)) + " positions for " + std::to_string(rows) +
+                           " rows");
+  };
+  CUBIST_RETURN_IF_ERROR(check("rope.q_offset", rope.q_offset, LongestOf(lengths.q_ends, sq())));
+  return check("rope.k_offset", rope.k_offset, LongestOf(lengths.kv_ends, skv()));
+}
+
+Status AttentionArguments::CheckBias() const {
+  if (!bias.tensor.given()) return {};
+  CUBIST_RETURN_IF_ERROR(CheckShape(bias, {{"B or 1"}, {"Nq or 1"}, {"Sq or 1"}, {"Skv or 1"}}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(bias, {DType::kF32, dtype()}));
+  const std::array<std::int64_t, 4> sizes{batches(), heads(), sq(), skv()};
+  for (int d = 0; d < 4; ++d) {
+    const std::int64_t size = bias.tensor.size(d), needed = sizes[static_cast<std::size_t>(d)];
+    if (size == 1 || size == needed) continue;
+    return bias.Error("has size " + std::to_string(size) + " in dimension " + std::to_string(d) +
+                      ", needs 1 or " + std::to_string(needed));
+  }
+  return lengths.given() ? bias.Error("goes with no lengths") : Status();
+}
+
+Status AttentionArguments::CheckNumbers() const {
+  const auto error = [&](const char* name, float value, const char* needs) {
+    return InvalidArgument(std::string(kernel) + ": " + name + " is " + std::to_string(value) + ", needs " +
+                           needs);
+  };
+  if (scale && !std::isfinite(*scale)) return error("scale", *scale, "a finite number");
+  if (soft_cap && !(std::isfinite(*soft_cap) && *soft_cap > 0)) {
+    return error("soft_cap", *soft_cap, "a finite number above 0");
+  }
+  return {};
+}
+
+Status AttentionArguments::Check() const {
+  CUBIST_RETURN_IF_ERROR(CheckShapes());
+  CUBIST_RETURN_IF_ERROR(CheckDTypes());
+  CUBIST_RETURN_IF_ERROR(CheckSequences(kernel, window, prefix, lengths, batches(), sq(), skv()));
+  CUBIST_RETURN_IF_ERROR(CheckNumbers());
+  CUBIST_RETURN_IF_ERROR(CheckRope());
+  CUBIST_RETURN_IF_ERROR(CheckBias());
+  if (!sinks.tensor.given()) return {};
+  CUBIST_RETURN_IF_ERROR(CheckShape(sinks, {{"Nq, of q", heads()}}));
+  return CheckDType(sinks, {DType::kF32});
+}
+
+Status AttentionArguments::CheckMemory(bool needs_data, const std::vector<const Argument*>& more_inputs,
+                                       const std::vector<const Argument*>& outputs) const {
+  std::vector<const Argument*> inputs = all();
+  inputs.insert(inputs.end(), more_inputs.begin(), more_inputs.end());
+  for (const std::vector<const Argument*>* list : {&std::as_const(inputs), &outputs}) {
+    for (const Argument* arg : *list) {
+      if (arg->tensor.given()) CUBIST_RETURN_IF_ERROR(CheckStorage(*arg, needs_data));
+    }
+  }
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i]->tensor.given()) continue;
+    CUBIST_RETURN_IF_ERROR(CheckWritable(*outputs[i]));
+    for (const Argument* input : inputs) CUBIST_RETURN_IF_ERROR(CheckApart(*outputs[i], *input));
+    for (std::size_t j = i + 1; j < outputs.size(); ++j)
+      CUBIST_RETURN_IF_ERROR(CheckApart(*outputs[i], *outputs[j]));
+  }
+  return {};
+}
+
+std::int64_t LongestOf(std::span<const std::int64_t> ends, std::int64_t size) {
+  if (ends.empty()) return size;
+  std::int64_t longest = 0, begin = 0;
+  for (const std::int64_t end : ends) longest = std::max(longest, end - begin), begin = end;
+  return longest;
+}
+
+float ScaleOf(const std::optional<float>& scale, std::int64_t columns) {
+  return scale.value_or(1.0f / std::sqrt(static_cast<float>(std::max<std::int64_t>(columns, 1))));
+}
+
+}  // namespace cubist

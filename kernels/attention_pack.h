@@ -1,0 +1,46 @@
+// Launches the packing of attention's operands: whole tensors, or sequence by sequence.
+#ifndef CUBIST_KERNELS_ATTENTION_PACK_H_
+#define CUBIST_KERNELS_ATTENTION_PACK_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/pack.h"
+#include "npu_model/launch.h"
+#include "tiling/attention_band.h"
+
+namespace cubist {
+
+// Rows of a batch entry that are packed by themselves, from `packed_begin` on, a multiple of the layout's panel.
+struct PackedRows {
+  Range rows;
+  std::int64_t packed_begin = 0;
+};
+
+// Packs the (s, d) matrices of every batch entry of `source` for all of its heads; where `parts` is not empty, those
+// rows of the only entry.
+template <class T>
+PackedGm PackSequences(Launch& launch, const char* name, const GmTensor& source, bool transposed,
+                       Role second_role, const std::vector<PackedRows>& parts, std::int64_t step) {
+  if (parts.empty()) return Pack<T>(launch, name, Role::kB, source, transposed, second_role);
+  const std::int64_t rows = parts.back().packed_begin + RoundUp(parts.back().rows.size(), step);
+  const std::int64_t d = source.sizes[3];
+  const PackedGm packed = launch.Packed(name, Role::kB, source.dtype, transposed ? d : rows,
+                                        transposed ? rows : d, source.sizes[1], second_role);
+  for (const PackedRows& p : parts) {
+    GmTensor part = source;
+    part.sizes[2] = p.rows.size();
+    if (part.data != nullptr) part.data += p.rows.begin * source.strides[2] * SizeOf(source.dtype);
+    const Range at{p.packed_begin, p.packed_begin + p.rows.size()};
+    const PackedGm block = transposed ? packed.Block({0, d}, at) : packed.Block(at, {0, d});
+    const PackTiling tiling = ChoosePackTiling(launch.chip(), packed.role, source.dtype,
+                                               block.row_part.size(), block.col_part.size(), source.sizes[1]);
+    launch.OnAiCores(tiling.tasks(),
+                     [&](auto& core) { PackKernel<T>(core, part, transposed, block, tiling); });
+  }
+  return packed;
+}
+
+}  // namespace cubist
+
+#endif  // CUBIST_KERNELS_ATTENTION_PACK_H_
