@@ -1,15 +1,14 @@
 #include "kernels/moe_block.h"
 
-#include "kernels/choose_for.h"
+#include "kernels/attention_arguments.h"
+#include "kernels/block_steps.h"
 #include "kernels/grouped_matmul.h"
 #include "kernels/matmul.h"
 #include "kernels/rms_norm.h"
-#include "kernels/sum_kernel.h"
 #include "kernels/swiglu.h"
 #include "kernels/token_permute.h"
 #include "kernels/token_permute_grad.h"
 #include "kernels/validate.h"
-#include "npu_model/launch.h"
 
 namespace cubist {
 namespace {
@@ -68,63 +67,9 @@ Status Validate(const Device& device, const MoeBlockArgs& args) {
       device, {&x, &norm, &router, &gate_up, &down, &shared_gate_up, &shared_down, &post_norm}, {&out});
 }
 
-// Runs a block's kernels one after the other until one fails, and collects their profiles.
-class Steps {
- public:
-  Steps(const Device& device, BlockProfile* profile) : device_(device), profile_(profile) {
-    if (profile != nullptr) profile->kernels.clear();
-  }
-
-  // kernel(device, args, profile), unless a step has failed.
-  template <class Kernel, class Args>
-  void Run(const char* name, Kernel kernel, const Args& args) {
-    if (!status_.ok()) return;
-    const bool keeps = profile_ != nullptr && device_.kind() == Device::Kind::kNpu;
-    Profile* of_step = keeps ? &profile_->kernels.emplace_back(name, Profile()).second : nullptr;
-    status_ = kernel(device_, args, of_step);
-  }
-  const Status& status() const { return status_; }
-
- private:
-  const Device& device_;
-  BlockProfile* profile_;
-  Status status_;
-};
-
-struct SumArgs {
-  ConstTensor a, b, c = {};
-  Tensor out;
-};
-
-Status Sum(const Device& device, const SumArgs& args, Profile* profile) {
-  Launch launch(device, "sum");
-  const RowwiseShape shape{.rows = args.out.size(0),
-                           .cols = args.out.size(1),
-                           .dtype = DType::kF32,
-                           .loads = 1,
-                           .stores = 1,
-                           .vector_passes = 2};
-  RowwiseTiling tiling;
-  CUBIST_RETURN_IF_ERROR(ChooseFor(device, "sum", shape, &RowwiseCandidates, &tiling));
-  SumOperands g;
-  g.terms = {launch.Input("a", args.a), launch.Input("b", args.b), launch.Input("c", args.c)};
-  g.out = MatrixOf(*launch.Output("out", args.out));
-  launch.OnVectorCores(tiling.chunks, [&](auto& core) { SumKernel(core, g, tiling); });
-  return launch.Finish(profile);
-}
-
-// Columns [begin, end) of a matrix.
-template <class AnyTensor>
-AnyTensor Columns(AnyTensor x, std::int64_t begin, std::int64_t end) {
-  auto* bytes = static_cast<char*>(const_cast<void*>(static_cast<const void*>(x.data)));
-  x.data = bytes + begin * x.stride(1) * SizeOf(x.dtype);
-  x.sizes[1] = end - begin;
-  return x;
-}
-
 // The tensors that the forward pass leaves for the backward one.
 struct Kept {
-  Kept(const MoeBlockArgs& a, const Sizes& s, MoeBlockState* state) {
+  Kept(const MoeBlockArgs& a, const Sizes& s, BlockState* state) {
     const DType t = a.x.dtype;
     const auto take = [&](const char* name, DType dtype, std::initializer_list<std::int64_t> sizes) {
       return state->Take(name, dtype, sizes);
@@ -156,21 +101,7 @@ struct Kept {
 
 }  // namespace
 
-Tensor MoeBlockState::Take(const std::string& name, DType dtype, std::initializer_list<std::int64_t> sizes) {
-  const Tensor shape(nullptr, dtype, sizes);
-  std::vector<Line>& lines = memory_[name];
-  const auto needed = static_cast<std::size_t>(CeilDiv(shape.count() * SizeOf(dtype), 64) + 1);
-  if (lines.size() < needed) lines.resize(needed);
-  return Tensor(static_cast<void*>(lines.data()), dtype, sizes);
-}
-
-double BlockProfile::time_s() const {
-  double sum = 0;
-  for (const auto& [name, profile] : kernels) sum += profile.time_s;
-  return sum;
-}
-
-Status MoeBlock(const Device& device, const MoeBlockArgs& args, MoeBlockState* state, BlockProfile* profile) {
+Status MoeBlock(const Device& device, const MoeBlockArgs& args, BlockState* state, BlockProfile* profile) {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   const Sizes s = SizesOf(args);
   const MoeBlockWeights& w = args.weights;
@@ -197,8 +128,8 @@ Status MoeBlock(const Device& device, const MoeBlockArgs& args, MoeBlockState* s
   steps.Run("experts gate and up", &GroupedMatmul,
             GroupedMatmulArgs{.x = k.permuted, .groups = k.counts, .weights = w.gate_up, .out = k.gate_up});
   steps.Run("experts swiglu", &SwiGlu,
-            SwiGluArgs{.gate = Columns(k.gate_up, 0, s.width),
-                       .up = Columns(k.gate_up, s.width, 2 * s.width),
+            SwiGluArgs{.gate = PartOf(k.gate_up, 1, {0, s.width}),
+                       .up = PartOf(k.gate_up, 1, {s.width, 2 * s.width}),
                        .out = k.act});
   steps.Run("experts down", &GroupedMatmul,
             GroupedMatmulArgs{.x = k.act, .groups = k.counts, .weights = w.down, .out = k.down});
@@ -209,8 +140,8 @@ Status MoeBlock(const Device& device, const MoeBlockArgs& args, MoeBlockState* s
     steps.Run("shared gate and up", &Matmul,
               MatmulArgs{.a = k.normed, .b = w.shared_gate_up, .c = k.shared_gate_up});
     steps.Run("shared swiglu", &SwiGlu,
-              SwiGluArgs{.gate = Columns(k.shared_gate_up, 0, s.shared),
-                         .up = Columns(k.shared_gate_up, s.shared, 2 * s.shared),
+              SwiGluArgs{.gate = PartOf(k.shared_gate_up, 1, {0, s.shared}),
+                         .up = PartOf(k.shared_gate_up, 1, {s.shared, 2 * s.shared}),
                          .out = k.shared_act});
     steps.Run("shared down", &Matmul, MatmulArgs{.a = k.shared_act, .b = w.shared_down, .c = k.shared});
   }
@@ -227,7 +158,7 @@ Status MoeBlock(const Device& device, const MoeBlockArgs& args, MoeBlockState* s
   return steps.status();
 }
 
-Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, MoeBlockState* state,
+Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockState* state,
                     BlockProfile* profile) {
   const MoeBlockArgs& f = args.forward;
   CUBIST_RETURN_IF_ERROR(Validate(device, f));
@@ -283,10 +214,10 @@ Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, MoeBlock
                                   .dw = g.down});
   steps.Run("experts swiglu", &SwiGluGrad,
             SwiGluGradArgs{.d_out = d_act,
-                           .gate = Columns(k.gate_up, 0, s.width),
-                           .up = Columns(k.gate_up, s.width, 2 * s.width),
-                           .d_gate = Columns(d_gate_up, 0, s.width),
-                           .d_up = Columns(d_gate_up, s.width, 2 * s.width)});
+                           .gate = PartOf(k.gate_up, 1, {0, s.width}),
+                           .up = PartOf(k.gate_up, 1, {s.width, 2 * s.width}),
+                           .d_gate = PartOf(d_gate_up, 1, {0, s.width}),
+                           .d_up = PartOf(d_gate_up, 1, {s.width, 2 * s.width})});
   steps.Run("experts gate and up", &GroupedMatmulGrad,
             GroupedMatmulGradArgs{.dy = d_gate_up,
                                   .groups = k.counts,
@@ -331,10 +262,10 @@ Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, MoeBlock
     }
     steps.Run("shared swiglu", &SwiGluGrad,
               SwiGluGradArgs{.d_out = d_shared_act,
-                             .gate = Columns(k.shared_gate_up, 0, s.shared),
-                             .up = Columns(k.shared_gate_up, s.shared, 2 * s.shared),
-                             .d_gate = Columns(d_shared_gate_up, 0, s.shared),
-                             .d_up = Columns(d_shared_gate_up, s.shared, 2 * s.shared)});
+                             .gate = PartOf(k.shared_gate_up, 1, {0, s.shared}),
+                             .up = PartOf(k.shared_gate_up, 1, {s.shared, 2 * s.shared}),
+                             .d_gate = PartOf(d_shared_gate_up, 1, {0, s.shared}),
+                             .d_up = PartOf(d_shared_gate_up, 1, {s.shared, 2 * s.shared})});
     steps.Run("shared gate and up", &Matmul,
               MatmulArgs{.a = d_shared_gate_up, .b = w.shared_gate_up, .c = d_shared, .transpose_b = true});
     if (g.shared_gate_up.given()) {

@@ -2,13 +2,9 @@
 #ifndef CUBIST_KERNELS_MOE_BLOCK_H_
 #define CUBIST_KERNELS_MOE_BLOCK_H_
 
-#include <cstddef>
 #include <cstdint>
-#include <map>
-#include <string>
-#include <utility>
-#include <vector>
 
+#include "kernels/block.h"
 #include "kernels/route.h"
 #include "npu_model/device.h"
 #include "npu_model/status.h"
@@ -30,26 +26,6 @@ struct MoeBlockWeights {
 struct MoeBlockGradients {
   Tensor norm = {}, router = {}, gate_up = {}, down = {}, shared_gate_up = {}, shared_down = {},
          post_norm = {};
-};
-
-// What the forward pass keeps for the backward one, and the scratch memory of both. Grows with the largest call and is
-// reused by the next ones. One per call in flight.
-class MoeBlockState {
- public:
-  // A tensor of that name, dtype and shape; its contents last until it is asked for with another.
-  Tensor Take(const std::string& name, DType dtype, std::initializer_list<std::int64_t> sizes);
-
- private:
-  struct alignas(64) Line {
-    std::byte bytes[64];
-  };
-  std::map<std::string, std::vector<Line>> memory_;
-};
-
-// The kernels of a block as the model predicts them, in order; empty on the host.
-struct BlockProfile {
-  std::vector<std::pair<std::string, Profile>> kernels;
-  double time_s() const;
 };
 
 // With h = RmsNorm(x, norm), and the routes of Route(h * router):
@@ -77,9 +53,9 @@ struct MoeBlockGradArgs {
 };
 
 // Errors name the argument, its value and the limit. On an Npu device the calls need data.
-Status MoeBlock(const Device& device, const MoeBlockArgs& args, MoeBlockState* state,
+Status MoeBlock(const Device& device, const MoeBlockArgs& args, BlockState* state,
                 BlockProfile* profile = nullptr);
-Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, MoeBlockState* state,
+Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockState* state,
                     BlockProfile* profile = nullptr);
 
 }  // namespace cubist

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/kernels/block_test.h"
 #include "tests/kernels/kernel_test.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/matrix.h"
@@ -22,7 +23,6 @@ namespace cubist::testing {
 namespace {
 
 constexpr std::int64_t kTokens = 11, kHidden = 20, kExperts = 8, kTopK = 3, kWidth = 10, kShared = 6;
-using Values = std::vector<double>;
 
 struct BlockCase {
   std::string name;
@@ -86,16 +86,6 @@ struct Block {
 };
 
 double Silu(double g) { return g / (1 + std::exp(-g)); }
-
-Values Norm(const Values& x, const Matrix& gamma) {
-  double squares = 1e-6 * static_cast<double>(x.size());
-  for (double v : x) squares += v * v;
-  Values y;
-  for (std::size_t h = 0; h < x.size(); ++h)
-    y.push_back(x[h] / std::sqrt(squares / static_cast<double>(x.size())) *
-                gamma.at({static_cast<std::int64_t>(h)}));
-  return y;
-}
 
 // y += weight * down(SwiGlu(gate_up(h))); element (i, j) of the matrices by function.
 void AddExpert(const Values& h, std::int64_t width, double weight,
@@ -178,7 +168,7 @@ Values Evaluate(const Block& b, const std::vector<std::int32_t>& ids) {
   return result;
 }
 
-std::vector<std::int32_t> IdsOf(MoeBlockState* state) {
+std::vector<std::int32_t> IdsOf(BlockState* state) {
   const Tensor ids = state->Take("ids", DType::kI32, {kTokens, kTopK});
   const auto* first = static_cast<const std::int32_t*>(ids.data);
   return {first, first + kTokens * kTopK};
@@ -192,7 +182,7 @@ TEST_P(MoeBlockTest, IsItsFormula) {
     for (DType dtype : kFloatTypes) {
       SCOPED_TRACE(NameOf(dtype));
       Block b(GetParam(), dtype);
-      MoeBlockState state;
+      BlockState state;
       BlockProfile profile;
       ASSERT_TRUE(IsOk(MoeBlock(device, b.args(), &state, &profile)));
       Values expected = Evaluate(b, IdsOf(&state)), bounds;
@@ -210,7 +200,7 @@ TEST_P(MoeBlockTest, IsItsFormula) {
 
 TEST_P(MoeBlockTest, GradientsAreFiniteDifferences) {
   Block b(GetParam(), DType::kF32);
-  MoeBlockState state;
+  BlockState state;
   ASSERT_TRUE(IsOk(MoeBlock(Host(), b.args(), &state)));
   const std::vector<std::int32_t> ids = IdsOf(&state);
   Block d(GetParam(), DType::kF32);  // The gradients, in the weights' places.
@@ -231,39 +221,16 @@ TEST_P(MoeBlockTest, GradientsAreFiniteDifferences) {
     for (std::size_t i = 0; i < weights.size(); ++i) sum += weights[i] * out[i];
     return sum;
   };
-  Random random;
   std::vector<std::pair<Matrix*, const Matrix*>> pairs = {
       {&b.x, &d.x}, {&b.norm, &d.norm}, {&b.router, &d.router}, {&b.gate_up, &d.gate_up}, {&b.down, &d.down}};
   if (b.what.shared)
     pairs.insert(pairs.end(), {{&b.shared_gate_up, &d.shared_gate_up}, {&b.shared_down, &d.shared_down}});
   if (b.what.post_norm) pairs.push_back({&b.post_norm, &d.post_norm});
-  for (std::size_t p = 0; p < pairs.size(); ++p) {
-    SCOPED_TRACE(p);
-    const Tensor moved = pairs[p].first->view(), gradient = const_cast<Matrix*>(pairs[p].second)->view();
-    std::vector<std::int64_t> offsets, places;
-    ForEachElement(moved, [&](const auto&, std::int64_t offset) { offsets.push_back(offset); });
-    ForEachElement(gradient, [&](const auto&, std::int64_t offset) { places.push_back(offset); });
-    for (int trial = 0; trial < 12; ++trial) {
-      const auto i =
-          static_cast<std::size_t>(random.Integer(0, static_cast<std::int64_t>(offsets.size()) - 1));
-      float& element = static_cast<float*>(moved.data)[offsets[i]];
-      const float kept = element;
-      element = kept + 0x1p-9f;
-      const double above = value(), high = element;
-      element = kept - 0x1p-9f;
-      const double below = value(), low = element;
-      element = kept;
-      const double expected = (above - below) / (high - low);
-      EXPECT_NEAR(static_cast<const float*>(gradient.data)[places[i]], expected,
-                  2e-3 * (1 + std::abs(expected)))
-          << i;
-    }
-    ExpectGuards(*pairs[p].second);
-  }
+  ExpectFiniteDifferences(pairs, value);
 }
 
 TEST(MoeBlockArgumentsTest, AreNamed) {
-  MoeBlockState state;
+  BlockState state;
   const auto says = [&](const std::function<void(MoeBlockArgs&)>& spoil, const std::string& what) {
     Block b(Cases()[1], DType::kF32);
     MoeBlockArgs args = b.args();

@@ -1,0 +1,270 @@
+// MlaBlock against a plain evaluation in double.
+#include "kernels/mla_block.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/kernels/block_test.h"
+#include "tests/kernels/kernel_test.h"
+#include "tests/support/expect_close.h"
+#include "tests/support/matrix.h"
+#include "tests/support/random.h"
+#include "tests/support/shapes.h"
+
+namespace cubist::testing {
+namespace {
+
+constexpr std::int64_t kTokens = 14, kHidden = 20, kHeads = 3, kNope = 6, kRope = 4, kV = 5;
+constexpr std::int64_t kQRank = 9, kKvRank = 8, kPositions = 20;
+
+struct BlockCase {
+  std::string name;
+  bool q_rank = true, post_norm = false;
+  std::int64_t batch = 1, rope = kRope;
+  Causal causal = Causal::kTopLeft;
+  RopeLayout layout = RopeLayout::kHalf;
+  bool turns = true;
+  std::vector<std::int64_t> ends = {};
+  std::string Name() const { return name; }
+  std::int64_t qk() const { return kNope + rope; }
+};
+
+std::vector<BlockCase> Cases() {
+  return {{"deepseek"},
+          {.name = "pangu_sandwich", .post_norm = true, .batch = 2},
+          {.name = "interleaved", .layout = RopeLayout::kInterleaved},
+          {.name = "without_q_rank", .q_rank = false, .causal = Causal::kNone},
+          {.name = "without_positions", .turns = false},
+          {.name = "without_rope", .rope = 0, .turns = false},
+          {.name = "packed", .ends = {5, 5, 14}}};
+}
+
+struct Block {
+  Block(const BlockCase& c, DType dtype)
+      : what(c),
+        x(dtype, {kTokens, kHidden}),
+        norm(DType::kF32, {kHidden}),
+        q_down(dtype, {kHidden, kQRank}),
+        q_norm(DType::kF32, {kQRank}),
+        q_up(dtype, {c.q_rank ? kQRank : kHidden, kHeads * c.qk()}),
+        kv_down(dtype, {kHidden, kKvRank + c.rope}),
+        kv_norm(DType::kF32, {kKvRank}),
+        kv_up(dtype, {kKvRank, kHeads * (kNope + kV)}),
+        out_weights(dtype, {kHeads * kV, kHidden}),
+        post_norm(DType::kF32, {kHidden}),
+        cos(DType::kF32, {kPositions, kRope / 2}),
+        sin(DType::kF32, {kPositions, kRope / 2}),
+        out(dtype, {kTokens, kHidden}),
+        d_out(dtype, {kTokens, kHidden}) {
+    Random random;
+    x.FillNormal(random), d_out.FillNormal(random);
+    for (Matrix* gamma : {&norm, &q_norm, &kv_norm, &post_norm}) gamma->FillUniform(random, 0.5, 1.5);
+    for (Matrix* weights : {&q_down, &q_up, &kv_down, &kv_up, &out_weights})
+      weights->FillNormal(random, 0, 0.3);
+    for (std::int64_t p = 0; p < kPositions; ++p) {
+      for (std::int64_t i = 0; i < kRope / 2; ++i) {
+        const double angle = static_cast<double>(p) * std::pow(10.0, -static_cast<double>(i));
+        cos.set({p, i}, std::cos(angle)), sin.set({p, i}, std::sin(angle));
+      }
+    }
+  }
+  MlaBlockArgs args() {
+    MlaBlockArgs a;
+    a.x = x.view(), a.out = out.view(), a.heads = kHeads, a.batch = what.batch, a.causal = what.causal;
+    a.weights = {.norm = norm.view(),
+                 .q_up = q_up.view(),
+                 .kv_down = kv_down.view(),
+                 .kv_norm = kv_norm.view(),
+                 .kv_up = kv_up.view(),
+                 .out = out_weights.view()};
+    if (what.q_rank) a.weights.q_down = q_down.view(), a.weights.q_norm = q_norm.view();
+    if (what.post_norm) a.weights.post_norm = post_norm.view();
+    if (what.turns) a.rope = {cos.view(), sin.view(), what.layout, kOffset, kOffset};
+    if (!what.ends.empty()) a.lengths = {what.ends, what.ends};
+    return a;
+  }
+
+  static constexpr std::int64_t kOffset = 3;
+  BlockCase what;
+  Matrix x, norm, q_down, q_norm, q_up, kv_down, kv_norm, kv_up, out_weights, post_norm, cos, sin, out, d_out;
+};
+
+// x * w, of one row.
+Values Times(const Values& x, const Matrix& w) {
+  Values y(static_cast<std::size_t>(w.size(1)));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    for (std::size_t j = 0; j < y.size(); ++j)
+      y[j] += x[i] * w.at({static_cast<std::int64_t>(i), static_cast<std::int64_t>(j)});
+  }
+  return y;
+}
+Values Slice(const Values& x, std::int64_t begin, std::int64_t size) {
+  return {x.begin() + begin, x.begin() + begin + size};
+}
+
+Values Turned(const Block& b, const Values& x, std::int64_t position) {
+  if (!b.what.turns) return x;
+  Values y(x.size());
+  for (std::int64_t i = 0; i < kRope / 2; ++i) {
+    const bool half = b.what.layout == RopeLayout::kHalf;
+    const auto first = static_cast<std::size_t>(half ? i : 2 * i),
+               second = static_cast<std::size_t>(half ? i + kRope / 2 : 2 * i + 1);
+    const double c = b.cos.at({position, i}), s = b.sin.at({position, i});
+    y[first] = x[first] * c - x[second] * s, y[second] = x[second] * c + x[first] * s;
+  }
+  return y;
+}
+
+// One row of a sequence, on its way.
+struct Row {
+  Values x, q, kv, k_rope;
+};
+
+// Attention's output of row i, all heads side by side.
+Values Attend(const Block& b, const std::vector<Row>& rows, std::size_t i) {
+  const std::int64_t qk = b.what.qk();
+  Values o;
+  for (std::int64_t head = 0; head < kHeads; ++head) {
+    const Values q = Slice(rows[i].q, head * qk, kNope),
+                 q_rope = Turned(b, Slice(rows[i].q, head * qk + kNope, b.what.rope),
+                                 Block::kOffset + static_cast<std::int64_t>(i));
+    const std::size_t seen = b.what.causal == Causal::kNone ? rows.size() : i + 1;
+    Values weights;
+    double sum = 0;
+    for (std::size_t j = 0; j < seen; ++j) {
+      const Values k = Slice(rows[j].kv, head * (kNope + kV), kNope),
+                   k_rope = Turned(b, rows[j].k_rope, Block::kOffset + static_cast<std::int64_t>(j));
+      double s = 0;
+      for (std::size_t d = 0; d < k.size(); ++d) s += q[d] * k[d];
+      for (std::size_t d = 0; d < k_rope.size(); ++d) s += q_rope[d] * k_rope[d];
+      weights.push_back(std::exp(s / std::sqrt(static_cast<double>(qk))));
+      sum += weights.back();
+    }
+    Values of_head(kV);
+    for (std::size_t j = 0; j < seen; ++j) {
+      const Values v = Slice(rows[j].kv, head * (kNope + kV) + kNope, kV);
+      for (std::size_t d = 0; d < v.size(); ++d) of_head[d] += weights[j] / sum * v[d];
+    }
+    o.insert(o.end(), of_head.begin(), of_head.end());
+  }
+  return o;
+}
+
+// The block in double.
+Values Evaluate(const Block& b) {
+  Values result;
+  std::vector<std::int64_t> ends = b.what.ends;
+  if (ends.empty()) {
+    for (std::int64_t i = 1; i <= b.what.batch; ++i) ends.push_back(kTokens / b.what.batch * i);
+  }
+  std::int64_t begin = 0;
+  for (const std::int64_t end : ends) {
+    std::vector<Row> rows;
+    for (std::int64_t t = begin; t < end; ++t) {
+      Row row;
+      for (std::int64_t h = 0; h < kHidden; ++h) row.x.push_back(b.x.at({t, h}));
+      const Values h = Norm(row.x, b.norm), latent = Times(h, b.kv_down);
+      row.q = Times(b.what.q_rank ? Norm(Times(h, b.q_down), b.q_norm) : h, b.q_up);
+      row.kv = Times(Norm(Slice(latent, 0, kKvRank), b.kv_norm), b.kv_up);
+      row.k_rope = Slice(latent, kKvRank, b.what.rope);
+      rows.push_back(row);
+    }
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      Values y = Times(Attend(b, rows, i), b.out_weights);
+      if (b.what.post_norm) y = Norm(y, b.post_norm);
+      for (std::size_t h = 0; h < y.size(); ++h) result.push_back(rows[i].x[h] + y[h]);
+    }
+    begin = end;
+  }
+  return result;
+}
+
+class MlaBlockTest : public ::testing::TestWithParam<BlockCase> {};
+INSTANTIATE_TEST_SUITE_P(Cases, MlaBlockTest, ::testing::ValuesIn(Cases()), ShapeName());
+
+TEST_P(MlaBlockTest, IsItsFormula) {
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    for (DType dtype : kFloatTypes) {
+      SCOPED_TRACE(NameOf(dtype));
+      Block b(GetParam(), dtype);
+      BlockState state;
+      BlockProfile profile;
+      ASSERT_TRUE(IsOk(MlaBlock(device, b.args(), &state, &profile)));
+      const Values expected = Evaluate(b);
+      Values bounds;
+      // A dozen roundings of intermediate results, of values not much larger than one.
+      for (double v : expected) bounds.push_back(24 * UnitRoundoff(dtype) * (2 + std::abs(v)));
+      ExpectClose(b.out.view(), expected, bounds);
+      ExpectGuards(b.out);
+      EXPECT_EQ(profile.kernels.empty(), device.kind() == Device::Kind::kHost);
+      EXPECT_EQ(profile.time_s() > 0, device.kind() == Device::Kind::kNpu);
+    }
+  }
+}
+
+TEST_P(MlaBlockTest, HasTheSameBitsForAnyThreadCountAndASecondTime) {
+  Block first(GetParam(), DType::kBF16), again(GetParam(), DType::kBF16);
+  BlockState state;
+  ASSERT_TRUE(IsOk(MlaBlock(Host(), first.args(), &state)));
+  for (int threads : kThreadCounts) {
+    ASSERT_TRUE(IsOk(MlaBlock(Host({.threads = threads}), again.args(), &state)));
+    ExpectSameBits(again.out.view(), first.out.view());
+  }
+}
+
+TEST_P(MlaBlockTest, IsPricedWithoutData) {
+  Block b(GetParam(), DType::kBF16);
+  BlockState state;
+  BlockProfile with, without;
+  ASSERT_TRUE(IsOk(MlaBlock(NpuWithData(Ascend910B2()), b.args(), &state, &with)));
+  MlaBlockArgs args = b.args();
+  MlaBlockWeights& w = args.weights;
+  for (ConstTensor* t : {&args.x, &w.norm, &w.q_down, &w.q_norm, &w.q_up, &w.kv_down, &w.kv_norm, &w.kv_up,
+                         &w.out, &w.post_norm, &args.rope.cos, &args.rope.sin})
+    t->data = nullptr;
+  args.out.data = nullptr;
+  ASSERT_TRUE(IsOk(MlaBlock(NpuWithoutData(Ascend910B2()), args, &state, &without)));
+  ASSERT_EQ(without.kernels.size(), with.kernels.size());
+  for (std::size_t i = 0; i < with.kernels.size(); ++i) {
+    EXPECT_EQ(without.kernels[i].first, with.kernels[i].first);
+    EXPECT_NEAR(without.kernels[i].second.time_s, with.kernels[i].second.time_s,
+                0.02 * with.kernels[i].second.time_s);
+  }
+}
+
+TEST(MlaBlockArgumentsTest, AreNamed) {
+  BlockState state;
+  const auto says = [&](const std::function<void(MlaBlockArgs&)>& spoil, const std::string& what) {
+    Block b(Cases()[0], DType::kF32);
+    MlaBlockArgs args = b.args();
+    spoil(args);
+    const Status status = MlaBlock(Host(), args, &state);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(what), std::string::npos) << status.message();
+    EXPECT_TRUE(std::isnan(b.out.at({0, 0})));
+  };
+  says([](auto& a) { a.x = {}; }, "mla_block: x is not given");
+  says([](auto& a) { a.heads = 0; }, "mla_block: heads is 0, needs at least 1");
+  says([](auto& a) { a.heads = 4; }, "mla_block: q_up has size 30 in dimension 1, needs 4 heads");
+  says([](auto& a) { a.batch = 3; }, "mla_block: batch is 3, needs a divisor of T, 14");
+  says([](auto& a) { a.weights.q_norm = {}; }, "mla_block: q_norm is not given, and its other half is");
+  says([](auto& a) { a.weights.kv_norm.sizes[0] = 13; }, "mla_block: kv_down has size 12 in dimension 1");
+  says([](auto& a) { a.weights.kv_up.sizes[1] = 32; }, "mla_block: kv_up has size 32");
+  says([](auto& a) { a.weights.kv_up.dtype = DType::kBF16; }, "mla_block: kv_up is bf16");
+  says([](auto& a) { a.rope.q_offset = 7; }, "mla_block: rope.q_offset is 7, needs 0 to 6");
+  const std::vector<std::int64_t> ends = {5, 11};
+  says([&](auto& a) { a.lengths = {ends, ends}; }, "mla_block: the last end of lengths is 11, needs T, 14");
+  says([](auto& a) { a.scale = std::nanf(""); }, "mla_block: scale is nan");
+  says([](auto& a) { a.eps = -1; }, "mla_block: eps is -1");
+  says([](auto& a) { a.out.data = const_cast<void*>(a.x.data); }, "mla_block: out overlaps x");
+}
+
+}  // namespace
+}  // namespace cubist::testing
