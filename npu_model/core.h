@@ -36,9 +36,9 @@ concept CubeCore = requires(C& core, Gm gm, PackedGm packed, L1Tile<BF16> l1, L0
   core.Load(l1, gm);       // MTE2  GM -> L1, to the operand's layout (ND2NZ); either stride may be 1
   core.Load(l1, packed);   // MTE2  GM -> L1, already in the operand's layout
   core.Store(packed, l1);  // MTE3  L1 -> GM, in the operand's layout
-  core.Load(a, l1, Transpose::kNo);  // MTE1  L1 -> L0A, as it stands or transposed
-  core.Load(b, l1, Transpose::kNo);  // MTE1  L1 -> L0B, likewise
-  core.Load(bias, gm);     // MTE2, MTE1  one row GM -> L1 -> BT, widened to fp32
+  core.Load(a, l1, Transpose::kNo);     // MTE1  L1 -> L0A, as it stands or transposed
+  core.Load(b, l1, Transpose::kNo);     // MTE1  L1 -> L0B, likewise
+  core.Load(bias, gm);                  // MTE2, MTE1  one row GM -> L1 -> BT, widened to fp32
   core.Mmad(c, a, b, Accumulate::kNo);  // M     c (+)= a * b;  (m, n) (+)= (m, k) * (k, n);  k may be 0
   core.Mmad(c, a, b, bias);             // M     c = bias + a * b;  bias is (1, n), added to every row
   core.Store(gm, c);                    // FIX   L0C -> GM, cast to the view's dtype
@@ -52,8 +52,9 @@ concept CubeCore = requires(C& core, Gm gm, PackedGm packed, L1Tile<BF16> l1, L0
 // Tiles may coincide, not overlap otherwise.
 template <class V>
 concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narrow, UbTile<std::int32_t> ids,
-                              UbTile<std::int64_t> wide_ids, std::span<const UbTile<BF16>> rows,
-                              std::span<const float> weights, SlotRequest request) {
+                              UbTile<std::int64_t> wide_ids, UbTile<std::uint8_t> flags,
+                              std::span<const UbTile<BF16>> rows, std::span<const float> weights,
+                              SlotRequest request) {
   { core.Allocate(request) } -> std::same_as<Slot*>;
   { core.index() } -> std::convertible_to<int>;
   { core.count() } -> std::convertible_to<int>;
@@ -64,6 +65,7 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.Fill(x, 0.0f);          // V     x = value
   core.Cast(narrow, x);        // V     narrow = x, to nearest even; also 16-bit to float
   core.Cast(ids, wide_ids);    // V     int64 to int32
+  core.Cast(ids, flags);       // V     booleans to 0 and 1; also to float
   core.MulScalar(x, x, 2.0f);  // V     dst = a * value
   core.MaxScalar(x, x, 2.0f);  // V     dst = max(a, value)
   core.AddScalar(x, x, 2.0f);  // V     dst = a + value
@@ -128,8 +130,9 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
                  std::int32_t{});  // (counts, ids, first): ++counts[id - first] for each id in range
   core.Rank(ids, ids, ids,
             std::int32_t{});  // (ranks, next, ids, first): row by row, rank = next[id - first]++
-  core.RankWithin(ids, ids, ids, ids,
-                  std::int32_t{});  // (ranks, next, limits, ids, first): likewise below limits[id - first], else -1
+  core.RankWithin(
+      ids, ids, ids, ids,
+      std::int32_t{});  // (ranks, next, limits, ids, first): likewise below limits[id - first], else -1
   core.RoundUp(ids, ids, std::int32_t{});  // S  dst (1, c) = a rounded up to a multiple of a number
 };
 
@@ -150,7 +153,8 @@ concept AiCore = CubeCore<C> && requires(C& core, L1Tile<BF16> l1, L0CTile<float
 template <class T>
 concept OperandType = std::same_as<T, float> || std::same_as<T, BF16> || std::same_as<T, F16>;
 template <class T>
-concept RowType = OperandType<T> || std::same_as<T, std::int32_t> || std::same_as<T, std::int64_t>;
+concept RowType = OperandType<T> || std::same_as<T, std::int32_t> || std::same_as<T, std::int64_t> ||
+    std::same_as<T, std::uint8_t>;
 
 // The typed front of a Cube core. `E` is an executor: it has one untyped method per instruction.
 template <class E>
@@ -246,9 +250,9 @@ class CubeFront : protected E {
   }
   static void OperandShape(const TileRef& dst, const TileRef& src, Transpose transpose) {
     const bool turned = transpose == Transpose::kYes;
-    CUBIST_CHECK(dst.rows() == (turned ? src.cols() : src.rows()) &&
-                     dst.cols() == (turned ? src.rows() : src.cols()),
-                 "shapes differ");
+    CUBIST_CHECK(
+        dst.rows() == (turned ? src.cols() : src.rows()) && dst.cols() == (turned ? src.rows() : src.cols()),
+        "shapes differ");
   }
   static void ProductShape(const TileRef& c, const TileRef& a, const TileRef& b) {
     CUBIST_CHECK(c.rows() == a.rows() && c.cols() == b.cols() && a.cols() == b.rows(),
@@ -283,12 +287,13 @@ class VectorFront : protected E {
   void Fill(UbTile<std::int32_t> x, std::int32_t value, Loc loc = Loc::current()) {
     E::FillInt(x, value, loc);
   }
-  // Floats among each other, int64 to int32, or int32 to float.
+  // Floats among each other, int64 to int32, int32 to float, or booleans to 0 and 1 of either.
   template <RowType To, RowType From>
   void Cast(UbTile<To> dst, UbTile<From> a, Loc loc = Loc::current()) requires(
       (OperandType<To> && OperandType<From>) ||
       (std::same_as<To, std::int32_t> && std::same_as<From, std::int64_t>) ||
-      (std::same_as<To, float> && std::same_as<From, std::int32_t>)) {
+      (std::same_as<To, float> && std::same_as<From, std::int32_t>) ||
+      ((std::same_as<To, float> || std::same_as<To, std::int32_t>)&&std::same_as<From, std::uint8_t>)) {
     CUBIST_CHECK(Same(dst, a), "shapes differ");
     E::Cast(dst, a, loc);
   }

@@ -59,14 +59,16 @@ struct F16 {
   }
 };
 
-enum class DType : std::uint8_t { kF32, kBF16, kF16, kI32, kI64 };
+// kBool is a byte that is true where it is not 0, whatever its value: bool and uint8 tensors alike.
+enum class DType : std::uint8_t { kF32, kBF16, kF16, kI32, kI64, kBool };
 
 constexpr std::int64_t SizeOf(DType dtype) {
-  return dtype == DType::kI64 ? 8 : dtype == DType::kBF16 || dtype == DType::kF16 ? 2 : 4;
+  constexpr std::int64_t kSizes[] = {4, 2, 2, 4, 8, 1};
+  return kSizes[static_cast<int>(dtype)];
 }
 constexpr bool IsFloat(DType dtype) { return dtype <= DType::kF16; }
 constexpr const char* NameOf(DType dtype) {
-  constexpr const char* kNames[] = {"fp32", "bf16", "fp16", "int32", "int64"};
+  constexpr const char* kNames[] = {"fp32", "bf16", "fp16", "int32", "int64", "bool"};
   return kNames[static_cast<int>(dtype)];
 }
 
@@ -78,6 +80,7 @@ constexpr DType DTypeOf() {
   if constexpr (std::is_same_v<U, F16>) return DType::kF16;
   if constexpr (std::is_same_v<U, std::int32_t>) return DType::kI32;
   if constexpr (std::is_same_v<U, std::int64_t>) return DType::kI64;
+  if constexpr (std::is_same_v<U, bool> || std::is_same_v<U, std::uint8_t>) return DType::kBool;
 }
 
 // The rounding error of one operation, as a share of its result.
@@ -168,9 +171,16 @@ inline void StoreFloat(void* data, DType dtype, std::int64_t index, float value)
       static_cast<float*>(data)[index] = value;
   }
 }
+// Element of an integer tensor; of a boolean one 0 or 1.
 inline std::int64_t LoadInt(const void* data, DType dtype, std::int64_t index) {
-  return dtype == DType::kI64 ? static_cast<const std::int64_t*>(data)[index]
-                              : static_cast<const std::int32_t*>(data)[index];
+  switch (dtype) {
+    case DType::kI64:
+      return static_cast<const std::int64_t*>(data)[index];
+    case DType::kBool:
+      return static_cast<const std::uint8_t*>(data)[index] != 0 ? 1 : 0;
+    default:
+      return static_cast<const std::int32_t*>(data)[index];
+  }
 }
 
 constexpr std::int64_t CeilDiv(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }

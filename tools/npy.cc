@@ -27,9 +27,9 @@ struct Code {
   DType dtype;
 };
 // The first code of a dtype is the one that is written.
-constexpr Code kCodes[] = {{"<f4", DType::kF32}, {"<f2", DType::kF16},  {"<i4", DType::kI32},
-                           {"<i8", DType::kI64}, {"<V2", DType::kBF16}, {"|V2", DType::kBF16},
-                           {"<u2", DType::kBF16}};
+constexpr Code kCodes[] = {{"<f4", DType::kF32},  {"<f2", DType::kF16},  {"<i4", DType::kI32},
+                           {"<i8", DType::kI64},  {"<V2", DType::kBF16}, {"|V2", DType::kBF16},
+                           {"<u2", DType::kBF16}, {"|b1", DType::kBool}, {"|u1", DType::kBool}};
 
 // For messages: control characters and the tail of long texts give way.
 std::string Quoted(std::string_view text) {
@@ -110,8 +110,8 @@ class DictParser {
       }
     }
     return InvalidArgument(
-        fmt::format("dtype {} is not supported; supported are '<f4', '<f2', '<i4', '<i8', and '<V2', '|V2' "
-                    "or '<u2' for bf16",
+        fmt::format("dtype {} is not supported; supported are '<f4', '<f2', '<i4', '<i8', '|b1' or '|u1' for "
+                    "bool, and '<V2', '|V2' or '<u2' for bf16",
                     Quoted(descr)));
   }
 

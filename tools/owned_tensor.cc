@@ -46,6 +46,8 @@ auto WithMark(DType dtype, const Body& body) {
       return body(std::uint16_t{0x7fd3});
     case DType::kF16:
       return body(std::uint16_t{0x7ed3});
+    case DType::kBool:
+      return body(std::uint8_t{0xd3});
     case DType::kI64:
       return body(std::uint64_t{0x7fd3a5c37fd3a5c3});
     default:

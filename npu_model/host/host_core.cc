@@ -501,23 +501,33 @@ void HostVector::StoreUb(const Gm& dst, TileRef src, Loc) {
 
 void HostVector::Fill(TileRef x, float value, Loc) { context_->vector->fill(WritableRowsOf(x), value); }
 
-void HostVector::Cast(TileRef dst, TileRef a, Loc) {
-  if (a.dtype() == DType::kI32) {
-    for (std::int64_t i = 0; i < dst.rows(); ++i) {
-      const std::int32_t* in = RowAt<std::int32_t>(a, i);
-      std::transform(in, in + a.cols(), RowAt<float>(dst, i),
-                     [](std::int32_t v) { return static_cast<float>(v); });
-    }
-    return;
-  }
-  if (IsFloat(dst.dtype())) {
-    context_->vector->cast(WritableRowsOf(dst), dst.dtype(), RowsOf(a), a.dtype(), /*stream=*/false);
-    return;
-  }
+namespace {
+
+template <class To, class From, class F>
+void Transform(const TileRef& dst, const TileRef& a, F f) {
   for (std::int64_t i = 0; i < dst.rows(); ++i) {
-    auto* out = Ints(dst) + i * dst.slot->shows.pitch;
-    const auto* in = reinterpret_cast<const std::int64_t*>(At(a, 8)) + i * a.slot->shows.pitch;
-    for (std::int64_t j = 0; j < dst.cols(); ++j) out[j] = static_cast<std::int32_t>(in[j]);
+    const From* in = RowAt<From>(a, i);
+    std::transform(in, in + a.cols(), RowAt<To>(dst, i), f);
+  }
+}
+
+}  // namespace
+
+void HostVector::Cast(TileRef dst, TileRef a, Loc) {
+  switch (a.dtype()) {
+    case DType::kI32:
+      return Transform<float, std::int32_t>(dst, a, [](std::int32_t v) { return static_cast<float>(v); });
+    case DType::kI64:
+      return Transform<std::int32_t, std::int64_t>(
+          dst, a, [](std::int64_t v) { return static_cast<std::int32_t>(v); });
+    case DType::kBool:
+      if (dst.dtype() == DType::kI32) {
+        return Transform<std::int32_t, std::uint8_t>(dst, a, [](std::uint8_t v) { return v != 0 ? 1 : 0; });
+      }
+      return Transform<float, std::uint8_t>(dst, a, [](std::uint8_t v) { return v != 0 ? 1.0f : 0.0f; });
+    default:
+      return context_->vector->cast(WritableRowsOf(dst), dst.dtype(), RowsOf(a), a.dtype(),
+                                    /*stream=*/false);
   }
 }
 

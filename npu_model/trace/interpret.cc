@@ -20,7 +20,9 @@ double LoadElement(const std::byte* at, DType dtype) {
 
 void StoreElement(std::byte* at, DType dtype, double value) {
   if (IsFloat(dtype)) return StoreFloat(at, dtype, 0, static_cast<float>(value));
-  if (dtype == DType::kI64) {
+  if (dtype == DType::kBool) {
+    *at = static_cast<std::byte>(value != 0);
+  } else if (dtype == DType::kI64) {
     const auto wide = static_cast<std::int64_t>(value);
     std::memcpy(at, &wide, sizeof wide);
   } else {

@@ -483,8 +483,8 @@ void VectorRecorder::SelectLe(TileRef dst, TileRef key, float limit, TileRef a, 
 
 void VectorRecorder::TopK(TileRef values, TileRef ids, TileRef a, Loc loc) {
   if (Empty(values)) return;
-  AddV(Op::kTopK, a.dtype(), a, {recorder_->Writes(values), recorder_->Writes(ids), recorder_->Reads(a)}, loc).dims[2] =
-      static_cast<std::int32_t>(values.cols());
+  AddV(Op::kTopK, a.dtype(), a, {recorder_->Writes(values), recorder_->Writes(ids), recorder_->Reads(a)}, loc)
+      .dims[2] = static_cast<std::int32_t>(values.cols());
 }
 
 void VectorRecorder::GroupTop(TileRef sums, TileRef a, std::int64_t count, Loc loc) {
@@ -501,7 +501,8 @@ void VectorRecorder::KeepGroups(TileRef a, TileRef ids, std::int64_t group_cols,
 
 void VectorRecorder::Gather(TileRef dst, TileRef a, TileRef ids, Loc loc) {
   if (Empty(dst)) return;
-  AddV(Op::kGather, dst.dtype(), dst, {recorder_->Writes(dst), recorder_->Reads(ids), recorder_->Reads(a)}, loc);
+  AddV(Op::kGather, dst.dtype(), dst, {recorder_->Writes(dst), recorder_->Reads(ids), recorder_->Reads(a)},
+       loc);
 }
 
 void VectorRecorder::Scatter(TileRef dst, TileRef ids, TileRef values, Loc loc) {
@@ -516,7 +517,8 @@ void VectorRecorder::Random(TileRef u, Loc loc) {
 
 void VectorRecorder::DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc loc) {
   if (Empty(ids)) return;
-  AddV(Op::kDropRoutes, u.dtype(), u, {recorder_->Writes(ids), recorder_->Reads(u), recorder_->Writes(weights)}, loc)
+  AddV(Op::kDropRoutes, u.dtype(), u,
+       {recorder_->Writes(ids), recorder_->Reads(u), recorder_->Writes(weights)}, loc)
       .immediate = Bits(rate);
 }
 
@@ -541,7 +543,9 @@ void VectorRecorder::MoveToL1(TileRef dst, TileRef src, Loc loc) {
 // ---- Vector ----
 
 void TraceVector::LoadUb(TileRef dst, const Gm& src, Loc loc) {
-  if (state_->Computes(dst)) {
+  const bool masks =
+      src.dtype() == DType::kBool && src.data() == nullptr;  // They steer nothing by themselves.
+  if (state_->Computes(dst) && !masks) {
     CUBIST_CHECK(Empty(dst) || src.data() != nullptr,
                  std::string("no data in index tensor ") + src.tensor->name);
     host_.LoadUb(dst, src, loc);
@@ -705,7 +709,8 @@ void TraceVector::Scatter(TileRef dst, TileRef ids, TileRef values, Loc loc) {
   record_.Scatter(dst, ids, values, loc);
 }
 
-void TraceVector::Random(TileRef u, const RandomStream& stream, std::int64_t first, std::int64_t row_step, Loc loc) {
+void TraceVector::Random(TileRef u, const RandomStream& stream, std::int64_t first, std::int64_t row_step,
+                         Loc loc) {
   if (state_->with_data) host_.Random(u, stream, first, row_step, loc);
   record_.Random(u, loc);
 }
@@ -720,8 +725,8 @@ void TraceVector::Scores(ScoreFunction function, TileRef n, TileRef s0, TileRef 
   if (!Empty(n)) ExpandScores(record_, function, n, s0, column, loc);
 }
 
-void TraceVector::Repair(TileRef x, TileRef bad, TileRef s0, TileRef s1, TileRef column, float limit, bool by_mean,
-                         Loc loc) {
+void TraceVector::Repair(TileRef x, TileRef bad, TileRef s0, TileRef s1, TileRef column, float limit,
+                         bool by_mean, Loc loc) {
   if (state_->with_data) host_.Repair(x, bad, s0, s1, column, limit, by_mean, loc);
   if (!Empty(x)) ExpandRepair(record_, x, bad, s0, s1, column, limit, by_mean, loc);
 }

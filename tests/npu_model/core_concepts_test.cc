@@ -165,6 +165,8 @@ constexpr Rule kLegalOnVector[] = {
     {"Cast to bf16", Casts<V, UbTile<BF16>, Ub>},
     {"Cast from fp16", Casts<V, Ub, UbTile<F16>>},
     {"Cast int64 to int32", Casts<V, Ids, WideIds>},
+    {"Cast booleans to int32", Casts<V, Ids, UbTile<std::uint8_t>>},
+    {"Cast booleans to float", Casts<V, Ub, UbTile<std::uint8_t>>},
     {"Add", Adds<V, Ub, Ub, Ub>},
     {"Add int32", Adds<V, Ids, Ids, Ids>},
     {"Exp", Exps<V, Ub, Ub>},
@@ -229,6 +231,8 @@ constexpr Rule kIllegalTypesOnCube[] = {
 template <class V>
 constexpr Rule kIllegalTypesOnVector[] = {
     {"Cast fp32 to int32", Casts<V, Ids, Ub>},
+    {"Cast int32 to booleans", Casts<V, UbTile<std::uint8_t>, Ids>},
+    {"Cast booleans to bf16", Casts<V, UbTile<BF16>, UbTile<std::uint8_t>>},
     {"Cast int64 to bf16", Casts<V, UbTile<BF16>, WideIds>},
     {"Cast int32 to int64", Casts<V, WideIds, Ids>},
     {"SoftmaxStep to int32", SoftmaxSteps<V, Ids, Ub, Ub, Ub, Ub, float>},

@@ -106,7 +106,7 @@ void ForEachFloatType(F f) {
 template <class F>
 void ForEachType(F f) {
   ForEachFloatType(f);
-  f(std::int32_t{}), f(std::int64_t{});
+  f(std::int32_t{}), f(std::int64_t{}), f(std::uint8_t{});
 }
 
 class HostCoreTest : public SimdTargetTest {};
@@ -341,7 +341,8 @@ TEST_P(HostCoreTest, MmadOfAnOperandUsedOnce) {
         HostRig rig;
         GmMatrix a(DTypeOf<T>(), m, k), b(DTypeOf<T>(), k, n, layout), c(DType::kF32, m, n);
         a->FillIntegers(random), b->FillIntegers(random);
-        Ring<Buffer::kL1, T> a_l1(rig.core, "a1", m, k, 1, Role::kA), b_l1(rig.core, "b1", k, n, 1, Role::kBOnce);
+        Ring<Buffer::kL1, T> a_l1(rig.core, "a1", m, k, 1, Role::kA),
+            b_l1(rig.core, "b1", k, n, 1, Role::kBOnce);
         const auto a1 = a_l1.Next(m, k), b1 = b_l1.Next(k, n);
         rig.core.Load(a1, a.gm());
         rig.core.Load(b1, b.gm());
@@ -1261,6 +1262,23 @@ TEST_P(HostVectorTest, CastsBetweenFloatTypes) {
       EXPECT_EQ(ValuesOf(wide), rounded);
     };
     round_trip(BF16{}), round_trip(F16{});
+  }
+}
+
+TEST_P(HostVectorTest, CastsBooleans) {
+  for (const auto& [rows, cols] : kVectorShapes) {
+    GmMatrix a(DType::kBool, rows, cols);
+    a->FillIntegers(random_, 0, 1);
+    auto* bytes = static_cast<std::uint8_t*>(a->view().data);
+    for (std::int64_t j = 0; j < cols && rows > 0; j += 3) bytes[j] = static_cast<std::uint8_t>(200 + j % 50);
+    const auto flags = NewTile<Buffer::kUB, std::uint8_t>(vector_, rows, cols);
+    vector_.Load(flags, a.gm());
+    const auto floats = NewTile<Buffer::kUB, float>(vector_, rows, cols);
+    vector_.Cast(floats, flags);
+    EXPECT_EQ(ValuesOf(floats), a->ToDoubles());
+    const auto ints = NewTile<Buffer::kUB, std::int32_t>(vector_, rows, cols);
+    vector_.Cast(ints, flags);
+    EXPECT_EQ(ValuesOf(ints), a->ToDoubles());
   }
 }
 

@@ -61,6 +61,17 @@ void ExpectNearest(float x) {
   ASSERT_EQ(T(x).bits, expected) << "for " << x << ", bits " << std::bit_cast<std::uint32_t>(x);
 }
 
+TEST(DTypeTest, ABooleanIsAByteThatIsTrueUnlessZero) {
+  const std::uint8_t bytes[] = {0, 1, 2, 128, 255};
+  const ConstTensor tensor(bytes, {5});
+  EXPECT_EQ(tensor.dtype, DType::kBool);
+  EXPECT_EQ(DTypeOf<bool>(), DType::kBool);
+  EXPECT_EQ(SizeOf(DType::kBool), 1);
+  EXPECT_STREQ(NameOf(DType::kBool), "bool");
+  EXPECT_FALSE(IsFloat(DType::kBool));
+  for (std::int64_t i = 0; i < 5; ++i) EXPECT_EQ(LoadInt(bytes, DType::kBool, i), i == 0 ? 0 : 1);
+}
+
 template <class T>
 class Float16Test : public ::testing::Test {};
 using Float16Types = ::testing::Types<BF16, F16>;

@@ -19,6 +19,9 @@ void StoreElement(const Tensor& x, std::int64_t offset, double value) {
     case DType::kI32:
       static_cast<std::int32_t*>(x.data)[offset] = static_cast<std::int32_t>(value);
       break;
+    case DType::kBool:
+      static_cast<std::uint8_t*>(x.data)[offset] = value != 0 ? 1 : 0;
+      break;
     case DType::kI64:
       static_cast<std::int64_t*>(x.data)[offset] = static_cast<std::int64_t>(value);
       break;

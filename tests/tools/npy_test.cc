@@ -51,7 +51,7 @@ std::string FileOf(const std::string& text, std::size_t data_bytes) {
 }
 
 TEST_F(NpyTest, RoundTripKeepsEveryBitOfEveryDType) {
-  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI32, DType::kI64}) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI32, DType::kI64, DType::kBool}) {
     SCOPED_TRACE(NameOf(dtype));
     OwnedTensor written(dtype, {3, 5, 7});
     for (std::int64_t i = 0; i < written.bytes(); ++i)
@@ -64,6 +64,15 @@ TEST_F(NpyTest, RoundTripKeepsEveryBitOfEveryDType) {
     EXPECT_EQ(read.shape(), written.shape());
     EXPECT_EQ(std::memcmp(read.data(), written.data(), static_cast<std::size_t>(written.bytes())), 0);
   }
+}
+
+TEST_F(NpyTest, ReadsBytesAsBooleans) {
+  WriteFile(FileOf("{'descr': '|u1', 'fortran_order': False, 'shape': (3,), }", 3));
+  OwnedTensor read;
+  const Status status = ReadNpy(path_, &read);
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(read.dtype(), DType::kBool);
+  EXPECT_EQ(read.shape(), (Shape{3}));
 }
 
 TEST_F(NpyTest, WritesTheBytesThatNumPyWrites) {
@@ -161,10 +170,12 @@ TEST_F(NpyTest, MalformedFilesSayWhatIsWrong) {
       {"text after", FileOf("{'descr': '<f4', 'fortran_order': False, 'shape': (1,)} x", 4),
        "header has 'x' at character 56, expected nothing after '}'"},
       {"double", FileOf(dict("'<f8'", "False", "(1,)"), 8),
-       "dtype '<f8' is not supported; supported are '<f4', '<f2', '<i4', '<i8', and '<V2', '|V2' or '<u2' "
+       "dtype '<f8' is not supported; supported are '<f4', '<f2', '<i4', '<i8', '|b1' or '|u1' for bool, and "
+       "'<V2', '|V2' or '<u2' "
        "for bf16"},
       {"big endian", FileOf(dict("'>f4'", "False", "(1,)"), 4),
-       "dtype '>f4' is not supported; supported are '<f4', '<f2', '<i4', '<i8', and '<V2', '|V2' or '<u2' "
+       "dtype '>f4' is not supported; supported are '<f4', '<f2', '<i4', '<i8', '|b1' or '|u1' for bool, and "
+       "'<V2', '|V2' or '<u2' "
        "for bf16"},
       {"structure", FileOf(dict("[('a', '<f4')]", "False", "(1,)"), 4),
        "header has '[' at character 10, expected a dtype in quotes"},
@@ -228,7 +239,7 @@ TEST_F(NpyTest, FilesThatCannotBeReadOrWrittenAreNamed) {
 }
 
 TEST(OwnedTensorTest, MarksShowWhatWasNotWritten) {
-  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI32, DType::kI64}) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI32, DType::kI64, DType::kBool}) {
     OwnedTensor tensor(dtype, {100, 1000});
     tensor.Mark();
     EXPECT_EQ(tensor.CountMarked(), 100000);
