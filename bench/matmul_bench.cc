@@ -4,6 +4,7 @@
 // has C in bf16. cubist_packed and onednn_packed have B packed beforehand. Where M <= 64, B comes from memory: runs take copies
 // of it in turn. Mmad/cubist/<dtype>/<MxNxK>/threads:<n>: one tile in the caches of each thread, through the
 // host core.
+#include <atomic>
 #include <barrier>
 #include <cstdint>
 #include <map>
@@ -311,7 +312,7 @@ template <class T>
 void TimeMmad(benchmark::State& state, const Shape& shape, int threads) {
   std::barrier<> gate(threads);
   std::vector<std::string> wrong(static_cast<std::size_t>(threads));
-  bool more = true;  // Written by the caller before it opens the gate.
+  std::atomic<bool> more = true;  // Changed by the caller before it opens the gate.
   const auto work = [&](std::size_t thread, auto&& body) {
     ThreadScratch().Reset();
     MmadTile<T> tile(shape);

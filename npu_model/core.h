@@ -10,19 +10,18 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <source_location>
 #include <span>
 #include <type_traits>
 #include <utility>
 
 #include "npu_model/instruction.h"
+#include "npu_model/location.h"
 #include "npu_model/tile.h"
 
 namespace cubist {
 
-// Every instruction takes its caller's place in the source as a last, defaulted
-// argument, so that reports can point there.
-using Loc = std::source_location;
+// Every instruction takes its caller's place in the source (Loc) as a last, defaulted argument, so that reports can
+// point there.
 
 // Cube core: the matrix unit and the movers that feed it. Operands are fp32, bf16 or fp16; sums are fp32.
 template <class C>

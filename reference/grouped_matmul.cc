@@ -1,5 +1,6 @@
 #include "reference/grouped_matmul.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <numeric>
@@ -23,10 +24,10 @@ MatmulResult GroupedMatmul(ConstTensor x, std::span<const Range> groups, const W
                            std::span<const std::int64_t> rows) {
   MatmulResult result;
   for (std::int64_t row : rows) {
-    std::int64_t group = 0;
-    const auto count = static_cast<std::int64_t>(groups.size());
-    while (group < count && !(groups[group].begin <= row && row < groups[group].end)) ++group;
-    if (group == count) {
+    const auto of_row = std::find_if(groups.begin(), groups.end(),
+                                     [&](Range group) { return group.begin <= row && row < group.end; });
+    const std::int64_t group = of_row - groups.begin();
+    if (of_row == groups.end()) {
       result.c.insert(result.c.end(), static_cast<std::size_t>(n), 0.0);
       result.magnitude.insert(result.magnitude.end(), static_cast<std::size_t>(n), 0.0);
       continue;

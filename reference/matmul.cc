@@ -36,12 +36,13 @@ MatmulResult Matmul(ConstTensor a, bool transpose_a, ConstTensor b, bool transpo
 
   std::vector<double> b_row(static_cast<std::size_t>(n));
   for (std::int64_t p = 0; p < k; ++p) {
-    for (std::int64_t j = 0; j < n; ++j) b_row[j] = At(b, transpose_b, p, j);
-    for (std::int64_t r = 0; r < m; ++r) {
-      const double a_ip = At(a, transpose_a, rows[r], p);
-      for (std::int64_t j = 0; j < n; ++j) {
-        result.c[r * n + j] += a_ip * b_row[j];
-        result.magnitude[r * n + j] += std::abs(a_ip) * std::abs(b_row[j]);
+    for (std::int64_t j = 0; j < n; ++j) b_row[static_cast<std::size_t>(j)] = At(b, transpose_b, p, j);
+    std::size_t element = 0;
+    for (const std::int64_t i : rows) {
+      const double a_ip = At(a, transpose_a, i, p);
+      for (const double b_pj : b_row) {
+        result.c[element] += a_ip * b_pj;
+        result.magnitude[element++] += std::abs(a_ip) * std::abs(b_pj);
       }
     }
   }

@@ -43,13 +43,16 @@ Routing Route(ConstTensor topk_ids, std::int64_t num_experts, std::int64_t num_o
 
   routing.slot_of_row = Iota(slots);
   std::stable_sort(routing.slot_of_row.begin(), routing.slot_of_row.end(),
-                   [&](std::int64_t a, std::int64_t b) { return expert[a] < expert[b]; });
+                   [&](std::int64_t a, std::int64_t b) {
+                     return expert[static_cast<std::size_t>(a)] < expert[static_cast<std::size_t>(b)];
+                   });
   routing.sorted_indices.resize(expert.size());
-  for (std::int64_t r = 0; r < slots; ++r) {
-    routing.sorted_indices[routing.slot_of_row[r]] = static_cast<std::int32_t>(r);
+  std::int32_t row = 0;
+  for (const std::int64_t slot : routing.slot_of_row) {
+    routing.sorted_indices[static_cast<std::size_t>(slot)] = row++;
   }
   routing.expert_counts.resize(static_cast<std::size_t>(num_experts));
-  for (std::int64_t e : expert) ++routing.expert_counts[e];
+  for (std::int64_t e : expert) ++routing.expert_counts[static_cast<std::size_t>(e)];
   return routing;
 }
 
@@ -83,7 +86,7 @@ PaddedRouting RoutePadded(ConstTensor topk_ids, std::int64_t num_experts, std::i
 std::vector<double> Permute(ConstTensor tokens, const Routing& routing, std::span<const std::int64_t> rows) {
   std::vector<double> permuted;
   for (std::int64_t r : rows) {
-    const std::int64_t t = routing.slot_of_row[r] / routing.topk;
+    const std::int64_t t = routing.slot_of_row[static_cast<std::size_t>(r)] / routing.topk;
     for (std::int64_t h = 0; h < tokens.size(1); ++h) permuted.push_back(At(tokens, t, h));
   }
   return permuted;

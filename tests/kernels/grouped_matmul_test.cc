@@ -93,10 +93,12 @@ class Stack {
     if (list) {
       // Each with a pitch of its own.
       for (std::int64_t g = 0; g < groups; ++g)
-        matrices_.push_back(std::make_unique<Matrix>(dtype, std::initializer_list{first, second},
+        matrices_.push_back(std::make_unique<Matrix>(dtype,
+                                                     std::initializer_list<std::int64_t>{first, second},
                                                      Layout{.gap = 1 + g % 3, .offset = g % 4}));
     } else {
-      matrices_.push_back(std::make_unique<Matrix>(dtype, std::initializer_list{groups, first, second}));
+      matrices_.push_back(
+          std::make_unique<Matrix>(dtype, std::initializer_list<std::int64_t>{groups, first, second}));
       stacked_ = true;
     }
   }

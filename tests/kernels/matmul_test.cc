@@ -76,9 +76,13 @@ std::vector<Options> SomeOptions() {
 struct Call {
   Call(const MatmulShape& s, const Options& options, const Layout& layout = {})
       : options(options),
-        a(options.in, options.transpose_a ? std::initializer_list{s.k, s.m} : std::initializer_list{s.m, s.k},
+        a(options.in,
+          options.transpose_a ? std::initializer_list<std::int64_t>{s.k, s.m}
+                              : std::initializer_list<std::int64_t>{s.m, s.k},
           layout),
-        b(options.in, options.transpose_b ? std::initializer_list{s.n, s.k} : std::initializer_list{s.k, s.n},
+        b(options.in,
+          options.transpose_b ? std::initializer_list<std::int64_t>{s.n, s.k}
+                              : std::initializer_list<std::int64_t>{s.k, s.n},
           layout),
         bias(options.bias.value_or(DType::kF32), {s.n}, layout),
         c(options.out, {s.m, s.n}, layout) {}

@@ -164,8 +164,8 @@ TEST(ArenaDeathTest, ARingNeedsStagesAndASize) {
 
 template <AiCore Core>
 void TakeBuffers(Core& core, std::int64_t ub_rows, std::int64_t l0a_rows) {
-  Ring<Buffer::kL0A, BF16> left(core, "left_l0", l0a_rows, 64, 2, Role::kA);
-  Ring<Buffer::kUB, float> rows(core.vectors()[0], "rows_ub", ub_rows, 64, 2);
+  [[maybe_unused]] const Ring<Buffer::kL0A, BF16> left(core, "left_l0", l0a_rows, 64, 2, Role::kA);
+  [[maybe_unused]] const Ring<Buffer::kUB, float> rows(core.vectors()[0], "rows_ub", ub_rows, 64, 2);
 }
 
 Status LaunchOn(const Device& device, std::int64_t ub_rows, std::int64_t l0a_rows) {

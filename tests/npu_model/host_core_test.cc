@@ -1181,7 +1181,7 @@ TEST_P(HostVectorTest, ExpAndLnAreWithinTwoUlp) {
     a->FillUniform(random_, -80, 80);
     const auto dst = NewTile<Buffer::kUB, float>(vector_, rows, cols);
     Values exact, bound;
-    const auto expect = [&](double (*plain)(double)) {
+    const auto expect = [&, rows = rows, cols = cols](double (*plain)(double)) {
       exact.clear(), bound.clear();
       for (double value : a->ToDoubles()) {
         const double result = plain(value);
@@ -1251,7 +1251,7 @@ TEST_P(HostVectorTest, CastsBetweenFloatTypes) {
   for (const auto& [rows, cols] : kVectorShapes) {
     GmMatrix a(DType::kF32, rows, cols);
     a->FillNormal(random_, 0, 1000);
-    const auto round_trip = [&](auto zero) {
+    const auto round_trip = [&, rows = rows, cols = cols](auto zero) {
       using T = decltype(zero);
       const auto narrow = NewTile<Buffer::kUB, T>(vector_, rows, cols);
       vector_.Cast(narrow, TileOf(a));

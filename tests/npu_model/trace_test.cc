@@ -161,11 +161,11 @@ TEST(TraceTest, SentTilesWaitInTheWorkspaceOfTheirHandOverSlot) {
   ASSERT_EQ(core.instrs.size(), 8u);
   EXPECT_EQ(core.workspace.size(), 2u);
   EXPECT_EQ(core.workspace_bytes, 2 * 32 * 16 * 4);
-  for (const std::size_t send : {0, 1, 4, 5}) {
+  for (const std::size_t send : {0u, 1u, 4u, 5u}) {
     EXPECT_EQ(core.instrs[send].op, Op::kSendL0C);
     EXPECT_EQ(core.instrs[send].pipe, Pipe::kFix);
   }
-  for (const std::size_t receive : {2, 3, 6, 7}) {
+  for (const std::size_t receive : {2u, 3u, 6u, 7u}) {
     EXPECT_EQ(core.instrs[receive].op, Op::kReceiveUb);
     EXPECT_EQ(core.instrs[receive].pipe, Pipe::kMte2);
     EXPECT_EQ(core.instrs[receive].lane, 0);

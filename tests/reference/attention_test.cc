@@ -238,7 +238,7 @@ TEST(ReferenceAttentionTest, NaNReachesTheRowsThatSeeIt) {
   const AttentionResult r = AttentionOf(args);
   EXPECT_EQ(r.out[0], 1);
   EXPECT_EQ(r.lse[0], 0);
-  for (std::size_t i : {1, 2}) {
+  for (std::size_t i : {1u, 2u}) {
     EXPECT_TRUE(std::isnan(r.out[i]));
     EXPECT_TRUE(std::isnan(r.lse[i]));
   }

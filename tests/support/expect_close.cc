@@ -83,7 +83,7 @@ struct Worst {
   return misses == 0 ? ::testing::AssertionSuccess() : Report(actual, misses, worst);
 }
 
-void AddFailure(const ::testing::AssertionResult& result, const std::source_location& where) {
+void AddFailure(const ::testing::AssertionResult& result, const Loc& where) {
   if (!result) ADD_FAILURE_AT(where.file_name(), static_cast<int>(where.line())) << result.message();
 }
 
@@ -129,20 +129,18 @@ void AddFailure(const ::testing::AssertionResult& result, const std::source_loca
 }
 
 void ExpectClose(const ConstTensor& actual, std::span<const double> expected, std::span<const double> bound,
-                 std::source_location where) {
+                 Loc where) {
   AddFailure(IsClose(actual, expected, bound), where);
 }
 
-void ExpectExactly(const ConstTensor& actual, std::span<const double> expected, std::source_location where) {
+void ExpectExactly(const ConstTensor& actual, std::span<const double> expected, Loc where) {
   AddFailure(IsExactly(actual, expected), where);
 }
 
-void ExpectSameBits(const ConstTensor& actual, const ConstTensor& expected, std::source_location where) {
+void ExpectSameBits(const ConstTensor& actual, const ConstTensor& expected, Loc where) {
   AddFailure(HasSameBits(actual, expected), where);
 }
 
-void ExpectGuards(const Matrix& matrix, std::source_location where) {
-  AddFailure(matrix.CheckGuards(), where);
-}
+void ExpectGuards(const Matrix& matrix, Loc where) { AddFailure(matrix.CheckGuards(), where); }
 
 }  // namespace cubist::testing

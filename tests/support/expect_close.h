@@ -4,10 +4,10 @@
 
 #include <gtest/gtest.h>
 
-#include <source_location>
 #include <span>
 #include <vector>
 
+#include "npu_model/location.h"
 #include "npu_model/types.h"
 #include "tests/support/matrix.h"
 
@@ -29,12 +29,10 @@ namespace cubist::testing {
 
 // The same as expectations, which fail at the caller's line.
 void ExpectClose(const ConstTensor& actual, std::span<const double> expected, std::span<const double> bound,
-                 std::source_location where = std::source_location::current());
-void ExpectExactly(const ConstTensor& actual, std::span<const double> expected,
-                   std::source_location where = std::source_location::current());
-void ExpectSameBits(const ConstTensor& actual, const ConstTensor& expected,
-                    std::source_location where = std::source_location::current());
-void ExpectGuards(const Matrix& matrix, std::source_location where = std::source_location::current());
+                 Loc where = Loc::current());
+void ExpectExactly(const ConstTensor& actual, std::span<const double> expected, Loc where = Loc::current());
+void ExpectSameBits(const ConstTensor& actual, const ConstTensor& expected, Loc where = Loc::current());
+void ExpectGuards(const Matrix& matrix, Loc where = Loc::current());
 
 }  // namespace cubist::testing
 
