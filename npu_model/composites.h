@@ -33,6 +33,18 @@ void ExpandSoftmaxStep(V& v, TileRef p, TileRef s, TileRef m_new, TileRef m_old,
   v.Binary(BinaryOp::kAdd, l, l, row_sum, loc);
 }
 
+// s = s * scale - slope * |first + i - j|, or its square root's: linear biases of scores (Press, Smith and Lewis, Train
+// short, test long, 2022). `first` is how far the first row stands behind the first key. scratch has the shape of s.
+template <class V>
+void ExpandAddAlibi(V& v, TileRef s, TileRef scratch, float scale, float slope, std::int64_t first, bool root,
+                    Loc loc) {
+  v.Scalar(ScalarOp::kMul, s, s, scale, loc);
+  v.Distances(scratch, first, loc);
+  if (root) v.Unary(UnaryOp::kSqrt, scratch, scratch, loc);
+  v.Scalar(ScalarOp::kMul, scratch, scratch, -slope, loc);
+  v.Binary(BinaryOp::kAdd, s, s, scratch, loc);
+}
+
 // The weights of a block of transposed scores s (keys, queries) and the gradient of the scaled scores, from dp = dO V^T
 // transposed alike (FlashAttention-2, 2023, algorithm 2):
 //   p = exp(scale * s - lse), rounded to p's dtype;   ds = (p before rounding) * (dp - delta), rounded likewise

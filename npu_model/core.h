@@ -79,10 +79,15 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.RowMax(x, x);           // V     dst (r, 1) = maximum of each row; dst may be the first column of a
   core.RowSum(x, x);           // V     dst (r, 1) = sum of each row; likewise
   core.MaskOutside(x, std::int64_t{}, std::int64_t{},
-                   0.0f);                        // V  x(i, j) = value unless lowest <= j - i <= highest
-  core.Fill(ids, 0);                             // V     the same on int32
-  core.Add(ids, ids, ids);                       // V     the same on int32
-  core.ColumnSum(ids, ids);                      // V     dst (1, c) = sum of the rows of a (r, c); r may be 0
+                   0.0f);             // V  x(i, j) = value unless lowest <= j - i <= highest
+  core.MaskWhere(x, flags, 0.0f);     // V     x(i, j) = value where flags(i, j) is true; also on 16-bit tiles
+  core.Distances(x, std::int64_t{});  // V     x(i, j) = |first + i - j|
+  core.DropFlags(flags, DropoutStream{}, std::int64_t{}, std::int64_t{},
+                 false);  // V  (flags, stream, row, key, transposed): whether weight (row + i, key + j) is
+                          //    dropped, or (row + j, key + i)
+  core.Fill(ids, 0);         // V     the same on int32
+  core.Add(ids, ids, ids);   // V     the same on int32
+  core.ColumnSum(ids, ids);  // V     dst (1, c) = sum of the rows of a (r, c); r may be 0
   core.ExclusiveScan(ids, ids, std::int32_t{});  // V  dst (1, c + 1): dst[j] = initial + a[0] + .. + a[j - 1]
   core.AddScalar(ids, ids, std::int32_t{});      // V     dst = a + value
   { core.ReadScalar(ids, std::int64_t{}) } -> std::same_as<std::int64_t>;  // S  element j of a (1, c) tile
@@ -90,6 +95,8 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
 
   // Composites: one body on the host, the expansion of composites.h on the model.
   core.SoftmaxStep(narrow, x, x, x, x, 1.0f);  // (p, s, m_new, m_old, l, scale); see ExpandSoftmaxStep
+  core.AddAlibi(x, x, 1.0f, 1.0f, std::int64_t{},
+                false);  // (s, scratch, scale, slope, first, root): s = s * scale - slope * |first + i - j|
   core.AttentionGradStep(narrow, narrow, x, x, x, x,
                          1.0f);  // (p, ds, s, dp, lse, delta, scale); see ExpandAttentionGradStep
   core.MulAdd(x, x, x);          // (acc, factor, x): acc = acc * factor + x
@@ -398,6 +405,23 @@ class VectorFront : protected E {
   void MaskOutside(UbTile<float> x, std::int64_t lowest, std::int64_t highest, float value,
                    Loc loc = Loc::current()) {
     E::MaskOutside(x, lowest, highest, value, loc);
+  }
+  template <OperandType T>
+  void MaskWhere(UbTile<T> x, UbTile<std::uint8_t> flags, float value, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(x, flags), "shapes differ");
+    E::MaskWhere(x, flags, value, loc);
+  }
+  void Distances(UbTile<float> x, std::int64_t first, Loc loc = Loc::current()) {
+    E::Distances(x, first, loc);
+  }
+  void DropFlags(UbTile<std::uint8_t> flags, const DropoutStream& stream, std::int64_t row, std::int64_t key,
+                 bool transposed, Loc loc = Loc::current()) {
+    E::DropFlags(flags, stream, row, key, transposed, loc);
+  }
+  void AddAlibi(UbTile<float> s, UbTile<float> scratch, float scale, float slope, std::int64_t first,
+                bool root, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(s, scratch), "shapes differ");
+    E::AddAlibi(s, scratch, scale, slope, first, root, loc);
   }
   void Add(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, UbTile<std::int32_t> b,
            Loc loc = Loc::current()) {

@@ -54,6 +54,14 @@ struct RandomStream {
   std::uint32_t stream = 0;
 };
 
+// Which attention weights are dropped: a function of the seed, the offset and the weight's row and key; see
+// npu_model/philox.h. `kept` of 65536 are kept, and a row of weights takes `row_blocks` blocks of eight numbers.
+struct DropoutStream {
+  std::uint64_t seed = 0, offset = 0;
+  std::uint32_t kept = 65536;
+  std::int64_t row_blocks = 0;
+};
+
 // Operands of SwiGluGrad; see ExpandSwiGluGrad in composites.h.
 struct SwiGluGradTiles {
   TileRef d_gate, d_up, d_probs;

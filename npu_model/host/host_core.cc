@@ -549,6 +549,21 @@ void HostVector::MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highes
   context_->attention->mask_outside(WritableRowsOf(x), lowest, highest, value);
 }
 
+void HostVector::MaskWhere(TileRef x, TileRef flags, float value, Loc) {
+  context_->attention->mask_where(x.dtype(), WritableRowsOf(x), RowsOf(flags), value);
+}
+void HostVector::Distances(TileRef x, std::int64_t first, Loc) {
+  context_->attention->distances(WritableRowsOf(x), first);
+}
+void HostVector::DropFlags(TileRef flags, const DropoutStream& stream, std::int64_t row, std::int64_t key,
+                           bool transposed, Loc) {
+  const auto drop = transposed ? context_->attention->drop_flags_transposed : context_->attention->drop_flags;
+  drop(WritableRowsOf(flags), stream, row, key);
+}
+void HostVector::AddAlibi(TileRef s, TileRef, float scale, float slope, std::int64_t first, bool root, Loc) {
+  context_->attention->add_alibi(WritableRowsOf(s), scale, slope, first, root);
+}
+
 void HostVector::FillInt(TileRef x, std::int32_t value, Loc) {
   for (std::int64_t i = 0; i < x.rows(); ++i) std::fill_n(Ints(x) + i * x.slot->shows.pitch, x.cols(), value);
 }

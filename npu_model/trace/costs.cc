@@ -28,6 +28,7 @@ VectorOp CostOf(Op op) {
       return VectorOp::kReduce;
     case Op::kMaskAbove:
     case Op::kMaskBelow:
+    case Op::kMaskWhere:
     case Op::kSelectLe:
     case Op::kKeepGroups:
     case Op::kDropRoutes:
@@ -41,6 +42,7 @@ VectorOp CostOf(Op op) {
     case Op::kColumnSum:
     case Op::kExclusiveScan:
     case Op::kRandom:
+    case Op::kDropFlags:
       return VectorOp::kInteger;
     default:
       return VectorOp::kUnary;
@@ -112,8 +114,13 @@ Cost Costs::Vector(const CoreRecord& record, const Instr& instr) const {
   const auto repeats = static_cast<double>(Repeats(*chip_, rows, cols, element, slot_cols));
   Cost cost = Repeated(repeats, cycles);
   // Instructions made of several: a Philox round is eight integer operations; a route is dropped in its index and its
-  // weight; the top of a group is found, taken out and summed, once for each element, after a compare.
+  // weight; the top of a group is found, taken out and summed, once for each element, after a compare. Flags are widened
+  // and compared before they select; a ramp is made before it is a distance. Eight drop flags, which are bytes, cost the
+  // rounds of a block of words, and three more operations on words each.
   const double times = instr.op == Op::kRandom                                    ? 80
+                       : instr.op == Op::kDropFlags                               ? 4 * (80.0 / 8 + 3)
+                       : instr.op == Op::kMaskWhere                               ? 3
+                       : instr.op == Op::kDistances                               ? 2
                        : instr.op == Op::kDropRoutes || instr.op == Op::kSelectLe ? 2
                        : instr.op == Op::kGroupTop                                ? 4.0 * instr.dims[2]
                                                                                   : 1;

@@ -8,6 +8,7 @@
 #include <limits>
 #include <random>
 
+#include "npu_model/philox.h"
 #include "npu_model/status.h"
 
 namespace cubist::trace {
@@ -318,6 +319,24 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
       }
       return x;
     }
+    case Op::kMaskWhere: {
+      Values x = ReadUse(instr, 0);
+      const Values flags = ReadUse(instr, 1);
+      for (std::size_t e = 0; e < x.size(); ++e) {
+        if (flags[e] != 0) x[e] = number;
+      }
+      return x;
+    }
+    case Op::kDistances: {
+      const std::int64_t first =
+          std::int64_t{instr.dims[2]} << 32 | static_cast<std::uint32_t>(instr.immediate);
+      Values x(rows * cols);
+      for (std::size_t e = 0; e < x.size(); ++e) {
+        x[e] = std::abs(static_cast<double>(first + static_cast<std::int64_t>(e / cols) -
+                                            static_cast<std::int64_t>(e % cols)));
+      }
+      return x;
+    }
     case Op::kAddInt: {
       Values a = ReadUse(instr, 0);
       const Values b = ReadUse(instr, 1);
@@ -412,6 +431,17 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
     case Op::kRandom:
     case Op::kDropRoutes:
       break;
+    case Op::kDropFlags: {
+      const DropPlace& place = record_.drops[static_cast<std::size_t>(instr.dims[2])];
+      Values flags(rows * cols);
+      for (std::size_t e = 0; e < flags.size(); ++e) {
+        const auto r = static_cast<std::int64_t>(e / cols), c = static_cast<std::int64_t>(e % cols);
+        const std::int64_t row = place.row + (place.transposed ? c : r),
+                           key = place.key + (place.transposed ? r : c);
+        flags[e] = IsDropped(place.stream, row, key) ? 1 : 0;
+      }
+      return flags;
+    }
     case Op::kHistogram: {
       Values counts = Read(ElementsOf(record_.operands[instr.uses[0].operand()]));
       for (const double id : ReadUse(instr, 0)) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "npu_model/chip.h"
+#include "npu_model/instruction.h"
 #include "npu_model/tile.h"
 
 namespace cubist::trace {
@@ -48,6 +49,9 @@ enum class Op : std::uint8_t {
   kRowSum,
   kMaskAbove,  // dims[2] holds the bits of the value that MaskAbove and MaskBelow fill in
   kMaskBelow,
+  kMaskWhere,
+  kDistances,  // immediate and dims[2] hold the lower and upper half of the first one
+  kDropFlags,
   kAddInt,
   kColumnSum,
   kExclusiveScan,
@@ -61,10 +65,10 @@ enum class Op : std::uint8_t {
   kDropRoutes,
   kReadScalar,   // S     of UB, or with an access of GM
   kCopyElement,  // S     one element of UB to another
-  kHistogram,   // S     a read-modify-write per id
-  kRank,        // S     likewise
-  kRoundUp,     // S     likewise
-  kScatter,     // S     likewise
+  kHistogram,    // S     a read-modify-write per id
+  kRank,         // S     likewise
+  kRoundUp,      // S     likewise
+  kScatter,      // S     likewise
   // Hand-overs on a chip without a direct path, through a GM workspace.
   kSendL0C,    // FIX   L0C -> workspace
   kReceiveUb,  // MTE2  workspace -> UB
@@ -149,6 +153,13 @@ struct SourceLine {
   std::uint32_t line = 0;
 };
 
+// Which flags a DropFlags makes.
+struct DropPlace {
+  DropoutStream stream;
+  std::int64_t row = 0, key = 0;
+  bool transposed = false;
+};
+
 struct CoreRecord {
   std::vector<Instr> instrs;  // in program order, all pipes of the AI core (or of the Vector core) together
   std::vector<Operand> operands;
@@ -156,6 +167,7 @@ struct CoreRecord {
   std::vector<SlotInfo> slots;      // by Slot::id
   std::vector<SlotInfo> workspace;  // hand-over slots in GM
   std::vector<SourceLine> lines;
+  std::vector<DropPlace> drops;  // by dims[2] of a DropFlags
   std::int64_t workspace_bytes = 0;
 };
 

@@ -148,6 +148,11 @@ Instr& Recorder::Add(Op op, Pipe pipe, int lane, DType dtype, std::int64_t rows,
   return instr;
 }
 
+void Recorder::SetDrop(Instr& instr, const DropPlace& place) {
+  instr.dims[2] = static_cast<std::int32_t>(out_->drops.size());
+  out_->drops.push_back(place);
+}
+
 void Recorder::SetAccess(Instr& instr, const GmAccess& access) {
   instr.access = static_cast<std::int32_t>(out_->accesses.size());
   out_->accesses.push_back(access);
@@ -394,6 +399,25 @@ void VectorRecorder::MaskOutside(TileRef x, std::int64_t lowest, std::int64_t hi
   if (highest < x.cols() - 1) select(Op::kMaskAbove, highest);
 }
 
+void VectorRecorder::MaskWhere(TileRef x, TileRef flags, float value, Loc loc) {
+  if (Empty(x)) return;
+  AddV(Op::kMaskWhere, x.dtype(), x, {recorder_->Writes(x), recorder_->Reads(x), recorder_->Reads(flags)},
+       loc)
+      .immediate = Bits(value);
+}
+
+void VectorRecorder::Distances(TileRef x, std::int64_t first, Loc loc) {
+  if (Empty(x)) return;
+  Instr& instr = AddV(Op::kDistances, x.dtype(), x, {recorder_->Writes(x)}, loc);
+  instr.immediate = static_cast<std::int32_t>(first & 0xffffffff);
+  instr.dims[2] = static_cast<std::int32_t>(first >> 32);
+}
+
+void VectorRecorder::DropFlags(TileRef flags, const DropPlace& place, Loc loc) {
+  if (Empty(flags)) return;
+  recorder_->SetDrop(AddV(Op::kDropFlags, flags.dtype(), flags, {recorder_->Writes(flags)}, loc), place);
+}
+
 void VectorRecorder::AddInt(TileRef dst, TileRef a, TileRef b, Loc loc) {
   if (Empty(dst)) return;
   AddV(Op::kAddInt, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a), recorder_->Reads(b)}, loc);
@@ -591,6 +615,28 @@ void TraceVector::Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc) {
 void TraceVector::MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc loc) {
   if (state_->with_data) host_.MaskOutside(x, lowest, highest, value, loc);
   record_.MaskOutside(x, lowest, highest, value, loc);
+}
+
+void TraceVector::MaskWhere(TileRef x, TileRef flags, float value, Loc loc) {
+  if (state_->with_data) host_.MaskWhere(x, flags, value, loc);
+  record_.MaskWhere(x, flags, value, loc);
+}
+
+void TraceVector::Distances(TileRef x, std::int64_t first, Loc loc) {
+  if (state_->with_data) host_.Distances(x, first, loc);
+  record_.Distances(x, first, loc);
+}
+
+void TraceVector::DropFlags(TileRef flags, const DropoutStream& stream, std::int64_t row, std::int64_t key,
+                            bool transposed, Loc loc) {
+  if (state_->with_data) host_.DropFlags(flags, stream, row, key, transposed, loc);
+  record_.DropFlags(flags, {stream, row, key, transposed}, loc);
+}
+
+void TraceVector::AddAlibi(TileRef s, TileRef scratch, float scale, float slope, std::int64_t first,
+                           bool root, Loc loc) {
+  if (state_->with_data) host_.AddAlibi(s, scratch, scale, slope, first, root, loc);
+  ExpandAddAlibi(record_, s, scratch, scale, slope, first, root, loc);
 }
 
 void TraceVector::FillInt(TileRef x, std::int32_t value, Loc loc) {

@@ -40,6 +40,7 @@ class Recorder {
   Instr& Add(Op op, Pipe pipe, int lane, DType dtype, std::int64_t rows, std::int64_t cols,
              std::initializer_list<OperandUse> uses, const Loc& loc);
   void SetAccess(Instr& instr, const GmAccess& access);
+  void SetDrop(Instr& instr, const DropPlace& place);
 
  private:
   std::uint32_t Intern(const Operand& operand);
@@ -112,6 +113,9 @@ class VectorRecorder {
   void Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc);
   void Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc);
   void MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc loc);
+  void MaskWhere(TileRef x, TileRef flags, float value, Loc loc);
+  void Distances(TileRef x, std::int64_t first, Loc loc);
+  void DropFlags(TileRef flags, const DropPlace& place, Loc loc);
   void AddInt(TileRef dst, TileRef a, TileRef b, Loc loc);
   void ColumnSum(TileRef dst, TileRef a, Loc loc);
   void ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc);
@@ -164,6 +168,12 @@ class TraceVector {
   void Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc = {});
   void Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc = {});
   void MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc loc = {});
+  void MaskWhere(TileRef x, TileRef flags, float value, Loc loc = {});
+  void Distances(TileRef x, std::int64_t first, Loc loc = {});
+  void DropFlags(TileRef flags, const DropoutStream& stream, std::int64_t row, std::int64_t key,
+                 bool transposed, Loc loc = {});
+  void AddAlibi(TileRef s, TileRef scratch, float scale, float slope, std::int64_t first, bool root,
+                Loc loc = {});
   void FillInt(TileRef x, std::int32_t value, Loc loc = {});
   void AddInt(TileRef dst, TileRef a, TileRef b, Loc loc = {});
   void ColumnSum(TileRef dst, TileRef a, Loc loc = {});
@@ -187,7 +197,8 @@ class TraceVector {
   void Random(TileRef u, const RandomStream& stream, std::int64_t first, std::int64_t row_step, Loc loc = {});
   void DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc loc = {});
   void Scores(ScoreFunction function, TileRef n, TileRef s0, TileRef column, Loc loc = {});
-  void Repair(TileRef x, TileRef bad, TileRef s0, TileRef s1, TileRef column, float limit, bool by_mean, Loc loc = {});
+  void Repair(TileRef x, TileRef bad, TileRef s0, TileRef s1, TileRef column, float limit, bool by_mean,
+              Loc loc = {});
   void RowDot(TileRef sum, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef weights, Loc loc = {});
   void ScaleRows(TileRef dst, TileRef s0, TileRef a, TileRef factor, TileRef weights, Loc loc = {});
   void NormGrad(TileRef dx, TileRef s0, TileRef s1, TileRef dy, TileRef x, TileRef weights, TileRef factor,
