@@ -3,6 +3,7 @@
 #ifndef CUBIST_NPU_MODEL_DEVICE_H_
 #define CUBIST_NPU_MODEL_DEVICE_H_
 
+#include <cstdint>
 #include <memory>
 
 #include "npu_model/chip.h"
@@ -30,6 +31,14 @@ struct NpuOptions {
   bool timeline = false;                         // Keep every instruction's start and end in the profile.
   trace::Record* record = nullptr;  // Where given, gets what the call recorded (for sync/ and one's own use).
   std::shared_ptr<const Tuning> tuning = nullptr;  // As for a host.
+};
+
+// Memory for a call to work in, of its caller: `bytes` from `data` on. Without, a call takes its own and keeps it for
+// the next ones.
+struct CallerWorkspace {
+  void* data = nullptr;
+  std::int64_t bytes = 0;
+  bool given() const { return data != nullptr || bytes != 0; }
 };
 
 class Device {

@@ -7,6 +7,7 @@
 #include <tbb/task_arena.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <new>
 #include <optional>
@@ -80,7 +81,8 @@ WorkspacePool& Workspaces() {
 
 }  // namespace
 
-Launch::Launch(const Device& device, const char* kernel) : device_(device), chip_(&device.chip()) {
+Launch::Launch(const Device& device, const char* kernel, const CallerWorkspace& workspace, Purpose purpose)
+    : device_(device), chip_(&device.chip()), room_(workspace), purpose_(purpose) {
   if (device.kind() == Device::Kind::kNpu) {
     record_ = std::make_unique<trace::Record>();
     record_->kernel = kernel;
@@ -138,7 +140,12 @@ const GmTensor* Launch::Workspace(const char* name, DType dtype, std::initialize
   GmTensor* t = Add(name, ConstTensor(nullptr, dtype, sizes), /*writable=*/true);
   t->stream = false;
   workspace_bytes_ += t->bytes;
-  if (!device_.computes() && IsFloat(dtype)) return t;
+  std::byte* const room = TakeRoom(t->bytes);
+  if (purpose_ == Purpose::kMeasure || (!device_.computes() && IsFloat(dtype))) return t;
+  if (room_.given()) {
+    t->data = room;
+    return t;
+  }
   try {
     std::int64_t capacity = 0;
     t->data = Workspaces().Take(t->bytes, &capacity);
@@ -148,6 +155,28 @@ const GmTensor* Launch::Workspace(const char* name, DType dtype, std::initialize
                                              std::to_string(t->bytes) + " bytes (" + name + ")"};
   }
   return t;
+}
+
+std::byte* Launch::TakeRoom(std::int64_t bytes) {
+  const std::int64_t begin = room_end_;
+  room_end_ = RoundUp(begin + bytes, kRoomAlignment);
+  if (room_.data == nullptr) return nullptr;
+  const auto address = reinterpret_cast<std::uintptr_t>(room_.data);
+  const auto skipped = RoundUp(static_cast<std::int64_t>(address % kRoomAlignment), kRoomAlignment) -
+                       static_cast<std::int64_t>(address % kRoomAlignment);
+  return static_cast<std::byte*>(room_.data) + skipped + begin;
+}
+
+Status CheckWorkspace(const char* kernel, const CallerWorkspace& workspace, std::int64_t needed) {
+  if (workspace.bytes < needed) {
+    return InvalidArgument(std::string(kernel) + ": workspace has " + std::to_string(workspace.bytes) +
+                           " bytes, needs " + std::to_string(needed));
+  }
+  if (workspace.data == nullptr && workspace.bytes > 0) {
+    return InvalidArgument(std::string(kernel) + ": workspace has " + std::to_string(workspace.bytes) +
+                           " bytes at a null pointer");
+  }
+  return {};
 }
 
 PackedGm Launch::Packed(const char* name, Role role, DType dtype, std::int64_t rows, std::int64_t cols,
@@ -186,11 +215,15 @@ void Launch::RunCores(int cores, const std::function<void(int)>& body) {
       for (int index = 0; index < cores; ++index) body(index);
       return;
     }
+    // In the order of their numbers, whoever is free: kernels deal the longest tasks first, so that the last ones to end
+    // are short. Ranges that are split and stolen would leave a thread with a long one.
+    std::atomic<int> next = 0;
     const auto all = [&] {
+      const int workers = std::min(cores, threads > 0 ? threads : tbb::this_task_arena::max_concurrency());
       tbb::parallel_for(
-          tbb::blocked_range<int>(0, cores, 1),
-          [&](const tbb::blocked_range<int>& range) {
-            for (int index = range.begin(); index < range.end(); ++index) body(index);
+          tbb::blocked_range<int>(0, workers, 1),
+          [&](const tbb::blocked_range<int>&) {
+            for (int index = next++; index < cores; index = next++) body(index);
           },
           tbb::simple_partitioner());
     };

@@ -24,7 +24,11 @@ namespace cubist {
 
 class Launch {
  public:
-  Launch(const Device& device, const char* kernel);
+  // To run; or to measure the workspace alone: phases do nothing then, and workspaces have no memory.
+  enum class Purpose { kRun, kMeasure };
+
+  Launch(const Device& device, const char* kernel, const CallerWorkspace& workspace = {},
+         Purpose purpose = Purpose::kRun);
   ~Launch();
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
@@ -55,6 +59,8 @@ class Launch {
     Phase<TraceVectorCore>(count, chip_->cube_cores * chip_->vector_per_cube, kernel);
   }
 
+  // Bytes that the launch's workspaces take of a caller's memory, wherever that begins.
+  std::int64_t workspace_bytes() const { return room_end_ == 0 ? 0 : room_end_ + kRoomAlignment - 1; }
   // What went wrong, if anything; on an Npu device the profile where one is wanted.
   Status Finish(Profile* profile);
 
@@ -63,7 +69,7 @@ class Launch {
   void Phase(std::int64_t count, int available, Kernel& kernel) {
     constexpr bool kVectorOnly = std::is_same_v<TraceCore, TraceVectorCore>;
     const int cores = static_cast<int>(std::min<std::int64_t>(count, available));
-    if (cores <= 0 || !status_.ok()) return;
+    if (cores <= 0 || !status_.ok() || purpose_ == Purpose::kMeasure) return;
     if (device_.kind() == Device::Kind::kHost) {
       RunCores(cores, [&](int index) {
         Scratch& scratch = ThreadScratch();
@@ -95,18 +101,52 @@ class Launch {
   void RunCores(int cores, const std::function<void(int)>& body);
   void NoteFinding(const std::string& finding);
 
+  // A workspace of so many bytes in the caller's memory.
+  std::byte* TakeRoom(std::int64_t bytes);
+
+  static constexpr std::int64_t kRoomAlignment = 128;
+
   const Device& device_;
   const ChipSpec* chip_;
   std::array<GmTensor, 16> tensors_;                     // The first ones, without an allocation,
   std::vector<std::unique_ptr<GmTensor>> more_tensors_;  // and what a list of matrices adds to them.
   std::size_t tensor_count_ = 0;
   std::uint64_t next_address_ = 0;
+  CallerWorkspace room_;
+  Purpose purpose_;
+  std::int64_t room_end_ = 0;  // What is taken of it.
   std::vector<std::pair<std::byte*, std::int64_t>> workspaces_;
   std::int64_t workspace_bytes_ = 0;
   std::unique_ptr<trace::Record> record_;
   std::mutex mutex_;
   Status status_;
 };
+
+// The workspace of a call whose phases are body(launch).
+template <class Body>
+Status MeasureLaunch(const Device& device, const char* kernel, Body&& body, std::int64_t* bytes) {
+  Launch launch(device, kernel, {}, Launch::Purpose::kMeasure);
+  if (Status status = body(launch); !status.ok()) return status;
+  *bytes = launch.workspace_bytes();
+  return {};
+}
+
+// Whether a caller's workspace has the bytes that a call needs.
+Status CheckWorkspace(const char* kernel, const CallerWorkspace& workspace, std::int64_t needed);
+
+// Runs body(launch), a call's phases, in the caller's workspace where one is given and large enough for all of it.
+template <class Body>
+Status RunLaunch(const Device& device, const char* kernel, const CallerWorkspace& workspace, Profile* profile,
+                 Body&& body) {
+  if (workspace.given()) {
+    std::int64_t needed = 0;
+    if (Status status = MeasureLaunch(device, kernel, body, &needed); !status.ok()) return status;
+    if (Status status = CheckWorkspace(kernel, workspace, needed); !status.ok()) return status;
+  }
+  Launch launch(device, kernel, workspace);
+  if (Status status = body(launch); !status.ok()) return status;
+  return launch.Finish(profile);
+}
 
 }  // namespace cubist
 
