@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "kernels/attention_sequences.h"
+#include "kernels/token_permute_arguments.h"
 
 namespace cubist {
 
@@ -67,15 +68,31 @@ Status AttentionArguments::CheckRope() const {
                      std::to_string(turned_cols) + ", needs " + (whole ? "" : "at most ") + "half the " +
                      std::to_string(cols) + " of " + turned.name);
   }
-  const auto check = [&](const char* name, std::int64_t offset, std::int64_t rows) {
-    if (offset >= 0 && offset <= cos.tensor.size(0) - rows) return Status();
-    return InvalidArgument(std::string(kernel) + ": " + name + " is " + std::to_string(offset) +
-                           ", needs 0 to " + std::to_string(cos.tensor.size(0) - rows) + ": rope.cos has " +
-                           std::to_string(cos.tensor.size(0)) + " positions for " + std::to_string(rows) +
-                           " rows");
-  };
-  CUBIST_RETURN_IF_ERROR(check("rope.q_offset", rope.q_offset, LongestOf(lengths.q_ends, sq())));
-  return check("rope.k_offset", rope.k_offset, LongestOf(lengths.kv_ends, skv()));
+  CUBIST_RETURN_IF_ERROR(
+      CheckPositions(q_positions, "rope.q_offset", rope.q_offset, sq(), LongestOf(lengths.q_ends, sq())));
+  return CheckPositions(k_positions, "rope.k_offset", rope.k_offset, skv(),
+                        LongestOf(lengths.kv_ends, skv()));
+}
+
+// Positions of `rows` rows one by one, or from an offset on, of sequences of up to `longest` rows.
+Status AttentionArguments::CheckPositions(const Argument& positions, const char* offset_name,
+                                          std::int64_t offset, std::int64_t rows,
+                                          std::int64_t longest) const {
+  const std::int64_t count = cos.tensor.size(0), last = positions.tensor.given() ? 0 : count - longest;
+  if (offset < 0 || offset > last) {
+    return InvalidArgument(
+        std::string(kernel) + ": " + offset_name + " is " + std::to_string(offset) + ", needs 0 " +
+        (positions.tensor.given() ? std::string("beside ") + positions.name
+                                  : "to " + std::to_string(last) + ": rope.cos has " + std::to_string(count) +
+                                        " positions for " + std::to_string(longest) + " rows"));
+  }
+  if (!positions.tensor.given()) return {};
+  CUBIST_RETURN_IF_ERROR(positions.tensor.rank == 2
+                             ? CheckShape(positions, {{"B, of q", batches()}, {"S", rows}})
+                             : CheckShape(positions, {{"S", rows}}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(positions, {DType::kI32, DType::kI64}));
+  CUBIST_RETURN_IF_ERROR(CheckStorage(positions, /*needs_data=*/true));
+  return CheckValues(positions, 0, count);
 }
 
 Status AttentionArguments::CheckBias() const {
@@ -92,6 +109,35 @@ Status AttentionArguments::CheckBias() const {
   return lengths.given() ? bias.Error("goes with no lengths") : Status();
 }
 
+std::int64_t AttentionArguments::sequences() const {
+  return lengths.given() ? static_cast<std::int64_t>(lengths.q_ends.size()) : batches();
+}
+
+// Within a sequence where there are several, so that it may be larger than any needs.
+Status AttentionArguments::CheckMask() const {
+  if (!mask.tensor.given()) return {};
+  CUBIST_RETURN_IF_ERROR(CheckShape(mask, {{"B or 1"}, {"Nq or 1"}, {"Sq or 1"}, {"Skv or 1"}}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(mask, {DType::kBool}));
+  const std::array<std::int64_t, 4> sizes{sequences(), heads(), LongestOf(lengths.q_ends, sq()),
+                                          LongestOf(lengths.kv_ends, skv())};
+  for (int d = 0; d < 4; ++d) {
+    const std::int64_t size = mask.tensor.size(d), needed = sizes[static_cast<std::size_t>(d)];
+    const bool may_be_larger = lengths.given() && d >= 2;
+    if (size == 1 || size == needed || (may_be_larger && size > needed)) continue;
+    return mask.Error("has size " + std::to_string(size) + " in dimension " + std::to_string(d) +
+                      ", needs 1 or " + (may_be_larger ? "at least " : "") + std::to_string(needed));
+  }
+  return {};
+}
+
+Status AttentionArguments::CheckSlopes() const {
+  if (!slopes.tensor.given()) return {};
+  CUBIST_RETURN_IF_ERROR(slopes.tensor.rank == 2
+                             ? CheckShape(slopes, {{"sequences", sequences()}, {"Nq, of q", heads()}})
+                             : CheckShape(slopes, {{"Nq, of q", heads()}}));
+  return CheckDType(slopes, {DType::kF32});
+}
+
 Status AttentionArguments::CheckNumbers() const {
   const auto error = [&](const char* name, float value, const char* needs) {
     return InvalidArgument(std::string(kernel) + ": " + name + " is " + std::to_string(value) + ", needs " +
@@ -100,6 +146,9 @@ Status AttentionArguments::CheckNumbers() const {
   if (scale && !std::isfinite(*scale)) return error("scale", *scale, "a finite number");
   if (soft_cap && !(std::isfinite(*soft_cap) && *soft_cap > 0)) {
     return error("soft_cap", *soft_cap, "a finite number above 0");
+  }
+  if (!(dropout.keep > 0 && dropout.keep <= 1)) {
+    return error("dropout.keep", dropout.keep, "a probability above 0, up to 1");
   }
   return {};
 }
@@ -111,6 +160,8 @@ Status AttentionArguments::Check() const {
   CUBIST_RETURN_IF_ERROR(CheckNumbers());
   CUBIST_RETURN_IF_ERROR(CheckRope());
   CUBIST_RETURN_IF_ERROR(CheckBias());
+  CUBIST_RETURN_IF_ERROR(CheckMask());
+  CUBIST_RETURN_IF_ERROR(CheckSlopes());
   if (!sinks.tensor.given()) return {};
   CUBIST_RETURN_IF_ERROR(CheckShape(sinks, {{"Nq, of q", heads()}}));
   return CheckDType(sinks, {DType::kF32});

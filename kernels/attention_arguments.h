@@ -28,9 +28,14 @@ struct AttentionArguments {
         k_rope{kernel, "k_rope", args.k_rope},
         cos{kernel, "rope.cos", args.rope.cos},
         sin{kernel, "rope.sin", args.rope.sin},
+        q_positions{kernel, "rope.q_positions", args.rope.q_positions},
+        k_positions{kernel, "rope.k_positions", args.rope.k_positions},
         bias{kernel, "bias", args.bias},
         sinks{kernel, "sinks", args.sinks},
+        mask{kernel, "mask", args.mask},
+        slopes{kernel, "alibi.slopes", args.alibi.slopes},
         rope(args.rope),
+        dropout(args.dropout),
         window(args.window),
         prefix(args.prefix),
         lengths(args.lengths),
@@ -46,7 +51,8 @@ struct AttentionArguments {
   std::int64_t d_v() const { return v.tensor.size(3); }
   DType dtype() const { return q.tensor.dtype; }
   std::vector<const Argument*> all() const {
-    return {&q, &k, &v, &q_rope, &k_rope, &cos, &sin, &bias, &sinks};
+    return {&q,           &k,           &v,    &q_rope, &k_rope, &cos,   &sin,
+            &q_positions, &k_positions, &bias, &sinks,  &mask,   &slopes};
   }
 
   // Shapes, dtypes and options, but not what `outputs` and storage are.
@@ -59,8 +65,9 @@ struct AttentionArguments {
                      const std::vector<const Argument*>& outputs) const;
 
   const char* kernel;
-  Argument q, k, v, q_rope, k_rope, cos, sin, bias, sinks;
+  Argument q, k, v, q_rope, k_rope, cos, sin, q_positions, k_positions, bias, sinks, mask, slopes;
   AttentionRope rope;
+  AttentionDropout dropout;
   std::optional<AttentionWindow> window;
   std::span<const std::int64_t> prefix;
   AttentionLengths lengths;
@@ -70,9 +77,20 @@ struct AttentionArguments {
   Status CheckShapes() const;
   Status CheckDTypes() const;
   Status CheckRope() const;
+  Status CheckPositions(const Argument& positions, const char* offset_name, std::int64_t offset,
+                        std::int64_t rows, std::int64_t longest) const;
   Status CheckBias() const;
+  Status CheckMask() const;
+  Status CheckSlopes() const;
+  std::int64_t sequences() const;
   Status CheckNumbers() const;
 };
+
+// A caller's workspace as the bytes that it is, which no other argument may share.
+inline Argument AsArgument(const char* kernel, const CallerWorkspace& workspace) {
+  if (workspace.data == nullptr || workspace.bytes <= 0) return {kernel, "workspace", {}};
+  return {kernel, "workspace", ConstTensor(workspace.data, DType::kBool, {workspace.bytes})};
+}
 
 // The longest of packed sequences, or the only one.
 std::int64_t LongestOf(std::span<const std::int64_t> ends, std::int64_t size);
@@ -113,6 +131,15 @@ inline ConstTensor Broadcast(ConstTensor bias, std::array<std::int64_t, 4> sizes
     bias.sizes[d] = sizes[d];
   }
   return bias;
+}
+
+// (s) as (count, s), the same row for each; (count, s) as it is.
+inline ConstTensor RowForEach(ConstTensor rows, std::int64_t count) {
+  if (rows.rank == 2) return rows;
+  rows.rank = 2;
+  rows.sizes[1] = rows.sizes[0], rows.strides[1] = rows.strides[0];
+  rows.sizes[0] = count, rows.strides[0] = 0;
+  return rows;
 }
 
 }  // namespace cubist

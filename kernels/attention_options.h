@@ -2,6 +2,8 @@
 #ifndef CUBIST_KERNELS_ATTENTION_OPTIONS_H_
 #define CUBIST_KERNELS_ATTENTION_OPTIONS_H_
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -38,12 +40,43 @@ enum class RopeLayout { kHalf, kInterleaved, kInterleavedToHalf };
 // Rotary positions: pair i of a row at position p becomes (x1 c - x2 s, x2 c + x1 s), c = cos(p, i), s = sin(p, i).
 //   cos, sin  (P, R / 2)  fp32 or the input dtype; any strides, so a table with each angle twice is a view
 // The pairs are the columns of q_rope and k_rope (R = Dr), or, without those, the first R columns of q and k.
-// Row i of a sequence's queries stands at position q_offset + i, key j at k_offset + j.
+// Row i of a sequence's queries stands at position q_offset + i, key j at k_offset + j; or where the positions say:
+//   q_positions, k_positions  (Sq) and (Skv), or (B, Sq) and (B, Skv); int32 or int64, from 0 to P - 1. Rows and keys of
+//                             packed sequences count through all of them. They are read by the call itself as well.
 struct AttentionRope {
   ConstTensor cos = {}, sin = {};
   RopeLayout layout = RopeLayout::kHalf;
   std::int64_t q_offset = 0, k_offset = 0;
+  ConstTensor q_positions = {}, k_positions = {};
   bool given() const { return cos.given() || sin.given(); }
+};
+
+// Linear biases by distance (ALiBi): the score of query i and key j loses slope * |i + offset - j|, or slope times the
+// square root of that. Ascend's pse types 2 and 3; FlashAttention's alibi_slopes.
+//   slopes  (Nq), or (B, Nq), where B counts sequences if there are lengths; fp32
+struct AttentionAlibi {
+  ConstTensor slopes = {};
+  std::optional<std::int64_t> offset =
+      {};  // By default Skv - Sq of its sequence: the last query stands at the last key.
+  bool root = false;
+  bool given() const { return slopes.given(); }
+};
+
+// Dropout of weights behind the softmax: each is kept with a probability of `keep`, which counts in steps of 2^-16, and
+// divided by it. Whether one is kept depends on the seed, the offset and its place alone: of weight (b, n, i, j) the
+// 16 bits j % 8 (lower ones first) of block ((b * Nq + n) * Sq + i) * ceil(Skv / 8) + j / 8 of Philox4x32-10 with the
+// seed as key, the block as the lower and the offset as the upper half of the counter, are below keep * 2^16. Rows of
+// packed sequences count through all of them, keys within their own.
+struct AttentionDropout {
+  float keep = 1;
+  std::uint64_t seed = 0, offset = 0;
+  bool given() const { return keep != 1; }
+  // Of 65536.
+  std::uint32_t kept() const {
+    return static_cast<std::uint32_t>(std::clamp(std::lround(static_cast<double>(keep) * 65536), 1L, 65536L));
+  }
+  // What a kept weight is multiplied by.
+  float factor() const { return 65536.0f / static_cast<float>(kept()); }
 };
 
 }  // namespace cubist

@@ -5,12 +5,24 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <optional>
 
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
 #include "tiling/attention_band.h"
 
 namespace cubist {
+
+// Linear biases by distance. Row i of a sequence stands i + offset behind its first key.
+struct AlibiOperands {
+  const GmTensor* slopes = nullptr;  // (1, 1, sequences, n)
+  std::optional<std::int64_t> offset;
+  bool root = false;
+
+  std::int64_t OffsetOf(const AttentionSequence& sequence) const {
+    return offset.value_or(sequence.skv - sequence.sq);
+  }
+};
 
 // s = cap * tanh(scale * s / cap), as cap - 2 cap / (exp(2 scale s / cap) + 1): exact at both ends, and off by a few
 // units of cap's last place between. `scratch` has the shape of s.
@@ -24,6 +36,19 @@ void SoftCap(V& core, UbTile<float> s, UbTile<float> scratch, float scale, float
   core.AddScalar(s, scratch, cap);
 }
 
+// Scores that are to be masked may be multiplied by their scale after it, unless it is 0: the scale that is left.
+template <VectorCore V>
+float ScaleForMask(V& core, UbTile<float> s, float scale) {
+  if (scale != 0) return scale;
+  core.MulScalar(s, s, scale);
+  return 1;
+}
+// What becomes -inf by the scale.
+inline float MaskedScore(float scale) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  return scale < 0 ? kInfinity : -kInfinity;
+}
+
 // Makes every score that the band hides -inf once it is multiplied by the returned scale: `scale` itself, so that the
 // softmax can apply it, or 1 where this has. `s` are the unscaled scores of `rows` and `keys` of the sequence.
 template <VectorCore V>
@@ -32,16 +57,12 @@ float MaskByBand(V& core, UbTile<float> s, const AttentionSequence& sequence, Ra
   const AttentionBand& band = sequence.band;
   const Range all = band.SeenByAll(rows, {0, sequence.skv});
   if (keys.empty() || (all.begin <= keys.begin && keys.end <= all.end)) return scale;
-  if (scale == 0) {
-    core.MulScalar(s, s, scale);
-    scale = 1;
-  }
+  scale = ScaleForMask(core, s, scale);
   // Keys below the prefix are seen by all.
   const std::int64_t first = std::clamp<std::int64_t>(band.prefix, keys.begin, keys.end);
   const std::int64_t diagonal = rows.begin - first;
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   core.MaskOutside(s.Cols({first - keys.begin, keys.size()}), diagonal + band.lowest, diagonal + band.highest,
-                   scale < 0 ? kInfinity : -kInfinity);
+                   MaskedScore(scale));
   return scale;
 }
 

@@ -24,6 +24,7 @@ FlashAttentionShape ShapeOf(const FlashAttentionArgs& args) {
   s.in = args.q.dtype, s.out = args.out.dtype;
   s.rotate = args.rope.given() && s.d_rope > 0;
   s.bias = args.bias.given(), s.soft_cap = args.soft_cap.has_value(), s.sinks = args.sinks.given();
+  s.mask = args.mask.given(), s.alibi = args.alibi.given(), s.dropout = args.dropout.given();
   const std::int64_t prefix =
       args.prefix.empty() ? 0 : *std::max_element(args.prefix.begin(), args.prefix.end());
   s.band = BandOf(args.causal, args.window, s.sq, s.skv, prefix);
@@ -33,6 +34,7 @@ FlashAttentionShape ShapeOf(const FlashAttentionArgs& args) {
 Status Validate(const Device& device, const FlashAttentionArgs& args) {
   const AttentionArguments x(kName, args);
   const Argument out{kName, "out", args.out}, lse{kName, "lse", args.lse};
+  const Argument workspace = AsArgument(kName, args.workspace);
   CUBIST_RETURN_IF_ERROR(x.Check());
   CUBIST_RETURN_IF_ERROR(x.CheckOutputShape(out));
   CUBIST_RETURN_IF_ERROR(CheckDType(out, {DType::kF32, args.q.dtype}));
@@ -40,7 +42,7 @@ Status Validate(const Device& device, const FlashAttentionArgs& args) {
     CUBIST_RETURN_IF_ERROR(x.CheckStatisticsShape(lse));
     CUBIST_RETURN_IF_ERROR(CheckDType(lse, {DType::kF32}));
   }
-  return x.CheckMemory(device.computes(), {}, {&out, &lse});
+  return x.CheckMemory(device.computes(), {}, {&out, &lse, &workspace});
 }
 
 // Rotary columns of q and k as rope parts of their own.
@@ -61,7 +63,8 @@ Tensor HeadsAsRows(Tensor x, std::int64_t group) {
 
 // One query row per head: the heads of a group see the same keys, and read them once if they are rows of one matrix.
 void FoldGroups(FlashAttentionArgs& args) {
-  const bool alone = args.prefix.empty() && !args.lengths.given() && !args.rope.given() &&
+  const bool whole = !args.mask.given() && !args.alibi.given() && !args.dropout.given();
+  const bool alone = whole && args.prefix.empty() && !args.lengths.given() && !args.rope.given() &&
                      !args.bias.given() && !args.sinks.given();
   if (!alone || args.q.size(2) != 1 || args.k.size(1) == 0 || args.q.size(1) == args.k.size(1)) return;
   const std::int64_t group = args.q.size(1) / args.k.size(1), skv = args.k.size(2);
@@ -84,8 +87,7 @@ std::vector<PackedRows> KeysToPack(const std::vector<AttentionSequence>& sequenc
 }
 
 template <class T>
-Status Run(const Device& device, FlashAttentionArgs args, Profile* profile) {
-  Launch launch(device, kName);
+Status Run(const Device& device, FlashAttentionArgs args, Launch& launch) {
   SplitRotaryColumns(args);
   FoldGroups(args);
   FlashAttentionShape shape = ShapeOf(args);
@@ -112,17 +114,34 @@ Status Run(const Device& device, FlashAttentionArgs args, Profile* profile) {
     g.bias = launch.Input("bias", Broadcast(args.bias, {args.q.size(0), shape.heads, shape.sq, shape.skv}));
   }
   g.sinks = launch.Input("sinks", args.sinks);
+  const std::int64_t sequence_count = shape.batches;
+  if (shape.mask) {
+    g.mask = launch.Input("mask", Broadcast(args.mask, {sequence_count, shape.heads, shape.sq, shape.skv}));
+  }
+  if (shape.alibi) {
+    g.alibi = {launch.Input("slopes", RowForEach(args.alibi.slopes, sequence_count)), args.alibi.offset,
+               args.alibi.root};
+  }
+  if (shape.dropout) {
+    g.dropout = {args.dropout.seed, args.dropout.offset, args.dropout.kept(), CeilDiv(args.k.size(2), 8)};
+    g.dropout_factor = args.dropout.factor();
+  }
   if (shape.rotate) {
     g.rotate = {launch.Input("cos", args.rope.cos), launch.Input("sin", args.rope.sin),
                 args.rope.layout != RopeLayout::kHalf, /*inverse=*/false};
-    g.q_offset = args.rope.q_offset;
+    RotateOperands of_keys = g.rotate;
+    const auto positions = [&](const char* name, const ConstTensor& rows) {
+      return rows.given() ? launch.Input(name, RowForEach(rows, args.q.size(0))) : nullptr;
+    };
+    g.rotate.offset = args.rope.q_offset, of_keys.offset = args.rope.k_offset;
+    g.rotate.positions = positions("q_positions", args.rope.q_positions);
+    of_keys.positions = positions("k_positions", args.rope.k_positions);
     const GmTensor& plain = *g.k_rope;
     g.k_rope = launch.Workspace("k_turned", shape.in,
                                 {plain.sizes[0], plain.sizes[1], plain.sizes[2], plain.sizes[3]});
     const std::int64_t rows = plain.sizes[0] * plain.sizes[1] * plain.sizes[2];
-    launch.OnVectorCores(CeilDiv(rows, kRotateRows), [&](auto& core) {
-      RotateKernel(core, g.rotate, plain, *g.k_rope, sequences, args.rope.k_offset);
-    });
+    launch.OnVectorCores(CeilDiv(rows, kRotateRows),
+                         [&](auto& core) { RotateKernel(core, of_keys, plain, *g.k_rope, sequences); });
   }
   if (tiling.pack_kv) {
     const auto pack = [&](const char* name, const GmTensor* source, bool transposed) {
@@ -146,21 +165,32 @@ Status Run(const Device& device, FlashAttentionArgs args, Profile* profile) {
       AttentionCombineKernel(core, *g.part_out, *g.part_lse, *g.out, g.lse);
     });
   }
-  return launch.Finish(profile);
+  return {};
+}
+
+Status RunAny(const Device& device, const FlashAttentionArgs& args, Launch& launch) {
+  switch (args.q.dtype) {
+    case DType::kBF16:
+      return Run<BF16>(device, args, launch);
+    case DType::kF16:
+      return Run<F16>(device, args, launch);
+    default:
+      return Run<float>(device, args, launch);
+  }
 }
 
 }  // namespace
 
 Status FlashAttention(const Device& device, const FlashAttentionArgs& args, Profile* profile) {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
-  switch (args.q.dtype) {
-    case DType::kBF16:
-      return Run<BF16>(device, args, profile);
-    case DType::kF16:
-      return Run<F16>(device, args, profile);
-    default:
-      return Run<float>(device, args, profile);
-  }
+  return RunLaunch(device, kName, args.workspace, profile,
+                   [&](Launch& launch) { return RunAny(device, args, launch); });
+}
+
+Status FlashAttentionWorkspace(const Device& device, const FlashAttentionArgs& args, std::int64_t* bytes) {
+  CUBIST_RETURN_IF_ERROR(Validate(device, args));
+  return MeasureLaunch(
+      device, kName, [&](Launch& launch) { return RunAny(device, args, launch); }, bytes);
 }
 
 }  // namespace cubist

@@ -15,7 +15,7 @@ namespace cubist {
 
 // For every batch b and query head h, with KV head g = h / (Nq / Nkv):
 //   s(i, j) = scale * (q(i) . k(j) + q_rope(i) . k_rope(j)), then soft_cap * tanh(s / soft_cap), then + bias(i, j);
-//             -inf where masked. With `rope` the rope parts are turned to their positions first, each row once a call
+//             - slope * |i + offset - j| with `alibi`; -inf where masked. With `rope` the rope parts are turned to their positions first, each row once a call
 //             (a query row once), and rounded to the input dtype.
 //   lse(i)  = log(exp(sink) + sum over j of exp(s(i, j)));   out(i) = sum over j of exp(s(i, j) - lse(i)) * v(j)
 //
@@ -26,6 +26,10 @@ namespace cubist {
 //   k_rope  (B, Nkv or 1, Skv, Dr)  one head serves all where there is one
 //   bias    (B, Nq, Sq, Skv)        optional, fp32 or the input dtype; any of its sizes may be 1 and serves all
 //   sinks   (Nq)                    optional, fp32: a key of that score, without a value, for each head
+//   mask    (B, Nq, Sq, Skv)        optional, bool (any byte but 0 is true): true hides the key from the query, as
+//                                   Ascend's attenMask has it (a boolean attn_mask of PyTorch says the opposite); any
+//                                   of its sizes may be 1 and serves all. With lengths, its entry b is of sequence b,
+//                                   and rows and keys count within that.
 //   out     (B, Nq, Sq, Dv)         fp32 or the input dtype
 //   lse     (B, Nq, Sq)             optional, fp32
 //
@@ -35,7 +39,8 @@ namespace cubist {
 // close to the diagonal has weight 0, but its v is read: a NaN or Inf there makes the row NaN. scale defaults to
 // 1 / sqrt(Dqk + Dr). Where few query rows meet many keys, cores take parts of the keys, as many as the shape says, and
 // their outputs are combined in order. One query row per head of a group meets its keys together with the others
-// (without rope, bias, sinks, prefix and lengths). Outputs may overlap neither each other nor an input.
+// (without rope, bias, sinks, mask, alibi, dropout, prefix and lengths). Dropout divides the weights that it keeps;
+// lse is of all. Outputs may overlap neither each other nor an input.
 // After FlashAttention-2 (Dao, 2023); operator contract: aclnnFlashAttentionScore.
 struct FlashAttentionArgs {
   ConstTensor q, k, v;
@@ -49,12 +54,19 @@ struct FlashAttentionArgs {
       {};                         // and keys j < prefix[b] always; B entries. Not with window.left.
   AttentionLengths lengths = {};  // Masks and positions count within a sequence. Not with a bias.
   AttentionRope rope = {};
-  ConstTensor bias = {}, sinks = {};
+  ConstTensor bias = {}, sinks = {}, mask = {};
+  AttentionAlibi alibi = {};
+  AttentionDropout dropout = {};
   std::optional<float> soft_cap = {};  // > 0
+  CallerWorkspace workspace = {};      // Of at least FlashAttentionWorkspace's bytes, or none.
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.
 Status FlashAttention(const Device& device, const FlashAttentionArgs& args, Profile* profile = nullptr);
+
+// The bytes of GM that the call works in besides its tensors: packed and turned keys, outputs of parts of the keys.
+// Threads of a host keep the tiles of one core besides, whatever the shape.
+Status FlashAttentionWorkspace(const Device& device, const FlashAttentionArgs& args, std::int64_t* bytes);
 
 }  // namespace cubist
 

@@ -34,9 +34,11 @@ struct FlashAttentionOperands {
   float soft_cap = 0;               // 0: none.
   const GmTensor* bias = nullptr;   // (b, n, sq, skv)
   const GmTensor* sinks = nullptr;  // (1, 1, 1, n)
-  RotateOperands rotate;            // Of the queries' rope part; k_rope is turned already. Where s.rotate.
-  std::int64_t q_offset = 0;
-
+  const GmTensor* mask = nullptr;   // (sequence, n, sq, skv)
+  AlibiOperands alibi;
+  DropoutStream dropout;
+  float dropout_factor = 1;  // Of kept weights.
+  RotateOperands rotate;     // Of the queries' rope part; k_rope is turned already. Where s.rotate.
   // Keys `kv` of the step's sequence, transposed, and their values, of one KV head.
   Operand KeysTransposed(const FlashAttentionTiling& t, const AttentionSequence& q, std::int64_t h,
                          Range kv) const {
@@ -58,6 +60,11 @@ struct FlashAttentionOperands {
   }
   Gm Statistics(const FlashAttentionStep& step, Range rows) const {
     return part_lse != nullptr ? Part(*part_lse, step).Rows(rows) : QueryRows(*lse, step, rows);
+  }
+  // The first of `rows` among all rows of weights.
+  std::int64_t DropoutRow(const FlashAttentionStep& step, Range rows) const {
+    return (step.sequence.batch * q->sizes[1] + step.task.head) * q->sizes[2] + step.sequence.q_begin +
+           rows.begin;
   }
   // Rows of the step's sequence.
   static Gm QueryRows(const GmTensor& tensor, const FlashAttentionStep& step, Range rows) {
@@ -94,8 +101,10 @@ struct FlashAttentionLane {
         m_ub(core, "m_ub", rows, 1, t.m_stages()),
         l_ub(core, "l_ub", rows, 1, t.l_stages()),
         bias_ub(core, "bias_ub", s.bias ? rows : 0, t.n, t.ub_stages),
-        scratch_ub(core, "scratch_ub", s.soft_cap ? rows : 0, t.n, 1),
+        scratch_ub(core, "scratch_ub", s.soft_cap || s.alibi ? rows : 0, t.n, 1),
+        flags_ub(core, "flags_ub", s.mask || s.dropout ? rows : 0, t.n, t.ub_stages),
         sinks_ub(core, "sinks_ub", 1, s.sinks ? s.heads : 0, 1),
+        slopes_ub(core, "slopes_ub", 1, s.alibi ? s.heads : 0, 1),
         rotator(core, s.rotate ? s.d_rope : 0),
         turned_ub(core, "turned_ub", kRotateRows, s.rotate ? s.d_rope : 0, 1) {}
 
@@ -111,10 +120,13 @@ struct FlashAttentionLane {
   std::int64_t rounds, taken = 0;  // Tiles of maxima that a block of queries uses in turn, and has.
   Ring<Buffer::kUB, float> s_ub;
   Ring<Buffer::kUB, T> p_ub;
-  Ring<Buffer::kUB, float> pv_ub, o_ub, m_ub, l_ub, bias_ub, scratch_ub, sinks_ub;
+  Ring<Buffer::kUB, float> pv_ub, o_ub, m_ub, l_ub, bias_ub, scratch_ub;
+  Ring<Buffer::kUB, std::uint8_t> flags_ub;
+  Ring<Buffer::kUB, float> sinks_ub, slopes_ub;
   Rotator<V> rotator;
   Ring<Buffer::kUB, T> turned_ub;
   UbTile<float> sinks;
+  float slope = 0;  // Of the block of queries in the softmax stage.
   // Of the block of queries in the softmax stage (m, l) and in the rescale stage (o).
   std::array<UbTile<float>, 2 * FlashAttentionTiling::kMaxDepth + 2> m;
   UbTile<float> l, o;
@@ -190,7 +202,8 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
       for (const Range rows : Split(part, kRotateRows)) {
         const Range queries = rows.From(-step.task.q.begin);
         const UbTile<float> turned =
-            lane.rotator.Rotate(g.rotate, g.QueryRows(*g.q_rope, step, queries), g.q_offset + queries.begin);
+            lane.rotator.Rotate(g.rotate, g.QueryRows(*g.q_rope, step, queries),
+                                g.rotate.At(step.sequence.batch, queries, step.sequence.q_begin));
         const UbTile<T> narrow = lane.turned_ub.Next(rows.size(), s.d_rope);
         lane.core.Cast(narrow, turned);
         lane.core.Move(q_rope1.Rows(rows), narrow);
@@ -222,10 +235,45 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
     core.Send(step.s, scored);
   };
 
+  // What is done to the scores of `queries` before the softmax; returns the scale that is left for it.
+  const auto finish_scores = [&](auto& lane, const Step& step, UbTile<float> scored, Range queries) {
+    const std::int64_t rows = scored.rows(), keys = scored.cols();
+    float scale = g.scale;
+    if (s.soft_cap) {
+      SoftCap(lane.core, scored, lane.scratch_ub.Next(rows, keys), scale, g.soft_cap);
+      scale = 1;
+    }
+    if (s.alibi) {
+      const std::int64_t first = queries.begin + g.alibi.OffsetOf(step.sequence) - step.kv.begin;
+      lane.core.AddAlibi(scored, lane.scratch_ub.Next(rows, keys), scale, lane.slope, first, g.alibi.root);
+      scale = 1;
+    }
+    if (s.bias) {
+      const UbTile<float> bias = lane.bias_ub.Next(rows, keys);
+      lane.core.Load(bias, MatrixOf(*g.bias, step.sequence.batch, step.task.head).Block(queries, step.kv));
+      if (scale != 1) lane.core.MulScalar(scored, scored, scale);
+      lane.core.Add(scored, scored, bias);
+      scale = 1;
+    }
+    if (s.mask) {
+      const UbTile<std::uint8_t> flags = lane.flags_ub.Next(rows, keys);
+      lane.core.Load(flags, MatrixOf(*g.mask, step.task.sequence, step.task.head).Block(queries, step.kv));
+      scale = ScaleForMask(lane.core, scored, scale);
+      lane.core.MaskWhere(scored, flags, MaskedScore(scale));
+    }
+    return MaskByBand(lane.core, scored, step.sequence, queries, step.kv, scale);
+  };
+
   const auto softmax = [&](Step& step) {
     if (step.first) {
       for_each_lane({0, step.task.q.size()}, [&](std::size_t i, Range rows, Range) {
         auto& lane = *lanes[i];
+        if (s.alibi) {
+          const UbTile<float> slopes = lane.slopes_ub.Next(1, s.heads);
+          const std::int64_t sequence = step.task.sequence;
+          lane.core.Load(slopes, MatrixOf(*g.alibi.slopes).Rows({sequence, sequence + 1}));
+          lane.slope = lane.core.ReadScalar(slopes, step.task.head);
+        }
         lane.taken = 0;
         lane.NewMaximum(0, rows.size());
         lane.l = lane.l_ub.Next(rows.size(), 1);
@@ -244,25 +292,18 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
       const UbTile<float> scored = lane.s_ub.Next(rows.size(), step.kv.size());
       lane.core.Receive(scored, step.s.Rows(part.From(in_block.begin)));
       const Range queries = part.From(-step.task.q.begin);
-      float scale = g.scale;
-      if (s.soft_cap) {
-        SoftCap(lane.core, scored, lane.scratch_ub.Next(rows.size(), step.kv.size()), scale, g.soft_cap);
-        scale = 1;
-      }
-      if (s.bias) {
-        const UbTile<float> bias = lane.bias_ub.Next(rows.size(), step.kv.size());
-        lane.core.Load(bias, MatrixOf(*g.bias, step.sequence.batch, step.task.head).Block(queries, step.kv));
-        if (scale != 1) lane.core.MulScalar(scored, scored, scale);
-        lane.core.Add(scored, scored, bias);
-        scale = 1;
-      }
-      scale = MaskByBand(lane.core, scored, step.sequence, queries, step.kv, scale);
-
+      const float scale = finish_scores(lane, step, scored, queries);
       const UbTile<T> p = lane.p_ub.Next(rows.size(), step.kv.size());
       lane.NewMaximum(step.round + 1, lane.l.rows());
       const UbTile<float> m = lane.Maximum(step.round, rows), m_new = lane.Maximum(step.round + 1, rows);
       step.kept[i] = {m_new, lane.l.Rows(rows), m};
       lane.core.SoftmaxStep(p, scored, m_new, m, step.kept[i].l, scale);
+      if (s.dropout) {
+        const UbTile<std::uint8_t> dropped = lane.flags_ub.Next(rows.size(), step.kv.size());
+        lane.core.DropFlags(dropped, g.dropout, g.DropoutRow(step, queries), step.kv.begin,
+                            /*transposed=*/false);
+        lane.core.MaskWhere(p, dropped, 0.0f);
+      }
       lane.core.Move(step.p.Rows(part.From(in_block.begin)), p);
     });
   };
@@ -301,6 +342,7 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
       // A row that saw no key has l = 0 and o = 0; any other has l >= 1.
       lane.core.MaxScalar(kept.l, kept.l, std::numeric_limits<float>::min());
       lane.core.Div(o, o, kept.l);
+      if (s.dropout) lane.core.MulScalar(o, o, g.dropout_factor);
       lane.core.Store(g.Output(step, queries), o);
     });
   };

@@ -13,11 +13,28 @@
 
 namespace cubist {
 
+// Where rows stand: one behind the other from `first` on, or each where `ids`, (1, rows), says.
+struct RotatePositions {
+  std::int64_t first = 0;
+  Gm ids = {};
+  RotatePositions(std::int64_t first) : first(first) {}  // NOLINT: a position.
+  explicit RotatePositions(const Gm& ids) : ids(ids) {}
+  bool listed() const { return ids.tensor != nullptr; }
+};
+
 // The tables, (P, R / 2) as the last two of four dimensions, and which columns form a pair.
 struct RotateOperands {
   const GmTensor *cos = nullptr, *sin = nullptr;
-  bool interleaved = false;  // Pairs are neighbours, else halves.
-  bool inverse = false;      // Turns back: what the gradient of a turned row asks for.
+  bool interleaved = false;             // Pairs are neighbours, else halves.
+  bool inverse = false;                 // Turns back: what the gradient of a turned row asks for.
+  std::int64_t offset = 0;              // Row i of a sequence stands there + i,
+  const GmTensor* positions = nullptr;  // or where this says, (1, 1, b, s).
+
+  // Of `rows` of a sequence that begins with row `begin` of batch entry b.
+  RotatePositions At(std::int64_t b, Range rows, std::int64_t begin) const {
+    if (positions == nullptr) return offset + rows.begin;
+    return RotatePositions(MatrixOf(*positions).Block({b, b + 1}, rows.From(-begin)));
+  }
 
   std::int64_t cols() const { return 2 * cos->sizes[3]; }
   // The first and second elements of all pairs of rows (r, R) in GM.
@@ -45,19 +62,24 @@ class Rotator {
         x_ub_(core, "rotate_x_ub", kRows, cols, 1),
         y_ub_(core, "rotate_y_ub", kRows, cols, 1),
         product_ub_(core, "rotate_product_ub", kRows, cols, 1),
-        angles_ub_(core, "rotate_angles_ub", kRows, cols, 1) {}
+        angles_ub_(core, "rotate_angles_ub", kRows, cols, 1),
+        ids_ub_(core, "rotate_ids_ub", 1, cols > 0 ? kRows : 0, 1),
+        wide_ids_ub_(core, "rotate_wide_ids_ub", 1, cols > 0 ? kRows : 0, 1) {}
 
-  // Up to kRows rows in GM, the first at `position`; the result may be changed and stands until the next call.
-  UbTile<float> Rotate(const RotateOperands& g, const Gm& rows, std::int64_t position) {
+  // Up to kRows rows in GM; the result may be changed and stands until the next call.
+  UbTile<float> Rotate(const RotateOperands& g, const Gm& rows, const RotatePositions& positions) {
     const UbTile<float> x = x_ub_.Next(rows.rows, rows.cols), y = y_ub_.Next(rows.rows, rows.cols);
     const UbTile<float> product = product_ub_.Next(rows.rows, rows.cols);
     const UbTile<float> angles = angles_ub_.Next(rows.rows, rows.cols);
-    const Range first{0, rows.cols / 2}, second{rows.cols / 2, rows.cols}, at{position, position + rows.rows};
+    const Range first{0, rows.cols / 2}, second{rows.cols / 2, rows.cols};
     const UbTile<float> cos = angles.Cols(first), sin = angles.Cols(second);
     core_.Load(x.Cols(first), g.First(rows));
     core_.Load(x.Cols(second), g.Second(rows));
-    core_.Load(cos, MatrixOf(*g.cos).Rows(at));
-    core_.Load(sin, MatrixOf(*g.sin).Rows(at));
+    ForEachRun(positions, rows.rows, [&](Range part, std::int64_t position) {
+      const Range at{position, position + part.size()};
+      core_.Load(cos.Rows(part), MatrixOf(*g.cos).Rows(at));
+      core_.Load(sin.Rows(part), MatrixOf(*g.sin).Rows(at));
+    });
     if (g.inverse) core_.MulScalar(sin, sin, -1.0f);
     core_.Mul(y.Cols(first), x.Cols(first), cos);
     core_.Mul(y.Cols(second), x.Cols(second), cos);
@@ -69,15 +91,36 @@ class Rotator {
   }
 
  private:
+  // Calls body(rows, the first one's position) for rows that stand one behind the other.
+  template <class Body>
+  void ForEachRun(const RotatePositions& positions, std::int64_t rows, Body body) {
+    if (!positions.listed()) return body(Range{0, rows}, positions.first);
+    const UbTile<std::int32_t> ids = ids_ub_.Next(1, rows);
+    if (positions.ids.dtype() == DType::kI64) {
+      const UbTile<std::int64_t> wide = wide_ids_ub_.Next(1, rows);
+      core_.Load(wide, positions.ids);
+      core_.Cast(ids, wide);
+    } else {
+      core_.Load(ids, positions.ids);
+    }
+    for (std::int64_t begin = 0, end; begin < rows; begin = end) {
+      const std::int64_t first = core_.ReadScalar(ids, begin);
+      for (end = begin + 1; end < rows && core_.ReadScalar(ids, end) == first + end - begin;) ++end;
+      body(Range{begin, end}, first);
+    }
+  }
+
   V& core_;
   Ring<Buffer::kUB, float> x_ub_, y_ub_, product_ub_, angles_ub_;
+  Ring<Buffer::kUB, std::int32_t> ids_ub_;
+  Ring<Buffer::kUB, std::int64_t> wide_ids_ub_;
 };
 
-// Every row of `source` (b, n, s, R) turned once, to the same place of `turned`, pairs in halves. Row i of a sequence,
-// or of a batch entry where there is no list, stands at position `offset` + i.
+// Every row of `source` (b, n, s, R) turned once, to the same place of `turned`, pairs in halves. Without a list, each
+// batch entry is a sequence.
 template <VectorCore V>
 void RotateKernel(V& core, const RotateOperands& g, const GmTensor& source, const GmTensor& turned,
-                  std::span<const AttentionSequence> sequences, std::int64_t offset) {
+                  std::span<const AttentionSequence> sequences) {
   Rotator<V> rotator(core, g.cols());
   std::int64_t task = 0;
   const auto rotate = [&](std::int64_t b, Range rows) {
@@ -86,7 +129,7 @@ void RotateKernel(V& core, const RotateOperands& g, const GmTensor& source, cons
         if (task++ % core.count() != core.index()) continue;
         for (const Range r : Split(part, Rotator<V>::kRows)) {
           const UbTile<float> y =
-              rotator.Rotate(g, MatrixOf(source, b, n).Rows(r), offset + r.begin - rows.begin);
+              rotator.Rotate(g, MatrixOf(source, b, n).Rows(r), g.At(b, r.From(rows.begin), rows.begin));
           core.Store(MatrixOf(turned, b, n).Rows(r), y);
         }
       }

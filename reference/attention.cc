@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "reference/bounds.h"
+#include "reference/philox.h"
 
 namespace cubist::reference {
 namespace {
@@ -33,8 +34,16 @@ struct Element {
   double value = 0, magnitude = 0;
 };
 
+// Where a row stands.
+std::int64_t PositionOf(const ConstTensor& positions, std::int64_t offset, std::int64_t b, std::int64_t s) {
+  if (!positions.given()) return offset + s;
+  const std::int64_t at =
+      positions.rank == 2 ? b * positions.stride(0) + s * positions.stride(1) : s * positions.stride(0);
+  return LoadInt(positions.data, positions.dtype, at);
+}
+
 // Element d of a row of q or k (or of their rope parts, where `whole`), turned to its position.
-Element TurnedAt(const AttentionArgs& args, const ConstTensor& x, bool whole, std::int64_t offset,
+Element TurnedAt(const AttentionArgs& args, const ConstTensor& x, bool whole, std::int64_t position,
                  std::int64_t b, std::int64_t n, std::int64_t s, std::int64_t d) {
   const double value = At(x, b, n, s, d);
   const std::int64_t pairs = args.cos.given() ? args.cos.size(1) : 0;
@@ -43,7 +52,7 @@ Element TurnedAt(const AttentionArgs& args, const ConstTensor& x, bool whole, st
   const bool first = args.interleaved ? d % 2 == 0 : d < pairs;
   const std::int64_t other = args.interleaved ? d + (first ? 1 : -1) : d + (first ? pairs : -pairs);
   const auto angle = [&](const ConstTensor& table) {
-    return LoadFloat(table.data, table.dtype, (offset + s) * table.stride(0) + pair * table.stride(1));
+    return LoadFloat(table.data, table.dtype, position * table.stride(0) + pair * table.stride(1));
   };
   const double along = value * angle(args.cos), across = At(x, b, n, s, other) * angle(args.sin);
   return {first ? along - across : along + across, std::abs(along) + std::abs(across)};
@@ -53,17 +62,32 @@ Element TurnedAt(const AttentionArgs& args, const ConstTensor& x, bool whole, st
 void AddDot(const AttentionArgs& args, const ConstTensor& q, const ConstTensor& k, bool whole,
             const AttentionRow& row, std::int64_t group, std::int64_t key, Score& score) {
   const std::int64_t k_head = k.size(1) == 1 ? 0 : group;
+  const std::int64_t at_q = PositionOf(args.q_positions, args.q_offset, row.batch, row.query);
+  const std::int64_t at_k = PositionOf(args.k_positions, args.k_offset, row.batch, key);
   for (std::int64_t d = 0; d < q.size(3); ++d) {
-    const Element x = TurnedAt(args, q, whole, args.q_offset, row.batch, row.head, row.query, d);
-    const Element y = TurnedAt(args, k, whole, args.k_offset, row.batch, k_head, key, d);
+    const Element x = TurnedAt(args, q, whole, at_q, row.batch, row.head, row.query, d);
+    const Element y = TurnedAt(args, k, whole, at_k, row.batch, k_head, key, d);
     score.value += x.value * y.value;
     score.magnitude += x.magnitude * y.magnitude;
   }
 }
 
-double BiasAt(const ConstTensor& bias, const AttentionRow& row, std::int64_t key) {
-  const auto index = [&](int d, std::int64_t i) { return bias.size(d) == 1 ? 0 : i; };
-  return At(bias, index(0, row.batch), index(1, row.head), index(2, row.query), index(3, key));
+// Where (b, n, i, j) stands in a tensor whose sizes of 1 serve all.
+std::int64_t OffsetOf(const ConstTensor& x, const AttentionRow& row, std::int64_t key) {
+  const std::int64_t index[] = {row.batch, row.head, row.query, key};
+  std::int64_t offset = 0;
+  for (int d = 0; d < 4; ++d) offset += x.size(d) == 1 ? 0 : index[d] * x.stride(d);
+  return offset;
+}
+
+// What linear biases take from a score.
+double AlibiAt(const AttentionArgs& args, const AttentionRow& row, std::int64_t key) {
+  const ConstTensor& slopes = args.slopes;
+  const std::int64_t at = slopes.rank == 2 ? row.batch * slopes.stride(0) + row.head * slopes.stride(1)
+                                           : row.head * slopes.stride(0);
+  const std::int64_t offset = args.alibi_offset.value_or(args.k.size(2) - args.q.size(2));
+  const auto distance = static_cast<double>(std::abs(row.query + offset - key));
+  return LoadFloat(slopes.data, slopes.dtype, at) * (args.alibi_root ? std::sqrt(distance) : distance);
 }
 
 Score ScoreOf(const AttentionArgs& args, const AttentionRow& row, std::int64_t group, std::int64_t key) {
@@ -73,8 +97,12 @@ Score ScoreOf(const AttentionArgs& args, const AttentionRow& row, std::int64_t g
   const double scale = Scale(args);
   score = {scale * score.value, std::abs(scale) * score.magnitude};
   if (args.soft_cap > 0) score.value = args.soft_cap * std::tanh(score.value / args.soft_cap);
+  if (args.slopes.given()) {
+    const double alibi = AlibiAt(args, row, key);
+    score.value -= alibi, score.magnitude += std::abs(alibi);
+  }
   if (args.bias.given()) {
-    const double bias = BiasAt(args.bias, row, key);
+    const double bias = LoadFloat(args.bias.data, args.bias.dtype, OffsetOf(args.bias, row, key));
     score.value += bias, score.magnitude += std::abs(bias);
   }
   return score;
@@ -114,7 +142,7 @@ void AppendRow(const AttentionArgs& args, const AttentionRow& row, AttentionResu
   for (std::int64_t d = 0; d < args.v.size(3); ++d) {
     double out = 0, abs_out = 0, abs_v = 0;
     for (std::size_t i = 0; i < keys.size() && !empty; ++i) {
-      const double v = At(args.v, row.batch, group, keys[i], d);
+      const double v = At(args.v, row.batch, group, keys[i], d) * DropoutFactor(args, row, keys[i]);
       out += p[i] / l * v;
       abs_out += p[i] / l * std::abs(v);
       abs_v += std::abs(v);
@@ -126,12 +154,13 @@ void AppendRow(const AttentionArgs& args, const AttentionRow& row, AttentionResu
 }
 
 AttentionRowBound RowBound(const AttentionArgs& args, const AttentionResult& result, std::size_t row) {
-  return {.score_terms = ScoreTerms(args) + (args.bias.given() ? 2 : 0),
+  return {.score_terms = ScoreTerms(args) + (args.bias.given() ? 2 : 0) + (args.slopes.given() ? 4 : 0),
           .keys = result.keys[row],
           .input = args.q.dtype,
           .max_score = result.max_score[row],
           .turned = args.cos.given(),
-          .soft_cap = args.soft_cap};
+          .soft_cap = args.soft_cap,
+          .dropout = args.kept < 65536};
 }
 
 }  // namespace
@@ -140,10 +169,25 @@ bool Sees(const AttentionArgs& args, const AttentionRow& row, std::int64_t key) 
   const auto diagonal = [&](Mask anchor) {
     return row.query + (anchor == Mask::kBottomRight ? args.k.size(2) - args.q.size(2) : 0);
   };
+  if (args.hidden.given() &&
+      LoadInt(args.hidden.data, args.hidden.dtype, OffsetOf(args.hidden, row, key)) != 0)
+    return false;
   if (!args.prefix.empty() && key < args.prefix[static_cast<std::size_t>(row.batch)]) return true;
   if (args.mask != Mask::kNone && key > diagonal(args.mask)) return false;
   if (args.left && key < diagonal(args.window_anchor) - *args.left) return false;
   return !args.right || key <= diagonal(args.window_anchor) + *args.right;
+}
+
+double DropoutFactor(const AttentionArgs& args, const AttentionRow& row, std::int64_t key) {
+  if (args.kept == 65536) return 1;
+  const std::int64_t sq = args.dropout_sq.value_or(args.q.size(2)),
+                     skv = args.dropout_skv.value_or(args.k.size(2));
+  const std::int64_t line = (row.batch * args.q.size(1) + row.head) * sq + args.dropout_row + row.query;
+  const std::int64_t block = line * CeilDiv(skv, 8) + key / 8;
+  const auto words = PhiloxWords(args.seed, static_cast<std::uint64_t>(block), args.dropout_offset);
+  const std::uint32_t word = words[static_cast<std::size_t>(key % 8 / 2)];
+  const std::int64_t number = key % 2 == 0 ? word & 0xffffu : word >> 16;
+  return number < args.kept ? 65536.0 / static_cast<double>(args.kept) : 0;
 }
 
 AttentionResult Attention(const AttentionArgs& args, std::span<const AttentionRow> rows) {

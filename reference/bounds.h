@@ -74,6 +74,7 @@ struct AttentionRowBound {
   double max_score = 0;         // S: max over those keys of |scale| * (|q| . |k| + |q_rope| . |k_rope|)
   bool turned = false;          // q and k are turned to their positions and rounded to the input dtype
   double soft_cap = 0;          // 0: none
+  bool dropout = false;         // The output is multiplied by its factor.
   std::int64_t key_block = 16;  // fewest keys that one step of the online softmax takes, but for the last
 
   // Steps of the online softmax, T.
@@ -128,7 +129,7 @@ struct AttentionRowBound {
     const double numerator =
         e * (abs_out + std::abs(out)) + (1 + e) * (r * abs_out + g * std::abs(out) + small);
     const double ratio = numerator / ((1 - e) * (1 - g));
-    const double error = ratio + Gamma(2, 0x1p-24) * (std::abs(out) + ratio);
+    const double error = ratio + Gamma(dropout ? 3 : 2, 0x1p-24) * (std::abs(out) + ratio);
     return error + OutputRounding(output, out, error);
   }
 

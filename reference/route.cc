@@ -7,6 +7,8 @@
 #include <limits>
 #include <numeric>
 
+#include "reference/philox.h"
+
 namespace cubist::reference {
 namespace {
 
@@ -80,18 +82,8 @@ void Repair(const RouterOptions& o, std::vector<double>* x, double* bad) {
 }  // namespace
 
 double UniformNumber(std::uint64_t seed, std::uint32_t stream, std::uint64_t element) {
-  std::uint64_t counter[4] = {element / 4 & 0xffffffffu, element / 4 >> 32, stream, 0};
-  std::uint64_t keys[2] = {seed & 0xffffffffu, seed >> 32};
-  for (int round = 0; round < 10; ++round) {
-    const std::uint64_t a = counter[0] * 0xD2511F53u, b = counter[2] * 0xCD9E8D57u;
-    counter[0] = (b >> 32) ^ counter[1] ^ keys[0];
-    counter[1] = b & 0xffffffffu;
-    counter[2] = (a >> 32) ^ counter[3] ^ keys[1];
-    counter[3] = a & 0xffffffffu;
-    keys[0] = (keys[0] + 0x9E3779B9u) & 0xffffffffu;
-    keys[1] = (keys[1] + 0xBB67AE85u) & 0xffffffffu;
-  }
-  return (static_cast<double>(counter[element % 4] >> 9) + 0.5) / 8388608.0;
+  const std::uint32_t word = PhiloxWords(seed, element / 4, stream)[element % 4];
+  return (static_cast<double>(word >> 9) + 0.5) / 8388608.0;
 }
 
 RouterResult Route(ConstTensor logits, ConstTensor bias, std::int64_t top_k, const RouterOptions& o) {

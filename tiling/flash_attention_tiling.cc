@@ -37,11 +37,10 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
              slots(2 * t.ub_stages, DType::kF32, lane_rows, s.d_v) +
              slots(t.m_stages() + t.l_stages(), DType::kF32, lane_rows, 1) +
              (s.bias ? slots(t.ub_stages, DType::kF32, lane_rows, t.n) : 0) +
-             (s.soft_cap ? slots(1, DType::kF32, lane_rows, t.n) : 0) +
-             (s.sinks ? slots(1, DType::kF32, 1, s.heads) : 0) +
-             (s.rotate ? slots(kRotateTiles, DType::kF32, kRotateRows, s.d_rope) +
-                             slots(1, s.in, kRotateRows, s.d_rope)
-                       : 0);
+             (s.soft_cap || s.alibi ? slots(1, DType::kF32, lane_rows, t.n) : 0) +
+             (s.mask || s.dropout ? slots(t.ub_stages, DType::kBool, lane_rows, t.n) : 0) +
+             ((s.sinks ? 1 : 0) + (s.alibi ? 1 : 0)) * slots(1, DType::kF32, 1, s.heads) +
+             (s.rotate ? RotatorBytes(chip, s.d_rope) + slots(1, s.in, kRotateRows, s.d_rope) : 0);
     default:
       return 0;
   }
@@ -159,7 +158,12 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
         (s.soft_cap
              ? VectorCycles(chip, VectorOp::kExp, scores) + VectorCycles(chip, VectorOp::kDiv, scores) +
                    4 * VectorCycles(chip, VectorOp::kUnary, scores)
-             : 0);
+             : 0) +
+        (s.mask ? 3 * VectorCycles(chip, VectorOp::kSelect, scores) : 0) +
+        (s.alibi ? 4 * VectorCycles(chip, VectorOp::kUnary, scores) : 0) +
+        (s.dropout ? 13 * VectorCycles(chip, VectorOp::kInteger, scores) +
+                         3 * VectorCycles(chip, VectorOp::kSelect, scores)
+                   : 0);
     if (!chip.pipes_overlap) return mmad + mte1 + mte2 + issue + vector;
 
     // Scores and outputs cross to the Vector cores, P back; without overlap each of the three hand-overs is waited for.

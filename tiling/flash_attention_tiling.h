@@ -25,6 +25,7 @@ struct FlashAttentionShape {
   AttentionBand band;  // Of every sequence; of ragged ones that of the longest.
   // Whether the rope parts are turned, and what is done to scores besides: each asks for room in UB.
   bool rotate = false, bias = false, soft_cap = false, sinks = false;
+  bool mask = false, alibi = false, dropout = false;
 
   friend auto operator<=>(const FlashAttentionShape&, const FlashAttentionShape&) = default;
 };
@@ -32,6 +33,14 @@ struct FlashAttentionShape {
 // Rows are turned to their position few at a time, as UB is needed for other things, through so many tiles of floats.
 inline constexpr std::int64_t kRotateRows = 16;
 inline constexpr int kRotateTiles = 4;
+// What a Rotator of rows of `cols` takes of UB.
+inline std::int64_t RotatorBytes(const ChipSpec& chip, std::int64_t cols) {
+  const auto bytes = [&](DType dtype, std::int64_t rows, std::int64_t columns) {
+    return chip.SlotBytes(Buffer::kUB, dtype, rows, columns);
+  };
+  return kRotateTiles * bytes(DType::kF32, kRotateRows, cols) + bytes(DType::kI32, 1, kRotateRows) +
+         bytes(DType::kI64, 1, kRotateRows);
+}
 
 // Br = m query rows meet Bc = n keys at a time. Stages of neighbouring blocks of keys overlap `depth` deep.
 struct FlashAttentionTiling {
@@ -78,6 +87,7 @@ void VisitFields(const FlashAttentionShape& s, Visit&& visit) {
   visit({"lowest"}, s.band.lowest), visit({"highest"}, s.band.highest), visit({"prefix"}, s.band.prefix);
   visit({"rotate"}, s.rotate), visit({"bias"}, s.bias), visit({"soft_cap"}, s.soft_cap),
       visit({"sinks"}, s.sinks);
+  visit({"mask"}, s.mask), visit({"alibi"}, s.alibi), visit({"dropout"}, s.dropout);
 }
 
 template <class Tiling, class Visit>

@@ -242,6 +242,7 @@ Status RunAttention(const Device& device, const FlashAttentionArgs& args) {
 
 constexpr std::int64_t kPrefixOfOne[] = {3}, kNegativePrefix[] = {0, -1}, kLongPrefix[] = {8, 0},
                        kPrefix[] = {7, 0}, kEnds[] = {3, 5};
+constexpr std::int32_t kPositions[] = {0, 3, 3, 1, 7};
 
 TEST(BadArgumentsTest, FlashAttentionShapes) {
   const std::string who = "flash_attention: ";
@@ -336,6 +337,69 @@ TEST(BadArgumentsTest, FlashAttentionShapes) {
          x.rope.q_offset = -1;
        },
        {who + "rope.q_offset is -1", "0 to 4"}},
+      {"rope positions of other rows",
+       [](auto& x) {
+         x.rope.cos = x.rope.sin = ConstTensor(x.q.data, DType::kF32, {7, 1});
+         x.rope.q_positions = ConstTensor(kPositions, {4});
+       },
+       {who + "rope.q_positions", "size 4", "needs 5"}},
+      {"rope position beyond the tables",
+       [](auto& x) {
+         x.rope.cos = x.rope.sin = ConstTensor(x.q.data, DType::kF32, {7, 1});
+         x.rope.q_positions = ConstTensor(kPositions, {5});
+       },
+       {who + "rope.q_positions has 7 at (4)", "[0, 7)"}},
+      {"rope positions beside an offset",
+       [](auto& x) {
+         x.rope.cos = x.rope.sin = ConstTensor(x.q.data, DType::kF32, {8, 1});
+         x.rope.q_positions = ConstTensor(kPositions, {5}), x.rope.q_offset = 1;
+       },
+       {who + "rope.q_offset is 1", "needs 0", "q_positions"}},
+      {"rope positions without data",
+       [](auto& x) {
+         x.rope.cos = x.rope.sin = ConstTensor(x.q.data, DType::kF32, {8, 1});
+         x.rope.q_positions = ConstTensor(nullptr, DType::kI32, {5});
+       },
+       {who + "rope.q_positions", "null"}},
+      {"mask of other heads",
+       [](auto& x) {
+         x.mask = ConstTensor(x.q.data, DType::kBool, {1, 3, 5, 7});
+       },
+       {who + "mask", "size 3", "dimension 1", "needs 1 or 6"}},
+      {"mask of rank 2",
+       [](auto& x) {
+         x.mask = ConstTensor(x.q.data, DType::kBool, {5, 7});
+       },
+       {who + "mask", "rank 2", "4"}},
+      {"mask bf16",
+       [](auto& x) {
+         x.mask = ConstTensor(x.q.data, DType::kBF16, {1, 1, 5, 7});
+       },
+       {who + "mask", "bf16", "needs bool"}},
+      {"mask null",
+       [](auto& x) {
+         x.mask = ConstTensor(nullptr, DType::kBool, {1, 1, 5, 7});
+       },
+       {who + "mask", "null"}},
+      {"slopes of other heads",
+       [](auto& x) { x.alibi.slopes = ConstTensor(x.q.data, DType::kF32, {5}); },
+       {who + "alibi.slopes", "size 5", "needs 6"}},
+      {"slopes of other sequences",
+       [](auto& x) {
+         x.alibi.slopes = ConstTensor(x.q.data, DType::kF32, {3, 6});
+       },
+       {who + "alibi.slopes", "size 3", "needs 2"}},
+      {"slopes bf16",
+       [](auto& x) { x.alibi.slopes = ConstTensor(x.q.data, DType::kBF16, {6}); },
+       {who + "alibi.slopes", "bf16", "needs fp32"}},
+      {"keep 0", [](auto& x) { x.dropout.keep = 0; }, {who + "dropout.keep is 0", "above 0, up to 1"}},
+      {"keep above 1", [](auto& x) { x.dropout.keep = 1.5f; }, {who + "dropout.keep is 1.5", "up to 1"}},
+      {"keep NaN", [](auto& x) { x.dropout.keep = NAN; }, {who + "dropout.keep is nan", "up to 1"}},
+      {"workspace null",
+       [](auto& x) {
+         x.workspace = {nullptr, 1 << 30};
+       },
+       {who + "workspace", "1073741824 bytes", "null"}},
       {"prefix of one", [](auto& x) { x.prefix = kPrefixOfOne; }, {who + "prefix", "1 entries", "2 of B"}},
       {"prefix negative", [](auto& x) { x.prefix = kNegativePrefix; }, {who + "prefix is -1", "0 to the 7"}},
       {"prefix beyond Skv", [](auto& x) { x.prefix = kLongPrefix; }, {who + "prefix is 8", "0 to the 7"}},

@@ -35,11 +35,20 @@ struct Features {
   std::int64_t q_offset = 0, k_offset = 0;
   std::vector<std::int64_t> q_ends = {}, kv_ends = {};
   Layout layout = {};
+  std::vector<std::int64_t> mask = {};  // Sizes; none where empty.
+  double masked = 0.3;                  // This share of the mask is true.
+  int slopes = 0;                       // 0: no alibi, 1: (Nq), 2: one row for each sequence
+  bool root = false;
+  std::optional<std::int64_t> alibi_offset = {};
+  float keep = 1;
+  int positions = 0;  // 0: from the offsets on, 1: (S) of int32, 2: (B, S) of int64
 
   std::string Name() const {
     return Join(shape.Name(), " ", NameOf(in), " causal ", static_cast<int>(causal), window ? " window" : "",
                 soft_cap ? Join(" cap ", *soft_cap) : "", bias.empty() ? "" : " bias", sinks ? " sinks" : "",
-                " turned ", turned, " layout ", static_cast<int>(rope_layout), " sequences ", q_ends.size());
+                " turned ", turned, " layout ", static_cast<int>(rope_layout), " sequences ", q_ends.size(),
+                mask.empty() ? "" : " mask", " slopes ", slopes, root ? " root" : "", " keep ", keep,
+                " positions ", positions);
   }
 };
 
@@ -56,9 +65,16 @@ class Call {
         sinks(DType::kF32, {f.shape.q_heads}),
         cos(DType::kF32, {Positions(), f.turned / 2}, f.layout),
         sin(DType::kF32, {Positions(), f.turned / 2}, f.layout),
+        mask(DType::kBool, {MaskSize(0), MaskSize(1), MaskSize(2), MaskSize(3)}, f.layout),
+        slopes(DType::kF32, {Sequences(), f.shape.q_heads}),
+        q_positions(f.positions == 1 ? DType::kI32 : DType::kI64, {f.shape.batch, f.shape.sq}),
+        k_positions(f.positions == 1 ? DType::kI32 : DType::kI64, {f.shape.batch, f.shape.skv}),
         out(DType::kF32, {f.shape.batch, f.shape.q_heads, f.shape.sq, f.shape.dv}, f.layout),
         lse(DType::kF32, {f.shape.batch, f.shape.q_heads, f.shape.sq}) {
     for (Matrix* x : {&q, &k, &v, &q_rope, &k_rope, &bias, &sinks}) x->FillNormal(random);
+    slopes.FillUniform(random, 0.01, 0.4);
+    FillMask(random);
+    FillPositions(random, q_positions), FillPositions(random, k_positions);
     for (std::int64_t p = 0; p < Positions(); ++p) {
       for (std::int64_t i = 0; i < f.turned / 2; ++i) {
         const double angle = static_cast<double>(p) *
@@ -77,6 +93,13 @@ class Call {
     if (f_.sinks) args.sinks = sinks.view();
     if (f_.turned > 0) args.rope = {cos.view(), sin.view(), f_.rope_layout, f_.q_offset, f_.k_offset};
     args.lengths = {f_.q_ends, f_.kv_ends};
+    if (!f_.mask.empty()) args.mask = mask.view();
+    if (f_.slopes > 0) args.alibi = {FirstRow(slopes.view(), f_.slopes == 1), f_.alibi_offset, f_.root};
+    args.dropout = {f_.keep, kSeed, kOffset};
+    if (f_.positions > 0) {
+      args.rope.q_positions = FirstRow(q_positions.view(), f_.positions == 1);
+      args.rope.k_positions = FirstRow(k_positions.view(), f_.positions == 1);
+    }
     return args;
   }
 
@@ -89,20 +112,58 @@ class Call {
         rows = {i == 0 ? 0 : f_.q_ends[i - 1], f_.q_ends[i]},
         keys = {i == 0 ? 0 : f_.kv_ends[i - 1], f_.kv_ends[i]};
       }
-      reference::AttentionArgs args = ReferenceArgs(rows, keys);
+      reference::AttentionArgs args = ReferenceArgs(i, rows, keys);
       const auto result = reference::Attention(args, reference::AllRows(args));
       ExpectClose(Part(out.view(), rows), result.out, reference::OutBounds(args, result, DType::kF32));
       ExpectClose(Part(lse.view(), rows), result.lse, reference::LseBounds(args, result));
     }
-    for (const Matrix* x : {&q, &k, &v, &q_rope, &k_rope, &bias, &sinks, &cos, &sin, &out, &lse}) {
+    for (const Matrix* x : {&q, &k, &v, &q_rope, &k_rope, &bias, &sinks, &cos, &sin, &mask, &slopes,
+                            &q_positions, &k_positions, &out, &lse}) {
       EXPECT_TRUE(x->CheckGuards());
     }
   }
 
  private:
   std::int64_t Size(std::size_t d) const { return f_.bias.empty() ? 0 : f_.bias[d]; }
+  std::int64_t MaskSize(std::size_t d) const { return f_.mask.empty() ? 0 : f_.mask[d]; }
+  std::int64_t Sequences() const {
+    return f_.q_ends.empty() ? f_.shape.batch : static_cast<std::int64_t>(f_.q_ends.size());
+  }
   std::int64_t Positions() const {
     return f_.turned == 0 ? 0 : std::max(f_.shape.sq + f_.q_offset, f_.shape.skv + f_.k_offset);
+  }
+  // Any byte but 0 is true.
+  void FillMask(Random& random) {
+    if (f_.mask.empty()) return;
+    auto* bytes = static_cast<std::uint8_t*>(mask.view().data);
+    ForEachElement(mask.view(), [&](const auto&, std::int64_t offset) {
+      bytes[offset] =
+          random.Uniform(0, 1) < f_.masked ? static_cast<std::uint8_t>(random.Integer(1, 255)) : 0;
+    });
+  }
+  // Runs of neighbours, and jumps.
+  void FillPositions(Random& random, Matrix& positions) {
+    if (Positions() == 0) return;
+    for (std::int64_t b = 0; b < positions.view().size(0); ++b) {
+      std::int64_t at = 0;
+      for (std::int64_t i = 0; i < positions.view().size(1); ++i) {
+        at = random.Integer(0, 9) == 0 || at + 1 == Positions() ? random.Integer(0, Positions() - 1) : at + 1;
+        positions.set({b, i}, static_cast<double>(at));
+      }
+    }
+  }
+  // (s) of (count, s), or all of it.
+  static ConstTensor FirstRow(ConstTensor x, bool first) {
+    if (!first) return x;
+    x.rank = 1, x.sizes = {x.sizes[1]}, x.strides = {x.strides[1]};
+    return x;
+  }
+  // Entry i of the first dimension, which another may have.
+  static ConstTensor Entry(ConstTensor x, std::size_t i) {
+    if (x.size(0) == 1) return x;
+    x.data = static_cast<const char*>(x.data) + static_cast<std::int64_t>(i) * x.stride(0) * SizeOf(x.dtype);
+    x.sizes[0] = 1;
+    return x;
   }
   template <class T>
   static T Part(T x, Range rows) {
@@ -111,7 +172,7 @@ class Call {
     x.sizes[2] = rows.size();
     return x;
   }
-  reference::AttentionArgs ReferenceArgs(Range rows, Range keys) {
+  reference::AttentionArgs ReferenceArgs(std::size_t sequence, Range rows, Range keys) {
     reference::AttentionArgs args{.q = Part(ConstTensor(q.view()), rows),
                                   .k = Part(ConstTensor(k.view()), keys),
                                   .v = Part(ConstTensor(v.view()), keys)};
@@ -132,13 +193,33 @@ class Call {
       args.interleaved = f_.rope_layout != RopeLayout::kHalf;
       args.q_offset = f_.q_offset, args.k_offset = f_.k_offset;
     }
+    const bool packed = !f_.q_ends.empty();
+    if (!f_.mask.empty()) args.hidden = packed ? Entry(mask.view(), sequence) : mask.view();
+    if (f_.slopes > 0) {
+      args.slopes = FirstRow(slopes.view(), f_.slopes == 1);
+      if (packed && f_.slopes == 2) args.slopes = Entry(args.slopes, sequence);
+    }
+    args.alibi_offset = f_.alibi_offset, args.alibi_root = f_.root;
+    args.kept = std::lround(static_cast<double>(f_.keep) * 65536);
+    args.seed = kSeed, args.dropout_offset = kOffset;
+    args.dropout_sq = f_.shape.sq, args.dropout_skv = f_.shape.skv, args.dropout_row = rows.begin;
+    if (f_.positions > 0) {
+      const auto part = [&](const Matrix& positions, Range of) {
+        ConstTensor x = FirstRow(positions.view(), f_.positions == 1);
+        const std::int64_t stride = x.stride(x.rank - 1);
+        x.data = static_cast<const char*>(x.data) + of.begin * stride * SizeOf(x.dtype);
+        return x;
+      };
+      args.q_positions = part(q_positions, rows), args.k_positions = part(k_positions, keys);
+    }
     return args;
   }
 
+  static constexpr std::uint64_t kSeed = 0x123456789abcdef, kOffset = 0xfedcba9876543210;
   Features f_;
 
  public:
-  Matrix q, k, v, q_rope, k_rope, bias, sinks, cos, sin, out, lse;
+  Matrix q, k, v, q_rope, k_rope, bias, sinks, cos, sin, mask, slopes, q_positions, k_positions, out, lse;
 };
 
 void ExpectRight(const Device& device, const Features& features) {
@@ -204,6 +285,176 @@ TEST(FlashAttentionFeaturesTest, BiasSoftCapAndSinks) {
   }
 }
 
+TEST(FlashAttentionFeaturesTest, BooleanMasks) {
+  const std::vector<std::vector<std::int64_t>> masks = {{2, 4, 37, 70}, {1, 4, 37, 70}, {2, 1, 37, 70},
+                                                        {1, 1, 37, 70}, {2, 1, 1, 70},  {1, 4, 37, 1}};
+  for (const Device& device : Both()) {
+    for (DType in : kFloatTypes) {
+      int i = 0;
+      for (const auto& mask : masks) {
+        for (const double masked : {0.3, 0.97}) {
+          ++i;
+          ExpectRight(device, {.shape = {2, 4, 2, 37, 70, 24, 0, 16},
+                               .in = in,
+                               .causal = static_cast<Causal>(i % 3),
+                               .scale = i % 4 == 1   ? std::optional(-0.7f)
+                                        : i % 4 == 2 ? std::optional(0.0f)
+                                                     : std::nullopt,
+                               .soft_cap = i % 5 == 0 ? std::optional(2.5f) : std::nullopt,
+                               .sinks = i % 4 == 3,
+                               .layout = i % 2 == 0 ? Layout{} : kBsnd,
+                               .mask = mask,
+                               .masked = masked});
+        }
+      }
+    }
+  }
+}
+
+// Rows whose keys are all hidden give 0 and -inf, and no NaN, whatever is behind the mask.
+TEST(FlashAttentionFeaturesTest, AFullyMaskedRowGivesZero) {
+  for (const Device& device : Both()) {
+    for (DType in : kFloatTypes) {
+      Random random;
+      Features features{.shape = {1, 2, 1, 50, 90, 16, 0, 24}, .in = in, .mask = {1, 1, 50, 90}, .masked = 1};
+      Call call(features, random);
+      for (std::int64_t j = 0; j < 90; ++j) call.mask.set({0, 0, 7, j}, j == 80 ? 0 : 1);
+      for (std::int64_t j = 0; j < 90; j += 7) call.k.set({0, 0, j, 3}, kNaN);
+      ASSERT_TRUE(IsOk(FlashAttention(device, call.args())));
+      call.ExpectRight();
+      EXPECT_EQ(call.out.at({0, 1, 6, 5}), 0);
+      EXPECT_EQ(call.lse.at({0, 1, 6}), -kInfinity);
+      EXPECT_EQ(call.out.at({0, 1, 7, 5}), call.v.at({0, 0, 80, 5}));
+    }
+  }
+}
+
+TEST(FlashAttentionFeaturesTest, LinearBiases) {
+  for (const Device& device : Both()) {
+    for (DType in : kFloatTypes) {
+      for (int slopes : {1, 2}) {
+        for (bool root : {false, true}) {
+          ExpectRight(device, {.shape = {2, 4, 2, 37, 70, 24, 0, 16},
+                               .in = in,
+                               .causal = root ? Causal::kNone : Causal::kBottomRight,
+                               .slopes = slopes,
+                               .root = root});
+          ExpectRight(device, {.shape = {2, 4, 2, 70, 37, 24, 8, 16},
+                               .in = in,
+                               .soft_cap = 5.0f,
+                               .bias = {1, 1, 70, 37},
+                               .slopes = slopes,
+                               .root = root,
+                               .alibi_offset = root ? -100 : 3});
+        }
+      }
+    }
+  }
+}
+
+TEST(FlashAttentionFeaturesTest, Dropout) {
+  for (const Device& device : Both()) {
+    for (DType in : kFloatTypes) {
+      for (float keep : {0.9f, 0.25f, 1e-9f}) {
+        ExpectRight(device, {.shape = {2, 4, 2, 37, 131, 24, 0, 16}, .in = in, .keep = keep});
+        ExpectRight(device, {.shape = {1, 2, 2, 150, 150, 16, 8, 24},
+                             .in = in,
+                             .causal = Causal::kBottomRight,
+                             .sinks = true,
+                             .keep = keep});
+      }
+    }
+  }
+}
+
+// The share of kept weights is what was asked for, and another offset keeps others: v is 1 in one column for each key.
+TEST(FlashAttentionFeaturesTest, DropoutKeepsItsShare) {
+  constexpr std::int64_t kRows = 300, kKeys = 200;
+  Matrix q(DType::kF32, {1, 1, kRows, 1}), k(DType::kF32, {1, 1, kKeys, 1}),
+      v(DType::kF32, {1, 1, kKeys, kKeys});
+  q.Fill(0), k.Fill(0), v.Fill(0);
+  for (std::int64_t j = 0; j < kKeys; ++j) v.set({0, 0, j, j}, 1);
+  const auto kept = [&](std::uint64_t seed, std::uint64_t offset) {
+    Matrix out(DType::kF32, {1, 1, kRows, kKeys});
+    FlashAttentionArgs args{.q = q.view(), .k = k.view(), .v = v.view(), .out = out.view()};
+    args.dropout = {0.8f, seed, offset};
+    EXPECT_TRUE(IsOk(FlashAttention(Host(), args)));
+    return out.ToDoubles();
+  };
+  const std::vector<double> first = kept(1, 0);
+  const auto count =
+      static_cast<double>(std::count_if(first.begin(), first.end(), [](double x) { return x > 0; }));
+  EXPECT_NEAR(count, 0.8 * kRows * kKeys, 5 * std::sqrt(0.16 * kRows * kKeys));
+  EXPECT_EQ(first, kept(1, 0));
+  for (const auto& other : {kept(2, 0), kept(1, 1)}) {
+    std::int64_t same = 0;
+    for (std::size_t e = 0; e < first.size(); ++e) same += (first[e] > 0) == (other[e] > 0) ? 1 : 0;
+    EXPECT_NEAR(static_cast<double>(same), 0.68 * kRows * kKeys, 5 * std::sqrt(0.22 * kRows * kKeys));
+  }
+}
+
+TEST(FlashAttentionFeaturesTest, RotaryPositionsByIndex) {
+  for (const Device& device : Both()) {
+    for (DType in : kFloatTypes) {
+      for (int positions : {1, 2}) {
+        ExpectRight(device, {.shape = {2, 4, 2, 37, 70, 24, 16, 24},
+                             .in = in,
+                             .causal = Causal::kBottomRight,
+                             .turned = 16,
+                             .positions = positions});
+        ExpectRight(device, {.shape = {1, 2, 1, 90, 90, 24, 0, 16},
+                             .in = in,
+                             .turned = 10,
+                             .rope_layout = RopeLayout::kInterleaved,
+                             .q_ends = {20, 20, 81},
+                             .kv_ends = {25, 30, 90},
+                             .layout = kBsnd,
+                             .positions = positions});
+      }
+    }
+  }
+}
+
+// A call in its caller's memory: the same bits, nothing written beside it, and an error where it is too small.
+TEST(FlashAttentionFeaturesTest, WorkspaceOfTheCaller) {
+  for (const Device& device : Both()) {
+    Features features{.shape = {1, 2, 1, 300, 260, 24, 16, 16}, .in = DType::kBF16, .turned = 16};
+    for (const std::int64_t sq : {300, 2}) {  // Packed and turned keys; parts of the keys.
+      features.shape.sq = sq, features.shape.skv = sq == 2 ? 5000 : 260;
+      Random random;
+      Call call(features, random);
+      FlashAttentionArgs args = call.args();
+      ASSERT_TRUE(IsOk(FlashAttention(device, args)));
+      const std::vector<double> out = call.out.ToDoubles(), lse = call.lse.ToDoubles();
+      std::int64_t bytes = 0;
+      ASSERT_TRUE(IsOk(FlashAttentionWorkspace(device, args, &bytes)));
+      ASSERT_GT(bytes, 0);
+      constexpr std::size_t kGuard = 64;
+      for (const std::size_t misaligned : {0, 1, 63}) {
+        std::vector<std::uint8_t> memory(static_cast<std::size_t>(bytes) + 2 * kGuard, 0xa5);
+        args.workspace = {memory.data() + misaligned, bytes - 1};
+        call.out.FillNaN(), call.lse.FillNaN();
+        const Status status = FlashAttention(device, args);
+        EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+        EXPECT_EQ(status.message(),
+                  Join("flash_attention: workspace has ", bytes - 1, " bytes, needs ", bytes));
+        EXPECT_TRUE(std::isnan(call.out.at({0, 0, 0, 0})));
+        args.workspace.bytes = bytes;
+        ASSERT_TRUE(IsOk(FlashAttention(device, args)));
+        ExpectExactly(call.out.view(), out);
+        ExpectExactly(call.lse.view(), lse);
+        for (std::size_t at = 0; at < memory.size(); ++at) {
+          if (at < misaligned || at >= misaligned + static_cast<std::size_t>(bytes)) {
+            ASSERT_EQ(memory[at], 0xa5) << at;
+          }
+        }
+      }
+      args.workspace = {call.out.view().data, bytes};
+      EXPECT_FALSE(FlashAttention(device, args).ok());
+    }
+  }
+}
+
 // Rows without keys have only their sink: out = 0, and lse is the sink.
 TEST(FlashAttentionFeaturesTest, ASinkAloneGivesZero) {
   for (const Device& device : Both()) {
@@ -242,6 +493,10 @@ TEST(FlashAttentionFeaturesTest, PackedSequences) {
               .shape = {1, 4, 2, 210, 260, 24, 8, 16}, .in = in, .causal = causal, .turned = turned};
           features.q_ends = {1, 1, 70, 70, 200}, features.kv_ends = {37, 40, 40, 101, 240};
           if (causal == Causal::kTopLeft) features.window = AttentionWindow{.left = 20};
+          if (turned > 0) {
+            features.mask = {causal == Causal::kNone ? 5 : 1, 4, 130, 139}, features.slopes = 2;
+            features.keep = 0.75f;
+          }
           SCOPED_TRACE(features.Name());
           Random random;
           Call call(features, random);
@@ -299,7 +554,10 @@ TEST(FlashAttentionFeaturesTest, SameBitsForAnyThreads) {
                              .causal = Causal::kBottomRight,
                              .turned = 8,
                              .q_ends = {50, 210},
-                             .kv_ends = {100, 260}}};
+                             .kv_ends = {100, 260},
+                             .mask = {2, 1, 160, 160},
+                             .slopes = 1,
+                             .keep = 0.5f}};
   for (const Features& features : calls) {
     Random random;
     Call call(features, random);
@@ -340,6 +598,17 @@ TEST(FlashAttentionFeaturesTest, RandomCalls) {
     f.rope_layout = static_cast<RopeLayout>(random.Integer(0, 2));
     f.q_offset = random.Integer(0, 9), f.k_offset = random.Integer(0, 9);
     if (yes()) f.layout = kBsnd;
+    if (yes()) {
+      f.mask = {yes() ? f.shape.batch : 1, yes() ? f.shape.q_heads : 1, yes() ? f.shape.sq : 1,
+                yes() ? f.shape.skv : 1};
+      f.masked = random.Uniform(0, 1);
+    }
+    f.slopes = static_cast<int>(random.Integer(0, 2)), f.root = yes();
+    if (yes()) f.alibi_offset = random.Integer(-50, 50);
+    if (yes()) f.keep = static_cast<float>(random.Uniform(0.1, 1));
+    if (f.turned > 0 && yes()) {
+      f.positions = static_cast<int>(random.Integer(1, 2)), f.q_offset = f.k_offset = 0;
+    }
     ExpectRight(i % 2 == 0 ? Host() : NpuWithData(Ascend910B2()), f);
   }
 }
