@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <map>
 #include <random>
+#include <string_view>
 #include <utility>
 
 #include "kernels/flash_attention.h"
@@ -240,12 +242,12 @@ void MakeRoute(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall
 
 struct Entry {
   KernelForm form;
-  void (*make)(const Shape& shape, DType dtype, const KernelCallOptions& options, KernelCall* call);
+  MakeCall make;
 };
 
-// The kernels of the library. A new one is a line here.
-const std::vector<Entry>& Entries() {
-  static const std::vector<Entry> entries = {
+// The kernels of the library, a new one is a line here, and those that were registered.
+std::vector<Entry>& Entries() {
+  static std::vector<Entry> entries = {
       {{"matmul", "MxNxK", "1024x1024x1024", "100x90x70", 3}, &MakeMatmul},
       {{"flash_attention", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", "2x70x40x24x16", 4},
        &MakeFlashAttention},
@@ -307,13 +309,35 @@ Tensor KernelCall::Output(DType dtype, const Shape& shape) {
   return outputs_.back();
 }
 
-const std::vector<KernelForm>& KernelForms() {
-  static const std::vector<KernelForm> forms = [] {
-    std::vector<KernelForm> all;
-    for (const Entry& entry : Entries()) all.push_back(entry.form);
-    return all;
-  }();
+std::vector<KernelForm> KernelForms() {
+  std::vector<KernelForm> forms;
+  for (const Entry& entry : Entries()) forms.push_back(entry.form);
   return forms;
+}
+
+Status RegisterKernel(const KernelForm& form, MakeCall make) {
+  const auto error = [&](const std::string& what) {
+    return InvalidArgument(fmt::format("kernel '{}': {}", form.name, what));
+  };
+  const std::string_view name = form.name;
+  if (name.empty() || !std::all_of(name.begin(), name.end(), [](unsigned char c) {
+        return std::islower(c) != 0 || std::isdigit(c) != 0 || c == '_';
+      })) {
+    return error("a name has small letters, digits and '_'");
+  }
+  const std::string_view dims = form.dims;
+  const auto sizes = 1 + static_cast<std::size_t>(std::count(dims.begin(), dims.end(), 'x'));
+  for (const char* shape : {form.example, form.small}) {
+    if (ParseShape(shape).size() != sizes)
+      return error(fmt::format("shape '{}' is not {} sizes from 0 to 2^24, as {} has", shape, sizes, dims));
+  }
+  if (form.required > sizes) return error(fmt::format("{} of {} sizes are required", form.required, sizes));
+  if (!make) return error("there is no function that makes a call");
+  for (const Entry& entry : Entries()) {
+    if (name == entry.form.name) return error("there is one of that name already");
+  }
+  Entries().push_back({form, std::move(make)});
+  return {};
 }
 
 std::string KernelFormsText() {

@@ -35,7 +35,7 @@ struct KernelForm {
   const char* small;     // an awkward one that is computed number by number in no time
   std::size_t required;  // sizes that must be given
 };
-const std::vector<KernelForm>& KernelForms();
+std::vector<KernelForm> KernelForms();
 // "matmul MxNxK, flash_attention .."
 std::string KernelFormsText();
 
@@ -62,6 +62,14 @@ class KernelCall {
   std::vector<Tensor> outputs_;
   std::function<Status(const Device&, Profile*)> run_;
 };
+
+// Makes a call of the given sizes, as many as the form's example has; any may be 0.
+using MakeCall =
+    std::function<void(const Shape& shape, DType dtype, const KernelCallOptions& options, KernelCall* call)>;
+
+// Adds a kernel to those that are known by name; the texts of `form` must stay. Before any command runs, from one
+// thread. An error says which part of the form is wrong, or that the name is taken.
+Status RegisterKernel(const KernelForm& form, MakeCall make);
 
 // Errors name the kernel, the size or the dtype that is wrong, and what would be right.
 Status MakeKernelCall(const KernelCallOptions& options, KernelCall* call);

@@ -1,0 +1,7 @@
+#include "cubist/version.h"
+
+namespace cubist {
+
+const char* Version() { return CUBIST_VERSION; }
+
+}  // namespace cubist
