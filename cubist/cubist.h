@@ -6,6 +6,7 @@
 #include "cubist/grouped_matmul.h"
 #include "cubist/loss_scale.h"
 #include "cubist/matmul.h"
+#include "cubist/mla_block.h"
 #include "cubist/moe_block.h"
 #include "cubist/pack_operand.h"
 #include "cubist/rms_norm.h"

@@ -37,7 +37,7 @@ bool Fits(const ChipSpec& chip, const ScaledAddShape& s, const ScaledAddTiling& 
   return Need(chip, s, t) <= chip.buffer(Buffer::kUB).capacity;
 }
 
-std::vector<ScaledAddTiling> Candidates(const ChipSpec&, const ScaledAddShape& s) {
+std::vector<ScaledAddTiling> AllTilings(const ChipSpec&, const ScaledAddShape& s) {
   std::vector<ScaledAddTiling> all;
   for (const std::int64_t rows : cubist::TileSizes({1, 2, 4, 8, 16, 32, 64}, 1, s.rows)) {
     for (const int stages : {1, 2}) {
@@ -45,6 +45,12 @@ std::vector<ScaledAddTiling> Candidates(const ChipSpec&, const ScaledAddShape& s
       Complete(s, all.back());
     }
   }
+  return all;
+}
+
+std::vector<ScaledAddTiling> Candidates(const ChipSpec& chip, const ScaledAddShape& s) {
+  std::vector<ScaledAddTiling> all = AllTilings(chip, s);
+  std::erase_if(all, [&](const ScaledAddTiling& t) { return !Fits(chip, s, t); });
   return all;
 }
 
@@ -58,7 +64,7 @@ double Price(const ChipSpec& chip, const ScaledAddShape& s, const ScaledAddTilin
 
 Status Choose(const ChipSpec& chip, const ScaledAddShape& s, ScaledAddTiling* tiling) {
   return cubist::ChooseCheapest(
-      chip, s, "scaled_add", &Candidates,
+      chip, s, "scaled_add", &AllTilings,
       [&](const ScaledAddTiling& t, Buffer buffer) { return buffer == Buffer::kUB ? Need(chip, s, t) : 0; },
       tiling);
 }
