@@ -18,27 +18,6 @@ using trace::kVectorAgents;
 using trace::Operand;
 using trace::OperandUse;
 
-// GM tensors that a core writes and that more than one of its pipes touches.
-std::vector<char> SharedByPipes(const CoreRecord& record) {
-  struct Seen {
-    std::uint32_t agents = 0;
-    bool written = false;
-  };
-  std::vector<Seen> seen;
-  for (const Instr& instr : record.instrs) {
-    if (instr.access < 0) continue;
-    const GmAccess& access = record.accesses[static_cast<std::size_t>(instr.access)];
-    if (access.tensor < 0) continue;
-    const auto tensor = static_cast<std::size_t>(access.tensor);
-    if (seen.size() <= tensor) seen.resize(tensor + 1);
-    seen[tensor].agents |= 1u << AgentOf(instr.pipe, instr.lane);
-    seen[tensor].written |= access.writes;
-  }
-  std::vector<char> shared;
-  for (const Seen& s : seen) shared.push_back(s.written && (s.agents & (s.agents - 1)) != 0);
-  return shared;
-}
-
 constexpr std::array<Pipe, kCubeAgents> kCubePipes = {Pipe::kS,    Pipe::kMte1, Pipe::kMte2,
                                                       Pipe::kMte3, Pipe::kM,    Pipe::kFix};
 constexpr std::array<Pipe, kVectorAgents> kVectorPipes = {Pipe::kS, Pipe::kMte2, Pipe::kMte3, Pipe::kV};

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "npu_model/sync/alike.h"
 #include "npu_model/sync/core_planner.h"
 
 namespace cubist::sync {
@@ -25,10 +26,17 @@ Plan PlanFlags(const trace::Record& record, Policy policy, const ChipSpec& chip)
     const trace::Phase& phase = record.phases[p];
     plan.phases[p].cores.resize(phase.cores.size());
     std::vector<std::vector<Shortage>> shortages(phase.cores.size());
+    const std::vector<std::size_t> first = FirstAlike(phase);
     tbb::parallel_for(std::size_t{0}, phase.cores.size(), [&](std::size_t c) {
+      if (first[c] != c) return;
       CorePlanner planner(phase.cores[c], chip, phase.vector_only, policy);
       plan.phases[p].cores[c] = planner.Run();
       shortages[c] = planner.Shortages();
+    });
+    tbb::parallel_for(std::size_t{0}, phase.cores.size(), [&](std::size_t c) {
+      if (first[c] == c) return;
+      plan.phases[p].cores[c] = plan.phases[p].cores[first[c]];
+      shortages[c] = shortages[first[c]];
     });
     for (const auto& of_core : shortages) found.insert(found.end(), of_core.begin(), of_core.end());
   }

@@ -1,6 +1,9 @@
 #include "npu_model/sync/touches.h"
 
 #include <algorithm>
+#include <iterator>
+
+#include "npu_model/trace/dependencies.h"
 
 namespace cubist::sync {
 namespace {
@@ -34,6 +37,51 @@ bool Covers(const Area& a, const Area& b) {
   }
   return a.row_begin <= b.row_begin && b.row_end <= a.row_end && a.col_begin <= b.col_begin &&
          b.col_end <= a.col_end;
+}
+
+std::vector<char> SharedByPipes(const trace::CoreRecord& record) {
+  struct Use {
+    const trace::GmAccess* gm;
+    int agent;
+  };
+  std::vector<std::vector<Use>> uses;
+  for (const trace::Instr& instr : record.instrs) {
+    if (instr.access < 0) continue;
+    const trace::GmAccess& access = record.accesses[static_cast<std::size_t>(instr.access)];
+    if (access.tensor < 0) continue;
+    const auto tensor = static_cast<std::size_t>(access.tensor);
+    if (uses.size() <= tensor) uses.resize(tensor + 1);
+    uses[tensor].push_back({&access, trace::AgentOf(instr.pipe, instr.lane)});
+  }
+  const auto meet = [](std::vector<Use>& of_tensor) {
+    const int first = of_tensor.empty() ? 0 : of_tensor.front().agent;
+    const auto by_first = [&](const Use& use) { return use.agent == first; };
+    const auto reads = [](const Use& use) { return !use.gm->writes; };
+    if (std::all_of(of_tensor.begin(), of_tensor.end(), by_first) ||
+        std::all_of(of_tensor.begin(), of_tensor.end(), reads)) {
+      return false;
+    }
+    // By their first bytes: each against those before it that reach as far.
+    std::stable_sort(of_tensor.begin(), of_tensor.end(),
+                     [](const Use& x, const Use& y) { return x.gm->offset < y.gm->offset; });
+    constexpr std::int64_t kMostPairs = 1 << 20;  // Beyond, they are taken to meet.
+    std::int64_t pairs = 0;
+    std::vector<Use> open;
+    for (const Use& use : of_tensor) {
+      std::erase_if(open, [&](const Use& old) { return old.gm->end() <= use.gm->offset; });
+      pairs += std::ssize(open);
+      if (pairs > kMostPairs) return true;
+      for (const Use& old : open) {
+        const bool conflict = old.agent != use.agent && (old.gm->writes || use.gm->writes);
+        if (conflict && BytesMeet(*old.gm, *use.gm)) return true;
+      }
+      open.push_back(use);
+    }
+    return false;
+  };
+  std::vector<char> shared;
+  for (std::vector<Use>& of_tensor : uses) shared.push_back(meet(of_tensor));
+  return shared;
 }
 
 }  // namespace cubist::sync

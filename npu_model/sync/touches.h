@@ -28,6 +28,10 @@ inline bool Meet(const Area& a, const Area& b) {
 // Whether every byte of b is one of a.
 bool Covers(const Area& a, const Area& b);
 
+// By tensor: whether two pipes of the core touch the same bytes of it, one of them writing. Only these tensors make
+// the core wait for itself.
+std::vector<char> SharedByPipes(const trace::CoreRecord& record);
+
 struct Touch {
   Area area;
   std::uint32_t instr = 0;

@@ -2,6 +2,7 @@
 #ifndef CUBIST_NPU_MODEL_TRACE_COSTS_H_
 #define CUBIST_NPU_MODEL_TRACE_COSTS_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "npu_model/chip.h"
@@ -21,6 +22,19 @@ class Costs {
 
   // Of an instruction that does not touch GM.
   Cost Of(const CoreRecord& record, const Instr& instr) const;
+
+  // Of a transfer to or from GM: until the next one may begin, and until its first bytes flow.
+  Cost Of(const GmAccess& access) const {
+    const PathSpec& path = chip_->path(access.path);
+    return {path.gap, path.startup};
+  }
+  // And what its rows add, which overlaps nothing.
+  double RowsOf(const GmAccess& access) const {
+    return static_cast<double>(access.rows * access.bursts) * chip_->path(access.path).row;
+  }
+  bool rows_cost() const {
+    return std::any_of(chip_->paths.begin(), chip_->paths.end(), [](const PathSpec& p) { return p.row > 0; });
+  }
 
   // Bytes that a MTE1 load moves: whole fractals.
   std::int64_t FractalBytes(const Instr& instr) const;

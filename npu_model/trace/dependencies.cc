@@ -5,8 +5,6 @@
 #include <bit>
 #include <utility>
 
-#include "npu_model/status.h"
-
 namespace cubist::trace {
 namespace {
 
@@ -107,43 +105,6 @@ std::vector<char> ReadAndWritten(const CoreRecord& record) {
 }
 
 }  // namespace
-
-int AgentOf(Pipe pipe, int lane) {
-  if (lane < 0) {
-    switch (pipe) {
-      case Pipe::kS:
-        return 0;
-      case Pipe::kMte1:
-        return 1;
-      case Pipe::kMte2:
-        return 2;
-      case Pipe::kMte3:
-        return 3;
-      case Pipe::kM:
-        return 4;
-      case Pipe::kFix:
-        return 5;
-      case Pipe::kV:
-        break;
-    }
-  } else {
-    const int first = kCubeAgents + lane * kVectorAgents;
-    switch (pipe) {
-      case Pipe::kS:
-        return first;
-      case Pipe::kMte2:
-        return first + 1;
-      case Pipe::kMte3:
-        return first + 2;
-      case Pipe::kV:
-        return first + 3;
-      default:
-        break;
-    }
-  }
-  CUBIST_CHECK(false, std::string("no pipe ") + NameOf(pipe) + " on this side of an AI core");
-  return -1;
-}
 
 Dependencies::Dependencies(const CoreRecord& record) {
   const std::vector<char> tracked = ReadAndWritten(record);

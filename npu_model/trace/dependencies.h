@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "npu_model/status.h"
 #include "npu_model/trace/record.h"
 
 namespace cubist::trace {
@@ -14,7 +16,14 @@ namespace cubist::trace {
 // each Vector core. A Vector core on its own has the agents of lane 0.
 inline constexpr int kCubeAgents = 6, kVectorAgents = 4, kMaxLanes = 4;
 inline constexpr int kMaxAgents = kCubeAgents + kMaxLanes * kVectorAgents;
-int AgentOf(Pipe pipe, int lane);
+inline int AgentOf(Pipe pipe, int lane) {
+  // By pipe: S, MTE1, MTE2, MTE3, M, V, FIX.
+  constexpr std::int8_t kOfCube[kPipeCount] = {0, 1, 2, 3, 4, -1, 5};
+  constexpr std::int8_t kOfVector[kPipeCount] = {0, -1, 1, 2, -1, 3, -1};
+  const int on_side = (lane < 0 ? kOfCube : kOfVector)[static_cast<int>(pipe)];
+  CUBIST_CHECK(on_side >= 0, std::string("no pipe ") + NameOf(pipe) + " on this side of an AI core");
+  return lane < 0 ? on_side : kCubeAgents + lane * kVectorAgents + on_side;
+}
 // The scalar unit that issues to an agent: the first agent of its side.
 constexpr int IssuerOf(int agent) {
   return agent < kCubeAgents ? 0 : agent - (agent - kCubeAgents) % kVectorAgents;

@@ -31,6 +31,10 @@ void Feeder::FeedInstr(std::uint32_t i) {
   step.agent = static_cast<std::uint8_t>(AgentOf(instr.pipe, instr.lane));
   if (instr.access >= 0) {
     step.kind = Step::Kind::kTransfer;
+    step.op = static_cast<std::uint32_t>(instr.access);
+    const GmAccess& access = record_->accesses[static_cast<std::size_t>(instr.access)];
+    const Cost cost = costs_->Of(access);
+    step.busy = static_cast<float>(cost.busy), step.done = static_cast<float>(cost.done);
   } else {
     const Cost cost = costs_->Of(*record_, instr);
     step.busy = static_cast<float>(cost.busy), step.done = static_cast<float>(cost.done);

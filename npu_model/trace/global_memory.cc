@@ -19,6 +19,16 @@ std::int64_t LineSlots(std::int64_t address, std::int64_t bytes, int shift) {
   return packets(lead) + ((bytes - lead) >> shift) + packets((bytes - lead) & (line - 1));
 }
 
+// The same of `count` bursts, `stride` bytes apart.
+std::int64_t LineSlots(std::int64_t address, std::int64_t bytes, std::int64_t count, std::int64_t stride,
+                       int shift) {
+  const std::int64_t line = std::int64_t{1} << shift;
+  if ((stride & (line - 1)) == 0) return count * LineSlots(address, bytes, shift);
+  std::int64_t slots = 0;
+  for (std::int64_t i = 0; i < count; ++i) slots += LineSlots(address + i * stride, bytes, shift);
+  return slots;
+}
+
 }  // namespace
 
 GlobalMemory::GlobalMemory(const Record& record)
@@ -55,12 +65,14 @@ GlobalMemory::Transfer GlobalMemory::Touch(const GmAccess& access, std::int64_t 
   std::int64_t slots = 0;
   L2Cache::Tally tally;
   const double fetched_at = miss_rate_ > 0 ? now + static_cast<double>(access.bytes()) / miss_rate_ : now;
-  for (std::int64_t row = 0; row < access.rows; ++row) {
-    for (std::int64_t burst = 0; burst < access.bursts; ++burst) {
-      const std::int64_t address = first + row * access.row_stride + burst * access.burst_stride;
-      slots += LineSlots(address, access.burst_bytes, shift);
-      l2_->Touch(address, access.burst_bytes, access.writes, &tally, now, fetched_at);
-    }
+  // A column of bursts at a time where there is one, a row of them where there are many.
+  const bool columns = access.bursts == 1;
+  const std::int64_t count = columns ? access.rows : access.bursts,
+                     stride = columns ? access.row_stride : access.burst_stride;
+  for (std::int64_t row = 0; row < (columns ? 1 : access.rows); ++row) {
+    const std::int64_t address = first + row * access.row_stride;
+    slots += LineSlots(address, access.burst_bytes, count, stride, shift);
+    l2_->TouchRows(address, access.burst_bytes, count, stride, access.writes, &tally, now, fetched_at);
   }
   const std::int64_t fetched = access.writes ? 0 : tally.missed;
   if (!access.writes) {

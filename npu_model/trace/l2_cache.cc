@@ -18,36 +18,48 @@ L2Cache::L2Cache(std::int64_t capacity, std::int64_t line, std::int64_t extent, 
                "lines of L2 of " + std::to_string(line) + " bytes: not a power of two from 4 up");
 }
 
-void L2Cache::Touch(std::int64_t address, std::int64_t bytes, bool write, Tally* tally, double now,
-                    double fetched_at) {
+void L2Cache::TouchRows(std::int64_t address, std::int64_t bytes, std::int64_t rows, std::int64_t stride,
+                        bool write, Tally* tally, double now, double fetched_at) {
   if (bytes <= 0) return;
-  const std::int64_t first_line = address >> line_shift_, last_line = (address + bytes - 1) >> line_shift_;
-  for (std::int64_t number = first_line / kRunLines; number <= last_line / kRunLines; ++number) {
-    const std::int64_t from = std::max(first_line - number * kRunLines, std::int64_t{0});
-    const std::int64_t to = std::min(last_line - number * kRunLines, kRunLines - 1);
-    const auto lines = static_cast<std::uint8_t>((0xffu >> (kRunLines - 1 - to)) & (0xffu << from));
-    Run& run = runs_[static_cast<std::size_t>(number)];
-    const auto absent = static_cast<std::uint8_t>(lines & ~run.present);
-    tally->lines += to - from + 1;
-    if (write) run.changed |= lines;
-    if (run.there_at > now)
-      tally->on_the_way += std::popcount(static_cast<std::uint8_t>(lines & run.present));
-    if (absent == 0) {
-      run.hit = true;
-      continue;
+  constexpr std::uint64_t kRun = kRunLines;
+  for (std::int64_t row = 0; row < rows; ++row, address += stride) {
+    const auto first_line = static_cast<std::uint64_t>(address) >> line_shift_;
+    const auto last_line = static_cast<std::uint64_t>(address + bytes - 1) >> line_shift_;
+    const std::uint64_t last = last_line / kRun;
+    tally->lines += static_cast<std::int64_t>(last_line - first_line + 1);
+    std::uint32_t mask = 0xffu << first_line % kRun & 0xffu;
+    for (std::uint64_t number = first_line / kRun; number <= last; ++number, mask = 0xffu) {
+      if (number == last) mask &= 0xffu >> (kRun - 1 - last_line % kRun);
+      const auto lines = static_cast<std::uint8_t>(mask);
+      Run& run = runs_[number];
+      if ((lines & ~run.present) == 0 && run.there_at <= now && !write) {
+        run.hit = true;
+      } else {
+        TouchSlowly(number, lines, write, tally, now, fetched_at);
+      }
     }
-    run.hit |= absent != lines;
-    run.present |= absent;
-    const int missed = std::popcount(absent);
-    tally->missed += missed;
-    if (!write) run.there_at = static_cast<float>(fetched_at);
-    present_lines_ += missed;
-    if (!run.queued) {
-      run.queued = true;
-      queue_.push_back(static_cast<std::uint32_t>(number));
-    }
-    MakeRoom(tally);
   }
+}
+
+// Lines of one run that are not all there, or not yet, or change.
+void L2Cache::TouchSlowly(std::uint64_t number, std::uint8_t lines, bool write, Tally* tally, double now,
+                          double fetched_at) {
+  Run& run = runs_[number];
+  const auto absent = static_cast<std::uint8_t>(lines & ~run.present);
+  if (write) run.changed |= lines;
+  if (run.there_at > now) tally->on_the_way += std::popcount(static_cast<std::uint8_t>(lines & run.present));
+  run.hit |= absent != lines;
+  if (absent == 0) return;
+  run.present |= absent;
+  const int missed = std::popcount(absent);
+  tally->missed += missed;
+  if (!write) run.there_at = static_cast<float>(fetched_at);
+  present_lines_ += missed;
+  if (!run.queued) {
+    run.queued = true;
+    queue_.push_back(static_cast<std::uint32_t>(number));
+  }
+  MakeRoom(tally);
 }
 
 void L2Cache::MakeRoom(Tally* tally) {

@@ -25,7 +25,12 @@ class L2Cache {
 
   // At time `now`; lines that a read misses are there at `fetched_at`.
   void Touch(std::int64_t address, std::int64_t bytes, bool write, Tally* tally, double now = 0,
-             double fetched_at = 0);
+             double fetched_at = 0) {
+    TouchRows(address, bytes, 1, 0, write, tally, now, fetched_at);
+  }
+  // `rows` pieces of `bytes` each, one after the other, their first bytes `stride` apart.
+  void TouchRows(std::int64_t address, std::int64_t bytes, std::int64_t rows, std::int64_t stride, bool write,
+                 Tally* tally, double now, double fetched_at);
 
  private:
   static constexpr std::int64_t kRunLines = 8;
@@ -34,6 +39,8 @@ class L2Cache {
     bool queued = false, hit = false;
     float there_at = 0;  // when the last missed line of it is fetched
   };
+  void TouchSlowly(std::uint64_t number, std::uint8_t lines, bool write, Tally* tally, double now,
+                   double fetched_at);
   void MakeRoom(Tally* tally);
   void Evict(Tally* tally);
 

@@ -25,6 +25,7 @@ PhaseReplay::PhaseReplay(const ChipSpec& chip, const Phase& phase, const sync::P
                          GlobalMemory& memory, double began, OnSlice on_slice, OnWait on_wait)
     : chip_(&chip),
       costs_(chip),
+      rows_cost_(costs_.rows_cost()),
       memory_(&memory),
       began_(began),
       flows_(chip),
@@ -158,7 +159,7 @@ bool PhaseReplay::Take(std::uint32_t c, std::uint32_t a, const Step& step, doubl
     case Step::Kind::kTransfer: {
       const bool first = agent.idle();
       agent.pending.push_back({step, ready});
-      agent.free_at = ready + chip_->path(AccessOf(core, step).path).gap;
+      agent.free_at = ready + step.busy;
       if (first) ScheduleFlow(c, a);
       return true;
     }
@@ -227,11 +228,9 @@ void PhaseReplay::ScheduleFlow(std::uint32_t c, std::uint32_t a) {
   Core& core = cores_[c];
   Agent& agent = core.agents[a];
   const Pending& first = agent.pending[agent.first_pending];
-  const GmAccess& access = AccessOf(core, first.step);
-  const PathSpec& path = chip_->path(access.path);
   agent.flow_began = std::max(first.ready, agent.done_at);
-  const double begins = std::max(first.ready + path.startup, agent.done_at) +
-                        static_cast<double>(access.rows * access.bursts) * path.row;
+  double begins = std::max<double>(first.ready + first.step.done, agent.done_at);
+  if (rows_cost_) begins += costs_.RowsOf(AccessOf(core, first.step));
   starts_.push({std::max(begins, flows_.now()), c, a, false, {}});
 }
 

@@ -115,7 +115,7 @@ class PhaseReplay {
   std::uint32_t Set(Core& core, std::uint32_t flag, double time);
   Flag& FlagOf(Core& core, std::uint32_t number);
   const GmAccess& AccessOf(const Core& core, const Step& step) const {
-    return core.record->accesses[static_cast<std::size_t>(core.record->instrs[step.what].access)];
+    return core.record->accesses[step.op];
   }
   void ScheduleFlow(std::uint32_t core, std::uint32_t agent);
   double Queueing(const Start& start, const GmAccess& access, double bytes);
@@ -126,6 +126,7 @@ class PhaseReplay {
 
   const ChipSpec* chip_;
   Costs costs_;
+  bool rows_cost_;
   GlobalMemory* memory_;
   double began_;
   Flows flows_;

@@ -14,7 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "npu_model/sync/alike.h"
 #include "npu_model/sync/check.h"
+#include "npu_model/sync/core_planner.h"
 #include "npu_model/sync/report.h"
 #include "npu_model/sync/slack.h"
 #include "npu_model/trace/replay.h"
@@ -388,6 +390,58 @@ TEST(PlanTest, JsonParsesAndAddsUp) {
   EXPECT_EQ(report.at("ok"), false);
   EXPECT_EQ(report.at("findings").size(), broken.findings.size());
   EXPECT_EQ(nlohmann::json::parse(sync::CheckJson(sync::CheckResult{})).at("ok"), true);
+}
+
+// A plan that cores share is the one that each would have got on its own.
+TEST(PlanTest, CoresAlikeShareOnePlan) {
+  std::size_t shared = 0;
+  const auto expect_own = [&](const NamedRecord& made) {
+    SCOPED_TRACE(made.name);
+    for (const Policy policy : kPolicies) {
+      const sync::Plan plan = sync::PlanFlags(made.record, policy);
+      for (std::size_t p = 0; p < made.record.phases.size(); ++p) {
+        const trace::Phase& phase = made.record.phases[p];
+        const std::vector<std::size_t> first = sync::FirstAlike(phase);
+        for (std::size_t c = 0; c < phase.cores.size(); ++c) {
+          ASSERT_LE(first[c], c);
+          EXPECT_EQ(first[first[c]], first[c]);
+          shared += first[c] != c ? 1 : 0;
+          sync::CorePlanner planner(phase.cores[c], made.record.chip, phase.vector_only, policy);
+          EXPECT_EQ(plan.phases[p].cores[c].ops, planner.Run().ops) << "core " << c;
+        }
+      }
+    }
+  };
+  expect_own(RecordMatmul(Ascend910B2(), DType::kBF16, 2048, 2048, 512, false, false));
+  expect_own(RecordAttention(Ascend910B2(), DType::kBF16, {.heads = 2, .sq = 512, .skv = 512, .d = 64}));
+  expect_own(RecordPermute(Ascend910B2(), 300, 640, 4, 8, DType::kI32));
+  EXPECT_GT(shared, 20u);
+}
+
+// Two cores that differ in one instruction, or in how their accesses to memory of their own meet.
+TEST(PlanTest, CoresThatDifferArePlannedApart) {
+  trace::Record record = RecordMatmul(Ascend910B2(), DType::kBF16, 2048, 2048, 512, false, false).record;
+  trace::Phase phase;
+  phase.cores = {record.phases[0].cores[0], record.phases[0].cores[0], record.phases[0].cores[0]};
+  phase.cores[1].instrs.back().dims[0] -= 16;
+  EXPECT_EQ(sync::FirstAlike(phase), (std::vector<std::size_t>{0, 1, 0}));
+
+  trace::CoreRecord writes_and_reads;
+  writes_and_reads.lines.resize(1);
+  for (const bool writes : {true, false}) {
+    trace::Instr instr;
+    instr.op = writes ? trace::Op::kStoreUb : trace::Op::kLoadUb;
+    instr.pipe = writes ? Pipe::kMte3 : Pipe::kMte2, instr.lane = 0;
+    instr.access = static_cast<std::int32_t>(writes_and_reads.accesses.size());
+    writes_and_reads.instrs.push_back(instr);
+    trace::GmAccess access;
+    access.tensor = 0, access.writes = writes, access.burst_bytes = 64;
+    writes_and_reads.accesses.push_back(access);
+  }
+  phase.cores = {writes_and_reads, writes_and_reads, writes_and_reads};
+  for (trace::GmAccess& access : phase.cores[1].accesses) access.offset = 640;
+  phase.cores[2].accesses[1].offset = 640;
+  EXPECT_EQ(sync::FirstAlike(phase), (std::vector<std::size_t>{0, 0, 2}));
 }
 
 TEST(PlanTest, PlansAreDeterministic) {
