@@ -227,22 +227,9 @@ std::vector<Analysis::PipeShare> PipesOf(const Profile& p) {
   return pipes;
 }
 
-// A build in a subfolder may name files from there.
-std::string FromRoot(std::string file) {
-  while (file.starts_with("../")) file.erase(0, 3);
-  return file;
-}
-
-using LineKey = std::tuple<std::string, std::uint32_t, std::string, std::string>;
+// By file, line, instruction and pipe. The texts are those of the build: equal pointers, equal texts.
+using LineKey = std::tuple<const char*, std::uint32_t, const char*, Pipe>;
 using LineCosts = std::map<LineKey, Analysis::LineCost>;
-
-Analysis::LineCost& LineOf(LineCosts& lines, std::string file, std::uint32_t line, const std::string& what,
-                           Pipe pipe) {
-  file = FromRoot(std::move(file));
-  Analysis::LineCost& cost = lines[{file, line, what, NameOf(pipe)}];
-  cost.file = file, cost.line = line, cost.what = what, cost.pipe = NameOf(pipe);
-  return cost;
-}
 
 }  // namespace
 
@@ -255,7 +242,7 @@ Analysis Analyse(const ChipSpec& chip, const trace::Record& record, const Profil
   LineCosts lines;
   const double cores = std::max(profile.cores_used, 1);
   for (const TimelineSlice& slice : *profile.timeline) {
-    Analysis::LineCost& cost = LineOf(lines, slice.file, slice.line, slice.name, slice.pipe);
+    Analysis::LineCost& cost = lines[{slice.file, slice.line, slice.name, slice.pipe}];
     ++cost.count;
     cost.bytes += slice.bytes;
     cost.busy_us += (slice.end_us - slice.start_us) / cores;
@@ -277,7 +264,7 @@ Analysis Analyse(const ChipSpec& chip, const trace::Record& record, const Profil
           const Instr& instr = core.instrs[i];
           const trace::SourceLine& line = core.lines[instr.line];
           causes[CauseOf(instr)] += us;
-          LineOf(lines, line.file, line.line, trace::NameOf(instr.op), instr.pipe).critical_us += us;
+          lines[{line.file, line.line, trace::NameOf(instr.op), instr.pipe}].critical_us += us;
           on_path += us;
         },
         [&](const char* cause, double us) {
@@ -297,9 +284,24 @@ Analysis Analyse(const ChipSpec& chip, const trace::Record& record, const Profil
   for (const auto& [name, us] : causes) analysis.critical_path.push_back({name, us});
   std::stable_sort(analysis.critical_path.begin(), analysis.critical_path.end(),
                    [](const auto& a, const auto& b) { return a.us > b.us; });
-  for (auto& [key, cost] : lines) analysis.lines.push_back(std::move(cost));
+  for (auto& [key, cost] : lines) {
+    const auto& [file, line, what, pipe] = key;
+    const auto same = [&, f = file, l = line, w = what, p = pipe](const Analysis::LineCost& other) {
+      return other.line == l && other.file == f && other.what == w && other.pipe == NameOf(p);
+    };
+    // A header's text may stand in more than one object file.
+    auto known = std::find_if(analysis.lines.begin(), analysis.lines.end(), same);
+    if (known == analysis.lines.end()) {
+      cost.file = file, cost.line = line, cost.what = what, cost.pipe = NameOf(pipe);
+      analysis.lines.push_back(std::move(cost));
+      continue;
+    }
+    known->count += cost.count, known->bytes += cost.bytes;
+    known->busy_us += cost.busy_us, known->critical_us += cost.critical_us;
+  }
   std::stable_sort(analysis.lines.begin(), analysis.lines.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.critical_us, a.busy_us) > std::tie(b.critical_us, b.busy_us);
+    return std::tie(a.critical_us, a.busy_us, b.file, b.line) >
+           std::tie(b.critical_us, b.busy_us, a.file, a.line);
   });
   return analysis;
 }

@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <array>
+#include <cstdint>
 #include <cstdio>
 #include <utility>
 
 #include "npu_model/sync/plan.h"
 #include "npu_model/sync/slack.h"
 #include "tools/files.h"
+#include "tools/interval.h"
 #include "tools/profile_page.h"
 #include "tools/profile_report.h"
 #include "tools/progress.h"
@@ -46,9 +49,19 @@ Status Change(const std::string& text, SubjectOptions* options) {
   return {};
 }
 
-Status Run(const SubjectOptions& options, ProfiledCall* call) {
+// Larger records are replayed five times more only on demand.
+constexpr std::int64_t kMostForInterval = 2000000;
+
+Status Run(const SubjectOptions& options, bool interval, ProfiledCall* call) {
   call->policy = options.policy;
   CUBIST_RETURN_IF_ERROR(call->subject.Run(&call->profile, /*timeline=*/true, &call->record));
+  if (call->profile.launches == 1 && (interval || call->profile.instructions <= kMostForInterval)) {
+    std::array<RecordedLaunch, 1> launch;
+    launch[0].plan = sync::PlanFlags(call->record, call->subject.policy);
+    launch[0].record = std::move(call->record);
+    call->interval = IntervalOf(launch, call->subject.chip, call->profile.time_s * 1e6);
+    call->record = std::move(launch[0].record);
+  }
   call->analysis = Analyse(call->subject.chip, call->record, call->profile);
   return {};
 }
@@ -72,8 +85,8 @@ int ProfileCommand(const ProfileOptions& options) {
         std::pair("--trace", options.trace)}) {
     if (status.ok()) status = CheckWritable(option, file);
   }
-  if (status.ok()) status = Run(options.subject, &a);
-  if (status.ok() && compares) status = Run(other, &b);
+  if (status.ok()) status = Run(options.subject, options.interval, &a);
+  if (status.ok() && compares) status = Run(other, options.interval, &b);
   if (!status.ok()) return BadInput(status.message());
 
   fmt::print("{}", ProfileText(a));

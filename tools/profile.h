@@ -15,7 +15,8 @@ struct ProfileOptions {
   // tiling.NAME, and constants of the chip.
   std::vector<std::string> vs;
   std::string json, csv, html, trace;
-  bool slack = false;  // what each wait costs, by replays without it
+  bool slack = false;     // what each wait costs, by replays without it
+  bool interval = false;  // of the time, by five replays more, however large the record is
 };
 
 // Exit status: 0, or 2 for bad input.

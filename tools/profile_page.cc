@@ -150,7 +150,7 @@ function timeline(parent, t) {
 }
 
 const calls = data.b ? [data.a, data.b] : [data.a];
-add(page, calls.map((p, i) => `<h1>${data.b ? (i ? "B: " : "A: ") : ""}${text(p.title)}</h1><p class="verdict"><span class="big" id="time${i}">${number(p.time_us, 2)} us</span> &nbsp; ${text(p.policy)} flags; ${text(p.verdict)}</p>`).join(""));
+add(page, calls.map((p, i) => `<h1>${data.b ? (i ? "B: " : "A: ") : ""}${text(p.title)}</h1><p class="verdict"><span class="big" id="time${i}">${number(p.time_us, 2)} us</span>${p.interval_us ? ` <span id="interval${i}">${number(p.interval_us[0], 2)} to ${number(p.interval_us[1], 2)} us</span>` : ""} &nbsp; ${text(p.policy)} flags; ${text(p.verdict)}</p>`).join(""));
 if (data.b) {
   const [a, b] = calls, row = (name, x, y, d = 2) => [name, n(number(x, d)), n(number(y, d)), n(x > 0 ? number(y / x, 3) : "-")];
   const us = (p, c) => (p.critical_path.find((x) => x.cause === c) || {us: 0}).us;

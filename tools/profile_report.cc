@@ -25,6 +25,12 @@ std::string Bytes(double bytes) {
   return bytes < 1e9 ? fmt::format("{:.1f} MB", bytes / 1e6) : fmt::format("{:.2f} GB", bytes / 1e9);
 }
 
+std::string IntervalText(const ProfiledCall& call) {
+  if (!call.interval.known()) return "";
+  return fmt::format(" ({} to {} by the spread of the constants)", FormatSeconds(call.interval.low * 1e-6),
+                     FormatSeconds(call.interval.high * 1e-6));
+}
+
 std::string PipesText(const Analysis& analysis) {
   const Table table({{"core", "", 6, Align::kLeft},
                      {"pipe", "", 5, Align::kLeft},
@@ -105,9 +111,9 @@ std::string BuffersText(const Analysis& analysis) {
 
 std::string ProfileText(const ProfiledCall& call) {
   const Profile& p = call.profile;
-  std::string text =
-      fmt::format("{}, {} flags\n{}, {:.0f} cycles, {} cores, {} instructions: {}\n\n", call.subject.Title(),
-                  call.policy, FormatSeconds(p.time_s), p.cycles, p.cores_used, p.instructions, p.verdict);
+  std::string text = fmt::format("{}, {} flags\n{}{}, {:.0f} cycles, {} cores, {} instructions: {}\n\n",
+                                 call.subject.Title(), call.policy, FormatSeconds(p.time_s),
+                                 IntervalText(call), p.cycles, p.cores_used, p.instructions, p.verdict);
   text += PipesText(call.analysis) + "\n";
   if (!call.analysis.critical_path.empty()) text += PathText(call.analysis, p.time_s * 1e6) + "\n";
   text += TrafficText(p) + RooflineText(call.analysis.roofline) + BuffersText(call.analysis);
@@ -165,6 +171,7 @@ Json ProfileJson(const ProfiledCall& call) {
                {"paths", Json::array()},
                {"lines", Json::array()},
                {"occupancy", Json::array()}};
+  if (call.interval.known()) json["interval_us"] = {call.interval.low, call.interval.high};
   for (const auto& pipe : a.pipes) {
     json["pipes"].push_back({{"core", pipe.core},
                              {"pipe", pipe.pipe},
@@ -213,6 +220,10 @@ std::string ProfileCsv(const ProfiledCall& call) {
     csv += fmt::format("{},{},{:.9g}\n", section, name, value);
   };
   row("total", "time_us", p.time_s * 1e6);
+  if (call.interval.known()) {
+    row("total", "time_us_low", call.interval.low);
+    row("total", "time_us_high", call.interval.high);
+  }
   row("total", "instructions", static_cast<double>(p.instructions));
   row("total", "gm_read", static_cast<double>(p.gm_read));
   row("total", "gm_written", static_cast<double>(p.gm_written));

@@ -8,6 +8,7 @@
 #include "npu_model/profile.h"
 #include "npu_model/trace/record.h"
 #include "tools/analysis.h"
+#include "tools/interval.h"
 #include "tools/subject.h"
 
 namespace cubist {
@@ -17,6 +18,7 @@ struct ProfiledCall {
   std::string policy;
   trace::Record record;
   Profile profile;
+  Interval interval;  // of its time; unknown of several launches, and where it was not asked for
   Analysis analysis;
 };
 

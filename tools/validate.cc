@@ -303,9 +303,9 @@ int ValidateCommand(const ValidateOptions& options) {
     result.group = recorded.group;
     result.skipped = recorded.skipped;
     if (!result.skipped.empty()) continue;
-    result.predicted = PredictedUs(recorded, chip);
+    result.predicted = PredictedUs(recorded.launches, chip);
     if (!options.intervals) continue;
-    const Interval interval = IntervalOf(recorded, chip, result.predicted);
+    const Interval interval = IntervalOf(recorded.launches, chip, result.predicted);
     result.low = interval.low, result.high = interval.high;
   }
   Print(results, options.intervals);

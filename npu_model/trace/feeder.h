@@ -17,9 +17,11 @@ namespace cubist::trace {
 // What a scalar unit issues: an instruction of the record or of the plan.
 struct Step {
   enum class Kind : std::uint8_t { kInstr, kTransfer, kSet, kWait, kBarrier };
-  std::uint32_t what = 0;    // an instruction of the record, or a flag
-  float busy = 0, done = 0;  // cycles: of a kInstr as in Cost; of a kTransfer until the next may begin, and its bytes flow
-  std::uint8_t agent = 0;    // that executes it
+  std::uint32_t what = 0;  // an instruction of the record, or a flag
+  float busy = 0,
+        done =
+            0;  // cycles: of a kInstr as in Cost; of a kTransfer until the next may begin, and its bytes flow
+  std::uint8_t agent = 0;  // that executes it
   Kind kind = Kind::kInstr;
   std::uint32_t op = 0;  // of a kWait or kBarrier: its number in CorePlan::ops; of a kTransfer: of its access
 };

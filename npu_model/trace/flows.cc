@@ -119,7 +119,8 @@ void Flows::AdvanceTo(double time) {
     c.served += c.rate * cycles;
   }
   if (!active_.empty()) {
-    for (std::size_t r = 0; r < kResources; ++r) limited_[r] += full_[r] ? cycles : 0.0;
+    hbm_limited_ += full_[kHbm] ? cycles : 0.0;
+    l2_limited_ += full_[kL2Read] || full_[kCubeRead] || full_[kL2Write] ? cycles : 0.0;
   }
   now_ = time;
 }

@@ -42,8 +42,8 @@ class Flows {
 
   double now() const { return now_; }
   // Cycles during which flows wanted more than the resource gave.
-  double hbm_limited() const { return limited_[kHbm]; }
-  double l2_limited() const { return limited_[kL2Read] + limited_[kCubeRead] + limited_[kL2Write]; }
+  double hbm_limited() const { return hbm_limited_; }
+  double l2_limited() const { return l2_limited_; }  // in any of its ways
 
  private:
   enum Resource { kHbm, kL2Read, kCubeRead, kL2Write, kResources };
@@ -68,7 +68,7 @@ class Flows {
   std::array<Class, kClasses> classes_;
   std::array<double, kResources> capacity_{};  // bytes per cycle
   std::array<bool, kResources> full_{};
-  std::array<double, kResources> limited_{};
+  double hbm_limited_ = 0, l2_limited_ = 0;
   std::vector<int> active_;  // classes with flows
   bool rates_known_ = true;
   double now_ = 0, next_end_ = 0;

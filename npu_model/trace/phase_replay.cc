@@ -158,6 +158,7 @@ bool PhaseReplay::Take(std::uint32_t c, std::uint32_t a, const Step& step, doubl
   switch (step.kind) {
     case Step::Kind::kTransfer: {
       const bool first = agent.idle();
+      agent.transfers = true;
       agent.pending.push_back({step, ready});
       agent.free_at = ready + step.busy;
       if (first) ScheduleFlow(c, a);
@@ -165,8 +166,8 @@ bool PhaseReplay::Take(std::uint32_t c, std::uint32_t a, const Step& step, doubl
     }
     case Step::Kind::kSet:
       agent.free_at = ready + execute;
-      agent.times.busy += execute;
       if (agent.idle()) {
+        agent.times.busy += execute;
         *woken |= Set(core, step.what, std::max(agent.free_at, agent.done_at));
       } else {
         agent.pending.push_back({step, agent.free_at});
@@ -180,7 +181,7 @@ bool PhaseReplay::Take(std::uint32_t c, std::uint32_t a, const Step& step, doubl
   if (!agent.idle()) return false;  // EndFlow comes back.
   if (step.kind == Step::Kind::kBarrier) {
     const double over = std::max(ready, agent.done_at);
-    agent.times.waited += over - ready;
+    NoteWait(agent, ready, over);
     if (on_wait_ && over > ready) on_wait_(c, step.op, over - ready);
     agent.times.busy += execute;
     agent.free_at = over + execute;
@@ -204,11 +205,28 @@ bool PhaseReplay::Wait(std::uint32_t c, std::uint32_t a, const Step& step, doubl
   Agent& agent = core.agents[a];
   const double up = std::max(ready, flag.set_at[flag.head++] + latency);
   DropFront(flag.set_at, flag.head);
-  agent.times.waited += up - ready;
+  NoteWait(agent, ready, up);
   if (on_wait_ && up > ready) on_wait_(c, step.op, up - ready);
-  agent.times.busy += chip_->sync.execute;
+  if (agent.idle()) agent.times.busy += chip_->sync.execute;  // Else it is, with what flows.
   agent.free_at = up + chip_->sync.execute;
   return true;
+}
+
+// A pipe whose transfers still flow while it stands at a flag is busy, not waiting.
+void PhaseReplay::NoteWait(Agent& agent, double from, double to) {
+  if (agent.transfers) from = std::max(from, agent.done_at);
+  if (from >= to) return;
+  agent.times.waited += to - from;
+  if (!agent.idle()) agent.stood.emplace_back(from, to);
+}
+
+// The transfer in front, which flowed from flow_began on, has ended.
+void PhaseReplay::TakeFlowFromWaits(Agent& agent, double ended) {
+  for (auto& [from, to] : agent.stood) {
+    agent.times.waited -= std::max(0.0, std::min(to, ended) - std::max(from, agent.flow_began));
+    from = std::max(from, ended);
+  }
+  std::erase_if(agent.stood, [](const auto& wait) { return wait.first >= wait.second; });
 }
 
 PhaseReplay::Flag& PhaseReplay::FlagOf(Core& core, std::uint32_t number) {
@@ -293,6 +311,7 @@ void PhaseReplay::EndFlow() {
   const double now = flows_.now();
   const Pending& ended = agent.pending[agent.first_pending++];
   agent.times.busy += now - agent.flow_began;
+  if (!agent.stood.empty()) TakeFlowFromWaits(agent, now);
   if (on_slice_) on_slice_(flow.core, core.record->instrs[ended.step.what], agent.flow_began, now);
   agent.done_at = now;
   if (agent.reads >= 0) {

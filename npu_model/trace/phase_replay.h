@@ -43,7 +43,7 @@ class PhaseReplay {
   // Cycles of a pipe.
   struct Times {
     double busy = 0;    // with an instruction under way
-    double waited = 0;  // standing still at a WaitFlag or barrier
+    double waited = 0;  // standing still at a WaitFlag or barrier, with nothing under way
   };
   std::size_t cores() const { return cores_.size(); }
   const CoreRecord& record(std::size_t core) const { return *cores_[core].record; }
@@ -70,10 +70,13 @@ class PhaseReplay {
     std::uint64_t taken = 0, given = 0;  // steps that left and entered it
     std::vector<Pending> pending;        // transfers under way, in order, from first_pending
     std::size_t first_pending = 0;
-    double free_at = 0;         // when it takes its next step
-    double done_at = 0;         // when all so far is complete
-    double flow_began = 0;      // of the first pending transfer
-    std::int64_t reads = -1;    // address from which it reads now
+    double free_at = 0;       // when it takes its next step
+    double done_at = 0;       // when all so far is complete
+    double flow_began = 0;    // of the first pending transfer
+    std::int64_t reads = -1;  // address from which it reads now
+    bool transfers = false;   // a pipe to or from GM
+    std::vector<std::pair<double, double>>
+        stood;                  // counted as waited, while transfers before it may still flow
     std::uint32_t waiters = 0;  // agents to look at again after progress here, a bit each
     Times times;
 
@@ -112,6 +115,8 @@ class PhaseReplay {
   std::uint32_t Execute(std::uint32_t core, std::uint32_t agent);
   bool Take(std::uint32_t core, std::uint32_t agent, const Step& step, double ready, std::uint32_t* woken);
   bool Wait(std::uint32_t core, std::uint32_t agent, const Step& step, double ready);
+  static void NoteWait(Agent& agent, double from, double to);
+  static void TakeFlowFromWaits(Agent& agent, double ended);
   std::uint32_t Set(Core& core, std::uint32_t flag, double time);
   Flag& FlagOf(Core& core, std::uint32_t number);
   const GmAccess& AccessOf(const Core& core, const Step& step) const {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 #include "npu_model/composites.h"
 
@@ -124,13 +125,14 @@ void Recorder::Rehash() {
 
 std::uint32_t Recorder::InternLine(const Loc& loc) {
   std::uint32_t& last = last_lines_[loc.line() % last_lines_.size()];
-  const auto same = [&](const SourceLine& known) {
-    return known.line == loc.line() && known.file == loc.file_name();
-  };
+  // A build in a subfolder names files from there.
+  const char* file = loc.file_name();
+  while (std::strncmp(file, "../", 3) == 0) file += 3;
+  const auto same = [&](const SourceLine& known) { return known.line == loc.line() && known.file == file; };
   if (last < out_->lines.size() && same(out_->lines[last])) return last;
   const auto found = std::find_if(out_->lines.begin(), out_->lines.end(), same);
   last = static_cast<std::uint32_t>(found - out_->lines.begin());
-  if (found == out_->lines.end()) out_->lines.push_back({loc.file_name(), loc.line()});
+  if (found == out_->lines.end()) out_->lines.push_back({file, loc.line()});
   return last;
 }
 

@@ -328,6 +328,25 @@ TEST(FlowsTest, RatesAreMaxMinFair) {
   EXPECT_NEAR(flows.l2_limited(), 20, 1e-9);
 }
 
+// Loads of the Cube cores and stores may fill their ways through L2 at once: the time counts once.
+TEST(FlowsTest, TwoFullWaysOfL2AreOneLimit) {
+  ChipSpec chip = RoundChip();
+  chip.memory.cube_read_bytes_per_s = Value(10e9);  // 10 bytes per cycle
+  chip.memory.l2_write_bytes_per_s = Value(10e9);
+  for (const Path path : {Path::kGmToL1, Path::kUbToGm})
+    chip.paths[static_cast<std::size_t>(path)].bytes_per_cycle = Value(100);
+  Flows flows(chip);
+  flows.Start(Path::kGmToL1, Supply::kL2, {10 * 50, 0, 0, 0, 0});
+  flows.Start(Path::kUbToGm, Supply::kL2, {10 * 80, 0, 0, 1, 0});
+  for (int flow = 0; flow < 2; ++flow) {
+    flows.AdvanceTo(flows.NextEnd());
+    Path path;
+    EXPECT_EQ(flows.TakeEnded(&path).core, static_cast<std::uint32_t>(flow));
+  }
+  EXPECT_NEAR(flows.now(), 80, 1e-9);
+  EXPECT_NEAR(flows.l2_limited(), 80, 1e-9);
+}
+
 TEST(L2CacheTest, KeepsLinesUntilItIsFull) {
   constexpr std::int64_t kLine = 512, kRun = 8 * kLine;
   L2Cache cache(4 * kRun, kLine, 100 * kRun);
@@ -593,10 +612,13 @@ TEST(ReplayPropertyTest, TimeCoversTheWorkOfEveryPipeAndEveryByte) {
     busy_us[{slice.core, slice.lane, slice.pipe}] += slice.end_us - slice.start_us;
   }
   for (const auto& [track, us] : busy_us) EXPECT_LE(us, p.time_s * 1e6);
-  for (const Profile::Busy& busy : p.busy) {
+  for (std::size_t pipe = 0; pipe < kPipeCount; ++pipe) {
+    const Profile::Busy &busy = p.busy[pipe], &waiting = p.waiting[pipe];
     EXPECT_GE(busy.cube_side, 0);
-    EXPECT_LE(busy.cube_side, 1);
-    EXPECT_LE(busy.vector_side, 1);
+    EXPECT_GE(waiting.cube_side, 0);
+    EXPECT_GE(waiting.vector_side, 0);
+    EXPECT_LE(busy.cube_side + waiting.cube_side, 1 + 1e-9) << NameOf(static_cast<Pipe>(pipe));
+    EXPECT_LE(busy.vector_side + waiting.vector_side, 1 + 1e-9) << NameOf(static_cast<Pipe>(pipe));
   }
   const double missed = static_cast<double>(p.gm_read) * (1 - p.l2_hit_rate);
   EXPECT_GE(p.time_s, missed / chip.memory.hbm_bytes_per_s);

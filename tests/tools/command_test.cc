@@ -302,7 +302,10 @@ TEST_F(CommandTest, ProfilesAddUp) {
                                    Path("profile.csv") + "' --trace '" + Path("trace.json") + "'");
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     const Json json = Json::parse(Read("profile.json"));
-    const double time_us = json["time_us"];
+    const double time_us = json["time_us"], low_us = json["interval_us"][0], high_us = json["interval_us"][1];
+    EXPECT_LT(low_us, 0.97 * time_us) << "no constant is known that well";
+    EXPECT_GT(high_us, 1.03 * time_us);
+    EXPECT_NE(outcome.out.find("by the spread of the constants"), std::string::npos);
     double path_us = 0, critical_us = 0;
     for (const Json& cause : json["critical_path"]) path_us += cause["us"].get<double>();
     for (const Json& line : json["lines"]) critical_us += line["critical_us"].get<double>();
@@ -382,6 +385,8 @@ TEST_F(CommandTest, ProfilePagesShowTheFigures) {
   EXPECT_NE(dom.find("data-ready=\"yes\""), std::string::npos) << "the script ran to its end";
   char time[32];
   std::snprintf(time, sizeof time, "%.2f us", json["time_us"].get<double>());
+  EXPECT_NE(dom.find(time), std::string::npos) << time;
+  std::snprintf(time, sizeof time, "%.2f us", json["interval_us"][1].get<double>());
   EXPECT_NE(dom.find(time), std::string::npos) << time;
   EXPECT_NE(dom.find("<canvas"), std::string::npos);
 }

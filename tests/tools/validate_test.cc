@@ -71,7 +71,7 @@ double Us(const std::string& line) {
   Recorded recorded = RecordRow(rows.rows.at(0), Ascend910B2());
   EXPECT_EQ(recorded.skipped, "");
   EXPECT_EQ(recorded.group, kKnownSchedules);
-  return PredictedUs(recorded, Ascend910B2());
+  return PredictedUs(recorded.launches, Ascend910B2());
 }
 
 // Each step of the guide is quicker than the one before where there is work enough, and none beats the Cube.

@@ -13,9 +13,7 @@
 #include "kernels/grouped_matmul.h"
 #include "kernels/matmul.h"
 #include "kernels/token_permute.h"
-#include "npu_model/chip_constants.h"
 #include "npu_model/launch.h"
-#include "npu_model/trace/replay.h"
 #include "tools/validation/scheduled_matmul_kernel.h"
 #include "tools/validation/stream_kernels.h"
 
@@ -107,7 +105,7 @@ class RowRecorder {
     const Status status = call(Npu(chip_, {.with_data = false, .record = &record}));
     if (!status.ok()) return Skip(out_.group, status.message());
     sync::Plan plan = sync::PlanFlags(record, policy);
-    out_.launches.emplace_back(std::move(record), std::move(plan));
+    out_.launches.push_back({std::move(record), std::move(plan)});
   }
   // A launch of `kernel(core, inputs, outputs)` on all Vector cores; tensors are matrices.
   struct Operand {
@@ -192,7 +190,7 @@ class RowRecorder {
     Add([&](const Device& device) { return Matmul(device, args); });
     if (!out_.skipped.empty()) return;
     // Well scheduled: the better of the library's own choice and the best of the known schedules, in two orders.
-    double best = PredictedUs(out_, chip_);
+    double best = PredictedUs(out_.launches, chip_);
     auto launches = std::move(out_.launches);
     for (const std::int64_t width : {0, 5}) {
       out_.launches.clear();
@@ -200,7 +198,7 @@ class RowRecorder {
       s.grid = {CeilDiv(m, s.m), CeilDiv(n, s.n), width > 0 ? BlockOrder::kSwizzled : BlockOrder::kRowMajor,
                 std::max<std::int64_t>(width, 1)};
       if (SizeOf(in) == 2) AddScheduled(m, n, k, transpose_b, s, sync::Policy::kMinimal);
-      const double us = out_.launches.empty() ? best : PredictedUs(out_, chip_);
+      const double us = out_.launches.empty() ? best : PredictedUs(out_.launches, chip_);
       if (us >= best) continue;
       best = us;
       launches = std::move(out_.launches);
@@ -467,55 +465,8 @@ class RowRecorder {
   Recorded out_;
 };
 
-enum class Kind { kMemory, kTransfers, kArithmetic, kFlags, kLaunch };
-constexpr int kKinds = 5;
-
-Kind KindOf(const std::string& name) {
-  if (name == "sync.launch_s" || name == "sync.barrier_s" || name == "sync.start_spread_s")
-    return Kind::kLaunch;
-  if (name.starts_with("memory.")) return Kind::kMemory;
-  if (name.starts_with("path.")) return Kind::kTransfers;
-  return name.starts_with("mmad.") || name.starts_with("vector.") || name == "clock_hz" ? Kind::kArithmetic
-                                                                                        : Kind::kFlags;
-}
-
-// With the constants of a kind at the slow end of their spread.
-ChipSpec Slowed(const ChipSpec& chip, Kind kind) {
-  ChipSpec slow = chip;
-  for (const NamedConstant& c : ConstantsOf(chip)) {
-    if (KindOf(c.name) != kind || c.whole || c.constant.spread <= 0) continue;
-    const bool rate = std::string_view(c.constant.unit).find('/') != std::string_view::npos &&
-                      std::string_view(c.constant.unit).starts_with("bytes");
-    const bool quick = rate || c.name == "clock_hz";
-    const double value =
-        quick ? c.constant.value / (1 + c.constant.spread) : c.constant.value * (1 + c.constant.spread);
-    // What the limits do not allow is left as it is.
-    static_cast<void>(SetConstant(&slow, c.name, value));
-  }
-  return slow;
-}
-
 }  // namespace
 
 Recorded RecordRow(const MeasuredRow& row, const ChipSpec& chip) { return RowRecorder(row, chip).Run(); }
-
-double PredictedUs(Recorded& recorded, const ChipSpec& chip) {
-  double us = 0;
-  for (auto& [record, plan] : recorded.launches) {
-    record.chip = chip;
-    us += trace::Replay(record, plan).time_s * 1e6;
-  }
-  return us;
-}
-
-Interval IntervalOf(Recorded& recorded, const ChipSpec& chip, double us) {
-  double squares = 0;
-  for (int kind = 0; kind < kKinds; ++kind) {
-    const double change = PredictedUs(recorded, Slowed(chip, static_cast<Kind>(kind))) - us;
-    squares += change * change;
-  }
-  const double error = std::sqrt(squares);
-  return {us * us / (us + error), us + error};
-}
 
 }  // namespace cubist
