@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 
+#include "tools/profile_fields.h"
 #include "tools/table.h"
 
 namespace cubist {
@@ -107,6 +108,29 @@ std::string BuffersText(const Analysis& analysis) {
   return text;
 }
 
+// Fields of a JSON object; see profile_fields.h.
+struct JsonWriter {
+  Json& json;
+
+  template <class Value>
+  void operator()(const char* name, const Value& value) {
+    json[name] = value;
+  }
+  template <class Items, class Write>
+  void List(const char* name, const Items& items, Write write) {
+    Json& list = json[name] = Json::array();
+    for (const auto& item : items) {
+      JsonWriter fields{list.emplace_back(Json::object())};
+      write(fields, item);
+    }
+  }
+  template <class Write>
+  void Group(const char* name, Write write) {
+    JsonWriter fields{json[name] = Json::object()};
+    write(fields);
+  }
+};
+
 }  // namespace
 
 std::string ProfileText(const ProfiledCall& call) {
@@ -143,73 +167,13 @@ std::string DifferenceText(const ProfiledCall& a, const ProfiledCall& b) {
 }
 
 Json ProfileJson(const ProfiledCall& call) {
-  const Profile& p = call.profile;
-  const Analysis& a = call.analysis;
-  Json json = {{"title", call.subject.Title()},
-               {"kernel", call.subject.kernel},
-               {"shape", call.subject.shape},
-               {"dtype", call.subject.dtype},
-               {"chip", call.subject.chip.name},
-               {"policy", call.policy},
-               {"time_us", p.time_s * 1e6},
-               {"cycles", p.cycles},
-               {"cores_used", p.cores_used},
-               {"instructions", p.instructions},
-               {"launches", p.launches},
-               {"bound", p.bound},
-               {"verdict", p.verdict},
-               {"cube_busy", p.cube_utilisation},
-               {"vector_busy", p.vector_utilisation},
-               {"mte_busy", p.mte_utilisation},
-               {"gm_read", p.gm_read},
-               {"gm_written", p.gm_written},
-               {"workspace_bytes", p.workspace_bytes},
-               {"l2_hit_rate", p.l2_hit_rate},
-               {"macs", p.macs},
-               {"pipes", Json::array()},
-               {"critical_path", Json::array()},
-               {"paths", Json::array()},
-               {"lines", Json::array()},
-               {"occupancy", Json::array()}};
+  Json json = {{"title", call.subject.Title()},  {"kernel", call.subject.kernel},
+               {"shape", call.subject.shape},    {"dtype", call.subject.dtype},
+               {"chip", call.subject.chip.name}, {"policy", call.policy}};
+  JsonWriter writer{json};
+  WriteProfileFields(writer, call.profile);
   if (call.interval.known()) json["interval_us"] = {call.interval.low, call.interval.high};
-  for (const auto& pipe : a.pipes) {
-    json["pipes"].push_back({{"core", pipe.core},
-                             {"pipe", pipe.pipe},
-                             {"busy", pipe.busy},
-                             {"waiting", pipe.waiting},
-                             {"idle", pipe.idle}});
-  }
-  for (const auto& cause : a.critical_path) {
-    json["critical_path"].push_back(
-        {{"cause", cause.name}, {"us", cause.us}, {"share", cause.us / (p.time_s * 1e6)}});
-  }
-  for (std::size_t i = 0; i < kPathCount; ++i) {
-    if (p.path_bytes[i] > 0)
-      json["paths"].push_back({{"path", NameOf(static_cast<Path>(i))}, {"bytes", p.path_bytes[i]}});
-  }
-  for (const auto& l : a.lines) {
-    json["lines"].push_back({{"file", l.file},
-                             {"line", l.line},
-                             {"instruction", l.what},
-                             {"pipe", l.pipe},
-                             {"count", l.count},
-                             {"bytes", l.bytes},
-                             {"busy_us", l.busy_us},
-                             {"critical_us", l.critical_us}});
-  }
-  for (const auto& o : a.occupancy) {
-    json["occupancy"].push_back(
-        {{"buffer", o.buffer}, {"capacity", o.capacity}, {"most", o.most}, {"bytes", o.bytes}});
-  }
-  const auto& r = a.roofline;
-  json["roofline"] = {{"flops", r.flops},
-                      {"hbm_bytes", r.bytes},
-                      {"intensity", r.intensity()},
-                      {"attained_flops_per_s", r.attained_flops_per_s},
-                      {"attained_bytes_per_s", r.attained_bytes_per_s},
-                      {"peak_flops_per_s", r.peak_flops_per_s},
-                      {"peak_bytes_per_s", r.peak_bytes_per_s},
-                      {"share", r.share}};
+  WriteAnalysisFields(writer, call.profile, call.analysis);
   return json;
 }
 
