@@ -2,7 +2,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly packages=(
+packages=(
   cmake ninja-build g++ libhwy-dev libtbb-dev             # the library
   libcli11-dev nlohmann-json3-dev libfmt-dev              # the command line
   libgtest-dev                                            # tests

@@ -1,0 +1,70 @@
+"""Fused kernels for Mixture-of-Experts training on Cube/Vector NPUs, run and modelled on any CPU.
+
+>>> import cubist, numpy as np
+>>> c = cubist.matmul(np.ones((256, 512), np.float32), np.ones((512, 128), np.float32))
+>>> profile = cubist.npu("ascend910b2").matmul(cubist.spec((4096, 7168), "bf16"), cubist.spec((7168, 2048), "bf16"))
+>>> profile["time_us"], profile["bound"]
+
+Arrays are numpy's (bf16 by ml_dtypes) or anything with ``__dlpack__`` in the CPU's memory; they are never copied, any
+strides do, and results are of the first argument's kind (numpy, PyTorch or JAX) unless the caller gives their memory.
+Wrong arguments are a ValueError that names the value and the limit; nothing is written then. The interpreter's lock is
+released while a kernel runs. `cubist.torch` has the kernels with gradients, for PyTorch.
+"""
+
+from cubist._arrays import Spec, spec
+from cubist._attention import Alibi, Dropout, Rope, flash_attention, flash_attention_grad, mla_block
+from cubist._cubist import BlockState, LossScaler, Packed, chips
+from cubist._device import Device, host, npu
+from cubist._matmul import grouped_matmul, grouped_matmul_grad, matmul, pack
+from cubist._moe import (
+    MoeBlock,
+    Permuted,
+    Routes,
+    moe_block,
+    moe_block_grad,
+    route,
+    route_grad,
+    token_permute,
+    token_permute_grad,
+    token_unpermute,
+    token_unpermute_grad,
+)
+from cubist._rows import SwiGluGradients, rms_norm, rms_norm_grad, swiglu, swiglu_grad
+
+__all__ = [
+    "Alibi",
+    "BlockState",
+    "Device",
+    "Dropout",
+    "LossScaler",
+    "MoeBlock",
+    "Packed",
+    "Permuted",
+    "Rope",
+    "Routes",
+    "Spec",
+    "SwiGluGradients",
+    "chips",
+    "flash_attention",
+    "flash_attention_grad",
+    "grouped_matmul",
+    "grouped_matmul_grad",
+    "host",
+    "matmul",
+    "mla_block",
+    "moe_block",
+    "moe_block_grad",
+    "npu",
+    "pack",
+    "rms_norm",
+    "rms_norm_grad",
+    "route",
+    "route_grad",
+    "spec",
+    "swiglu",
+    "swiglu_grad",
+    "token_permute",
+    "token_permute_grad",
+    "token_unpermute",
+    "token_unpermute_grad",
+]

@@ -1,0 +1,154 @@
+"""Devices, and how a call on one is made."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any, Callable, Mapping, TypeVar
+
+from cubist import _cubist
+from cubist._arrays import Array, Maker, Spec, is_jax
+
+Profile = dict
+"""What the model predicts of a call: the fields of ``cubist profile --json``, under the same names."""
+
+_kernels: dict[str, Callable[..., Any]] = {}
+
+
+class Device:
+    """Where calls run. Made by `host` and `npu`; every kernel of the package is a method too: ``device.matmul(a, b)``."""
+
+    def __init__(self, device: _cubist.Device):
+        self._device = device
+
+    @property
+    def chip(self) -> str:
+        """Name of the chip, or of the host's SIMD target."""
+        return self._device.chip
+
+    @property
+    def is_host(self) -> bool:
+        return self._device.is_host
+
+    @property
+    def computes(self) -> bool:
+        """Whether calls read and write the elements of arrays."""
+        return self._device.computes
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in _kernels:
+            raise AttributeError(f"a device has no kernel '{name}'; there are {', '.join(sorted(_kernels))}")
+        return functools.partial(_kernels[name], device=self)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *_kernels]
+
+    def __repr__(self) -> str:
+        return f"<cubist.Device {self.chip}>"
+
+
+def host(threads: int = 0, *, tuning: str | os.PathLike[str] = "") -> Device:
+    """This machine: calls compute, and give arrays. Several threads of Python may call at once.
+
+    threads   0: all that the machine has. Results do not depend on it.
+    tuning    a file of tilings, as ``cubist tune --output`` writes them
+    """
+    return Device(_cubist.host(threads, os.fspath(tuning)))
+
+
+def npu(
+    chip: str,
+    *,
+    set: Mapping[str, float] = {},
+    with_data: bool = False,
+    policy: str = "minimal",
+    details: bool = True,
+    timeline: str | os.PathLike[str] = "",
+    tuning: str | os.PathLike[str] = "",
+) -> Device:
+    """A chip, as the model sees it: calls give a `Profile`.
+
+    chip       one of `chips()`, as "ascend910b2"
+    set        constants of the chip that are changed, by name: ``{"memory.hbm_bytes_per_s": 1.6e12}``
+    with_data  compute too, slowly, into the outputs that a call is given; without, arrays of floats are not read, and
+               `spec` may stand for them
+    policy     flags that hold instructions back: "minimal", or "per-tile" as compilers place them
+    details    profiles tell pipes, critical path, source lines, occupancy and roofline (of single kernels)
+    timeline   a file for the Chrome trace of each call, which opens in Perfetto
+    tuning     as for `host`
+    """
+    return Device(
+        _cubist.npu(chip, dict(set), with_data, policy, details, os.fspath(timeline), os.fspath(tuning))
+    )
+
+
+@functools.cache
+def default_device() -> Device:
+    return host()
+
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+
+def kernel(function: Kernel) -> Kernel:
+    """A function with a `device` keyword becomes a method of devices."""
+    _kernels[function.__name__] = function
+    return function
+
+
+class Call:
+    """One call of an extension's kernel: makes the outputs that the caller did not give."""
+
+    def __init__(
+        self, name: str, device: Device | None, like: Array, state: _cubist.BlockState | None = None
+    ):
+        self._name, self._state = name, state
+        self._device = device or default_device()
+        self._maker = Maker(like)
+        self._values: dict[str, Any] = {}
+        self._outputs: list[str] = []
+        self._made: set[str] = set()
+
+    def output(self, field: str, given: Any, shape: tuple[int, ...], dtype: str) -> Call:
+        """An output, which is made where `given` is None or True, and left out where it is False."""
+        self._outputs.append(field)
+        if given is False:
+            self._values[field] = None
+        elif given is not None and given is not True:
+            if is_jax(given):
+                raise TypeError(f"{self._name}: {field} is an array of JAX, which may not be written")
+            self._values[field] = given
+        elif self._device.computes:
+            self._values[field] = self._maker.empty(shape, dtype)
+            self._made.add(field)
+        else:
+            self._values[field] = Spec([max(n, 0) for n in shape], dtype)
+        return self
+
+    def optional(self, field: str, given: Any, shape: tuple[int, ...], dtype: str) -> Call:
+        """The same, but None leaves it out."""
+        return self.output(field, False if given is None else given, shape, dtype)
+
+    def __call__(self, **values: Any) -> Profile | tuple[Any, ...]:
+        """The profile on a chip; on a host all outputs in order, None for those left out."""
+        state = () if self._state is None else (self._state,)
+        profile = getattr(_cubist, self._name)(self._device._device, *state, {**values, **self._values})
+        if profile is not None:
+            return profile
+        return tuple(
+            self._maker.finished(self._values[field]) if field in self._made else self._values[field]
+            for field in self._outputs
+        )
+
+
+def first(result: Any) -> Any:
+    """The only output, or the profile."""
+    return result[0] if isinstance(result, tuple) else result
+
+
+def given(result: Any) -> Any:
+    """The outputs that were asked for: one alone, or a tuple; or the profile."""
+    if not isinstance(result, tuple):
+        return result
+    outputs = tuple(x for x in result if x is not None)
+    return outputs[0] if len(outputs) == 1 else outputs

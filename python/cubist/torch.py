@@ -1,0 +1,270 @@
+"""Cubist's kernels as functions of PyTorch, with gradients, on the CPU.
+
+Tensors go in and come out without copies. Every function takes a `device`, as made by `cubist.host`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import torch
+from torch.autograd.function import once_differentiable
+
+import cubist
+from cubist import Device
+
+Tensor = torch.Tensor
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, q_rope, k_rope, options, device):
+        out, lse = cubist.flash_attention(
+            q.detach(),
+            k.detach(),
+            v.detach(),
+            q_rope=_plain(q_rope),
+            k_rope=_plain(k_rope),
+            lse=True,
+            device=device,
+            **options,
+        )
+        ctx.save_for_backward(q, k, v, q_rope, k_rope, out, lse)
+        ctx.options, ctx.device = options, device
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_out, _):
+        q, k, v, q_rope, k_rope, out, lse = (_plain(t) for t in ctx.saved_tensors)
+        gradients = cubist.flash_attention_grad(
+            q,
+            k,
+            v,
+            out,
+            lse,
+            d_out.to(q.dtype),
+            q_rope=q_rope,
+            k_rope=k_rope,
+            device=ctx.device,
+            **ctx.options,
+        )
+        dq, dk, dv, dq_rope, dk_rope = (*gradients, None, None)[:5]
+        return dq, dk, dv, dq_rope, dk_rope, None, None
+
+
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    q_rope: Tensor | None = None,
+    k_rope: Tensor | None = None,
+    scale: float | None = None,
+    causal: bool | str = False,
+    window: Sequence[Any] | None = None,
+    prefix: Sequence[int] | None = None,
+    return_lse: bool = False,
+    device: Device | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`cubist.flash_attention` with gradients in q, k, v and the rope parts.
+
+    q (B, Nq, Sq, Dqk), k (B, Nkv, Skv, Dqk), v (B, Nkv, Skv, Dv), as torch's scaled_dot_product_attention takes them;
+    grouped heads need no repetition. Note that causal=True has the last query see the last key ("bottom_right"), where
+    is_causal of PyTorch is "top_left"; the two agree where Sq = Skv. lse has no gradient.
+    """
+    options = {"scale": scale, "causal": causal, "window": window, "prefix": prefix}
+    out, lse = _Attention.apply(q, k, v, q_rope, k_rope, options, device)
+    return (out, lse) if return_lse else out
+
+
+class _GroupedMatmul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, groups, weights, group_list, transpose_weights, device):
+        ctx.save_for_backward(x, groups, weights)
+        ctx.options = {"group_list": group_list, "transpose_weights": transpose_weights, "device": device}
+        return cubist.grouped_matmul(x.detach(), groups, weights.detach(), **ctx.options)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_out):
+        x, groups, weights = (_plain(t) for t in ctx.saved_tensors)
+        wants_x, _, wants_weights = ctx.needs_input_grad[:3]
+        gradients = cubist.grouped_matmul_grad(
+            d_out, groups, weights if wants_x else None, x if wants_weights else None, **ctx.options
+        )
+        dx, dw = gradients if wants_x and wants_weights else (gradients, gradients)
+        return dx if wants_x else None, None, dw if wants_weights else None, None, None, None
+
+
+def grouped_matmul(
+    x: Tensor,
+    groups: Tensor,
+    weights: Tensor,
+    *,
+    group_list: str = "counts",
+    transpose_weights: bool = False,
+    device: Device | None = None,
+) -> Tensor:
+    """`cubist.grouped_matmul` with gradients in x (M, K) and weights (E, K, N), or (E, N, K) transposed.
+
+    groups (E), int32 or int64, stays where it is: nothing waits for a count.
+    """
+    return _GroupedMatmul.apply(x, groups, weights, group_list, transpose_weights, device)
+
+
+class _TokenPermute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tokens, topk_ids, probs, num_experts, options, device):
+        result = cubist.token_permute(
+            tokens.detach(),
+            topk_ids,
+            num_experts,
+            probs=_plain(probs),
+            expert_counts=True,
+            device=device,
+            **options,
+        )
+        ctx.save_for_backward(result.sorted_indices)
+        ctx.top_k = topk_ids.shape[1] if topk_ids.dim() == 2 else 1
+        ctx.rows, ctx.device = options.get("rows"), device
+        ctx.mark_non_differentiable(result.sorted_indices, result.expert_counts)
+        return result.permuted, result.permuted_probs, result.sorted_indices, result.expert_counts
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_permuted, d_probs, *_):
+        (sorted_indices,) = ctx.saved_tensors
+        gradients = cubist.token_permute_grad(
+            d_permuted,
+            sorted_indices,
+            ctx.top_k,
+            permuted_probs_grad=d_probs,
+            rows=ctx.rows,
+            device=ctx.device,
+        )
+        d_tokens, d_probs = gradients if d_probs is not None else (gradients, None)
+        return d_tokens, None, d_probs, None, None, None
+
+
+def token_permute(
+    tokens: Tensor,
+    topk_ids: Tensor,
+    num_experts: int,
+    *,
+    probs: Tensor | None = None,
+    capacity: int = 0,
+    row_multiple: int = 1,
+    num_out_tokens: int = 0,
+    rows: Sequence[int] | None = None,
+    device: Device | None = None,
+) -> cubist.Permuted:
+    """`cubist.token_permute` with gradients in tokens (T, H) and probs (T, K).
+
+    Gives (permuted, sorted_indices, permuted_probs, expert_counts); the counts are what `grouped_matmul` takes.
+    """
+    options = {
+        "capacity": capacity,
+        "row_multiple": row_multiple,
+        "num_out_tokens": num_out_tokens,
+        "rows": rows,
+    }
+    permuted, permuted_probs, sorted_indices, counts = _TokenPermute.apply(
+        tokens, topk_ids, probs, num_experts, options, device
+    )
+    return cubist.Permuted(permuted, sorted_indices, permuted_probs, counts)
+
+
+class _TokenUnpermute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, permuted, sorted_indices, probs, options, device):
+        ctx.save_for_backward(permuted, sorted_indices, probs)
+        ctx.options, ctx.device = options, device
+        return cubist.token_unpermute(
+            permuted.detach(), sorted_indices, _plain(probs), device=device, **options
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_out):
+        permuted, sorted_indices, probs = (_plain(t) for t in ctx.saved_tensors)
+        wants_probs = ctx.needs_input_grad[2]
+        gradients = cubist.token_unpermute_grad(
+            d_out,
+            sorted_indices,
+            permuted=permuted if wants_probs else None,
+            probs=probs,
+            num_rows=permuted.shape[0],
+            device=ctx.device,
+            **ctx.options,
+        )
+        d_permuted, d_probs = gradients if wants_probs else (gradients, None)
+        return d_permuted, None, d_probs, None, None
+
+
+def token_unpermute(
+    permuted: Tensor,
+    sorted_indices: Tensor,
+    probs: Tensor | None = None,
+    *,
+    top_k: int | None = None,
+    rows: Sequence[int] | None = None,
+    device: Device | None = None,
+) -> Tensor:
+    """`cubist.token_unpermute` with gradients in permuted (M, H) and probs (T, K)."""
+    return _TokenUnpermute.apply(permuted, sorted_indices, probs, {"top_k": top_k, "rows": rows}, device)
+
+
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gate, up, probs, device):
+        ctx.save_for_backward(gate, up, probs)
+        ctx.device = device
+        return cubist.swiglu(gate.detach(), up.detach(), probs=_plain(probs), device=device)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_out):
+        gate, up, probs = (_plain(t) for t in ctx.saved_tensors)
+        d_probs = None if probs is None else torch.empty_like(probs)
+        gradients = cubist.swiglu_grad(d_out, gate, up, probs=probs, d_probs=d_probs, device=ctx.device)
+        return gradients.d_gate, gradients.d_up, gradients.d_probs, None
+
+
+def swiglu(gate: Tensor, up: Tensor, *, probs: Tensor | None = None, device: Device | None = None) -> Tensor:
+    """`cubist.swiglu`: silu(gate) * up * probs, with gradients in all three. gate, up (M, N), probs (M)."""
+    return _SwiGlu.apply(gate, up, probs, device)
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, gamma, eps, device):
+        out, rstd = cubist.rms_norm(x.detach(), _plain(gamma), eps=eps, rstd=True, device=device)
+        ctx.save_for_backward(x, gamma, rstd)
+        ctx.device = device
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_out):
+        x, gamma, rstd = (_plain(t) for t in ctx.saved_tensors)
+        d_gamma = None if gamma is None else torch.empty_like(gamma)
+        gradients = cubist.rms_norm_grad(d_out, x, rstd, gamma, d_gamma=d_gamma, device=ctx.device)
+        d_x, d_gamma = gradients if gamma is not None else (gradients, None)
+        return d_x, d_gamma, None, None
+
+
+def rms_norm(
+    x: Tensor, gamma: Tensor | None = None, *, eps: float = 1e-6, device: Device | None = None
+) -> Tensor:
+    """`cubist.rms_norm` of x (T, H) with gradients in x and gamma (H)."""
+    return _RmsNorm.apply(x, gamma, eps, device)
+
+
+def _plain(tensor: Tensor | None) -> Tensor | None:
+    """The same memory, as DLPack lets it through."""
+    return None if tensor is None else tensor.detach()
+
+
+__all__ = ["flash_attention", "grouped_matmul", "rms_norm", "swiglu", "token_permute", "token_unpermute"]

@@ -1,0 +1,244 @@
+#include "python/src/arguments.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace cubist::python {
+namespace {
+
+constexpr DType kAllTypes[] = {DType::kF32, DType::kBF16, DType::kF16,
+                               DType::kI32, DType::kI64,  DType::kBool};
+
+std::string TextOf(nb::handle value) { return nb::str(value).c_str(); }
+
+// numpy has no bf16 of its own: that of ml_dtypes has a name, but goes neither through DLPack nor as a buffer.
+bool IsNumpyBF16(nb::handle value) {
+  return nb::hasattr(value, "__array_interface__") && nb::hasattr(value, "dtype") &&
+         TextOf(value.attr("dtype")) == "bfloat16";
+}
+
+}  // namespace
+
+void Raise(const Status& status) {
+  if (status.ok()) return;
+  if (status.code() == StatusCode::kOutOfMemory) {
+    PyErr_SetString(PyExc_MemoryError, status.message().c_str());
+    throw nb::python_error();
+  }
+  throw nb::value_error(status.message().c_str());
+}
+
+nb::dlpack::dtype DlpackOf(DType dtype) {
+  using Code = nb::dlpack::dtype_code;
+  const Code code = dtype == DType::kBF16   ? Code::Bfloat
+                    : dtype == DType::kBool ? Code::Bool
+                    : IsFloat(dtype)        ? Code::Float
+                                            : Code::Int;
+  return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * SizeOf(dtype)), 1};
+}
+
+DType DTypeNamed(const std::string& name) {
+  std::string known;
+  for (const DType dtype : kAllTypes) {
+    if (name == NameOf(dtype)) return dtype;
+    known += (known.empty() ? "" : ", ") + std::string(NameOf(dtype));
+  }
+  throw nb::value_error(("dtype is '" + name + "', needs one of " + known).c_str());
+}
+
+std::shared_ptr<std::byte[]> AlignedMemory(std::size_t bytes) {
+  constexpr std::align_val_t kLine{64};
+  auto* memory = static_cast<std::byte*>(::operator new[](std::max<std::size_t>(bytes, 1), kLine));
+  std::memset(memory, 0, bytes);
+  return {memory, [](std::byte* p) { ::operator delete[](p, kLine); }};
+}
+
+nb::handle Arguments::Take(const char* name) {
+  taken_.insert(name);
+  if (!values_.contains(name)) return {};
+  const nb::handle value = values_[name];
+  return value.is_none() ? nb::handle() : value;
+}
+
+void Arguments::Wrong(const char* name, nb::handle value, const std::string& needs) const {
+  throw nb::value_error(
+      (kernel_ + ": " + name + " is " + nb::repr(value).c_str() + ", needs " + needs).c_str());
+}
+
+template <class Value>
+Value Arguments::Cast(const char* name, nb::handle value, const char* needs) const {
+  Value result;
+  if (!nb::try_cast(value, result)) Wrong(name, value, needs);
+  return result;
+}
+
+template <class Number>
+Arguments& Arguments::Read(const char* name, Number& field, const char* needs) {
+  if (const nb::handle value = Take(name); value.is_valid()) field = Cast<Number>(name, value, needs);
+  return *this;
+}
+
+Tensor Arguments::View(const std::string& name, nb::handle value, bool writable) {
+  const std::string what = kernel_ + ": " + name;
+  Tensor tensor;
+  const auto set_size = [&](std::size_t d, std::int64_t size, std::int64_t stride) {
+    tensor.sizes[d] = size, tensor.strides[d] = stride;
+  };
+  const auto check_rank = [&](std::size_t rank) {
+    if (rank >= 1 && rank <= Tensor::kMaxRank) return;
+    throw nb::value_error((what + " has " + std::to_string(rank) + " dimensions, needs 1 to " +
+                           std::to_string(Tensor::kMaxRank))
+                              .c_str());
+  };
+  if (nb::isinstance<Spec>(value)) {
+    const Spec& spec = nb::cast<const Spec&>(value);
+    check_rank(spec.shape.size());
+    tensor.rank = static_cast<int>(spec.shape.size());
+    tensor.dtype = spec.dtype;
+    std::int64_t stride = 1;
+    for (std::size_t d = spec.shape.size(); d-- > 0;) {
+      set_size(d, spec.shape[d], stride);
+      if (__builtin_mul_overflow(stride, std::max<std::int64_t>(spec.shape[d], 1), &stride)) stride = 0;
+    }
+    return tensor;
+  }
+
+  const bool is_bf16 = IsNumpyBF16(value);
+  const nb::object source = is_bf16 ? value.attr("view")("uint16") : nb::borrow(value);
+  const auto take = [&](const auto& array) {
+    check_rank(array.ndim());
+    if (array.device_type() != nb::device::cpu::value) {
+      throw nb::value_error((what + " is not in the CPU's memory").c_str());
+    }
+    tensor.rank = static_cast<int>(array.ndim());
+    for (std::size_t d = 0; d < array.ndim(); ++d) {
+      set_size(d, static_cast<std::int64_t>(array.shape(d)), array.stride(d));
+    }
+    constexpr nb::dlpack::dtype kByte = {static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt), 8, 1};
+    const DType* known = std::find_if(std::begin(kAllTypes), std::end(kAllTypes),
+                                      [&](DType dtype) { return DlpackOf(dtype) == array.dtype(); });
+    if (is_bf16) {
+      tensor.dtype = DType::kBF16;
+    } else if (array.dtype() == kByte) {
+      tensor.dtype = DType::kBool;
+    } else if (known != std::end(kAllTypes)) {
+      tensor.dtype = *known;
+    } else {
+      throw nb::value_error(
+          (what + " is " + TextOf(value.attr("dtype")) + ", needs fp32, bf16, fp16, int32, int64 or bool")
+              .c_str());
+    }
+    kept_.emplace_back(array);
+  };
+  // A writable view first: a const one is all that a read-only array gives.
+  if (nb::ndarray<> array; nb::try_cast(source, array)) {
+    take(array);
+    tensor.data = static_cast<std::byte*>(array.data_handle()) + array.byte_offset();
+    return tensor;
+  }
+  nb::ndarray<nb::ro> array;
+  if (!nb::try_cast(source, array)) {
+    throw nb::type_error((what + " is " + TextOf(value.type().attr("__name__")) +
+                          ", needs an array in the CPU's memory (numpy, or anything with __dlpack__)")
+                             .c_str());
+  }
+  if (writable) throw nb::value_error((what + " is read-only, and would be written").c_str());
+  take(array);
+  // Inputs become const again at once.
+  tensor.data = static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(array.data_handle()))) +
+                array.byte_offset();
+  return tensor;
+}
+
+Arguments& Arguments::operator()(const char* name, ConstTensor& field) {
+  if (const nb::handle value = Take(name); value.is_valid()) field = View(name, value, /*writable=*/false);
+  return *this;
+}
+
+Arguments& Arguments::operator()(const char* name, Tensor& field) {
+  if (const nb::handle value = Take(name); value.is_valid()) field = View(name, value, /*writable=*/true);
+  return *this;
+}
+
+Arguments& Arguments::operator()(const char* name, PackedOperand& field) {
+  const nb::handle value = Take(name);
+  if (!value.is_valid()) return *this;
+  if (!nb::isinstance<Packed>(value)) Wrong(name, value, "what cubist.pack gave");
+  field = nb::cast<const Packed&>(value).operand;
+  return *this;
+}
+
+Arguments& Arguments::operator()(const char* name, bool& field) { return Read(name, field, "True or False"); }
+Arguments& Arguments::operator()(const char* name, float& field) { return Read(name, field, "a number"); }
+Arguments& Arguments::operator()(const char* name, std::int64_t& field) {
+  return Read(name, field, "a whole number");
+}
+Arguments& Arguments::operator()(const char* name, std::uint64_t& field) {
+  return Read(name, field, "a whole number >= 0");
+}
+
+Arguments& Arguments::operator()(const char* name, std::optional<float>& field) {
+  if (const nb::handle value = Take(name); value.is_valid()) field = Cast<float>(name, value, "a number");
+  return *this;
+}
+
+Arguments& Arguments::operator()(const char* name, std::optional<std::int64_t>& field) {
+  if (const nb::handle value = Take(name); value.is_valid()) {
+    field = Cast<std::int64_t>(name, value, "a whole number");
+  }
+  return *this;
+}
+
+Arguments& Arguments::operator()(const char* name, std::optional<Range>& field) {
+  const nb::handle value = Take(name);
+  if (!value.is_valid()) return *this;
+  const auto ends = Cast<std::vector<std::int64_t>>(name, value, "(begin, end)");
+  if (ends.size() != 2) Wrong(name, value, "(begin, end)");
+  field = Range{ends[0], ends[1]};
+  return *this;
+}
+
+Arguments& Arguments::operator()(const char* name, std::span<const std::int64_t>& field) {
+  const nb::handle value = Take(name);
+  if (!value.is_valid()) return *this;
+  constexpr const char* kNeeds = "whole numbers";
+  nb::object list = nb::borrow(value);
+  if (nb::hasattr(value, "tolist")) list = value.attr("tolist")();
+  field = integers_.emplace_back(Cast<std::vector<std::int64_t>>(name, list, kNeeds));
+  return *this;
+}
+
+template <class AnyTensor>
+Arguments& Arguments::ReadList(const char* name, std::span<const AnyTensor>& field,
+                               std::deque<std::vector<AnyTensor>>& lists, bool writable) {
+  const nb::handle value = Take(name);
+  if (!value.is_valid()) return *this;
+  if (!nb::isinstance<nb::sequence>(value)) Wrong(name, value, "a list of arrays");
+  std::vector<AnyTensor>& list = lists.emplace_back();
+  for (const nb::handle item : nb::borrow<nb::sequence>(value)) {
+    list.push_back(View(std::string(name) + "[" + std::to_string(list.size()) + "]", item, writable));
+  }
+  field = list;
+  return *this;
+}
+
+Arguments& Arguments::operator()(const char* name, std::span<const ConstTensor>& field) {
+  return ReadList(name, field, inputs_, /*writable=*/false);
+}
+
+Arguments& Arguments::operator()(const char* name, std::span<const Tensor>& field) {
+  return ReadList(name, field, outputs_, /*writable=*/true);
+}
+
+void Arguments::Finish() const {
+  for (const auto& [key, value] : values_) {
+    if (taken_.contains(TextOf(key))) continue;
+    throw nb::type_error((kernel_ + ": there is no argument '" + TextOf(key) + "'").c_str());
+  }
+}
+
+}  // namespace cubist::python

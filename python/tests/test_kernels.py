@@ -1,0 +1,328 @@
+"""Every function against its formula, in double."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import cubist
+
+F32 = np.float32
+BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def close(actual, exact, atol=2e-5):
+    np.testing.assert_allclose(np.asarray(actual, np.float64), exact, rtol=1e-5, atol=atol)
+
+
+def softmax_attention(q, k, v, mask, scale, bias=0.0):
+    k, v = (np.repeat(x.astype(np.float64), q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+    s = scale * np.einsum("bhid,bhjd->bhij", q.astype(np.float64), k) + bias
+    s = np.where(mask, s, -np.inf)
+    lse = np.logaddexp.reduce(s, axis=-1)
+    return np.einsum("bhij,bhjd->bhid", np.exp(s - lse[..., None]), v), lse
+
+
+@pytest.mark.parametrize("causal", [False, True, "top_left"])
+def test_flash_attention(rng, causal):
+    q = rng.standard_normal((2, 4, 20, 24)).astype(F32)
+    k, v = rng.standard_normal((2, 2, 33, 24)).astype(F32), rng.standard_normal((2, 2, 33, 17)).astype(F32)
+    i, j = np.arange(20)[:, None], np.arange(33)[None]
+    mask = {False: j >= 0, True: j <= i + 13, "top_left": j <= i}[causal]
+    exact, exact_lse = softmax_attention(q, k, v, mask, 24**-0.5)
+    close(cubist.flash_attention(q, k, v, causal=causal), exact)
+    out, lse = cubist.flash_attention(q, k, v, causal=causal, lse=True)
+    close(out, exact)
+    close(lse, exact_lse)
+
+
+def test_attention_takes_layouts_as_strides_and_options(rng):
+    bsnd = rng.standard_normal((1, 30, 2, 16)).astype(F32)
+    q = bsnd.transpose(0, 2, 1, 3)
+    bias = rng.standard_normal((1, 1, 30, 30)).astype(F32)
+    i, j = np.arange(30)[:, None], np.arange(30)[None]
+    exact, _ = softmax_attention(q, q, q, np.abs(i - j - 1) <= 3, 0.3, bias)
+    out = np.empty_like(bsnd)
+    cubist.flash_attention(q, q, q, scale=0.3, window=(4, 2), bias=bias, out=out.transpose(0, 2, 1, 3))
+    close(out.transpose(0, 2, 1, 3), exact)
+
+
+def test_masks_biases_by_distance_and_dropout(rng):
+    q = rng.standard_normal((2, 3, 12, 8)).astype(F32)
+    hidden = rng.random((2, 1, 12, 12)) < 0.3
+    hidden[..., 0] = False
+    i, j = np.arange(12)[:, None], np.arange(12)[None]
+    slopes = np.array([0.5, 0.25, 0.125], F32)
+    exact, lse = softmax_attention(q, q, q, ~hidden, 8**-0.5, -slopes[:, None, None] * np.abs(i - j))
+    close(cubist.flash_attention(q, q, q, mask=hidden, alibi=cubist.Alibi(slopes)), exact)
+    close(cubist.flash_attention(q, q, q, mask=hidden.astype(np.uint8) * 7, alibi=cubist.Alibi(slopes)), exact)
+
+    ones = np.ones_like(q)
+    kept = [cubist.flash_attention(q, q, ones, dropout=cubist.Dropout(0.5, seed=s)) for s in (1, 1, 2)]
+    np.testing.assert_array_equal(kept[0], kept[1])
+    assert not np.array_equal(kept[0], kept[2])
+    # Sums of kept weights, divided by what is kept on average: 1 on average.
+    assert abs(np.mean([k.mean() for k in kept[1:]]) - 1) < 0.25
+
+
+def test_packed_sequences_and_rope(rng):
+    q = rng.standard_normal((1, 2, 12, 8)).astype(F32)
+    angle = np.arange(12)[:, None] * np.array([1.0, 0.3, 0.1, 0.02])[None]
+    rope = cubist.Rope(np.cos(angle).astype(F32), np.sin(angle).astype(F32))
+    packed = cubist.flash_attention(
+        q, q, q, q_ends=[5, 12], kv_ends=np.array([5, 12]), rope=rope, causal=True
+    )
+    for begin, end in ((0, 5), (5, 12)):
+        part = np.ascontiguousarray(q[:, :, begin:end])
+        x1, x2 = part[..., :4].astype(np.float64), part[..., 4:].astype(np.float64)
+        c, s = np.cos(angle[: end - begin]), np.sin(angle[: end - begin])
+        turned = np.concatenate((x1 * c - x2 * s, x2 * c + x1 * s), axis=-1)
+        n = end - begin
+        exact, _ = softmax_attention(turned, turned, part, np.tri(n, dtype=bool), 8**-0.5)
+        close(packed[:, :, begin:end], exact)
+
+
+def test_flash_attention_grad(rng):
+    q, k, v, dout = (rng.standard_normal((1, 2, 14, 8)).astype(F32) for _ in range(4))
+    q_rope, k_rope = (
+        rng.standard_normal((1, 2, 14, 4)).astype(F32),
+        rng.standard_normal((1, 1, 14, 4)).astype(F32),
+    )
+    scale, mask = 12**-0.5, np.tri(14, dtype=bool)
+
+    def full(q, q_rope, k, k_rope):
+        return np.concatenate((q, q_rope), -1), np.concatenate((k, np.repeat(k_rope, 2, axis=1)), -1)
+
+    out, lse = cubist.flash_attention(q, k, v, q_rope=q_rope, k_rope=k_rope, causal=True, lse=True)
+    gradients = cubist.flash_attention_grad(
+        q, k, v, out, lse, dout, q_rope=q_rope, k_rope=k_rope, causal=True
+    )
+    wide_q, wide_k = (x.astype(np.float64) for x in full(q, q_rope, k, k_rope))
+    s = np.where(mask, scale * np.einsum("bhid,bhjd->bhij", wide_q, wide_k), -np.inf)
+    p = np.exp(s - np.logaddexp.reduce(s, -1)[..., None])
+    d64, v64 = dout.astype(np.float64), v.astype(np.float64)
+    dp = np.einsum("bhid,bhjd->bhij", d64, v64)
+    ds = scale * p * (dp - (p * dp).sum(-1, keepdims=True))
+    dq, dk = np.einsum("bhij,bhjd->bhid", ds, wide_k), np.einsum("bhij,bhid->bhjd", ds, wide_q)
+    dv = np.einsum("bhij,bhid->bhjd", p, d64)
+    exact = (dq[..., :8], dk[..., :8], dv, dq[..., 8:], dk[..., 8:].sum(1, keepdims=True))
+    assert len(gradients) == 5
+    for actual, of in zip(gradients, exact):
+        close(actual, of)
+
+
+def groups_of(counts):
+    ends = np.cumsum(counts)
+    return [slice(end - count, end) for count, end in zip(counts, ends)]
+
+
+@pytest.mark.parametrize("form", ["stack", "list", "packed", "ends"])
+def test_grouped_matmul(rng, form):
+    counts = np.array([3, 0, 6], np.int32)
+    x, w = rng.standard_normal((10, 12)).astype(F32), rng.standard_normal((3, 12, 7)).astype(F32)
+    arguments = {"weights": w}
+    if form == "list":
+        arguments = {"weights": [w[0].copy(), w[1].copy(), w[2].copy()]}
+    elif form == "packed":
+        arguments = {"packed_weights": cubist.pack(w)}
+    groups = np.cumsum(counts) if form == "ends" else counts
+    out = cubist.grouped_matmul(x, groups, group_list="ends" if form == "ends" else "counts", **arguments)
+    exact = np.zeros((10, 7))
+    for g, rows in enumerate(groups_of(counts)):
+        exact[rows] = x[rows].astype(np.float64) @ w[g]
+    close(out, exact)
+
+
+def test_grouped_matmul_grad(rng):
+    counts = np.array([4, 0, 5], np.int64)
+    x, w, dy = (rng.standard_normal(s).astype(F32) for s in ((9, 12), (3, 7, 12), (9, 7)))
+    dx, dw = cubist.grouped_matmul_grad(dy, counts, w, x, transpose_weights=True)
+    exact_dx, exact_dw = np.zeros((9, 12)), np.zeros((3, 7, 12))
+    for g, rows in enumerate(groups_of(counts)):
+        exact_dx[rows] = dy[rows].astype(np.float64) @ w[g]
+        exact_dw[g] = dy[rows].T.astype(np.float64) @ x[rows]
+    close(dx, exact_dx)
+    close(dw, exact_dw)
+    only_dw = cubist.grouped_matmul_grad(dy, counts, x=x, transpose_weights=True)
+    np.testing.assert_array_equal(only_dw, dw)
+    total = dw.copy()
+    assert (
+        cubist.grouped_matmul_grad(dy, counts, x=x, transpose_weights=True, dw=total, accumulate_dw=True)
+        is total
+    )
+    np.testing.assert_array_equal(total, dw + dw)
+    parts = [np.empty((7, 12), F32) for _ in range(3)]
+    np.testing.assert_array_equal(
+        cubist.grouped_matmul_grad(dy, counts, w, x, transpose_weights=True, dw=parts), dx
+    )
+    np.testing.assert_array_equal(np.stack(parts), dw)
+
+
+def test_permute_and_back(rng):
+    tokens = rng.standard_normal((6, 5)).astype(BF16)
+    ids = np.array([[2, 0], [1, 2], [-1, 1], [0, 2], [2, 1], [0, 1]], np.int32)
+    probs = rng.random((6, 2)).astype(F32)
+    p = cubist.token_permute(tokens, ids, 3, probs=probs, expert_counts=True, expert_offsets=True)
+    order = np.argsort(np.where(ids.ravel() < 0, 99, ids.ravel()), kind="stable")[:11]
+    np.testing.assert_array_equal(p.permuted[:11], tokens[order // 2])
+    np.testing.assert_array_equal(p.permuted_probs[:11], probs.ravel()[order])
+    np.testing.assert_array_equal(p.expert_counts, [3, 4, 4])
+    np.testing.assert_array_equal(p.expert_offsets, [0, 3, 7, 11])
+    assert p.sorted_indices[4] == -1 and not p.permuted[11:].any()
+    weights = np.where(ids >= 0, probs, 0).astype(np.float64)
+    out = cubist.token_unpermute(p.permuted.astype(F32), p.sorted_indices, probs)
+    close(out, tokens.astype(np.float64) * weights.sum(1, keepdims=True))
+
+    d_rows = rng.standard_normal((12, 5)).astype(F32)
+    d_tokens = cubist.token_permute_grad(d_rows, p.sorted_indices, 2)
+    exact = np.zeros((6, 5))
+    np.add.at(exact, order // 2, d_rows[:11].astype(np.float64))
+    close(d_tokens, exact)
+    d_out = rng.standard_normal((6, 5)).astype(F32)
+    d_permuted, d_probs = cubist.token_unpermute_grad(
+        d_out, p.sorted_indices, permuted=p.permuted.astype(F32), probs=probs
+    )
+    exact_rows = np.zeros((12, 5))
+    exact_rows[:11] = d_out[order // 2].astype(np.float64) * probs.ravel()[order, None]
+    close(d_permuted, exact_rows)
+    close(d_probs, (ids >= 0) * (d_out.astype(np.float64) * tokens.astype(np.float64)).sum(1)[:, None])
+
+
+@pytest.mark.parametrize(
+    "options, rows",
+    [
+        ({"capacity": 2}, 6),
+        ({"row_multiple": 4}, 20),
+        ({"num_out_tokens": 5}, 5),
+        ({"num_out_tokens": -3}, 8),
+        ({"rows": (2, 6)}, 4),
+    ],
+)
+def test_sizes_of_permuted_forms(rng, options, rows):
+    tokens = rng.standard_normal((11, 3)).astype(F32)
+    ids = (np.arange(11, dtype=np.int64) * 2) % 3
+    assert cubist.token_permute(tokens, ids, 3, **options).permuted.shape == (rows, 3)
+
+
+def test_route_and_grad(rng):
+    logits = rng.standard_normal((9, 8)).astype(F32)
+    r = cubist.route(logits, 3, score="sigmoid", renormalise=True, scale=2.0, scores=True, counts=True)
+    scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    ids = np.argsort(-scores, axis=1, kind="stable")[:, :3]
+    np.testing.assert_array_equal(r.ids, ids)
+    chosen = np.take_along_axis(scores, ids, 1)
+    total = chosen.sum(1, keepdims=True)
+    close(r.weights, 2 * chosen / total)
+    close(r.scores, scores)
+    np.testing.assert_array_equal(r.counts, np.bincount(ids.ravel(), minlength=8))
+    assert r.aux_loss is None
+
+    d_weights = rng.standard_normal((9, 3)).astype(F32)
+    d_logits = cubist.route_grad(d_weights, r.ids, r.scores, score="sigmoid", renormalise=True, scale=2.0)
+    d_chosen = 2 * (d_weights / total - (d_weights * chosen).sum(1, keepdims=True) / total**2)
+    exact = np.zeros((9, 8))
+    np.put_along_axis(exact, ids, d_chosen * chosen * (1 - chosen), 1)
+    close(d_logits, exact)
+
+
+def test_rms_norm_and_grad(rng):
+    x, residual, d_out = (rng.standard_normal((7, 10)).astype(F32) for _ in range(3))
+    gamma = rng.standard_normal(10).astype(F32)
+    z = (x + residual).astype(np.float64)
+    rstd = 1 / np.sqrt((z**2).mean(1) + 1e-3)
+    out, total, r = cubist.rms_norm(x, gamma, residual=residual, eps=1e-3, rstd=True)
+    close(out, z * rstd[:, None] * gamma)
+    np.testing.assert_array_equal(total, x + residual)
+    close(r, rstd)
+    assert isinstance(cubist.rms_norm(x), np.ndarray)
+    d_x, d_gamma = cubist.rms_norm_grad(d_out, total, r, gamma)
+    g = d_out * gamma.astype(np.float64)
+    close(d_x, rstd[:, None] * g - z * rstd[:, None] ** 3 * (g * z).mean(1, keepdims=True))
+    close(d_gamma, (d_out * z * rstd[:, None]).sum(0))
+
+
+def test_swiglu_and_grad(rng):
+    both, d_out = rng.standard_normal((6, 16)).astype(F32), rng.standard_normal((6, 8)).astype(F32)
+    probs = rng.random(6).astype(F32)
+    gate, up = both[:, :8], both[:, 8:]
+    s = 1 / (1 + np.exp(-gate.astype(np.float64)))
+    close(cubist.swiglu(gate, up, probs=probs), gate * s * up * probs[:, None])
+    g = cubist.swiglu_grad(d_out, gate, up, probs=probs)
+    d = d_out * probs[:, None].astype(np.float64)
+    close(g.d_gate, d * up * s * (1 + gate * (1 - s)))
+    close(g.d_up, d * gate * s)
+    close(g.d_probs, (d_out * gate * s * up).sum(1))
+
+
+def test_moe_block_is_its_kernels(rng):
+    t, h, f, e, k = 10, 12, 8, 4, 2
+    w = {
+        "norm": rng.random(h).astype(F32),
+        "router": rng.standard_normal((h, e)).astype(F32),
+        "gate_up": rng.standard_normal((e, h, 2 * f)).astype(F32),
+        "down": rng.standard_normal((e, f, h)).astype(F32),
+    }
+    x = rng.standard_normal((t, h)).astype(F32)
+    state = cubist.BlockState()
+    out = cubist.moe_block(x, w, k, state=state, route={"renormalise": True}).out
+
+    def by_hand(x):
+        normed = cubist.rms_norm(x, w["norm"])
+        r = cubist.route(cubist.matmul(normed, w["router"]), k, renormalise=True)
+        p = cubist.token_permute(normed, r.ids, e, expert_counts=True)
+        both = cubist.grouped_matmul(p.permuted, p.expert_counts, w["gate_up"])
+        down = cubist.grouped_matmul(cubist.swiglu(both[:, :f], both[:, f:]), p.expert_counts, w["down"])
+        return x + cubist.token_unpermute(down, p.sorted_indices, r.weights)
+
+    close(out, by_hand(x), atol=1e-4)
+    d_out = rng.standard_normal((t, h)).astype(F32)
+    d_x, gradients = cubist.moe_block_grad(x, w, k, d_out, state, route={"renormalise": True})
+    assert set(gradients) == set(w) and all(gradients[name].shape == w[name].shape for name in w)
+    step = rng.standard_normal((t, h)).astype(F32) * F32(1e-3)
+    slope = (d_out.astype(np.float64) * (by_hand(x + step).astype(np.float64) - by_hand(x - step))).sum() / 2
+    assert slope == pytest.approx((d_x.astype(np.float64) * step).sum(), rel=2e-2, abs=1e-4)
+
+
+def test_loss_scaler():
+    scaler = cubist.LossScaler(initial=8.0, growth_interval=1)
+    gradients = [np.full(3, 16, np.float16), np.full((2, 2), 24, F32)]
+    assert scaler.unscale(gradients)
+    assert np.all(gradients[0] == 2) and np.all(gradients[1] == 3) and scaler.scale == 16
+    gradients[1][0, 0] = np.inf
+    assert not scaler.unscale(gradients)
+    assert np.all(gradients[0] == 2) and scaler.scale == 8
+
+
+def test_mla_block_is_its_kernels(rng):
+    t, h, heads, d, dr, dv, rank = 9, 16, 2, 8, 4, 6, 10
+    w = {
+        "norm": rng.random(h).astype(F32),
+        "q_up": rng.standard_normal((h, heads * (d + dr))).astype(F32),
+        "kv_down": rng.standard_normal((h, rank + dr)).astype(F32),
+        "kv_norm": rng.random(rank).astype(F32),
+        "kv_up": rng.standard_normal((rank, heads * (d + dv))).astype(F32),
+        "out": rng.standard_normal((heads * dv, h)).astype(F32),
+    }
+    x = rng.standard_normal((t, h)).astype(F32)
+    normed = cubist.rms_norm(x, w["norm"])
+    low = cubist.matmul(normed, w["kv_down"])
+    q = cubist.matmul(normed, w["q_up"]).reshape(1, t, heads, d + dr).transpose(0, 2, 1, 3)
+    kv = cubist.matmul(cubist.rms_norm(low[:, :rank], w["kv_norm"]), w["kv_up"])
+    kv = kv.reshape(1, t, heads, d + dv).transpose(0, 2, 1, 3)
+    y = cubist.flash_attention(
+        q[..., :d],
+        kv[..., :d],
+        kv[..., d:],
+        q_rope=q[..., d:],
+        k_rope=low[None, None, :, rank:],
+        causal="top_left",
+    )
+    exact = x + cubist.matmul(np.ascontiguousarray(y.transpose(0, 2, 1, 3)).reshape(t, heads * dv), w["out"])
+    close(cubist.mla_block(x, w, heads), exact, atol=1e-4)
+
+
+def test_bool_and_byte_arrays_are_known(rng):
+    """They are refused by name where a kernel has no use for them."""
+    a = np.ones((2, 2), F32)
+    for narrow in (np.bool_, np.uint8):
+        with pytest.raises(ValueError, match="matmul: b .*bool"):
+            cubist.matmul(a, np.ones((2, 2), narrow))

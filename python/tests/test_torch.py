@@ -1,0 +1,145 @@
+"""cubist.torch: gradients by gradcheck, and against PyTorch's own operators."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import cubist.torch as ct  # noqa: E402
+
+DOUBLE = torch.float64
+
+
+class InDouble(torch.autograd.Function):
+    """Lets gradcheck, which perturbs doubles, see an fp32 function and its gradients: both are computed in fp32."""
+
+    @staticmethod
+    def forward(ctx, function, *inputs):
+        with torch.enable_grad():
+            ctx.inputs = [x.detach().float().requires_grad_() for x in inputs]
+            ctx.out = function(*ctx.inputs)
+        return ctx.out.detach().double()
+
+    @staticmethod
+    def backward(ctx, d_out):
+        gradients = torch.autograd.grad(ctx.out, ctx.inputs, d_out.float(), retain_graph=True)
+        return None, *(g.double() for g in gradients)
+
+
+def check(function, *inputs):
+    """Central differences with eps = 2^-6. Their error is eps^2 / 6 of the third derivative (for these inputs, of order
+    one, at most a few: below 4e-4), and fp32's rounding of about 2^-24 * 16 of the values, divided by eps: below 1e-4.
+    """
+    inputs = [x.double().requires_grad_() for x in inputs]
+    assert torch.autograd.gradcheck(
+        lambda *x: InDouble.apply(function, *x), inputs, eps=2.0**-6, atol=2e-3, rtol=2e-3, nondet_tol=0.0
+    )
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(11)
+
+
+def randn(*shape):
+    return 0.5 * torch.randn(*shape)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_gradcheck(causal):
+    q, k, v = randn(1, 2, 5, 6), randn(1, 1, 7, 6), randn(1, 1, 7, 4)
+    check(lambda q, k, v: ct.flash_attention(q, k, v, causal=causal), q, k, v)
+
+
+def test_attention_with_rope_parts_gradcheck():
+    q, k, q_rope, k_rope = randn(1, 2, 4, 6), randn(1, 2, 4, 6), randn(1, 2, 4, 2), randn(1, 1, 4, 2)
+    check(
+        lambda q, k, q_rope, k_rope: ct.flash_attention(q, k, k, q_rope=q_rope, k_rope=k_rope, window=(2, 1)),
+        q, k, q_rope, k_rope,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_grouped_matmul_gradcheck(transposed):
+    groups = torch.tensor([2, 0, 3], dtype=torch.int32)
+    weights = randn(3, 4, 5) if transposed else randn(3, 5, 4)
+    check(lambda x, w: ct.grouped_matmul(x, groups, w, transpose_weights=transposed), randn(6, 5), weights)
+
+
+def test_permute_and_unpermute_gradcheck():
+    ids = torch.tensor([[0, 2], [1, 0], [2, -1]], dtype=torch.int32)
+
+    def there_and_back(tokens, probs):
+        p = ct.token_permute(tokens, ids, 3, probs=probs)
+        return ct.token_unpermute(p.permuted * p.permuted_probs[:, None], p.sorted_indices, probs)
+
+    check(there_and_back, randn(3, 4), torch.rand(3, 2))
+
+
+def test_permute_with_capacity_gradcheck():
+    ids = torch.tensor([0, 0, 0, 1], dtype=torch.int64)
+    check(lambda x: ct.token_permute(x, ids, 2, capacity=2).permuted, randn(4, 3))
+
+
+def test_rows_gradcheck():
+    check(lambda g, u, p: ct.swiglu(g, u, probs=p), randn(3, 4), randn(3, 4), torch.rand(3))
+    check(lambda x, g: ct.rms_norm(x, g, eps=1e-2), randn(3, 4), randn(4))
+
+
+@pytest.mark.parametrize(
+    "dtype, roundoff", [(torch.float32, 2.0**-24), (torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)]
+)
+@pytest.mark.parametrize("sq, skv, causal", [(64, 64, True), (40, 100, False), (1, 90, False)])
+def test_as_scaled_dot_product_attention(dtype, roundoff, sq, skv, causal):
+    """Values and gradients, each set against PyTorch's in double by the error that PyTorch itself makes in this dtype:
+    ours stays within twice its largest, or within two roundings of the largest value."""
+    q, k, v = (randn(2, 4, n, 32).to(dtype) for n in (sq, skv, skv))
+    d_out = randn(2, 4, sq, 32).to(dtype)
+
+    def run(attention, dtype):
+        inputs = [x.to(dtype).detach().requires_grad_() for x in (q, k, v)]
+        out = attention(*inputs)
+        return [out.detach(), *torch.autograd.grad(out, inputs, d_out.to(dtype))]
+
+    def sdpa(q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    exact, theirs = run(sdpa, DOUBLE), run(sdpa, dtype)
+    ours = run(lambda q, k, v: ct.flash_attention(q, k, v, causal=causal), dtype)
+    for name, e, t, o in zip(("out", "dq", "dk", "dv"), exact, theirs, ours):
+        assert o.dtype == dtype
+        their_error, our_error = (t.double() - e).abs().max(), (o.double() - e).abs().max()
+        assert our_error <= max(2 * their_error, 2 * roundoff * e.abs().max()), name
+
+
+def test_grouped_heads_need_no_repetition():
+    q, k, v = randn(1, 8, 33, 16), randn(1, 2, 33, 16), randn(1, 2, 33, 16)
+    out = ct.flash_attention(q, k, v, causal=True)
+    theirs = torch.nn.functional.scaled_dot_product_attention(
+        q, k.repeat_interleave(4, 1), v.repeat_interleave(4, 1), is_causal=True
+    )
+    torch.testing.assert_close(out, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_views_and_sums():
+    """What autograd hands back may be expanded or strided."""
+    q = randn(2, 20, 3, 16).requires_grad_()
+    x = q.transpose(1, 2)
+    ct.flash_attention(x, x, x, causal=True).sum().backward()
+    ours, q.grad = q.grad.clone(), None
+    torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).sum().backward()
+    torch.testing.assert_close(ours, q.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_the_example_trains_as_the_unfused_block(capsys):
+    import importlib.util
+    import pathlib
+
+    path = pathlib.Path(__file__).parents[1] / "examples" / "moe_block.py"
+    example = importlib.util.module_from_spec(
+        spec := importlib.util.spec_from_file_location("moe_block", path)
+    )
+    spec.loader.exec_module(example)
+    plain, fused = example.train(example.PlainMoe, steps=6), example.train(example.FusedMoe, steps=6)
+    assert plain[-1] < 0.9 * plain[0]
+    for a, b in zip(plain, fused):
+        assert a == pytest.approx(b, rel=2e-4)
