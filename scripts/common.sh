@@ -46,7 +46,7 @@ install_missing() {
 build_release() {
   install_missing
   local log
-  if ! log=$(cmake --preset release 2>&1); then
+  if ! log=$(cmake --preset release ${CUBIST_CMAKE_OPTIONS:-} 2>&1); then
     echo "$log" >&2
     exit 1
   fi
