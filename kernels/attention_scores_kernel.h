@@ -3,6 +3,7 @@
 #define CUBIST_KERNELS_ATTENTION_SCORES_KERNEL_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -49,14 +50,19 @@ inline float MaskedScore(float scale) {
   return scale < 0 ? kInfinity : -kInfinity;
 }
 
+// Whether the band hides some of `keys` from some of `rows`.
+inline bool BandCuts(const AttentionSequence& sequence, Range rows, Range keys) {
+  const Range all = sequence.band.SeenByAll(rows, {0, sequence.skv});
+  return !keys.empty() && !(all.begin <= keys.begin && keys.end <= all.end);
+}
+
 // Makes every score that the band hides -inf once it is multiplied by the returned scale: `scale` itself, so that the
 // softmax can apply it, or 1 where this has. `s` are the unscaled scores of `rows` and `keys` of the sequence.
 template <VectorCore V>
 float MaskByBand(V& core, UbTile<float> s, const AttentionSequence& sequence, Range rows, Range keys,
                  float scale) {
   const AttentionBand& band = sequence.band;
-  const Range all = band.SeenByAll(rows, {0, sequence.skv});
-  if (keys.empty() || (all.begin <= keys.begin && keys.end <= all.end)) return scale;
+  if (!BandCuts(sequence, rows, keys)) return scale;
   scale = ScaleForMask(core, s, scale);
   // Keys below the prefix are seen by all.
   const std::int64_t first = std::clamp<std::int64_t>(band.prefix, keys.begin, keys.end);
@@ -64,6 +70,25 @@ float MaskByBand(V& core, UbTile<float> s, const AttentionSequence& sequence, Ra
   core.MaskOutside(s.Cols({first - keys.begin, keys.size()}), diagonal + band.lowest, diagonal + band.highest,
                    MaskedScore(scale));
   return scale;
+}
+
+// marks (r, 1) = NaN for rows of x that hold a NaN, else 0. `scratch` has the shape of x.
+template <VectorCore V>
+void MarkRowsOfNaN(V& core, UbTile<float> marks, UbTile<float> scratch, UbTile<float> x) {
+  core.Fill(marks, std::numeric_limits<float>::quiet_NaN());
+  core.Fill(scratch, 0.0f);
+  core.SelectLe(scratch, x, std::numeric_limits<float>::infinity(), scratch, marks);
+  core.RowSum(marks, scratch);
+}
+
+// Whether any of the marks is NaN; they are lost.
+template <VectorCore V>
+bool AnyMarked(V& core, UbTile<float> marks) {
+  for (std::int64_t rows = marks.rows(); rows > 1; rows -= rows / 2) {
+    const UbTile<float> first = marks.Rows({0, rows / 2});
+    core.Add(first, first, marks.Rows({rows - rows / 2, rows}));
+  }
+  return std::isnan(core.ReadScalar(marks.Rows({0, 1}), 0));
 }
 
 }  // namespace cubist

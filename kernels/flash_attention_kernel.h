@@ -10,6 +10,8 @@
 #include <limits>
 #include <optional>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "kernels/attention_scores_kernel.h"
 #include "kernels/operand_kernel.h"
@@ -40,16 +42,14 @@ struct FlashAttentionOperands {
   float dropout_factor = 1;  // Of kept weights.
   RotateOperands rotate;     // Of the queries' rope part; k_rope is turned already. Where s.rotate.
   // Keys `kv` of the step's sequence, transposed, and their values, of one KV head.
-  Operand KeysTransposed(const FlashAttentionTiling& t, const AttentionSequence& q, std::int64_t h,
-                         Range kv) const {
-    return Transposed(t, k, k_packed, q, h, kv);
+  Operand KeysTransposed(bool is_packed, const AttentionSequence& q, std::int64_t h, Range kv) const {
+    return Transposed(is_packed, k, k_packed, q, h, kv);
   }
-  Operand RopeKeysTransposed(const FlashAttentionTiling& t, const AttentionSequence& q, std::int64_t h,
-                             Range kv) const {
-    return Transposed(t, k_rope, k_rope_packed, q, h, kv);
+  Operand RopeKeysTransposed(bool is_packed, const AttentionSequence& q, std::int64_t h, Range kv) const {
+    return Transposed(is_packed, k_rope, k_rope_packed, q, h, kv);
   }
-  Operand Values(const FlashAttentionTiling& t, const AttentionSequence& q, std::int64_t h, Range kv) const {
-    if (!t.pack_kv) return {MatrixOf(*v, q.batch, h).Rows(kv.From(-q.kv_begin)), {}, false};
+  Operand Values(bool is_packed, const AttentionSequence& q, std::int64_t h, Range kv) const {
+    if (!is_packed) return {MatrixOf(*v, q.batch, h).Rows(kv.From(-q.kv_begin)), {}, false};
     const Range packed = kv.From(-q.packed_begin);
     return {{}, v_packed.Matrix(q.batch * v->sizes[1] + h).Block(packed, {0, v->sizes[3]}), true};
   }
@@ -72,10 +72,10 @@ struct FlashAttentionOperands {
   }
 
  private:
-  static Operand Transposed(const FlashAttentionTiling& t, const GmTensor* keys, const PackedGm& packed,
+  static Operand Transposed(bool is_packed, const GmTensor* keys, const PackedGm& packed,
                             const AttentionSequence& q, std::int64_t h, Range kv) {
     const Range d{0, keys->sizes[3]};
-    if (!t.pack_kv) {
+    if (!is_packed) {
       return {MatrixOf(*keys, q.batch, h).Rows(kv.From(-q.kv_begin)).Transposed(), {}, false};
     }
     return {{}, packed.Matrix(q.batch * keys->sizes[1] + h).Block(d, kv.From(-q.packed_begin)), true};
@@ -103,6 +103,7 @@ struct FlashAttentionLane {
         bias_ub(core, "bias_ub", s.bias ? rows : 0, t.n, t.ub_stages),
         scratch_ub(core, "scratch_ub", s.soft_cap || s.alibi ? rows : 0, t.n, 1),
         flags_ub(core, "flags_ub", s.mask || s.dropout ? rows : 0, t.n, t.ub_stages),
+        marks_ub(core, "marks_ub", s.hides() ? rows : 0, 1, 2),
         sinks_ub(core, "sinks_ub", 1, s.sinks ? s.heads : 0, 1),
         slopes_ub(core, "slopes_ub", 1, s.alibi ? s.heads : 0, 1),
         rotator(core, s.rotate ? s.d_rope : 0),
@@ -122,11 +123,15 @@ struct FlashAttentionLane {
   Ring<Buffer::kUB, T> p_ub;
   Ring<Buffer::kUB, float> pv_ub, o_ub, m_ub, l_ub, bias_ub, scratch_ub;
   Ring<Buffer::kUB, std::uint8_t> flags_ub;
-  Ring<Buffer::kUB, float> sinks_ub, slopes_ub;
+  Ring<Buffer::kUB, float> marks_ub, sinks_ub, slopes_ub;
   Rotator<V> rotator;
   Ring<Buffer::kUB, T> turned_ub;
   UbTile<float> sinks;
   float slope = 0;  // Of the block of queries in the softmax stage.
+  // Rows of o that held a NaN before they met a block of keys of which they see a part alone; and whether all rows of the
+  // block of queries, or those of the strip at work, met one.
+  UbTile<float> marks, found;
+  bool block_marked = false, strip_marked = false;
   // Of the block of queries in the softmax stage (m, l) and in the rescale stage (o).
   std::array<UbTile<float>, 2 * FlashAttentionTiling::kMaxDepth + 2> m;
   UbTile<float> l, o;
@@ -193,6 +198,7 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
     }
   };
 
+  bool packed = t.pack_kv, alone = false;  // Where keys are read, and whether rows are walked one by one.
   L1Tile<T> q1, q_rope1;
   // The rope part of Q: as it is, or turned to its positions, once for all keys.
   const auto load_rope_queries = [&](Step& step) {
@@ -222,13 +228,13 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
     }
     const Range rows = step.rows.From(step.task.q.begin);
     const L1Tile<T> k1 = k_l1.Next(s.d_qk, step.kv.size());
-    LoadOperand(core, k1, g.KeysTransposed(t, step.sequence, kv_head, step.kv));
+    LoadOperand(core, k1, g.KeysTransposed(packed, step.sequence, kv_head, step.kv));
     const L0CTile<float> scored = s_l0.Next(rows.size(), step.kv.size());
     multiply(scored, q1.Rows(rows), k1, Accumulate::kNo);
     if (rope) {
       const std::int64_t rope_head = s.rope_heads == 1 ? 0 : kv_head;
       const L1Tile<T> k_rope1 = k_rope_l1.Next(s.d_rope, step.kv.size());
-      LoadOperand(core, k_rope1, g.RopeKeysTransposed(t, step.sequence, rope_head, step.kv));
+      LoadOperand(core, k_rope1, g.RopeKeysTransposed(packed, step.sequence, rope_head, step.kv));
       multiply(scored, q_rope1.Rows(rows), k_rope1, Accumulate::kYes);
     }
     step.s = s_sent.Next(rows.size(), step.kv.size());
@@ -308,9 +314,27 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
     });
   };
 
+  // A hidden key has weight 0, and 0 * NaN is NaN. Rows that it spoilt are walked again, one by one.
+  std::vector<FlashAttentionSchedule::Task> spoilt;
+  const auto note_spoilt = [&](auto& lane, UbTile<float> o, UbTile<float> scratch, Range rows,
+                               const FlashAttentionStep& step, Range queries) {
+    const UbTile<float> marks = lane.found.Rows(rows);
+    MarkRowsOfNaN(lane.core, marks, scratch, o);
+    if (!AnyMarked(lane.core, marks)) return;
+    MarkRowsOfNaN(lane.core, marks, scratch, o);
+    for (std::int64_t i = 0; i < rows.size(); ++i) {
+      const auto is_marked = [&](UbTile<float> of) {
+        return std::isnan(lane.core.ReadScalar(of.Rows({i, i + 1}), 0));
+      };
+      if (!is_marked(marks) || is_marked(lane.marks.Rows(rows))) continue;
+      spoilt.push_back(step.task);
+      spoilt.back().q = {queries.begin + i, queries.begin + i + 1};
+    }
+  };
+
   const auto product = [&](Step& step) {
     const L1Tile<T> v1 = v_l1.Next(step.kv.size(), s.d_v);
-    LoadOperand(core, v1, g.Values(t, step.sequence, step.task.head / group, step.kv));
+    LoadOperand(core, v1, g.Values(packed, step.sequence, step.task.head / group, step.kv));
     const L0CTile<float> pv = pv_l0.Next(step.rows.size(), s.d_v);
     multiply(pv, step.p, v1, Accumulate::kNo);
     step.pv = pv_sent.Next(step.rows.size(), s.d_v);
@@ -318,10 +342,16 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
   };
 
   const auto rescale = [&](Step& step) {
+    const bool hides = alone ? false : s.mask || BandCuts(step.sequence, step.rows, step.kv);
     if (step.first) {
       for_each_lane({0, step.task.q.size()}, [&](std::size_t i, Range rows, Range) {
         lanes[i]->o = lanes[i]->o_ub.Next(rows.size(), s.d_v);
         lanes[i]->core.Fill(lanes[i]->o, 0.0f);
+        if (s.hides()) {
+          lanes[i]->marks = lanes[i]->marks_ub.Next(rows.size(), 1);
+          lanes[i]->found = lanes[i]->marks_ub.Next(rows.size(), 1);
+        }
+        lanes[i]->block_marked = false;
       });
     }
     const Range in_block = step.rows.From(step.task.q.begin);
@@ -329,11 +359,17 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
       auto& lane = *lanes[i];
       const auto& kept = step.kept[i];
       const UbTile<float> pv = lane.pv_ub.Next(rows.size(), s.d_v), o = lane.o.Rows(rows);
+      if (hides && !lane.block_marked && !lane.strip_marked && s.d_v > 0) {
+        MarkRowsOfNaN(lane.core, lane.marks.Rows(rows), pv, o);
+        (step.rows == step.task.q ? lane.block_marked : lane.strip_marked) = true;
+      }
       lane.core.Receive(pv, step.pv.Rows(part.From(in_block.begin)));
       lane.core.MulAdd(o, kept.alpha, pv);
       if (!step.last) return;
 
       const Range queries = part.From(-step.task.q.begin);
+      if (std::exchange(lane.strip_marked, false) || lane.block_marked)
+        note_spoilt(lane, o, pv, rows, step, queries);
       if (g.lse != nullptr || g.part_lse != nullptr) {  // Matrices of one column.
         lane.core.Ln(kept.alpha, kept.l);
         lane.core.Add(kept.m, kept.m, kept.alpha);
@@ -356,6 +392,25 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
   FlashAttentionSteps steps(schedule, t, core.index(), core.count());
   Pipeline<Step>(
       t.depth, [&](Step& step) { return steps.Next(step); }, scores, softmax, product, rescale);
+  if (spoilt.empty()) return;
+
+  packed = false, alone = true;
+  const auto seen = [&](const FlashAttentionSchedule::Task& task, const AttentionSequence&, Range keys) {
+    if (!s.mask) return keys;
+    auto& lane = *lanes[0];
+    const UbTile<std::uint8_t> flags = lane.flags_ub.Next(1, keys.size());
+    const UbTile<float> hidden = lane.s_ub.Next(1, keys.size());
+    lane.core.Load(flags, MatrixOf(*g.mask, task.sequence, task.head).Block(task.q, keys));
+    lane.core.Cast(hidden, flags);
+    const auto is_hidden = [&](std::int64_t j) { return lane.core.ReadScalar(hidden, j) != 0; };
+    std::int64_t begin = 0, end;
+    while (begin < keys.size() && is_hidden(begin)) ++begin;
+    for (end = begin; end < keys.size() && !is_hidden(end);) ++end;
+    return Range{keys.begin + begin, keys.begin + end};
+  };
+  FlashAttentionRowSteps rows(schedule, t, spoilt);
+  Pipeline<Step>(
+      /*depth=*/0, [&](Step& step) { return rows.Next(step, seen); }, scores, softmax, product, rescale);
 }
 
 }  // namespace cubist

@@ -200,6 +200,43 @@ class FlashAttentionSteps {
   bool first_ = false;
 };
 
+// The steps of rows that walk one by one, each the keys that it sees and no others, so that nothing hidden is read.
+class FlashAttentionRowSteps {
+ public:
+  FlashAttentionRowSteps(const FlashAttentionSchedule& schedule, const FlashAttentionTiling& t,
+                         std::span<const FlashAttentionSchedule::Task> rows)
+      : schedule_(schedule), t_(t), rows_(rows) {}
+
+  // seen(task, sequence, keys): the first of `keys`, one behind the other, that a mask shows to the row; empty for none.
+  // The last step of a row is one without keys.
+  template <class Seen>
+  bool Next(FlashAttentionStep& step, Seen&& seen) {
+    if (at_ == rows_.size()) return false;
+    step.task = rows_[at_], step.sequence = schedule_.Sequence(step.task.sequence);
+    step.rows = step.task.q;
+    if (round_ == 0) keys_ = step.sequence.band.Seen(step.rows, schedule_.KeysOf(step.task));
+    Range run;
+    while (!keys_.empty() && run.empty()) {
+      const Range part{keys_.begin, std::min(keys_.begin + t_.n, keys_.end)};
+      run = seen(step.task, step.sequence, part);
+      keys_.begin = run.empty() ? part.end : run.end;
+    }
+    step.kv = run;
+    step.first = round_ == 0, step.round = round_++;
+    step.last = run.empty();
+    if (step.last) ++at_, round_ = 0;
+    return true;
+  }
+
+ private:
+  const FlashAttentionSchedule& schedule_;
+  const FlashAttentionTiling& t_;
+  std::span<const FlashAttentionSchedule::Task> rows_;
+  std::size_t at_ = 0;
+  std::int64_t round_ = 0;
+  Range keys_;
+};
+
 }  // namespace cubist
 
 #endif  // CUBIST_TILING_FLASH_ATTENTION_STEPS_H_

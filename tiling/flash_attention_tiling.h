@@ -27,6 +27,9 @@ struct FlashAttentionShape {
   bool rotate = false, bias = false, soft_cap = false, sinks = false;
   bool mask = false, alibi = false, dropout = false;
 
+  // Whether keys may be hidden from rows that meet them.
+  bool hides() const { return mask || band.bounded(); }
+
   friend auto operator<=>(const FlashAttentionShape&, const FlashAttentionShape&) = default;
 };
 

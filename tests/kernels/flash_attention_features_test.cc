@@ -41,6 +41,7 @@ struct Features {
   bool root = false;
   std::optional<std::int64_t> alibi_offset = {};
   float keep = 1;
+  std::vector<std::int64_t> prefix = {};
   int positions = 0;  // 0: from the offsets on, 1: (S) of int32, 2: (B, S) of int64
 
   std::string Name() const {
@@ -92,7 +93,7 @@ class Call {
     if (!f_.bias.empty()) args.bias = bias.view();
     if (f_.sinks) args.sinks = sinks.view();
     if (f_.turned > 0) args.rope = {cos.view(), sin.view(), f_.rope_layout, f_.q_offset, f_.k_offset};
-    args.lengths = {f_.q_ends, f_.kv_ends};
+    args.lengths = {f_.q_ends, f_.kv_ends}, args.prefix = f_.prefix;
     if (!f_.mask.empty()) args.mask = mask.view();
     if (f_.slopes > 0) args.alibi = {FirstRow(slopes.view(), f_.slopes == 1), f_.alibi_offset, f_.root};
     args.dropout = {f_.keep, kSeed, kOffset};
@@ -194,6 +195,8 @@ class Call {
       args.q_offset = f_.q_offset, args.k_offset = f_.k_offset;
     }
     const bool packed = !f_.q_ends.empty();
+    args.prefix = f_.prefix;
+    if (packed && !f_.prefix.empty()) args.prefix = {f_.prefix[sequence]};
     if (!f_.mask.empty()) args.hidden = packed ? Entry(mask.view(), sequence) : mask.view();
     if (f_.slopes > 0) {
       args.slopes = FirstRow(slopes.view(), f_.slopes == 1);
@@ -311,6 +314,38 @@ TEST(FlashAttentionFeaturesTest, BooleanMasks) {
   }
 }
 
+// Every mask, layout and dtype where sizes begin, end and meet the edges of tiles.
+TEST(FlashAttentionFeaturesTest, EveryMaskAndLayoutAtTheEdges) {
+  constexpr std::int64_t kLengths[][2] = {{1, 1},  {1, 33},   {16, 16},  {17, 15},
+                                          {64, 1}, {97, 129}, {130, 127}};
+  int i = 0;
+  for (const auto& [sq, skv] : kLengths) {
+    for (const char* mask : {"none", "top left", "bottom right", "window", "band", "prefix", "boolean"}) {
+      for (const char* layout : {"BNSD", "BSND", "packed"}) {
+        for (DType in : kFloatTypes) {
+          const std::string of = mask;
+          const std::int64_t columns[] = {1, 16, 17, 72};
+          Features f{.shape = {2, 2, 1, sq, skv, columns[i % 4], 0, columns[i / 4 % 4]}, .in = in};
+          if (of == "top left") f.causal = Causal::kTopLeft;
+          if (of == "bottom right") f.causal = Causal::kBottomRight;
+          if (of == "window") f.window = AttentionWindow{.left = 5, .anchor = Causal::kTopLeft};
+          if (of == "band") f.window = AttentionWindow{.left = 16, .right = -1};
+          if (of == "prefix") f.causal = Causal::kTopLeft, f.prefix = {skv / 2, skv};
+          if (of == "boolean") f.mask = {i % 2 == 0 ? 2 : 1, 1, sq, skv};
+          if (layout == std::string("BSND")) f.layout = kBsnd;
+          if (layout == std::string("packed")) {  // Two sequences, the first one of a row and a key.
+            f.shape.batch = 1;
+            f.q_ends = {1, sq}, f.kv_ends = {1, skv};
+            if (of == "prefix") f.prefix = {1, skv / 2};
+          }
+          SCOPED_TRACE(Join(mask, " ", layout));
+          ExpectRight(i++ % 3 == 0 ? NpuWithData(Ascend910B2()) : Host(), f);
+        }
+      }
+    }
+  }
+}
+
 // Rows whose keys are all hidden give 0 and -inf, and no NaN, whatever is behind the mask.
 TEST(FlashAttentionFeaturesTest, AFullyMaskedRowGivesZero) {
   for (const Device& device : Both()) {
@@ -325,6 +360,43 @@ TEST(FlashAttentionFeaturesTest, AFullyMaskedRowGivesZero) {
       EXPECT_EQ(call.out.at({0, 1, 6, 5}), 0);
       EXPECT_EQ(call.lse.at({0, 1, 6}), -kInfinity);
       EXPECT_EQ(call.out.at({0, 1, 7, 5}), call.v.at({0, 0, 80, 5}));
+    }
+  }
+}
+
+// Values of NaN behind windows, prefixes and masks reach no row that does not see them, of packed keys or not.
+TEST(FlashAttentionFeaturesTest, HiddenValuesReachNoRow) {
+  const AttentionWindow around{.left = 9, .right = 14};
+  const Features calls[] = {
+      {.shape = {1, 2, 2, 300, 290, 24, 0, 16}, .window = around},
+      {.shape = {1, 2, 1, 300, 290, 24, 8, 16}, .causal = Causal::kBottomRight, .mask = {1, 1, 300, 290}},
+      {.shape = {2, 2, 1, 300, 300, 24, 0, 16},
+       .sinks = true,
+       .turned = 8,
+       .mask = {2, 1, 1, 300},
+       .keep = 0.5f},
+      {.shape = {1, 2, 2, 210, 260, 24, 0, 16},
+       .causal = Causal::kTopLeft,
+       .q_ends = {50, 210},
+       .kv_ends = {100, 260},
+       .mask = {1, 2, 160, 160},
+       .masked = 0.9,
+       .slopes = 1},
+      {.shape = {1, 1, 1, 5, 4100, 24, 0, 16}, .window = around, .soft_cap = 3.0f}};
+  for (const Device& device : Both()) {
+    for (Features features : calls) {
+      for (DType in : kFloatTypes) {
+        features.in = in;
+        SCOPED_TRACE(features.Name());
+        Random random;
+        Call call(features, random);
+        for (std::int64_t j = 3; j < features.shape.skv; j += 61) {
+          call.v.set({0, 0, j, 5}, j % 2 == 0 ? kNaN : kInfinity);
+          if (features.mask.size() > 2 && features.mask[2] == 1) call.mask.set({0, 0, 0, j}, 1);
+        }
+        ASSERT_TRUE(IsOk(FlashAttention(device, call.args())));
+        call.ExpectRight();
+      }
     }
   }
 }
