@@ -221,6 +221,7 @@ struct AttentionCase {
   DType in, out;
   Causal causal = Causal::kNone;
   bool lse = true;
+  bool mask = false;
 
   FlashAttentionArgs args() const {
     FlashAttentionArgs args;
@@ -233,6 +234,7 @@ struct AttentionCase {
     }
     args.out = Tensor(nullptr, out, {batch, heads, sq, dv});
     if (lse) args.lse = Tensor(nullptr, DType::kF32, {batch, heads, sq});
+    if (mask) args.mask = ConstTensor(nullptr, DType::kBool, {batch, 1, sq, skv});
     args.causal = causal;
     return args;
   }
@@ -240,7 +242,7 @@ struct AttentionCase {
     FlashAttentionShape s;
     s.batches = batch, s.heads = heads, s.kv_heads = kv_heads, s.rope_heads = dr > 0 ? rope_heads : 0;
     s.sq = sq, s.skv = skv, s.d_qk = dqk, s.d_rope = dr, s.d_v = dv, s.in = in, s.out = out;
-    s.band = BandOf(causal, {}, sq, skv);
+    s.band = BandOf(causal, {}, sq, skv), s.mask = mask;
     return s;
   }
   std::string Name() const {
@@ -256,7 +258,8 @@ std::vector<AttentionCase> AttentionCases() {
           {1, 8, 1, 0, 3, 2047, 64, 0, 64, DType::kBF16, DType::kF32},
           {1, 2, 1, 0, 300, 100, 33, 0, 17, DType::kF32, DType::kF32, Causal::kBottomRight, false},
           {1, 1, 1, 0, 70, 0, 16, 0, 24, DType::kBF16, DType::kBF16},
-          {3, 2, 2, 0, 129, 1031, 192, 0, 128, DType::kF16, DType::kF16, Causal::kNone, false}};
+          {3, 2, 2, 0, 129, 1031, 192, 0, 128, DType::kF16, DType::kF16, Causal::kNone, false},
+          {2, 2, 1, 0, 300, 290, 64, 0, 80, DType::kBF16, DType::kBF16, Causal::kBottomRight, true, true}};
 }
 
 TEST(TrafficTest, FlashAttention) {
@@ -286,7 +289,7 @@ TEST(TrafficTest, FlashAttention) {
             // K and V, and P on its way back; S, PV and P handed over. A step without keys hands over PV = 0.
             one_head[Path::kGmToL1Nd2Nz] += (keys * (d_scores + x.dv) + rows * keys) * e;
             one_head[Path::kL0CToGm] += rows * (keys + x.dv) * 4;
-            one_head[Path::kGmToUb] += rows * (keys + x.dv) * 4;
+            one_head[Path::kGmToUb] += rows * (keys + x.dv) * 4 + (x.mask ? rows * keys : 0);
             one_head[Path::kUbToGm] += rows * keys * e;
             for (std::int64_t d : {x.dqk, x.dr}) {
               for (const Range k0 : Split(d, t.k0)) {
