@@ -240,6 +240,33 @@ void MakeRoute(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall
   call->set_run([args](const Device& device, Profile* profile) { return Route(device, args, profile); });
 }
 
+// Everything that may be done to scores and weights: a mask, distances, a soft cap, dropout, positions by index.
+void MakeMaskedAttention(const Shape& s, DType dtype, const KernelCallOptions& options, KernelCall* call) {
+  const std::int64_t heads = s[0], length = s[1], d_qk = s[2], d_v = s[3], d_rope = s[4];
+  FlashAttentionArgs args;
+  args.q = call->Input(dtype, {1, heads, length, d_qk});
+  args.k = call->Input(dtype, {1, heads, length, d_qk});
+  args.v = call->Input(dtype, {1, heads, length, d_v});
+  args.mask = call->Flags({1, 1, length, length});
+  args.alibi.slopes = call->Input(DType::kF32, {heads});
+  args.soft_cap = 30.0f;
+  args.dropout = {.keep = 0.9f, .seed = 1, .offset = 2};
+  if (d_rope > 0) {
+    args.q_rope = call->Input(dtype, {1, heads, length, d_rope});
+    args.k_rope = call->Input(dtype, {1, 1, length, d_rope});
+    args.rope.cos = call->Input(DType::kF32, {length, d_rope / 2});
+    args.rope.sin = call->Input(DType::kF32, {length, d_rope / 2});
+    std::vector<std::int32_t> backwards;
+    for (std::int64_t i = length; i > 0; --i) backwards.push_back(static_cast<std::int32_t>(i - 1));
+    args.rope.q_positions = call->Ids(backwards, {length});
+  }
+  args.out = call->Output(dtype, {1, heads, length, d_v});
+  args.lse = call->Output(DType::kF32, {1, heads, length});
+  args.causal = options.causal ? Causal::kBottomRight : Causal::kNone;
+  call->set_run(
+      [args](const Device& device, Profile* profile) { return FlashAttention(device, args, profile); });
+}
+
 struct Entry {
   KernelForm form;
   MakeCall make;
@@ -251,6 +278,8 @@ std::vector<Entry>& Entries() {
       {{"matmul", "MxNxK", "1024x1024x1024", "100x90x70", 3}, &MakeMatmul},
       {{"flash_attention", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", "2x70x40x24x16", 4},
        &MakeFlashAttention},
+      {{"flash_attention_masked", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", "2x70x40x24x16", 4},
+       &MakeMaskedAttention},
       {{"flash_attention_grad", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", "2x70x40x24x16", 4},
        &MakeFlashAttentionGrad},
       {{"token_permute", "TOKENSxHIDDENxTOPKxEXPERTS", "512x7168x8x256", "50x33x3x8", 4}, &MakeTokenPermute},
@@ -300,6 +329,14 @@ ConstTensor KernelCall::Input(DType dtype, const Shape& shape) {
 ConstTensor KernelCall::Ids(const std::vector<std::int32_t>& values, const Shape& shape) {
   OwnedTensor& tensor = inputs_.emplace_back(DType::kI32, shape);
   std::copy(values.begin(), values.end(), reinterpret_cast<std::int32_t*>(tensor.data()));
+  return tensor.view();
+}
+
+ConstTensor KernelCall::Flags(const Shape& shape) {
+  OwnedTensor& tensor = inputs_.emplace_back(DType::kBool, shape);
+  std::mt19937 random(++seed_);
+  for (std::int64_t i = 0; i < tensor.count(); ++i)
+    tensor.data()[i] = static_cast<std::byte>(random() % 4 == 0);
   return tensor.view();
 }
 

@@ -51,6 +51,7 @@ class KernelCall {
   // For those who make calls.
   ConstTensor Input(DType dtype, const Shape& shape);
   ConstTensor Ids(const std::vector<std::int32_t>& values, const Shape& shape);
+  ConstTensor Flags(const Shape& shape);  // booleans, a quarter of them true
   Tensor Output(DType dtype, const Shape& shape);
   void set_run(std::function<Status(const Device&, Profile*)> run) { run_ = std::move(run); }
   explicit KernelCall(bool with_data = false) : with_data_(with_data) {}
