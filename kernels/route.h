@@ -32,6 +32,10 @@ struct RouteOptions {
   float temperature = 0;
   // Every selected route is dropped with this probability: its id becomes -1 and its weight 0. Before renormalisation.
   float dropout = 0;
+  // Every expert is left out of the whole call with this probability: tokens choose among the others, and where those are
+  // too few (of the best groups) the last routes' ids are -1, their weights 0. Scores know no difference, nothing is
+  // scaled up, and the gradients of the kept experts are those of the formula.
+  float expert_dropout = 0;
   // Random numbers are functions of seed, token and expert (or route): runs repeat, whatever the threads and the chip.
   std::uint64_t seed = 0;
   BadLogits bad_logits = BadLogits::kError;

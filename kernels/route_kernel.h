@@ -3,6 +3,7 @@
 #define CUBIST_KERNELS_ROUTE_KERNEL_H_
 
 #include <cstdint>
+#include <limits>
 
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
@@ -19,13 +20,13 @@ struct RouteOperands {
 
   ScoreFunction score = ScoreFunction::kSoftmax;
   bool renormalise = false, mean_for_bad = false;
-  float eps = 0, scale = 1, temperature = 0, dropout = 0, limit = 0;
+  float eps = 0, scale = 1, temperature = 0, dropout = 0, expert_dropout = 0, limit = 0;
   std::int64_t groups = 1, top_groups = 1, group_top = 1;
   std::uint64_t seed = 0;
 };
 
 // Streams of random numbers.
-inline constexpr std::uint32_t kGumbelStream = 0, kDropoutStream = 1;
+inline constexpr std::uint32_t kGumbelStream = 0, kDropoutStream = 1, kExpertStream = 2;
 
 // x = (x + g) / temperature with g = -ln(-ln(u)), u the numbers of rows `rows`.
 template <VectorCore V>
@@ -38,15 +39,25 @@ void AddGumbelNoise(V& core, const RouteOperands& g, Range rows, UbTile<float> x
   core.MulScalar(x, x, 1.0f / g.temperature);
 }
 
+// bias (1, E) = -inf where an expert is left out of the call.
+template <VectorCore V>
+void DropExperts(V& core, const RouteOperands& g, UbTile<float> bias, UbTile<float> u, UbTile<float> lowest) {
+  core.Random(u, RandomStream{g.seed, kExpertStream}, 0, u.cols());
+  core.Fill(lowest, -std::numeric_limits<float>::infinity());
+  core.SelectLe(bias, u, g.expert_dropout, lowest, bias);
+}
+
 // Each chunk of tokens, and its counts of routes and sums of scores per expert.
 template <VectorCore V>
 void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
   const std::int64_t experts = g.logits.cols, top_k = g.ids.cols;
   const bool counts_routes = g.chunk_counts.cols > 0, sums_scores = g.chunk_shares.cols > 0;
-  const bool grouped = g.groups > 1, biased = g.bias != nullptr, edits = grouped || biased;
+  const bool grouped = g.groups > 1, drops_experts = g.expert_dropout > 0,
+             biased = g.bias != nullptr || drops_experts, edits = grouped || biased;
   Ring<Buffer::kUB, float> x_ub(core, "x_ub", t.rows, t.cols, t.stages),
       s0_ub(core, "s0_ub", t.rows, t.cols, 1), s1_ub(core, "s1_ub", t.rows, t.cols, 1);
   Ring<Buffer::kUB, float> bias_ub(core, "bias_ub", 1, t.cols, 1), shares_ub(core, "shares_ub", 1, t.cols, 1);
+  Ring<Buffer::kUB, float> expert_ub(core, "expert_ub", 1, drops_experts ? t.cols : 0, 2);
   Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, t.cols, 1);
   Ring<Buffer::kUB, float> column_ub(core, "column_ub", t.rows, 1, 1),
       bad_ub(core, "bad_ub", t.rows, 1, t.stages);
@@ -59,7 +70,12 @@ void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
 
   const UbTile<float> bias = bias_ub.Next(1, experts), shares = shares_ub.Next(1, experts);
   const UbTile<std::int32_t> counts = counts_ub.Next(1, experts);
-  if (biased) core.Load(bias, MatrixOf(*g.bias));
+  if (g.bias != nullptr) {
+    core.Load(bias, MatrixOf(*g.bias));
+  } else if (biased) {
+    core.Fill(bias, 0.0f);
+  }
+  if (drops_experts) DropExperts(core, g, bias, expert_ub.Next(1, experts), expert_ub.Next(1, experts));
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     if (counts_routes) core.Fill(counts, 0);
     if (sums_scores) core.Fill(shares, 0.0f);
@@ -90,8 +106,11 @@ void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
         core.TopK(best, kept, worths);
         core.KeepGroups(choice, kept, experts / g.groups);
       }
-      core.TopK(weights, ids, choice);
+      const UbTile<float> chosen = chances_ub.Next(rows.size(), top_k);
+      core.TopK(biased ? chosen : weights, ids, choice);
       if (biased) core.Gather(weights, x, ids);
+      // Dropped experts are chosen where no others are left.
+      if (drops_experts) core.DropRoutes(ids, weights, chosen, std::numeric_limits<float>::lowest());
       if (g.dropout > 0) {
         const UbTile<float> chances = chances_ub.Next(rows.size(), top_k);
         core.Random(chances, RandomStream{g.seed, kDropoutStream}, rows.begin * top_k, top_k);

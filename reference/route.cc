@@ -58,7 +58,9 @@ void LimitToGroups(const RouterOptions& o, std::vector<double>* choice, double* 
     std::vector<double> part(choice->begin() + static_cast<std::ptrdiff_t>(g * width),
                              choice->begin() + static_cast<std::ptrdiff_t>((g + 1) * width));
     std::sort(part.begin(), part.end(), std::greater<>());
-    worth.push_back(std::accumulate(part.begin(), part.begin() + o.group_top, 0.0));
+    double sum = part[0];
+    for (std::size_t j = 1; j < Index(o.group_top); ++j) sum += std::isfinite(part[j]) ? part[j] : 0;
+    worth.push_back(sum);
   }
   const std::vector<std::int64_t> order = Order(worth);
   *gap = std::min(*gap, Gap(worth, order, o.top_groups));
@@ -109,14 +111,18 @@ RouterResult Route(ConstTensor logits, ConstTensor bias, std::int64_t top_k, con
     for (std::int64_t e = 0; e < experts; ++e) {
       if (bias.given()) choice[Index(e)] += LoadFloat(bias.data, bias.dtype, e * bias.stride(0));
       shares[Index(e)] += n[Index(e)] / sum;
+      if (o.expert_dropout > 0 && UniformNumber(o.seed, 2, static_cast<std::uint64_t>(e)) <= o.expert_dropout)
+        choice[Index(e)] = -std::numeric_limits<double>::infinity();
     }
     if (o.groups > 1) LimitToGroups(o, &choice, &result.smallest_gap);
     const std::vector<std::int64_t> order = Order(choice);
     result.smallest_gap = std::min(result.smallest_gap, Gap(choice, order, top_k));
     double total = o.eps;
     for (std::int64_t j = 0; j < top_k; ++j) {
+      const bool left_out = o.expert_dropout > 0 && !std::isfinite(choice[Index(order[Index(j)])]);
       const bool dropped =
-          o.dropout > 0 && UniformNumber(o.seed, 1, static_cast<std::uint64_t>(t * top_k + j)) < o.dropout;
+          left_out ||
+          (o.dropout > 0 && UniformNumber(o.seed, 1, static_cast<std::uint64_t>(t * top_k + j)) < o.dropout);
       const std::int64_t e = dropped ? -1 : order[Index(j)];
       result.ids.push_back(static_cast<std::int32_t>(e));
       result.weights.push_back(dropped ? 0 : n[Index(e)]);

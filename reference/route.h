@@ -16,8 +16,9 @@ struct RouterOptions {
   bool renormalise = false;
   double eps = 0, scale = 1;
   std::int64_t groups = 1, top_groups = 1, group_top = 1;
-  double temperature = 0;  // Gumbel noise where above 0,
-  double dropout = 0;      // and dropped routes, both by Philox4x32-10 of this seed
+  double temperature = 0;     // Gumbel noise where above 0,
+  double dropout = 0;         // and dropped routes,
+  double expert_dropout = 0;  // and experts that none chooses, all by Philox4x32-10 of this seed
   std::uint64_t seed = 0;
   bool repairs = false, mean_for_bad = false;
   double limit = 0;

@@ -169,12 +169,23 @@ void AddColumnDotsOf(const Rows& acc, const Rows& a, const Rows& b, const Rows& 
 
 // ---- SwiGLU
 
-HWY_INLINE Vec OnePlusExpOfMinus(Vec x) { return hn::Add(Set(1.0f), Exp</*kAtMostZero=*/false>(hn::Neg(x))); }
+// 1 / (1 + exp(-x)) from z = exp(-|x|), which neither overflows nor makes the divisor leave [1, 2]: there an estimate and
+// one step of Newton's are within 1.5 ulp of the quotient, at less than half its time.
+HWY_INLINE Vec Sigmoid(Vec x) {
+  const Vec z = Exp</*kAtMostZero=*/true>(hn::Neg(hn::Abs(x))), divisor = hn::Add(Set(1.0f), z);
+#if HWY_TARGET <= HWY_AVX3
+  const Vec estimate = hn::ApproximateReciprocal(divisor);
+  const Vec inverse = hn::MulAdd(hn::NegMulAdd(divisor, estimate, Set(1.0f)), estimate, estimate);
+#else
+  const Vec inverse = hn::Div(Set(1.0f), divisor);
+#endif
+  return hn::IfThenElse(hn::Lt(x, Set(0.0f)), hn::Mul(z, inverse), inverse);
+}
 
 struct GatedUp {
   Vec prob;
   HWY_INLINE Vec operator()(Vec gate, Vec up) const {
-    return hn::Mul(hn::Mul(hn::Div(gate, OnePlusExpOfMinus(gate)), up), prob);
+    return hn::Mul(hn::Mul(hn::Mul(gate, Sigmoid(gate)), up), prob);
   }
 };
 template <class T>
@@ -191,7 +202,7 @@ struct GateGradient {
   Vec prob;
   HWY_INLINE void operator()(Vec d_out, Vec gate, Vec up, Vec& d_gate, Vec& d_up, Vec& sum) const {
     const Vec one = Set(1.0f);
-    const Vec s = hn::Div(one, OnePlusExpOfMinus(gate)), silu = hn::Mul(gate, s);
+    const Vec s = Sigmoid(gate), silu = hn::Mul(gate, s);
     const Vec slope = hn::Mul(s, hn::MulAdd(gate, hn::Sub(one, s), one));
     const Vec d = hn::Mul(d_out, prob);
     d_up = hn::Mul(d, silu);

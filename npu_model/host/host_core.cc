@@ -680,16 +680,7 @@ void HostVector::Repair(TileRef x, TileRef bad, TileRef, TileRef, TileRef, float
 }
 
 void HostVector::KeepGroups(TileRef a, TileRef ids, std::int64_t group_cols, Loc) {
-  const std::int64_t groups = CeilDiv(a.cols(), group_cols);
-  for (std::int64_t i = 0; i < a.rows(); ++i) {
-    const std::int32_t *kept = RowAt<std::int32_t>(ids, i), *end = kept + ids.cols();
-    for (std::int64_t g = 0; g < groups; ++g) {
-      if (std::find(kept, end, static_cast<std::int32_t>(g)) != end) continue;
-      float* const row = RowAt<float>(a, i);
-      std::fill(row + g * group_cols, row + std::min((g + 1) * group_cols, a.cols()),
-                -std::numeric_limits<float>::infinity());
-    }
-  }
+  context_->routing->keep_groups(WritableRowsOf(a), RowsOf(ids), group_cols);
 }
 
 void HostVector::Gather(TileRef dst, TileRef a, TileRef ids, Loc) {

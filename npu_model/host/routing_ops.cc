@@ -122,6 +122,101 @@ HWY_INLINE void TopFew(const float* a, std::int64_t n, std::int64_t k, float* va
   Store(top.values, values, Min(k, kLanes));
 }
 
+#if HWY_TARGET <= HWY_AVX3
+
+// Candidates of a row for its highest: up to kLanes in memory, in ascending column order, the others -inf.
+struct Candidates {
+  HWY_ALIGN float values[kLanes];
+  HWY_ALIGN std::int32_t ids[kLanes];
+};
+
+// How many candidates go before each: those that are greater, and equal ones in front of it.
+HWY_INLINE Ints RankOf(const Candidates& c) {
+  const FloatTag d;
+  const IntTag di;
+  const Vec v = hn::Load(d, c.values);
+  Ints rank = hn::Zero(di);
+#pragma GCC unroll 16
+  for (std::int64_t j = 0; j < kLanes; ++j) {
+    const Vec other = Set(c.values[j]);
+    const auto behind = hn::Not(hn::FirstN(d, static_cast<std::size_t>(j + 1)));
+    const auto before = hn::Or(hn::Gt(other, v), hn::And(hn::Eq(other, v), behind));
+    rank = hn::IfThenElse(hn::RebindMask(di, before), hn::Add(rank, hn::Set(di, 1)), rank);
+  }
+  return rank;
+}
+
+// The k first of the candidates, by rank.
+HWY_INLINE void StoreByRank(const Candidates& c, std::int64_t k, float* values, std::int32_t* ids) {
+  const IntTag di;
+  const Ints rank = RankOf(c);
+  for (std::int64_t p = 0; p < k; ++p) {
+    const auto here = hn::Eq(rank, hn::Set(di, static_cast<std::int32_t>(p)));
+    const auto lane = static_cast<std::size_t>(hn::FindFirstTrue(di, here));
+    values[p] = c.values[lane], ids[p] = c.ids[lane];
+  }
+}
+
+HWY_INLINE Vec WithoutNaN(Vec v) { return MaxOrSecond(v, Set(-kInfinity)); }
+
+// A number that at least k elements of the row reach, and few more do: the k-th highest of the lanes' maxima.
+HWY_INLINE float ReachedBy(const float* a, std::int64_t n, std::int64_t k) {
+  const FloatTag d;
+  const IntTag di;
+  Vec most = Set(-kInfinity);
+  ForEachVector(a, n, -kInfinity,
+                [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR { most = hn::Max(most, WithoutNaN(v)); });
+  HWY_ALIGN float maxima[kLanes];
+  hn::Store(most, d, maxima);
+  Ints above = hn::Zero(di);
+#pragma GCC unroll 16
+  for (std::int64_t j = 0; j < kLanes; ++j) {
+    const auto less = hn::RebindMask(di, hn::Gt(Set(maxima[j]), most));
+    above = hn::IfThenElse(less, hn::Add(above, hn::Set(di, 1)), above);
+  }
+  const auto among = hn::RebindMask(d, hn::Lt(above, hn::Set(di, static_cast<std::int32_t>(k))));
+  return ExtremeLane</*kMinimum=*/true>(hn::IfThenElse(among, most, Set(kInfinity)));
+}
+
+// The candidates that reach a number as few of the row's do, and their ranks among each other. False where more reach it
+// than a vector holds.
+HWY_INLINE bool TopReaching(const float* a, std::int64_t n, std::int64_t k, float* values,
+                            std::int32_t* ids) {
+  const FloatTag d;
+  const IntTag di;
+  const Vec least = Set(n > kLanes ? ReachedBy(a, n, k) : -kInfinity);
+  HWY_ALIGN static constexpr std::int32_t kLaneNumbers[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                              8, 9, 10, 11, 12, 13, 14, 15};
+  const Ints lanes = hn::Load(di, kLaneNumbers);
+  // A whole vector is written behind the candidates so far.
+  HWY_ALIGN float found[2 * kLanes];
+  HWY_ALIGN std::int32_t columns[2 * kLanes];
+  std::int64_t count = 0;
+  const auto visit = [&](Vec any, std::int64_t j, std::int64_t valid) HWY_ATTR {
+    const Vec v = WithoutNaN(any);
+    const auto reach = hn::And(hn::Ge(v, least), hn::FirstN(d, static_cast<std::size_t>(valid)));
+    const std::int64_t at = Min(count, kLanes);
+    hn::StoreU(hn::Compress(v, reach), d, found + at);
+    const Ints column = hn::Add(lanes, hn::Set(di, static_cast<std::int32_t>(j)));
+    hn::StoreU(hn::Compress(column, hn::RebindMask(di, reach)), di, columns + at);
+    count += static_cast<std::int64_t>(hn::CountTrue(d, reach));
+  };
+  ForEachVector(a, n, -kInfinity, visit);
+  if (count > kLanes) return false;
+  Candidates c;
+  const auto valid = hn::FirstN(d, static_cast<std::size_t>(count));
+  hn::Store(hn::IfThenElse(valid, hn::Load(d, found), Set(-kInfinity)), d, c.values);
+  hn::Store(hn::Load(di, columns), di, c.ids);
+  StoreByRank(c, k, values, ids);
+  return true;
+}
+
+#else
+
+HWY_INLINE bool TopReaching(const float*, std::int64_t, std::int64_t, float*, std::int32_t*) { return false; }
+
+#endif
+
 // Any k: columns by value, the k first of them sorted.
 void TopMany(const float* a, std::int64_t n, std::int64_t k, float* values, std::int32_t* ids) {
   std::vector<std::int32_t> order(static_cast<std::size_t>(n));
@@ -140,32 +235,57 @@ void TopK(const Rows& values, const Rows& ids, const Rows& a) {
   const std::int64_t k = values.cols;
   if (k == 0) return;
   for (std::int64_t i = 0; i < a.rows; ++i) {
+    const float* from = RowOf(a, i);
+    float* highest = RowOf(values, i);
+    auto* columns = RowAs<std::int32_t>(ids, i);
+    // Many lanes' maxima are among the highest only where k is a part of them.
+    const bool few = 2 * k <= kLanes || (a.cols <= kLanes && k < kLanes);
+    if (few && TopReaching(from, a.cols, k, highest, columns)) continue;
     if (k < kLanes) {
-      TopFew(RowOf(a, i), a.cols, k, RowOf(values, i), RowAs<std::int32_t>(ids, i));
+      TopFew(from, a.cols, k, highest, columns);
     } else {
-      TopMany(RowOf(a, i), a.cols, k, RowOf(values, i), RowAs<std::int32_t>(ids, i));
+      TopMany(from, a.cols, k, highest, columns);
     }
   }
 }
 
 // ---- Groups
 
-// The two highest of a part, lane by lane, then over the lanes.
-HWY_INLINE float TopTwo(const float* a, std::int64_t n, bool both) {
-  const FloatTag d;
-  Vec high = Set(-kInfinity), next = Set(-kInfinity);
-  ForEachVector(a, n, -kInfinity, [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR {
+// The two highest of what a lane, or all of them, stand for.
+struct TwoHighest {
+  Vec high, next;  // -inf at first
+
+  HWY_INLINE void Add(Vec v) {
     next = hn::Max(next, hn::Min(high, v));
     high = hn::Max(high, v);
-  });
-  const float first = ExtremeLane</*kMinimum=*/false>(high);
-  if (!both) return first;
-  const auto is_first = hn::Eq(high, Set(first));
+  }
+  HWY_INLINE void Merge(Vec other_high, Vec other_next) {
+    next = hn::Max(hn::Min(high, other_high), hn::Max(next, other_next));
+    high = hn::Max(high, other_high);
+  }
+};
+
+// The highest of a part, or the sum of its two highest where the second is more than -inf.
+HWY_INLINE float TopTwo(const float* a, std::int64_t n, bool both) {
+  const FloatTag d;
+  TwoHighest lanes{Set(-kInfinity), Set(-kInfinity)};
+  ForEachVector(a, n, -kInfinity, [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR { lanes.Add(v); });
+#if HWY_TARGET <= HWY_AVX3
+  lanes.Merge(hn::ReverseBlocks(d, lanes.high), hn::ReverseBlocks(d, lanes.next));
+  lanes.Merge(hn::SwapAdjacentBlocks(lanes.high), hn::SwapAdjacentBlocks(lanes.next));
+  lanes.Merge(hn::Shuffle1032(lanes.high), hn::Shuffle1032(lanes.next));
+  lanes.Merge(hn::Shuffle2301(lanes.high), hn::Shuffle2301(lanes.next));
+  const float first = hn::GetLane(lanes.high), second = hn::GetLane(lanes.next);
+#else
+  const float first = ExtremeLane</*kMinimum=*/false>(lanes.high);
+  const auto is_first = hn::Eq(lanes.high, Set(first));
   // The highest stands in one lane or in several; with one, what is second in its lane takes part.
-  const float second = hn::CountTrue(d, is_first) > 1
-                           ? first
-                           : ExtremeLane</*kMinimum=*/false>(hn::IfThenElse(is_first, next, high));
-  return first + second;
+  const float second =
+      hn::CountTrue(d, is_first) > 1
+          ? first
+          : ExtremeLane</*kMinimum=*/false>(hn::IfThenElse(is_first, lanes.next, lanes.high));
+#endif
+  return both && second > -kInfinity ? first + second : first;
 }
 
 void GroupTop(const Rows& sums, const Rows& a, std::int64_t count) {
@@ -181,8 +301,31 @@ void GroupTop(const Rows& sums, const Rows& a, std::int64_t count) {
       }
       part.assign(from, from + width);
       std::partial_sort(part.begin(), part.begin() + count, part.end(), std::greater<>());
-      sum = 0;
-      for (std::int64_t j = 0; j < count; ++j) sum += part[static_cast<std::size_t>(j)];
+      sum = part[0];
+      for (std::size_t j = 1; j < static_cast<std::size_t>(count) && part[j] > -kInfinity; ++j)
+        sum += part[j];
+    }
+  }
+}
+
+void KeepGroups(const Rows& a, const Rows& ids, std::int64_t group_cols) {
+  const std::int64_t groups = (a.cols + group_cols - 1) / group_cols;
+  std::vector<std::int32_t> kept(static_cast<std::size_t>(groups));
+  for (std::int64_t i = 0; i < a.rows; ++i) {
+    std::fill(kept.begin(), kept.end(), 0);
+    const auto* id = RowAs<std::int32_t>(ids, i);
+    for (std::int64_t j = 0; j < ids.cols; ++j) {
+      if (id[j] >= 0 && id[j] < groups) kept[static_cast<std::size_t>(id[j])] = 1;
+    }
+    // Which groups go is any row's guess: blends do not branch on it.
+    for (std::int64_t g = 0; g < groups; ++g) {
+      const auto keeps = hn::RebindMask(
+          FloatTag(), hn::Ne(hn::Set(IntTag(), kept[static_cast<std::size_t>(g)]), hn::Zero(IntTag())));
+      float* part = RowOf(a, i) + g * group_cols;
+      const auto visit = [&](Vec v, std::int64_t j, std::int64_t count) HWY_ATTR {
+        StoreCount(hn::IfThenElse(keeps, v, Set(-kInfinity)), part + j, count);
+      };
+      ForEachVector(part, Min(group_cols, a.cols - g * group_cols), -kInfinity, visit);
     }
   }
 }
@@ -265,8 +408,12 @@ void Repair(const Rows& x, const Rows& bad, float limit, bool by_mean) {
 }  // namespace
 
 const RoutingOps* GetRoutingOps() {
-  static constexpr RoutingOps kOps{
-      .select_le = &SelectLe, .top_k = &TopK, .group_top = &GroupTop, .scores = &Scores, .repair = &Repair};
+  static constexpr RoutingOps kOps{.select_le = &SelectLe,
+                                   .top_k = &TopK,
+                                   .group_top = &GroupTop,
+                                   .keep_groups = &KeepGroups,
+                                   .scores = &Scores,
+                                   .repair = &Repair};
   return &kOps;
 }
 

@@ -14,8 +14,10 @@ struct RoutingOps {
   void (*select_le)(const Rows& dst, const Rows& key, float limit, const Rows& a, const Rows& b);
   // The values.cols highest of each row of a, descending; of equals the lower column first. NaN counts as -inf.
   void (*top_k)(const Rows& values, const Rows& ids, const Rows& a);
-  // sums(i, g) = sum of the `count` highest elements of part g of row i.
+  // sums(i, g) = sum of the `count` highest elements of part g of row i; -inf does not count beside others.
   void (*group_top)(const Rows& sums, const Rows& a, std::int64_t count);
+  // -inf in a outside the parts of group_cols columns that a row of ids names.
+  void (*keep_groups)(const Rows& a, const Rows& ids, std::int64_t group_cols);
   void (*scores)(ScoreFunction function, const Rows& n);  // ExpandScores
   // ExpandRepair; bad is (r, 1).
   void (*repair)(const Rows& x, const Rows& bad, float limit, bool by_mean);

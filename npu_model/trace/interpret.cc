@@ -393,8 +393,10 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
       for (std::size_t g = 0; g < rows * groups; ++g) {
         const auto first = a.begin() + static_cast<std::ptrdiff_t>(g * width);
         std::sort(first, first + static_cast<std::ptrdiff_t>(width), std::greater<>());
-        float sum = 0;
-        for (std::int32_t j = 0; j < instr.dims[2]; ++j) sum += Single(first[j]);
+        float sum = Single(first[0]);
+        for (std::int32_t j = 1; j < instr.dims[2] && first[j] > -std::numeric_limits<double>::infinity();
+             ++j)
+          sum += Single(first[j]);
         sums.push_back(sum);
       }
       return sums;

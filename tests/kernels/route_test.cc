@@ -75,6 +75,22 @@ std::vector<RouteCase> Cases() {
        {.score = ScoreFunction::kSigmoid, .aux_coefficient = 2},
        true,
        DType::kBF16},
+      {"experts_left_out",
+       50,
+       24,
+       4,
+       {.score = ScoreFunction::kSigmoid, .renormalise = true, .expert_dropout = 0.4f, .seed = 21}},
+      {"experts_left_out_of_groups",
+       50,
+       32,
+       6,
+       {.groups = 8,
+        .top_groups = 3,
+        .group_top = 3,
+        .expert_dropout = 0.5f,
+        .seed = 4,
+        .aux_coefficient = 1},
+       true},
       {"one_expert", 7, 1, 1, {.renormalise = true}},
       {"no_tokens", 0, 16, 4, {.aux_coefficient = 1}}};
   for (std::int64_t experts : {2, 15, 16, 17, 31, 32, 33, 63, 65, 129}) {
@@ -99,6 +115,7 @@ reference::RouterOptions ReferenceOptions(const RouteOptions& o) {
           .group_top = o.group_top,
           .temperature = o.temperature,
           .dropout = o.dropout,
+          .expert_dropout = o.expert_dropout,
           .seed = o.seed,
           .repairs = o.bad_logits != BadLogits::kError,
           .mean_for_bad = o.bad_logits == BadLogits::kMean,
@@ -263,6 +280,82 @@ TEST(RoutePropertiesTest, RoutesAreDroppedAtTheirRate) {
     for (double id : call.ids.ToDoubles()) dropped += id < 0 ? 1 : 0;
     const double routes = static_cast<double>(kTokens * kTopK);
     EXPECT_NEAR(dropped, rate * routes, 4 * std::sqrt(routes * rate * (1 - rate)));
+  }
+}
+
+TEST(RoutePropertiesTest, ExpertsAreLeftOutAtTheirRateAndForEveryToken) {
+  constexpr std::int64_t kTokens = 40, kExperts = 512, kTopK = 6;
+  for (float rate : {0.1f, 0.5f}) {
+    double left_out = 0;
+    constexpr int kSeeds = 16;
+    for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+      Call call({"left_out", kTokens, kExperts, kTopK, {.expert_dropout = rate, .seed = seed}});
+      std::vector<bool> out;
+      for (std::uint64_t e = 0; e < kExperts; ++e)
+        out.push_back(reference::UniformNumber(seed, 2, e) <= rate);
+      ASSERT_TRUE(IsOk(Route(Host(), call.args())));
+      for (std::int64_t t = 0; t < kTokens; ++t) {
+        std::set<double> ids;
+        for (std::int64_t j = 0; j < kTopK; ++j) {
+          ids.insert(call.ids.at({t, j}));
+          EXPECT_FALSE(out[static_cast<std::size_t>(call.ids.at({t, j}))]);
+        }
+        EXPECT_EQ(ids.size(), static_cast<std::size_t>(kTopK));
+      }
+      left_out += static_cast<double>(std::count(out.begin(), out.end(), true));
+    }
+    EXPECT_NEAR(left_out, rate * kSeeds * kExperts, 4 * std::sqrt(kSeeds * kExperts * rate * (1 - rate)));
+  }
+}
+
+TEST(RoutePropertiesTest, RoutesWithoutAnExpertAreMinusOne) {
+  constexpr std::int64_t kTokens = 9, kExperts = 12;
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    Call call({"all", kTokens, kExperts, kExperts, {.expert_dropout = 0.5f, .seed = 2}});
+    ASSERT_TRUE(IsOk(Route(device, call.args())));
+    std::int64_t kept = 0;
+    for (std::uint64_t e = 0; e < kExperts; ++e) kept += reference::UniformNumber(2, 2, e) <= 0.5 ? 0 : 1;
+    ASSERT_LT(kept, kExperts);
+    for (std::int64_t t = 0; t < kTokens; ++t) {
+      for (std::int64_t j = 0; j < kExperts; ++j) {
+        EXPECT_EQ(call.ids.at({t, j}) < 0, j >= kept);
+        EXPECT_EQ(call.weights.at({t, j}) == 0, j >= kept);
+      }
+    }
+  }
+}
+
+TEST(RoutePropertiesTest, BadOptionsAreNamed) {
+  const auto says = [](const RouteOptions& options, const std::string& what) {
+    Call call({"options", 3, 8, 2, options});
+    const Status status = Route(Host(), call.args());
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(what), std::string::npos) << status.message();
+    EXPECT_TRUE(std::isnan(call.weights.at({0, 0})));
+  };
+  says({.expert_dropout = 0.6f}, "route: expert_dropout is 0.6");
+  says({.dropout = -1}, "route: dropout is -1");
+}
+
+// Shapes and options drawn at random, each by its own seed.
+TEST(RoutePropertiesTest, RandomCallsAgreeWithTheReference) {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    Random random(seed);
+    RouteCase c;
+    c.name = Join("seed_", seed);
+    RouteOptions& o = c.options;
+    o.score = kScoreFunctions[random.Integer(0, 2)];
+    o.renormalise = random.Integer(0, 1) == 1;
+    o.groups = random.Integer(0, 1) == 1 ? random.Integer(2, 9) : 1;
+    const std::int64_t width = random.Integer(1, o.groups > 1 ? 40 : 300);
+    o.top_groups = random.Integer(1, o.groups),
+    o.group_top = random.Integer(1, std::min<std::int64_t>(width, 4));
+    c.experts = width * o.groups, c.tokens = random.Integer(1, 40), c.bias = random.Integer(0, 1) == 1;
+    c.top_k = random.Integer(1, std::min<std::int64_t>(width * o.top_groups, 20));
+    o.dropout = random.Integer(0, 3) == 0 ? 0.25f : 0;
+    o.expert_dropout = random.Integer(0, 3) == 0 ? 0.3f : 0;
+    o.seed = seed;
+    ExpectRoutes(Host(), c);
   }
 }
 
