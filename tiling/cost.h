@@ -28,9 +28,14 @@ inline double PathCycles(const ChipSpec& chip, Path path, double bytes, double t
   return transfers * spec.startup + bytes / spec.bytes_per_cycle;
 }
 
-// Bytes per cycle that one core gets from GM when `cores` load together: its port, or its share of L2.
+// Bytes per cycle that one core gets from GM when `cores` load together: its port, or its share of L2. To L1 L2 gives
+// less than to UB.
 inline double LoadRate(const ChipSpec& chip, Path path, double cores) {
-  const double share = chip.memory.l2_read_bytes_per_s / chip.clock_hz / cores;
+  const ChipSpec::Memory& memory = chip.memory;
+  const bool to_l1 = path == Path::kGmToL1 || path == Path::kGmToL1Nd2Nz;
+  const double l2 = to_l1 ? std::min<double>(memory.l2_read_bytes_per_s, memory.cube_read_bytes_per_s)
+                          : static_cast<double>(memory.l2_read_bytes_per_s);
+  const double share = l2 / chip.clock_hz / cores;
   return std::min({static_cast<double>(chip.path(path).bytes_per_cycle),
                    static_cast<double>(chip.memory.core_read_bytes_per_cycle), share});
 }

@@ -91,6 +91,12 @@ bool Fits(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& ti
 // All tilings worth pricing; those that do not fit are left out.
 std::vector<MatmulTiling> Candidates(const ChipSpec& chip, const MatmulShape& shape);
 
+// Whether a Mmad reads A's rows where they lie in GM.
+inline bool AIsReadInPlace(const ChipSpec& chip, const MatmulShape& s) {
+  return s.a_row_bytes > 0 && s.a_row_bytes <= chip.packing.a_in_place_bytes &&
+         chip.OperandBytes(s.in) == SizeOf(s.in);
+}
+
 // Predicted cycles. Without `one_product` blocks of a row or column belong to different operands (GroupedMatmul), and no
 // cores queue for the same lines.
 double Price(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling,

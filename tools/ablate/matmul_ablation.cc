@@ -2,8 +2,12 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <memory>
+#include <numeric>
 #include <set>
+#include <vector>
 
+#include "kernels/grouped_matmul.h"
 #include "tools/ablate/ablation.h"
 #include "tools/kernel_call.h"
 
@@ -30,10 +34,36 @@ bool Is(const TilingFields& fields, const char* name, const char* value) {
   return field == fields.end() || field->second == value;
 }
 
+using Counts = std::vector<std::int32_t>;
+
+// Experts' rows, each group of K x N weights of its own.
+Call GroupedCall(std::shared_ptr<const Counts> counts, std::int64_t k, std::int64_t n) {
+  return [=](const Device& device, Profile* profile) {
+    const auto groups = static_cast<std::int64_t>(counts->size());
+    const std::int64_t rows = std::accumulate(counts->begin(), counts->end(), std::int64_t{0});
+    GroupedMatmulArgs args;
+    args.x = ConstTensor(nullptr, DType::kBF16, {rows, k});
+    args.groups = ConstTensor(counts->data(), {groups});
+    args.weights = ConstTensor(nullptr, DType::kBF16, {groups, k, n});
+    args.out = Tensor(nullptr, DType::kBF16, {rows, n});
+    return GroupedMatmul(device, args, profile);
+  };
+}
+
+// As many rows in all as `groups` of `rows` each; where skewed, in every four groups each has half of the one before.
+std::shared_ptr<const Counts> MakeCounts(std::int64_t groups, std::int64_t rows, bool skewed) {
+  auto counts = std::make_shared<Counts>();
+  for (std::int64_t g = 0; g < groups; ++g)
+    counts->push_back(static_cast<std::int32_t>(skewed ? rows * 4 * (8 >> g % 4) / 15 : rows));
+  counts->back() += static_cast<std::int32_t>(
+      groups * rows - std::accumulate(counts->begin(), counts->end(), std::int64_t{0}));
+  return counts;
+}
+
 bool DoubleBuffered(const TilingFields& f) { return Is(f, "l1_stages", "2") && Is(f, "l0_stages", "2"); }
 
-std::vector<AblationStep> Steps(const Sizes& mkn) {
-  const Call call = MatmulCall(mkn, /*any_order=*/false);
+// `any_order`: the same call where sums may begin anywhere along k.
+std::vector<AblationStep> Steps(const Call& call, const Call& any_order) {
   const auto conventional = [](const TilingFields& f) {
     return DoubleBuffered(f) && Is(f, "order", "row-major") && Is(f, "pieces", "1") && Is(f, "stagger", "0");
   };
@@ -45,7 +75,7 @@ std::vector<AblationStep> Steps(const Sizes& mkn) {
           {"minimal flags", call, sync::Policy::kMinimal, conventional},
           {"block order", call, sync::Policy::kMinimal, ordered},
           {"two-level pipelining", call, sync::Policy::kMinimal, pipelined},
-          {"K-staggering", MatmulCall(mkn, /*any_order=*/true), sync::Policy::kMinimal, {}}};
+          {"K-staggering", any_order, sync::Policy::kMinimal, {}}};
 }
 
 }  // namespace
@@ -72,9 +102,20 @@ std::vector<AblationCase> MatmulAblation(const Workload& w) {
   std::set<Sizes> seen;
   const auto add = [&](const std::string& group, const Sizes& mkn) {
     if (!seen.insert(mkn).second) return;
-    cases.push_back({fmt::format("{}x{}x{}", mkn[0], mkn[1], mkn[2]), group, Steps(mkn)});
+    cases.push_back({fmt::format("{}x{}x{}", mkn[0], mkn[1], mkn[2]), group,
+                     Steps(MatmulCall(mkn, /*any_order=*/false), MatmulCall(mkn, /*any_order=*/true))});
   };
   for (const Sizes& mkn : dense) add(2 * mkn[1] * mkn[2] > kL2Bytes ? "beyond L2" : "workload", mkn);
+  // Rows of eight experts, of which a device may have that many: a grouped product's blocks begin at the start of k.
+  constexpr std::int64_t kExperts = 8;
+  for (const std::int64_t rows : {1024, 128}) {
+    for (const bool skewed : {false, true}) {
+      const Call call = GroupedCall(MakeCounts(kExperts, rows, skewed), w.hidden, 2 * w.moe.ffn);
+      cases.push_back({fmt::format("{} experts x {} rows {} {}x{}", kExperts, rows,
+                                   skewed ? "skewed" : "even", w.hidden, 2 * w.moe.ffn),
+                       "experts", Steps(call, call)});
+    }
+  }
   for (std::int64_t size : {1024, 2048, 4096, 8192}) add("squares", {size, size, size});
   return cases;
 }

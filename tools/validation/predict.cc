@@ -303,11 +303,23 @@ class RowRecorder {
     // sigmoid: 1 / (1 + exp(-x)); gelu by tanh: x * sigmoid(1.6 x + 0.07 x^3).
     static const std::map<std::string, Arithmetic> works = {
         {"sigmoid", {2, 0, 1, 1}}, {"gelu", {4, 4, 1, 1}}, {"relu", {1, 0, 0, 0}}, {"maximum", {0, 1, 0, 0}}};
-    std::vector<Operand> inputs;
-    for (const Shape& s : row_.shapes) {
-      if (Count(s) == Count(largest)) inputs.push_back(all);  // A broadcast one is read once, and small.
-    }
-    AddStream(inputs, {all}, works.at(row_.op));
+    const Shape& last = row_.shapes.back();
+    if (row_.shapes.size() == 2 && Count(last) < Count(largest)) return Broadcast(largest, last);
+    AddStream(std::vector<Operand>(row_.shapes.size(), all), {all}, works.at(row_.op));
+  }
+
+  // One row for all rows, or a number for each of some of them.
+  void Broadcast(const Shape& shape, const Shape& other) {
+    const DType in = DTypeOfName(dtype(0));
+    const std::int64_t cols = shape.back(), rows = Count(shape) / std::max<std::int64_t>(cols, 1);
+    const bool row = Count(other) == cols && other.back() == cols;
+    if (!row && (other.back() != 1 || Count(other) == 0 || rows % Count(other) != 0))
+      return Skip(out_.group, "the second operand is neither a row nor a column");
+    const Operand all{in, rows, cols};
+    AddVector({all, row ? Operand{in, 1, cols} : Operand{in, Count(other), 1}}, {all},
+              [](auto& core, const auto& from, const auto& to) {
+                BroadcastMaxKernel(core, from[0], from[1], to[0]);
+              });
   }
 
   void SwiGluRow() {
@@ -322,8 +334,13 @@ class RowRecorder {
       const Operand all{in, 1, Count(x)};
       AddStream({all}, {all}, {});
     }
-    const Operand half{in, 1, Count(x) / 2};
-    AddStream({half, half}, {half}, {2, 1, 1, 1});
+    std::int64_t outer = 1;
+    for (std::size_t d = 0; d < static_cast<std::size_t>(dim); ++d) outer *= x[d];
+    const std::int64_t inner = Count(x) / std::max<std::int64_t>(outer, 1) / 2;
+    AddVector({{in, outer, 2 * inner}}, {{in, outer, inner}},
+              [](auto& core, const auto& from, const auto& to) {
+                HalvesKernel(core, from[0], to[0], {2, 1, 1, 1});
+              });
   }
 
   void RmsNormRow() {

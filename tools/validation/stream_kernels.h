@@ -52,6 +52,59 @@ void ElementwiseKernel(Core& core, std::span<const Gm> in, std::span<const Gm> o
   }
 }
 
+// Tiles of up to `most` numbers of (rows, cols), a few for each core: where they begin, and how large they are.
+struct TileGrid {
+  TileGrid(std::int64_t rows, std::int64_t cols, std::int64_t cores, std::int64_t most)
+      : rows(rows), cols(cols) {
+    const std::int64_t across =
+        std::max(CeilDiv(cols, most), CeilDiv(cores, std::max<std::int64_t>(rows, 1)));
+    width = std::min(RoundUp(CeilDiv(cols, across), 256), cols);
+    const std::int64_t per_core = CeilDiv(rows * CeilDiv(cols, width), 2 * cores);
+    height = std::clamp<std::int64_t>(most / RoundUp(width, 8), 1, std::max<std::int64_t>(per_core, 1));
+  }
+  std::int64_t count() const { return CeilDiv(rows, height) * CeilDiv(cols, width); }
+  Range Rows(std::int64_t task) const { return Split(rows, height)[task / CeilDiv(cols, width)]; }
+  Range Cols(std::int64_t task) const { return Split(cols, width)[task % CeilDiv(cols, width)]; }
+
+  std::int64_t rows, cols, height = 1, width = 1;
+};
+
+// out = f(left half, right half) of each row of `in`: a half of a row begins where the other ends, on whatever byte that is.
+template <VectorCore Core>
+void HalvesKernel(Core& core, const Gm& in, const Gm& out, const Arithmetic& work) {
+  const TileGrid grid(out.rows, out.cols, core.count(), kUbBytes / 4 / 4);
+  Ring<Buffer::kUB, float> left(core, "left", grid.height, grid.width, 2),
+      right(core, "right", grid.height, grid.width, 2);
+  for (std::int64_t task = core.index(); task < grid.count(); task += core.count()) {
+    const Range r = grid.Rows(task), c = grid.Cols(task);
+    const auto x = left.Next(r.size(), c.size()), y = right.Next(r.size(), c.size());
+    core.Load(x, in.Block(r, c));
+    core.Load(y, in.Block(r, {out.cols + c.begin, out.cols + c.end}));
+    Compute(core, x, y, work);
+    core.Store(out.Block(r, c), x);
+  }
+}
+
+// out = max(in, other), where `other` is one row for all rows, or a column, again and again.
+template <VectorCore Core>
+void BroadcastMaxKernel(Core& core, const Gm& in, const Gm& other, const Gm& out) {
+  const bool row = other.rows == 1;
+  TileGrid grid(in.rows, in.cols, core.count(), kUbBytes / 4 / 3);
+  if (!row) grid.height = std::min(grid.height, other.rows);
+  Ring<Buffer::kUB, float> ring(core, "x", grid.height, grid.width, 2),
+      others(core, "other", row ? 1 : grid.height, row ? grid.width : 1, 1);
+  for (std::int64_t task = core.index(); task < grid.count(); task += core.count()) {
+    const Range r = grid.Rows(task), c = grid.Cols(task);
+    const auto x = ring.Next(r.size(), c.size());
+    const auto y = others.Next(row ? 1 : r.size(), row ? c.size() : 1);
+    core.Load(x, in.Block(r, c));
+    const std::int64_t first = row ? 0 : std::min(r.begin % other.rows, other.rows - r.size());
+    core.Load(y, row ? other.Cols(c) : other.Rows({first, first + r.size()}));
+    core.Max(x, x, y);
+    core.Store(out.Block(r, c), x);
+  }
+}
+
 // Softmax of each row.
 template <VectorCore Core>
 void SoftmaxKernel(Core& core, const Gm& in, const Gm& out) {

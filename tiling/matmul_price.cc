@@ -1,0 +1,219 @@
+// The closed-form price of a matmul tiling.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "npu_model/line_slots.h"
+#include "tiling/cost.h"
+#include "tiling/matmul_tiling.h"
+#include "tiling/order_cost.h"
+
+namespace cubist {
+namespace {
+
+double D(std::int64_t value) { return static_cast<double>(value); }
+
+// An operand of one block as it comes into L1.
+struct Load {
+  double bytes = 0;      // through the core's port: whole slots of lines, where rows are short or askew
+  double transfers = 0;  // instructions
+  Path path = Path::kGmToL1Nd2Nz;
+};
+
+// `rows` rows of `row` bytes, `stride` apart in GM.
+double SlotBytes(const ChipSpec& chip, double rows, std::int64_t row, std::int64_t stride) {
+  if (row <= 0) return 0;
+  if (row == stride) return rows * D(row);
+  constexpr std::int64_t kSamples = 16;  // rows, at the beginning of the first pieces
+  const int shift = std::countr_zero(static_cast<std::uint64_t>(chip.memory.l2_line));
+  std::int64_t slots = 0;
+  for (std::int64_t i = 0; i < kSamples; ++i) slots += LineSlots(i * stride + i % 4 * row, row, shift);
+  return rows * D(slots) / D(kSamples) * D(chip.memory.l2_line);
+}
+
+// What the pipes have to do for one block of C: the mean of all, as those at the edges are smaller.
+class Block {
+ public:
+  Block(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t)
+      : chip_(chip),
+        s_(s),
+        t_(t),
+        bytes_(chip.OperandBytes(s.in)),
+        m_(D(s.m) / D(std::max<std::int64_t>(t.grid.rows, 1))),
+        n_(D(s.n) / D(std::max<std::int64_t>(t.grid.cols, 1))),
+        steps0_(std::max(1.0, D(CeilDiv(s.k, t.k0)))),
+        steps1_(std::max(1.0, D(CeilDiv(s.k, t.k1)))) {}
+
+  double m() const { return m_; }
+  double n() const { return n_; }
+  double steps0() const { return steps0_; }
+  double steps1() const { return steps1_; }
+  // Cycles without whatever stands between Mmads.
+  double Mmad() const {
+    const std::int64_t m_edge = s_.m - (t_.grid.rows - 1) * t_.m, n_edge = s_.n - (t_.grid.cols - 1) * t_.n;
+    const auto mmads = [&](std::int64_t rows, std::int64_t cols) {
+      return std::floor(D(s_.k) / D(t_.k0)) * MmadCycles(chip_, s_.in, rows, t_.k0, cols) +
+             (s_.k % t_.k0 != 0 ? MmadCycles(chip_, s_.in, rows, s_.k % t_.k0, cols) : 0);
+    };
+    const double rows = D(t_.grid.rows), cols = D(t_.grid.cols);
+    return ((rows - 1) * (cols - 1) * mmads(t_.m, t_.n) + (rows - 1) * mmads(t_.m, n_edge) +
+            (cols - 1) * mmads(m_edge, t_.n) + mmads(m_edge, n_edge)) /
+           std::max(1.0, rows * cols);
+  }
+  double a_bytes() const { return m_ * D(s_.k * bytes_); }
+  double b_bytes() const { return n_ * D(s_.k * bytes_); }
+  Load LoadA() const {
+    if (t_.pack_a || s_.a_packed || AIsReadInPlace(chip_, s_)) return {a_bytes(), steps1_, Path::kGmToL1};
+    const std::int64_t piece = std::min(t_.piece(), s_.k),
+                       rows = std::max<std::int64_t>(std::min(t_.m, s_.m), 1);
+    if (s_.a_row_bytes > 0) return ByPieces(m_, piece, s_.a_row_bytes);
+    return AcrossPieces(SlotBytes(chip_, D(s_.k), rows * bytes_, s_.m * bytes_) * m_ / D(rows));
+  }
+  Load LoadB() const {
+    if (t_.pack_b || t_.b_once || s_.b_packed) return {b_bytes(), steps1_, Path::kGmToL1};
+    const std::int64_t piece = std::min(t_.piece(), s_.k),
+                       cols = std::max<std::int64_t>(std::min(t_.n, s_.n), 1);
+    if (s_.b_row_bytes == 0) return ByPieces(n_, piece, s_.k * bytes_);
+    return AcrossPieces(SlotBytes(chip_, D(s_.k), cols * bytes_, s_.b_row_bytes) * n_ / D(cols));
+  }
+
+ private:
+  // Rows along k: each is cut where a piece ends.
+  Load ByPieces(double rows, std::int64_t piece, std::int64_t stride) const {
+    const double pieces = piece > 0 ? D(s_.k) / D(piece) : 0;
+    return {SlotBytes(chip_, rows * pieces, piece * bytes_, stride), steps1_ * t_.pieces};
+  }
+  // Rows across k: none is.
+  Load AcrossPieces(double bytes) const { return {bytes, steps1_ * t_.pieces}; }
+
+  const ChipSpec& chip_;
+  const MatmulShape& s_;
+  const MatmulTiling& t_;
+  std::int64_t bytes_;
+  double m_, n_, steps0_, steps1_;
+};
+
+// ---- A host: its pipes share a thread, and so their times add up ----
+
+double SerialCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, const Block& block) {
+  const double bytes = D(chip.OperandBytes(s.in)), m = block.m(), n = block.n(), k = D(s.k);
+  const double cores = D(std::min<std::int64_t>(chip.concurrent_cores, t.grid.count()));
+  const double mte1 = PathCycles(chip, Path::kL1ToL0A, m * k * bytes, block.steps0()) +
+                      PathCycles(chip, Path::kL1ToL0B, k * n * bytes, block.steps0());
+  const auto load = [&](bool in_layout, double elements) {
+    const Path path = in_layout ? Path::kGmToL1 : Path::kGmToL1Nd2Nz;
+    return block.steps1() * chip.path(path).startup + elements * bytes / LoadRate(chip, path, cores);
+  };
+  const double mte2 = load(t.pack_a || s.a_packed || AIsReadInPlace(chip, s), m * k) +
+                      load(t.pack_b || t.b_once || s.b_packed, k * n);
+  const double fix = PathCycles(chip, Path::kL0CToGm, m * n * D(SizeOf(s.out)), 1);
+  const double issue = block.steps0() * 3 * chip.scalar.issue;
+  return Waves(chip, t.grid.count()) * (block.Mmad() + mte1 + mte2 + issue + fix);
+}
+
+// ---- An NPU: its pipes run side by side, wave by wave ----
+
+// From L1 into L0 and through the Cube: one block, with its operands in L1.
+double CubeCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, const Block& block) {
+  constexpr double kFlags = 3;  // that each Mmad, and each pair of loads to L0, executes
+  const double bytes = D(chip.OperandBytes(s.in)), k = D(s.k), steps = block.steps0();
+  const PathSpec &to_a = chip.path(Path::kL1ToL0A), &to_b = chip.path(Path::kL1ToL0B);
+  const double flags = steps * kFlags * chip.sync.execute;
+  const double mmad = block.Mmad() + flags;
+  const double mte1 = steps * (to_a.gap + to_b.gap) + block.m() * k * bytes / to_a.bytes_per_cycle +
+                      block.n() * k * bytes / to_b.bytes_per_cycle + flags;
+  const double issue = steps * (3 * chip.scalar.issue + 2 * kFlags * chip.scalar.issue_flag);
+  if (t.l0_stages > 1) return std::max({mmad, mte1, issue});
+  // One stage: a step's load, its product and their flags one after the other.
+  const double latencies = steps * (to_b.startup + 2 * chip.sync.flag + chip.mmad.head_idle);
+  return std::max(mmad + mte1 + latencies, issue);
+}
+
+// Loads of one block at the rates that its operands come with: bytes per cycle of what L2 holds and of what it lacks.
+struct LoadRates {
+  double held = 1, cold = 1;
+};
+double LoadCycles(const ChipSpec& chip, const Load& load, double cold, double in_front,
+                  const LoadRates& rates) {
+  const PathSpec& path = chip.path(load.path);
+  // As many lines are on their way at a time as hide the startup; each waits for those in front of it.
+  const double queueing = load.bytes * (1 - cold) / path.bytes_per_cycle * chip.memory.same_line * in_front /
+                          std::max<double>(path.startup, 1);
+  return load.transfers * path.gap + load.bytes * ((1 - cold) / rates.held + cold / rates.cold) + queueing;
+}
+
+double OverlappedCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, const Block& block,
+                        bool one_product) {
+  const Load a = block.LoadA(), b = block.LoadB();
+  const double port =
+      std::min<double>(chip.path(a.path).bytes_per_cycle, chip.memory.core_read_bytes_per_cycle);
+  const double miss = chip.memory.core_miss_bytes_per_cycle > 0
+                          ? std::min<double>(port, chip.memory.core_miss_bytes_per_cycle)
+                          : port;
+  const double cube = CubeCycles(chip, s, t, block);
+  const double fix = PathCycles(chip, Path::kL0CToGm, block.m() * block.n() * D(SizeOf(s.out)), 1);
+  // With one stage the next tile's load overlaps the tile's last Mmad alone; with pieces, one is under way while another
+  // is multiplied.
+  const bool in_turn = t.l1_stages == 1 && t.pieces == 1;
+  const double last_mmad = block.Mmad() / std::max(1.0, block.steps0() / block.steps1());
+  const double startups = 2 * chip.path(a.path).startup;  // of A and of B
+  const auto block_cycles = [&](const Wave& wave, double sharers_a, double sharers_b) {
+    const auto loads = [&](const LoadRates& rates) {
+      return LoadCycles(chip, a, wave.cold_rows, sharers_a, rates) +
+             LoadCycles(chip, b, wave.cold_cols, sharers_b, rates);
+    };
+    // A core on its own; all of them.
+    const double alone = loads({port, miss}) + (in_turn ? block.steps1() * startups : 0);
+    const double share = LoadRate(chip, a.path, wave.blocks);
+    const double together = loads({share, std::min(share, miss)});
+    const double chain = in_turn ? cube + std::max(0.0, alone - last_mmad) : std::max(cube, alone);
+    const double work = std::max(chain, together);
+    return t.l0c_stages > 1 ? std::max(work, fix) : work + fix;
+  };
+
+  // The first piece of a chain of blocks is not hidden.
+  const double tile = (a.bytes + b.bytes) / block.steps1() / port;
+  const double fill = startups + tile / D(t.pieces) + cube / block.steps0();
+  if (!one_product) {
+    const double cores = D(std::min<std::int64_t>(chip.concurrent_cores, t.grid.count()));
+    return fill + Waves(chip, t.grid.count()) * block_cycles({.blocks = cores}, 0, 0);
+  }
+  const OrderCost& order = CostOfOrder({.grid = t.grid,
+                                        .cores = chip.concurrent_cores,
+                                        .row_bytes = static_cast<std::int64_t>(block.a_bytes()),
+                                        .col_bytes = static_cast<std::int64_t>(block.b_bytes()),
+                                        .block_bytes = t.m * t.n * SizeOf(s.out),
+                                        .l2_bytes = chip.memory.l2_bytes});
+  const double apart = t.stagger ? block.steps1() : 1;
+  const double hbm = chip.memory.hbm_bytes_per_s / chip.clock_hz;
+  double total = fill;
+  for (const Wave& wave : order.waves) {
+    total += wave.times * std::max(block_cycles(wave, order.sharers_a / apart, order.sharers_b / apart),
+                                   wave.fetched / hbm);
+  }
+  return total;
+}
+
+}  // namespace
+
+// Cycles of the busiest core: on a host its blocks one after the other; on an NPU wave by wave the slowest of its pipes,
+// of L2 and of HBM. At least the time that HBM needs for everything once.
+double Price(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, bool one_product) {
+  const Block block(chip, s, t);
+  double total =
+      chip.pipes_overlap ? OverlappedCycles(chip, s, t, block, one_product) : SerialCycles(chip, s, t, block);
+  const double bytes = D(chip.OperandBytes(s.in));
+  const auto pack = [&](bool packed, double elements) {
+    if (!packed) return 0.0;
+    return chip.sync.barrier_s * chip.clock_hz +
+           elements * bytes * 2 / LoadRate(chip, Path::kGmToL1Nd2Nz, D(chip.concurrent_cores)) /
+               D(chip.concurrent_cores);
+  };
+  // On a host, more than one block means more than one thread, which must be woken.
+  if (!chip.pipes_overlap && t.grid.count() > 1) total += chip.sync.barrier_s * chip.clock_hz;
+  total += pack(t.pack_a, D(s.m) * D(s.k)) + pack(t.pack_b, D(s.k) * D(s.n));
+  const double once = (D(s.m) * D(s.k) + D(s.k) * D(s.n)) * bytes + D(s.m) * D(s.n) * D(SizeOf(s.out));
+  return std::max(total, once / chip.memory.hbm_bytes_per_s * chip.clock_hz);
+}
+
+}  // namespace cubist

@@ -1,0 +1,89 @@
+#include "tiling/order_cost.h"
+
+#include <algorithm>
+#include <limits>
+#include <unordered_map>
+#include <utility>
+
+#include "tiling/memo.h"
+
+namespace cubist {
+namespace {
+
+// Waves that are walked one by one; the others are taken to be like the second half of these.
+constexpr std::int64_t kMostWaves = 64;
+
+// Rows or columns of blocks, and whether L2 holds what they read: it does until as many bytes as it has were fetched.
+class Bands {
+ public:
+  Bands(std::int64_t bytes, std::int64_t l2_bytes)
+      : bytes_(static_cast<double>(bytes)), l2_bytes_(static_cast<double>(l2_bytes)) {}
+
+  // Whether the band comes from HBM in this wave, for the first core that reads it and for those beside it.
+  bool Touch(std::int64_t number, std::int64_t wave, double* fetched) {
+    Band& band = bands_[number];
+    if (band.missed_in != wave && *fetched - band.touched > l2_bytes_) {
+      band.missed_in = wave;
+      *fetched += bytes_;
+    }
+    band.touched = *fetched;
+    return band.missed_in == wave;
+  }
+
+ private:
+  struct Band {
+    double touched = -std::numeric_limits<double>::infinity();  // how much had been fetched then
+    std::int64_t missed_in = -1;                                // the last wave that it came from HBM in
+  };
+  double bytes_, l2_bytes_;
+  std::unordered_map<std::int64_t, Band> bands_;
+};
+
+// Cores of the first wave in front of another on the same band: half of the others.
+double SharersOf(std::vector<std::int64_t> bands) {
+  if (bands.empty()) return 0;
+  const auto together = static_cast<double>(bands.size());
+  std::sort(bands.begin(), bands.end());
+  const auto distinct = static_cast<double>(std::unique(bands.begin(), bands.end()) - bands.begin());
+  return (together / distinct - 1) / 2;
+}
+
+OrderCost Walk(const OrderShape& s) {
+  OrderCost cost;
+  const std::int64_t count = s.grid.count(), waves = CeilDiv(count, s.cores);
+  Bands rows(s.row_bytes, s.l2_bytes), cols(s.col_bytes, s.l2_bytes);
+  double fetched = 0;
+  std::vector<std::int64_t> first_rows, first_cols;
+  for (std::int64_t w = 0; w < std::min(waves, kMostWaves); ++w) {
+    Wave wave;
+    const double before = fetched;
+    const std::int64_t end = std::min(count, (w + 1) * s.cores);
+    for (std::int64_t i = w * s.cores; i < end; ++i) {
+      const BlockCoord block = s.grid.At(i);
+      if (w == 0) first_rows.push_back(block.row), first_cols.push_back(block.col);
+      wave.cold_rows += rows.Touch(block.row, w, &fetched) ? 1 : 0;
+      wave.cold_cols += cols.Touch(block.col, w, &fetched) ? 1 : 0;
+    }
+    wave.blocks = static_cast<double>(end - w * s.cores);
+    wave.cold_rows /= wave.blocks, wave.cold_cols /= wave.blocks;
+    wave.fetched = fetched - before;
+    fetched += wave.blocks * static_cast<double>(s.block_bytes);  // What is written takes room, too.
+    cost.waves.push_back(wave);
+  }
+  for (std::int64_t w = kMostWaves / 2; w < kMostWaves && waves > kMostWaves; ++w) {
+    cost.waves[static_cast<std::size_t>(w)].times +=
+        static_cast<double>(waves - kMostWaves) / static_cast<double>(kMostWaves - kMostWaves / 2);
+  }
+  cost.sharers_a = SharersOf(std::move(first_rows)), cost.sharers_b = SharersOf(std::move(first_cols));
+  return cost;
+}
+
+}  // namespace
+
+const OrderCost& CostOfOrder(const OrderShape& shape) {
+  thread_local Memo<OrderShape, OrderCost> memo;
+  if (memo.Find(shape) == nullptr) memo.Keep(shape, Walk(shape));
+  return *memo.Find(shape);
+}
+
+}  // namespace cubist
