@@ -8,7 +8,7 @@ set -eu
 root=${1:-$(dirname "$0")/..}
 cd "$root" || exit 2
 
-found=$(find npu_model tiling kernels reference tests bench tools python \
+found=$(find npu_model tiling kernels cubist reference tests bench tools python \
              \( -name '*.h' -o -name '*.cc' -o -name '*.cpp' \) 2>/dev/null | LC_ALL=C sort)
 if [ -z "$found" ]; then
   echo "check_includes: no source files in $(pwd)" >&2
@@ -24,7 +24,7 @@ awk '
   }
 
   # Whether a header of ours is on the list of those that this file may see.
-  function is_ours(header) { return header ~ /^(npu_model|tiling|kernels|reference|tests|bench|tools|python)\// }
+  function is_ours(header) { return header ~ /^(npu_model|tiling|kernels|cubist|reference|tests|bench|tools|python)\// }
 
   function check_include(header,   ours) {
     ours = is_ours(header)
@@ -35,11 +35,13 @@ awk '
     if (in_kernel_text && ours && header !~ /^npu_model\/(core|tile|types|pipeline|composites)\.h$/ &&
         header !~ /^tiling\// && header !~ /^kernels\/.*_kernel\.h$/)
       report("a *_kernel.h sees only npu_model/{core,tile,types,pipeline,composites}.h, tiling/ and other *_kernel.h, not " header)
-    if ((in_kernel_text || in_public_kernel_header) && header ~ /^(hwy|tbb|oneapi)\//)
-      report("a header in kernels/ includes no Highway and no TBB, not " header)
+    if ((in_kernel_text || in_public_kernel_header || in_face) && header ~ /^(hwy|tbb|oneapi)\//)
+      report("a header in kernels/ or cubist/ includes no Highway and no TBB, not " header)
     if (in_npu_model && ours && header !~ /^npu_model\//)
       report("npu_model/ sees only itself, not " header)
-    if (in_kernels && header ~ /^(reference|tools|python)\//)
+    if (in_face && header ~ /^(reference|tests|bench|python)\//)
+      report("cubist/ does not see " header)
+    if (in_kernels && header ~ /^(cubist|reference|tools|python)\//)
       report("kernels/ does not see " header)
     if (header ~ /^hwy\/(highway|foreach_target)\.h$|^hwy\/contrib\// && !may_use_simd)
       report("Highway SIMD headers belong in npu_model/host/{*.cc,*-inl.h} and tests, not " header)
@@ -67,6 +69,7 @@ awk '
     in_tiling = FILENAME ~ /^tiling\//
     in_npu_model = FILENAME ~ /^npu_model\//
     in_kernels = FILENAME ~ /^kernels\//
+    in_face = FILENAME ~ /^cubist\//
     in_kernel_text = FILENAME ~ /_kernel\.h$/ && FILENAME !~ /^tests\//
     in_public_kernel_header = in_kernels && FILENAME ~ /\.h$/ && !in_kernel_text
     may_use_simd = FILENAME ~ /^npu_model\/host\/.*(\.cc|-inl\.h)$/ || FILENAME ~ /^tests\//

@@ -24,6 +24,9 @@ for header in "$prefix"/include/cubist/*.h; do
   echo "cubist/$name: $best s"
   [ "$(echo "$best $limit" | awk '{ print $1 < $2 }')" = 1 ] || { echo "cubist/$name: takes $limit s or more"; failed=1; }
 done
+# Of C too, and as C++.
+echo '#include "cubist/c.h"' >"$work/one.c"
+${CC:-cc} -std=c11 -Wall -Wextra -pedantic -Werror -fsyntax-only -I"$prefix/include" "$work/one.c" || failed=1
 # The kernels that are public here are those of cubist/cubist.h.
 for header in "$prefix"/include/cubist/kernels/*.h; do
   grep -q 'Device& device.*Args& args' "$header" || continue

@@ -1,0 +1,165 @@
+// What the C functions share: handles, arguments read into their C++ counterparts, errors kept for cubist_last_error.
+#ifndef CUBIST_CUBIST_C_SUPPORT_H_
+#define CUBIST_CUBIST_C_SUPPORT_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <new>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cubist/c.h"
+#include "kernels/block.h"
+#include "kernels/pack_operand.h"
+#include "npu_model/device.h"
+#include "npu_model/profile.h"
+#include "npu_model/status.h"
+#include "npu_model/types.h"
+
+struct cubist_device {
+  cubist::Device device;
+};
+struct cubist_profile {
+  cubist::Profile profile;
+};
+struct cubist_packed {
+  cubist_packed() = default;
+  cubist_packed(const cubist_packed&) = delete;
+  cubist_packed& operator=(const cubist_packed&) = delete;
+  ~cubist_packed();
+  cubist::PackedOperand view;
+  void* memory = nullptr;
+};
+struct cubist_block_state {
+  cubist::BlockState state;
+};
+
+namespace cubist::c {
+
+// Thrown and caught inside a call.
+struct BadInput {
+  std::string message;
+};
+
+// Keeps the message, without memory of its own, and gives the code back.
+cubist_status Fail(cubist_status code, const char* message) noexcept;
+cubist_status StatusOf(const Status& status) noexcept;
+
+// Runs what a function does; nothing that it throws goes further.
+template <class Run>
+cubist_status Guarded(Run run) noexcept {
+  try {
+    return StatusOf(run());
+  } catch (const BadInput& bad) {
+    return Fail(CUBIST_INVALID_ARGUMENT, bad.message.c_str());
+  } catch (const std::bad_alloc&) {
+    return Fail(CUBIST_OUT_OF_MEMORY, "out of memory");
+  } catch (const std::exception& error) {
+    return Fail(CUBIST_INTERNAL, error.what());
+  } catch (...) {
+    return Fail(CUBIST_INTERNAL, "unknown error");
+  }
+}
+
+// The struct as this library knows it: what an earlier one lacked is as in `defaults`.
+template <class Args>
+Args Complete(const char* function, const Args* given, Args defaults) {
+  const auto error = [&](const std::string& what) { return BadInput{std::string(function) + ": " + what}; };
+  if (given == nullptr) throw error("args is null");
+  if (given->size < sizeof(std::size_t) * 2 || given->size > sizeof(Args)) {
+    throw error("args.size is " + std::to_string(given->size) + ", needs " + std::to_string(sizeof(Args)) +
+                " or an earlier version's: initialise args with the macro beside its type");
+  }
+  std::memcpy(&defaults, given, given->size);
+  return defaults;
+}
+
+// Reads arguments of one function. Lists live as long as the reader.
+class Reader {
+ public:
+  explicit Reader(const char* function) : function_(function) {}
+
+  template <class T>
+  const T& NotNull(const char* name, const T* pointer) const {
+    if (pointer == nullptr) throw Error(name, "is null");
+    return *pointer;
+  }
+
+  Tensor Output(const char* name, const cubist_tensor& t) const {
+    if (t.rank < 0 || t.rank > CUBIST_MAX_RANK)
+      throw Error(name,
+                  "has rank " + std::to_string(t.rank) + ", needs 0 to " + std::to_string(CUBIST_MAX_RANK));
+    Tensor tensor;
+    if (t.rank == 0) return tensor;
+    tensor.data = t.data;
+    tensor.dtype = Enum<DType>(std::string(name) + ".dtype", t.dtype, CUBIST_BOOL);
+    tensor.rank = t.rank;
+    std::copy_n(t.sizes, CUBIST_MAX_RANK, tensor.sizes.begin());
+    std::copy_n(t.strides, CUBIST_MAX_RANK, tensor.strides.begin());
+    return tensor;
+  }
+  ConstTensor Input(const char* name, const cubist_tensor& t) const { return Output(name, t); }
+
+  // Of an enumeration whose values are 0 to `last`, in C as in C++. A caller may have put anything there: the bytes are
+  // looked at before they count as an enumerator.
+  template <class E, class CEnum>
+  E Enum(const std::string& name, const CEnum& value, int last) const {
+    static_assert(sizeof(CEnum) == sizeof(std::int32_t));
+    std::int32_t number = 0;
+    std::memcpy(&number, &value, sizeof number);
+    if (number < 0 || number > last) {
+      throw Error(name.c_str(), "is " + std::to_string(number) + ", which is none of the values 0 to " +
+                                    std::to_string(last));
+    }
+    return static_cast<E>(number);
+  }
+
+  std::span<const ConstTensor> Inputs(const char* name, const cubist_tensor* list, std::size_t count) {
+    return List(name, list, count, &inputs_);
+  }
+  std::span<const Tensor> Outputs(const char* name, const cubist_tensor* list, std::size_t count) {
+    return List(name, list, count, &outputs_);
+  }
+  std::span<const std::int64_t> Numbers(const char* name, const std::int64_t* list, std::size_t count) const {
+    if (count > 0 && list == nullptr) throw Error(name, "is null, with a count of " + std::to_string(count));
+    return {list, count};
+  }
+
+  template <class T>
+  static std::optional<T> Optional(const T* value) {
+    return value == nullptr ? std::optional<T>() : std::optional<T>(*value);
+  }
+  static std::optional<Range> Rows(const cubist_range* rows) {
+    return rows == nullptr ? std::optional<Range>() : std::optional<Range>({rows->begin, rows->end});
+  }
+  static PackedOperand Packed(const cubist_packed* packed) {
+    return packed == nullptr ? PackedOperand() : packed->view;
+  }
+
+  BadInput Error(const char* name, const std::string& what) const {
+    return {std::string(function_) + ": " + name + " " + what};
+  }
+
+ private:
+  template <class T>
+  std::span<const T> List(const char* name, const cubist_tensor* list, std::size_t count,
+                          std::deque<std::vector<T>>* kept) {
+    if (count > 0 && list == nullptr) throw Error(name, "is null, with a count of " + std::to_string(count));
+    std::vector<T>& tensors = kept->emplace_back();
+    for (std::size_t i = 0; i < count; ++i) tensors.push_back(Output(name, list[i]));
+    return tensors;
+  }
+
+  const char* function_;
+  std::deque<std::vector<ConstTensor>> inputs_;
+  std::deque<std::vector<Tensor>> outputs_;
+};
+
+}  // namespace cubist::c
+
+#endif  // CUBIST_CUBIST_C_SUPPORT_H_
