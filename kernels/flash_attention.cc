@@ -1,6 +1,7 @@
 #include "kernels/flash_attention.h"
 
 #include <algorithm>
+#include <new>
 #include <vector>
 
 #include "kernels/attention_arguments.h"
@@ -181,16 +182,21 @@ Status RunAny(const Device& device, const FlashAttentionArgs& args, Launch& laun
 
 }  // namespace
 
-Status FlashAttention(const Device& device, const FlashAttentionArgs& args, Profile* profile) {
+Status FlashAttention(const Device& device, const FlashAttentionArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   return RunLaunch(device, kName, args.workspace, profile,
                    [&](Launch& launch) { return RunAny(device, args, launch); });
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
-Status FlashAttentionWorkspace(const Device& device, const FlashAttentionArgs& args, std::int64_t* bytes) {
+Status FlashAttentionWorkspace(const Device& device, const FlashAttentionArgs& args,
+                               std::int64_t* bytes) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   return MeasureLaunch(
       device, kName, [&](Launch& launch) { return RunAny(device, args, launch); }, bytes);
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
 }  // namespace cubist

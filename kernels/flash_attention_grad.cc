@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <new>
 #include <vector>
 
 #include "kernels/attention_sequences.h"
@@ -251,7 +252,7 @@ Status Run(const Device& device, const FlashAttentionGradArgs& args, Profile* pr
 
 }  // namespace
 
-Status FlashAttentionGrad(const Device& device, const FlashAttentionGradArgs& args, Profile* profile) {
+Status FlashAttentionGrad(const Device& device, const FlashAttentionGradArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   switch (args.q.dtype) {
     case DType::kBF16:
@@ -261,6 +262,8 @@ Status FlashAttentionGrad(const Device& device, const FlashAttentionGradArgs& ar
     default:
       return Run<float>(device, args, profile);
   }
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
 }  // namespace cubist

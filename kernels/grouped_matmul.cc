@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -405,14 +406,18 @@ Status RunAs(DType dtype, const Device& device, const Args& args, Profile* profi
 
 }  // namespace
 
-Status GroupedMatmul(const Device& device, const GroupedMatmulArgs& args, Profile* profile) {
+Status GroupedMatmul(const Device& device, const GroupedMatmulArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   return RunAs(args.x.dtype, device, args, profile);
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
-Status GroupedMatmulGrad(const Device& device, const GroupedMatmulGradArgs& args, Profile* profile) {
+Status GroupedMatmulGrad(const Device& device, const GroupedMatmulGradArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   return RunAs(args.dy.dtype, device, args, profile);
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
 }  // namespace cubist

@@ -1,5 +1,6 @@
 #include "kernels/matmul.h"
 
+#include <new>
 #include <string>
 #include <utility>
 
@@ -136,7 +137,7 @@ Status Run(const Device& device, const MatmulArgs& args, Profile* profile) {
 
 }  // namespace
 
-Status Matmul(const Device& device, const MatmulArgs& args, Profile* profile) {
+Status Matmul(const Device& device, const MatmulArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   switch (InputType(args)) {
     case DType::kBF16:
@@ -146,6 +147,8 @@ Status Matmul(const Device& device, const MatmulArgs& args, Profile* profile) {
     default:
       return Run<float>(device, args, profile);
   }
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
 }  // namespace cubist

@@ -1,6 +1,7 @@
 #include "kernels/mla_block.h"
 
 #include <cmath>
+#include <new>
 #include <string>
 
 #include "kernels/attention_arguments.h"
@@ -176,7 +177,8 @@ Status Validate(const Device& device, const MlaBlockArgs& a) {
 
 }  // namespace
 
-Status MlaBlock(const Device& device, const MlaBlockArgs& args, BlockState* state, BlockProfile* profile) {
+Status MlaBlock(const Device& device, const MlaBlockArgs& args, BlockState* state,
+                BlockProfile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   const Sizes s(args);
   const MlaBlockWeights& w = args.weights;
@@ -200,6 +202,8 @@ Status MlaBlock(const Device& device, const MlaBlockArgs& args, BlockState* stat
   if (w.post_norm.given()) norm("post norm", k.y, w.post_norm, k.post, k.post_rstd);
   steps.Run("residual", &Sum, SumArgs{.a = args.x, .b = w.post_norm.given() ? k.post : k.y, .out = args.out});
   return steps.status();
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
 }  // namespace cubist

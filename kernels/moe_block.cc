@@ -1,5 +1,7 @@
 #include "kernels/moe_block.h"
 
+#include <new>
+
 #include "kernels/attention_arguments.h"
 #include "kernels/block_steps.h"
 #include "kernels/grouped_matmul.h"
@@ -101,7 +103,8 @@ struct Kept {
 
 }  // namespace
 
-Status MoeBlock(const Device& device, const MoeBlockArgs& args, BlockState* state, BlockProfile* profile) {
+Status MoeBlock(const Device& device, const MoeBlockArgs& args, BlockState* state,
+                BlockProfile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   const Sizes s = SizesOf(args);
   const MoeBlockWeights& w = args.weights;
@@ -156,10 +159,12 @@ Status MoeBlock(const Device& device, const MoeBlockArgs& args, BlockState* stat
     steps.Run("residual", &Sum, SumArgs{.a = args.x, .b = k.routed, .c = k.shared, .out = args.out});
   }
   return steps.status();
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
 Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockState* state,
-                    BlockProfile* profile) {
+                    BlockProfile* profile) try {
   const MoeBlockArgs& f = args.forward;
   CUBIST_RETURN_IF_ERROR(Validate(device, f));
   const Argument d_out{kBlock, "d_out", args.d_out}, d_x{kBlock, "d_x", args.d_x};
@@ -286,6 +291,8 @@ Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockSta
                             .d_x = args.d_x,
                             .d_gamma = g.norm});
   return steps.status();
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
 }  // namespace cubist

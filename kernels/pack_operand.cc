@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <new>
 #include <string>
 
 #include "kernels/pack.h"
@@ -138,7 +139,7 @@ std::int64_t PackedOperandBytes(const Device& device, Side side, DType dtype, st
 }
 
 Status PackOperand(const Device& device, const PackOperandArgs& args, PackedOperand* packed,
-                   Profile* profile) {
+                   Profile* profile) try {
   constexpr const char* kKernel = "pack_operand";
   const Argument source{kKernel, "source", args.source};
   if (args.source.rank == 3) {
@@ -181,6 +182,8 @@ Status PackOperand(const Device& device, const PackOperandArgs& args, PackedOper
   }
   *packed = result;
   return {};
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
 }  // namespace cubist

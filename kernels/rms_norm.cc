@@ -1,6 +1,7 @@
 #include "kernels/rms_norm.h"
 
 #include <cmath>
+#include <new>
 #include <string>
 
 #include "kernels/choose_for.h"
@@ -137,14 +138,18 @@ Status Run(const Device& device, const RmsNormGradArgs& args, Profile* profile) 
 
 }  // namespace
 
-Status RmsNorm(const Device& device, const RmsNormArgs& args, Profile* profile) {
+Status RmsNorm(const Device& device, const RmsNormArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   return WithRowType(args.x.dtype, [&]<class T>(T) { return Run<T>(device, args, profile); });
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
-Status RmsNormGrad(const Device& device, const RmsNormGradArgs& args, Profile* profile) {
+Status RmsNormGrad(const Device& device, const RmsNormGradArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   return WithRowType(args.x.dtype, [&]<class T>(T) { return Run<T>(device, args, profile); });
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
 }  // namespace cubist

@@ -1,6 +1,7 @@
 #include "kernels/route.h"
 
 #include <cmath>
+#include <new>
 #include <string>
 
 #include "kernels/choose_for.h"
@@ -184,7 +185,7 @@ RowwiseShape ShapeOf(const RouteGradArgs& args) {
 
 }  // namespace
 
-Status Route(const Device& device, const RouteArgs& args, Profile* profile) {
+Status Route(const Device& device, const RouteArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   Launch launch(device, kRoute);
   RowwiseTiling tiling;
@@ -215,9 +216,11 @@ Status Route(const Device& device, const RouteArgs& args, Profile* profile) {
     launch.OnVectorCores(1, [&](auto& core) { RouteTotalsKernel(core, totals); });
   }
   return launch.Finish(profile);
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
-Status RouteGrad(const Device& device, const RouteGradArgs& args, Profile* profile) {
+Status RouteGrad(const Device& device, const RouteGradArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   Launch launch(device, kGrad);
   RowwiseTiling tiling;
@@ -234,6 +237,8 @@ Status RouteGrad(const Device& device, const RouteGradArgs& args, Profile* profi
   g.aux_factor = args.d_aux_loss * AuxFactor(o, args.scores.size(0), args.scores.size(1), args.ids.size(1));
   launch.OnVectorCores(tiling.chunks, [&](auto& core) { RouteGradKernel(core, g, tiling); });
   return launch.Finish(profile);
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
 }  // namespace cubist

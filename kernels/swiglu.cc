@@ -1,5 +1,7 @@
 #include "kernels/swiglu.h"
 
+#include <new>
+
 #include "kernels/choose_for.h"
 #include "kernels/rowwise.h"
 #include "kernels/swiglu_kernel.h"
@@ -104,14 +106,18 @@ Status Run(const Device& device, const SwiGluGradArgs& args, Profile* profile) {
 
 }  // namespace
 
-Status SwiGlu(const Device& device, const SwiGluArgs& args, Profile* profile) {
+Status SwiGlu(const Device& device, const SwiGluArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   return WithRowType(args.gate.dtype, [&]<class T>(T) { return Run<T>(device, args, profile); });
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
-Status SwiGluGrad(const Device& device, const SwiGluGradArgs& args, Profile* profile) {
+Status SwiGluGrad(const Device& device, const SwiGluGradArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   return WithRowType(args.gate.dtype, [&]<class T>(T) { return Run<T>(device, args, profile); });
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
 }  // namespace cubist

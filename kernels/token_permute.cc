@@ -1,6 +1,7 @@
 #include "kernels/token_permute.h"
 
 #include <limits>
+#include <new>
 
 #include "kernels/choose_for.h"
 #include "kernels/token_permute_arguments.h"
@@ -188,16 +189,20 @@ Status Run(const Device& device, const TokenUnpermuteArgs& args, Profile* profil
 
 }  // namespace
 
-Status TokenPermute(const Device& device, const TokenPermuteArgs& args, Profile* profile) {
+Status TokenPermute(const Device& device, const TokenPermuteArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   return ForFloatType(args.tokens.dtype,
                       [&](auto zero) { return Run<decltype(zero)>(device, args, profile); });
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
-Status TokenUnpermute(const Device& device, const TokenUnpermuteArgs& args, Profile* profile) {
+Status TokenUnpermute(const Device& device, const TokenUnpermuteArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   return ForFloatType(args.permuted.dtype,
                       [&](auto zero) { return Run<decltype(zero)>(device, args, profile); });
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
 }  // namespace cubist

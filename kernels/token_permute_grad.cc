@@ -1,5 +1,7 @@
 #include "kernels/token_permute_grad.h"
 
+#include <new>
+
 #include "kernels/choose_for.h"
 #include "kernels/token_permute_arguments.h"
 #include "kernels/token_permute_grad_kernel.h"
@@ -142,16 +144,20 @@ Status Run(const Device& device, const TokenUnpermuteGradArgs& args, Profile* pr
 
 }  // namespace
 
-Status TokenPermuteGrad(const Device& device, const TokenPermuteGradArgs& args, Profile* profile) {
+Status TokenPermuteGrad(const Device& device, const TokenPermuteGradArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   return ForFloatType(args.permuted_grad.dtype,
                       [&](auto zero) { return Run<decltype(zero)>(device, args, profile); });
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
-Status TokenUnpermuteGrad(const Device& device, const TokenUnpermuteGradArgs& args, Profile* profile) {
+Status TokenUnpermuteGrad(const Device& device, const TokenUnpermuteGradArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   return ForFloatType(args.out_grad.dtype,
                       [&](auto zero) { return Run<decltype(zero)>(device, args, profile); });
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
 }  // namespace cubist

@@ -13,6 +13,9 @@
 
 namespace cubist {
 
+// What a call gives where std::bad_alloc reached it; the text needs no memory of its own.
+inline Status OutOfMemory() { return {StatusCode::kOutOfMemory, "out of memory"}; }
+
 // A tensor argument and what it is called, e.g. {"matmul", "a", args.a}.
 struct Argument {
   const char* kernel;

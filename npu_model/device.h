@@ -8,6 +8,7 @@
 
 #include "npu_model/chip.h"
 #include "npu_model/profile.h"
+#include "npu_model/status.h"
 #include "npu_model/sync/policy.h"
 #include "npu_model/tuning.h"
 
@@ -17,10 +18,15 @@ namespace trace {
 struct Record;
 }
 
+// Results do not depend on threads. A call runs in the oneTBB arena or task that it is made from, where that has no more
+// threads than the call may use: nothing is oversubscribed by calls inside of calls.
 struct HostOptions {
-  int threads = 0;  // 0 or less: all that the machine has. Results do not depend on it.
+  int threads =
+      0;  // 0 or less: what CUBIST_NUM_THREADS says, else all that the machine (or the caller's arena) has.
   std::shared_ptr<const Tuning> tuning =
       nullptr;  // Tilings to use where it has any; may be shared by devices.
+  bool pin =
+      false;  // Each thread stays on one of the process's processors while it computes, and is freed then.
 };
 
 struct NpuOptions {
@@ -47,7 +53,13 @@ class Device {
 
   Kind kind() const { return kind_; }
   const ChipSpec& chip() const { return kind_ == Kind::kHost ? HostChip() : *chip_; }
+  // As asked for; 0: all.
   int threads() const { return host_.threads; }
+  // How many a call from here would use.
+  int concurrency() const;
+  bool pins() const { return host_.pin; }
+  // What is wrong with the environment, which every call then says.
+  const Status& status() const { return status_; }
   const NpuOptions& npu() const { return npu_; }
   // Null where none was given.
   const Tuning* tuning() const { return kind_ == Kind::kHost ? host_.tuning.get() : npu_.tuning.get(); }
@@ -62,6 +74,7 @@ class Device {
   HostOptions host_;
   NpuOptions npu_;
   std::shared_ptr<const ChipSpec> chip_;
+  Status status_;
 };
 
 Device Host(HostOptions options = {});

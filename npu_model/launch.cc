@@ -1,10 +1,12 @@
 #include "npu_model/launch.h"
 
+#include <sched.h>
 #include <sys/mman.h>
 #include <tbb/blocked_range.h>
 #include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
+#include <tbb/task_scheduler_observer.h>
 
 #include <algorithm>
 #include <atomic>
@@ -23,14 +25,64 @@ namespace {
 // GM addresses of the model: tensors stand at whole 512-byte lines, apart from each other.
 constexpr std::uint64_t kLine = 512;
 
-// Arenas by thread count, made once: making one costs more than a small product.
-tbb::task_arena& ArenaOf(int threads) {
+// The processors that this process may run on.
+std::vector<int> Processors() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> processors;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return processors;
+  for (int i = 0; i < CPU_SETSIZE; ++i) {
+    if (CPU_ISSET(i, &set)) processors.push_back(i);
+  }
+  return processors;
+}
+
+// Keeps each thread of an arena on a processor of its own while it is there.
+class Pinner : public tbb::task_scheduler_observer {
+ public:
+  explicit Pinner(tbb::task_arena& arena) : task_scheduler_observer(arena), processors_(Processors()) {
+    observe(!processors_.empty());
+  }
+  ~Pinner() override { observe(false); }
+
+  void on_scheduler_entry(bool) override {
+    if (sched_getaffinity(0, sizeof before_, &before_) != 0) return;
+    const auto slot = static_cast<std::size_t>(std::max(tbb::this_task_arena::current_thread_index(), 0));
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(static_cast<std::size_t>(processors_[slot % processors_.size()]), &set);
+    pinned_ = sched_setaffinity(0, sizeof set, &set) == 0;
+  }
+  void on_scheduler_exit(bool) override {
+    if (pinned_) sched_setaffinity(0, sizeof before_, &before_);
+    pinned_ = false;
+  }
+
+ private:
+  std::vector<int> processors_;
+  static thread_local cpu_set_t before_;
+  static thread_local bool pinned_;
+};
+thread_local cpu_set_t Pinner::before_;
+thread_local bool Pinner::pinned_ = false;
+
+// Threads of ours for calls that name their count.
+struct HostThreads {
+  HostThreads(int threads, bool pin) : arena(threads) {
+    if (pin) pinner.emplace(arena);
+  }
+  tbb::task_arena arena;
+  std::optional<Pinner> pinner;
+};
+
+// Made once: making one costs more than a small product. Never destroyed: calls may outlive static destruction.
+tbb::task_arena& ArenaOf(int threads, bool pin) {
   static std::mutex mutex;
-  static std::map<int, std::unique_ptr<tbb::task_arena>> arenas;
+  static auto* const all = new std::map<std::pair<int, bool>, std::unique_ptr<HostThreads>>;
   const std::scoped_lock lock(mutex);
-  auto& arena = arenas[threads];
-  if (arena == nullptr) arena = std::make_unique<tbb::task_arena>(threads);
-  return *arena;
+  auto& made = (*all)[{threads, pin}];
+  if (made == nullptr) made = std::make_unique<HostThreads>(threads, pin);
+  return made->arena;
 }
 
 // Workspaces are kept for the next call: fresh pages cost more than what is done with them.
@@ -54,15 +106,19 @@ class WorkspacePool {
   }
   void Give(std::byte* data, std::int64_t capacity) {
     const std::scoped_lock lock(mutex_);
-    if (kept_ + capacity > kMaxKept) {
-      ::operator delete(data, kAlignment);
-      return;
-    }
-    free_.emplace(capacity, data);
-    kept_ += capacity;
+    if (kept_ + capacity > kMaxKept || !Keep(data, capacity)) ::operator delete(data, kAlignment);
   }
 
  private:
+  // Whether there was memory to remember it.
+  bool Keep(std::byte* data, std::int64_t capacity) try {
+    free_.emplace(capacity, data);
+    kept_ += capacity;
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+
   static constexpr std::int64_t kPage = 4096;
   // Large workspaces stand on huge pages: packed operands are read in more places at once than there are TLB entries
   // for small ones.
@@ -82,7 +138,7 @@ WorkspacePool& Workspaces() {
 }  // namespace
 
 Launch::Launch(const Device& device, const char* kernel, const CallerWorkspace& workspace, Purpose purpose)
-    : device_(device), chip_(&device.chip()), room_(workspace), purpose_(purpose) {
+    : device_(device), chip_(&device.chip()), room_(workspace), purpose_(purpose), status_(device.status()) {
   if (device.kind() == Device::Kind::kNpu) {
     record_ = std::make_unique<trace::Record>();
     record_->kernel = kernel;
@@ -148,6 +204,7 @@ const GmTensor* Launch::Workspace(const char* name, DType dtype, std::initialize
   }
   try {
     std::int64_t capacity = 0;
+    workspaces_.reserve(workspaces_.size() + 1);  // So that what was taken is given back.
     t->data = Workspaces().Take(t->bytes, &capacity);
     workspaces_.emplace_back(t->data, capacity);
   } catch (const std::bad_alloc&) {
@@ -210,34 +267,38 @@ std::vector<trace::CoreRecord>& Launch::BeginPhase(bool vector_only, int cores) 
 
 void Launch::RunCores(int cores, const std::function<void(int)>& body) {
   try {
-    const int threads = device_.threads();
+    int threads = device_.threads();
     if (cores == 1 || threads == 1) {
       for (int index = 0; index < cores; ++index) body(index);
       return;
     }
+    const int here = tbb::this_task_arena::max_concurrency();
+    const int machine =
+        static_cast<int>(tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
+    // An arena of the caller's has no more.
+    if (threads <= 0 || (threads > here && here < machine)) threads = here;
     // In the order of their numbers, whoever is free: kernels deal the longest tasks first, so that the last ones to end
     // are short. Ranges that are split and stolen would leave a thread with a long one.
     std::atomic<int> next = 0;
-    const auto all = [&] {
-      const int workers = std::min(cores, threads > 0 ? threads : tbb::this_task_arena::max_concurrency());
+    const auto work = [&] {
       tbb::parallel_for(
-          tbb::blocked_range<int>(0, workers, 1),
+          tbb::blocked_range<int>(0, std::min(cores, threads), 1),
           [&](const tbb::blocked_range<int>&) {
             for (int index = next++; index < cores; index = next++) body(index);
           },
           tbb::simple_partitioner());
     };
-    if (threads <= 0) {
+    // Isolated: a thread that waits for the others takes none of the caller's tasks, which may hold the caller's locks.
+    const auto all = [&] { tbb::this_task_arena::isolate(work); };
+    if (threads == here && !device_.pins()) {
       all();
-    } else {
-      // More threads than the machine has are given too, for this call.
-      std::optional<tbb::global_control> allowance;
-      constexpr auto kParallelism = tbb::global_control::max_allowed_parallelism;
-      if (static_cast<std::size_t>(threads) > tbb::global_control::active_value(kParallelism)) {
-        allowance.emplace(kParallelism, static_cast<std::size_t>(threads));
-      }
-      ArenaOf(threads).execute(all);
+      return;
     }
+    // More threads than the machine has are given too, for this call.
+    std::optional<tbb::global_control> allowance;
+    if (threads > machine)
+      allowance.emplace(tbb::global_control::max_allowed_parallelism, static_cast<std::size_t>(threads));
+    ArenaOf(threads, device_.pins()).execute(all);
   } catch (const std::bad_alloc&) {
     status_ = {StatusCode::kOutOfMemory, "no memory for a core's buffers"};
   }
