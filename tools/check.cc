@@ -60,7 +60,7 @@ int CheckCommand(const CheckOptions& options) {
     return BadInput(fmt::format("policy '{}' is not minimal or per-tile", options.policy));
   }
   ChipSpec chip;
-  if (const Status status = FindChip(options.chip, &chip); !status.ok()) return BadInput(status.message());
+  if (const Status status = LoadChip(options.chip, &chip); !status.ok()) return BadInput(status.message());
 
   trace::Record record;
   const Device device = Npu(chip, {.with_data = wanted.with_data, .record = &record});

@@ -5,12 +5,13 @@
 #include <string>
 
 #include "tools/kernel_call.h"
+#include "tools/what_if.h"
 
 namespace cubist {
 
 struct CheckOptions {
   KernelCallOptions call;
-  std::string chip = "ascend910b2";
+  ChipOptions chip;
   std::string policy = "minimal";
   std::string json;    // file for plan and findings
   std::string dot;     // file for the graph of a deadlock

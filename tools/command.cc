@@ -2,11 +2,17 @@
 #include "cubist/command.h"
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <functional>
+#include <map>
 #include <string>
+#include <vector>
 
+#include "npu_model/chip.h"
 #include "tools/ablate.h"
+#include "tools/bench.h"
 #include "tools/check.h"
+#include "tools/completion.h"
 #include "tools/info.h"
 #include "tools/kernel_call.h"
 #include "tools/profile.h"
@@ -24,11 +30,23 @@ constexpr int kBadInput = 2;
 // The largest scales that leave anything: the limits of a workload's sequence and heads.
 const CLI::Range kTokenScales(1, 1 << 24), kHeadScales(1, 1 << 16);
 
+// A chip, and what is to be changed of it.
+void AddChip(CLI::App* command, cubist::ChipOptions& options) {
+  command->add_option("--chip", options.chip, "Chip to model: a name, or a .json file with one of your own")
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--set", options.sets,
+          "name=value: change a constant of the chip, such as memory.hbm_bytes_per_s=3.2e12; repeatable")
+      ->allow_extra_args(false);
+}
+
 void AddRun(CLI::App& app, cubist::RunOptions& options, std::function<int()>& command) {
   CLI::App* run =
       app.add_subcommand("run", "Compute, check, time and model every kernel at a workload's shapes");
+  run->footer("Example: cubist run --quick --only attention --chip ascend910b4 --json rows.json");
   run->add_option("--workload", options.workload, "Name, or path of a .json file")->capture_default_str();
-  run->add_option("--chip", options.chip, "Chip to model")->capture_default_str();
+  AddChip(run, options.chip);
   run->add_option("--threads", options.threads, "Threads to compute with; all by default")
       ->check(CLI::Range(1, 1024));
   run->add_option("--seed", options.seed, "Seed of the generated inputs")
@@ -69,7 +87,7 @@ void AddCheck(CLI::App& app, cubist::CheckOptions& options, std::function<int()>
       app.add_subcommand("check", "Plan the flags of a kernel on a chip and prove that they suffice");
   check->footer("Example: cubist check flash_attention --shape 8x2048x192x128 --causal --plan");
   AddKernelCall(check, options.call);
-  check->add_option("--chip", options.chip, "Chip to plan for")->capture_default_str();
+  AddChip(check, options.chip);
   check->add_option("--policy", options.policy, "minimal, or per-tile as compilers do")
       ->capture_default_str();
   check->add_flag("--slack", options.slack, "Print what each wait costs, and what would be saved without it");
@@ -83,17 +101,6 @@ void AddCheck(CLI::App& app, cubist::CheckOptions& options, std::function<int()>
   check->add_option("--json", options.json, "File to write plan and findings to");
   check->add_option("--dot", options.dot, "File to write the graph of a deadlock to");
   check->callback([&] { command = [&] { return cubist::CheckCommand(options); }; });
-}
-
-// A chip, and what is to be changed of it.
-void AddChip(CLI::App* command, cubist::ChipOptions& options) {
-  command->add_option("--chip", options.chip, "Chip to model: a name, or a .json file with one of your own")
-      ->capture_default_str();
-  command
-      ->add_option(
-          "--set", options.sets,
-          "name=value: change a constant of the chip, such as memory.hbm_bytes_per_s=3.2e12; repeatable")
-      ->allow_extra_args(false);
 }
 
 void AddValidate(CLI::App& app, cubist::ValidateOptions& options, std::function<int()>& command) {
@@ -199,6 +206,80 @@ void AddSweep(CLI::App& app, cubist::SweepOptions& options, std::function<int()>
   sweep->callback([&] { command = [&] { return cubist::SweepCommand(options); }; });
 }
 
+void AddBench(CLI::App& app, cubist::BenchOptions& options, std::function<int()>& command) {
+  CLI::App* bench =
+      app.add_subcommand("bench", "Time a kernel on this machine, against what the machine can do");
+  bench->footer(
+      "Example: cubist bench matmul --shape 2048x2048x2048 --dtype bf16 --threads 2 --json row.json");
+  AddKernelCall(bench, options.call);
+  bench->add_option("--threads", options.threads, "Threads to compute with; all by default")
+      ->check(CLI::Range(1, 1024));
+  bench->add_flag("--pin", options.pin, "Keep each thread on a processor of its own");
+  bench->add_option("--seconds", options.seconds, "How long to repeat, at least three times")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 3600.0));
+  bench->add_option("--repetitions", options.repetitions, "How often, in place of how long")
+      ->check(CLI::Range(1, 1000000));
+  bench->add_flag("!--no-ceilings", options.ceilings, "Do not measure what the machine can do");
+  bench->add_option("--json", options.json, "File to write the figures to");
+  bench->callback([&] { command = [&] { return cubist::BenchCommand(options); }; });
+}
+
+void AddInfo(CLI::App& app, cubist::InfoOptions& options, std::function<int()>& command) {
+  CLI::App* info =
+      app.add_subcommand("info", "Show what the library makes of this machine, and the chips it knows");
+  info->footer("Example: cubist info --threads 1 --json machine.json");
+  info->add_option("--threads", options.threads, "Threads to measure peaks with; all by default")
+      ->check(CLI::Range(1, 1024));
+  info->add_flag("!--no-peaks", options.measure, "Measure no peaks");
+  info->add_option("--json", options.json, "File to write all of it to");
+  info->callback([&] { command = [&] { return cubist::InfoCommand(options); }; });
+}
+
+// What the parser takes, for a shell.
+cubist::CommandWords WordsOf(const CLI::App& app) {
+  std::vector<std::string> kernels;
+  for (const cubist::KernelForm& form : cubist::KernelForms()) kernels.emplace_back(form.name);
+  const std::map<std::string, std::vector<std::string>> values = {
+      {"chip", cubist::ChipNames()},
+      {"dtype", {"fp32", "bf16", "fp16"}},
+      {"policy", {"minimal", "per-tile"}},
+      {"routing", {"skewed", "uniform", "both"}},
+      {"workload", {"deepseek_v3", "pangu_ultra_moe"}},
+  };
+  cubist::CommandWords words;
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
+    cubist::CommandWords::Command& command = words.commands.emplace_back();
+    command.name = sub->get_name(), command.help = sub->get_description();
+    if (command.name == "completion") command.first = {"bash", "zsh", "fish"};
+    for (const CLI::Option* option : sub->get_options()) {
+      if (option->get_positional() && option->get_name(true) == "kernel") command.first = kernels;
+      for (const std::string& name : option->get_lnames()) {
+        const auto known = values.find(name);
+        command.options.push_back({name, option->get_description(),
+                                   known == values.end() ? std::vector<std::string>() : known->second,
+                                   option->get_items_expected_max() > 0});
+      }
+    }
+  }
+  return words;
+}
+
+void AddCompletion(CLI::App& app, std::string& shell, std::function<int()>& command) {
+  CLI::App* completion =
+      app.add_subcommand("completion", "Print what a shell needs to complete this command's words");
+  completion->footer("Example: eval \"$(cubist completion bash)\"");
+  completion->add_option("shell", shell, "bash, zsh or fish")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  completion->callback([&] {
+    command = [&] {
+      std::fputs(cubist::CompletionScript(WordsOf(app), shell).c_str(), stdout);
+      return 0;
+    };
+  });
+}
+
 }  // namespace
 
 namespace cubist {
@@ -221,8 +302,12 @@ int CommandMain(int argc, char** argv) {
   AddSweep(app, sweep_options, command);
   cubist::ValidateOptions validate_options;
   AddValidate(app, validate_options, command);
-  app.add_subcommand("info", "Show what the library makes of this machine, and the chips it knows")
-      ->callback([&] { command = &cubist::InfoCommand; });
+  cubist::BenchOptions bench_options;
+  AddBench(app, bench_options, command);
+  cubist::InfoOptions info_options;
+  AddInfo(app, info_options, command);
+  std::string shell;
+  AddCompletion(app, shell, command);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -1,33 +1,58 @@
 #include "tools/info.h"
 
 #include <fmt/format.h>
-#include <oneapi/tbb/info.h>
 
+#include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "cubist/version.h"
 #include "npu_model/chip.h"
+#include "npu_model/device.h"
 #include "npu_model/host/ceilings.h"
 #include "npu_model/host/tile_ops.h"
+#include "tools/files.h"
 #include "tools/table.h"
 
 namespace cubist {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 std::string Bytes(std::int64_t bytes) {
   if (bytes <= 0) return "unknown";
   return bytes % (1 << 20) == 0 ? fmt::format("{} MiB", bytes >> 20) : fmt::format("{} KiB", bytes >> 10);
 }
 
-}  // namespace
+int BadInput(const std::string& what) {
+  fmt::print(stderr, "cubist info: {}\n", what);
+  return 2;
+}
 
-int InfoCommand() {
-  const CubeOps& cube = BestCubeOps();
-  fmt::print("SIMD target  {}{}; register tile {} x {}\n", cube.target,
-             cube.native_bf16 ? " with native bf16" : "", cube.mr, cube.nr);
-  fmt::print("caches       L1d {}, L2 {}, L3 {}\n", Bytes(CacheBytes(1)), Bytes(CacheBytes(2)),
-             Bytes(CacheBytes(3)));
-  fmt::print("threads      {}\n\n", oneapi::tbb::info::default_concurrency());
+Json ChipJson(const ChipSpec& chip) {
+  Json buffers;
+  for (const Buffer b : {Buffer::kL1, Buffer::kL0A, Buffer::kL0B, Buffer::kL0C, Buffer::kUB})
+    buffers[NameOf(b)] = chip.buffer(b).capacity;
+  return {{"name", chip.name},
+          {"cube_cores", chip.cube_cores},
+          {"vector_cores", chip.cube_cores * chip.vector_per_cube},
+          {"clock_hz", chip.clock_hz.value},
+          {"buffer_bytes", buffers},
+          {"l2_bytes", static_cast<std::int64_t>(chip.memory.l2_bytes)},
+          {"hbm_bytes_per_s", static_cast<double>(chip.memory.hbm_bytes_per_s)}};
+}
 
+std::vector<ChipSpec> KnownChips() {
+  std::vector<ChipSpec> chips;
+  for (const std::string& name : ChipNames()) {
+    ChipSpec chip;
+    if (FindChip(name, &chip).ok()) chips.push_back(std::move(chip));
+  }
+  return chips;
+}
+
+void PrintChips() {
   using Align = Column::Align;
   const Table table({{"chip", "", 12, Align::kLeft},
                      {"Cube", "cores", 5},
@@ -41,9 +66,7 @@ int InfoCommand() {
                      {"L2", "", 8},
                      {"HBM", "", 9}});
   fmt::print("{}\n", table.Header());
-  for (const std::string& name : ChipNames()) {
-    ChipSpec chip;
-    if (!FindChip(name, &chip).ok()) continue;
+  for (const ChipSpec& chip : KnownChips()) {
     const auto capacity = [&](Buffer b) { return Bytes(chip.buffer(b).capacity); };
     fmt::print("{}\n", table.Row({chip.name, fmt::format("{}", chip.cube_cores),
                                   fmt::format("{}", chip.cube_cores * chip.vector_per_cube),
@@ -52,7 +75,47 @@ int InfoCommand() {
                                   capacity(Buffer::kUB), Bytes(chip.memory.l2_bytes),
                                   FormatPerSecond(chip.memory.hbm_bytes_per_s, "B/s")}));
   }
-  return 0;
+}
+
+}  // namespace
+
+int InfoCommand(const InfoOptions& options) {
+  Status status = CheckWritable("--json", options.json);
+  const Device host = Host({.threads = options.threads});
+  if (status.ok()) status = host.status();
+  if (!status.ok()) return BadInput(status.message());
+  const CubeOps& cube = BestCubeOps();
+  fmt::print("version      {}\n", Version());
+  fmt::print("SIMD target  {}{}; register tile {} x {}\n", cube.target,
+             cube.native_bf16 ? " with native bf16" : "", cube.mr, cube.nr);
+  fmt::print("caches       L1d {}, L2 {}, L3 {}\n", Bytes(CacheBytes(1)), Bytes(CacheBytes(2)),
+             Bytes(CacheBytes(3)));
+  fmt::print("threads      {}\n", host.concurrency());
+  Json json = {{"version", Version()},
+               {"simd_target", cube.target},
+               {"native_bf16", cube.native_bf16},
+               {"cache_bytes", {CacheBytes(1), CacheBytes(2), CacheBytes(3)}},
+               {"threads", host.concurrency()}};
+  if (options.measure) {
+    const Ceilings peaks = MeasureCeilings(host.concurrency());
+    fmt::print("peaks        fp32 {}, bf16 {}\n", FormatPerSecond(peaks.fma_flops, "FLOP/s"),
+               FormatPerSecond(peaks.dot_bf16_flops, "FLOP/s"));
+    fmt::print("memory       read {}, write {}, copy {}\n", FormatPerSecond(peaks.read_bytes_per_s, "B/s"),
+               FormatPerSecond(peaks.write_bytes_per_s, "B/s"),
+               FormatPerSecond(peaks.copy_bytes_per_s, "B/s"));
+    json["peaks"] = {{"fp32_flops", peaks.fma_flops},
+                     {"bf16_flops", peaks.dot_bf16_flops},
+                     {"read_bytes_per_s", peaks.read_bytes_per_s},
+                     {"write_bytes_per_s", peaks.write_bytes_per_s},
+                     {"copy_bytes_per_s", peaks.copy_bytes_per_s}};
+  }
+  fmt::print("\n");
+  PrintChips();
+  if (options.json.empty()) return 0;
+  json["chips"] = Json::array();
+  for (const ChipSpec& chip : KnownChips()) json["chips"].push_back(ChipJson(chip));
+  status = WriteFile(options.json, json.dump(2) + "\n");
+  return status.ok() ? 0 : BadInput(status.message());
 }
 
 }  // namespace cubist

@@ -1,11 +1,19 @@
-// `cubist info`: what this machine is to the library, and which chips it knows.
+// `cubist info`: what the library makes of this machine, and the chips it knows.
 #ifndef CUBIST_TOOLS_INFO_H_
 #define CUBIST_TOOLS_INFO_H_
 
+#include <string>
+
 namespace cubist {
 
-// Exit status 0.
-int InfoCommand();
+struct InfoOptions {
+  int threads = 0;      // to measure with; 0: all
+  bool measure = true;  // peaks of arithmetic and memory
+  std::string json;
+};
+
+// The exit status: 0, or 2 where the input is bad.
+int InfoCommand(const InfoOptions& options);
 
 }  // namespace cubist
 

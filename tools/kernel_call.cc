@@ -23,12 +23,25 @@
 namespace cubist {
 namespace {
 
+double Product(const Shape& sizes) {
+  double product = 1;
+  for (const std::int64_t size : sizes) product *= static_cast<double>(size);
+  return product;
+}
+
+// Pairs of a query and a key that it sees, over all heads.
+double Pairs(std::int64_t heads, std::int64_t length, bool causal) {
+  const double pairs = Product({heads, length, length});
+  return causal ? (pairs + Product({heads, length})) / 2 : pairs;
+}
+
 void MakeMatmul(const Shape& s, DType dtype, const KernelCallOptions& options, KernelCall* call) {
   MatmulArgs args;
   args.a = call->Input(dtype, {s[0], s[2]});
   args.b = call->Input(dtype, {s[2], s[1]});
   args.c = call->Output(dtype, {s[0], s[1]});
   args.any_order = options.any_order;
+  call->set_products(Product(s));
   call->set_run([args](const Device& device, Profile* profile) { return Matmul(device, args, profile); });
 }
 
@@ -54,6 +67,7 @@ void MakeGroupedMatmul(const Shape& s, DType dtype, const KernelCallOptions&, Ke
   args.groups = call->Ids(UnevenCounts(rows, groups), {groups});
   args.weights = call->Input(dtype, {groups, k, n});
   args.out = call->Output(dtype, {rows, n});
+  call->set_products(Product({rows, n, k}));
   call->set_run(
       [args](const Device& device, Profile* profile) { return GroupedMatmul(device, args, profile); });
 }
@@ -67,6 +81,7 @@ void MakeGroupedMatmulGrad(const Shape& s, DType dtype, const KernelCallOptions&
   args.dx = call->Output(dtype, {rows, k});
   args.x = call->Input(dtype, {rows, k});
   args.dw = call->Output(DType::kF32, {groups, k, n});
+  call->set_products(2 * Product({rows, n, k}));
   call->set_run(
       [args](const Device& device, Profile* profile) { return GroupedMatmulGrad(device, args, profile); });
 }
@@ -84,6 +99,7 @@ void MakeFlashAttention(const Shape& s, DType dtype, const KernelCallOptions& op
   args.out = call->Output(dtype, {1, heads, length, d_v});
   args.lse = call->Output(DType::kF32, {1, heads, length});
   args.causal = options.causal ? Causal::kBottomRight : Causal::kNone;
+  call->set_products(Pairs(heads, length, options.causal) * static_cast<double>(d_qk + d_rope + d_v));
   call->set_run(
       [args](const Device& device, Profile* profile) { return FlashAttention(device, args, profile); });
 }
@@ -107,6 +123,8 @@ void MakeFlashAttentionGrad(const Shape& s, DType dtype, const KernelCallOptions
     args.dk_rope = call->Output(dtype, {1, 1, length, d_rope});
   }
   args.causal = options.causal ? Causal::kBottomRight : Causal::kNone;
+  call->set_products(Pairs(heads, length, options.causal) *
+                     static_cast<double>(3 * (d_qk + d_rope) + 2 * d_v));
   call->set_run(
       [args](const Device& device, Profile* profile) { return FlashAttentionGrad(device, args, profile); });
 }

@@ -48,17 +48,22 @@ class KernelCall {
   // In the order in which the kernel names its tensors.
   const std::vector<Tensor>& outputs() const { return outputs_; }
 
+  // Multiply-adds that the result asks for; 0 where moving the tensors is all that counts.
+  double products() const { return products_; }
+
   // For those who make calls.
   ConstTensor Input(DType dtype, const Shape& shape);
   ConstTensor Ids(const std::vector<std::int32_t>& values, const Shape& shape);
   ConstTensor Flags(const Shape& shape);  // booleans, a quarter of them true
   Tensor Output(DType dtype, const Shape& shape);
   void set_run(std::function<Status(const Device&, Profile*)> run) { run_ = std::move(run); }
+  void set_products(double products) { products_ = products; }
   explicit KernelCall(bool with_data = false) : with_data_(with_data) {}
 
  private:
   bool with_data_;
   std::uint32_t seed_ = 17;
+  double products_ = 0;
   std::vector<OwnedTensor> inputs_, output_memory_;
   std::vector<Tensor> outputs_;
   std::function<Status(const Device&, Profile*)> run_;

@@ -2,15 +2,25 @@
 
 #include <unistd.h>
 
+#include <cstdlib>
+#include <cstring>
+
 namespace cubist {
 namespace {
 
 constexpr auto kPlainInterval = std::chrono::seconds(10);
+// One that cannot rewrite a line.
+bool IsDumb() {
+  const char* terminal = std::getenv("TERM");
+  return terminal == nullptr || std::strcmp(terminal, "dumb") == 0;
+}
+
 constexpr std::size_t kTerminalColumns = 79;  // A longer line would wrap and could not be rewritten.
 
 }  // namespace
 
-Progress::Progress(std::FILE* stream) : stream_(stream), terminal_(isatty(fileno(stream)) != 0) {}
+Progress::Progress(std::FILE* stream)
+    : stream_(stream), terminal_(isatty(fileno(stream)) != 0 && !IsDumb()) {}
 
 void Progress::Show(const std::string& text) {
   if (terminal_) {

@@ -126,7 +126,7 @@ Status MakePlan(const RunOptions& options, Plan* plan) {
   std::vector<Skew> routings;
   RunSettings& settings = plan->settings;
   CUBIST_RETURN_IF_ERROR(LoadWorkload(options.workload, WorkloadFolders(), &workload));
-  CUBIST_RETURN_IF_ERROR(FindChip(options.chip, &settings.chip));
+  CUBIST_RETURN_IF_ERROR(LoadChip(options.chip, &settings.chip));
   CUBIST_RETURN_IF_ERROR(ParseRouting(options.routing, &routings));
   const std::int64_t quick_scale = options.quick ? kQuickTokenScale : 1;
   settings.scaled = Scale(workload, options.token_scale.value_or(workload.run.token_scale * quick_scale),

@@ -7,11 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "tools/what_if.h"
+
 namespace cubist {
 
 struct RunOptions {
   std::string workload = "deepseek_v3";
-  std::string chip = "ascend910b2";
+  ChipOptions chip;
   int threads = 0;  // 0: all
   std::uint64_t seed = 1;
   std::optional<std::int64_t> token_scale, head_scale;  // instead of the workload's

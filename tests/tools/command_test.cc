@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/kernel_call.h"
 #include "tools/npy.h"
 
 namespace cubist {
@@ -407,6 +408,96 @@ TEST_F(CommandTest, ListsHelpsAndInforms) {
   }
 }
 
+TEST_F(CommandTest, InfoMeasuresTheMachine) {
+  const Outcome info = Cubist("info --threads 1 --json '" + Path("machine.json") + "'");
+  ASSERT_EQ(info.status, 0) << info.err;
+  const Json json = Json::parse(Read("machine.json"));
+  EXPECT_EQ(json["threads"], 1);
+  EXPECT_GT(json["peaks"]["fp32_flops"].get<double>(), 1e8);
+  EXPECT_GT(json["peaks"]["copy_bytes_per_s"].get<double>(), 1e8);
+  EXPECT_EQ(json["chips"].size(), 4u);
+  EXPECT_EQ(json["chips"][1]["name"], "ascend910b2");
+}
+
+TEST_F(CommandTest, ThreadsComeFromTheEnvironment) {
+  setenv("CUBIST_NUM_THREADS", "3", 1);
+  const Outcome three = Cubist("info --no-peaks --json '" + Path("machine.json") + "'");
+  EXPECT_EQ(three.status, 0) << three.err;
+  EXPECT_EQ(Json::parse(Read("machine.json"))["threads"], 3);
+  for (const char* value : {"0", "-1", "two", "3x", "1025", "99999999999"}) {
+    setenv("CUBIST_NUM_THREADS", value, 1);
+    for (const char* command : {"info --no-peaks", "bench swiglu --shape 8x8"}) {
+      const Outcome refused = Cubist(command);
+      EXPECT_EQ(refused.status, 2) << value;
+      EXPECT_NE(refused.err.find("CUBIST_NUM_THREADS is '" + std::string(value) + "', needs 1 to 1024"),
+                std::string::npos)
+          << refused.err;
+    }
+  }
+  unsetenv("CUBIST_NUM_THREADS");
+}
+
+TEST_F(CommandTest, BenchTimesEveryKernel) {
+  const Outcome list = Cubist("bench fly");
+  EXPECT_EQ(list.status, 2);
+  for (const KernelForm& form : KernelForms()) {
+    SCOPED_TRACE(form.name);
+    const Outcome outcome = Cubist(std::string("bench ") + form.name + " --shape " + form.small +
+                                   " --repetitions 4 --no-ceilings --json '" + Path("row.json") + "'");
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const Json json = Json::parse(Read("row.json"));
+    EXPECT_EQ(json["runs"], 4);
+    EXPECT_GT(json["best_seconds"].get<double>(), 0);
+    EXPECT_GE(json["median_seconds"].get<double>(), json["best_seconds"].get<double>());
+    EXPECT_GT(json["bytes_read"].get<double>(), 0);
+    EXPECT_GT(json["bytes_written"].get<double>(), 0);
+  }
+  const Outcome outcome =
+      Cubist("bench matmul --shape 384x256x512 --dtype fp32 --threads 1 --seconds 0.05 --json '" +
+             Path("row.json") + "'");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const Json json = Json::parse(Read("row.json"));
+  EXPECT_EQ(json["flops"], 2.0 * 384 * 256 * 512);
+  EXPECT_EQ(json["bytes_read"], 4.0 * (384 * 512 + 512 * 256));
+  EXPECT_EQ(json["ceiling"]["of"], "arithmetic");
+  EXPECT_GT(json["ceiling"]["share"].get<double>(), 0.01);
+  EXPECT_LT(json["ceiling"]["share"].get<double>(), 2);
+}
+
+TEST_F(CommandTest, CompletesWordsInBash) {
+  const Outcome script = Cubist("completion bash");
+  ASSERT_EQ(script.status, 0) << script.err;
+  std::ofstream(Path("completion")) << script.out;
+  const auto complete = [&](const std::string& words, int at) {
+    const std::string command = "bash -c '. \"" + Path("completion") + "\"; COMP_WORDS=(" + words +
+                                "); COMP_CWORD=" + std::to_string(at) +
+                                "; _cubist; echo \"${COMPREPLY[@]}\"' >'" + Path("words") + "'";
+    EXPECT_EQ(std::system(command.c_str()), 0);
+    return Read("words");
+  };
+  EXPECT_EQ(complete("cubist pro", 1), "profile\n");
+  EXPECT_EQ(complete("cubist check flash_attention_", 2), "flash_attention_grad\n");
+  EXPECT_EQ(complete("cubist tune matmul --bud", 3), "--budget\n");
+  EXPECT_EQ(complete("cubist profile matmul --chip ascend910b3", 4), "ascend910b3\n");
+  EXPECT_NE(complete("cubist x", 1), complete("cubist r", 1));
+  for (const char* shell : {"zsh", "fish"}) {
+    const Outcome other = Cubist(std::string("completion ") + shell);
+    EXPECT_EQ(other.status, 0);
+    for (const char* word : {"flash_attention", "ascend910b4", "budget", "completion"})
+      EXPECT_NE(other.out.find(word), std::string::npos) << shell << " " << word;
+  }
+  EXPECT_EQ(Cubist("completion tcsh").status, 2);
+}
+
+TEST_F(CommandTest, EveryCommandHasAnExample) {
+  for (const char* command :
+       {"run", "check", "profile", "tune", "sweep", "ablate", "validate", "bench", "info", "completion"}) {
+    const Outcome help = Cubist(std::string(command) + " --help");
+    EXPECT_EQ(help.status, 0);
+    EXPECT_NE(help.out.find("Example: "), std::string::npos) << command;
+  }
+}
+
 // ---- check ----
 
 TEST_F(CommandTest, CheckProvesAndExecutesEveryKernel) {
@@ -434,6 +525,8 @@ TEST_F(CommandTest, CheckRefusesWhatItDoesNotKnow) {
   refused("check matmul --shape 4x5x-6", "needs MxNxK");
   refused("check matmul --dtype int8", "dtype 'int8' is not fp32, bf16 or fp16");
   refused("check matmul --chip ascend910", "nearest is");
+  refused("check matmul --set memory.hbm=1", "memory.hbm");
+  refused("run --chip ascend910b9", "ascend910b9");
   refused("check matmul --policy none", "policy 'none' is not minimal or per-tile");
 }
 
