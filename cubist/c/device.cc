@@ -1,14 +1,15 @@
 // The C interface beside the kernels: errors, tensors, devices, profiles, packed operands, states, loss scaling.
-#include <array>
 #include <cstdio>
 #include <limits>
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "cubist/c/support.h"
 #include "cubist/version.h"
 #include "kernels/loss_scale.h"
 #include "npu_model/chip_constants.h"
+#include "tools/profile_fields.h"
 
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 
@@ -53,29 +54,43 @@ cubist_status Create(const char* function, Handle** result, Make make) noexcept 
   });
 }
 
-struct Figure {
-  const char* name;
-  double (*of)(const Profile&);
+// Finds one of a profile's fields by the name that it has in JSON.
+struct FieldFinder {
+  std::string wanted;
+  std::optional<double> number = {};
+  const char* text = nullptr;
+  std::string known = {};  // Names of the fields of the kind that is looked for.
+  bool texts = false;
+
+  template <class T>
+  void operator()(const char* name, const T& value) {
+    constexpr bool kNumber = std::is_arithmetic_v<T>;
+    if (kNumber == texts) return;
+    known += (known.empty() ? "" : ", ") + std::string(name);
+    if (wanted != name) return;
+    if constexpr (kNumber) {
+      number = static_cast<double>(value);
+    } else {
+      text = Text(value);
+    }
+  }
+  template <class Items, class Write>
+  void List(const char*, const Items&, Write) {}
+  template <class Write>
+  void Group(const char*, Write) {}
+
+ private:
+  static const char* Text(const std::string& value) { return value.c_str(); }
+  static const char* Text(const char* value) { return value; }
 };
-constexpr Figure kFigures[] = {
-    {"time_s", [](const Profile& p) { return p.time_s; }},
-    {"cycles", [](const Profile& p) { return p.cycles; }},
-    {"cores_used", [](const Profile& p) { return static_cast<double>(p.cores_used); }},
-    {"instructions", [](const Profile& p) { return static_cast<double>(p.instructions); }},
-    {"launches", [](const Profile& p) { return static_cast<double>(p.launches); }},
-    {"cube_utilisation", [](const Profile& p) { return p.cube_utilisation; }},
-    {"vector_utilisation", [](const Profile& p) { return p.vector_utilisation; }},
-    {"mte_utilisation", [](const Profile& p) { return p.mte_utilisation; }},
-    {"gm_read", [](const Profile& p) { return static_cast<double>(p.gm_read); }},
-    {"gm_written", [](const Profile& p) { return static_cast<double>(p.gm_written); }},
-    {"workspace_bytes", [](const Profile& p) { return static_cast<double>(p.workspace_bytes); }},
-    {"l2_hit_rate", [](const Profile& p) { return p.l2_hit_rate; }},
-    {"macs", [](const Profile& p) { return static_cast<double>(p.macs); }},
-};
-constexpr std::pair<const char*, std::string Profile::*> kTexts[] = {{"kernel", &Profile::kernel},
-                                                                     {"chip", &Profile::chip},
-                                                                     {"bound", &Profile::bound},
-                                                                     {"verdict", &Profile::verdict}};
+
+FieldFinder Find(const Profile& profile, const char* name, bool texts) {
+  FieldFinder find{.wanted = name, .texts = texts};
+  find("kernel", profile.kernel);
+  find("chip", profile.chip);
+  WriteProfileFields(find, profile);
+  return find;
+}
 
 }  // namespace
 
@@ -156,27 +171,23 @@ void cubist_profile_destroy(cubist_profile* profile) { delete profile; }
 cubist_status cubist_profile_number(const cubist_profile* profile, const char* name, double* value) {
   return Guarded([&]() -> Status {
     const Reader reader("profile_number");
-    const std::string wanted = &reader.NotNull("name", name);
-    reader.NotNull("profile", profile), reader.NotNull("value", value);
-    std::string known;
-    for (const c::Figure& figure : c::kFigures) {
-      if (wanted == figure.name) return *value = figure.of(profile->profile), Status();
-      known += std::string(known.empty() ? "" : ", ") + figure.name;
-    }
-    return InvalidArgument("profile_number: no figure is named '" + wanted + "'; known are " + known);
+    reader.NotNull("name", name), reader.NotNull("value", value);
+    const c::FieldFinder found = c::Find(reader.NotNull("profile", profile).profile, name, /*texts=*/false);
+    if (!found.number) throw reader.Error("name", "is '" + found.wanted + "'; known are " + found.known);
+    *value = *found.number;
+    return {};
   });
 }
 
 cubist_status cubist_profile_text(const cubist_profile* profile, const char* name, const char** value) {
   return Guarded([&]() -> Status {
     const Reader reader("profile_text");
-    const std::string wanted = &reader.NotNull("name", name);
-    reader.NotNull("profile", profile), reader.NotNull("value", value);
-    for (const auto& [known, member] : c::kTexts) {
-      if (wanted == known) return *value = (profile->profile.*member).c_str(), Status();
-    }
-    return InvalidArgument("profile_text: no text is named '" + wanted +
-                           "'; known are kernel, chip, bound, verdict");
+    reader.NotNull("name", name), reader.NotNull("value", value);
+    const c::FieldFinder found = c::Find(reader.NotNull("profile", profile).profile, name, /*texts=*/true);
+    if (found.text == nullptr)
+      throw reader.Error("name", "is '" + found.wanted + "'; known are " + found.known);
+    *value = found.text;
+    return {};
   });
 }
 

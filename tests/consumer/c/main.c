@@ -263,7 +263,7 @@ static void loss_scaling(void) {
 
 static double time_of(const cubist_profile* profile) {
   double time = -1;
-  OK(cubist_profile_number(profile, "time_s", &time));
+  OK(cubist_profile_number(profile, "time_us", &time));
   return time;
 }
 
@@ -278,7 +278,7 @@ static void model(void) {
   args.b = args.a, args.c = args.a;
   OK(cubist_matmul(npu, &args, profile));
   const double time = time_of(profile);
-  EXPECT(time > 1e-6 && time < 1e-3);
+  EXPECT(time > 1 && time < 1000);
   const char* bound = NULL;
   OK(cubist_profile_text(profile, "bound", &bound));
   EXPECT(bound != NULL && strlen(bound) > 0);
@@ -293,7 +293,7 @@ static void model(void) {
   EXPECT(time_of(profile) > 2 * time);
   cubist_device_destroy(slow);
   double number = 0;
-  EXPECT(cubist_profile_number(profile, "tme_s", &number) == CUBIST_INVALID_ARGUMENT);
+  EXPECT(cubist_profile_number(profile, "time_s", &number) == CUBIST_INVALID_ARGUMENT);
   cubist_profile_destroy(profile);
 }
 
