@@ -254,8 +254,10 @@ typedef struct cubist_flash_attention_args {
   cubist_dropout dropout;
   cubist_workspace workspace; /* of at least cubist_flash_attention_workspace's bytes */
 } cubist_flash_attention_args;
-#define CUBIST_FLASH_ATTENTION_ARGS \
-  { .size = sizeof(cubist_flash_attention_args), .dropout = {.keep = 1 } }
+#define CUBIST_FLASH_ATTENTION_ARGS                                      \
+  {                                                                      \
+    .size = sizeof(cubist_flash_attention_args), .dropout = {.keep = 1 } \
+  }
 
 cubist_status cubist_flash_attention_workspace(const cubist_device* device,
                                                const cubist_flash_attention_args* args, int64_t* bytes);

@@ -16,7 +16,8 @@ static void expect(bool condition, const char* what, int line) {
 }
 #define EXPECT(condition) expect(condition, #condition, __LINE__)
 #define OK(call) expect((call) == CUBIST_OK, #call, __LINE__)
-#define SIZES(...) (int64_t[]){__VA_ARGS__}
+#define SIZES(...) \
+  (int64_t[]) { __VA_ARGS__ }
 
 static bool near(float x, double wanted) { return fabs((double)x - wanted) <= 1e-5 * (1 + fabs(wanted)); }
 static bool all_near(const float* x, int n, double wanted) {
@@ -156,7 +157,8 @@ static void movement(void) {
   cubist_token_unpermute_grad_args unpermute_grad = CUBIST_TOKEN_UNPERMUTE_GRAD_ARGS;
   unpermute_grad.out_grad = matrix(tokens, T, H), unpermute_grad.permuted = permute.permuted;
   unpermute_grad.sorted_indices = permute.sorted_indices, unpermute_grad.probs = matrix(probs, T, K);
-  unpermute_grad.permuted_grad = matrix(permuted_grad, T * K, H), unpermute_grad.probs_grad = matrix(probs_grad, T, K);
+  unpermute_grad.permuted_grad = matrix(permuted_grad, T * K, H),
+  unpermute_grad.probs_grad = matrix(probs_grad, T, K);
   OK(cubist_token_unpermute_grad(host, &unpermute_grad, NULL));
   EXPECT(all_near(permuted_grad, H, 0.5) && all_near(probs_grad, K, H));
 }
@@ -215,7 +217,8 @@ static void rows(void) {
 /* Experts whose weights are zero add nothing: the block is then the identity. */
 static void blocks(void) {
   enum { T = 3, H = 8, E = 4, F = 4 };
-  static float x[T * H], norm[H], router[H * E], gate_up[E * H * 2 * F], down[E * F * H], out[T * H], d_x[T * H];
+  static float x[T * H], norm[H], router[H * E], gate_up[E * H * 2 * F], down[E * F * H], out[T * H],
+      d_x[T * H];
   for (int i = 0; i < T * H; ++i) x[i] = (float)(i % 5 - 2);
   fill(norm, H, 1);
   for (int i = 0; i < H * E; ++i) router[i] = (float)(i % 7) / 7;
@@ -233,12 +236,15 @@ static void blocks(void) {
   EXPECT(memcmp(d_x, x, sizeof x) == 0);
 
   enum { N = 2, DN = 4, DR = 2, DV = 4, R = 6 };
-  static float q_up[H * N * (DN + DR)], kv_down[H * (R + DR)], kv_norm[R], kv_up[R * N * (DN + DV)], o[N * DV * H];
+  static float q_up[H * N * (DN + DR)], kv_down[H * (R + DR)], kv_norm[R], kv_up[R * N * (DN + DV)],
+      o[N * DV * H];
   fill(kv_norm, R, 1);
   cubist_mla_block_args mla = CUBIST_MLA_BLOCK_ARGS;
   mla.x = args.x, mla.norm = args.norm, mla.heads = N;
-  mla.q_up = matrix(q_up, H, N * (DN + DR)), mla.kv_down = matrix(kv_down, H, R + DR), mla.kv_norm = vector(kv_norm, R);
-  mla.kv_up = matrix(kv_up, R, N * (DN + DV)), mla.out_weight = matrix(o, N * DV, H), mla.out = matrix(out, T, H);
+  mla.q_up = matrix(q_up, H, N * (DN + DR)), mla.kv_down = matrix(kv_down, H, R + DR),
+  mla.kv_norm = vector(kv_norm, R);
+  mla.kv_up = matrix(kv_up, R, N * (DN + DV)), mla.out_weight = matrix(o, N * DV, H),
+  mla.out = matrix(out, T, H);
   fill(out, T * H, -1);
   OK(cubist_mla_block(host, &mla, state, NULL));
   EXPECT(memcmp(out, x, sizeof x) == 0);
