@@ -32,12 +32,10 @@
 #include "tiling/cost.h"
 #include "tiling/fields.h"
 
-// What a call recorded: flags planned, proved, run on numbers in any order.
+// What a call recorded: its flags planned and proved.
 #include "npu_model/sync/check.h"
-#include "npu_model/sync/execute.h"
 #include "npu_model/sync/plan.h"
 #include "npu_model/sync/report.h"
-#include "npu_model/sync/slack.h"
 #include "npu_model/trace/record.h"
 #include "npu_model/trace/replay.h"
 
