@@ -359,7 +359,7 @@ typedef struct cubist_route_options {
   bool renormalise;
   float eps, scale;
   int64_t groups, top_groups, group_top;
-  float temperature, dropout;
+  float temperature, dropout, expert_dropout;
   uint64_t seed;
   cubist_bad_logits bad_logits;
   float limit;

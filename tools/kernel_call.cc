@@ -281,6 +281,7 @@ void MakeMaskedAttention(const Shape& s, DType dtype, const KernelCallOptions& o
   args.out = call->Output(dtype, {1, heads, length, d_v});
   args.lse = call->Output(DType::kF32, {1, heads, length});
   args.causal = options.causal ? Causal::kBottomRight : Causal::kNone;
+  call->set_products(Pairs(heads, length, options.causal) * static_cast<double>(d_qk + d_rope + d_v));
   call->set_run(
       [args](const Device& device, Profile* profile) { return FlashAttention(device, args, profile); });
 }

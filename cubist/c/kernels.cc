@@ -109,6 +109,7 @@ RouteOptions RouteOptionsOf(const Reader& reader, const cubist_route_options& fr
   to.group_top = from.group_top;
   to.temperature = from.temperature;
   to.dropout = from.dropout;
+  to.expert_dropout = from.expert_dropout;
   to.seed = from.seed;
   to.bad_logits = reader.Enum<BadLogits>("options.bad_logits", from.bad_logits, CUBIST_BAD_LOGITS_MEAN);
   to.limit = from.limit;

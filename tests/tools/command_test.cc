@@ -476,7 +476,7 @@ TEST_F(CommandTest, CompletesWordsInBash) {
     return Read("words");
   };
   EXPECT_EQ(complete("cubist pro", 1), "profile\n");
-  EXPECT_EQ(complete("cubist check flash_attention_", 2), "flash_attention_grad\n");
+  EXPECT_EQ(complete("cubist check swiglu_", 2), "swiglu_grad\n");
   EXPECT_EQ(complete("cubist tune matmul --bud", 3), "--budget\n");
   EXPECT_EQ(complete("cubist profile matmul --chip ascend910b3", 4), "ascend910b3\n");
   EXPECT_NE(complete("cubist x", 1), complete("cubist r", 1));
