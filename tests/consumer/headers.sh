@@ -22,7 +22,7 @@ less() { awk "BEGIN { exit !($1 < $2) }"; }
 
 # A machine that is busy, or slower, has as much more time as these take there: 0.45 s where a second is a second.
 printf '#include <%s>\n' algorithm functional map memory mutex string vector >"$work/one.cc"
-limit=$(seconds | awk '{ print $1 > 0.45 ? $1 / 0.45 : 1 }')
+limit=$(seconds | awk '{ print ($1 > 0.45 ? $1 / 0.45 : 1) }')
 
 for header in "$prefix"/include/cubist/*.h; do
   name=cubist/$(basename "$header")
