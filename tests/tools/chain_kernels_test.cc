@@ -72,6 +72,36 @@ TEST(ChainKernelsTest, EmptyIsFine) {
   EXPECT_EQ(p.gm_read, 0);
 }
 
+// A layer's steps hold the same kernels in the same order; what an idea does not touch takes the same time in all of them.
+TEST(AblationTest, ALayerGainsByItsKernels) {
+  Workload w;
+  w.name = "small", w.hidden = 512, w.layers = 1;
+  w.attention = {.heads = 2, .q_rank = 256, .kv_rank = 128, .nope_dim = 64, .rope_dim = 32, .v_dim = 64};
+  w.moe = {.experts = 8, .shared_experts = 1, .top_k = 2, .ffn = 256, .dense_ffn = 512};
+  w.training = {.tensor_parallel = 1, .expert_shards = 4, .sequence = 256, .micro_batch = 1};
+  const std::vector<AblationCase> cases = LayerAblation(w);
+  ASSERT_EQ(cases.size(), 2u);
+  for (const AblationCase& c : cases) {
+    CaseResult result;
+    const Status status = RunAblation(c, Ascend910B2(), {.budget = 1}, &result);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_EQ(result.steps.size(), 4u);
+    for (std::size_t i = 0; i < c.steps.size(); ++i) {
+      ASSERT_EQ(c.steps[i].parts.size(), c.steps[0].parts.size());
+      for (std::size_t p = 0; p < c.steps[i].parts.size(); ++p)
+        EXPECT_EQ(c.steps[i].parts[p].name, c.steps[0].parts[p].name);
+      EXPECT_GT(result.steps[i].profile.time_s, 0);
+      if (i > 0) {
+        EXPECT_LE(result.steps[i].profile.launches, result.steps[i - 1].profile.launches) << c.name;
+      }
+    }
+    EXPECT_GT(result.gain(), 1) << c.name;
+    EXPECT_LT(result.steps.back().profile.gm_read + result.steps.back().profile.gm_written,
+              result.steps.front().profile.gm_read + result.steps.front().profile.gm_written)
+        << c.name;
+  }
+}
+
 // Every ablation ends with fewer launches than it began with, or as many, and its names tell cases apart.
 TEST(AblationTest, CasesHaveNamesAndSteps) {
   Workload workload;

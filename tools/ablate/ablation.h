@@ -20,11 +20,15 @@ namespace cubist {
 
 // One idea more than the step before.
 struct AblationStep {
-  std::string name;
+  std::string name = {};
   // What runs. Several kernels one after the other are one call that adds their profiles.
-  Call call;
+  Call call = {};
   sync::Policy policy = sync::Policy::kMinimal;
   std::function<bool(const TilingFields&)> allow = {};  // tilings of this step; all where empty
+  // Instead of a call: kernels one after the other, each with its own search, which is made once for all the steps that
+  // it is part of by this name. `idea` sets a part's forms apart: each begins where the form before ended.
+  std::vector<AblationStep> parts = {};
+  int idea = 0, times = 1;
 };
 
 struct AblationCase {
@@ -66,6 +70,15 @@ struct Ablation {
 };
 const std::vector<Ablation>& Ablations();
 
+// One kernel, from its conventional form in the first step to ours in the last.
+AblationCase MatmulCase(const std::string& group, std::int64_t m, std::int64_t n, std::int64_t k);
+AblationCase FlashAttentionCase(std::int64_t heads, std::int64_t length, const Workload::Attention& dims,
+                                bool causal, bool backward);
+AblationCase PermuteCase(std::int64_t tokens, std::int64_t hidden, std::int64_t top_k, std::int64_t experts);
+AblationCase UnpermuteCase(std::int64_t tokens, std::int64_t hidden, std::int64_t top_k,
+                           std::int64_t experts);
+
+std::vector<AblationCase> LayerAblation(const Workload& workload);
 std::vector<AblationCase> MatmulAblation(const Workload& workload);
 std::vector<AblationCase> FlashAttentionAblation(const Workload& workload);
 std::vector<AblationCase> TokenPermuteAblation(const Workload& workload);

@@ -122,6 +122,11 @@ AblationCase MakeCase(const Dims& d, bool backward) {
 
 }  // namespace
 
+AblationCase FlashAttentionCase(std::int64_t heads, std::int64_t length, const Workload::Attention& dims,
+                                bool causal, bool backward) {
+  return MakeCase({heads, length, dims.nope_dim, dims.rope_dim, dims.v_dim, causal}, backward);
+}
+
 std::vector<AblationCase> FlashAttentionAblation(const Workload& w) {
   // Heads of a device, few enough to model in a moment; all of them are alike.
   const std::int64_t heads = std::min<std::int64_t>(w.attention.heads / w.training.tensor_parallel, 8);
@@ -129,8 +134,7 @@ std::vector<AblationCase> FlashAttentionAblation(const Workload& w) {
   for (const bool backward : {false, true}) {
     for (const std::int64_t length : {2048, 4096, 8192}) {
       for (const bool causal : {false, true}) {
-        const Dims mla{heads, length, w.attention.nope_dim, w.attention.rope_dim, w.attention.v_dim, causal};
-        cases.push_back(MakeCase(mla, backward));
+        cases.push_back(FlashAttentionCase(heads, length, w.attention, causal, backward));
         cases.push_back(MakeCase({heads, length, 128, 0, 128, causal}, backward));
       }
     }

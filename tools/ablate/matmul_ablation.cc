@@ -80,6 +80,12 @@ std::vector<AblationStep> Steps(const Call& call, const Call& any_order) {
 
 }  // namespace
 
+AblationCase MatmulCase(const std::string& group, std::int64_t m, std::int64_t n, std::int64_t k) {
+  const Sizes mkn = {m, k, n};
+  return {fmt::format("{}x{}x{}", m, k, n), group,
+          Steps(MatmulCall(mkn, /*any_order=*/false), MatmulCall(mkn, /*any_order=*/true))};
+}
+
 std::vector<AblationCase> MatmulAblation(const Workload& w) {
   constexpr std::int64_t kL2Bytes = 192 << 20;
   const std::int64_t tokens = w.training.sequence * w.training.micro_batch;
@@ -102,8 +108,7 @@ std::vector<AblationCase> MatmulAblation(const Workload& w) {
   std::set<Sizes> seen;
   const auto add = [&](const std::string& group, const Sizes& mkn) {
     if (!seen.insert(mkn).second) return;
-    cases.push_back({fmt::format("{}x{}x{}", mkn[0], mkn[1], mkn[2]), group,
-                     Steps(MatmulCall(mkn, /*any_order=*/false), MatmulCall(mkn, /*any_order=*/true))});
+    cases.push_back(MatmulCase(group, mkn[0], mkn[2], mkn[1]));
   };
   for (const Sizes& mkn : dense) add(2 * mkn[1] * mkn[2] > kL2Bytes ? "beyond L2" : "workload", mkn);
   // Rows of eight experts, of which a device may have that many: a grouped product's blocks begin at the start of k.

@@ -106,42 +106,67 @@ Status UnpermuteInOrder(const Device& device, const Routes& r, Profile* profile)
   return Unpermute(device, r, in_order, profile);
 }
 
+std::string ShapeOf(const Routes& r) {
+  return fmt::format("{}x{} top {} of {}", r.tokens, r.hidden, r.top_k, r.experts);
+}
+
+// The parts one after the other, until one fails.
+template <class... Parts>
+Call CallOf(const RoutesPtr& r, Parts... parts) {
+  return [=](const Device& device, Profile* profile) {
+    Status status;
+    ((status.ok() ? void(status = parts(device, *r, profile)) : void()), ...);
+    return status;
+  };
+}
+Status PermuteFused(const Device& device, const Routes& r, Profile* profile) {
+  return Permute(device, r, r.hidden, profile);
+}
+Status UnpermuteFused(const Device& device, const Routes& r, Profile* profile) {
+  return Unpermute(device, r, r.rank, profile);
+}
+
+using sync::Policy;
+
+AblationCase PairOf(const RoutesPtr& r) {
+  return {"pair " + ShapeOf(*r),
+          "pair",
+          {{"chain", CallOf(r, &PermuteChain, &UnpermuteChain), Policy::kMinimal, {}},
+           {"fused permute", CallOf(r, &PermuteFused, &UnpermuteChain), Policy::kMinimal, {}},
+           {"fused unpermute", CallOf(r, &PermuteFused, &UnpermuteFused), Policy::kMinimal, {}}}};
+}
+AblationCase PermuteOf(const RoutesPtr& r) {
+  return {"permute " + ShapeOf(*r),
+          "permute",
+          {{"chain", CallOf(r, &PermuteChain), Policy::kMinimal, {}},
+           {"indices from one kernel", CallOf(r, &PermuteRanked), Policy::kMinimal, {}},
+           {"each row read once", CallOf(r, &PermuteFused), Policy::kMinimal, {}}}};
+}
+AblationCase UnpermuteOf(const RoutesPtr& r) {
+  return {"unpermute " + ShapeOf(*r),
+          "unpermute",
+          {{"chain", CallOf(r, &UnpermuteChain), Policy::kMinimal, {}},
+           {"weighted and summed at once", CallOf(r, &UnpermuteInOrder), Policy::kMinimal, {}},
+           {"rows gathered in it", CallOf(r, &UnpermuteFused), Policy::kMinimal, {}}}};
+}
+
 }  // namespace
+
+AblationCase PermuteCase(std::int64_t tokens, std::int64_t hidden, std::int64_t top_k, std::int64_t experts) {
+  return PermuteOf(MakeRoutes(tokens, hidden, top_k, experts));
+}
+AblationCase UnpermuteCase(std::int64_t tokens, std::int64_t hidden, std::int64_t top_k,
+                           std::int64_t experts) {
+  return UnpermuteOf(MakeRoutes(tokens, hidden, top_k, experts));
+}
 
 std::vector<AblationCase> TokenPermuteAblation(const Workload& w) {
   std::vector<AblationCase> cases;
   for (const std::int64_t tokens : {1024, 4096}) {
     const RoutesPtr r = MakeRoutes(tokens, w.hidden, w.moe.top_k, w.moe.experts);
-    const std::string shape = fmt::format("{}x{} top {} of {}", tokens, w.hidden, w.moe.top_k, w.moe.experts);
-    const auto call = [r](auto... parts) {
-      return [=](const Device& device, Profile* profile) {
-        Status status;
-        ((status.ok() ? void(status = parts(device, *r, profile)) : void()), ...);
-        return status;
-      };
-    };
-    const auto permute = [](const Device& device, const Routes& routes, Profile* profile) {
-      return Permute(device, routes, routes.hidden, profile);
-    };
-    const auto unpermute = [](const Device& device, const Routes& routes, Profile* profile) {
-      return Unpermute(device, routes, routes.rank, profile);
-    };
-    using sync::Policy;
-    cases.push_back({"pair " + shape,
-                     "pair",
-                     {{"chain", call(&PermuteChain, &UnpermuteChain), Policy::kMinimal, {}},
-                      {"fused permute", call(permute, &UnpermuteChain), Policy::kMinimal, {}},
-                      {"fused unpermute", call(permute, unpermute), Policy::kMinimal, {}}}});
-    cases.push_back({"permute " + shape,
-                     "permute",
-                     {{"chain", call(&PermuteChain), Policy::kMinimal, {}},
-                      {"indices from one kernel", call(&PermuteRanked), Policy::kMinimal, {}},
-                      {"each row read once", call(permute), Policy::kMinimal, {}}}});
-    cases.push_back({"unpermute " + shape,
-                     "unpermute",
-                     {{"chain", call(&UnpermuteChain), Policy::kMinimal, {}},
-                      {"weighted and summed at once", call(&UnpermuteInOrder), Policy::kMinimal, {}},
-                      {"rows gathered in it", call(unpermute), Policy::kMinimal, {}}}});
+    cases.push_back(PairOf(r));
+    cases.push_back(PermuteOf(r));
+    cases.push_back(UnpermuteOf(r));
   }
   return cases;
 }
