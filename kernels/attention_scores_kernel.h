@@ -72,23 +72,14 @@ float MaskByBand(V& core, UbTile<float> s, const AttentionSequence& sequence, Ra
   return scale;
 }
 
-// marks (r, 1) = NaN for rows of x that hold a NaN, else 0. `scratch` has the shape of x.
+// Whether an element of x (r, 1) is NaN; x is lost.
 template <VectorCore V>
-void MarkRowsOfNaN(V& core, UbTile<float> marks, UbTile<float> scratch, UbTile<float> x) {
-  core.Fill(marks, std::numeric_limits<float>::quiet_NaN());
-  core.Fill(scratch, 0.0f);
-  core.SelectLe(scratch, x, std::numeric_limits<float>::infinity(), scratch, marks);
-  core.RowSum(marks, scratch);
-}
-
-// Whether any of the marks is NaN; they are lost.
-template <VectorCore V>
-bool AnyMarked(V& core, UbTile<float> marks) {
-  for (std::int64_t rows = marks.rows(); rows > 1; rows -= rows / 2) {
-    const UbTile<float> first = marks.Rows({0, rows / 2});
-    core.Add(first, first, marks.Rows({rows - rows / 2, rows}));
+bool AnyNaN(V& core, UbTile<float> x) {
+  for (std::int64_t rows = x.rows(); rows > 1; rows -= rows / 2) {
+    const UbTile<float> first = x.Rows({0, rows / 2});
+    core.Add(first, first, x.Rows({rows - rows / 2, rows}));
   }
-  return std::isnan(core.ReadScalar(marks.Rows({0, 1}), 0));
+  return std::isnan(core.ReadScalar(x.Rows({0, 1}), 0));
 }
 
 }  // namespace cubist

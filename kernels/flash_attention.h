@@ -36,9 +36,8 @@ namespace cubist {
 // Layouts are strides: a BSND tensor is passed as (B, N, S, D) with its own strides. Any sizes >= 0 (head dims on
 // an NPU as far as 16 rows of them fit its UB; the error says how far). Sums and softmax are fp32; exp(s - max) is
 // rounded to the input dtype before it meets v. A row that sees no key gives out = 0 and lse = -inf. What a hidden
-// key or its value holds, NaN or Inf, does not reach a row (unless the row has a NaN of a key that it sees: then in any
-// column); rows that meet one in v take long, as they are walked again by themselves. scale defaults to
-// 1 / sqrt(Dqk + Dr). Where few query rows meet many keys, cores take parts of the keys, as many as the shape says, and
+// key or its value holds, NaN or Inf, reaches no row; in v it costs time, as rows close to it are walked again by
+// themselves. scale defaults to 1 / sqrt(Dqk + Dr). Where few query rows meet many keys, cores take parts of the keys, as many as the shape says, and
 // their outputs are combined in order. One query row per head of a group meets its keys together with the others
 // (without rope, bias, sinks, mask, alibi, dropout, prefix and lengths). Dropout divides the weights that it keeps;
 // lse is of all. Outputs may overlap neither each other nor an input.

@@ -10,7 +10,6 @@
 #include <limits>
 #include <optional>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "kernels/attention_scores_kernel.h"
@@ -103,7 +102,7 @@ struct FlashAttentionLane {
         bias_ub(core, "bias_ub", s.bias ? rows : 0, t.n, t.ub_stages),
         scratch_ub(core, "scratch_ub", s.soft_cap || s.alibi ? rows : 0, t.n, 1),
         flags_ub(core, "flags_ub", s.mask || s.dropout ? rows : 0, t.n, t.ub_stages),
-        marks_ub(core, "marks_ub", s.hides() ? rows : 0, 1, 2),
+        sums_ub(core, "sums_ub", s.hides() ? rows : 0, 1, 1),
         sinks_ub(core, "sinks_ub", 1, s.sinks ? s.heads : 0, 1),
         slopes_ub(core, "slopes_ub", 1, s.alibi ? s.heads : 0, 1),
         rotator(core, s.rotate ? s.d_rope : 0),
@@ -123,15 +122,11 @@ struct FlashAttentionLane {
   Ring<Buffer::kUB, T> p_ub;
   Ring<Buffer::kUB, float> pv_ub, o_ub, m_ub, l_ub, bias_ub, scratch_ub;
   Ring<Buffer::kUB, std::uint8_t> flags_ub;
-  Ring<Buffer::kUB, float> marks_ub, sinks_ub, slopes_ub;
+  Ring<Buffer::kUB, float> sums_ub, sinks_ub, slopes_ub;
   Rotator<V> rotator;
   Ring<Buffer::kUB, T> turned_ub;
   UbTile<float> sinks;
   float slope = 0;  // Of the block of queries in the softmax stage.
-  // Rows of o that held a NaN before they met a block of keys of which they see a part alone; and whether all rows of the
-  // block of queries, or those of the strip at work, met one.
-  UbTile<float> marks, found;
-  bool block_marked = false, strip_marked = false;
   // Of the block of queries in the softmax stage (m, l) and in the rescale stage (o).
   std::array<UbTile<float>, 2 * FlashAttentionTiling::kMaxDepth + 2> m;
   UbTile<float> l, o;
@@ -314,19 +309,20 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
     });
   };
 
-  // A hidden key has weight 0, and 0 * NaN is NaN. Rows that it spoilt are walked again, one by one.
+  // A hidden key has weight 0, and 0 * NaN is NaN. Rows of o that it may have spoilt are walked again, one by one; not
+  // those whose weights are NaN.
   std::vector<FlashAttentionSchedule::Task> spoilt;
-  const auto note_spoilt = [&](auto& lane, UbTile<float> o, UbTile<float> scratch, Range rows,
-                               const FlashAttentionStep& step, Range queries) {
-    const UbTile<float> marks = lane.found.Rows(rows);
-    MarkRowsOfNaN(lane.core, marks, scratch, o);
-    if (!AnyMarked(lane.core, marks)) return;
-    MarkRowsOfNaN(lane.core, marks, scratch, o);
-    for (std::int64_t i = 0; i < rows.size(); ++i) {
-      const auto is_marked = [&](UbTile<float> of) {
-        return std::isnan(lane.core.ReadScalar(of.Rows({i, i + 1}), 0));
+  const auto note_spoilt = [&](auto& lane, UbTile<float> o, UbTile<float> l, const FlashAttentionStep& step,
+                               Range queries) {
+    const UbTile<float> sums = lane.sums_ub.Next(o.rows(), 1);
+    lane.core.RowSum(sums, o);
+    if (!AnyNaN(lane.core, sums)) return;
+    lane.core.RowSum(sums, o);
+    for (std::int64_t i = 0; i < o.rows(); ++i) {
+      const auto is_nan = [&](UbTile<float> x) {
+        return std::isnan(lane.core.ReadScalar(x.Rows({i, i + 1}), 0));
       };
-      if (!is_marked(marks) || is_marked(lane.marks.Rows(rows))) continue;
+      if (!is_nan(sums) || is_nan(l)) continue;
       spoilt.push_back(step.task);
       spoilt.back().q = {queries.begin + i, queries.begin + i + 1};
     }
@@ -342,16 +338,10 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
   };
 
   const auto rescale = [&](Step& step) {
-    const bool hides = alone ? false : s.mask || BandCuts(step.sequence, step.rows, step.kv);
     if (step.first) {
       for_each_lane({0, step.task.q.size()}, [&](std::size_t i, Range rows, Range) {
         lanes[i]->o = lanes[i]->o_ub.Next(rows.size(), s.d_v);
         lanes[i]->core.Fill(lanes[i]->o, 0.0f);
-        if (s.hides()) {
-          lanes[i]->marks = lanes[i]->marks_ub.Next(rows.size(), 1);
-          lanes[i]->found = lanes[i]->marks_ub.Next(rows.size(), 1);
-        }
-        lanes[i]->block_marked = false;
       });
     }
     const Range in_block = step.rows.From(step.task.q.begin);
@@ -359,17 +349,12 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
       auto& lane = *lanes[i];
       const auto& kept = step.kept[i];
       const UbTile<float> pv = lane.pv_ub.Next(rows.size(), s.d_v), o = lane.o.Rows(rows);
-      if (hides && !lane.block_marked && !lane.strip_marked && s.d_v > 0) {
-        MarkRowsOfNaN(lane.core, lane.marks.Rows(rows), pv, o);
-        (step.rows == step.task.q ? lane.block_marked : lane.strip_marked) = true;
-      }
       lane.core.Receive(pv, step.pv.Rows(part.From(in_block.begin)));
       lane.core.MulAdd(o, kept.alpha, pv);
       if (!step.last) return;
 
       const Range queries = part.From(-step.task.q.begin);
-      if (std::exchange(lane.strip_marked, false) || lane.block_marked)
-        note_spoilt(lane, o, pv, rows, step, queries);
+      if (s.hides() && s.d_v > 0 && !alone) note_spoilt(lane, o, kept.l, step, queries);
       if (g.lse != nullptr || g.part_lse != nullptr) {  // Matrices of one column.
         lane.core.Ln(kept.alpha, kept.l);
         lane.core.Add(kept.m, kept.m, kept.alpha);

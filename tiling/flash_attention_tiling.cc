@@ -36,7 +36,7 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
       return slots(t.s_stages, DType::kF32, lane_rows, t.n) + slots(t.ub_stages, s.in, lane_rows, t.n) +
              slots(2 * t.ub_stages, DType::kF32, lane_rows, s.d_v) +
              slots(t.m_stages() + t.l_stages(), DType::kF32, lane_rows, 1) +
-             (s.hides() ? slots(2, DType::kF32, lane_rows, 1) : 0) +
+             (s.hides() ? slots(1, DType::kF32, lane_rows, 1) : 0) +
              (s.bias ? slots(t.ub_stages, DType::kF32, lane_rows, t.n) : 0) +
              (s.soft_cap || s.alibi ? slots(1, DType::kF32, lane_rows, t.n) : 0) +
              (s.mask || s.dropout ? slots(t.ub_stages, DType::kBool, lane_rows, t.n) : 0) +
