@@ -166,6 +166,8 @@ void AddProfile(CLI::App& app, cubist::ProfileOptions& options, std::function<in
   profile->add_option("--html", options.html, "File to write a page to, for a browser");
   profile->add_option("--trace", options.trace,
                       "File to write a Chrome trace to, for Perfetto or MindStudio Insight");
+  profile->add_option("--window", options.window,
+                      "FROM:TO, in us: the part of the time that the trace and the page's timeline show");
   profile->add_option("--json", options.json, "File to write all figures to");
   profile->add_option("--csv", options.csv, "File to write the figures to");
   profile->callback([&] { command = [&] { return cubist::ProfileCommand(options); }; });

@@ -2,10 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdint>
 #include <cstdio>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <system_error>
 #include <utility>
+#include <vector>
 
 #include "npu_model/sync/plan.h"
 #include "npu_model/sync/slack.h"
@@ -49,6 +56,32 @@ Status Change(const std::string& text, SubjectOptions* options) {
   return {};
 }
 
+// A part of the time, in us.
+struct Window {
+  double from = 0, to = std::numeric_limits<double>::infinity();
+};
+
+Status ParseWindow(const std::string& text, Window* window) {
+  if (text.empty()) return {};
+  const char* const end = text.data() + text.size();
+  const auto [colon, bad_from] = std::from_chars(text.data(), end, window->from);
+  const bool has_colon = bad_from == std::errc() && colon != end && *colon == ':';
+  const auto [stop, bad_to] = std::from_chars(has_colon ? colon + 1 : end, end, window->to);
+  if (!has_colon || bad_to != std::errc() || stop != end || !(window->from >= 0) ||
+      !(window->to > window->from))
+    return InvalidArgument(fmt::format("--window is '{}', expected FROM:TO in us, 0 <= FROM < TO", text));
+  return {};
+}
+
+// Slices that lie in it, if only in part.
+void Cut(const Window& window, Profile* profile) {
+  if (profile->timeline == nullptr) return;
+  auto inside = std::make_shared<std::vector<TimelineSlice>>();
+  std::copy_if(profile->timeline->begin(), profile->timeline->end(), std::back_inserter(*inside),
+               [&](const TimelineSlice& s) { return s.end_us > window.from && s.start_us < window.to; });
+  profile->timeline = std::move(inside);
+}
+
 // Larger records are replayed five times more only on demand.
 constexpr std::int64_t kMostForInterval = 2000000;
 
@@ -70,9 +103,11 @@ Status Run(const SubjectOptions& options, bool interval, ProfiledCall* call) {
 
 int ProfileCommand(const ProfileOptions& options) {
   ProfiledCall a, b;
+  Window window;
   SubjectOptions other = options.subject;
   const bool compares = !options.vs.empty();
-  Status status = MakeSubject(options.subject, &a.subject);
+  Status status = ParseWindow(options.window, &window);
+  if (status.ok()) status = MakeSubject(options.subject, &a.subject);
   for (const std::string& vs : options.vs) {
     if (status.ok()) status = Change(vs, &other);
   }
@@ -103,6 +138,7 @@ int ProfileCommand(const ProfileOptions& options) {
     json["slack"] = nlohmann::ordered_json::parse(sync::SlackJson(slack));
   }
   if (compares) json["vs"] = ProfileJson(b);
+  if (!options.window.empty()) Cut(window, &a.profile), Cut(window, &b.profile);
   if (!options.json.empty()) status = WriteFile(options.json, json.dump(2) + "\n");
   if (status.ok() && !options.csv.empty()) status = WriteFile(options.csv, ProfileCsv(a));
   if (status.ok() && !options.html.empty())

@@ -15,6 +15,7 @@ struct ProfileOptions {
   // tiling.NAME, and constants of the chip.
   std::vector<std::string> vs;
   std::string json, csv, html, trace;
+  std::string window;     // "FROM:TO" in us: what --trace and the page's timeline show; all where empty
   bool slack = false;     // what each wait costs, by replays without it
   bool interval = false;  // of the time, by five replays more, however large the record is
 };

@@ -12,6 +12,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tools/kernel_call.h"
@@ -356,6 +357,43 @@ TEST_F(CommandTest, ProfilesAnswerWhatIf) {
     EXPECT_EQ(outcome.status, 2) << bad;
     EXPECT_NE(outcome.err, "") << bad;
     EXPECT_EQ(outcome.out, "") << bad;
+  }
+}
+
+TEST_F(CommandTest, ProfilesShowAWindowOfTheTime) {
+  const auto spans = [&](const std::string& window) {
+    const Outcome outcome =
+        Cubist("profile matmul --shape 512x512x512 --trace '" + Path("trace.json") + "' " + window);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    std::vector<std::pair<double, double>> all;  // from, to
+    const Json trace = Json::parse(Read("trace.json"));
+    for (const Json& event : trace["traceEvents"]) {
+      if (event["ph"] != "X") continue;
+      const double from = event["ts"];
+      all.emplace_back(from, from + event["dur"].get<double>());
+    }
+    return all;
+  };
+  const auto all = spans("");
+  ASSERT_GT(all.size(), 100u);
+  const double end =
+      std::max_element(all.begin(), all.end(), [](auto& x, auto& y) { return x.second < y.second; })->second;
+  const double from = 0.4 * end, to = 0.5 * end;
+  const auto part = spans("--window " + std::to_string(from) + ":" + std::to_string(to));
+  const auto inside = std::count_if(all.begin(), all.end(), [&](const auto& span) {
+    return span.second > from + 1e-3 && span.first < to - 1e-3;
+  });
+  EXPECT_GT(inside, 0);
+  EXPECT_NEAR(static_cast<double>(part.size()), static_cast<double>(inside), 2)
+      << "those at the window's edges";
+  for (const auto& [begins, ends] : part) {
+    EXPECT_GT(ends, from - 1e-3);
+    EXPECT_LT(begins, to + 1e-3);
+  }
+  for (const char* bad : {"5", "5:", "5:4", "-1:4", "a:b", "1:2x"}) {
+    const Outcome outcome = Cubist(std::string("profile matmul --shape 64x64x64 --window=") + bad);
+    EXPECT_EQ(outcome.status, 2) << bad;
+    EXPECT_NE(outcome.err.find("--window"), std::string::npos) << outcome.err;
   }
 }
 
