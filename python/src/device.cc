@@ -58,13 +58,14 @@ std::shared_ptr<const Tuning> ReadTuning(const std::string& path) {
   return tuning;
 }
 
-PythonDevice MakeHost(std::int64_t threads, const std::string& tuning) {
+PythonDevice MakeHost(std::int64_t threads, const std::string& tuning, bool pin) {
   if (threads < 0 || threads > 1 << 20) {
     throw nb::value_error(("host: threads is " + std::to_string(threads) + ", needs 0 to 1048576").c_str());
   }
   HostOptions options;
   options.threads = static_cast<int>(threads);
   options.tuning = ReadTuning(tuning);
+  options.pin = pin;
   return {Host(options), false, ""};
 }
 
@@ -122,7 +123,7 @@ void DefineDevices(nb::module_& module) {
       .def_prop_ro("is_host", [](const PythonDevice& d) { return d.device.kind() == Device::Kind::kHost; })
       .def_prop_ro("chip", [](const PythonDevice& d) { return d.device.chip().name; })
       .def_prop_ro("threads", [](const PythonDevice& d) { return d.device.threads(); });
-  module.def("host", &MakeHost, nb::arg("threads"), nb::arg("tuning"));
+  module.def("host", &MakeHost, nb::arg("threads"), nb::arg("tuning"), nb::arg("pin"));
   module.def("npu", &MakeNpu, nb::arg("chip"), nb::arg("constants"), nb::arg("with_data"), nb::arg("policy"),
              nb::arg("details"), nb::arg("timeline"), nb::arg("tuning"));
   module.def("chips", &ChipNames, "Names of the chips that npu() knows.");

@@ -94,6 +94,7 @@ def test_packed_operands_give_the_same_bits(rng):
 def test_threads_of_python_call_at_once_and_give_the_same_bits(rng):
     a = rng.standard_normal((120, 90)).astype(np.float32)
     expected = cubist.host(threads=1).matmul(a, a, transpose_b=True)
+    np.testing.assert_array_equal(cubist.host(threads=2, pin=True).matmul(a, a, transpose_b=True), expected)
     results = [None] * 4
 
     def work(i):
