@@ -78,6 +78,7 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.Sqrt(x, x);             // V     dst = sqrt(a)
   core.RowMax(x, x);           // V     dst (r, 1) = maximum of each row; dst may be the first column of a
   core.RowSum(x, x);           // V     dst (r, 1) = sum of each row; likewise
+  core.Transpose(x, x);        // V     dst (c, r) = a (r, c) turned; two tiles
   core.MaskOutside(x, std::int64_t{}, std::int64_t{},
                    0.0f);             // V  x(i, j) = value unless lowest <= j - i <= highest
   core.MaskWhere(x, flags, 0.0f);     // V     x(i, j) = value where flags(i, j) is true; also on 16-bit tiles
@@ -401,6 +402,11 @@ class VectorFront : protected E {
   void RowSum(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
     CUBIST_CHECK(IsColumnOf(dst, a), "shapes differ");
     E::Reduce(ReduceOp::kSum, dst, a, loc);
+  }
+  void Transpose(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(dst.rows() == a.cols() && dst.cols() == a.rows(), "shapes differ");
+    CUBIST_CHECK(dst.slot != a.slot, "a tile is not turned in its place");
+    E::Transpose(dst, a, loc);
   }
   void MaskOutside(UbTile<float> x, std::int64_t lowest, std::int64_t highest, float value,
                    Loc loc = Loc::current()) {

@@ -545,6 +545,20 @@ void HostVector::Unary(UnaryOp op, TileRef dst, TileRef a, Loc) {
 void HostVector::Reduce(ReduceOp op, TileRef dst, TileRef a, Loc) {
   context_->vector->reduce(op, WritableRowsOf(dst), RowsOf(a));
 }
+// Squares of one cache line's columns: each line of either tile is fetched once.
+void HostVector::Transpose(TileRef dst, TileRef a, Loc) {
+  constexpr std::int64_t kSquare = 16;
+  const Rows to = WritableRowsOf(dst), from = RowsOf(a);
+  auto* const out = static_cast<float*>(to.data);
+  const auto* const in = static_cast<const float*>(from.data);
+  for (const Range i : Split(a.rows(), kSquare)) {
+    for (const Range j : Split(a.cols(), kSquare)) {
+      for (std::int64_t c = j.begin; c < j.end; ++c) {
+        for (std::int64_t r = i.begin; r < i.end; ++r) out[c * to.pitch + r] = in[r * from.pitch + c];
+      }
+    }
+  }
+}
 void HostVector::MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc) {
   context_->attention->mask_outside(WritableRowsOf(x), lowest, highest, value);
 }

@@ -93,6 +93,7 @@ class HostVector {
   void Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc loc = {});
   void Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc = {});
   void Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc = {});
+  void Transpose(TileRef dst, TileRef a, Loc loc = {});
   void MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc loc = {});
   void MaskWhere(TileRef x, TileRef flags, float value, Loc loc = {});
   void Distances(TileRef x, std::int64_t first, Loc loc = {});

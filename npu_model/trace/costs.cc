@@ -116,12 +116,13 @@ Cost Costs::Vector(const CoreRecord& record, const Instr& instr) const {
   // Instructions made of several: a Philox round is eight integer operations; a route is dropped in its index and its
   // weight; the top of a group is found, taken out and summed, once for each element, after a compare. Flags are widened
   // and compared before they select; a ramp is made before it is a distance. Eight drop flags, which are bytes, cost the
-  // rounds of a block of words, and three more operations on words each.
+  // rounds of a block of words, and three more operations on words each. Words are turned in two passes of halves.
   const double times = instr.op == Op::kRandom                                    ? 80
                        : instr.op == Op::kDropFlags                               ? 4 * (80.0 / 8 + 3)
                        : instr.op == Op::kMaskWhere                               ? 3
                        : instr.op == Op::kDistances                               ? 2
                        : instr.op == Op::kDropRoutes || instr.op == Op::kSelectLe ? 2
+                       : instr.op == Op::kTranspose                               ? 2
                        : instr.op == Op::kGroupTop                                ? 4.0 * instr.dims[2]
                                                                                   : 1;
   cost = {times * cost.busy, (times - 1) * cost.busy + cost.done};

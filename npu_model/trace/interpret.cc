@@ -239,6 +239,11 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
     for (std::size_t e = 0; e < a.size(); ++e) values[e / cols] = f(values[e / cols], a[e]);
     return values;
   };
+  const auto turned = [&](const Values& a) {
+    Values values;
+    for (std::size_t e = 0; e < a.size(); ++e) values.push_back(a[e % rows * cols + e / rows]);
+    return values;
+  };
   switch (instr.op) {
     case Op::kLoadL1:
     case Op::kLoadBias:
@@ -247,11 +252,10 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
     case Op::kLoadL0A:
     case Op::kLoadL0B: {
       const Values a = ReadUse(instr, 0);
-      if (instr.immediate == 0) return a;
-      Values turned;
-      for (std::size_t e = 0; e < a.size(); ++e) turned.push_back(a[e % rows * cols + e / rows]);
-      return turned;
+      return instr.immediate == 0 ? a : turned(a);
     }
+    case Op::kTranspose:
+      return turned(ReadUse(instr, 0));
     case Op::kStorePacked:
     case Op::kLoadBT:
     case Op::kStoreUb:

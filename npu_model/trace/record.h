@@ -47,6 +47,7 @@ enum class Op : std::uint8_t {
   kAbs,
   kRowMax,
   kRowSum,
+  kTranspose,
   kMaskAbove,  // dims[2] holds the bits of the value that MaskAbove and MaskBelow fill in
   kMaskBelow,
   kMaskWhere,

@@ -389,6 +389,11 @@ void VectorRecorder::Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc) {
        {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
 }
 
+void VectorRecorder::Transpose(TileRef dst, TileRef a, Loc loc) {
+  if (Empty(a)) return;
+  AddV(Op::kTranspose, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
+}
+
 // A select for each side of the band that cuts the tile.
 void VectorRecorder::MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc loc) {
   if (Empty(x)) return;
@@ -612,6 +617,11 @@ void TraceVector::Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc) {
 void TraceVector::Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc) {
   if (state_->with_data) host_.Reduce(op, dst, a, loc);
   record_.Reduce(op, dst, a, loc);
+}
+
+void TraceVector::Transpose(TileRef dst, TileRef a, Loc loc) {
+  if (state_->with_data) host_.Transpose(dst, a, loc);
+  record_.Transpose(dst, a, loc);
 }
 
 void TraceVector::MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc loc) {

@@ -112,6 +112,7 @@ class VectorRecorder {
   void Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc loc);
   void Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc);
   void Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc);
+  void Transpose(TileRef dst, TileRef a, Loc loc);
   void MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc loc);
   void MaskWhere(TileRef x, TileRef flags, float value, Loc loc);
   void Distances(TileRef x, std::int64_t first, Loc loc);
@@ -167,6 +168,7 @@ class TraceVector {
   void Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc loc = {});
   void Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc = {});
   void Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc = {});
+  void Transpose(TileRef dst, TileRef a, Loc loc = {});
   void MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc loc = {});
   void MaskWhere(TileRef x, TileRef flags, float value, Loc loc = {});
   void Distances(TileRef x, std::int64_t first, Loc loc = {});

@@ -103,6 +103,21 @@ TEST_P(AttentionGradOpsTest, StepIsItsExpansion) {
   });
 }
 
+// Parts of tiles, and columns.
+TEST_P(AttentionGradOpsTest, TransposeTurnsTiles) {
+  for (const auto& [rows, cols] :
+       {TileShape{1, 1}, TileShape{1, 40}, TileShape{37, 1}, TileShape{16, 16}, TileShape{21, 67}}) {
+    const auto a = NewUb(rows + 2, cols + 3, 0, 1);
+    const auto turned = NewUb(cols + 1, rows + 4, 0, 1), before = Copy(turned);
+    vector_.Transpose(turned.Part({1, cols + 1}, {4, rows + 4}), a.Part({2, rows + 2}, {0, cols}));
+    for (std::int64_t i = 0; i <= cols; ++i) {
+      for (std::int64_t j = 0; j < rows + 4; ++j) {
+        ASSERT_EQ(At(turned, i, j), i < 1 || j < 4 ? At(before, i, j) : At(a, j - 4 + 2, i - 1));
+      }
+    }
+  }
+}
+
 // A matrix of small integers, whose products are exact.
 struct Integers {
   Integers(DType dtype, std::int64_t rows, std::int64_t cols, Random& random) : matrix(dtype, {rows, cols}) {

@@ -51,6 +51,10 @@ concept Masks = requires(C& core, Args... args) {
   core.MaskOutside(args...);
 };
 template <class C, class... Args>
+concept Transposes = requires(C& core, Args... args) {
+  core.Transpose(args...);
+};
+template <class C, class... Args>
 concept ReadsScalars = requires(C& core, Args... args) {
   core.ReadScalar(args...);
 };
@@ -172,6 +176,7 @@ constexpr Rule kLegalOnVector[] = {
     {"Exp", Exps<V, Ub, Ub>},
     {"RowSum", RowSums<V, Ub, Ub>},
     {"MaskOutside", Masks<V, Ub, std::int64_t, std::int64_t, float>},
+    {"Transpose", Transposes<V, Ub, Ub>},
     {"ReadScalar int32", ReadsScalars<V, Ids, std::int64_t>},
     {"ReadScalar fp32", ReadsScalars<V, Ub, std::int64_t>},
     {"SoftmaxStep", SoftmaxSteps<V, UbTile<BF16>, Ub, Ub, Ub, Ub, float>},
@@ -207,6 +212,7 @@ constexpr Rule kIllegalOnVector[] = {
     {"Exp int32", Exps<V, Ids, Ids>},
     {"RowSum(UB, L0C)", RowSums<V, Ub, Acc>},
     {"MaskOutside(L0C)", Masks<V, Acc, std::int64_t, std::int64_t, float>},
+    {"Transpose of L0C", Transposes<V, Ub, Acc>},
     {"ReadScalar(L0C)", ReadsScalars<V, Acc, std::int64_t>},
     {"ReadScalar int64", ReadsScalars<V, WideIds, std::int64_t>},
     {"SoftmaxStep on L0C", SoftmaxSteps<V, UbTile<BF16>, Acc, Ub, Ub, Ub, float>},
