@@ -1,15 +1,17 @@
 #include "kernels/flash_attention_grad.h"
 
 #include <algorithm>
-#include <cmath>
 #include <new>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "kernels/attention_arguments.h"
+#include "kernels/attention_pack.h"
 #include "kernels/attention_sequences.h"
 #include "kernels/choose_for.h"
 #include "kernels/flash_attention_grad_kernel.h"
-#include "kernels/pack.h"
-#include "kernels/validate.h"
 #include "npu_model/launch.h"
 
 namespace cubist {
@@ -23,149 +25,62 @@ FlashAttentionGradShape ShapeOf(const FlashAttentionGradArgs& args) {
   s.kv_heads = args.k.size(1), s.skv = args.k.size(2), s.d_v = args.v.size(3);
   if (args.q_rope.given()) s.d_rope = args.q_rope.size(3), s.rope_heads = args.k_rope.size(1);
   s.in = args.q.dtype;
+  s.bias = args.bias.given(), s.dbias = args.dbias.given(), s.soft_cap = args.soft_cap.has_value();
+  s.mask = args.mask.given(), s.alibi = args.alibi.given(), s.dropout = args.dropout.given();
+  s.shared_batches = s.dbias && args.bias.size(0) != s.batches;
+  s.shared_heads = s.dbias && args.bias.size(1) != s.heads;
   const std::int64_t prefix =
       args.prefix.empty() ? 0 : *std::max_element(args.prefix.begin(), args.prefix.end());
+  if (args.lengths.given()) {  // Tiles are chosen for as many sequences as long as the longest.
+    s.batches = static_cast<std::int64_t>(args.lengths.q_ends.size());
+    s.sq = LongestOf(args.lengths.q_ends, 0), s.skv = LongestOf(args.lengths.kv_ends, 0);
+  }
   s.band = BandOf(args.causal, args.window, s.sq, s.skv, prefix);
   return s;
 }
 
-// The arguments by name, in the order of their messages.
-struct Arguments {
-  explicit Arguments(const FlashAttentionGradArgs& args)
-      : q{kName, "q", args.q},
-        k{kName, "k", args.k},
-        v{kName, "v", args.v},
-        q_rope{kName, "q_rope", args.q_rope},
-        k_rope{kName, "k_rope", args.k_rope},
-        out{kName, "out", args.out},
-        lse{kName, "lse", args.lse},
-        dout{kName, "dout", args.dout},
-        dq{kName, "dq", args.dq},
-        dk{kName, "dk", args.dk},
-        dv{kName, "dv", args.dv},
-        dq_rope{kName, "dq_rope", args.dq_rope},
-        dk_rope{kName, "dk_rope", args.dk_rope} {}
-
-  std::vector<const Argument*> inputs() const { return {&q, &k, &v, &q_rope, &k_rope, &out, &lse, &dout}; }
-  std::vector<const Argument*> outputs() const { return {&dq, &dk, &dv, &dq_rope, &dk_rope}; }
-
-  Argument q, k, v, q_rope, k_rope, out, lse, dout, dq, dk, dv, dq_rope, dk_rope;
-};
-
-// Shaped like `like`.
-Status CheckLike(const Argument& arg, const Argument& like) {
-  const std::string dims[4] = {std::string("B, of ") + like.name, std::string("heads, of ") + like.name,
-                               std::string("rows, of ") + like.name, std::string("columns, of ") + like.name};
-  return CheckShape(arg, {{dims[0].c_str(), like.tensor.size(0)},
-                          {dims[1].c_str(), like.tensor.size(1)},
-                          {dims[2].c_str(), like.tensor.size(2)},
-                          {dims[3].c_str(), like.tensor.size(3)}});
-}
-
-Status CheckShapes(const Arguments& x) {
-  CUBIST_RETURN_IF_ERROR(CheckShape(x.q, {{"B"}, {"Nq"}, {"Sq"}, {"Dqk"}}));
-  const std::int64_t b = x.q.tensor.size(0), nq = x.q.tensor.size(1), sq = x.q.tensor.size(2);
-  CUBIST_RETURN_IF_ERROR(
-      CheckShape(x.k, {{"B, of q", b}, {"Nkv"}, {"Skv"}, {"Dqk, of q", x.q.tensor.size(3)}}));
-  const std::int64_t nkv = x.k.tensor.size(1), skv = x.k.tensor.size(2);
-  CUBIST_RETURN_IF_ERROR(CheckShape(x.v, {{"B, of q", b}, {"Nkv, of k", nkv}, {"Skv, of k", skv}, {"Dv"}}));
-  if (nkv == 0 ? nq != 0 : nq % nkv != 0) {
-    return x.q.Error("has " + std::to_string(nq) + " heads, needs a multiple of the " + std::to_string(nkv) +
-                     " heads of k");
+// Shaped like `like`, in fp32 or `dtype`, and given where that is, if `needed`.
+Status CheckGradient(const Argument& gradient, const Argument& like, DType dtype, bool needed) {
+  if (!like.tensor.given()) {
+    return gradient.tensor.given() ? gradient.Error(std::string("is given, but ") + like.name + " is not")
+                                   : Status();
   }
-  if (x.q_rope.tensor.given() != x.k_rope.tensor.given()) {
-    return (x.q_rope.tensor.given() ? x.k_rope : x.q_rope).Error("is not given, but the other rope part is");
+  if (!gradient.tensor.given() && !needed) return {};
+  const std::string of = std::string(", of ") + like.name;
+  const auto size = [&](int d) { return like.tensor.size(d); };
+  if (like.tensor.rank == 1) {
+    CUBIST_RETURN_IF_ERROR(CheckShape(gradient, {{("heads" + of).c_str(), size(0)}}));
+  } else {
+    const std::string dims[4] = {"B" + of, "heads" + of, "rows" + of, "columns" + of};
+    CUBIST_RETURN_IF_ERROR(CheckShape(gradient, {{dims[0].c_str(), size(0)},
+                                                 {dims[1].c_str(), size(1)},
+                                                 {dims[2].c_str(), size(2)},
+                                                 {dims[3].c_str(), size(3)}}));
   }
-  if (x.q_rope.tensor.given()) {
-    CUBIST_RETURN_IF_ERROR(
-        CheckShape(x.q_rope, {{"B, of q", b}, {"Nq, of q", nq}, {"Sq, of q", sq}, {"Dr"}}));
-    CUBIST_RETURN_IF_ERROR(CheckShape(
-        x.k_rope,
-        {{"B, of q", b}, {"heads"}, {"Skv, of k", skv}, {"Dr, of q_rope", x.q_rope.tensor.size(3)}}));
-    const std::int64_t heads = x.k_rope.tensor.size(1);
-    if (heads != 1 && heads != nkv) {
-      return x.k_rope.Error("has " + std::to_string(heads) + " heads, needs 1 or the " + std::to_string(nkv) +
-                            " of k");
-    }
-  }
-  for (const Argument* arg : {&x.out, &x.dout}) {
-    CUBIST_RETURN_IF_ERROR(CheckShape(
-        *arg, {{"B, of q", b}, {"Nq, of q", nq}, {"Sq, of q", sq}, {"Dv, of v", x.v.tensor.size(3)}}));
-  }
-  CUBIST_RETURN_IF_ERROR(CheckShape(x.lse, {{"B, of q", b}, {"Nq, of q", nq}, {"Sq, of q", sq}}));
-  CUBIST_RETURN_IF_ERROR(CheckLike(x.dq, x.q));
-  CUBIST_RETURN_IF_ERROR(CheckLike(x.dk, x.k));
-  CUBIST_RETURN_IF_ERROR(CheckLike(x.dv, x.v));
-  for (const auto& [gradient, of] : {std::pair(&x.dq_rope, &x.q_rope), std::pair(&x.dk_rope, &x.k_rope)}) {
-    if (of->tensor.given()) {
-      CUBIST_RETURN_IF_ERROR(CheckLike(*gradient, *of));
-    } else if (gradient->tensor.given()) {
-      return gradient->Error(std::string("is given, but ") + of->name + " is not");
-    }
-  }
-  return {};
-}
-
-Status CheckPrefix(const FlashAttentionGradArgs& args) {
-  if (args.prefix.empty()) return {};
-  const std::string who = std::string(kName) + ": prefix ";
-  const std::int64_t batches = args.q.size(0), skv = args.k.size(2);
-  if (static_cast<std::int64_t>(args.prefix.size()) != batches) {
-    return InvalidArgument(who + "has " + std::to_string(args.prefix.size()) + " entries, needs the " +
-                           std::to_string(batches) + " of B");
-  }
-  for (const std::int64_t keys : args.prefix) {
-    if (keys < 0 || keys > skv) {
-      return InvalidArgument(who + "is " + std::to_string(keys) + ", needs 0 to the " + std::to_string(skv) +
-                             " of Skv");
-    }
-  }
-  if (args.window && args.window->left) {
-    return InvalidArgument(who + "goes with no left side of window, which is " +
-                           std::to_string(*args.window->left));
-  }
-  return {};
+  return dtype == DType::kF32 ? CheckDType(gradient, {dtype}) : CheckDType(gradient, {DType::kF32, dtype});
 }
 
 Status Validate(const Device& device, const FlashAttentionGradArgs& args) {
-  const Arguments x(args);
-  CUBIST_RETURN_IF_ERROR(CheckShapes(x));
-  const DType in = args.q.dtype;
-  CUBIST_RETURN_IF_ERROR(CheckDType(x.q, {DType::kF32, DType::kBF16, DType::kF16}));
-  for (const Argument* arg : {&x.k, &x.v, &x.q_rope, &x.k_rope, &x.dout}) {
-    if (arg->tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {in}));
-  }
-  CUBIST_RETURN_IF_ERROR(CheckDType(x.out, {DType::kF32, in}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(x.lse, {DType::kF32}));
-  for (const Argument* arg : x.outputs()) {
-    if (arg->tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {DType::kF32, in}));
-  }
-  if (!std::isfinite(args.scale.value_or(1.0f))) {
-    return InvalidArgument(std::string(kName) + ": scale is " + std::to_string(*args.scale) +
-                           ", needs a finite number");
-  }
-  CUBIST_RETURN_IF_ERROR(CheckPrefix(args));
-  for (const std::vector<const Argument*>& all : {x.inputs(), x.outputs()}) {
-    for (const Argument* arg : all) {
-      if (arg->tensor.given()) CUBIST_RETURN_IF_ERROR(CheckStorage(*arg, device.computes()));
-    }
-  }
-  const std::vector<const Argument*> outputs = x.outputs();
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    if (!outputs[i]->tensor.given()) continue;
-    CUBIST_RETURN_IF_ERROR(CheckWritable(*outputs[i]));
-    for (const Argument* input : x.inputs()) CUBIST_RETURN_IF_ERROR(CheckApart(*outputs[i], *input));
-    for (std::size_t j = i + 1; j < outputs.size(); ++j)
-      CUBIST_RETURN_IF_ERROR(CheckApart(*outputs[i], *outputs[j]));
-  }
-  return {};
-}
-
-// lse (b, n, s) as (b, n, s, 1), so that its matrix at (b, n) is a column.
-ConstTensor AsColumns(const ConstTensor& lse) {
-  ConstTensor columns = lse;
-  columns.rank = 4, columns.sizes[3] = 1, columns.strides[3] = 1;
-  return columns;
+  const AttentionArguments x(kName, args);
+  const Argument out{kName, "out", args.out}, lse{kName, "lse", args.lse}, dout{kName, "dout", args.dout};
+  const Argument dq{kName, "dq", args.dq}, dk{kName, "dk", args.dk}, dv{kName, "dv", args.dv};
+  const Argument dq_rope{kName, "dq_rope", args.dq_rope}, dk_rope{kName, "dk_rope", args.dk_rope};
+  const Argument workspace = AsArgument(kName, args.workspace);
+  const Argument dbias{kName, "dbias", args.dbias}, dsinks{kName, "dsinks", args.dsinks};
+  CUBIST_RETURN_IF_ERROR(x.Check());
+  for (const Argument* arg : {&out, &dout}) CUBIST_RETURN_IF_ERROR(x.CheckOutputShape(*arg));
+  CUBIST_RETURN_IF_ERROR(x.CheckStatisticsShape(lse));
+  CUBIST_RETURN_IF_ERROR(CheckDType(dout, {args.q.dtype}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(out, {DType::kF32, args.q.dtype}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(lse, {DType::kF32}));
+  const std::pair<const Argument*, const Argument*> gradients[] = {
+      {&dq, &x.q}, {&dk, &x.k}, {&dv, &x.v}, {&dq_rope, &x.q_rope}, {&dk_rope, &x.k_rope}};
+  for (const auto& [gradient, of] : gradients)
+    CUBIST_RETURN_IF_ERROR(CheckGradient(*gradient, *of, args.q.dtype, /*needed=*/true));
+  CUBIST_RETURN_IF_ERROR(CheckGradient(dbias, x.bias, args.q.dtype, /*needed=*/false));
+  CUBIST_RETURN_IF_ERROR(CheckGradient(dsinks, x.sinks, DType::kF32, /*needed=*/false));
+  return x.CheckMemory(device.computes(), {&out, &lse, &dout},
+                       {&dq, &dk, &dv, &dq_rope, &dk_rope, &dbias, &dsinks, &workspace});
 }
 
 // Rows that two rings of two stages hold in half of UB; a power of two.
@@ -179,89 +94,253 @@ std::int64_t RowsAtOnce(const ChipSpec& chip, std::int64_t columns) {
   return rows;
 }
 
-FlashAttentionGradOperands AddTensors(Launch& launch, const FlashAttentionGradArgs& args,
-                                      const FlashAttentionGradShape& s, const FlashAttentionGradTiling& t) {
-  FlashAttentionGradOperands g;
-  g.q = launch.Input("q", args.q), g.q_rope = launch.Input("q_rope", args.q_rope);
-  g.k = launch.Input("k", args.k), g.k_rope = launch.Input("k_rope", args.k_rope);
-  g.v = launch.Input("v", args.v);
-  g.out = launch.Input("out", args.out), g.dout = launch.Input("dout", args.dout);
-  g.lse = launch.Input("lse", AsColumns(args.lse));
-  g.dq = launch.Output("dq", args.dq), g.dk = launch.Output("dk", args.dk);
-  g.dv = launch.Output("dv", args.dv);
-  g.dq_rope = launch.Output("dq_rope", args.dq_rope), g.dk_rope = launch.Output("dk_rope", args.dk_rope);
-  const auto columns = static_cast<float>(std::max<std::int64_t>(s.d_qk + s.d_rope, 1));
-  g.scale = args.scale.value_or(1.0f / std::sqrt(columns));
-
-  const auto workspace = [&](const char* name, std::int64_t i, std::int64_t j, std::int64_t rows,
-                             std::int64_t cols) {
-    return launch.Workspace(name, DType::kF32, {i, j, rows, cols});
-  };
-  g.row_lse = workspace("row_lse", s.batches, s.heads, s.sq, 1);
-  g.delta = workspace("delta", s.batches, s.heads, s.sq, 1);
-  g.dq_parts = workspace("dq_parts", t.chunks, s.batches * s.heads, s.sq, s.d_qk);
-  g.dk_sums = workspace("dk_sums", s.batches, s.kv_heads, s.skv, s.d_qk);
-  g.dv_sums = workspace("dv_sums", s.batches, s.kv_heads, s.skv, s.d_v);
-  if (s.rope_heads > 0 || args.q_rope.given()) {
-    g.dq_rope_parts = workspace("dq_rope_parts", t.chunks, s.batches * s.heads, s.sq, s.d_rope);
-    g.dk_rope_sums = workspace("dk_rope_sums", s.batches, s.kv_heads, s.skv, s.d_rope);
-  }
-  return g;
+// Rotary columns of q and k, and of their gradients, as rope parts of their own.
+void SplitRotaryColumns(FlashAttentionGradArgs& args) {
+  if (!args.rope.given() || args.q_rope.given()) return;
+  const std::int64_t turned = 2 * args.rope.cos.size(1);
+  SplitColumns(args.q, args.q_rope, turned), SplitColumns(args.k, args.k_rope, turned);
+  SplitColumns(args.dq, args.dq_rope, turned), SplitColumns(args.dk, args.dk_rope, turned);
 }
 
+// The sequences of a call where they are not all alike; packed queries begin at multiples of `step`.
+std::vector<AttentionSequence> GradSequencesOf(const FlashAttentionGradArgs& args,
+                                               const FlashAttentionGradShape& s, std::int64_t step) {
+  std::vector<AttentionSequence> sequences =
+      SequencesOf(args.causal, args.window, args.prefix, args.lengths, s.sq, s.skv, step);
+  if (!args.lengths.given()) return sequences;
+  std::int64_t packed_begin = 0;
+  for (AttentionSequence& sequence : sequences) {
+    sequence.packed_begin = packed_begin;
+    packed_begin += RoundUp(sequence.sq, step);
+  }
+  return sequences;
+}
+
+// Sequence by sequence, what RotateKernel and PackSequences are to do with query rows.
+std::vector<AttentionSequence> QueriesAsKeys(std::vector<AttentionSequence> sequences) {
+  for (AttentionSequence& s : sequences) s.kv_begin = s.q_begin, s.skv = s.sq;
+  return sequences;
+}
+std::vector<PackedRows> QueriesToPack(const std::vector<AttentionSequence>& sequences) {
+  std::vector<PackedRows> rows;
+  for (const AttentionSequence& s : sequences)
+    rows.push_back({{s.q_begin, s.q_begin + s.sq}, s.packed_begin});
+  return rows;
+}
+
+// One call: its tensors, its tiling, and its phases.
 template <class T>
-Status Run(const Device& device, const FlashAttentionGradArgs& args, Profile* profile) {
-  Launch launch(device, kName);
-  const FlashAttentionGradShape s = ShapeOf(args);
-  FlashAttentionGradTiling t;
-  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kName, s, &Candidates, &t));
-  FlashAttentionGradOperands g = AddTensors(launch, args, s, t);
-  std::vector<AttentionBand> bands;
-  for (const std::int64_t prefix : args.prefix)
-    bands.push_back(BandOf(args.causal, args.window, s.sq, s.skv, prefix));
-  g.bands = bands;
-
-  const std::int64_t rows = RowsAtOnce(launch.chip(), s.d_v);
-  launch.OnVectorCores(s.batches * s.heads * CeilDiv(s.sq, rows),
-                       [&](auto& core) { FlashAttentionGradRowsKernel(core, g, s, rows); });
-  if (t.pack_queries) {
-    const auto pack = [&](const char* name, const GmTensor* source) {
-      return Pack<T>(launch, name, Role::kB, *source, /*transposed=*/false, Role::kBTransposed);
-    };
-    g.q_packed = pack("q_packed", g.q), g.dout_packed = pack("dout_packed", g.dout);
-    if (s.d_rope > 0) g.q_rope_packed = pack("q_rope_packed", g.q_rope);
+class GradCall {
+ public:
+  GradCall(Launch& launch, const FlashAttentionGradArgs& args) : launch_(launch), args_(args) {
+    SplitRotaryColumns(args_);
+    s_ = ShapeOf(args_);
   }
-  launch.OnAiCores(t.tasks(s), [&](auto& core) { FlashAttentionGradKernel<T>(core, g, s, t); });
 
+  Status Run(const Device& device) {
+    CUBIST_RETURN_IF_ERROR(ChooseFor(device, kName, s_, &Candidates, &t_));
+    const ChipSpec& chip = launch_.chip();
+    step_ = std::max(chip.PackedStep(Role::kB, s_.in), chip.mmad.n_step);
+    sequences_ = GradSequencesOf(args_, s_, step_);
+    schedule_.emplace(s_, t_, sequences_);
+    AddTensors();
+    PrepareRows();
+    TurnRows();
+    AddWorkspaces();
+    PackQueries();
+    launch_.OnAiCores(schedule_->tasks(),
+                      [&](auto& core) { FlashAttentionGradKernel<T>(core, g_, s_, t_, *schedule_); });
+    AddUp();
+    return {};
+  }
+
+ private:
   using Sum = FlashAttentionGradSum;
-  const bool shared_rope = s.rope_heads == 1 && s.kv_heads > 1;
-  for (const Sum& sum :
-       {Sum{g.dq, g.dq_parts, g.scale, Sum::Of::kChunks},
-        Sum{g.dq_rope, g.dq_rope_parts, g.scale, Sum::Of::kChunks},
-        Sum{g.dk, g.dk_sums, g.scale, Sum::Of::kOne},
-        Sum{g.dk_rope, g.dk_rope_sums, g.scale, shared_rope ? Sum::Of::kHeads : Sum::Of::kOne},
-        Sum{g.dv, g.dv_sums, 1.0f, Sum::Of::kOne}}) {
-    if (sum.gradient == nullptr) continue;
-    const auto& sizes = sum.gradient->sizes;
-    const std::int64_t at_once = RowsAtOnce(launch.chip(), sizes[3]);
-    launch.OnVectorCores(sizes[0] * sizes[1] * CeilDiv(sizes[2], at_once),
-                         [&](auto& core) { FlashAttentionGradSumKernel(core, sum, g, s, t, at_once); });
+
+  std::int64_t batches() const { return args_.q.size(0); }
+  bool rotate() const { return args_.rope.given() && s_.d_rope > 0; }
+  bool shared_rope() const { return s_.rope_heads == 1 && s_.kv_heads > 1; }
+  const GmTensor* Workspace(const char* name, std::int64_t i, std::int64_t j, std::int64_t rows,
+                            std::int64_t cols, DType dtype = DType::kF32) {
+    return launch_.Workspace(name, dtype, {i, j, rows, cols});
   }
-  return launch.Finish(profile);
+  template <class Kernel>
+  void ForAllRows(std::int64_t matrices, std::int64_t rows, std::int64_t columns, Kernel&& kernel) {
+    const std::int64_t at_once = RowsAtOnce(launch_.chip(), columns);
+    launch_.OnVectorCores(matrices * CeilDiv(rows, at_once), [&](auto& core) { kernel(core, at_once); });
+  }
+
+  void AddTensors() {
+    g_.q = launch_.Input("q", args_.q), g_.q_rope = launch_.Input("q_rope", args_.q_rope);
+    g_.k = launch_.Input("k", args_.k), g_.k_rope = launch_.Input("k_rope", args_.k_rope);
+    g_.v = launch_.Input("v", args_.v);
+    g_.out = launch_.Input("out", args_.out), g_.dout = launch_.Input("dout", args_.dout);
+    g_.lse = launch_.Input("lse", AsColumns(args_.lse));
+    g_.dq = launch_.Output("dq", args_.dq), g_.dk = launch_.Output("dk", args_.dk);
+    g_.dv = launch_.Output("dv", args_.dv);
+    g_.dq_rope = launch_.Output("dq_rope", args_.dq_rope);
+    g_.dk_rope = launch_.Output("dk_rope", args_.dk_rope);
+    g_.scale = ScaleOf(args_.scale, s_.d_qk + s_.d_rope);
+    g_.soft_cap = args_.soft_cap.value_or(0);
+    if (s_.bias) {
+      g_.bias = launch_.Input("bias", Broadcast(args_.bias, {batches(), s_.heads, s_.sq, s_.skv}));
+      g_.dbias = launch_.Output("dbias", args_.dbias);
+    }
+    const std::int64_t sequences = schedule_->sequences();
+    if (s_.mask) {
+      g_.mask = launch_.Input("mask", Broadcast(args_.mask, {sequences, s_.heads, s_.sq, s_.skv}));
+    }
+    if (s_.alibi) {
+      g_.alibi = {launch_.Input("slopes", RowForEach(args_.alibi.slopes, sequences)), args_.alibi.offset,
+                  args_.alibi.root};
+    }
+    if (s_.dropout) {
+      g_.dropout = {args_.dropout.seed, args_.dropout.offset, args_.dropout.kept(),
+                    CeilDiv(args_.k.size(2), 8)};
+      g_.dropout_factor = args_.dropout.factor();
+    }
+    if (args_.dsinks.given()) {
+      g_.sinks = launch_.Input("sinks", args_.sinks), g_.dsinks = launch_.Output("dsinks", args_.dsinks);
+    }
+  }
+
+  void PrepareRows() {
+    const std::int64_t b = batches(), sq = args_.q.size(2);
+    g_.row_lse = Workspace("row_lse", b, s_.heads, sq, 1);
+    g_.delta = Workspace("delta", b, s_.heads, sq, 1);
+    ForAllRows(b * s_.heads, sq, s_.d_v, [&](auto& core, std::int64_t at_once) {
+      FlashAttentionGradRowsKernel(core, g_, s_, *schedule_, at_once);
+    });
+    if (g_.dsinks == nullptr) return;
+    constexpr std::int64_t kRows = 1024;
+    launch_.OnVectorCores(
+        s_.heads, [&](auto& core) { FlashAttentionGradSinksKernel(core, g_, s_, *schedule_, kRows); });
+  }
+
+  // Rope parts turned to their positions, once for all that read them.
+  void TurnRows() {
+    if (!rotate()) return;
+    of_queries_ = of_keys_ = {launch_.Input("cos", args_.rope.cos), launch_.Input("sin", args_.rope.sin),
+                              args_.rope.layout != RopeLayout::kHalf, /*inverse=*/false};
+    const auto positions = [&](const char* name, const ConstTensor& rows) {
+      return rows.given() ? launch_.Input(name, RowForEach(rows, batches())) : nullptr;
+    };
+    of_queries_.offset = args_.rope.q_offset, of_keys_.offset = args_.rope.k_offset;
+    of_queries_.positions = positions("q_positions", args_.rope.q_positions);
+    of_keys_.positions = positions("k_positions", args_.rope.k_positions);
+    const auto turn = [&](const char* name, const GmTensor*& rows, const RotateOperands& rotate,
+                          const std::vector<AttentionSequence>& sequences) {
+      const GmTensor& plain = *rows;
+      rows = Workspace(name, plain.sizes[0], plain.sizes[1], plain.sizes[2], plain.sizes[3], s_.in);
+      launch_.OnVectorCores(CeilDiv(plain.sizes[0] * plain.sizes[1] * plain.sizes[2], kRotateRows),
+                            [&](auto& core) { RotateKernel(core, rotate, plain, *rows, sequences); });
+    };
+    turn("q_turned", g_.q_rope, of_queries_, QueriesAsKeys(sequences_));
+    turn("k_turned", g_.k_rope, of_keys_, sequences_);
+  }
+
+  void AddWorkspaces() {
+    const std::int64_t b = batches(), sq = args_.q.size(2), skv = args_.k.size(2);
+    g_.dq_parts = Workspace("dq_parts", t_.chunks, b * s_.heads, sq, s_.d_qk);
+    if (!t_.keep_sums) {
+      g_.dk_sums = Workspace("dk_sums", b, s_.kv_heads, skv, s_.d_qk);
+      g_.dv_sums = Workspace("dv_sums", b, s_.kv_heads, skv, s_.d_v);
+    }
+    if (args_.q_rope.given()) {
+      g_.dq_rope_parts = Workspace("dq_rope_parts", t_.chunks, b * s_.heads, sq, s_.d_rope);
+      if (!t_.keep_sums || rotate() || shared_rope())
+        g_.dk_rope_sums = Workspace("dk_rope_sums", b, s_.kv_heads, skv, s_.d_rope);
+    }
+    if (s_.dbias) AddBiasParts();
+  }
+
+  // Where every pair of a query and a key has an element of its own, what no step computes is 0 beforehand.
+  void AddBiasParts() {
+    const auto& sizes = g_.dbias->sizes;
+    const bool summed = s_.shared_batches || s_.shared_heads || sizes[2] != s_.sq || sizes[3] != s_.skv;
+    if (!summed && !s_.band.bounded()) return;
+    if (summed) {
+      const std::int64_t parts = sizes[3] == s_.skv ? 1 : t_.chunks * launch_.chip().vector_per_cube;
+      g_.dbias_parts = Workspace("dbias_parts", parts, sizes[0] * sizes[1], sizes[2], sizes[3]);
+    }
+    const GmTensor& zeros = summed ? *g_.dbias_parts : *g_.dbias;
+    ForAllRows(zeros.sizes[0] * zeros.sizes[1], zeros.sizes[2], kBiasColumns,
+               [&](auto& core, std::int64_t at_once) { FillZeroKernel(core, zeros, at_once, kBiasColumns); });
+  }
+
+  void PackQueries() {
+    if (!t_.pack_queries) return;
+    const std::vector<PackedRows> rows =
+        args_.lengths.given() ? QueriesToPack(sequences_) : std::vector<PackedRows>();
+    const auto pack = [&](const char* name, const GmTensor* source) {
+      return PackSequences<T>(launch_, name, *source, /*transposed=*/false, Role::kBTransposed, rows, step_);
+    };
+    g_.q_packed = pack("q_packed", g_.q), g_.dout_packed = pack("dout_packed", g_.dout);
+    if (s_.d_rope > 0) g_.q_rope_packed = pack("q_rope_packed", g_.q_rope);
+  }
+
+  void AddUp() {
+    of_queries_.inverse = of_keys_.inverse = true;
+    const float scale = g_.scale;
+    const Sum sums[] = {{g_.dq, g_.dq_parts, scale, Sum::Of::kChunks, /*keys=*/false, {}},
+                        {g_.dq_rope, g_.dq_rope_parts, scale, Sum::Of::kChunks, /*keys=*/false, of_queries_},
+                        {g_.dk, g_.dk_sums, scale, Sum::Of::kOne, /*keys=*/true, {}},
+                        {g_.dk_rope, g_.dk_rope_sums, scale, shared_rope() ? Sum::Of::kHeads : Sum::Of::kOne,
+                         /*keys=*/true, of_keys_},
+                        {g_.dv, g_.dv_sums, 1.0f, Sum::Of::kOne, /*keys=*/true, {}}};
+    for (const Sum& sum : sums) {
+      if (sum.gradient == nullptr || sum.parts == nullptr) continue;
+      const auto& sizes = sum.gradient->sizes;
+      ForAllRows(sizes[0] * sizes[1], sizes[2], sizes[3], [&](auto& core, std::int64_t at_once) {
+        FlashAttentionGradSumKernel(core, sum, s_, t_, *schedule_, at_once);
+      });
+    }
+    if (g_.dbias_parts == nullptr) return;
+    const auto& sizes = g_.dbias_parts->sizes;
+    ForAllRows(sizes[1], sizes[2], kBiasColumns, [&](auto& core, std::int64_t at_once) {
+      FlashAttentionGradBiasKernel(core, *g_.dbias_parts, *g_.dbias, at_once, kBiasColumns);
+    });
+  }
+
+  static constexpr std::int64_t kBiasColumns = 512;  // At a time.
+
+  Launch& launch_;
+  FlashAttentionGradArgs args_;
+  FlashAttentionGradShape s_;
+  FlashAttentionGradTiling t_;
+  std::int64_t step_ = 1;  // Of rows of packed operands.
+  std::vector<AttentionSequence> sequences_;
+  std::optional<FlashAttentionGradSchedule> schedule_;
+  FlashAttentionGradOperands g_;
+  RotateOperands of_queries_, of_keys_;
+};
+
+Status RunAny(const Device& device, const FlashAttentionGradArgs& args, Launch& launch) {
+  switch (args.q.dtype) {
+    case DType::kBF16:
+      return GradCall<BF16>(launch, args).Run(device);
+    case DType::kF16:
+      return GradCall<F16>(launch, args).Run(device);
+    default:
+      return GradCall<float>(launch, args).Run(device);
+  }
 }
 
 }  // namespace
 
 Status FlashAttentionGrad(const Device& device, const FlashAttentionGradArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
-  switch (args.q.dtype) {
-    case DType::kBF16:
-      return Run<BF16>(device, args, profile);
-    case DType::kF16:
-      return Run<F16>(device, args, profile);
-    default:
-      return Run<float>(device, args, profile);
-  }
+  return RunLaunch(device, kName, args.workspace, profile,
+                   [&](Launch& launch) { return RunAny(device, args, launch); });
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
+}
+
+Status FlashAttentionGradWorkspace(const Device& device, const FlashAttentionGradArgs& args,
+                                   std::int64_t* bytes) try {
+  CUBIST_RETURN_IF_ERROR(Validate(device, args));
+  return MeasureLaunch(
+      device, kName, [&](Launch& launch) { return RunAny(device, args, launch); }, bytes);
 } catch (const std::bad_alloc&) {
   return OutOfMemory();
 }

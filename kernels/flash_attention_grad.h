@@ -14,23 +14,26 @@
 namespace cubist {
 
 // The gradients of FlashAttention (flash_attention.h has the notation) for dout, the gradient of out:
-//   p(i, j) = exp(s(i, j) - lse(i));   delta(i) = sum over d of dout(i) * out(i)
-//   ds(i, j) = scale * p(i, j) * (dout(i) . v(j) - delta(i))
-//   dv(j) = sum over i of p(i, j) * dout(i);   dk(j) = sum over i of ds(i, j) * q(i);   dq(i) = sum over j of ds(i, j) * k(j)
-// and with q_rope, k_rope in the place of q, k their gradients; dk, dv and dk_rope are summed over the query heads that
-// share the head of k, v or k_rope.
+//   p(i, j) = exp(s(i, j) - lse(i)), and r(i, j) what dropout multiplies it by, or 1;   delta(i) = sum over d of dout(i) * out(i)
+//   db(i, j) = p(i, j) * (r(i, j) * dout(i) . v(j) - delta(i));   ds(i, j) = scale * db(i, j) * the soft cap's slope
+//   dv(j) = sum over i of r(i, j) * p(i, j) * dout(i);   dk(j) = sum over i of ds(i, j) * q(i);   dq(i) = sum over j of ds(i, j) * k(j)
+//   dbias = db, summed over what a bias of size 1 serves;   dsinks = - sum over b, i of exp(sink - lse(i)) * delta(i)
+// and with q_rope, k_rope in the place of q, k their gradients, turned back where `rope` turns them; dk, dv and dk_rope
+// are summed over the query heads that share the head of k, v or k_rope.
 //
-//   q, k, v, q_rope, k_rope, scale, causal, window, prefix   as the forward call had them
+//   q .. k_rope and scale .. soft_cap   as the forward call had them
 //   out      (B, Nq, Sq, Dv)   what it gave, in fp32 or the input dtype;  lse (B, Nq, Sq), fp32: likewise
 //   dout     (B, Nq, Sq, Dv)   the input dtype
 //   dq, dk, dv, dq_rope, dk_rope   shaped like q, k, v, q_rope, k_rope, each in fp32 or the input dtype
+//   dbias    like bias, fp32 or the input dtype;   dsinks  like sinks, fp32;   both optional
 //
 // p and ds / scale are rounded to the input dtype before they meet dout, q and k; sums are fp32. A row that saw no key
 // (lse -inf) gives and gets no gradient. Deterministic: bit for bit the same for any number of threads. A masked key
 // close to the diagonal has weight 0 but is read: a NaN or Inf in its k or v makes the gradients of those rows NaN.
-// Outputs may overlap neither each other nor an input. Workspace: fp32 copies of dk, dv and (as often as the keys are
-// cut into chunks: up to 16 / (B * Nkv) times on the host) of dq, two numbers per query row, and on the host q and dout
-// in two packed layouts; memory is linear in S.
+// Outputs may overlap neither each other nor an input; rows and keys of no sequence (see AttentionLengths) keep what
+// dq, dk and dv hold there. Workspace: fp32 copies of dq (as often as the keys are cut into chunks: up to 16 / (B * Nkv)
+// times on the host), on an NPU of dk and dv, two numbers per query row, turned rope parts, and on the host q and dout in
+// two packed layouts; memory is linear in S but for an fp32 copy of a dbias that is summed over heads or batches.
 // After FlashAttention-2 (Dao, 2023), algorithm 2; operator contract: aclnnFlashAttentionScoreGrad.
 struct FlashAttentionGradArgs {
   ConstTensor q, k, v;
@@ -42,11 +45,23 @@ struct FlashAttentionGradArgs {
   Causal causal = Causal::kNone;
   std::optional<AttentionWindow> window = {};
   std::span<const std::int64_t> prefix = {};
+  AttentionLengths lengths = {};
+  AttentionRope rope = {};
+  ConstTensor bias = {}, sinks = {}, mask = {};
+  AttentionAlibi alibi = {};
+  AttentionDropout dropout = {};
+  std::optional<float> soft_cap = {};
+  Tensor dbias = {}, dsinks = {};
+  CallerWorkspace workspace = {};  // Of at least FlashAttentionGradWorkspace's bytes, or none.
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.
 Status FlashAttentionGrad(const Device& device, const FlashAttentionGradArgs& args,
                           Profile* profile = nullptr);
+
+// The bytes of GM that the call works in besides its tensors.
+Status FlashAttentionGradWorkspace(const Device& device, const FlashAttentionGradArgs& args,
+                                   std::int64_t* bytes);
 
 }  // namespace cubist
 

@@ -7,180 +7,187 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <optional>
-#include <span>
 #include <type_traits>
 
+#include "kernels/attention_scores_kernel.h"
+#include "kernels/flash_attention_grad_rows_kernel.h"
 #include "kernels/operand_kernel.h"
 #include "npu_model/core.h"
 #include "npu_model/pipeline.h"
 #include "npu_model/tile.h"
+#include "tiling/flash_attention_grad_steps.h"
 #include "tiling/flash_attention_grad_tiling.h"
 
 namespace cubist {
 
-// The (b, n, s, d) tensors of a call, and what one phase leaves for the next.
-struct FlashAttentionGradOperands {
-  const GmTensor *q = nullptr, *q_rope = nullptr;
-  const GmTensor *k = nullptr, *k_rope = nullptr, *v = nullptr;
-  const GmTensor *out = nullptr, *lse = nullptr, *dout = nullptr;  // lse: (b, head, Sq, 1)
-  const GmTensor *dq = nullptr, *dq_rope = nullptr, *dk = nullptr, *dk_rope = nullptr, *dv = nullptr;
-  float scale = 1;
-  std::span<const AttentionBand> bands;  // Of each batch entry, where they differ; see Band.
+// What a Vector core works on: scores of its keys, which are the rows of its tiles, and all queries of a piece.
+template <class T, VectorCore V>
+struct FlashAttentionGradLane {
+  FlashAttentionGradLane(V& vector, std::int64_t rows, const FlashAttentionGradShape& s,
+                         const FlashAttentionGradTiling& t)
+      : core(vector),
+        s_ub(core, "s_ub", rows, t.piece(), t.ub_stages),
+        dp_ub(core, "dp_ub", rows, t.piece(), t.ub_stages),
+        p_ub(core, "p_ub", rows, t.piece(), t.ub_stages),
+        ds_ub(core, "ds_ub", rows, t.piece(), t.ub_stages),
+        lse_ub(core, "lse_ub", 1, t.piece(), t.ub_stages),
+        delta_ub(core, "delta_ub", 1, t.piece(), t.ub_stages),
+        by_query_ub(core, "by_query_ub", s.by_query() ? t.piece() : 0, rows, 1),
+        before_ub(core, "before_ub", s.dbias ? t.piece() : 0, rows, 1),
+        scratch_ub(core, "scratch_ub", s.scratch() ? rows : 0, t.piece(), 1),
+        slope_ub(core, "slope_ub", s.soft_cap ? rows : 0, t.piece(), 1),
+        hidden_ub(core, "hidden_ub", s.mask ? rows : 0, 1, 1),
+        flags_ub(core, "flags_ub", s.mask ? t.piece() : 0, rows, 1),
+        dropped_ub(core, "dropped_ub", s.dropout ? rows : 0, t.piece(), 1),
+        slopes_ub(core, "slopes_ub", 1, s.alibi ? s.heads : 0, 1),
+        keys_ub(core, "keys_ub", t.keep_sums ? rows : 0, s.d_qk, 1),
+        rope_keys_ub(core, "rope_keys_ub", t.keep_sums ? rows : 0, s.d_rope, 1) {}
 
-  PackedGm q_packed, q_rope_packed, dout_packed;        // One matrix per (b, head), where t.pack_queries.
-  const GmTensor *row_lse = nullptr, *delta = nullptr;  // (b, head, Sq, 1), fp32 like all that follow
-  const GmTensor *dq_parts = nullptr, *dq_rope_parts = nullptr;  // (chunk, b * heads + head, Sq, d)
-  const GmTensor *dk_sums = nullptr, *dk_rope_sums = nullptr, *dv_sums = nullptr;  // (b, KV head, Skv, d)
-
-  const AttentionBand& Band(const FlashAttentionGradShape& s, std::int64_t b) const {
-    return bands.empty() ? s.band : bands[static_cast<std::size_t>(b)];
-  }
-  // The query rows of a head as the chosen tiling reads them.
-  Operand QueriesOf(const GmTensor& plain, const PackedGm& packed, const FlashAttentionGradTiling& t,
-                    std::int64_t b, std::int64_t h) const {
-    if (t.pack_queries) return {{}, packed.Matrix(b * plain.sizes[1] + h), true};
-    return {MatrixOf(plain, b, h), {}, false};
-  }
+  V& core;
+  Ring<Buffer::kUB, float> s_ub, dp_ub;
+  Ring<Buffer::kUB, T> p_ub, ds_ub;
+  Ring<Buffer::kUB, float> lse_ub, delta_ub;
+  Ring<Buffer::kUB, float> by_query_ub,
+      before_ub;  // (queries, keys), as bias, its gradient and masks lie in GM.
+  Ring<Buffer::kUB, float> scratch_ub, slope_ub;  // (keys, queries); the latter of the cap.
+  Ring<Buffer::kUB, float> hidden_ub;             // A column of what a hidden score becomes.
+  Ring<Buffer::kUB, std::uint8_t> flags_ub;       // (queries, keys)
+  Ring<Buffer::kUB, std::uint8_t> dropped_ub;     // (keys, queries)
+  Ring<Buffer::kUB, float> slopes_ub;
+  Ring<Buffer::kUB, float> keys_ub, rope_keys_ub;  // Finished rows of dK.
+  float alibi_slope = 0;                           // Of the block of queries in the weights stage.
 };
 
-// First phase, on Vector cores, `rows_at_once` rows of a head at a time: what a query row needs beside its scores.
-//   delta = sum of dO * O over the row;   row_lse = lse, but the lowest finite float for a row that sees no key,
-// so that exp(-inf - row_lse) is 0 there and not NaN.
-template <VectorCore Core>
-void FlashAttentionGradRowsKernel(Core& core, const FlashAttentionGradOperands& g,
-                                  const FlashAttentionGradShape& s, std::int64_t rows_at_once) {
-  Ring<Buffer::kUB, float> out_ub(core, "out_ub", rows_at_once, s.d_v, 2);
-  Ring<Buffer::kUB, float> dout_ub(core, "dout_ub", rows_at_once, s.d_v, 2);
-  Ring<Buffer::kUB, float> delta_ub(core, "delta_ub", rows_at_once, 1, 2);
-  Ring<Buffer::kUB, float> lse_ub(core, "lse_ub", rows_at_once, 1, 2);
-  const Split blocks(s.sq, rows_at_once);
-  for (std::int64_t task = core.index(); task < s.batches * s.heads * blocks.count(); task += core.count()) {
-    const std::int64_t matrix = task / blocks.count(), b = matrix / s.heads, h = matrix % s.heads;
-    const Range rows = blocks[task % blocks.count()];
-    const UbTile<float> lse = lse_ub.Next(rows.size(), 1);
-    core.Load(lse, MatrixOf(*g.lse, b, h).Rows(rows));
-    core.MaxScalar(lse, lse, std::numeric_limits<float>::lowest());
-    core.Store(MatrixOf(*g.row_lse, b, h).Rows(rows), lse);
-
-    const UbTile<float> out = out_ub.Next(rows.size(), s.d_v), dout = dout_ub.Next(rows.size(), s.d_v);
-    core.Load(out, MatrixOf(*g.out, b, h).Rows(rows));
-    core.Load(dout, MatrixOf(*g.dout, b, h).Rows(rows));
-    core.Mul(out, out, dout);
-    const UbTile<float> delta = delta_ub.Next(rows.size(), 1);
-    core.Fill(delta, 0.0f);  // Stays where Dv is 0.
-    core.RowSum(delta, out);
-    core.Store(MatrixOf(*g.delta, b, h).Rows(rows), delta);
-  }
+// A tile of a (queries, keys) matrix in GM, turned.
+template <class Lane>
+UbTile<float> LoadTurned(Lane& lane, const Gm& source) {
+  const UbTile<float> lying = lane.by_query_ub.Next(source.rows, source.cols);
+  const UbTile<float> turned = lane.scratch_ub.Next(source.cols, source.rows);
+  lane.core.Load(lying, source);
+  lane.core.Transpose(turned, lying);
+  return turned;
 }
 
-// A block of keys and a piece of a block of queries, on their way through the stages.
-struct FlashAttentionGradStep {
-  std::int64_t b = 0, kv_head = 0, h = 0, chunk = 0;
-  Range keys;            // Seen by any of `block`; a block of keys, or the head of one.
-  Range block, queries;  // A block of queries, and the piece of it.
-  bool first_block = false, last_block = false;  // Of queries, for the block of keys.
-  bool adds = false;  // An earlier block of keys of the chunk has given these queries a part of dQ.
-
-  Range Piece() const { return {queries.begin - block.begin, queries.end - block.begin}; }
-  bool first_of_block() const { return queries.begin == block.begin; }
-  bool last_of_block() const { return queries.end == block.end; }
-  bool first_of_keys() const { return first_block && first_of_block(); }
-};
-
-// The steps of core `index` of `count`. Tasks (chunk, b, KV head) are dealt round; in a task its blocks of keys come in
-// ascending order, for each the query heads of the group, and of each the queries that see the block from the last to
-// the first, so that the first ones see all of its keys, in narrow blocks where the mask cuts it. A block of keys that
-// no query sees is one step without queries.
-class FlashAttentionGradSteps {
- public:
-  FlashAttentionGradSteps(const FlashAttentionGradOperands& g, const FlashAttentionGradShape& s,
-                          const FlashAttentionGradTiling& t, int index, int count)
-      : g_(g), s_(s), t_(t), task_(index), count_(count), key_block_(index / heads() - t.chunks) {}
-
-  bool Next(FlashAttentionGradStep& step) {
-    if (done_ && !NextKeys()) return false;
-    if (piece_ == block_.end) NextBlock();
-    step.b = batch(), step.kv_head = task_ % s_.kv_heads, step.chunk = task_ / heads();
-    step.h = step.kv_head * s_.group() + std::max<std::int64_t>(head_, 0);
-    step.keys = seen_, step.block = block_;
-    step.queries = {piece_, std::min(piece_ + t_.piece(), block_.end)};
-    step.adds = step.queries.begin < written_;
-    step.first_block = first_block_;
-    step.last_block = block_.begin == queries_.begin && head_ + 1 >= s_.group();
-    piece_ = step.queries.end;
-    done_ = step.last_block && step.last_of_block();
-    if (step.last_of_block()) first_block_ = false;
-    return true;
+// What is done to the scores of `keys` and the step's queries before their exponentials, as the forward pass did it, but to
+// keys as rows; returns the scale that is left, and in `slope` that of the cap where there is one.
+template <class Lane>
+float FinishScores(Lane& lane, const FlashAttentionGradOperands& g, const FlashAttentionGradShape& s,
+                   const FlashAttentionGradStep& step, Range keys, UbTile<float> scored,
+                   std::optional<UbTile<float>>& slope) {
+  auto& core = lane.core;
+  const std::int64_t rows = scored.rows(), queries = scored.cols();
+  float scale = g.scale;
+  if (s.soft_cap) {
+    slope = lane.slope_ub.Next(rows, queries);
+    SoftCap(core, scored, *slope, scale, g.soft_cap);
+    scale = 1;
+    // 1 - (s / cap)^2
+    core.Mul(*slope, scored, scored);
+    core.MulScalar(*slope, *slope, -1 / (g.soft_cap * g.soft_cap));
+    core.AddScalar(*slope, *slope, 1.0f);
   }
-
- private:
-  std::int64_t heads() const { return std::max<std::int64_t>(s_.batches * s_.kv_heads, 1); }
-  std::int64_t batch() const { return task_ % heads() / s_.kv_heads; }
-
-  bool NextKeys() {
-    if (task_ >= t_.tasks(s_)) return false;
-    key_block_ += t_.chunks;
-    while (key_block_ >= t_.key_blocks(s_)) {
-      task_ += count_;
-      if (task_ >= t_.tasks(s_)) return false;
-      key_block_ = task_ / heads();
-    }
-    const Split blocks(s_.skv, t_.n);
-    const AttentionBand& band = g_.Band(s_, batch());
-    seen_ = keys_ = blocks[key_block_];
-    queries_ = s_.group() > 0 ? SeeingQueries(band, keys_, s_.sq, t_.strip) : Range{};
-    // Rows before this see the chunk's block before this one, too.
-    written_ =
-        key_block_ < t_.chunks ? 0 : SeeingQueries(band, blocks[key_block_ - t_.chunks], s_.sq, t_.strip).end;
-    // From this row on they see all keys, as far as causal order goes.
-    full_ = band.prefix >= keys_.end
-                ? 0
-                : RoundUp(std::max<std::int64_t>(keys_.end - 1 - band.highest, 0), t_.strip);
-    head_ = queries_.empty() ? s_.group() - 1 : -1;
-    block_ = {queries_.begin, queries_.begin};
-    piece_ = block_.end;
-    first_block_ = true;
-    return true;
+  if (s.alibi) {  // The distance of key and query is that of query and key.
+    const std::int64_t first = keys.begin - step.queries.begin - g.alibi.OffsetOf(step.sequence);
+    core.AddAlibi(scored, lane.scratch_ub.Next(rows, queries), scale, lane.alibi_slope, first, g.alibi.root);
+    scale = 1;
   }
-
-  // The block of queries before this one, or the last of the next head.
-  void NextBlock() {
-    if (queries_.empty()) return;
-    std::int64_t end = block_.begin;
-    if (end == queries_.begin) ++head_, end = queries_.end;
-    const std::int64_t width = end > full_ ? t_.m() : t_.strip;
-    block_ = {std::max((end - 1) / width * width, queries_.begin), end};
-    for (const std::int64_t border : {full_, written_}) {
-      if (block_.begin < border && border < block_.end) block_.begin = border;
-    }
-    piece_ = block_.begin;
-    // The first block starts the sums of all keys; any other leaves out those behind the last that it sees.
-    const AttentionBand& band = g_.Band(s_, batch());
-    const std::int64_t last = first_block_ ? keys_.end : std::max(block_.end + band.highest, band.prefix);
-    seen_.end = std::clamp(last, keys_.begin, keys_.end);
+  if (s.bias) {
+    const UbTile<float> bias =
+        LoadTurned(lane, MatrixOf(*g.bias, step.sequence.batch, step.h).Block(step.queries, keys));
+    if (scale != 1) core.MulScalar(scored, scored, scale);
+    core.Add(scored, scored, bias);
+    scale = 1;
   }
+  if (s.mask) {
+    scale = ScaleForMask(core, scored, scale);
+    const UbTile<std::uint8_t> flags = lane.flags_ub.Next(queries, rows);
+    const UbTile<float> lying = lane.by_query_ub.Next(queries, rows);
+    const UbTile<float> hidden = lane.scratch_ub.Next(rows, queries), value = lane.hidden_ub.Next(rows, 1);
+    core.Load(flags, MatrixOf(*g.mask, step.sequence_index, step.h).Block(step.queries, keys));
+    core.Cast(lying, flags);
+    core.Transpose(hidden, lying);
+    core.Fill(value, MaskedScore(scale));
+    core.SelectLe(scored, hidden, 0.5f, scored, value);
+  }
+  return MaskKeysByBand(core, scored, step.sequence, step.queries, keys, scale);
+}
 
-  const FlashAttentionGradOperands& g_;
-  const FlashAttentionGradShape& s_;
-  const FlashAttentionGradTiling& t_;
-  std::int64_t task_, count_, key_block_, head_ = 0;
-  Range keys_, queries_, block_, seen_;
-  std::int64_t piece_ = 0, written_ = 0, full_ = 0;
-  bool first_block_ = true, done_ = true;
-};
+// p and ds as AttentionGradStep makes them, with dropout, and with ds times the cap's slope where that is given; dp keeps
+// the gradient of the biased score in fp32.
+template <class T, class Lane>
+void GradStepByParts(Lane& lane, const FlashAttentionGradOperands& g, const FlashAttentionGradShape& s,
+                     const FlashAttentionGradStep& step, Range keys, UbTile<T> p, UbTile<T> ds,
+                     UbTile<float> scored, UbTile<float> dp, UbTile<float> lse, UbTile<float> delta,
+                     float scale, const std::optional<UbTile<float>>& slope) {
+  auto& core = lane.core;
+  if (scale != 1) core.MulScalar(scored, scored, scale);
+  core.Sub(scored, scored, lse);
+  core.Exp(scored, scored);
+  std::optional<UbTile<std::uint8_t>> dropped;
+  const auto drop = [&](UbTile<float> x) {
+    core.MaskWhere(x, *dropped, 0.0f);
+    core.MulScalar(x, x, g.dropout_factor);
+  };
+  if (s.dropout) {
+    dropped = lane.dropped_ub.Next(scored.rows(), scored.cols());
+    core.DropFlags(*dropped, g.dropout, g.DropoutRow(step), keys.begin, /*transposed=*/true);
+    drop(dp);
+  }
+  core.Sub(dp, dp, delta);
+  core.Mul(dp, dp, scored);
+  if (s.dropout) drop(scored);
+  core.Cast(p, scored);
+  if (slope) core.Mul(*slope, *slope, dp);
+  core.Cast(ds, slope ? *slope : dp);
+}
+
+// Adds a tile of the gradients of biased scores, (keys, queries), to dbias or its parts: summed over queries or keys
+// where dbias has one row or column for all. dp is lost.
+template <class T, VectorCore V>
+void AddBiasGradient(FlashAttentionGradLane<T, V>& lane, const FlashAttentionGradOperands& g,
+                     const FlashAttentionGradShape& s, const FlashAttentionGradStep& step, std::int64_t part,
+                     Range keys, UbTile<float> dp) {
+  auto& core = lane.core;
+  const auto& sizes = g.dbias->sizes;
+  const bool one_row = sizes[2] == 1 && s.sq != 1, one_column = sizes[3] == 1 && s.skv != 1;
+  UbTile<float> sum = lane.by_query_ub.Next(one_row ? 1 : dp.cols(), dp.rows());
+  if (one_row) {
+    core.RowSum(dp.Cols({0, 1}), dp);
+    core.Transpose(sum, dp.Cols({0, 1}));
+  } else {
+    core.Transpose(sum, dp);
+  }
+  if (one_column) {
+    core.RowSum(sum.Cols({0, 1}), sum);
+    sum = sum.Cols({0, 1});
+  }
+  const std::int64_t b = sizes[0] == 1 ? 0 : step.sequence.batch, h = sizes[1] == 1 ? 0 : step.h;
+  const Range rows = one_row ? Range{0, 1} : step.queries, cols = one_column ? Range{0, 1} : keys;
+  if (g.dbias_parts == nullptr) {
+    core.Store(MatrixOf(*g.dbias, b, h).Block(rows, cols), sum);
+    return;
+  }
+  const Gm gm = MatrixOf(*g.dbias_parts, one_column ? part : 0, b * sizes[1] + h).Block(rows, cols);
+  const UbTile<float> before = lane.before_ub.Next(rows.size(), cols.size());
+  core.Load(before, gm);
+  core.Add(sum, sum, before);
+  core.Store(gm, sum);
+}
 
 // Second phase. Each core walks its steps through three stages; `t.depth` sets how far neighbouring steps overlap.
 //   scores    Cube    S^T = K Q^T, then S^T += K_rope Q_rope^T in the same L0C tile;  dP^T = V dO^T
-//   weights   Vector  P^T = exp(scale * S^T - lse),  dS^T = P^T * (dP^T - delta)
+//   weights   Vector  P^T = exp(scale * S^T - lse),  dS^T = P^T * (dP^T - delta);  S^T capped, biased and masked first,
+//                     dS^T then times the cap's slope
 //   products  Cube    dQ = dS K, added to the chunk's part in GM;  behind a block's last piece dV += P^T dO,
 //                     dK += dS^T Q
+// Cube and Vector hand over at once, so that L0C is free again long before the Vector gets to a tile.
 // Keys run along the rows, so that P^T and dS^T are left operands as they stand and lse and delta are rows; dQ alone
-// takes dS^T turned. dS lacks the factor `scale`, which the last phase gives to dQ and dK.
+// takes dS^T turned. dS lacks the factor `scale`, which dQ and dK get at the end.
 template <class T, AiCore Core>
 void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
-                              const FlashAttentionGradShape& s, const FlashAttentionGradTiling& t) {
+                              const FlashAttentionGradShape& s, const FlashAttentionGradTiling& t,
+                              const FlashAttentionGradSchedule& schedule) {
   using Vector = std::remove_cvref_t<decltype(core.vectors()[0])>;
   constexpr std::size_t kMaxLanes = 2;
   const std::size_t lane_count = core.vectors().size();
@@ -209,29 +216,19 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
   Ring<Buffer::kL0C, float> part_l0(core, "part_l0", t.keep_sums ? t.piece() : std::max(t.piece(), t.n),
                                     widest, t.sum_stages);
 
-  struct Lane {
-    Lane(Vector& vector, std::int64_t rows, const FlashAttentionGradTiling& t)
-        : core(vector),
-          s_ub(core, "s_ub", rows, t.piece(), t.hand_over_stages()),
-          dp_ub(core, "dp_ub", rows, t.piece(), t.hand_over_stages()),
-          p_ub(core, "p_ub", rows, t.piece(), t.ub_stages),
-          ds_ub(core, "ds_ub", rows, t.piece(), t.ub_stages),
-          lse_ub(core, "lse_ub", 1, t.piece(), t.ub_stages),
-          delta_ub(core, "delta_ub", 1, t.piece(), t.ub_stages) {}
-
-    Vector& core;
-    Ring<Buffer::kUB, float> s_ub, dp_ub;
-    Ring<Buffer::kUB, T> p_ub, ds_ub;
-    Ring<Buffer::kUB, float> lse_ub, delta_ub;
-  };
+  Ring<Buffer::kHandOver, float> s_sent(core, "s_sent", t.n, t.piece(), handed);
+  Ring<Buffer::kHandOver, float> dp_sent(core, "dp_sent", t.n, t.piece(), handed);
+  Ring<Buffer::kHandOver, float> dk_sent(core, "dk_sent", sum_rows, s.d_qk, 1);
+  Ring<Buffer::kHandOver, float> dk_rope_sent(core, "dk_rope_sent", sum_rows, s.d_rope, 1);
+  using Lane = FlashAttentionGradLane<T, Vector>;
   std::array<std::optional<Lane>, kMaxLanes> lanes;
-  for (std::size_t i = 0; i < lane_count; ++i) lanes[i].emplace(core.vectors()[i], lane_rows[0].size(), t);
+  for (std::size_t i = 0; i < lane_count; ++i) lanes[i].emplace(core.vectors()[i], lane_rows[0].size(), s, t);
 
   struct Step : FlashAttentionGradStep {
-    L1Tile<T> k, k_rope, v;                      // Of `keys`.
-    L1Tile<T> q, q_rope, dout;                   // Of `block`.
-    L1Tile<T> p, ds;                             // (keys, block)
-    std::array<UbTile<float>, kMaxLanes> s, dp;  // (lane's keys, queries)
+    L1Tile<T> k, k_rope, v;     // Of `keys`.
+    L1Tile<T> q, q_rope, dout;  // Of `block`.
+    L1Tile<T> p, ds;            // (keys, block)
+    HandOverTile<float> s, dp;  // (keys, queries)
   };
 
   // acc (+)= op(a) op(b), along what is summed over in steps of t.k0.
@@ -247,35 +244,34 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
       accumulate = Accumulate::kYes;
     }
   };
-  const auto load = [&](Ring<Buffer::kL1, T>& ring, const Operand& source, Range rows, std::int64_t cols) {
-    const L1Tile<T> tile = ring.Next(rows.size(), cols);
-    LoadOperand(core, tile, source.Block(rows, {0, cols}));
+  const auto load = [&](Ring<Buffer::kL1, T>& ring, const Operand& source) {
+    const L1Tile<T> tile = ring.Next(source.rows(), source.cols());
+    LoadOperand(core, tile, source);
     return tile;
   };
-  // For every Vector core its lane, its number and its rows of the step's keys.
-  const auto for_each_lane = [&](Step& step, auto&& body) {
+  const auto load_keys = [&](Ring<Buffer::kL1, T>& ring, const GmTensor& keys, const Step& step) {
+    const std::int64_t head = keys.sizes[1] == 1 ? 0 : step.kv_head;
+    return load(ring, {MatrixOf(keys, step.sequence.batch, head).Rows(step.KeyRows(step.keys)), {}, false});
+  };
+  // For every Vector core with some of `count` keys its lane, its number and its rows of them.
+  const auto for_each_lane = [&](std::int64_t count, auto&& body) {
     for (std::size_t i = 0; i < lane_count; ++i) {
       const Range all = lane_rows[static_cast<std::int64_t>(i)];
-      const Range rows{std::min(all.begin, step.keys.size()), std::min(all.end, step.keys.size())};
-      if (!rows.empty()) body(*lanes[i], i, rows);
+      const Range rows{std::min(all.begin, count), std::min(all.end, count)};
+      if (!rows.empty()) body(*lanes[i], static_cast<std::int64_t>(i), rows);
     }
   };
 
   L1Tile<T> k1, k_rope1, v1, q1, q_rope1, dout1;  // Of the block of keys and of queries in the scores stage.
   const auto scores = [&](Step& step) {
-    const std::int64_t rope_head = s.rope_heads == 1 ? 0 : step.kv_head;
     if (step.first_of_keys()) {
-      k1 = load(k_l1, {MatrixOf(*g.k, step.b, step.kv_head), {}, false}, step.keys, s.d_qk);
-      v1 = load(v_l1, {MatrixOf(*g.v, step.b, step.kv_head), {}, false}, step.keys, s.d_v);
-      if (rope)
-        k_rope1 = load(k_rope_l1, {MatrixOf(*g.k_rope, step.b, rope_head), {}, false}, step.keys, s.d_rope);
+      k1 = load_keys(k_l1, *g.k, step), v1 = load_keys(v_l1, *g.v, step);
+      if (rope) k_rope1 = load_keys(k_rope_l1, *g.k_rope, step);
     }
     if (step.first_of_block()) {
-      q1 = load(q_l1, g.QueriesOf(*g.q, g.q_packed, t, step.b, step.h), step.block, s.d_qk);
-      dout1 = load(dout_l1, g.QueriesOf(*g.dout, g.dout_packed, t, step.b, step.h), step.block, s.d_v);
-      if (rope)
-        q_rope1 =
-            load(q_rope_l1, g.QueriesOf(*g.q_rope, g.q_rope_packed, t, step.b, step.h), step.block, s.d_rope);
+      q1 = load(q_l1, g.QueriesOf(*g.q, g.q_packed, t, step, s.d_qk));
+      dout1 = load(dout_l1, g.QueriesOf(*g.dout, g.dout_packed, t, step, s.d_v));
+      if (rope) q_rope1 = load(q_rope_l1, g.QueriesOf(*g.q_rope, g.q_rope_packed, t, step, s.d_rope));
     }
     const Range keys{0, step.keys.size()};
     step.k = k1.Rows(keys), step.v = v1.Rows(keys), step.q = q1, step.dout = dout1;
@@ -287,16 +283,12 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
       multiply(score, step.k_rope, Transpose::kNo, step.q_rope.Rows(step.Piece()), Transpose::kYes,
                Accumulate::kYes);
     }
-    for_each_lane(step, [&](Lane& lane, std::size_t i, Range rows) {
-      step.s[i] = lane.s_ub.Next(rows.size(), step.queries.size());
-      lane.core.Move(step.s[i], score.Rows(rows));
-    });
+    step.s = s_sent.Next(keys.size(), step.queries.size());
+    core.Send(step.s, score);
     const L0CTile<float> dp = score_l0.Next(keys.size(), step.queries.size());
     multiply(dp, step.v, Transpose::kNo, step.dout.Rows(step.Piece()), Transpose::kYes, Accumulate::kNo);
-    for_each_lane(step, [&](Lane& lane, std::size_t i, Range rows) {
-      step.dp[i] = lane.dp_ub.Next(rows.size(), step.queries.size());
-      lane.core.Move(step.dp[i], dp.Rows(rows));
-    });
+    step.dp = dp_sent.Next(keys.size(), step.queries.size());
+    core.Send(step.dp, dp);
   };
 
   L1Tile<T> p1, ds1;  // Of the block of queries in the weights stage.
@@ -306,53 +298,84 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
       ds1 = ds_l1.Next(step.keys.size(), step.block.size());
     }
     step.p = p1, step.ds = ds1;
-    for_each_lane(step, [&](Lane& lane, std::size_t i, Range rows) {
-      const UbTile<float> lse = lane.lse_ub.Next(1, step.queries.size());
-      const UbTile<float> delta = lane.delta_ub.Next(1, step.queries.size());
-      lane.core.Load(lse, MatrixOf(*g.row_lse, step.b, step.h).Rows(step.queries).Transposed());
-      lane.core.Load(delta, MatrixOf(*g.delta, step.b, step.h).Rows(step.queries).Transposed());
-      float scale = g.scale;
-      const Range keys{step.keys.begin + rows.begin, step.keys.begin + rows.end};
-      const AttentionBand& band = g.Band(s, step.b);
-      if (band.SeenByAll(step.queries, keys) != keys) {
-        // Scaled first: a scale of 0 or below must not turn -inf into something else.
-        lane.core.MulScalar(step.s[i], step.s[i], scale);
-        const std::int64_t open = std::clamp<std::int64_t>(band.prefix - keys.begin, 0, keys.size());
-        const std::int64_t offset = keys.begin + open - step.queries.begin;
-        lane.core.MaskOutside(step.s[i].Rows({open, keys.size()}), offset - band.highest,
-                              offset - band.lowest, -std::numeric_limits<float>::infinity());
-        scale = 1.0f;
+    for_each_lane(step.keys.size(), [&](Lane& lane, std::int64_t i, Range rows) {
+      auto& vector = lane.core;
+      const std::int64_t queries = step.queries.size(), b = step.sequence.batch;
+      const Range keys = rows.From(-step.keys.begin);
+      const UbTile<float> scored = lane.s_ub.Next(rows.size(), queries),
+                          dp = lane.dp_ub.Next(rows.size(), queries);
+      vector.Receive(scored, step.s.Rows(rows));
+      vector.Receive(dp, step.dp.Rows(rows));
+      const UbTile<float> lse = lane.lse_ub.Next(1, queries), delta = lane.delta_ub.Next(1, queries);
+      const Range gm_rows = step.QueryRows(step.queries);
+      vector.Load(lse, MatrixOf(*g.row_lse, b, step.h).Rows(gm_rows).Transposed());
+      vector.Load(delta, MatrixOf(*g.delta, b, step.h).Rows(gm_rows).Transposed());
+
+      if (s.alibi && step.first_of_block()) {
+        const UbTile<float> slopes = lane.slopes_ub.Next(1, s.heads);
+        const std::int64_t sequence = step.sequence_index;
+        vector.Load(slopes, MatrixOf(*g.alibi.slopes).Rows({sequence, sequence + 1}));
+        lane.alibi_slope = vector.ReadScalar(slopes, step.h);
       }
-      const UbTile<T> p = lane.p_ub.Next(rows.size(), step.queries.size());
-      const UbTile<T> ds = lane.ds_ub.Next(rows.size(), step.queries.size());
-      lane.core.AttentionGradStep(p, ds, step.s[i], step.dp[i], lse, delta, scale);
-      lane.core.Move(step.p.Part(rows, step.Piece()), p);
-      lane.core.Move(step.ds.Part(rows, step.Piece()), ds);
+      std::optional<UbTile<float>> slope;
+      const float scale = FinishScores(lane, g, s, step, keys, scored, slope);
+      const UbTile<T> p = lane.p_ub.Next(rows.size(), queries), ds = lane.ds_ub.Next(rows.size(), queries);
+      if (s.soft_cap || s.dbias || s.dropout) {
+        GradStepByParts(lane, g, s, step, keys, p, ds, scored, dp, lse, delta, scale, slope);
+      } else {
+        vector.AttentionGradStep(p, ds, scored, dp, lse, delta, scale);
+      }
+      vector.Move(step.p.Part(rows, step.Piece()), p);
+      vector.Move(step.ds.Part(rows, step.Piece()), ds);
+      if (s.dbias) {
+        const auto lanes_of_chunk = static_cast<std::int64_t>(lane_count);
+        AddBiasGradient(lane, g, s, step, step.chunk * lanes_of_chunk + i, keys, dp);
+      }
     });
   };
 
   L0CTile<float> dv, dk, dk_rope;  // Of the block of keys in the products stage, where they are kept.
-  // A sum over all queries of a block of keys: kept in L0C until the last step, or added up in GM by every step.
-  const auto add_keys = [&](const Step& step, Ring<Buffer::kL0C, float>& ring, L0CTile<float>& sum,
-                            const GmTensor& sums, L1Tile<T> left, L1Tile<T> right) {
+  // A sum over all queries of a block of keys: kept in L0C until the last step, or added up in GM by every step. What
+  // is kept goes to `sums`; where there are none it is finished: as it stands, or sent to the Vector for the scale.
+  struct KeySum {
+    Ring<Buffer::kL0C, float>& ring;
+    L0CTile<float>& kept;
+    const GmTensor *sums, *gradient;
+    Ring<Buffer::kHandOver, float>* sent;
+    Ring<Buffer::kUB, float> Lane::*received;
+  };
+  const auto finish = [&](const Step& step, const KeySum& sum) {
+    const Range keys{step.keys.begin, step.keys.begin + sum.kept.rows()};
+    const GmTensor& to = sum.sums != nullptr ? *sum.sums : *sum.gradient;
+    const Gm gm = MatrixOf(to, step.sequence.batch, step.kv_head).Rows(step.KeyRows(keys));
+    if (sum.sums != nullptr || sum.sent == nullptr) return core.Store(gm, sum.kept);
+    const HandOverTile<float> sent = sum.sent->Next(sum.kept.rows(), sum.kept.cols());
+    core.Send(sent, sum.kept);
+    for_each_lane(keys.size(), [&](Lane& lane, std::int64_t, Range rows) {
+      const UbTile<float> x = (lane.*sum.received).Next(rows.size(), sent.cols());
+      lane.core.Receive(x, sent.Rows(rows));
+      lane.core.MulScalar(x, x, g.scale);
+      lane.core.Store(gm.Rows(rows), x);
+    });
+  };
+  const auto add_keys = [&](const Step& step, const KeySum& sum, L1Tile<T> left, L1Tile<T> right) {
     const Accumulate accumulate = step.first_block ? Accumulate::kNo : Accumulate::kYes;
-    const Gm gm = MatrixOf(sums, step.b, step.kv_head);
     if (!t.keep_sums) {
       const L0CTile<float> part = part_l0.Next(step.keys.size(), right.cols());
       multiply(part, left, Transpose::kNo, right, Transpose::kNo, Accumulate::kNo);
-      core.Store(gm.Rows(step.keys), part, accumulate);
+      core.Store(MatrixOf(*sum.sums, step.sequence.batch, step.kv_head).Rows(step.KeyRows(step.keys)), part,
+                 accumulate);
       return;
     }
-    if (step.first_block) sum = ring.Next(step.keys.size(), right.cols());
-    multiply(sum.Rows({0, step.keys.size()}), left, Transpose::kNo, right, Transpose::kNo, accumulate);
-    if (step.last_block)
-      core.Store(gm.Rows({step.keys.begin, step.keys.begin + sum.rows()}), sum, Accumulate::kNo);
+    if (step.first_block) sum.kept = sum.ring.Next(step.keys.size(), right.cols());
+    multiply(sum.kept.Rows({0, step.keys.size()}), left, Transpose::kNo, right, Transpose::kNo, accumulate);
+    if (step.last_block) finish(step, sum);
   };
   const auto add_queries = [&](const Step& step, const GmTensor& parts, L1Tile<T> right) {
     const L0CTile<float> part = part_l0.Next(step.queries.size(), right.cols());
     multiply(part, step.ds.Cols(step.Piece()), Transpose::kYes, right, Transpose::kNo, Accumulate::kNo);
-    core.Store(MatrixOf(parts, step.chunk, step.b * s.heads + step.h).Rows(step.queries), part,
-               step.adds ? Accumulate::kYes : Accumulate::kNo);
+    const Gm all = MatrixOf(parts, step.chunk, step.sequence.batch * s.heads + step.h);
+    core.Store(all.Rows(step.QueryRows(step.queries)), part, step.adds ? Accumulate::kYes : Accumulate::kNo);
   };
   const auto products = [&](Step& step) {
     if (!step.queries.empty()) {
@@ -360,78 +383,17 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
       if (rope) add_queries(step, *g.dq_rope_parts, step.k_rope);
     }
     if (!step.last_of_block()) return;
-    add_keys(step, dv_l0, dv, *g.dv_sums, step.p, step.dout);
-    add_keys(step, dk_l0, dk, *g.dk_sums, step.ds, step.q);
-    if (rope) add_keys(step, dk_rope_l0, dk_rope, *g.dk_rope_sums, step.ds, step.q_rope);
+    add_keys(step, {dv_l0, dv, g.dv_sums, g.dv, nullptr, nullptr}, step.p, step.dout);
+    add_keys(step, {dk_l0, dk, g.dk_sums, g.dk, &dk_sent, &Lane::keys_ub}, step.ds, step.q);
+    if (rope) {
+      add_keys(step, {dk_rope_l0, dk_rope, g.dk_rope_sums, g.dk_rope, &dk_rope_sent, &Lane::rope_keys_ub},
+               step.ds, step.q_rope);
+    }
   };
 
-  FlashAttentionGradSteps steps(g, s, t, core.index(), core.count());
+  FlashAttentionGradSteps steps(schedule, s, t, core.index(), core.count());
   Pipeline<Step>(
       t.depth, [&](Step& step) { return steps.Next(step); }, scores, weights, products);
-}
-
-// Third phase, on Vector cores: a gradient as the sum of its parts, in their order, times `scale`.
-struct FlashAttentionGradSum {
-  const GmTensor* gradient = nullptr;  // (b, n, s, d)
-  const GmTensor* parts = nullptr;
-  float scale = 1;
-  enum class Of { kOne, kHeads, kChunks } of = Of::kOne;
-
-  std::int64_t count(const FlashAttentionGradShape& s, const FlashAttentionGradTiling& t) const {
-    return of == Of::kChunks ? t.chunks : of == Of::kHeads ? s.kv_heads : 1;
-  }
-  Gm Part(std::int64_t b, std::int64_t n, std::int64_t part) const {
-    if (of == Of::kChunks) return MatrixOf(*parts, part, b * gradient->sizes[1] + n);
-    return MatrixOf(*parts, b, of == Of::kHeads ? part : n);
-  }
-  // Visits the rows of `rows` that a part has, in ranges. A chunk has those that see any of its blocks of keys.
-  template <class Visit>
-  void ForEachRange(const FlashAttentionGradOperands& g, const FlashAttentionGradShape& s,
-                    const FlashAttentionGradTiling& t, std::int64_t b, std::int64_t part, Range rows,
-                    Visit&& visit) const {
-    if (of != Of::kChunks) return visit(rows);
-    std::int64_t done = rows.begin;
-    for (std::int64_t block = part; block < t.key_blocks(s) && done < rows.end; block += t.chunks) {
-      const Range seeing = SeeingQueries(g.Band(s, b), Split(s.skv, t.n)[block], s.sq, t.strip);
-      const Range has{std::max(seeing.begin, done), std::min(seeing.end, rows.end)};
-      if (has.empty()) continue;
-      visit(has);
-      done = has.end;
-    }
-  }
-};
-
-template <VectorCore Core>
-void FlashAttentionGradSumKernel(Core& core, const FlashAttentionGradSum& sum,
-                                 const FlashAttentionGradOperands& g, const FlashAttentionGradShape& s,
-                                 const FlashAttentionGradTiling& t, std::int64_t rows_at_once) {
-  const auto& sizes = sum.gradient->sizes;
-  Ring<Buffer::kUB, float> sum_ub(core, "sum_ub", rows_at_once, sizes[3], 2);
-  Ring<Buffer::kUB, float> part_ub(core, "part_ub", rows_at_once, sizes[3], 2);
-  const Split blocks(sizes[2], rows_at_once);
-  for (std::int64_t task = core.index(); task < sizes[0] * sizes[1] * blocks.count(); task += core.count()) {
-    const std::int64_t b = task / blocks.count() / sizes[1], n = task / blocks.count() % sizes[1];
-    const Range rows = blocks[task % blocks.count()];
-    const UbTile<float> total = sum_ub.Next(rows.size(), sizes[3]);
-    bool started = false;
-    for (std::int64_t i = 0; i < sum.count(s, t); ++i) {
-      sum.ForEachRange(g, s, t, b, i, rows, [&](Range has) {
-        if (!started && has == rows) {
-          core.Load(total, sum.Part(b, n, i).Rows(rows));
-        } else {
-          if (!started) core.Fill(total, 0.0f);
-          const UbTile<float> part = part_ub.Next(has.size(), sizes[3]);
-          const UbTile<float> to = total.Rows({has.begin - rows.begin, has.end - rows.begin});
-          core.Load(part, sum.Part(b, n, i).Rows(has));
-          core.Add(to, to, part);
-        }
-        started = true;
-      });
-    }
-    if (!started) core.Fill(total, 0.0f);
-    core.MulScalar(total, total, sum.scale);
-    core.Store(MatrixOf(*sum.gradient, b, n).Rows(rows), total);
-  }
 }
 
 }  // namespace cubist

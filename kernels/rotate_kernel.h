@@ -68,14 +68,19 @@ class Rotator {
 
   // Up to kRows rows in GM; the result may be changed and stands until the next call.
   UbTile<float> Rotate(const RotateOperands& g, const Gm& rows, const RotatePositions& positions) {
-    const UbTile<float> x = x_ub_.Next(rows.rows, rows.cols), y = y_ub_.Next(rows.rows, rows.cols);
-    const UbTile<float> product = product_ub_.Next(rows.rows, rows.cols);
-    const UbTile<float> angles = angles_ub_.Next(rows.rows, rows.cols);
-    const Range first{0, rows.cols / 2}, second{rows.cols / 2, rows.cols};
+    const UbTile<float> x = x_ub_.Next(rows.rows, rows.cols);
+    core_.Load(x.Cols({0, rows.cols / 2}), g.First(rows));
+    core_.Load(x.Cols({rows.cols / 2, rows.cols}), g.Second(rows));
+    return Turn(g, x, positions);
+  }
+  // The same of rows in UB, pairs in halves.
+  UbTile<float> Turn(const RotateOperands& g, UbTile<float> x, const RotatePositions& positions) {
+    const std::int64_t rows = x.rows(), cols = x.cols();
+    const UbTile<float> y = y_ub_.Next(rows, cols), product = product_ub_.Next(rows, cols);
+    const UbTile<float> angles = angles_ub_.Next(rows, cols);
+    const Range first{0, cols / 2}, second{cols / 2, cols};
     const UbTile<float> cos = angles.Cols(first), sin = angles.Cols(second);
-    core_.Load(x.Cols(first), g.First(rows));
-    core_.Load(x.Cols(second), g.Second(rows));
-    ForEachRun(positions, rows.rows, [&](Range part, std::int64_t position) {
+    ForEachRun(positions, rows, [&](Range part, std::int64_t position) {
       const Range at{position, position + part.size()};
       core_.Load(cos.Rows(part), MatrixOf(*g.cos).Rows(at));
       core_.Load(sin.Rows(part), MatrixOf(*g.sin).Rows(at));

@@ -25,48 +25,15 @@ double Scale(const AttentionArgs& args) {
   return args.scale.value_or(1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(ScoreTerms(args), 1))));
 }
 
-struct Score {
-  double value = 0;
-  double magnitude = 0;
-};
-
-struct Element {
-  double value = 0, magnitude = 0;
-};
-
-// Where a row stands.
-std::int64_t PositionOf(const ConstTensor& positions, std::int64_t offset, std::int64_t b, std::int64_t s) {
-  if (!positions.given()) return offset + s;
-  const std::int64_t at =
-      positions.rank == 2 ? b * positions.stride(0) + s * positions.stride(1) : s * positions.stride(0);
-  return LoadInt(positions.data, positions.dtype, at);
-}
-
-// Element d of a row of q or k (or of their rope parts, where `whole`), turned to its position.
-Element TurnedAt(const AttentionArgs& args, const ConstTensor& x, bool whole, std::int64_t position,
-                 std::int64_t b, std::int64_t n, std::int64_t s, std::int64_t d) {
-  const double value = At(x, b, n, s, d);
-  const std::int64_t pairs = args.cos.given() ? args.cos.size(1) : 0;
-  if (d >= 2 * pairs || (!whole && args.q_rope.given())) return {value, std::abs(value)};
-  const std::int64_t pair = args.interleaved ? d / 2 : d % pairs;
-  const bool first = args.interleaved ? d % 2 == 0 : d < pairs;
-  const std::int64_t other = args.interleaved ? d + (first ? 1 : -1) : d + (first ? pairs : -pairs);
-  const auto angle = [&](const ConstTensor& table) {
-    return LoadFloat(table.data, table.dtype, position * table.stride(0) + pair * table.stride(1));
-  };
-  const double along = value * angle(args.cos), across = At(x, b, n, s, other) * angle(args.sin);
-  return {first ? along - across : along + across, std::abs(along) + std::abs(across)};
-}
-
 // Adds q . k over the last dimension; k has one head, or one per group.
 void AddDot(const AttentionArgs& args, const ConstTensor& q, const ConstTensor& k, bool whole,
-            const AttentionRow& row, std::int64_t group, std::int64_t key, Score& score) {
+            const AttentionRow& row, std::int64_t group, std::int64_t key, AttentionElement& score) {
   const std::int64_t k_head = k.size(1) == 1 ? 0 : group;
   const std::int64_t at_q = PositionOf(args.q_positions, args.q_offset, row.batch, row.query);
   const std::int64_t at_k = PositionOf(args.k_positions, args.k_offset, row.batch, key);
   for (std::int64_t d = 0; d < q.size(3); ++d) {
-    const Element x = TurnedAt(args, q, whole, at_q, row.batch, row.head, row.query, d);
-    const Element y = TurnedAt(args, k, whole, at_k, row.batch, k_head, key, d);
+    const AttentionElement x = TurnedAt(args, q, whole, at_q, row.batch, row.head, row.query, d);
+    const AttentionElement y = TurnedAt(args, k, whole, at_k, row.batch, k_head, key, d);
     score.value += x.value * y.value;
     score.magnitude += x.magnitude * y.magnitude;
   }
@@ -90,24 +57,6 @@ double AlibiAt(const AttentionArgs& args, const AttentionRow& row, std::int64_t 
   return LoadFloat(slopes.data, slopes.dtype, at) * (args.alibi_root ? std::sqrt(distance) : distance);
 }
 
-Score ScoreOf(const AttentionArgs& args, const AttentionRow& row, std::int64_t group, std::int64_t key) {
-  Score score;
-  AddDot(args, args.q, args.k, false, row, group, key, score);
-  if (args.q_rope.given()) AddDot(args, args.q_rope, args.k_rope, true, row, group, key, score);
-  const double scale = Scale(args);
-  score = {scale * score.value, std::abs(scale) * score.magnitude};
-  if (args.soft_cap > 0) score.value = args.soft_cap * std::tanh(score.value / args.soft_cap);
-  if (args.slopes.given()) {
-    const double alibi = AlibiAt(args, row, key);
-    score.value -= alibi, score.magnitude += std::abs(alibi);
-  }
-  if (args.bias.given()) {
-    const double bias = LoadFloat(args.bias.data, args.bias.dtype, OffsetOf(args.bias, row, key));
-    score.value += bias, score.magnitude += std::abs(bias);
-  }
-  return score;
-}
-
 void AppendRow(const AttentionArgs& args, const AttentionRow& row, AttentionResult& result) {
   const std::int64_t group = row.head / (args.q.size(1) / args.k.size(1));
   std::vector<std::int64_t> keys;  // That the row sees.
@@ -116,7 +65,7 @@ void AppendRow(const AttentionArgs& args, const AttentionRow& row, AttentionResu
   for (std::int64_t j = 0; j < args.k.size(2); ++j) {
     if (!Sees(args, row, j)) continue;
     keys.push_back(j);
-    const Score score = ScoreOf(args, row, group, j);
+    const AttentionScore score = ScoreOf(args, row, j);
     p.push_back(score.value);
     m = std::max(m, score.value);
     max_magnitude = std::max(max_magnitude, score.magnitude);
@@ -164,6 +113,53 @@ AttentionRowBound RowBound(const AttentionArgs& args, const AttentionResult& res
 }
 
 }  // namespace
+
+std::int64_t PositionOf(const ConstTensor& positions, std::int64_t offset, std::int64_t b, std::int64_t s) {
+  if (!positions.given()) return offset + s;
+  const std::int64_t at =
+      positions.rank == 2 ? b * positions.stride(0) + s * positions.stride(1) : s * positions.stride(0);
+  return LoadInt(positions.data, positions.dtype, at);
+}
+
+AttentionElement TurnedAt(const AttentionArgs& args, const ConstTensor& x, bool rope_part,
+                          std::int64_t position, std::int64_t b, std::int64_t n, std::int64_t s,
+                          std::int64_t d) {
+  const double value = At(x, b, n, s, d);
+  const std::int64_t pairs = args.cos.given() ? args.cos.size(1) : 0;
+  if (d >= 2 * pairs || (!rope_part && args.q_rope.given())) return {value, std::abs(value)};
+  const std::int64_t pair = args.interleaved ? d / 2 : d % pairs;
+  const bool first = args.interleaved ? d % 2 == 0 : d < pairs;
+  const std::int64_t other = args.interleaved ? d + (first ? 1 : -1) : d + (first ? pairs : -pairs);
+  const auto angle = [&](const ConstTensor& table) {
+    return LoadFloat(table.data, table.dtype, position * table.stride(0) + pair * table.stride(1));
+  };
+  const double along = value * angle(args.cos), across = At(x, b, n, s, other) * angle(args.sin);
+  return {first ? along - across : along + across, std::abs(along) + std::abs(across)};
+}
+
+AttentionScore ScoreOf(const AttentionArgs& args, const AttentionRow& row, std::int64_t key) {
+  const std::int64_t group = row.head / (args.q.size(1) / args.k.size(1));
+  AttentionElement product;
+  AddDot(args, args.q, args.k, false, row, group, key, product);
+  if (args.q_rope.given()) AddDot(args, args.q_rope, args.k_rope, true, row, group, key, product);
+  const double scale = Scale(args);
+  AttentionScore score;
+  score.scaled = score.value = scale * product.value;
+  score.magnitude = std::abs(scale) * product.magnitude;
+  if (args.soft_cap > 0) {
+    const double capped = std::tanh(score.scaled / args.soft_cap);
+    score.value = args.soft_cap * capped, score.slope = 1 - capped * capped;
+  }
+  if (args.slopes.given()) {
+    const double alibi = AlibiAt(args, row, key);
+    score.value -= alibi, score.magnitude += std::abs(alibi);
+  }
+  if (args.bias.given()) {
+    const double bias = LoadFloat(args.bias.data, args.bias.dtype, OffsetOf(args.bias, row, key));
+    score.value += bias, score.magnitude += std::abs(bias);
+  }
+  return score;
+}
 
 bool Sees(const AttentionArgs& args, const AttentionRow& row, std::int64_t key) {
   const auto diagonal = [&](Mask anchor) {

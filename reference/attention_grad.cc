@@ -30,7 +30,7 @@ struct Sum {
   void Add(double a, double b) { value += a * b, magnitude += std::abs(a * b); }
 };
 
-// A weight or the gradient of a score, with its error.
+// A value with its error.
 struct Term {
   double value = 0, error = 0;
 };
@@ -41,7 +41,12 @@ class Differentiation {
       : x_(args), dout_(dout), out_type_(out_type), u_(CubeRoundoff(args.q.dtype)) {
     terms_ = x_.q.size(3) + (x_.q_rope.given() ? x_.q_rope.size(3) : 0);
     scale_ = x_.scale.value_or(1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(terms_, 1))));
-    result_ = {Zero(x_.q), Zero(x_.k), Zero(x_.v), Zero(x_.q_rope), Zero(x_.k_rope)};
+    if (x_.cos.given()) {  // As in AttentionRowBound.
+      turning_ =
+          Gamma(3, 0x1p-24) + (x_.q.dtype == DType::kF32 ? 0 : UnitRoundoff(x_.q.dtype) * (1 + 0x1p-20));
+    }
+    result_ = {Zero(x_.q),      Zero(x_.k),    Zero(x_.v),    Zero(x_.q_rope),
+               Zero(x_.k_rope), Zero(x_.bias), Zero(x_.sinks)};
   }
 
   AttentionGradResult Run() {
@@ -66,47 +71,50 @@ class Differentiation {
     const double out_roundoff = out_type_ == DType::kF32 ? 0x1p-24 : UnitRoundoff(out_type_);
     const double delta_error = (Gamma(dv + 2, 0x1p-24) + 2 * out_roundoff) * delta.magnitude +
                                static_cast<double>(dv) * (out_type_ == DType::kF16 ? 0x1p-24 : 0x1p-126);
+    if (x_.sinks.given()) AddSink(row, lse, {delta.value, delta_error});
 
     for (std::int64_t j = 0; j < x_.k.size(2); ++j) {
       if (!Sees(x_, row, j)) continue;
-      const Sum score = ScoreOf(row, group, j);
+      const AttentionScore score = ScoreOf(x_, row, j);
       Sum dp;
       for (std::int64_t d = 0; d < dv; ++d)
         dp.Add(At(dout_, row.batch, row.head, row.query, d), At(x_.v, row.batch, group, j, d));
-      const double p = std::exp(score.value - lse);
-      const Term weight = Rounded(p, p * WeightError(score, lse));
+      const double p = std::exp(score.value - lse), kept = DropoutFactor(x_, row, j);
       // Of p before it is rounded, and of dp - delta.
       const double unrounded = p * WeightError(score, lse);
-      const double difference = dp.value - delta.value;
-      const double difference_error = Gamma(dv + 1, u_) * dp.magnitude + delta_error +
-                                      0x1p-24 * (std::abs(dp.value) + std::abs(delta.value)) +
+      const double roundings = kept == 1 ? 0 : 3 * 0x1p-24;  // Of the factor and of the product with it.
+      const Term weight = Rounded(kept * p, kept * (unrounded + roundings * p));
+      const double difference = kept * dp.value - delta.value;
+      const double difference_error = kept * (Gamma(dv + 1, u_) + roundings) * dp.magnitude + delta_error +
+                                      0x1p-24 * (kept * std::abs(dp.value) + std::abs(delta.value)) +
                                       static_cast<double>(dv) * CubeUnderflow(x_.q.dtype, 1 + dp.magnitude);
-      const double ds = p * difference;
-      const Term gradient = Rounded(
-          ds, (unrounded * (std::abs(difference) + difference_error) + p * difference_error) * (1 + 0x1p-23) +
-                  0x1p-24 * std::abs(ds));
-      AddPair(row, group, j, weight, gradient);
+      const double db = p * difference;
+      const Term biased = {
+          db, (unrounded * (std::abs(difference) + difference_error) + p * difference_error) * (1 + 0x1p-23) +
+                  0x1p-24 * std::abs(db)};
+      if (x_.bias.given()) AddBias(row, j, biased);
+      const double ds = db * score.slope, slope_error = SlopeError(score);
+      AddPair(row, group, j, weight,
+              Rounded(ds, biased.error * (score.slope + slope_error) + std::abs(db) * slope_error +
+                              (x_.soft_cap > 0 ? 0x1p-24 * std::abs(ds) : 0)));
     }
   }
 
-  Sum ScoreOf(const AttentionRow& row, std::int64_t group, std::int64_t key) const {
-    Sum score;
-    for (const auto& [q, k] : {std::pair(&x_.q, &x_.k), std::pair(&x_.q_rope, &x_.k_rope)}) {
-      if (!q->given()) continue;
-      const std::int64_t head = k->size(1) == 1 ? 0 : group;
-      for (std::int64_t d = 0; d < q->size(3); ++d)
-        score.Add(At(*q, row.batch, row.head, row.query, d), At(*k, row.batch, head, key, d));
-    }
-    return {scale_ * score.value, std::abs(scale_) * score.magnitude};
+  // The error of a score as the kernel has it, scaled and capped: the dot product's roundings, those of scale and bias,
+  // those of turned elements, and the cap's (see AttentionRowBound).
+  double ScoreError(const AttentionScore& score) const {
+    return (Gamma(terms_ + 10, u_) + 2 * turning_ + turning_ * turning_) * score.magnitude +
+           x_.soft_cap * 9 * 0x1p-24 +
+           static_cast<double>(terms_) * CubeUnderflow(x_.q.dtype, 1 + score.magnitude);
   }
-
-  // The relative error of exp(s - lse): the dot product's roundings, three of scale, lse's own (fp32, and what its
-  // definition allows the forward pass is not counted: lse is given), that of the difference, and exp's.
-  double WeightError(const Sum& score, double lse) const {
-    const double argument = Gamma(terms_ + 4, u_) * score.magnitude +
-                            0x1p-23 * (std::abs(score.value) + std::abs(lse)) +
-                            static_cast<double>(terms_) * CubeUnderflow(x_.q.dtype, 1 + score.magnitude);
-    return std::expm1(argument) + 2 * kExpError;
+  // The relative error of exp(s - lse): that of the score, lse's own (fp32, and what its definition allows the forward
+  // pass is not counted: lse is given), that of the difference, and exp's.
+  double WeightError(const AttentionScore& score, double lse) const {
+    return std::expm1(ScoreError(score) + 0x1p-23 * (std::abs(score.value) + std::abs(lse))) + 2 * kExpError;
+  }
+  // The slope is 1 - t^2 with |t| = |capped / cap| <= 1: twice the relative error of t, and four roundings.
+  double SlopeError(const AttentionScore& score) const {
+    return x_.soft_cap > 0 ? 2 * ScoreError(score) / x_.soft_cap + 4 * 0x1p-24 : 0;
   }
 
   // Rounded to the input dtype, or flushed where it is tiny.
@@ -117,40 +125,106 @@ class Differentiation {
     return {value, error + u * (std::abs(value) + error) + tiny};
   }
 
-  // dst(row of dst) += term * src(row of src).
-  void AddTo(Gradient& to, const ConstTensor& dst, std::int64_t dst_head, std::int64_t dst_row,
-             const Term& term, const ConstTensor& src, std::int64_t src_head, std::int64_t src_row,
-             std::int64_t b, std::int64_t count) {
-    for (std::int64_t d = 0; d < dst.size(3); ++d) {
-      const std::size_t at = Index(dst, b, dst_head, dst_row, d);
-      const double x = At(src, b, src_head, src_row, d);
-      to.value[at] += term.value * x;
-      // Any order of a sum of `count` products and of its parts: as many roundings on each, and four more.
-      to.error[at] += term.error * std::abs(x) * (1 + Gamma(count + 4, u_)) +
-                      Gamma(count + 4, u_) * std::abs(term.value * x) +
-                      CubeUnderflow(x_.q.dtype, std::abs(x));
-    }
+  void AddSink(const AttentionRow& row, double lse, const Term& delta) {
+    const auto head = static_cast<std::size_t>(row.head);
+    const double sink = LoadFloat(x_.sinks.data, x_.sinks.dtype, row.head * x_.sinks.stride(0));
+    const double weight = std::exp(sink - lse);
+    if (weight == 0) return;
+    const double error = std::expm1(0x1p-23 * (std::abs(sink) + std::abs(lse))) + 2 * kExpError;
+    const double value = weight * delta.value;
+    result_.dsinks.value[head] -= value;
+    result_.dsinks.error[head] += weight * (error * (std::abs(delta.value) + delta.error) + delta.error) +
+                                  Gamma(x_.q.size(0) * x_.q.size(2) + 4, 0x1p-24) * std::abs(value);
+  }
+
+  void AddBias(const AttentionRow& row, std::int64_t key, const Term& term) {
+    const auto index = [&](int d, std::int64_t i) { return x_.bias.size(d) == 1 ? 0 : i; };
+    const std::size_t at =
+        Index(x_.bias, index(0, row.batch), index(1, row.head), index(2, row.query), index(3, key));
+    const std::int64_t count = x_.q.size(0) * x_.q.size(1) * x_.q.size(2) * x_.k.size(2) /
+                               std::max<std::int64_t>(x_.bias.count(), 1);
+    result_.dbias.value[at] += term.value;
+    result_.dbias.error[at] +=
+        term.error + Gamma(count + 4, 0x1p-24) * (std::abs(term.value) + term.error) + 0x1p-126;
+  }
+
+  // dst(row of dst) += term * x, x an element with its error.
+  void AddTo(Gradient& to, const ConstTensor& dst, std::int64_t b, std::int64_t head, std::int64_t row,
+             std::int64_t d, const Term& term, const Term& x, std::int64_t count) {
+    const std::size_t at = Index(dst, b, head, row, d);
+    const double size = std::abs(x.value) + x.error;
+    to.value[at] += term.value * x.value;
+    // Any order of a sum of `count` products and of its parts: as many roundings on each, and four more.
+    to.error[at] += std::abs(term.value) * x.error + term.error * size * (1 + Gamma(count + 4, u_)) +
+                    Gamma(count + 4, u_) * std::abs(term.value) * size + CubeUnderflow(x_.q.dtype, size);
+  }
+
+  // A row of q or k, or of a rope part, as the products see it.
+  Term Turned(const ConstTensor& x, bool rope_part, std::int64_t position, std::int64_t b, std::int64_t n,
+              std::int64_t s, std::int64_t d) const {
+    const AttentionElement e = TurnedAt(x_, x, rope_part, position, b, n, s, d);
+    return {e.value, turning_ * e.magnitude};
   }
 
   void AddPair(const AttentionRow& row, std::int64_t group, std::int64_t j, const Term& weight,
                const Term& ds) {
     const std::int64_t b = row.batch, h = row.head, i = row.query;
     const std::int64_t heads = x_.q.size(1) / x_.k.size(1) * x_.q.size(2), keys = x_.k.size(2);
-    AddTo(result_.dv, x_.v, group, j, weight, dout_, h, i, b, heads);
-    AddTo(result_.dq, x_.q, h, i, ds, x_.k, group, j, b, keys);
-    AddTo(result_.dk, x_.k, group, j, ds, x_.q, h, i, b, heads);
+    const std::int64_t at_q = PositionOf(x_.q_positions, x_.q_offset, b, i);
+    const std::int64_t at_k = PositionOf(x_.k_positions, x_.k_offset, b, j);
+    for (std::int64_t d = 0; d < x_.v.size(3); ++d)
+      AddTo(result_.dv, x_.v, b, group, j, d, weight, {At(dout_, b, h, i, d), 0}, heads);
+    for (std::int64_t d = 0; d < x_.q.size(3); ++d) {
+      AddTo(result_.dq, x_.q, b, h, i, d, ds, Turned(x_.k, false, at_k, b, group, j, d), keys);
+      AddTo(result_.dk, x_.k, b, group, j, d, ds, Turned(x_.q, false, at_q, b, h, i, d), heads);
+    }
     if (!x_.q_rope.given()) return;
     const std::int64_t rope = x_.k_rope.size(1) == 1 ? 0 : group;
-    AddTo(result_.dq_rope, x_.q_rope, h, i, ds, x_.k_rope, rope, j, b, keys);
-    AddTo(result_.dk_rope, x_.k_rope, rope, j, ds, x_.q_rope, h, i, b, x_.q.size(1) * x_.q.size(2));
+    const std::int64_t rope_heads = x_.q.size(1) * x_.q.size(2);
+    for (std::int64_t d = 0; d < x_.q_rope.size(3); ++d) {
+      AddTo(result_.dq_rope, x_.q_rope, b, h, i, d, ds, Turned(x_.k_rope, true, at_k, b, rope, j, d), keys);
+      AddTo(result_.dk_rope, x_.k_rope, b, rope, j, d, ds, Turned(x_.q_rope, true, at_q, b, h, i, d),
+            rope_heads);
+    }
   }
 
-  // The factor `scale` of what depends on the scores.
+  // The factor `scale` of what depends on the scores; turned rows go back.
   void Finish() {
     for (Gradient* g : {&result_.dq, &result_.dk, &result_.dq_rope, &result_.dk_rope}) {
       for (double& value : g->value) value *= scale_;
       for (std::size_t i = 0; i < g->error.size(); ++i)
         g->error[i] = std::abs(scale_) * g->error[i] + 0x1p-23 * std::abs(g->value[i]) + 0x1p-149;
+    }
+    if (!x_.cos.given()) return;
+    const bool parts = x_.q_rope.given();
+    TurnBack(parts ? result_.dq_rope : result_.dq, parts ? x_.q_rope : x_.q, x_.q_positions, x_.q_offset);
+    TurnBack(parts ? result_.dk_rope : result_.dk, parts ? x_.k_rope : x_.k, x_.k_positions, x_.k_offset);
+  }
+
+  // (x1, x2) = (y1 c + y2 s, y2 c - y1 s): three roundings.
+  void TurnBack(Gradient& gradient, const ConstTensor& x, const ConstTensor& positions,
+                std::int64_t offset) const {
+    const std::int64_t pairs = x_.cos.size(1);
+    for (std::int64_t row = 0; row < x.size(0) * x.size(1) * x.size(2); ++row) {
+      const std::int64_t position =
+          PositionOf(positions, offset, row / x.size(2) / x.size(1), row % x.size(2));
+      for (std::int64_t pair = 0; pair < pairs; ++pair) {
+        const std::int64_t first = x_.interleaved ? 2 * pair : pair,
+                           second = first + (x_.interleaved ? 1 : pairs);
+        const auto at = [&](std::int64_t d) { return static_cast<std::size_t>(row * x.size(3) + d); };
+        const auto angle = [&](const ConstTensor& table) {
+          return LoadFloat(table.data, table.dtype, position * table.stride(0) + pair * table.stride(1));
+        };
+        const double c = angle(x_.cos), s = angle(x_.sin);
+        double &y1 = gradient.value[at(first)], &y2 = gradient.value[at(second)];
+        double &e1 = gradient.error[at(first)], &e2 = gradient.error[at(second)];
+        const double roundings = Gamma(3, 0x1p-24);
+        const double f1 = std::abs(c) * e1 + std::abs(s) * e2, f2 = std::abs(c) * e2 + std::abs(s) * e1;
+        const double size1 = std::abs(y1 * c) + std::abs(y2 * s), size2 = std::abs(y2 * c) + std::abs(y1 * s);
+        const double x1 = y1 * c + y2 * s, x2 = y2 * c - y1 * s;
+        y1 = x1, y2 = x2;
+        e1 = f1 + roundings * (size1 + f1), e2 = f2 + roundings * (size2 + f2);
+      }
     }
   }
 
@@ -158,6 +232,7 @@ class Differentiation {
   const ConstTensor& dout_;
   DType out_type_;
   double u_, scale_ = 1;
+  double turning_ = 0;  // The error of a turned element, relative to its magnitude.
   std::int64_t terms_ = 0;
   AttentionGradResult result_;
 };

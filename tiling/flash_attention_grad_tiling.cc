@@ -40,9 +40,17 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
       return bytes;
     }
     case Buffer::kUB:
-      return slots(2 * handed, DType::kF32, lane_rows, t.piece()) +
+      return slots(2 * t.ub_stages, DType::kF32, lane_rows, t.piece()) +
              slots(2 * t.ub_stages, s.in, lane_rows, t.piece()) +
-             slots(2 * t.ub_stages, DType::kF32, 1, t.piece());
+             slots(2 * t.ub_stages, DType::kF32, 1, t.piece()) +
+             slots((s.by_query() ? 1 : 0) + (s.dbias ? 1 : 0), DType::kF32, t.piece(), lane_rows) +
+             slots((s.soft_cap ? 1 : 0) + (s.scratch() ? 1 : 0), DType::kF32, lane_rows, t.piece()) +
+             slots(s.mask ? 1 : 0, DType::kBool, t.piece(), lane_rows) +
+             slots(s.mask ? 1 : 0, DType::kF32, lane_rows, 1) +
+             slots(s.dropout ? 1 : 0, DType::kBool, lane_rows, t.piece()) +
+             slots(s.alibi ? 1 : 0, DType::kF32, 1, s.heads) +
+             slots(t.keep_sums ? 1 : 0, DType::kF32, lane_rows, s.d_qk) +
+             slots(t.keep_sums ? 1 : 0, DType::kF32, lane_rows, s.d_rope);
     default:
       return 0;
   }
@@ -71,7 +79,7 @@ double ComputedShare(const Shape& s, const Tiling& t) {
 // From the shape alone: enough tasks for many threads, and few copies of dQ, which go to memory and back.
 std::int64_t HostChunks(const Shape& s, std::int64_t key_blocks) {
   constexpr std::int64_t kTasks = 16;
-  const std::int64_t heads = std::max<std::int64_t>(s.batches * s.kv_heads, 1);
+  const std::int64_t heads = std::max<std::int64_t>(s.shares(), 1);
   return std::clamp<std::int64_t>(CeilDiv(kTasks, heads), 1, std::max<std::int64_t>(key_blocks, 1));
 }
 
@@ -118,7 +126,8 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
               t.k0 = k0, t.depth = depth;
               t.sum_stages = t.ub_stages = stages;
               t.l0_stages = 2;
-              for (std::int64_t chunks : {1, 2, 4}) {
+              // As many tasks as cores, for 24, 12, 8, 6, 4 or 2 heads on 24 or 20 of them.
+              for (std::int64_t chunks : {1, 2, 3, 4, 6, 12}) {
                 t.chunks = std::min(chunks, std::max<std::int64_t>(t.key_blocks(s), 1));
                 if (t.chunks < chunks) break;
                 tilings.push_back(t);
@@ -195,6 +204,7 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
   const double ends = layouts * d(n * columns) * bytes / LoadRate(chip, Path::kGmToL1Nd2Nz, cores);
   double total =
       Waves(chip, t.tasks(s)) / d(t.chunks) * (d(s.group()) * blocks * block + d(t.key_blocks(s)) * ends);
+  total *= d(s.batches * s.kv_heads) / d(std::max<std::int64_t>(s.shares(), 1));
   total += d(2 * t.depth) * block;
   const double all = d(s.batches * s.heads * s.sq) * d(columns) * bytes;
   if (t.pack_queries) {

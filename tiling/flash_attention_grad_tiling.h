@@ -22,8 +22,20 @@ struct FlashAttentionGradShape {
   std::int64_t sq = 0, skv = 0;
   std::int64_t d_qk = 0, d_rope = 0, d_v = 0;
   DType in = DType::kF32;
+  bool bias = false, dbias = false, soft_cap = false;
+  bool mask = false, alibi = false, dropout = false;
+  // Batch entries, or heads, that share a bias whose gradient is asked for: it is added up by one core.
+  bool shared_batches = false, shared_heads = false;
   AttentionBand band;  // Of every batch entry; where prefixes differ that of the longest.
 
+  // What chunks of keys can be taken of side by side.
+  std::int64_t shares() const {
+    return (shared_batches ? std::min<std::int64_t>(batches, 1) : batches) *
+           (shared_heads ? std::min<std::int64_t>(kv_heads, 1) : kv_heads);
+  }
+  // Whether scores have to be fetched as they lie in GM, query by query; or take a step that needs a tile more.
+  bool by_query() const { return bias || mask; }
+  bool scratch() const { return bias || mask || alibi; }
   std::int64_t group() const { return heads / std::max<std::int64_t>(kv_heads, 1); }
 
   friend auto operator<=>(const FlashAttentionGradShape&, const FlashAttentionGradShape&) = default;
@@ -51,7 +63,7 @@ struct FlashAttentionGradTiling {
   std::int64_t piece() const { return strips * strip; }
   std::int64_t m() const { return pieces * piece(); }
   std::int64_t key_blocks(const FlashAttentionGradShape& s) const { return CeilDiv(s.skv, n); }
-  std::int64_t tasks(const FlashAttentionGradShape& s) const { return s.batches * s.kv_heads * chunks; }
+  std::int64_t tasks(const FlashAttentionGradShape& s) const { return s.shares() * chunks; }
 
   friend bool operator==(const FlashAttentionGradTiling&, const FlashAttentionGradTiling&) = default;
 };
@@ -63,6 +75,9 @@ void VisitFields(const FlashAttentionGradShape& s, Visit&& visit) {
   visit({"sq"}, s.sq), visit({"skv"}, s.skv);
   visit({"d_qk"}, s.d_qk), visit({"d_rope"}, s.d_rope), visit({"d_v"}, s.d_v);
   visit({"in"}, s.in);
+  visit({"bias"}, s.bias), visit({"dbias"}, s.dbias), visit({"soft_cap"}, s.soft_cap);
+  visit({"mask"}, s.mask), visit({"alibi"}, s.alibi), visit({"dropout"}, s.dropout);
+  visit({"shared_batches"}, s.shared_batches), visit({"shared_heads"}, s.shared_heads);
   visit({"lowest"}, s.band.lowest), visit({"highest"}, s.band.highest), visit({"prefix"}, s.band.prefix);
 }
 

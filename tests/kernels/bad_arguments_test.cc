@@ -508,7 +508,8 @@ TEST(BadArgumentsTest, FlashAttentionOverlaps) {
 struct AttentionGradFixture {
   AttentionGradFixture() {
     Random random;
-    for (Matrix* x : {&q, &k, &v, &q_rope, &k_rope, &out, &lse, &dout}) x->FillUniform(random);
+    for (Matrix* x : {&q, &k, &v, &q_rope, &k_rope, &out, &lse, &dout, &bias, &sinks, &cos, &sin})
+      x->FillUniform(random);
   }
   FlashAttentionGradArgs args() {
     return {.q = q.view(),
@@ -523,10 +524,17 @@ struct AttentionGradFixture {
             .dk = dk.view(),
             .dv = dv.view(),
             .dq_rope = dq_rope.view(),
-            .dk_rope = dk_rope.view()};
+            .dk_rope = dk_rope.view(),
+            .rope = {cos.view(), sin.view()},
+            .bias = bias.view(),
+            .sinks = sinks.view(),
+            .soft_cap = 3.0f,
+            .dbias = dbias.view(),
+            .dsinks = dsinks.view()};
   }
   std::vector<const Matrix*> all() const {
-    return {&q, &k, &v, &q_rope, &k_rope, &out, &lse, &dout, &dq, &dk, &dv, &dq_rope, &dk_rope};
+    return {&q,  &k,       &v,       &q_rope, &k_rope, &out, &lse, &dout,  &dq,    &dk,
+            &dv, &dq_rope, &dk_rope, &bias,   &sinks,  &cos, &sin, &dbias, &dsinks};
   }
 
   static constexpr DType kIn = DType::kBF16;
@@ -534,6 +542,8 @@ struct AttentionGradFixture {
       k_rope{kIn, {2, 1, 7, 2}}, out{kIn, {2, 6, 5, 4}}, lse{DType::kF32, {2, 6, 5}}, dout{kIn, {2, 6, 5, 4}},
       dq{kIn, {2, 6, 5, 8}}, dk{DType::kF32, {2, 3, 7, 8}}, dv{kIn, {2, 3, 7, 4}}, dq_rope{kIn, {2, 6, 5, 2}},
       dk_rope{kIn, {2, 1, 7, 2}};
+  Matrix bias{kIn, {2, 1, 5, 7}}, sinks{DType::kF32, {6}}, cos{DType::kF32, {9, 1}}, sin{DType::kF32, {9, 1}},
+      dbias{kIn, {2, 1, 5, 7}}, dsinks{DType::kF32, {6}};
 };
 using BadAttentionGrad = BadCall<FlashAttentionGradArgs>;
 
@@ -568,6 +578,27 @@ TEST(BadArgumentsTest, FlashAttentionGrad) {
       {"prefix with a left side",
        [](auto& x) { x.prefix = kPrefix, x.window = AttentionWindow{.left = 3}; },
        {who + "prefix", "left side", "3"}},
+      {"bias of six keys", [](auto& x) { x.bias.sizes[3] = 6; }, {who + "bias", "size 6", "1 or 7"}},
+      {"dbias of one row", [](auto& x) { x.dbias.sizes[2] = 1; }, {who + "dbias", "size 1", "of bias", "5"}},
+      {"dbias without bias", [](auto& x) { x.bias = {}; }, {who + "dbias is given, but bias is not"}},
+      {"dbias fp16", [](auto& x) { x.dbias.dtype = DType::kF16; }, {who + "dbias", "fp16", "fp32 or bf16"}},
+      {"dsinks of five", [](auto& x) { x.dsinks.sizes[0] = 5; }, {who + "dsinks", "size 5", "of sinks", "6"}},
+      {"dsinks without sinks", [](auto& x) { x.sinks = {}; }, {who + "dsinks is given, but sinks is not"}},
+      {"dsinks bf16", [](auto& x) { x.dsinks.dtype = DType::kBF16; }, {who + "dsinks", "bf16", "fp32"}},
+      {"soft_cap 0", [](auto& x) { x.soft_cap = 0.0f; }, {who + "soft_cap", "0", "above 0"}},
+      {"rope of two pairs",
+       [](auto& x) { x.rope.cos.sizes[1] = x.rope.sin.sizes[1] = 2; },
+       {who + "rope.cos", "2 columns", "half the 2 of q_rope"}},
+      {"k_offset", [](auto& x) { x.rope.k_offset = 3; }, {who + "rope.k_offset is 3", "0 to 2"}},
+      {"lengths of two entries",
+       [](auto& x) {
+         x.lengths = {kPrefix, kPrefix};
+       },
+       {who + "lengths", "B = 2"}},
+      {"dbias over bias",
+       [](auto& x) { x.dbias.data = const_cast<void*>(x.bias.data); },
+       {who + "dbias", "bias"}},
+      {"dsinks null", [](auto& x) { x.dsinks = WithoutData(x.dsinks); }, {who + "dsinks", "null"}},
       {"dq null", [](auto& x) { x.dq = WithoutData(x.dq); }, {who + "dq", "null"}},
       {"out null", [](auto& x) { x.out = WithoutData(x.out); }, {who + "out", "null"}},
       {"dk misaligned", [](auto& x) { x.dk = Misaligned(x.dk); }, {who + "dk", "aligned", "4 bytes"}},

@@ -95,19 +95,34 @@ std::vector<double> NaiveMatmul(ConstTensor a, bool transpose_a, ConstTensor b, 
   return c;
 }
 
+namespace {
+
+// The weights of query i for the keys that it sees.
+std::vector<float> NaiveWeights(const ConstTensor& q, const ConstTensor& k, float scale,
+                                std::int64_t diagonal, std::int64_t b, std::int64_t n, std::int64_t i) {
+  std::vector<float> s;
+  for (std::int64_t j = 0; j < k.size(2) && j <= i + diagonal; ++j) {
+    float sum = 0;
+    for (std::int64_t d = 0; d < q.size(3); ++d) sum += At(q, b, n, i, d) * At(k, b, n, j, d);
+    s.push_back(Round(q.dtype, Round(q.dtype, sum) * scale));
+  }
+  return NaiveSoftmax(std::move(s), q.dtype);
+}
+
+// Sums of one head's rows, (rows, cols), rounded to the dtype at the end of `all`.
+void AppendRounded(const std::vector<float>& sums, DType dtype, std::vector<double>* all) {
+  for (const float sum : sums) all->push_back(Round(dtype, sum));
+}
+
+}  // namespace
+
 std::vector<double> NaiveAttention(ConstTensor q, ConstTensor k, ConstTensor v, float scale,
                                    std::int64_t diagonal) {
   std::vector<double> out;
   for (std::int64_t b = 0; b < q.size(0); ++b) {
     for (std::int64_t n = 0; n < q.size(1); ++n) {
       for (std::int64_t i = 0; i < q.size(2); ++i) {
-        std::vector<float> s;
-        for (std::int64_t j = 0; j < k.size(2) && j <= i + diagonal; ++j) {
-          float sum = 0;
-          for (std::int64_t d = 0; d < q.size(3); ++d) sum += At(q, b, n, i, d) * At(k, b, n, j, d);
-          s.push_back(Round(q.dtype, Round(q.dtype, sum) * scale));
-        }
-        const std::vector<float> p = NaiveSoftmax(std::move(s), q.dtype);
+        const std::vector<float> p = NaiveWeights(q, k, scale, diagonal, b, n, i);
         for (std::int64_t d = 0; d < v.size(3); ++d) {
           float sum = 0;
           for (std::size_t j = 0; j < p.size(); ++j)
@@ -118,6 +133,45 @@ std::vector<double> NaiveAttention(ConstTensor q, ConstTensor k, ConstTensor v, 
     }
   }
   return out;
+}
+
+NaiveAttentionGradients NaiveAttentionGrad(ConstTensor q, ConstTensor k, ConstTensor v, ConstTensor out,
+                                           ConstTensor dout, float scale, std::int64_t diagonal) {
+  const auto sums = [](const ConstTensor& x) {
+    return std::vector<float>(static_cast<std::size_t>(x.size(2) * x.size(3)));
+  };
+  NaiveAttentionGradients all;
+  for (std::int64_t b = 0; b < q.size(0); ++b) {
+    for (std::int64_t n = 0; n < q.size(1); ++n) {
+      std::vector<float> dq = sums(q), dk = sums(k), dv = sums(v);
+      // to(row) += factor * x(x_row)
+      const auto add = [&](std::vector<float>& to, std::int64_t row, float factor, const ConstTensor& x,
+                           std::int64_t x_row) {
+        for (std::int64_t d = 0; d < x.size(3); ++d)
+          to[static_cast<std::size_t>(row * x.size(3) + d)] += factor * At(x, b, n, x_row, d);
+      };
+      for (std::int64_t i = 0; i < q.size(2); ++i) {
+        const std::vector<float> p = NaiveWeights(q, k, scale, diagonal, b, n, i);
+        std::vector<float> dp;
+        float delta = 0;
+        for (std::int64_t d = 0; d < v.size(3); ++d) delta += At(dout, b, n, i, d) * At(out, b, n, i, d);
+        for (std::size_t j = 0; j < p.size(); ++j) {
+          float sum = 0;
+          for (std::int64_t d = 0; d < v.size(3); ++d)
+            sum += At(dout, b, n, i, d) * At(v, b, n, static_cast<std::int64_t>(j), d);
+          dp.push_back(Round(q.dtype, sum));
+        }
+        for (std::size_t j = 0; j < p.size(); ++j) {
+          const auto key = static_cast<std::int64_t>(j);
+          const float ds = Round(q.dtype, Round(q.dtype, p[j] * (dp[j] - delta)) * scale);
+          add(dq, i, ds, k, key), add(dk, key, ds, q, i), add(dv, key, p[j], dout, i);
+        }
+      }
+      AppendRounded(dq, q.dtype, &all.dq), AppendRounded(dk, q.dtype, &all.dk),
+          AppendRounded(dv, q.dtype, &all.dv);
+    }
+  }
+  return all;
 }
 
 }  // namespace cubist::testing

@@ -45,6 +45,14 @@ std::vector<double> NaiveMatmul(ConstTensor a, bool transpose_a, ConstTensor b, 
 std::vector<double> NaiveAttention(ConstTensor q, ConstTensor k, ConstTensor v, float scale,
                                    std::int64_t diagonal);
 
+// Its gradients, operator by operator likewise: weights from the scores again, dp = dout v^T, the softmax's gradient
+// p (dp - delta) with delta = rowsum(dout * out), the products; fp32 sums over ascending queries or keys.
+struct NaiveAttentionGradients {
+  std::vector<double> dq, dk, dv;
+};
+NaiveAttentionGradients NaiveAttentionGrad(ConstTensor q, ConstTensor k, ConstTensor v, ConstTensor out,
+                                           ConstTensor dout, float scale, std::int64_t diagonal);
+
 }  // namespace cubist::testing
 
 #endif  // CUBIST_TESTS_SUPPORT_DOUBLE_BENCHMARK_H_

@@ -64,6 +64,8 @@ TEST(PlanTest, ShippedKernelsAreProved) {
     ExpectProved(RecordGroupedMatmul(*chip, DType::kBF16, {300, 0, 7, 130}, 300, 500, /*grad=*/false));
     ExpectProved(RecordGroupedMatmul(*chip, DType::kBF16, {300, 0, 7, 130}, 300, 500, /*grad=*/true));
     ExpectProved(RecordAttention(*chip, DType::kBF16, {.sq = 300, .skv = 500, .d = 128}));
+    ExpectProved(RecordAttentionGrad(*chip, DType::kBF16, {.sq = 300, .skv = 500}));
+    ExpectProved(RecordAttentionGrad(*chip, DType::kBF16, {.sq = 300, .skv = 300, .d_rope = 16}));
     ExpectProved(RecordPermute(*chip, 300, 500, 4, 16, DType::kI32));
     ExpectProved(RecordUnpermute(*chip, 300, 500, 4));
     for (const NamedRecord& made : RecordRowwise(*chip, DType::kBF16, 300, 500)) ExpectProved(made);
@@ -84,6 +86,9 @@ TEST(PlanTest, OddShapesAreProved) {
       RecordAttention(chip, DType::kF16, {.sq = 300, .skv = 300, .d = 100, .causal = Causal::kBottomRight}));
   ExpectProved(
       RecordAttention(chip, DType::kF32, {.sq = 33, .skv = 1000, .d = 72, .causal = Causal::kTopLeft}));
+  ExpectProved(
+      RecordAttentionGrad(chip, DType::kF32, {.sq = 33, .skv = 190, .d = 40, .causal = Causal::kTopLeft}));
+  ExpectProved(RecordAttentionGrad(chip, DType::kF16, {.sq = 130, .skv = 77, .d = 24, .d_rope = 6}));
   ExpectProved(RecordPermute(chip, 100, 70000, 2, 60000, DType::kI64));
   ExpectProved(RecordUnpermute(chip, 30, 60000, 12));
   for (const NamedRecord& made : RecordRowwise(chip, DType::kF32, 41, 20011)) ExpectProved(made);

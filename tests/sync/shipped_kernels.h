@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/flash_attention.h"
+#include "kernels/flash_attention_grad.h"
 #include "kernels/grouped_matmul.h"
 #include "kernels/matmul.h"
 #include "kernels/rms_norm.h"
@@ -98,6 +99,45 @@ inline NamedRecord RecordAttention(const ChipSpec& chip, DType dtype, const Atte
   args.lse = Tensor(nullptr, DType::kF32, {c.batches, c.heads, c.sq});
   args.causal = c.causal;
   const Status status = FlashAttention(Recorder(chip, &made.record), args, nullptr);
+  CUBIST_CHECK(status.ok(), status.message());
+  return made;
+}
+
+// The backward pass with all that it does to scores and rows: a bias that heads and queries share, a mask, cap,
+// ALiBi, sinks and dropout; or with rotary positions and lengths instead of the first two.
+inline NamedRecord RecordAttentionGrad(const ChipSpec& chip, DType dtype, const AttentionCase& c) {
+  NamedRecord made;
+  made.name = "flash_attention_grad " + std::to_string(c.sq) + "x" + std::to_string(c.skv) + " rope " +
+              std::to_string(c.d_rope) + " on " + chip.name;
+  const auto in = [&](std::int64_t heads, std::int64_t rows, std::int64_t cols) {
+    return ConstTensor(nullptr, dtype, {c.batches, heads, rows, cols});
+  };
+  const auto out = [&](std::int64_t heads, std::int64_t rows, std::int64_t cols) {
+    return Tensor(nullptr, dtype, {c.batches, heads, rows, cols});
+  };
+  FlashAttentionGradArgs args;
+  args.q = in(c.heads, c.sq, c.d), args.k = in(c.kv_heads, c.skv, c.d), args.v = in(c.kv_heads, c.skv, c.d);
+  args.out = in(c.heads, c.sq, c.d), args.dout = in(c.heads, c.sq, c.d);
+  args.lse = ConstTensor(nullptr, DType::kF32, {c.batches, c.heads, c.sq});
+  args.dq = out(c.heads, c.sq, c.d), args.dk = out(c.kv_heads, c.skv, c.d),
+  args.dv = out(c.kv_heads, c.skv, c.d);
+  args.sinks = ConstTensor(nullptr, DType::kF32, {c.heads}),
+  args.dsinks = Tensor(nullptr, DType::kF32, {c.heads});
+  args.soft_cap = 3.0f;
+  args.causal = c.causal;
+  const std::int64_t q_ends[] = {c.sq / 3, c.sq / 3, c.sq}, kv_ends[] = {c.skv / 2, c.skv - 1, c.skv};
+  if (c.d_rope > 0) {
+    args.q_rope = in(c.heads, c.sq, c.d_rope), args.k_rope = in(1, c.skv, c.d_rope);
+    args.dq_rope = out(c.heads, c.sq, c.d_rope), args.dk_rope = out(1, c.skv, c.d_rope);
+    args.rope.cos = args.rope.sin = ConstTensor(nullptr, DType::kF32, {c.sq + c.skv, c.d_rope / 2});
+    args.lengths = {q_ends, kv_ends};
+  } else {
+    args.bias = in(1, 1, c.skv), args.dbias = out(1, 1, c.skv);
+    args.mask = ConstTensor(nullptr, DType::kBool, {1, 1, c.sq, c.skv});
+  }
+  args.alibi.slopes = ConstTensor(nullptr, DType::kF32, {c.heads});
+  args.dropout.keep = 0.75f;
+  const Status status = FlashAttentionGrad(Recorder(chip, &made.record), args, nullptr);
   CUBIST_CHECK(status.ok(), status.message());
   return made;
 }

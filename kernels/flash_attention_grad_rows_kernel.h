@@ -1,0 +1,267 @@
+// The phases around the products of attention's backward pass, on Vector cores: what each query row needs before, and the
+// sums of parts after.
+#ifndef CUBIST_KERNELS_FLASH_ATTENTION_GRAD_ROWS_KERNEL_H_
+#define CUBIST_KERNELS_FLASH_ATTENTION_GRAD_ROWS_KERNEL_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/attention_scores_kernel.h"
+#include "kernels/operand_kernel.h"
+#include "kernels/rotate_kernel.h"
+#include "npu_model/core.h"
+#include "npu_model/tile.h"
+#include "tiling/flash_attention_grad_steps.h"
+#include "tiling/flash_attention_grad_tiling.h"
+
+namespace cubist {
+
+// The (b, n, s, d) tensors of a call, and what one phase leaves for the next.
+struct FlashAttentionGradOperands {
+  const GmTensor *q = nullptr, *q_rope = nullptr;
+  const GmTensor *k = nullptr, *k_rope = nullptr, *v = nullptr;
+  const GmTensor *out = nullptr, *lse = nullptr, *dout = nullptr;  // lse: (b, head, Sq, 1)
+  const GmTensor *dq = nullptr, *dq_rope = nullptr, *dk = nullptr, *dk_rope = nullptr, *dv = nullptr;
+  float scale = 1;
+  float soft_cap = 0;                                  // 0: none.
+  const GmTensor* bias = nullptr;                      // (b, head, Sq, Skv)
+  const GmTensor *sinks = nullptr, *dsinks = nullptr;  // (1, 1, 1, head)
+  const GmTensor* mask = nullptr;                      // (sequence, head, Sq, Skv)
+  AlibiOperands alibi;
+  DropoutStream dropout;
+  float dropout_factor = 1;         // Of kept weights.
+  const GmTensor* dbias = nullptr;  // Its own sizes, 1 where it serves all.
+
+  PackedGm q_packed, q_rope_packed, dout_packed;        // One matrix per (b, head), where t.pack_queries.
+  const GmTensor *row_lse = nullptr, *delta = nullptr;  // (b, head, Sq, 1), fp32 like all that follow
+  const GmTensor *dq_parts = nullptr, *dq_rope_parts = nullptr;  // (chunk, b * heads + head, Sq, d)
+  // (b, KV head, Skv, d), of what the second phase does not finish.
+  const GmTensor *dk_sums = nullptr, *dk_rope_sums = nullptr, *dv_sums = nullptr;
+  // (part, b * heads + head, Sq, Skv) of dbias' sizes, all 0 before the second phase; null where every element of
+  // dbias comes from one pair, and goes there at once.
+  const GmTensor* dbias_parts = nullptr;
+
+  // The first of the step's query rows among all rows of weights.
+  std::int64_t DropoutRow(const FlashAttentionGradStep& step) const {
+    return (step.sequence.batch * q->sizes[1] + step.h) * q->sizes[2] + step.QueryRows(step.queries).begin;
+  }
+  // The query rows of a head as the chosen tiling reads them, those of a block of the step.
+  Operand QueriesOf(const GmTensor& plain, const PackedGm& packed, const FlashAttentionGradTiling& t,
+                    const FlashAttentionGradStep& step, std::int64_t cols) const {
+    const std::int64_t b = step.sequence.batch;
+    if (!t.pack_queries) {
+      return {MatrixOf(plain, b, step.h).Block(step.QueryRows(step.block), {0, cols}), {}, false};
+    }
+    const Range rows = step.block.From(-step.sequence.packed_begin);
+    return {{}, packed.Matrix(b * plain.sizes[1] + step.h).Block(rows, {0, cols}), true};
+  }
+};
+
+// Calls visit(sequence, head, rows of the sequence) for this core's share of all rows, `at_once` or fewer at a time: query
+// rows of `heads` heads, or keys.
+template <class Core, class Visit>
+void ForEachShare(Core& core, const FlashAttentionGradSchedule& schedule, bool keys, std::int64_t heads,
+                  std::int64_t at_once, Visit&& visit) {
+  std::int64_t share = 0;
+  for (std::int64_t i = 0; i < schedule.sequences(); ++i) {
+    const AttentionSequence sequence = schedule.Sequence(i);
+    const Split blocks(keys ? sequence.skv : sequence.sq, at_once);
+    for (std::int64_t n = 0; n < heads; ++n) {
+      // The first block of this head that is this core's.
+      std::int64_t block = (core.index() - share) % core.count();
+      if (block < 0) block += core.count();
+      for (; block < blocks.count(); block += core.count()) visit(sequence, n, blocks[block]);
+      share = (share + blocks.count()) % core.count();
+    }
+  }
+}
+
+// First phase, on Vector cores, `rows_at_once` rows of a head at a time: what a query row needs beside its scores.
+//   delta = sum of dO * O over the row;   row_lse = lse, but the lowest finite float for a row that sees no key,
+// so that exp(-inf - row_lse) is 0 there and not NaN.
+template <VectorCore Core>
+void FlashAttentionGradRowsKernel(Core& core, const FlashAttentionGradOperands& g,
+                                  const FlashAttentionGradShape& s,
+                                  const FlashAttentionGradSchedule& schedule, std::int64_t rows_at_once) {
+  Ring<Buffer::kUB, float> out_ub(core, "out_ub", rows_at_once, s.d_v, 2);
+  Ring<Buffer::kUB, float> dout_ub(core, "dout_ub", rows_at_once, s.d_v, 2);
+  Ring<Buffer::kUB, float> delta_ub(core, "delta_ub", rows_at_once, 1, 2);
+  Ring<Buffer::kUB, float> lse_ub(core, "lse_ub", rows_at_once, 1, 2);
+  ForEachShare(core, schedule, /*keys=*/false, s.heads, rows_at_once,
+               [&](const AttentionSequence& sequence, std::int64_t h, Range some) {
+                 const Range rows = some.From(-sequence.q_begin);
+                 const std::int64_t b = sequence.batch;
+                 const UbTile<float> lse = lse_ub.Next(rows.size(), 1);
+                 core.Load(lse, MatrixOf(*g.lse, b, h).Rows(rows));
+                 core.MaxScalar(lse, lse, std::numeric_limits<float>::lowest());
+                 core.Store(MatrixOf(*g.row_lse, b, h).Rows(rows), lse);
+
+                 const UbTile<float> out = out_ub.Next(rows.size(), s.d_v),
+                                     dout = dout_ub.Next(rows.size(), s.d_v);
+                 core.Load(out, MatrixOf(*g.out, b, h).Rows(rows));
+                 core.Load(dout, MatrixOf(*g.dout, b, h).Rows(rows));
+                 core.Mul(out, out, dout);
+                 const UbTile<float> delta = delta_ub.Next(rows.size(), 1);
+                 core.Fill(delta, 0.0f);  // Stays where Dv is 0.
+                 core.RowSum(delta, out);
+                 core.Store(MatrixOf(*g.delta, b, h).Rows(rows), delta);
+               });
+}
+
+// After it, on Vector cores, a head at a time: dsink = - sum over all rows of exp(sink - lse) * delta.
+template <VectorCore Core>
+void FlashAttentionGradSinksKernel(Core& core, const FlashAttentionGradOperands& g,
+                                   const FlashAttentionGradShape& s,
+                                   const FlashAttentionGradSchedule& schedule, std::int64_t rows_at_once) {
+  Ring<Buffer::kUB, float> sinks_ub(core, "sinks_ub", 1, s.heads, 1), sum_ub(core, "sum_ub", 1, 1, 2);
+  Ring<Buffer::kUB, float> lse_ub(core, "lse_ub", 1, rows_at_once, 2),
+      delta_ub(core, "delta_ub", 1, rows_at_once, 2), scratch_ub(core, "scratch_ub", 1, rows_at_once, 1);
+  const UbTile<float> sinks = sinks_ub.Next(1, s.heads);
+  core.Load(sinks, MatrixOf(*g.sinks));
+  for (std::int64_t h = core.index(); h < s.heads; h += core.count()) {
+    const float sink = core.ReadScalar(sinks, h);
+    const UbTile<float> sum = sum_ub.Next(1, 1);
+    core.Fill(sum, 0.0f);
+    for (std::int64_t i = 0; i < schedule.sequences(); ++i) {
+      const AttentionSequence sequence = schedule.Sequence(i);
+      for (const Range some : Split(sequence.sq, rows_at_once)) {
+        const Range rows = some.From(-sequence.q_begin);
+        const UbTile<float> weight = lse_ub.Next(1, rows.size()), delta = delta_ub.Next(1, rows.size());
+        core.Load(weight, MatrixOf(*g.row_lse, sequence.batch, h).Rows(rows).Transposed());
+        core.Load(delta, MatrixOf(*g.delta, sequence.batch, h).Rows(rows).Transposed());
+        core.MulScalar(weight, weight, -1.0f);
+        core.AddScalar(weight, weight, sink);
+        core.Exp(weight, weight);
+        core.AddDot(sum, scratch_ub.Next(1, rows.size()), weight, delta);
+      }
+    }
+    core.MulScalar(sum, sum, -1.0f);
+    core.Store(MatrixOf(*g.dsinks).Cols({h, h + 1}), sum);
+  }
+}
+
+// All elements of `x` 0.
+template <VectorCore Core>
+void FillZeroKernel(Core& core, const GmTensor& x, std::int64_t rows_at_once, std::int64_t cols_at_once) {
+  Ring<Buffer::kUB, float> zero_ub(core, "zero_ub", rows_at_once, cols_at_once, 1);
+  std::int64_t share = 0;
+  for (std::int64_t i = 0; i < x.sizes[0]; ++i) {
+    for (std::int64_t j = 0; j < x.sizes[1]; ++j) {
+      for (const Range rows : Split(x.sizes[2], rows_at_once)) {
+        if (share++ % core.count() != core.index()) continue;
+        for (const Range cols : Split(x.sizes[3], cols_at_once)) {
+          const UbTile<float> zero = zero_ub.Next(rows.size(), cols.size());
+          core.Fill(zero, 0.0f);  // A store that narrows loses it.
+          core.Store(MatrixOf(x, i, j).Block(rows, cols), zero);
+        }
+      }
+    }
+  }
+}
+
+// Third phase, on Vector cores: a gradient as the sum of its parts, in their order, times `scale`, and where its rows
+// were turned to their positions turned back.
+struct FlashAttentionGradSum {
+  const GmTensor* gradient = nullptr;  // (b, n, s, d)
+  const GmTensor* parts = nullptr;
+  float scale = 1;
+  enum class Of { kOne, kHeads, kChunks } of = Of::kOne;
+  bool keys = true;  // Rows are keys, else queries.
+  RotateOperands rotate = {};
+
+  std::int64_t count(const FlashAttentionGradShape& s, const FlashAttentionGradTiling& t) const {
+    return of == Of::kChunks ? t.chunks : of == Of::kHeads ? s.kv_heads : 1;
+  }
+  Gm Part(std::int64_t b, std::int64_t n, std::int64_t part) const {
+    if (of == Of::kChunks) return MatrixOf(*parts, part, b * gradient->sizes[1] + n);
+    return MatrixOf(*parts, b, of == Of::kHeads ? part : n);
+  }
+  // Visits the rows of `rows` that a part has, in ranges. A chunk has those that see any of its blocks of keys.
+  template <class Visit>
+  void ForEachRange(const FlashAttentionGradSchedule& schedule, const FlashAttentionGradTiling& t,
+                    const AttentionSequence& sequence, std::int64_t part, Range rows, Visit&& visit) const {
+    if (of != Of::kChunks) return visit(rows);
+    const Split blocks = schedule.KeyBlocks(sequence);
+    std::int64_t done = rows.begin;
+    for (std::int64_t block = part; block < blocks.count() && done < rows.end; block += t.chunks) {
+      const Range seeing = schedule.Seeing(sequence, blocks[block]);
+      const Range has{std::max(seeing.begin, done), std::min(seeing.end, rows.end)};
+      if (has.empty()) continue;
+      visit(has);
+      done = has.end;
+    }
+  }
+};
+
+template <VectorCore Core>
+void FlashAttentionGradSumKernel(Core& core, const FlashAttentionGradSum& sum,
+                                 const FlashAttentionGradShape& s, const FlashAttentionGradTiling& t,
+                                 const FlashAttentionGradSchedule& schedule, std::int64_t rows_at_once) {
+  const std::int64_t cols = sum.gradient->sizes[3];
+  Ring<Buffer::kUB, float> sum_ub(core, "sum_ub", rows_at_once, cols, 2);
+  Ring<Buffer::kUB, float> part_ub(core, "part_ub", rows_at_once, cols, 2);
+  const bool turned = sum.rotate.cos != nullptr;
+  Rotator<Core> rotator(core, turned ? cols : 0);
+  const auto add_up = [&](const AttentionSequence& sequence, std::int64_t n, Range some) {
+    const std::int64_t first = sum.keys ? sequence.kv_begin : sequence.q_begin, b = sequence.batch;
+    const Range rows = some.From(-first);
+    const UbTile<float> total = sum_ub.Next(rows.size(), cols);
+    bool started = false;
+    for (std::int64_t i = 0; i < sum.count(s, t); ++i) {
+      sum.ForEachRange(schedule, t, sequence, i, some, [&](Range has) {
+        const Gm from = sum.Part(b, n, i).Rows(has.From(-first));
+        if (!started && has == some) {
+          core.Load(total, from);
+        } else {
+          if (!started) core.Fill(total, 0.0f);
+          const UbTile<float> part = part_ub.Next(has.size(), cols);
+          const UbTile<float> to = total.Rows(has.From(some.begin));
+          core.Load(part, from);
+          core.Add(to, to, part);
+        }
+        started = true;
+      });
+    }
+    if (!started) core.Fill(total, 0.0f);
+    core.MulScalar(total, total, sum.scale);
+    const Gm gradient = MatrixOf(*sum.gradient, b, n).Rows(rows);
+    if (!turned) return core.Store(gradient, total);
+    for (const Range r : Split(rows.size(), Rotator<Core>::kRows)) {
+      const UbTile<float> y =
+          rotator.Turn(sum.rotate, total.Rows(r), sum.rotate.At(b, r.From(-some.begin), first));
+      core.Store(sum.rotate.First(gradient.Rows(r)), y.Cols({0, cols / 2}));
+      core.Store(sum.rotate.Second(gradient.Rows(r)), y.Cols({cols / 2, cols}));
+    }
+  };
+  ForEachShare(core, schedule, sum.keys, sum.gradient->sizes[1], rows_at_once, add_up);
+}
+
+// dbias from its parts, in their order.
+template <VectorCore Core>
+void FlashAttentionGradBiasKernel(Core& core, const GmTensor& parts, const GmTensor& dbias,
+                                  std::int64_t rows_at_once, std::int64_t cols_at_once) {
+  Ring<Buffer::kUB, float> sum_ub(core, "sum_ub", rows_at_once, cols_at_once, 2);
+  Ring<Buffer::kUB, float> part_ub(core, "part_ub", rows_at_once, cols_at_once, 2);
+  std::int64_t share = 0;
+  for (std::int64_t matrix = 0; matrix < parts.sizes[1]; ++matrix) {
+    const Gm to = MatrixOf(dbias, matrix / dbias.sizes[1], matrix % dbias.sizes[1]);
+    for (const Range rows : Split(to.rows, rows_at_once)) {
+      if (share++ % core.count() != core.index()) continue;
+      for (const Range cols : Split(to.cols, cols_at_once)) {
+        const UbTile<float> sum = sum_ub.Next(rows.size(), cols.size());
+        core.Load(sum, MatrixOf(parts, 0, matrix).Block(rows, cols));
+        for (std::int64_t i = 1; i < parts.sizes[0]; ++i) {
+          const UbTile<float> part = part_ub.Next(rows.size(), cols.size());
+          core.Load(part, MatrixOf(parts, i, matrix).Block(rows, cols));
+          core.Add(sum, sum, part);
+        }
+        core.Store(to.Block(rows, cols), sum);
+      }
+    }
+  }
+}
+
+}  // namespace cubist
+
+#endif  // CUBIST_KERNELS_FLASH_ATTENTION_GRAD_ROWS_KERNEL_H_

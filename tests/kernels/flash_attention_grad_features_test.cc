@@ -1,0 +1,378 @@
+// What FlashAttentionGrad does to scores, rows and keys besides masking: against the reference, on the host and on the model.
+#include <gtest/gtest.h>
+#include <oneapi/tbb/global_control.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/flash_attention_grad.h"
+#include "reference/attention_grad.h"
+#include "tests/kernels/attention_grad_call.h"
+#include "tests/kernels/kernel_test.h"
+#include "tests/support/double_benchmark.h"
+#include "tests/support/expect_close.h"
+#include "tests/support/matrix.h"
+#include "tests/support/random.h"
+#include "tests/support/shapes.h"
+
+namespace cubist::testing {
+namespace {
+
+std::vector<Device> Both() { return {Host(), NpuWithData(Ascend910B2())}; }
+
+void ExpectRight(const Device& device, const AttentionShape& shape, const GradOptions& options) {
+  GradCall call(shape, options);
+  call.FillNormal();
+  ExpectRight(device, call);
+}
+
+TEST(FlashAttentionGradFeaturesTest, RotaryPositions) {
+  for (const Device& device : Both()) {
+    int i = 0;
+    for (DType in : kFloatTypes) {
+      for (RopeLayout layout :
+           {RopeLayout::kHalf, RopeLayout::kInterleaved, RopeLayout::kInterleavedToHalf}) {
+        const Causal causal = kMasks[++i % 3];
+        // Rope parts of their own, k's shared by the heads; part of q and k; all of q and k; a context behind the queries.
+        for (const bool shared : {false, true}) {
+          ExpectRight(device, {2, 4, 2, 37, 70, 24, 16, 24},
+                      {.in = in,
+                       .out = in,
+                       .causal = causal,
+                       .shared_rope = shared,
+                       .turned = 16,
+                       .rope_layout = layout,
+                       .q_offset = 33});
+        }
+        ExpectRight(
+            device, {1, 4, 2, 70, 37, 40, 0, 8},
+            {.in = in, .causal = causal, .layout = kBsnd, .turned = 6, .rope_layout = layout, .k_offset = 2});
+        ExpectRight(device, {1, 2, 2, 33, 35, 18, 0, 8},
+                    {.in = in, .causal = causal, .layout = kApart, .turned = 18, .rope_layout = layout});
+      }
+    }
+  }
+}
+
+TEST(FlashAttentionGradFeaturesTest, BiasSoftCapAndSinks) {
+  const std::vector<std::vector<std::int64_t>> biases = {{},
+                                                         {2, 4, 37, 70},
+                                                         {1, 4, 1, 70},
+                                                         {1, 1, 37, 70},
+                                                         {2, 1, 37, 1},
+                                                         {2, 4, 37, 1},
+                                                         {2, 2 * 2, 1, 1},
+                                                         {1, 1, 1, 1},
+                                                         {2, 1, 37, 70}};
+  for (const Device& device : Both()) {
+    int i = 0;
+    for (DType in : kFloatTypes) {
+      for (const auto& bias : biases) {
+        for (const std::optional<float> cap : {std::optional<float>(), std::optional<float>(2.5f)}) {
+          ++i;
+          ExpectRight(device, {2, 4, 2, 37, 70, 24, 0, 16},
+                      {.in = in,
+                       .out = i % 5 == 0 ? in : DType::kF32,
+                       .causal = i % 2 == 0 ? Causal::kNone : Causal::kBottomRight,
+                       .scale = i % 3 == 0 ? std::optional<float>(-0.7f) : std::nullopt,
+                       .bias = bias,
+                       .sinks = i % 4 < 2,
+                       .soft_cap = cap,
+                       .wants_bias_gradient = i % 7 != 0});
+        }
+      }
+    }
+  }
+}
+
+// Several blocks of keys for each chunk, several chunks, and a bias that all heads of all batch entries share.
+TEST(FlashAttentionGradFeaturesTest, SharedBiasOverManyBlocks) {
+  for (const std::vector<std::int64_t>& bias :
+       {std::vector<std::int64_t>{1, 1, 300, 1400}, {1, 1, 1, 1400}, {1, 2, 300, 1}}) {
+    ExpectRight(Host(), {2, 2, 2, 300, 1400, 8, 0, 8},
+                {.causal = Causal::kBottomRight, .bias = bias, .sinks = true});
+  }
+}
+
+TEST(FlashAttentionGradFeaturesTest, BooleanMasksAlibiAndDropout) {
+  const std::vector<std::vector<std::int64_t>> masks = {
+      {}, {2, 4, 37, 70}, {1, 4, 37, 1}, {2, 1, 1, 70}, {1, 1, 37, 70}};
+  for (const Device& device : Both()) {
+    int i = 0;
+    for (DType in : kFloatTypes) {
+      for (const auto& mask : masks) {
+        for (const float keep : {1.0f, 0.75f}) {
+          ++i;
+          ExpectRight(
+              device, {2, 4, 2, 37, 70, 24, i % 4 == 0 ? 8 : 0, 16},
+              {.in = in,
+               .causal = kMasks[i % 3],
+               .scale = i % 5 == 0 ? std::optional<float>(-0.7f) : std::nullopt,
+               .bias = i % 2 == 0 ? std::vector<std::int64_t>{1, 4, 37, 70} : std::vector<std::int64_t>(),
+               .sinks = i % 4 == 1,
+               .soft_cap = i % 3 == 1 ? std::optional<float>(5.0f) : std::nullopt,
+               .mask = mask,
+               .slopes = i % 3 != 0,
+               .root = i % 2 == 0,
+               .keep = keep});
+        }
+      }
+    }
+  }
+}
+
+// Rows whose keys are all hidden neither get nor give a gradient, and no NaN.
+TEST(FlashAttentionGradFeaturesTest, FullyMaskedRows) {
+  for (const Device& device : Both()) {
+    for (DType in : kFloatTypes) {
+      GradCall call({1, 2, 1, 50, 90, 16, 0, 24}, {.in = in, .mask = {1, 1, 50, 90}, .keep = 0.5f});
+      call.FillNormal();
+      for (std::int64_t i = 0; i < 50; i += 2) {
+        for (std::int64_t j = 0; j < 90; ++j) call.mask.set({0, 0, i, j}, 1);
+      }
+      call.Forward();
+      ExpectRight(device, call);
+      for (std::int64_t d = 0; d < 16; ++d) ASSERT_EQ(call.dq.at({0, 1, 4, d}), 0);
+    }
+  }
+}
+
+TEST(FlashAttentionGradFeaturesTest, PositionsByIndex) {
+  for (const Device& device : Both()) {
+    for (DType in : kFloatTypes) {
+      ExpectRight(
+          device, {2, 4, 2, 37, 70, 24, 16, 24},
+          {.in = in, .causal = Causal::kBottomRight, .shared_rope = true, .turned = 16, .positions = true});
+      GradOptions options{
+          .in = in, .turned = 8, .rope_layout = RopeLayout::kInterleaved, .keep = 0.9f, .positions = true};
+      options.q_ends = {30, 70}, options.kv_ends = {37, 40}, options.slopes = true;
+      ExpectRight(device, {1, 2, 2, 70, 41, 20, 0, 8}, options);
+    }
+  }
+}
+
+// A workspace of the caller's gives the same bits; one byte less is refused.
+TEST(FlashAttentionGradFeaturesTest, WorkspaceOfTheCaller) {
+  GradCall call({2, 4, 2, 131, 259, 24, 8, 16},
+                {.in = DType::kBF16, .turned = 8, .bias = {1, 1, 131, 259}, .sinks = true});
+  call.FillNormal();
+  FlashAttentionGradArgs args = call.args();
+  ASSERT_TRUE(IsOk(FlashAttentionGrad(Host(), args)));
+  std::vector<std::vector<double>> expected;
+  for (Matrix* x : call.outputs()) {
+    expected.push_back(x->ToDoubles());
+    x->FillNaN();
+  }
+  std::int64_t bytes = 0;
+  ASSERT_TRUE(IsOk(FlashAttentionGradWorkspace(Host(), args, &bytes)));
+  std::vector<char> memory(static_cast<std::size_t>(bytes + 1));
+  args.workspace = {memory.data() + 1, bytes};
+  ASSERT_TRUE(IsOk(FlashAttentionGrad(Host(), args)));
+  const auto outputs = call.outputs();
+  for (std::size_t i = 0; i < outputs.size(); ++i) ExpectExactly(outputs[i]->view(), expected[i]);
+  args.workspace.bytes = bytes - 1;
+  const Status status = FlashAttentionGrad(Host(), args);
+  EXPECT_FALSE(status.ok());
+  EXPECT_NE(status.message().find(std::to_string(bytes)), std::string::npos) << status.message();
+}
+
+// A bias of -inf masks: no weight and no gradient; a row of nothing else gives none and gets none.
+TEST(FlashAttentionGradFeaturesTest, BiasOfMinusInfinity) {
+  for (const Device& device : Both()) {
+    for (DType in : kFloatTypes) {
+      GradCall call({1, 2, 1, 20, 50, 16, 0, 24}, {.in = in, .bias = {1, 1, 20, 50}});
+      call.FillNormal();
+      for (std::int64_t j = 0; j < 50; ++j) {
+        call.bias.set({0, 0, 3, j}, -kInfinity);
+        if (j % 3 == 0) call.bias.set({0, 0, 7, j}, -kInfinity);
+      }
+      call.Forward();
+      ASSERT_TRUE(IsOk(FlashAttentionGrad(device, call.args())));
+      for (std::int64_t d = 0; d < 16; ++d) ASSERT_EQ(call.dq.at({0, 1, 3, d}), 0);
+      for (std::int64_t j = 0; j < 50; ++j) {
+        ASSERT_EQ(call.dbias.at({0, 0, 3, j}), 0);
+        if (j % 3 == 0) {
+          ASSERT_EQ(call.dbias.at({0, 0, 7, j}), 0);
+        }
+        ASSERT_TRUE(std::isfinite(call.dv.at({0, 0, j, 5})));
+      }
+    }
+  }
+}
+
+// A soft cap flattens scores of 1e4: the gradients of q and k vanish, that of v stays.
+TEST(FlashAttentionGradFeaturesTest, SoftCapOfExtremeScores) {
+  for (const Device& device : Both()) {
+    for (DType in : kFloatTypes)
+      ExpectRight(device, {1, 1, 1, 9, 40, 16, 0, 8}, {.in = in, .scale = 1e4f, .soft_cap = 30.0f});
+  }
+}
+
+// A head whose sink is -inf is one without.
+TEST(FlashAttentionGradFeaturesTest, SinksOfRowsWithoutKeys) {
+  for (const Device& device : Both()) {
+    GradCall call({1, 2, 1, 50, 20, 16, 0, 24}, {.causal = Causal::kBottomRight, .sinks = true});
+    call.FillNormal();
+    call.sinks.set({1}, -kInfinity);
+    call.Forward();
+    ExpectRight(device, call);
+    EXPECT_EQ(call.dsinks.at({1}), 0);
+    EXPECT_EQ(call.dq.at({0, 0, 3, 5}), 0);
+  }
+}
+
+// Packed sequences, with empty ones and rows behind the last: each is as if alone, and nothing else is written.
+TEST(FlashAttentionGradFeaturesTest, PackedSequences) {
+  for (const Device& device : Both()) {
+    for (DType in : kFloatTypes) {
+      for (Causal causal : kMasks) {
+        for (std::int64_t turned : {0, 8}) {
+          GradOptions options{
+              .in = in, .out = in, .causal = causal, .shared_rope = turned > 0, .turned = turned};
+          options.q_ends = {1, 1, 70, 70, 200}, options.kv_ends = {37, 40, 40, 101, 240};
+          if (causal == Causal::kTopLeft) options.window = AttentionWindow{.left = 20};
+          options.sinks = causal == Causal::kNone;
+          GradCall call({1, 4, 2, 210, 260, 24, 8, 16}, options);
+          for (Matrix* x : call.outputs()) x->FillNaN();
+          call.FillNormal();
+          ExpectRight(device, call);
+          EXPECT_TRUE(std::isnan(call.dq.at({0, 0, 200, 0})));
+          EXPECT_TRUE(std::isnan(call.dk.at({0, 1, 240, 0})));
+          EXPECT_TRUE(std::isnan(call.dk_rope.at({0, 0, 259, 0})));
+        }
+      }
+    }
+  }
+}
+
+// Long enough for packed queries and several blocks of keys.
+TEST(FlashAttentionGradFeaturesTest, LongPackedSequences) {
+  for (DType in : kFloatTypes) {
+    GradOptions options{.in = in, .causal = Causal::kBottomRight};
+    options.q_ends = {333, 350, 1050}, options.kv_ends = {340, 700, 1400};
+    ExpectRight(Host(), {1, 2, 1, 1050, 1400, 8, 0, 8}, options);
+  }
+}
+
+// One latent serves as keys and values of all heads.
+TEST(FlashAttentionGradFeaturesTest, SharedLatentOfKeysAndValues) {
+  for (const Device& device : Both()) {
+    for (DType in : kFloatTypes) {
+      GradCall call({1, 8, 1, 35, 70, 48, 8, 48}, {.in = in, .causal = Causal::kBottomRight});
+      call.FillNormal();
+      Assign(call.v.view(), call.k.ToDoubles());
+      call.Forward();
+      FlashAttentionGradArgs args = call.args();
+      args.v = args.k;
+      ASSERT_TRUE(IsOk(FlashAttentionGrad(device, args)));
+      call.ExpectRight();
+    }
+  }
+}
+
+// Little worse than operators one after the other in the same dtype. Every row sees many keys: where one has all the
+// weight, the gradients of scores are differences of equals, and their relative errors say nothing.
+TEST(FlashAttentionGradFeaturesTest, PassesTheDoubleBenchmark) {
+  for (const AttentionShape& shape :
+       {AttentionShape{1, 2, 2, 130, 260, 64, 0, 48}, AttentionShape{2, 1, 1, 70, 140, 33, 0, 17}}) {
+    for (DType in : kFloatTypes) {
+      for (Causal causal : {Causal::kNone, Causal::kBottomRight}) {
+        const float scale = 1.0f / std::sqrt(static_cast<float>(shape.dqk));
+        GradCall call(shape, {.in = in, .out = in, .causal = causal, .scale = scale, .forward_out = in});
+        SCOPED_TRACE(shape.Name() + " " + call.options.Name());
+        call.FillNormal();
+        const FlashAttentionGradArgs args = call.args();
+        ASSERT_TRUE(IsOk(FlashAttentionGrad(Host(), args)));
+        const std::int64_t diagonal = causal == Causal::kNone ? shape.skv : shape.skv - shape.sq;
+        const auto naive = NaiveAttentionGrad(args.q, args.k, args.v, args.out, args.dout, scale, diagonal);
+        const auto golden = reference::AttentionGrad(call.ReferenceArgs({0, shape.sq}, {0, shape.skv}),
+                                                     args.dout, call.options.forward_out);
+        EXPECT_TRUE(PassesDoubleBenchmark(call.dq.view(), golden.dq.value, naive.dq)) << "dq";
+        EXPECT_TRUE(PassesDoubleBenchmark(call.dk.view(), golden.dk.value, naive.dk)) << "dk";
+        EXPECT_TRUE(PassesDoubleBenchmark(call.dv.view(), golden.dv.value, naive.dv)) << "dv";
+      }
+    }
+  }
+}
+
+TEST(FlashAttentionGradFeaturesTest, SameBitsForAnyThreads) {
+  const tbb::global_control more_threads_than_cores(tbb::global_control::max_allowed_parallelism, 8);
+  struct Case {
+    AttentionShape shape;
+    GradOptions options;
+  };
+  const Case cases[] = {
+      {{1, 4, 2, 210, 260, 24, 8, 16},
+       {.causal = Causal::kBottomRight, .q_ends = {50, 210}, .kv_ends = {100, 260}, .turned = 8}},
+      {{2, 4, 2, 131, 700, 24, 0, 16},
+       {.in = DType::kBF16, .bias = {1, 1, 131, 1}, .sinks = true, .soft_cap = 5.0f}},
+      {{2, 4, 2, 131, 259, 24, 0, 16}, {.in = DType::kF16, .bias = {1, 4, 1, 259}}}};
+  for (const Case& c : cases) {
+    GradCall first(c.shape, c.options), call(c.shape, c.options);
+    first.FillNormal();
+    for (Matrix* x : first.outputs()) x->FillNaN();  // Not all are asked for.
+    ASSERT_TRUE(IsOk(FlashAttentionGrad(Host({.threads = 1}), first.args())));
+    call.CopyInputs(first);
+    for (int threads : kThreadCounts) {
+      for (Matrix* x : call.outputs()) x->FillNaN();
+      ASSERT_TRUE(IsOk(FlashAttentionGrad(Host({.threads = threads}), call.args())));
+      const auto outputs = call.outputs(), expected = first.outputs();
+      for (std::size_t j = 0; j < outputs.size(); ++j)
+        ExpectSameBits(outputs[j]->view(), expected[j]->view());
+    }
+  }
+}
+
+// Random shapes and features; a failure prints its seed, and CUBIST_TEST_SEED runs it again.
+TEST(FlashAttentionGradFeaturesTest, RandomCalls) {
+  Random random;
+  for (int i = 0; i < 60; ++i) {
+    const auto yes = [&] { return random.Integer(0, 1) == 1; };
+    const std::int64_t kv_heads = random.Integer(1, 2), group = random.Integer(1, 3);
+    const AttentionShape shape = {random.Integer(1, 2),
+                                  kv_heads * group,
+                                  kv_heads,
+                                  random.Integer(1, 150),
+                                  random.Integer(0, 300),
+                                  random.Integer(1, 40),
+                                  yes() ? 2 * random.Integer(1, 12) : 0,
+                                  random.Integer(1, 40)};
+    GradOptions o;
+    o.in = kFloatTypes[i % 3];
+    if (yes()) o.out = o.in;
+    if (yes()) o.forward_out = o.in;
+    o.causal = static_cast<Causal>(random.Integer(0, 2));
+    if (yes())
+      o.window = AttentionWindow{random.Integer(0, 90), {}, static_cast<Causal>(random.Integer(1, 2))};
+    if (yes()) o.soft_cap = static_cast<float>(random.Uniform(1, 40));
+    if (yes()) {
+      o.bias = {yes() ? shape.batch : 1, yes() ? shape.q_heads : 1, yes() ? shape.sq : 1,
+                yes() ? shape.skv : 1};
+    }
+    o.sinks = yes(), o.shared_rope = yes();
+    o.turned = shape.dr > 0 ? (yes() ? shape.dr : 0) : shape.dqk / 2 * 2 * random.Integer(0, 1);
+    o.rope_layout = static_cast<RopeLayout>(random.Integer(0, 2));
+    if (yes()) o.layout = kBsnd;
+    if (yes()) o.keep = static_cast<float>(random.Uniform(0.3, 0.95));
+    o.slopes = yes(), o.root = yes(), o.positions = yes();
+    if (!o.positions) o.q_offset = random.Integer(0, 9), o.k_offset = random.Integer(0, 9);
+    if (yes()) o.mask = {yes() ? shape.batch : 1, yes() ? shape.q_heads : 1, shape.sq, yes() ? shape.skv : 1};
+    if (shape.batch == 1 && o.bias.empty() && o.mask.empty() && yes()) {
+      for (int n = 0; n < 4; ++n) {
+        const std::int64_t q = o.q_ends.empty() ? 0 : o.q_ends.back(),
+                           kv = o.kv_ends.empty() ? 0 : o.kv_ends.back();
+        o.q_ends.push_back(random.Integer(q, shape.sq)), o.kv_ends.push_back(random.Integer(kv, shape.skv));
+      }
+    }
+    GradCall call(shape, o);
+    call.FillNormal(random);
+    ExpectRight(i % 2 == 0 ? Host() : NpuWithData(Ascend910B2()), call);
+  }
+}
+
+}  // namespace
+}  // namespace cubist::testing
