@@ -84,8 +84,8 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.MaskWhere(x, flags, 0.0f);     // V     x(i, j) = value where flags(i, j) is true; also on 16-bit tiles
   core.Distances(x, std::int64_t{});  // V     x(i, j) = |first + i - j|
   core.DropFlags(flags, DropoutStream{}, std::int64_t{}, std::int64_t{},
-                 false);  // V  (flags, stream, row, key, transposed): whether weight (row + i, key + j) is
-                          //    dropped, or (row + j, key + i)
+                 false);     // V  (flags, stream, row, key, transposed): whether weight (row + i, key + j) is
+                             //    dropped, or (row + j, key + i)
   core.Fill(ids, 0);         // V     the same on int32
   core.Add(ids, ids, ids);   // V     the same on int32
   core.ColumnSum(ids, ids);  // V     dst (1, c) = sum of the rows of a (r, c); r may be 0
