@@ -2,6 +2,7 @@
 
 #include "kernels/block_steps.h"
 #include "kernels/choose_for.h"
+#include "kernels/matmul.h"
 #include "kernels/sum_kernel.h"
 #include "npu_model/launch.h"
 
@@ -19,6 +20,13 @@ double BlockProfile::time_s() const {
   double sum = 0;
   for (const auto& [name, profile] : kernels) sum += profile.time_s;
   return sum;
+}
+
+void ProjectionGrad(Steps* steps, std::pair<const char*, const char*> names, const ProjectionGradArgs& args) {
+  steps->Run(names.first, &Matmul,
+             MatmulArgs{.a = args.dy, .b = args.weights, .c = args.dx, .transpose_b = true});
+  if (!args.dw.given()) return;
+  steps->Run(names.second, &Matmul, MatmulArgs{.a = args.x, .b = args.dy, .c = args.dw, .transpose_a = true});
 }
 
 Status Sum(const Device& device, const SumArgs& args, Profile* profile) {

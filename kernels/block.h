@@ -15,7 +15,7 @@
 namespace cubist {
 
 // What a block's forward pass keeps for the backward one, and the scratch memory of both. Grows with the largest call and
-// is reused by the next ones. One per call in flight.
+// is reused by the next ones. One per block and call in flight.
 class BlockState {
  public:
   // A tensor of that name, dtype and shape; its contents last until it is asked for with another.

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <utility>
 
 #include "kernels/attention_arguments.h"
 #include "kernels/block.h"
@@ -35,6 +36,13 @@ class Steps {
   BlockProfile* profile_;
   Status status_;
 };
+
+// The gradients of y = x * weights: dx = dy * weights^T, and dw = x^T * dy where it is given. `names` are their steps'.
+struct ProjectionGradArgs {
+  ConstTensor x, weights, dy;
+  Tensor dx, dw = {};
+};
+void ProjectionGrad(Steps* steps, std::pair<const char*, const char*> names, const ProjectionGradArgs& args);
 
 // out (T, H) = a + b (+ c), in fp32, rounded once.
 struct SumArgs {

@@ -1,12 +1,14 @@
 #include "kernels/mla_block.h"
 
 #include <cmath>
+#include <cstddef>
 #include <new>
 #include <string>
 
 #include "kernels/attention_arguments.h"
 #include "kernels/block_steps.h"
 #include "kernels/flash_attention.h"
+#include "kernels/flash_attention_grad.h"
 #include "kernels/matmul.h"
 #include "kernels/rms_norm.h"
 #include "kernels/validate.h"
@@ -75,6 +77,27 @@ FlashAttentionArgs AttentionOf(const MlaBlockArgs& a, const Sizes& s, const Kept
   args.lse = k.lse;
   args.scale = a.scale, args.causal = a.causal, args.lengths = a.lengths;
   args.rope = a.rope;
+  return args;
+}
+
+FlashAttentionGradArgs AttentionGradOf(const MlaBlockArgs& a, const Sizes& s, const Kept& k,
+                                       const Tensor& d_o, const Tensor& d_q, const Tensor& d_kv,
+                                       const Tensor& d_kv_latent) {
+  const FlashAttentionArgs forward = AttentionOf(a, s, k);
+  FlashAttentionGradArgs args;
+  args.q = forward.q, args.k = forward.k, args.v = forward.v;
+  args.q_rope = forward.q_rope, args.k_rope = forward.k_rope;
+  args.out = forward.out, args.lse = forward.lse;
+  args.scale = forward.scale, args.causal = forward.causal;
+  args.lengths = forward.lengths, args.rope = forward.rope;
+  args.dout = Heads(d_o, a.batch, s.heads, {0, s.v});
+  args.dq = Heads(d_q, a.batch, s.heads, {0, s.nope});
+  args.dk = Heads(d_kv, a.batch, s.heads, {0, s.nope});
+  args.dv = Heads(d_kv, a.batch, s.heads, {s.nope, s.nope + s.v});
+  if (s.rope > 0) {
+    args.dq_rope = Heads(d_q, a.batch, s.heads, {s.nope, s.qk});
+    args.dk_rope = Heads(d_kv_latent, a.batch, 1, {s.kv_rank, s.kv_rank + s.rope});
+  }
   return args;
 }
 
@@ -175,6 +198,51 @@ Status Validate(const Device& device, const MlaBlockArgs& a) {
                       {&g.out});
 }
 
+// A gradient shaped like a weight, where given.
+struct GradientOf {
+  Argument gradient;
+  ConstTensor weight;
+};
+
+Status ValidateGrad(const Device& device, const MlaBlockGradArgs& args) {
+  const MlaBlockArgs& f = args.forward;
+  CUBIST_RETURN_IF_ERROR(Validate(device, f));
+  const Argument d_out{kBlock, "d_out", args.d_out}, d_x{kBlock, "d_x", args.d_x};
+  for (const Argument* arg : {&d_out, &d_x}) {
+    CUBIST_RETURN_IF_ERROR(CheckShape(*arg, {{"T, of x", f.x.size(0)}, {"H, of x", f.x.size(1)}}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {f.x.dtype}));
+  }
+  const MlaBlockGradients& g = args.gradients;
+  const MlaBlockWeights& w = f.weights;
+  const GradientOf gradients[] = {{{kBlock, "gradients.norm", g.norm}, w.norm},
+                                  {{kBlock, "gradients.q_down", g.q_down}, w.q_down},
+                                  {{kBlock, "gradients.q_norm", g.q_norm}, w.q_norm},
+                                  {{kBlock, "gradients.q_up", g.q_up}, w.q_up},
+                                  {{kBlock, "gradients.kv_down", g.kv_down}, w.kv_down},
+                                  {{kBlock, "gradients.kv_norm", g.kv_norm}, w.kv_norm},
+                                  {{kBlock, "gradients.kv_up", g.kv_up}, w.kv_up},
+                                  {{kBlock, "gradients.out", g.out}, w.out},
+                                  {{kBlock, "gradients.post_norm", g.post_norm}, w.post_norm}};
+  for (const auto& [gradient, weight] : gradients) {
+    if (!gradient.tensor.given()) continue;
+    if (!weight.given()) return gradient.Error("is given, and its weight is not");
+    if (weight.rank == 1) {
+      CUBIST_RETURN_IF_ERROR(CheckShape(gradient, {{"as its weight", weight.size(0)}}));
+      CUBIST_RETURN_IF_ERROR(CheckDType(gradient, {DType::kF32, DType::kBF16, DType::kF16}));
+    } else {
+      CUBIST_RETURN_IF_ERROR(
+          CheckShape(gradient, {{"as its weight", weight.size(0)}, {"as its weight", weight.size(1)}}));
+      CUBIST_RETURN_IF_ERROR(CheckDType(gradient, {DType::kF32, f.x.dtype}));
+    }
+  }
+  const auto of = [&](std::size_t i) { return &gradients[i].gradient; };
+  const Arguments in(f);
+  return CheckTensors(device,
+                      {&d_out, &in.x, &in.norm, &in.q_down, &in.q_norm, &in.q_up, &in.kv_down, &in.kv_norm,
+                       &in.kv_up, &in.out_weights, &in.post_norm, &in.cos, &in.sin},
+                      {&d_x, of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7), of(8)});
+}
+
 }  // namespace
 
 Status MlaBlock(const Device& device, const MlaBlockArgs& args, BlockState* state,
@@ -201,6 +269,81 @@ Status MlaBlock(const Device& device, const MlaBlockArgs& args, BlockState* stat
   steps.Run("out", &Matmul, MatmulArgs{.a = k.o, .b = w.out, .c = k.y});
   if (w.post_norm.given()) norm("post norm", k.y, w.post_norm, k.post, k.post_rstd);
   steps.Run("residual", &Sum, SumArgs{.a = args.x, .b = w.post_norm.given() ? k.post : k.y, .out = args.out});
+  return steps.status();
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
+}
+
+Status MlaBlockGrad(const Device& device, const MlaBlockGradArgs& args, BlockState* state,
+                    BlockProfile* profile) try {
+  CUBIST_RETURN_IF_ERROR(ValidateGrad(device, args));
+  const MlaBlockArgs& f = args.forward;
+  const Sizes s(f);
+  const MlaBlockWeights& w = f.weights;
+  const MlaBlockGradients& g = args.gradients;
+  const Kept k(device, f, s, state);
+  const BlockMemory take(device, state);
+  const DType t = f.x.dtype;
+  Steps steps(device, profile);
+  const auto norm = [&](const char* name, const ConstTensor& d_out, const ConstTensor& x, const Tensor& rstd,
+                        const ConstTensor& gamma, const Tensor& d_x, const Tensor& d_gamma,
+                        const ConstTensor& d_sum = {}) {
+    steps.Run(name, &RmsNormGrad,
+              RmsNormGradArgs{.d_out = d_out,
+                              .x = x,
+                              .rstd = rstd,
+                              .gamma = gamma,
+                              .d_sum = d_sum,
+                              .d_x = d_x,
+                              .d_gamma = d_gamma});
+  };
+
+  // Output projection and attention.
+  ConstTensor d_y = args.d_out;
+  if (w.post_norm.given()) {
+    const Tensor d = take("d_y", t, {s.tokens, s.hidden});
+    norm("post norm", args.d_out, k.y, k.post_rstd, w.post_norm, d, g.post_norm);
+    d_y = d;
+  }
+  const Tensor d_o = take("d_o", t, {s.tokens, s.heads * s.v});
+  ProjectionGrad(&steps, {"out", "out weights"},
+                 {.x = k.o, .weights = w.out, .dy = d_y, .dx = d_o, .dw = g.out});
+  const Tensor d_q = take("d_q", t, {s.tokens, s.heads * s.qk});
+  const Tensor d_kv_latent = take("d_kv_latent", t, {s.tokens, s.kv_rank + s.rope});
+  const Tensor d_kv = take("d_kv", t, {s.tokens, s.heads * (s.nope + s.v)});
+  steps.Run("attention", &FlashAttentionGrad, AttentionGradOf(f, s, k, d_o, d_q, d_kv, d_kv_latent));
+
+  // Queries.
+  const Tensor d_normed_q = take("d_normed_q", t, {s.tokens, s.hidden});
+  if (w.q_down.given()) {
+    const Tensor d_q_normed = take("d_q_normed", t, {s.tokens, s.q_rank}),
+                 d_q_latent = take("d_q_latent", t, {s.tokens, s.q_rank});
+    ProjectionGrad(&steps, {"q up", "q up weights"},
+                   {.x = k.q_normed, .weights = w.q_up, .dy = d_q, .dx = d_q_normed, .dw = g.q_up});
+    norm("q norm", d_q_normed, k.q_latent, k.q_rstd, w.q_norm, d_q_latent, g.q_norm);
+    ProjectionGrad(&steps, {"q down", "q down weights"},
+                   {.x = k.normed, .weights = w.q_down, .dy = d_q_latent, .dx = d_normed_q, .dw = g.q_down});
+  } else {
+    ProjectionGrad(&steps, {"q up", "q up weights"},
+                   {.x = k.normed, .weights = w.q_up, .dy = d_q, .dx = d_normed_q, .dw = g.q_up});
+  }
+
+  // Keys and values. The gradient of the rotary key stands behind the latent's already.
+  const Tensor d_kv_normed = take("d_kv_normed", t, {s.tokens, s.kv_rank}),
+               d_normed_kv = take("d_normed_kv", t, {s.tokens, s.hidden});
+  const Range latent{0, s.kv_rank};
+  ProjectionGrad(&steps, {"kv up", "kv up weights"},
+                 {.x = k.kv_normed, .weights = w.kv_up, .dy = d_kv, .dx = d_kv_normed, .dw = g.kv_up});
+  norm("kv norm", d_kv_normed, PartOf(k.kv_latent, 1, latent), k.kv_rstd, w.kv_norm,
+       PartOf(d_kv_latent, 1, latent), g.kv_norm);
+  ProjectionGrad(
+      &steps, {"kv down", "kv down weights"},
+      {.x = k.normed, .weights = w.kv_down, .dy = d_kv_latent, .dx = d_normed_kv, .dw = g.kv_down});
+
+  // All that reaches the norm, then the norm and the residual stream.
+  const Tensor d_normed = take("d_normed", t, {s.tokens, s.hidden});
+  steps.Run("sum", &Sum, SumArgs{.a = d_normed_q, .b = d_normed_kv, .out = d_normed});
+  norm("norm", d_normed, f.x, k.rstd, w.norm, args.d_x, g.norm, args.d_out);
   return steps.status();
 } catch (const std::bad_alloc&) {
   return OutOfMemory();

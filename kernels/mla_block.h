@@ -1,5 +1,5 @@
-// MlaBlock: the attention half of a layer with multi-head latent attention (DeepSeek-V2, 2024), whole, from the public
-// kernels.
+// MlaBlock: the attention half of a layer with multi-head latent attention (DeepSeek-V2, 2024), whole, forward and
+// backward, from the public kernels.
 #ifndef CUBIST_KERNELS_MLA_BLOCK_H_
 #define CUBIST_KERNELS_MLA_BLOCK_H_
 
@@ -27,6 +27,12 @@ struct MlaBlockWeights {
   ConstTensor post_norm = {};    // (H), optional: Pangu's sandwich norm, of what attention gives
 };
 
+// What is given is written: fp32 or the weights' dtype; norms any float.
+struct MlaBlockGradients {
+  Tensor norm = {}, q_down = {}, q_norm = {}, q_up = {}, kv_down = {}, kv_norm = {}, kv_up = {}, out = {},
+         post_norm = {};
+};
+
 // With h = RmsNorm(x, norm), latent | k_rope = h * kv_down, and for the rows of each sequence
 //   q | q_rope = RmsNorm(h * q_down, q_norm) * q_up;   k | v = RmsNorm(latent, kv_norm) * kv_up
 //   y = FlashAttention(q, k, v, q_rope, k_rope) * out
@@ -48,9 +54,20 @@ struct MlaBlockArgs {
   Tensor out;
 };
 
-// Errors name the argument, its value and the limit; `out` is not written then.
+// Gradients of the sum of d_out * out, after MlaBlock with the same arguments and state. d_out and d_x are shaped like x
+// and have its dtype.
+struct MlaBlockGradArgs {
+  MlaBlockArgs forward;
+  ConstTensor d_out;
+  Tensor d_x;
+  MlaBlockGradients gradients = {};
+};
+
+// Errors name the argument, its value and the limit; no output is written then.
 Status MlaBlock(const Device& device, const MlaBlockArgs& args, BlockState* state,
                 BlockProfile* profile = nullptr);
+Status MlaBlockGrad(const Device& device, const MlaBlockGradArgs& args, BlockState* state,
+                    BlockProfile* profile = nullptr);
 
 }  // namespace cubist
 

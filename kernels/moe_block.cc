@@ -247,11 +247,8 @@ Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockSta
                           .options = f.route,
                           .d_aux_loss = args.d_aux_loss,
                           .d_logits = d_logits});
-  steps.Run("router", &Matmul, MatmulArgs{.a = d_logits, .b = w.router, .c = d_router, .transpose_b = true});
-  if (g.router.given()) {
-    steps.Run("router weights", &Matmul,
-              MatmulArgs{.a = k.normed, .b = d_logits, .c = g.router, .transpose_a = true});
-  }
+  ProjectionGrad(&steps, {"router", "router weights"},
+                 {.x = k.normed, .weights = w.router, .dy = d_logits, .dx = d_router, .dw = g.router});
 
   // Shared expert.
   Tensor d_shared;
@@ -259,24 +256,24 @@ Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockSta
     const Tensor d_shared_act = take("d_shared_act", t, {s.tokens, s.shared});
     const Tensor d_shared_gate_up = take("d_shared_gate_up", t, {s.tokens, 2 * s.shared});
     d_shared = take("d_shared", t, {s.tokens, s.hidden});
-    steps.Run("shared down", &Matmul,
-              MatmulArgs{.a = d_experts, .b = w.shared_down, .c = d_shared_act, .transpose_b = true});
-    if (g.shared_down.given()) {
-      steps.Run("shared down weights", &Matmul,
-                MatmulArgs{.a = k.shared_act, .b = d_experts, .c = g.shared_down, .transpose_a = true});
-    }
+    ProjectionGrad(&steps, {"shared down", "shared down weights"},
+                   {.x = k.shared_act,
+                    .weights = w.shared_down,
+                    .dy = d_experts,
+                    .dx = d_shared_act,
+                    .dw = g.shared_down});
     steps.Run("shared swiglu", &SwiGluGrad,
               SwiGluGradArgs{.d_out = d_shared_act,
                              .gate = PartOf(k.shared_gate_up, 1, {0, s.shared}),
                              .up = PartOf(k.shared_gate_up, 1, {s.shared, 2 * s.shared}),
                              .d_gate = PartOf(d_shared_gate_up, 1, {0, s.shared}),
                              .d_up = PartOf(d_shared_gate_up, 1, {s.shared, 2 * s.shared})});
-    steps.Run("shared gate and up", &Matmul,
-              MatmulArgs{.a = d_shared_gate_up, .b = w.shared_gate_up, .c = d_shared, .transpose_b = true});
-    if (g.shared_gate_up.given()) {
-      steps.Run("shared gate and up weights", &Matmul,
-                MatmulArgs{.a = k.normed, .b = d_shared_gate_up, .c = g.shared_gate_up, .transpose_a = true});
-    }
+    ProjectionGrad(&steps, {"shared gate and up", "shared gate and up weights"},
+                   {.x = k.normed,
+                    .weights = w.shared_gate_up,
+                    .dy = d_shared_gate_up,
+                    .dx = d_shared,
+                    .dw = g.shared_gate_up});
   }
 
   // All that reaches the norm, then the norm and the residual stream.

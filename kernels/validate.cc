@@ -42,21 +42,30 @@ Bytes BytesOf(const ConstTensor& t) {
   return {begin, begin + static_cast<std::uintptr_t>(Extent(axes, count) * SizeOf(t.dtype))};
 }
 
-// Whether both tensors step outermost by the same number of bytes and their inner
-// parts lie in different columns of it.
+// Whether both tensors have an axis of the same step in bytes, steps of their outer axes are multiples of it, and what
+// their inner axes reach lies in different columns of it.
 bool InterleaveApart(const ConstTensor& x, const ConstTensor& y) {
   std::array<Axis, ConstTensor::kMaxRank> x_axes, y_axes;
   const int x_count = SortedAxes(x, &x_axes), y_count = SortedAxes(y, &y_axes);
-  if (x_count == 0 || y_count == 0) return false;
-  const std::int64_t period = x_axes[static_cast<std::size_t>(x_count - 1)].stride * SizeOf(x.dtype);
-  if (period <= 0 || y_axes[static_cast<std::size_t>(y_count - 1)].stride * SizeOf(y.dtype) != period)
-    return false;
-  const std::int64_t x_inner = Extent(x_axes, x_count - 1) * SizeOf(x.dtype);
-  const std::int64_t y_inner = Extent(y_axes, y_count - 1) * SizeOf(y.dtype);
+  const auto step = [](const std::array<Axis, ConstTensor::kMaxRank>& axes, int d, DType dtype) {
+    return axes[static_cast<std::size_t>(d)].stride * SizeOf(dtype);
+  };
   const auto distance = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(y.data) -
                                                   reinterpret_cast<std::uintptr_t>(x.data));
-  const std::int64_t shift = ((distance % period) + period) % period;
-  return x_inner <= shift && shift + y_inner <= period;
+  for (int i = 0; i < x_count; ++i) {
+    const std::int64_t period = step(x_axes, i, x.dtype);
+    int j = 0;
+    while (j < y_count && step(y_axes, j, y.dtype) < period) ++j;
+    if (period <= 0 || j == y_count || step(y_axes, j, y.dtype) != period) continue;
+    bool multiples = true;
+    for (int d = i; d < x_count; ++d) multiples = multiples && step(x_axes, d, x.dtype) % period == 0;
+    for (int d = j; d < y_count; ++d) multiples = multiples && step(y_axes, d, y.dtype) % period == 0;
+    const std::int64_t x_inner = Extent(x_axes, i) * SizeOf(x.dtype),
+                       y_inner = Extent(y_axes, j) * SizeOf(y.dtype);
+    const std::int64_t shift = ((distance % period) + period) % period;
+    if (multiples && x_inner <= shift && shift + y_inner <= period) return true;
+  }
+  return false;
 }
 
 }  // namespace

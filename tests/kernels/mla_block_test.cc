@@ -1,4 +1,4 @@
-// MlaBlock against a plain evaluation in double.
+// MlaBlock against a plain evaluation in double, and its gradients against finite differences of that evaluation.
 #include "kernels/mla_block.h"
 
 #include <gtest/gtest.h>
@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/kernels/block_test.h"
@@ -62,7 +63,8 @@ struct Block {
         cos(DType::kF32, {kPositions, kRope / 2}),
         sin(DType::kF32, {kPositions, kRope / 2}),
         out(dtype, {kTokens, kHidden}),
-        d_out(dtype, {kTokens, kHidden}) {
+        d_out(dtype, {kTokens, kHidden}),
+        d_x(dtype, {kTokens, kHidden}) {
     Random random;
     x.FillNormal(random), d_out.FillNormal(random);
     for (Matrix* gamma : {&norm, &q_norm, &kv_norm, &post_norm}) gamma->FillUniform(random, 0.5, 1.5);
@@ -93,7 +95,8 @@ struct Block {
 
   static constexpr std::int64_t kOffset = 3;
   BlockCase what;
-  Matrix x, norm, q_down, q_norm, q_up, kv_down, kv_norm, kv_up, out_weights, post_norm, cos, sin, out, d_out;
+  Matrix x, norm, q_down, q_norm, q_up, kv_down, kv_norm, kv_up, out_weights, post_norm, cos, sin, out, d_out,
+      d_x;
 };
 
 // x * w, of one row.
@@ -209,6 +212,79 @@ TEST_P(MlaBlockTest, IsItsFormula) {
   }
 }
 
+TEST_P(MlaBlockTest, GradientsAreFiniteDifferences) {
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    Block b(GetParam(), DType::kF32);
+    BlockState state;
+    ASSERT_TRUE(IsOk(MlaBlock(device, b.args(), &state)));
+    Block d(GetParam(), DType::kF32);  // The gradients, in the weights' places.
+    MlaBlockGradArgs args{.forward = b.args(), .d_out = b.d_out.view(), .d_x = d.x.view()};
+    args.gradients = {.norm = d.norm.view(),
+                      .q_up = d.q_up.view(),
+                      .kv_down = d.kv_down.view(),
+                      .kv_norm = d.kv_norm.view(),
+                      .kv_up = d.kv_up.view(),
+                      .out = d.out_weights.view()};
+    std::vector<std::pair<Matrix*, const Matrix*>> pairs = {{&b.x, &d.x},
+                                                            {&b.norm, &d.norm},
+                                                            {&b.q_up, &d.q_up},
+                                                            {&b.kv_down, &d.kv_down},
+                                                            {&b.kv_norm, &d.kv_norm},
+                                                            {&b.kv_up, &d.kv_up},
+                                                            {&b.out_weights, &d.out_weights}};
+    if (b.what.q_rank) {
+      args.gradients.q_down = d.q_down.view(), args.gradients.q_norm = d.q_norm.view();
+      pairs.insert(pairs.end(), {{&b.q_down, &d.q_down}, {&b.q_norm, &d.q_norm}});
+    }
+    if (b.what.post_norm) {
+      args.gradients.post_norm = d.post_norm.view();
+      pairs.push_back({&b.post_norm, &d.post_norm});
+    }
+    ASSERT_TRUE(IsOk(MlaBlockGrad(device, args, &state)));
+
+    const Values weights = b.d_out.ToDoubles();
+    ExpectFiniteDifferences(pairs, [&] {
+      const Values out = Evaluate(b);
+      double sum = 0;
+      for (std::size_t i = 0; i < weights.size(); ++i) sum += weights[i] * out[i];
+      return sum;
+    });
+  }
+}
+
+// In half precision, against the same call in fp32: some thirty roundings in a row, which are independent.
+TEST_P(MlaBlockTest, GradientsInHalfPrecisionAreClose) {
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    SCOPED_TRACE(NameOf(dtype));
+    std::vector<Values> gradients;
+    for (DType type : {DType::kF32, dtype}) {
+      Block exact(GetParam(), DType::kF32), half(GetParam(), dtype), d(GetParam(), DType::kF32);
+      // Both compute from the rounded values.
+      for (auto [to, from] : {std::pair(&exact.x, &half.x), std::pair(&exact.d_out, &half.d_out),
+                              std::pair(&exact.q_down, &half.q_down), std::pair(&exact.q_up, &half.q_up),
+                              std::pair(&exact.kv_down, &half.kv_down), std::pair(&exact.kv_up, &half.kv_up),
+                              std::pair(&exact.out_weights, &half.out_weights)})
+        Assign(to->view(), from->ToDoubles());
+      Block& b = type == DType::kF32 ? exact : half;
+      Matrix d_x(type, {kTokens, kHidden});
+      BlockState state;
+      ASSERT_TRUE(IsOk(MlaBlock(Host(), b.args(), &state)));
+      MlaBlockGradArgs args{.forward = b.args(), .d_out = b.d_out.view(), .d_x = d_x.view()};
+      args.gradients.kv_down = d.kv_down.view();
+      ASSERT_TRUE(IsOk(MlaBlockGrad(Host(), args, &state)));
+      gradients.push_back(d_x.ToDoubles());
+      const Values kv_down = d.kv_down.ToDoubles();
+      gradients.back().insert(gradients.back().end(), kv_down.begin(), kv_down.end());
+    }
+    double size = 0, error = 0;
+    for (std::size_t i = 0; i < gradients[0].size(); ++i) {
+      size += gradients[0][i] * gradients[0][i];
+      error += std::pow(gradients[1][i] - gradients[0][i], 2);
+    }
+    EXPECT_LT(std::sqrt(error / size), 8 * UnitRoundoff(dtype));
+  }
+}
+
 TEST_P(MlaBlockTest, HasTheSameBitsForAnyThreadCountAndASecondTime) {
   Block first(GetParam(), DType::kBF16), again(GetParam(), DType::kBF16);
   BlockState state;
@@ -216,6 +292,10 @@ TEST_P(MlaBlockTest, HasTheSameBitsForAnyThreadCountAndASecondTime) {
   for (int threads : kThreadCounts) {
     ASSERT_TRUE(IsOk(MlaBlock(Host({.threads = threads}), again.args(), &state)));
     ExpectSameBits(again.out.view(), first.out.view());
+    for (auto [b, device] : {std::pair(&first, Host()), std::pair(&again, Host({.threads = threads}))})
+      ASSERT_TRUE(IsOk(MlaBlockGrad(
+          device, {.forward = b->args(), .d_out = b->d_out.view(), .d_x = b->d_x.view()}, &state)));
+    ExpectSameBits(again.d_x.view(), first.d_x.view());
   }
 }
 
@@ -237,6 +317,30 @@ TEST_P(MlaBlockTest, IsPricedWithoutData) {
     EXPECT_NEAR(without.kernels[i].second.time_s, with.kernels[i].second.time_s,
                 0.02 * with.kernels[i].second.time_s);
   }
+}
+
+TEST(MlaBlockArgumentsTest, OfTheGradientAreNamed) {
+  BlockState state;
+  const auto says = [&](const std::function<void(MlaBlockGradArgs&)>& spoil, const std::string& what) {
+    Block b(Cases()[0], DType::kF32);
+    MlaBlockGradArgs args{.forward = b.args(), .d_out = b.d_out.view(), .d_x = b.d_x.view()};
+    spoil(args);
+    const Status status = MlaBlockGrad(Host(), args, &state);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(what), std::string::npos) << status.message();
+    EXPECT_TRUE(std::isnan(b.d_x.at({0, 0})));
+  };
+  says([](auto& a) { a.d_out = {}; }, "mla_block: d_out is not given");
+  says(
+      [](auto& a) {
+        a.gradients.q_up = Tensor(a.d_x.data, DType::kF32, {3, 4});
+      },
+      "mla_block: gradients.q_up has size 3");
+  says([](auto& a) { a.gradients.post_norm = a.d_x; },
+       "mla_block: gradients.post_norm is given, and its weight is not");
+  says([](auto& a) { a.gradients.norm = Tensor(a.d_x.data, DType::kF32, {kHidden}); },
+       "mla_block: d_x overlaps gradients.norm");
+  says([](auto& a) { a.forward.heads = 0; }, "mla_block: heads is 0");
 }
 
 TEST(MlaBlockArgumentsTest, AreNamed) {
