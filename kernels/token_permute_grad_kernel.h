@@ -19,21 +19,23 @@ struct TokenUnpermuteGradOperands {
   Gm permuted_grad;                    // (M, H)
   const GmTensor* probs_grad = nullptr;
   std::int64_t first_row = 0;  // Of the global order, which the M rows begin with.
-  Gm owned;                    // Workspace (M, 1): whether a row belongs to a slot.
+  const GmTensor* owned =
+      nullptr;  // Workspace (M, 1): whether a row belongs to a slot. Null: every row does.
 };
 
-// Phase 1: owned = 0.
+// Phase 1, where there are rows of no slot: owned = 0.
 template <VectorCore V>
 void ClearOwnedKernel(V& core, const TokenUnpermuteGradOperands& g, const TokenUnpermuteGradTiling& t) {
   Ring<Buffer::kUB, std::int32_t> zeros_ub(core, "zeros_ub", 1, t.owned_rows, 1);
   const UbTile<std::int32_t> zeros = zeros_ub.Next(1, t.owned_rows);
   core.Fill(zeros, 0);
-  for (const Range rows : Split(ShareOf(g.owned.rows, core.index(), core.count()), t.owned_rows)) {
-    core.Store(g.owned.Rows(rows).Transposed(), zeros.Cols({0, rows.size()}));
+  const Gm owned = MatrixOf(*g.owned);
+  for (const Range rows : Split(ShareOf(owned.rows, core.index(), core.count()), t.owned_rows)) {
+    core.Store(owned.Rows(rows).Transposed(), zeros.Cols({0, rows.size()}));
   }
 }
 
-// Phase 2: owned = 1 in the rows of slots.
+// Phase 2, likewise: owned = 1 in the rows of slots.
 template <VectorCore V>
 void MarkOwnedKernel(V& core, const TokenUnpermuteGradOperands& g, const TokenUnpermuteGradTiling& t) {
   const std::int64_t top_k = g.sorted_indices.cols;
@@ -46,7 +48,26 @@ void MarkOwnedKernel(V& core, const TokenUnpermuteGradOperands& g, const TokenUn
       const UbTile<std::int32_t> places = places_ub.Next(piece.size(), top_k);
       core.Load(places, g.sorted_indices.Rows(piece));
       if (g.first_row != 0) core.AddScalar(places, places, static_cast<std::int32_t>(-g.first_row));
-      core.Scatter(g.owned, places, ones.Rows({0, piece.size()}), staging);
+      core.Scatter(MatrixOf(*g.owned), places, ones.Rows({0, piece.size()}), staging);
+    }
+  }
+}
+
+// Writes zeros to the rows of no slot.
+template <VectorCore V>
+void ClearRowsOfNoSlot(V& core, const TokenUnpermuteGradOperands& g, const TokenUnpermuteGradTiling& t,
+                       Ring<Buffer::kUB, float>& zeros_ub) {
+  Ring<Buffer::kUB, std::int32_t> owned_ub(core, "owned_ub", 1, t.owned_rows, 2);
+  for (const Range rows : Split(ShareOf(g.permuted_grad.rows, core.index(), core.count()), t.owned_rows)) {
+    const UbTile<std::int32_t> owned = owned_ub.Next(1, rows.size());
+    core.Load(owned, MatrixOf(*g.owned).Rows(rows).Transposed());
+    for (std::int64_t r = 0; r < rows.size(); ++r) {
+      if (core.ReadScalar(owned, r) != 0) continue;
+      for (const Range cols : Split(g.permuted_grad.cols, t.cols)) {
+        const UbTile<float> zeros = zeros_ub.Next(1, cols.size());
+        core.Fill(zeros, 0.0f);
+        core.Store(g.permuted_grad.Block({rows.begin + r, rows.begin + r + 1}, cols), zeros);
+      }
     }
   }
 }
@@ -62,20 +83,7 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
   Ring<Buffer::kUB, float> grad_ub(core, "grad_ub", 1, t.cols, 2), scaled_ub(core, "scaled_ub", 1, t.cols, 2),
       scratch_ub(core, "scratch_ub", 1, t.cols, 1), dots_ub(core, "dots_ub", t.slots, 8, 2);
   Ring<Buffer::kUB, T> row_ub(core, "row_ub", 1, t.cols, t.row_stages, Role::kRelay);
-  Ring<Buffer::kUB, std::int32_t> owned_ub(core, "owned_ub", 1, t.owned_rows, 2);
-
-  for (const Range rows : Split(ShareOf(g.owned.rows, core.index(), core.count()), t.owned_rows)) {
-    const UbTile<std::int32_t> owned = owned_ub.Next(1, rows.size());
-    core.Load(owned, g.owned.Rows(rows).Transposed());
-    for (std::int64_t r = 0; r < rows.size(); ++r) {
-      if (core.ReadScalar(owned, r) != 0) continue;
-      for (const Range cols : Split(g.permuted_grad.cols, t.cols)) {
-        const UbTile<float> zeros = scaled_ub.Next(1, cols.size());
-        core.Fill(zeros, 0.0f);
-        core.Store(g.permuted_grad.Block({rows.begin + r, rows.begin + r + 1}, cols), zeros);
-      }
-    }
-  }
+  if (g.owned != nullptr) ClearRowsOfNoSlot(core, g, t, scaled_ub);
 
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     for (const Range piece : Split(Split(g.out_grad.rows, t.chunk_tokens)[c], t.piece_tokens)) {

@@ -141,6 +141,12 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
       ids, ids, ids, ids,
       std::int32_t{});  // (ranks, next, limits, ids, first): likewise below limits[id - first], else -1
   core.RoundUp(ids, ids, std::int32_t{});  // S  dst (1, c) = a rounded up to a multiple of a number
+  core.TrueColumns(ids, ids);  // V  (dst, flags): each row's columns that are not 0, ascending, then -1
+  core.KeepWhere(ids, ids,
+                 ids);  // V  (dst, a, flags): a where flags, which may be (r, 1), are not 0, else -1
+  core.Lookup(
+      ids, ids, ids,
+      std::int32_t{});  // V  (dst, ids, table, first): dst = table[id - first] for each id in its range
 };
 
 // An AI core: one Cube core and its Vector cores, each with its own UB. Only here do tiles change hands. Where
@@ -596,6 +602,21 @@ class VectorFront : protected E {
                Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, a) && a.rows() == 1 && multiple > 0, "shapes differ");
     E::RoundUp(dst, a, multiple, loc);
+  }
+  void TrueColumns(UbTile<std::int32_t> dst, UbTile<std::int32_t> flags, Loc loc = Loc::current()) {
+    CUBIST_CHECK(dst.rows() == flags.rows() && dst.cols() <= flags.cols(), "shapes differ");
+    E::TrueColumns(dst, flags, loc);
+  }
+  void KeepWhere(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, UbTile<std::int32_t> flags,
+                 Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a) && (Same(flags, a) || IsColumnOf(flags, a)), "shapes differ");
+    E::KeepWhere(dst, a, flags, loc);
+  }
+  // Elements whose id is not in [first, first + columns of the table) stay as they are.
+  void Lookup(UbTile<std::int32_t> dst, UbTile<std::int32_t> ids, UbTile<std::int32_t> table,
+              std::int32_t first, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, ids) && table.rows() == 1, "shapes differ");
+    E::Lookup(dst, ids, table, first, loc);
   }
   void Receive(UbTile<float> dst, HandOverTile<float> src, Loc loc = Loc::current()) requires requires(E& e) {
     e.Receive(dst, src, loc);

@@ -793,6 +793,35 @@ void HostVector::RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc) {
   }
 }
 
+void HostVector::TrueColumns(TileRef dst, TileRef flags, Loc) {
+  for (std::int64_t i = 0; i < dst.rows(); ++i) {
+    const std::int32_t* flag = RowAt<std::int32_t>(flags, i);
+    std::int32_t* const columns = RowAt<std::int32_t>(dst, i);
+    std::int64_t count = 0;
+    for (std::int64_t j = 0; j < flags.cols() && count < dst.cols(); ++j) {
+      columns[count] = static_cast<std::int32_t>(j);
+      count += flag[j] != 0 ? 1 : 0;
+    }
+    std::fill(columns + count, columns + dst.cols(), -1);
+  }
+}
+
+void HostVector::KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc) {
+  const std::int64_t step = flags.cols() == 1 ? 0 : 1;
+  for (std::int64_t i = 0; i < dst.rows(); ++i) {
+    const std::int32_t *flag = RowAt<std::int32_t>(flags, i), *from = RowAt<std::int32_t>(a, i);
+    std::int32_t* const to = RowAt<std::int32_t>(dst, i);
+    for (std::int64_t j = 0; j < dst.cols(); ++j) to[j] = flag[j * step] != 0 ? from[j] : -1;
+  }
+}
+
+void HostVector::Lookup(TileRef dst, TileRef ids, TileRef table, std::int32_t first, Loc) {
+  const std::int32_t* const entries = Ints(table);
+  ForEachBin(ids, first, table.cols(), [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
+    RowAt<std::int32_t>(dst, i)[j] = entries[bin];
+  });
+}
+
 void HostVector::StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc) {
   if (dst.col_stride != 1) {
     Scalar(ScalarOp::kMul, scratch, x, weight, loc);

@@ -142,6 +142,9 @@ class HostVector {
   void Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc = {});
   void RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, std::int32_t first, Loc loc = {});
   void RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc = {});
+  void TrueColumns(TileRef dst, TileRef flags, Loc loc = {});
+  void KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc loc = {});
+  void Lookup(TileRef dst, TileRef ids, TileRef table, std::int32_t first, Loc loc = {});
 
   void Receive(TileRef dst, TileRef src, Loc loc = {});
   void MoveToUb(TileRef dst, TileRef src, Loc loc = {});

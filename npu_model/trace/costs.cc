@@ -32,10 +32,13 @@ VectorOp CostOf(Op op) {
     case Op::kSelectLe:
     case Op::kKeepGroups:
     case Op::kDropRoutes:
+    case Op::kTrueColumns:
+    case Op::kKeepWhere:
       return VectorOp::kSelect;
     case Op::kGroupTop:
       return VectorOp::kReduce;
     case Op::kGather:
+    case Op::kLookup:
       return VectorOp::kGather;
     case Op::kAddInt:
     case Op::kAddScalarInt:
@@ -117,14 +120,16 @@ Cost Costs::Vector(const CoreRecord& record, const Instr& instr) const {
   // weight; the top of a group is found, taken out and summed, once for each element, after a compare. Flags are widened
   // and compared before they select; a ramp is made before it is a distance. Eight drop flags, which are bytes, cost the
   // rounds of a block of words, and three more operations on words each. Words are turned in two passes of halves.
-  const double times = instr.op == Op::kRandom                                    ? 80
-                       : instr.op == Op::kDropFlags                               ? 4 * (80.0 / 8 + 3)
-                       : instr.op == Op::kMaskWhere                               ? 3
-                       : instr.op == Op::kDistances                               ? 2
-                       : instr.op == Op::kDropRoutes || instr.op == Op::kSelectLe ? 2
-                       : instr.op == Op::kTranspose                               ? 2
-                       : instr.op == Op::kGroupTop                                ? 4.0 * instr.dims[2]
-                                                                                  : 1;
+  const bool compares = instr.op == Op::kDropRoutes || instr.op == Op::kSelectLe ||
+                        instr.op == Op::kTrueColumns || instr.op == Op::kKeepWhere || instr.op == Op::kLookup;
+  const double times = instr.op == Op::kRandom      ? 80
+                       : instr.op == Op::kDropFlags ? 4 * (80.0 / 8 + 3)
+                       : instr.op == Op::kMaskWhere ? 3
+                       : instr.op == Op::kDistances ? 2
+                       : compares                   ? 2
+                       : instr.op == Op::kTranspose ? 2
+                       : instr.op == Op::kGroupTop  ? 4.0 * instr.dims[2]
+                                                    : 1;
   cost = {times * cost.busy, (times - 1) * cost.busy + cost.done};
   if (instr.op == Op::kExclusiveScan) {  // Every pass needs the one before.
     const double before = (instr.dims[2] - 1) * cost.done;

@@ -434,6 +434,35 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
       }
       return dst;
     }
+    case Op::kTrueColumns: {
+      const Values flags = ReadUse(instr, 0);
+      const Operand& to = record_.operands[instr.uses[0].operand()];
+      const auto kept = static_cast<std::size_t>(to.col_end - to.col_begin);
+      Values columns(rows * kept, -1.0);
+      for (std::size_t r = 0; r < rows; ++r) {
+        for (std::size_t c = 0, j = 0; c < cols && j < kept; ++c) {
+          if (flags[r * cols + c] != 0) columns[r * kept + j++] = static_cast<double>(c);
+        }
+      }
+      return columns;
+    }
+    case Op::kKeepWhere: {
+      Values a = ReadUse(instr, 0);
+      const Values flags = ReadUse(instr, 1);
+      for (std::size_t e = 0; e < a.size(); ++e) {
+        if (flags[flags.size() == a.size() ? e : e / cols] == 0) a[e] = -1;
+      }
+      return a;
+    }
+    case Op::kLookup: {
+      Values dst = Read(ElementsOf(record_.operands[instr.uses[0].operand()]));
+      const Values ids = ReadUse(instr, 0), table = ReadUse(instr, 1);
+      for (std::size_t e = 0; e < ids.size(); ++e) {
+        const double at = ids[e] - instr.immediate;
+        if (at >= 0 && at < static_cast<double>(table.size())) dst[e] = table[static_cast<std::size_t>(at)];
+      }
+      return dst;
+    }
     case Op::kRandom:
     case Op::kDropRoutes:
       break;

@@ -64,6 +64,9 @@ enum class Op : std::uint8_t {
   kGather,
   kRandom,
   kDropRoutes,
+  kTrueColumns,
+  kKeepWhere,
+  kLookup,
   kReadScalar,   // S     of UB, or with an access of GM
   kCopyElement,  // S     one element of UB to another
   kHistogram,    // S     a read-modify-write per id
@@ -114,7 +117,7 @@ struct Instr {
   bool broadcasts = false;   // the second source is a column, spread over the columns of the first
   bool accumulates = false;  // a Mmad that adds to what its accumulator holds; a store that adds to GM
   // The number that an instruction brings along: int32, or the bits of a float (Fill, MulScalar, MaxScalar, AddScalar); the
-  // diagonal of MaskAbove and MaskBelow, the start of ExclusiveScan, the first id of Histogram and Rank; 1 for
+  // diagonal of MaskAbove and MaskBelow, the start of ExclusiveScan, the first id of Histogram, Rank and Lookup; 1 for
   // a load to L0 that transposes.
   std::int32_t immediate = 0;
 };

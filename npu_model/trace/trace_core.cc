@@ -501,6 +501,25 @@ void VectorRecorder::RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc 
       .immediate = multiple;
 }
 
+void VectorRecorder::TrueColumns(TileRef dst, TileRef flags, Loc loc) {
+  if (Empty(dst)) return;
+  AddV(Op::kTrueColumns, flags.dtype(), flags, {recorder_->Writes(dst), recorder_->Reads(flags)}, loc);
+}
+
+void VectorRecorder::KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc loc) {
+  if (Empty(dst)) return;
+  AddV(Op::kKeepWhere, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a), recorder_->Reads(flags)},
+       loc)
+      .broadcasts = flags.cols() == 1 && a.cols() > 1;
+}
+
+void VectorRecorder::Lookup(TileRef dst, TileRef ids, TileRef table, std::int32_t first, Loc loc) {
+  if (Empty(dst) || Empty(table)) return;
+  AddV(Op::kLookup, ids.dtype(), ids,
+       {recorder_->Writes(dst), recorder_->Reads(ids), recorder_->Reads(table)}, loc)
+      .immediate = first;
+}
+
 void VectorRecorder::Receive(TileRef dst, TileRef src, Loc loc) {
   if (!Empty(dst)) AddReceive(*recorder_, lane_, recorder_->WorkspaceOf(src), dst, loc);
 }
@@ -834,6 +853,21 @@ void TraceVector::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRe
                              Loc loc) {
   host_.RankWithin(ranks, next, limits, ids, first, loc);
   record_.RankWithin(ranks, next, limits, ids, first, loc);
+}
+
+void TraceVector::TrueColumns(TileRef dst, TileRef flags, Loc loc) {
+  host_.TrueColumns(dst, flags, loc);
+  record_.TrueColumns(dst, flags, loc);
+}
+
+void TraceVector::KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc loc) {
+  host_.KeepWhere(dst, a, flags, loc);
+  record_.KeepWhere(dst, a, flags, loc);
+}
+
+void TraceVector::Lookup(TileRef dst, TileRef ids, TileRef table, std::int32_t first, Loc loc) {
+  host_.Lookup(dst, ids, table, first, loc);
+  record_.Lookup(dst, ids, table, first, loc);
 }
 
 void TraceVector::RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc) {

@@ -129,6 +129,9 @@ class VectorRecorder {
   void Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc);
   void RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, std::int32_t first, Loc loc);
   void RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc);
+  void TrueColumns(TileRef dst, TileRef flags, Loc loc);
+  void KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc loc);
+  void Lookup(TileRef dst, TileRef ids, TileRef table, std::int32_t first, Loc loc);
   void Receive(TileRef dst, TileRef src, Loc loc);
   void SelectLe(TileRef dst, TileRef key, float limit, TileRef a, TileRef b, Loc loc);
   void TopK(TileRef values, TileRef ids, TileRef a, Loc loc);
@@ -216,6 +219,9 @@ class TraceVector {
   void Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc = {});
   void RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, std::int32_t first, Loc loc = {});
   void RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc = {});
+  void TrueColumns(TileRef dst, TileRef flags, Loc loc = {});
+  void KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc loc = {});
+  void Lookup(TileRef dst, TileRef ids, TileRef table, std::int32_t first, Loc loc = {});
 
   void Receive(TileRef dst, TileRef src, Loc loc = {});
   void MoveToUb(TileRef dst, TileRef src, Loc loc = {});

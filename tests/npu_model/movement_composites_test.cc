@@ -161,6 +161,45 @@ TEST_P(MovementCompositesTest, AddScalarAddsToInts) {
   EXPECT_EQ(rig.vector.ReadScalar(sum.Rows({1, 2}), 2), 97);
 }
 
+std::vector<std::int32_t> ValuesOf(Rig& rig, const UbTile<std::int32_t>& tile) {
+  std::vector<std::int32_t> values;
+  for (std::int64_t i = 0; i < tile.rows(); ++i) {
+    for (std::int64_t j = 0; j < tile.cols(); ++j)
+      values.push_back(static_cast<std::int32_t>(rig.vector.ReadScalar(tile.Rows({i, i + 1}), j)));
+  }
+  return values;
+}
+
+TEST_P(MovementCompositesTest, TrueColumnsAreAscending) {
+  Rig rig;
+  const auto flags = SomePlaces(rig, {0, 1, 0, 1, 7, 0, 0, 0, 0, 0, 1, -1, 1, 1, 1}, 3);
+  const auto columns = rig.NewTile<std::int32_t>(3, 3), all = rig.NewTile<std::int32_t>(3, 5);
+  rig.vector.TrueColumns(columns, flags);
+  EXPECT_EQ(ValuesOf(rig, columns), (std::vector<std::int32_t>{1, 3, 4, -1, -1, -1, 0, 1, 2}));
+  rig.vector.TrueColumns(all, flags);
+  EXPECT_EQ(ValuesOf(rig, all),
+            (std::vector<std::int32_t>{1, 3, 4, -1, -1, -1, -1, -1, -1, -1, 0, 1, 2, 3, 4}));
+}
+
+TEST_P(MovementCompositesTest, KeepWhereTakesElementsOrRows) {
+  Rig rig;
+  const auto ids = SomePlaces(rig, {4, -1, 0, 7, 3, 9}, 2), flags = SomePlaces(rig, {1, 1, 0, 0, -2, 0}, 2),
+             rows = SomePlaces(rig, {0, 3}, 2), kept = rig.NewTile<std::int32_t>(2, 3);
+  rig.vector.KeepWhere(kept, ids, flags);
+  EXPECT_EQ(ValuesOf(rig, kept), (std::vector<std::int32_t>{4, -1, -1, -1, 3, -1}));
+  rig.vector.KeepWhere(ids, ids, rows);
+  EXPECT_EQ(ValuesOf(rig, ids), (std::vector<std::int32_t>{-1, -1, -1, 7, 3, 9}));
+}
+
+TEST_P(MovementCompositesTest, LookupLeavesWhatItsRangeDoesNotHold) {
+  Rig rig;
+  const auto ids = SomePlaces(rig, {10, 13, -1, 9, 12, 11}, 2), table = SomePlaces(rig, {50, 51, 52}, 1),
+             found = rig.NewTile<std::int32_t>(2, 3);
+  rig.vector.Fill(found, -7);
+  rig.vector.Lookup(found, ids, table, 10);
+  EXPECT_EQ(ValuesOf(rig, found), (std::vector<std::int32_t>{50, -7, -7, -7, 52, 51}));
+}
+
 INSTANTIATE_TEST_SUITE_P(Simd, MovementCompositesTest, ::testing::ValuesIn(SimdTargets()), SimdTargetName);
 
 }  // namespace
