@@ -1,11 +1,15 @@
 #include "kernels/token_permute.h"
 
+#include <algorithm>
 #include <limits>
 #include <new>
+#include <vector>
 
 #include "kernels/choose_for.h"
 #include "kernels/token_permute_arguments.h"
 #include "kernels/token_permute_kernel.h"
+#include "kernels/token_routes.h"
+#include "kernels/token_routes_kernel.h"
 #include "npu_model/launch.h"
 
 namespace cubist {
@@ -53,6 +57,68 @@ Status CheckNumbers(const TokenPermuteArgs& args, std::int64_t slots) {
   return {};
 }
 
+// K of a call.
+std::int64_t TopKOf(const TokenPermuteArgs& args) {
+  return args.routing_map.given() ? args.top_k : AsMatrix(args.topk_ids).size(1);
+}
+
+// Where the routes stand: expert ids or a map, and what goes with them.
+Status CheckRoutes(const TokenPermuteArgs& args) {
+  const Argument ids{kPermute, "topk_ids", args.topk_ids}, map{kPermute, "routing_map", args.routing_map},
+      valid{kPermute, "valid", args.valid}, places{kPermute, "expert_places", args.expert_places};
+  const Dim tokens{"T, of tokens", args.tokens.size(0)}, experts{"num_experts", args.num_experts};
+  if (map.tensor.given()) {
+    if (ids.tensor.given()) return map.Error("and topk_ids are both given, needs one of them");
+    CUBIST_RETURN_IF_ERROR(CheckRoutingMap(map, tokens, experts, args.top_k));
+  } else if (args.topk_ids.rank == 1) {
+    CUBIST_RETURN_IF_ERROR(CheckShape(ids, {tokens}));
+  } else {
+    CUBIST_RETURN_IF_ERROR(CheckShape(ids, {tokens, {"K"}}));
+  }
+  if (valid.tensor.given()) {
+    CUBIST_RETURN_IF_ERROR(CheckShape(valid, {tokens}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(valid, {DType::kBool}));
+    CUBIST_RETURN_IF_ERROR(CheckStorage(valid, /*needs_data=*/true));
+  }
+  if (places.tensor.given()) {
+    CUBIST_RETURN_IF_ERROR(CheckShape(places, {experts}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(places, {DType::kI32}));
+    CUBIST_RETURN_IF_ERROR(CheckStorage(places, /*needs_data=*/true));
+    CUBIST_RETURN_IF_ERROR(CheckValues(places, 0, args.num_experts));
+    std::int64_t missing = 0;
+    CUBIST_RETURN_IF_ERROR(CheckDistinctRows(places, 0, args.num_experts, &missing));
+  }
+  return {};
+}
+
+// What a capacity asks for besides its number.
+Status CheckCapacity(const TokenPermuteArgs& args) {
+  if (args.capacity_keeps == CapacityKeeps::kHighest) {
+    if (args.capacity == 0) return OutOfRange("capacity", 0, "1 or more to keep the highest probabilities");
+    if (!args.probs.given())
+      return InvalidArgument(std::string(kPermute) + ": probs are not given, a capacity keeps the highest");
+  }
+  if (!args.pad_with_tokens) return {};
+  if (!args.routing_map.given() || args.expert_places.given())
+    return InvalidArgument(std::string(kPermute) +
+                           ": pad_with_tokens needs a routing_map and no expert_places");
+  if (args.capacity == 0 || args.capacity > args.tokens.size(0)) {
+    return OutOfRange("capacity", args.capacity,
+                      "1 to T = " + std::to_string(args.tokens.size(0)) + " with pad_with_tokens");
+  }
+  return {};
+}
+
+// The counts of groups: `parts` of `of`, which has `all` elements, equal in size.
+Status CheckParts(const Argument& parts, const char* of, std::int64_t all) {
+  CUBIST_RETURN_IF_ERROR(CheckShape(parts, {{"parts"}}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(parts, {DType::kI32}));
+  const std::int64_t count = parts.tensor.size(0);
+  if (count >= 1 && all % count == 0) return {};
+  return parts.Error("has size " + std::to_string(count) + ", needs a divisor of " + std::to_string(all) +
+                     ", " + of);
+}
+
 Status Validate(const Device& device, const TokenPermuteArgs& args) {
   const Argument tokens{kPermute, "tokens", args.tokens}, ids{kPermute, "topk_ids", args.topk_ids},
       probs{kPermute, "probs", args.probs};
@@ -61,29 +127,34 @@ Status Validate(const Device& device, const TokenPermuteArgs& args) {
       row_probs{kPermute, "permuted_probs", args.permuted_probs};
   const Argument counts{kPermute, "expert_counts", args.expert_counts},
       offsets{kPermute, "expert_offsets", args.expert_offsets};
+  const Argument map{kPermute, "routing_map", args.routing_map}, valid{kPermute, "valid", args.valid},
+      places{kPermute, "expert_places", args.expert_places},
+      row_tokens{kPermute, "row_tokens", args.row_tokens},
+      devices{kPermute, "device_counts", args.device_counts},
+      nodes{kPermute, "node_counts", args.node_counts};
   CUBIST_RETURN_IF_ERROR(CheckShape(tokens, {{"T"}, {"H"}}));
   const std::int64_t t = args.tokens.size(0), h = args.tokens.size(1);
-  if (args.topk_ids.rank == 1) {
-    CUBIST_RETURN_IF_ERROR(CheckShape(ids, {{"T, of tokens", t}}));
-  } else {
-    CUBIST_RETURN_IF_ERROR(CheckShape(ids, {{"T, of tokens", t}, {"K"}}));
-  }
-  const std::int64_t k = AsMatrix(args.topk_ids).size(1);
-  CUBIST_RETURN_IF_ERROR(CheckSlots(ids, t, k));
+  CUBIST_RETURN_IF_ERROR(CheckRoutes(args));
+  const std::int64_t k = TopKOf(args);
+  CUBIST_RETURN_IF_ERROR(CheckSlots(map.tensor.given() ? map : ids, t, k));
   CUBIST_RETURN_IF_ERROR(CheckNumbers(args, t * k));
+  CUBIST_RETURN_IF_ERROR(CheckCapacity(args));
   CUBIST_RETURN_IF_ERROR(CheckWindow(kPermute, args.rows, permuted));
   const std::int64_t m = RowsOut(args, t * k);
   CUBIST_RETURN_IF_ERROR(CheckShape(permuted, {{"rows out", m}, {"H, of tokens", h}}));
   CUBIST_RETURN_IF_ERROR(CheckShape(sorted, {{"T * K", t * k}}));
   CUBIST_RETURN_IF_ERROR(CheckDType(tokens, {DType::kF32, DType::kBF16, DType::kF16}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(ids, {DType::kI32, DType::kI64}));
+  if (ids.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(ids, {DType::kI32, DType::kI64}));
   CUBIST_RETURN_IF_ERROR(CheckDType(permuted, {args.tokens.dtype}));
   CUBIST_RETURN_IF_ERROR(CheckDType(sorted, {DType::kI32}));
   if (probs.tensor.given() || row_probs.tensor.given()) {
-    CUBIST_RETURN_IF_ERROR(CheckShape(probs, {{"T, of tokens", t}, {"K, of topk_ids", k}}));
-    CUBIST_RETURN_IF_ERROR(CheckShape(row_probs, {{"M, of permuted", m}}));
-    for (const Argument* arg : {&probs, &row_probs})
-      CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {DType::kF32, DType::kBF16, DType::kF16}));
+    const Dim slots = map.tensor.given() ? Dim{"num_experts", args.num_experts} : Dim{"K, of topk_ids", k};
+    CUBIST_RETURN_IF_ERROR(CheckShape(probs, {{"T, of tokens", t}, slots}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(probs, {DType::kF32, DType::kBF16, DType::kF16}));
+    if (row_probs.tensor.given() || args.capacity_keeps == CapacityKeeps::kFirst) {
+      CUBIST_RETURN_IF_ERROR(CheckShape(row_probs, {{"M, of permuted", m}}));
+      CUBIST_RETURN_IF_ERROR(CheckDType(row_probs, {DType::kF32, DType::kBF16, DType::kF16}));
+    }
   }
   if (counts.tensor.given()) {
     CUBIST_RETURN_IF_ERROR(CheckShape(counts, {{"num_experts", args.num_experts}}));
@@ -93,33 +164,128 @@ Status Validate(const Device& device, const TokenPermuteArgs& args) {
     CUBIST_RETURN_IF_ERROR(CheckShape(offsets, {{"num_experts + 1", args.num_experts + 1}}));
     CUBIST_RETURN_IF_ERROR(CheckDType(offsets, {DType::kI32}));
   }
-  CUBIST_RETURN_IF_ERROR(CheckStorage(ids, /*needs_data=*/true));
-  for (const Argument* arg : {&tokens, &probs, &permuted, &sorted, &row_probs, &counts, &offsets}) {
-    CUBIST_RETURN_IF_ERROR(CheckStorage(*arg, device.computes()));
+  if (row_tokens.tensor.given()) {
+    CUBIST_RETURN_IF_ERROR(CheckShape(row_tokens, {{"M, of permuted", m}}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(row_tokens, {DType::kI32}));
   }
-  for (const Argument* output : {&permuted, &sorted, &row_probs, &counts, &offsets}) {
-    CUBIST_RETURN_IF_ERROR(CheckWritable(*output));
-    for (const Argument* other : {&tokens, &ids, &probs, &permuted, &sorted, &row_probs, &counts, &offsets}) {
-      if (other != output) CUBIST_RETURN_IF_ERROR(CheckApart(*output, *other));
-    }
+  if (devices.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckParts(devices, "num_experts", args.num_experts));
+  if (nodes.tensor.given()) {
+    if (!devices.tensor.given()) return nodes.Error("is given without device_counts");
+    CUBIST_RETURN_IF_ERROR(CheckParts(nodes, "the size of device_counts", args.device_counts.size(0)));
   }
-  return CheckValues(ids, -1, args.num_experts);
+  if (ids.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckStorage(ids, /*needs_data=*/true));
+  CUBIST_RETURN_IF_ERROR(
+      CheckTensors(device, {&tokens, &ids, &map, &valid, &probs, &places},
+                   {&permuted, &sorted, &row_probs, &counts, &offsets, &row_tokens, &devices, &nodes}));
+  return ids.tensor.given() ? CheckValues(ids, -1, args.num_experts) : Status();
+}
+
+// The phases before the movement that turn routes into expert ids, and leave them in g.
+void SelectRoutes(Launch& launch, const TokenPermuteArgs& args, const TokenRoutesTiling& t,
+                  TokenPermuteOperands* g) {
+  const std::int64_t tokens = args.tokens.size(0), top_k = TopKOf(args);
+  TokenRoutesOperands routes;
+  routes.topk_ids = launch.Input("topk_ids", AsMatrix(args.topk_ids));
+  routes.routing_map = launch.Input("routing_map", args.routing_map);
+  routes.valid = launch.Input("valid", AsColumn(args.valid));
+  routes.expert_places = launch.Input("expert_places", args.expert_places);
+  routes.ids = MatrixOf(*launch.Workspace("expert_ids", DType::kI32, {tokens, top_k}));
+  if (args.routing_map.given() && args.probs.given()) {
+    routes.map_probs = g->probs;
+    routes.slot_probs = launch.Workspace("slot_probs", DType::kF32, {tokens, top_k});
+    g->probs = routes.slot_probs;
+  }
+  launch.OnVectorCores(t.chunks, [&](auto& core) { SelectRoutesKernel(core, routes, t); });
+  g->topk_ids = routes.ids;
+}
+
+// The phases that leave in g the routes which a capacity keeps by probability: all are ranked without one, and what moves
+// with them is their probabilities alone.
+template <class T>
+void KeepHighest(Launch& launch, const TokenPermuteTiling& tiling, const TokenRoutesTiling& t,
+                 TokenPermuteOperands* g) {
+  const std::int64_t tokens = g->topk_ids.rows, top_k = g->topk_ids.cols, slots = tokens * top_k;
+  TokenPermuteOperands ranked = *g;
+  ranked.tokens = g->tokens.Cols({0, 0});
+  ranked.permuted = g->permuted.Cols({0, 0}), ranked.permuted.rows = slots;
+  ranked.capacity = 0, ranked.first_row = 0;
+  ranked.sorted_indices = MatrixOf(*launch.Workspace("ranks", DType::kI32, {tokens, top_k}));
+  ranked.permuted_probs = launch.Workspace("row_probs", DType::kF32, {slots, 1});
+  ranked.expert_offsets = launch.Workspace("offsets", DType::kI32, {1, g->experts + 1});
+
+  HighestRoutesOperands h;
+  h.ranks = ranked.sorted_indices, h.row_probs = MatrixOf(*ranked.permuted_probs);
+  h.offsets = MatrixOf(*ranked.expert_offsets);
+  h.kept = MatrixOf(*launch.Workspace("kept", DType::kF32, {slots, 1}));
+  h.kept_ids = MatrixOf(*launch.Workspace("kept_ids", DType::kI32, {tokens, top_k}));
+  h.experts = g->experts, h.capacity = g->capacity;
+  launch.OnVectorCores(tiling.chunks, [&](auto& core) { CountKernel(core, ranked, tiling); });
+  launch.OnVectorCores(tiling.chunks, [&](auto& core) { RankAndMoveKernel<T>(core, ranked, tiling); });
+  launch.OnVectorCores(g->experts, [&](auto& core) { KeepHighestKernel(core, h, t); });
+  launch.OnVectorCores(t.chunks, [&](auto& core) { DropLowestKernel(core, h, ranked.topk_ids, t); });
+  g->topk_ids = h.kept_ids;
+  g->expert_counts = nullptr;  // Written: the routes that were dropped count.
+}
+
+// What is known of rows and of groups of experts, beside where tokens go.
+struct Annotations {
+  const GmTensor *row_tokens = nullptr, *devices = nullptr, *nodes = nullptr;
+};
+
+// The phases after the movement.
+template <class T>
+void Annotate(Launch& launch, const TokenPermuteArgs& args, const TokenPermuteOperands& g,
+              const GmTensor* map_probs, const GmTensor* expert_counts, const Annotations& wanted,
+              const TokenRoutesTiling& t) {
+  if (wanted.row_tokens != nullptr) {
+    const Gm column = MatrixOf(*wanted.row_tokens);
+    launch.OnVectorCores(t.chunks, [&](auto& core) { NoRowTokensKernel(core, column, t); });
+    launch.OnVectorCores(
+        t.chunks, [&](auto& core) { RowTokensKernel(core, g.sorted_indices, column, g.first_row, t); });
+  }
+  if (args.pad_with_tokens) {
+    PadWithTokensOperands pad;
+    pad.tokens = g.tokens, pad.permuted = g.permuted;
+    pad.routing_map = MatrixOf(*launch.Input("routing_map", args.routing_map));
+    pad.expert_counts = MatrixOf(*expert_counts);
+    pad.map_probs = map_probs, pad.permuted_probs = g.permuted_probs, pad.row_tokens = wanted.row_tokens;
+    pad.capacity = g.capacity, pad.first_row = g.first_row;
+    launch.OnVectorCores(g.experts, [&](auto& core) { PadWithTokensKernel<T>(core, pad, t); });
+  }
+  if (wanted.devices == nullptr) return;
+  launch.OnVectorCores(1, [&](auto& core) {
+    SumPartsKernel(core, MatrixOf(*expert_counts), MatrixOf(*wanted.devices), t);
+    if (wanted.nodes != nullptr) SumPartsKernel(core, MatrixOf(*wanted.devices), MatrixOf(*wanted.nodes), t);
+  });
 }
 
 template <class T>
 Status Run(const Device& device, const TokenPermuteArgs& args, Profile* profile) {
   Launch launch(device, kPermute);
+  const bool selects = args.routing_map.given() || args.valid.given() || args.expert_places.given();
+  const bool keeps_highest = args.capacity_keeps == CapacityKeeps::kHighest;
+  const bool annotates = args.row_tokens.given() || args.device_counts.given() || args.pad_with_tokens;
   const ConstTensor ids = AsMatrix(args.topk_ids);
   TokenPermuteShape shape;
-  shape.tokens = ids.size(0), shape.hidden = args.tokens.size(1), shape.top_k = ids.size(1);
+  shape.tokens = args.tokens.size(0), shape.hidden = args.tokens.size(1), shape.top_k = TopKOf(args);
   shape.experts = args.num_experts, shape.dtype = args.tokens.dtype,
-  shape.wide_ids = ids.dtype == DType::kI64;
+  shape.wide_ids = !selects && ids.dtype == DType::kI64;
   TokenPermuteTiling tiling;
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, kPermute, shape, &PermuteCandidates, &tiling));
+  TokenRoutesTiling routes;
+  if (selects || keeps_highest || annotates) {
+    TokenRoutesShape s{.tokens = shape.tokens, .hidden = shape.hidden, .top_k = shape.top_k};
+    if (args.routing_map.given()) s.map_cols = shape.experts;
+    if (keeps_highest) {
+      const auto slots = SlotsOfExperts(args.topk_ids, args.routing_map, shape.experts);
+      s.expert_slots = slots.empty() ? 0 : *std::max_element(slots.begin(), slots.end());
+      s.capacity = args.capacity;
+    }
+    CUBIST_RETURN_IF_ERROR(ChooseRoutes(launch.chip(), kPermute, s, &routes));
+  }
 
   TokenPermuteOperands g;
-  g.tokens = MatrixOf(*launch.Input("tokens", args.tokens)),
-  g.topk_ids = MatrixOf(*launch.Input("topk_ids", ids));
+  g.tokens = MatrixOf(*launch.Input("tokens", args.tokens));
   g.permuted = MatrixOf(*launch.Output("permuted", args.permuted));
   g.sorted_indices =
       MatrixOf(*launch.Output("sorted_indices", AsSlots(args.sorted_indices, shape.tokens, shape.top_k)));
@@ -130,12 +296,29 @@ Status Run(const Device& device, const TokenPermuteArgs& args, Profile* profile)
   g.capacity = args.capacity, g.row_multiple = args.row_multiple;
   g.first_row = args.rows.value_or(Range()).begin;
   g.experts = args.num_experts;
+  const Annotations wanted{launch.Output("row_tokens", AsColumn(args.row_tokens)),
+                           launch.Output("device_counts", args.device_counts),
+                           launch.Output("node_counts", args.node_counts)};
+  if (g.expert_counts == nullptr && annotates)
+    g.expert_counts = launch.Workspace("expert_counts", DType::kI32, {1, shape.experts});
   g.chunk_counts = MatrixOf(*launch.Workspace("chunk_counts", DType::kI32, {tiling.chunks, g.experts}));
   const std::int64_t spilled = g.experts > tiling.experts ? g.experts : 0;
   g.next_rows = MatrixOf(*launch.Workspace("next_rows", DType::kI32, {tiling.chunks, spilled}));
+  const GmTensor *const map_probs = g.probs, *const expert_counts = g.expert_counts;
+  if (selects) {
+    SelectRoutes(launch, args, routes, &g);
+  } else {
+    g.topk_ids = MatrixOf(*launch.Input("topk_ids", ids));
+  }
+  if (keeps_highest) KeepHighest<T>(launch, tiling, routes, &g);
   launch.OnVectorCores(tiling.chunks, [&](auto& core) { CountKernel(core, g, tiling); });
   launch.OnVectorCores(tiling.chunks, [&](auto& core) { RankAndMoveKernel<T>(core, g, tiling); });
+  if (annotates) Annotate<T>(launch, args, g, map_probs, expert_counts, wanted, routes);
   return launch.Finish(profile);
+}
+
+std::int64_t SlotsPerToken(const TokenUnpermuteArgs& args) {
+  return args.probs.given() && !args.routing_map.given() ? args.probs.size(1) : args.top_k;
 }
 
 Status Validate(const Device& device, const TokenUnpermuteArgs& args) {
@@ -144,13 +327,15 @@ Status Validate(const Device& device, const TokenUnpermuteArgs& args) {
   CUBIST_RETURN_IF_ERROR(CheckShape(permuted, {{"M"}, {"H"}}));
   CUBIST_RETURN_IF_ERROR(CheckShape(out, {{"T"}, {"H, of permuted", args.permuted.size(1)}}));
   const std::int64_t t = args.out.size(0);
+  const Argument map{kUnpermute, "routing_map", args.routing_map};
+  if (map.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckMapOfProbs(map, probs, {"T, of out", t}, args.top_k));
   if (probs.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckShape(probs, {{"T, of out", t}, {"K"}}));
   if (args.top_k < 0) {
     return InvalidArgument(std::string(kUnpermute) + ": top_k is " + std::to_string(args.top_k) +
                            ", needs 0 or more");
   }
   CUBIST_RETURN_IF_ERROR(CheckWindow(kUnpermute, args.rows, permuted));
-  const std::int64_t k = probs.tensor.given() ? args.probs.size(1) : args.top_k;
+  const std::int64_t k = SlotsPerToken(args);
   CUBIST_RETURN_IF_ERROR(CheckSlots(out, t, k));
   CUBIST_RETURN_IF_ERROR(CheckShape(sorted, {{"T * K", t * k}}));
   CUBIST_RETURN_IF_ERROR(CheckDType(permuted, {DType::kF32, DType::kBF16, DType::kF16}));
@@ -162,7 +347,8 @@ Status Validate(const Device& device, const TokenUnpermuteArgs& args) {
   for (const Argument* arg : {&permuted, &probs, &out})
     CUBIST_RETURN_IF_ERROR(CheckStorage(*arg, device.computes()));
   CUBIST_RETURN_IF_ERROR(CheckWritable(out));
-  for (const Argument* arg : {&permuted, &sorted, &probs}) CUBIST_RETURN_IF_ERROR(CheckApart(out, *arg));
+  for (const Argument* arg : {&permuted, &sorted, &probs, &map})
+    CUBIST_RETURN_IF_ERROR(CheckApart(out, *arg));
   return CheckValues(sorted, -1, std::int64_t{1} << 31);
 }
 
@@ -171,7 +357,7 @@ Status Run(const Device& device, const TokenUnpermuteArgs& args, Profile* profil
   Launch launch(device, kUnpermute);
   TokenPermuteShape shape;
   shape.tokens = args.out.size(0), shape.hidden = args.out.size(1);
-  shape.top_k = args.probs.given() ? args.probs.size(1) : args.top_k;
+  shape.top_k = SlotsPerToken(args);
   shape.dtype = args.permuted.dtype;
   TokenUnpermuteTiling tiling;
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, kUnpermute, shape, &UnpermuteCandidates, &tiling));
@@ -183,6 +369,12 @@ Status Run(const Device& device, const TokenUnpermuteArgs& args, Profile* profil
   g.probs = launch.Input("probs", args.probs);
   g.out = MatrixOf(*launch.Output("out", args.out));
   g.first_row = args.rows.value_or(Range()).begin;
+  if (args.routing_map.given()) {
+    MapOfSlots map;
+    CUBIST_RETURN_IF_ERROR(
+        map.Read(launch, kUnpermute, args.routing_map, shape.tokens, shape.top_k, g.probs));
+    g.probs = map.slot_probs();
+  }
   launch.OnVectorCores(tiling.chunks, [&](auto& core) { TokenUnpermuteKernel<T>(core, g, tiling); });
   return launch.Finish(profile);
 }

@@ -11,20 +11,36 @@
 
 namespace cubist {
 
+// Which routes stay where an expert has more than its capacity: the first by position, or those of the highest
+// probabilities (of equals the first; NaN is lowest). Either way rows keep the order of the slots.
+enum class CapacityKeeps : std::uint8_t { kFirst, kHighest };
+
 // Slot s = t * K + j is token t's j-th route. Slots are ranked by expert, stably; the row of a slot is its rank, where
 // the rows of an expert end before those of the next begin:
 //   sorted_indices[s] = row of s, or -1;   permuted[row of s] = tokens[t];   permuted_probs[row of s] = probs(t, j)
 //
 //   tokens          (T, H)          fp32, bf16 or fp16
 //   topk_ids        (T, K) or (T)   int32 or int64, each in [0, num_experts), or -1: a route to no expert
-//   probs           (T, K)          optional, any float dtype, together with permuted_probs
+//   routing_map     (T, num_experts) instead of topk_ids: bool or uint8, where a token goes. K is top_k then, no row has
+//                   more that are set, and slot (t, j) is the j-th of them, ascending; slots beyond them have no row
+//   valid           (T)             optional, bool or uint8: a token that is not valid goes nowhere
+//   probs           (T, K)          optional, any float dtype, together with permuted_probs; (T, num_experts) with a map
+//   expert_places   (num_experts)   optional, int32, a permutation: the rows of expert e are the expert_places[e]-th in
+//                   order (experts placed on devices otherwise than in order); counts and offsets are by place too
 //   permuted        (M, H)          the dtype of tokens
 //   sorted_indices  (T * K)         int32; a slot without a row has -1, or a row >= M that num_out_tokens cut off
-//   permuted_probs  (M)             optional, any float dtype
+//   permuted_probs  (M)             optional, any float dtype: in the order of rows, 0 in rows of no slot
+//   row_tokens      (M)             optional, int32: the token of each row, -1 in rows of no slot
 //   expert_counts   (num_experts)   optional, int32: slots routed to each expert, dropped ones included
 //   expert_offsets  (num_experts + 1) optional, int32: the first row of each expert, and the end of the last
-//   capacity        0, or how many rows every expert has: slots beyond it, by position, are dropped, M = num_experts *
-//                   capacity (drop and pad)
+//   device_counts   (D)   optional, int32: slots routed to each of D devices, which hold num_experts / D experts each, in
+//                   order: rows for one device stand together
+//   node_counts     (N)   optional, int32, with device_counts: likewise of N nodes of D / N devices (hierarchical sort)
+//   capacity        0, or how many rows every expert has: slots beyond it are dropped, as `capacity_keeps` says (probs
+//                   are needed for kHighest), M = num_experts * capacity (drop and pad)
+//   pad_with_tokens with a map and a capacity of at most T: rows beyond an expert's slots are the first tokens that do not
+//                   go to it, with their probs, and not zero (aclnnMoeTokenPermuteWithRoutingMap's drop_and_pad, whose
+//                   indices are row_tokens). No slot has these rows: they take no part in unpermute and gradients
 //   row_multiple    the rows of every expert are padded to a multiple of it
 //   num_out_tokens  how many rows there are room for. With R = T * K, with padding R = T * K + min(T * K, num_experts) *
 //                   (row_multiple - 1): M = R where num_out_tokens is 0, min(num_out_tokens, R) where positive, max(R +
@@ -33,21 +49,31 @@ namespace cubist {
 //                   parallelism); an empty range is empty, num_out_tokens is 0. sorted_indices stays global
 //
 // Movement only: rows arrive bit for bit, and rows of no slot are zero (padding, what -1 leaves over). Semantics of
-// aclnnMoeTokenPermute, its WithEp form, and aclnnMoeInitRoutingV2's drop and pad; note that sorted_indices maps slot to
+// aclnnMoeTokenPermute, its WithEp and WithRoutingMap forms, and aclnnMoeInitRoutingV2's drop and pad; note that sorted_indices maps slot to
 // row (the inverse of an argsort). T * K and all rows < 2^31. Any H, K, num_experts >= 0 (K on an NPU as far as the ids
 // of one token fit its UB). Outputs may not overlap anything.
 struct TokenPermuteArgs {
-  ConstTensor tokens, topk_ids;
+  ConstTensor tokens;
+  ConstTensor topk_ids = {};
+  ConstTensor routing_map = {};
+  ConstTensor valid = {};
   ConstTensor probs = {};
+  ConstTensor expert_places = {};
+  std::int64_t top_k = 0;  // With a routing map alone.
   std::int64_t num_experts = 0;
   std::int64_t num_out_tokens = 0;
   std::int64_t capacity = 0;
+  CapacityKeeps capacity_keeps = CapacityKeeps::kFirst;
+  bool pad_with_tokens = false;
   std::int64_t row_multiple = 1;
   std::optional<Range> rows = {};
   Tensor permuted, sorted_indices;
   Tensor permuted_probs = {};
   Tensor expert_counts = {};
   Tensor expert_offsets = {};
+  Tensor row_tokens = {};
+  Tensor device_counts = {};
+  Tensor node_counts = {};
 };
 
 // out[t] = sum over j of probs(t, j) * permuted[sorted_indices[t * K + j]], j ascending, in fp32, rounded once
@@ -56,14 +82,17 @@ struct TokenPermuteArgs {
 //   sorted_indices  (T * K)   int32; an index of -1 or >= M is a dropped slot and adds nothing
 //   probs           (T, K)    optional, any float dtype; absent means weight 1 and K = top_k. Rows of probability 0
 //                             are not read, so that a NaN there stays there.
-//   out             (T, H)    the dtype of permuted
+//   routing_map     (T, E)    optional, bool or uint8, with probs: they are (T, E) then, K = top_k, and slot (t, j) is the
+//                   j-th expert that is set, ascending, as for TokenPermute
+//   out             (T, H)    the dtype of permuted; T is whatever tokens there were (restore shape)
 //   rows            optional: the rows of permuted are [begin, end) of the global order (expert parallelism), and slots of
 //                   other rows add nothing; the results of all ranks add up to the whole. Absent: [0, M)
 //
-// Semantics of aclnnMoeTokenUnpermute and its WithEp form; an empty range of rows is empty. Any H, K >= 0. out may
+// Semantics of aclnnMoeTokenUnpermute, its WithEp and WithRoutingMap forms; an empty range of rows is empty. Any H, K >= 0. out may
 // not overlap anything.
 struct TokenUnpermuteArgs {
   ConstTensor permuted, sorted_indices;
+  ConstTensor routing_map = {};
   ConstTensor probs = {};
   std::int64_t top_k = 1;
   std::optional<Range> rows = {};

@@ -64,8 +64,46 @@ Status CheckWindow(const char* kernel, const std::optional<Range>& window, const
   return CheckShape(rows, {{"rows, end - begin", window->size()}, {"H"}});
 }
 
-Status CheckDistinctRows(const Argument& indices, std::int64_t first, std::int64_t rows) {
+Status CheckRoutingMap(const Argument& map, Dim tokens, Dim experts, std::int64_t top_k) {
+  CUBIST_RETURN_IF_ERROR(CheckShape(map, {tokens, experts}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(map, {DType::kBool}));
+  CUBIST_RETURN_IF_ERROR(CheckStorage(map, /*needs_data=*/true));
+  const ConstTensor& t = map.tensor;
+  if (top_k < 0 || top_k > t.size(1)) {
+    return InvalidArgument(std::string(map.kernel) + ": top_k is " + std::to_string(top_k) + ", needs 0 to " +
+                           std::to_string(t.size(1)) + ", the columns of " + map.name);
+  }
+  const auto* flags = static_cast<const std::uint8_t*>(t.data);
+  for (std::int64_t i = 0; i < t.size(0); ++i) {
+    std::int64_t set = 0;
+    for (std::int64_t j = 0; j < t.size(1); ++j) set += flags[i * t.stride(0) + j * t.stride(1)] != 0 ? 1 : 0;
+    if (set > top_k) {
+      return map.Error("has " + std::to_string(set) + " experts set in row " + std::to_string(i) +
+                       ", top_k allows " + std::to_string(top_k));
+    }
+  }
+  return {};
+}
+
+std::vector<std::int64_t> SlotsOfExperts(const ConstTensor& topk_ids, const ConstTensor& routing_map,
+                                         std::int64_t experts) {
+  std::vector<std::int64_t> slots(static_cast<std::size_t>(experts));
+  const bool mapped = routing_map.given();
+  const ConstTensor t = mapped ? routing_map : AsMatrix(topk_ids);
+  for (std::int64_t i = 0; i < t.size(0); ++i) {
+    for (std::int64_t j = 0; j < t.size(1); ++j) {
+      const std::int64_t value = LoadInt(t.data, t.dtype, i * t.stride(0) + j * t.stride(1));
+      const std::int64_t expert = !mapped ? value : value != 0 ? j : -1;
+      if (expert >= 0) ++slots[static_cast<std::size_t>(expert)];
+    }
+  }
+  return slots;
+}
+
+Status CheckDistinctRows(const Argument& indices, std::int64_t first, std::int64_t rows,
+                         std::int64_t* missing) {
   const ConstTensor& t = indices.tensor;
+  *missing = rows;
   std::vector<bool> seen(static_cast<std::size_t>(rows));
   for (std::int64_t i = 0; i < t.size(0); ++i) {
     const std::int64_t index = LoadInt(t.data, t.dtype, i * t.stride(0)), row = index - first;
@@ -75,6 +113,7 @@ Status CheckDistinctRows(const Argument& indices, std::int64_t first, std::int64
                            "), every row belongs to one slot");
     }
     seen[static_cast<std::size_t>(row)] = true;
+    --*missing;
   }
   return {};
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "kernels/validate.h"
 #include "npu_model/status.h"
@@ -39,8 +40,16 @@ Status CheckSlots(const Argument& arg, std::int64_t tokens, std::int64_t top_k);
 // Rows [begin, end) of the global order, of which `rows` tensors hold that many.
 Status CheckWindow(const char* kernel, const std::optional<Range>& window, const Argument& rows);
 
-// No row of [first, first + rows) stands twice in the indices.
-Status CheckDistinctRows(const Argument& indices, std::int64_t first, std::int64_t rows);
+// A boolean map (T, E), no row of which has more than `top_k` set; its kernel reads it, so that it needs data.
+Status CheckRoutingMap(const Argument& map, Dim tokens, Dim experts, std::int64_t top_k);
+
+// How many slots each of `experts` experts has, by ids (-1 passed over) or by a map.
+std::vector<std::int64_t> SlotsOfExperts(const ConstTensor& topk_ids, const ConstTensor& routing_map,
+                                         std::int64_t experts);
+
+// No row of [first, first + rows) stands twice in the indices; `missing` is how many of them do not stand there at all.
+Status CheckDistinctRows(const Argument& indices, std::int64_t first, std::int64_t rows,
+                         std::int64_t* missing);
 
 // Calls run<T>() for the float type T that `dtype` names.
 template <class Run>

@@ -6,6 +6,7 @@
 #include "kernels/token_permute_arguments.h"
 #include "kernels/token_permute_grad_kernel.h"
 #include "kernels/token_permute_kernel.h"
+#include "kernels/token_routes.h"
 #include "npu_model/launch.h"
 
 namespace cubist {
@@ -24,7 +25,7 @@ Status Validate(const Device& device, const TokenPermuteGradArgs& args) {
       sorted{kPermuteGrad, "sorted_indices", args.sorted_indices},
       row_probs{kPermuteGrad, "permuted_probs_grad", args.permuted_probs_grad},
       tokens{kPermuteGrad, "tokens_grad", args.tokens_grad},
-      probs{kPermuteGrad, "probs_grad", args.probs_grad};
+      probs{kPermuteGrad, "probs_grad", args.probs_grad}, map{kPermuteGrad, "routing_map", args.routing_map};
   CUBIST_RETURN_IF_ERROR(CheckShape(grad, {{"M"}, {"H"}}));
   CUBIST_RETURN_IF_ERROR(CheckWindow(kPermuteGrad, args.rows, grad));
   CUBIST_RETURN_IF_ERROR(CheckShape(tokens, {{"T"}, {"H, of permuted_grad", args.permuted_grad.size(1)}}));
@@ -37,19 +38,17 @@ Status Validate(const Device& device, const TokenPermuteGradArgs& args) {
   CUBIST_RETURN_IF_ERROR(CheckDType(sorted, {DType::kI32}));
   if (row_probs.tensor.given() || probs.tensor.given()) {
     CUBIST_RETURN_IF_ERROR(CheckShape(row_probs, {{"M, of permuted_grad", args.permuted_grad.size(0)}}));
-    CUBIST_RETURN_IF_ERROR(CheckShape(probs, {{"T, of tokens_grad", t}, {"K", k}}));
+    const Dim tokens_dim{"T, of tokens_grad", t};
+    if (map.tensor.given()) {
+      CUBIST_RETURN_IF_ERROR(CheckMapOfProbs(map, probs, tokens_dim, k));
+    } else {
+      CUBIST_RETURN_IF_ERROR(CheckShape(probs, {tokens_dim, {"K", k}}));
+    }
     for (const Argument* arg : {&row_probs, &probs})
       CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {DType::kF32, DType::kBF16, DType::kF16}));
   }
   CUBIST_RETURN_IF_ERROR(CheckStorage(sorted, /*needs_data=*/true));
-  for (const Argument* arg : {&grad, &row_probs, &tokens, &probs})
-    CUBIST_RETURN_IF_ERROR(CheckStorage(*arg, device.computes()));
-  for (const Argument* output : {&tokens, &probs}) {
-    CUBIST_RETURN_IF_ERROR(CheckWritable(*output));
-    for (const Argument* other : {&grad, &sorted, &row_probs, &tokens, &probs}) {
-      if (other != output) CUBIST_RETURN_IF_ERROR(CheckApart(*output, *other));
-    }
-  }
+  CUBIST_RETURN_IF_ERROR(CheckTensors(device, {&grad, &sorted, &row_probs, &map}, {&tokens, &probs}));
   return CheckValues(sorted, -1, std::int64_t{1} << 31);
 }
 
@@ -68,18 +67,33 @@ Status Run(const Device& device, const TokenPermuteGradArgs& args, Profile* prof
       MatrixOf(*launch.Input("sorted_indices", AsSlots(args.sorted_indices, shape.tokens, shape.top_k)));
   g.row_values = launch.Input("permuted_probs_grad", AsColumn(args.permuted_probs_grad));
   g.out = MatrixOf(*launch.Output("tokens_grad", args.tokens_grad));
-  g.slot_values = launch.Output("probs_grad", args.probs_grad);
+  const GmTensor* probs_grad = launch.Output("probs_grad", args.probs_grad);
+  g.slot_values = probs_grad;
   g.first_row = args.rows.value_or(Range()).begin;
+  const bool mapped = args.routing_map.given() && probs_grad != nullptr;
+  MapOfSlots map;
+  if (mapped) {
+    CUBIST_RETURN_IF_ERROR(
+        map.Read(launch, kPermuteGrad, args.routing_map, shape.tokens, shape.top_k, /*map_probs=*/nullptr));
+    g.slot_values = map.SlotValues(launch);
+  }
   launch.OnVectorCores(tiling.chunks, [&](auto& core) { TokenUnpermuteKernel<T>(core, g, tiling); });
+  if (mapped) map.Spread(launch, *g.slot_values, *probs_grad);
   return launch.Finish(profile);
 }
 
-Status Validate(const Device& device, const TokenUnpermuteGradArgs& args) {
+std::int64_t SlotsPerToken(const TokenUnpermuteGradArgs& args) {
+  return args.probs.given() && !args.routing_map.given() ? args.probs.size(1) : args.top_k;
+}
+
+// `missing` is how many rows of permuted_grad belong to no slot.
+Status Validate(const Device& device, const TokenUnpermuteGradArgs& args, std::int64_t* missing) {
   const Argument out{kUnpermuteGrad, "out_grad", args.out_grad},
       permuted{kUnpermuteGrad, "permuted", args.permuted},
       sorted{kUnpermuteGrad, "sorted_indices", args.sorted_indices},
       probs{kUnpermuteGrad, "probs", args.probs}, grad{kUnpermuteGrad, "permuted_grad", args.permuted_grad},
-      probs_grad{kUnpermuteGrad, "probs_grad", args.probs_grad};
+      probs_grad{kUnpermuteGrad, "probs_grad", args.probs_grad},
+      map{kUnpermuteGrad, "routing_map", args.routing_map};
   CUBIST_RETURN_IF_ERROR(CheckShape(out, {{"T"}, {"H"}}));
   const std::int64_t t = args.out_grad.size(0), h = args.out_grad.size(1);
   CUBIST_RETURN_IF_ERROR(CheckShape(grad, {{"M"}, {"H, of out_grad", h}}));
@@ -89,11 +103,14 @@ Status Validate(const Device& device, const TokenUnpermuteGradArgs& args) {
     CUBIST_RETURN_IF_ERROR(CheckShape(permuted, {{"M, of permuted_grad", m}, {"H, of out_grad", h}}));
     CUBIST_RETURN_IF_ERROR(CheckDType(permuted, {args.out_grad.dtype}));
   }
+  if (map.tensor.given())
+    CUBIST_RETURN_IF_ERROR(CheckMapOfProbs(map, probs, {"T, of out_grad", t}, args.top_k));
   if (probs.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckShape(probs, {{"T, of out_grad", t}, {"K"}}));
   CUBIST_RETURN_IF_ERROR(CheckTopK(kUnpermuteGrad, args.top_k));
-  const std::int64_t k = probs.tensor.given() ? args.probs.size(1) : args.top_k;
+  const std::int64_t k = SlotsPerToken(args);
   if (probs_grad.tensor.given()) {
-    CUBIST_RETURN_IF_ERROR(CheckShape(probs_grad, {{"T, of out_grad", t}, {"K", k}}));
+    const Dim slots{"K, or E of routing_map", map.tensor.given() ? args.routing_map.size(1) : k};
+    CUBIST_RETURN_IF_ERROR(CheckShape(probs_grad, {{"T, of out_grad", t}, slots}));
     CUBIST_RETURN_IF_ERROR(CheckDType(probs_grad, {DType::kF32, DType::kBF16, DType::kF16}));
   }
   CUBIST_RETURN_IF_ERROR(CheckSlots(out, t, k));
@@ -104,24 +121,18 @@ Status Validate(const Device& device, const TokenUnpermuteGradArgs& args) {
   if (probs.tensor.given())
     CUBIST_RETURN_IF_ERROR(CheckDType(probs, {DType::kF32, DType::kBF16, DType::kF16}));
   CUBIST_RETURN_IF_ERROR(CheckStorage(sorted, /*needs_data=*/true));
-  for (const Argument* arg : {&out, &permuted, &probs, &grad, &probs_grad})
-    CUBIST_RETURN_IF_ERROR(CheckStorage(*arg, device.computes()));
-  for (const Argument* output : {&grad, &probs_grad}) {
-    CUBIST_RETURN_IF_ERROR(CheckWritable(*output));
-    for (const Argument* other : {&out, &permuted, &sorted, &probs, &grad, &probs_grad}) {
-      if (other != output) CUBIST_RETURN_IF_ERROR(CheckApart(*output, *other));
-    }
-  }
+  CUBIST_RETURN_IF_ERROR(
+      CheckTensors(device, {&out, &permuted, &sorted, &probs, &map}, {&grad, &probs_grad}));
   CUBIST_RETURN_IF_ERROR(CheckValues(sorted, -1, std::int64_t{1} << 31));
-  return CheckDistinctRows(sorted, args.rows.value_or(Range()).begin, m);
+  return CheckDistinctRows(sorted, args.rows.value_or(Range()).begin, m, missing);
 }
 
 template <class T>
-Status Run(const Device& device, const TokenUnpermuteGradArgs& args, Profile* profile) {
+Status Run(const Device& device, const TokenUnpermuteGradArgs& args, std::int64_t missing, Profile* profile) {
   Launch launch(device, kUnpermuteGrad);
   TokenPermuteShape shape;
   shape.tokens = args.out_grad.size(0), shape.hidden = args.out_grad.size(1);
-  shape.top_k = args.probs.given() ? args.probs.size(1) : args.top_k;
+  shape.top_k = SlotsPerToken(args);
   shape.dtype = args.out_grad.dtype;
   TokenUnpermuteGradTiling tiling;
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, kUnpermuteGrad, shape, &UnpermuteGradCandidates, &tiling));
@@ -133,12 +144,24 @@ Status Run(const Device& device, const TokenUnpermuteGradArgs& args, Profile* pr
       MatrixOf(*launch.Input("sorted_indices", AsSlots(args.sorted_indices, shape.tokens, shape.top_k)));
   g.probs = launch.Input("probs", args.probs);
   g.permuted_grad = MatrixOf(*launch.Output("permuted_grad", args.permuted_grad));
-  g.probs_grad = launch.Output("probs_grad", args.probs_grad);
+  const GmTensor* probs_grad = launch.Output("probs_grad", args.probs_grad);
+  g.probs_grad = probs_grad;
   g.first_row = args.rows.value_or(Range()).begin;
-  g.owned = MatrixOf(*launch.Workspace("owned", DType::kI32, {args.permuted_grad.size(0), 1}));
-  launch.OnVectorCores(tiling.chunks, [&](auto& core) { ClearOwnedKernel(core, g, tiling); });
-  launch.OnVectorCores(tiling.chunks, [&](auto& core) { MarkOwnedKernel(core, g, tiling); });
+  const bool mapped = args.routing_map.given();
+  MapOfSlots map;
+  if (mapped) {
+    CUBIST_RETURN_IF_ERROR(
+        map.Read(launch, kUnpermuteGrad, args.routing_map, shape.tokens, shape.top_k, g.probs));
+    g.probs = map.slot_probs();
+    if (probs_grad != nullptr) g.probs_grad = map.SlotValues(launch);
+  }
+  if (missing > 0) {
+    g.owned = launch.Workspace("owned", DType::kI32, {args.permuted_grad.size(0), 1});
+    launch.OnVectorCores(tiling.chunks, [&](auto& core) { ClearOwnedKernel(core, g, tiling); });
+    launch.OnVectorCores(tiling.chunks, [&](auto& core) { MarkOwnedKernel(core, g, tiling); });
+  }
   launch.OnVectorCores(tiling.chunks, [&](auto& core) { TokenUnpermuteGradKernel<T>(core, g, tiling); });
+  if (mapped && probs_grad != nullptr) map.Spread(launch, *g.probs_grad, *probs_grad);
   return launch.Finish(profile);
 }
 
@@ -153,9 +176,10 @@ Status TokenPermuteGrad(const Device& device, const TokenPermuteGradArgs& args, 
 }
 
 Status TokenUnpermuteGrad(const Device& device, const TokenUnpermuteGradArgs& args, Profile* profile) try {
-  CUBIST_RETURN_IF_ERROR(Validate(device, args));
+  std::int64_t missing = 0;
+  CUBIST_RETURN_IF_ERROR(Validate(device, args, &missing));
   return ForFloatType(args.out_grad.dtype,
-                      [&](auto zero) { return Run<decltype(zero)>(device, args, profile); });
+                      [&](auto zero) { return Run<decltype(zero)>(device, args, missing, profile); });
 } catch (const std::bad_alloc&) {
   return OutOfMemory();
 }

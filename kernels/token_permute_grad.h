@@ -17,7 +17,8 @@ namespace cubist {
 //   sorted_indices       (T * K)   int32, as TokenPermute wrote them; a slot of -1 or of no row here adds nothing
 //   permuted_probs_grad  (M)       optional, any float dtype, together with probs_grad
 //   tokens_grad          (T, H)    the dtype of permuted_grad
-//   probs_grad           (T, K)    optional, any float dtype; 0 for slots without a row
+//   routing_map          (T, E)    optional, bool or uint8, as for TokenPermute
+//   probs_grad           (T, K)    optional, any float dtype; 0 for slots without a row. (T, E) with a map
 //   rows                 optional: the rows of permuted_grad are [begin, end) of the global order (expert parallelism);
 //                        the results of all ranks then add up to the whole. Absent: [0, M)
 //
@@ -26,6 +27,7 @@ namespace cubist {
 struct TokenPermuteGradArgs {
   ConstTensor permuted_grad, sorted_indices;
   ConstTensor permuted_probs_grad = {};
+  ConstTensor routing_map = {};
   std::int64_t top_k = 1;
   std::optional<Range> rows = {};
   Tensor tokens_grad;
@@ -39,6 +41,7 @@ struct TokenPermuteGradArgs {
 //   permuted        (M, H)    the dtype of out_grad; needed for probs_grad alone
 //   sorted_indices  (T * K)   int32; no row stands twice; a slot of -1 or of no row here is passed over
 //   probs           (T, K)    optional, any float dtype; absent means weight 1 and K = top_k
+//   routing_map     (T, E)    optional, bool or uint8, with probs: they and probs_grad are (T, E) then, and K = top_k
 //   permuted_grad   (M, H)    the dtype of out_grad
 //   probs_grad      (T, K)    optional, any float dtype; 0 for slots without a row
 //   rows            as above
@@ -49,6 +52,7 @@ struct TokenUnpermuteGradArgs {
   ConstTensor out_grad;
   ConstTensor permuted = {};
   ConstTensor sorted_indices;
+  ConstTensor routing_map = {};
   ConstTensor probs = {};
   std::int64_t top_k = 1;
   std::optional<Range> rows = {};

@@ -33,32 +33,34 @@ inline Range ShareOf(std::int64_t n, std::int64_t index, std::int64_t count) {
   return {n * index / count, n * (index + 1) / count};
 }
 
-// Expert ids of some tokens, as int32.
+// Integers of GM as int32, of either width: expert ids of some tokens, counts of some chunks.
 template <VectorCore V>
-class ExpertIds {
+class IntTiles {
  public:
-  ExpertIds(V& core, const Gm& topk_ids, std::int64_t piece_tokens)
+  // Tiles are `rows` by `cols` at most.
+  IntTiles(V& core, const Gm& source, std::int64_t rows, std::int64_t cols)
       : core_(core),
-        topk_ids_(topk_ids),
-        wide_(topk_ids.dtype() == DType::kI64),
-        ids_ub_(core, "ids_ub", piece_tokens, topk_ids.cols, 2),
-        wide_ub_(core, "wide_ids_ub", wide_ ? piece_tokens : 1, wide_ ? topk_ids.cols : 1, 1) {}
+        source_(source),
+        wide_(source.dtype() == DType::kI64),
+        ids_ub_(core, "ids_ub", rows, cols, 2),
+        wide_ub_(core, "wide_ids_ub", wide_ ? rows : 1, wide_ ? cols : 1, 1) {}
 
-  UbTile<std::int32_t> Load(Range tokens) {
-    const UbTile<std::int32_t> ids = ids_ub_.Next(tokens.size(), topk_ids_.cols);
+  UbTile<std::int32_t> Load(Range rows, Range cols) {
+    const UbTile<std::int32_t> ids = ids_ub_.Next(rows.size(), cols.size());
     if (wide_) {
-      const UbTile<std::int64_t> wide = wide_ub_.Next(tokens.size(), topk_ids_.cols);
-      core_.Load(wide, topk_ids_.Rows(tokens));
+      const UbTile<std::int64_t> wide = wide_ub_.Next(rows.size(), cols.size());
+      core_.Load(wide, source_.Block(rows, cols));
       core_.Cast(ids, wide);
     } else {
-      core_.Load(ids, topk_ids_.Rows(tokens));
+      core_.Load(ids, source_.Block(rows, cols));
     }
     return ids;
   }
+  UbTile<std::int32_t> Load(Range rows) { return Load(rows, {0, source_.cols}); }
 
  private:
   V& core_;
-  const Gm& topk_ids_;
+  Gm source_;
   bool wide_;
   Ring<Buffer::kUB, std::int32_t> ids_ub_;
   Ring<Buffer::kUB, std::int64_t> wide_ub_;
@@ -68,7 +70,7 @@ class ExpertIds {
 // ids once per range of experts.
 template <VectorCore V>
 void CountKernel(V& core, const TokenPermuteOperands& g, const TokenPermuteTiling& t) {
-  ExpertIds<V> expert_ids(core, g.topk_ids, t.piece_tokens);
+  IntTiles<V> expert_ids(core, g.topk_ids, t.piece_tokens, g.topk_ids.cols);
   Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, t.experts, 2);
   const Split chunks(g.topk_ids.rows, t.chunk_tokens);
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
@@ -123,7 +125,7 @@ class ZeroRows {
 // is beyond the capacity. Tokens are walked in source order: each row is read once and written to its K places.
 template <class T, VectorCore V>
 void RankAndMoveKernel(V& core, const TokenPermuteOperands& g, const TokenPermuteTiling& t) {
-  ExpertIds<V> expert_ids(core, g.topk_ids, t.piece_tokens);
+  IntTiles<V> expert_ids(core, g.topk_ids, t.piece_tokens, g.topk_ids.cols);
   ZeroRows<V> zero_rows(core, g);
   Ring<Buffer::kUB, std::int32_t> counts_ub(core, "chunk_counts_ub", t.chunks, t.experts, 1);
   Ring<Buffer::kUB, std::int32_t> total_ub(core, "total_ub", 1, t.experts, 1),

@@ -14,6 +14,7 @@
 #include "kernels/flash_attention_grad.h"
 #include "kernels/grouped_matmul.h"
 #include "kernels/matmul.h"
+#include "kernels/reorder_chunks.h"
 #include "kernels/rms_norm.h"
 #include "kernels/route.h"
 #include "kernels/swiglu.h"
@@ -239,6 +240,46 @@ void MakeTokenUnpermuteGrad(const Shape& s, DType dtype, const KernelCallOptions
       [args](const Device& device, Profile* profile) { return TokenUnpermuteGrad(device, args, profile); });
 }
 
+// A token goes to top_k experts or to one less; experts are placed the other way round.
+void MakeTokenPermuteByMap(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  const std::int64_t tokens = s[0], hidden = s[1], top_k = s[2], experts = s[3];
+  std::vector<std::uint8_t> map(static_cast<std::size_t>(tokens * experts));
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    for (std::int64_t j = 0; j < std::min(top_k, experts) - t % 2; ++j)
+      map[static_cast<std::size_t>(t * experts + (t * 7 + j) % experts)] = 1;
+  }
+  std::vector<std::int32_t> places;
+  for (std::int64_t e = experts; e-- > 0;) places.push_back(static_cast<std::int32_t>(e));
+  TokenPermuteArgs args;
+  args.tokens = call->Input(dtype, {tokens, hidden});
+  args.routing_map = call->Flags(map, {tokens, experts});
+  args.valid = call->Flags(std::vector<std::uint8_t>(static_cast<std::size_t>(tokens), 1), {tokens});
+  args.probs = call->Input(DType::kF32, {tokens, experts});
+  args.expert_places = call->Ids(places, {experts});
+  args.top_k = std::min(top_k, experts), args.num_experts = experts;
+  const std::int64_t rows = tokens * args.top_k;
+  args.permuted = call->Output(dtype, {rows, hidden});
+  args.sorted_indices = call->Output(DType::kI32, {rows});
+  args.permuted_probs = call->Output(DType::kF32, {rows});
+  args.row_tokens = call->Output(DType::kI32, {rows});
+  call->set_run(
+      [args](const Device& device, Profile* profile) { return TokenPermute(device, args, profile); });
+}
+
+void MakeReorderChunks(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  const std::int64_t rows = s[0], hidden = s[1], ranks = s[2], experts = s[3];
+  ReorderChunksArgs args;
+  args.tokens = call->Input(dtype, {rows, hidden});
+  args.chunk_counts = call->Ids(UnevenCounts(rows, ranks * experts), {ranks, experts});
+  args.probs = call->Input(DType::kF32, {rows});
+  args.out = call->Output(dtype, {rows, hidden});
+  args.out_probs = call->Output(DType::kF32, {rows});
+  args.row_ids = call->Output(DType::kI32, {rows});
+  args.expert_counts = call->Output(DType::kI32, {experts});
+  call->set_run(
+      [args](const Device& device, Profile* profile) { return ReorderChunks(device, args, profile); });
+}
+
 // Sigmoid scores, half of the groups where there are several.
 void MakeRoute(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
   const std::int64_t tokens = s[0], experts = s[1], top_k = s[2], groups = s[3];
@@ -312,6 +353,9 @@ std::vector<Entry>& Entries() {
       {{"grouped_matmul_grad", "ROWSxNxKxGROUPS", "1024x4096x7168x8", "70x40x60x3", 4},
        &MakeGroupedMatmulGrad},
       {{"token_permute_grad", "TOKENSxHIDDENxTOPK", "512x7168x8", "50x33x3", 3}, &MakeTokenPermuteGrad},
+      {{"token_permute_by_map", "TOKENSxHIDDENxTOPKxEXPERTS", "512x7168x8x256", "50x33x3x8", 4},
+       &MakeTokenPermuteByMap},
+      {{"reorder_chunks", "ROWSxHIDDENxRANKSxEXPERTS", "4096x7168x32x8", "70x33x3x5", 4}, &MakeReorderChunks},
       {{"token_unpermute_grad", "TOKENSxHIDDENxTOPK", "512x7168x8", "50x33x3", 3}, &MakeTokenUnpermuteGrad},
   };
   return entries;
@@ -356,6 +400,12 @@ ConstTensor KernelCall::Flags(const Shape& shape) {
   std::mt19937 random(++seed_);
   for (std::int64_t i = 0; i < tensor.count(); ++i)
     tensor.data()[i] = static_cast<std::byte>(random() % 4 == 0);
+  return tensor.view();
+}
+
+ConstTensor KernelCall::Flags(const std::vector<std::uint8_t>& values, const Shape& shape) {
+  OwnedTensor& tensor = inputs_.emplace_back(DType::kBool, shape);
+  std::copy(values.begin(), values.end(), reinterpret_cast<std::uint8_t*>(tensor.data()));
   return tensor.view();
 }
 

@@ -55,6 +55,7 @@ class KernelCall {
   ConstTensor Input(DType dtype, const Shape& shape);
   ConstTensor Ids(const std::vector<std::int32_t>& values, const Shape& shape);
   ConstTensor Flags(const Shape& shape);  // booleans, a quarter of them true
+  ConstTensor Flags(const std::vector<std::uint8_t>& values, const Shape& shape);
   Tensor Output(DType dtype, const Shape& shape);
   void set_run(std::function<Status(const Device&, Profile*)> run) { run_ = std::move(run); }
   void set_products(double products) { products_ = products; }

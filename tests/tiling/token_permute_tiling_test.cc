@@ -168,7 +168,7 @@ std::int64_t UnpermuteGradBytes(const ChipSpec& chip, const TokenPermuteShape& s
   TokenUnpermuteGradOperands g;
   g.out_grad = MatrixOf(out), g.sorted_indices = MatrixOf(sorted);
   g.permuted = &permuted, g.probs = &probs, g.permuted_grad = MatrixOf(permuted), g.probs_grad = &probs;
-  g.owned = MatrixOf(marks);
+  g.owned = &marks;
   return std::max(
       {BytesOfOneCore(chip, t.chunks, [&](auto& core) { ClearOwnedKernel(core, g, t); }),
        BytesOfOneCore(chip, t.chunks, [&](auto& core) { MarkOwnedKernel(core, g, t); }),

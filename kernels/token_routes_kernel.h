@@ -1,0 +1,303 @@
+// What comes before and after the movement of MoE tokens where routes are not simply (T, K) expert ids: routing maps,
+// tokens that do not count, experts placed elsewhere, capacities that keep the likeliest routes, padding by tokens.
+#ifndef CUBIST_KERNELS_TOKEN_ROUTES_KERNEL_H_
+#define CUBIST_KERNELS_TOKEN_ROUTES_KERNEL_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/token_permute_kernel.h"
+#include "npu_model/core.h"
+#include "npu_model/tile.h"
+#include "tiling/token_routes_tiling.h"
+
+namespace cubist {
+
+struct TokenRoutesOperands {
+  // One of the two: expert ids (T, K), or a map (T, E).
+  const GmTensor* topk_ids = nullptr;
+  const GmTensor* routing_map = nullptr;
+  const GmTensor* valid = nullptr;          // (T, 1)
+  const GmTensor* expert_places = nullptr;  // (1, E)
+  Gm ids;  // Workspace (T, K), int32: where the routes of each token go, or -1.
+  // By expert and by slot: (T, E) and workspace (T, K).
+  const GmTensor* map_probs = nullptr;
+  const GmTensor* slot_probs = nullptr;
+};
+
+// body(piece) for the pieces of all tokens that are this core's.
+template <VectorCore V, class Body>
+void ForMyPieces(V& core, std::int64_t tokens, const TokenRoutesTiling& t, Body body) {
+  for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
+    for (const Range piece : Split(AtLeastOnce(Split(tokens, t.chunk_tokens))[c], t.piece_tokens))
+      body(piece);
+  }
+}
+
+// Ids of experts as their places in the order of rows, a range of the table at a time.
+template <VectorCore V>
+class PlacesOfExperts {
+ public:
+  PlacesOfExperts(V& core, const GmTensor* table, const TokenRoutesTiling& t, std::int64_t top_k)
+      : core_(core),
+        table_(table),
+        step_(t.table_cols),
+        table_ub_(core, "table_ub", 1, table == nullptr ? 1 : step_, 2),
+        placed_ub_(core, "placed_ub", table == nullptr ? 1 : t.piece_tokens, table == nullptr ? 1 : top_k,
+                   1) {}
+
+  UbTile<std::int32_t> operator()(UbTile<std::int32_t> ids) {
+    if (table_ == nullptr) return ids;
+    const UbTile<std::int32_t> placed = placed_ub_.Next(ids.rows(), ids.cols());
+    core_.Fill(placed, -1);
+    for (const Range experts : Split(table_->sizes[3], step_)) {
+      const UbTile<std::int32_t> table = table_ub_.Next(1, experts.size());
+      core_.Load(table, MatrixOf(*table_).Cols(experts));
+      core_.Lookup(placed, ids, table, static_cast<std::int32_t>(experts.begin));
+    }
+    return placed;
+  }
+
+ private:
+  V& core_;
+  const GmTensor* table_;
+  std::int64_t step_;
+  Ring<Buffer::kUB, std::int32_t> table_ub_, placed_ub_;
+};
+
+// ids(t, j) = the j-th expert of token t: as given, or by its map, ascending; then as the place of that expert, and -1
+// for tokens that do not count. slot_probs(t, j) = map_probs(t, that expert), 0 where there is none.
+template <VectorCore V>
+void SelectRoutesKernel(V& core, const TokenRoutesOperands& g, const TokenRoutesTiling& t) {
+  const std::int64_t top_k = g.ids.cols, mapped = g.routing_map == nullptr ? 0 : g.routing_map->sizes[3];
+  const std::int64_t map_rows = mapped > 0 ? t.piece_tokens : 1, map_cols = std::max<std::int64_t>(mapped, 1);
+  Ring<Buffer::kUB, std::uint8_t> map_ub(core, "map_ub", map_rows, map_cols, 2),
+      valid_ub(core, "valid_ub", t.piece_tokens, 1, 2);
+  Ring<Buffer::kUB, std::int32_t> flags_ub(core, "flags_ub", map_rows, map_cols, 1),
+      counts_ub(core, "counts_ub", t.piece_tokens, 1, 1), map_ids_ub(core, "map_ids_ub", map_rows, top_k, 2);
+  Ring<Buffer::kUB, float> map_probs_ub(core, "map_probs_ub", map_rows, map_cols, 2),
+      slot_probs_ub(core, "slot_probs_ub", t.piece_tokens, top_k, 2);
+  IntTiles<V> expert_ids(core, g.topk_ids == nullptr ? g.ids : MatrixOf(*g.topk_ids), t.piece_tokens, top_k);
+  PlacesOfExperts<V> places(core, g.expert_places, t, top_k);
+
+  const auto ids_of = [&](Range piece) {
+    if (g.routing_map == nullptr) return expert_ids.Load(piece);
+    const UbTile<std::int32_t> ids = map_ids_ub.Next(piece.size(), top_k);
+    if (mapped == 0) {
+      core.Fill(ids, -1);
+      return ids;
+    }
+    const UbTile<std::uint8_t> map = map_ub.Next(piece.size(), mapped);
+    const UbTile<std::int32_t> flags = flags_ub.Next(piece.size(), mapped);
+    core.Load(map, MatrixOf(*g.routing_map).Rows(piece));
+    core.Cast(flags, map);
+    core.TrueColumns(ids, flags);
+    return ids;
+  };
+  ForMyPieces(core, g.ids.rows, t, [&](Range piece) {
+    const UbTile<std::int32_t> ids = ids_of(piece);
+    if (g.slot_probs != nullptr && mapped > 0) {
+      const UbTile<float> probs = map_probs_ub.Next(piece.size(), mapped);
+      const UbTile<float> slots = slot_probs_ub.Next(piece.size(), top_k);
+      core.Load(probs, MatrixOf(*g.map_probs).Rows(piece));
+      core.Gather(slots, probs, ids);
+      core.Store(MatrixOf(*g.slot_probs).Rows(piece), slots);
+    }
+    const UbTile<std::int32_t> placed = places(ids);
+    if (g.valid != nullptr) {
+      const UbTile<std::uint8_t> valid = valid_ub.Next(piece.size(), 1);
+      const UbTile<std::int32_t> counts = counts_ub.Next(piece.size(), 1);
+      core.Load(valid, MatrixOf(*g.valid).Rows(piece));
+      core.Cast(counts, valid);
+      core.KeepWhere(placed, placed, counts);
+    }
+    core.Store(g.ids.Rows(piece), placed);
+  });
+}
+
+// map_values(t, e) = slot_values(t, j) where ids(t, j) is e, 0 for experts that the token does not go to.
+template <VectorCore V>
+void SpreadSlotsKernel(V& core, const Gm& ids, const Gm& slot_values, const Gm& map_values,
+                       const TokenRoutesTiling& t) {
+  Ring<Buffer::kUB, std::int32_t> ids_ub(core, "ids_ub", t.piece_tokens, ids.cols, 2);
+  Ring<Buffer::kUB, float> slots_ub(core, "slots_ub", t.piece_tokens, ids.cols, 2),
+      map_ub(core, "map_ub", t.piece_tokens, map_values.cols, 2);
+  ForMyPieces(core, ids.rows, t, [&](Range piece) {
+    const UbTile<std::int32_t> experts = ids_ub.Next(piece.size(), ids.cols);
+    const UbTile<float> slots = slots_ub.Next(piece.size(), ids.cols),
+                        map = map_ub.Next(piece.size(), map_values.cols);
+    core.Load(experts, ids.Rows(piece));
+    core.Load(slots, slot_values.Rows(piece));
+    core.Fill(map, 0.0f);
+    core.Scatter(map, experts, slots);
+    core.Store(map_values.Rows(piece), map);
+  });
+}
+
+// Routes that a capacity keeps by probability. Slots have been ranked without one: those of expert e stand in the rows
+// [offsets(e), offsets(e + 1)).
+struct HighestRoutesOperands {
+  Gm ranks;            // Workspace (T, K): the row of each slot.
+  Gm row_probs, kept;  // Workspaces (R, 1), by row; kept is 1 for slots that stay, else 0.
+  Gm offsets;          // (1, E + 1)
+  Gm kept_ids;         // Workspace (T, K): ids, -1 for the slots that do not stay.
+  std::int64_t experts = 0, capacity = 0;
+};
+
+// kept = 1 for the `capacity` slots of each expert with the highest probabilities, of equals the earlier ones.
+template <VectorCore V>
+void KeepHighestKernel(V& core, const HighestRoutesOperands& g, const TokenRoutesTiling& t) {
+  const std::int64_t most = std::min(g.capacity, t.expert_slots);
+  Ring<Buffer::kUB, std::int32_t> ends_ub(core, "ends_ub", 1, 2, 2), best_ub(core, "best_ub", 1, most, 1);
+  Ring<Buffer::kUB, float> probs_ub(core, "probs_ub", 1, t.expert_slots, 1),
+      kept_ub(core, "kept_ub", 1, t.expert_slots, 1), values_ub(core, "values_ub", 1, most, 1);
+  const Range mine = ShareOf(g.experts, core.index(), core.count());
+  for (std::int64_t e = mine.begin; e < mine.end; ++e) {
+    const UbTile<std::int32_t> ends = ends_ub.Next(1, 2);
+    core.Load(ends, g.offsets.Cols({e, e + 2}));
+    const Range rows{core.ReadScalar(ends, 0), core.ReadScalar(ends, 1)};
+    if (rows.empty()) continue;
+    const UbTile<float> kept = kept_ub.Next(1, rows.size());
+    if (rows.size() <= g.capacity) {
+      core.Fill(kept, 1.0f);
+    } else {
+      const UbTile<float> probs = probs_ub.Next(1, rows.size()), values = values_ub.Next(1, g.capacity);
+      const UbTile<std::int32_t> best = best_ub.Next(1, g.capacity);
+      core.Load(probs, g.row_probs.Rows(rows).Transposed());
+      core.TopK(values, best, probs);
+      core.Fill(values, 1.0f);
+      core.Fill(kept, 0.0f);
+      core.Scatter(kept, best, values);
+    }
+    core.Store(g.kept.Rows(rows).Transposed(), kept);
+  }
+}
+
+// kept_ids = the ids of slots that stay, -1 for the others.
+template <VectorCore V>
+void DropLowestKernel(V& core, const HighestRoutesOperands& g, const Gm& topk_ids,
+                      const TokenRoutesTiling& t) {
+  const std::int64_t top_k = topk_ids.cols;
+  IntTiles<V> expert_ids(core, topk_ids, t.piece_tokens, top_k);
+  Ring<Buffer::kUB, std::int32_t> ranks_ub(core, "ranks_ub", t.piece_tokens, top_k, 2);
+  Ring<Buffer::kUB, float> kept_ub(core, "kept_ub", t.piece_tokens, top_k, 2),
+      weights_ub(core, "weights_ub", t.piece_tokens, top_k, 1), staging_ub(core, "staging_ub", 2, 8, 1);
+  ForMyPieces(core, topk_ids.rows, t, [&](Range piece) {
+    const UbTile<std::int32_t> ids = expert_ids.Load(piece), ranks = ranks_ub.Next(piece.size(), top_k);
+    const UbTile<float> kept = kept_ub.Next(piece.size(), top_k);
+    core.Load(ranks, g.ranks.Rows(piece));
+    core.Gather(kept, g.kept, ranks, staging_ub.Next(2, 8));
+    core.DropRoutes(ids, weights_ub.Next(piece.size(), top_k), kept, 0.5f);
+    core.Store(g.kept_ids.Rows(piece), ids);
+  });
+}
+
+// Rows of an expert beyond its routes, filled with tokens that are not routed to it, in order.
+struct PadWithTokensOperands {
+  Gm tokens, permuted;                       // (T, H), (M, H)
+  Gm routing_map;                            // (T, E)
+  Gm expert_counts;                          // (1, E)
+  const GmTensor* map_probs = nullptr;       // (T, E), given with
+  const GmTensor* permuted_probs = nullptr;  // (M, 1)
+  const GmTensor* row_tokens = nullptr;      // (M, 1)
+  std::int64_t capacity = 0, first_row = 0;
+};
+
+template <class T, VectorCore V>
+void PadWithTokensKernel(V& core, const PadWithTokensOperands& g, const TokenRoutesTiling& t) {
+  Ring<Buffer::kUB, std::int32_t> count_ub(core, "count_ub", 1, 1, 2),
+      flags_ub(core, "flags_ub", 1, t.pad_tokens, 1), number_ub(core, "number_ub", 1, 1, 2);
+  Ring<Buffer::kUB, std::uint8_t> map_ub(core, "map_ub", 1, t.pad_tokens, 2);
+  Ring<Buffer::kUB, float> prob_ub(core, "prob_ub", 1, 1, 2);
+  Ring<Buffer::kUB, T> row_ub(core, "row_ub", 1, t.pad_cols, 4, Role::kRelay);
+  const auto pad = [&](std::int64_t row, std::int64_t token, std::int64_t expert) {
+    if (row < 0 || row >= g.permuted.rows) return;
+    for (const Range cols : Split(g.tokens.cols, t.pad_cols)) {
+      const UbTile<T> part = row_ub.Next(1, cols.size());
+      core.Load(part, g.tokens.Block({token, token + 1}, cols));
+      core.Store(g.permuted.Block({row, row + 1}, cols), part);
+    }
+    if (g.permuted_probs != nullptr) {
+      const UbTile<float> prob = prob_ub.Next(1, 1);
+      core.Load(prob, MatrixOf(*g.map_probs).Block({token, token + 1}, {expert, expert + 1}));
+      core.Store(MatrixOf(*g.permuted_probs).Rows({row, row + 1}), prob);
+    }
+    if (g.row_tokens != nullptr) {
+      const UbTile<std::int32_t> number = number_ub.Next(1, 1);
+      core.Fill(number, static_cast<std::int32_t>(token));
+      core.Store(MatrixOf(*g.row_tokens).Rows({row, row + 1}), number);
+    }
+  };
+  const Range mine = ShareOf(g.expert_counts.cols, core.index(), core.count());
+  for (std::int64_t e = mine.begin; e < mine.end; ++e) {
+    const UbTile<std::int32_t> count = count_ub.Next(1, 1);
+    core.Load(count, g.expert_counts.Cols({e, e + 1}));
+    std::int64_t row = e * g.capacity - g.first_row + core.ReadScalar(count, 0);
+    const std::int64_t end = (e + 1) * g.capacity - g.first_row;
+    for (const Range piece : Split(g.tokens.rows, t.pad_tokens)) {
+      if (row >= end) break;
+      const UbTile<std::uint8_t> map = map_ub.Next(1, piece.size());
+      const UbTile<std::int32_t> flags = flags_ub.Next(1, piece.size());
+      core.Load(map, g.routing_map.Block(piece, {e, e + 1}).Transposed());
+      core.Cast(flags, map);
+      for (std::int64_t i = 0; i < piece.size() && row < end; ++i) {
+        if (core.ReadScalar(flags, i) == 0) pad(row++, piece.begin + i, e);
+      }
+    }
+  }
+}
+
+// row_tokens = -1, before RowTokensKernel fills in the rows of slots.
+template <VectorCore V>
+void NoRowTokensKernel(V& core, const Gm& row_tokens, const TokenRoutesTiling& t) {
+  Ring<Buffer::kUB, std::int32_t> none_ub(core, "none_ub", 1, t.pad_tokens, 1);
+  const UbTile<std::int32_t> none = none_ub.Next(1, t.pad_tokens);
+  core.Fill(none, -1);
+  for (const Range rows : Split(ShareOf(row_tokens.rows, core.index(), core.count()), t.pad_tokens))
+    core.Store(row_tokens.Rows(rows).Transposed(), none.Cols({0, rows.size()}));
+}
+
+// row_tokens(row of slot (t, j)) = t.
+template <VectorCore V>
+void RowTokensKernel(V& core, const Gm& sorted_indices, const Gm& row_tokens, std::int64_t first_row,
+                     const TokenRoutesTiling& t) {
+  const std::int64_t top_k = sorted_indices.cols;
+  Ring<Buffer::kUB, std::int32_t> places_ub(core, "places_ub", t.piece_tokens, top_k, 2),
+      numbers_ub(core, "numbers_ub", t.piece_tokens, top_k, 2), staging_ub(core, "staging_ub", 2, 8, 1);
+  ForMyPieces(core, sorted_indices.rows, t, [&](Range piece) {
+    const UbTile<std::int32_t> places = places_ub.Next(piece.size(), top_k),
+                               numbers = numbers_ub.Next(piece.size(), top_k);
+    core.Load(places, sorted_indices.Rows(piece));
+    if (first_row != 0) core.AddScalar(places, places, static_cast<std::int32_t>(-first_row));
+    for (std::int64_t i = 0; i < piece.size(); ++i)
+      core.Fill(numbers.Rows({i, i + 1}), static_cast<std::int32_t>(piece.begin + i));
+    core.Scatter(row_tokens, places, numbers, staging_ub.Next(2, 8));
+  });
+}
+
+// sums(0, g) = the sum of the g-th of equal parts of counts (1, n). One core does it.
+template <VectorCore V>
+void SumPartsKernel(V& core, const Gm& counts, const Gm& sums, const TokenRoutesTiling& t) {
+  if (sums.cols == 0) return;
+  const std::int64_t width = counts.cols / sums.cols;
+  Gm by_part = counts;  // (width, parts)
+  by_part.rows = width, by_part.cols = sums.cols;
+  by_part.row_stride = counts.col_stride, by_part.col_stride = width * counts.col_stride;
+  Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", t.sum_rows, t.sum_cols, 2),
+      sums_ub(core, "sums_ub", 1, t.sum_cols, 2), part_ub(core, "part_ub", 1, t.sum_cols, 1);
+  for (const Range cols : Split(sums.cols, t.sum_cols)) {
+    const UbTile<std::int32_t> sum = sums_ub.Next(1, cols.size()), part = part_ub.Next(1, cols.size());
+    core.Fill(sum, 0);
+    for (const Range rows : Split(width, t.sum_rows)) {
+      const UbTile<std::int32_t> some = counts_ub.Next(rows.size(), cols.size());
+      core.Load(some, by_part.Block(rows, cols));
+      core.ColumnSum(part, some);
+      core.Add(sum, sum, part);
+    }
+    core.Store(sums.Cols(cols), sum);
+  }
+}
+
+}  // namespace cubist
+
+#endif  // CUBIST_KERNELS_TOKEN_ROUTES_KERNEL_H_
