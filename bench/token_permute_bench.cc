@@ -236,7 +236,8 @@ void SelectSum(Problem& problem, oneapi::tbb::task_arena& arena) {
     for (std::int64_t j = 0; j < kTopK; ++j) {
       rows[static_cast<std::size_t>(j)] = RowOf(problem.selected(), t * kTopK + j);
     }
-    ops.weighted_sum(sum, kHidden, problem.dtype(), rows.data(), probs + t * kTopK, kTopK, false);
+    ops.weighted_sum(sum, kHidden, problem.dtype(), rows.data(), probs + t * kTopK, kTopK, false,
+                     nullptr, 0);
     ops.cast({RowOf(problem.out(), t), kHidden, 1, kHidden}, problem.dtype(), {sum, kHidden, 1, kHidden},
              DType::kF32, false);
   });

@@ -102,6 +102,12 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
             const UbTile<float> grad = grad_ub.Next(1, cols.size());
             const UbTile<float> scratch = scratch_ub.Next(1, cols.size());
             core.Load(grad, g.out_grad.Block(token, cols));
+            // A row is asked for before the one before it is multiplied, and comes meanwhile.
+            UbTile<T> row;
+            std::int64_t slot = -1;
+            const auto add_dot = [&] {
+              if (slot >= 0) core.AddDot(dots.Part({slot, slot + 1}, {0, 1}), scratch, grad, row);
+            };
             for (std::int64_t j = slots.begin; j < slots.end; ++j) {
               const std::int64_t place = core.ReadScalar(places.Rows({i, i + 1}), j);
               if (place < 0 || place >= g.permuted_grad.rows) continue;
@@ -111,13 +117,13 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
                 core.StoreScaled(g.permuted_grad.Block({place, place + 1}, cols), scaled, grad, weight);
                 continue;
               }
-              // Loaded first: the row comes while the other one is written.
-              const UbTile<T> row = row_ub.Next(1, cols.size());
-              core.Load(row, MatrixOf(*g.permuted).Block({place, place + 1}, cols));
+              const UbTile<T> next = row_ub.Next(1, cols.size());
+              core.Load(next, MatrixOf(*g.permuted).Block({place, place + 1}, cols));
+              add_dot();
               core.StoreScaled(g.permuted_grad.Block({place, place + 1}, cols), scaled, grad, weight);
-              const std::int64_t slot = j - slots.begin;
-              core.AddDot(dots.Part({slot, slot + 1}, {0, 1}), scratch, grad, row);
+              row = next, slot = j - slots.begin;
             }
+            add_dot();
           }
           if (g.probs_grad != nullptr) {
             core.Store(MatrixOf(*g.probs_grad).Block(token, slots).Transposed(), dots.Cols({0, 1}));

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
@@ -213,20 +215,29 @@ void RankAndMoveKernel(V& core, const TokenPermuteOperands& g, const TokenPermut
         core.Scatter(MatrixOf(*g.permuted_probs), ranks, probs, staging_ub.Next(2, 8));
       }
 
+      // One row ahead: the next one comes while the K copies of this one go.
+      std::vector<std::int64_t> here, there;
+      UbTile<T> row;
+      Range row_cols;
+      const auto store = [&] {
+        for (const std::int64_t place : there)
+          core.Store(g.permuted.Block({place, place + 1}, row_cols), row);
+      };
       for (std::int64_t i = 0; i < piece.size(); ++i) {
-        const UbTile<std::int32_t> places = ranks.Rows({i, i + 1});
+        here.clear();
+        for (std::int64_t j = 0; j < ranks.cols(); ++j) {
+          const std::int64_t place = core.ReadScalar(ranks.Rows({i, i + 1}), j);
+          if (place >= 0 && place < g.permuted.rows) here.push_back(place);
+        }
+        if (here.empty()) continue;
         for (const Range cols : Split(g.tokens.cols, t.cols)) {
-          const UbTile<T> row = row_ub.Next(1, cols.size());
-          bool loaded = false;
-          for (std::int64_t j = 0; j < places.cols(); ++j) {
-            const std::int64_t place = core.ReadScalar(places, j);
-            if (place < 0 || place >= g.permuted.rows) continue;
-            if (!loaded) core.Load(row, g.tokens.Block({piece.begin + i, piece.begin + i + 1}, cols));
-            loaded = true;
-            core.Store(g.permuted.Block({place, place + 1}, cols), row);
-          }
+          const UbTile<T> next = row_ub.Next(1, cols.size());
+          core.Load(next, g.tokens.Block({piece.begin + i, piece.begin + i + 1}, cols));
+          store();
+          row = next, row_cols = cols, there = here;
         }
       }
+      store();
     }
   }
 }
@@ -251,8 +262,39 @@ void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenU
   Ring<Buffer::kUB, T> row_ub(core, "row_ub", 1, t.cols, t.stages * static_cast<int>(t.rows), Role::kRelay);
   Ring<Buffer::kUB, float> sum_ub(core, "sum_ub", 1, t.cols, t.stages),
       scratch_ub(core, "scratch_ub", 1, t.cols, 1), staging_ub(core, "staging_ub", 2, 8, 1);
-  std::array<UbTile<T>, V::kMaxSummands> rows;
-  std::array<float, V::kMaxSummands> weights;
+  // Rows that are summed at once, where their sum stands and, after the last of a token, where it goes.
+  struct Group {
+    std::array<UbTile<T>, V::kMaxSummands> rows;
+    std::array<float, V::kMaxSummands> weights;
+    std::size_t count = 0;
+    UbTile<float> sum;
+    Accumulate accumulate = Accumulate::kNo;
+    std::optional<Gm> out = {};
+  };
+  // With two stages the rows of a group are asked for before those of the one before it are summed.
+  Group group, before;
+  bool waits = false;
+  const auto sum_up = [&](const Group& some) {
+    if (some.count > 0 || some.accumulate == Accumulate::kNo) {
+      core.WeightedSum(some.sum, scratch_ub.Next(1, some.sum.cols()),
+                       std::span<const UbTile<T>>(some.rows.data(), some.count),
+                       std::span<const float>(some.weights.data(), some.count), some.accumulate);
+    }
+    if (some.out.has_value()) core.Store(*some.out, some.sum);
+  };
+  const auto finish = [&] {
+    if (waits) sum_up(before);
+    waits = false;
+  };
+  const auto hand_on = [&] {
+    finish();
+    if (t.stages == 1) {
+      sum_up(group);
+    } else {
+      before = group, waits = true;
+    }
+    group.count = 0, group.accumulate = Accumulate::kYes;
+  };
 
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     for (const Range piece : Split(Split(g.out.rows, t.chunk_tokens)[c], t.piece_tokens)) {
@@ -269,30 +311,25 @@ void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenU
 
       for (std::int64_t i = 0; i < piece.size(); ++i) {
         for (const Range cols : Split(g.out.cols, t.cols)) {
-          const UbTile<float> sum = sum_ub.Next(1, cols.size()), scratch = scratch_ub.Next(1, cols.size());
-          std::size_t count = 0;
-          Accumulate accumulate = Accumulate::kNo;
-          const auto add_rows = [&] {
-            core.WeightedSum(sum, scratch, std::span<const UbTile<T>>(rows.data(), count),
-                             std::span<const float>(weights.data(), count), accumulate);
-            accumulate = Accumulate::kYes;
-            count = 0;
-          };
+          group.sum = sum_ub.Next(1, cols.size());
+          group.accumulate = Accumulate::kNo, group.out = {};
           for (std::int64_t j = 0; j < top_k; ++j) {
             const std::int64_t place = core.ReadScalar(places.Rows({i, i + 1}), j);
             const float weight = g.probs == nullptr ? 1.0f : core.ReadScalar(probs.Rows({i, i + 1}), j);
             if (place < 0 || place >= g.permuted.rows || weight == 0.0f) continue;
-            rows[count] = row_ub.Next(1, cols.size());
-            weights[count] = weight;
-            core.Load(rows[count], g.permuted.Block({place, place + 1}, cols));
-            if (++count == static_cast<std::size_t>(t.rows)) add_rows();
+            if (group.count == static_cast<std::size_t>(t.rows)) hand_on();
+            const UbTile<T> row = row_ub.Next(1, cols.size());
+            core.Load(row, g.permuted.Block({place, place + 1}, cols));
+            group.rows[group.count] = row, group.weights[group.count] = weight;
+            ++group.count;
           }
-          if (count > 0 || accumulate == Accumulate::kNo) add_rows();
-          core.Store(g.out.Block({piece.begin + i, piece.begin + i + 1}, cols), sum);
+          group.out = g.out.Block({piece.begin + i, piece.begin + i + 1}, cols);
+          hand_on();
         }
       }
     }
   }
+  finish();
 }
 
 }  // namespace cubist

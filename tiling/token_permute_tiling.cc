@@ -122,6 +122,7 @@ std::vector<TokenUnpermuteTiling> AllUnpermuteTilings(const ChipSpec& chip, cons
       if (!chip.pipes_overlap && cols > 4096) continue;
       for (std::int64_t rows : {1, 2, 4, 8}) {
         for (int stages : {1, 2}) {
+          if (!chip.pipes_overlap && stages == 1) continue;  // A host asks for rows one group ahead.
           t.piece_tokens = piece, t.cols = cols, t.rows = rows, t.stages = stages;
           tilings.push_back(t);
         }

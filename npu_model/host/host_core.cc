@@ -471,13 +471,32 @@ std::int64_t HostCube::ReadGmInt(const Gm& element, Loc) {
 
 // ---- Vector ----
 
+void HostVector::Show(const void* data, std::int64_t bytes) {
+  if (shown_count_ == kMostShown) {
+    std::move(shown_.begin() + 1, shown_.end(), shown_.begin());
+    --shown_count_;
+  }
+  shown_[shown_count_++] = {data, bytes};
+}
+
+void HostVector::Use(const void* data) {
+  const auto end = shown_.begin() + static_cast<std::ptrdiff_t>(shown_count_);
+  const auto kept = std::remove_if(shown_.begin(), end, [&](const Shown& row) { return row.data == data; });
+  shown_count_ = static_cast<std::size_t>(kept - shown_.begin());
+}
+
+const void* HostVector::TakeShown(std::int64_t bytes, const void* own) {
+  if (shown_count_ == 0) return nullptr;
+  const Shown row = shown_[--shown_count_];
+  return row.bytes == bytes && row.data != own ? row.data : nullptr;
+}
+
 void HostVector::LoadUb(TileRef dst, const Gm& src, Loc) {
   Slot& slot = *dst.slot;
   const std::int64_t bytes = SizeOf(src.dtype());
   if (slot.role == Role::kRelay && src.col_stride == 1 && src.dtype() == slot.dtype && Whole(dst)) {
     slot.shows = {.data = src.data(), .pitch = src.row_stride};
-    shown_ = dst.rows() == 1 ? src.data() : nullptr;
-    shown_bytes_ = dst.cols() * bytes;
+    if (dst.rows() == 1) Show(src.data(), dst.cols() * bytes);
     return;
   }
   slot.shows = OwnLayout(*context_, slot);
@@ -496,6 +515,13 @@ void HostVector::LoadUb(TileRef dst, const Gm& src, Loc) {
 }
 
 void HostVector::StoreUb(const Gm& dst, TileRef src, Loc) {
+  const std::int64_t bytes = src.cols() * SizeOf(src.dtype());
+  if (src.slot->role == Role::kRelay && src.rows() == 1 && src.cols() > 1 && dst.tensor->stream &&
+      dst.col_stride == 1 && dst.dtype() == src.dtype()) {
+    const void* const row = RowsOf(src).data;
+    if (const void* next = TakeShown(bytes, row))
+      return context_->movement->copy_row(dst.data(), row, bytes, next);
+  }
   StoreRows(*context_->vector, dst, RowsOf(src), src.dtype());
 }
 
@@ -743,10 +769,16 @@ void HostVector::MulAdd(TileRef acc, TileRef factor, TileRef x, Loc) {
 void HostVector::WeightedSum(TileRef acc, TileRef, std::span<const TileRef> rows,
                              std::span<const float> weights, Accumulate accumulate, Loc) {
   std::array<const void*, HostVectorCore::kMaxSummands> sources;
-  for (std::size_t i = 0; i < rows.size(); ++i) sources[i] = RowsOf(rows[i]).data;
+  std::array<const void*, kMostShown> upcoming;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    sources[i] = RowsOf(rows[i]).data;
+    Use(sources[i]);
+  }
+  for (std::size_t i = 0; i < shown_count_; ++i) upcoming[i] = shown_[i].data;
   context_->vector->weighted_sum(reinterpret_cast<float*>(At(acc, 4)), acc.cols(),
                                  rows.empty() ? DType::kF32 : rows[0].dtype(), sources.data(), weights.data(),
-                                 static_cast<std::int64_t>(rows.size()), accumulate == Accumulate::kYes);
+                                 static_cast<std::int64_t>(rows.size()), accumulate == Accumulate::kYes,
+                                 upcoming.data(), static_cast<std::int64_t>(shown_count_));
 }
 
 namespace {
@@ -829,7 +861,7 @@ void HostVector::StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float we
   }
   const std::int64_t bytes = SizeOf(dst.dtype());
   const Rows rows = RowsOf(x);
-  const void* const next = shown_bytes_ == rows.cols * bytes ? std::exchange(shown_, nullptr) : nullptr;
+  const void* const next = TakeShown(rows.cols * bytes, /*own=*/nullptr);
   for (std::int64_t i = 0; i < rows.rows; ++i) {
     context_->movement->scale(dst.data() + i * dst.row_stride * bytes, dst.dtype(),
                               static_cast<const float*>(rows.data) + i * rows.pitch, weight, rows.cols,
@@ -838,8 +870,10 @@ void HostVector::StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float we
 }
 
 void HostVector::AddDot(TileRef sum, TileRef, TileRef x, TileRef row, Loc) {
-  *reinterpret_cast<float*>(At(sum, 4)) += context_->movement->dot(reinterpret_cast<const float*>(At(x, 4)),
-                                                                   RowsOf(row).data, row.dtype(), x.cols());
+  const void* const data = RowsOf(row).data;
+  const void* const next = TakeShown(row.cols() * SizeOf(row.dtype()), data);
+  *reinterpret_cast<float*>(At(sum, 4)) +=
+      context_->movement->dot(reinterpret_cast<const float*>(At(x, 4)), data, row.dtype(), x.cols(), next);
 }
 
 namespace {

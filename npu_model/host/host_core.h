@@ -153,9 +153,21 @@ class HostVector {
  private:
   HostContext* context_;
   int lane_;
-  // The row of GM that a relay tile showed last, if nothing asked for it since: whoever writes meanwhile fetches it.
-  const std::byte* shown_ = nullptr;
-  std::int64_t shown_bytes_ = 0;
+  // The rows of GM that relay tiles showed last, oldest first, as far as nobody has used them: who works meanwhile
+  // fetches them.
+  struct Shown {
+    const void* data;
+    std::int64_t bytes;
+  };
+  void Show(const void* data, std::int64_t bytes);
+  // Forgets the row, where it is there.
+  void Use(const void* data);
+  // Takes the last one, where there is one of `bytes` and it is not `own`; else null.
+  const void* TakeShown(std::int64_t bytes, const void* own);
+
+  static constexpr std::size_t kMostShown = 32;  // Two WeightedSums of most rows.
+  std::array<Shown, kMostShown> shown_{};
+  std::size_t shown_count_ = 0;
 };
 
 using HostVectorCore = VectorFront<HostVector>;

@@ -2,6 +2,7 @@
 #include "npu_model/host/movement_ops.h"
 
 #include <cstdint>
+#include <cstring>
 
 #define HWY_WANT_AVX3_DL
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE_256 | HWY_SVE2 | HWY_SVE2_128 | HWY_RVV)
@@ -24,14 +25,6 @@ HWY_INLINE void ScalePart(T* dst, const float* x, Vec weight, std::int64_t n) {
   }
   for (; j + kLanes <= n; j += kLanes) Store(hn::Mul(weight, Load(x + j)), dst + j);
   if (j < n) Store(hn::Mul(weight, Load(x + j, n - j)), dst + j, n - j);
-}
-
-// Asks for the lines of the two vectors of T at p, for the second-level cache: on the way to the first, misses wait for
-// its few buffers.
-template <class T>
-HWY_INLINE void PrefetchTwo(const T* p) {
-  constexpr auto kLine = static_cast<std::int64_t>(kLineBytes / sizeof(T));
-  for (std::int64_t j = 0; j < 2 * kLanes; j += kLine) __builtin_prefetch(p + j, 0, 2);
 }
 
 template <class T>
@@ -62,12 +55,13 @@ void Scale(void* dst, DType dtype, const float* x, float weight, std::int64_t n,
 }
 
 template <class T>
-float DotAs(const float* x, const void* data, std::int64_t n) {
-  const T* const row = static_cast<const T*>(data);
+float DotAs(const float* x, const void* data, std::int64_t n, const void* upcoming) {
+  const T *const row = static_cast<const T*>(data), *const next = static_cast<const T*>(upcoming);
   const Vec zero = Set(0.0f);
   Vec chain[4] = {zero, zero, zero, zero};
   std::int64_t j = 0;
   for (; j + 4 * kLanes <= n; j += 4 * kLanes) {
+    if (next != nullptr) PrefetchTwo(next + j), PrefetchTwo(next + j + 2 * kLanes);
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
       chain[c] = hn::MulAdd(Load(x + j + c * kLanes), Load(row + j + c * kLanes), chain[c]);
@@ -79,21 +73,38 @@ float DotAs(const float* x, const void* data, std::int64_t n) {
   return hn::GetLane(hn::SumOfLanes(FloatTag(), sum));
 }
 
-float Dot(const float* x, const void* row, DType dtype, std::int64_t n) {
+float Dot(const float* x, const void* row, DType dtype, std::int64_t n, const void* next) {
   switch (dtype) {
     case DType::kBF16:
-      return DotAs<BF16>(x, row, n);
+      return DotAs<BF16>(x, row, n, next);
     case DType::kF16:
-      return DotAs<F16>(x, row, n);
+      return DotAs<F16>(x, row, n, next);
     default:
-      return DotAs<float>(x, row, n);
+      return DotAs<float>(x, row, n, next);
   }
+}
+
+void CopyRow(void* to, const void* from, std::int64_t bytes, const void* next) {
+  const ByteTag d;
+  constexpr auto kLine = static_cast<std::int64_t>(kLineBytes);
+  auto* const dst = static_cast<std::uint8_t*>(to);
+  const auto* const src = static_cast<const std::uint8_t*>(from);
+  const auto* const fetched = static_cast<const std::uint8_t*>(next);
+  const std::int64_t begin = BeforeLine(dst, bytes), end = begin + RoundDown(bytes - begin, kLine);
+  std::memcpy(dst, src, static_cast<std::size_t>(begin));
+  for (std::int64_t i = begin; i < end; i += kLine) {
+    __builtin_prefetch(fetched + i, 0, 2);
+    for (std::int64_t v = 0; v < kLine; v += kByteLanes)
+      hn::Stream(hn::LoadU(d, src + i + v), d, dst + i + v);
+  }
+  std::memcpy(dst + end, src + end, static_cast<std::size_t>(bytes - end));
 }
 
 }  // namespace
 
 const MovementOps& GetMovementOps() {
-  static const MovementOps kOps{.target = hwy::TargetName(HWY_TARGET), .scale = &Scale, .dot = &Dot};
+  static const MovementOps kOps{
+      .target = hwy::TargetName(HWY_TARGET), .scale = &Scale, .dot = &Dot, .copy_row = &CopyRow};
   return kOps;
 }
 

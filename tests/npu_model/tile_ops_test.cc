@@ -1012,7 +1012,8 @@ void CheckWeightedSum(const VectorOps& vector, std::int64_t n, std::int64_t coun
     }
     expected[Index(j)] = sum, magnitude[Index(j)] = size;
   }
-  vector.weighted_sum(acc.data(), n, DTypeOf<T>(), rows.data(), weights.data(), count, accumulate);
+  vector.weighted_sum(acc.data(), n, DTypeOf<T>(), rows.data(), weights.data(), count, accumulate,
+                      rows.data(), count);
   for (std::int64_t j = 0; j < n; ++j) {
     const double bound = exact ? 0.0 : 2.0 * static_cast<double>(count + 1) * kEps * magnitude[Index(j)];
     ASSERT_LE(std::abs(acc(0, j) - expected[Index(j)]), bound) << "at " << j;
