@@ -182,7 +182,11 @@ const GmTensor* Launch::Input(const char* name, const ConstTensor& tensor) {
 }
 
 const GmTensor* Launch::Output(const char* name, const Tensor& tensor) {
-  return tensor.given() ? Add(name, tensor, /*writable=*/true) : nullptr;
+  if (!tensor.given()) return nullptr;
+  GmTensor* t = Add(name, tensor, /*writable=*/true);
+  // Integers steer what comes after them, so that a later phase may read them where nothing else is computed.
+  if (!device_.computes() && !IsFloat(t->dtype) && purpose_ != Purpose::kMeasure) TakeMemory(t);
+  return t;
 }
 
 const GmTensor* Launch::InOut(const char* name, const Tensor& tensor) {
@@ -202,6 +206,11 @@ const GmTensor* Launch::Workspace(const char* name, DType dtype, std::initialize
     t->data = room;
     return t;
   }
+  TakeMemory(t);
+  return t;
+}
+
+void Launch::TakeMemory(GmTensor* t) {
   try {
     std::int64_t capacity = 0;
     workspaces_.reserve(workspaces_.size() + 1);  // So that what was taken is given back.
@@ -209,9 +218,8 @@ const GmTensor* Launch::Workspace(const char* name, DType dtype, std::initialize
     workspaces_.emplace_back(t->data, capacity);
   } catch (const std::bad_alloc&) {
     status_ = {StatusCode::kOutOfMemory, std::string("no memory for a workspace of ") +
-                                             std::to_string(t->bytes) + " bytes (" + name + ")"};
+                                             std::to_string(t->bytes) + " bytes (" + t->name + ")"};
   }
-  return t;
 }
 
 std::byte* Launch::TakeRoom(std::int64_t bytes) {

@@ -96,6 +96,8 @@ class Launch {
     });
   }
 
+  // Memory of the launch's own.
+  void TakeMemory(GmTensor* t);
   GmTensor* Add(const char* name, const ConstTensor& tensor, bool writable);
   std::vector<trace::CoreRecord>& BeginPhase(bool vector_only, int cores);
   void RunCores(int cores, const std::function<void(int)>& body);
