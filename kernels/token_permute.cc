@@ -199,6 +199,16 @@ void SelectRoutes(Launch& launch, const TokenPermuteArgs& args, const TokenRoute
   g->topk_ids = routes.ids;
 }
 
+template <class T>
+void CountRankAndMove(Launch& launch, const TokenPermuteOperands& g, const TokenPermuteTiling& tiling) {
+  launch.OnVectorCores(tiling.chunks, [&](auto& core) { CountKernel(core, g, tiling); });
+  if (tiling.sums_chunks) {
+    launch.OnVectorCores(CeilDiv(g.experts, kSummedExperts),
+                         [&](auto& core) { SumChunksKernel(core, g, tiling); });
+  }
+  launch.OnVectorCores(tiling.chunks, [&](auto& core) { RankAndMoveKernel<T>(core, g, tiling); });
+}
+
 // The phases that leave in g the routes which a capacity keeps by probability: all are ranked without one, and what moves
 // with them is their probabilities alone.
 template <class T>
@@ -219,8 +229,7 @@ void KeepHighest(Launch& launch, const TokenPermuteTiling& tiling, const TokenRo
   h.kept = MatrixOf(*launch.Workspace("kept", DType::kF32, {slots, 1}));
   h.kept_ids = MatrixOf(*launch.Workspace("kept_ids", DType::kI32, {tokens, top_k}));
   h.experts = g->experts, h.capacity = g->capacity;
-  launch.OnVectorCores(tiling.chunks, [&](auto& core) { CountKernel(core, ranked, tiling); });
-  launch.OnVectorCores(tiling.chunks, [&](auto& core) { RankAndMoveKernel<T>(core, ranked, tiling); });
+  CountRankAndMove<T>(launch, ranked, tiling);
   launch.OnVectorCores(g->experts, [&](auto& core) { KeepHighestKernel(core, h, t); });
   launch.OnVectorCores(t.chunks, [&](auto& core) { DropLowestKernel(core, h, ranked.topk_ids, t); });
   g->topk_ids = h.kept_ids;
@@ -302,6 +311,8 @@ Status Run(const Device& device, const TokenPermuteArgs& args, Profile* profile)
   if (g.expert_counts == nullptr && annotates)
     g.expert_counts = launch.Workspace("expert_counts", DType::kI32, {1, shape.experts});
   g.chunk_counts = MatrixOf(*launch.Workspace("chunk_counts", DType::kI32, {tiling.chunks, g.experts}));
+  if (tiling.sums_chunks)
+    g.chunk_sums = MatrixOf(*launch.Workspace("chunk_sums", DType::kI32, {tiling.chunks + 1, g.experts}));
   const std::int64_t spilled = g.experts > tiling.experts ? g.experts : 0;
   g.next_rows = MatrixOf(*launch.Workspace("next_rows", DType::kI32, {tiling.chunks, spilled}));
   const GmTensor *const map_probs = g.probs, *const expert_counts = g.expert_counts;
@@ -311,8 +322,7 @@ Status Run(const Device& device, const TokenPermuteArgs& args, Profile* profile)
     g.topk_ids = MatrixOf(*launch.Input("topk_ids", ids));
   }
   if (keeps_highest) KeepHighest<T>(launch, tiling, routes, &g);
-  launch.OnVectorCores(tiling.chunks, [&](auto& core) { CountKernel(core, g, tiling); });
-  launch.OnVectorCores(tiling.chunks, [&](auto& core) { RankAndMoveKernel<T>(core, g, tiling); });
+  CountRankAndMove<T>(launch, g, tiling);
   if (annotates) Annotate<T>(launch, args, g, map_probs, expert_counts, wanted, routes);
   return launch.Finish(profile);
 }

@@ -23,6 +23,7 @@ struct TokenPermuteOperands {
   const GmTensor* expert_counts = nullptr;   // (E), slots of each expert
   const GmTensor* expert_offsets = nullptr;  // (E + 1), its first row, padding included
   Gm chunk_counts;  // Workspace (chunks, E): how often each chunk routes to each expert.
+  Gm chunk_sums;    // Workspace (chunks + 1, E), where t.sums_chunks: of the chunks before each, and of all.
   Gm next_rows;     // Workspace (chunks, E), used where the experts need several ranges.
   std::int64_t experts = 0;
   std::int64_t capacity = 0;      // Rows of every expert, or 0: as many as it has slots,
@@ -88,6 +89,29 @@ void CountKernel(V& core, const TokenPermuteOperands& g, const TokenPermuteTilin
   }
 }
 
+// Between the phases, where t.sums_chunks: chunk_sums, by ranges of experts. Otherwise every chunk of the second phase
+// adds up the counts of all chunks for itself, which saves a phase while there are few of them.
+template <VectorCore V>
+void SumChunksKernel(V& core, const TokenPermuteOperands& g, const TokenPermuteTiling& t) {
+  Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, kSummedExperts, 2),
+      sums_ub(core, "sums_ub", 1, kSummedExperts, 2);
+  const Split ranges(g.experts, kSummedExperts);
+  for (std::int64_t r = core.index(); r < ranges.count(); r += core.count()) {
+    const Range experts = ranges[r];
+    UbTile<std::int32_t> sum = sums_ub.Next(1, experts.size());
+    core.Fill(sum, 0);
+    for (std::int64_t c = 0; c <= t.chunks; ++c) {
+      core.Store(g.chunk_sums.Block({c, c + 1}, experts), sum);
+      if (c == t.chunks) break;
+      const UbTile<std::int32_t> counts = counts_ub.Next(1, experts.size()),
+                                 next = sums_ub.Next(1, experts.size());
+      core.Load(counts, g.chunk_counts.Block({c, c + 1}, experts));
+      core.Add(next, sum, counts);
+      sum = next;
+    }
+  }
+}
+
 // Writes zeros to rows of the global order, as far as they are here.
 template <VectorCore V>
 class ZeroRows {
@@ -129,7 +153,8 @@ template <class T, VectorCore V>
 void RankAndMoveKernel(V& core, const TokenPermuteOperands& g, const TokenPermuteTiling& t) {
   IntTiles<V> expert_ids(core, g.topk_ids, t.piece_tokens, g.topk_ids.cols);
   ZeroRows<V> zero_rows(core, g);
-  Ring<Buffer::kUB, std::int32_t> counts_ub(core, "chunk_counts_ub", t.chunks, t.experts, 1);
+  Ring<Buffer::kUB, std::int32_t> counts_ub(core, "chunk_counts_ub", t.sums_chunks ? 1 : t.chunks, t.experts,
+                                            1);
   Ring<Buffer::kUB, std::int32_t> total_ub(core, "total_ub", 1, t.experts, 1),
       before_ub(core, "before_ub", 1, t.experts, 1), sizes_ub(core, "sizes_ub", 1, t.experts, 1);
   Ring<Buffer::kUB, std::int32_t> first_ub(core, "first_ub", 1, t.experts + 1, 2);
@@ -156,12 +181,17 @@ void RankAndMoveKernel(V& core, const TokenPermuteOperands& g, const TokenPermut
     UbTile<std::int32_t> next = next_ub.Next(1, 1), first = first_ub.Next(1, 1);
     std::int64_t rows_before = 0;
     for (const Range experts : expert_ranges) {
-      const UbTile<std::int32_t> counts = counts_ub.Next(t.chunks, experts.size());
       const UbTile<std::int32_t> total = total_ub.Next(1, experts.size()),
                                  before = before_ub.Next(1, experts.size());
-      core.Load(counts, g.chunk_counts.Cols(experts));
-      core.ColumnSum(total, counts);
-      core.ColumnSum(before, counts.Rows({0, c}));
+      if (t.sums_chunks) {
+        core.Load(total, g.chunk_sums.Block({t.chunks, t.chunks + 1}, experts));
+        core.Load(before, g.chunk_sums.Block({c, c + 1}, experts));
+      } else {
+        const UbTile<std::int32_t> counts = counts_ub.Next(t.chunks, experts.size());
+        core.Load(counts, g.chunk_counts.Cols(experts));
+        core.ColumnSum(total, counts);
+        core.ColumnSum(before, counts.Rows({0, c}));
+      }
       first = first_ub.Next(1, experts.size() + 1), next = next_ub.Next(1, experts.size());
       core.ExclusiveScan(first, sizes_of(total), static_cast<std::int32_t>(rows_before));
       rows_before = core.ReadScalar(first, experts.size());

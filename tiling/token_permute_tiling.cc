@@ -24,7 +24,7 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling
   const std::int64_t ids = UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k);
   const std::int64_t wide_ids =
       s.wide_ids ? UbBytes(chip, DType::kI64, t.piece_tokens, s.top_k) : UbBytes(chip, DType::kI64, 1, 1);
-  return 2 * ids + wide_ids + 2 * ids + UbBytes(chip, DType::kI32, t.chunks, t.experts) +
+  return 2 * ids + wide_ids + 2 * ids + UbBytes(chip, DType::kI32, t.sums_chunks ? 1 : t.chunks, t.experts) +
          4 * UbBytes(chip, DType::kI32, 1, t.experts) + 2 * UbBytes(chip, DType::kI32, 1, t.experts + 1) +
          2 * UbBytes(chip, DType::kF32, t.piece_tokens, s.top_k) + UbBytes(chip, DType::kF32, 2, 8) +
          UbBytes(chip, DType::kF32, 1, kZeroCols) + t.row_stages * UbBytes(chip, s.dtype, 1, t.cols);
@@ -103,8 +103,13 @@ std::vector<TokenPermuteTiling> AllPermuteTilings(const ChipSpec& chip, const Sh
     for (std::int64_t piece : TileSizes({1, 8, 64, 512}, 1, t.chunk_tokens)) {
       for (std::int64_t cols : RowParts(s)) {
         for (int stages : {2, 4, 8}) {
-          t.experts = experts, t.piece_tokens = piece, t.cols = cols, t.row_stages = stages;
-          tilings.push_back(t);
+          for (bool sums_chunks : {false, true}) {
+            // A host reads the table once more for every chunk, and has its next phase for next to nothing.
+            if (!chip.pipes_overlap && !sums_chunks) continue;
+            t.experts = experts, t.piece_tokens = piece, t.cols = cols, t.row_stages = stages;
+            t.sums_chunks = sums_chunks;
+            tilings.push_back(t);
+          }
         }
       }
     }
@@ -171,14 +176,20 @@ double Price(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling& t) 
   const double cores = d(std::min<std::int64_t>(t.chunks, chip.concurrent_cores * chip.vector_per_cube));
   const double ranges = d(std::max<std::int64_t>(CeilDiv(s.experts, t.experts), 1));
   const double rank = 2 * ranges * tokens * k * chip.scalar.read;
-  const double counts = d(t.chunks * s.experts) * 4 / chip.path(Path::kGmToUb).bytes_per_cycle;
+  // Counts of all chunks come to every chunk; or sums over them do, after a phase in which a core adds up a range.
+  const double sum_steps =
+      d(t.chunks) * (chip.path(Path::kGmToUb).gap + chip.path(Path::kUbToGm).gap) +
+      2 * d(t.chunks * std::min(s.experts, kSummedExperts)) * 4 / chip.path(Path::kUbToGm).bytes_per_cycle;
+  const double counts =
+      d((t.sums_chunks ? 2 : t.chunks) * s.experts) * 4 / chip.path(Path::kGmToUb).bytes_per_cycle;
+  const double sums = t.sums_chunks ? sum_steps + chip.sync.barrier_s * chip.clock_hz : 0;
   const double move =
       MoveCycles(chip, tokens * parts, tokens * row, tokens * parts * k, tokens * row * k, cores);
   const double unbuffered =
       t.row_stages > 2 ? 1.0 : 1.2;  // Two rows in flight leave MTE2 waiting for k stores.
   return std::ceil(d(t.chunks) / cores) *
              (rank + counts + PieceCycles(chip, s, t.chunk_tokens, t.piece_tokens) + move * unbuffered) +
-         chip.sync.barrier_s * chip.clock_hz;
+         sums + chip.sync.barrier_s * chip.clock_hz;
 }
 
 double Price(const ChipSpec& chip, const Shape& s, const TokenUnpermuteTiling& t) {

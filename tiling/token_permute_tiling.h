@@ -24,6 +24,8 @@ struct TokenPermuteShape {
 };
 
 inline constexpr std::int64_t kZeroCols = 512;  // Rows of no token are filled with zeros by that many.
+inline constexpr std::int64_t kSummedExperts =
+    512;  // A core adds up the counts of that many over all chunks.
 
 // Tokens are cut into `chunks` of `chunk_tokens`, ranked side by side. A chunk's ids are read `piece_tokens`
 // tokens at a time, its experts counted in ranges of `experts`, and rows move in parts of `cols`.
@@ -33,6 +35,7 @@ struct TokenPermuteTiling {
   std::int64_t experts = 0;
   std::int64_t cols = 0;
   int row_stages = 2;
+  bool sums_chunks = false;  // The counts of all chunks are added up in a phase of their own.
 
   friend bool operator==(const TokenPermuteTiling&, const TokenPermuteTiling&) = default;
 };
@@ -51,6 +54,7 @@ void VisitFields(const ChipSpec&, const TokenPermuteShape&, Tiling& t, Visit&& v
   visit({"chunk_tokens"}, t.chunk_tokens), visit({"piece_tokens"}, t.piece_tokens);
   visit({"experts"}, t.experts), visit({"cols"}, t.cols);
   visit({"row_stages", 1, 64}, t.row_stages);
+  visit({"sums_chunks", 0, 1}, t.sums_chunks);
 }
 
 inline void Complete(const TokenPermuteShape& s, TokenPermuteTiling& t) {

@@ -123,20 +123,24 @@ std::int64_t PermuteBytes(const ChipSpec& chip, const TokenPermuteShape& s, cons
       reinterpret_cast<std::int32_t*>(ids.data())[i] = static_cast<std::int32_t>(id);
     }
   }
-  std::vector<std::int32_t> counts(static_cast<std::size_t>(t.chunks * s.experts)), next(counts.size());
+  std::vector<std::int32_t> counts(static_cast<std::size_t>(t.chunks * s.experts)), next(counts.size()),
+      sums(counts.size() + static_cast<std::size_t>(s.experts));
   const GmTensor tokens = TensorOf(0, s.dtype, s.tokens, s.hidden),
                  topk_ids = TensorOf(1, id_type, s.tokens, s.top_k, ids.data()),
                  permuted = TensorOf(2, s.dtype, s.tokens * s.top_k, s.hidden),
                  sorted = TensorOf(3, DType::kI32, s.tokens, s.top_k),
                  chunk_counts = TensorOf(4, DType::kI32, t.chunks, s.experts, counts.data()),
-                 next_rows = TensorOf(5, DType::kI32, t.chunks, s.experts, next.data());
+                 next_rows = TensorOf(5, DType::kI32, t.chunks, s.experts, next.data()),
+                 chunk_sums = TensorOf(6, DType::kI32, t.chunks + 1, s.experts, sums.data());
   TokenPermuteOperands g;
   g.tokens = MatrixOf(tokens), g.topk_ids = MatrixOf(topk_ids);
   g.permuted = MatrixOf(permuted), g.sorted_indices = MatrixOf(sorted);
-  g.chunk_counts = MatrixOf(chunk_counts), g.next_rows = MatrixOf(next_rows);
+  g.chunk_counts = MatrixOf(chunk_counts), g.next_rows = MatrixOf(next_rows),
+  g.chunk_sums = MatrixOf(chunk_sums);
   g.experts = s.experts;
-  return std::max(BytesOfOneCore(chip, t.chunks, [&](auto& core) { CountKernel(core, g, t); }),
-                  BytesOfOneCore(chip, t.chunks, [&](auto& core) { RankAndMoveKernel<T>(core, g, t); }));
+  return std::max({BytesOfOneCore(chip, t.chunks, [&](auto& core) { CountKernel(core, g, t); }),
+                   BytesOfOneCore(chip, 1, [&](auto& core) { SumChunksKernel(core, g, t); }),
+                   BytesOfOneCore(chip, t.chunks, [&](auto& core) { RankAndMoveKernel<T>(core, g, t); })});
 }
 
 template <class T>
