@@ -2,7 +2,8 @@
 //
 // <kernel>/<library>/<dtype>/<uniform|skewed>/<T>x<H>/top<k>of<experts>/threads:<n>. Libraries: cubist;
 // gather ranks the routes, then copies a row for every row of the result; select_sum gathers the rows of
-// every token, then sums them up.
+// every token, then sums them up; chain is what frameworks run for permute and unpermute, an operator each: sort, gather,
+// gather back, multiply in fp32, add, narrow.
 #include <oneapi/tbb/blocked_range.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/task_arena.h>
@@ -23,6 +24,8 @@
 #include "bench/support/harness.h"
 #include "bench/support/random_data.h"
 #include "kernels/token_permute.h"
+#include "kernels/token_permute_grad.h"
+#include "npu_model/host/movement_ops.h"
 #include "npu_model/host/tile_ops.h"
 #include "reference/token_permute.h"
 
@@ -84,6 +87,7 @@ class Problem {
         routing_(reference::Route(ids(), experts, 0)),
         written_(static_cast<std::size_t>(kRoutes)),
         probs_(RandomBytes(DType::kF32, kRoutes, 5)),
+        probs_grad_(RandomBytes(DType::kF32, kRoutes, 6)),
         rows_(Sample(kRoutes, 64)),
         some_tokens_(Sample(kTokens, 32)) {}
 
@@ -96,6 +100,7 @@ class Problem {
   Tensor selected() const { return {memory_.selected.data(), dtype_, {kRoutes, kHidden}}; }
   Tensor out() const { return {memory_.out.data(), dtype_, {kTokens, kHidden}}; }
   ConstTensor probs() const { return {probs_.data(), DType::kF32, {kTokens, kTopK}}; }
+  Tensor probs_grad() { return {probs_grad_.data(), DType::kF32, {kTokens, kTopK}}; }
   // Where permutes write their indices, and the right ones for unpermutes.
   Tensor written_indices() { return {written_.data(), {kRoutes}}; }
   ConstTensor right_indices() const { return {routing_.sorted_indices.data(), {kRoutes}}; }
@@ -106,8 +111,13 @@ class Problem {
 
   void SpoilOut();
   // One column of every token, and every column of some tokens. What was permuted last is what was to be
-  // summed up.
-  std::string CheckOut() const;
+  // summed up, with the probabilities or with weights of 1.
+  std::string CheckOut(bool weighted = true) const;
+
+  // The gradient of unpermute, from `tokens` as the gradient of its result, in `selected` and probs_grad: some rows, and
+  // the probabilities of some tokens.
+  void SpoilRowsGrad();
+  std::string CheckRowsGrad() const;
 
  private:
   template <class Void>
@@ -120,7 +130,7 @@ class Problem {
     return static_cast<char*>(x.data) + (row * kHidden + column) * SizeOf(dtype_);
   }
   std::string CompareOut(const reference::UnpermuteResult& result, std::span<const std::int64_t> tokens,
-                         std::int64_t first_column) const;
+                         std::int64_t first_column, ConstTensor weights) const;
 
   DType dtype_;
   std::int64_t experts_;
@@ -128,7 +138,7 @@ class Problem {
   std::vector<std::int32_t> ids_;
   reference::Routing routing_;
   std::vector<std::int32_t> written_;
-  Bytes probs_;
+  Bytes probs_, probs_grad_;
   std::vector<std::int64_t> rows_, some_tokens_;
   std::int64_t column_ = Sample(kHidden, 3)[1];
 };
@@ -163,8 +173,9 @@ void Problem::SpoilOut() {
 }
 
 std::string Problem::CompareOut(const reference::UnpermuteResult& result,
-                                std::span<const std::int64_t> tokens, std::int64_t first_column) const {
-  const std::vector<double> bounds = reference::UnpermuteBounds(result, probs(), dtype_);
+                                std::span<const std::int64_t> tokens, std::int64_t first_column,
+                                ConstTensor weights) const {
+  const std::vector<double> bounds = reference::UnpermuteBounds(result, weights, dtype_, kTopK);
   const std::size_t width = result.out.size() / tokens.size();
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     const std::string wrong = Mismatch(
@@ -176,14 +187,52 @@ std::string Problem::CompareOut(const reference::UnpermuteResult& result,
   return {};
 }
 
-std::string Problem::CheckOut() const {
+std::string Problem::CheckOut(bool weighted) const {
+  const ConstTensor weights = weighted ? probs() : ConstTensor();
   std::vector<std::int64_t> all(static_cast<std::size_t>(kTokens));
   std::iota(all.begin(), all.end(), std::int64_t{0});
-  const auto column = reference::Unpermute(Column(permuted(), column_), right_indices(), probs());
-  const std::string wrong = CompareOut(column, all, column_);
+  const auto column = reference::Unpermute(Column(permuted(), column_), right_indices(), weights, kTopK);
+  const std::string wrong = CompareOut(column, all, column_, weights);
   if (!wrong.empty()) return wrong;
-  return CompareOut(reference::Unpermute(permuted(), right_indices(), probs(), some_tokens_), some_tokens_,
-                    0);
+  return CompareOut(reference::Unpermute(permuted(), right_indices(), weights, some_tokens_, kTopK),
+                    some_tokens_, 0, weights);
+}
+
+void Problem::SpoilRowsGrad() {
+  Spoil(probs_grad_.data(), DType::kF32, kRoutes);
+  for (std::int64_t t : some_tokens_) {
+    for (std::int64_t j = 0; j < kTopK; ++j)
+      Spoil(Element(selected(), routing_.sorted_indices[static_cast<std::size_t>(t * kTopK + j)], 0), dtype_,
+            kHidden);
+  }
+}
+
+std::string Problem::CheckRowsGrad() const {
+  const auto value = [&](const Tensor& x, std::int64_t row, std::int64_t h) -> double {
+    return LoadFloat(x.data, dtype_, row * kHidden + h);
+  };
+  for (const std::int64_t t : some_tokens_) {
+    for (std::int64_t j = 0; j < kTopK; ++j) {
+      const std::int64_t slot = t * kTopK + j, row = routing_.sorted_indices[static_cast<std::size_t>(slot)];
+      const double prob = LoadFloat(probs_.data(), DType::kF32, slot);
+      std::vector<double> expected, bounds;
+      double dot = 0, magnitude = 0;
+      for (std::int64_t h = 0; h < kHidden; ++h) {
+        const double grad = value(tokens(), t, h), product = grad * value(permuted(), row, h);
+        expected.push_back(prob * grad);
+        bounds.push_back(1.01 * (UnitRoundoff(dtype_) + 0x1p-24) * std::abs(expected.back()));
+        dot += product, magnitude += std::abs(product);
+      }
+      const std::string where = "slot " + std::to_string(slot);
+      std::string wrong = Mismatch(where, Element(selected(), row, 0), dtype_, 1, expected, bounds);
+      if (!wrong.empty()) return wrong;
+      const double bound = 1.01 * static_cast<double>(kHidden + 2) * 0x1p-24 * magnitude;
+      wrong = Mismatch("probability of " + where, probs_grad_.data() + slot * 4, DType::kF32, 1,
+                       std::span(&dot, 1), std::span(&bound, 1));
+      if (!wrong.empty()) return wrong;
+    }
+  }
+  return {};
 }
 
 // ---- Peers ----
@@ -236,10 +285,47 @@ void SelectSum(Problem& problem, oneapi::tbb::task_arena& arena) {
     for (std::int64_t j = 0; j < kTopK; ++j) {
       rows[static_cast<std::size_t>(j)] = RowOf(problem.selected(), t * kTopK + j);
     }
-    ops.weighted_sum(sum, kHidden, problem.dtype(), rows.data(), probs + t * kTopK, kTopK, false,
-                     nullptr, 0);
+    ops.weighted_sum(sum, kHidden, problem.dtype(), rows.data(), probs + t * kTopK, kTopK, false, nullptr, 0);
     ops.cast({RowOf(problem.out(), t), kHidden, 1, kHidden}, problem.dtype(), {sum, kHidden, 1, kHidden},
              DType::kF32, false);
+  });
+}
+
+// A row that was selected, in fp32.
+std::span<const float> Widened(const Problem& problem, std::int64_t slot) {
+  alignas(64) thread_local std::array<float, kHidden> wide;
+  BestVectorOps().cast({wide.data(), kHidden, 1, kHidden}, DType::kF32,
+                       {RowOf(problem.selected(), slot), kHidden, 1, kHidden}, problem.dtype(), false);
+  return wide;
+}
+
+// What a framework runs to unpermute, an operator after the other, each as well as it goes: rows back to their slots, times
+// probabilities in fp32, sums over the slots of a token, narrowed.
+void UnpermuteChain(Problem& problem, Bytes& products, oneapi::tbb::task_arena& arena) {
+  const auto* indices = static_cast<const std::int32_t*>(problem.right_indices().data);
+  const auto* probs = static_cast<const float*>(problem.probs().data);
+  const auto bytes = static_cast<std::size_t>(problem.row_bytes());
+  const VectorOps& ops = BestVectorOps();
+  ForEach(arena, kRoutes, [&](std::int64_t s) {
+    ops.copy(RowOf(problem.selected(), s), 0, RowOf(problem.permuted(), indices[s]), 0, 1,
+             static_cast<std::int64_t>(bytes), /*stream=*/true);
+  });
+  const auto product = [&](std::int64_t s) { return products.data() + s * kHidden * 4; };
+  ForEach(arena, kRoutes, [&](std::int64_t s) {
+    BestMovementOps().scale(product(s), DType::kF32, Widened(problem, s).data(), probs[s], kHidden,
+                            /*stream=*/true, nullptr);
+  });
+  ForEach(arena, kTokens, [&](std::int64_t t) {
+    alignas(64) float sum[kHidden];
+    std::array<const void*, kTopK> rows;
+    std::array<float, kTopK> ones;
+    for (std::int64_t j = 0; j < kTopK; ++j) {
+      rows[static_cast<std::size_t>(j)] = product(t * kTopK + j);
+      ones[static_cast<std::size_t>(j)] = 1;
+    }
+    ops.weighted_sum(sum, kHidden, DType::kF32, rows.data(), ones.data(), kTopK, false, nullptr, 0);
+    ops.cast({RowOf(problem.out(), t), kHidden, 1, kHidden}, problem.dtype(), {sum, kHidden, 1, kHidden},
+             DType::kF32, true);
   });
 }
 
@@ -312,6 +398,99 @@ void RegisterUnpermute(const Made& made, const std::string& dtype, const std::st
   });
 }
 
+// Weights of 1: as many rows as there are routes come back to their tokens.
+void RegisterPermuteGrad(const Made& made, const std::string& dtype, const std::string& text, int threads) {
+  Register(CaseName("TokenPermuteGrad", "cubist", dtype, text, threads), [=](benchmark::State& state) {
+    Problem& x = made();
+    const TokenPermuteGradArgs args = {.permuted_grad = x.permuted(),
+                                       .sorted_indices = x.right_indices(),
+                                       .top_k = kTopK,
+                                       .tokens_grad = x.out()};
+    const Device device = Host({.threads = threads});
+    std::string error;
+    x.SpoilOut();
+    const Call call = {.run =
+                           [&] {
+                             if (const Status s = TokenPermuteGrad(device, args); !s.ok())
+                               error = s.message();
+                           },
+                       .check = [&] { return error.empty() ? x.CheckOut(/*weighted=*/false) : error; }};
+    TimeMovement(state, threads, RouteBytes(x) + kIndexBytes, TokenBytes(x), call);
+  });
+}
+
+void RegisterUnpermuteGrad(const Made& made, const std::string& dtype, const std::string& text, int threads) {
+  Register(CaseName("TokenUnpermuteGrad", "cubist", dtype, text, threads), [=](benchmark::State& state) {
+    Problem& x = made();
+    const TokenUnpermuteGradArgs args = {.out_grad = x.tokens(),
+                                         .permuted = x.permuted(),
+                                         .sorted_indices = x.right_indices(),
+                                         .probs = x.probs(),
+                                         .permuted_grad = x.selected(),
+                                         .probs_grad = x.probs_grad()};
+    const Device device = Host({.threads = threads});
+    std::string error;
+    x.SpoilRowsGrad();
+    const Call call = {.run =
+                           [&] {
+                             if (const Status s = TokenUnpermuteGrad(device, args); !s.ok())
+                               error = s.message();
+                           },
+                       .check = [&] { return error.empty() ? x.CheckRowsGrad() : error; }};
+    TimeMovement(state, threads, TokenBytes(x) + RouteBytes(x) + 2 * kIndexBytes, RouteBytes(x) + kIndexBytes,
+                 call);
+  });
+}
+
+// There and back: ours reads and writes every row once each way; the chain moves selected rows and fp32 products too. The
+// counter `bytes` is what each has to move at least.
+void RegisterPair(const Made& made, const std::string& dtype, const std::string& text, int threads) {
+  const auto time = [=](benchmark::State& state, double bytes, const std::function<Status()>& run) {
+    Problem& x = made();
+    std::string error;
+    x.SpoilPermuted(), x.SpoilOut();
+    const Call call = {.run =
+                           [&] {
+                             if (const Status status = run(); !status.ok()) error = status.message();
+                           },
+                       .check =
+                           [&] {
+                             if (!error.empty()) return error;
+                             const std::string wrong = x.CheckPermuted();
+                             return wrong.empty() ? x.CheckOut() : wrong;
+                           }};
+    TimeMovement(state, threads, bytes / 2, bytes / 2, call);
+    state.counters["bytes"] = bytes;
+  };
+  Register(CaseName("TokenPair", "cubist", dtype, text, threads), [=](benchmark::State& state) {
+    Problem& x = made();
+    const Device device = Host({.threads = threads});
+    const TokenPermuteArgs there = {.tokens = x.tokens(),
+                                    .topk_ids = x.ids(),
+                                    .num_experts = x.experts(),
+                                    .permuted = x.permuted(),
+                                    .sorted_indices = x.written_indices()};
+    const TokenUnpermuteArgs back = {
+        .permuted = x.permuted(), .sorted_indices = x.right_indices(), .probs = x.probs(), .out = x.out()};
+    time(state, 2 * (TokenBytes(x) + RouteBytes(x)), [&] {
+      const Status status = TokenPermute(device, there);
+      return status.ok() ? TokenUnpermute(device, back) : status;
+    });
+  });
+  Register(CaseName("TokenPair", "chain", dtype, text, threads), [=](benchmark::State& state) {
+    Problem& x = made();
+    static Bytes products = RandomBytes(DType::kF32, kRoutes * kHidden, 7);
+    oneapi::tbb::task_arena arena(threads);
+    const double wide = 4.0 * static_cast<double>(kRoutes * kHidden);
+    // Gather reads and writes rows, gathering back too; products are written and read.
+    time(state, 5 * RouteBytes(x) + 2 * wide + TokenBytes(x), [&] {
+      Gather(x, arena);
+      UnpermuteChain(x, products, arena);
+      return Status();
+    });
+  });
+}
+
 void RegisterCases() {
   for (DType dtype : {DType::kBF16, DType::kF32}) {
     for (std::int64_t experts : {64, 256, 1024}) {
@@ -328,6 +507,9 @@ void RegisterCases() {
         for (int threads : ThreadCounts()) {
           RegisterPermute(made, NameOf(dtype), text, threads);
           RegisterUnpermute(made, NameOf(dtype), text, threads);
+          RegisterPermuteGrad(made, NameOf(dtype), text, threads);
+          RegisterUnpermuteGrad(made, NameOf(dtype), text, threads);
+          if (dtype == DType::kBF16) RegisterPair(made, NameOf(dtype), text, threads);
         }
       }
     }

@@ -18,16 +18,19 @@ std::int64_t UbBytes(const ChipSpec& chip, DType dtype, std::int64_t rows, std::
   return chip.SlotBytes(Buffer::kUB, dtype, rows, cols);
 }
 
-// Bytes of UB that the kernels' rings take; the rings are those of token_permute_kernel.h. Of the two phases of permute
-// the second takes more.
+// Bytes of UB that the kernels' rings take; the rings are those of token_permute_kernel.h. Of the phases of permute the
+// last takes most, or the one that adds up counts.
 std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling& t) {
   const std::int64_t ids = UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k);
   const std::int64_t wide_ids =
       s.wide_ids ? UbBytes(chip, DType::kI64, t.piece_tokens, s.top_k) : UbBytes(chip, DType::kI64, 1, 1);
-  return 2 * ids + wide_ids + 2 * ids + UbBytes(chip, DType::kI32, t.sums_chunks ? 1 : t.chunks, t.experts) +
-         4 * UbBytes(chip, DType::kI32, 1, t.experts) + 2 * UbBytes(chip, DType::kI32, 1, t.experts + 1) +
-         2 * UbBytes(chip, DType::kF32, t.piece_tokens, s.top_k) + UbBytes(chip, DType::kF32, 2, 8) +
-         UbBytes(chip, DType::kF32, 1, kZeroCols) + t.row_stages * UbBytes(chip, s.dtype, 1, t.cols);
+  const std::int64_t sum = t.sums_chunks ? 4 * UbBytes(chip, DType::kI32, 1, kSummedExperts) : 0;
+  const std::int64_t move =
+      2 * ids + wide_ids + 2 * ids + UbBytes(chip, DType::kI32, t.sums_chunks ? 1 : t.chunks, t.experts) +
+      4 * UbBytes(chip, DType::kI32, 1, t.experts) + 2 * UbBytes(chip, DType::kI32, 1, t.experts + 1) +
+      2 * UbBytes(chip, DType::kF32, t.piece_tokens, s.top_k) + UbBytes(chip, DType::kF32, 2, 8) +
+      UbBytes(chip, DType::kF32, 1, kZeroCols) + t.row_stages * UbBytes(chip, s.dtype, 1, t.cols);
+  return std::max(sum, move);
 }
 
 std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenUnpermuteTiling& t) {

@@ -138,9 +138,10 @@ std::int64_t PermuteBytes(const ChipSpec& chip, const TokenPermuteShape& s, cons
   g.chunk_counts = MatrixOf(chunk_counts), g.next_rows = MatrixOf(next_rows),
   g.chunk_sums = MatrixOf(chunk_sums);
   g.experts = s.experts;
-  return std::max({BytesOfOneCore(chip, t.chunks, [&](auto& core) { CountKernel(core, g, t); }),
-                   BytesOfOneCore(chip, 1, [&](auto& core) { SumChunksKernel(core, g, t); }),
-                   BytesOfOneCore(chip, t.chunks, [&](auto& core) { RankAndMoveKernel<T>(core, g, t); })});
+  return std::max(
+      {BytesOfOneCore(chip, t.chunks, [&](auto& core) { CountKernel(core, g, t); }),
+       t.sums_chunks ? BytesOfOneCore(chip, 1, [&](auto& core) { SumChunksKernel(core, g, t); }) : 0,
+       BytesOfOneCore(chip, t.chunks, [&](auto& core) { RankAndMoveKernel<T>(core, g, t); })});
 }
 
 template <class T>
