@@ -54,7 +54,8 @@ std::string NameOf(const TokenPermuteShape& s) {
 std::string NameOf(const TokenPermuteTiling& t) {
   return std::to_string(t.chunks) + " chunks of " + std::to_string(t.chunk_tokens) + " by " +
          std::to_string(t.piece_tokens) + ", experts " + std::to_string(t.experts) + " cols " +
-         std::to_string(t.cols) + " stages " + std::to_string(t.row_stages);
+         std::to_string(t.cols) + " stages " + std::to_string(t.row_stages) +
+         (t.sums_chunks ? " chunks summed" : "");
 }
 std::string NameOf(const TokenUnpermuteTiling& t) {
   return std::to_string(t.chunks) + " chunks of " + std::to_string(t.chunk_tokens) + " by " +
