@@ -510,11 +510,16 @@ TEST(TrafficTest, TokenPermute) {
       const std::int64_t ranges = CeilDiv(x.experts, t.experts), counts = t.chunks * x.experts * 4;
       const std::int64_t row = x.hidden * SizeOf(x.dtype), id_bytes = x.slots() * SizeOf(x.ids);
       Traffic traffic;
-      // Ids once for each range of experts and once to rank; all chunks' counts by every chunk; each token with a row once.
-      traffic[Path::kGmToUb] = (ranges + 1) * id_bytes + t.chunks * counts + x.KeptTokens(ids) * row;
+      // Sums over the chunks before each, and over all, where they are made once for all chunks.
+      const std::int64_t sums = t.sums_chunks ? counts + x.experts * 4 : 0;
+      // Ids once for each range of experts and once to rank; all chunks' counts by every chunk, or once and two sums by every
+      // chunk; each token with a row once.
+      traffic[Path::kGmToUb] =
+          (ranges + 1) * id_bytes + (t.sums_chunks ? 3 : t.chunks) * counts + x.KeptTokens(ids) * row;
       // The counts, the results; each token to every place that is kept.
-      traffic[Path::kUbToGm] = counts + x.slots() * 4 + x.rows() * row + (x.counts ? x.experts * 4 : 0);
-      EXPECT_EQ(profile.workspace_bytes, ranges > 1 ? 2 * counts : counts);
+      traffic[Path::kUbToGm] =
+          counts + sums + x.slots() * 4 + x.rows() * row + (x.counts ? x.experts * 4 : 0);
+      EXPECT_EQ(profile.workspace_bytes, (ranges > 1 ? 2 * counts : counts) + sums);
       if (ranges > 1) {  // The next row of every expert waits in GM while other experts are ranked.
         std::int64_t pieces = 0;
         for (const Range chunk : Split(x.tokens, t.chunk_tokens))
