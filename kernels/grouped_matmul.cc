@@ -9,6 +9,7 @@
 
 #include "kernels/choose_for.h"
 #include "kernels/grouped_matmul_kernel.h"
+#include "kernels/matmul_epilogue.h"
 #include "kernels/pack.h"
 #include "kernels/packed_input.h"
 #include "kernels/validate.h"
@@ -188,15 +189,23 @@ Status Validate(const Device& device, const GroupedMatmulArgs& args) {
         CheckMatrices(weights, e, {"K, of x", k}, {"N, of out", n}, {args.x.dtype}, device.computes(),
                       [&](std::int64_t g) { return RowsOfGroup(args.groups, args.group_list, g) > 0; }));
   }
-  CUBIST_RETURN_IF_ERROR(CheckDType(out, {DType::kF32, args.x.dtype}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(out, {DType::kF32, DType::kBF16, DType::kF16}));
   if (args.bias.given()) {
     CUBIST_RETURN_IF_ERROR(CheckShape(bias, {{"E, of groups", e}, {"N, of out", n}}));
-    CUBIST_RETURN_IF_ERROR(CheckDType(bias, {DType::kF32, args.x.dtype}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(bias, {DType::kF32, DType::kBF16, DType::kF16}));
   }
-  for (const Argument* arg : {&x, &bias, &out}) CUBIST_RETURN_IF_ERROR(CheckStorage(*arg, device.computes()));
+  const Argument residual{kForward, "residual", args.residual};
+  if (args.residual.given()) {
+    CUBIST_RETURN_IF_ERROR(CheckShape(residual, {{"M, of x", m}, {"N, of out", n}}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(residual, {DType::kF32, DType::kBF16, DType::kF16}));
+  }
+  CUBIST_RETURN_IF_ERROR(CheckActivation(kForward, args.activation));
+  for (const Argument* arg : {&x, &bias, &residual, &out})
+    CUBIST_RETURN_IF_ERROR(CheckStorage(*arg, device.computes()));
   CUBIST_RETURN_IF_ERROR(CheckWritable(out));
   const Argument packed{kForward, "packed_weights", args.packed_weights.memory()};
   for (const Argument* arg : {&x, &groups, &bias, &packed}) CUBIST_RETURN_IF_ERROR(CheckApart(out, *arg));
+  if (!SameView(args.residual, args.out)) CUBIST_RETURN_IF_ERROR(CheckApart(out, residual));
   return CheckMatricesApart(out, weights);
 }
 
@@ -281,6 +290,7 @@ struct RowProducts {
   ConstTensor bias;
   Tensor out;
   const char *x_name, *out_name;
+  EpilogueArgs epilogue = {};
 };
 
 // Length of the weights' rows where their columns are adjacent, in all matrices, else 0.
@@ -305,7 +315,11 @@ Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, 
   GroupedMatmulShape shape;
   shape.groups = p.groups.size(0);
   shape.product.m = p.x.size(0), shape.product.n = p.out.size(1), shape.product.k = p.x.size(1);
-  shape.product.in = p.x.dtype, shape.product.out = p.out.dtype, shape.product.bias = p.bias.given();
+  shape.product.in = p.x.dtype, shape.product.out = p.out.dtype;
+  GroupedMatmulOperands g;
+  g.epilogue = EpilogueOf(p.epilogue, p.out, /*late=*/false);
+  shape.product.epilogue = g.epilogue.shape;
+  shape.product.bias = p.bias.given() && !g.epilogue.shape.bias;
   shape.product.b_packed = p.packed_weights.given();
   shape.product.a_row_bytes = p.x.stride(1) == 1 ? p.x.stride(0) * SizeOf(p.x.dtype) : 0;
   shape.product.b_row_bytes = RowBytesOf(p);
@@ -313,15 +327,18 @@ Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, 
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, kernel, shape, &Candidates, &tiling));
 
   std::vector<const GmTensor*> list;
-  GroupedMatmulOperands g;
   g.groups = AddGroups(launch, p.groups, p.group_list, p.x.size(0));
   g.x.plain = MatrixOf(x);
   if (p.packed_weights.given()) g.packed_weights = PackedInput(launch, "packed_weights", p.packed_weights);
   g.weights = AddMatrices(p.weights, p.weight_list, p.transpose_weights, &list,
                           [&](const ConstTensor& t) { return launch.Input("weights", t); });
-  g.bias = launch.Input("bias", p.bias);
-  g.out = MatrixOf(*launch.Output(p.out_name, p.out));
-  g.k = shape.product.k;
+  (shape.product.bias ? g.bias : g.late_bias) = launch.Input("bias", p.bias);
+  const ConstTensor& residual = p.epilogue.residual;
+  const bool adds_to_out = residual.given() && SameView(residual, p.out);
+  g.out = MatrixOf(adds_to_out ? *launch.InOut(p.out_name, p.out) : *launch.Output(p.out_name, p.out));
+  if (g.epilogue.shape.residual)
+    g.residual = adds_to_out ? g.out : MatrixOf(*launch.Input("residual", residual));
+  g.k = p.epilogue.alpha == 0 ? 0 : shape.product.k;
   if (tiling.block.pack_a) {
     g.x.packed = Pack<T>(launch, "x_packed", Role::kA, x);
     g.x.is_packed = true;
@@ -336,10 +353,20 @@ Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, 
 template <class T>
 Status Run(const Device& device, const GroupedMatmulArgs& args, Profile* profile) {
   Launch launch(device, kForward);
-  CUBIST_RETURN_IF_ERROR(
-      AddRowProducts<T>(device, kForward, launch,
-                        {args.x, args.groups, args.group_list, args.weights, args.weight_list,
-                         args.packed_weights, args.transpose_weights, args.bias, args.out, "x", "out"}));
+  CUBIST_RETURN_IF_ERROR(AddRowProducts<T>(device, kForward, launch,
+                                           {args.x,
+                                            args.groups,
+                                            args.group_list,
+                                            args.weights,
+                                            args.weight_list,
+                                            args.packed_weights,
+                                            args.transpose_weights,
+                                            args.bias,
+                                            args.out,
+                                            "x",
+                                            "out",
+                                            {args.alpha, args.beta, args.activation, args.bias.given(),
+                                             args.beta == 0 ? ConstTensor() : args.residual}}));
   return launch.Finish(profile);
 }
 
@@ -385,7 +412,8 @@ Status Run(const Device& device, const GroupedMatmulGradArgs& args, Profile* pro
                                               {},
                                               args.dx,
                                               "dy",
-                                              "dx"}));
+                                              "dx",
+                                              {}}));
   }
   if (args.dw.given() || !args.dw_list.empty())
     CUBIST_RETURN_IF_ERROR(AddGradWeights<T>(device, kGrad, launch, args));

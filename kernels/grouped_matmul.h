@@ -7,6 +7,7 @@
 
 #include "kernels/pack_operand.h"
 #include "npu_model/device.h"
+#include "npu_model/instruction.h"
 #include "npu_model/status.h"
 #include "npu_model/types.h"
 
@@ -19,8 +20,8 @@ enum class GroupList : std::uint8_t {
 };
 
 // For every group g and every row i of it
-//   out(i, j) = sum over p of x(i, p) * w_g(p, j), plus bias(g, j) where given
-// and out(i, j) = 0 in the rows after the last group.
+//   out(i, j) = activation(alpha * (sum over p of x(i, p) * w_g(p, j)) + bias(g, j) + beta * residual(i, j))
+// as far as they are given, and out(i, j) = 0 in the rows after the last group.
 //
 //   x        (M, K)                                             fp32, bf16 or fp16
 //   groups   (E), each >= 0, together <= M; ends not descending int32 or int64
@@ -28,8 +29,11 @@ enum class GroupList : std::uint8_t {
 //   weight_list  in place of weights: E matrices (K, N), or (N, K), anywhere; those of empty groups need no data
 //   packed_weights  in place of weights: E matrices (K, N) as PackOperand made them of Side::kB; the same bits come out.
 //            transpose_weights has no meaning then and must be false.
-//   bias     (E, N), optional                                   fp32 or the dtype of x
-//   out      (M, N)                                             fp32 or the dtype of x
+//   bias     (E, N), optional                                   fp32, bf16 or fp16
+//   residual (M, N), optional; may be out itself, the same view fp32, bf16 or fp16
+//   out      (M, N)                                             fp32, bf16 or fp16
+//
+// With alpha = 0 x and the weights are not read, with beta = 0 residual is not.
 //
 // Groups are read by the kernel from global memory: nothing waits for their sizes, and the tiling does not depend on
 // them. Blocks of all groups form one list, dealt to the cores in runs of equal work; empty groups cost nothing.
@@ -48,6 +52,9 @@ struct GroupedMatmulArgs {
   ConstTensor bias = {};
   Tensor out;
   bool transpose_weights = false;
+  float alpha = 1, beta = 1;
+  ConstTensor residual = {};
+  Activation activation = Activation::kNone;
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled; groups

@@ -113,26 +113,41 @@ void ForMyGroupBlocks(Core& core, const GroupRows& groups, Dealing dealing, Bloc
 
 struct GroupedMatmulOperands {
   GroupRows groups;
-  Operand x;                       // (M, K)
-  GroupedMatrices weights;         // (K, N), or
-  PackedGm packed_weights;         // packed, with a tensor,
-  const GmTensor* bias = nullptr;  // (E, N)
-  Gm out;                          // (M, N)
+  Operand x;                            // (M, K)
+  GroupedMatrices weights;              // (K, N), or
+  PackedGm packed_weights;              // packed, with a tensor,
+  const GmTensor* bias = nullptr;       // (E, N)
+  const GmTensor* late_bias = nullptr;  // The same, added by a Vector core.
+  Gm residual;                          // (M, N), or without a tensor
+  Gm out;                               // (M, N)
   std::int64_t k = 0;
+  Epilogue epilogue;
 
+  EpilogueBlock Target(std::int64_t group, Range m, Range n) const {
+    EpilogueBlock block;
+    block.c = out.Block(m, n);
+    if (late_bias != nullptr) block.bias = MatrixOf(*late_bias).Block({group, group + 1}, n);
+    if (residual.tensor != nullptr) block.residual = residual.Block(m, n);
+    return block;
+  }
   Operand WeightsOf(std::int64_t group, Range n) const {
     if (packed_weights.tensor != nullptr) return {{}, packed_weights.Matrix(group).Block({0, k}, n), true};
     return {weights.Of(group).Cols(n), {}, false};
   }
 };
 
-// out = x w_g + bias_g for the rows of each group, 0 after the last: a product with an empty k. A group's rows are cut
+// out = x w_g + bias_g for the rows of each group, as the epilogue has it; 0 after the last: a product with an empty k. A group's rows are cut
 // evenly; its blocks go down the rows, so that a panel of weights is read while it is near.
-template <class T, CubeCore Core>
+template <class T, AiCore Core>
 void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const GroupedMatmulTiling& t) {
   MatmulRings<T> rings(core, t.block, g.bias != nullptr);
   std::optional<MatmulRings<T>> few_rings;
-  if (t.few_rows > 0) few_rings.emplace(core, t.few, g.bias != nullptr);
+  EpilogueStage<Core> stage(core, t.block, g.epilogue);
+  std::optional<EpilogueStage<Core>> few_stage;
+  if (t.few_rows > 0) {
+    few_rings.emplace(core, t.few, g.bias != nullptr);
+    few_stage.emplace(core, t.few, g.epilogue);
+  }
   const std::int64_t groups = g.groups.groups();
   const auto is_few = [&](std::int64_t group, Range rows) {
     return group < groups && rows.size() <= t.few_rows;
@@ -166,7 +181,9 @@ void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const Group
       block.a = g.x.Block(m, {0, 0});
       block.b.plain = {g.x.plain.tensor, 0, 0, n.size()};  // Of no row.
     }
-    core.Store(g.out.Block(m, n), MultiplyBlock<T>(core, few ? *few_rings : rings, block, tiling));
+    const L0CTile<float> product = MultiplyBlock<T>(core, few ? *few_rings : rings, block, tiling);
+    if (group == groups) return core.Store(g.out.Block(m, n), product);
+    (few ? *few_stage : stage).Store(product, g.Target(group, m, n));
   });
 }
 

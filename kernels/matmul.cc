@@ -1,10 +1,14 @@
 #include "kernels/matmul.h"
 
+#include <algorithm>
+#include <array>
 #include <new>
+#include <span>
 #include <string>
 #include <utility>
 
 #include "kernels/choose_for.h"
+#include "kernels/matmul_epilogue.h"
 #include "kernels/matmul_kernel.h"
 #include "kernels/pack.h"
 #include "kernels/packed_input.h"
@@ -15,43 +19,82 @@
 namespace cubist {
 namespace {
 
+constexpr const char* kKernel = "matmul";
+
+// The last two dimensions exchanged.
 ConstTensor Transposed(ConstTensor t) {
-  std::swap(t.sizes[0], t.sizes[1]);
-  std::swap(t.strides[0], t.strides[1]);
+  const auto last = static_cast<std::size_t>(t.rank - 1);
+  std::swap(t.sizes[last], t.sizes[last - 1]);
+  std::swap(t.strides[last], t.strides[last - 1]);
   return t;
+}
+template <class AnyTensor>
+std::int64_t RowsOf(const AnyTensor& t) {
+  return t.size(t.rank - 2);
+}
+template <class AnyTensor>
+std::int64_t ColsOf(const AnyTensor& t) {
+  return t.size(t.rank - 1);
 }
 
 DType InputType(const MatmulArgs& args) { return args.packed_a.given() ? args.packed_a.dtype : args.a.dtype; }
 
+// ---- Validation ----
+
+// A matrix, or several: the dimensions in front are those of c, or 1, or missing.
+Status CheckMatrices(const Argument& arg, Dim rows, Dim cols, const Tensor& c) {
+  std::array<Dim, ConstTensor::kMaxRank> dims{};
+  const int batch = std::clamp(arg.tensor.rank, 2, std::clamp(c.rank, 2, ConstTensor::kMaxRank)) - 2;
+  for (int d = 0; d < batch; ++d) {
+    const std::int64_t size = c.size(c.rank - 2 - batch + d);
+    dims[static_cast<std::size_t>(d)] = {"batch, of c", arg.tensor.size(d) == 1 ? Dim::kAny : size};
+  }
+  dims[static_cast<std::size_t>(batch)] = rows, dims[static_cast<std::size_t>(batch + 1)] = cols;
+  return CheckShape(arg, std::span(dims).first(static_cast<std::size_t>(batch + 2)));
+}
+
+std::int64_t BatchesOf(const Tensor& c) {
+  std::int64_t batches = 1;
+  for (int d = 0; d < std::min(c.rank, ConstTensor::kMaxRank) - 2; ++d) batches *= c.size(d);
+  return batches;
+}
+
 Status CheckPackedSide(const Device& device, const char* name, const PackedOperand& packed, Side side,
-                       const Argument& plain, bool transposed) {
+                       const Argument& plain, bool transposed, const Tensor& c) {
   const auto error = [&](const std::string& what) {
     return InvalidArgument(std::string("matmul: ") + name + " " + what);
   };
   if (plain.tensor.given()) return error(std::string("and ") + plain.name + " are both given");
   if (packed.side != side)
     return error(std::string("was packed as the operand ") + (side == Side::kA ? "b" : "a"));
-  if (packed.matrices != 1) return error("holds " + std::to_string(packed.matrices) + " matrices, needs 1");
+  if (const std::int64_t batches = BatchesOf(c); packed.matrices != 1 && packed.matrices != batches) {
+    return error("holds " + std::to_string(packed.matrices) + " matrices, needs 1" +
+                 (batches == 1 ? "" : " or " + std::to_string(batches) + " (batch, of c)"));
+  }
   if (transposed) return error(std::string("is never transposed, but transpose_") + plain.name + " is set");
-  return CheckPacked(device, "matmul", name, packed);
+  return CheckPacked(device, kKernel, name, packed);
 }
 
 // Shape and dtype of both operands, plain or packed.
 Status ValidateOperands(const Device& device, const MatmulArgs& args, std::int64_t* m, std::int64_t* n) {
-  const Argument a{"matmul", "a", args.a}, b{"matmul", "b", args.b};
+  const Argument a{kKernel, "a", args.a}, b{kKernel, "b", args.b};
   const DType in = InputType(args);
   std::int64_t k = 0;
   if (args.packed_a.given()) {
-    CUBIST_RETURN_IF_ERROR(CheckPackedSide(device, "packed_a", args.packed_a, Side::kA, a, args.transpose_a));
+    CUBIST_RETURN_IF_ERROR(
+        CheckPackedSide(device, "packed_a", args.packed_a, Side::kA, a, args.transpose_a, args.c));
     *m = args.packed_a.rows, k = args.packed_a.cols;
   } else {
-    CUBIST_RETURN_IF_ERROR(CheckShape(a, {{args.transpose_a ? "K" : "M"}, {args.transpose_a ? "M" : "K"}}));
-    *m = args.a.size(args.transpose_a ? 1 : 0), k = args.a.size(args.transpose_a ? 0 : 1);
+    CUBIST_RETURN_IF_ERROR(
+        CheckMatrices(a, {args.transpose_a ? "K" : "M"}, {args.transpose_a ? "M" : "K"}, args.c));
+    *m = args.transpose_a ? ColsOf(args.a) : RowsOf(args.a),
+    k = args.transpose_a ? RowsOf(args.a) : ColsOf(args.a);
     CUBIST_RETURN_IF_ERROR(CheckDType(a, {DType::kF32, DType::kBF16, DType::kF16}));
   }
   if (args.packed_b.given()) {
     const PackedOperand& packed = args.packed_b;
-    CUBIST_RETURN_IF_ERROR(CheckPackedSide(device, "packed_b", packed, Side::kB, b, args.transpose_b));
+    CUBIST_RETURN_IF_ERROR(
+        CheckPackedSide(device, "packed_b", packed, Side::kB, b, args.transpose_b, args.c));
     if (packed.rows != k || packed.dtype != in) {
       return InvalidArgument("matmul: packed_b has " + std::to_string(packed.rows) + " rows of " +
                              NameOf(packed.dtype) + ", needs " + std::to_string(k) + " (K, of a) of " +
@@ -61,77 +104,181 @@ Status ValidateOperands(const Device& device, const MatmulArgs& args, std::int64
     return {};
   }
   if (args.transpose_b) {
-    CUBIST_RETURN_IF_ERROR(CheckShape(b, {{"N"}, {"K, of a", k}}));
+    CUBIST_RETURN_IF_ERROR(CheckMatrices(b, {"N"}, {"K, of a", k}, args.c));
   } else {
-    CUBIST_RETURN_IF_ERROR(CheckShape(b, {{"K, of a", k}, {"N"}}));
+    CUBIST_RETURN_IF_ERROR(CheckMatrices(b, {"K, of a", k}, {"N"}, args.c));
   }
-  *n = args.b.size(args.transpose_b ? 0 : 1);
+  *n = args.transpose_b ? RowsOf(args.b) : ColsOf(args.b);
   return CheckDType(b, {in});
+}
+
+Status ValidateEpilogue(const MatmulArgs& args, std::int64_t m, std::int64_t n) {
+  const Argument bias{kKernel, "bias", args.bias}, residual{kKernel, "residual", args.residual};
+  if (args.bias.given()) {
+    CUBIST_RETURN_IF_ERROR(CheckShape(bias, {{"N, of b", n}}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(bias, {DType::kF32, DType::kBF16, DType::kF16}));
+  }
+  if (args.residual.given()) {
+    CUBIST_RETURN_IF_ERROR(CheckMatrices(residual, {"M, of a", m}, {"N, of b", n}, args.c));
+    CUBIST_RETURN_IF_ERROR(CheckDType(residual, {DType::kF32, DType::kBF16, DType::kF16}));
+  }
+  CUBIST_RETURN_IF_ERROR(CheckActivation(kKernel, args.activation));
+  if (!args.accumulate) return {};
+  if (args.residual.given()) return residual.Error("is given, but accumulate adds to c");
+  if (args.activation != Activation::kNone)
+    return InvalidArgument("matmul: activation is set, but accumulate adds to c");
+  return {};
 }
 
 Status Validate(const Device& device, const MatmulArgs& args) {
   std::int64_t m = 0, n = 0;
   CUBIST_RETURN_IF_ERROR(ValidateOperands(device, args, &m, &n));
-  const DType in = InputType(args);
-  const Argument bias{"matmul", "bias", args.bias}, c{"matmul", "c", args.c};
-  CUBIST_RETURN_IF_ERROR(CheckShape(c, {{"M, of a", m}, {"N, of b", n}}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(c, {DType::kF32, args.accumulate ? DType::kF32 : in}));
-  if (args.bias.given()) {
-    CUBIST_RETURN_IF_ERROR(CheckShape(bias, {{"N, of b", n}}));
-    CUBIST_RETURN_IF_ERROR(CheckDType(bias, {DType::kF32, in}));
+  const Argument bias{kKernel, "bias", args.bias}, residual{kKernel, "residual", args.residual},
+      c{kKernel, "c", args.c};
+  CUBIST_RETURN_IF_ERROR(CheckMatrices(c, {"M, of a", m}, {"N, of b", n}, args.c));
+  if (args.accumulate) {
+    CUBIST_RETURN_IF_ERROR(CheckDType(c, {DType::kF32}));
+  } else {
+    CUBIST_RETURN_IF_ERROR(CheckDType(c, {DType::kF32, DType::kBF16, DType::kF16}));
   }
-  const Argument inputs[] = {{"matmul", "a", args.a},
-                             {"matmul", "b", args.b},
+  CUBIST_RETURN_IF_ERROR(ValidateEpilogue(args, m, n));
+  const Argument inputs[] = {{kKernel, "a", args.a},
+                             {kKernel, "b", args.b},
                              bias,
-                             {"matmul", "packed_a", args.packed_a.memory()},
-                             {"matmul", "packed_b", args.packed_b.memory()}};
+                             {kKernel, "packed_a", args.packed_a.memory()},
+                             {kKernel, "packed_b", args.packed_b.memory()}};
   for (const Argument& input : inputs) CUBIST_RETURN_IF_ERROR(CheckStorage(input, device.computes()));
+  CUBIST_RETURN_IF_ERROR(CheckStorage(residual, device.computes()));
   CUBIST_RETURN_IF_ERROR(CheckStorage(c, device.computes()));
   CUBIST_RETURN_IF_ERROR(CheckWritable(c));
   for (const Argument& input : inputs) CUBIST_RETURN_IF_ERROR(CheckApart(c, input));
-  return {};
+  return SameView(args.residual, args.c) ? Status() : CheckApart(c, residual);
+}
+
+// ---- Launch ----
+
+// Takes the last dimension of the batch into the rows, where that is the same product: b serves all of it, and the
+// rows of the others go on from matrix to matrix.
+bool MergeBatch(MatmulArgs* args) {
+  const auto goes_on = [](const auto& t) {
+    const std::int64_t rows = t.size(t.rank - 2);
+    return t.size(t.rank - 3) == 1 || rows == 1 || t.stride(t.rank - 3) == rows * t.stride(t.rank - 2);
+  };
+  const auto merge = [](auto* t) {
+    const auto last = static_cast<std::size_t>(t->rank - 3);
+    if (t->sizes[last + 1] != 1) t->strides[last] = t->strides[last + 1];
+    t->sizes[last] *= t->sizes[last + 1];
+    t->sizes[last + 1] = t->sizes[last + 2], t->strides[last + 1] = t->strides[last + 2];
+    --t->rank;
+  };
+  Tensor& c = args->c;
+  ConstTensor &a = args->a, &b = args->b, &r = args->residual;
+  if (c.rank < 3) return false;
+  while (b.rank > 2 && b.size(0) == 1) {
+    std::shift_left(b.sizes.begin(), b.sizes.end(), 1),
+        std::shift_left(b.strides.begin(), b.strides.end(), 1);
+    --b.rank;
+  }
+  const std::int64_t batch = c.size(c.rank - 3);
+  const auto whole = [&](const ConstTensor& t) {
+    return t.rank >= 3 && t.size(t.rank - 3) == batch && goes_on(t);
+  };
+  const bool b_serves_all = args->packed_b.given() ? args->packed_b.matrices == 1 : b.rank == 2;
+  if (args->packed_a.given() || args->transpose_a || !b_serves_all || !whole(a) || !goes_on(c)) return false;
+  if (r.given() && !whole(r)) return false;
+  merge(&a), merge(&c);
+  if (r.given()) merge(&r);
+  return true;
+}
+
+// Dimensions of a batch that repeat one matrix have one.
+ConstTensor OncePerRepeat(ConstTensor t) {
+  for (int d = 0; d < t.rank - 2; ++d) {
+    auto& size = t.sizes[static_cast<std::size_t>(d)];
+    if (t.stride(d) == 0) size = std::min<std::int64_t>(size, 1);
+  }
+  return t;
 }
 
 // An operand as a kernel loads it: packed by the caller, or plain.
-Operand OperandOf(Launch& launch, const char* name, const ConstTensor& plain, bool transposed,
-                  const char* packed_name, const PackedOperand& packed) {
-  if (packed.given()) return {{}, PackedInput(launch, packed_name, packed), true};
-  return {MatrixOf(*launch.Input(name, transposed ? Transposed(plain) : plain)), {}, false};
+OperandStack OperandOf(Launch& launch, const char* name, const ConstTensor& plain, bool transposed,
+                       const char* packed_name, const PackedOperand& packed, const Tensor& c) {
+  OperandStack stack;
+  if (!packed.given()) {
+    stack.plain = launch.Input(name, OncePerRepeat(transposed ? Transposed(plain) : plain));
+    return stack;
+  }
+  stack.packed = PackedInput(launch, packed_name, packed);
+  if (packed.matrices == 1) return stack;
+  stack.packed_sizes = {c.rank == 4 ? c.size(0) : 1, c.size(c.rank - 3)};
+  return stack;
 }
 
 // The same once the tiling is known: packed whole by a phase before, where it says so.
 template <class T>
-void PackWhere(bool pack, Launch& launch, const char* name, Role role, Operand* operand) {
-  if (pack) *operand = {{}, Pack<T>(launch, name, role, *operand->plain.tensor), true};
+void PackWhere(bool pack, Launch& launch, const char* name, Role role, OperandStack* operand) {
+  if (!pack) return;
+  const GmTensor& plain = *operand->plain;
+  operand->packed = Pack<T>(launch, name, role, plain);
+  operand->packed_sizes = {plain.sizes[0], plain.sizes[1]};
+}
+
+// Bytes from row to row where columns are adjacent, else 0.
+std::int64_t RowBytesOf(const OperandStack& operand) {
+  if (operand.is_packed() || operand.plain->strides[3] != 1) return 0;
+  return operand.plain->strides[2] * SizeOf(operand.plain->dtype);
+}
+
+MatmulShape ShapeOf(const MatmulArgs& args, const MatmulOperands& operands) {
+  MatmulShape shape;
+  shape.m = operands.a.rows(), shape.n = operands.b.cols(), shape.k = operands.k;
+  shape.in = InputType(args), shape.out = args.c.dtype;
+  shape.a_packed = operands.a.is_packed(), shape.b_packed = operands.b.is_packed();
+  shape.a_row_bytes = RowBytesOf(operands.a), shape.b_row_bytes = RowBytesOf(operands.b);
+  shape.batches = BatchesOf(args.c);
+  return shape;
 }
 
 template <class T>
 Status Run(const Device& device, const MatmulArgs& args, Profile* profile) {
-  Launch launch(device, "matmul");
+  Launch launch(device, kKernel);
   MatmulOperands operands;
-  operands.a = OperandOf(launch, "a", args.a, args.transpose_a, "packed_a", args.packed_a);
-  operands.b = OperandOf(launch, "b", args.b, args.transpose_b, "packed_b", args.packed_b);
+  operands.a = OperandOf(launch, "a", args.a, args.transpose_a, "packed_a", args.packed_a, args.c);
+  operands.b = OperandOf(launch, "b", args.b, args.transpose_b, "packed_b", args.packed_b, args.c);
+  operands.k = args.alpha == 0 ? 0 : operands.a.cols();
 
-  MatmulShape shape;
-  shape.m = operands.a.rows(), shape.n = operands.b.cols(), shape.k = operands.a.cols();
-  shape.in = InputType(args), shape.out = args.c.dtype;
-  shape.bias = args.bias.given();
-  shape.a_packed = operands.a.is_packed, shape.b_packed = operands.b.is_packed;
-  const Gm& a = operands.a.plain;
-  shape.a_row_bytes = !shape.a_packed && a.col_stride == 1 ? a.row_stride * SizeOf(shape.in) : 0;
-  const Gm& b = operands.b.plain;
+  MatmulShape shape = ShapeOf(args, operands);
   shape.any_order = args.any_order;
-  shape.b_row_bytes = !shape.b_packed && b.col_stride == 1 ? b.row_stride * SizeOf(shape.in) : 0;
+  const bool split = PartsOf(launch.chip(), shape).count > 1;
+  const EpilogueArgs epilogue{args.alpha,
+                              args.beta,
+                              args.activation,
+                              args.bias.given(),
+                              args.beta == 0 ? ConstTensor() : args.residual,
+                              args.accumulate};
+  operands.epilogue = EpilogueOf(epilogue, args.c, split);
+  shape.epilogue = operands.epilogue.shape;
+  shape.bias = args.bias.given() && !shape.epilogue.bias;
   MatmulTiling tiling;
-  CUBIST_RETURN_IF_ERROR(ChooseFor(device, "matmul", shape, &Candidates, &tiling));
+  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kKernel, shape, &Candidates, &tiling));
 
-  operands.bias = launch.Input("bias", args.bias);
-  operands.c = MatrixOf(args.accumulate ? *launch.InOut("c", args.c) : *launch.Output("c", args.c));
-  operands.accumulate = args.accumulate ? Accumulate::kYes : Accumulate::kNo;
-  operands.k = shape.k;
+  (shape.bias ? operands.bias : operands.late_bias) = launch.Input("bias", args.bias);
+  const bool adds_to_c =
+      args.accumulate || (epilogue.residual.given() && SameView(epilogue.residual, args.c));
+  operands.c = adds_to_c ? launch.InOut("c", args.c) : launch.Output("c", args.c);
+  if (shape.epilogue.residual) {
+    operands.residual = adds_to_c ? operands.c : launch.Input("residual", OncePerRepeat(epilogue.residual));
+  }
+  if (tiling.splits > 1) {
+    operands.parts = launch.Workspace("parts", DType::kF32, {tiling.splits, shape.batches, shape.m, shape.n});
+  }
   PackWhere<T>(tiling.pack_a, launch, "a_packed", Role::kA, &operands.a);
   PackWhere<T>(tiling.pack_b, launch, "b_packed", Role::kB, &operands.b);
-  launch.OnAiCores(tiling.grid.count(), [&](auto& core) { MatmulKernel<T>(core, operands, tiling); });
+  launch.OnAiCores(tiling.tasks(shape.batches), [&](auto& core) { MatmulKernel<T>(core, operands, tiling); });
+  if (tiling.splits > 1) {
+    launch.OnVectorCores(shape.batches * CeilDiv(shape.m, tiling.ub_rows) * tiling.grid.cols,
+                         [&](auto& core) { AddParts(core, operands, tiling); });
+  }
   return launch.Finish(profile);
 }
 
@@ -139,13 +286,16 @@ Status Run(const Device& device, const MatmulArgs& args, Profile* profile) {
 
 Status Matmul(const Device& device, const MatmulArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
+  MatmulArgs merged = args;
+  while (MergeBatch(&merged)) {
+  }
   switch (InputType(args)) {
     case DType::kBF16:
-      return Run<BF16>(device, args, profile);
+      return Run<BF16>(device, merged, profile);
     case DType::kF16:
-      return Run<F16>(device, args, profile);
+      return Run<F16>(device, merged, profile);
     default:
-      return Run<float>(device, args, profile);
+      return Run<float>(device, merged, profile);
   }
 } catch (const std::bad_alloc&) {
   return OutOfMemory();

@@ -1,29 +1,38 @@
-// Matmul: C = op(A) op(B) + bias.
+// Matmul: C = activation(alpha op(A) op(B) + bias + beta R), alone or in batches.
 #ifndef CUBIST_KERNELS_MATMUL_H_
 #define CUBIST_KERNELS_MATMUL_H_
 
 #include "kernels/pack_operand.h"
 #include "npu_model/device.h"
+#include "npu_model/instruction.h"
 #include "npu_model/status.h"
 #include "npu_model/types.h"
 
 namespace cubist {
 
-// c(i, j) = sum over p of a(i, p) * b(p, j), plus bias(j) where given
+// c(i, j) = activation(alpha * (sum over p of a(i, p) * b(p, j)) + bias(j) + beta * residual(i, j))
 //
-//   a     (M, K), or (K, M) with transpose_a     fp32, bf16 or fp16
-//   b     (K, N), or (N, K) with transpose_b     the dtype of a
-//   bias  (N), optional                          fp32 or the dtype of a
-//   c     (M, N)                                 fp32 or the dtype of a
+//   a         (.., M, K), or (.., K, M) with transpose_a     fp32, bf16 or fp16
+//   b         (.., K, N), or (.., N, K) with transpose_b     the dtype of a
+//   bias      (N), optional                                  fp32, bf16 or fp16
+//   residual  (.., M, N), optional                           fp32, bf16 or fp16
+//   c         (.., M, N)                                     fp32, bf16 or fp16
 //
-// In place of a or b, packed_a or packed_b may be given (see PackOperand): one matrix, (M, K) or (K, N) as packed;
-// transpose_a or transpose_b then has no meaning and must be false. The result has the same bits.
+// Up to two dimensions in front make a batch: c has its sizes; those of a, b and residual are c's, or 1, or missing,
+// and such an operand serves all of them (as does one with a stride of 0).
 //
-// With accumulate the product and the bias are added to what c holds, in one fp32 addition per element; c is fp32.
+// In place of a or b, packed_a or packed_b may be given (see PackOperand): one matrix, or one per product of the batch,
+// (M, K) or (K, N) as packed; transpose_a or transpose_b then has no meaning and must be false. The result has the same
+// bits.
 //
-// Sums are fp32 in ascending p, in an order that depends on shape, dtype and SIMD target alone; one rounding
-// to c's dtype. M, N, K >= 0; K = 0 gives the bias, or zero. Strides of a, b and bias are free (0 repeats,
-// none negative); c's elements may not overlap each other, nor a, b or bias.
+// residual may be c itself, the same view: BLAS's beta * c. With alpha = 0 a and b are not read, with beta = 0 residual is
+// not. With accumulate the result is added to what c holds, in one fp32 addition per element; c is fp32, and there
+// is neither residual nor activation.
+//
+// Sums are fp32 in ascending p, in an order that depends on shape, dtype and SIMD target alone (where M N is small
+// against K, parts of the sum are added up in ascending order); the epilogue is fp32, with one rounding to c's dtype.
+// M, N, K >= 0; K = 0 is an empty sum. Strides of the inputs are free (0 repeats, none negative); c's elements may
+// not overlap each other, nor an input.
 struct MatmulArgs {
   ConstTensor a = {}, b = {};
   ConstTensor bias = {};
@@ -34,6 +43,9 @@ struct MatmulArgs {
   // Blocks of C may begin anywhere along k (K-staggering, on chips that gain by it): an order of sums that depends on
   // the tiling, and so bits that differ from those of packed operands or of other shapes.
   bool any_order = false;
+  float alpha = 1, beta = 1;
+  ConstTensor residual = {};
+  Activation activation = Activation::kNone;
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.

@@ -4,6 +4,7 @@
 #ifndef CUBIST_KERNELS_MATMUL_KERNEL_H_
 #define CUBIST_KERNELS_MATMUL_KERNEL_H_
 
+#include "kernels/epilogue_kernel.h"
 #include "kernels/operand_kernel.h"
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
@@ -81,31 +82,85 @@ L0CTile<float> MultiplyBlock(Core& core, MatmulRings<T>& rings, const MatmulBloc
   return acc;
 }
 
+// One product, or one for every matrix of c (b0, b1, M, N).
 struct MatmulOperands {
-  Operand a, b;
-  const GmTensor* bias = nullptr;
-  Gm c;
+  OperandStack a, b;                    // (M, K), (K, N)
+  const GmTensor* bias = nullptr;       // (N), added in L0C,
+  const GmTensor* late_bias = nullptr;  // or by a Vector core.
+  const GmTensor* residual = nullptr;   // (b0, b1, M, N), or 1 for b0 or b1
+  const GmTensor* c = nullptr;
+  const GmTensor* parts = nullptr;  // (splits, b0 * b1, M, N), where k is split
   std::int64_t k = 0;
-  Accumulate accumulate = Accumulate::kNo;  // Whether c is added to.
+  Epilogue epilogue;
 
-  MatmulBlock Block(Range m, Range n) const {
-    return {a.Block(m, {0, k}), b.Block({0, k}, n), bias == nullptr ? Gm() : MatrixOf(*bias).Cols(n),
-            m.size(),           n.size(),           k};
+  std::int64_t batches() const { return c->sizes[0] * c->sizes[1]; }
+  MatmulBlock Block(std::int64_t batch, Range m, Range n, Range k_part) const {
+    const std::int64_t i = batch / c->sizes[1], j = batch % c->sizes[1];
+    return {a.At(i, j).Block(m, k_part),
+            b.At(i, j).Block(k_part, n),
+            bias == nullptr ? Gm() : MatrixOf(*bias).Cols(n),
+            m.size(),
+            n.size(),
+            k_part.size()};
+  }
+  EpilogueBlock Target(std::int64_t batch, Range m, Range n) const {
+    const std::int64_t i = batch / c->sizes[1], j = batch % c->sizes[1];
+    EpilogueBlock block;
+    block.c = MatrixOf(*c, i, j).Block(m, n);
+    if (late_bias != nullptr) block.bias = MatrixOf(*late_bias).Cols(n);
+    if (residual != nullptr) {
+      block.residual =
+          MatrixOf(*residual, residual->sizes[0] == 1 ? 0 : i, residual->sizes[1] == 1 ? 0 : j).Block(m, n);
+    }
+    return block;
   }
 };
 
 // Each core takes blocks of C in the order of the tiling. C is written once, A is read ceil(N / t.n) times and
-// B ceil(M / t.m) times.
-template <class T, CubeCore Core>
+// B ceil(M / t.m) times. Where k is split, every block is as many, each a part of the sum, to be added by AddParts.
+template <class T, AiCore Core>
 void MatmulKernel(Core& core, const MatmulOperands& g, const MatmulTiling& t) {
   MatmulRings<T> rings(core, t, g.bias != nullptr);
-  for (const BlockCoord block : MyBlocks(t.grid, core)) {
-    const Range m = Split(g.c.rows, t.m)[block.row], n = Split(g.c.cols, t.n)[block.col];
-    MatmulBlock product = g.Block(m, n);
+  const Epilogue plain;
+  EpilogueStage<Core> stage(core, t, t.splits > 1 ? plain : g.epilogue);
+  const std::int64_t blocks = t.grid.count(), tasks = t.tasks(g.batches());
+  for (std::int64_t task = core.index(); task < tasks; task += core.count()) {
+    const BlockCoord block = t.grid.At(task % blocks);
+    const std::int64_t split = task / blocks % t.splits, batch = task / blocks / t.splits;
+    const Range m = Split(g.c->sizes[2], t.m)[block.row], n = Split(g.c->sizes[3], t.n)[block.col];
+    const Range k = t.splits > 1 ? Split(g.k, t.part_k)[split] : Range{0, g.k};
+    MatmulBlock product = g.Block(batch, m, n, k);
     // K-staggering: blocks that run side by side read A and B at different places. The start comes from the block, not
     // from the core, so that the bits stay.
     if (t.stagger) product.first_step = (block.row + block.col) % AtLeastOnce(Split(g.k, t.k1)).count();
-    core.Store(g.c.Block(m, n), MultiplyBlock(core, rings, product, t), g.accumulate);
+    const EpilogueBlock target = t.splits > 1
+                                     ? EpilogueBlock{MatrixOf(*g.parts, split, batch).Block(m, n), {}, {}}
+                                     : g.Target(batch, m, n);
+    stage.Store(MultiplyBlock(core, rings, product, t), target);
+  }
+}
+
+// C = what the epilogue makes of the parts' sum, in ascending order.
+template <VectorCore Core>
+void AddParts(Core& core, const MatmulOperands& g, const MatmulTiling& t) {
+  EpilogueLane<Core> lane(core, t, g.epilogue);
+  Ring<Buffer::kUB, float> part_ub(core, "part_ub", t.ub_rows, t.n, t.ub_stages);
+  const BlockGrid strips{CeilDiv(g.c->sizes[2], t.ub_rows), t.grid.cols};
+  const std::int64_t tasks = g.batches() * strips.count();
+  for (std::int64_t task = core.index(); task < tasks; task += core.count()) {
+    const BlockCoord at = strips.At(task % strips.count());
+    const std::int64_t batch = task / strips.count();
+    const Range m = Split(g.c->sizes[2], t.ub_rows)[at.row], n = Split(g.c->sizes[3], t.n)[at.col];
+    const UbTile<float> sum = lane.x_ub.Next(m.size(), n.size());
+    core.Load(sum, MatrixOf(*g.parts, 0, batch).Block(m, n));
+    for (std::int64_t split = 1; split < t.splits; ++split) {
+      const UbTile<float> part = part_ub.Next(m.size(), n.size());
+      core.Load(part, MatrixOf(*g.parts, split, batch).Block(m, n));
+      core.Add(sum, sum, part);
+    }
+    const EpilogueBlock target = g.Target(batch, m, n);
+    lane.LoadBias(target.bias);
+    lane.Finish(sum, target);
   }
 }
 

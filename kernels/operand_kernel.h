@@ -2,6 +2,9 @@
 #ifndef CUBIST_KERNELS_OPERAND_KERNEL_H_
 #define CUBIST_KERNELS_OPERAND_KERNEL_H_
 
+#include <array>
+#include <cstdint>
+
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
 
@@ -17,6 +20,24 @@ struct Operand {
   Operand Block(Range rows, Range cols) const {
     if (is_packed) return {{}, packed.Block(rows, cols), true};
     return {plain.Block(rows, cols), {}, false};
+  }
+};
+
+// The operand of each product of a batch, by two indices. A size of 1 serves them all.
+struct OperandStack {
+  const GmTensor* plain = nullptr;  // (b0, b1, rows, cols), or
+  PackedGm packed;                  // so many of packed_sizes, one after the other.
+  std::array<std::int64_t, 2> packed_sizes{1, 1};
+
+  bool is_packed() const { return packed.tensor != nullptr; }
+  std::int64_t rows() const { return is_packed() ? packed.row_part.size() : plain->sizes[2]; }
+  std::int64_t cols() const { return is_packed() ? packed.col_part.size() : plain->sizes[3]; }
+  Operand At(std::int64_t i, std::int64_t j) const {
+    const auto index = [](std::int64_t size, std::int64_t at) { return size == 1 ? 0 : at; };
+    if (!is_packed())
+      return {MatrixOf(*plain, index(plain->sizes[0], i), index(plain->sizes[1], j)), {}, false};
+    const std::int64_t matrix = index(packed_sizes[0], i) * packed_sizes[1] + index(packed_sizes[1], j);
+    return {{}, packed.Matrix(matrix), true};
   }
 };
 

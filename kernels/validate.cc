@@ -70,7 +70,7 @@ bool InterleaveApart(const ConstTensor& x, const ConstTensor& y) {
 
 }  // namespace
 
-Status CheckShape(const Argument& arg, std::initializer_list<Dim> dims) {
+Status CheckShape(const Argument& arg, std::span<const Dim> dims) {
   const ConstTensor& t = arg.tensor;
   if (!t.given()) return arg.Error("is not given");
   if (t.rank != static_cast<int>(dims.size())) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 
 #include "npu_model/device.h"
@@ -35,7 +36,10 @@ struct Dim {
 };
 
 // Given, of this rank, with sizes >= 0 and as `dims` says.
-Status CheckShape(const Argument& arg, std::initializer_list<Dim> dims);
+Status CheckShape(const Argument& arg, std::span<const Dim> dims);
+inline Status CheckShape(const Argument& arg, std::initializer_list<Dim> dims) {
+  return CheckShape(arg, std::span(dims.begin(), dims.size()));
+}
 Status CheckDType(const Argument& arg, std::initializer_list<DType> allowed);
 // Strides >= 0, no overflow of 64-bit byte offsets, data not null (where it is
 // needed) and aligned to its elements.

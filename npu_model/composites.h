@@ -3,7 +3,9 @@
 #ifndef CUBIST_NPU_MODEL_COMPOSITES_H_
 #define CUBIST_NPU_MODEL_COMPOSITES_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
 
 #include "npu_model/core.h"
@@ -240,6 +242,80 @@ template <class V>
 void ExpandStoreScaled(V& v, const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc) {
   v.Scalar(ScalarOp::kMul, scratch, x, weight, loc);
   v.StoreUb(dst, scratch, loc);
+}
+
+// ln(erfc(z)) + z^2 - ln(t) as a polynomial in t = 1 / (1 + z / 2), lowest power first: the interpolant at Chebyshev's
+// points of (0, 1], 2e-7 from it. With it erfc(z) = t exp(poly - z^2) keeps its relative precision for all z >= 0.
+inline constexpr float kErfcTerms[] = {-1.265512311f, 1.000037772f, 0.3737148406f, 0.1006541982f, -0.2061395609f,
+                                       0.3360064747f, -1.231761466f, 1.583596735f, -0.8726416533f, 0.1820451054f};
+inline constexpr float kSqrtHalf = 0.707106781f;
+inline constexpr float kTwoSqrtTwoOverPi = 1.595769122f, kGeluCubic = 0.044715f;
+
+// x = activation(x); s are scratch tiles of its shape.
+//   GELU: x Phi(x) = x (1 - erfc(z) / 2) for x > 0, x erfc(z) / 2 otherwise, z = |x| / sqrt 2
+//   by tanh: x / (1 + exp(-u)), u = 2 sqrt(2 / pi) (x + 0.044715 x^3)
+template <class V>
+void ExpandActivation(V& v, Activation activation, TileRef x, const TileRef* s, Loc loc) {
+  switch (activation) {
+    case Activation::kNone:
+      return;
+    case Activation::kRelu:
+      v.Fill(s[0], 0.0f, loc);
+      v.SelectLe(x, x, 0.0f, s[0], x, loc);
+      return;
+    case Activation::kSilu:
+      v.Scalar(ScalarOp::kMul, s[0], x, -1.0f, loc);
+      break;
+    case Activation::kGeluTanh:
+      v.Binary(BinaryOp::kMul, s[0], x, x, loc);
+      v.Scalar(ScalarOp::kMul, s[0], s[0], kGeluCubic, loc);
+      v.Scalar(ScalarOp::kAdd, s[0], s[0], 1.0f, loc);
+      v.Binary(BinaryOp::kMul, s[0], s[0], x, loc);
+      v.Scalar(ScalarOp::kMul, s[0], s[0], -kTwoSqrtTwoOverPi, loc);
+      break;
+    case Activation::kGelu: {
+      const TileRef z = s[0], t = s[1], y = s[2];
+      v.Unary(UnaryOp::kAbs, z, x, loc);
+      v.Scalar(ScalarOp::kMul, z, z, kSqrtHalf, loc);
+      v.Scalar(ScalarOp::kMul, t, z, 0.5f, loc);
+      v.Scalar(ScalarOp::kAdd, t, t, 1.0f, loc);
+      v.Fill(y, 1.0f, loc);
+      v.Binary(BinaryOp::kDiv, t, y, t, loc);
+      constexpr std::size_t kTerms = std::size(kErfcTerms);
+      v.Fill(y, kErfcTerms[kTerms - 1], loc);
+      for (std::size_t i = kTerms - 1; i-- > 0;) {
+        v.Binary(BinaryOp::kMul, y, y, t, loc);
+        v.Scalar(ScalarOp::kAdd, y, y, kErfcTerms[i], loc);
+      }
+      v.Binary(BinaryOp::kMul, z, z, z, loc);
+      v.Binary(BinaryOp::kSub, y, y, z, loc);
+      v.Unary(UnaryOp::kExp, y, y, loc);
+      v.Binary(BinaryOp::kMul, y, y, t, loc);
+      v.Scalar(ScalarOp::kMul, y, y, 0.5f, loc);
+      v.Scalar(ScalarOp::kMul, t, y, -1.0f, loc);
+      v.Scalar(ScalarOp::kAdd, t, t, 1.0f, loc);
+      v.SelectLe(y, x, 0.0f, y, t, loc);
+      v.Binary(BinaryOp::kMul, x, x, y, loc);
+      return;
+    }
+  }
+  v.Unary(UnaryOp::kExp, s[0], s[0], loc);
+  v.Scalar(ScalarOp::kAdd, s[0], s[0], 1.0f, loc);
+  v.Binary(BinaryOp::kDiv, x, x, s[0], loc);
+}
+
+// dst = activation(alpha * x + bias + beta * residual), rounded to the dtype of dst; bias (1, c) and residual (r, c) as far
+// as they are given. x and, unless beta is 1, residual are lost.
+template <class V>
+void ExpandStoreActivated(V& v, const Gm& dst, const EpilogueRefs& t, const EpilogueScalars& e, Loc loc) {
+  if (e.alpha != 1) v.Scalar(ScalarOp::kMul, t.x, t.x, e.alpha, loc);
+  if (t.bias.given()) v.Binary(BinaryOp::kAdd, t.x, t.x, t.bias, loc);
+  if (t.residual.given()) {
+    if (e.beta != 1) v.Scalar(ScalarOp::kMul, t.residual, t.residual, e.beta, loc);
+    v.Binary(BinaryOp::kAdd, t.x, t.x, t.residual, loc);
+  }
+  ExpandActivation(v, e.activation, t.x, t.scratch, loc);
+  v.StoreUb(dst, t.x, loc);
 }
 
 // sum (1, 1) += the dot product of x and row, both (1, c), in fp32.

@@ -7,6 +7,7 @@
 #ifndef CUBIST_NPU_MODEL_CORE_H_
 #define CUBIST_NPU_MODEL_CORE_H_
 
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -22,6 +23,14 @@ namespace cubist {
 
 // Every instruction takes its caller's place in the source (Loc) as a last, defaulted argument, so that reports can
 // point there.
+
+// Operands of StoreActivated. What is default-constructed is not given.
+struct EpilogueTiles {
+  UbTile<float> x;         // (r, c); lost
+  UbTile<float> bias;      // (1, c), or not given
+  UbTile<float> residual;  // (r, c), or not given
+  std::array<UbTile<float>, EpilogueScalars::kMaxScratch> scratch;  // of x's shape, as many as the activation needs
+};
 
 // Cube core: the matrix unit and the movers that feed it. Operands are fp32, bf16 or fp16; sums are fp32.
 template <class C>
@@ -42,6 +51,7 @@ concept CubeCore = requires(C& core, Gm gm, PackedGm packed, L1Tile<BF16> l1, L0
   core.Mmad(c, a, b, bias);             // M     c = bias + a * b;  bias is (1, n), added to every row
   core.Store(gm, c);                    // FIX   L0C -> GM, cast to the view's dtype
   core.Store(gm, c, Accumulate::kYes);  // FIX   GM += L0C, atomically; the view is fp32
+  core.Store(gm, c, FixOptions{});      // FIX   either, with a factor, and not below 0 where asked
   {
     core.ReadScalar(gm, std::int64_t{})
     } -> std::same_as<std::int64_t>;  // S  element j of a (1, c) integer view
@@ -129,6 +139,8 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.SwiGlu(narrow, x, x, narrow, narrow, x);  // (out, s0, s1, gate, up[, probs]); see ExpandSwiGlu
   core.SwiGluGrad(narrow, narrow, x, x, x, x, x, narrow, narrow, narrow, x);  // see ExpandSwiGluGrad
   core.StoreScaled(gm, x, x, 1.0f);  // (dst, scratch, x, weight): GM = weight * x, in the view's dtype
+  core.StoreActivated(gm, EpilogueTiles{x},
+                      EpilogueScalars{});  // GM = activation(alpha * x + bias + beta * residual)
   core.AddDot(x, x, x, narrow);      // (sum, scratch, x, row): sum (1, 1) += sum_j x_j * row_j
   core.Gather(x, gm, ids, x);  // (dst, column, places, staging): dst(i, j) = column(places(i, j)), else 0
   core.Scatter(gm, ids, x,
@@ -232,10 +244,13 @@ class CubeFront : protected E {
     Store(dst, src, Accumulate::kNo, loc);
   }
   void Store(const Gm& dst, L0CTile<float> src, Accumulate accumulate, Loc loc = Loc::current()) {
+    Store(dst, src, FixOptions{accumulate}, loc);
+  }
+  void Store(const Gm& dst, L0CTile<float> src, const FixOptions& options, Loc loc = Loc::current()) {
     SameShape(dst, src);
-    CUBIST_CHECK(accumulate == Accumulate::kNo || dst.dtype() == DType::kF32,
+    CUBIST_CHECK(options.accumulate == Accumulate::kNo || dst.dtype() == DType::kF32,
                  "Store adds to fp32 memory alone");
-    E::StoreL0C(dst, src, accumulate, loc);
+    E::StoreL0C(dst, src, options, loc);
   }
   // What no phase of the launch has written: the scalar unit's cache does not see other cores' stores.
   std::int64_t ReadScalar(const Gm& src, std::int64_t j, Loc loc = Loc::current()) {
@@ -562,6 +577,20 @@ class VectorFront : protected E {
     CUBIST_CHECK(dst.rows == x.rows() && dst.cols == x.cols() && Same(scratch, x), "shapes differ");
     CUBIST_CHECK(IsFloat(dst.dtype()), "Store from UB narrows floats only");
     E::StoreScaled(dst, scratch, x, weight, loc);
+  }
+  void StoreActivated(const Gm& dst, const EpilogueTiles& t, const EpilogueScalars& e,
+                      Loc loc = Loc::current()) {
+    const auto ref = [](const UbTile<float>& tile) { return tile.slot == nullptr ? TileRef() : TileRef(tile); };
+    EpilogueRefs refs{ref(t.x), ref(t.bias), ref(t.residual), {}};
+    CUBIST_CHECK(dst.rows == refs.x.rows() && dst.cols == refs.x.cols(), "shapes differ");
+    CUBIST_CHECK(IsFloat(dst.dtype()), "Store from UB narrows floats only");
+    CUBIST_CHECK(!refs.bias.given() || IsRowOf(refs.bias, refs.x), "shapes differ");
+    CUBIST_CHECK(!refs.residual.given() || Same(refs.residual, refs.x), "shapes differ");
+    for (std::size_t i = 0; i < static_cast<std::size_t>(e.scratch()); ++i) {
+      refs.scratch[i] = ref(t.scratch[i]);
+      CUBIST_CHECK(refs.scratch[i].given() && Same(refs.scratch[i], refs.x), "shapes differ");
+    }
+    E::StoreActivated(dst, refs, e, loc);
   }
   template <OperandType T>
   void AddDot(UbTile<float> sum, UbTile<float> scratch, UbTile<float> x, UbTile<T> row,

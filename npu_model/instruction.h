@@ -45,6 +45,32 @@ struct TileRef {
   TileRef Row(std::int64_t i) const { return {slot, {row_part.begin + i, row_part.begin + i + 1}, col_part}; }
 };
 
+// What becomes of a sum at last, element by element: max(x, 0); x / (1 + exp(-x)); x Phi(x), with Phi the normal
+// distribution; and the approximation of that by tanh (Hendrycks and Gimpel, 2016). NaN stays NaN.
+enum class Activation : std::uint8_t { kNone, kRelu, kSilu, kGelu, kGeluTanh };
+
+// What FIX does to an accumulator on its way to GM: dst (+)= scale * src, at least 0 with relu. NaN stays NaN.
+struct FixOptions {
+  Accumulate accumulate = Accumulate::kNo;
+  float scale = 1;
+  bool relu = false;
+};
+
+// Numbers and operands of StoreActivated; see ExpandStoreActivated in composites.h.
+struct EpilogueScalars {
+  float alpha = 1, beta = 1;
+  Activation activation = Activation::kNone;
+
+  // How many scratch tiles the activation's expansion needs.
+  int scratch() const {
+    return activation == Activation::kNone ? 0 : activation == Activation::kGelu ? kMaxScratch : 1;
+  }
+  static constexpr int kMaxScratch = 3;
+};
+struct EpilogueRefs {
+  TileRef x, bias, residual, scratch[EpilogueScalars::kMaxScratch];
+};
+
 // How a router turns logits into scores.
 enum class ScoreFunction : std::uint8_t { kSoftmax, kSigmoid, kSqrtSoftplus };
 

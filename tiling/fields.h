@@ -4,7 +4,8 @@
 //   template <class Visit> void VisitFields(const Shape&, Visit&&)                               names of a shape
 //   template <class T, class Visit> void VisitFields(const ChipSpec&, const Shape&, T&, Visit&&) of a tiling
 //
-// call visit(Field, member) for each. What follows from shape and fields is set by Complete(shape, tiling), if there is one.
+// call visit(Field, member) for each. What follows from shape and fields is set by Complete(shape, tiling) or
+// Complete(chip, shape, tiling), if there is one.
 #ifndef CUBIST_TILING_FIELDS_H_
 #define CUBIST_TILING_FIELDS_H_
 
@@ -113,6 +114,7 @@ Status ParseTiling(const ChipSpec& chip, const Shape& shape, std::string_view te
   VisitFields(chip, shape, parsed, parser);
   if (std::string error = parser.Finish(); !error.empty()) return InvalidArgument(std::move(error));
   if constexpr (requires { Complete(shape, parsed); }) Complete(shape, parsed);
+  if constexpr (requires { Complete(chip, shape, parsed); }) Complete(chip, shape, parsed);
   if (!Fits(chip, shape, parsed)) {
     return InvalidArgument("does not fit the buffers of " + chip.name);
   }

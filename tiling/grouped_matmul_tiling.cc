@@ -95,6 +95,7 @@ void SetFew(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTili
   if (!Choose(chip, few, &tiling).ok() || !tiling.b_once || tiling.m < few.m) return;
   t->few = tiling, t->few_rows = few.m;
   t->few.pack_a = t->few.pack_b = false;
+  t->few.splits = 1, t->few.part_k = 0;
 }
 
 // What a block costs besides its rows, and a column of blocks besides its blocks, from the price of blocks of few rows
@@ -135,6 +136,7 @@ std::vector<GroupedMatmulTiling> Candidates(const ChipSpec& chip, const GroupedM
     // Groups have grids of their own. All weights are too much to pack for one use, and the rows of a group begin
     // anywhere, so that a sum over them cannot be cut at the panels of a packed operand.
     if (block.grid.order != BlockOrder::kRowMajor || block.stagger) continue;
+    block.splits = 1, block.part_k = 0;
     block.grid = {};
     const GroupedMatmulTiling tiling{.block = block,
                                      .dealing = chip.pipes_overlap ? Dealing::kTurns : Dealing::kRuns,

@@ -72,6 +72,11 @@ void VisitFields(const ChipSpec& chip, const GroupedMatmulShape& s, Tiling& t, V
   visit({"fixed_work", 0, kMostWork}, t.fixed_work), visit({"column_work", 0, kMostWork}, t.column_work);
 }
 
+inline void Complete(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTiling& t) {
+  t.block.ub_stages = UbStages(chip);
+  t.block.ub_rows = UbRows(chip, s.product, t.block);
+}
+
 // Whether every ring fits its buffer, and what is packed can be: not the weights, and x only where groups share out
 // its rows.
 bool Fits(const ChipSpec& chip, const GroupedMatmulShape& shape, const GroupedMatmulTiling& tiling);

@@ -97,7 +97,8 @@ class Block {
 
 double SerialCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, const Block& block) {
   const double bytes = D(chip.OperandBytes(s.in)), m = block.m(), n = block.n(), k = D(s.k);
-  const double cores = D(std::min<std::int64_t>(chip.concurrent_cores, t.grid.count()));
+  const std::int64_t tasks = t.tasks(s.batches);
+  const double cores = D(std::min<std::int64_t>(chip.concurrent_cores, tasks));
   const double mte1 = PathCycles(chip, Path::kL1ToL0A, m * k * bytes, block.steps0()) +
                       PathCycles(chip, Path::kL1ToL0B, k * n * bytes, block.steps0());
   const auto load = [&](bool in_layout, double elements) {
@@ -108,7 +109,7 @@ double SerialCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTili
                       load(t.pack_b || t.b_once || s.b_packed, k * n);
   const double fix = PathCycles(chip, Path::kL0CToGm, m * n * D(SizeOf(s.out)), 1);
   const double issue = block.steps0() * 3 * chip.scalar.issue;
-  return Waves(chip, t.grid.count()) * (block.Mmad() + mte1 + mte2 + issue + fix);
+  return Waves(chip, tasks) * (block.Mmad() + mte1 + mte2 + issue + fix);
 }
 
 // ---- An NPU: its pipes run side by side, wave by wave ----
@@ -142,6 +143,16 @@ double LoadCycles(const ChipSpec& chip, const Load& load, double cold, double in
   return load.transfers * path.gap + load.bytes * ((1 - cold) / rates.held + cold / rates.cold) + queueing;
 }
 
+// The Vector cores' part of a block of C: what comes and goes, and about as many instructions as the activations have.
+double VectorCoreCycles(const ChipSpec& chip, const MatmulShape& s, double elements) {
+  if (!s.epilogue.vector) return 0;
+  const double share = elements / chip.vector_per_cube;
+  const double moved = PathCycles(chip, Path::kGmToUb, share * 4 * (s.epilogue.residual ? 2 : 1), 1);
+  const double passes =
+      1 + (s.epilogue.residual ? 2 : 0) + (s.epilogue.bias ? 1 : 0) + 8 * s.epilogue.scratch;
+  return std::max(moved, passes * VectorCycles(chip, VectorOp::kBinary, share));
+}
+
 double OverlappedCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, const Block& block,
                         bool one_product) {
   const Load a = block.LoadA(), b = block.LoadB();
@@ -152,6 +163,7 @@ double OverlappedCycles(const ChipSpec& chip, const MatmulShape& s, const Matmul
                           : port;
   const double cube = CubeCycles(chip, s, t, block);
   const double fix = PathCycles(chip, Path::kL0CToGm, block.m() * block.n() * D(SizeOf(s.out)), 1);
+  const double vector = VectorCoreCycles(chip, s, block.m() * block.n());
   // With one stage the next tile's load overlaps the tile's last Mmad alone; with pieces, one is under way while another
   // is multiplied.
   const bool in_turn = t.l1_stages == 1 && t.pieces == 1;
@@ -167,7 +179,7 @@ double OverlappedCycles(const ChipSpec& chip, const MatmulShape& s, const Matmul
     const double share = LoadRate(chip, a.path, wave.blocks);
     const double together = loads({share, std::min(share, miss)});
     const double chain = in_turn ? cube + std::max(0.0, alone - last_mmad) : std::max(cube, alone);
-    const double work = std::max(chain, together);
+    const double work = std::max({chain, together, vector});
     return t.l0c_stages > 1 ? std::max(work, fix) : work + fix;
   };
 
@@ -175,8 +187,9 @@ double OverlappedCycles(const ChipSpec& chip, const MatmulShape& s, const Matmul
   const double tile = (a.bytes + b.bytes) / block.steps1() / port;
   const double fill = startups + tile / D(t.pieces) + cube / block.steps0();
   if (!one_product) {
-    const double cores = D(std::min<std::int64_t>(chip.concurrent_cores, t.grid.count()));
-    return fill + Waves(chip, t.grid.count()) * block_cycles({.blocks = cores}, 0, 0);
+    const std::int64_t tasks = t.tasks(s.batches);
+    const double cores = D(std::min<std::int64_t>(chip.concurrent_cores, tasks));
+    return fill + Waves(chip, tasks) * block_cycles({.blocks = cores}, 0, 0);
   }
   const OrderCost& order = CostOfOrder({.grid = t.grid,
                                         .cores = chip.concurrent_cores,
@@ -198,7 +211,10 @@ double OverlappedCycles(const ChipSpec& chip, const MatmulShape& s, const Matmul
 
 // Cycles of the busiest core: on a host its blocks one after the other; on an NPU wave by wave the slowest of its pipes,
 // of L2 and of HBM. At least the time that HBM needs for everything once.
-double Price(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, bool one_product) {
+double Price(const ChipSpec& chip, const MatmulShape& whole, const MatmulTiling& t, bool one_product) {
+  MatmulShape s = whole;
+  if (t.splits > 1) s.k = t.part_k;
+  if (s.batches != 1 || t.splits > 1) one_product = false;
   const Block block(chip, s, t);
   double total =
       chip.pipes_overlap ? OverlappedCycles(chip, s, t, block, one_product) : SerialCycles(chip, s, t, block);
@@ -210,9 +226,15 @@ double Price(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, 
                D(chip.concurrent_cores);
   };
   // On a host, more than one block means more than one thread, which must be woken.
-  if (!chip.pipes_overlap && t.grid.count() > 1) total += chip.sync.barrier_s * chip.clock_hz;
-  total += pack(t.pack_a, D(s.m) * D(s.k)) + pack(t.pack_b, D(s.k) * D(s.n));
-  const double once = (D(s.m) * D(s.k) + D(s.k) * D(s.n)) * bytes + D(s.m) * D(s.n) * D(SizeOf(s.out));
+  if (!chip.pipes_overlap && t.tasks(s.batches) > 1) total += chip.sync.barrier_s * chip.clock_hz;
+  const double all = D(s.batches), k = D(whole.k), c = all * D(s.m) * D(s.n);
+  total += pack(t.pack_a, all * D(s.m) * k) + pack(t.pack_b, all * k * D(s.n));
+  if (t.splits > 1) {  // The parts are read and added by all Vector cores.
+    total += chip.sync.barrier_s * chip.clock_hz +
+             c * 4 * D(t.splits + 1) / LoadRate(chip, Path::kGmToUb, D(chip.concurrent_cores)) /
+                 D(chip.concurrent_cores);
+  }
+  const double once = all * (D(s.m) + D(s.n)) * k * bytes + c * D(SizeOf(s.out));
   return std::max(total, once / chip.memory.hbm_bytes_per_s * chip.clock_hz);
 }
 

@@ -27,6 +27,14 @@ std::int64_t Need(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling
       return t.l0c_stages * chip.SlotBytes(Buffer::kL0C, DType::kF32, t.m, t.n);
     case Buffer::kBT:
       return chip.SlotBytes(Buffer::kBT, DType::kF32, 1, s.bias ? t.n : 1);
+    case Buffer::kUB: {
+      if (!s.epilogue.vector && t.splits == 1) return 0;
+      const std::int64_t tile = chip.SlotBytes(Buffer::kUB, DType::kF32, t.ub_rows, t.n);
+      return (t.ub_stages * (1 + (s.epilogue.residual ? 1 : 0) + (t.splits > 1 ? 1 : 0)) +
+              s.epilogue.scratch) *
+                 tile +
+             (s.epilogue.bias ? chip.SlotBytes(Buffer::kUB, DType::kF32, 1, t.n) : 0);
+    }
     default:
       return 0;
   }
@@ -43,8 +51,10 @@ bool ReadOnce(const ChipSpec& chip, const MatmulShape& s) {
 // Columns that such a tile has at least: memory gives long runs faster than short ones.
 constexpr std::int64_t kShortestRun = 256;
 
-// Every tiling that is considered, whether it fits or not.
-std::vector<MatmulTiling> AllTilings(const ChipSpec& chip, const MatmulShape& s) {
+// Every tiling that is considered, whether it fits or not. k is cut into `parts`.
+std::vector<MatmulTiling> TilingsOf(const ChipSpec& chip, const MatmulShape& whole, const KParts& parts) {
+  MatmulShape s = whole;
+  if (parts.count > 1) s.k = parts.length;
   const std::int64_t element = chip.OperandBytes(s.in);
   const std::int64_t k_step = std::max(chip.mmad.k_bytes / element, chip.packing.row_multiple);
   std::vector<MatmulTiling> tilings;
@@ -56,7 +66,9 @@ std::vector<MatmulTiling> AllTilings(const ChipSpec& chip, const MatmulShape& s)
       return;
     }
     if (s.b_packed && t.n < s.n && t.n % kWidestPanel != 0) return;
-    t.grid = {CeilDiv(s.m, t.m), CeilDiv(s.n, t.n), BlockOrder::kRowMajor, 1};
+    t.splits = parts.count, t.part_k = parts.length;
+    Complete(chip, s, t);
+    t.grid.order = BlockOrder::kRowMajor, t.grid.width = 1;
     tilings.push_back(t);
     if (t.grid.rows > 1 && t.grid.cols > 1) {
       t.grid.order = BlockOrder::kSwizzled, t.grid.width = 4;
@@ -103,7 +115,7 @@ std::vector<MatmulTiling> AllTilings(const ChipSpec& chip, const MatmulShape& s)
             if (pieces > factor || (pieces > 1 && (s.a_packed || s.b_packed))) break;
             t.pieces = pieces;
             for (bool stagger : {false, true}) {
-              if (stagger && (!s.any_order || t.k1 >= s.k)) break;
+              if (stagger && (!s.any_order || t.k1 >= s.k || parts.count > 1)) break;
               t.stagger = stagger;
               add(t);
             }
@@ -117,10 +129,63 @@ std::vector<MatmulTiling> AllTilings(const ChipSpec& chip, const MatmulShape& s)
   return tilings;
 }
 
+std::vector<MatmulTiling> AllTilings(const ChipSpec& chip, const MatmulShape& s) {
+  return TilingsOf(chip, s, PartsOf(chip, s));
+}
+
 }  // namespace
+
+std::int64_t UbRows(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling) {
+  const std::int64_t whole = std::min(tiling.m, std::max<std::int64_t>(shape.m, 1));
+  if (tiling.splits == 1 && !chip.pipes_overlap) return tiling.m;
+  // On a host as many as stay in a first-level cache beside the parts that are added.
+  constexpr std::int64_t kFew = 8, kHostElements = 4096;
+  if (!chip.pipes_overlap) return std::clamp<std::int64_t>(kHostElements / tiling.n, 1, whole);
+  MatmulTiling t = tiling;
+  t.ub_rows = RoundUp(CeilDiv(whole, chip.vector_per_cube), kFew);
+  while (t.ub_rows > kFew && Need(chip, shape, t, Buffer::kUB) > chip.buffer(Buffer::kUB).capacity) {
+    t.ub_rows = RoundUp(t.ub_rows / 2, kFew);
+  }
+  return t.ub_rows;
+}
 
 bool Fits(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling) {
   return FitsBuffers(chip, [&](Buffer buffer) { return Need(chip, shape, tiling, buffer); });
+}
+
+KParts PartsOf(const ChipSpec& chip, const MatmulShape& s) {
+  constexpr std::int64_t kStep = 64;  // Whole steps of k on any chip.
+  const auto cut = [&](std::int64_t count) {
+    KParts parts;
+    parts.length = RoundUp(CeilDiv(s.k, std::max<std::int64_t>(count, 1)), kStep);
+    parts.count = CeilDiv(s.k, parts.length);
+    return parts;
+  };
+  if (s.m <= 0 || s.n <= 0 || s.batches <= 0) return {};
+  if (!chip.pipes_overlap) {
+    // Worth more than to wake a thread, and less to add up than to multiply: sixteen parts at most, whatever the machine.
+    constexpr std::int64_t kMostOutputs = 1 << 14, kLeastK = 1 << 12, kLeastElements = 1 << 18,
+                           kMostParts = 16;
+    const bool few = s.k >= kLeastK && s.m <= kMostOutputs && s.n <= kMostOutputs &&
+                     s.batches <= kMostOutputs / s.m / s.n && (s.m + s.n) * s.batches >= kLeastElements / s.k;
+    return few ? cut(std::min(kMostParts, s.k / (kLeastK / 4))) : KParts();
+  }
+  constexpr std::int64_t kRows = 128, kCols = 256, kLeastK = 512;
+  const std::int64_t blocks = CeilDiv(s.m, kRows) * CeilDiv(s.n, kCols) * s.batches;
+  if (2 * blocks > chip.concurrent_cores || s.k < 4 * kLeastK) return {};
+  // By price, as if operands lay row by row and C were plain.
+  MatmulShape plain;
+  plain.m = s.m, plain.n = s.n, plain.k = s.k, plain.in = plain.out = s.in, plain.batches = s.batches;
+  plain.a_row_bytes = s.k * SizeOf(s.in), plain.b_row_bytes = s.n * SizeOf(s.in);
+  const auto best = [&](const KParts& parts) {
+    double least = std::numeric_limits<double>::infinity();
+    for (const MatmulTiling& t : TilingsOf(chip, plain, parts)) {
+      if (Fits(chip, plain, t)) least = std::min(least, Price(chip, plain, t));
+    }
+    return least;
+  };
+  const KParts whole, parts = cut(std::min(chip.concurrent_cores / blocks, s.k / kLeastK));
+  return best(parts) < best(whole) ? parts : whole;
 }
 
 std::vector<MatmulTiling> Candidates(const ChipSpec& chip, const MatmulShape& shape) {

@@ -17,6 +17,15 @@
 
 namespace cubist {
 
+// What becomes of C after the Cube: nothing that FIX cannot do, or work of Vector cores.
+struct EpilogueShape {
+  bool vector = false;
+  bool bias = false, residual = false;  // Given to the Vector core.
+  int scratch = 0;                      // Tiles that it needs besides.
+
+  friend auto operator<=>(const EpilogueShape&, const EpilogueShape&) = default;
+};
+
 struct MatmulShape {
   std::int64_t m = 0, n = 0, k = 0;
   DType in = DType::kF32, out = DType::kF32;
@@ -25,6 +34,8 @@ struct MatmulShape {
   std::int64_t b_row_bytes = 0;  // The same of B's.
   bool a_packed = false, b_packed = false;  // By the caller, once for many products.
   bool any_order = false;                   // Sums may begin anywhere along k.
+  std::int64_t batches = 1;                 // Products of this shape.
+  EpilogueShape epilogue = {};
 
   friend auto operator<=>(const MatmulShape&, const MatmulShape&) = default;
 };
@@ -43,6 +54,13 @@ struct MatmulTiling {
   int pieces = 1;        // that a tile of L1 comes in, along k
   bool stagger = false;  // Blocks begin at different places along k.
   BlockGrid grid;
+  // Where C is small against k, each product is cut along it into so many parts of part_k, which Vector cores add up.
+  std::int64_t splits = 1, part_k = 0;
+  // Rows of the tiles in UB, where Vector cores have work.
+  std::int64_t ub_rows = 0;
+  int ub_stages = 1;
+
+  std::int64_t tasks(std::int64_t batches) const { return batches * splits * grid.count(); }
 
   // Length of a piece: whole steps of k0.
   std::int64_t piece() const { return pieces == 1 ? k1 : RoundUp(CeilDiv(k1, pieces), k0); }
@@ -59,6 +77,9 @@ void VisitFields(const MatmulShape& s, Visit&& visit) {
   visit({"b_row_bytes"}, s.b_row_bytes);
   visit({"a_packed"}, s.a_packed), visit({"b_packed"}, s.b_packed);
   visit({"any_order"}, s.any_order);
+  visit({"batches"}, s.batches);
+  visit({"vector_epilogue"}, s.epilogue.vector), visit({"epilogue_bias"}, s.epilogue.bias);
+  visit({"epilogue_residual"}, s.epilogue.residual), visit({"epilogue_scratch"}, s.epilogue.scratch);
 }
 
 template <class Tiling, class Visit>
@@ -80,9 +101,24 @@ void VisitFields(const ChipSpec& chip, const MatmulShape& s, Tiling& t, Visit&& 
   visit({"order", 0, kBlockOrderCount - 1}, t.grid.order), visit({"width", 1, kLargest}, t.grid.width);
 }
 
-// The grid that shape and tiles make.
-inline void Complete(const MatmulShape& s, MatmulTiling& t) {
+// How many parts k is cut into, and their length where that is more than one: by the shape and the dtype alone, however operands are stored and
+// whatever becomes of C.
+struct KParts {
+  std::int64_t count = 1, length = 0;
+};
+KParts PartsOf(const ChipSpec& chip, const MatmulShape& shape);
+
+// Rows of a tile in UB, with what the shape needs there besides: all of a block's where a Vector core takes it as the
+// Cube leaves it, otherwise as many as fit.
+std::int64_t UbRows(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling);
+
+inline int UbStages(const ChipSpec& chip) { return chip.pipes_overlap ? 2 : 1; }
+
+// The grid that shape and tiles make, and what follows from them.
+inline void Complete(const ChipSpec& chip, const MatmulShape& s, MatmulTiling& t) {
   t.grid.rows = CeilDiv(s.m, t.m), t.grid.cols = CeilDiv(s.n, t.n);
+  t.ub_stages = UbStages(chip);
+  t.ub_rows = UbRows(chip, s, t);
 }
 
 // Whether every ring fits its buffer.

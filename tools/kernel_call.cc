@@ -46,6 +46,18 @@ void MakeMatmul(const Shape& s, DType dtype, const KernelCallOptions& options, K
   call->set_run([args](const Device& device, Profile* profile) { return Matmul(device, args, profile); });
 }
 
+void MakeMatmulEpilogue(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  MatmulArgs args;
+  args.a = call->Input(dtype, {s[0], s[2]});
+  args.b = call->Input(dtype, {s[2], s[1]});
+  args.bias = call->Input(DType::kF32, {s[1]});
+  args.residual = call->Input(dtype, {s[0], s[1]});
+  args.c = call->Output(dtype, {s[0], s[1]});
+  args.alpha = 0.5f, args.beta = 0.25f;
+  args.activation = Activation::kGelu;
+  call->set_run([args](const Device& device, Profile* profile) { return Matmul(device, args, profile); });
+}
+
 // Rows of each of `groups` experts: the g-th has twice the weight of the one after it in every four, so that groups are
 // uneven and known.
 std::vector<std::int32_t> UnevenCounts(std::int64_t rows, std::int64_t groups) {
@@ -336,6 +348,7 @@ struct Entry {
 std::vector<Entry>& Entries() {
   static std::vector<Entry> entries = {
       {{"matmul", "MxNxK", "1024x1024x1024", "100x90x70", 3}, &MakeMatmul},
+      {{"matmul_epilogue", "MxNxK", "1024x1024x1024", "60x50x70", 3}, &MakeMatmulEpilogue},
       {{"flash_attention", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", "2x70x40x24x16", 4},
        &MakeFlashAttention},
       {{"flash_attention_masked", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", "2x70x40x24x16", 4},

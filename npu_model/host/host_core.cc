@@ -190,6 +190,7 @@ HostContext::HostContext(const ChipSpec& chip, Scratch& scratch, int index, int 
       attention(&BestAttentionOps()),
       attention_grad(&BestAttentionGradOps()),
       routing(&BestRoutingOps()),
+      epilogue(&BestEpilogueOps()),
       arena(chip),
       index(index),
       count(count) {}
@@ -457,11 +458,53 @@ void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bi
   }
 }
 
-void HostCube::StoreL0C(const Gm& dst, TileRef src, Accumulate accumulate, Loc) {
-  if (accumulate == Accumulate::kYes) {
-    AddRows(*context_->vector, dst, RowsOf(src));
-  } else {
-    StoreRows(*context_->vector, dst, RowsOf(src), DType::kF32);
+namespace {
+
+// GM = activation(alpha * x + bias + beta * residual), straight into its rows, or through a short row of floats where
+// its columns are not adjacent.
+void StoreEpilogue(const HostContext& context, const Gm& dst, const EpilogueRows& rows, const EpilogueScalars& e) {
+  const EpilogueOps& ops = *context.epilogue;
+  if (dst.col_stride == 1) {
+    return ops.store({dst.data(), dst.row_stride, dst.rows, dst.cols}, dst.dtype(), rows, e, dst.tensor->stream);
+  }
+  std::array<float, 256> piece;
+  const auto from = [](const Rows& x, std::int64_t i, std::int64_t j) {
+    return x.data == nullptr ? Rows() : Rows{static_cast<float*>(x.data) + i * x.pitch + j, x.pitch, 1, 0};
+  };
+  for (std::int64_t i = 0; i < dst.rows; ++i) {
+    for (const Range j : Split(dst.cols, static_cast<std::int64_t>(piece.size()))) {
+      const EpilogueRows part{from(rows.x, i, j.begin), rows.bias == nullptr ? nullptr : rows.bias + j.begin,
+                              from(rows.residual, i, j.begin)};
+      const Rows out{piece.data(), 0, 1, j.size()};
+      ops.store(out, DType::kF32, part, e, /*stream=*/false);
+      StoreRows(*context.vector, dst.Block({i, i + 1}, j), out, DType::kF32);
+    }
+  }
+}
+
+}  // namespace
+
+void HostCube::StoreL0C(const Gm& dst, TileRef src, const FixOptions& options, Loc) {
+  const bool adds = options.accumulate == Accumulate::kYes;
+  if (options.scale == 1 && !options.relu) {
+    if (adds) return AddRows(*context_->vector, dst, RowsOf(src));
+    return StoreRows(*context_->vector, dst, RowsOf(src), DType::kF32);
+  }
+  if (!adds) {
+    const Activation activation = options.relu ? Activation::kRelu : Activation::kNone;
+    return StoreEpilogue(*context_, dst, {RowsOf(src), nullptr, {}}, {options.scale, 1, activation});
+  }
+  // What is added is rounded first.
+  const Rows x = RowsOf(src);
+  std::array<float, 256> piece;
+  for (std::int64_t i = 0; i < x.rows; ++i) {
+    for (const Range j : Split(x.cols, static_cast<std::int64_t>(piece.size()))) {
+      const Rows part{static_cast<float*>(x.data) + i * x.pitch + j.begin, x.pitch, 1, 0}, out{piece.data(), 0, 1, j.size()};
+      context_->epilogue->store(out, DType::kF32, {part, nullptr, {}},
+                                {options.scale, 1, options.relu ? Activation::kRelu : Activation::kNone},
+                                /*stream=*/false);
+      AddRows(*context_->vector, dst.Block({i, i + 1}, j), out);
+    }
   }
 }
 
@@ -867,6 +910,11 @@ void HostVector::StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float we
                               static_cast<const float*>(rows.data) + i * rows.pitch, weight, rows.cols,
                               dst.tensor->stream, next);
   }
+}
+
+void HostVector::StoreActivated(const Gm& dst, const EpilogueRefs& t, const EpilogueScalars& e, Loc) {
+  const float* bias = t.bias.given() ? static_cast<const float*>(RowsOf(t.bias).data) : nullptr;
+  StoreEpilogue(*context_, dst, {RowsOf(t.x), bias, RowsIfGiven(t.residual)}, e);
 }
 
 void HostVector::AddDot(TileRef sum, TileRef, TileRef x, TileRef row, Loc) {

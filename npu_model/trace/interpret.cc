@@ -267,7 +267,10 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
     case Op::kReceiveL1:
       return ReadUse(instr, 0);
     case Op::kStoreL0C: {
-      Values sums = ReadUse(instr, 0);
+      Values sums = each([&](double a) {
+        const float scaled = Single(a) * Single(number);
+        return instr.dims[2] != 0 && scaled <= 0 ? 0.0f : scaled;
+      });
       if (!instr.accumulates) return sums;
       const Values before = Read(ElementsOf(instr, record_.accesses[static_cast<std::size_t>(instr.access)]));
       for (std::size_t e = 0; e < sums.size(); ++e) sums[e] = Single(before[e]) + Single(sums[e]);

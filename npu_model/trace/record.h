@@ -27,7 +27,7 @@ enum class Op : std::uint8_t {
   kLoadBias,     // MTE2  GM -> L1, a row on its way to BT
   kLoadBT,       // MTE1  L1 -> BT
   kMmad,         // M     dims are m, n, k
-  kStoreL0C,     // FIX   L0C -> GM
+  kStoreL0C,     // FIX   L0C -> GM; dims[2]: not below 0
   // Vector core. Dims are rows, columns and, for kExclusiveScan, the number of its passes.
   kLoadUb,   // MTE2  GM -> UB
   kStoreUb,  // MTE3  UB -> GM
@@ -116,7 +116,8 @@ struct Instr {
   std::array<OperandUse, kMaxOperands> uses;
   bool broadcasts = false;   // the second source is a column, spread over the columns of the first
   bool accumulates = false;  // a Mmad that adds to what its accumulator holds; a store that adds to GM
-  // The number that an instruction brings along: int32, or the bits of a float (Fill, MulScalar, MaxScalar, AddScalar); the
+  // The number that an instruction brings along: int32, or the bits of a float (Fill, MulScalar, MaxScalar, AddScalar,
+  // StoreL0C); the
   // diagonal of MaskAbove and MaskBelow, the start of ExclusiveScan, the first id of Histogram, Rank and Lookup; 1 for
   // a load to L0 that transposes.
   std::int32_t immediate = 0;

@@ -292,13 +292,15 @@ void TraceCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef b
   instr.accumulates = start == MmadStart::kAdd;
 }
 
-void TraceCube::StoreL0C(const Gm& dst, TileRef src, Accumulate accumulate, Loc loc) {
-  if (state_->with_data) host_.StoreL0C(dst, src, accumulate, loc);
+void TraceCube::StoreL0C(const Gm& dst, TileRef src, const FixOptions& options, Loc loc) {
+  if (state_->with_data) host_.StoreL0C(dst, src, options, loc);
   if (Empty(src)) return;
   Recorder& to = state_->recorder;
   Instr& instr =
       to.Add(Op::kStoreL0C, Pipe::kFix, -1, dst.dtype(), src.rows(), src.cols(), {to.Reads(src)}, loc);
-  instr.accumulates = accumulate == Accumulate::kYes;
+  instr.accumulates = options.accumulate == Accumulate::kYes;
+  instr.immediate = Bits(options.scale);
+  instr.dims[2] = options.relu;
   to.SetAccess(instr, AccessOf(dst, Path::kL0CToGm, /*writes=*/true));
 }
 
@@ -822,6 +824,11 @@ void TraceVector::WeightedSum(TileRef acc, TileRef scratch, std::span<const Tile
 void TraceVector::StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc) {
   if (state_->with_data) host_.StoreScaled(dst, scratch, x, weight, loc);
   if (!Empty(x)) ExpandStoreScaled(record_, dst, scratch, x, weight, loc);
+}
+
+void TraceVector::StoreActivated(const Gm& dst, const EpilogueRefs& t, const EpilogueScalars& e, Loc loc) {
+  if (state_->with_data) host_.StoreActivated(dst, t, e, loc);
+  if (!Empty(t.x)) ExpandStoreActivated(record_, dst, t, e, loc);
 }
 
 void TraceVector::AddDot(TileRef sum, TileRef scratch, TileRef x, TileRef row, Loc loc) {

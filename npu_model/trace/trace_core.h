@@ -90,7 +90,7 @@ class TraceCube {
   void LoadBias(TileRef dst, const Gm& row, Loc loc = {});
   void Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bias, Loc loc = {});
   void Send(TileRef dst, TileRef src, Loc loc = {});
-  void StoreL0C(const Gm& dst, TileRef src, Accumulate accumulate = Accumulate::kNo, Loc loc = {});
+  void StoreL0C(const Gm& dst, TileRef src, const FixOptions& options = {}, Loc loc = {});
   std::int64_t ReadGmInt(const Gm& element, Loc loc = {});
 
  private:
@@ -212,6 +212,7 @@ class TraceVector {
   void SwiGlu(TileRef out, TileRef s0, TileRef s1, TileRef gate, TileRef up, TileRef probs, Loc loc = {});
   void SwiGluGrad(const SwiGluGradTiles& t, Loc loc = {});
   void StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc = {});
+  void StoreActivated(const Gm& dst, const EpilogueRefs& t, const EpilogueScalars& e, Loc loc = {});
   void AddDot(TileRef sum, TileRef scratch, TileRef x, TileRef row, Loc loc = {});
   void Gather(TileRef dst, const Gm& column, TileRef places, TileRef staging, Loc loc = {});
   void Scatter(const Gm& column, TileRef places, TileRef src, TileRef staging, Loc loc = {});
