@@ -151,24 +151,24 @@ Status CheckListApart(const Matrices<Tensor>& outputs) {
   return {};
 }
 
-Status CheckPackedWeights(const Device& device, const GroupedMatmulArgs& args, std::int64_t groups,
-                          std::int64_t k, std::int64_t n) {
-  const PackedOperand& packed = args.packed_weights;
-  const auto error = [](const std::string& what) {
-    return InvalidArgument(std::string(kForward) + ": packed_weights " + what);
+// `groups` matrices (rows, cols) of dtype, in place of plain weights.
+Status CheckPackedWeights(const Device& device, const char* kernel, const PackedOperand& packed,
+                          bool plain_too, std::int64_t groups, std::int64_t rows, std::int64_t cols,
+                          DType dtype) {
+  const auto error = [&](const std::string& what) {
+    return InvalidArgument(std::string(kernel) + ": packed_weights " + what);
   };
-  if (args.weights.given() || !args.weight_list.empty()) return error("and weights are both given");
+  if (plain_too) return error("and weights are both given");
   if (packed.side != Side::kB) return error("were packed as the operand a");
-  if (args.transpose_weights) return error("are never transposed, but transpose_weights is set");
-  if (packed.matrices != groups || packed.rows != k || packed.cols != n || packed.dtype != args.x.dtype) {
-    const auto text = [](std::int64_t e, std::int64_t rows, std::int64_t cols, DType dtype) {
-      return std::to_string(e) + " matrices (" + std::to_string(rows) + ", " + std::to_string(cols) +
-             ") of " + NameOf(dtype);
+  if (packed.matrices != groups || packed.rows != rows || packed.cols != cols || packed.dtype != dtype) {
+    const auto text = [](std::int64_t e, std::int64_t r, std::int64_t c, DType type) {
+      return std::to_string(e) + " matrices (" + std::to_string(r) + ", " + std::to_string(c) + ") of " +
+             NameOf(type);
     };
     return error("hold " + text(packed.matrices, packed.rows, packed.cols, packed.dtype) + ", need " +
-                 text(groups, k, n, args.x.dtype));
+                 text(groups, rows, cols, dtype));
   }
-  return CheckPacked(device, kForward, "packed_weights", packed);
+  return CheckPacked(device, kernel, "packed_weights", packed);
 }
 
 Status Validate(const Device& device, const GroupedMatmulArgs& args) {
@@ -183,7 +183,12 @@ Status Validate(const Device& device, const GroupedMatmulArgs& args) {
   CUBIST_RETURN_IF_ERROR(CheckShape(out, {{"M, of x", m}, {"N"}}));
   const std::int64_t n = args.out.size(1);
   if (args.packed_weights.given()) {
-    CUBIST_RETURN_IF_ERROR(CheckPackedWeights(device, args, e, k, n));
+    if (args.transpose_weights) {
+      return InvalidArgument(std::string(kForward) +
+                             ": packed_weights are never transposed, but transpose_weights is set");
+    }
+    CUBIST_RETURN_IF_ERROR(
+        CheckPackedWeights(device, kForward, args.packed_weights, weights.given(), e, k, n, args.x.dtype));
   } else if (weights.given() || e > 0) {
     CUBIST_RETURN_IF_ERROR(
         CheckMatrices(weights, e, {"K, of x", k}, {"N, of out", n}, {args.x.dtype}, device.computes(),
@@ -224,7 +229,10 @@ Status Validate(const Device& device, const GroupedMatmulGradArgs& args) {
   if (args.dx.given()) {
     CUBIST_RETURN_IF_ERROR(CheckShape(dx, {{"M, of dy", m}, {"K"}}));
     CUBIST_RETURN_IF_ERROR(CheckDType(dx, {DType::kF32, args.dy.dtype}));
-    if (weights.given() || e > 0) {
+    if (args.packed_weights.given()) {
+      CUBIST_RETURN_IF_ERROR(CheckPackedWeights(device, kGrad, args.packed_weights, weights.given(), e, n,
+                                                args.dx.size(1), args.dy.dtype));
+    } else if (weights.given() || e > 0) {
       CUBIST_RETURN_IF_ERROR(CheckMatrices(weights, e, {"K, of dx", args.dx.size(1)}, {"N, of dy", n},
                                            {args.dy.dtype}, device.computes(), has_rows));
     }
@@ -241,17 +249,18 @@ Status Validate(const Device& device, const GroupedMatmulGradArgs& args) {
                       std::to_string(args.x.size(1)));
     }
   }
+  const Argument packed{kGrad, "packed_weights", args.packed_weights.memory()};
   for (const Argument* arg : {&dy, &x, &dx}) CUBIST_RETURN_IF_ERROR(CheckStorage(*arg, device.computes()));
   if (args.dx.given()) {
     CUBIST_RETURN_IF_ERROR(CheckWritable(dx));
-    for (const Argument* arg : {&dy, &groups, &x}) CUBIST_RETURN_IF_ERROR(CheckApart(dx, *arg));
+    for (const Argument* arg : {&dy, &groups, &x, &packed}) CUBIST_RETURN_IF_ERROR(CheckApart(dx, *arg));
     CUBIST_RETURN_IF_ERROR(CheckMatricesApart(dx, weights));
     CUBIST_RETURN_IF_ERROR(CheckMatricesApart(dx, dw));
   }
   if (!dw.given()) return {};
   CUBIST_RETURN_IF_ERROR(dw.ForEach([&](const Argument& out, std::int64_t) -> Status {
     CUBIST_RETURN_IF_ERROR(CheckWritable(out));
-    for (const Argument* arg : {&dy, &groups, &x}) CUBIST_RETURN_IF_ERROR(CheckApart(out, *arg));
+    for (const Argument* arg : {&dy, &groups, &x, &packed}) CUBIST_RETURN_IF_ERROR(CheckApart(out, *arg));
     if (args.dx.given()) CUBIST_RETURN_IF_ERROR(CheckMatricesApart(out, weights));
     return {};
   }));
@@ -293,12 +302,14 @@ struct RowProducts {
   EpilogueArgs epilogue = {};
 };
 
-// Length of the weights' rows where their columns are adjacent, in all matrices, else 0.
-std::int64_t RowBytesOf(const RowProducts& p) {
+// Bytes from row to row of the weights where their columns are adjacent, in all matrices, else 0; or with `columns`
+// from column to column where their rows are.
+std::int64_t StrideBytesOf(const RowProducts& p, bool columns) {
   if (p.packed_weights.given()) return 0;
   const auto of = [&](const ConstTensor& t) {
-    const int rows = t.rank - (p.transpose_weights ? 1 : 2), cols = t.rank - (p.transpose_weights ? 2 : 1);
-    return t.stride(cols) == 1 ? t.stride(rows) * SizeOf(t.dtype) : 0;
+    const bool transposed = p.transpose_weights != columns;
+    const int outer = t.rank - (transposed ? 1 : 2), inner = t.rank - (transposed ? 2 : 1);
+    return t.stride(inner) == 1 && (!columns || t.stride(outer) != 1) ? t.stride(outer) * SizeOf(t.dtype) : 0;
   };
   if (p.weights.given()) return of(p.weights);
   std::int64_t bytes = 0;
@@ -322,7 +333,8 @@ Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, 
   shape.product.bias = p.bias.given() && !g.epilogue.shape.bias;
   shape.product.b_packed = p.packed_weights.given();
   shape.product.a_row_bytes = p.x.stride(1) == 1 ? p.x.stride(0) * SizeOf(p.x.dtype) : 0;
-  shape.product.b_row_bytes = RowBytesOf(p);
+  shape.product.b_row_bytes = StrideBytesOf(p, /*columns=*/false);
+  shape.product.b_col_bytes = StrideBytesOf(p, /*columns=*/true);
   GroupedMatmulTiling tiling;
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, kernel, shape, &Candidates, &tiling));
 
@@ -407,8 +419,8 @@ Status Run(const Device& device, const GroupedMatmulGradArgs& args, Profile* pro
                                               args.group_list,
                                               args.weights,
                                               args.weight_list,
-                                              {},
-                                              !args.transpose_weights,
+                                              args.packed_weights,
+                                              !args.packed_weights.given() && !args.transpose_weights,
                                               {},
                                               args.dx,
                                               "dy",

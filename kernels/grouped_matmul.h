@@ -69,6 +69,7 @@ Status GroupedMatmul(const Device& device, const GroupedMatmulArgs& args, Profil
 //   dy       (M, N)                                             fp32, bf16 or fp16
 //   groups   as above
 //   weights, weight_list, transpose_weights                     as above; for dx
+//   packed_weights  in place of weights: E matrices (N, K), the transposes, as PackOperand made them of Side::kB
 //   dx       (M, K), optional                                   fp32 or the dtype of dy
 //   x        (M, K); for dw                                     the dtype of dy
 //   dw       (E, K, N), or (E, N, K) with transpose_weights     fp32, or the dtype of dy unless accumulated
@@ -82,6 +83,7 @@ struct GroupedMatmulGradArgs {
   GroupList group_list = GroupList::kCounts;
   ConstTensor weights = {};
   std::span<const ConstTensor> weight_list = {};
+  PackedOperand packed_weights = {};
   Tensor dx = {};
   ConstTensor x = {};
   Tensor dw = {};

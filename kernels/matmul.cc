@@ -228,6 +228,11 @@ std::int64_t RowBytesOf(const OperandStack& operand) {
   if (operand.is_packed() || operand.plain->strides[3] != 1) return 0;
   return operand.plain->strides[2] * SizeOf(operand.plain->dtype);
 }
+// Bytes from column to column where rows are adjacent and columns are not, else 0.
+std::int64_t ColBytesOf(const OperandStack& operand) {
+  if (operand.is_packed() || operand.plain->strides[2] != 1 || operand.plain->strides[3] == 1) return 0;
+  return operand.plain->strides[3] * SizeOf(operand.plain->dtype);
+}
 
 MatmulShape ShapeOf(const MatmulArgs& args, const MatmulOperands& operands) {
   MatmulShape shape;
@@ -235,6 +240,7 @@ MatmulShape ShapeOf(const MatmulArgs& args, const MatmulOperands& operands) {
   shape.in = InputType(args), shape.out = args.c.dtype;
   shape.a_packed = operands.a.is_packed(), shape.b_packed = operands.b.is_packed();
   shape.a_row_bytes = RowBytesOf(operands.a), shape.b_row_bytes = RowBytesOf(operands.b);
+  shape.b_col_bytes = ColBytesOf(operands.b);
   shape.batches = BatchesOf(args.c);
   return shape;
 }

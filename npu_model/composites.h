@@ -246,8 +246,9 @@ void ExpandStoreScaled(V& v, const Gm& dst, TileRef scratch, TileRef x, float we
 
 // ln(erfc(z)) + z^2 - ln(t) as a polynomial in t = 1 / (1 + z / 2), lowest power first: the interpolant at Chebyshev's
 // points of (0, 1], 2e-7 from it. With it erfc(z) = t exp(poly - z^2) keeps its relative precision for all z >= 0.
-inline constexpr float kErfcTerms[] = {-1.265512311f, 1.000037772f, 0.3737148406f, 0.1006541982f, -0.2061395609f,
-                                       0.3360064747f, -1.231761466f, 1.583596735f, -0.8726416533f, 0.1820451054f};
+inline constexpr float kErfcTerms[] = {-1.265512311f,  1.000037772f,  0.3737148406f, 0.1006541982f,
+                                       -0.2061395609f, 0.3360064747f, -1.231761466f, 1.583596735f,
+                                       -0.8726416533f, 0.1820451054f};
 inline constexpr float kSqrtHalf = 0.707106781f;
 inline constexpr float kTwoSqrtTwoOverPi = 1.595769122f, kGeluCubic = 0.044715f;
 

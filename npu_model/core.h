@@ -29,7 +29,8 @@ struct EpilogueTiles {
   UbTile<float> x;         // (r, c); lost
   UbTile<float> bias;      // (1, c), or not given
   UbTile<float> residual;  // (r, c), or not given
-  std::array<UbTile<float>, EpilogueScalars::kMaxScratch> scratch;  // of x's shape, as many as the activation needs
+  std::array<UbTile<float>, EpilogueScalars::kMaxScratch>
+      scratch;  // of x's shape, as many as the activation needs
 };
 
 // Cube core: the matrix unit and the movers that feed it. Operands are fp32, bf16 or fp16; sums are fp32.
@@ -141,7 +142,7 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.StoreScaled(gm, x, x, 1.0f);  // (dst, scratch, x, weight): GM = weight * x, in the view's dtype
   core.StoreActivated(gm, EpilogueTiles{x},
                       EpilogueScalars{});  // GM = activation(alpha * x + bias + beta * residual)
-  core.AddDot(x, x, x, narrow);      // (sum, scratch, x, row): sum (1, 1) += sum_j x_j * row_j
+  core.AddDot(x, x, x, narrow);            // (sum, scratch, x, row): sum (1, 1) += sum_j x_j * row_j
   core.Gather(x, gm, ids, x);  // (dst, column, places, staging): dst(i, j) = column(places(i, j)), else 0
   core.Scatter(gm, ids, x,
                x);  // (column, places, src, staging): column(places(i, j)) = src(i, j); also int32
@@ -580,7 +581,9 @@ class VectorFront : protected E {
   }
   void StoreActivated(const Gm& dst, const EpilogueTiles& t, const EpilogueScalars& e,
                       Loc loc = Loc::current()) {
-    const auto ref = [](const UbTile<float>& tile) { return tile.slot == nullptr ? TileRef() : TileRef(tile); };
+    const auto ref = [](const UbTile<float>& tile) {
+      return tile.slot == nullptr ? TileRef() : TileRef(tile);
+    };
     EpilogueRefs refs{ref(t.x), ref(t.bias), ref(t.residual), {}};
     CUBIST_CHECK(dst.rows == refs.x.rows() && dst.cols == refs.x.cols(), "shapes differ");
     CUBIST_CHECK(IsFloat(dst.dtype()), "Store from UB narrows floats only");

@@ -25,9 +25,9 @@ constexpr const char* NameOf(Buffer buffer) {
 
 // What a ring's tiles are for. The host lays them out by it; the NPU has one layout per buffer and ignores it.
 enum class Role : std::uint8_t {
-  kRows,   // Read and written row by row.
-  kA,      // Left operand of Mmad, (m, k).
-  kB,      // Right operand of Mmad, (k, n).
+  kRows,  // Read and written row by row.
+  kA,     // Left operand of Mmad, (m, k).
+  kB,     // Right operand of Mmad, (k, n).
   kBOnce,  // The same, multiplied with few rows: the host reads it in GM, a piece at a time, and packs no tile.
   kRelay,  // Loaded and stored again, never computed on: the host shows the source in place.
   // Second roles of a ring whose tiles play two (see Ring): the transpose as an operand, (k, m) and (n, k).
@@ -50,7 +50,7 @@ struct HostLayout {
   std::int64_t pitch = 0;         // Elements from row to row; unused for B.
   std::int64_t width = 0;         // Columns of a panel; 0 means that all columns are one panel.
   std::int64_t panel_stride = 0;  // Elements from panel to panel.
-  bool row_major = false;         // B in place, not in panels: element (k, n) at k * pitch + n.
+  bool row_major = false;  // B in place, not in panels: element (k, n) at k * pitch + n * panel_stride.
   std::int64_t first_col = 0;
   bool padded = false;  // A: where k is odd and read in pairs, a zero stands behind each row.
 };
@@ -137,8 +137,8 @@ class Ring {
   template <class Core>
   Ring(Core& core, const char* name, std::int64_t rows, std::int64_t cols, int stages,
        Role role = Role::kRows, Role second_role = Role::kRows)
-      : slots_(core.Allocate(
-            SlotRequest{kBuffer, role, DTypeOf<T>(), name, rows, cols, stages, second_role})),
+      : slots_(
+            core.Allocate(SlotRequest{kBuffer, role, DTypeOf<T>(), name, rows, cols, stages, second_role})),
         stages_(stages) {}
 
   // The next slot, as a tile of (rows, cols) from its corner. The slot's last content is gone.

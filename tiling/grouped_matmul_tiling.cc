@@ -84,13 +84,12 @@ double PriceEven(const ChipSpec& chip, const GroupedMatmulShape& s, const Matmul
   return std::max(price, Waves(chip, t.grid.count()) * (load + touch));
 }
 
-// The tiling of groups so small that their weights are best read where they lie: one strip of rows, of fp32. At 8 rows,
-// N 1024, K 2048 that takes 0.63 of the time of packing; at 64 rows it takes 1.09 of it, as every strip reads them
-// again, and with bf16, whose pairs are formed on the way, 1.18.
+// The tiling of groups so small that their weights are best read where they lie.
 void SetFew(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTiling* t) {
-  if (chip.pipes_overlap || s.axis == GroupedAxis::kK || s.product.in != DType::kF32) return;
+  constexpr std::int64_t kFewRows = 64;
+  if (chip.pipes_overlap || s.axis == GroupedAxis::kK) return;
   MatmulShape few = s.product;
-  few.m = chip.mmad.m_step;
+  few.m = std::min(few.m, kFewRows);
   MatmulTiling tiling;
   if (!Choose(chip, few, &tiling).ok() || !tiling.b_once || tiling.m < few.m) return;
   t->few = tiling, t->few_rows = few.m;

@@ -40,16 +40,16 @@ std::int64_t Need(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling
   }
 }
 
-// Whether B serves so few rows that its rows are read where they lie. Elements that change their form on the way pay
-// for it once per strip of rows, so one strip is the most.
-bool ReadOnce(const ChipSpec& chip, const MatmulShape& s) {
+// Whether B serves so few rows that it is read where it lies, along its rows or its columns: panel by panel it costs as
+// much as from a packed copy, which is neither written nor read.
+bool ReadOnce(const MatmulShape& s) {
   constexpr std::int64_t kMostRows = 64;
-  const bool as_stored = s.in == DType::kF32;
-  return s.b_row_bytes > 0 && !s.b_packed && s.m <= (as_stored ? kMostRows : chip.mmad.m_step);
+  return (s.b_row_bytes > 0 || s.b_col_bytes > 0) && !s.b_packed && s.m <= kMostRows;
 }
 
 // Columns that such a tile has at least: memory gives long runs faster than short ones.
 constexpr std::int64_t kShortestRun = 256;
+constexpr std::int64_t kLongestRun = 8192;
 
 // Every tiling that is considered, whether it fits or not. k is cut into `parts`.
 std::vector<MatmulTiling> TilingsOf(const ChipSpec& chip, const MatmulShape& whole, const KParts& parts) {
@@ -91,9 +91,11 @@ std::vector<MatmulTiling> TilingsOf(const ChipSpec& chip, const MatmulShape& who
   // One thread: nothing to buffer, but whole operands may be packed first.
   const auto add_serial = [&](MatmulTiling t) {
     t.l1_stages = t.l0_stages = 1;
-    if (t.m >= s.m && ReadOnce(chip, s) && (t.n >= kShortestRun || t.n >= s.n)) {
+    if (t.m >= s.m && ReadOnce(s) && (t.n >= kShortestRun || t.n >= s.n)) {
       MatmulTiling once = t;
       once.b_once = true;
+      // From end to end: what comes next is asked for in time.
+      once.k0 = once.k1 = std::clamp(RoundUp(s.k, k_step), t.k0, RoundUp(kLongestRun, k_step));
       add(once);
     }
     for (int packing = 0; packing < 4; ++packing) {

@@ -36,6 +36,7 @@ struct MatmulShape {
   bool any_order = false;                   // Sums may begin anywhere along k.
   std::int64_t batches = 1;                 // Products of this shape.
   EpilogueShape epilogue = {};
+  std::int64_t b_col_bytes = 0;  // Length of B's columns where its rows are adjacent, else 0.
 
   friend auto operator<=>(const MatmulShape&, const MatmulShape&) = default;
 };
@@ -79,6 +80,7 @@ void VisitFields(const MatmulShape& s, Visit&& visit) {
   visit({"any_order"}, s.any_order);
   visit({"batches"}, s.batches);
   visit({"vector_epilogue"}, s.epilogue.vector), visit({"epilogue_bias"}, s.epilogue.bias);
+  visit({"b_col_bytes"}, s.b_col_bytes);
   visit({"epilogue_residual"}, s.epilogue.residual), visit({"epilogue_scratch"}, s.epilogue.scratch);
 }
 

@@ -1,5 +1,7 @@
 #include "npu_model/host/cube_bf16_avx512.h"
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -26,7 +28,21 @@ CUBIST_AVX512_BF16 inline __m512bh BroadcastPair(const BF16* p) {
   return (__m512bh)_mm512_set1_epi32(pair);
 }
 
-template <int kRows>
+// The elements of two rows in turn: those of columns 0 to 15 first, or those of 16 to 31.
+template <int kFirst>
+CUBIST_AVX512_BF16 inline __m512i InterleaveOrder() {
+  alignas(64) static constexpr auto kOrder = [] {
+    std::array<std::uint16_t, 32> order{};
+    for (std::size_t j = 0; j < 16; ++j) {
+      order[2 * j] = static_cast<std::uint16_t>(kFirst + j),
+                order[2 * j + 1] = static_cast<std::uint16_t>(kFirst + j + 32);
+    }
+    return order;
+  }();
+  return _mm512_load_si512(kOrder.data());
+}
+
+template <int kRows, bool kInRows>
 CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
   constexpr int kPointers = (kRows + kRowsPerPointer - 1) / kRowsPerPointer;
   const std::int64_t a_pitch = tile.a_pitch;
@@ -44,11 +60,23 @@ CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
     sum[i][1] = tile.start == nullptr ? _mm512_setzero_ps() : _mm512_loadu_ps(start + kLanes);
   }
   const BF16* b = tile.b;
-  const BF16* prefetch = tile.prefetch;
-  const std::int64_t b_step = tile.b_step;
-  for (std::int64_t word = tile.words; word > 0; --word) {
-    const __m512bh b0 = LoadPairs(b);
-    const __m512bh b1 = LoadPairs(b + kNr);
+  const char* prefetch = static_cast<const char*>(tile.prefetch);
+  const std::int64_t b_step = tile.b_step, b_pair = tile.b_pair;
+  const std::int64_t prefetch_step = tile.prefetch_step, prefetch_pair = tile.prefetch_pair;
+  const __m512i low = InterleaveOrder<0>(), high = InterleaveOrder<16>();
+  alignas(64) static constexpr std::uint16_t kZeros[2 * kLanes] = {};
+  const bool half = kInRows && tile.half;
+  for (std::int64_t word = tile.words + half; word > 0; --word) {
+    __m512bh b0, b1;
+    if constexpr (kInRows) {
+      const __m512i first = _mm512_loadu_si512(b);
+      const void* const pair = half && word == 1 ? static_cast<const void*>(kZeros) : b + b_pair;
+      const __m512i second = _mm512_loadu_si512(pair);
+      b0 = (__m512bh)_mm512_permutex2var_epi16(first, low, second);
+      b1 = (__m512bh)_mm512_permutex2var_epi16(first, high, second);
+    } else {
+      b0 = LoadPairs(b), b1 = LoadPairs(b + kNr);
+    }
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
       const __m512bh ai = BroadcastPair(row[i / kRowsPerPointer] + i % kRowsPerPointer * a_pitch);
@@ -59,8 +87,8 @@ CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
     for (int i = 0; i < kPointers; ++i) row[i] += 2;
     b += b_step;
     __builtin_prefetch(prefetch, 0, 2);
-    __builtin_prefetch(prefetch + kNr, 0, 2);
-    prefetch += 2 * kNr;
+    __builtin_prefetch(prefetch + prefetch_pair, 0, 2);
+    prefetch += prefetch_step;
   }
   float* c = tile.c;
   const std::int64_t c_pitch = tile.c_pitch;
@@ -79,9 +107,15 @@ bool HasBF16Avx512() {
          __builtin_cpu_supports("avx512bf16");
 }
 
-const MmadTileFunction<BF16> kBF16TilesAvx512[kMr] = {&Tile<1>, &Tile<2>,  &Tile<3>,  &Tile<4>,
-                                                      &Tile<5>, &Tile<6>,  &Tile<7>,  &Tile<8>,
-                                                      &Tile<9>, &Tile<10>, &Tile<11>, &Tile<12>};
+#define CUBIST_TILES(in_rows)                                                                           \
+  {                                                                                                     \
+    &Tile<1, in_rows>, &Tile<2, in_rows>, &Tile<3, in_rows>, &Tile<4, in_rows>, &Tile<5, in_rows>,      \
+        &Tile<6, in_rows>, &Tile<7, in_rows>, &Tile<8, in_rows>, &Tile<9, in_rows>, &Tile<10, in_rows>, \
+        &Tile<11, in_rows>, &Tile<12, in_rows>                                                          \
+  }
+const MmadTileFunction<BF16> kBF16TilesAvx512[kMr] = CUBIST_TILES(false);
+const MmadTileFunction<BF16> kBF16RowTilesAvx512[kMr] = CUBIST_TILES(true);
+#undef CUBIST_TILES
 
 CUBIST_AVX512_BF16 std::int64_t PeakDotBF16Avx512(std::int64_t rounds) {
   constexpr int kChains = 2 * kMr;  // As many as a Mmad has, several times what the latency asks for.

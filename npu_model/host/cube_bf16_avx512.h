@@ -16,8 +16,12 @@ struct MmadTile {
   const T* a = nullptr;
   std::int64_t a_pitch = 0;
   const T* b = nullptr;
-  std::int64_t b_step = 0;      // Elements of b from word to word.
-  const T* prefetch = nullptr;  // As long as b: what to bring into L2 meanwhile, a word of k per step.
+  std::int64_t b_step = 0;           // Elements of b from word to word.
+  std::int64_t b_pair = 0;           // From a pair's first row of b to its second, where b is in rows.
+  bool half = false;                 // One more word, whose second element is zero; where b is in rows.
+  const void* prefetch = nullptr;    // What to bring into L2 meanwhile: two lines per word of k,
+  std::int64_t prefetch_step = 128;  // so many bytes from word to word,
+  std::int64_t prefetch_pair = 64;   // and from the first line to the second.
   float* c = nullptr;
   std::int64_t c_pitch = 0;
   const float* start = nullptr;
@@ -28,9 +32,10 @@ using MmadTileFunction = void (*)(const MmadTile<T>&);
 
 // The tile of VDPBF16PS, as large as that of fp32 on AVX-512: kBF16TilesAvx512[r - 1] computes r <= 12 rows
 // of 32 columns. Each step adds two products per lane; denormal operands and results count as zero. Only
-// where HasBF16Avx512().
+// where HasBF16Avx512(). kBF16RowTilesAvx512 reads b as it lies, row after row of k, and forms the pairs on the way.
 bool HasBF16Avx512();
 extern const MmadTileFunction<BF16> kBF16TilesAvx512[12];
+extern const MmadTileFunction<BF16> kBF16RowTilesAvx512[12];
 std::int64_t PeakDotBF16Avx512(std::int64_t rounds);
 
 }  // namespace cubist

@@ -67,8 +67,9 @@ void Tile(const MmadTile<float>& tile) {
     sum[i][1] = tile.start == nullptr ? hn::Zero(d) : hn::LoadU(d, start + kLanes);
   }
   const float* b = tile.b;
-  const float* prefetch = tile.prefetch;
+  const char* prefetch = static_cast<const char*>(tile.prefetch);
   const std::int64_t b_step = tile.b_step;
+  const std::int64_t prefetch_step = tile.prefetch_step, prefetch_pair = tile.prefetch_pair;
   for (std::int64_t word = tile.words; word > 0; --word) {
     const Vec b0 = hn::LoadU(d, b);
     const Vec b1 = hn::LoadU(d, b + kLanes);
@@ -82,8 +83,8 @@ void Tile(const MmadTile<float>& tile) {
     for (int i = 0; i < kPointers; ++i) ++row[i];
     b += b_step;
     __builtin_prefetch(prefetch, 0, 2);
-    __builtin_prefetch(prefetch + kLanes, 0, 2);
-    prefetch += kNr;
+    __builtin_prefetch(prefetch + prefetch_pair, 0, 2);
+    prefetch += prefetch_step;
   }
   float* c = tile.c;
   const std::int64_t c_pitch = tile.c_pitch;
@@ -166,6 +167,8 @@ void Mmad(const MmadArgs& args, const MmadTileFunction<T>* tiles) {
                        .a_pitch = args.a_pitch,
                        .b = static_cast<const T*>(args.b) + p * kNr,
                        .b_step = kNr * kPerWord,
+                       .prefetch_step = kNr * 4,
+                       .prefetch_pair = kNr * 2,
                        .c_pitch = args.c_pitch};
       if (conflict) {
         for (std::int64_t i = 0; i < m.size(); ++i) {
@@ -528,60 +531,96 @@ void PackB(DType dtype, std::int64_t k, std::int64_t n, const StridedSource& src
 
 // ---- Products whose B lies where the caller has it
 
-// B in pieces that fit L1 beside a strip of A: read where they lie, or packed if they must be, multiplied with every
-// row of A, forgotten. Nothing is written to farther memory, which is what counts where few rows use B: its bytes
-// come from memory at a few per cycle. Pieces are few rows high, so that memory sees few streams, each as long as
-// B's rows; sums go through C from piece to piece. With more rows of A, whose sums weigh more, they are higher.
-constexpr std::int64_t kInPlaceBytes = 16 << 10;
-constexpr std::int64_t kLowPiece = 8, kHighPiece = 64;  // Words of k.
+// B a panel of a few rows at a time: read where it lies, or packed into the first-level cache if it must be, multiplied
+// with every row of A, forgotten. Nothing is written to farther memory, which is what counts where few rows use B: its
+// bytes come from memory at a few per cycle. The panel that comes next is asked for meanwhile. Sums go through C from
+// panel to panel of a column. Panels follow each other along the source's lines: B's rows, or its columns.
+constexpr std::int64_t kInPlaceWords = 32;  // Words of k in a panel.
+constexpr std::int64_t kStrips = 6;         // Of rows of A that a panel serves.
 
 template <class T>
-void MmadInPlace(const MmadArgs& args, const MmadTileFunction<T>* tiles, decltype(CubeOps::pack_b) pack) {
-  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
-  constexpr std::int64_t kCopyPitch = (kHighPiece + 16) * kPerWord;
-  alignas(64) std::byte panels[kInPlaceBytes];
-  alignas(64) std::byte storage[kMr * kCopyPitch * sizeof(T)];
+void MmadInPlace(const MmadArgs& args, const MmadTileFunction<T>* tiles, const MmadTileFunction<T>* row_tiles,
+                 decltype(CubeOps::pack_b) pack) {
+  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T)), kElement = sizeof(T);
+  constexpr std::int64_t kCopyPitch = (kInPlaceWords + 16) * kPerWord;
+  alignas(64) std::byte panel[kInPlaceWords * kNr * 4];
+  alignas(64) std::byte storage[kStrips * kMr * kCopyPitch * sizeof(T)];
   T* const copy = reinterpret_cast<T*>(storage);
-  const bool conflict = args.a_pitch * static_cast<std::int64_t>(sizeof(T)) % kConflictBytes == 0;
-  const bool readable = args.b_type == DTypeOf<T>() && kPerWord == 1;
-  const std::int64_t words = args.m <= kMr ? kLowPiece : kHighPiece;
-  const std::int64_t columns = kInPlaceBytes / 4 / words / kNr * kNr;
+  const bool conflict = args.a_pitch * kElement % kConflictBytes == 0;
+  const StridedSource& source = args.b_source;
+  const std::int64_t b_bytes = SizeOf(args.b_type);
+  const bool in_rows = source.col_stride == 1, as_stored = in_rows && args.b_type == DTypeOf<T>();
+  const auto at = [&](std::int64_t p, std::int64_t j) {
+    return static_cast<const std::byte*>(source.data) +
+           (p * source.row_stride + j * source.col_stride) * b_bytes;
+  };
 
-  const auto multiply = [&](Range k, Range n) {
-    MmadArgs piece = args;
-    piece.n = n.size();
-    piece.c = args.c + n.begin;
-    piece.bias = args.bias == nullptr ? nullptr : args.bias + n.begin;
-    StridedSource source = args.b_source;
-    source.data = static_cast<const std::byte*>(source.data) +
-                  (k.begin * source.row_stride + n.begin) * SizeOf(args.b_type);
-    const bool direct = readable && n.size() % kNr == 0;
-    piece.b_panel_stride = direct ? kNr : RoundUp(k.size(), kPerWord) * kNr;
-    if (!direct) pack(args.b_type, k.size(), n.size(), source, panels, piece.b_panel_stride);
-    for (const Range m : Split(args.m, kMr)) {
-      MmadTile<T> tile{.words = CeilDiv(k.size(), kPerWord),
-                       .a = static_cast<const T*>(args.a) + m.begin * args.a_pitch + k.begin,
-                       .a_pitch = args.a_pitch,
-                       .b = static_cast<const T*>(direct ? source.data : panels),
-                       .b_step = direct ? source.row_stride : kNr * kPerWord,
-                       .c_pitch = args.c_pitch};
+  // A's rows `m`, all of them with B's panel (k, n). `next` is where the next panel begins.
+  const auto multiply = [&](Range m, Range k, Range n, const std::byte* next) {
+    const bool direct = as_stored && n.size() == kNr;
+    float bias[kNr] = {};
+    MmadTile<T> tile{.words = CeilDiv(k.size(), kPerWord),
+                     .b = reinterpret_cast<const T*>(panel),
+                     .b_step = kNr * kPerWord,
+                     .c_pitch = args.c_pitch};
+    if (direct) {
+      tile.b = reinterpret_cast<const T*>(at(k.begin, n.begin));
+      tile.b_step = source.row_stride * kPerWord, tile.b_pair = source.row_stride;
+      tile.words = k.size() / kPerWord, tile.half = k.size() % kPerWord != 0;
+    } else {
+      pack(args.b_type, k.size(), n.size(), {at(k.begin, n.begin), source.row_stride, source.col_stride},
+           panel, RoundUp(k.size(), kPerWord) * kNr);
+    }
+    // A word of k is kPerWord rows of the next panel, or one of its columns.
+    tile.prefetch = next;
+    tile.prefetch_step = (in_rows ? source.row_stride * kPerWord : source.col_stride) * b_bytes;
+    tile.prefetch_pair = in_rows && kPerWord == 2 ? source.row_stride * b_bytes : kLanes * 4;
+    const MmadStart start = k.begin == 0 ? args.start : MmadStart::kAdd;
+    if (start == MmadStart::kBias) {
+      std::memcpy(bias, args.bias + n.begin, static_cast<std::size_t>(n.size()) * sizeof(float));
+      tile.start = bias, tile.start_pitch = 0;
+    }
+    for (const Range strip : Split(m, kMr)) {
       if (conflict) {
-        for (std::int64_t i = 0; i < m.size(); ++i) {
-          std::memcpy(static_cast<void*>(copy + i * kCopyPitch), tile.a + i * args.a_pitch,
-                      static_cast<std::size_t>(tile.words) * 4);
-        }
-        tile.a = copy, tile.a_pitch = kCopyPitch;
+        tile.a = copy + (strip.begin - m.begin) * kCopyPitch, tile.a_pitch = kCopyPitch;
+      } else {
+        tile.a = static_cast<const T*>(args.a) + strip.begin * args.a_pitch + k.begin,
+        tile.a_pitch = args.a_pitch;
       }
-      MmadStrip(piece, m, tile, k.begin == 0 ? args.start : MmadStart::kAdd, /*in_place=*/false, tiles);
+      tile.c = args.c + strip.begin * args.c_pitch + n.begin;
+      if (start == MmadStart::kAdd) tile.start = tile.c, tile.start_pitch = args.c_pitch;
+      (direct ? row_tiles : tiles)[strip.size() - 1](tile);
+      tile.prefetch = tile.a, tile.prefetch_step = 0, tile.prefetch_pair = 0;
     }
   };
-  for (const Range k : AtLeastOnce(Split(args.k, words * kPerWord))) {
-    for (const Range n : Split(args.n, columns)) multiply(k, n);
+  const auto copy_rows = [&](Range m, Range k) {
+    if (!conflict) return;
+    for (std::int64_t i = m.begin; i < m.end; ++i) {
+      std::memcpy(static_cast<void*>(copy + (i - m.begin) * kCopyPitch),
+                  static_cast<const T*>(args.a) + i * args.a_pitch + k.begin,
+                  static_cast<std::size_t>(RoundUp(k.size(), kPerWord)) * sizeof(T));
+    }
+  };
+  const Split pieces = AtLeastOnce(Split(args.k, kInPlaceWords * kPerWord)), panels(args.n, kNr);
+  for (const Range m : Split(args.m, kStrips * kMr)) {
+    const std::int64_t outer = in_rows ? pieces.count() : panels.count(),
+                       inner = in_rows ? panels.count() : pieces.count();
+    for (std::int64_t i = 0; i < outer; ++i) {
+      if (in_rows) copy_rows(m, pieces[i]);
+      for (std::int64_t j = 0; j < inner; ++j) {
+        const bool last = j + 1 == inner;
+        const std::int64_t next_i = last ? Min(i + 1, outer - 1) : i, next_j = last ? 0 : j + 1;
+        const Range k = pieces[in_rows ? i : j], n = panels[in_rows ? j : i];
+        if (!in_rows) copy_rows(m, k);
+        multiply(m, k, n,
+                 at(pieces[in_rows ? next_i : next_j].begin, panels[in_rows ? next_j : next_i].begin));
+      }
+    }
   }
 }
 
 void MmadF32(const MmadArgs& args) {
-  if (args.b_source.data != nullptr) return MmadInPlace<float>(args, kTiles, &PackB);
+  if (args.b_source.data != nullptr) return MmadInPlace<float>(args, kTiles, kTiles, &PackB);
   Mmad<float>(args, kTiles);
 }
 
@@ -603,7 +642,8 @@ void PackBNative(DType dtype, std::int64_t k, std::int64_t n, const StridedSourc
 }
 
 void MmadBF16(const MmadArgs& args) {
-  if (args.b_source.data != nullptr) return MmadInPlace<BF16>(args, kBF16TilesAvx512, &PackBNative);
+  if (args.b_source.data != nullptr)
+    return MmadInPlace<BF16>(args, kBF16TilesAvx512, kBF16RowTilesAvx512, &PackBNative);
   Mmad<BF16>(args, kBF16TilesAvx512);
 }
 #endif

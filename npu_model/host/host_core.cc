@@ -68,7 +68,7 @@ HostLayout OwnLayout(const HostContext& context, const Slot& slot) {
 HostLayout From(HostLayout layout, Role role, std::int64_t element_bytes, Range rows, Range cols) {
   std::int64_t offset = rows.begin * layout.pitch;
   if (layout.row_major) {
-    offset += cols.begin;
+    offset += cols.begin * layout.panel_stride;
   } else if (role == Role::kB) {
     CUBIST_CHECK(cols.begin % layout.width == 0 && rows.begin % 2 == 0,
                  "a part of a B tile begins inside a panel");
@@ -276,8 +276,9 @@ void HostCube::LoadL1(TileRef dst, const Gm& src, Loc) {
   }
   const StridedSource source{src.data(), src.row_stride, src.col_stride};
   const std::int64_t element_bytes = context_->host->OperandBytes(slot.dtype);
-  if (slot.role == Role::kBOnce && src.col_stride == 1 && Whole(dst)) {
-    slot.shows = {.data = src.data(), .pitch = src.row_stride, .row_major = true};
+  if (slot.role == Role::kBOnce && (src.col_stride == 1 || src.row_stride == 1) && Whole(dst)) {
+    slot.shows = {
+        .data = src.data(), .pitch = src.row_stride, .panel_stride = src.col_stride, .row_major = true};
     return;
   }
   if (IsB(slot.role)) {
@@ -415,7 +416,7 @@ void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bi
   // B from its row k on.
   const auto b_from = [&](std::int64_t k) {
     if (right.row_major) {
-      args.b_source = {right.data + k * right.pitch * b_bytes, right.pitch, 1};
+      args.b_source = {right.data + k * right.pitch * b_bytes, right.pitch, right.panel_stride};
       args.b_type = b.dtype();
     } else {
       args.b = right.data + k * right.width * b_bytes;
@@ -462,10 +463,12 @@ namespace {
 
 // GM = activation(alpha * x + bias + beta * residual), straight into its rows, or through a short row of floats where
 // its columns are not adjacent.
-void StoreEpilogue(const HostContext& context, const Gm& dst, const EpilogueRows& rows, const EpilogueScalars& e) {
+void StoreEpilogue(const HostContext& context, const Gm& dst, const EpilogueRows& rows,
+                   const EpilogueScalars& e) {
   const EpilogueOps& ops = *context.epilogue;
   if (dst.col_stride == 1) {
-    return ops.store({dst.data(), dst.row_stride, dst.rows, dst.cols}, dst.dtype(), rows, e, dst.tensor->stream);
+    return ops.store({dst.data(), dst.row_stride, dst.rows, dst.cols}, dst.dtype(), rows, e,
+                     dst.tensor->stream);
   }
   std::array<float, 256> piece;
   const auto from = [](const Rows& x, std::int64_t i, std::int64_t j) {
@@ -499,7 +502,8 @@ void HostCube::StoreL0C(const Gm& dst, TileRef src, const FixOptions& options, L
   std::array<float, 256> piece;
   for (std::int64_t i = 0; i < x.rows; ++i) {
     for (const Range j : Split(x.cols, static_cast<std::int64_t>(piece.size()))) {
-      const Rows part{static_cast<float*>(x.data) + i * x.pitch + j.begin, x.pitch, 1, 0}, out{piece.data(), 0, 1, j.size()};
+      const Rows part{static_cast<float*>(x.data) + i * x.pitch + j.begin, x.pitch, 1, 0},
+          out{piece.data(), 0, 1, j.size()};
       context_->epilogue->store(out, DType::kF32, {part, nullptr, {}},
                                 {options.scale, 1, options.relu ? Activation::kRelu : Activation::kNone},
                                 /*stream=*/false);

@@ -27,8 +27,8 @@ struct StridedSource {
 //      (p / 2) * 2 * nr + 2 * j + p % 2   for native bf16 ("VNNI pairs"); an odd last k is padded with zeros, in a too.
 //    The columns of the last panel beyond n are zero.
 // c: row-major; whole panels are written, so each row of c has room for RoundUp(n, nr) elements.
-//    Or, where b_source has data, b is null and element (p, j) of type b_type stands as b_source says, with a
-//    col_stride of 1.
+//    Or, where b_source has data, b is null and element (p, j) of type b_type stands as b_source says, whose
+//    row_stride or col_stride is 1.
 struct MmadArgs {
   std::int64_t m = 0, n = 0, k = 0;
   const void* a = nullptr;

@@ -718,6 +718,40 @@ TEST(GroupedMatmulGradTest, EitherAlone) {
 }
 
 // Empty groups: 0 where dw is written, untouched (NaN stays) where it is accumulated, and then without data in a list.
+// dx from the packed transposes has the bits that it has from plain weights.
+TEST(GroupedMatmulGradTest, PackedWeights) {
+  const std::int64_t n = 75, k = 131;
+  const std::vector<std::int32_t> counts{8, 0, 70, 13};
+  for (const DType in : kFloatTypes) {
+    for (const bool transposed : {false, true}) {
+      for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+        Random random;
+        Matrix dy(in, {95, n}), weights(in, {4, transposed ? n : k, transposed ? k : n}), dx(in, {95, k}),
+            again(in, {95, k});
+        dy.FillNormal(random), weights.FillNormal(random);
+        GroupedMatmulGradArgs args{.dy = dy.view(),
+                                   .groups = ConstTensor(counts.data(), DType::kI32, {4}),
+                                   .weights = weights.view(),
+                                   .dx = dx.view(),
+                                   .transpose_weights = transposed};
+        ASSERT_TRUE(IsOk(GroupedMatmulGrad(device, args)));
+        const std::int64_t bytes = PackedOperandBytes(device, Side::kB, in, n, k, 4);
+        std::vector<PackedBlock> memory(static_cast<std::size_t>(bytes) / sizeof(PackedBlock) + 1);
+        ASSERT_TRUE(IsOk(PackOperand(
+            device,
+            {.source = weights.view(), .transpose = !transposed, .data = memory.data(), .bytes = bytes},
+            &args.packed_weights)));
+        EXPECT_FALSE(GroupedMatmulGrad(device, args).ok());  // Both are given.
+        args.weights = {}, args.dx = again.view();
+        ASSERT_TRUE(IsOk(GroupedMatmulGrad(device, args)));
+        ExpectSameBits(again.view(), dx.view());
+        args.packed_weights.rows = k;
+        EXPECT_FALSE(GroupedMatmulGrad(device, args).ok());
+      }
+    }
+  }
+}
+
 TEST(GroupedMatmulGradTest, EmptyGroups) {
   for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
     for (bool accumulate : {false, true}) {
