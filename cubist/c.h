@@ -274,10 +274,23 @@ typedef struct cubist_flash_attention_grad_args {
   const cubist_window* window;
   const int64_t* prefix;
   size_t prefix_count;
+  cubist_lengths lengths;
+  cubist_rope rope;
+  cubist_tensor bias, sinks, mask;
+  cubist_alibi alibi;
+  cubist_dropout dropout;
+  const float* soft_cap;
+  cubist_tensor dbias, dsinks;
+  cubist_workspace workspace; /* of at least cubist_flash_attention_grad_workspace's bytes */
 } cubist_flash_attention_grad_args;
-#define CUBIST_FLASH_ATTENTION_GRAD_ARGS \
-  { .size = sizeof(cubist_flash_attention_grad_args) }
+#define CUBIST_FLASH_ATTENTION_GRAD_ARGS                                      \
+  {                                                                           \
+    .size = sizeof(cubist_flash_attention_grad_args), .dropout = {.keep = 1 } \
+  }
 
+cubist_status cubist_flash_attention_grad_workspace(const cubist_device* device,
+                                                    const cubist_flash_attention_grad_args* args,
+                                                    int64_t* bytes);
 cubist_status cubist_flash_attention_grad(const cubist_device* device,
                                           const cubist_flash_attention_grad_args* args,
                                           cubist_profile* profile);

@@ -98,6 +98,41 @@ FlashAttentionArgs FlashAttentionArgsOf(const Reader& reader, const cubist_flash
   return to;
 }
 
+FlashAttentionGradArgs FlashAttentionGradArgsOf(const Reader& reader,
+                                                const cubist_flash_attention_grad_args& from) {
+  FlashAttentionGradArgs to;
+  to.q = reader.Input("q", from.q);
+  to.k = reader.Input("k", from.k);
+  to.v = reader.Input("v", from.v);
+  to.q_rope = reader.Input("q_rope", from.q_rope);
+  to.k_rope = reader.Input("k_rope", from.k_rope);
+  to.out = reader.Input("out", from.out);
+  to.lse = reader.Input("lse", from.lse);
+  to.dout = reader.Input("dout", from.dout);
+  to.dq = reader.Output("dq", from.dq);
+  to.dk = reader.Output("dk", from.dk);
+  to.dv = reader.Output("dv", from.dv);
+  to.dq_rope = reader.Output("dq_rope", from.dq_rope);
+  to.dk_rope = reader.Output("dk_rope", from.dk_rope);
+  to.scale = Reader::Optional(from.scale);
+  to.causal = reader.Enum<Causal>("causal", from.causal, CUBIST_CAUSAL_BOTTOM_RIGHT);
+  to.window = WindowOf(reader, from.window);
+  to.prefix = reader.Numbers("prefix", from.prefix, from.prefix_count);
+  to.lengths = LengthsOf(reader, from.lengths);
+  to.rope = RopeOf(reader, from.rope);
+  to.bias = reader.Input("bias", from.bias);
+  to.sinks = reader.Input("sinks", from.sinks);
+  to.mask = reader.Input("mask", from.mask);
+  to.alibi = {reader.Input("alibi.slopes", from.alibi.slopes), Reader::Optional(from.alibi.offset),
+              from.alibi.root};
+  to.dropout = {from.dropout.keep, from.dropout.seed, from.dropout.offset};
+  to.soft_cap = Reader::Optional(from.soft_cap);
+  to.dbias = reader.Output("dbias", from.dbias);
+  to.dsinks = reader.Output("dsinks", from.dsinks);
+  to.workspace = {from.workspace.data, from.workspace.bytes};
+  return to;
+}
+
 RouteOptions RouteOptionsOf(const Reader& reader, const cubist_route_options& from) {
   RouteOptions to;
   to.score = reader.Enum<ScoreFunction>("options.score", from.score, CUBIST_SCORE_SQRT_SOFTPLUS);
@@ -228,25 +263,19 @@ cubist_status cubist_flash_attention_grad(const cubist_device* device,
       "flash_attention_grad", device, args, cubist_flash_attention_grad_args CUBIST_FLASH_ATTENTION_GRAD_ARGS,
       profile,
       [](const Device& on, const cubist_flash_attention_grad_args& from, Reader& reader, Profile* p) {
-        FlashAttentionGradArgs to;
-        to.q = reader.Input("q", from.q);
-        to.k = reader.Input("k", from.k);
-        to.v = reader.Input("v", from.v);
-        to.q_rope = reader.Input("q_rope", from.q_rope);
-        to.k_rope = reader.Input("k_rope", from.k_rope);
-        to.out = reader.Input("out", from.out);
-        to.lse = reader.Input("lse", from.lse);
-        to.dout = reader.Input("dout", from.dout);
-        to.dq = reader.Output("dq", from.dq);
-        to.dk = reader.Output("dk", from.dk);
-        to.dv = reader.Output("dv", from.dv);
-        to.dq_rope = reader.Output("dq_rope", from.dq_rope);
-        to.dk_rope = reader.Output("dk_rope", from.dk_rope);
-        to.scale = Reader::Optional(from.scale);
-        to.causal = reader.Enum<Causal>("causal", from.causal, CUBIST_CAUSAL_BOTTOM_RIGHT);
-        to.window = c::WindowOf(reader, from.window);
-        to.prefix = reader.Numbers("prefix", from.prefix, from.prefix_count);
-        return FlashAttentionGrad(on, to, p);
+        return FlashAttentionGrad(on, c::FlashAttentionGradArgsOf(reader, from), p);
+      });
+}
+
+cubist_status cubist_flash_attention_grad_workspace(const cubist_device* device,
+                                                    const cubist_flash_attention_grad_args* args,
+                                                    std::int64_t* bytes) {
+  return c::Kernel(
+      "flash_attention_grad_workspace", device, args,
+      cubist_flash_attention_grad_args CUBIST_FLASH_ATTENTION_GRAD_ARGS, nullptr,
+      [&](const Device& on, const cubist_flash_attention_grad_args& from, Reader& reader, Profile*) {
+        reader.NotNull("bytes", bytes);
+        return FlashAttentionGradWorkspace(on, c::FlashAttentionGradArgsOf(reader, from), bytes);
       });
 }
 

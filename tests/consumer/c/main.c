@@ -122,6 +122,21 @@ static void attention(void) {
   OK(cubist_flash_attention_grad(host, &grad, NULL));
   EXPECT(all_near(dq, N * S * D, 0)); /* equal keys: a query changes nothing */
   EXPECT(all_near(dv, D, 1 + 1 / 2.0 + 1 / 3.0) && all_near(dv + 2 * D, D, 1 / 3.0));
+
+  /* A sink for each head takes its share: the first row has scores of 2 and 2, with its workspace from here. */
+  float sinks[N] = {2, 2}, dsinks[N];
+  args.sinks = grad.sinks = vector(sinks, N), grad.dsinks = vector(dsinks, N);
+  OK(cubist_flash_attention(host, &args, NULL));
+  int64_t bytes = -1;
+  OK(cubist_flash_attention_grad_workspace(host, &grad, &bytes));
+  EXPECT(bytes > 0);
+  void* const room = malloc((size_t)bytes);
+  grad.workspace = (cubist_workspace){room, bytes};
+  OK(cubist_flash_attention_grad(host, &grad, NULL));
+  free(room);
+  EXPECT(near(lse[0], 2 + log(2)) && all_near(dv, D, 1 / 2.0 + 1 / 3.0 + 1 / 4.0));
+  /* - the sum over rows i of 1 / (i + 2) times D times the mean of 0 .. i and the sink's 0 */
+  EXPECT(all_near(dsinks, N, -D * (1 / 9.0 + 3 / 16.0)));
 }
 
 static void movement(void) {
