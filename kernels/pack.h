@@ -43,8 +43,7 @@ PackedGm Pack(Launch& launch, const char* name, Role role, const GmTensor& sourc
   std::int64_t rows = source.sizes[2], cols = source.sizes[3];
   if (transposed) std::swap(rows, cols);
   const PackedGm packed =
-      launch.Packed(name, role, source.dtype, rows, cols, source.sizes[0] * source.sizes[1],
-                    second_role);
+      launch.Packed(name, role, source.dtype, rows, cols, source.sizes[0] * source.sizes[1], second_role);
   PackInto<T>(launch, source, transposed, packed);
   return packed;
 }

@@ -26,9 +26,9 @@ std::string Key(std::string_view name) {
   return key;
 }
 
-constexpr const char* kVectorOps[kVectorOpCount] = {
-    "unary", "binary", "exp", "ln", "div", "cast", "reduce", "select", "integer", "sort", "merge_sort",
-    "gather"};
+constexpr const char* kVectorOps[kVectorOpCount] = {"unary",   "binary", "exp",        "ln",
+                                                    "div",     "cast",   "reduce",     "select",
+                                                    "integer", "sort",   "merge_sort", "gather"};
 
 // What may be set.
 struct Limits {

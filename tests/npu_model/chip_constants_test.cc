@@ -32,7 +32,8 @@ TEST(ChipConstantsTest, EveryOneHasANameAndCanBeSetToItsOwnValue) {
 TEST(ChipConstantsTest, SetsOneAlone) {
   for (const NamedConstant& c : ConstantsOf(Ascend910B2())) {
     ChipSpec chip = Ascend910B2();
-    const double value = c.whole ? std::max(1.0, c.constant.value - 1) : std::min(c.most, c.constant.value / 2 + 1);
+    const double value =
+        c.whole ? std::max(1.0, c.constant.value - 1) : std::min(c.most, c.constant.value / 2 + 1);
     ASSERT_TRUE(SetConstant(&chip, c.name, value).ok()) << c.name;
     const auto before = ConstantsOf(Ascend910B2()), after = ConstantsOf(chip);
     ASSERT_EQ(before.size(), after.size());

@@ -37,14 +37,9 @@ std::int64_t UbBytes(const ChipSpec& chip, const MatmulSiluTiling& t) {
 }
 
 // [launch]
-MatmulOperands OperandsOf(Launch& launch, const MatmulSiluArgs& args) {
-  MatmulOperands g;
-  g.a = {MatrixOf(*launch.Input("a", args.a)), {}, false};
-  g.b = {MatrixOf(*launch.Input("b", args.b)), {}, false};
-  g.bias = launch.Input("bias", args.bias);
-  g.c = MatrixOf(*launch.Output("out", args.out));
-  g.k = args.a.size(1);
-  return g;
+MatmulSiluOperands OperandsOf(Launch& launch, const MatmulSiluArgs& args) {
+  return {MatrixOf(*launch.Input("a", args.a)), MatrixOf(*launch.Input("b", args.b)),
+          MatrixOf(*launch.Input("bias", args.bias)), MatrixOf(*launch.Output("out", args.out))};
 }
 
 template <class T>
@@ -55,7 +50,7 @@ Status Run(const Device& device, const MatmulSiluArgs& args, Profile* profile) {
   shape.in = args.a.dtype, shape.out = args.out.dtype, shape.bias = true;
   MatmulSiluTiling tiling;
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, kName, shape, &Tilings, &tiling));
-  const MatmulOperands g = OperandsOf(launch, args);
+  const MatmulSiluOperands g = OperandsOf(launch, args);
   launch.OnAiCores(tiling.product.grid.count(), [&](auto& core) { MatmulSiluKernel<T>(core, g, tiling); });
   return launch.Finish(profile);
 }
@@ -110,9 +105,8 @@ Status OneTile(const Device& device, const MatmulSiluArgs& args, Profile* profil
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   CUBIST_RETURN_IF_ERROR(CheckDType({kName, "a", args.a}, {DType::kBF16}));
   Launch launch(device, kName);
-  const MatmulOperands g = OperandsOf(launch, args);
-  launch.OnAiCores(
-      1, [&](auto& core) { OneTileKernel<BF16>(core, g.a.plain, g.b.plain, MatrixOf(*g.bias), g.c); });
+  const MatmulSiluOperands g = OperandsOf(launch, args);
+  launch.OnAiCores(1, [&](auto& core) { OneTileKernel<BF16>(core, g.a, g.b, g.bias, g.c); });
   return launch.Finish(profile);
 }
 

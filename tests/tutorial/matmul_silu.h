@@ -37,7 +37,9 @@ void VisitFields(const ChipSpec& chip, const MatmulShape& shape, Tiling& t, Visi
   VisitFields(chip, shape, t.product, visit);
   visit({"strip", 1, 1 << 20}, t.strip);
 }
-inline void Complete(const MatmulShape& shape, MatmulSiluTiling& t) { Complete(shape, t.product); }
+inline void Complete(const ChipSpec& chip, const MatmulShape& shape, MatmulSiluTiling& t) {
+  Complete(chip, shape, t.product);
+}
 
 std::vector<MatmulSiluTiling> Tilings(const ChipSpec& chip, const MatmulShape& shape);
 bool Fits(const ChipSpec& chip, const MatmulShape& shape, const MatmulSiluTiling& tiling);

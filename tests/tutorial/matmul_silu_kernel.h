@@ -67,10 +67,19 @@ struct MatmulSiluTiling {
   friend bool operator==(const MatmulSiluTiling&, const MatmulSiluTiling&) = default;
 };
 
+// One product: (M, K), (K, N), (N), (M, N).
+struct MatmulSiluOperands {
+  Gm a, b, bias, c;
+
+  MatmulBlock Block(Range m, Range n) const {
+    return {{a.Rows(m), {}, false}, {b.Cols(n), {}, false}, bias.Cols(n), m.size(), n.size(), a.cols};
+  }
+};
+
 // Blocks of the result are dealt to the cores. The Cube core leaves a block in L0C; its Vector cores share the rows of
 // the block and take them in strips, so that UB holds a strip however tall the block is.
 template <class T, AiCore Core>
-void MatmulSiluKernel(Core& core, const MatmulOperands& g, const MatmulSiluTiling& t) {
+void MatmulSiluKernel(Core& core, const MatmulSiluOperands& g, const MatmulSiluTiling& t) {
   using Vector = std::remove_cvref_t<decltype(core.vectors()[0])>;
   struct Lane {
     Lane(Vector& core, const MatmulSiluTiling& t)
@@ -80,7 +89,7 @@ void MatmulSiluKernel(Core& core, const MatmulOperands& g, const MatmulSiluTilin
     Vector& core;
     Ring<Buffer::kUB, float> x_ub, s_ub;
   };
-  MatmulRings<T> rings(core, t.product, g.bias != nullptr);
+  MatmulRings<T> rings(core, t.product, true);
   std::vector<Lane> lanes;
   lanes.reserve(core.vectors().size());
   for (Vector& vector : core.vectors()) lanes.emplace_back(vector, t);
