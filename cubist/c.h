@@ -133,6 +133,14 @@ cubist_status cubist_pack_operand(const cubist_device* device, const cubist_pack
 int64_t cubist_packed_bytes(const cubist_packed* packed);
 void cubist_packed_destroy(cubist_packed* packed);
 
+typedef enum cubist_activation {
+  CUBIST_ACTIVATION_NONE = 0,
+  CUBIST_ACTIVATION_RELU = 1,
+  CUBIST_ACTIVATION_SILU = 2,
+  CUBIST_ACTIVATION_GELU = 3,
+  CUBIST_ACTIVATION_GELU_TANH = 4
+} cubist_activation;
+
 typedef struct cubist_matmul_args {
   size_t size;
   cubist_tensor a, b, bias, c;
@@ -140,9 +148,12 @@ typedef struct cubist_matmul_args {
   bool accumulate;
   bool any_order;
   const cubist_packed *packed_a, *packed_b;
+  float alpha, beta;
+  cubist_tensor residual;
+  cubist_activation activation;
 } cubist_matmul_args;
 #define CUBIST_MATMUL_ARGS \
-  { .size = sizeof(cubist_matmul_args) }
+  { .size = sizeof(cubist_matmul_args), .alpha = 1, .beta = 1 }
 
 cubist_status cubist_matmul(const cubist_device* device, const cubist_matmul_args* args,
                             cubist_profile* profile);
@@ -159,9 +170,12 @@ typedef struct cubist_grouped_matmul_args {
   const cubist_packed* packed_weights; /* likewise */
   cubist_tensor bias, out;
   bool transpose_weights;
+  float alpha, beta;
+  cubist_tensor residual;
+  cubist_activation activation;
 } cubist_grouped_matmul_args;
 #define CUBIST_GROUPED_MATMUL_ARGS \
-  { .size = sizeof(cubist_grouped_matmul_args) }
+  { .size = sizeof(cubist_grouped_matmul_args), .alpha = 1, .beta = 1 }
 
 cubist_status cubist_grouped_matmul(const cubist_device* device, const cubist_grouped_matmul_args* args,
                                     cubist_profile* profile);
@@ -178,6 +192,7 @@ typedef struct cubist_grouped_matmul_grad_args {
   size_t dw_count;
   bool accumulate_dw;
   bool transpose_weights;
+  const cubist_packed* packed_weights; /* in place of weights: their transposes */
 } cubist_grouped_matmul_grad_args;
 #define CUBIST_GROUPED_MATMUL_GRAD_ARGS \
   { .size = sizeof(cubist_grouped_matmul_grad_args) }

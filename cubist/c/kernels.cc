@@ -192,27 +192,36 @@ cubist_status cubist_matmul(const cubist_device* device, const cubist_matmul_arg
                      to.any_order = from.any_order;
                      to.packed_a = Reader::Packed(from.packed_a);
                      to.packed_b = Reader::Packed(from.packed_b);
+                     to.alpha = from.alpha;
+                     to.beta = from.beta;
+                     to.residual = reader.Input("residual", from.residual);
+                     to.activation =
+                         reader.Enum<Activation>("activation", from.activation, CUBIST_ACTIVATION_GELU_TANH);
                      return Matmul(on, to, p);
                    });
 }
 
 cubist_status cubist_grouped_matmul(const cubist_device* device, const cubist_grouped_matmul_args* args,
                                     cubist_profile* profile) {
-  return c::Kernel("grouped_matmul", device, args, cubist_grouped_matmul_args CUBIST_GROUPED_MATMUL_ARGS,
-                   profile,
-                   [](const Device& on, const cubist_grouped_matmul_args& from, Reader& reader, Profile* p) {
-                     GroupedMatmulArgs to;
-                     to.x = reader.Input("x", from.x);
-                     to.groups = reader.Input("groups", from.groups);
-                     to.group_list = reader.Enum<GroupList>("group_list", from.group_list, CUBIST_GROUP_ENDS);
-                     to.weights = reader.Input("weights", from.weights);
-                     to.weight_list = reader.Inputs("weight_list", from.weight_list, from.weight_count);
-                     to.packed_weights = Reader::Packed(from.packed_weights);
-                     to.bias = reader.Input("bias", from.bias);
-                     to.out = reader.Output("out", from.out);
-                     to.transpose_weights = from.transpose_weights;
-                     return GroupedMatmul(on, to, p);
-                   });
+  return c::Kernel(
+      "grouped_matmul", device, args, cubist_grouped_matmul_args CUBIST_GROUPED_MATMUL_ARGS, profile,
+      [](const Device& on, const cubist_grouped_matmul_args& from, Reader& reader, Profile* p) {
+        GroupedMatmulArgs to;
+        to.x = reader.Input("x", from.x);
+        to.groups = reader.Input("groups", from.groups);
+        to.group_list = reader.Enum<GroupList>("group_list", from.group_list, CUBIST_GROUP_ENDS);
+        to.weights = reader.Input("weights", from.weights);
+        to.weight_list = reader.Inputs("weight_list", from.weight_list, from.weight_count);
+        to.packed_weights = Reader::Packed(from.packed_weights);
+        to.bias = reader.Input("bias", from.bias);
+        to.out = reader.Output("out", from.out);
+        to.transpose_weights = from.transpose_weights;
+        to.alpha = from.alpha;
+        to.beta = from.beta;
+        to.residual = reader.Input("residual", from.residual);
+        to.activation = reader.Enum<Activation>("activation", from.activation, CUBIST_ACTIVATION_GELU_TANH);
+        return GroupedMatmul(on, to, p);
+      });
 }
 
 cubist_status cubist_grouped_matmul_grad(const cubist_device* device,
@@ -227,6 +236,7 @@ cubist_status cubist_grouped_matmul_grad(const cubist_device* device,
         to.group_list = reader.Enum<GroupList>("group_list", from.group_list, CUBIST_GROUP_ENDS);
         to.weights = reader.Input("weights", from.weights);
         to.weight_list = reader.Inputs("weight_list", from.weight_list, from.weight_count);
+        to.packed_weights = Reader::Packed(from.packed_weights);
         to.dx = reader.Output("dx", from.dx);
         to.x = reader.Input("x", from.x);
         to.dw = reader.Output("dw", from.dw);

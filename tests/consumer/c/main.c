@@ -62,6 +62,15 @@ static void products(void) {
   fill(c, 12, -1);
   OK(cubist_matmul(host, &args, NULL));
   EXPECT(memcmp(first, c, sizeof c) == 0);
+
+  args.beta = 0.5f, args.residual = matrix(first, 3, 4), args.activation = CUBIST_ACTIVATION_RELU;
+  for (args.alpha = -2; args.alpha <= 2; args.alpha += 4) {
+    OK(cubist_matmul(host, &args, NULL));
+    for (int i = 0; i < 12; ++i) {
+      const float sum = args.alpha * 5 + bias[i % 4] + first[i] / 2;
+      EXPECT(near(c[i], sum > 0 ? sum : 0));
+    }
+  }
   cubist_packed_destroy(packed);
 
   /* Two experts of one and two rows. */
