@@ -9,6 +9,7 @@
 #include "cubist/mla_block.h"
 #include "cubist/moe_block.h"
 #include "cubist/pack_operand.h"
+#include "cubist/reorder_chunks.h"
 #include "cubist/rms_norm.h"
 #include "cubist/route.h"
 #include "cubist/swiglu.h"
