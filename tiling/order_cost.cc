@@ -70,9 +70,10 @@ OrderCost Walk(const OrderShape& s) {
     fetched += wave.blocks * static_cast<double>(s.block_bytes);  // What is written takes room, too.
     cost.waves.push_back(wave);
   }
-  for (std::int64_t w = kMostWaves / 2; w < kMostWaves && waves > kMostWaves; ++w) {
+  constexpr std::int64_t kFirstRepeated = kMostWaves / 2;
+  for (std::int64_t w = kFirstRepeated; w < kMostWaves && waves > kMostWaves; ++w) {
     cost.waves[static_cast<std::size_t>(w)].times +=
-        static_cast<double>(waves - kMostWaves) / static_cast<double>(kMostWaves - kMostWaves / 2);
+        static_cast<double>(waves - kMostWaves) / static_cast<double>(kMostWaves - kFirstRepeated);
   }
   cost.sharers_a = SharersOf(std::move(first_rows)), cost.sharers_b = SharersOf(std::move(first_cols));
   return cost;
