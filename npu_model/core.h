@@ -26,11 +26,11 @@ namespace cubist {
 
 // Operands of StoreActivated. What is default-constructed is not given.
 struct EpilogueTiles {
-  UbTile<float> x;         // (r, c); lost
-  UbTile<float> bias;      // (1, c), or not given
-  UbTile<float> residual;  // (r, c), or not given
+  UbTile<float> x;           // (r, c); lost
+  UbTile<float> bias{};      // (1, c), or not given
+  UbTile<float> residual{};  // (r, c), or not given
   std::array<UbTile<float>, EpilogueScalars::kMaxScratch>
-      scratch;  // of x's shape, as many as the activation needs
+      scratch{};  // of x's shape, as many as the activation needs
 };
 
 // Cube core: the matrix unit and the movers that feed it. Operands are fp32, bf16 or fp16; sums are fp32.
