@@ -1,0 +1,249 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "npu_model/host/host_core.h"
+#include "npu_model/host/tile_layout-inl.h"
+
+namespace cubist {
+
+namespace {
+
+// Whether a Mmad may read its A operand where it lies in GM. Long rows cost it more
+// than the copy (TLB, cache sets), and native bf16 reads k in pairs.
+bool ReadableInPlace(const HostContext& context, const TileRef& dst, const Gm& src) {
+  const std::int64_t bytes = SizeOf(src.dtype());
+  const bool narrow = bytes == 2;
+  if (src.col_stride != 1 || context.host->OperandBytes(src.dtype()) != bytes || !Whole(dst)) return false;
+  if (narrow && src.cols % 2 != 0) return false;
+  return src.row_stride * bytes <= context.host->packing.a_in_place_bytes || src.rows <= context.cube->mr;
+}
+
+}  // namespace
+
+// Bytes of an element of a B tile: in panels as operands are, in place as GM has it.
+std::int64_t HostCube::BytesOfB(const TileRef& b) const {
+  return b.slot->shows.row_major ? SizeOf(b.dtype()) : context_->host->OperandBytes(b.dtype());
+}
+
+void HostCube::LoadL1(TileRef dst, const Gm& src, Loc) {
+  Slot& slot = *dst.slot;
+  if (slot.second != nullptr) {
+    const TileRef second = SecondOf(dst);
+    LoadL1(second, slot.second->role == slot.role ? src.Transposed() : src);
+  }
+  const StridedSource source{src.data(), src.row_stride, src.col_stride};
+  const std::int64_t element_bytes = context_->host->OperandBytes(slot.dtype);
+  if (slot.role == Role::kBOnce && (src.col_stride == 1 || src.row_stride == 1) && Whole(dst)) {
+    slot.shows = {
+        .data = src.data(), .pitch = src.row_stride, .panel_stride = src.col_stride, .row_major = true};
+    return;
+  }
+  if (IsB(slot.role)) {
+    slot.shows = OwnLayout(*context_, slot);
+    const std::int64_t nr = slot.shows.width;
+    CUBIST_CHECK(dst.col_part.begin % nr == 0 && dst.row_part.begin % 2 == 0,
+                 "part of a B tile inside a panel");
+    const std::int64_t offset = dst.col_part.begin / nr * slot.shows.panel_stride + dst.row_part.begin * nr;
+    context_->cube->pack_b(slot.dtype, dst.rows(), dst.cols(), source, slot.storage + offset * element_bytes,
+                           slot.shows.panel_stride);
+    return;
+  }
+  CUBIST_CHECK(slot.role == Role::kA, "an L1 tile that is loaded needs the role of an operand");
+  if (ReadableInPlace(*context_, dst, src)) {
+    slot.shows = {.data = src.data(), .pitch = src.row_stride, .padded = true};
+    return;
+  }
+  slot.shows = OwnLayout(*context_, slot);
+  slot.shows.padded = true;
+  context_->cube->pack_a(slot.dtype, dst.rows(), dst.cols(), source, At(dst, element_bytes),
+                         slot.shows.pitch);
+}
+
+void HostCube::LoadL1Packed(TileRef dst, const PackedGm& src, Loc) {
+  CUBIST_CHECK(Whole(dst), "a packed operand is shown in place, as a whole tile");
+  dst.slot->shows = LayoutOf(*context_, src);
+  dst.slot->shows.padded = src.col_part.end == src.cols;
+  if (dst.slot->second == nullptr) return;
+  CUBIST_CHECK(src.second_role != Role::kRows, "an operand packed for one role, loaded for two");
+  LoadL1Packed(SecondOf(dst), SecondOf(src));
+}
+
+void HostCube::StorePacked(const PackedGm& dst, TileRef src, Loc) {
+  if (dst.second_role != Role::kRows) StorePacked(SecondOf(dst), SecondOf(src));
+  const std::int64_t bytes = context_->host->OperandBytes(dst.dtype);
+  const HostLayout to = LayoutOf(*context_, dst);
+  const HostLayout from = From(src.slot->shows, dst.role, bytes, src.row_part, src.col_part);
+  const auto copy = [&](std::byte* out, std::int64_t out_pitch, const std::byte* in, std::int64_t in_pitch,
+                        std::int64_t rows, std::int64_t cols) {
+    context_->vector->copy(out, out_pitch * bytes, in, in_pitch * bytes, rows, cols * bytes,
+                           /*stream=*/false);
+  };
+  if (dst.role == Role::kB) {
+    // Pairs of k are interleaved, so an odd last k travels with its padding.
+    const std::int64_t rows = RoundUp(src.rows(), context_->host->packing.row_multiple);
+    for (std::int64_t panel = 0; panel < CeilDiv(src.cols(), to.width); ++panel) {
+      copy(to.data + panel * to.panel_stride * bytes, rows * to.width,
+           from.data + panel * from.panel_stride * bytes, rows * to.width, 1, rows * to.width);
+    }
+    return;
+  }
+  CUBIST_CHECK(from.width == 0, "an A tile that shows a packed operand is not packed again");
+  const std::int64_t end = to.first_col + src.cols();
+  for (std::int64_t col = to.first_col; col < end;) {
+    const std::int64_t panel = col / to.width, cols = std::min(end, (panel + 1) * to.width) - col;
+    copy(to.data + (panel * to.panel_stride + col % to.width) * bytes, to.pitch,
+         from.data + (from.first_col + col - to.first_col) * bytes, from.pitch, src.rows(),
+         bytes == 2 ? RoundUp(cols, 2) : cols);
+    col += cols;
+  }
+}
+
+void HostCube::LoadL0A(TileRef dst, TileRef tile, Transpose transpose, Loc) {
+  CUBIST_CHECK(Whole(dst), "an L0 tile shows its source, as a whole tile");
+  const TileRef src = AsOperand(tile, Role::kA, transpose);
+  dst.slot->shows =
+      From(src.slot->shows, Role::kA, context_->host->OperandBytes(src.dtype()), src.row_part, src.col_part);
+  dst.slot->shows.padded = src.slot->shows.padded && src.col_part.end == src.slot->tile_cols;
+}
+
+namespace {
+
+// A part that begins inside a panel is copied, element by element: the chip's fractals are narrower than the host's
+// panels, so tilings for an NPU may ask for it when they are computed here.
+void CopyPartOfPanels(HostContext& context, const TileRef& dst, const TileRef& src) {
+  const std::int64_t bytes = context.host->OperandBytes(src.dtype());
+  const std::int64_t run = bytes == 2 ? 2 : 1;  // Pairs of k are interleaved.
+  Slot& slot = *dst.slot;
+  slot.shows = OwnLayout(context, slot);
+  slot.shows.panel_stride = RoundUp(slot.rows, run) * slot.shows.width;
+  const std::int64_t size = CeilDiv(slot.cols, slot.shows.width) * slot.shows.panel_stride * bytes;
+  if (slot.storage == nullptr) slot.storage = context.scratch->Take(size);
+  slot.shows.data = slot.storage;
+  std::memset(slot.storage, 0, static_cast<std::size_t>(size));
+  const auto at = [&](const HostLayout& layout, std::int64_t p, std::int64_t j) {
+    return layout.data + (j / layout.width * layout.panel_stride +
+                          (p / run * layout.width + j % layout.width) * run + p % run) *
+                             bytes;
+  };
+  for (std::int64_t p = 0; p < src.rows(); ++p) {
+    for (std::int64_t j = 0; j < src.cols(); ++j) {
+      std::memcpy(at(slot.shows, p, j), at(src.slot->shows, src.row_part.begin + p, src.col_part.begin + j),
+                  static_cast<std::size_t>(bytes));
+    }
+  }
+}
+
+}  // namespace
+
+void HostCube::LoadL0B(TileRef dst, TileRef tile, Transpose transpose, Loc) {
+  CUBIST_CHECK(Whole(dst), "an L0 tile shows its source, as a whole tile");
+  const TileRef src = AsOperand(tile, Role::kB, transpose);
+  const HostLayout& shows = src.slot->shows;
+  if (!shows.row_major && src.col_part.begin % shows.width != 0) return CopyPartOfPanels(*context_, dst, src);
+  dst.slot->shows = From(shows, Role::kB, BytesOfB(src), src.row_part, src.col_part);
+}
+
+void HostCube::LoadBias(TileRef dst, const Gm& row, Loc) {
+  CopyStrided(dst.slot->storage + dst.col_part.begin * 4, DType::kF32, 0, 1, row.data(), row.dtype(), 0,
+              row.col_stride, 1, row.cols);
+}
+
+void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bias, Loc) {
+  const std::int64_t bytes = context_->host->OperandBytes(a.dtype()), nr = context_->cube->nr;
+  const bool pairs = bytes == 2;
+  const auto mmad = pairs ? context_->cube->mmad_bf16 : context_->cube->mmad_f32;
+  const HostLayout left = From(a.slot->shows, Role::kA, bytes, a.row_part, a.col_part);
+  const std::int64_t b_bytes = BytesOfB(b);
+  const HostLayout right = From(b.slot->shows, Role::kB, b_bytes, b.row_part, b.col_part);
+  CUBIST_CHECK(c.col_part.begin % nr == 0 && (c.cols() % nr == 0 || c.col_part.end == c.slot->tile_cols),
+               "a Mmad writes whole panels: part of an accumulator inside one");
+  context_->Furnish(*c.slot);
+  c.slot->shows = OwnLayout(*context_, *c.slot);
+  MmadArgs args;
+  args.m = c.rows(), args.n = c.cols();
+  args.a_pitch = left.pitch;
+  args.b_panel_stride = right.panel_stride;
+  args.c = reinterpret_cast<float*>(At(c, 4));
+  args.c_pitch = c.slot->shows.pitch;
+  args.start = start;
+  if (start == MmadStart::kBias) {
+    args.bias = reinterpret_cast<const float*>(bias.slot->storage) + bias.col_part.begin;
+  }
+
+  // B from its row k on.
+  const auto b_from = [&](std::int64_t k) {
+    if (right.row_major) {
+      args.b_source = {right.data + k * right.pitch * b_bytes, right.pitch, right.panel_stride};
+      args.b_type = b.dtype();
+    } else {
+      args.b = right.data + k * right.width * b_bytes;
+    }
+  };
+
+  // An odd last k without padding behind it is multiplied apart, from a padded copy of A's last column.
+  const bool padded = a.slot->shows.padded && a.col_part.end == a.slot->tile_cols;
+  const std::int64_t k = pairs && !padded ? a.cols() / 2 * 2 : a.cols();
+  // One call per panel of A. A row-major A is one panel.
+  const auto at = [&](std::int64_t col, std::int64_t* panel_end) {
+    const std::int64_t width = left.width == 0 ? INT64_MAX : left.width, panel = col / width;
+    *panel_end = left.width == 0 ? INT64_MAX : (panel + 1) * width;
+    return left.data + (panel * left.panel_stride + col % width) * bytes;
+  };
+  std::int64_t done = 0, panel_end = 0;
+  while (done < k || (done == 0 && a.cols() == 0)) {
+    args.a = at(left.first_col + done, &panel_end);
+    args.k = std::min(k - done, panel_end - left.first_col - done);
+    b_from(done);
+    mmad(args);
+    args.start = MmadStart::kAdd;
+    done += args.k;
+    if (k == 0) break;
+  }
+  if (k == a.cols()) return;
+  constexpr std::int64_t kRows = 256;
+  std::array<BF16, 2 * kRows> column{};
+  const auto* last = reinterpret_cast<const BF16*>(at(left.first_col + k, &panel_end));
+  float* const c_data = args.c;
+  for (const Range rows : Split(c.rows(), kRows)) {
+    for (std::int64_t i = 0; i < rows.size(); ++i) {
+      column[static_cast<std::size_t>(2 * i)] = last[(rows.begin + i) * left.pitch];
+    }
+    args.m = rows.size(), args.k = 1;
+    args.a = column.data(), args.a_pitch = 2;
+    b_from(k);
+    args.c = c_data + rows.begin * args.c_pitch;
+    mmad(args);
+  }
+}
+
+void HostCube::StoreL0C(const Gm& dst, TileRef src, const FixOptions& options, Loc) {
+  const bool adds = options.accumulate == Accumulate::kYes;
+  if (options.scale == 1 && !options.relu) {
+    if (adds) return AddRows(*context_->vector, dst, RowsOf(src));
+    return StoreRows(*context_->vector, dst, RowsOf(src), DType::kF32);
+  }
+  if (!adds) {
+    const Activation activation = options.relu ? Activation::kRelu : Activation::kNone;
+    return StoreEpilogue(*context_, dst, {RowsOf(src), nullptr, {}}, {options.scale, 1, activation});
+  }
+  // What is added is rounded first.
+  const Rows x = RowsOf(src);
+  std::array<float, 256> piece;
+  for (std::int64_t i = 0; i < x.rows; ++i) {
+    for (const Range j : Split(x.cols, static_cast<std::int64_t>(piece.size()))) {
+      const Rows part{static_cast<float*>(x.data) + i * x.pitch + j.begin, x.pitch, 1, 0},
+          out{piece.data(), 0, 1, j.size()};
+      context_->epilogue->store(out, DType::kF32, {part, nullptr, {}},
+                                {options.scale, 1, options.relu ? Activation::kRelu : Activation::kNone},
+                                /*stream=*/false);
+      AddRows(*context_->vector, dst.Block({i, i + 1}, j), out);
+    }
+  }
+}
+
+std::int64_t HostCube::ReadGmInt(const Gm& element, Loc) {
+  return LoadInt(element.data(), element.dtype(), 0);
+}
+
+}  // namespace cubist

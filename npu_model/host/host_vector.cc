@@ -1,0 +1,461 @@
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "npu_model/host/host_core.h"
+#include "npu_model/host/tile_layout-inl.h"
+#include "npu_model/philox.h"
+
+namespace cubist {
+
+void HostVector::Show(const void* data, std::int64_t bytes) {
+  if (shown_count_ == kMostShown) {
+    std::move(shown_.begin() + 1, shown_.end(), shown_.begin());
+    --shown_count_;
+  }
+  shown_[shown_count_++] = {data, bytes};
+}
+
+void HostVector::Use(const void* data) {
+  const auto end = shown_.begin() + static_cast<std::ptrdiff_t>(shown_count_);
+  const auto kept = std::remove_if(shown_.begin(), end, [&](const Shown& row) { return row.data == data; });
+  shown_count_ = static_cast<std::size_t>(kept - shown_.begin());
+}
+
+const void* HostVector::TakeShown(std::int64_t bytes, const void* own) {
+  if (shown_count_ == 0) return nullptr;
+  const Shown row = shown_[--shown_count_];
+  return row.bytes == bytes && row.data != own ? row.data : nullptr;
+}
+
+void HostVector::LoadUb(TileRef dst, const Gm& src, Loc) {
+  Slot& slot = *dst.slot;
+  const std::int64_t bytes = SizeOf(src.dtype());
+  if (slot.role == Role::kRelay && src.col_stride == 1 && src.dtype() == slot.dtype && Whole(dst)) {
+    slot.shows = {.data = src.data(), .pitch = src.row_stride};
+    if (dst.rows() == 1) Show(src.data(), dst.cols() * bytes);
+    return;
+  }
+  slot.shows = OwnLayout(*context_, slot);
+  const Rows rows = RowsOf(dst);
+  if (rows.rows == 0 || rows.cols == 0) return;
+  if (src.col_stride != 1 || rows.cols == 1) {
+    CopyStrided(static_cast<std::byte*>(rows.data), slot.dtype, rows.pitch, 1, src.data(), src.dtype(),
+                src.row_stride, src.col_stride, rows.rows, rows.cols);
+  } else if (src.dtype() == slot.dtype) {
+    context_->vector->copy(rows.data, rows.pitch * bytes, src.data(), src.row_stride * bytes, rows.rows,
+                           rows.cols * bytes, /*stream=*/false);
+  } else {
+    context_->vector->cast(rows, slot.dtype, {src.data(), src.row_stride, rows.rows, rows.cols}, src.dtype(),
+                           /*stream=*/false);
+  }
+}
+
+void HostVector::StoreUb(const Gm& dst, TileRef src, Loc) {
+  const std::int64_t bytes = src.cols() * SizeOf(src.dtype());
+  if (src.slot->role == Role::kRelay && src.rows() == 1 && src.cols() > 1 && dst.tensor->stream &&
+      dst.col_stride == 1 && dst.dtype() == src.dtype()) {
+    const void* const row = RowsOf(src).data;
+    if (const void* next = TakeShown(bytes, row))
+      return context_->movement->copy_row(dst.data(), row, bytes, next);
+  }
+  StoreRows(*context_->vector, dst, RowsOf(src), src.dtype());
+}
+
+void HostVector::Fill(TileRef x, float value, Loc) { context_->vector->fill(WritableRowsOf(x), value); }
+
+namespace {
+
+template <class To, class From, class F>
+void Transform(const TileRef& dst, const TileRef& a, F f) {
+  for (std::int64_t i = 0; i < dst.rows(); ++i) {
+    const From* in = RowAt<From>(a, i);
+    std::transform(in, in + a.cols(), RowAt<To>(dst, i), f);
+  }
+}
+
+}  // namespace
+
+void HostVector::Cast(TileRef dst, TileRef a, Loc) {
+  switch (a.dtype()) {
+    case DType::kI32:
+      return Transform<float, std::int32_t>(dst, a, [](std::int32_t v) { return static_cast<float>(v); });
+    case DType::kI64:
+      return Transform<std::int32_t, std::int64_t>(
+          dst, a, [](std::int64_t v) { return static_cast<std::int32_t>(v); });
+    case DType::kBool:
+      if (dst.dtype() == DType::kI32) {
+        return Transform<std::int32_t, std::uint8_t>(dst, a, [](std::uint8_t v) { return v != 0 ? 1 : 0; });
+      }
+      return Transform<float, std::uint8_t>(dst, a, [](std::uint8_t v) { return v != 0 ? 1.0f : 0.0f; });
+    default:
+      return context_->vector->cast(WritableRowsOf(dst), dst.dtype(), RowsOf(a), a.dtype(),
+                                    /*stream=*/false);
+  }
+}
+
+void HostVector::Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc) {
+  context_->vector->scalar(op, WritableRowsOf(dst), RowsOf(a), value);
+}
+void HostVector::Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc) {
+  Rows second = RowsOf(b);
+  if (b.rows() == 1 && a.rows() > 1) second.pitch = 0, second.rows = a.rows();  // One row for all.
+  context_->vector->binary(op, WritableRowsOf(dst), RowsOf(a), second);
+}
+void HostVector::Unary(UnaryOp op, TileRef dst, TileRef a, Loc) {
+  context_->vector->unary(op, WritableRowsOf(dst), RowsOf(a));
+}
+void HostVector::Reduce(ReduceOp op, TileRef dst, TileRef a, Loc) {
+  context_->vector->reduce(op, WritableRowsOf(dst), RowsOf(a));
+}
+// Squares of one cache line's columns: each line of either tile is fetched once.
+void HostVector::Transpose(TileRef dst, TileRef a, Loc) {
+  constexpr std::int64_t kSquare = 16;
+  const Rows to = WritableRowsOf(dst), from = RowsOf(a);
+  auto* const out = static_cast<float*>(to.data);
+  const auto* const in = static_cast<const float*>(from.data);
+  for (const Range i : Split(a.rows(), kSquare)) {
+    for (const Range j : Split(a.cols(), kSquare)) {
+      for (std::int64_t c = j.begin; c < j.end; ++c) {
+        for (std::int64_t r = i.begin; r < i.end; ++r) out[c * to.pitch + r] = in[r * from.pitch + c];
+      }
+    }
+  }
+}
+void HostVector::MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc) {
+  context_->attention->mask_outside(WritableRowsOf(x), lowest, highest, value);
+}
+
+void HostVector::MaskWhere(TileRef x, TileRef flags, float value, Loc) {
+  context_->attention->mask_where(x.dtype(), WritableRowsOf(x), RowsOf(flags), value);
+}
+void HostVector::Distances(TileRef x, std::int64_t first, Loc) {
+  context_->attention->distances(WritableRowsOf(x), first);
+}
+void HostVector::DropFlags(TileRef flags, const DropoutStream& stream, std::int64_t row, std::int64_t key,
+                           bool transposed, Loc) {
+  const auto drop = transposed ? context_->attention->drop_flags_transposed : context_->attention->drop_flags;
+  drop(WritableRowsOf(flags), stream, row, key);
+}
+void HostVector::AddAlibi(TileRef s, TileRef, float scale, float slope, std::int64_t first, bool root, Loc) {
+  context_->attention->add_alibi(WritableRowsOf(s), scale, slope, first, root);
+}
+
+void HostVector::FillInt(TileRef x, std::int32_t value, Loc) {
+  for (std::int64_t i = 0; i < x.rows(); ++i) std::fill_n(Ints(x) + i * x.slot->shows.pitch, x.cols(), value);
+}
+
+void HostVector::AddInt(TileRef dst, TileRef a, TileRef b, Loc) {
+  for (std::int64_t i = 0; i < dst.rows(); ++i) {
+    auto* out = Ints(dst) + i * dst.slot->shows.pitch;
+    const auto* left = Ints(a) + i * a.slot->shows.pitch;
+    const auto* right = Ints(b) + i * b.slot->shows.pitch;
+    for (std::int64_t j = 0; j < dst.cols(); ++j) out[j] = left[j] + right[j];
+  }
+}
+
+void HostVector::ColumnSum(TileRef dst, TileRef a, Loc) {
+  std::int32_t* sum = Ints(dst);
+  std::fill_n(sum, dst.cols(), 0);
+  for (std::int64_t i = 0; i < a.rows(); ++i) {
+    const auto* row = Ints(a) + i * a.slot->shows.pitch;
+    for (std::int64_t j = 0; j < dst.cols(); ++j) sum[j] += row[j];
+  }
+}
+
+void HostVector::ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc) {
+  std::int32_t sum = initial;
+  for (std::int64_t j = 0; j < a.cols(); ++j) {
+    Ints(dst)[j] = sum;
+    sum += Ints(a)[j];
+  }
+  Ints(dst)[a.cols()] = sum;
+}
+
+void HostVector::AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc) {
+  for (std::int64_t i = 0; i < dst.rows(); ++i) {
+    auto* out = Ints(dst) + i * dst.slot->shows.pitch;
+    const auto* in = Ints(a) + i * a.slot->shows.pitch;
+    for (std::int64_t j = 0; j < dst.cols(); ++j) out[j] = in[j] + value;
+  }
+}
+
+void HostVector::CopyElement(TileRef dst, TileRef src, Loc) { *Ints(dst) = *Ints(src); }
+std::int64_t HostVector::ReadInt(TileRef a, std::int64_t j, Loc) { return Ints(a)[j]; }
+float HostVector::ReadFloat(TileRef a, std::int64_t j, Loc) {
+  return reinterpret_cast<const float*>(At(a, 4))[j];
+}
+
+void HostVector::SoftmaxStep(TileRef p, TileRef s, TileRef m_new, TileRef m_old, TileRef l, float scale,
+                             Loc) {
+  p.slot->shows = OwnLayout(*context_, *p.slot);
+  context_->vector->softmax_step(RowsOf(p), p.dtype(), WritableRowsOf(s), RowsOf(m_new), RowsOf(m_old),
+                                 RowsOf(l), scale);
+}
+
+namespace {
+
+// An operand that may not be given: null data then.
+Rows RowsIfGiven(const TileRef& tile) { return tile.given() ? RowsOf(tile) : Rows(); }
+
+}  // namespace
+
+void HostVector::RowDot(TileRef sum, TileRef, TileRef, TileRef a, TileRef b, TileRef weights, Loc) {
+  context_->activation->row_dot(WritableRowsOf(sum), a.dtype(), RowsOf(a), RowsOf(b), RowsIfGiven(weights));
+}
+
+void HostVector::ScaleRows(TileRef dst, TileRef, TileRef a, TileRef factor, TileRef weights, Loc) {
+  context_->activation->scale_rows(dst.dtype(), WritableRowsOf(dst), RowsOf(a), RowsOf(factor),
+                                   RowsOf(weights));
+}
+
+void HostVector::NormGrad(TileRef dx, TileRef, TileRef, TileRef dy, TileRef x, TileRef weights,
+                          TileRef factor, TileRef shift, TileRef more, Loc) {
+  context_->activation->norm_grad(dx.dtype(), WritableRowsOf(dx), RowsOf(dy), RowsOf(x), RowsOf(weights),
+                                  RowsOf(factor), RowsOf(shift), RowsIfGiven(more));
+}
+
+void HostVector::AddColumnDots(TileRef acc, TileRef, TileRef, TileRef a, TileRef b, TileRef factor, Loc) {
+  context_->activation->add_column_dots(WritableRowsOf(acc), a.dtype(), RowsOf(a), RowsOf(b), RowsOf(factor));
+}
+
+void HostVector::SwiGlu(TileRef out, TileRef, TileRef, TileRef gate, TileRef up, TileRef probs, Loc) {
+  context_->activation->swiglu(out.dtype(), WritableRowsOf(out), RowsOf(gate), RowsOf(up),
+                               RowsIfGiven(probs));
+}
+
+void HostVector::SwiGluGrad(const SwiGluGradTiles& t, Loc) {
+  context_->activation->swiglu_grad(
+      t.gate.dtype(), {WritableRowsOf(t.d_gate), WritableRowsOf(t.d_up), WritableRowsOf(t.d_probs),
+                       RowsOf(t.d_out), RowsOf(t.gate), RowsOf(t.up), RowsOf(t.probs)});
+}
+
+void HostVector::AttentionGradStep(TileRef p, TileRef ds, TileRef s, TileRef dp, TileRef lse, TileRef delta,
+                                   float scale, Loc) {
+  p.slot->shows = OwnLayout(*context_, *p.slot);
+  ds.slot->shows = OwnLayout(*context_, *ds.slot);
+  context_->attention_grad->step(RowsOf(p), RowsOf(ds), p.dtype(), WritableRowsOf(s), WritableRowsOf(dp),
+                                 RowsOf(lse), RowsOf(delta), scale);
+}
+
+// ---- Routing
+
+void HostVector::SelectLe(TileRef dst, TileRef key, float limit, TileRef a, TileRef b, Loc) {
+  context_->routing->select_le(WritableRowsOf(dst), RowsOf(key), limit, RowsOf(a), RowsOf(b));
+}
+void HostVector::TopK(TileRef values, TileRef ids, TileRef a, Loc) {
+  context_->routing->top_k(WritableRowsOf(values), WritableRowsOf(ids), RowsOf(a));
+}
+void HostVector::GroupTop(TileRef sums, TileRef a, std::int64_t count, Loc) {
+  context_->routing->group_top(WritableRowsOf(sums), RowsOf(a), count);
+}
+void HostVector::Scores(ScoreFunction function, TileRef n, TileRef, TileRef, Loc) {
+  context_->routing->scores(function, WritableRowsOf(n));
+}
+void HostVector::Repair(TileRef x, TileRef bad, TileRef, TileRef, TileRef, float limit, bool by_mean, Loc) {
+  context_->routing->repair(WritableRowsOf(x), WritableRowsOf(bad), limit, by_mean);
+}
+
+void HostVector::KeepGroups(TileRef a, TileRef ids, std::int64_t group_cols, Loc) {
+  context_->routing->keep_groups(WritableRowsOf(a), RowsOf(ids), group_cols);
+}
+
+void HostVector::Gather(TileRef dst, TileRef a, TileRef ids, Loc) {
+  for (std::int64_t i = 0; i < dst.rows(); ++i) {
+    const auto* at = RowAt<std::int32_t>(ids, i);
+    const auto* from = RowAt<float>(a, i);
+    float* to = RowAt<float>(dst, i);
+    for (std::int64_t j = 0; j < dst.cols(); ++j) to[j] = at[j] < 0 ? 0.0f : from[at[j]];
+  }
+}
+
+void HostVector::Scatter(TileRef dst, TileRef ids, TileRef values, Loc) {
+  for (std::int64_t i = 0; i < ids.rows(); ++i) {
+    const auto* at = RowAt<std::int32_t>(ids, i);
+    const auto* from = RowAt<float>(values, i);
+    for (std::int64_t j = 0; j < ids.cols(); ++j) {
+      if (at[j] >= 0) RowAt<float>(dst, i)[at[j]] = from[j];
+    }
+  }
+}
+
+void HostVector::Random(TileRef u, const RandomStream& stream, std::int64_t first, std::int64_t row_step,
+                        Loc) {
+  for (std::int64_t i = 0; i < u.rows(); ++i) {
+    PhiloxBlock block{};
+    for (std::int64_t j = 0; j < u.cols(); ++j) {
+      const auto element = static_cast<std::uint64_t>(first + i * row_step + j);
+      if (j == 0 || element % 4 == 0) block = Philox(stream, element / 4);
+      RowAt<float>(u, i)[j] = UniformOf(block[element % 4]);
+    }
+  }
+}
+
+void HostVector::DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc) {
+  for (std::int64_t i = 0; i < ids.rows(); ++i) {
+    for (std::int64_t j = 0; j < ids.cols(); ++j) {
+      if (RowAt<float>(u, i)[j] < rate) RowAt<std::int32_t>(ids, i)[j] = -1, RowAt<float>(weights, i)[j] = 0;
+    }
+  }
+}
+
+void HostVector::MulAdd(TileRef acc, TileRef factor, TileRef x, Loc) {
+  context_->vector->mul_add(WritableRowsOf(acc), RowsOf(factor), RowsOf(x));
+}
+
+void HostVector::WeightedSum(TileRef acc, TileRef, std::span<const TileRef> rows,
+                             std::span<const float> weights, Accumulate accumulate, Loc) {
+  std::array<const void*, HostVectorCore::kMaxSummands> sources;
+  std::array<const void*, kMostShown> upcoming;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    sources[i] = RowsOf(rows[i]).data;
+    Use(sources[i]);
+  }
+  for (std::size_t i = 0; i < shown_count_; ++i) upcoming[i] = shown_[i].data;
+  context_->vector->weighted_sum(reinterpret_cast<float*>(At(acc, 4)), acc.cols(),
+                                 rows.empty() ? DType::kF32 : rows[0].dtype(), sources.data(), weights.data(),
+                                 static_cast<std::int64_t>(rows.size()), accumulate == Accumulate::kYes,
+                                 upcoming.data(), static_cast<std::int64_t>(shown_count_));
+}
+
+namespace {
+
+// visit(id - first, element) for every id in [first, first + bins), row by row.
+template <class Visit>
+void ForEachBin(const TileRef& ids, std::int32_t first, std::int64_t bins, Visit visit) {
+  for (std::int64_t i = 0; i < ids.rows(); ++i) {
+    const std::int32_t* row = Ints(ids) + i * ids.slot->shows.pitch;
+    for (std::int64_t j = 0; j < ids.cols(); ++j) {
+      const std::int64_t bin = std::int64_t{row[j]} - first;
+      if (bin >= 0 && bin < bins) visit(bin, i, j);
+    }
+  }
+}
+
+}  // namespace
+
+void HostVector::Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc) {
+  std::int32_t* count = Ints(counts);
+  ForEachBin(ids, first, counts.cols(), [&](std::int64_t bin, std::int64_t, std::int64_t) { ++count[bin]; });
+}
+
+void HostVector::Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc) {
+  std::int32_t *at = Ints(next), *rank = Ints(ranks);
+  const std::int64_t pitch = ranks.slot->shows.pitch;
+  ForEachBin(ids, first, next.cols(),
+             [&](std::int64_t bin, std::int64_t i, std::int64_t j) { rank[i * pitch + j] = at[bin]++; });
+}
+
+void HostVector::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, std::int32_t first,
+                            Loc) {
+  std::int32_t *at = Ints(next), *rank = Ints(ranks);
+  const std::int32_t* limit = Ints(limits);
+  const std::int64_t pitch = ranks.slot->shows.pitch;
+  ForEachBin(ids, first, next.cols(), [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
+    rank[i * pitch + j] = at[bin] < limit[bin] ? at[bin]++ : -1;
+  });
+}
+
+void HostVector::RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc) {
+  for (std::int64_t j = 0; j < a.cols(); ++j) {
+    Ints(dst)[j] = static_cast<std::int32_t>(cubist::RoundUp(std::int64_t{Ints(a)[j]}, multiple));
+  }
+}
+
+void HostVector::TrueColumns(TileRef dst, TileRef flags, Loc) {
+  for (std::int64_t i = 0; i < dst.rows(); ++i) {
+    const std::int32_t* flag = RowAt<std::int32_t>(flags, i);
+    std::int32_t* const columns = RowAt<std::int32_t>(dst, i);
+    std::int64_t count = 0;
+    for (std::int64_t j = 0; j < flags.cols() && count < dst.cols(); ++j) {
+      columns[count] = static_cast<std::int32_t>(j);
+      count += flag[j] != 0 ? 1 : 0;
+    }
+    std::fill(columns + count, columns + dst.cols(), -1);
+  }
+}
+
+void HostVector::KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc) {
+  const std::int64_t step = flags.cols() == 1 ? 0 : 1;
+  for (std::int64_t i = 0; i < dst.rows(); ++i) {
+    const std::int32_t *flag = RowAt<std::int32_t>(flags, i), *from = RowAt<std::int32_t>(a, i);
+    std::int32_t* const to = RowAt<std::int32_t>(dst, i);
+    for (std::int64_t j = 0; j < dst.cols(); ++j) to[j] = flag[j * step] != 0 ? from[j] : -1;
+  }
+}
+
+void HostVector::Lookup(TileRef dst, TileRef ids, TileRef table, std::int32_t first, Loc) {
+  const std::int32_t* const entries = Ints(table);
+  ForEachBin(ids, first, table.cols(), [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
+    RowAt<std::int32_t>(dst, i)[j] = entries[bin];
+  });
+}
+
+void HostVector::StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc) {
+  if (dst.col_stride != 1) {
+    Scalar(ScalarOp::kMul, scratch, x, weight, loc);
+    return StoreUb(dst, scratch, loc);
+  }
+  const std::int64_t bytes = SizeOf(dst.dtype());
+  const Rows rows = RowsOf(x);
+  const void* const next = TakeShown(rows.cols * bytes, /*own=*/nullptr);
+  for (std::int64_t i = 0; i < rows.rows; ++i) {
+    context_->movement->scale(dst.data() + i * dst.row_stride * bytes, dst.dtype(),
+                              static_cast<const float*>(rows.data) + i * rows.pitch, weight, rows.cols,
+                              dst.tensor->stream, next);
+  }
+}
+
+void HostVector::StoreActivated(const Gm& dst, const EpilogueRefs& t, const EpilogueScalars& e, Loc) {
+  const float* bias = t.bias.given() ? static_cast<const float*>(RowsOf(t.bias).data) : nullptr;
+  StoreEpilogue(*context_, dst, {RowsOf(t.x), bias, RowsIfGiven(t.residual)}, e);
+}
+
+void HostVector::AddDot(TileRef sum, TileRef, TileRef x, TileRef row, Loc) {
+  const void* const data = RowsOf(row).data;
+  const void* const next = TakeShown(row.cols() * SizeOf(row.dtype()), data);
+  *reinterpret_cast<float*>(At(sum, 4)) +=
+      context_->movement->dot(reinterpret_cast<const float*>(At(x, 4)), data, row.dtype(), x.cols(), next);
+}
+
+namespace {
+
+// visit(place, row, column) for every place in [0, limit).
+template <class Visit>
+void ForEachPlaceWithin(const TileRef& places, std::int64_t limit, Visit visit) {
+  for (std::int64_t i = 0; i < places.rows(); ++i) {
+    const std::int32_t* row = Ints(places) + i * places.slot->shows.pitch;
+    for (std::int64_t j = 0; j < places.cols(); ++j) {
+      if (row[j] >= 0 && row[j] < limit) visit(std::int64_t{row[j]}, i, j);
+    }
+  }
+}
+
+}  // namespace
+
+void HostVector::Gather(TileRef dst, const Gm& column, TileRef places, TileRef, Loc loc) {
+  Fill(dst, 0.0f, loc);
+  auto* out = reinterpret_cast<float*>(At(dst, 4));
+  const std::int64_t pitch = dst.slot->shows.pitch;
+  ForEachPlaceWithin(places, column.rows, [&](std::int64_t place, std::int64_t i, std::int64_t j) {
+    out[i * pitch + j] = LoadFloat(column.data(), column.dtype(), place * column.row_stride);
+  });
+}
+
+void HostVector::Scatter(const Gm& column, TileRef places, TileRef src, TileRef, Loc) {
+  const std::int64_t pitch = src.slot->shows.pitch;
+  if (column.dtype() == DType::kI32) {
+    auto* out = reinterpret_cast<std::int32_t*>(column.data());
+    ForEachPlaceWithin(places, column.rows, [&](std::int64_t place, std::int64_t i, std::int64_t j) {
+      out[place * column.row_stride] = Ints(src)[i * pitch + j];
+    });
+    return;
+  }
+  const auto* values = reinterpret_cast<const float*>(At(src, 4));
+  ForEachPlaceWithin(places, column.rows, [&](std::int64_t place, std::int64_t i, std::int64_t j) {
+    StoreFloat(column.data(), column.dtype(), place * column.row_stride, values[i * pitch + j]);
+  });
+}
+
+}  // namespace cubist

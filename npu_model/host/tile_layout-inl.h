@@ -1,0 +1,209 @@
+// How the host keeps tiles: where a slot's rows and operands lie, and copies between tiles and GM. For the .cc files of
+// the host executor.
+#ifndef CUBIST_NPU_MODEL_HOST_TILE_LAYOUT_INL_H_
+#define CUBIST_NPU_MODEL_HOST_TILE_LAYOUT_INL_H_
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "npu_model/host/host_core.h"
+
+namespace cubist {
+
+// Elements from row to row of a row-major tile: whole pairs of cache lines, and never a multiple of 1 KiB,
+// which would put the twelve rows of a register tile into few sets of L1d.
+inline std::int64_t PitchOf(const Slot& slot, std::int64_t element_bytes) {
+  if (slot.buffer == Buffer::kUB && slot.cols == 1) return 1;  // A column tile is a vector.
+  std::int64_t bytes = RoundUp(slot.cols * element_bytes, 128);
+  if (bytes % 1024 == 0) bytes += 64;
+  return bytes / element_bytes;
+}
+
+inline bool IsB(Role role) { return role == Role::kB || role == Role::kBOnce; }
+inline bool IsOperand(const Slot& slot) { return slot.role == Role::kA || IsB(slot.role); }
+
+// Bytes of one element as the slot stores it.
+inline std::int64_t ElementBytes(const HostContext& context, const Slot& slot) {
+  return IsOperand(slot) ? context.host->OperandBytes(slot.dtype) : SizeOf(slot.dtype);
+}
+
+// Where row `row` and column `col` (within the tile) of a row-major slot stands.
+inline std::byte* At(const TileRef& tile, std::int64_t element_bytes) {
+  const HostLayout& shows = tile.slot->shows;
+  return shows.data + (tile.row_part.begin * shows.pitch + tile.col_part.begin) * element_bytes;
+}
+
+inline Rows RowsOf(const TileRef& tile) {
+  return {At(tile, SizeOf(tile.dtype())), tile.slot->shows.pitch, tile.rows(), tile.cols()};
+}
+
+// Tiles that are computed on own their bytes; a relay tile may show the caller's.
+inline Rows WritableRowsOf(const TileRef& tile) {
+  CUBIST_DCHECK(tile.slot->shows.data == tile.slot->storage, "an instruction writes to a tile that shows GM");
+  return RowsOf(tile);
+}
+
+inline std::int32_t* Ints(const TileRef& tile) { return reinterpret_cast<std::int32_t*>(At(tile, 4)); }
+
+// Row `i` of a tile of T.
+template <class T>
+T* RowAt(const TileRef& tile, std::int64_t i) {
+  return reinterpret_cast<T*>(At(tile, static_cast<std::int64_t>(sizeof(T)))) + i * tile.slot->shows.pitch;
+}
+
+// The layout of a slot's own storage.
+inline HostLayout OwnLayout(const HostContext& context, const Slot& slot) {
+  HostLayout own;
+  own.data = slot.storage;
+  if (IsB(slot.role)) {
+    own.pitch = own.width = context.cube->nr;
+    own.panel_stride = RoundUp(slot.rows, context.host->packing.row_multiple) * own.width;
+  } else {
+    own.pitch = PitchOf(slot, ElementBytes(context, slot));
+  }
+  return own;
+}
+
+// An operand layout that begins at a part's corner.
+inline HostLayout From(HostLayout layout, Role role, std::int64_t element_bytes, Range rows, Range cols) {
+  std::int64_t offset = rows.begin * layout.pitch;
+  if (layout.row_major) {
+    offset += cols.begin * layout.panel_stride;
+  } else if (role == Role::kB) {
+    CUBIST_CHECK(cols.begin % layout.width == 0 && rows.begin % 2 == 0,
+                 "a part of a B tile begins inside a panel");
+    offset += cols.begin / layout.width * layout.panel_stride;
+  } else {
+    layout.first_col += cols.begin;
+  }
+  layout.data += offset * element_bytes;
+  return layout;
+}
+
+// The packed block as a layout to read from or write to.
+inline HostLayout LayoutOf(const HostContext& context, const PackedGm& packed) {
+  const ChipSpec& host = *context.host;
+  HostLayout layout;
+  layout.data = packed.tensor->data + packed.byte_offset;
+  layout.pitch = layout.width = host.PackedStep(packed.role, packed.dtype);
+  layout.panel_stride = RoundUp(packed.rows, host.packing.row_multiple) * layout.width;
+  return From(layout, packed.role, host.OperandBytes(packed.dtype), packed.row_part, packed.col_part);
+}
+
+// The copy in the second role, as a packed operand of its own.
+inline PackedGm SecondOf(const PackedGm& packed) {
+  PackedGm second = packed;
+  second.byte_offset += packed.second_offset;
+  second.role = OperandOf(packed.second_role), second.second_role = Role::kRows;
+  if (IsTransposed(packed.second_role)) {
+    std::swap(second.rows, second.cols);
+    std::swap(second.row_part, second.col_part);
+  }
+  return second;
+}
+
+// The same part of a tile in its second role, in the orientation of that role.
+inline TileRef SecondOf(const TileRef& tile) {
+  const Slot& slot = *tile.slot;
+  Slot& second = *slot.second;
+  const bool turned = second.role == slot.role;  // A second layout of the same operand is its transpose.
+  second.tile_rows = turned ? slot.tile_cols : slot.tile_rows;
+  second.tile_cols = turned ? slot.tile_rows : slot.tile_cols;
+  return turned ? TileRef(&second, tile.col_part, tile.row_part)
+                : TileRef(&second, tile.row_part, tile.col_part);
+}
+
+// The tile in the layout of an operand.
+inline TileRef AsOperand(const TileRef& tile, Role role, Transpose transpose) {
+  const Slot& slot = *tile.slot;
+  if (slot.role == Role::kBOnce && role == Role::kB && transpose == Transpose::kNo) return tile;
+  if (slot.role == role && transpose == Transpose::kNo) return tile;
+  CUBIST_CHECK(slot.second != nullptr && slot.second->role == role &&
+                   (slot.role == role) == (transpose == Transpose::kYes),
+               std::string(slot.owner) + ": its tiles do not play this operand");
+  return SecondOf(tile);
+}
+
+inline bool Whole(const TileRef& tile) {
+  return tile.row_part == Range{0, tile.slot->tile_rows} && tile.col_part == Range{0, tile.slot->tile_cols};
+}
+
+// Copies between strided matrices of float types, element by element: for views whose columns are not adjacent.
+inline void CopyStrided(std::byte* dst, DType dst_type, std::int64_t dst_row, std::int64_t dst_col,
+                        const std::byte* src, DType src_type, std::int64_t src_row, std::int64_t src_col,
+                        std::int64_t rows, std::int64_t cols) {
+  const std::int64_t bytes = SizeOf(src_type);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < cols; ++j) {
+      const std::int64_t from = i * src_row + j * src_col, to = i * dst_row + j * dst_col;
+      if (src_type == dst_type) {
+        std::memcpy(dst + to * bytes, src + from * bytes, static_cast<std::size_t>(bytes));
+      } else {
+        StoreFloat(dst, dst_type, to, LoadFloat(src, src_type, from));
+      }
+    }
+  }
+}
+
+// GM = a row-major tile, converted where the types differ.
+inline void StoreRows(const VectorOps& ops, const Gm& dst, const Rows& src, DType src_type) {
+  const std::int64_t bytes = SizeOf(dst.dtype());
+  if (src.rows == 0 || src.cols == 0) return;
+  if (dst.col_stride != 1 || src.cols == 1) {
+    CopyStrided(dst.data(), dst.dtype(), dst.row_stride, dst.col_stride,
+                static_cast<const std::byte*>(src.data), src_type, src.pitch, 1, src.rows, src.cols);
+  } else if (src_type == dst.dtype()) {
+    ops.copy(dst.data(), dst.row_stride * bytes, src.data, src.pitch * bytes, src.rows, src.cols * bytes,
+             dst.tensor->stream);
+  } else {
+    ops.cast({dst.data(), dst.row_stride, src.rows, src.cols}, dst.dtype(), src, src_type,
+             dst.tensor->stream);
+  }
+}
+
+// GM += a row-major tile, both fp32.
+inline void AddRows(const VectorOps& ops, const Gm& dst, const Rows& src) {
+  if (src.rows == 0 || src.cols == 0) return;
+  if (dst.col_stride == 1 && src.cols > 1) {
+    const Rows sum{dst.data(), dst.row_stride, src.rows, src.cols};
+    return ops.binary(BinaryOp::kAdd, sum, sum, src);
+  }
+  auto* out = reinterpret_cast<float*>(dst.data());
+  const auto* in = static_cast<const float*>(src.data);
+  for (std::int64_t i = 0; i < src.rows; ++i) {
+    for (std::int64_t j = 0; j < src.cols; ++j) {
+      out[i * dst.row_stride + j * dst.col_stride] += in[i * src.pitch + j];
+    }
+  }
+}
+
+// GM = activation(alpha * x + bias + beta * residual), straight into its rows, or through a short row of floats where
+// its columns are not adjacent.
+inline void StoreEpilogue(const HostContext& context, const Gm& dst, const EpilogueRows& rows,
+                          const EpilogueScalars& e) {
+  const EpilogueOps& ops = *context.epilogue;
+  if (dst.col_stride == 1) {
+    return ops.store({dst.data(), dst.row_stride, dst.rows, dst.cols}, dst.dtype(), rows, e,
+                     dst.tensor->stream);
+  }
+  std::array<float, 256> piece;
+  const auto from = [](const Rows& x, std::int64_t i, std::int64_t j) {
+    return x.data == nullptr ? Rows() : Rows{static_cast<float*>(x.data) + i * x.pitch + j, x.pitch, 1, 0};
+  };
+  for (std::int64_t i = 0; i < dst.rows; ++i) {
+    for (const Range j : Split(dst.cols, static_cast<std::int64_t>(piece.size()))) {
+      const EpilogueRows part{from(rows.x, i, j.begin), rows.bias == nullptr ? nullptr : rows.bias + j.begin,
+                              from(rows.residual, i, j.begin)};
+      const Rows out{piece.data(), 0, 1, j.size()};
+      ops.store(out, DType::kF32, part, e, /*stream=*/false);
+      StoreRows(*context.vector, dst.Block({i, i + 1}, j), out, DType::kF32);
+    }
+  }
+}
+
+}  // namespace cubist
+
+#endif  // CUBIST_NPU_MODEL_HOST_TILE_LAYOUT_INL_H_

@@ -1,0 +1,191 @@
+// What a caller of RmsNorm, SwiGlu and their gradients can get wrong comes back as an error that names the argument, its value and the
+// limit, and nothing is written.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kernels/rms_norm.h"
+#include "kernels/swiglu.h"
+#include "tests/kernels/bad_call.h"
+#include "tests/kernels/call_fixtures.h"
+#include "tests/kernels/kernel_test.h"
+#include "tests/support/expect_close.h"
+#include "tests/support/matrix.h"
+#include "tests/support/random.h"
+#include "tests/support/shapes.h"
+
+namespace cubist::testing {
+namespace {
+
+struct RmsNormFixture {
+  RmsNormFixture()
+      : x(DType::kBF16, {4, 6}),
+        residual(DType::kBF16, {4, 6}),
+        gamma(DType::kF32, {6}),
+        out(DType::kBF16, {4, 6}),
+        sum(DType::kBF16, {4, 6}),
+        rstd(DType::kF32, {4}) {
+    Random random;
+    x.FillUniform(random), residual.FillUniform(random), gamma.FillUniform(random);
+  }
+  RmsNormArgs args() {
+    return {.x = x.view(),
+            .residual = residual.view(),
+            .gamma = gamma.view(),
+            .out = out.view(),
+            .sum = sum.view(),
+            .rstd = rstd.view()};
+  }
+  std::vector<const Matrix*> all() const { return {&x, &residual, &gamma, &out, &sum, &rstd}; }
+
+  Matrix x, residual, gamma, out, sum, rstd;
+};
+
+TEST(BadArgumentsTest, RmsNorm) {
+  const std::string who = "rms_norm: ";
+  const std::vector<BadCall<RmsNormArgs>> calls = {
+      {"x missing", [](auto& x) { x.x = {}; }, {who + "x is not given"}},
+      {"x of rank 3", [](auto& x) { x.x.rank = 3; }, {who + "x", "rank 3", "2"}},
+      {"out too wide", [](auto& x) { x.out.sizes[1] = 7; }, {who + "out", "size 7", "H, of x", "6"}},
+      {"gamma too short", [](auto& x) { x.gamma.sizes[0] = 5; }, {who + "gamma", "size 5", "6"}},
+      {"rstd too long", [](auto& x) { x.rstd.sizes[0] = 5; }, {who + "rstd", "size 5", "4"}},
+      {"sum without residual", [](auto& x) { x.residual = {}; }, {who + "sum is given without residual"}},
+      {"residual without sum", [](auto& x) { x.sum = {}; }, {who + "sum is not given"}},
+      {"integer x", [](auto& x) { x.x.dtype = DType::kI32; }, {who + "x is int32", "fp32 or bf16 or fp16"}},
+      {"wide out", [](auto& x) { x.out.dtype = DType::kF32; }, {who + "out is fp32", "bf16"}},
+      {"narrow rstd", [](auto& x) { x.rstd.dtype = DType::kBF16; }, {who + "rstd is bf16", "fp32"}},
+      {"eps below 0", [](auto& x) { x.eps = -1; }, {who + "eps is -1", ">= 0"}},
+      {"eps not a number", [](auto& x) { x.eps = std::nanf(""); }, {who + "eps is", ">= 0"}},
+      {"null out", [](auto& x) { x.out.data = nullptr; }, {who + "out has null data"}},
+      {"out over x", [](auto& x) { x.out.data = const_cast<void*>(x.x.data); }, {who + "out overlaps x"}},
+      {"sum over out", [](auto& x) { x.sum.data = x.out.data; }, {who, "overlaps"}},
+      {"out writes one place twice",
+       [](auto& x) { x.out.strides[0] = 0; },
+       {who + "out is written", "stride of 0"}}};
+  ExpectErrors<RmsNormFixture>(calls, [](const Device& d, const RmsNormArgs& a) { return RmsNorm(d, a); });
+}
+
+struct RmsNormGradFixture {
+  RmsNormGradFixture()
+      : d_out(DType::kF32, {4, 6}),
+        x(DType::kF32, {4, 6}),
+        d_sum(DType::kF32, {4, 6}),
+        d_x(DType::kF32, {4, 6}),
+        rstd(DType::kF32, {4}),
+        gamma(DType::kF32, {6}),
+        d_gamma(DType::kF32, {6}) {
+    Random random;
+    d_out.FillUniform(random), x.FillUniform(random), rstd.FillUniform(random), gamma.FillUniform(random),
+        d_sum.FillUniform(random);
+  }
+  RmsNormGradArgs args() {
+    return {.d_out = d_out.view(),
+            .x = x.view(),
+            .rstd = rstd.view(),
+            .gamma = gamma.view(),
+            .d_sum = d_sum.view(),
+            .d_x = d_x.view(),
+            .d_gamma = d_gamma.view()};
+  }
+  std::vector<const Matrix*> all() const { return {&d_out, &x, &rstd, &gamma, &d_sum, &d_x, &d_gamma}; }
+
+  Matrix d_out, x, d_sum, d_x, rstd, gamma, d_gamma;
+};
+
+TEST(BadArgumentsTest, RmsNormGrad) {
+  const std::string who = "rms_norm_grad: ";
+  const std::vector<BadCall<RmsNormGradArgs>> calls = {
+      {"x missing", [](auto& x) { x.x = {}; }, {who + "x is not given"}},
+      {"rstd missing", [](auto& x) { x.rstd = {}; }, {who + "rstd is not given"}},
+      {"d_out too long", [](auto& x) { x.d_out.sizes[0] = 5; }, {who + "d_out", "size 5", "4"}},
+      {"d_sum too long", [](auto& x) { x.d_sum.sizes[0] = 5; }, {who + "d_sum", "size 5", "4"}},
+      {"d_gamma too short", [](auto& x) { x.d_gamma.sizes[0] = 5; }, {who + "d_gamma", "size 5", "6"}},
+      {"narrow d_x", [](auto& x) { x.d_x.dtype = DType::kF16; }, {who + "d_x is fp16", "fp32"}},
+      {"integer gamma", [](auto& x) { x.gamma.dtype = DType::kI32; }, {who + "gamma is int32"}},
+      {"d_x over d_out",
+       [](auto& x) { x.d_x.data = const_cast<void*>(x.d_out.data); },
+       {who + "d_x overlaps d_out"}},
+      {"null x", [](auto& x) { x.x.data = nullptr; }, {who + "x has null data"}}};
+  ExpectErrors<RmsNormGradFixture>(
+      calls, [](const Device& d, const RmsNormGradArgs& a) { return RmsNormGrad(d, a); });
+}
+
+struct SwiGluFixture {
+  SwiGluFixture()
+      : gate(DType::kF16, {4, 6}),
+        up(DType::kF16, {4, 6}),
+        out(DType::kF16, {4, 6}),
+        probs(DType::kBF16, {4}) {
+    Random random;
+    gate.FillUniform(random), up.FillUniform(random), probs.FillUniform(random);
+  }
+  SwiGluArgs args() {
+    return {.gate = gate.view(), .up = up.view(), .probs = probs.view(), .out = out.view()};
+  }
+  std::vector<const Matrix*> all() const { return {&gate, &up, &probs, &out}; }
+
+  Matrix gate, up, out, probs;
+};
+
+TEST(BadArgumentsTest, SwiGlu) {
+  const std::string who = "swiglu: ";
+  const std::vector<BadCall<SwiGluArgs>> calls = {
+      {"gate missing", [](auto& x) { x.gate = {}; }, {who + "gate is not given"}},
+      {"up too wide", [](auto& x) { x.up.sizes[1] = 12; }, {who + "up", "size 12", "N, of gate", "6"}},
+      {"out missing", [](auto& x) { x.out = {}; }, {who + "out is not given"}},
+      {"probs of rank 2", [](auto& x) { x.probs.rank = 2; }, {who + "probs", "rank 2", "1"}},
+      {"integer probs", [](auto& x) { x.probs.dtype = DType::kI32; }, {who + "probs is int32"}},
+      {"mixed dtypes", [](auto& x) { x.up.dtype = DType::kBF16; }, {who + "up is bf16", "fp16"}},
+      {"out over gate",
+       [](auto& x) { x.out.data = const_cast<void*>(x.gate.data); },
+       {who + "out overlaps gate"}}};
+  ExpectErrors<SwiGluFixture>(calls, [](const Device& d, const SwiGluArgs& a) { return SwiGlu(d, a); });
+}
+
+struct SwiGluGradFixture {
+  SwiGluGradFixture()
+      : d_out(DType::kF32, {4, 6}),
+        gate(DType::kF32, {4, 6}),
+        up(DType::kF32, {4, 6}),
+        d_gate(DType::kF32, {4, 6}),
+        d_up(DType::kF32, {4, 6}),
+        probs(DType::kF32, {4}),
+        d_probs(DType::kF32, {4}) {
+    Random random;
+    d_out.FillUniform(random), gate.FillUniform(random), up.FillUniform(random), probs.FillUniform(random);
+  }
+  SwiGluGradArgs args() {
+    return {.d_out = d_out.view(),
+            .gate = gate.view(),
+            .up = up.view(),
+            .probs = probs.view(),
+            .d_gate = d_gate.view(),
+            .d_up = d_up.view(),
+            .d_probs = d_probs.view()};
+  }
+  std::vector<const Matrix*> all() const { return {&d_out, &gate, &up, &probs, &d_gate, &d_up, &d_probs}; }
+
+  Matrix d_out, gate, up, d_gate, d_up, probs, d_probs;
+};
+
+TEST(BadArgumentsTest, SwiGluGrad) {
+  const std::string who = "swiglu_grad: ";
+  const std::vector<BadCall<SwiGluGradArgs>> calls = {
+      {"d_out missing", [](auto& x) { x.d_out = {}; }, {who + "d_out is not given"}},
+      {"d_up missing", [](auto& x) { x.d_up = {}; }, {who + "d_up is not given"}},
+      {"d_gate too long", [](auto& x) { x.d_gate.sizes[0] = 5; }, {who + "d_gate", "size 5", "4"}},
+      {"d_probs too long", [](auto& x) { x.d_probs.sizes[0] = 5; }, {who + "d_probs", "size 5", "4"}},
+      {"narrow d_up", [](auto& x) { x.d_up.dtype = DType::kF16; }, {who + "d_up is fp16", "fp32"}},
+      {"d_up over d_gate", [](auto& x) { x.d_up.data = x.d_gate.data; }, {who, "overlaps"}},
+      {"null gate", [](auto& x) { x.gate.data = nullptr; }, {who + "gate has null data"}}};
+  ExpectErrors<SwiGluGradFixture>(calls,
+                                  [](const Device& d, const SwiGluGradArgs& a) { return SwiGluGrad(d, a); });
+}
+
+}  // namespace
+}  // namespace cubist::testing

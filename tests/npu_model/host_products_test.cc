@@ -1,0 +1,515 @@
+// The same for products: operands in every layout, packed ones, and parts.
+#include "tests/npu_model/host_rig.h"
+
+namespace cubist::host_test {
+namespace {
+
+class HostProductsTest : public SimdTargetTest {};
+INSTANTIATE_TEST_SUITE_P(Simd, HostProductsTest, ::testing::ValuesIn(SimdTargets()), SimdTargetName);
+
+struct MmadShape {
+  std::int64_t m, n, k;
+};
+constexpr MmadShape kMmadShapes[] = {{1, 1, 1},    {3, 5, 7},  {16, 16, 16}, {13, 33, 9}, {12, 64, 31},
+                                     {30, 70, 40}, {5, 37, 0}, {0, 4, 3},    {4, 0, 3}};
+
+TEST_P(HostProductsTest, MmadOfOperandsInEveryLayout) {
+  Random random;
+  ForEachFloatType([&](auto zero) {
+    using T = decltype(zero);
+    for (const Layout& a_layout : kLayouts) {
+      for (const Layout& b_layout : kLayouts) {
+        HostRig rig;
+        for (const auto& [m, n, k] : kMmadShapes) {
+          GmMatrix a(DTypeOf<T>(), m, k, a_layout), b(DTypeOf<T>(), k, n, b_layout), c(DType::kF32, m, n);
+          a->FillIntegers(random), b->FillIntegers(random);
+          Multiply<T>(rig.core, a.gm(), b.gm(), c.gm());
+          ExpectExactly(c->view(), ProductOf(a, b));
+        }
+      }
+    }
+  });
+}
+
+TEST_P(HostProductsTest, StoreOfAnAccumulatorInEveryLayoutAndType) {
+  Random random;
+  for (DType out : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const Layout& layout : kLayouts) {
+      HostRig rig;
+      for (const auto& [m, n, k] : kMmadShapes) {
+        GmMatrix a(DType::kF32, m, k), b(DType::kF32, k, n), c(out, m, n, layout);
+        a->FillIntegers(random, -20, 20), b->FillIntegers(random, -20, 20);
+        Multiply<float>(rig.core, a.gm(), b.gm(), c.gm());
+        ExpectExactly(c->view(), Rounded(ProductOf(a, b), out));
+      }
+    }
+  }
+}
+
+// A B tile that few rows use is read where it lies, whole or in parts, whatever its layout.
+TEST_P(HostProductsTest, MmadOfAnOperandUsedOnce) {
+  Random random;
+  ForEachFloatType([&](auto zero) {
+    using T = decltype(zero);
+    for (const Layout& layout : kLayouts) {
+      for (const auto& [m, n, k] : {MmadShape{1, 70, 41}, MmadShape{5, 33, 96}, MmadShape{40, 64, 130}}) {
+        HostRig rig;
+        GmMatrix a(DTypeOf<T>(), m, k), b(DTypeOf<T>(), k, n, layout), c(DType::kF32, m, n);
+        a->FillIntegers(random), b->FillIntegers(random);
+        Ring<Buffer::kL1, T> a_l1(rig.core, "a1", m, k, 1, Role::kA),
+            b_l1(rig.core, "b1", k, n, 1, Role::kBOnce);
+        const auto a1 = a_l1.Next(m, k), b1 = b_l1.Next(k, n);
+        rig.core.Load(a1, a.gm());
+        rig.core.Load(b1, b.gm());
+        const auto acc = NewTile<Buffer::kL0C, float>(rig.core, m, n);
+        for (const Range k0 : Split(k, 32)) {
+          rig.core.Mmad(acc, ToL0A(rig.core, a1.Cols(k0)), ToL0B(rig.core, b1.Rows(k0)),
+                        k0.begin == 0 ? Accumulate::kNo : Accumulate::kYes);
+        }
+        rig.core.Store(c.gm(), acc);
+        ExpectExactly(c->view(), ProductOf(a, b));
+      }
+    }
+  });
+}
+
+// GM += L0C: what stood there counts, and what stands between rows and columns stays.
+TEST_P(HostProductsTest, StoreOfAnAccumulatorAdds) {
+  Random random;
+  for (const Layout& layout : kLayouts) {
+    HostRig rig;
+    for (const auto& [m, n, k] : kMmadShapes) {
+      GmMatrix a(DType::kBF16, m, k), b(DType::kBF16, k, n), c(DType::kF32, m, n, layout);
+      a->FillIntegers(random), b->FillIntegers(random), c->FillIntegers(random);
+      const Values expected = ProductOf(a, b, c->ToDoubles());
+      const Operands<BF16> operands(rig.core, a.gm(), b.gm());
+      const auto acc = NewTile<Buffer::kL0C, float>(rig.core, m, n);
+      rig.core.Mmad(acc, ToL0A(rig.core, operands.a1), ToL0B(rig.core, operands.b1), Accumulate::kNo);
+      rig.core.Store(c.gm(), acc, Accumulate::kYes);
+      ExpectExactly(c->view(), expected);
+    }
+  }
+}
+
+// Random reals: k + 1 roundings of the sum of magnitudes.
+TEST_P(HostProductsTest, MmadOfRealsIsWithinItsBound) {
+  Random random;
+  ForEachFloatType([&](auto zero) {
+    using T = decltype(zero);
+    HostRig rig;
+    const std::int64_t m = 17, n = 45, k = 301;
+    GmMatrix a(DTypeOf<T>(), m, k), b(DTypeOf<T>(), k, n), c(DType::kF32, m, n);
+    a->FillNormal(random), b->FillNormal(random);
+    Multiply<T>(rig.core, a.gm(), b.gm(), c.gm());
+    Values bound;
+    for (std::int64_t i = 0; i < m; ++i) {
+      for (std::int64_t j = 0; j < n; ++j) {
+        double magnitude = 0;
+        for (std::int64_t p = 0; p < k; ++p) magnitude += std::abs(a->at({i, p}) * b->at({p, j}));
+        bound.push_back(2 * static_cast<double>(k + 1) * kEps * magnitude);
+      }
+    }
+    ExpectClose(c->view(), ProductOf(a, b), bound);
+  });
+}
+
+// Where an A operand lies after its load: in GM where Mmad can read it there, else in the slot. Whichever it
+// is, the product is right.
+template <class T>
+void CheckPlaceOfA(std::int64_t m, std::int64_t k, const Layout& layout, bool in_place) {
+  SCOPED_TRACE(std::string(NameOf(DTypeOf<T>())) + " " + std::to_string(m) + "x" + std::to_string(k));
+  Random random;
+  HostRig rig;
+  GmMatrix a(DTypeOf<T>(), m, k, layout), b(DTypeOf<T>(), k, 9), c(DType::kF32, m, 9);
+  a->FillIntegers(random), b->FillIntegers(random);
+  const Operands<T> operands(rig.core, a.gm(), b.gm());
+  EXPECT_EQ(operands.a1.slot->shows.data == a.gm().data(), in_place);
+  EXPECT_EQ(operands.a1.slot->shows.data == operands.a1.slot->storage, !in_place);
+  const auto acc = NewTile<Buffer::kL0C, float>(rig.core, m, 9);
+  rig.core.Mmad(acc, ToL0A(rig.core, operands.a1), ToL0B(rig.core, operands.b1), Accumulate::kNo);
+  rig.core.Store(c.gm(), acc);
+  ExpectExactly(c->view(), ProductOf(a, b));
+}
+
+TEST_P(HostProductsTest, AnAOperandIsReadInPlaceOrCopied) {
+  const std::int64_t mr = BestCubeOps().mr;
+  const bool native = BestCubeOps().native_bf16;
+  CheckPlaceOfA<float>(2 * mr + 1, 20, {}, true);
+  CheckPlaceOfA<float>(2 * mr + 1, 21, {}, true);
+  CheckPlaceOfA<float>(mr, 20, {.gap = 2000}, true);       // Long rows, but few of them.
+  CheckPlaceOfA<float>(mr + 1, 20, {.gap = 2000}, false);  // Long rows.
+  CheckPlaceOfA<float>(mr, 20, kColumnMajor, false);
+  CheckPlaceOfA<float>(mr, 20, {.step = 2}, false);
+  CheckPlaceOfA<BF16>(2 * mr + 1, 20, {}, native);
+  CheckPlaceOfA<BF16>(2 * mr + 1, 21, {}, false);  // An odd k needs its padding.
+  CheckPlaceOfA<F16>(2 * mr + 1, 20, {}, false);   // Widened.
+}
+
+// Loads into L1 cut towards the size of L0: parts of A anywhere, parts of B at panels and pairs of k.
+TEST_P(HostProductsTest, OperandsLoadedInParts) {
+  Random random;
+  const std::int64_t nr = BestCubeOps().nr;
+  ForEachFloatType([&](auto zero) {
+    using T = decltype(zero);
+    for (std::int64_t k : {48, 47}) {
+      HostRig rig;
+      const std::int64_t m = 20, n = 2 * nr + 5;
+      GmMatrix a(DTypeOf<T>(), m, k), b(DTypeOf<T>(), k, n), c(DType::kF32, m, n);
+      a->FillIntegers(random), b->FillIntegers(random);
+      const auto a1 = NewTile<Buffer::kL1, T>(rig.core, m, k, Role::kA);
+      const auto b1 = NewTile<Buffer::kL1, T>(rig.core, k, n, Role::kB);
+      for (Range k0 : Split(k, 10)) {
+        for (Range rows : Split(m, 7)) rig.core.Load(a1.Part(rows, k0), a.gm().Block(rows, k0));
+        for (Range cols : Split(n, nr)) rig.core.Load(b1.Part(k0, cols), b.gm().Block(k0, cols));
+      }
+      const auto acc = NewTile<Buffer::kL0C, float>(rig.core, m, n);
+      rig.core.Mmad(acc, ToL0A(rig.core, a1), ToL0B(rig.core, b1), Accumulate::kNo);
+      rig.core.Store(c.gm(), acc);
+      ExpectExactly(c->view(), ProductOf(a, b));
+    }
+  });
+}
+
+TEST_P(HostProductsTest, PartsOfL1GoToL0) {
+  Random random;
+  const std::int64_t nr = BestCubeOps().nr;
+  ForEachFloatType([&](auto zero) {
+    using T = decltype(zero);
+    for (const Layout& layout : {Layout{}, kColumnMajor}) {  // A in place, and packed.
+      HostRig rig;
+      const std::int64_t m = 21, k = 50, n = 3 * nr + 3;
+      const Range rows{5, 18}, inner{16, 38}, cols{nr, 2 * nr + 3};
+      GmMatrix a(DTypeOf<T>(), m, k, layout), b(DTypeOf<T>(), k, n), c(DType::kF32, rows.size(), cols.size());
+      a->FillIntegers(random), b->FillIntegers(random);
+      const Operands<T> operands(rig.core, a.gm(), b.gm());
+      const auto acc = NewTile<Buffer::kL0C, float>(rig.core, rows.size(), cols.size());
+      rig.core.Mmad(acc, ToL0A(rig.core, operands.a1.Part(rows, inner)),
+                    ToL0B(rig.core, operands.b1.Part(inner, cols)), Accumulate::kNo);
+      rig.core.Store(c.gm(), acc);
+      for (std::int64_t i = rows.begin; i < rows.end; ++i) {
+        for (std::int64_t j = cols.begin; j < cols.end; ++j) {
+          double sum = 0;
+          for (std::int64_t p = inner.begin; p < inner.end; ++p) sum += a->at({i, p}) * b->at({p, j});
+          ASSERT_EQ(c->at({i - rows.begin, j - cols.begin}), sum) << i << ", " << j;
+        }
+      }
+    }
+  });
+}
+
+// An odd k in the middle of a tile ends there: native bf16 multiplies pairs of k, and the neighbour of the last
+// one is another element of the tile.
+TEST_P(HostProductsTest, AnOddPartOfKEndsWhereItSays) {
+  Random random;
+  ForEachFloatType([&](auto zero) {
+    using T = decltype(zero);
+    for (const Layout& layout : {Layout{}, kColumnMajor}) {  // A in place, and packed.
+      for (std::int64_t m : {6, 300}) {
+        for (const Range k0 : {Range{0, 7}, Range{4, 5}, Range{2, 19}}) {
+          HostRig rig;
+          GmMatrix a(DTypeOf<T>(), m, 20, layout), b(DTypeOf<T>(), 20, 9), c(DType::kF32, m, 9);
+          a->FillIntegers(random, 1, 4), b->FillIntegers(random, 1, 4);
+          const Operands<T> operands(rig.core, a.gm(), b.gm());
+          const auto acc = NewTile<Buffer::kL0C, float>(rig.core, m, 9);
+          rig.core.Mmad(acc, ToL0A(rig.core, operands.a1.Cols(k0)), ToL0B(rig.core, operands.b1.Rows(k0)),
+                        Accumulate::kNo);
+          rig.core.Store(c.gm(), acc);
+          Values expected;
+          for (std::int64_t i = 0; i < m; ++i) {
+            for (std::int64_t j = 0; j < 9; ++j) {
+              expected.push_back(0);
+              for (std::int64_t p = k0.begin; p < k0.end; ++p)
+                expected.back() += a->at({i, p}) * b->at({p, j});
+            }
+          }
+          ExpectExactly(c->view(), expected);
+        }
+      }
+    }
+  });
+}
+
+// How k is cut into instructions changes no bit.
+TEST_P(HostProductsTest, CuttingKChangesNoBit) {
+  Random random;
+  ForEachFloatType([&](auto zero) {
+    using T = decltype(zero);
+    const std::int64_t m = 19, n = 40, k = 135;
+    GmMatrix a(DTypeOf<T>(), m, k), b(DTypeOf<T>(), k, n), whole(DType::kF32, m, n);
+    a->FillNormal(random), b->FillNormal(random);
+    HostRig rig;
+    Multiply<T>(rig.core, a.gm(), b.gm(), whole.gm());
+    for (std::int64_t step : {2, 16, 64, 134}) {
+      GmMatrix c(DType::kF32, m, n);
+      const Operands<T> operands(rig.core, a.gm(), b.gm());
+      const auto acc = NewTile<Buffer::kL0C, float>(rig.core, m, n);
+      for (Range k0 : Split(k, step)) {
+        rig.core.Mmad(acc, ToL0A(rig.core, operands.a1.Cols(k0)), ToL0B(rig.core, operands.b1.Rows(k0)),
+                      k0.begin == 0 ? Accumulate::kNo : Accumulate::kYes);
+      }
+      rig.core.Store(c.gm(), acc);
+      ExpectSameBits(c->view(), whole->view());
+    }
+  });
+}
+
+// Parts of an accumulator: rows anywhere, columns at panels.
+TEST_P(HostProductsTest, PartsOfAnAccumulator) {
+  Random random;
+  HostRig rig;
+  const std::int64_t nr = BestCubeOps().nr, m = 20, n = nr + 7, k = 12;
+  GmMatrix a(DType::kF32, m, k), b(DType::kF32, k, n), c(DType::kF32, m, n), part(DType::kF32, 9, 5);
+  a->FillIntegers(random), b->FillIntegers(random);
+  const Operands<float> operands(rig.core, a.gm(), b.gm());
+  const auto acc = NewTile<Buffer::kL0C, float>(rig.core, m, n);
+  for (Range rows : Split(m, 9)) {
+    for (Range cols : Split(n, nr)) {
+      rig.core.Mmad(acc.Part(rows, cols), ToL0A(rig.core, operands.a1.Rows(rows)),
+                    ToL0B(rig.core, operands.b1.Cols(cols)), Accumulate::kNo);
+    }
+  }
+  rig.core.Store(c.gm(), acc);
+  ExpectExactly(c->view(), ProductOf(a, b));
+  rig.core.Store(part.gm(), acc.Part({4, 13}, {2, 7}));
+  for (std::int64_t i = 0; i < 9; ++i) {
+    for (std::int64_t j = 0; j < 5; ++j) ASSERT_EQ(part->at({i, j}), c->at({i + 4, j + 2}));
+  }
+}
+
+// A Mmad writes whole panels. Where that would reach beyond its part of an accumulator it is refused.
+TEST_P(HostProductsTest, PartsOfAnAccumulatorThatSharePanelsAreRefused) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  Random random;
+  HostRig rig;
+  const std::int64_t nr = BestCubeOps().nr;
+  GmMatrix a(DType::kF32, 6, 8), b(DType::kF32, 8, 3 * nr);
+  a->FillIntegers(random), b->FillIntegers(random);
+  const auto acc = NewTile<Buffer::kL0C, float>(rig.core, 6, 3 * nr);
+  for (Range cols : {Range{nr + 1, 3 * nr}, Range{nr, 3 * nr - 1}}) {
+    const Operands<float> operands(rig.core, a.gm(), b.gm().Cols(cols));
+    EXPECT_DEATH(rig.core.Mmad(acc.Cols(cols), ToL0A(rig.core, operands.a1), ToL0B(rig.core, operands.b1),
+                               Accumulate::kNo),
+                 "panel");
+  }
+}
+
+// A tile of L0 may be used in parts, too.
+TEST_P(HostProductsTest, MmadOfPartsOfL0) {
+  Random random;
+  HostRig rig;
+  const std::int64_t nr = BestCubeOps().nr, m = 20, n = 2 * nr, k = 12;
+  GmMatrix a(DType::kF32, m, k), b(DType::kF32, k, n), c(DType::kF32, m, n);
+  a->FillIntegers(random), b->FillIntegers(random);
+  const Operands<float> operands(rig.core, a.gm(), b.gm());
+  const auto a0 = ToL0A(rig.core, operands.a1);
+  const auto b0 = ToL0B(rig.core, operands.b1);
+  const auto acc = NewTile<Buffer::kL0C, float>(rig.core, m, n);
+  for (Range rows : Split(m, 8)) {
+    for (Range cols : Split(n, nr)) {
+      for (Range k0 : Split(k, 6)) {
+        rig.core.Mmad(acc.Part(rows, cols), a0.Part(rows, k0), b0.Part(k0, cols),
+                      k0.begin == 0 ? Accumulate::kNo : Accumulate::kYes);
+      }
+    }
+  }
+  rig.core.Store(c.gm(), acc);
+  ExpectExactly(c->view(), ProductOf(a, b));
+}
+
+TEST_P(HostProductsTest, BiasStartsTheAccumulator) {
+  Random random;
+  for (DType bias_type : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (std::int64_t step : {1, 3}) {
+      for (std::int64_t k : {0, 1, 26}) {
+        HostRig rig;
+        const std::int64_t m = 14, n = 41;
+        GmMatrix a(DType::kBF16, m, k), b(DType::kBF16, k, n), c(DType::kF32, m, n),
+            bias(bias_type, 1, n, {.step = step});
+        a->FillIntegers(random), b->FillIntegers(random), bias->FillIntegers(random, -60, 60);
+        Values start;
+        for (std::int64_t i = 0; i < m; ++i) {
+          for (std::int64_t j = 0; j < n; ++j) start.push_back(bias->at({0, j}));
+        }
+        const Operands<BF16> operands(rig.core, a.gm(), b.gm());
+        const auto row = Ring<Buffer::kBT, float>(rig.core, "bias", 1, n + 9, 1).Next(1, n);
+        rig.core.Load(row, bias.gm());
+        const auto acc = NewTile<Buffer::kL0C, float>(rig.core, m, n);
+        const auto a0 = ToL0A(rig.core, operands.a1);
+        const auto b0 = ToL0B(rig.core, operands.b1);
+        rig.core.Mmad(acc, a0, b0, row);
+        rig.core.Store(c.gm(), acc);
+        const Values once = ProductOf(a, b, start);
+        ExpectExactly(c->view(), once);
+        rig.core.Mmad(acc, a0, b0, Accumulate::kYes);
+        rig.core.Store(c.gm(), acc);
+        ExpectExactly(c->view(), ProductOf(a, b, once));
+      }
+    }
+  }
+}
+
+// The columns of a bias row that a block needs.
+TEST_P(HostProductsTest, PartsOfABiasRow) {
+  Random random;
+  HostRig rig;
+  GmMatrix a(DType::kF32, 4, 6), b(DType::kF32, 6, 10), bias(DType::kF32, 1, 30), c(DType::kF32, 4, 10);
+  a->FillIntegers(random), b->FillIntegers(random), bias->FillIntegers(random, -60, 60);
+  const Operands<float> operands(rig.core, a.gm(), b.gm());
+  const auto row = NewTile<Buffer::kBT, float>(rig.core, 1, 30);
+  rig.core.Load(row.Cols({0, 11}), bias.gm().Cols({0, 11}));
+  rig.core.Load(row.Cols({11, 30}), bias.gm().Cols({11, 30}));
+  for (std::int64_t first : {0, 7, 20}) {
+    Values start;
+    for (std::int64_t i = 0; i < 40; ++i) start.push_back(bias->at({0, first + i % 10}));
+    const auto acc = NewTile<Buffer::kL0C, float>(rig.core, 4, 10);
+    rig.core.Mmad(acc, ToL0A(rig.core, operands.a1), ToL0B(rig.core, operands.b1),
+                  row.Cols({first, first + 10}));
+    rig.core.Store(c.gm(), acc);
+    ExpectExactly(c->view(), ProductOf(a, b, start));
+  }
+}
+
+TEST_P(HostProductsTest, AnEmptyKStartsTheAccumulatorAndAddsNothing) {
+  Random random;
+  HostRig rig;
+  const std::int64_t m = 9, n = 35;
+  GmMatrix a(DType::kF32, m, 3), b(DType::kF32, 3, n), c(DType::kF32, m, n);
+  a->FillIntegers(random), b->FillIntegers(random);
+  const Operands<float> full(rig.core, a.gm(), b.gm());
+  const Operands<float> empty(rig.core, a.gm().Cols({3, 3}), b.gm().Rows({3, 3}));
+  const auto acc = NewTile<Buffer::kL0C, float>(rig.core, m, n);
+  rig.core.Mmad(acc, ToL0A(rig.core, full.a1), ToL0B(rig.core, full.b1), Accumulate::kNo);
+  rig.core.Mmad(acc, ToL0A(rig.core, empty.a1), ToL0B(rig.core, empty.b1), Accumulate::kYes);
+  rig.core.Store(c.gm(), acc);
+  ExpectExactly(c->view(), ProductOf(a, b));
+  rig.core.Mmad(acc, ToL0A(rig.core, empty.a1), ToL0B(rig.core, empty.b1), Accumulate::kNo);
+  rig.core.Store(c.gm(), acc);
+  ExpectExactly(c->view(), Values(Index(m * n), 0.0));
+}
+
+// ---- Packed operands
+
+// Packs `src` tile by tile: an even number of rows and whole panels each.
+template <class T>
+void PackInTiles(HostAiCore& core, const Gm& src, const PackedGm& packed, std::int64_t rows,
+                 std::int64_t panels) {
+  const std::int64_t cols = panels * HostChip().PackedStep(packed.role, packed.dtype);
+  Ring<Buffer::kL1, T> ring(core, "tile", rows, cols, 2, packed.role);
+  for (Range c : Split(src.cols, cols)) {
+    for (Range r : Split(src.rows, rows)) {
+      const L1Tile<T> tile = ring.Next(r.size(), c.size());
+      core.Load(tile, src.Block(r, c));
+      core.Store(packed.Block(r, c), tile);
+    }
+  }
+}
+
+// The product of blocks (m, k0) and (k0, n) of operands that are packed or not, accumulated over k0.
+template <class T>
+void MultiplyBlocks(HostAiCore& core, const Gm& a, const PackedGm* a_packed, const Gm& b,
+                    const PackedGm* b_packed, Range m, Range n, std::int64_t k_step, const Gm& c) {
+  const auto acc = NewTile<Buffer::kL0C, float>(core, m.size(), n.size());
+  for (Range k0 : Split(a.cols, k_step)) {
+    const auto a1 = NewTile<Buffer::kL1, T>(core, m.size(), k0.size(), Role::kA);
+    const auto b1 = NewTile<Buffer::kL1, T>(core, k0.size(), n.size(), Role::kB);
+    if (a_packed != nullptr) {
+      core.Load(a1, a_packed->Block(m, k0));
+    } else {
+      core.Load(a1, a.Block(m, k0));
+    }
+    if (b_packed != nullptr) {
+      core.Load(b1, b_packed->Block(k0, n));
+    } else {
+      core.Load(b1, b.Block(k0, n));
+    }
+    core.Mmad(acc, ToL0A(core, a1), ToL0B(core, b1), k0.begin == 0 ? Accumulate::kNo : Accumulate::kYes);
+  }
+  core.Store(c, acc);
+}
+
+TEST_P(HostProductsTest, PackedOperandsGiveTheSameBits) {
+  Random random;
+  ForEachFloatType([&](auto zero) {
+    using T = decltype(zero);
+    const std::int64_t a_step = HostChip().PackedStep(Role::kA, DTypeOf<T>()), b_step = BestCubeOps().nr;
+    for (std::int64_t k : {a_step + 37, std::int64_t{29}, std::int64_t{1}}) {
+      HostRig rig;
+      const std::int64_t m = 23, n = 2 * b_step + 9;
+      GmMatrix a(DTypeOf<T>(), m, k), b(DTypeOf<T>(), k, n, kColumnMajor);
+      a->FillNormal(random), b->FillNormal(random);
+      const PackedMatrix a_packed(Role::kA, DTypeOf<T>(), m, k, 1), b_packed(Role::kB, DTypeOf<T>(), k, n, 1);
+      PackInTiles<T>(rig.core, a.gm(), a_packed.gm(), 8, 1);
+      PackInTiles<T>(rig.core, b.gm(), b_packed.gm(), 30, 2);
+      // Blocks: rows of A anywhere, columns of B at panels, k at pairs. The last walks k as one block of two
+      // panels of A.
+      for (const auto& [rows, cols, k_step] : {std::tuple(Range{0, m}, Range{0, n}, std::int64_t{64}),
+                                               std::tuple(Range{5, 18}, Range{b_step, n}, std::int64_t{32}),
+                                               std::tuple(Range{0, m}, Range{0, n}, k)}) {
+        GmMatrix plain(DType::kF32, rows.size(), cols.size());
+        MultiplyBlocks<T>(rig.core, a.gm(), nullptr, b.gm(), nullptr, rows, cols, k_step, plain.gm());
+        for (int packing = 1; packing < 4; ++packing) {
+          GmMatrix c(DType::kF32, rows.size(), cols.size());
+          MultiplyBlocks<T>(rig.core, a.gm(), (packing & 1) != 0 ? &a_packed.gm() : nullptr, b.gm(),
+                            (packing & 2) != 0 ? &b_packed.gm() : nullptr, rows, cols, k_step, c.gm());
+          EXPECT_TRUE(testing::HasSameBits(c->view(), plain->view()))
+              << NameOf(DTypeOf<T>()) << ", k " << k << " in steps of " << k_step
+              << ", packed: " << ((packing & 1) != 0 ? "A " : "") << ((packing & 2) != 0 ? "B" : "");
+        }
+      }
+    }
+  });
+}
+
+TEST_P(HostProductsTest, SeveralPackedMatricesStandApart) {
+  Random random;
+  ForEachFloatType([&](auto zero) {
+    using T = decltype(zero);
+    for (Role role : {Role::kA, Role::kB}) {
+      HostRig rig;
+      const std::int64_t rows = 17, cols = 39, count = 3;
+      const PackedMatrix packed(role, DTypeOf<T>(), rows, cols, count);
+      std::array<std::unique_ptr<GmMatrix>, 3> matrices;
+      for (std::int64_t i = count - 1; i >= 0; --i) {
+        matrices[Index(i)] = std::make_unique<GmMatrix>(DTypeOf<T>(), rows, cols);
+        (*matrices[Index(i)])->FillIntegers(random);
+        PackInTiles<T>(rig.core, matrices[Index(i)]->gm(), packed.gm().Matrix(i), 6, 1);
+      }
+      GmMatrix other(DTypeOf<T>(), role == Role::kA ? cols : 11, role == Role::kA ? 11 : rows);
+      other->FillIntegers(random);
+      for (std::int64_t i = 0; i < count; ++i) {
+        const GmMatrix &matrix = *matrices[Index(i)], &a = role == Role::kA ? matrix : other,
+                       &b = role == Role::kA ? other : matrix;
+        const PackedGm one = packed.gm().Matrix(i);
+        GmMatrix c(DType::kF32, a.gm().rows, b.gm().cols);
+        MultiplyBlocks<T>(rig.core, a.gm(), role == Role::kA ? &one : nullptr, b.gm(),
+                          role == Role::kB ? &one : nullptr, {0, a.gm().rows}, {0, b.gm().cols}, a.gm().cols,
+                          c.gm());
+        ExpectExactly(c->view(), ProductOf(a, b));
+      }
+    }
+  });
+}
+
+// A tile of L1 may be packed in parts.
+TEST_P(HostProductsTest, PartsOfL1ArePacked) {
+  Random random;
+  const std::int64_t step = BestCubeOps().nr;
+  HostRig rig;
+  GmMatrix a(DType::kF32, 10, 12), b(DType::kF32, 12, 2 * step), c(DType::kF32, 10, 2 * step);
+  a->FillIntegers(random), b->FillIntegers(random);
+  const PackedMatrix a_packed(Role::kA, DType::kF32, 10, 12, 1),
+      b_packed(Role::kB, DType::kF32, 12, 2 * step, 1);
+  const Operands<float> operands(rig.core, a.gm(), b.gm());
+  for (Range rows : Split(10, 4)) rig.core.Store(a_packed.gm().Block(rows, {0, 12}), operands.a1.Rows(rows));
+  for (Range cols : Split(2 * step, step)) {
+    for (Range rows : Split(12, 6)) {
+      rig.core.Store(b_packed.gm().Block(rows, cols), operands.b1.Part(rows, cols));
+    }
+  }
+  MultiplyBlocks<float>(rig.core, a.gm(), &a_packed.gm(), b.gm(), &b_packed.gm(), {0, 10}, {0, 2 * step}, 12,
+                        c.gm());
+  ExpectExactly(c->view(), ProductOf(a, b));
+}
+
+}  // namespace
+}  // namespace cubist::host_test
