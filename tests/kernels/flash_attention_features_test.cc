@@ -502,7 +502,7 @@ TEST(FlashAttentionFeaturesTest, WorkspaceOfTheCaller) {
       ASSERT_TRUE(IsOk(FlashAttentionWorkspace(device, args, &bytes)));
       ASSERT_GT(bytes, 0);
       constexpr std::size_t kGuard = 64;
-      for (const std::size_t misaligned : {0, 1, 63}) {
+      for (const std::size_t misaligned : {0u, 1u, 63u}) {
         std::vector<std::uint8_t> memory(static_cast<std::size_t>(bytes) + 2 * kGuard, 0xa5);
         args.workspace = {memory.data() + misaligned, bytes - 1};
         call.out.FillNaN(), call.lse.FillNaN();

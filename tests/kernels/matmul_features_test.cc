@@ -272,7 +272,8 @@ TEST(MatmulBatchTest, EveryBroadcast) {
       const bool ta = (transposes & 1) != 0, tb = (transposes & 2) != 0;
       const std::int64_t am = ta ? k : m, ak = ta ? m : k, bk = tb ? n : k, bn = tb ? k : n;
       std::vector<Matrix> as, bs;
-      as.emplace_back(in, std::initializer_list{am, ak}), bs.emplace_back(in, std::initializer_list{bk, bn});
+      as.emplace_back(in, std::initializer_list<std::int64_t>{am, ak});
+      bs.emplace_back(in, std::initializer_list<std::int64_t>{bk, bn});
       as.emplace_back(in, std::initializer_list<std::int64_t>{3, am, ak});
       bs.emplace_back(in, std::initializer_list<std::int64_t>{3, bk, bn});
       as.emplace_back(in, std::initializer_list<std::int64_t>{2, 1, am, ak});
