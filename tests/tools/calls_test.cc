@@ -35,16 +35,19 @@ void* Allocate(std::size_t bytes, std::size_t alignment) {
   return data;
 }
 
+// Not inlined: GCC takes std::free inlined into a delete for the partner of a new that it has not inlined.
+[[gnu::noinline]] void Release(void* data) { std::free(data); }
+
 }  // namespace
 
 void* operator new(std::size_t bytes) { return Allocate(bytes, alignof(std::max_align_t)); }
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
   return Allocate(bytes, static_cast<std::size_t>(alignment));
 }
-void operator delete(void* data) noexcept { std::free(data); }
-void operator delete(void* data, std::size_t) noexcept { std::free(data); }
-void operator delete(void* data, std::align_val_t) noexcept { std::free(data); }
-void operator delete(void* data, std::size_t, std::align_val_t) noexcept { std::free(data); }
+void operator delete(void* data) noexcept { Release(data); }
+void operator delete(void* data, std::size_t) noexcept { Release(data); }
+void operator delete(void* data, std::align_val_t) noexcept { Release(data); }
+void operator delete(void* data, std::size_t, std::align_val_t) noexcept { Release(data); }
 
 namespace cubist {
 namespace {
