@@ -18,12 +18,12 @@ namespace HWY_NAMESPACE {
 namespace {
 
 // One row: one key's weights for all queries. Returns the sum of ds, which is NaN if any p or ds is.
-template <bool kNoNaN, class T>
+template <Narrowing kNarrowing, class T>
 HWY_INLINE float StepRow(T* p, T* ds, const float* s, const float* dp, const float* lse, const float* delta,
                          std::int64_t n, Vec scale) {
   const FloatTag d;
   const auto weight = [&](Vec score, Vec log_sum) HWY_ATTR {
-    return Exp</*kAtMostZero=*/false>(hn::Sub(hn::Mul(score, scale), log_sum));
+    return ExpScore<sizeof(T) == 2>(hn::Sub(hn::Mul(score, scale), log_sum));
   };
   const auto gradient = [&](Vec w, Vec x, Vec shift) HWY_ATTR { return hn::Mul(hn::Sub(x, shift), w); };
   Vec sum = hn::Zero(d);
@@ -33,8 +33,8 @@ HWY_INLINE float StepRow(T* p, T* ds, const float* s, const float* dp, const flo
     const Vec p1 = weight(Load(s + j + kLanes), Load(lse + j + kLanes));
     const Vec g0 = gradient(p0, Load(dp + j), Load(delta + j));
     const Vec g1 = gradient(p1, Load(dp + j + kLanes), Load(delta + j + kLanes));
-    StoreTwo<kNoNaN>(p0, p1, p + j);
-    StoreTwo<kNoNaN>(g0, g1, ds + j);
+    StoreTwo<kNarrowing>(p0, p1, p + j);
+    StoreTwo<kNarrowing>(g0, g1, ds + j);
     sum = hn::Add(sum, hn::Add(g0, g1));
   }
   for (; j < n; j += kLanes) {
@@ -50,7 +50,7 @@ HWY_INLINE float StepRow(T* p, T* ds, const float* s, const float* dp, const flo
 }
 
 // A NaN shows in the sum, and then costs the row a second pass, as in SoftmaxStep.
-template <class T>
+template <Narrowing kNarrowing, class T>
 void StepAs(const Rows& p, const Rows& ds, const Rows& s, const Rows& dp, const Rows& lse, const Rows& delta,
             float scale) {
   const auto* log_sum = static_cast<const float*>(lse.data);
@@ -58,24 +58,17 @@ void StepAs(const Rows& p, const Rows& ds, const Rows& s, const Rows& dp, const 
   for (std::int64_t i = 0; i < s.rows; ++i) {
     T *to_p = RowAs<T>(p, i), *to_ds = RowAs<T>(ds, i);
     const float *from_s = RowAs<float>(s, i), *from_dp = RowAs<float>(dp, i);
-    const float sum =
-        StepRow</*kNoNaN=*/true>(to_p, to_ds, from_s, from_dp, log_sum, shift, s.cols, Set(scale));
-    if (sizeof(T) == 2 && sum != sum) {
-      StepRow</*kNoNaN=*/false>(to_p, to_ds, from_s, from_dp, log_sum, shift, s.cols, Set(scale));
+    const float sum = StepRow<kNarrowing>(to_p, to_ds, from_s, from_dp, log_sum, shift, s.cols, Set(scale));
+    if (sizeof(T) == 2 && kNarrowing == Narrowing::kNoNaN && sum != sum) {
+      StepRow<Narrowing::kAny>(to_p, to_ds, from_s, from_dp, log_sum, shift, s.cols, Set(scale));
     }
   }
 }
 
 void Step(const Rows& p, const Rows& ds, DType narrow, const Rows& s, const Rows& dp, const Rows& lse,
           const Rows& delta, float scale) {
-  switch (narrow) {
-    case DType::kBF16:
-      return StepAs<BF16>(p, ds, s, dp, lse, delta, scale);
-    case DType::kF16:
-      return StepAs<F16>(p, ds, s, dp, lse, delta, scale);
-    default:
-      return StepAs<float>(p, ds, s, dp, lse, delta, scale);
-  }
+  ForNarrowType(narrow, [&]<Narrowing kNarrowing, class T>(T)
+                            HWY_ATTR { StepAs<kNarrowing, T>(p, ds, s, dp, lse, delta, scale); });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "npu_model/host/cube_bf16_avx512.h"
 #include "npu_model/host/tile_ops.h"
 
 #if defined(CUBIST_NPU_MODEL_HOST_VECTOR_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -228,6 +229,35 @@ HWY_INLINE Vec Exp(Vec x) {
 #endif
 }
 
+// exp(x) of a score that is at most about 0, for as few instructions as there are: 2^floor(t) 2^f with t = x log2(e), f the
+// minimax polynomial with 2^0 = 1. Its error is below 2 ulp (of degree 5, for weights that become 16-bit floats) or 1.2 ulp
+// (of degree 6), and what t loses when it is rounded besides: |x| 2^-24 and a quarter of that. NaN stays NaN, -inf gives
+// 0, and so may what is below the normal range.
+template <bool kNarrow>
+HWY_INLINE Vec ExpScore(Vec x) {
+#if HWY_TARGET <= HWY_AVX3
+  const Vec t = hn::Mul(x, Set(0x1.715476p0f));
+  const Vec f{_mm512_reduce_ps(t.raw, _MM_FROUND_TO_NEG_INF)};
+  Vec y;
+  if constexpr (kNarrow) {
+    y = hn::MulAdd(Set(1.86713005e-3f), f, Set(9.01703071e-3f));
+    y = hn::MulAdd(y, f, Set(5.57999127e-2f));
+    y = hn::MulAdd(y, f, Set(2.40164444e-1f));
+    y = hn::MulAdd(y, f, Set(6.93151295e-1f));
+  } else {
+    y = hn::MulAdd(Set(2.16129149e-4f), f, Set(1.2467847e-3f));
+    y = hn::MulAdd(y, f, Set(9.67545155e-3f));
+    y = hn::MulAdd(y, f, Set(5.54852821e-2f));
+    y = hn::MulAdd(y, f, Set(2.40229309e-1f));
+    y = hn::MulAdd(y, f, Set(6.93147063e-1f));
+  }
+  y = hn::MulAdd(y, f, Set(1.0f));
+  return Vec{_mm512_scalef_ps(y.raw, t.raw)};
+#else
+  return Exp</*kAtMostZero=*/false>(x);
+#endif
+}
+
 // ln(x) = e ln 2 + ln(1 + f), x = 2^e (1 + f), 1 + f in [sqrt(1/2), sqrt(2)); ln(1 + f) = f - f^2 / 2 + f^3
 // P(f) with P minimax of degree 7 (relative error 6e-9; with rounding below 0.9 ulp). ln(0) = -inf,
 // ln(negative) = NaN, ln(inf) = inf.
@@ -265,8 +295,12 @@ HWY_INLINE T* RowAs(const Rows& x, std::int64_t i) {
   return static_cast<T*>(x.data) + i * x.pitch;
 }
 
+// How two vectors become 16-bit floats: any values; values of which the caller knows none to be NaN, or will see that one is
+// and store again; by the CPU's own instruction for bf16, which takes denormals for zero (where HasBF16Avx512()).
+enum class Narrowing { kAny, kNoNaN, kNative };
+
 // Two vectors, narrowed into one register where the type is narrower, so that stores are whole vectors.
-template <bool = false>
+template <Narrowing = Narrowing::kAny>
 HWY_INLINE void StoreTwo(Vec v0, Vec v1, float* p) {
   Store(v0, p);
   Store(v1, p + kLanes);
@@ -276,7 +310,7 @@ HWY_INLINE void StreamTwo(Vec v0, Vec v1, float* p) {
   hn::Stream(v1, FloatTag(), p + kLanes);
 }
 #if HWY_TARGET == HWY_SCALAR
-template <bool = false, class T>
+template <Narrowing = Narrowing::kAny, class T>
 HWY_INLINE void StoreTwo(Vec v0, Vec v1, T* p) {
   Store(v0, p);
   Store(v1, p + kLanes);
@@ -288,24 +322,48 @@ HWY_INLINE void StreamTwo(Vec v0, Vec v1, T* p) {
 #else
 using TwoHalvesTag = hn::Repartition<std::uint16_t, FloatTag>;
 using TwoHalves = hn::Vec<TwoHalvesTag>;
-template <bool kNoNaN>
+template <Narrowing kNarrowing>
 HWY_INLINE TwoHalves NarrowTwo(Vec v0, Vec v1, const BF16*) {
   const TwoHalvesTag d;
+#if HWY_TARGET <= HWY_AVX3
+  if constexpr (kNarrowing == Narrowing::kNative) {
+    TwoHalves halves;  // No target of Highway's has the intrinsic.
+    asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(halves.raw) : "v"(v1.raw), "v"(v0.raw));
+    return halves;
+  }
+#endif
+  constexpr bool kNoNaN = kNarrowing == Narrowing::kNoNaN;
   return hn::ConcatOdd(d, hn::BitCast(d, RoundBF16<kNoNaN>(v1)), hn::BitCast(d, RoundBF16<kNoNaN>(v0)));
 }
-template <bool>
+template <Narrowing>
 HWY_INLINE TwoHalves NarrowTwo(Vec v0, Vec v1, const F16*) {
   return hn::Combine(TwoHalvesTag(), NarrowF16(v1), NarrowF16(v0));
 }
-template <bool kNoNaN = false, class T>
+template <Narrowing kNarrowing = Narrowing::kAny, class T>
 HWY_INLINE void StoreTwo(Vec v0, Vec v1, T* p) {
-  hn::StoreU(NarrowTwo<kNoNaN>(v0, v1, p), TwoHalvesTag(), reinterpret_cast<std::uint16_t*>(p));
+  hn::StoreU(NarrowTwo<kNarrowing>(v0, v1, p), TwoHalvesTag(), reinterpret_cast<std::uint16_t*>(p));
 }
 template <class T>
 HWY_INLINE void StreamTwo(Vec v0, Vec v1, T* p) {
-  hn::Stream(NarrowTwo</*kNoNaN=*/false>(v0, v1, p), TwoHalvesTag(), reinterpret_cast<std::uint16_t*>(p));
+  hn::Stream(NarrowTwo<Narrowing::kAny>(v0, v1, p), TwoHalvesTag(), reinterpret_cast<std::uint16_t*>(p));
 }
 #endif
+
+// Calls body.operator()<how>(the type's element) for the type that weights are narrowed to and how its stores narrow.
+template <class Body>
+HWY_INLINE void ForNarrowType(DType type, Body body) {
+  switch (type) {
+    case DType::kBF16:
+#if HWY_TARGET <= HWY_AVX3
+      if (HasBF16Avx512()) return body.template operator()<Narrowing::kNative>(BF16());
+#endif
+      return body.template operator()<Narrowing::kNoNaN>(BF16());
+    case DType::kF16:
+      return body.template operator()<Narrowing::kNoNaN>(F16());
+    default:
+      return body.template operator()<Narrowing::kNoNaN>(0.0f);
+  }
+}
 
 constexpr std::uintptr_t kLineBytes = 64;
 

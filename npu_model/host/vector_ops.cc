@@ -354,84 +354,91 @@ void StreamWrite(void* data, std::int64_t bytes, std::uint64_t pattern) {
 
 // ---- Composites
 
-// The maximum of scale * s over a row: scale times the maximum of s, or the minimum where scale is negative,
-// since rounding keeps order. NaN is left out: it reaches p and l in the second pass.
+// The maximum of scale * s over a row: scale times the maximum of s, or the minimum where scale is negative, since rounding
+// keeps order. NaN is left out: it reaches p and l through the exponentials.
 template <bool kMinimum>
-HWY_INLINE float ScaledExtreme(const float* s, std::int64_t n, float scale) {
-  const FloatTag d;
-  const auto fold = [](Vec x, Vec chain)
-                        HWY_ATTR { return kMinimum ? MinOrSecond(x, chain) : MaxOrSecond(x, chain); };
-  const Vec neutral = Set(kMinimum ? kInfinity : -kInfinity);
-  Vec chain[4] = {neutral, neutral, neutral, neutral};
-  std::int64_t j = 0;
-  for (; j + 4 * kLanes <= n; j += 4 * kLanes) {
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) chain[c] = fold(Load(s + j + c * kLanes), chain[c]);
+struct ScaledExtreme {
+  HWY_INLINE void Start() { chain[0] = chain[1] = Set(kNeutral); }
+  HWY_INLINE void Add(Vec x0, Vec x1) { chain[0] = Fold(x0, chain[0]), chain[1] = Fold(x1, chain[1]); }
+  // What is left of a row behind whole pairs of vectors.
+  HWY_INLINE void AddRest(const float* s, std::int64_t n) {
+    for (; n > 0; n -= kLanes, s += kLanes) {
+      const std::int64_t count = Min(n, kLanes);
+      const auto valid = hn::FirstN(FloatTag(), static_cast<std::size_t>(count));
+      chain[0] = Fold(hn::IfThenElse(valid, Load(s, count), Set(kNeutral)), chain[0]);
+    }
   }
-  for (; j + kLanes <= n; j += kLanes) chain[0] = fold(Load(s + j), chain[0]);
-  if (j < n) {
-    const auto valid = hn::FirstN(d, static_cast<std::size_t>(n - j));
-    chain[1] = fold(hn::IfThenElse(valid, Load(s + j, n - j), neutral), chain[1]);
+  HWY_INLINE void AddRow(const float* s, std::int64_t n) {
+    std::int64_t j = 0;
+    for (; j + 2 * kLanes <= n; j += 2 * kLanes) Add(Load(s + j), Load(s + j + kLanes));
+    AddRest(s + j, n - j);
   }
-  const Vec all = fold(fold(chain[0], chain[1]), fold(chain[2], chain[3]));
-  return scale * ExtremeLane<kMinimum>(all);
-}
+  HWY_INLINE float Of(float scale) const { return scale * ExtremeLane<kMinimum>(Fold(chain[0], chain[1])); }
+
+  static constexpr float kNeutral = kMinimum ? kInfinity : -kInfinity;
+  static HWY_INLINE Vec Fold(Vec x, Vec chain) {
+    return kMinimum ? MinOrSecond(x, chain) : MaxOrSecond(x, chain);
+  }
+  Vec chain[2];
+};
 
 // p = exp(scale * s - m), rounded to T; returns the sum before rounding. scale * s is rounded before m is
-// taken off it, as the maximum was, so that the largest element gives exactly 1.
-template <bool kNoNaN, class T>
-HWY_INLINE float ExpRow(T* p, const float* s, std::int64_t n, Vec scale, Vec m) {
+// taken off it, as the maximum was, so that the largest element gives exactly 1. Meanwhile `next`, the row that follows,
+// is read for its extreme: that waits for the cache where this waits for arithmetic.
+template <Narrowing kNarrowing, class Extreme, class T>
+HWY_INLINE float ExpRow(T* p, const float* s, const float* next, std::int64_t n, Vec scale, Vec m,
+                        Extreme& extreme) {
   const FloatTag d;
   const auto probability = [&](Vec x)
-                               HWY_ATTR { return Exp</*kAtMostZero=*/true>(hn::Sub(hn::Mul(x, scale), m)); };
+                               HWY_ATTR { return ExpScore<sizeof(T) == 2>(hn::Sub(hn::Mul(x, scale), m)); };
   Vec sum0 = hn::Zero(d), sum1 = hn::Zero(d);
   std::int64_t j = 0;
   for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
     const Vec p0 = probability(Load(s + j)), p1 = probability(Load(s + j + kLanes));
-    StoreTwo<kNoNaN>(p0, p1, p + j);
+    extreme.Add(Load(next + j), Load(next + j + kLanes));
+    StoreTwo<kNarrowing>(p0, p1, p + j);
     sum0 = hn::Add(sum0, p0);
     sum1 = hn::Add(sum1, p1);
   }
-  if (j + kLanes <= n) {
-    const Vec p0 = probability(Load(s + j));
-    Store(p0, p + j);
-    sum0 = hn::Add(sum0, p0);
-    j += kLanes;
-  }
-  if (j < n) {
-    const auto valid = hn::FirstN(d, static_cast<std::size_t>(n - j));
-    const Vec p1 = hn::IfThenElseZero(valid, probability(Load(s + j, n - j)));
-    Store(p1, p + j, n - j);
+  extreme.AddRest(next + j, n - j);
+  for (; j < n; j += kLanes) {
+    const std::int64_t count = Min(kLanes, n - j);
+    const auto valid = hn::FirstN(d, static_cast<std::size_t>(count));
+    const Vec p1 = hn::IfThenElseZero(valid, probability(Load(s + j, count)));
+    Store(p1, p + j, count);
     sum1 = hn::Add(sum1, p1);
   }
   return hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
 }
-// A NaN shows in the sum, and then costs a second pass: to look for it in every element takes a tenth of the
-// whole.
-template <class T>
-HWY_INLINE float ExpRow(T* p, const float* s, std::int64_t n, Vec scale, Vec m) {
-  const float sum = ExpRow</*kNoNaN=*/true>(p, s, n, scale, m);
-  if constexpr (sizeof(T) == 2) {
-    if (sum != sum) ExpRow</*kNoNaN=*/false>(p, s, n, scale, m);
-  }
-  return sum;
-}
 
-// Two passes over each row; the (rows, 1) operands follow for as many rows as a vector has lanes.
-template <class T>
+// The (rows, 1) operands follow for as many rows as a vector has lanes. p may lie where s does: a row is read for its
+// extreme before p's rows reach it.
+template <Narrowing kNarrowing, bool kMinimum, class T>
 void SoftmaxStepAs(const Rows& p, const Rows& s, const Rows& m_new, const Rows& m_old, const Rows& l,
                    float scale) {
+  using Extreme = ScaledExtreme<kMinimum>;
   const FloatTag d;
+  Extreme extreme;
+  extreme.Start();
+  if (s.rows > 0) extreme.AddRow(RowOf(s, 0), s.cols);
   for (const Range rows : Split(s.rows, kLanes)) {
     HWY_ALIGN float old_max[kLanes] = {}, new_max[kLanes] = {}, sum[kLanes] = {}, total[kLanes] = {};
     for (std::int64_t i = rows.begin; i < rows.end; ++i) {
       const std::int64_t lane = i - rows.begin;
-      const float row_max = scale < 0.0f ? ScaledExtreme</*kMinimum=*/true>(RowOf(s, i), s.cols, scale)
-                                         : ScaledExtreme</*kMinimum=*/false>(RowOf(s, i), s.cols, scale);
+      const float row_max = extreme.Of(scale);
       old_max[lane] = *RowOf(m_old, i);
       new_max[lane] = row_max > old_max[lane] ? row_max : old_max[lane];
       total[lane] = *RowOf(l, i);
-      sum[lane] = ExpRow(RowAs<T>(p, i), RowOf(s, i), s.cols, Set(scale), Set(new_max[lane]));
+      const auto exp_row = [&]<Narrowing kHow>() HWY_ATTR {
+        extreme.Start();
+        return ExpRow<kHow>(RowAs<T>(p, i), RowOf(s, i), RowOf(s, Min(i + 1, s.rows - 1)), s.cols, Set(scale),
+                            Set(new_max[lane]), extreme);
+      };
+      sum[lane] = exp_row.template operator()<kNarrowing>();
+      // A NaN shows in the sum, and then costs a second pass: to look for it in every element takes a tenth of the whole.
+      if constexpr (sizeof(T) == 2 && kNarrowing == Narrowing::kNoNaN) {
+        if (sum[lane] != sum[lane]) exp_row.template operator()<Narrowing::kAny>();
+      }
     }
     const Vec alpha = Exp</*kAtMostZero=*/true>(hn::Sub(hn::Load(d, old_max), hn::Load(d, new_max)));
     hn::Store(hn::MulAdd(hn::Load(d, total), alpha, hn::Load(d, sum)), d, total);
@@ -446,14 +453,11 @@ void SoftmaxStepAs(const Rows& p, const Rows& s, const Rows& m_new, const Rows& 
 }
 void SoftmaxStep(const Rows& p, DType p_type, const Rows& s, const Rows& m_new, const Rows& m_old,
                  const Rows& l, float scale) {
-  switch (p_type) {
-    case DType::kBF16:
-      return SoftmaxStepAs<BF16>(p, s, m_new, m_old, l, scale);
-    case DType::kF16:
-      return SoftmaxStepAs<F16>(p, s, m_new, m_old, l, scale);
-    default:
-      return SoftmaxStepAs<float>(p, s, m_new, m_old, l, scale);
-  }
+  ForNarrowType(p_type, [&]<Narrowing kNarrowing, class T>(T) HWY_ATTR {
+    const auto step =
+        scale < 0.0f ? &SoftmaxStepAs<kNarrowing, true, T> : &SoftmaxStepAs<kNarrowing, false, T>;
+    step(p, s, m_new, m_old, l, scale);
+  });
 }
 
 constexpr std::int64_t kRowsPerPass = 8;
