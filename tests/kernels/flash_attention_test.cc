@@ -16,149 +16,14 @@
 #include <vector>
 
 #include "reference/attention.h"
-#include "tests/kernels/kernel_test.h"
+#include "tests/kernels/attention_call.h"
 #include "tests/support/double_benchmark.h"
-#include "tests/support/expect_close.h"
-#include "tests/support/matrix.h"
-#include "tests/support/random.h"
-#include "tests/support/shapes.h"
 #include "tests/support/simd_targets.h"
 
 namespace cubist::testing {
 namespace {
 
-constexpr Causal kMasks[] = {Causal::kNone, Causal::kTopLeft, Causal::kBottomRight};
-constexpr Layout kApart{.order = {0, 2, 1, 3}, .gap = 5, .offset = 3, .step = 2};
-
-const char* NameOfMask(Causal causal) {
-  constexpr const char* kNames[] = {"full", "top-left", "bottom-right"};
-  return kNames[static_cast<int>(causal)];
-}
-
-// What a call asks for, besides its sizes.
-struct Options {
-  DType in = DType::kF32, out = DType::kF32;
-  Causal causal = Causal::kNone;
-  std::optional<AttentionWindow> window = {};
-  std::vector<std::int64_t> prefix = {};
-  bool lse = true;
-  bool shared_rope = false;  // One rope head of k serves all.
-  std::optional<float> scale = {};
-  Layout layout = {};
-
-  std::string Name() const {
-    return Join(NameOf(in), " to ", NameOf(out), " ", NameOfMask(causal), lse ? " lse" : "", WindowName(),
-                prefix.empty() ? "" : Join(" prefix ", prefix.front()), shared_rope ? " one rope head" : "",
-                scale ? Join(" scale ", *scale) : "");
-  }
-  std::string WindowName() const {
-    if (!window) return "";
-    const auto side = [](const std::optional<std::int64_t>& x) { return x ? Join(*x) : std::string("all"); };
-    return Join(" window ", side(window->left), " ", side(window->right), " of ", NameOfMask(window->anchor));
-  }
-};
-
-// Tensors of one call, each between guards.
-struct Call {
-  Call(const AttentionShape& s, const Options& o)
-      : options(o),
-        shape(s),
-        q(o.in, {s.batch, s.q_heads, s.sq, s.dqk}, o.layout),
-        k(o.in, {s.batch, s.kv_heads, s.skv, s.dqk}, o.layout),
-        v(o.in, {s.batch, s.kv_heads, s.skv, s.dv}, o.layout),
-        q_rope(o.in, {s.batch, s.q_heads, s.sq, s.dr}, o.layout),
-        k_rope(o.in, {s.batch, o.shared_rope ? 1 : s.kv_heads, s.skv, s.dr}, o.layout),
-        out(o.out, {s.batch, s.q_heads, s.sq, s.dv}, o.layout),
-        lse(DType::kF32, {s.batch, s.q_heads, s.sq}, o.layout) {}
-
-  void FillNormal(Random& random, double stddev = 1) {
-    for (Matrix* x : {&q, &k, &q_rope, &k_rope}) x->FillNormal(random, 0, stddev);
-    v.FillNormal(random);
-  }
-  void CopyInputs(const Call& from) {
-    Assign(q.view(), from.q.ToDoubles()), Assign(k.view(), from.k.ToDoubles());
-    Assign(v.view(), from.v.ToDoubles());
-    Assign(q_rope.view(), from.q_rope.ToDoubles()), Assign(k_rope.view(), from.k_rope.ToDoubles());
-  }
-
-  FlashAttentionArgs args() {
-    FlashAttentionArgs args{.q = q.view(), .k = k.view(), .v = v.view(), .out = out.view()};
-    if (shape.dr > 0) args.q_rope = q_rope.view(), args.k_rope = k_rope.view();
-    if (options.lse) args.lse = lse.view();
-    args.scale = options.scale, args.causal = options.causal;
-    args.window = options.window, args.prefix = options.prefix;
-    return args;
-  }
-  reference::AttentionArgs reference_args() {
-    const FlashAttentionArgs x = args();
-    reference::AttentionArgs args{.q = x.q,
-                                  .k = x.k,
-                                  .v = x.v,
-                                  .q_rope = x.q_rope,
-                                  .k_rope = x.k_rope,
-                                  .scale = x.scale,
-                                  .mask = static_cast<reference::Mask>(x.causal)};
-    if (x.window) {
-      args.left = x.window->left, args.right = x.window->right;
-      args.window_anchor = static_cast<reference::Mask>(x.window->anchor);
-    }
-    args.prefix = options.prefix;
-    return args;
-  }
-  void ExpectGuards() {
-    for (const Matrix* x : {&q, &k, &v, &q_rope, &k_rope, &out, &lse}) testing::ExpectGuards(*x);
-  }
-
-  Options options;
-  AttentionShape shape;
-  Matrix q, k, v, q_rope, k_rope, out, lse;
-};
-
-// The answer to one set of inputs, for every call that has them.
-class Answer {
- public:
-  explicit Answer(Call& call)
-      : args_(call.reference_args()), result_(reference::Attention(args_, reference::AllRows(args_))) {}
-
-  void Expect(Call& call) const {
-    ExpectClose(call.out.view(), result_.out, reference::OutBounds(args_, result_, call.options.out));
-    if (call.options.lse) ExpectClose(call.lse.view(), result_.lse, reference::LseBounds(args_, result_));
-    call.ExpectGuards();
-  }
-  const reference::AttentionResult& result() const { return result_; }
-
- private:
-  reference::AttentionArgs args_;
-  reference::AttentionResult result_;
-};
-
-void ExpectRight(const Device& device, Call& call) {
-  SCOPED_TRACE(call.shape.Name() + " " + call.options.Name());
-  ASSERT_TRUE(IsOk(FlashAttention(device, call.args())));
-  Answer(call).Expect(call);
-}
-
-// Random inputs in every layout, with either output, with lse and without.
-void ExpectWithinBounds(const Device& device, const AttentionShape& shape, DType in, Causal causal) {
-  Random random;
-  const Options options{.in = in, .out = in, .causal = causal};
-  Call first(shape, options);
-  first.FillNormal(random);
-  const Answer answer(first);
-  const auto expect = [&](Call& call) {
-    SCOPED_TRACE(shape.Name() + " " + call.options.Name());
-    ASSERT_TRUE(IsOk(FlashAttention(device, call.args())));
-    answer.Expect(call);
-  };
-  expect(first);
-  for (Options other : {Options{.out = DType::kF32, .lse = false, .layout = kBsnd},
-                        Options{.out = DType::kF32, .lse = true, .layout = kApart}}) {
-    other.in = in, other.causal = causal;
-    Call call(shape, other);
-    call.CopyInputs(first);
-    expect(call);
-  }
-}
+using Options = AttentionOptions;
 
 class FlashAttentionShapeTest : public ::testing::TestWithParam<AttentionShape> {};
 
@@ -174,13 +39,6 @@ TEST_P(FlashAttentionShapeTest, RandomRealsAreWithinBounds) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, FlashAttentionShapeTest, ::testing::ValuesIn(AttentionShapes()),
                          ShapeName());
-
-// Shapes that cross tiles, small enough for every target and for the model.
-std::vector<AttentionShape> FewShapes() {
-  return {{1, 1, 1, 1, 1, 1, 0, 1},       {1, 1, 1, 33, 37, 16, 0, 24}, {1, 2, 1, 17, 65, 13, 5, 11},
-          {2, 3, 1, 17, 31, 20, 0, 12},   {3, 4, 2, 33, 29, 24, 8, 16}, {1, 2, 2, 129, 140, 64, 0, 33},
-          {1, 2, 1, 130, 67, 40, 24, 48}, {1, 1, 1, 1, 1030, 64, 0, 64}};
-}
 
 class FlashAttentionSimdTest : public SimdTargetTest {};
 
@@ -375,56 +233,6 @@ TEST(FlashAttentionTest, WindowsAndPrefixes) {
   }
 }
 
-// Logits around 1e4, of both signs: nothing overflows, and the sum of exponentials is taken relative to the
-// largest.
-TEST(FlashAttentionTest, ExtremeLogits) {
-  for (DType in : kFloatTypes) {
-    for (Causal causal : kMasks) {
-      for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
-        Random random;
-        Call call({1, 2, 2, 66, 131, 16, 0, 24}, {.in = in, .out = DType::kF32, .causal = causal});
-        call.FillNormal(random, 100);
-        const Answer answer(call);
-        ASSERT_GT(*std::max_element(answer.result().max_score.begin(), answer.result().max_score.end()), 2e4);
-        ExpectRight(device, call);
-      }
-    }
-  }
-}
-
-// All scores far below and far above zero, so that an unscaled exponential would be zero or infinite.
-TEST(FlashAttentionTest, ShiftedLogits) {
-  for (DType in : kFloatTypes) {
-    for (double q : {-100.0, 100.0}) {
-      Random random;
-      Call call({1, 1, 1, 20, 300, 64, 0, 16}, {.in = in, .out = DType::kF32});
-      call.q.Fill(q), call.k.FillUniform(random, 1.0, 1.01), call.v.FillNormal(random);
-      ExpectRight(Host(), call);
-    }
-  }
-}
-
-// Rows that see no key: out = 0 and lse = -inf, whatever the outputs held.
-TEST(FlashAttentionTest, RowsWithoutKeys) {
-  for (DType in : kFloatTypes) {
-    for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
-      for (const AttentionShape& shape :
-           {AttentionShape{1, 2, 1, 150, 70, 16, 8, 24}, AttentionShape{2, 1, 1, 3, 1, 8, 0, 8},
-            AttentionShape{1, 1, 1, 300, 5, 16, 0, 16}}) {
-        Random random;
-        Call call(shape, {.in = in, .out = in, .causal = Causal::kBottomRight});
-        SCOPED_TRACE(shape.Name() + " " + call.options.Name());
-        call.FillNormal(random);
-        ExpectRight(device, call);
-        for (std::int64_t i = 0; i < shape.sq - shape.skv; ++i) {
-          ASSERT_EQ(call.lse.at({0, 0, i}), -kInfinity);
-          for (std::int64_t d = 0; d < shape.dv; ++d) ASSERT_EQ(call.out.at({0, 0, i, d}), 0);
-        }
-      }
-    }
-  }
-}
-
 // Every dimension may be empty. Without keys, out = 0 and lse = -inf; without d, all scores are 0.
 TEST(FlashAttentionTest, EmptyDimensions) {
   const AttentionShape shapes[] = {
@@ -529,123 +337,6 @@ TEST(FlashAttentionTest, RepeatedElements) {
       ExpectClose(call.out.view(), result.out, reference::OutBounds(expected, result, DType::kF32));
       ExpectClose(call.lse.view(), result.lse, reference::LseBounds(expected, result));
       call.ExpectGuards();
-    }
-  }
-}
-
-// Buffers that an earlier call left full of NaN: padding does not take from them.
-TEST(FlashAttentionTest, NothingIsLeftOfEarlierCalls) {
-  for (const Device& device : {Host({.threads = 1}), NpuWithData(Ascend910B2())}) {
-    for (DType in : kFloatTypes) {
-      Call poison({1, 2, 1, 300, 530, 192, 64, 128}, {.in = in, .out = in});
-      for (Matrix* x : {&poison.q, &poison.k, &poison.v, &poison.q_rope, &poison.k_rope}) x->FillNaN();
-      for (const AttentionShape& shape : FewShapes()) {
-        ASSERT_TRUE(IsOk(FlashAttention(device, poison.args())));
-        Random random;
-        Call call(shape, {.in = in, .out = in, .causal = Causal::kBottomRight});
-        call.FillNormal(random);
-        ExpectRight(device, call);
-      }
-    }
-  }
-}
-
-// NaN in a query stays in its row; NaN in a key reaches the rows that see it and no other.
-TEST(FlashAttentionTest, NaNScoresStayInTheirRows) {
-  const std::int64_t row = 20, key = 25;
-  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
-    for (Causal causal : kMasks) {
-      for (DType in : kFloatTypes) {
-        for (int where = 0; where < 4; ++where) {
-          Random random;
-          Call call({1, 1, 1, 41, 43, 16, 8, 24}, {.in = in, .out = in, .causal = causal});
-          call.FillNormal(random);
-          Matrix* inputs[] = {&call.q, &call.q_rope, &call.k, &call.k_rope};
-          inputs[where]->set({0, 0, where < 2 ? row : key, 3}, kNaN);
-          SCOPED_TRACE(Join("NaN in input ", where));
-          ExpectRight(device, call);
-        }
-      }
-    }
-  }
-}
-
-// NaN or infinity in a value reaches that column of the rows that see its key, and no other column.
-TEST(FlashAttentionTest, SpecialValuesStayInTheirColumn) {
-  const std::int64_t key = 25, column = 7;
-  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
-    for (DType in : kFloatTypes) {
-      for (double special : {kNaN, kInfinity, -kInfinity}) {
-        SCOPED_TRACE(Join(NameOf(in), " ", special));
-        Random random;
-        Call call({1, 1, 1, 41, 43, 16, 8, 24}, {.in = in, .out = in});
-        call.FillNormal(random);
-        call.v.set({0, 0, key, column}, special);
-        ExpectRight(device, call);
-      }
-    }
-  }
-}
-
-// A hidden value has weight 0, and 0 * NaN is NaN; it reaches no row all the same.
-TEST(FlashAttentionTest, HiddenValuesReachNoRow) {
-  constexpr std::int64_t kColumn = 7;
-  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
-    for (DType in : kFloatTypes) {
-      for (Causal causal : {Causal::kTopLeft, Causal::kBottomRight}) {
-        for (const double special : {kNaN, kInfinity}) {
-          SCOPED_TRACE(Join(NameOf(in), " ", special));
-          Random random;
-          Call call({1, 2, 1, 600, 610, 16, 8, 24}, {.in = in, .out = in, .causal = causal});
-          call.FillNormal(random);
-          for (const std::int64_t key : {601, 590, 40})  // The last one is seen by most rows.
-            call.v.set({0, 0, key, kColumn}, key == 40 ? -special : special);
-          ExpectRight(device, call);
-        }
-      }
-    }
-  }
-}
-
-// All scores of a row infinite: -inf is as if it saw no key, +inf gives NaN.
-TEST(FlashAttentionTest, RowsOfInfiniteScores) {
-  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
-    for (DType in : kFloatTypes) {
-      Random random;
-      Call call({1, 1, 1, 7, 40, 1, 0, 8}, {.in = in, .out = in, .scale = 1.0f});
-      call.k.FillUniform(random, 0.5, 1.5), call.q.FillUniform(random), call.v.FillNormal(random);
-      call.q.set({0, 0, 2, 0}, -kInfinity);
-      call.q.set({0, 0, 4, 0}, kInfinity);
-      ExpectRight(device, call);
-      EXPECT_EQ(call.lse.at({0, 0, 2}), -kInfinity);
-      EXPECT_EQ(call.out.at({0, 0, 2, 0}), 0);
-      EXPECT_TRUE(std::isnan(call.out.at({0, 0, 4, 0})));
-    }
-  }
-}
-
-// A score of -inf has weight 0: the answer is that to the other keys.
-TEST(FlashAttentionTest, KeysOfWeightZero) {
-  const std::vector<std::int64_t> hidden = {0, 1, 17, 39};
-  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
-    for (DType in : kFloatTypes) {
-      Random random;
-      const Options options{.in = in, .out = in, .scale = 1.0f};
-      Call call({1, 1, 1, 7, 40, 1, 0, 8}, options), seen({1, 1, 1, 7, 36, 1, 0, 8}, options);
-      SCOPED_TRACE(options.Name());
-      call.q.FillUniform(random, 0.5, 1.5), call.k.FillUniform(random), call.v.FillNormal(random);
-      Assign(seen.q.view(), call.q.ToDoubles());
-      for (std::int64_t j = 0, to = 0; j < 40; ++j) {
-        if (std::find(hidden.begin(), hidden.end(), j) != hidden.end()) {
-          call.k.set({0, 0, j, 0}, -kInfinity);
-          continue;
-        }
-        seen.k.set({0, 0, to, 0}, call.k.at({0, 0, j, 0}));
-        for (std::int64_t d = 0; d < 8; ++d) seen.v.set({0, 0, to, d}, call.v.at({0, 0, j, d}));
-        ++to;
-      }
-      ASSERT_TRUE(IsOk(FlashAttention(device, call.args())));
-      Answer(seen).Expect(call);
     }
   }
 }
