@@ -95,39 +95,35 @@ Status AttentionArguments::CheckPositions(const Argument& positions, const char*
   return CheckValues(positions, 0, count);
 }
 
-Status AttentionArguments::CheckBias() const {
-  if (!bias.tensor.given()) return {};
-  CUBIST_RETURN_IF_ERROR(CheckShape(bias, {{"B or 1"}, {"Nq or 1"}, {"Sq or 1"}, {"Skv or 1"}}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(bias, {DType::kF32, dtype()}));
-  const std::array<std::int64_t, 4> sizes{batches(), heads(), sq(), skv()};
-  for (int d = 0; d < 4; ++d) {
-    const std::int64_t size = bias.tensor.size(d), needed = sizes[static_cast<std::size_t>(d)];
-    if (size == 1 || size == needed) continue;
-    return bias.Error("has size " + std::to_string(size) + " in dimension " + std::to_string(d) +
-                      ", needs 1 or " + std::to_string(needed));
-  }
-  return lengths.given() ? bias.Error("goes with no lengths") : Status();
-}
-
 std::int64_t AttentionArguments::sequences() const {
   return lengths.given() ? static_cast<std::int64_t>(lengths.q_ends.size()) : batches();
 }
 
-// Within a sequence where there are several, so that it may be larger than any needs.
-Status AttentionArguments::CheckMask() const {
-  if (!mask.tensor.given()) return {};
-  CUBIST_RETURN_IF_ERROR(CheckShape(mask, {{"B or 1"}, {"Nq or 1"}, {"Sq or 1"}, {"Skv or 1"}}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(mask, {DType::kBool}));
+// Rows and keys count within a sequence where there are several, so that there may be more of them than any needs.
+Status AttentionArguments::CheckPairs(const Argument& arg) const {
+  CUBIST_RETURN_IF_ERROR(CheckShape(arg, {{"B or 1"}, {"Nq or 1"}, {"Sq or 1"}, {"Skv or 1"}}));
   const std::array<std::int64_t, 4> sizes{sequences(), heads(), LongestOf(lengths.q_ends, sq()),
                                           LongestOf(lengths.kv_ends, skv())};
   for (int d = 0; d < 4; ++d) {
-    const std::int64_t size = mask.tensor.size(d), needed = sizes[static_cast<std::size_t>(d)];
+    const std::int64_t size = arg.tensor.size(d), needed = sizes[static_cast<std::size_t>(d)];
     const bool may_be_larger = lengths.given() && d >= 2;
     if (size == 1 || size == needed || (may_be_larger && size > needed)) continue;
-    return mask.Error("has size " + std::to_string(size) + " in dimension " + std::to_string(d) +
-                      ", needs 1 or " + (may_be_larger ? "at least " : "") + std::to_string(needed));
+    return arg.Error("has size " + std::to_string(size) + " in dimension " + std::to_string(d) +
+                     ", needs 1 or " + (may_be_larger ? "at least " : "") + std::to_string(needed));
   }
   return {};
+}
+
+Status AttentionArguments::CheckBias() const {
+  if (!bias.tensor.given()) return {};
+  CUBIST_RETURN_IF_ERROR(CheckPairs(bias));
+  return CheckDType(bias, {DType::kF32, dtype()});
+}
+
+Status AttentionArguments::CheckMask() const {
+  if (!mask.tensor.given()) return {};
+  CUBIST_RETURN_IF_ERROR(CheckPairs(mask));
+  return CheckDType(mask, {DType::kBool});
 }
 
 Status AttentionArguments::CheckSlopes() const {

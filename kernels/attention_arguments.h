@@ -79,6 +79,7 @@ struct AttentionArguments {
   Status CheckRope() const;
   Status CheckPositions(const Argument& positions, const char* offset_name, std::int64_t offset,
                         std::int64_t rows, std::int64_t longest) const;
+  Status CheckPairs(const Argument& arg) const;
   Status CheckBias() const;
   Status CheckMask() const;
   Status CheckSlopes() const;

@@ -3,6 +3,7 @@
 #define CUBIST_KERNELS_ATTENTION_PACK_H_
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels/pack.h"
@@ -27,17 +28,18 @@ PackedGm PackSequences(Launch& launch, const char* name, const GmTensor& source,
   const std::int64_t d = source.sizes[3];
   const PackedGm packed = launch.Packed(name, Role::kB, source.dtype, transposed ? d : rows,
                                         transposed ? rows : d, source.sizes[1], second_role);
+  std::vector<PackPart> list;
+  std::int64_t tasks = 0;
   for (const PackedRows& p : parts) {
-    GmTensor part = source;
-    part.sizes[2] = p.rows.size();
-    if (part.data != nullptr) part.data += p.rows.begin * source.strides[2] * SizeOf(source.dtype);
     const Range at{p.packed_begin, p.packed_begin + p.rows.size()};
     const PackedGm block = transposed ? packed.Block({0, d}, at) : packed.Block(at, {0, d});
-    const PackTiling tiling = ChoosePackTiling(launch.chip(), packed.role, source.dtype,
-                                               block.row_part.size(), block.col_part.size(), source.sizes[1]);
-    launch.OnAiCores(tiling.tasks(),
-                     [&](auto& core) { PackKernel<T>(core, part, transposed, block, tiling); });
+    list.push_back({&source, p.rows, block,
+                    ChoosePackTiling(launch.chip(), packed.role, source.dtype, block.row_part.size(),
+                                     block.col_part.size(), source.sizes[1])});
+    tasks += list.back().tiling.tasks();
   }
+  launch.OnAiCores(tasks,
+                   [&](auto& core) { PackKernel<T>(core, std::span<const PackPart>(list), transposed); });
   return packed;
 }
 

@@ -25,6 +25,17 @@ struct AlibiOperands {
   }
 };
 
+// What is done to scores before the softmax, and to weights after it.
+struct ScoreOperands {
+  float scale = 1;
+  float soft_cap = 0;              // 0: none.
+  const GmTensor* bias = nullptr;  // (sequence, n, sq, skv)
+  const GmTensor* mask = nullptr;  // (sequence, n, sq, skv)
+  AlibiOperands alibi;
+  DropoutStream dropout;
+  float dropout_factor = 1;  // Of kept weights.
+};
+
 // s = cap * tanh(scale * s / cap), as cap - 2 cap / (exp(2 scale s / cap) + 1): exact at both ends, and off by a few
 // units of cap's last place between. `scratch` has the shape of s.
 template <VectorCore V>

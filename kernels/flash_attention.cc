@@ -6,6 +6,7 @@
 
 #include "kernels/attention_arguments.h"
 #include "kernels/attention_combine_kernel.h"
+#include "kernels/attention_operands.h"
 #include "kernels/attention_pack.h"
 #include "kernels/attention_sequences.h"
 #include "kernels/choose_for.h"
@@ -105,44 +106,21 @@ Status Run(const Device& device, FlashAttentionArgs args, Launch& launch) {
   if (!sequences.empty()) tiling.kv_splits = 1;
 
   FlashAttentionOperands g;
+  static_cast<ScoreOperands&>(g) = AddScoreOperands(launch, args, shape);
   g.q = launch.Input("q", args.q), g.q_rope = launch.Input("q_rope", args.q_rope);
   g.k = launch.Input("k", args.k), g.k_rope = launch.Input("k_rope", args.k_rope);
-  g.v = launch.Input("v", args.v);
+  g.v = launch.Input("v", args.v), g.sinks = launch.Input("sinks", args.sinks);
   g.out = launch.Output("out", args.out), g.lse = launch.Output("lse", AsColumns(args.lse));
-  g.scale = ScaleOf(args.scale, shape.d_qk + shape.d_rope);
-  g.soft_cap = args.soft_cap.value_or(0);
-  if (shape.bias) {
-    g.bias = launch.Input("bias", Broadcast(args.bias, {args.q.size(0), shape.heads, shape.sq, shape.skv}));
-  }
-  g.sinks = launch.Input("sinks", args.sinks);
-  const std::int64_t sequence_count = shape.batches;
-  if (shape.mask) {
-    g.mask = launch.Input("mask", Broadcast(args.mask, {sequence_count, shape.heads, shape.sq, shape.skv}));
-  }
-  if (shape.alibi) {
-    g.alibi = {launch.Input("slopes", RowForEach(args.alibi.slopes, sequence_count)), args.alibi.offset,
-               args.alibi.root};
-  }
-  if (shape.dropout) {
-    g.dropout = {args.dropout.seed, args.dropout.offset, args.dropout.kept(), CeilDiv(args.k.size(2), 8)};
-    g.dropout_factor = args.dropout.factor();
-  }
   if (shape.rotate) {
-    g.rotate = {launch.Input("cos", args.rope.cos), launch.Input("sin", args.rope.sin),
-                args.rope.layout != RopeLayout::kHalf, /*inverse=*/false};
-    RotateOperands of_keys = g.rotate;
-    const auto positions = [&](const char* name, const ConstTensor& rows) {
-      return rows.given() ? launch.Input(name, RowForEach(rows, args.q.size(0))) : nullptr;
-    };
-    g.rotate.offset = args.rope.q_offset, of_keys.offset = args.rope.k_offset;
-    g.rotate.positions = positions("q_positions", args.rope.q_positions);
-    of_keys.positions = positions("k_positions", args.rope.k_positions);
+    const Rotations rotations = AddRotations(launch, args.rope, args.q.size(0));
+    g.rotate = rotations.of_queries;
     const GmTensor& plain = *g.k_rope;
     g.k_rope = launch.Workspace("k_turned", shape.in,
                                 {plain.sizes[0], plain.sizes[1], plain.sizes[2], plain.sizes[3]});
     const std::int64_t rows = plain.sizes[0] * plain.sizes[1] * plain.sizes[2];
-    launch.OnVectorCores(CeilDiv(rows, kRotateRows),
-                         [&](auto& core) { RotateKernel(core, of_keys, plain, *g.k_rope, sequences); });
+    launch.OnVectorCores(CeilDiv(rows, kRotateRows), [&](auto& core) {
+      RotateKernel(core, rotations.of_keys, plain, *g.k_rope, sequences);
+    });
   }
   if (tiling.pack_kv) {
     const auto pack = [&](const char* name, const GmTensor* source, bool transposed) {

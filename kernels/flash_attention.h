@@ -24,7 +24,8 @@ namespace cubist {
 //   v       (B, Nkv, Skv, Dv)       Dv may differ from Dqk
 //   q_rope  (B, Nq, Sq, Dr)         optional, both or neither; never concatenated: the products add up in place
 //   k_rope  (B, Nkv or 1, Skv, Dr)  one head serves all where there is one
-//   bias    (B, Nq, Sq, Skv)        optional, fp32 or the input dtype; any of its sizes may be 1 and serves all
+//   bias    (B, Nq, Sq, Skv)        optional, fp32 or the input dtype; any of its sizes may be 1 and serves all. With
+//                                   lengths as the mask has it.
 //   sinks   (Nq)                    optional, fp32: a key of that score, without a value, for each head
 //   mask    (B, Nq, Sq, Skv)        optional, bool (any byte but 0 is true): true hides the key from the query, as
 //                                   Ascend's attenMask has it (a boolean attn_mask of PyTorch says the opposite); any
@@ -52,7 +53,7 @@ struct FlashAttentionArgs {
   std::optional<AttentionWindow> window = {};  // A key is seen where both let it be,
   std::span<const std::int64_t> prefix =
       {};                         // and keys j < prefix[b] always; B entries. Not with window.left.
-  AttentionLengths lengths = {};  // Masks and positions count within a sequence. Not with a bias.
+  AttentionLengths lengths = {};  // Masks and positions count within a sequence.
   AttentionRope rope = {};
   ConstTensor bias = {}, sinks = {}, mask = {};
   AttentionAlibi alibi = {};

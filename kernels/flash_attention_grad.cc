@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/attention_arguments.h"
+#include "kernels/attention_operands.h"
 #include "kernels/attention_pack.h"
 #include "kernels/attention_sequences.h"
 #include "kernels/choose_for.h"
@@ -27,7 +28,6 @@ FlashAttentionGradShape ShapeOf(const FlashAttentionGradArgs& args) {
   s.in = args.q.dtype;
   s.bias = args.bias.given(), s.dbias = args.dbias.given(), s.soft_cap = args.soft_cap.has_value();
   s.mask = args.mask.given(), s.alibi = args.alibi.given(), s.dropout = args.dropout.given();
-  s.shared_batches = s.dbias && args.bias.size(0) != s.batches;
   s.shared_heads = s.dbias && args.bias.size(1) != s.heads;
   const std::int64_t prefix =
       args.prefix.empty() ? 0 : *std::max_element(args.prefix.begin(), args.prefix.end());
@@ -35,6 +35,7 @@ FlashAttentionGradShape ShapeOf(const FlashAttentionGradArgs& args) {
     s.batches = static_cast<std::int64_t>(args.lengths.q_ends.size());
     s.sq = LongestOf(args.lengths.q_ends, 0), s.skv = LongestOf(args.lengths.kv_ends, 0);
   }
+  s.shared_batches = s.dbias && args.bias.size(0) != s.batches;
   s.band = BandOf(args.causal, args.window, s.sq, s.skv, prefix);
   return s;
 }
@@ -180,25 +181,8 @@ class GradCall {
     g_.dv = launch_.Output("dv", args_.dv);
     g_.dq_rope = launch_.Output("dq_rope", args_.dq_rope);
     g_.dk_rope = launch_.Output("dk_rope", args_.dk_rope);
-    g_.scale = ScaleOf(args_.scale, s_.d_qk + s_.d_rope);
-    g_.soft_cap = args_.soft_cap.value_or(0);
-    if (s_.bias) {
-      g_.bias = launch_.Input("bias", Broadcast(args_.bias, {batches(), s_.heads, s_.sq, s_.skv}));
-      g_.dbias = launch_.Output("dbias", args_.dbias);
-    }
-    const std::int64_t sequences = schedule_->sequences();
-    if (s_.mask) {
-      g_.mask = launch_.Input("mask", Broadcast(args_.mask, {sequences, s_.heads, s_.sq, s_.skv}));
-    }
-    if (s_.alibi) {
-      g_.alibi = {launch_.Input("slopes", RowForEach(args_.alibi.slopes, sequences)), args_.alibi.offset,
-                  args_.alibi.root};
-    }
-    if (s_.dropout) {
-      g_.dropout = {args_.dropout.seed, args_.dropout.offset, args_.dropout.kept(),
-                    CeilDiv(args_.k.size(2), 8)};
-      g_.dropout_factor = args_.dropout.factor();
-    }
+    static_cast<ScoreOperands&>(g_) = AddScoreOperands(launch_, args_, s_);
+    g_.dbias = launch_.Output("dbias", args_.dbias);
     if (args_.dsinks.given()) {
       g_.sinks = launch_.Input("sinks", args_.sinks), g_.dsinks = launch_.Output("dsinks", args_.dsinks);
     }
@@ -220,14 +204,7 @@ class GradCall {
   // Rope parts turned to their positions, once for all that read them.
   void TurnRows() {
     if (!rotate()) return;
-    of_queries_ = of_keys_ = {launch_.Input("cos", args_.rope.cos), launch_.Input("sin", args_.rope.sin),
-                              args_.rope.layout != RopeLayout::kHalf, /*inverse=*/false};
-    const auto positions = [&](const char* name, const ConstTensor& rows) {
-      return rows.given() ? launch_.Input(name, RowForEach(rows, batches())) : nullptr;
-    };
-    of_queries_.offset = args_.rope.q_offset, of_keys_.offset = args_.rope.k_offset;
-    of_queries_.positions = positions("q_positions", args_.rope.q_positions);
-    of_keys_.positions = positions("k_positions", args_.rope.k_positions);
+    rotations_ = AddRotations(launch_, args_.rope, batches());
     const auto turn = [&](const char* name, const GmTensor*& rows, const RotateOperands& rotate,
                           const std::vector<AttentionSequence>& sequences) {
       const GmTensor& plain = *rows;
@@ -235,8 +212,8 @@ class GradCall {
       launch_.OnVectorCores(CeilDiv(plain.sizes[0] * plain.sizes[1] * plain.sizes[2], kRotateRows),
                             [&](auto& core) { RotateKernel(core, rotate, plain, *rows, sequences); });
     };
-    turn("q_turned", g_.q_rope, of_queries_, QueriesAsKeys(sequences_));
-    turn("k_turned", g_.k_rope, of_keys_, sequences_);
+    turn("q_turned", g_.q_rope, rotations_.of_queries, QueriesAsKeys(sequences_));
+    turn("k_turned", g_.k_rope, rotations_.of_keys, sequences_);
   }
 
   void AddWorkspaces() {
@@ -257,10 +234,11 @@ class GradCall {
   // Where every pair of a query and a key has an element of its own, what no step computes is 0 beforehand.
   void AddBiasParts() {
     const auto& sizes = g_.dbias->sizes;
-    const bool summed = s_.shared_batches || s_.shared_heads || sizes[2] != s_.sq || sizes[3] != s_.skv;
-    if (!summed && !s_.band.bounded()) return;
+    const bool one_row = sizes[2] == 1 && s_.sq != 1, one_column = sizes[3] == 1 && s_.skv != 1;
+    const bool summed = s_.shared_batches || s_.shared_heads || one_row || one_column;
+    if (!summed && !s_.band.bounded() && !args_.lengths.given()) return;
     if (summed) {
-      const std::int64_t parts = sizes[3] == s_.skv ? 1 : t_.chunks * launch_.chip().vector_per_cube;
+      const std::int64_t parts = one_column ? t_.chunks * launch_.chip().vector_per_cube : 1;
       g_.dbias_parts = Workspace("dbias_parts", parts, sizes[0] * sizes[1], sizes[2], sizes[3]);
     }
     const GmTensor& zeros = summed ? *g_.dbias_parts : *g_.dbias;
@@ -280,13 +258,14 @@ class GradCall {
   }
 
   void AddUp() {
-    of_queries_.inverse = of_keys_.inverse = true;
+    auto& [of_queries, of_keys] = rotations_;
+    of_queries.inverse = of_keys.inverse = true;
     const float scale = g_.scale;
     const Sum sums[] = {{g_.dq, g_.dq_parts, scale, Sum::Of::kChunks, /*keys=*/false, {}},
-                        {g_.dq_rope, g_.dq_rope_parts, scale, Sum::Of::kChunks, /*keys=*/false, of_queries_},
+                        {g_.dq_rope, g_.dq_rope_parts, scale, Sum::Of::kChunks, /*keys=*/false, of_queries},
                         {g_.dk, g_.dk_sums, scale, Sum::Of::kOne, /*keys=*/true, {}},
                         {g_.dk_rope, g_.dk_rope_sums, scale, shared_rope() ? Sum::Of::kHeads : Sum::Of::kOne,
-                         /*keys=*/true, of_keys_},
+                         /*keys=*/true, of_keys},
                         {g_.dv, g_.dv_sums, 1.0f, Sum::Of::kOne, /*keys=*/true, {}}};
     for (const Sum& sum : sums) {
       if (sum.gradient == nullptr || sum.parts == nullptr) continue;
@@ -312,7 +291,7 @@ class GradCall {
   std::vector<AttentionSequence> sequences_;
   std::optional<FlashAttentionGradSchedule> schedule_;
   FlashAttentionGradOperands g_;
-  RotateOperands of_queries_, of_keys_;
+  Rotations rotations_;
 };
 
 Status RunAny(const Device& device, const FlashAttentionGradArgs& args, Launch& launch) {

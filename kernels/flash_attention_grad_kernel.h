@@ -94,7 +94,7 @@ float FinishScores(Lane& lane, const FlashAttentionGradOperands& g, const FlashA
   }
   if (s.bias) {
     const UbTile<float> bias =
-        LoadTurned(lane, MatrixOf(*g.bias, step.sequence.batch, step.h).Block(step.queries, keys));
+        LoadTurned(lane, MatrixOf(*g.bias, step.sequence_index, step.h).Block(step.queries, keys));
     if (scale != 1) core.MulScalar(scored, scored, scale);
     core.Add(scored, scored, bias);
     scale = 1;
@@ -162,7 +162,7 @@ void AddBiasGradient(FlashAttentionGradLane<T, V>& lane, const FlashAttentionGra
     core.RowSum(sum.Cols({0, 1}), sum);
     sum = sum.Cols({0, 1});
   }
-  const std::int64_t b = sizes[0] == 1 ? 0 : step.sequence.batch, h = sizes[1] == 1 ? 0 : step.h;
+  const std::int64_t b = sizes[0] == 1 ? 0 : step.sequence_index, h = sizes[1] == 1 ? 0 : step.h;
   const Range rows = one_row ? Range{0, 1} : step.queries, cols = one_column ? Range{0, 1} : keys;
   if (g.dbias_parts == nullptr) {
     core.Store(MatrixOf(*g.dbias, b, h).Block(rows, cols), sum);

@@ -18,20 +18,13 @@
 namespace cubist {
 
 // The (b, n, s, d) tensors of a call, and what one phase leaves for the next.
-struct FlashAttentionGradOperands {
+struct FlashAttentionGradOperands : ScoreOperands {
   const GmTensor *q = nullptr, *q_rope = nullptr;
   const GmTensor *k = nullptr, *k_rope = nullptr, *v = nullptr;
   const GmTensor *out = nullptr, *lse = nullptr, *dout = nullptr;  // lse: (b, head, Sq, 1)
   const GmTensor *dq = nullptr, *dq_rope = nullptr, *dk = nullptr, *dk_rope = nullptr, *dv = nullptr;
-  float scale = 1;
-  float soft_cap = 0;                                  // 0: none.
-  const GmTensor* bias = nullptr;                      // (b, head, Sq, Skv)
   const GmTensor *sinks = nullptr, *dsinks = nullptr;  // (1, 1, 1, head)
-  const GmTensor* mask = nullptr;                      // (sequence, head, Sq, Skv)
-  AlibiOperands alibi;
-  DropoutStream dropout;
-  float dropout_factor = 1;         // Of kept weights.
-  const GmTensor* dbias = nullptr;  // Its own sizes, 1 where it serves all.
+  const GmTensor* dbias = nullptr;                     // Its own sizes, 1 where it serves all.
 
   PackedGm q_packed, q_rope_packed, dout_packed;        // One matrix per (b, head), where t.pack_queries.
   const GmTensor *row_lse = nullptr, *delta = nullptr;  // (b, head, Sq, 1), fp32 like all that follow

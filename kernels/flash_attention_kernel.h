@@ -24,22 +24,15 @@
 namespace cubist {
 
 // The (b, n, s, d) tensors of a call. K and V are read as Mmad operands: K^T (d, Skv) and V (Skv, d).
-struct FlashAttentionOperands {
+struct FlashAttentionOperands : ScoreOperands {
   const GmTensor *q = nullptr, *q_rope = nullptr;
   const GmTensor *k = nullptr, *k_rope = nullptr, *v = nullptr;
   PackedGm k_packed, k_rope_packed, v_packed;  // One matrix per (b, KV head), where t.pack_kv.
   const GmTensor *out = nullptr, *lse = nullptr;
   // Where keys are split, (split, b * n, s, d) and (split, b * n, s, 1): outputs of the parts, to be combined.
   const GmTensor *part_out = nullptr, *part_lse = nullptr;
-  float scale = 1;
-  float soft_cap = 0;               // 0: none.
-  const GmTensor* bias = nullptr;   // (b, n, sq, skv)
   const GmTensor* sinks = nullptr;  // (1, 1, 1, n)
-  const GmTensor* mask = nullptr;   // (sequence, n, sq, skv)
-  AlibiOperands alibi;
-  DropoutStream dropout;
-  float dropout_factor = 1;  // Of kept weights.
-  RotateOperands rotate;     // Of the queries' rope part; k_rope is turned already. Where s.rotate.
+  RotateOperands rotate;            // Of the queries' rope part; k_rope is turned already. Where s.rotate.
   // Keys `kv` of the step's sequence, transposed, and their values, of one KV head.
   Operand KeysTransposed(bool is_packed, const AttentionSequence& q, std::int64_t h, Range kv) const {
     return Transposed(is_packed, k, k_packed, q, h, kv);
@@ -251,7 +244,7 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
     }
     if (s.bias) {
       const UbTile<float> bias = lane.bias_ub.Next(rows, keys);
-      lane.core.Load(bias, MatrixOf(*g.bias, step.sequence.batch, step.task.head).Block(queries, step.kv));
+      lane.core.Load(bias, MatrixOf(*g.bias, step.task.sequence, step.task.head).Block(queries, step.kv));
       if (scale != 1) lane.core.MulScalar(scored, scored, scale);
       lane.core.Add(scored, scored, bias);
       scale = 1;

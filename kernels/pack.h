@@ -30,10 +30,12 @@ inline PackTiling ChoosePackTiling(const ChipSpec& chip, Role role, DType dtype,
 // Packs every (rows, cols) matrix of a (b, n, rows, cols) tensor, transposed where asked, one after the other.
 template <class T>
 void PackInto(Launch& launch, const GmTensor& source, bool transposed, const PackedGm& packed) {
-  const PackTiling tiling = ChoosePackTiling(launch.chip(), packed.role, source.dtype, packed.rows,
-                                             packed.cols, source.sizes[0] * source.sizes[1]);
-  launch.OnAiCores(tiling.tasks(),
-                   [&](auto& core) { PackKernel<T>(core, source, transposed, packed, tiling); });
+  const PackPart part{&source,
+                      {0, source.sizes[2]},
+                      packed,
+                      ChoosePackTiling(launch.chip(), packed.role, source.dtype, packed.rows, packed.cols,
+                                       source.sizes[0] * source.sizes[1])};
+  launch.OnAiCores(part.tiling.tasks(), [&](auto& core) { PackKernel<T>(core, {&part, 1}, transposed); });
 }
 
 // The same into a workspace of the launch.

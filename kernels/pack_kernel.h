@@ -3,6 +3,10 @@
 #ifndef CUBIST_KERNELS_PACK_KERNEL_H_
 #define CUBIST_KERNELS_PACK_KERNEL_H_
 
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
 #include "tiling/block_order.h"
@@ -19,21 +23,40 @@ struct PackTiling {
   std::int64_t tasks() const { return matrices * grid.count(); }
 };
 
-// packed.Matrix(i) = the i-th matrix of the source (b, n, rows, cols), transposed
-// where asked. Each element is read once and written once.
+// Rows of a tensor (b, n, s, cols) that a phase packs: packed.Matrix(i) has those of its i-th matrix, transposed where asked.
+struct PackPart {
+  const GmTensor* source = nullptr;
+  Range rows;
+  PackedGm packed;
+  PackTiling tiling;
+};
+
+// Packs all parts, whose tasks are dealt as if they were one. Each element is read once and written once.
 template <class T, CubeCore Core>
-void PackKernel(Core& core, const GmTensor& source, bool transposed, const PackedGm& packed,
-                const PackTiling& t) {
-  Ring<Buffer::kL1, T> tiles(core, "pack_l1", t.rows, t.cols, 2, packed.role, packed.second_role);
-  for (std::int64_t task = core.index(); task < t.tasks(); task += core.count()) {
-    const std::int64_t matrix = task / t.grid.count();
-    const BlockCoord block = t.grid.At(task % t.grid.count());
-    const Gm stored = MatrixOf(source, matrix / source.sizes[1], matrix % source.sizes[1]);
-    const Gm plain = transposed ? stored.Transposed() : stored;
-    const Range rows = Split(plain.rows, t.rows)[block.row], cols = Split(plain.cols, t.cols)[block.col];
-    const L1Tile<T> tile = tiles.Next(rows.size(), cols.size());
-    core.Load(tile, plain.Block(rows, cols));
-    core.Store(packed.Matrix(matrix).Block(rows, cols), tile);
+void PackKernel(Core& core, std::span<const PackPart> parts, bool transposed) {
+  std::int64_t most_rows = 0, most_cols = 0, dealt = 0;
+  for (const PackPart& part : parts) {
+    most_rows = std::max(most_rows, part.tiling.rows), most_cols = std::max(most_cols, part.tiling.cols);
+  }
+  if (parts.empty()) return;
+  Ring<Buffer::kL1, T> tiles(core, "pack_l1", most_rows, most_cols, 2, parts[0].packed.role,
+                             parts[0].packed.second_role);
+  for (const auto& [source, part, packed, t] : parts) {
+    // The first task of the part that is this core's.
+    std::int64_t task = (core.index() - dealt) % core.count();
+    if (task < 0) task += core.count();
+    for (; task < t.tasks(); task += core.count()) {
+      const std::int64_t matrix = task / t.grid.count();
+      const BlockCoord block = t.grid.At(task % t.grid.count());
+      const std::int64_t heads = source->sizes[1];
+      const Gm stored = MatrixOf(*source, matrix / heads, matrix % heads).Rows(part);
+      const Gm plain = transposed ? stored.Transposed() : stored;
+      const Range rows = Split(plain.rows, t.rows)[block.row], cols = Split(plain.cols, t.cols)[block.col];
+      const L1Tile<T> tile = tiles.Next(rows.size(), cols.size());
+      core.Load(tile, plain.Block(rows, cols));
+      core.Store(packed.Matrix(matrix).Block(rows, cols), tile);
+    }
+    dealt = (dealt + t.tasks()) % core.count();
   }
 }
 

@@ -351,7 +351,7 @@ std::vector<Entry>& Entries() {
       {{"matmul_epilogue", "MxNxK", "1024x1024x1024", "60x50x70", 3}, &MakeMatmulEpilogue},
       {{"flash_attention", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", "2x70x40x24x16", 4},
        &MakeFlashAttention},
-      {{"flash_attention_masked", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", "2x70x40x24x16", 4},
+      {{"flash_attention_masked", "HEADSxLENGTHxDQKxDVxDROPE", "2x512x128x128x0", "2x70x40x24x16", 4},
        &MakeMaskedAttention},
       {{"flash_attention_grad", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", "2x70x40x24x16", 4},
        &MakeFlashAttentionGrad},

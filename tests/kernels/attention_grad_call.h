@@ -121,8 +121,9 @@ class GradCall {
     Forward();
   }
   void Forward() {
-    for (const auto& [rows, keys] : Sequences()) {
-      const reference::AttentionArgs args = ReferenceArgs(rows, keys);
+    for (const Sequence& sequence : Sequences()) {
+      const auto& [rows, keys, entry] = sequence;
+      const reference::AttentionArgs args = ReferenceArgs(sequence);
       const auto result = reference::Attention(args, reference::AllRows(args));
       Assign(Part(out.view(), rows), result.out), Assign(Part(lse.view(), rows), result.lse);
     }
@@ -169,8 +170,12 @@ class GradCall {
   // Every sequence by itself.
   void ExpectRight() {
     std::vector<double> sink_sum(static_cast<std::size_t>(shape.q_heads)), sink_error(sink_sum);
-    for (const auto& [rows, keys] : Sequences()) {
-      const auto result = reference::AttentionGrad(ReferenceArgs(rows, keys),
+    const bool wants_bias = args().dbias.given();
+    const auto biases = static_cast<std::size_t>(wants_bias ? dbias.view().count() : 0);
+    reference::Gradient of_bias{std::vector<double>(biases), std::vector<double>(biases)};
+    for (const Sequence& sequence : Sequences()) {
+      const auto& [rows, keys, entry] = sequence;
+      const auto result = reference::AttentionGrad(ReferenceArgs(sequence),
                                                    Part(ConstTensor(dout.view()), rows), options.forward_out);
       Expect(Part(dq.view(), rows), result.dq, "dq"), Expect(Part(dk.view(), keys), result.dk, "dk");
       Expect(Part(dv.view(), keys), result.dv, "dv");
@@ -178,25 +183,35 @@ class GradCall {
         Expect(Part(dq_rope.view(), rows), result.dq_rope, "dq_rope");
         Expect(Part(dk_rope.view(), keys), result.dk_rope, "dk_rope");
       }
-      if (args().dbias.given()) Expect(dbias.view(), result.dbias, "dbias");
+      for (std::size_t i = 0; wants_bias && i < result.dbias.value.size();
+           ++i) {  // Added up where all share it.
+        const std::size_t at = (bias.view().size(0) == 1 ? 0 : entry) * result.dbias.value.size() + i;
+        of_bias.value[at] += result.dbias.value[i];
+        of_bias.error[at] += result.dbias.error[i] + 0x1p-20 * std::abs(result.dbias.value[i]);
+      }
       for (std::size_t i = 0; options.sinks && i < sink_sum.size(); ++i) {
         sink_sum[i] += result.dsinks.value[i];
         sink_error[i] += result.dsinks.error[i] + 0x1p-20 * std::abs(result.dsinks.value[i]);
       }
     }
+    if (wants_bias) Expect(dbias.view(), of_bias, "dbias");
     if (options.sinks) ExpectClose(dsinks.view(), sink_sum, sink_error);
     for (const Matrix* x : inputs()) ExpectGuards(*x);
     for (const Matrix* x : outputs()) ExpectGuards(*x);
   }
 
   // The rows and keys of each sequence, or of the only one.
-  std::vector<std::pair<Range, Range>> Sequences() const {
+  struct Sequence {
+    Range rows, keys;
+    std::size_t index = 0;
+  };
+  std::vector<Sequence> Sequences() const {
     if (options.q_ends.empty()) return {{{0, shape.sq}, {0, shape.skv}}};
-    std::vector<std::pair<Range, Range>> sequences;
+    std::vector<Sequence> sequences;
     Range rows, keys;
     for (std::size_t i = 0; i < options.q_ends.size(); ++i) {
       rows = {rows.end, options.q_ends[i]}, keys = {keys.end, options.kv_ends[i]};
-      sequences.emplace_back(rows, keys);
+      sequences.push_back({rows, keys, i});
     }
     return sequences;
   }
@@ -207,7 +222,15 @@ class GradCall {
     x.sizes[2] = rows.size();
     return x;
   }
-  reference::AttentionArgs ReferenceArgs(Range rows, Range keys) {
+  // Entry i of the first dimension, or the one for all.
+  static ConstTensor Entry(ConstTensor x, std::size_t i) {
+    if (!x.given() || x.size(0) == 1) return x;
+    x.data = static_cast<const char*>(x.data) + static_cast<std::int64_t>(i) * x.stride(0) * SizeOf(x.dtype);
+    x.sizes[0] = 1;
+    return x;
+  }
+  reference::AttentionArgs ReferenceArgs(const Sequence& sequence) {
+    const auto& [rows, keys, entry] = sequence;
     const FlashAttentionGradArgs x = args();
     reference::AttentionArgs args{
         .q = Part(x.q, rows), .k = Part(x.k, keys), .v = Part(x.v, keys), .scale = x.scale};
@@ -218,7 +241,8 @@ class GradCall {
       args.window_anchor = static_cast<reference::Mask>(x.window->anchor);
     }
     args.prefix = options.prefix;
-    args.soft_cap = x.soft_cap.value_or(0), args.bias = x.bias, args.sinks = x.sinks;
+    args.soft_cap = x.soft_cap.value_or(0), args.sinks = x.sinks;
+    args.bias = options.q_ends.empty() ? x.bias : Entry(x.bias, entry);
     if (x.rope.given()) {
       args.cos = x.rope.cos, args.sin = x.rope.sin;
       args.interleaved = x.rope.layout != RopeLayout::kHalf;

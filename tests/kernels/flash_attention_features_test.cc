@@ -187,14 +187,14 @@ class Call {
       args.window_anchor = static_cast<reference::Mask>(f_.window->anchor);
     }
     args.soft_cap = f_.soft_cap.value_or(0);
-    if (!f_.bias.empty()) args.bias = bias.view();
+    const bool packed = !f_.q_ends.empty();
+    if (!f_.bias.empty()) args.bias = packed ? Entry(bias.view(), sequence) : bias.view();
     if (f_.sinks) args.sinks = sinks.view();
     if (f_.turned > 0) {
       args.cos = cos.view(), args.sin = sin.view();
       args.interleaved = f_.rope_layout != RopeLayout::kHalf;
       args.q_offset = f_.q_offset, args.k_offset = f_.k_offset;
     }
-    const bool packed = !f_.q_ends.empty();
     args.prefix = f_.prefix;
     if (packed && !f_.prefix.empty()) args.prefix = {f_.prefix[sequence]};
     if (!f_.mask.empty()) args.hidden = packed ? Entry(mask.view(), sequence) : mask.view();
@@ -569,6 +569,9 @@ TEST(FlashAttentionFeaturesTest, PackedSequences) {
             features.mask = {causal == Causal::kNone ? 5 : 1, 4, 130, 139}, features.slopes = 2;
             features.keep = 0.75f;
           }
+          // Of each sequence, larger than any needs; of all.
+          if (causal != Causal::kTopLeft) features.bias = {5, 1, 133, 141};
+          if (turned > 0) features.bias = {1, 4, 1, 139};
           SCOPED_TRACE(features.Name());
           Random random;
           Call call(features, random);

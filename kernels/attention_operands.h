@@ -1,0 +1,54 @@
+// The operands that forward and backward of attention have alike, added to a launch.
+#ifndef CUBIST_KERNELS_ATTENTION_OPERANDS_H_
+#define CUBIST_KERNELS_ATTENTION_OPERANDS_H_
+
+#include <array>
+#include <cstdint>
+
+#include "kernels/attention_arguments.h"
+#include "kernels/attention_scores_kernel.h"
+#include "kernels/rotate_kernel.h"
+#include "npu_model/launch.h"
+
+namespace cubist {
+
+// What is done to scores; `shape` is that of the tiling, whose batches are sequences.
+template <class Args, class Shape>
+ScoreOperands AddScoreOperands(Launch& launch, const Args& args, const Shape& shape) {
+  ScoreOperands g;
+  g.scale = ScaleOf(args.scale, shape.d_qk + shape.d_rope);
+  g.soft_cap = args.soft_cap.value_or(0);
+  const std::array<std::int64_t, 4> pairs{shape.batches, shape.heads, shape.sq, shape.skv};
+  if (shape.bias) g.bias = launch.Input("bias", Broadcast(args.bias, pairs));
+  if (shape.mask) g.mask = launch.Input("mask", Broadcast(args.mask, pairs));
+  if (shape.alibi) {
+    g.alibi = {launch.Input("slopes", RowForEach(args.alibi.slopes, shape.batches)), args.alibi.offset,
+               args.alibi.root};
+  }
+  if (shape.dropout) {
+    g.dropout = {args.dropout.seed, args.dropout.offset, args.dropout.kept(), CeilDiv(args.k.size(2), 8)};
+    g.dropout_factor = args.dropout.factor();
+  }
+  return g;
+}
+
+// How rows of queries and of keys are turned to their positions.
+struct Rotations {
+  RotateOperands of_queries, of_keys;
+};
+inline Rotations AddRotations(Launch& launch, const AttentionRope& rope, std::int64_t batches) {
+  const RotateOperands tables{launch.Input("cos", rope.cos), launch.Input("sin", rope.sin),
+                              rope.layout != RopeLayout::kHalf, /*inverse=*/false};
+  Rotations r{tables, tables};
+  const auto positions = [&](const char* name, const ConstTensor& rows) {
+    return rows.given() ? launch.Input(name, RowForEach(rows, batches)) : nullptr;
+  };
+  r.of_queries.offset = rope.q_offset, r.of_keys.offset = rope.k_offset;
+  r.of_queries.positions = positions("q_positions", rope.q_positions);
+  r.of_keys.positions = positions("k_positions", rope.k_positions);
+  return r;
+}
+
+}  // namespace cubist
+
+#endif  // CUBIST_KERNELS_ATTENTION_OPERANDS_H_
