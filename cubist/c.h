@@ -317,12 +317,24 @@ typedef struct cubist_range {
   int64_t begin, end;
 } cubist_range;
 
+/* Which routes stay where an expert has more than its capacity. */
+typedef enum cubist_capacity_keeps {
+  CUBIST_CAPACITY_KEEPS_FIRST = 0,
+  CUBIST_CAPACITY_KEEPS_HIGHEST = 1
+} cubist_capacity_keeps;
+
 typedef struct cubist_token_permute_args {
   size_t size;
   cubist_tensor tokens, topk_ids, probs;
   int64_t num_experts, num_out_tokens, capacity, row_multiple;
   const cubist_range* rows; /* null: all */
   cubist_tensor permuted, sorted_indices, permuted_probs, expert_counts, expert_offsets;
+  cubist_tensor routing_map; /* in place of topk_ids, with top_k */
+  int64_t top_k;
+  cubist_tensor valid, expert_places;
+  cubist_capacity_keeps capacity_keeps;
+  bool pad_with_tokens;
+  cubist_tensor row_tokens, device_counts, node_counts;
 } cubist_token_permute_args;
 #define CUBIST_TOKEN_PERMUTE_ARGS \
   { .size = sizeof(cubist_token_permute_args), .row_multiple = 1 }
@@ -336,6 +348,7 @@ typedef struct cubist_token_unpermute_args {
   int64_t top_k;
   const cubist_range* rows;
   cubist_tensor out;
+  cubist_tensor routing_map;
 } cubist_token_unpermute_args;
 #define CUBIST_TOKEN_UNPERMUTE_ARGS \
   { .size = sizeof(cubist_token_unpermute_args), .top_k = 1 }
@@ -349,6 +362,7 @@ typedef struct cubist_token_permute_grad_args {
   int64_t top_k;
   const cubist_range* rows;
   cubist_tensor tokens_grad, probs_grad;
+  cubist_tensor routing_map;
 } cubist_token_permute_grad_args;
 #define CUBIST_TOKEN_PERMUTE_GRAD_ARGS \
   { .size = sizeof(cubist_token_permute_grad_args), .top_k = 1 }
@@ -362,6 +376,7 @@ typedef struct cubist_token_unpermute_grad_args {
   int64_t top_k;
   const cubist_range* rows;
   cubist_tensor permuted_grad, probs_grad;
+  cubist_tensor routing_map;
 } cubist_token_unpermute_grad_args;
 #define CUBIST_TOKEN_UNPERMUTE_GRAD_ARGS \
   { .size = sizeof(cubist_token_unpermute_grad_args), .top_k = 1 }
@@ -369,6 +384,18 @@ typedef struct cubist_token_unpermute_grad_args {
 cubist_status cubist_token_unpermute_grad(const cubist_device* device,
                                           const cubist_token_unpermute_grad_args* args,
                                           cubist_profile* profile);
+
+typedef struct cubist_reorder_chunks_args {
+  size_t size;
+  cubist_tensor tokens, chunk_counts, probs;
+  bool inverse;
+  cubist_tensor out, out_probs, row_ids, expert_counts;
+} cubist_reorder_chunks_args;
+#define CUBIST_REORDER_CHUNKS_ARGS \
+  { .size = sizeof(cubist_reorder_chunks_args) }
+
+cubist_status cubist_reorder_chunks(const cubist_device* device, const cubist_reorder_chunks_args* args,
+                                    cubist_profile* profile);
 
 typedef enum cubist_score {
   CUBIST_SCORE_SOFTMAX = 0,
@@ -525,6 +552,19 @@ typedef struct cubist_mla_block_args {
 
 cubist_status cubist_mla_block(const cubist_device* device, const cubist_mla_block_args* args,
                                cubist_block_state* state, cubist_profile* profile);
+
+typedef struct cubist_mla_block_grad_args {
+  size_t size;
+  const cubist_mla_block_args* forward; /* as the forward call had them */
+  cubist_tensor d_out, d_x;
+  cubist_tensor norm, q_down, q_norm, q_up, kv_down, kv_norm, kv_up, out_weight,
+      post_norm; /* gradients; what is given */
+} cubist_mla_block_grad_args;
+#define CUBIST_MLA_BLOCK_GRAD_ARGS \
+  { .size = sizeof(cubist_mla_block_grad_args) }
+
+cubist_status cubist_mla_block_grad(const cubist_device* device, const cubist_mla_block_grad_args* args,
+                                    cubist_block_state* state, cubist_profile* profile);
 
 /* ---- Loss scaling */
 

@@ -1,6 +1,7 @@
 #include "tools/kernel_call.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
@@ -20,6 +21,7 @@
 #include "kernels/swiglu.h"
 #include "kernels/token_permute.h"
 #include "kernels/token_permute_grad.h"
+#include "npu_model/nearest.h"
 
 namespace cubist {
 namespace {
@@ -36,6 +38,11 @@ double Pairs(std::int64_t heads, std::int64_t length, bool causal) {
   return causal ? (pairs + Product({heads, length})) / 2 : pairs;
 }
 
+template <class Args>
+void SetRun(KernelCall* call, Status (*kernel)(const Device&, const Args&, Profile*), const Args& args) {
+  call->set_run([=](const Device& device, Profile* profile) { return kernel(device, args, profile); });
+}
+
 void MakeMatmul(const Shape& s, DType dtype, const KernelCallOptions& options, KernelCall* call) {
   MatmulArgs args;
   args.a = call->Input(dtype, {s[0], s[2]});
@@ -43,7 +50,7 @@ void MakeMatmul(const Shape& s, DType dtype, const KernelCallOptions& options, K
   args.c = call->Output(dtype, {s[0], s[1]});
   args.any_order = options.any_order;
   call->set_products(Product(s));
-  call->set_run([args](const Device& device, Profile* profile) { return Matmul(device, args, profile); });
+  SetRun(call, &Matmul, args);
 }
 
 void MakeMatmulEpilogue(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
@@ -55,7 +62,7 @@ void MakeMatmulEpilogue(const Shape& s, DType dtype, const KernelCallOptions&, K
   args.c = call->Output(dtype, {s[0], s[1]});
   args.alpha = 0.5f, args.beta = 0.25f;
   args.activation = Activation::kGelu;
-  call->set_run([args](const Device& device, Profile* profile) { return Matmul(device, args, profile); });
+  SetRun(call, &Matmul, args);
 }
 
 // Rows of each of `groups` experts: the g-th has twice the weight of the one after it in every four, so that groups are
@@ -81,8 +88,7 @@ void MakeGroupedMatmul(const Shape& s, DType dtype, const KernelCallOptions&, Ke
   args.weights = call->Input(dtype, {groups, k, n});
   args.out = call->Output(dtype, {rows, n});
   call->set_products(Product({rows, n, k}));
-  call->set_run(
-      [args](const Device& device, Profile* profile) { return GroupedMatmul(device, args, profile); });
+  SetRun(call, &GroupedMatmul, args);
 }
 
 void MakeGroupedMatmulGrad(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
@@ -95,51 +101,84 @@ void MakeGroupedMatmulGrad(const Shape& s, DType dtype, const KernelCallOptions&
   args.x = call->Input(dtype, {rows, k});
   args.dw = call->Output(DType::kF32, {groups, k, n});
   call->set_products(2 * Product({rows, n, k}));
-  call->set_run(
-      [args](const Device& device, Profile* profile) { return GroupedMatmulGrad(device, args, profile); });
+  SetRun(call, &GroupedMatmulGrad, args);
 }
 
-void MakeFlashAttention(const Shape& s, DType dtype, const KernelCallOptions& options, KernelCall* call) {
-  const std::int64_t heads = s[0], length = s[1], d_qk = s[2], d_v = s[3], d_rope = s[4];
-  FlashAttentionArgs args;
-  args.q = call->Input(dtype, {1, heads, length, d_qk});
-  args.k = call->Input(dtype, {1, heads, length, d_qk});
-  args.v = call->Input(dtype, {1, heads, length, d_v});
-  if (d_rope > 0) {
-    args.q_rope = call->Input(dtype, {1, heads, length, d_rope});
-    args.k_rope = call->Input(dtype, {1, 1, length, d_rope});
+// What both passes of attention are given: queries, keys and values, and rope parts where there are any.
+struct AttentionSizes {
+  explicit AttentionSizes(const Shape& s) : heads(s[0]), length(s[1]), d_qk(s[2]), d_v(s[3]), d_rope(s[4]) {}
+  // Multiply-adds of so many products over the columns of queries, and over those of values.
+  double Products(const KernelCallOptions& options, std::int64_t of_qk, std::int64_t of_v) const {
+    return Pairs(heads, length, options.causal) * static_cast<double>(of_qk * (d_qk + d_rope) + of_v * d_v);
   }
-  args.out = call->Output(dtype, {1, heads, length, d_v});
-  args.lse = call->Output(DType::kF32, {1, heads, length});
+  Shape Rows(std::int64_t columns) const { return {1, heads, length, columns}; }
+
+  std::int64_t heads, length, d_qk, d_v, d_rope;
+};
+
+template <class Args>
+Args AttentionInputs(const AttentionSizes& s, DType dtype, const KernelCallOptions& options,
+                     KernelCall* call) {
+  Args args;
+  args.q = call->Input(dtype, s.Rows(s.d_qk));
+  args.k = call->Input(dtype, s.Rows(s.d_qk));
+  args.v = call->Input(dtype, s.Rows(s.d_v));
+  if (s.d_rope > 0) {
+    args.q_rope = call->Input(dtype, s.Rows(s.d_rope));
+    args.k_rope = call->Input(dtype, {1, 1, s.length, s.d_rope});
+  }
   args.causal = options.causal ? Causal::kBottomRight : Causal::kNone;
-  call->set_products(Pairs(heads, length, options.causal) * static_cast<double>(d_qk + d_rope + d_v));
-  call->set_run(
-      [args](const Device& device, Profile* profile) { return FlashAttention(device, args, profile); });
+  return args;
 }
 
-void MakeFlashAttentionGrad(const Shape& s, DType dtype, const KernelCallOptions& options, KernelCall* call) {
-  const std::int64_t heads = s[0], length = s[1], d_qk = s[2], d_v = s[3], d_rope = s[4];
-  FlashAttentionGradArgs args;
-  args.q = call->Input(dtype, {1, heads, length, d_qk});
-  args.k = call->Input(dtype, {1, heads, length, d_qk});
-  args.v = call->Input(dtype, {1, heads, length, d_v});
-  args.out = call->Input(dtype, {1, heads, length, d_v});
-  args.dout = call->Input(dtype, {1, heads, length, d_v});
-  args.lse = call->Input(DType::kF32, {1, heads, length});
-  args.dq = call->Output(dtype, {1, heads, length, d_qk});
-  args.dk = call->Output(dtype, {1, heads, length, d_qk});
-  args.dv = call->Output(dtype, {1, heads, length, d_v});
-  if (d_rope > 0) {
-    args.q_rope = call->Input(dtype, {1, heads, length, d_rope});
-    args.k_rope = call->Input(dtype, {1, 1, length, d_rope});
-    args.dq_rope = call->Output(dtype, {1, heads, length, d_rope});
-    args.dk_rope = call->Output(dtype, {1, 1, length, d_rope});
+void FinishAttention(const AttentionSizes& s, DType dtype, const KernelCallOptions& options,
+                     FlashAttentionArgs args, KernelCall* call) {
+  args.out = call->Output(dtype, s.Rows(s.d_v));
+  args.lse = call->Output(DType::kF32, {1, s.heads, s.length});
+  call->set_products(s.Products(options, 1, 1));
+  SetRun(call, &FlashAttention, args);
+}
+
+void MakeFlashAttention(const Shape& shape, DType dtype, const KernelCallOptions& options, KernelCall* call) {
+  const AttentionSizes s(shape);
+  FinishAttention(s, dtype, options, AttentionInputs<FlashAttentionArgs>(s, dtype, options, call), call);
+}
+
+// Everything that may be done to scores and weights: a mask, distances, a soft cap, dropout, positions by index.
+void MakeMaskedAttention(const Shape& shape, DType dtype, const KernelCallOptions& options,
+                         KernelCall* call) {
+  const AttentionSizes s(shape);
+  auto args = AttentionInputs<FlashAttentionArgs>(s, dtype, options, call);
+  args.mask = call->Flags({1, 1, s.length, s.length});
+  args.alibi.slopes = call->Input(DType::kF32, {s.heads});
+  args.soft_cap = 30.0f;
+  args.dropout = {.keep = 0.9f, .seed = 1, .offset = 2};
+  if (s.d_rope > 0) {
+    args.rope.cos = call->Input(DType::kF32, {s.length, s.d_rope / 2});
+    args.rope.sin = call->Input(DType::kF32, {s.length, s.d_rope / 2});
+    std::vector<std::int32_t> backwards;
+    for (std::int64_t i = s.length; i > 0; --i) backwards.push_back(static_cast<std::int32_t>(i - 1));
+    args.rope.q_positions = call->Ids(backwards, {s.length});
   }
-  args.causal = options.causal ? Causal::kBottomRight : Causal::kNone;
-  call->set_products(Pairs(heads, length, options.causal) *
-                     static_cast<double>(3 * (d_qk + d_rope) + 2 * d_v));
-  call->set_run(
-      [args](const Device& device, Profile* profile) { return FlashAttentionGrad(device, args, profile); });
+  FinishAttention(s, dtype, options, args, call);
+}
+
+void MakeFlashAttentionGrad(const Shape& shape, DType dtype, const KernelCallOptions& options,
+                            KernelCall* call) {
+  const AttentionSizes s(shape);
+  auto args = AttentionInputs<FlashAttentionGradArgs>(s, dtype, options, call);
+  args.out = call->Input(dtype, s.Rows(s.d_v));
+  args.dout = call->Input(dtype, s.Rows(s.d_v));
+  args.lse = call->Input(DType::kF32, {1, s.heads, s.length});
+  args.dq = call->Output(dtype, s.Rows(s.d_qk));
+  args.dk = call->Output(dtype, s.Rows(s.d_qk));
+  args.dv = call->Output(dtype, s.Rows(s.d_v));
+  if (s.d_rope > 0) {
+    args.dq_rope = call->Output(dtype, s.Rows(s.d_rope));
+    args.dk_rope = call->Output(dtype, {1, 1, s.length, s.d_rope});
+  }
+  call->set_products(s.Products(options, 3, 2));
+  SetRun(call, &FlashAttentionGrad, args);
 }
 
 // Every token to top_k neighbouring experts.
@@ -160,8 +199,7 @@ void MakeTokenPermute(const Shape& s, DType dtype, const KernelCallOptions&, Ker
   args.num_experts = experts;
   args.permuted = call->Output(dtype, {tokens * top_k, hidden});
   args.sorted_indices = call->Output(DType::kI32, {tokens * top_k});
-  call->set_run(
-      [args](const Device& device, Profile* profile) { return TokenPermute(device, args, profile); });
+  SetRun(call, &TokenPermute, args);
 }
 
 // Slot (t, j) in row t of block j.
@@ -179,8 +217,7 @@ void MakeTokenUnpermute(const Shape& s, DType dtype, const KernelCallOptions&, K
   args.sorted_indices = call->Ids(PlacesOfSlots(tokens, top_k), {slots});
   args.probs = call->Input(DType::kF32, {tokens, top_k});
   args.out = call->Output(dtype, {tokens, hidden});
-  call->set_run(
-      [args](const Device& device, Profile* profile) { return TokenUnpermute(device, args, profile); });
+  SetRun(call, &TokenUnpermute, args);
 }
 
 void MakeRmsNorm(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
@@ -189,7 +226,7 @@ void MakeRmsNorm(const Shape& s, DType dtype, const KernelCallOptions&, KernelCa
   args.gamma = call->Input(dtype, {s[1]});
   args.out = call->Output(dtype, {s[0], s[1]});
   args.rstd = call->Output(DType::kF32, {s[0]});
-  call->set_run([args](const Device& device, Profile* profile) { return RmsNorm(device, args, profile); });
+  SetRun(call, &RmsNorm, args);
 }
 
 void MakeRmsNormGrad(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
@@ -201,8 +238,7 @@ void MakeRmsNormGrad(const Shape& s, DType dtype, const KernelCallOptions&, Kern
   args.d_sum = call->Input(dtype, {s[0], s[1]});
   args.d_x = call->Output(dtype, {s[0], s[1]});
   args.d_gamma = call->Output(DType::kF32, {s[1]});
-  call->set_run(
-      [args](const Device& device, Profile* profile) { return RmsNormGrad(device, args, profile); });
+  SetRun(call, &RmsNormGrad, args);
 }
 
 void MakeSwiGlu(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
@@ -211,7 +247,7 @@ void MakeSwiGlu(const Shape& s, DType dtype, const KernelCallOptions&, KernelCal
   args.up = call->Input(dtype, {s[0], s[1]});
   args.probs = call->Input(DType::kF32, {s[0]});
   args.out = call->Output(dtype, {s[0], s[1]});
-  call->set_run([args](const Device& device, Profile* profile) { return SwiGlu(device, args, profile); });
+  SetRun(call, &SwiGlu, args);
 }
 
 void MakeSwiGluGrad(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
@@ -223,7 +259,7 @@ void MakeSwiGluGrad(const Shape& s, DType dtype, const KernelCallOptions&, Kerne
   args.d_gate = call->Output(dtype, {s[0], s[1]});
   args.d_up = call->Output(dtype, {s[0], s[1]});
   args.d_probs = call->Output(DType::kF32, {s[0]});
-  call->set_run([args](const Device& device, Profile* profile) { return SwiGluGrad(device, args, profile); });
+  SetRun(call, &SwiGluGrad, args);
 }
 
 void MakeTokenPermuteGrad(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
@@ -235,8 +271,7 @@ void MakeTokenPermuteGrad(const Shape& s, DType dtype, const KernelCallOptions&,
   args.top_k = top_k;
   args.tokens_grad = call->Output(dtype, {tokens, hidden});
   args.probs_grad = call->Output(DType::kF32, {tokens, top_k});
-  call->set_run(
-      [args](const Device& device, Profile* profile) { return TokenPermuteGrad(device, args, profile); });
+  SetRun(call, &TokenPermuteGrad, args);
 }
 
 void MakeTokenUnpermuteGrad(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
@@ -248,8 +283,7 @@ void MakeTokenUnpermuteGrad(const Shape& s, DType dtype, const KernelCallOptions
   args.probs = call->Input(DType::kF32, {tokens, top_k});
   args.permuted_grad = call->Output(dtype, {slots, hidden});
   args.probs_grad = call->Output(DType::kF32, {tokens, top_k});
-  call->set_run(
-      [args](const Device& device, Profile* profile) { return TokenUnpermuteGrad(device, args, profile); });
+  SetRun(call, &TokenUnpermuteGrad, args);
 }
 
 // A token goes to top_k experts or to one less; experts are placed the other way round.
@@ -274,8 +308,7 @@ void MakeTokenPermuteByMap(const Shape& s, DType dtype, const KernelCallOptions&
   args.sorted_indices = call->Output(DType::kI32, {rows});
   args.permuted_probs = call->Output(DType::kF32, {rows});
   args.row_tokens = call->Output(DType::kI32, {rows});
-  call->set_run(
-      [args](const Device& device, Profile* profile) { return TokenPermute(device, args, profile); });
+  SetRun(call, &TokenPermute, args);
 }
 
 void MakeReorderChunks(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
@@ -288,8 +321,7 @@ void MakeReorderChunks(const Shape& s, DType dtype, const KernelCallOptions&, Ke
   args.out_probs = call->Output(DType::kF32, {rows});
   args.row_ids = call->Output(DType::kI32, {rows});
   args.expert_counts = call->Output(DType::kI32, {experts});
-  call->set_run(
-      [args](const Device& device, Profile* profile) { return ReorderChunks(device, args, profile); });
+  SetRun(call, &ReorderChunks, args);
 }
 
 // Sigmoid scores, half of the groups where there are several.
@@ -308,35 +340,21 @@ void MakeRoute(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall
   args.ids = call->Output(DType::kI32, {tokens, top_k});
   args.counts = call->Output(DType::kI32, {experts});
   args.aux_loss = call->Output(DType::kF32, {1});
-  call->set_run([args](const Device& device, Profile* profile) { return Route(device, args, profile); });
+  SetRun(call, &Route, args);
 }
 
-// Everything that may be done to scores and weights: a mask, distances, a soft cap, dropout, positions by index.
-void MakeMaskedAttention(const Shape& s, DType dtype, const KernelCallOptions& options, KernelCall* call) {
-  const std::int64_t heads = s[0], length = s[1], d_qk = s[2], d_v = s[3], d_rope = s[4];
-  FlashAttentionArgs args;
-  args.q = call->Input(dtype, {1, heads, length, d_qk});
-  args.k = call->Input(dtype, {1, heads, length, d_qk});
-  args.v = call->Input(dtype, {1, heads, length, d_v});
-  args.mask = call->Flags({1, 1, length, length});
-  args.alibi.slopes = call->Input(DType::kF32, {heads});
-  args.soft_cap = 30.0f;
-  args.dropout = {.keep = 0.9f, .seed = 1, .offset = 2};
-  if (d_rope > 0) {
-    args.q_rope = call->Input(dtype, {1, heads, length, d_rope});
-    args.k_rope = call->Input(dtype, {1, 1, length, d_rope});
-    args.rope.cos = call->Input(DType::kF32, {length, d_rope / 2});
-    args.rope.sin = call->Input(DType::kF32, {length, d_rope / 2});
-    std::vector<std::int32_t> backwards;
-    for (std::int64_t i = length; i > 0; --i) backwards.push_back(static_cast<std::int32_t>(i - 1));
-    args.rope.q_positions = call->Ids(backwards, {length});
-  }
-  args.out = call->Output(dtype, {1, heads, length, d_v});
-  args.lse = call->Output(DType::kF32, {1, heads, length});
-  args.causal = options.causal ? Causal::kBottomRight : Causal::kNone;
-  call->set_products(Pairs(heads, length, options.causal) * static_cast<double>(d_qk + d_rope + d_v));
-  call->set_run(
-      [args](const Device& device, Profile* profile) { return FlashAttention(device, args, profile); });
+// Of a softmax over all experts, with the gradient of the load-balance loss.
+void MakeRouteGrad(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  const std::int64_t tokens = s[0], experts = s[1], top_k = s[2];
+  RouteGradArgs args;
+  args.d_weights = call->Input(DType::kF32, {tokens, top_k});
+  args.ids = call->Ids(NeighbouringExperts(tokens, top_k, experts), {tokens, top_k});
+  args.scores = call->Input(DType::kF32, {tokens, experts});
+  args.counts = call->Ids(UnevenCounts(tokens * top_k, experts), {experts});
+  args.options = {.renormalise = true, .aux_coefficient = 0.01f};
+  args.d_aux_loss = 1;
+  args.d_logits = call->Output(dtype, {tokens, experts});
+  SetRun(call, &RouteGrad, args);
 }
 
 struct Entry {
@@ -360,6 +378,7 @@ std::vector<Entry>& Entries() {
       {{"rms_norm", "ROWSxCOLS", "4096x7168", "50x33", 2}, &MakeRmsNorm},
       {{"rms_norm_grad", "ROWSxCOLS", "4096x7168", "50x33", 2}, &MakeRmsNormGrad},
       {{"route", "TOKENSxEXPERTSxTOPKxGROUPS", "4096x256x8x8", "40x24x3x4", 4}, &MakeRoute},
+      {{"route_grad", "TOKENSxEXPERTSxTOPK", "4096x256x8", "40x24x3", 3}, &MakeRouteGrad},
       {{"swiglu", "ROWSxCOLS", "4096x2048", "50x33", 2}, &MakeSwiGlu},
       {{"swiglu_grad", "ROWSxCOLS", "4096x2048", "50x33", 2}, &MakeSwiGluGrad},
       {{"grouped_matmul", "ROWSxNxKxGROUPS", "1024x4096x7168x8", "110x50x70x4", 4}, &MakeGroupedMatmul},
@@ -470,10 +489,11 @@ Status MakeKernelCall(const KernelCallOptions& options, KernelCall* call) {
   const auto entry = std::find_if(Entries().begin(), Entries().end(),
                                   [&](const Entry& e) { return options.kernel == e.form.name; });
   if (entry == Entries().end()) {
-    std::string known;
-    for (const KernelForm& form : KernelForms())
-      known += fmt::format("{}{}", known.empty() ? "" : ", ", form.name);
-    return InvalidArgument(fmt::format("no kernel is named '{}'; known are {}", options.kernel, known));
+    std::vector<std::string> known;
+    for (const KernelForm& form : KernelForms()) known.emplace_back(form.name);
+    return InvalidArgument(fmt::format("no kernel is named '{}'; the nearest is {}, known are {}",
+                                       options.kernel, Nearest(options.kernel, known),
+                                       fmt::join(known, ", ")));
   }
   const KernelForm& form = entry->form;
   const Shape example = ParseShape(form.example);

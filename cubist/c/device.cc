@@ -208,7 +208,7 @@ cubist_status cubist_pack_operand(const cubist_device* device, const cubist_pack
     const Reader reader("pack_operand");
     const Device& on = reader.NotNull("device", device).device;
     PackOperandArgs to;
-    to.source = reader.Input("source", a.source);
+    to.source = reader.Output("source", a.source);
     to.side = reader.Enum<Side>("side", a.side, CUBIST_SIDE_B);
     to.transpose = a.transpose;
     if (const ConstTensor& s = to.source; s.rank == 2 || s.rank == 3) {

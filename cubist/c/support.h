@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "cubist/c.h"
@@ -103,7 +104,6 @@ class Reader {
     std::copy_n(t.strides, CUBIST_MAX_RANK, tensor.strides.begin());
     return tensor;
   }
-  ConstTensor Input(const char* name, const cubist_tensor& t) const { return Output(name, t); }
 
   // Of an enumeration whose values are 0 to `last`, in C as in C++. A caller may have put anything there: the bytes are
   // looked at before they count as an enumerator.
@@ -119,26 +119,62 @@ class Reader {
     return static_cast<E>(number);
   }
 
-  std::span<const ConstTensor> Inputs(const char* name, const cubist_tensor* list, std::size_t count) {
-    return List(name, list, count, &inputs_);
-  }
   std::span<const Tensor> Outputs(const char* name, const cubist_tensor* list, std::size_t count) {
     return List(name, list, count, &outputs_);
   }
-  std::span<const std::int64_t> Numbers(const char* name, const std::int64_t* list, std::size_t count) const {
-    if (count > 0 && list == nullptr) throw Error(name, "is null, with a count of " + std::to_string(count));
-    return {list, count};
-  }
 
+  // reader(name, from, to): a field of the struct in C, read into its counterpart.
+  Reader& operator()(const char* name, const cubist_tensor& from, Tensor& to) {
+    to = Output(name, from);
+    return *this;
+  }
+  Reader& operator()(const char* name, const cubist_tensor& from, ConstTensor& to) {
+    to = Output(name, from);
+    return *this;
+  }
   template <class T>
-  static std::optional<T> Optional(const T* value) {
-    return value == nullptr ? std::optional<T>() : std::optional<T>(*value);
+  requires std::is_arithmetic_v<T> Reader& operator()(const char*, const T& from, T& to) {
+    to = from;
+    return *this;
   }
-  static std::optional<Range> Rows(const cubist_range* rows) {
-    return rows == nullptr ? std::optional<Range>() : std::optional<Range>({rows->begin, rows->end});
+  template <class T>
+  Reader& operator()(const char*, const T* from, std::optional<T>& to) {
+    if (from != nullptr) to = *from;
+    return *this;
   }
-  static PackedOperand Packed(const cubist_packed* packed) {
-    return packed == nullptr ? PackedOperand() : packed->view;
+  Reader& operator()(const char*, const cubist_range* from, std::optional<Range>& to) {
+    if (from != nullptr) to = Range{from->begin, from->end};
+    return *this;
+  }
+  Reader& operator()(const char*, const cubist_packed* from, PackedOperand& to) {
+    if (from != nullptr) to = from->view;
+    return *this;
+  }
+  Reader& operator()(const char*, const cubist_workspace& from, CallerWorkspace& to) {
+    to = {from.data, from.bytes};
+    return *this;
+  }
+  template <class CEnum, class E>
+  Reader& operator()(const char* name, const CEnum& from, E& to, CEnum last) {
+    to = Enum<E>(name, from, last);
+    return *this;
+  }
+  // Of lists, with their counts.
+  Reader& operator()(const char* name, const cubist_tensor* from, std::size_t count,
+                     std::span<const ConstTensor>& to) {
+    to = List(name, from, count, &inputs_);
+    return *this;
+  }
+  Reader& operator()(const char* name, const cubist_tensor* from, std::size_t count,
+                     std::span<const Tensor>& to) {
+    to = List(name, from, count, &outputs_);
+    return *this;
+  }
+  Reader& operator()(const char* name, const std::int64_t* from, std::size_t count,
+                     std::span<const std::int64_t>& to) {
+    CheckList(name, from, count);
+    to = {from, count};
+    return *this;
   }
 
   BadInput Error(const char* name, const std::string& what) const {
@@ -146,10 +182,13 @@ class Reader {
   }
 
  private:
+  void CheckList(const char* name, const void* list, std::size_t count) const {
+    if (count > 0 && list == nullptr) throw Error(name, "is null, with a count of " + std::to_string(count));
+  }
   template <class T>
   std::span<const T> List(const char* name, const cubist_tensor* list, std::size_t count,
                           std::deque<std::vector<T>>* kept) {
-    if (count > 0 && list == nullptr) throw Error(name, "is null, with a count of " + std::to_string(count));
+    CheckList(name, list, count);
     std::vector<T>& tensors = kept->emplace_back();
     for (std::size_t i = 0; i < count; ++i) tensors.push_back(Output(name, list[i]));
     return tensors;

@@ -12,18 +12,25 @@ released while a kernel runs. `cubist.torch` has the kernels with gradients, for
 """
 
 from cubist._arrays import Spec, spec
-from cubist._attention import Alibi, Dropout, Rope, flash_attention, flash_attention_grad, mla_block
+from cubist._attention import (
+    Alibi,
+    Dropout,
+    Rope,
+    flash_attention,
+    flash_attention_grad,
+    flash_attention_grad_workspace,
+    flash_attention_workspace,
+    mla_block,
+    mla_block_grad,
+)
 from cubist._cubist import BlockState, LossScaler, Packed, chips
 from cubist._device import Device, host, npu
 from cubist._matmul import grouped_matmul, grouped_matmul_grad, matmul, pack
-from cubist._moe import (
-    MoeBlock,
+from cubist._moe import MoeBlock, Routes, moe_block, moe_block_grad, route, route_grad
+from cubist._permute import (
     Permuted,
-    Routes,
-    moe_block,
-    moe_block_grad,
-    route,
-    route_grad,
+    Reordered,
+    reorder_chunks,
     token_permute,
     token_permute_grad,
     token_unpermute,
@@ -40,6 +47,7 @@ __all__ = [
     "MoeBlock",
     "Packed",
     "Permuted",
+    "Reordered",
     "Rope",
     "Routes",
     "Spec",
@@ -47,15 +55,19 @@ __all__ = [
     "chips",
     "flash_attention",
     "flash_attention_grad",
+    "flash_attention_grad_workspace",
+    "flash_attention_workspace",
     "grouped_matmul",
     "grouped_matmul_grad",
     "host",
     "matmul",
     "mla_block",
+    "mla_block_grad",
     "moe_block",
     "moe_block_grad",
     "npu",
     "pack",
+    "reorder_chunks",
     "rms_norm",
     "rms_norm_grad",
     "route",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Sequence
 
-from cubist._arrays import Array, Output, dtype_name, dtype_of, shape_of, size
+from cubist._arrays import Array, Maker, Output, dtype_name, dtype_of, shape_of, size
 from cubist._cubist import BlockState
 from cubist._device import Call, Device, Profile, first, given, kernel
 
@@ -53,22 +53,42 @@ def _causal(causal: bool | str) -> str:
     return {True: "bottom_right", False: "none"}[causal] if isinstance(causal, bool) else causal
 
 
-def _fields(name: str, options: NamedTuple | None) -> dict[str, Any]:
-    return {} if options is None else {f"{name}_{field}": value for field, value in options._asdict().items()}
-
-
-def _masks(
-    causal: bool | str, window: Sequence[Any] | None, prefix: Sequence[int] | None, scale: float | None
+def _options(
+    causal: bool | str = False,
+    window: Sequence[Any] | None = None,
+    rope: Rope | None = None,
+    alibi: Alibi | None = None,
+    dropout: Dropout | None = None,
+    **others: Any,
 ) -> dict[str, Any]:
-    left, right, anchor = (*(window or (None, None)), "bottom_right")[:3]
-    return {
-        "causal": _causal(causal),
-        "window_left": left,
-        "window_right": right,
-        "window_anchor": anchor,
-        "prefix": prefix,
-        "scale": scale,
-    }
+    """The options of attention as fields of the extension."""
+    fields: dict[str, Any] = {"causal": _causal(causal)}
+    if window is not None:
+        left, right, anchor = (*window, "bottom_right")[:3]
+        fields |= {"window_left": left, "window_right": right, "window_anchor": anchor}
+    for name, group in (("rope", rope), ("alibi", alibi), ("dropout", dropout)):
+        if group is not None:
+            fields |= {f"{name}_{field}": value for field, value in group._asdict().items()}
+    return fields | others
+
+
+def _forward(
+    name: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array | None,
+    out_dtype: Any,
+    lse: Output,
+    workspace: Array | None,
+    device: Device | None,
+    options: dict[str, Any],
+) -> Any:
+    dtype = dtype_name(out_dtype) if out_dtype is not None else dtype_of(q)
+    rows = (size(q, 0), size(q, 1), size(q, 2))
+    call = Call(name, device, q)
+    call.output("out", out, (*rows, size(v, 3)), dtype).optional("lse", lse, rows, "fp32")
+    return given(call(q=q, k=k, v=v, workspace=workspace, **_options(**options)))
 
 
 @kernel
@@ -95,6 +115,7 @@ def flash_attention(
     out: Array | None = None,
     out_dtype: Any = None,
     lse: Output = None,
+    workspace: Array | None = None,
     device: Device | None = None,
 ) -> Any:
     """out(i) = sum over j of softmax_j(scale (q(i) . k(j) + q_rope(i) . k_rope(j))) v(j), for every batch and head.
@@ -117,30 +138,66 @@ def flash_attention(
     alibi    biases by distance;   dropout   of the weights
     out      (B, Nq, Sq, Dv), fp32 or the input dtype; made of `out_dtype` (the input's) where it is not given
     lse      (B, Nq, Sq), fp32: True for (out, lse), which the gradient needs
+    workspace   memory to work in: an array of `flash_attention_workspace` bytes; the library's own where it is not given
     """
-    dtype = dtype_name(out_dtype) if out_dtype is not None else dtype_of(q)
-    rows = (size(q, 0), size(q, 1), size(q, 2))
-    call = Call("flash_attention", device, q)
-    call.output("out", out, (*rows, size(v, 3)), dtype).optional("lse", lse, rows, "fp32")
-    return given(
-        call(
-            q=q,
-            k=k,
-            v=v,
-            q_rope=q_rope,
-            k_rope=k_rope,
-            bias=bias,
-            sinks=sinks,
-            soft_cap=soft_cap,
-            mask=mask,
-            q_ends=q_ends,
-            kv_ends=kv_ends,
-            **_fields("rope", rope),
-            **_fields("alibi", alibi),
-            **_fields("dropout", dropout),
-            **_masks(causal, window, prefix, scale),
-        )
-    )
+    options = {
+        "q_rope": q_rope,
+        "k_rope": k_rope,
+        "scale": scale,
+        "causal": causal,
+        "window": window,
+        "prefix": prefix,
+        "q_ends": q_ends,
+        "kv_ends": kv_ends,
+        "rope": rope,
+        "bias": bias,
+        "sinks": sinks,
+        "soft_cap": soft_cap,
+        "mask": mask,
+        "alibi": alibi,
+        "dropout": dropout,
+    }
+    return _forward("flash_attention", q, k, v, out, out_dtype, lse, workspace, device, options)
+
+
+@kernel
+def flash_attention_workspace(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    out: Array | None = None,
+    out_dtype: Any = None,
+    lse: Output = None,
+    device: Device | None = None,
+    **options: Any,
+) -> int:
+    """The bytes that `flash_attention` with these arguments works in, besides its arrays."""
+    return _forward("flash_attention_workspace", q, k, v, out, out_dtype, lse, None, device, options)
+
+
+def _backward(
+    name: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    dout: Array,
+    dbias: Output,
+    dsinks: Output,
+    gradients: dict[str, Array | None],
+    device: Device | None,
+    options: dict[str, Any],
+) -> Any:
+    call, dtype = Call(name, device, q), dtype_of(q)
+    of = {"dq": q, "dk": k, "dv": v, "dq_rope": options.get("q_rope"), "dk_rope": options.get("k_rope")}
+    for field, array in of.items():
+        if array is not None:
+            call.output(field, gradients[field], shape_of(array), dtype)
+    call.optional("dbias", dbias, shape_of(options.get("bias")), "fp32")
+    call.optional("dsinks", dsinks, shape_of(options.get("sinks")), "fp32")
+    return given(call(q=q, k=k, v=v, out=out, lse=lse, dout=dout, **_options(**options)))
 
 
 @kernel
@@ -152,47 +209,66 @@ def flash_attention_grad(
     lse: Array,
     dout: Array,
     *,
-    q_rope: Array | None = None,
-    k_rope: Array | None = None,
-    scale: float | None = None,
-    causal: bool | str = False,
-    window: Sequence[Any] | None = None,
-    prefix: Sequence[int] | None = None,
     dq: Array | None = None,
     dk: Array | None = None,
     dv: Array | None = None,
     dq_rope: Array | None = None,
     dk_rope: Array | None = None,
+    dbias: Output = None,
+    dsinks: Output = None,
     device: Device | None = None,
+    **options: Any,
 ) -> tuple[Array, ...] | Profile:
-    """Gradients of `flash_attention`: (dq, dk, dv), and (dq_rope, dk_rope) behind them where there are rope parts.
+    """Gradients of `flash_attention`: (dq, dk, dv), then (dq_rope, dk_rope) where there are rope parts, then what was
+    asked for of (dbias, dsinks).
 
-    q, k, v, q_rope, k_rope, scale, causal, window, prefix   as the forward call had them
+    q, k, v    as the forward call had them
     out, lse   what it gave: (B, Nq, Sq, Dv), and (B, Nq, Sq) in fp32
     dout       (B, Nq, Sq, Dv), the input dtype
+    options    as the forward call had them: q_rope, k_rope, scale, causal, window, prefix, q_ends, kv_ends, rope, bias,
+               sinks, soft_cap, mask, alibi, dropout; and a workspace, of `flash_attention_grad_workspace` bytes
     dq, dk, dv, dq_rope, dk_rope   shaped like q, k, v, q_rope, k_rope, each fp32 or the input dtype; made where not given
+    dbias      like bias, dsinks like sinks: fp32 if True. Sizes of 1 take the sum of what they serve.
     """
-    dtype = dtype_of(q)
-    call = Call("flash_attention_grad", device, q)
-    for field, given_out, of in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
-        call.output(field, given_out, shape_of(of), dtype)
-    if q_rope is not None:
-        call.output("dq_rope", dq_rope, shape_of(q_rope), dtype)
-    if k_rope is not None:
-        call.output("dk_rope", dk_rope, shape_of(k_rope), dtype)
-    return given(
-        call(
-            q=q,
-            k=k,
-            v=v,
-            q_rope=q_rope,
-            k_rope=k_rope,
-            out=out,
-            lse=lse,
-            dout=dout,
-            **_masks(causal, window, prefix, scale),
-        )
+    gradients = {"dq": dq, "dk": dk, "dv": dv, "dq_rope": dq_rope, "dk_rope": dk_rope}
+    return _backward(
+        "flash_attention_grad", q, k, v, out, lse, dout, dbias, dsinks, gradients, device, options
     )
+
+
+@kernel
+def flash_attention_grad_workspace(
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    dout: Array,
+    *,
+    dq: Array | None = None,
+    dk: Array | None = None,
+    dv: Array | None = None,
+    dq_rope: Array | None = None,
+    dk_rope: Array | None = None,
+    dbias: Output = None,
+    dsinks: Output = None,
+    device: Device | None = None,
+    **options: Any,
+) -> int:
+    """The bytes that `flash_attention_grad` with these arguments works in, besides its arrays."""
+    gradients = {"dq": dq, "dk": dk, "dv": dv, "dq_rope": dq_rope, "dk_rope": dk_rope}
+    return _backward(
+        "flash_attention_grad_workspace", q, k, v, out, lse, dout, dbias, dsinks, gradients, device, options
+    )
+
+
+def _mla_arguments(
+    x: Array, weights: dict[str, Array], heads: int, options: dict[str, Any]
+) -> dict[str, Any]:
+    """The weight `out` goes by another name: out is the result."""
+    named = {("out_projection" if name == "out" else name): value for name, value in weights.items()}
+    others = {name: options.pop(name) for name in ("batch", "eps") if name in options}
+    return {"x": x, "heads": heads, **others, **named, **_options(**{"causal": "top_left", **options})}
 
 
 @kernel
@@ -223,18 +299,46 @@ def mla_block(
     """
     call = Call("mla_block", device, x, state if state is not None else BlockState())
     call.output("out", out, shape_of(x), dtype_of(x))
-    named = {("out_projection" if name == "out" else name): value for name, value in weights.items()}
-    return first(
-        call(
-            x=x,
-            heads=heads,
-            batch=batch,
-            scale=scale,
-            causal=_causal(causal),
-            q_ends=q_ends,
-            kv_ends=kv_ends,
-            eps=eps,
-            **_fields("rope", rope),
-            **named,
-        )
+    options = {
+        "batch": batch,
+        "scale": scale,
+        "causal": causal,
+        "q_ends": q_ends,
+        "kv_ends": kv_ends,
+        "rope": rope,
+        "eps": eps,
+    }
+    return first(call(**_mla_arguments(x, weights, heads, options)))
+
+
+@kernel
+def mla_block_grad(
+    x: Array,
+    weights: dict[str, Array],
+    heads: int,
+    d_out: Array,
+    state: BlockState,
+    *,
+    d_x: Array | None = None,
+    gradients: dict[str, Output] | None = None,
+    device: Device | None = None,
+    **options: Any,
+) -> tuple[Array, dict[str, Array]] | Profile:
+    """Gradients of sum(d_out * out), after `mla_block` with the same arguments and state.
+
+    d_out, d_x   (B * S, H)
+    gradients    those wanted, by the names of the weights: True, or an array to write; all of them where it is not given.
+                 Made in the weights' dtype.
+    options      as the forward call had them: batch, scale, causal, q_ends, kv_ends, rope, eps
+
+    Gives (d_x, {name: gradient}).
+    """
+    call = Call("mla_block_grad", device, x, state)
+    call.output("d_x", d_x, shape_of(x), dtype_of(x))
+    names = call.gradients(weights, gradients, rename={"out": "out_projection"})
+    result = call(
+        d_out=d_out,
+        out=Maker(x).empty(shape_of(x), dtype_of(x)),
+        **_mla_arguments(x, weights, heads, options),
     )
+    return (result[0], dict(zip(names, result[1:]))) if isinstance(result, tuple) else result

@@ -7,7 +7,7 @@ import os
 from typing import Any, Callable, Mapping, TypeVar
 
 from cubist import _cubist
-from cubist._arrays import Array, Maker, Spec, is_jax
+from cubist._arrays import Array, Maker, Spec, dtype_of, is_jax, shape_of
 
 Profile = dict
 """What the model predicts of a call: the fields of ``cubist profile --json``, under the same names."""
@@ -129,6 +129,21 @@ class Call:
     def optional(self, field: str, given: Any, shape: tuple[int, ...], dtype: str) -> Call:
         """The same, but None leaves it out."""
         return self.output(field, False if given is None else given, shape, dtype)
+
+    def gradients(
+        self,
+        weights: Mapping[str, Array],
+        wanted: Mapping[str, Any] | None,
+        *,
+        rename: Mapping[str, str] = {},
+    ) -> list[str]:
+        """Gradients of a block's weights, of all that have one where nothing else is wanted; their names in order."""
+        if wanted is None:
+            wanted = {name: True for name in weights if name != "router_bias"}
+        for name, given in wanted.items():
+            of = weights.get(name)
+            self.optional(f"d_{rename.get(name, name)}", given, shape_of(of), dtype_of(of))
+        return list(wanted)
 
     def __call__(self, **values: Any) -> Profile | tuple[Any, ...]:
         """The profile on a chip; on a host all outputs in order, None for those left out."""

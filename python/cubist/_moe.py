@@ -1,192 +1,12 @@
-"""The kernels of a Mixture-of-Experts layer: router, permutation of tokens, and the whole block."""
+"""The router of a Mixture-of-Experts layer, and the whole block."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from typing import Any, NamedTuple
 
 from cubist._arrays import Array, Maker, Output, dtype_of, shape_of, size
 from cubist._cubist import BlockState
-from cubist._device import Call, Device, Profile, first, given, kernel
-
-
-class Permuted(NamedTuple):
-    permuted: Array
-    sorted_indices: Array
-    permuted_probs: Array | None = None
-    expert_counts: Array | None = None
-    expert_offsets: Array | None = None
-
-
-def _rows_out(
-    slots: int,
-    experts: int,
-    num_out_tokens: int,
-    capacity: int,
-    row_multiple: int,
-    rows: Sequence[int] | None,
-) -> int:
-    if rows is not None:
-        return max(rows[1] - rows[0], 0) if len(rows) == 2 else 0
-    if capacity > 0:
-        return experts * capacity
-    room = slots + min(slots, experts) * (row_multiple - 1)
-    if num_out_tokens < 0:
-        return max(room + num_out_tokens, 0)
-    return min(num_out_tokens, room) if num_out_tokens > 0 else room
-
-
-@kernel
-def token_permute(
-    tokens: Array,
-    topk_ids: Array,
-    num_experts: int,
-    *,
-    probs: Array | None = None,
-    num_out_tokens: int = 0,
-    capacity: int = 0,
-    row_multiple: int = 1,
-    rows: Sequence[int] | None = None,
-    permuted: Array | None = None,
-    sorted_indices: Array | None = None,
-    permuted_probs: Output = None,
-    expert_counts: Output = None,
-    expert_offsets: Output = None,
-    device: Device | None = None,
-) -> Permuted | Profile:
-    """Tokens to rows sorted by expert: slot t * K + j, token t's j-th route, goes to row sorted_indices[t * K + j].
-
-    tokens          (T, H): fp32, bf16 or fp16
-    topk_ids        (T, K) or (T), int32 or int64, in [0, num_experts), or -1 for no expert
-    probs           (T, K), any float dtype: permuted_probs (M) goes with it, of the same dtype where it is made
-    num_out_tokens  room for so many rows, 0 for all; negative: so many fewer than all
-    capacity        rows of every expert (drop and pad); 0 for none
-    row_multiple    rows of every expert are padded to a multiple of it
-    rows            (begin, end): only these rows of the global order arrive (expert parallelism)
-    permuted        (M, H), the dtype of tokens;   sorted_indices   (T * K), int32
-    expert_counts   (num_experts), int32, if True;   expert_offsets   (num_experts + 1), int32, if True
-    """
-    slots = size(topk_ids, 0) * (size(topk_ids, 1) if len(shape_of(topk_ids)) == 2 else 1)
-    m = max(_rows_out(slots, num_experts, num_out_tokens, capacity, row_multiple, rows), 0)
-    call = Call("token_permute", device, tokens)
-    call.output("permuted", permuted, (m, size(tokens, 1)), dtype_of(tokens))
-    call.output("sorted_indices", sorted_indices, (slots,), "int32")
-    wants_probs = True if probs is not None and permuted_probs is None else permuted_probs
-    call.optional("permuted_probs", wants_probs, (m,), dtype_of(probs))
-    call.optional("expert_counts", expert_counts, (max(num_experts, 0),), "int32")
-    call.optional("expert_offsets", expert_offsets, (max(num_experts, 0) + 1,), "int32")
-    result = call(
-        tokens=tokens,
-        topk_ids=topk_ids,
-        num_experts=num_experts,
-        probs=probs,
-        num_out_tokens=num_out_tokens,
-        capacity=capacity,
-        row_multiple=row_multiple,
-        rows=rows,
-    )
-    return Permuted(*result) if isinstance(result, tuple) else result
-
-
-@kernel
-def token_unpermute(
-    permuted: Array,
-    sorted_indices: Array,
-    probs: Array | None = None,
-    *,
-    top_k: int | None = None,
-    rows: Sequence[int] | None = None,
-    out: Array | None = None,
-    device: Device | None = None,
-) -> Array | Profile:
-    """out[t] = sum over j of probs(t, j) permuted[sorted_indices[t * K + j]], in fp32, rounded once.
-
-    permuted        (M, H): fp32, bf16 or fp16
-    sorted_indices  (T * K), int32, as `token_permute` gave them; -1 or >= M adds nothing
-    probs           (T, K), any float dtype; absent means weight 1, and K is top_k
-    rows            as for `token_permute`
-    out             (T, H), the dtype of permuted
-    """
-    k = size(probs, 1) if probs is not None else (1 if top_k is None else top_k)
-    tokens = size(probs, 0) if probs is not None else size(sorted_indices, 0) // max(k, 1)
-    call = Call("token_unpermute", device, permuted)
-    call.output("out", out, (tokens, size(permuted, 1)), dtype_of(permuted))
-    return first(call(permuted=permuted, sorted_indices=sorted_indices, probs=probs, top_k=top_k, rows=rows))
-
-
-@kernel
-def token_permute_grad(
-    permuted_grad: Array,
-    sorted_indices: Array,
-    top_k: int,
-    *,
-    permuted_probs_grad: Array | None = None,
-    rows: Sequence[int] | None = None,
-    tokens_grad: Array | None = None,
-    probs_grad: Output = None,
-    device: Device | None = None,
-) -> Any:
-    """Gradients of `token_permute`: tokens_grad, or (tokens_grad, probs_grad) with permuted_probs_grad.
-
-    permuted_grad  (M, H);   permuted_probs_grad  (M), any float dtype
-    tokens_grad    (T, H), the dtype of permuted_grad;   probs_grad  (T, top_k)
-    """
-    tokens = size(sorted_indices, 0) // max(top_k, 1)
-    call = Call("token_permute_grad", device, permuted_grad)
-    call.output("tokens_grad", tokens_grad, (tokens, size(permuted_grad, 1)), dtype_of(permuted_grad))
-    wants_probs = True if permuted_probs_grad is not None and probs_grad is None else probs_grad
-    call.optional("probs_grad", wants_probs, (tokens, max(top_k, 0)), dtype_of(permuted_probs_grad))
-    return given(
-        call(
-            permuted_grad=permuted_grad,
-            sorted_indices=sorted_indices,
-            permuted_probs_grad=permuted_probs_grad,
-            top_k=top_k,
-            rows=rows,
-        )
-    )
-
-
-@kernel
-def token_unpermute_grad(
-    out_grad: Array,
-    sorted_indices: Array,
-    *,
-    permuted: Array | None = None,
-    probs: Array | None = None,
-    num_rows: int | None = None,
-    top_k: int | None = None,
-    rows: Sequence[int] | None = None,
-    permuted_grad: Array | None = None,
-    probs_grad: Output = None,
-    device: Device | None = None,
-) -> Any:
-    """Gradients of `token_unpermute`: permuted_grad, or (permuted_grad, probs_grad) with permuted and probs.
-
-    out_grad       (T, H): fp32, bf16 or fp16
-    permuted       (M, H), for probs_grad;   probs   (T, K);   top_k   K where there are no probs
-    permuted_grad  (M, H): M is that of permuted, or num_rows, or that of rows, or T * K
-    probs_grad     (T, K)
-    """
-    if permuted is not None:
-        m = size(permuted, 0)
-    elif num_rows is not None:
-        m = num_rows
-    else:
-        m = rows[1] - rows[0] if rows is not None and len(rows) == 2 else size(sorted_indices, 0)
-    call = Call("token_unpermute_grad", device, out_grad)
-    call.output("permuted_grad", permuted_grad, (max(m, 0), size(out_grad, 1)), dtype_of(out_grad))
-    wants_probs = True if permuted is not None and probs is not None and probs_grad is None else probs_grad
-    call.optional("probs_grad", wants_probs, shape_of(probs), dtype_of(probs))
-    return given(
-        call(
-            out_grad=out_grad,
-            permuted=permuted,
-            sorted_indices=sorted_indices,
-            probs=probs,
-            top_k=top_k,
-            rows=rows,
-        )
-    )
+from cubist._device import Call, Device, Profile, first, kernel
 
 
 class Routes(NamedTuple):
@@ -213,6 +33,7 @@ def route(
     group_top: int = 2,
     temperature: float = 0.0,
     dropout: float = 0.0,
+    expert_dropout: float = 0.0,
     seed: int = 0,
     bad_logits: str = "error",
     limit: float | None = None,
@@ -231,7 +52,8 @@ def route(
     score        "softmax", "sigmoid" or "sqrt_softplus";   renormalise divides weights by their sum + eps, scale follows
     groups, top_groups, group_top   experts are `groups` parts, of which the top_groups best (by the sum of their
                  group_top highest scores) are selected from
-    temperature  Gumbel-softmax sampling where > 0;   dropout   share of routes dropped;   seed   of both
+    temperature  Gumbel-softmax sampling where > 0;   dropout   share of routes dropped;   seed   of all that is random
+    expert_dropout  the probability by which an expert is left out of the whole call
     bad_logits   what becomes of NaN or |logit| > limit: "error", "zero" or "mean"
     weights      (T, K), fp32 where they are made;   ids   (T, K), int32, -1 where dropped
     scores       (T, E), fp32;   counts   (E), int32;   aux_loss   (1), fp32, with counts;   bad   (T), fp32; each if True
@@ -257,6 +79,7 @@ def route(
         group_top=group_top,
         temperature=temperature,
         dropout=dropout,
+        expert_dropout=expert_dropout,
         seed=seed,
         bad_logits=bad_logits,
         limit=limit,
@@ -356,11 +179,8 @@ def moe_block_grad(
 
     Gives (d_x, {name: gradient}).
     """
-    if gradients is None:
-        gradients = {name: True for name in weights if name != "router_bias"}
     call = Call("moe_block_grad", device, x, state).output("d_x", d_x, shape_of(x), dtype_of(x))
-    for name, wanted in gradients.items():
-        call.optional(f"d_{name}", wanted, shape_of(weights.get(name)), dtype_of(weights.get(name)))
+    names = call.gradients(weights, gradients)
     result = call(
         x=x,
         top_k=top_k,
@@ -372,7 +192,7 @@ def moe_block_grad(
         **weights,
         **_route_options(route),
     )
-    return (result[0], dict(zip(gradients, result[1:]))) if isinstance(result, tuple) else result
+    return (result[0], dict(zip(names, result[1:]))) if isinstance(result, tuple) else result
 
 
 def _route_options(options: dict[str, Any]) -> dict[str, Any]:

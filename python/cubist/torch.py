@@ -5,7 +5,7 @@ Tensors go in and come out without copies. Every function takes a `device`, as m
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -18,18 +18,12 @@ Tensor = torch.Tensor
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, q_rope, k_rope, options, device):
-        out, lse = cubist.flash_attention(
-            q.detach(),
-            k.detach(),
-            v.detach(),
-            q_rope=_plain(q_rope),
-            k_rope=_plain(k_rope),
-            lse=True,
-            device=device,
-            **options,
-        )
-        ctx.save_for_backward(q, k, v, q_rope, k_rope, out, lse)
+    def forward(ctx, q, k, v, q_rope, k_rope, bias, sinks, options, device):
+        inputs = [_plain(t) for t in (q, k, v)]
+        options |= {"q_rope": _plain(q_rope), "k_rope": _plain(k_rope)}
+        options |= {"bias": _plain(bias), "sinks": _plain(sinks)}
+        out, lse = cubist.flash_attention(*inputs, lse=True, device=device, **options)
+        ctx.save_for_backward(q, k, v, q_rope, k_rope, bias, sinks, out, lse)
         ctx.options, ctx.device = options, device
         ctx.mark_non_differentiable(lse)
         return out, lse
@@ -37,21 +31,17 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, d_out, _):
-        q, k, v, q_rope, k_rope, out, lse = (_plain(t) for t in ctx.saved_tensors)
+        q, k, v, q_rope, k_rope, bias, sinks, out, lse = (_plain(t) for t in ctx.saved_tensors)
+        wanted = {
+            name: None if not wants else torch.empty_like(of, memory_format=torch.contiguous_format)
+            for name, of, wants in zip(("dbias", "dsinks"), (bias, sinks), ctx.needs_input_grad[5:7])
+        }
         gradients = cubist.flash_attention_grad(
-            q,
-            k,
-            v,
-            out,
-            lse,
-            d_out.to(q.dtype),
-            q_rope=q_rope,
-            k_rope=k_rope,
-            device=ctx.device,
-            **ctx.options,
+            q, k, v, out, lse, d_out.to(q.dtype), device=ctx.device, **wanted, **ctx.options
         )
-        dq, dk, dv, dq_rope, dk_rope = (*gradients, None, None)[:5]
-        return dq, dk, dv, dq_rope, dk_rope, None, None
+        dq, dk, dv, *rest = gradients
+        dq_rope, dk_rope = rest[:2] if q_rope is not None else (None, None)
+        return dq, dk, dv, dq_rope, dk_rope, wanted["dbias"], wanted["dsinks"], None, None
 
 
 def flash_attention(
@@ -61,21 +51,22 @@ def flash_attention(
     *,
     q_rope: Tensor | None = None,
     k_rope: Tensor | None = None,
-    scale: float | None = None,
-    causal: bool | str = False,
-    window: Sequence[Any] | None = None,
-    prefix: Sequence[int] | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     return_lse: bool = False,
     device: Device | None = None,
+    **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`cubist.flash_attention` with gradients in q, k, v and the rope parts.
+    """`cubist.flash_attention` with gradients in q, k, v, the rope parts, bias and sinks.
 
     q (B, Nq, Sq, Dqk), k (B, Nkv, Skv, Dqk), v (B, Nkv, Skv, Dv), as torch's scaled_dot_product_attention takes them;
     grouped heads need no repetition. Note that causal=True has the last query see the last key ("bottom_right"), where
     is_causal of PyTorch is "top_left"; the two agree where Sq = Skv. lse has no gradient.
+
+    options   of `cubist.flash_attention`: scale, causal, window, prefix, q_ends, kv_ends, rope, soft_cap, mask, alibi,
+              dropout
     """
-    options = {"scale": scale, "causal": causal, "window": window, "prefix": prefix}
-    out, lse = _Attention.apply(q, k, v, q_rope, k_rope, options, device)
+    out, lse = _Attention.apply(q, k, v, q_rope, k_rope, bias, sinks, options, device)
     return (out, lse) if return_lse else out
 
 
@@ -127,8 +118,9 @@ class _TokenPermute(torch.autograd.Function):
             **options,
         )
         ctx.save_for_backward(result.sorted_indices)
-        ctx.top_k = topk_ids.shape[1] if topk_ids.dim() == 2 else 1
-        ctx.rows, ctx.device = options.get("rows"), device
+        ctx.slots = {"rows": options.get("rows"), "routing_map": options.get("routing_map")}
+        ctx.top_k = options.get("top_k") or (topk_ids.shape[1] if topk_ids.dim() == 2 else 1)
+        ctx.device = device
         ctx.mark_non_differentiable(result.sorted_indices, result.expert_counts)
         return result.permuted, result.permuted_probs, result.sorted_indices, result.expert_counts
 
@@ -141,8 +133,8 @@ class _TokenPermute(torch.autograd.Function):
             sorted_indices,
             ctx.top_k,
             permuted_probs_grad=d_probs,
-            rows=ctx.rows,
             device=ctx.device,
+            **ctx.slots,
         )
         d_tokens, d_probs = gradients if d_probs is not None else (gradients, None)
         return d_tokens, None, d_probs, None, None, None
@@ -150,26 +142,20 @@ class _TokenPermute(torch.autograd.Function):
 
 def token_permute(
     tokens: Tensor,
-    topk_ids: Tensor,
-    num_experts: int,
+    topk_ids: Tensor | None = None,
+    num_experts: int | None = None,
     *,
     probs: Tensor | None = None,
-    capacity: int = 0,
-    row_multiple: int = 1,
-    num_out_tokens: int = 0,
-    rows: Sequence[int] | None = None,
     device: Device | None = None,
+    **options: Any,
 ) -> cubist.Permuted:
-    """`cubist.token_permute` with gradients in tokens (T, H) and probs (T, K).
+    """`cubist.token_permute` with gradients in tokens (T, H) and probs (T, K), or (T, E) with a routing map.
 
     Gives (permuted, sorted_indices, permuted_probs, expert_counts); the counts are what `grouped_matmul` takes.
+
+    options   of `cubist.token_permute`: routing_map with top_k, valid, expert_places, capacity, capacity_keeps,
+              row_multiple, num_out_tokens, rows
     """
-    options = {
-        "capacity": capacity,
-        "row_multiple": row_multiple,
-        "num_out_tokens": num_out_tokens,
-        "rows": rows,
-    }
     permuted, permuted_probs, sorted_indices, counts = _TokenPermute.apply(
         tokens, topk_ids, probs, num_experts, options, device
     )
@@ -208,12 +194,46 @@ def token_unpermute(
     sorted_indices: Tensor,
     probs: Tensor | None = None,
     *,
-    top_k: int | None = None,
-    rows: Sequence[int] | None = None,
     device: Device | None = None,
+    **options: Any,
 ) -> Tensor:
-    """`cubist.token_unpermute` with gradients in permuted (M, H) and probs (T, K)."""
-    return _TokenUnpermute.apply(permuted, sorted_indices, probs, {"top_k": top_k, "rows": rows}, device)
+    """`cubist.token_unpermute` with gradients in permuted (M, H) and probs (T, K), or (T, E) with a routing map.
+
+    options   of `cubist.token_unpermute`: routing_map, top_k, rows
+    """
+    return _TokenUnpermute.apply(permuted, sorted_indices, probs, options, device)
+
+
+class _ReorderChunks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tokens, chunk_counts, probs, inverse, device):
+        result = cubist.reorder_chunks(
+            tokens.detach(), chunk_counts, probs=_plain(probs), inverse=inverse, device=device
+        )
+        ctx.save_for_backward(chunk_counts)
+        ctx.inverse, ctx.device = inverse, device
+        return result.out, result.out_probs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_out, d_probs):
+        (chunk_counts,) = ctx.saved_tensors
+        back = cubist.reorder_chunks(
+            d_out.contiguous(), chunk_counts, probs=d_probs, inverse=not ctx.inverse, device=ctx.device
+        )
+        return back.out, None, back.out_probs, None, None
+
+
+def reorder_chunks(
+    tokens: Tensor,
+    chunk_counts: Tensor,
+    *,
+    probs: Tensor | None = None,
+    inverse: bool = False,
+    device: Device | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """`cubist.reorder_chunks` with gradients in tokens (A, H) and probs (A); gives (out, out_probs)."""
+    return _ReorderChunks.apply(tokens, chunk_counts, probs, inverse, device)
 
 
 class _SwiGlu(torch.autograd.Function):
@@ -267,4 +287,12 @@ def _plain(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach()
 
 
-__all__ = ["flash_attention", "grouped_matmul", "rms_norm", "swiglu", "token_permute", "token_unpermute"]
+__all__ = [
+    "flash_attention",
+    "grouped_matmul",
+    "reorder_chunks",
+    "rms_norm",
+    "swiglu",
+    "token_permute",
+    "token_unpermute",
+]

@@ -212,6 +212,20 @@ Arguments& Arguments::operator()(const char* name, std::span<const std::int64_t>
   return *this;
 }
 
+// All bytes of an array of any shape, without gaps.
+Arguments& Arguments::operator()(const char* name, CallerWorkspace& field) {
+  const nb::handle value = Take(name);
+  if (!value.is_valid()) return *this;
+  const Tensor room = View(name, value, /*writable=*/true);
+  std::int64_t elements = 1;
+  for (int d = room.rank - 1; d >= 0; --d) {
+    if (room.size(d) > 1 && room.stride(d) != elements) Wrong(name, value, "an array without gaps");
+    elements *= room.size(d);
+  }
+  field = {room.data, elements * SizeOf(room.dtype)};
+  return *this;
+}
+
 template <class AnyTensor>
 Arguments& Arguments::ReadList(const char* name, std::span<const AnyTensor>& field,
                                std::deque<std::vector<AnyTensor>>& lists, bool writable) {

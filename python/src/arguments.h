@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "kernels/pack_operand.h"
+#include "npu_model/device.h"
 #include "npu_model/status.h"
 #include "npu_model/types.h"
 
@@ -63,6 +64,7 @@ class Arguments {
   Arguments& operator()(const char* name, std::optional<std::int64_t>& field);
   Arguments& operator()(const char* name, std::optional<Range>& field);
   Arguments& operator()(const char* name, std::span<const std::int64_t>& field);
+  Arguments& operator()(const char* name, CallerWorkspace& field);
   Arguments& operator()(const char* name, std::span<const ConstTensor>& field);
   Arguments& operator()(const char* name, std::span<const Tensor>& field);
 
@@ -84,6 +86,8 @@ class Arguments {
     Wrong(name, value, "one of " + known);
   }
 
+  // Names of the fields so far.
+  const std::set<std::string>& taken() const { return taken_; }
   // Throws a TypeError that names what no field has taken.
   void Finish() const;
 

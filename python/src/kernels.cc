@@ -1,5 +1,6 @@
 #include "python/src/kernels.h"
 
+#include <nanobind/stl/set.h>
 #include <nanobind/stl/string.h>
 
 #include <limits>
@@ -12,6 +13,7 @@
 #include "kernels/mla_block.h"
 #include "kernels/moe_block.h"
 #include "kernels/pack_operand.h"
+#include "kernels/reorder_chunks.h"
 #include "kernels/rms_norm.h"
 #include "kernels/route.h"
 #include "kernels/swiglu.h"
@@ -25,46 +27,47 @@ namespace {
 
 // Read(in, args): the fields of a kernel's arguments, by name. A new field is a word here.
 
+// activation(alpha x + bias + beta residual), of any product.
+template <class Args>
+void ReadEpilogue(Arguments& in, Args& a) {
+  in("bias", a.bias)("alpha", a.alpha)("beta", a.beta)("residual", a.residual);
+  in("activation", a.activation,
+     {{"none", Activation::kNone},
+      {"relu", Activation::kRelu},
+      {"silu", Activation::kSilu},
+      {"gelu", Activation::kGelu},
+      {"gelu_tanh", Activation::kGeluTanh}});
+}
+
 void Read(Arguments& in, MatmulArgs& a) {
-  in("a", a.a)("b", a.b)("bias", a.bias)("c", a.c)("transpose_a", a.transpose_a)("transpose_b",
-                                                                                 a.transpose_b);
+  ReadEpilogue(in, a);
+  in("a", a.a)("b", a.b)("c", a.c)("transpose_a", a.transpose_a)("transpose_b", a.transpose_b);
   in("packed_a", a.packed_a)("packed_b", a.packed_b)("accumulate", a.accumulate)("any_order", a.any_order);
 }
 
-void ReadGroups(Arguments& in, GroupList& list) {
-  in("group_list", list, {{"counts", GroupList::kCounts}, {"ends", GroupList::kEnds}});
+// What the grouped product and its gradients are given alike.
+template <class Args>
+void ReadGroups(Arguments& in, Args& a) {
+  in("groups", a.groups)("group_list", a.group_list,
+                         {{"counts", GroupList::kCounts}, {"ends", GroupList::kEnds}});
+  in("weights", a.weights)("weight_list", a.weight_list)("packed_weights", a.packed_weights);
+  in("transpose_weights", a.transpose_weights);
 }
 
 void Read(Arguments& in, GroupedMatmulArgs& a) {
-  ReadGroups(in, a.group_list);
-  in("x", a.x)("groups", a.groups)("weights", a.weights)("weight_list", a.weight_list);
-  in("packed_weights", a.packed_weights)("bias", a.bias)("out", a.out)("transpose_weights",
-                                                                       a.transpose_weights);
+  ReadGroups(in, a);
+  ReadEpilogue(in, a);
+  in("x", a.x)("out", a.out);
 }
 
 void Read(Arguments& in, GroupedMatmulGradArgs& a) {
-  ReadGroups(in, a.group_list);
-  in("dy", a.dy)("groups", a.groups)("weights", a.weights)("weight_list", a.weight_list)("dx", a.dx)("x",
-                                                                                                     a.x);
-  in("dw", a.dw)("dw_list", a.dw_list)("accumulate_dw", a.accumulate_dw);
-  in("transpose_weights", a.transpose_weights);
+  ReadGroups(in, a);
+  in("dy", a.dy)("dx", a.dx)("x", a.x)("dw", a.dw)("dw_list", a.dw_list)("accumulate_dw", a.accumulate_dw);
 }
 
 void ReadCausal(Arguments& in, const char* name, Causal& causal) {
   in(name, causal,
      {{"none", Causal::kNone}, {"top_left", Causal::kTopLeft}, {"bottom_right", Causal::kBottomRight}});
-}
-
-// What both passes of attention are given.
-template <class Args>
-void ReadAttention(Arguments& in, Args& a) {
-  in("q", a.q)("k", a.k)("v", a.v)("q_rope", a.q_rope)("k_rope", a.k_rope)("scale", a.scale);
-  in("prefix", a.prefix);
-  ReadCausal(in, "causal", a.causal);
-  AttentionWindow window;
-  in("window_left", window.left)("window_right", window.right);
-  ReadCausal(in, "window_anchor", window.anchor);
-  if (window.left || window.right) a.window = window;
 }
 
 void ReadLengths(Arguments& in, AttentionLengths& lengths) {
@@ -81,43 +84,69 @@ void ReadRope(Arguments& in, AttentionRope& rope) {
       {"interleaved_to_half", RopeLayout::kInterleavedToHalf}});
 }
 
-void Read(Arguments& in, FlashAttentionArgs& a) {
-  ReadAttention(in, a);
-  in("out", a.out)("lse", a.lse)("bias", a.bias)("sinks", a.sinks)("soft_cap", a.soft_cap)("mask", a.mask);
-  in("alibi_slopes", a.alibi.slopes)("alibi_offset", a.alibi.offset)("alibi_root", a.alibi.root);
-  in("dropout_keep", a.dropout.keep)("dropout_seed", a.dropout.seed)("dropout_offset", a.dropout.offset);
+// What both passes of attention are given; out and lse are outputs of the one and inputs of the other.
+template <class Args>
+void ReadAttention(Arguments& in, Args& a) {
+  in("q", a.q)("k", a.k)("v", a.v)("q_rope", a.q_rope)("k_rope", a.k_rope)("out", a.out)("lse", a.lse);
+  in("scale", a.scale)("prefix", a.prefix)("workspace", a.workspace);
+  ReadCausal(in, "causal", a.causal);
+  AttentionWindow window;
+  in("window_left", window.left)("window_right", window.right);
+  ReadCausal(in, "window_anchor", window.anchor);
+  if (window.left || window.right) a.window = window;
   ReadLengths(in, a.lengths);
   ReadRope(in, a.rope);
+  in("bias", a.bias)("sinks", a.sinks)("soft_cap", a.soft_cap)("mask", a.mask);
+  in("alibi_slopes", a.alibi.slopes)("alibi_offset", a.alibi.offset)("alibi_root", a.alibi.root);
+  in("dropout_keep", a.dropout.keep)("dropout_seed", a.dropout.seed)("dropout_offset", a.dropout.offset);
 }
+
+void Read(Arguments& in, FlashAttentionArgs& a) { ReadAttention(in, a); }
 
 void Read(Arguments& in, FlashAttentionGradArgs& a) {
   ReadAttention(in, a);
-  in("out", a.out)("lse", a.lse)("dout", a.dout)("dq", a.dq)("dk", a.dk)("dv", a.dv);
-  in("dq_rope", a.dq_rope)("dk_rope", a.dk_rope);
+  in("dout", a.dout)("dq", a.dq)("dk", a.dk)("dv", a.dv)("dq_rope", a.dq_rope)("dk_rope", a.dk_rope);
+  in("dbias", a.dbias)("dsinks", a.dsinks);
 }
 
 void Read(Arguments& in, TokenPermuteArgs& a) {
-  in("tokens", a.tokens)("topk_ids", a.topk_ids)("probs", a.probs)("num_experts", a.num_experts);
-  in("num_out_tokens", a.num_out_tokens)("capacity", a.capacity)("row_multiple", a.row_multiple)("rows",
-                                                                                                 a.rows);
+  in("tokens", a.tokens)("topk_ids", a.topk_ids)("routing_map", a.routing_map)("valid", a.valid);
+  in("probs", a.probs)("expert_places", a.expert_places)("top_k", a.top_k)("num_experts", a.num_experts);
+  in("num_out_tokens", a.num_out_tokens)("row_multiple", a.row_multiple)("rows", a.rows);
+  in("capacity", a.capacity)("pad_with_tokens", a.pad_with_tokens);
+  in("capacity_keeps", a.capacity_keeps,
+     {{"first", CapacityKeeps::kFirst}, {"highest", CapacityKeeps::kHighest}});
   in("permuted", a.permuted)("sorted_indices", a.sorted_indices)("permuted_probs", a.permuted_probs);
-  in("expert_counts", a.expert_counts)("expert_offsets", a.expert_offsets);
+  in("expert_counts", a.expert_counts)("expert_offsets", a.expert_offsets)("row_tokens", a.row_tokens);
+  in("device_counts", a.device_counts)("node_counts", a.node_counts);
+}
+
+// What says where the row of a slot is.
+template <class Args>
+void ReadSlots(Arguments& in, Args& a) {
+  in("sorted_indices", a.sorted_indices)("routing_map", a.routing_map)("top_k", a.top_k)("rows", a.rows);
 }
 
 void Read(Arguments& in, TokenUnpermuteArgs& a) {
-  in("permuted", a.permuted)("sorted_indices", a.sorted_indices)("probs", a.probs)("top_k", a.top_k);
-  in("rows", a.rows)("out", a.out);
+  ReadSlots(in, a);
+  in("permuted", a.permuted)("probs", a.probs)("out", a.out);
 }
 
 void Read(Arguments& in, TokenPermuteGradArgs& a) {
-  in("permuted_grad", a.permuted_grad)("sorted_indices", a.sorted_indices);
-  in("permuted_probs_grad", a.permuted_probs_grad)("top_k", a.top_k)("rows", a.rows);
+  ReadSlots(in, a);
+  in("permuted_grad", a.permuted_grad)("permuted_probs_grad", a.permuted_probs_grad);
   in("tokens_grad", a.tokens_grad)("probs_grad", a.probs_grad);
 }
 
 void Read(Arguments& in, TokenUnpermuteGradArgs& a) {
-  in("out_grad", a.out_grad)("permuted", a.permuted)("sorted_indices", a.sorted_indices)("probs", a.probs);
-  in("top_k", a.top_k)("rows", a.rows)("permuted_grad", a.permuted_grad)("probs_grad", a.probs_grad);
+  ReadSlots(in, a);
+  in("out_grad", a.out_grad)("permuted", a.permuted)("probs", a.probs);
+  in("permuted_grad", a.permuted_grad)("probs_grad", a.probs_grad);
+}
+
+void Read(Arguments& in, ReorderChunksArgs& a) {
+  in("tokens", a.tokens)("chunk_counts", a.chunk_counts)("probs", a.probs)("inverse", a.inverse);
+  in("out", a.out)("out_probs", a.out_probs)("row_ids", a.row_ids)("expert_counts", a.expert_counts);
 }
 
 void ReadOptions(Arguments& in, RouteOptions& o) {
@@ -126,9 +155,9 @@ void ReadOptions(Arguments& in, RouteOptions& o) {
       {"sigmoid", ScoreFunction::kSigmoid},
       {"sqrt_softplus", ScoreFunction::kSqrtSoftplus}});
   in("renormalise", o.renormalise)("route_eps", o.eps)("scale", o.scale)("groups", o.groups);
-  in("top_groups", o.top_groups)("group_top", o.group_top)("temperature", o.temperature)("dropout",
-                                                                                         o.dropout);
-  in("seed", o.seed)("limit", o.limit)("aux_coefficient", o.aux_coefficient);
+  in("top_groups", o.top_groups)("group_top", o.group_top)("temperature", o.temperature);
+  in("dropout", o.dropout)("expert_dropout", o.expert_dropout)("seed", o.seed)("limit", o.limit);
+  in("aux_coefficient", o.aux_coefficient);
   in("bad_logits", o.bad_logits,
      {{"error", BadLogits::kError}, {"zero", BadLogits::kZero}, {"mean", BadLogits::kMean}});
 }
@@ -166,9 +195,8 @@ void Read(Arguments& in, MoeBlockArgs& a) {
   ReadOptions(in, a.route);
   MoeBlockWeights& w = a.weights;
   in("x", a.x)("norm", w.norm)("router", w.router)("router_bias", w.router_bias)("gate_up", w.gate_up);
-  in("down", w.down)("shared_gate_up", w.shared_gate_up)("shared_down", w.shared_down)("post_norm",
-                                                                                       w.post_norm);
-  in("top_k", a.top_k)("eps", a.eps)("out", a.out)("aux_loss", a.aux_loss);
+  in("down", w.down)("shared_gate_up", w.shared_gate_up)("shared_down", w.shared_down);
+  in("post_norm", w.post_norm)("top_k", a.top_k)("eps", a.eps)("out", a.out)("aux_loss", a.aux_loss);
 }
 
 void Read(Arguments& in, MoeBlockGradArgs& a) {
@@ -179,6 +207,7 @@ void Read(Arguments& in, MoeBlockGradArgs& a) {
   in("d_shared_down", g.shared_down)("d_post_norm", g.post_norm);
 }
 
+// The weight `out` goes by the name out_projection: out is the result.
 void Read(Arguments& in, MlaBlockArgs& a) {
   MlaBlockWeights& w = a.weights;
   in("x", a.x)("norm", w.norm)("q_down", w.q_down)("q_norm", w.q_norm)("q_up", w.q_up)("kv_down", w.kv_down);
@@ -189,16 +218,43 @@ void Read(Arguments& in, MlaBlockArgs& a) {
   ReadRope(in, a.rope);
 }
 
+void Read(Arguments& in, MlaBlockGradArgs& a) {
+  Read(in, a.forward);
+  MlaBlockGradients& g = a.gradients;
+  in("d_out", a.d_out)("d_x", a.d_x)("d_norm", g.norm)("d_q_down", g.q_down)("d_q_norm", g.q_norm);
+  in("d_q_up", g.q_up)("d_kv_down", g.kv_down)("d_kv_norm", g.kv_norm)("d_kv_up", g.kv_up);
+  in("d_out_projection", g.out)("d_post_norm", g.post_norm);
+}
+
+// Arguments of one call, from Python's values.
+template <class Args>
+struct Given {
+  Given(const char* name, const nb::dict& values) : in(name, values) {
+    Read(in, args);
+    in.Finish();
+  }
+  Arguments in;  // Keeps what args point to.
+  Args args{};
+};
+
+// Names of the fields that a kernel takes, into the module's dictionary of them.
+template <class Args>
+void DefineFields(nb::module_& module, const char* name) {
+  Args args{};
+  Arguments in(name, nb::dict());
+  Read(in, args);
+  if (!nb::hasattr(module, "fields")) module.attr("fields") = nb::dict();
+  nb::cast<nb::dict>(module.attr("fields"))[name] = nb::cast(in.taken());
+}
+
 template <class Args>
 void Define(nb::module_& module, const char* name, Status (*kernel)(const Device&, const Args&, Profile*)) {
+  DefineFields<Args>(module, name);
   module.def(
       name,
       [name, kernel](const PythonDevice& device, const nb::dict& values) {
-        Args args{};
-        Arguments in(name, values);
-        Read(in, args);
-        in.Finish();
-        return device.Run([&](const Device& d, Profile* profile) { return kernel(d, args, profile); });
+        const Given<Args> given(name, values);
+        return device.Run([&](const Device& d, Profile* profile) { return kernel(d, given.args, profile); });
       },
       nb::arg("device"), nb::arg("values"));
 }
@@ -206,17 +262,30 @@ void Define(nb::module_& module, const char* name, Status (*kernel)(const Device
 template <class Args>
 void DefineBlock(nb::module_& module, const char* name,
                  Status (*kernel)(const Device&, const Args&, BlockState*, BlockProfile*)) {
+  DefineFields<Args>(module, name);
   module.def(
       name,
       [name, kernel](const PythonDevice& device, BlockState& state, const nb::dict& values) {
-        Args args{};
-        Arguments in(name, values);
-        Read(in, args);
-        in.Finish();
+        const Given<Args> given(name, values);
         return device.Run<BlockProfile>(
-            [&](const Device& d, BlockProfile* profile) { return kernel(d, args, &state, profile); });
+            [&](const Device& d, BlockProfile* profile) { return kernel(d, given.args, &state, profile); });
       },
       nb::arg("device"), nb::arg("state"), nb::arg("values"));
+}
+
+// The bytes that a call works in, which its workspace must have.
+template <class Args>
+void DefineWorkspace(nb::module_& module, const char* name,
+                     Status (*workspace)(const Device&, const Args&, std::int64_t*)) {
+  module.def(
+      name,
+      [name, workspace](const PythonDevice& device, const nb::dict& values) {
+        const Given<Args> given(name, values);
+        std::int64_t bytes = 0;
+        Raise(workspace(device.device, given.args, &bytes));
+        return bytes;
+      },
+      nb::arg("device"), nb::arg("values"));
 }
 
 Packed PackArray(const PythonDevice& device, const nb::dict& values) {
@@ -265,10 +334,13 @@ void DefineKernels(nb::module_& module) {
   Define(module, "grouped_matmul_grad", &GroupedMatmulGrad);
   Define(module, "flash_attention", &FlashAttention);
   Define(module, "flash_attention_grad", &FlashAttentionGrad);
+  DefineWorkspace(module, "flash_attention_workspace", &FlashAttentionWorkspace);
+  DefineWorkspace(module, "flash_attention_grad_workspace", &FlashAttentionGradWorkspace);
   Define(module, "token_permute", &TokenPermute);
   Define(module, "token_unpermute", &TokenUnpermute);
   Define(module, "token_permute_grad", &TokenPermuteGrad);
   Define(module, "token_unpermute_grad", &TokenUnpermuteGrad);
+  Define(module, "reorder_chunks", &ReorderChunks);
   Define(module, "route", &Route);
   Define(module, "route_grad", &RouteGrad);
   Define(module, "rms_norm", &RmsNorm);
@@ -280,6 +352,7 @@ void DefineKernels(nb::module_& module) {
                          "What a block's forward pass keeps for its backward one. One per call in flight.")
       .def(nb::init<>());
   DefineBlock(module, "mla_block", &MlaBlock);
+  DefineBlock(module, "mla_block_grad", &MlaBlockGrad);
   DefineBlock(module, "moe_block", &MoeBlock);
   DefineBlock(module, "moe_block_grad", &MoeBlockGrad);
 
@@ -310,8 +383,7 @@ void DefineKernels(nb::module_& module) {
       .def_prop_ro("clean_steps", &LossScaler::clean_steps)
       .def("unscale", &Unscale, nb::arg("gradients"),
            "Divides every gradient by the scale, in place. False, and nothing changed, where any is not "
-           "finite: the "
-           "scale has backed off and the step is to be left out.");
+           "finite: the scale has backed off and the step is to be left out.");
 }
 
 }  // namespace cubist::python

@@ -1,5 +1,7 @@
 """Every function against its formula, in double."""
 
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -54,7 +56,9 @@ def test_masks_biases_by_distance_and_dropout(rng):
     slopes = np.array([0.5, 0.25, 0.125], F32)
     exact, lse = softmax_attention(q, q, q, ~hidden, 8**-0.5, -slopes[:, None, None] * np.abs(i - j))
     close(cubist.flash_attention(q, q, q, mask=hidden, alibi=cubist.Alibi(slopes)), exact)
-    close(cubist.flash_attention(q, q, q, mask=hidden.astype(np.uint8) * 7, alibi=cubist.Alibi(slopes)), exact)
+    close(
+        cubist.flash_attention(q, q, q, mask=hidden.astype(np.uint8) * 7, alibi=cubist.Alibi(slopes)), exact
+    )
 
     ones = np.ones_like(q)
     kept = [cubist.flash_attention(q, q, ones, dropout=cubist.Dropout(0.5, seed=s)) for s in (1, 1, 2)]
@@ -108,6 +112,105 @@ def test_flash_attention_grad(rng):
     assert len(gradients) == 5
     for actual, of in zip(gradients, exact):
         close(actual, of)
+
+
+def slope_of(function, arrays, gradients, rng, step=2e-3):
+    """Whether the gradients of sum(function(*arrays)) say how it changes along a random direction."""
+    directions = [rng.standard_normal(x.shape).astype(F32) * F32(step) for x in arrays]
+
+    def value(sign):
+        moved = [x + F32(sign) * d for x, d in zip(arrays, directions)]
+        return np.asarray(function(*moved), np.float64).sum()
+
+    slope = sum((g.astype(np.float64) * d).sum() for g, d in zip(gradients, directions))
+    assert slope == pytest.approx((value(1) - value(-1)) / 2, rel=2e-2, abs=1e-5)
+
+
+def test_flash_attention_grad_takes_what_the_forward_call_took(rng):
+    q, k, v = (rng.standard_normal((1, 2, 12, 8)).astype(F32) for _ in range(3))
+    bias, sinks = rng.standard_normal((1, 1, 12, 12)).astype(F32), rng.standard_normal(2).astype(F32)
+    mask = rng.random((1, 1, 12, 12)) < 0.2
+    angle = np.arange(12)[:, None] * np.array([1.0, 0.3, 0.1, 0.02])[None]
+    options = {
+        "causal": True,
+        "scale": 0.4,
+        "soft_cap": 3.0,
+        "mask": mask,
+        "alibi": cubist.Alibi(np.array([0.5, 0.25], F32)),
+        "dropout": cubist.Dropout(0.75, seed=3),
+        "rope": cubist.Rope(np.cos(angle).astype(F32), np.sin(angle).astype(F32)),
+    }
+
+    def forward(q, k, v, bias, sinks):
+        return cubist.flash_attention(q, k, v, bias=bias, sinks=sinks, **options)
+
+    out, lse = cubist.flash_attention(q, k, v, bias=bias, sinks=sinks, lse=True, **options)
+    arguments = (q, k, v, out, lse, np.ones_like(out))
+    options |= {"bias": bias, "sinks": sinks}
+    gradients = cubist.flash_attention_grad(*arguments, dbias=True, dsinks=True, **options)
+    assert [g.shape for g in gradients] == [x.shape for x in (q, k, v, bias, sinks)]
+    options = {name: value for name, value in options.items() if name not in ("bias", "sinks")}
+    slope_of(forward, (q, k, v, bias, sinks), gradients, rng)
+    # Packed sequences, and a window.
+    packed = {"q_ends": [5, 12], "kv_ends": [5, 12], "window": (3, 0)}
+    out, lse = cubist.flash_attention(q, k, v, lse=True, **packed)
+    gradients = cubist.flash_attention_grad(q, k, v, out, lse, np.ones_like(out), **packed)
+    slope_of(lambda *qkv: cubist.flash_attention(*qkv, **packed), (q, k, v), gradients, rng)
+    with pytest.raises(TypeError, match="flash_attention_grad: there is no argument 'masks'"):
+        cubist.flash_attention_grad(*arguments, masks=mask)
+
+
+def test_attention_works_in_the_callers_memory(rng):
+    q, k, v = (rng.standard_normal((1, 2, 40, 16)).astype(F32) for _ in range(3))
+    angle = rng.random((40, 8)).astype(F32)
+    options = {"rope": cubist.Rope(np.cos(angle), np.sin(angle))}  # turned keys need room
+    exact, lse = cubist.flash_attention(q, k, v, lse=True, **options)
+    needed = cubist.flash_attention_workspace(q, k, v, lse=True, **options)
+    assert isinstance(needed, int) and needed > 0
+    room = np.full(needed, 255, np.uint8)
+    np.testing.assert_array_equal(cubist.flash_attention(q, k, v, workspace=room, **options), exact)
+    assert not np.all(room == 255)
+    with pytest.raises(ValueError, match=f"workspace.*{needed}"):
+        cubist.flash_attention(q, k, v, workspace=room[: needed - 64], **options)
+    with pytest.raises(ValueError, match="workspace is .*without gaps"):
+        cubist.flash_attention(q, k, v, workspace=np.empty(2 * needed, np.uint8)[::2], **options)
+    arguments = (q, k, v, exact, lse, np.ones_like(exact))
+    needed = cubist.flash_attention_grad_workspace(*arguments, **options)
+    assert needed > 0
+    gradients = cubist.flash_attention_grad(*arguments, workspace=np.empty(needed, np.uint8), **options)
+    for ours, theirs in zip(gradients, cubist.flash_attention_grad(*arguments, **options)):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def test_epilogues_and_batches(rng):
+    a, b = rng.standard_normal((3, 1, 5, 6)).astype(F32), rng.standard_normal((2, 6, 4)).astype(F32)
+    bias, residual = rng.standard_normal(4).astype(F32), rng.standard_normal((5, 4)).astype(F32)
+    c = cubist.matmul(a, b, bias=bias, alpha=0.5, beta=2.0, residual=residual, activation="gelu")
+    close(c, gelu(0.5 * (a.astype(np.float64) @ b) + bias + 2.0 * residual))
+    assert c.shape == (3, 2, 5, 4)
+    np.testing.assert_array_equal(
+        cubist.matmul(a[:2, 0], packed_b=cubist.pack(b)), cubist.matmul(a[:2, 0], b)
+    )
+    np.testing.assert_array_equal(cubist.matmul(a, packed_b=cubist.pack(b[0])), cubist.matmul(a, b[0]))
+
+    counts = np.array([2, 3], np.int32)
+    x, per_expert = a[0, 0], rng.standard_normal((2, 4)).astype(F32)
+    out = cubist.grouped_matmul(
+        x, counts, b, bias=per_expert, alpha=-1.0, residual=residual, activation="relu"
+    )
+    exact = np.concatenate([x[:2].astype(np.float64) @ b[0], x[2:].astype(np.float64) @ b[1]])
+    close(out, np.maximum(-exact + np.repeat(per_expert, counts, axis=0) + residual, 0))
+    packed = cubist.pack(b, transpose=True)
+    np.testing.assert_array_equal(
+        cubist.grouped_matmul_grad(residual, counts, packed_weights=packed),
+        cubist.grouped_matmul_grad(residual, counts, b),
+    )
+    with pytest.raises(ValueError, match="activation is 'tanh', needs one of 'none', 'relu', 'silu'"):
+        cubist.matmul(x, b[0], activation="tanh")
 
 
 def groups_of(counts):
@@ -201,6 +304,72 @@ def test_sizes_of_permuted_forms(rng, options, rows):
     tokens = rng.standard_normal((11, 3)).astype(F32)
     ids = (np.arange(11, dtype=np.int64) * 2) % 3
     assert cubist.token_permute(tokens, ids, 3, **options).permuted.shape == (rows, 3)
+
+
+def test_permute_by_map(rng):
+    tokens = rng.standard_normal((5, 4)).astype(F32)
+    routing_map = np.array([[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 1], [1, 0, 1]], bool)
+    valid = np.array([1, 1, 1, 0, 1], bool)
+    probs = rng.random((5, 3)).astype(F32)
+    places = np.array([2, 0, 1], np.int32)
+    p = cubist.token_permute(
+        tokens,
+        routing_map=routing_map,
+        top_k=2,
+        valid=valid,
+        probs=probs,
+        expert_places=places,
+        row_tokens=True,
+        expert_counts=True,
+        device_counts=3,
+    )
+    routes = [(places[e], t, e) for t, e in zip(*np.nonzero(routing_map & valid[:, None]))]
+    routes.sort()
+    rows = [t for _, t, _ in routes]
+    n = len(rows)
+    assert p.permuted.shape == (10, 4) and list(p.row_tokens) == rows + [-1] * (10 - n)
+    np.testing.assert_array_equal(p.permuted[:n], tokens[rows])
+    np.testing.assert_array_equal(p.permuted_probs[:n], [probs[t, e] for _, t, e in routes])
+    np.testing.assert_array_equal(p.expert_counts, p.device_counts)
+    slots = {"routing_map": routing_map, "top_k": 2}
+    out = cubist.token_unpermute(p.permuted, p.sorted_indices, probs, **slots)
+    weights = (routing_map & valid[:, None]) * probs.astype(np.float64)
+    close(out, tokens * weights.sum(1, keepdims=True))
+    d_out = rng.standard_normal((5, 4)).astype(F32)
+    _, d_probs = cubist.token_unpermute_grad(
+        d_out, p.sorted_indices, permuted=p.permuted, probs=probs, **slots
+    )
+    mine = (d_out.astype(np.float64) * tokens).sum(1)[:, None] * (routing_map & valid[:, None])
+    close(d_probs, mine)
+    d_tokens, d_probs = cubist.token_permute_grad(
+        p.permuted, p.sorted_indices, 2, permuted_probs_grad=p.permuted_probs, routing_map=routing_map
+    )
+    close(d_tokens, tokens.astype(np.float64) * (routing_map & valid[:, None]).sum(1, keepdims=True))
+    close(d_probs, weights)
+    kept = cubist.token_permute(
+        tokens,
+        routing_map=routing_map,
+        top_k=2,
+        probs=probs,
+        capacity=1,
+        capacity_keeps="highest",
+        row_tokens=True,
+    )
+    best = np.where(routing_map, probs, -1).argmax(0)
+    np.testing.assert_array_equal(kept.row_tokens, best)
+
+
+def test_reorder_chunks(rng):
+    counts = np.array([[1, 0, 2], [2, 3, 1]], np.int64)
+    tokens, probs = rng.standard_normal((9, 3)).astype(F32), rng.random(9).astype(F32)
+    r = cubist.reorder_chunks(tokens, counts, probs=probs, row_ids=True, expert_counts=True)
+    chunks = groups_of(counts.ravel())
+    order = np.concatenate([np.r_[chunks[n * 3 + e]] for e in range(3) for n in range(2)])
+    np.testing.assert_array_equal(r.row_ids, order)
+    np.testing.assert_array_equal(r.out, tokens[order])
+    np.testing.assert_array_equal(r.out_probs, probs[order])
+    np.testing.assert_array_equal(r.expert_counts, counts.sum(0))
+    np.testing.assert_array_equal(cubist.reorder_chunks(r.out, counts, inverse=True).out, tokens)
 
 
 def test_route_and_grad(rng):
@@ -317,7 +486,17 @@ def test_mla_block_is_its_kernels(rng):
         causal="top_left",
     )
     exact = x + cubist.matmul(np.ascontiguousarray(y.transpose(0, 2, 1, 3)).reshape(t, heads * dv), w["out"])
-    close(cubist.mla_block(x, w, heads), exact, atol=1e-4)
+    state = cubist.BlockState()
+    close(cubist.mla_block(x, w, heads, state=state), exact, atol=1e-4)
+
+    d_x, gradients = cubist.mla_block_grad(x, w, heads, np.ones_like(x), state)
+    assert set(gradients) == set(w)
+    names = ("q_up", "kv_down", "out")
+
+    def forward(x, *weights):
+        return cubist.mla_block(x, w | dict(zip(names, weights)), heads)
+
+    slope_of(forward, (x, *(w[n] for n in names)), (d_x, *(gradients[n] for n in names)), rng, step=1e-3)
 
 
 def test_bool_and_byte_arrays_are_known(rng):

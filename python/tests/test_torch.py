@@ -143,3 +143,46 @@ def test_the_example_trains_as_the_unfused_block(capsys):
     assert plain[-1] < 0.9 * plain[0]
     for a, b in zip(plain, fused):
         assert a == pytest.approx(b, rel=2e-4)
+
+
+def test_attention_with_bias_sinks_and_soft_cap_gradcheck():
+    q, k, v = randn(1, 2, 4, 6), randn(1, 2, 4, 6), randn(1, 2, 4, 6)
+    bias, sinks = randn(1, 1, 4, 4), randn(2)
+
+    def attention(q, k, v, bias, sinks):
+        return ct.flash_attention(q, k, v, bias=bias, sinks=sinks, soft_cap=2.0, causal=True)
+
+    check(attention, q, k, v, bias, sinks)
+
+
+def test_attention_with_a_mask_is_pytorchs():
+    q, k, v = (torch.randn(2, 3, 9, 8, requires_grad=True) for _ in range(3))
+    shown = torch.rand(2, 1, 9, 9) < 0.7
+    shown[..., 0] = True
+    theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=shown)
+    expected = torch.autograd.grad(theirs.sum(), (q, k, v))
+    ours = ct.flash_attention(q, k, v, mask=~shown)
+    torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-5)
+    for mine, their in zip(torch.autograd.grad(ours.sum(), (q, k, v)), expected):
+        torch.testing.assert_close(mine, their, atol=5e-6, rtol=1e-5)
+
+
+def test_permute_by_map_gradcheck():
+    routing_map = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=torch.bool)
+
+    def there_and_back(tokens, probs):
+        p = ct.token_permute(tokens, routing_map=routing_map, top_k=2, probs=probs)
+        weighted = p.permuted * p.permuted_probs[:, None]
+        return ct.token_unpermute(weighted, p.sorted_indices, probs, routing_map=routing_map, top_k=2)
+
+    check(there_and_back, randn(4, 5), torch.rand(4, 3) + 0.5)
+
+
+def test_reorder_chunks_gradcheck():
+    counts = torch.tensor([[1, 2], [2, 1]], dtype=torch.int32)
+
+    def reorder(tokens, probs):
+        out, out_probs = ct.reorder_chunks(tokens, counts, probs=probs)
+        return out * out_probs[:, None] * torch.arange(1, 7)[:, None]
+
+    check(reorder, randn(6, 3), randn(6))

@@ -187,6 +187,79 @@ static void movement(void) {
   EXPECT(all_near(permuted_grad, H, 0.5) && all_near(probs_grad, K, H));
 }
 
+/* Routes by a map, with what permutation gives besides; and chunks of two ranks put in the order of experts. */
+static void maps_and_chunks(void) {
+  enum { T = 3, H = 4, K = 2, E = 3 };
+  float tokens[T * H], permuted[T * K * H], out[T * H], probs[T * E], row_probs[T * K];
+  bool map[T * E] = {true, false, true, false, true, false, true, true, false},
+               valid[T] = {true, true, false};
+  int32_t places[T * K], row_tokens[T * K], order[E] = {2, 1, 0}, devices[E];
+  for (int i = 0; i < T * H; ++i) tokens[i] = (float)(i / H + 1);
+  for (int i = 0; i < T * E; ++i) probs[i] = (float)i;
+  cubist_token_permute_args permute = CUBIST_TOKEN_PERMUTE_ARGS;
+  permute.tokens = matrix(tokens, T, H), permute.probs = matrix(probs, T, E);
+  permute.routing_map = cubist_input(map, CUBIST_BOOL, 2, SIZES(T, E)), permute.top_k = K;
+  permute.valid = cubist_input(valid, CUBIST_BOOL, 1, SIZES(T)), permute.expert_places = integers(order, E);
+  permute.num_experts = E;
+  permute.permuted = matrix(permuted, T * K, H), permute.sorted_indices = integers(places, T * K);
+  permute.permuted_probs = vector(row_probs, T * K), permute.row_tokens = integers(row_tokens, T * K);
+  permute.device_counts = integers(devices, E);
+  OK(cubist_token_permute(host, &permute, NULL));
+  /* Expert 2 first: token 0, then token 1 of expert 1, then token 0 of expert 0. Token 2 goes nowhere. */
+  const int32_t wanted[T * K] = {2, 0, 1, -1, -1, -1}, rows[T * K] = {0, 1, 0, -1, -1, -1};
+  EXPECT(memcmp(places, wanted, sizeof wanted) == 0 && memcmp(row_tokens, rows, sizeof rows) == 0);
+  EXPECT(all_near(permuted, H, 1) && all_near(permuted + H, H, 2) && all_near(permuted + 2 * H, H, 1));
+  EXPECT(row_probs[0] == 2 && row_probs[1] == 4 && row_probs[2] == 0);
+  EXPECT(devices[0] == 1 && devices[1] == 1 && devices[2] == 1);
+  permute.capacity = 1, permute.capacity_keeps = (cubist_capacity_keeps)2;
+  EXPECT(cubist_token_permute(host, &permute, NULL) == CUBIST_INVALID_ARGUMENT);
+  EXPECT(strstr(cubist_last_error(), "capacity_keeps is 2") != NULL);
+
+  cubist_token_unpermute_args unpermute = CUBIST_TOKEN_UNPERMUTE_ARGS;
+  unpermute.permuted = permute.permuted, unpermute.sorted_indices = permute.sorted_indices;
+  unpermute.probs = permute.probs, unpermute.routing_map = permute.routing_map, unpermute.top_k = K;
+  unpermute.out = matrix(out, T, H);
+  OK(cubist_token_unpermute(host, &unpermute, NULL));
+  EXPECT(all_near(out, H, 0 + 2) && all_near(out + H, H, 4 * 2) && all_near(out + 2 * H, H, 0));
+
+  float probs_grad[T * E], row_grad[T * K] = {1, 2, 3, 4, 5, 6};
+  cubist_token_permute_grad_args grad = CUBIST_TOKEN_PERMUTE_GRAD_ARGS;
+  grad.permuted_grad = permute.permuted, grad.sorted_indices = permute.sorted_indices, grad.top_k = K;
+  grad.permuted_probs_grad = vector(row_grad, T * K), grad.routing_map = permute.routing_map;
+  grad.tokens_grad = matrix(out, T, H), grad.probs_grad = matrix(probs_grad, T, E);
+  OK(cubist_token_permute_grad(host, &grad, NULL));
+  EXPECT(all_near(out, H, 2) && all_near(out + H, H, 2));
+  EXPECT(probs_grad[0] == 3 && probs_grad[1] == 0 && probs_grad[2] == 1 && probs_grad[4] == 2);
+
+  cubist_token_unpermute_grad_args back = CUBIST_TOKEN_UNPERMUTE_GRAD_ARGS;
+  back.out_grad = matrix(tokens, T, H), back.permuted = permute.permuted;
+  back.sorted_indices = permute.sorted_indices, back.probs = permute.probs;
+  back.routing_map = permute.routing_map, back.top_k = K;
+  float permuted_grad[T * K * H];
+  back.permuted_grad = matrix(permuted_grad, T * K, H), back.probs_grad = matrix(probs_grad, T, E);
+  OK(cubist_token_unpermute_grad(host, &back, NULL));
+  EXPECT(all_near(permuted_grad, H, 2) && all_near(permuted_grad + H, H, 4 * 2));
+  EXPECT(probs_grad[0] == H && probs_grad[1] == 0 && probs_grad[4] == 4 * H);
+
+  int32_t counts[2 * 2] = {1, 2, 2, 1}, row_ids[6], expert_counts[2];
+  float sent[6 * H], arrived[6 * H];
+  for (int i = 0; i < 6 * H; ++i) sent[i] = (float)(i / H);
+  cubist_reorder_chunks_args chunks = CUBIST_REORDER_CHUNKS_ARGS;
+  chunks.tokens = matrix(sent, 6, H), chunks.chunk_counts = cubist_input(counts, CUBIST_I32, 2, SIZES(2, 2));
+  chunks.out = matrix(arrived, 6, H), chunks.row_ids = integers(row_ids, 6);
+  chunks.expert_counts = integers(expert_counts, 2);
+  OK(cubist_reorder_chunks(host, &chunks, NULL));
+  const int32_t from[6] = {0, 3, 4, 1, 2, 5};
+  EXPECT(memcmp(row_ids, from, sizeof from) == 0 && expert_counts[0] == 3 && expert_counts[1] == 3);
+  for (int i = 0; i < 6; ++i) EXPECT(all_near(arrived + i * H, H, from[i]));
+  chunks.tokens = chunks.out, chunks.out = matrix(sent, 6, H), chunks.inverse = true;
+  memset(&chunks.row_ids, 0, sizeof chunks.row_ids),
+      memset(&chunks.expert_counts, 0, sizeof chunks.expert_counts);
+  fill(sent, 6 * H, -1);
+  OK(cubist_reorder_chunks(host, &chunks, NULL));
+  for (int i = 0; i < 6; ++i) EXPECT(all_near(sent + i * H, H, i));
+}
+
 static void routes(void) {
   enum { T = 2, E = 4, K = 2 };
   float logits[T * E] = {0, 3, 1, 3, 2, 0, 0, 0}, weights[T * K], scores[T * E];
@@ -272,6 +345,18 @@ static void blocks(void) {
   fill(out, T * H, -1);
   OK(cubist_mla_block(host, &mla, state, NULL));
   EXPECT(memcmp(out, x, sizeof x) == 0);
+  static float d_o[N * DV * H];
+  fill(d_o, N * DV * H, -1);
+  cubist_mla_block_grad_args mla_grad = CUBIST_MLA_BLOCK_GRAD_ARGS;
+  mla_grad.forward = &mla, mla_grad.d_out = matrix(x, T, H), mla_grad.d_x = matrix(d_x, T, H);
+  mla_grad.out_weight = matrix(d_o, N * DV, H);
+  fill(d_x, T * H, -1);
+  OK(cubist_mla_block_grad(host, &mla_grad, state, NULL));
+  EXPECT(memcmp(d_x, x, sizeof x) == 0 && all_near(d_o, N * DV * H, 0));
+  mla_grad.forward = NULL;
+  EXPECT(cubist_mla_block_grad(host, &mla_grad, state, NULL) == CUBIST_INVALID_ARGUMENT);
+  EXPECT(cubist_mla_block(host, &mla, NULL, NULL) == CUBIST_INVALID_ARGUMENT);
+  EXPECT(strstr(cubist_last_error(), "state is null") != NULL);
   cubist_block_state_destroy(state);
 }
 
@@ -372,6 +457,7 @@ int main(void) {
   products();
   attention();
   movement();
+  maps_and_chunks();
   routes();
   rows();
   blocks();
