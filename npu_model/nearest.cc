@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
+#include <utility>
 
 namespace cubist {
 namespace {
@@ -25,13 +26,13 @@ std::size_t EditDistance(std::string_view a, std::string_view b) {
 }  // namespace
 
 const std::string& Nearest(std::string_view wanted, const std::vector<std::string>& names) {
-  const std::string* nearest = &names.front();
-  std::size_t least = EditDistance(wanted, *nearest);
-  for (const std::string& name : names) {
-    const std::size_t distance = EditDistance(wanted, name);
-    if (distance < least) nearest = &name, least = distance;
-  }
-  return *nearest;
+  const auto distance = [&](const std::string& name) {
+    const bool goes_on = !wanted.empty() && name.compare(0, wanted.size(), wanted) == 0;
+    return std::pair(!goes_on, EditDistance(wanted, name));
+  };
+  return *std::min_element(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
+    return distance(a) < distance(b);
+  });
 }
 
 }  // namespace cubist

@@ -8,7 +8,8 @@
 
 namespace cubist {
 
-// By Levenshtein distance, the first of equals. `names` has at least one.
+// One that goes on where the wanted one ends, else by Levenshtein distance; of several the nearest, the first of equals.
+// `names` has at least one.
 const std::string& Nearest(std::string_view wanted, const std::vector<std::string>& names);
 
 }  // namespace cubist

@@ -10,6 +10,7 @@
 
 #include "npu_model/nearest.h"
 #include "tools/ablate/ablation.h"
+#include "tools/bad_input.h"
 #include "tools/files.h"
 #include "tools/progress.h"
 #include "tools/table.h"
@@ -19,11 +20,6 @@ namespace cubist {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-int BadInput(const std::string& what) {
-  fmt::print(stderr, "cubist ablate: {}\n", what);
-  return 2;
-}
 
 double GmBytes(const Profile& p) { return static_cast<double>(p.gm_read + p.gm_written); }
 
@@ -134,18 +130,18 @@ int AblateCommand(const AblateOptions& options) {
   if (ablation == all.end()) {
     std::vector<std::string> names;
     for (const Ablation& a : all) names.emplace_back(a.kernel);
-    return BadInput(fmt::format("no ablation is named '{}'; the nearest is {}", options.kernel,
-                                Nearest(options.kernel, names)));
+    return BadInput("cubist ablate", fmt::format("no ablation is named '{}'; the nearest is {}",
+                                                 options.kernel, Nearest(options.kernel, names)));
   }
   ChipSpec chip;
   Workload workload;
   for (const Status& status : {LoadChip(options.chip, &chip), CheckWritable("--json", options.json),
                                LoadWorkload(options.workload, WorkloadFolders(), &workload)}) {
-    if (!status.ok()) return BadInput(status.message());
+    if (!status.ok()) return BadInput("cubist ablate", status.message());
   }
   std::vector<AblationCase> cases = ablation->cases(workload);
   std::erase_if(cases, [&](const AblationCase& c) { return !Wanted(options.only, c.name); });
-  if (cases.empty()) return BadInput("--only: no case has such a name; --list shows them");
+  if (cases.empty()) return BadInput("cubist ablate", "--only: no case has such a name; --list shows them");
   if (options.list) {
     for (const AblationCase& c : cases) fmt::print("{:40} {}\n", c.name, c.group);
     return 0;
@@ -163,7 +159,7 @@ int AblateCommand(const AblateOptions& options) {
     };
     const Status status = RunAblation(cases[i], chip, run, &results.emplace_back());
     progress.Clear();
-    if (!status.ok()) return BadInput(status.message());
+    if (!status.ok()) return BadInput("cubist ablate", status.message());
     fmt::print("{}", CaseText(results.back(), options.tilings));
     std::fflush(stdout);
     json.push_back(CaseJson(results.back()));
@@ -171,7 +167,7 @@ int AblateCommand(const AblateOptions& options) {
   fmt::print("{}\n{}", StepTable().Rule(), SummaryText(*ablation, results));
   if (options.json.empty()) return 0;
   const Status status = WriteFile(options.json, json.dump(2) + "\n");
-  return status.ok() ? 0 : BadInput(status.message());
+  return status.ok() ? 0 : BadInput("cubist ablate", status.message());
 }
 
 }  // namespace cubist

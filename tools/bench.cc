@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "npu_model/host/ceilings.h"
+#include "tools/bad_input.h"
 #include "tools/files.h"
 #include "tools/subject.h"
 #include "tools/table.h"
@@ -17,11 +18,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
-
-int BadInput(const std::string& what) {
-  fmt::print(stderr, "cubist bench: {}\n", what);
-  return 2;
-}
 
 // What a call must do at least.
 struct Work {
@@ -84,10 +80,11 @@ int BenchCommand(const BenchOptions& options) {
   KernelCall call;
   Status status = MakeKernelCall(wanted, &call);
   if (status.ok()) status = CheckWritable("--json", options.json);
-  if (!status.ok()) return BadInput(status.message());
+  if (!status.ok()) return BadInput("cubist bench", status.message());
   const Device host = Host({.threads = options.threads, .pin = options.pin});
   std::vector<double> seconds;
-  if (status = Time(call, host, options, &seconds); !status.ok()) return BadInput(status.message());
+  if (status = Time(call, host, options, &seconds); !status.ok())
+    return BadInput("cubist bench", status.message());
 
   const double median = seconds[seconds.size() / 2], best = seconds.front();
   const Work work = WorkOf(call);
@@ -115,7 +112,7 @@ int BenchCommand(const BenchOptions& options) {
   }
   if (options.json.empty()) return 0;
   status = WriteFile(options.json, json.dump(2) + "\n");
-  return status.ok() ? 0 : BadInput(status.message());
+  return status.ok() ? 0 : BadInput("cubist bench", status.message());
 }
 
 }  // namespace cubist

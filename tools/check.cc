@@ -9,15 +9,11 @@
 #include "npu_model/sync/plan.h"
 #include "npu_model/sync/report.h"
 #include "npu_model/sync/slack.h"
+#include "tools/bad_input.h"
 #include "tools/progress.h"
 
 namespace cubist {
 namespace {
-
-int BadInput(const std::string& what) {
-  fmt::print(stderr, "cubist check: {}\n", what);
-  return 2;
-}
 
 bool Write(const std::string& path, const std::string& text) {
   std::ofstream file(path);
@@ -55,16 +51,18 @@ int CheckCommand(const CheckOptions& options) {
   KernelCallOptions wanted = options.call;
   wanted.with_data = options.execute > 0;
   KernelCall call;
-  if (const Status status = MakeKernelCall(wanted, &call); !status.ok()) return BadInput(status.message());
+  if (const Status status = MakeKernelCall(wanted, &call); !status.ok())
+    return BadInput("cubist check", status.message());
   if (options.policy != "minimal" && options.policy != "per-tile") {
-    return BadInput(fmt::format("policy '{}' is not minimal or per-tile", options.policy));
+    return BadInput("cubist check", fmt::format("policy '{}' is not minimal or per-tile", options.policy));
   }
   ChipSpec chip;
-  if (const Status status = LoadChip(options.chip, &chip); !status.ok()) return BadInput(status.message());
+  if (const Status status = LoadChip(options.chip, &chip); !status.ok())
+    return BadInput("cubist check", status.message());
 
   trace::Record record;
   const Device device = Npu(chip, {.with_data = wanted.with_data, .record = &record});
-  if (const Status status = call(device); !status.ok()) return BadInput(status.message());
+  if (const Status status = call(device); !status.ok()) return BadInput("cubist check", status.message());
   const sync::Plan plan =
       sync::PlanFlags(record, options.policy == "minimal" ? sync::Policy::kMinimal : sync::Policy::kPerTile);
   const sync::CheckResult result = sync::Check(record, plan);
@@ -72,7 +70,7 @@ int CheckCommand(const CheckOptions& options) {
   if (options.plan) fmt::print("{}\n", sync::PlanTable(record, plan));
   fmt::print("{}", sync::CheckText(result));
   if (!options.dot.empty() && !Write(options.dot, result.deadlock_dot)) {
-    return BadInput(fmt::format("cannot write '{}'", options.dot));
+    return BadInput("cubist check", fmt::format("cannot write '{}'", options.dot));
   }
   std::string slack_json = "null";
   if (options.slack && result.ok()) {
@@ -87,7 +85,7 @@ int CheckCommand(const CheckOptions& options) {
   if (!options.json.empty() &&
       !Write(options.json, fmt::format("{{\"plan\": {},\n \"check\": {},\n \"slack\": {}}}\n",
                                        sync::PlanJson(record, plan), sync::CheckJson(result), slack_json))) {
-    return BadInput(fmt::format("cannot write '{}'", options.json));
+    return BadInput("cubist check", fmt::format("cannot write '{}'", options.json));
   }
   const bool same = options.execute == 0 || ExecuteOrders(record, plan, options.execute);
   return result.ok() && same ? 0 : 1;

@@ -2,14 +2,18 @@
 #include "cubist/command.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "cubist/version.h"
 #include "npu_model/chip.h"
+#include "npu_model/nearest.h"
 #include "tools/ablate.h"
+#include "tools/bad_input.h"
 #include "tools/bench.h"
 #include "tools/check.h"
 #include "tools/completion.h"
@@ -25,10 +29,54 @@
 
 namespace {
 
-constexpr int kBadInput = 2;
-
 // The largest scales that leave anything: the limits of a workload's sequence and heads.
 const CLI::Range kTokenScales(1, 1 << 24), kHeadScales(1, 1 << 16);
+
+// Options with fixed values; completion knows them too.
+using Choices = std::vector<std::string>;
+const Choices kDTypes = {"fp32", "bf16", "fp16"}, kPolicies = {"minimal", "per-tile"},
+              kRoutings = {"skewed", "uniform", "both"}, kShells = {"bash", "zsh", "fish"};
+
+std::string Quoted(const std::string& text) { return "'" + text + "'"; }
+
+CLI::Validator OneOf(const Choices& choices) {
+  return CLI::Validator(
+      [&choices](const std::string& value) {
+        if (std::find(choices.begin(), choices.end(), value) != choices.end()) return std::string();
+        return Quoted(value) + " is none of " + CLI::detail::join(choices, ", ") + "; the nearest is " +
+               cubist::Nearest(value, choices);
+      },
+      "");
+}
+
+// A subcommand with an example in its help; `command` becomes its job.
+template <class Options>
+CLI::App* AddCommand(CLI::App& app, const char* name, const char* text, const char* example,
+                     int (*run)(const Options&), Options& options, std::function<int()>& command) {
+  CLI::App* added = app.add_subcommand(name, text);
+  added->footer(std::string("Example: ") + example);
+  added->callback([&, run] { command = [&, run] { return run(options); }; });
+  return added;
+}
+
+void AddJson(CLI::App* command, std::string& path, const std::string& what) {
+  command->add_option("--json", path, "File to write " + what + " to");
+}
+
+void AddThreads(CLI::App* command, int& threads, const std::string& use) {
+  command->add_option("--threads", threads, "Threads to " + use + " with; all by default")
+      ->check(CLI::Range(1, 1024));
+}
+
+void AddPolicy(CLI::App* command, std::string& policy) {
+  command->add_option("--policy", policy, "Flags: minimal, or per-tile as compilers do")
+      ->capture_default_str()
+      ->check(OneOf(kPolicies));
+}
+
+void AddWorkload(CLI::App* command, std::string& workload) {
+  command->add_option("--workload", workload, "Name, or path of a .json file")->capture_default_str();
+}
 
 // A chip, and what is to be changed of it.
 void AddChip(CLI::App* command, cubist::ChipOptions& options) {
@@ -42,13 +90,12 @@ void AddChip(CLI::App* command, cubist::ChipOptions& options) {
 }
 
 void AddRun(CLI::App& app, cubist::RunOptions& options, std::function<int()>& command) {
-  CLI::App* run =
-      app.add_subcommand("run", "Compute, check, time and model every kernel at a workload's shapes");
-  run->footer("Example: cubist run --quick --only attention --chip ascend910b4 --json rows.json");
-  run->add_option("--workload", options.workload, "Name, or path of a .json file")->capture_default_str();
+  CLI::App* run = AddCommand(app, "run", "Compute, check, time and model every kernel at a workload's shapes",
+                             "cubist run --quick --only attention --chip ascend910b4 --json rows.json",
+                             &cubist::RunCommand, options, command);
+  AddWorkload(run, options.workload);
   AddChip(run, options.chip);
-  run->add_option("--threads", options.threads, "Threads to compute with; all by default")
-      ->check(CLI::Range(1, 1024));
+  AddThreads(run, options.threads, "compute");
   run->add_option("--seed", options.seed, "Seed of the generated inputs")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
@@ -58,12 +105,14 @@ void AddRun(CLI::App& app, cubist::RunOptions& options, std::function<int()>& co
   run->add_option("--head-scale", options.head_scale,
                   "Divide the heads by this instead of the workload's head_scale")
       ->check(kHeadScales);
-  run->add_option("--routing", options.routing, "skewed, uniform or both")->capture_default_str();
+  run->add_option("--routing", options.routing, "skewed, uniform or both")
+      ->capture_default_str()
+      ->check(OneOf(kRoutings));
   run->add_option("--only", options.only, "Run this case alone; repeatable")->allow_extra_args(false);
   run->add_option("--input", options.inputs, "name=file.npy: a tensor of yours; repeatable")
       ->allow_extra_args(false);
   run->add_option("--output", options.output, "Folder to write results to, as <case>.<tensor>.npy");
-  run->add_option("--json", options.json, "File to write the rows to");
+  AddJson(run, options.json, "the rows");
   run->add_option("--timeline", options.timelines,
                   "case=file.json: the modelled timeline of a case, for Perfetto; repeatable")
       ->allow_extra_args(false);
@@ -71,25 +120,26 @@ void AddRun(CLI::App& app, cubist::RunOptions& options, std::function<int()>& co
       ->check(CLI::NonNegativeNumber);
   run->add_flag("--quick", options.quick, "Fewer tokens, repetitions and checked rows");
   run->add_flag("--list", options.list, "List cases and tensors, run nothing");
-  run->callback([&] { command = [&] { return cubist::RunCommand(options); }; });
 }
 
 // A kernel by name and shape.
 void AddKernelCall(CLI::App* command, cubist::KernelCallOptions& options) {
   command->add_option("kernel", options.kernel, "One of: " + cubist::KernelFormsText())->required();
   command->add_option("--shape", options.shape, "Sizes as the kernel's name shows; an example by default");
-  command->add_option("--dtype", options.dtype, "fp32, bf16 or fp16")->capture_default_str();
+  command->add_option("--dtype", options.dtype, "fp32, bf16 or fp16")
+      ->capture_default_str()
+      ->check(OneOf(kDTypes));
   command->add_flag("--causal", options.causal, "Mask keys behind the query (attention)");
 }
 
 void AddCheck(CLI::App& app, cubist::CheckOptions& options, std::function<int()>& command) {
   CLI::App* check =
-      app.add_subcommand("check", "Plan the flags of a kernel on a chip and prove that they suffice");
-  check->footer("Example: cubist check flash_attention --shape 8x2048x192x128 --causal --plan");
+      AddCommand(app, "check", "Plan the flags of a kernel on a chip and prove that they suffice",
+                 "cubist check flash_attention --shape 8x2048x192x128 --causal --plan", &cubist::CheckCommand,
+                 options, command);
   AddKernelCall(check, options.call);
   AddChip(check, options.chip);
-  check->add_option("--policy", options.policy, "minimal, or per-tile as compilers do")
-      ->capture_default_str();
+  AddPolicy(check, options.policy);
   check->add_flag("--slack", options.slack, "Print what each wait costs, and what would be saved without it");
   check->add_flag("--plan", options.plan, "Print the plan: pipe pair, event ids, source lines");
   check
@@ -98,33 +148,32 @@ void AddCheck(CLI::App& app, cubist::CheckOptions& options, std::function<int()>
           "Compute the kernel on numbers in program order, eagerly, late and in this many random orders, and "
           "compare the bytes: for small shapes")
       ->check(CLI::Range(1, 1000));
-  check->add_option("--json", options.json, "File to write plan and findings to");
+  AddJson(check, options.json, "plan and findings");
   check->add_option("--dot", options.dot, "File to write the graph of a deadlock to");
-  check->callback([&] { command = [&] { return cubist::CheckCommand(options); }; });
 }
 
 void AddValidate(CLI::App& app, cubist::ValidateOptions& options, std::function<int()>& command) {
-  CLI::App* validate =
-      app.add_subcommand("validate", "Replay what others measured on a device, and show the model's errors");
-  validate->footer("Example: cubist validate measured.csv --json errors.json");
+  CLI::App* validate = AddCommand(
+      app, "validate", "Replay what others measured on a device, and show the model's errors",
+      "cubist validate measured.csv --json errors.json", &cubist::ValidateCommand, options, command);
   validate->add_option("file", options.file,
                        "CSV of either form of npu_model/data/; the two there by default");
   validate->add_option("--set", options.sets, "name=value: change a constant of every chip; repeatable")
       ->allow_extra_args(false);
-  validate->add_option("--json", options.json, "File to write rows, errors and what was skipped to");
+  AddJson(validate, options.json, "rows, errors and what was skipped");
   validate->add_option("--markdown", options.markdown,
                        "File to write the tables of npu_model/VALIDATION.md to");
   validate->add_flag("!--no-intervals", options.intervals, "Leave the intervals out: six times as quick");
-  validate->callback([&] { command = [&] { return cubist::ValidateCommand(options); }; });
 }
 
 void AddAblate(CLI::App& app, cubist::AblateOptions& options, std::function<int()>& command) {
-  CLI::App* ablate = app.add_subcommand(
-      "ablate", "Set a kernel's conventional form beside ours on the model, one idea at a time");
-  ablate->footer("Example: cubist ablate matmul --only 4096x7168x1536 --chip ascend910b2 --json rows.json");
+  CLI::App* ablate = AddCommand(
+      app, "ablate", "Set a kernel's conventional form beside ours on the model, one idea at a time",
+      "cubist ablate matmul --only 4096x7168x1536 --chip ascend910b2 --json rows.json",
+      &cubist::AblateCommand, options, command);
   ablate->add_option("kernel", options.kernel, "One of: " + cubist::AblationsText())->required();
   AddChip(ablate, options.chip);
-  ablate->add_option("--workload", options.workload, "Name, or path of a .json file")->capture_default_str();
+  AddWorkload(ablate, options.workload);
   ablate->add_option("--only", options.only, "Cases whose names contain this; repeatable")
       ->allow_extra_args(false);
   ablate->add_option("--budget", options.budget, "Tilings to replay for each step, about")
@@ -132,25 +181,24 @@ void AddAblate(CLI::App& app, cubist::AblateOptions& options, std::function<int(
       ->check(CLI::Range(1, 100000));
   ablate->add_flag("--tilings", options.tilings, "Print the tiling of each step");
   ablate->add_flag("--list", options.list, "List the cases, run nothing");
-  ablate->add_option("--json", options.json, "File to write cases and steps to");
-  ablate->callback([&] { command = [&] { return cubist::AblateCommand(options); }; });
+  AddJson(ablate, options.json, "cases and steps");
 }
 
 void AddSubject(CLI::App* command, cubist::SubjectOptions& options) {
   AddKernelCall(command, options.call);
   AddChip(command, options.chip);
-  command->add_option("--policy", options.policy, "Flags: minimal, or per-tile as compilers do")
-      ->capture_default_str();
+  AddPolicy(command, options.policy);
   command->add_option("--tuning", options.tuning, "File of tilings to use, as `cubist tune` writes it");
   command->add_option("--tiling", options.tiling, "name=value,..: fields of the tiling to change");
 }
 
 void AddProfile(CLI::App& app, cubist::ProfileOptions& options, std::function<int()>& command) {
-  CLI::App* profile = app.add_subcommand("profile", "Show what a kernel's time on a chip goes into, and why");
-  profile->footer(
-      "Example: cubist profile matmul --shape 4096x1536x7168 --set memory.hbm_bytes_per_s=0.8e12 --vs "
-      "policy=per-tile "
-      "--html page.html");
+  CLI::App* profile =
+      AddCommand(app, "profile", "Show what a kernel's time on a chip goes into, and why",
+                 "cubist profile matmul --shape 4096x1536x7168 --set memory.hbm_bytes_per_s=0.8e12 --vs "
+                 "policy=per-tile "
+                 "--html page.html",
+                 &cubist::ProfileCommand, options, command);
   AddSubject(profile, options.subject);
   profile
       ->add_option(
@@ -168,31 +216,31 @@ void AddProfile(CLI::App& app, cubist::ProfileOptions& options, std::function<in
                       "File to write a Chrome trace to, for Perfetto or MindStudio Insight");
   profile->add_option("--window", options.window,
                       "FROM:TO, in us: the part of the time that the trace and the page's timeline show");
-  profile->add_option("--json", options.json, "File to write all figures to");
+  AddJson(profile, options.json, "all figures");
   profile->add_option("--csv", options.csv, "File to write the figures to");
-  profile->callback([&] { command = [&] { return cubist::ProfileCommand(options); }; });
 }
 
 void AddTune(CLI::App& app, cubist::TuneOptions& options, std::function<int()>& command) {
   CLI::App* tune =
-      app.add_subcommand("tune", "Search the tilings of a kernel's shape by replay, and keep the best");
-  tune->footer("Example: cubist tune matmul --shape 512x4096x7168 --output tilings.txt");
+      AddCommand(app, "tune", "Search the tilings of a kernel's shape by replay, and keep the best",
+                 "cubist tune matmul --shape 512x4096x7168 --output tilings.txt", &cubist::TuneCommand,
+                 options, command);
   AddSubject(tune, options.subject);
   tune->add_option("--budget", options.budget, "Tilings to replay, about")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000000));
   tune->add_option("--output", options.output, "Tuning file to make, or to add to");
-  tune->add_option("--json", options.json, "File to write the result to");
-  tune->callback([&] { command = [&] { return cubist::TuneCommand(options); }; });
+  AddJson(tune, options.json, "the result");
 }
 
 void AddSweep(CLI::App& app, cubist::SweepOptions& options, std::function<int()>& command) {
-  CLI::App* sweep = app.add_subcommand(
-      "sweep", "Model a kernel over a constant of the chip, a size of its shape, or a field of its tiling");
-  sweep->footer(
-      "Example: cubist sweep matmul --shape 4096x1536x7168 --over memory.hbm_bytes_per_s --from 0.4e12 --to "
+  CLI::App* sweep = AddCommand(
+      app, "sweep",
+      "Model a kernel over a constant of the chip, a size of its shape, or a field of its tiling",
+      "cubist sweep matmul --shape 4096x1536x7168 --over memory.hbm_bytes_per_s --from 0.4e12 --to "
       "3.2e12 "
-      "--log --svg hbm.svg");
+      "--log --svg hbm.svg",
+      &cubist::SweepCommand, options, command);
   AddSubject(sweep, options.subject);
   sweep->add_option("--over", options.over, "What is varied: such as cube_cores, M, or tiling.k1")
       ->required();
@@ -205,18 +253,16 @@ void AddSweep(CLI::App& app, cubist::SweepOptions& options, std::function<int()>
   sweep->add_flag("--log", options.log, "Values evenly in the logarithm");
   sweep->add_option("--svg", options.svg, "File to draw the plot to");
   sweep->add_option("--csv", options.csv, "File to write the points to");
-  sweep->add_option("--json", options.json, "File to write the points to");
-  sweep->callback([&] { command = [&] { return cubist::SweepCommand(options); }; });
+  AddJson(sweep, options.json, "the points");
 }
 
 void AddBench(CLI::App& app, cubist::BenchOptions& options, std::function<int()>& command) {
   CLI::App* bench =
-      app.add_subcommand("bench", "Time a kernel on this machine, against what the machine can do");
-  bench->footer(
-      "Example: cubist bench matmul --shape 2048x2048x2048 --dtype bf16 --threads 2 --json row.json");
+      AddCommand(app, "bench", "Time a kernel on this machine, against what the machine can do",
+                 "cubist bench matmul --shape 2048x2048x2048 --dtype bf16 --threads 2 --json row.json",
+                 &cubist::BenchCommand, options, command);
   AddKernelCall(bench, options.call);
-  bench->add_option("--threads", options.threads, "Threads to compute with; all by default")
-      ->check(CLI::Range(1, 1024));
+  AddThreads(bench, options.threads, "compute");
   bench->add_flag("--pin", options.pin, "Keep each thread on a processor of its own");
   bench->add_option("--seconds", options.seconds, "How long to repeat, at least three times")
       ->capture_default_str()
@@ -224,19 +270,16 @@ void AddBench(CLI::App& app, cubist::BenchOptions& options, std::function<int()>
   bench->add_option("--repetitions", options.repetitions, "How often, in place of how long")
       ->check(CLI::Range(1, 1000000));
   bench->add_flag("!--no-ceilings", options.ceilings, "Do not measure what the machine can do");
-  bench->add_option("--json", options.json, "File to write the figures to");
-  bench->callback([&] { command = [&] { return cubist::BenchCommand(options); }; });
+  AddJson(bench, options.json, "the figures");
 }
 
 void AddInfo(CLI::App& app, cubist::InfoOptions& options, std::function<int()>& command) {
   CLI::App* info =
-      app.add_subcommand("info", "Show what the library makes of this machine, and the chips it knows");
-  info->footer("Example: cubist info --threads 1 --json machine.json");
-  info->add_option("--threads", options.threads, "Threads to measure peaks with; all by default")
-      ->check(CLI::Range(1, 1024));
+      AddCommand(app, "info", "Show what the library makes of this machine, and the chips it knows",
+                 "cubist info --threads 1 --json machine.json", &cubist::InfoCommand, options, command);
+  AddThreads(info, options.threads, "measure peaks");
   info->add_flag("!--no-peaks", options.measure, "Measure no peaks");
-  info->add_option("--json", options.json, "File to write all of it to");
-  info->callback([&] { command = [&] { return cubist::InfoCommand(options); }; });
+  AddJson(info, options.json, "all of it");
 }
 
 // What the parser takes, for a shell.
@@ -245,16 +288,16 @@ cubist::CommandWords WordsOf(const CLI::App& app) {
   for (const cubist::KernelForm& form : cubist::KernelForms()) kernels.emplace_back(form.name);
   const std::map<std::string, std::vector<std::string>> values = {
       {"chip", cubist::ChipNames()},
-      {"dtype", {"fp32", "bf16", "fp16"}},
-      {"policy", {"minimal", "per-tile"}},
-      {"routing", {"skewed", "uniform", "both"}},
+      {"dtype", kDTypes},
+      {"policy", kPolicies},
+      {"routing", kRoutings},
       {"workload", {"deepseek_v3", "pangu_ultra_moe"}},
   };
   cubist::CommandWords words;
   for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
     cubist::CommandWords::Command& command = words.commands.emplace_back();
     command.name = sub->get_name(), command.help = sub->get_description();
-    if (command.name == "completion") command.first = {"bash", "zsh", "fish"};
+    if (command.name == "completion") command.first = kShells;
     for (const CLI::Option* option : sub->get_options()) {
       if (option->get_positional() && option->get_name(true) == "kernel") command.first = kernels;
       for (const std::string& name : option->get_lnames()) {
@@ -272,15 +315,38 @@ void AddCompletion(CLI::App& app, std::string& shell, std::function<int()>& comm
   CLI::App* completion =
       app.add_subcommand("completion", "Print what a shell needs to complete this command's words");
   completion->footer("Example: eval \"$(cubist completion bash)\"");
-  completion->add_option("shell", shell, "bash, zsh or fish")
-      ->required()
-      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  completion->add_option("shell", shell, "bash, zsh or fish")->required()->check(OneOf(kShells));
   completion->callback([&] {
     command = [&] {
       std::fputs(cubist::CompletionScript(WordsOf(app), shell).c_str(), stdout);
       return 0;
     };
   });
+}
+
+// What is wrong with words that the parser did not expect: an option or a command that does not exist, by its name and
+// the nearest one that does. Empty where it is something else.
+std::string Misspelt(const CLI::App& app, int argc, char** argv) {
+  Choices commands;
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+    commands.push_back(sub->get_name());
+  const std::vector<CLI::App*> parsed = app.get_subcommands();
+  const std::string word = argc > 1 ? argv[1] : "";
+  if (parsed.empty() && !word.empty() && word[0] != '-')
+    return "there is no command " + Quoted(word) + "; the nearest is " + cubist::Nearest(word, commands);
+  const CLI::App& command = parsed.empty() ? app : *parsed.front();
+  const std::string what = parsed.empty() ? "there is no option " : command.get_name() + " has no option ";
+  Choices options;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) options.push_back("--" + name);
+  }
+  for (int i = parsed.empty() ? 1 : 2; i < argc; ++i) {
+    const std::string option = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
+    if (option.rfind("--", 0) != 0 || option.size() == 2) continue;
+    if (std::find(options.begin(), options.end(), option) == options.end())
+      return what + option + "; the nearest is " + cubist::Nearest(option, options);
+  }
+  return "";
 }
 
 }  // namespace
@@ -290,6 +356,7 @@ namespace cubist {
 int CommandMain(int argc, char** argv) {
   CLI::App app("Fused MoE kernels for Cube/Vector NPUs, run and modelled on any CPU", "cubist");
   app.require_subcommand(1);
+  app.set_version_flag("--version", std::string("cubist ") + Version(), "Print the version and exit");
   std::function<int()> command;
   cubist::RunOptions run_options;
   AddRun(app, run_options, command);
@@ -314,7 +381,11 @@ int CommandMain(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kBadInput;
+    if (error.get_exit_code() == 0) return app.exit(error);  // help, version
+    if (const std::string misspelt = Misspelt(app, argc, argv); !misspelt.empty())
+      return BadInput("cubist", misspelt);
+    app.exit(error);
+    return kBadInput;
   }
   return command();
 }

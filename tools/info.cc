@@ -12,6 +12,7 @@
 #include "npu_model/device.h"
 #include "npu_model/host/ceilings.h"
 #include "npu_model/host/tile_ops.h"
+#include "tools/bad_input.h"
 #include "tools/files.h"
 #include "tools/table.h"
 
@@ -23,11 +24,6 @@ using Json = nlohmann::ordered_json;
 std::string Bytes(std::int64_t bytes) {
   if (bytes <= 0) return "unknown";
   return bytes % (1 << 20) == 0 ? fmt::format("{} MiB", bytes >> 20) : fmt::format("{} KiB", bytes >> 10);
-}
-
-int BadInput(const std::string& what) {
-  fmt::print(stderr, "cubist info: {}\n", what);
-  return 2;
 }
 
 Json ChipJson(const ChipSpec& chip) {
@@ -83,7 +79,7 @@ int InfoCommand(const InfoOptions& options) {
   Status status = CheckWritable("--json", options.json);
   const Device host = Host({.threads = options.threads});
   if (status.ok()) status = host.status();
-  if (!status.ok()) return BadInput(status.message());
+  if (!status.ok()) return BadInput("cubist info", status.message());
   const CubeOps& cube = BestCubeOps();
   fmt::print("version      {}\n", Version());
   fmt::print("SIMD target  {}{}; register tile {} x {}\n", cube.target,
@@ -115,7 +111,7 @@ int InfoCommand(const InfoOptions& options) {
   json["chips"] = Json::array();
   for (const ChipSpec& chip : KnownChips()) json["chips"].push_back(ChipJson(chip));
   status = WriteFile(options.json, json.dump(2) + "\n");
-  return status.ok() ? 0 : BadInput(status.message());
+  return status.ok() ? 0 : BadInput("cubist info", status.message());
 }
 
 }  // namespace cubist

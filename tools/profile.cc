@@ -16,6 +16,7 @@
 
 #include "npu_model/sync/plan.h"
 #include "npu_model/sync/slack.h"
+#include "tools/bad_input.h"
 #include "tools/files.h"
 #include "tools/interval.h"
 #include "tools/profile_page.h"
@@ -24,11 +25,6 @@
 
 namespace cubist {
 namespace {
-
-int BadInput(const std::string& what) {
-  fmt::print(stderr, "cubist profile: {}\n", what);
-  return 2;
-}
 
 // The options of the other configuration.
 Status Change(const std::string& text, SubjectOptions* options) {
@@ -122,7 +118,7 @@ int ProfileCommand(const ProfileOptions& options) {
   }
   if (status.ok()) status = Run(options.subject, options.interval, &a);
   if (status.ok() && compares) status = Run(other, options.interval, &b);
-  if (!status.ok()) return BadInput(status.message());
+  if (!status.ok()) return BadInput("cubist profile", status.message());
 
   fmt::print("{}", ProfileText(a));
   if (compares) fmt::print("\nB: {}, {} flags\n{}", b.subject.Title(), b.policy, DifferenceText(a, b));
@@ -144,7 +140,7 @@ int ProfileCommand(const ProfileOptions& options) {
   if (status.ok() && !options.html.empty())
     status = WriteFile(options.html, ProfilePage(a, compares ? &b : nullptr));
   if (status.ok() && !options.trace.empty()) status = a.profile.WriteTimeline(options.trace);
-  return status.ok() ? 0 : BadInput(status.message());
+  return status.ok() ? 0 : BadInput("cubist profile", status.message());
 }
 
 }  // namespace cubist

@@ -18,6 +18,7 @@
 #include "npu_model/chip.h"
 #include "npu_model/device.h"
 #include "npu_model/host/ceilings.h"
+#include "tools/bad_input.h"
 #include "tools/cases.h"
 #include "tools/files.h"
 #include "tools/inputs.h"
@@ -252,10 +253,7 @@ Status Runner::RunCase(const Case& c, RunRow* row) {
   return WriteResults(c, tensors);
 }
 
-int Fail(const Status& status) {
-  fmt::print(stderr, "cubist run: {}\n", status.message());
-  return 2;
-}
+int Fail(const Status& status) { return BadInput("cubist run", status.message()); }
 
 int Runner::RunAll() {
   const auto start = Clock::now();

@@ -10,6 +10,7 @@
 
 #include "npu_model/chip_constants.h"
 #include "npu_model/nearest.h"
+#include "tools/bad_input.h"
 #include "tools/files.h"
 #include "tools/plot.h"
 #include "tools/progress.h"
@@ -19,11 +20,6 @@ namespace cubist {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-int BadInput(const std::string& what) {
-  fmt::print(stderr, "cubist sweep: {}\n", what);
-  return 2;
-}
 
 struct Point {
   std::string value;
@@ -182,7 +178,7 @@ int SweepCommand(const SweepOptions& options) {
     if (!status.ok())
       status = InvalidArgument(fmt::format("{} = {}: {}", options.over, values[i], status.message()));
   }
-  if (!status.ok()) return BadInput(status.message());
+  if (!status.ok()) return BadInput("cubist sweep", status.message());
 
   Progress progress(stderr);
   std::vector<Point> points;
@@ -191,7 +187,7 @@ int SweepCommand(const SweepOptions& options) {
     points.push_back({values[i], {}});
     if (status = subjects[i].Run(&points.back().profile); !status.ok()) {
       return progress.Clear(),
-             BadInput(fmt::format("{} = {}: {}", options.over, values[i], status.message()));
+             BadInput("cubist sweep", fmt::format("{} = {}: {}", options.over, values[i], status.message()));
     }
   }
   progress.Clear();
@@ -203,7 +199,7 @@ int SweepCommand(const SweepOptions& options) {
   if (status.ok() && !options.json.empty())
     status = WriteFile(options.json, ToJson(options, points).dump(2) + "\n");
   if (status.ok() && !options.csv.empty()) status = WriteFile(options.csv, ToCsv(options, points));
-  return status.ok() ? 0 : BadInput(status.message());
+  return status.ok() ? 0 : BadInput("cubist sweep", status.message());
 }
 
 }  // namespace cubist

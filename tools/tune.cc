@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "tools/bad_input.h"
 #include "tools/files.h"
 #include "tools/progress.h"
 #include "tools/table.h"
@@ -15,11 +16,6 @@ namespace cubist {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-int BadInput(const std::string& what) {
-  fmt::print(stderr, "cubist tune: {}\n", what);
-  return 2;
-}
 
 // "[####......]" of a share.
 std::string Bar(double share) {
@@ -60,7 +56,7 @@ int TuneCommand(const TuneOptions& options) {
   if (status.ok()) status = CheckWritable("--json", options.json);
   if (status.ok() && !options.output.empty() && std::filesystem::exists(options.output))
     status = file.Read(options.output);
-  if (!status.ok()) return BadInput(status.message());
+  if (!status.ok()) return BadInput("cubist tune", status.message());
 
   Progress progress(stderr);
   SearchOptions search;
@@ -74,9 +70,9 @@ int TuneCommand(const TuneOptions& options) {
   SearchResult found;
   status = SearchTilings(subject.call, subject.chip, search, &found);
   progress.Clear();
-  if (!status.ok()) return BadInput(status.message());
+  if (!status.ok()) return BadInput("cubist tune", status.message());
   if (found.choices.empty())
-    return BadInput(fmt::format("{} chooses no tiling that could be tuned", subject.kernel));
+    return BadInput("cubist tune", fmt::format("{} chooses no tiling that could be tuned", subject.kernel));
 
   fmt::print("{}, {} flags\n", subject.Title(), options.subject.policy);
   for (const TilingChoice& choice : found.choices) {
@@ -87,12 +83,12 @@ int TuneCommand(const TuneOptions& options) {
   fmt::print("default {}, best {}: {:.3f}x after {} replays\n", FormatSeconds(found.by_price.time_s),
              FormatSeconds(found.best.time_s), found.by_price.time_s / found.best.time_s, found.tried);
   if (!options.output.empty()) {
-    if (status = file.Write(options.output); !status.ok()) return BadInput(status.message());
+    if (status = file.Write(options.output); !status.ok()) return BadInput("cubist tune", status.message());
     fmt::print("written to {}: give it to --tuning, or to a device as its tuning\n", options.output);
   }
   if (options.json.empty()) return 0;
   status = WriteFile(options.json, ToJson(options, subject, found).dump(2) + "\n");
-  return status.ok() ? 0 : BadInput(status.message());
+  return status.ok() ? 0 : BadInput("cubist tune", status.message());
 }
 
 }  // namespace cubist

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "npu_model/chip.h"
+#include "tools/bad_input.h"
 #include "tools/files.h"
 #include "tools/table.h"
 #include "tools/validation/measured.h"
@@ -27,11 +28,6 @@ struct Result {
   double error() const { return predicted / measured - 1; }
   bool inside() const { return low <= measured && measured <= high; }
 };
-
-int BadInput(const std::string& what) {
-  fmt::print(stderr, "cubist validate: {}\n", what);
-  return 2;
-}
 
 std::string DataFile(const char* name) {
   for (const char* folder : {CUBIST_DATA_IN_SOURCE, CUBIST_DATA_INSTALLED}) {
@@ -270,7 +266,8 @@ ErrorSummary Summarise(const std::vector<double>& predicted, const std::vector<d
 int ValidateCommand(const ValidateOptions& options) {
   for (const auto& [option, file] :
        {std::pair("--json", options.json), std::pair("--markdown", options.markdown)}) {
-    if (const Status status = CheckWritable(option, file); !status.ok()) return BadInput(status.message());
+    if (const Status status = CheckWritable(option, file); !status.ok())
+      return BadInput("cubist validate", status.message());
   }
   std::vector<std::string> files = {options.file};
   if (options.file.empty())
@@ -278,7 +275,8 @@ int ValidateCommand(const ValidateOptions& options) {
   MeasuredRows measured;
   for (const std::string& file : files) {
     const std::size_t bad = measured.bad.size();
-    if (const Status status = ReadMeasured(file, &measured); !status.ok()) return BadInput(status.message());
+    if (const Status status = ReadMeasured(file, &measured); !status.ok())
+      return BadInput("cubist validate", status.message());
     for (std::size_t i = bad; i < measured.bad.size(); ++i)
       fmt::print(stderr, "cubist validate: {}, left out: {}\n", file, measured.bad[i]);
   }
@@ -291,7 +289,7 @@ int ValidateCommand(const ValidateOptions& options) {
     if (!chips.contains(row.chip)) {
       ChipSpec chip;
       const Status status = LoadChip({row.chip, options.sets}, &chip);
-      if (!status.ok() && row.schedule) return BadInput(status.message());
+      if (!status.ok() && row.schedule) return BadInput("cubist validate", status.message());
       if (!status.ok()) {
         result.skipped = status.message();
         continue;
@@ -311,11 +309,11 @@ int ValidateCommand(const ValidateOptions& options) {
   Print(results, options.intervals);
   if (!options.json.empty()) {
     if (const Status status = WriteFile(options.json, Json(results, options.intervals)); !status.ok())
-      return BadInput(status.message());
+      return BadInput("cubist validate", status.message());
   }
   if (!options.markdown.empty()) {
     if (const Status status = WriteFile(options.markdown, Markdown(results)); !status.ok())
-      return BadInput(status.message());
+      return BadInput("cubist validate", status.message());
   }
   return 0;
 }
