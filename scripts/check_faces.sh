@@ -25,6 +25,7 @@ found=$(awk '
       sub(/=.*/, "", name)
       name = trim(name)
       sub(/^.*[ *&]/, "", name)
+      if (struct "." name == "RouteOptions.weighting") continue  # functions of the caller, of C++ alone
       if (name !~ /^[a-z_][a-z_0-9]*$/) continue
       fields[struct] = fields[struct] " " name
       if (match(type, /(cubist_[a-z_]+|[A-Z][A-Za-z]+)/)) types[struct, name] = substr(type, RSTART, RLENGTH)
