@@ -267,7 +267,7 @@ def _mla_arguments(
 ) -> dict[str, Any]:
     """The weight `out` goes by another name: out is the result."""
     named = {("out_projection" if name == "out" else name): value for name, value in weights.items()}
-    others = {name: options.pop(name) for name in ("batch", "eps") if name in options}
+    others: dict[str, Any] = {name: options.pop(name) for name in ("batch", "eps") if name in options}
     return {"x": x, "heads": heads, **others, **named, **_options(**{"causal": "top_left", **options})}
 
 
