@@ -72,18 +72,19 @@ typedef struct cubist_device cubist_device;
 
 typedef struct cubist_host_options {
   size_t size;
-  int32_t threads; /* 0: CUBIST_NUM_THREADS, else all that the machine has */
-  bool pin;        /* each thread to a processor while it computes */
+  int32_t threads;    /* 0: CUBIST_NUM_THREADS, else all that the machine has */
+  bool pin;           /* each thread to a processor while it computes */
+  const char* tuning; /* a file of tilings, as `cubist tune` writes it; may be null */
 } cubist_host_options;
 #define CUBIST_HOST_OPTIONS \
-  { sizeof(cubist_host_options), 0, false }
+  { sizeof(cubist_host_options), 0, false, NULL }
 
 typedef struct cubist_npu_options {
   size_t size;
   bool without_data;     /* only predict: float tensors may have null data, outputs are not written */
   bool per_tile_flags;   /* as compilers place them; else the fewest */
   bool timeline;         /* keep every instruction's start and end */
-  const char* tuning;    /* a file of tilings, as `cubist tune` writes it; may be null */
+  const char* tuning;    /* as for a host */
   size_t constant_count; /* constants of the chip to change, such as "memory.hbm_bytes_per_s" */
   const char* const* constants;
   const double* values;

@@ -92,6 +92,15 @@ FieldFinder Find(const Profile& profile, const char* name, bool texts) {
   return find;
 }
 
+// None where `path` is null.
+Status ReadTuning(const char* path, std::shared_ptr<const Tuning>* tuning) {
+  if (path == nullptr) return {};
+  auto read = std::make_shared<Tuning>();
+  CUBIST_RETURN_IF_ERROR(read->Read(path));
+  *tuning = std::move(read);
+  return {};
+}
+
 }  // namespace
 
 cubist_status Fail(cubist_status code, const char* message) noexcept {
@@ -127,7 +136,9 @@ cubist_status cubist_device_host(const cubist_host_options* options, cubist_devi
     const cubist_host_options o = options == nullptr ? defaults : Complete("device_host", options, defaults);
     if (o.threads < 0)
       return InvalidArgument("device_host: threads is " + std::to_string(o.threads) + ", needs 0 or more");
-    made.device = Host({.threads = o.threads, .pin = o.pin});
+    HostOptions host{.threads = o.threads, .pin = o.pin};
+    CUBIST_RETURN_IF_ERROR(c::ReadTuning(o.tuning, &host.tuning));
+    made.device = Host(std::move(host));
     return {};
   });
 }
@@ -149,11 +160,7 @@ cubist_status cubist_device_npu(const char* chip, const cubist_npu_options* opti
     npu.with_data = !o.without_data;
     npu.policy = o.per_tile_flags ? sync::Policy::kPerTile : sync::Policy::kMinimal;
     npu.timeline = o.timeline;
-    if (o.tuning != nullptr) {
-      auto tuning = std::make_shared<Tuning>();
-      CUBIST_RETURN_IF_ERROR(tuning->Read(o.tuning));
-      npu.tuning = std::move(tuning);
-    }
+    CUBIST_RETURN_IF_ERROR(c::ReadTuning(o.tuning, &npu.tuning));
     made.device = Npu(spec, std::move(npu));
     return {};
   });

@@ -439,6 +439,9 @@ static void errors(void) {
   cubist_device* none = NULL;
   EXPECT(refused(cubist_device_npu("ascend910c9", NULL, &none), "ascend910c9") && none == NULL);
   EXPECT(refused(cubist_device_host(NULL, NULL), "null"));
+  cubist_host_options tuned = CUBIST_HOST_OPTIONS;
+  tuned.tuning = "no/such/file";
+  EXPECT(refused(cubist_device_host(&tuned, &none), "no/such/file") && none == NULL);
   /* Of an earlier version, which had no packed operands: the fields it has are taken. */
   args = (cubist_matmul_args)CUBIST_MATMUL_ARGS;
   args.a = matrix(x, 2, 2), args.b = args.a, args.c = matrix(c, 2, 2);
