@@ -176,27 +176,17 @@ def flash_attention_workspace(
     return _forward("flash_attention_workspace", q, k, v, out, out_dtype, lse, None, device, options)
 
 
-def _backward(
-    name: str,
-    q: Array,
-    k: Array,
-    v: Array,
-    out: Array,
-    lse: Array,
-    dout: Array,
-    dbias: Output,
-    dsinks: Output,
-    gradients: dict[str, Array | None],
-    device: Device | None,
-    options: dict[str, Any],
-) -> Any:
+def _backward(name: str, inputs: tuple[Array, ...], device: Device | None, options: dict[str, Any]) -> Any:
+    """`options` with those outputs that the caller gave or asked for."""
+    q, k, v, out, lse, dout = inputs
     call, dtype = Call(name, device, q), dtype_of(q)
     of = {"dq": q, "dk": k, "dv": v, "dq_rope": options.get("q_rope"), "dk_rope": options.get("k_rope")}
     for field, array in of.items():
+        given_out = options.pop(field, None)
         if array is not None:
-            call.output(field, gradients[field], shape_of(array), dtype)
-    call.optional("dbias", dbias, shape_of(options.get("bias")), "fp32")
-    call.optional("dsinks", dsinks, shape_of(options.get("sinks")), "fp32")
+            call.output(field, given_out, shape_of(array), dtype)
+    for field in ("bias", "sinks"):
+        call.optional(f"d{field}", options.pop(f"d{field}", None), shape_of(options.get(field)), "fp32")
     return given(call(q=q, k=k, v=v, out=out, lse=lse, dout=dout, **_options(**options)))
 
 
@@ -230,10 +220,9 @@ def flash_attention_grad(
     dq, dk, dv, dq_rope, dk_rope   shaped like q, k, v, q_rope, k_rope, each fp32 or the input dtype; made where not given
     dbias      like bias, dsinks like sinks: fp32 if True. Sizes of 1 take the sum of what they serve.
     """
-    gradients = {"dq": dq, "dk": dk, "dv": dv, "dq_rope": dq_rope, "dk_rope": dk_rope}
-    return _backward(
-        "flash_attention_grad", q, k, v, out, lse, dout, dbias, dsinks, gradients, device, options
-    )
+    outputs = {"dq": dq, "dk": dk, "dv": dv, "dq_rope": dq_rope, "dk_rope": dk_rope}
+    options |= outputs | {"dbias": dbias, "dsinks": dsinks}
+    return _backward("flash_attention_grad", (q, k, v, out, lse, dout), device, options)
 
 
 @kernel
@@ -245,21 +234,11 @@ def flash_attention_grad_workspace(
     lse: Array,
     dout: Array,
     *,
-    dq: Array | None = None,
-    dk: Array | None = None,
-    dv: Array | None = None,
-    dq_rope: Array | None = None,
-    dk_rope: Array | None = None,
-    dbias: Output = None,
-    dsinks: Output = None,
     device: Device | None = None,
     **options: Any,
 ) -> int:
     """The bytes that `flash_attention_grad` with these arguments works in, besides its arrays."""
-    gradients = {"dq": dq, "dk": dk, "dv": dv, "dq_rope": dq_rope, "dk_rope": dk_rope}
-    return _backward(
-        "flash_attention_grad_workspace", q, k, v, out, lse, dout, dbias, dsinks, gradients, device, options
-    )
+    return _backward("flash_attention_grad_workspace", (q, k, v, out, lse, dout), device, options)
 
 
 def _mla_arguments(
