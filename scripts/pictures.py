@@ -13,6 +13,7 @@ from html import escape
 
 INK, FAINT, GRID = "#1f2328", "#59636e", "#d1d9e0"
 COLOURS = ["#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#9c755f", "#edc948"]
+OTHERS = "#bab0ac"
 
 
 class Svg:
@@ -79,7 +80,7 @@ def timeline(trace, profile, out):
     shown = [e for e in slices if e["pid"] in (core, vector) and e["ts"] < end and e["ts"] + e["dur"] > begin]
     rows = sorted({(e["pid"], e["tid"]) for e in shown})
     kinds = sorted({e["name"] for e in shown}, key=lambda n: -sum(e["dur"] for e in shown if e["name"] == n))
-    colour = {kind: COLOURS[i] if i < len(COLOURS) else "#bab0ac" for i, kind in enumerate(kinds)}
+    colour = {kind: COLOURS[i] if i < len(COLOURS) else OTHERS for i, kind in enumerate(kinds)}
 
     left, top, width, height = 110, 56, 820, 26
     bottom = top + height * len(rows)
@@ -106,10 +107,11 @@ def timeline(trace, profile, out):
                 colour[e["name"]],
             )
     x = left
-    for kind in kinds[: len(COLOURS)]:
-        svg.rect(x, bottom + 32, 10, 10, colour[kind])
+    others = [("others", OTHERS)] if len(kinds) > len(COLOURS) else []
+    for kind, fill in [*((k, colour[k]) for k in kinds[: len(COLOURS)]), *others]:
+        svg.rect(x, bottom + 32, 10, 10, fill)
         svg.text(x + 14, bottom + 41, kind)
-        x += 28 + 6.6 * len(kind)
+        x += 30 + 7.2 * len(kind)
     svg.write(out)
 
 
@@ -142,9 +144,8 @@ def roofline(out, *profiles):
     svg.line(*at(max(low_x, low_y / bandwidth), max(low_x * bandwidth, low_y)), *at(ridge, peak), INK, 2)
     svg.line(*at(ridge, peak), *at(high_x, peak), INK, 2)
     svg.text(at(high_x, peak)[0], at(high_x, peak)[1] - 6, f"{peak / 1e12:.0f} TFLOP/s", "end")
-    svg.text(
-        at(14, 14 * bandwidth)[0], at(14, 14 * bandwidth)[1] - 10, f"{bandwidth / 1e12:.2f} TB/s", "middle"
-    )
+    slope_x, slope_y = at(20, 20 * bandwidth)
+    svg.text(slope_x + 10, slope_y + 14, f"{bandwidth / 1e12:.2f} TB/s")
     for i, p in enumerate(profiles):
         r = p["roofline"]
         x, y = at(min(max(r["intensity"], low_x), high_x), min(max(r["attained_flops_per_s"], low_y), high_y))
