@@ -47,6 +47,10 @@ Status CheckOptions(const char* kernel, const RouteOptions& o, std::int64_t expe
     return Bad(kernel, "expert_dropout", text(o.expert_dropout), "0 to 0.5");
   if (!(o.limit > 0) || std::isinf(o.limit))
     return Bad(kernel, "limit", text(o.limit), "a finite value above 0");
+  if (o.weighting.given() && o.weighting.forward == nullptr)
+    return InvalidArgument(std::string(kernel) + ": weighting has no forward function");
+  if (kernel == kGrad && o.weighting.given() && o.weighting.backward == nullptr)
+    return InvalidArgument(std::string(kernel) + ": weighting has no backward function");
   if (!std::isfinite(o.aux_coefficient))
     return Bad(kernel, "aux_coefficient", text(o.aux_coefficient), "a finite value");
   return {};
@@ -152,6 +156,12 @@ float AuxFactor(const RouteOptions& o, std::int64_t tokens, std::int64_t experts
                             (static_cast<double>(top_k) * t * t));
 }
 
+RouteFunction ForwardOf(const RouteWeighting& weighting) {
+  return
+      [&weighting](std::span<const std::int32_t> ids, std::span<const float> scores, std::span<const float>,
+                   std::span<float> weights) { weighting.forward(ids, scores, weights); };
+}
+
 // The rings of route_kernel.h.
 RowwiseShape ShapeOf(const RouteArgs& args) {
   const RouteOptions& o = args.options;
@@ -209,6 +219,8 @@ Status Route(const Device& device, const RouteArgs& args, Profile* profile) try 
   g.eps = o.eps, g.scale = o.scale, g.temperature = o.temperature, g.dropout = o.dropout, g.limit = o.limit;
   g.expert_dropout = o.expert_dropout;
   g.groups = o.groups, g.top_groups = o.top_groups, g.group_top = o.group_top, g.seed = o.seed;
+  const RouteFunction weighting = ForwardOf(o.weighting);
+  if (o.weighting.given()) g.weighting = &weighting;
   launch.OnVectorCores(tiling.chunks, [&](auto& core) { RouteKernel(core, g, tiling); });
   if (counts != nullptr) {
     RouteTotals totals{g.chunk_counts, g.chunk_shares, MatrixOf(*counts), aux_loss};
@@ -235,6 +247,8 @@ Status RouteGrad(const Device& device, const RouteGradArgs& args, Profile* profi
   g.score = o.score, g.renormalise = o.renormalise;
   g.eps = o.eps, g.scale = o.scale, g.temperature = o.temperature;
   g.aux_factor = args.d_aux_loss * AuxFactor(o, args.scores.size(0), args.scores.size(1), args.ids.size(1));
+  const RouteFunction weighting = ForwardOf(o.weighting);
+  if (o.weighting.given()) g.weighting = &weighting, g.weighting_grad = &o.weighting.backward;
   launch.OnVectorCores(tiling.chunks, [&](auto& core) { RouteGradKernel(core, g, tiling); });
   return launch.Finish(profile);
 } catch (const std::bad_alloc&) {

@@ -3,7 +3,9 @@
 #define CUBIST_KERNELS_ROUTE_H_
 
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <span>
 
 #include "npu_model/device.h"
 #include "npu_model/instruction.h"
@@ -17,6 +19,24 @@ enum class BadLogits : std::uint8_t {
   kError,  // the call fails, names the first and writes nothing
   kZero,   // they count as 0
   kMean,   // as the mean of their row's other logits; 0 where there are none
+};
+
+// A caller's own weights, of the scores of a token's K routes (descending by what selected them) instead of these scores
+// themselves; renormalise and scale come after it.
+//   forward: weights(j) of scores(j) and the experts ids(j)
+//   backward: d_scores(j) of the same and d_weights(j); needed for RouteGrad alone
+// Both are called for one token at a time, from several threads at once and in any order, and must give the same for the
+// same arguments; they may not throw, nor keep the spans. Routes that were dropped have id -1 and score 0, and weigh 0
+// whatever forward says. On an NPU it is work of the scalar unit.
+struct RouteWeighting {
+  std::function<void(std::span<const std::int32_t> ids, std::span<const float> scores,
+                     std::span<float> weights)>
+      forward = {};
+  std::function<void(std::span<const std::int32_t> ids, std::span<const float> scores,
+                     std::span<const float> d_weights, std::span<float> d_scores)>
+      backward = {};
+
+  bool given() const { return forward != nullptr || backward != nullptr; }
 };
 
 struct RouteOptions {
@@ -43,10 +63,11 @@ struct RouteOptions {
   // Load-balance loss (Fedus, Zoph and Shazeer, Switch Transformers, 2021), with S the sum of a token's scores:
   //   aux_loss = aux_coefficient * E / (K * T) * sum over e of counts(e) * mean over t of scores(t, e) / S(t)
   float aux_coefficient = 0;
+  RouteWeighting weighting = {};
 };
 
 // In fp32: scores n = score(logits); the K highest of n + bias in each row, descending, of equals the lower expert first;
-// weights = n of those, renormalised and scaled as the options say. The bias selects and does not weigh.
+// weights = n of those (or what `weighting` makes of them), renormalised and scaled as the options say. The bias selects and does not weigh.
 //
 //   logits   (T, E)   fp32, bf16 or fp16
 //   bias     (E)      optional, any float dtype

@@ -23,6 +23,7 @@ struct RouteOperands {
   float eps = 0, scale = 1, temperature = 0, dropout = 0, expert_dropout = 0, limit = 0;
   std::int64_t groups = 1, top_groups = 1, group_top = 1;
   std::uint64_t seed = 0;
+  const RouteFunction* weighting = nullptr;
 };
 
 // Streams of random numbers.
@@ -116,6 +117,7 @@ void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
         core.Random(chances, RandomStream{g.seed, kDropoutStream}, rows.begin * top_k, top_k);
         core.DropRoutes(ids, weights, chances, g.dropout);
       }
+      if (g.weighting != nullptr) core.MapRoutes(weights, ids, weights, {}, *g.weighting);
       if (g.renormalise) {
         core.RowSum(column, weights);
         core.AddScalar(column, column, g.eps);
@@ -123,7 +125,7 @@ void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
       }
       core.MulScalar(weights, weights, g.scale);
       core.Store(g.ids.Rows(rows), ids);
-      if (counts_routes) core.Histogram(counts, ids, 0);
+      if (counts_routes) core.Histogram(counts, ids, {});
       if (sums_scores) {
         core.RowSum(column, x);
         core.Fill(bad, 1.0f);
@@ -185,6 +187,7 @@ struct RouteGradOperands {
   bool renormalise = false;
   float eps = 0, scale = 1, temperature = 0;
   float aux_factor = 0;  // d_aux_loss * aux_coefficient * E / (K * T * T)
+  const RouteFunction *weighting = nullptr, *weighting_grad = nullptr;
 };
 
 // d_x of x = the logits, from d = d_n and the scores n, in d's place:
@@ -219,8 +222,9 @@ void ScoreGradient(V& core, ScoreFunction score, UbTile<float> d, UbTile<float> 
   }
 }
 
-// With w = n of the selected routes, D = sum of w + eps and e = scale * d_weights:
-//   d_n of the selected = e / D - sum of (e w) / D^2 with renormalisation, e without; 0 elsewhere
+// With w = n of the selected routes (or the weighting of these), D = sum of w + eps and e = scale * d_weights:
+//   d_w = e / D - sum of (e w) / D^2 with renormalisation, e without
+//   d_n of the selected = d_w (or the weighting's gradient for it); 0 elsewhere
 //   plus for the loss, with c = aux_factor * counts and S = sum of n: (c - sum of (c n) / S) / S
 template <VectorCore V>
 void RouteGradKernel(V& core, const RouteGradOperands& g, const RowwiseTiling& t) {
@@ -254,6 +258,7 @@ void RouteGradKernel(V& core, const RouteGradOperands& g, const RowwiseTiling& t
       core.MulScalar(e, e, g.scale);
       if (g.renormalise) {
         core.Gather(w, n, ids);
+        if (g.weighting != nullptr) core.MapRoutes(w, ids, w, {}, *g.weighting);
         core.RowSum(sum, w);
         core.AddScalar(sum, sum, g.eps);
         core.Mul(w, w, e);
@@ -261,6 +266,10 @@ void RouteGradKernel(V& core, const RouteGradOperands& g, const RowwiseTiling& t
         core.Div(column, column, sum);
         core.Sub(e, e, column);
         core.Div(e, e, sum);
+      }
+      if (g.weighting_grad != nullptr) {
+        core.Gather(w, n, ids);
+        core.MapRoutes(e, ids, w, e, *g.weighting_grad);
       }
       core.Fill(d, 0.0f);
       core.Scatter(d, ids, e);

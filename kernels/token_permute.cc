@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <limits>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "kernels/choose_for.h"
 #include "kernels/token_permute_arguments.h"
 #include "kernels/token_permute_kernel.h"
+#include "kernels/token_rank_kernel.h"
 #include "kernels/token_routes.h"
 #include "kernels/token_routes_kernel.h"
 #include "npu_model/launch.h"
@@ -199,14 +201,60 @@ void SelectRoutes(Launch& launch, const TokenPermuteArgs& args, const TokenRoute
   g->topk_ids = routes.ids;
 }
 
-template <class T>
-void CountRankAndMove(Launch& launch, const TokenPermuteOperands& g, const TokenPermuteTiling& tiling) {
-  launch.OnVectorCores(tiling.chunks, [&](auto& core) { CountKernel(core, g, tiling); });
-  if (tiling.sums_chunks) {
-    launch.OnVectorCores(CeilDiv(g.experts, kSummedExperts),
-                         [&](auto& core) { SumChunksKernel(core, g, tiling); });
+// The phases that leave in chunk_sums or chunk_counts how many ids fall into each bin.
+void CountRoutes(Launch& launch, const Gm& ids, const IdBins& bins, const TokenPermuteOperands& g,
+                 const TokenPermuteTiling& t) {
+  launch.OnVectorCores(t.chunks, [&](auto& core) { CountKernel(core, ids, g.chunk_counts, bins, t); });
+  if (!t.sums_chunks) return;
+  launch.OnVectorCores(CeilDiv(g.chunk_counts.cols, kSummedBins),
+                       [&](auto& core) { SumChunksKernel(core, g.chunk_counts, g.chunk_sums); });
+}
+
+// The phases of a radix sort; slots get their ranks, which are their rows where no expert is padded.
+OrderedRoutes SortRoutes(Launch& launch, const TokenPermuteOperands& g, const TokenPermuteTiling& t) {
+  const std::int64_t tokens = g.topk_ids.rows, top_k = g.topk_ids.cols, slots = tokens * top_k;
+  const auto column = [&](const char* name) {
+    return MatrixOf(*launch.Workspace(name, DType::kI32, {slots, 1}));
+  };
+  OrderedRoutes from{column("sorted_ids_0"), column("sorted_slots_0")},
+      to{column("sorted_ids_1"), column("sorted_slots_1")};
+  const Gm slot_rows = MatrixAsColumn(g.sorted_indices);
+  const int passes = t.Passes(g.experts);
+  for (int pass = 0; pass < passes; ++pass) {
+    RadixPassOperands p;
+    const Gm from_slots = ColumnAsMatrix(from.slots, tokens, top_k);
+    p.ids = pass == 0 ? g.topk_ids : ColumnAsMatrix(from.ids, tokens, top_k);
+    p.slots = pass == 0 ? nullptr : &from_slots;
+    p.sorted = to, p.chunk_sums = g.chunk_sums;
+    p.slot_rows = pass + 1 == passes ? &slot_rows : nullptr;
+    p.digit = {.shift = pass * t.digit_bits, .bits = t.digit_bits};
+    CountRoutes(launch, p.ids, p.digit, g, t);
+    launch.OnVectorCores(t.chunks, [&](auto& core) { RadixPassKernel(core, p, t); });
+    std::swap(from, to);
   }
-  launch.OnVectorCores(tiling.chunks, [&](auto& core) { RankAndMoveKernel<T>(core, g, tiling); });
+  return from;
+}
+
+// All phases from expert ids to rows.
+template <class T>
+void RankAndMove(Launch& launch, const TokenPermuteOperands& g, const TokenPermuteTiling& t) {
+  if (t.digit_bits == 0) {
+    CountRoutes(launch, g.topk_ids, {}, g, t);
+    launch.OnVectorCores(t.chunks, [&](auto& core) { RankAndMoveKernel<T>(core, g, t); });
+    return;
+  }
+  ExpertRangesOperands r;
+  r.routes = SortRoutes(launch, g, t);
+  const std::int64_t ranges = CeilDiv(g.experts, t.range_experts);
+  if (g.pads() || g.expert_counts != nullptr || g.expert_offsets != nullptr) {
+    r.expert_counts =
+        MatrixOf(g.expert_counts != nullptr ? *g.expert_counts
+                                            : *launch.Workspace("range_counts", DType::kI32, {1, g.experts}));
+    if (g.pads()) r.range_rows = MatrixOf(*launch.Workspace("range_rows", DType::kI32, {1, ranges}));
+    launch.OnVectorCores(ranges, [&](auto& core) { CountRangesKernel(core, g, r, t); });
+  }
+  if (g.pads()) launch.OnVectorCores(ranges, [&](auto& core) { PlaceRoutesKernel(core, g, r, t); });
+  launch.OnVectorCores(t.chunks, [&](auto& core) { MoveKernel<T>(core, g, r, t); });
 }
 
 // The phases that leave in g the routes which a capacity keeps by probability: all are ranked without one, and what moves
@@ -229,7 +277,7 @@ void KeepHighest(Launch& launch, const TokenPermuteTiling& tiling, const TokenRo
   h.kept = MatrixOf(*launch.Workspace("kept", DType::kF32, {slots, 1}));
   h.kept_ids = MatrixOf(*launch.Workspace("kept_ids", DType::kI32, {tokens, top_k}));
   h.experts = g->experts, h.capacity = g->capacity;
-  CountRankAndMove<T>(launch, ranked, tiling);
+  RankAndMove<T>(launch, ranked, tiling);
   launch.OnVectorCores(g->experts, [&](auto& core) { KeepHighestKernel(core, h, t); });
   launch.OnVectorCores(t.chunks, [&](auto& core) { DropLowestKernel(core, h, ranked.topk_ids, t); });
   g->topk_ids = h.kept_ids;
@@ -310,11 +358,10 @@ Status Run(const Device& device, const TokenPermuteArgs& args, Profile* profile)
                            launch.Output("node_counts", args.node_counts)};
   if (g.expert_counts == nullptr && annotates)
     g.expert_counts = launch.Workspace("expert_counts", DType::kI32, {1, shape.experts});
-  g.chunk_counts = MatrixOf(*launch.Workspace("chunk_counts", DType::kI32, {tiling.chunks, g.experts}));
+  const std::int64_t bins = tiling.Bins(g.experts);
+  g.chunk_counts = MatrixOf(*launch.Workspace("chunk_counts", DType::kI32, {tiling.chunks, bins}));
   if (tiling.sums_chunks)
-    g.chunk_sums = MatrixOf(*launch.Workspace("chunk_sums", DType::kI32, {tiling.chunks + 1, g.experts}));
-  const std::int64_t spilled = g.experts > tiling.experts ? g.experts : 0;
-  g.next_rows = MatrixOf(*launch.Workspace("next_rows", DType::kI32, {tiling.chunks, spilled}));
+    g.chunk_sums = MatrixOf(*launch.Workspace("chunk_sums", DType::kI32, {tiling.chunks + 1, bins}));
   const GmTensor *const map_probs = g.probs, *const expert_counts = g.expert_counts;
   if (selects) {
     SelectRoutes(launch, args, routes, &g);
@@ -322,7 +369,7 @@ Status Run(const Device& device, const TokenPermuteArgs& args, Profile* profile)
     g.topk_ids = MatrixOf(*launch.Input("topk_ids", ids));
   }
   if (keeps_highest) KeepHighest<T>(launch, tiling, routes, &g);
-  CountRankAndMove<T>(launch, g, tiling);
+  RankAndMove<T>(launch, g, tiling);
   if (annotates) Annotate<T>(launch, args, g, map_probs, expert_counts, wanted, routes);
   return launch.Finish(profile);
 }
@@ -353,13 +400,18 @@ Status Validate(const Device& device, const TokenUnpermuteArgs& args) {
   CUBIST_RETURN_IF_ERROR(CheckDType(sorted, {DType::kI32}));
   if (probs.tensor.given())
     CUBIST_RETURN_IF_ERROR(CheckDType(probs, {DType::kF32, DType::kBF16, DType::kF16}));
+  const Argument bias{kUnpermute, "bias", args.bias}, ids{kUnpermute, "topk_ids", args.topk_ids},
+      residual{kUnpermute, "residual", args.residual}, residual2{kUnpermute, "residual2", args.residual2};
+  for (const Argument* arg : {&residual, &residual2}) {
+    if (!arg->tensor.given()) continue;
+    CUBIST_RETURN_IF_ERROR(CheckShape(*arg, {{"T, of out", t}, {"H, of permuted", args.permuted.size(1)}}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {args.permuted.dtype}));
+  }
   CUBIST_RETURN_IF_ERROR(CheckStorage(sorted, /*needs_data=*/true));
-  for (const Argument* arg : {&permuted, &probs, &out})
-    CUBIST_RETURN_IF_ERROR(CheckStorage(*arg, device.computes()));
-  CUBIST_RETURN_IF_ERROR(CheckWritable(out));
-  for (const Argument* arg : {&permuted, &sorted, &probs, &map})
-    CUBIST_RETURN_IF_ERROR(CheckApart(out, *arg));
-  return CheckValues(sorted, -1, std::int64_t{1} << 31);
+  CUBIST_RETURN_IF_ERROR(
+      CheckTensors(device, {&permuted, &sorted, &probs, &map, &bias, &ids, &residual, &residual2}, {&out}));
+  CUBIST_RETURN_IF_ERROR(CheckValues(sorted, -1, std::int64_t{1} << 31));
+  return CheckBias(bias, ids, permuted, sorted, args.rows.value_or(Range()).begin, {t, k});
 }
 
 template <class T>
@@ -369,6 +421,7 @@ Status Run(const Device& device, const TokenUnpermuteArgs& args, Profile* profil
   shape.tokens = args.out.size(0), shape.hidden = args.out.size(1);
   shape.top_k = SlotsPerToken(args);
   shape.dtype = args.permuted.dtype;
+  if (args.bias.given()) shape.reads_ids = true, shape.wide_ids = args.topk_ids.dtype == DType::kI64;
   TokenUnpermuteTiling tiling;
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, kUnpermute, shape, &UnpermuteCandidates, &tiling));
 
@@ -377,6 +430,9 @@ Status Run(const Device& device, const TokenUnpermuteArgs& args, Profile* profil
   g.sorted_indices =
       MatrixOf(*launch.Input("sorted_indices", AsSlots(args.sorted_indices, shape.tokens, shape.top_k)));
   g.probs = launch.Input("probs", args.probs);
+  g.bias = launch.Input("bias", args.bias), g.topk_ids = launch.Input("topk_ids", args.topk_ids);
+  g.residual = launch.Input("residual", args.residual),
+  g.residual2 = launch.Input("residual2", args.residual2);
   g.out = MatrixOf(*launch.Output("out", args.out));
   g.first_row = args.rows.value_or(Range()).begin;
   if (args.routing_map.given()) {

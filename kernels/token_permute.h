@@ -76,7 +76,8 @@ struct TokenPermuteArgs {
   Tensor node_counts = {};
 };
 
-// out[t] = sum over j of probs(t, j) * permuted[sorted_indices[t * K + j]], j ascending, in fp32, rounded once
+// out[t] = residual[t] + residual2[t] + sum over j of probs(t, j) * (permuted[sorted_indices[t * K + j]] + bias[topk_ids(t, j)]),
+// in this order, j ascending, in fp32, rounded once
 //
 //   permuted        (M, H)    fp32, bf16 or fp16
 //   sorted_indices  (T * K)   int32; an index of -1 or >= M is a dropped slot and adds nothing
@@ -84,16 +85,22 @@ struct TokenPermuteArgs {
 //                             are not read, so that a NaN there stays there.
 //   routing_map     (T, E)    optional, bool or uint8, with probs: they are (T, E) then, K = top_k, and slot (t, j) is the
 //                   j-th expert that is set, ascending, as for TokenPermute
+//   bias            (E, H)    optional, the dtype of permuted, together with topk_ids (T, K), int32 or int64: what an expert
+//                             adds to each of its rows. A slot that adds no row adds no bias
+//   residual        (T, H)    optional, the dtype of permuted: what the result is added to; residual2 likewise
 //   out             (T, H)    the dtype of permuted; T is whatever tokens there were (restore shape)
 //   rows            optional: the rows of permuted are [begin, end) of the global order (expert parallelism), and slots of
 //                   other rows add nothing; the results of all ranks add up to the whole. Absent: [0, M)
 //
-// Semantics of aclnnMoeTokenUnpermute, its WithEp and WithRoutingMap forms; an empty range of rows is empty. Any H, K >= 0. out may
-// not overlap anything.
+// Semantics of aclnnMoeTokenUnpermute, its WithEp and WithRoutingMap forms, and of aclnnMoeFinalizeRoutingV2 (row-major
+// indices, dropped slots without their bias); an empty range of rows is empty. With ranges of rows on several ranks the residuals
+// are one rank's to give. Any H, K >= 0. out may not overlap anything.
 struct TokenUnpermuteArgs {
   ConstTensor permuted, sorted_indices;
   ConstTensor routing_map = {};
   ConstTensor probs = {};
+  ConstTensor bias = {}, topk_ids = {};
+  ConstTensor residual = {}, residual2 = {};
   std::int64_t top_k = 1;
   std::optional<Range> rows = {};
   Tensor out;

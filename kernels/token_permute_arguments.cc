@@ -118,4 +118,29 @@ Status CheckDistinctRows(const Argument& indices, std::int64_t first, std::int64
   return {};
 }
 
+Status CheckBias(const Argument& bias, const Argument& topk_ids, const Argument& rows,
+                 const Argument& sorted_indices, std::int64_t first_row, const Slots& slots) {
+  const ConstTensor &ids = topk_ids.tensor, &sorted = sorted_indices.tensor;
+  if (!bias.tensor.given() && !ids.given()) return {};
+  CUBIST_RETURN_IF_ERROR(CheckShape(bias, {{"E"}, {"H, of the rows", rows.tensor.size(1)}}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(bias, {rows.tensor.dtype}));
+  CUBIST_RETURN_IF_ERROR(CheckShape(topk_ids, {{"T", slots.tokens}, {"K", slots.top_k}}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(topk_ids, {DType::kI32, DType::kI64}));
+  CUBIST_RETURN_IF_ERROR(CheckStorage(topk_ids, /*needs_data=*/true));
+  const std::int64_t count = bias.tensor.size(0);
+  for (std::int64_t t = 0; t < slots.tokens; ++t) {
+    for (std::int64_t j = 0; j < slots.top_k; ++j) {
+      const std::int64_t row =
+          LoadInt(sorted.data, sorted.dtype, (t * slots.top_k + j) * sorted.stride(0)) - first_row;
+      if (row < 0 || row >= rows.tensor.size(0)) continue;
+      const std::int64_t id = LoadInt(ids.data, ids.dtype, t * ids.stride(0) + j * ids.stride(1));
+      if (id >= 0 && id < count) continue;
+      return topk_ids.Error("has " + std::to_string(id) + " at (" + std::to_string(t) + ", " +
+                            std::to_string(j) + "), a slot with a row needs values in [0, " +
+                            std::to_string(count) + "), the rows of bias");
+    }
+  }
+  return {};
+}
+
 }  // namespace cubist

@@ -51,6 +51,14 @@ std::vector<std::int64_t> SlotsOfExperts(const ConstTensor& topk_ids, const Cons
 Status CheckDistinctRows(const Argument& indices, std::int64_t first, std::int64_t rows,
                          std::int64_t* missing);
 
+// bias (E, H), of the dtype of rows (M, H), and the expert ids of T tokens' K slots, both or none: a slot that has one of
+// the M rows, from first_row on, has an expert with a bias.
+struct Slots {
+  std::int64_t tokens = 0, top_k = 0;
+};
+Status CheckBias(const Argument& bias, const Argument& topk_ids, const Argument& rows,
+                 const Argument& sorted_indices, std::int64_t first_row, const Slots& slots);
+
 // Calls run<T>() for the float type T that `dtype` names.
 template <class Run>
 Status ForFloatType(DType dtype, Run run) {

@@ -121,9 +121,12 @@ Status Validate(const Device& device, const TokenUnpermuteGradArgs& args, std::i
   if (probs.tensor.given())
     CUBIST_RETURN_IF_ERROR(CheckDType(probs, {DType::kF32, DType::kBF16, DType::kF16}));
   CUBIST_RETURN_IF_ERROR(CheckStorage(sorted, /*needs_data=*/true));
+  const Argument bias{kUnpermuteGrad, "bias", args.bias}, ids{kUnpermuteGrad, "topk_ids", args.topk_ids};
+  if (bias.tensor.given() && !probs_grad.tensor.given()) return bias.Error("is given without probs_grad");
   CUBIST_RETURN_IF_ERROR(
-      CheckTensors(device, {&out, &permuted, &sorted, &probs, &map}, {&grad, &probs_grad}));
+      CheckTensors(device, {&out, &permuted, &sorted, &probs, &map, &bias, &ids}, {&grad, &probs_grad}));
   CUBIST_RETURN_IF_ERROR(CheckValues(sorted, -1, std::int64_t{1} << 31));
+  CUBIST_RETURN_IF_ERROR(CheckBias(bias, ids, grad, sorted, args.rows.value_or(Range()).begin, {t, k}));
   return CheckDistinctRows(sorted, args.rows.value_or(Range()).begin, m, missing);
 }
 
@@ -134,6 +137,7 @@ Status Run(const Device& device, const TokenUnpermuteGradArgs& args, std::int64_
   shape.tokens = args.out_grad.size(0), shape.hidden = args.out_grad.size(1);
   shape.top_k = SlotsPerToken(args);
   shape.dtype = args.out_grad.dtype;
+  if (args.bias.given()) shape.reads_ids = true, shape.wide_ids = args.topk_ids.dtype == DType::kI64;
   TokenUnpermuteGradTiling tiling;
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, kUnpermuteGrad, shape, &UnpermuteGradCandidates, &tiling));
 
@@ -146,6 +150,7 @@ Status Run(const Device& device, const TokenUnpermuteGradArgs& args, std::int64_
   g.permuted_grad = MatrixOf(*launch.Output("permuted_grad", args.permuted_grad));
   const GmTensor* probs_grad = launch.Output("probs_grad", args.probs_grad);
   g.probs_grad = probs_grad;
+  g.bias = launch.Input("bias", args.bias), g.topk_ids = launch.Input("topk_ids", args.topk_ids);
   g.first_row = args.rows.value_or(Range()).begin;
   const bool mapped = args.routing_map.given();
   MapOfSlots map;

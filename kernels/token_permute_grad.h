@@ -35,13 +35,15 @@ struct TokenPermuteGradArgs {
 };
 
 // permuted_grad[row of slot (t, j)] = probs(t, j) * out_grad[t], in fp32, rounded once; 0 in rows of no slot
-// probs_grad(t, j) = sum over h of out_grad(t, h) * permuted(row of slot (t, j), h), in fp32
+// probs_grad(t, j) = sum over h of out_grad(t, h) * (permuted(row of slot (t, j), h) + bias(topk_ids(t, j), h)), in fp32
 //
 //   out_grad        (T, H)    fp32, bf16 or fp16
 //   permuted        (M, H)    the dtype of out_grad; needed for probs_grad alone
 //   sorted_indices  (T * K)   int32; no row stands twice; a slot of -1 or of no row here is passed over
 //   probs           (T, K)    optional, any float dtype; absent means weight 1 and K = top_k
 //   routing_map     (T, E)    optional, bool or uint8, with probs: they and probs_grad are (T, E) then, and K = top_k
+//   bias            (E, H)    optional, the dtype of out_grad, together with topk_ids (T, K) and probs_grad, as for
+//                             TokenUnpermute. Its own gradient is the sum of each expert's rows of permuted_grad
 //   permuted_grad   (M, H)    the dtype of out_grad
 //   probs_grad      (T, K)    optional, any float dtype; 0 for slots without a row
 //   rows            as above
@@ -54,6 +56,7 @@ struct TokenUnpermuteGradArgs {
   ConstTensor sorted_indices;
   ConstTensor routing_map = {};
   ConstTensor probs = {};
+  ConstTensor bias = {}, topk_ids = {};
   std::int64_t top_k = 1;
   std::optional<Range> rows = {};
   Tensor permuted_grad;

@@ -18,7 +18,8 @@ struct TokenUnpermuteGradOperands {
   const GmTensor* probs = nullptr;     // (T, K)
   Gm permuted_grad;                    // (M, H)
   const GmTensor* probs_grad = nullptr;
-  std::int64_t first_row = 0;  // Of the global order, which the M rows begin with.
+  const GmTensor *bias = nullptr, *topk_ids = nullptr;  // (E, H) and (T, K), both or none: for probs_grad
+  std::int64_t first_row = 0;                           // Of the global order, which the M rows begin with.
   const GmTensor* owned =
       nullptr;  // Workspace (M, 1): whether a row belongs to a slot. Null: every row does.
 };
@@ -83,6 +84,7 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
   Ring<Buffer::kUB, float> grad_ub(core, "grad_ub", 1, t.cols, 2), scaled_ub(core, "scaled_ub", 1, t.cols, 2),
       scratch_ub(core, "scratch_ub", 1, t.cols, 1), dots_ub(core, "dots_ub", t.slots, 8, 2);
   Ring<Buffer::kUB, T> row_ub(core, "row_ub", 1, t.cols, t.row_stages, Role::kRelay);
+  IntTiles<V> expert_ids = ExpertsOfSlots(core, g.topk_ids, g.sorted_indices, t.piece_tokens);
   if (g.owned != nullptr) ClearRowsOfNoSlot(core, g, t, scaled_ub);
 
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
@@ -92,6 +94,8 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
       core.Load(places, g.sorted_indices.Rows(piece));
       if (g.first_row != 0) core.AddScalar(places, places, static_cast<std::int32_t>(-g.first_row));
       if (g.probs != nullptr) core.Load(probs, MatrixOf(*g.probs).Rows(piece));
+      UbTile<std::int32_t> experts;
+      if (g.bias != nullptr) experts = expert_ids.Load(piece);
 
       for (std::int64_t i = 0; i < piece.size(); ++i) {
         const Range token{piece.begin + i, piece.begin + i + 1};
@@ -104,26 +108,36 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
             core.Load(grad, g.out_grad.Block(token, cols));
             // A row is asked for before the one before it is multiplied, and comes meanwhile.
             UbTile<T> row;
-            std::int64_t slot = -1;
-            const auto add_dot = [&] {
-              if (slot >= 0) core.AddDot(dots.Part({slot, slot + 1}, {0, 1}), scratch, grad, row);
+            std::int64_t slot = -1, place_of_row = 0;
+            float weight_of_row = 0;
+            const auto dot_of = [&](std::int64_t of) { return dots.Part({of, of + 1}, {0, 1}); };
+            const auto finish = [&] {
+              if (slot < 0) return;
+              core.StoreScaledDot(g.permuted_grad.Block({place_of_row, place_of_row + 1}, cols), dot_of(slot),
+                                  scaled_ub.Next(1, cols.size()), scratch, grad, row, weight_of_row);
+              slot = -1;
             };
             for (std::int64_t j = slots.begin; j < slots.end; ++j) {
               const std::int64_t place = core.ReadScalar(places.Rows({i, i + 1}), j);
               if (place < 0 || place >= g.permuted_grad.rows) continue;
               const float weight = g.probs == nullptr ? 1.0f : core.ReadScalar(probs.Rows({i, i + 1}), j);
-              const UbTile<float> scaled = scaled_ub.Next(1, cols.size());
               if (g.probs_grad == nullptr) {
-                core.StoreScaled(g.permuted_grad.Block({place, place + 1}, cols), scaled, grad, weight);
+                core.StoreScaled(g.permuted_grad.Block({place, place + 1}, cols),
+                                 scaled_ub.Next(1, cols.size()), grad, weight);
                 continue;
               }
               const UbTile<T> next = row_ub.Next(1, cols.size());
               core.Load(next, MatrixOf(*g.permuted).Block({place, place + 1}, cols));
-              add_dot();
-              core.StoreScaled(g.permuted_grad.Block({place, place + 1}, cols), scaled, grad, weight);
-              row = next, slot = j - slots.begin;
+              finish();
+              row = next, slot = j - slots.begin, place_of_row = place, weight_of_row = weight;
+              if (g.bias == nullptr) continue;
+              finish();
+              const std::int64_t expert = core.ReadScalar(experts.Rows({i, i + 1}), j);
+              const UbTile<T> bias = row_ub.Next(1, cols.size());
+              core.Load(bias, MatrixOf(*g.bias).Block({expert, expert + 1}, cols));
+              core.AddDot(dot_of(j - slots.begin), scratch, grad, bias);
             }
-            add_dot();
+            finish();
           }
           if (g.probs_grad != nullptr) {
             core.Store(MatrixOf(*g.probs_grad).Block(token, slots).Transposed(), dots.Cols({0, 1}));

@@ -22,13 +22,16 @@ struct TokenPermuteOperands {
   const GmTensor* permuted_probs = nullptr;  // (M, 1)
   const GmTensor* expert_counts = nullptr;   // (E), slots of each expert
   const GmTensor* expert_offsets = nullptr;  // (E + 1), its first row, padding included
-  Gm chunk_counts;  // Workspace (chunks, E): how often each chunk routes to each expert.
-  Gm chunk_sums;    // Workspace (chunks + 1, E), where t.sums_chunks: of the chunks before each, and of all.
-  Gm next_rows;     // Workspace (chunks, E), used where the experts need several ranges.
+  // Workspaces over B bins: the experts, or with t.digit_bits the values of that many bits of their ids.
+  Gm chunk_counts;  // (chunks, B): how often each chunk routes to each.
+  Gm chunk_sums;    // (chunks + 1, B), where t.sums_chunks: of the chunks before each, and of all.
   std::int64_t experts = 0;
   std::int64_t capacity = 0;      // Rows of every expert, or 0: as many as it has slots,
   std::int64_t row_multiple = 1;  // rounded up to a multiple.
   std::int64_t first_row = 0;     // Of the global order, which the M rows begin with.
+
+  // Whether experts have other rows than their slots.
+  bool pads() const { return capacity > 0 || row_multiple > 1; }
 };
 
 // Core `index` of `count`'s share of n things.
@@ -69,43 +72,38 @@ class IntTiles {
   Ring<Buffer::kUB, std::int64_t> wide_ub_;
 };
 
-// Phase 1: chunk_counts(c, e) = how many slots of chunk c go to expert e. Reads the
-// ids once per range of experts.
+// Phase 1: chunk_counts(c, b) = how many ids of chunk c fall into bin b, by `bits` of an id from `shift` on.
 template <VectorCore V>
-void CountKernel(V& core, const TokenPermuteOperands& g, const TokenPermuteTiling& t) {
-  IntTiles<V> expert_ids(core, g.topk_ids, t.piece_tokens, g.topk_ids.cols);
-  Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, t.experts, 2);
-  const Split chunks(g.topk_ids.rows, t.chunk_tokens);
+void CountKernel(V& core, const Gm& ids, const Gm& chunk_counts, const IdBins& bins,
+                 const TokenPermuteTiling& t) {
+  IntTiles<V> id_tiles(core, ids, t.piece_tokens, ids.cols);
+  Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, chunk_counts.cols, 2);
+  const Split chunks(ids.rows, t.chunk_tokens);
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
-    const Range chunk = AtLeastOnce(chunks)[c];
-    for (const Range experts : Split(g.experts, t.experts)) {
-      const UbTile<std::int32_t> counts = counts_ub.Next(1, experts.size());
-      core.Fill(counts, 0);
-      for (const Range piece : Split(chunk, t.piece_tokens)) {
-        core.Histogram(counts, expert_ids.Load(piece), static_cast<std::int32_t>(experts.begin));
-      }
-      core.Store(g.chunk_counts.Block({c, c + 1}, experts), counts);
-    }
+    const UbTile<std::int32_t> counts = counts_ub.Next(1, chunk_counts.cols);
+    core.Fill(counts, 0);
+    for (const Range piece : Split(AtLeastOnce(chunks)[c], t.piece_tokens))
+      core.Histogram(counts, id_tiles.Load(piece), bins);
+    core.Store(chunk_counts.Rows({c, c + 1}), counts);
   }
 }
 
-// Between the phases, where t.sums_chunks: chunk_sums, by ranges of experts. Otherwise every chunk of the second phase
-// adds up the counts of all chunks for itself, which saves a phase while there are few of them.
+// Between the phases, where t.sums_chunks: chunk_sums(c) = the counts of the chunks before c, by ranges of bins. Otherwise
+// every chunk of the next phase adds up the counts of all chunks for itself, which saves a phase while there are few.
 template <VectorCore V>
-void SumChunksKernel(V& core, const TokenPermuteOperands& g, const TokenPermuteTiling& t) {
-  Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, kSummedExperts, 2),
-      sums_ub(core, "sums_ub", 1, kSummedExperts, 2);
-  const Split ranges(g.experts, kSummedExperts);
+void SumChunksKernel(V& core, const Gm& chunk_counts, const Gm& chunk_sums) {
+  Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, kSummedBins, 2),
+      sums_ub(core, "sums_ub", 1, kSummedBins, 2);
+  const Split ranges(chunk_counts.cols, kSummedBins);
   for (std::int64_t r = core.index(); r < ranges.count(); r += core.count()) {
-    const Range experts = ranges[r];
-    UbTile<std::int32_t> sum = sums_ub.Next(1, experts.size());
+    const Range bins = ranges[r];
+    UbTile<std::int32_t> sum = sums_ub.Next(1, bins.size());
     core.Fill(sum, 0);
-    for (std::int64_t c = 0; c <= t.chunks; ++c) {
-      core.Store(g.chunk_sums.Block({c, c + 1}, experts), sum);
-      if (c == t.chunks) break;
-      const UbTile<std::int32_t> counts = counts_ub.Next(1, experts.size()),
-                                 next = sums_ub.Next(1, experts.size());
-      core.Load(counts, g.chunk_counts.Block({c, c + 1}, experts));
+    for (std::int64_t c = 0; c <= chunk_counts.rows; ++c) {
+      core.Store(chunk_sums.Block({c, c + 1}, bins), sum);
+      if (c == chunk_counts.rows) break;
+      const UbTile<std::int32_t> counts = counts_ub.Next(1, bins.size()), next = sums_ub.Next(1, bins.size());
+      core.Load(counts, chunk_counts.Block({c, c + 1}, bins));
       core.Add(next, sum, counts);
       sum = next;
     }
@@ -144,151 +142,168 @@ class ZeroRows {
   Ring<Buffer::kUB, float> zeros_ub_;
 };
 
+// Rows of each expert for which its slots are given.
+template <VectorCore V>
+UbTile<std::int32_t> RowsOfExperts(V& core, const TokenPermuteOperands& g, UbTile<std::int32_t> slots,
+                                   UbTile<std::int32_t> sizes) {
+  if (!g.pads()) return slots;
+  if (g.capacity > 0) {
+    core.Fill(sizes, static_cast<std::int32_t>(g.capacity));
+  } else {
+    core.RoundUp(sizes, slots, static_cast<std::int32_t>(g.row_multiple));
+  }
+  return sizes;
+}
+
+// Zeros in the share of chunk c of what is left behind the last expert's rows.
+template <VectorCore V>
+void FillTail(ZeroRows<V>& zero_rows, const TokenPermuteOperands& g, std::int64_t end, std::int64_t c,
+              const TokenPermuteTiling& t) {
+  const Range tail = ShareOf(std::max(g.first_row + g.permuted.rows - end, std::int64_t{0}), c, t.chunks);
+  zero_rows.Fill({end + tail.begin, end + tail.end});
+}
+
+// Tokens to the rows of their slots, with their probabilities. They are walked in source order: each row is read once and
+// written to its K places.
+template <class T, VectorCore V>
+class TokenMover {
+ public:
+  TokenMover(V& core, const TokenPermuteOperands& g, const TokenPermuteTiling& t)
+      : core_(core),
+        g_(g),
+        part_cols_(t.cols),
+        probs_ub_(core, "probs_ub", t.piece_tokens, g.topk_ids.cols, 2),
+        staging_ub_(core, "staging_ub", 2, 8, 1),
+        row_ub_(core, "row_ub", 1, t.cols, t.row_stages, Role::kRelay) {}
+
+  // ranks (n, K) are global rows, and lost.
+  void Move(Range piece, UbTile<std::int32_t> ranks) {
+    if (g_.first_row != 0) core_.AddScalar(ranks, ranks, static_cast<std::int32_t>(-g_.first_row));
+    if (g_.permuted_probs != nullptr) {
+      const UbTile<float> probs = probs_ub_.Next(piece.size(), ranks.cols());
+      core_.Load(probs, MatrixOf(*g_.probs).Rows(piece));
+      core_.Scatter(MatrixOf(*g_.permuted_probs), ranks, probs, staging_ub_.Next(2, 8));
+    }
+    if (g_.tokens.cols == 0) return;
+    // One row ahead: the next one comes while the K copies of this one go.
+    for (std::int64_t i = 0; i < piece.size(); ++i) {
+      here_.clear();
+      for (std::int64_t j = 0; j < ranks.cols(); ++j) {
+        const std::int64_t place = core_.ReadScalar(ranks.Rows({i, i + 1}), j);
+        if (place >= 0 && place < g_.permuted.rows) here_.push_back(place);
+      }
+      if (here_.empty()) continue;
+      for (const Range cols : Split(g_.tokens.cols, part_cols_)) {
+        const UbTile<T> next = row_ub_.Next(1, cols.size());
+        core_.Load(next, g_.tokens.Block({piece.begin + i, piece.begin + i + 1}, cols));
+        Store();
+        row_ = next, row_cols_ = cols, there_ = here_;
+      }
+    }
+    Store();
+    there_.clear();
+  }
+
+ private:
+  void Store() {
+    for (const std::int64_t place : there_)
+      core_.Store(g_.permuted.Block({place, place + 1}, row_cols_), row_);
+  }
+
+  V& core_;
+  const TokenPermuteOperands& g_;
+  std::int64_t part_cols_;
+  Ring<Buffer::kUB, float> probs_ub_, staging_ub_;
+  Ring<Buffer::kUB, T> row_ub_;
+  std::vector<std::int64_t> here_, there_;
+  UbTile<T> row_;
+  Range row_cols_;
+};
+
 // Phase 2: ranks the slots of each chunk and moves its tokens. With size(e) rows for expert e (its slots, these rounded
 // up, or the capacity), the first row of expert e in chunk c is
 //   sum over e' < e of size(e') + sum over c' < c of chunk c' s slots of e,
 // and slots take rows in order from there up to the next expert's first, which makes the ranking stable and drops what
-// is beyond the capacity. Tokens are walked in source order: each row is read once and written to its K places.
+// is beyond the capacity.
 template <class T, VectorCore V>
 void RankAndMoveKernel(V& core, const TokenPermuteOperands& g, const TokenPermuteTiling& t) {
   IntTiles<V> expert_ids(core, g.topk_ids, t.piece_tokens, g.topk_ids.cols);
   ZeroRows<V> zero_rows(core, g);
-  Ring<Buffer::kUB, std::int32_t> counts_ub(core, "chunk_counts_ub", t.sums_chunks ? 1 : t.chunks, t.experts,
+  TokenMover<T, V> mover(core, g, t);
+  Ring<Buffer::kUB, std::int32_t> counts_ub(core, "chunk_counts_ub", t.sums_chunks ? 1 : t.chunks, g.experts,
                                             1);
-  Ring<Buffer::kUB, std::int32_t> total_ub(core, "total_ub", 1, t.experts, 1),
-      before_ub(core, "before_ub", 1, t.experts, 1), sizes_ub(core, "sizes_ub", 1, t.experts, 1);
-  Ring<Buffer::kUB, std::int32_t> first_ub(core, "first_ub", 1, t.experts + 1, 2);
-  Ring<Buffer::kUB, std::int32_t> next_ub(core, "next_ub", 1, t.experts, 1);
+  Ring<Buffer::kUB, std::int32_t> total_ub(core, "total_ub", 1, g.experts, 1),
+      before_ub(core, "before_ub", 1, g.experts, 1), sizes_ub(core, "sizes_ub", 1, g.experts, 1),
+      first_ub(core, "first_ub", 1, g.experts + 1, 1), next_ub(core, "next_ub", 1, g.experts, 1);
   Ring<Buffer::kUB, std::int32_t> ranks_ub(core, "ranks_ub", t.piece_tokens, g.topk_ids.cols, 2);
-  Ring<Buffer::kUB, float> probs_ub(core, "probs_ub", t.piece_tokens, g.topk_ids.cols, 2),
-      staging_ub(core, "staging_ub", 2, 8, 1);
-  Ring<Buffer::kUB, T> row_ub(core, "row_ub", 1, t.cols, t.row_stages, Role::kRelay);
-  const Split expert_ranges = AtLeastOnce(Split(g.experts, t.experts));
-  const bool one_range = expert_ranges.count() == 1;
-  // Rows of each expert, for which its slots are given.
-  const auto sizes_of = [&](UbTile<std::int32_t> slots) {
-    if (g.capacity == 0 && g.row_multiple == 1) return slots;
-    const UbTile<std::int32_t> sizes = sizes_ub.Next(1, slots.cols());
-    if (g.capacity > 0) {
-      core.Fill(sizes, static_cast<std::int32_t>(g.capacity));
-    } else {
-      core.RoundUp(sizes, slots, static_cast<std::int32_t>(g.row_multiple));
-    }
-    return sizes;
-  };
 
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
-    UbTile<std::int32_t> next = next_ub.Next(1, 1), first = first_ub.Next(1, 1);
-    std::int64_t rows_before = 0;
-    for (const Range experts : expert_ranges) {
-      const UbTile<std::int32_t> total = total_ub.Next(1, experts.size()),
-                                 before = before_ub.Next(1, experts.size());
-      if (t.sums_chunks) {
-        core.Load(total, g.chunk_sums.Block({t.chunks, t.chunks + 1}, experts));
-        core.Load(before, g.chunk_sums.Block({c, c + 1}, experts));
-      } else {
-        const UbTile<std::int32_t> counts = counts_ub.Next(t.chunks, experts.size());
-        core.Load(counts, g.chunk_counts.Cols(experts));
-        core.ColumnSum(total, counts);
-        core.ColumnSum(before, counts.Rows({0, c}));
-      }
-      first = first_ub.Next(1, experts.size() + 1), next = next_ub.Next(1, experts.size());
-      core.ExclusiveScan(first, sizes_of(total), static_cast<std::int32_t>(rows_before));
-      rows_before = core.ReadScalar(first, experts.size());
-      core.Add(next, first.Cols({0, experts.size()}), before);
-      if (!one_range) core.Store(g.next_rows.Block({c, c + 1}, experts), next);
-      if (c == 0 && g.expert_counts != nullptr) core.Store(MatrixOf(*g.expert_counts).Cols(experts), total);
-      if (c == 0 && g.expert_offsets != nullptr) {
-        const std::int64_t last = experts.end == g.experts ? 1 : 0;  // And where the last expert ends.
-        core.Store(MatrixOf(*g.expert_offsets).Cols({experts.begin, experts.end + last}),
-                   first.Cols({0, experts.size() + last}));
-      }
-      if (g.capacity > 0 || g.row_multiple > 1) {
-        const Range mine = ShareOf(experts.size(), c, t.chunks);
-        for (std::int64_t e = mine.begin; e < mine.end; ++e) {
-          const std::int64_t begin = core.ReadScalar(first, e) + core.ReadScalar(total, e);
-          zero_rows.Fill({begin, core.ReadScalar(first, e + 1)});
-        }
+    const UbTile<std::int32_t> total = total_ub.Next(1, g.experts), before = before_ub.Next(1, g.experts);
+    if (t.sums_chunks) {
+      core.Load(total, g.chunk_sums.Rows({t.chunks, t.chunks + 1}));
+      core.Load(before, g.chunk_sums.Rows({c, c + 1}));
+    } else {
+      const UbTile<std::int32_t> counts = counts_ub.Next(t.chunks, g.experts);
+      core.Load(counts, g.chunk_counts);
+      core.ColumnSum(total, counts);
+      core.ColumnSum(before, counts.Rows({0, c}));
+    }
+    const UbTile<std::int32_t> first = first_ub.Next(1, g.experts + 1), next = next_ub.Next(1, g.experts);
+    core.ExclusiveScan(first, RowsOfExperts(core, g, total, sizes_ub.Next(1, g.experts)), 0);
+    core.Add(next, first.Cols({0, g.experts}), before);
+    if (c == 0 && g.expert_counts != nullptr) core.Store(MatrixOf(*g.expert_counts), total);
+    if (c == 0 && g.expert_offsets != nullptr) core.Store(MatrixOf(*g.expert_offsets), first);
+    if (g.pads()) {
+      const Range mine = ShareOf(g.experts, c, t.chunks);
+      for (std::int64_t e = mine.begin; e < mine.end; ++e) {
+        const std::int64_t begin = core.ReadScalar(first, e) + core.ReadScalar(total, e);
+        zero_rows.Fill({begin, core.ReadScalar(first, e + 1)});
       }
     }
-    const Range tail =
-        ShareOf(std::max(g.first_row + g.permuted.rows - rows_before, std::int64_t{0}), c, t.chunks);
-    zero_rows.Fill({rows_before + tail.begin, rows_before + tail.end});
+    FillTail(zero_rows, g, core.ReadScalar(first, g.experts), c, t);
 
     for (const Range piece : Split(AtLeastOnce(Split(g.tokens.rows, t.chunk_tokens))[c], t.piece_tokens)) {
       const UbTile<std::int32_t> ids = expert_ids.Load(piece);
       const UbTile<std::int32_t> ranks = ranks_ub.Next(piece.size(), ids.cols());
       core.Fill(ranks, -1);
-      for (const Range experts : expert_ranges) {
-        const auto first_id = static_cast<std::int32_t>(experts.begin);
-        if (!one_range) {
-          next = next_ub.Next(1, experts.size());
-          core.Load(next, g.next_rows.Block({c, c + 1}, experts));
-        }
-        if (g.capacity > 0) {
-          if (!one_range) {
-            first = first_ub.Next(1, experts.size() + 1);
-            const auto begin = static_cast<std::int32_t>(experts.begin * g.capacity);
-            core.ExclusiveScan(first, sizes_of(next), begin);
-          }
-          core.RankWithin(ranks, next, first.Cols({1, experts.size() + 1}), ids, first_id);
-        } else {
-          core.Rank(ranks, next, ids, first_id);
-        }
-        if (!one_range) core.Store(g.next_rows.Block({c, c + 1}, experts), next);
+      if (g.capacity > 0) {
+        core.RankWithin(ranks, next, first.Cols({1, g.experts + 1}), ids, {});
+      } else {
+        core.Rank(ranks, next, ids, {});
       }
       core.Store(g.sorted_indices.Rows(piece), ranks);
-      if (g.first_row != 0) core.AddScalar(ranks, ranks, static_cast<std::int32_t>(-g.first_row));
-      if (g.permuted_probs != nullptr) {
-        const UbTile<float> probs = probs_ub.Next(piece.size(), ids.cols());
-        core.Load(probs, MatrixOf(*g.probs).Rows(piece));
-        core.Scatter(MatrixOf(*g.permuted_probs), ranks, probs, staging_ub.Next(2, 8));
-      }
-
-      // One row ahead: the next one comes while the K copies of this one go.
-      std::vector<std::int64_t> here, there;
-      UbTile<T> row;
-      Range row_cols;
-      const auto store = [&] {
-        for (const std::int64_t place : there)
-          core.Store(g.permuted.Block({place, place + 1}, row_cols), row);
-      };
-      for (std::int64_t i = 0; i < piece.size(); ++i) {
-        here.clear();
-        for (std::int64_t j = 0; j < ranks.cols(); ++j) {
-          const std::int64_t place = core.ReadScalar(ranks.Rows({i, i + 1}), j);
-          if (place >= 0 && place < g.permuted.rows) here.push_back(place);
-        }
-        if (here.empty()) continue;
-        for (const Range cols : Split(g.tokens.cols, t.cols)) {
-          const UbTile<T> next = row_ub.Next(1, cols.size());
-          core.Load(next, g.tokens.Block({piece.begin + i, piece.begin + i + 1}, cols));
-          store();
-          row = next, row_cols = cols, there = here;
-        }
-      }
-      store();
+      mover.Move(piece, ranks);
     }
   }
 }
 
+// The experts of slots, or, where they are not given, tiles of nothing.
+template <VectorCore V>
+IntTiles<V> ExpertsOfSlots(V& core, const GmTensor* topk_ids, const Gm& sorted_indices, std::int64_t rows) {
+  const Gm ids = topk_ids == nullptr ? sorted_indices.Cols({0, 0}) : MatrixOf(*topk_ids);
+  return IntTiles<V>(core, ids, rows, ids.cols);
+}
+
 struct TokenUnpermuteOperands {
-  Gm permuted, sorted_indices;      // (M, H), (T, K)
-  const GmTensor* probs = nullptr;  // (T, K)
-  Gm out;                           // (T, H)
-  std::int64_t first_row = 0;       // Of the global order, which the M rows begin with.
+  Gm permuted, sorted_indices;                               // (M, H), (T, K)
+  const GmTensor* probs = nullptr;                           // (T, K)
+  const GmTensor *bias = nullptr, *topk_ids = nullptr;       // (E, H) and (T, K), both or none
+  const GmTensor *residual = nullptr, *residual2 = nullptr;  // (T, H)
+  Gm out;                                                    // (T, H)
+  std::int64_t first_row = 0;  // Of the global order, which the M rows begin with.
   // (M, 1) and (T, K), or null: slot_values(t, j) = row_values(row of the slot), 0 without a row.
   const GmTensor* row_values = nullptr;
   const GmTensor* slot_values = nullptr;
 };
 
-// out(t) = sum over j of probs(t, j) * permuted(sorted_indices(t, j)). Each row is read once, each token
-// written once; dropped slots and rows of probability 0 are not read.
+// out(t) = the residuals + sum over j of probs(t, j) * (permuted(sorted_indices(t, j)) + bias(topk_ids(t, j))). Each row is
+// read once, each token written once; dropped slots and rows of probability 0 are not read.
 template <class T, VectorCore V>
 void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenUnpermuteTiling& t) {
   const std::int64_t top_k = g.sorted_indices.cols;
   Ring<Buffer::kUB, std::int32_t> places_ub(core, "places_ub", t.piece_tokens, top_k, 2);
   Ring<Buffer::kUB, float> probs_ub(core, "probs_ub", t.piece_tokens, top_k, 2);
+  IntTiles<V> expert_ids = ExpertsOfSlots(core, g.topk_ids, g.sorted_indices, t.piece_tokens);
   Ring<Buffer::kUB, T> row_ub(core, "row_ub", 1, t.cols, t.stages * static_cast<int>(t.rows), Role::kRelay);
   Ring<Buffer::kUB, float> sum_ub(core, "sum_ub", 1, t.cols, t.stages),
       scratch_ub(core, "scratch_ub", 1, t.cols, 1), staging_ub(core, "staging_ub", 2, 8, 1);
@@ -333,6 +348,8 @@ void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenU
       core.Load(places, g.sorted_indices.Rows(piece));
       if (g.first_row != 0) core.AddScalar(places, places, static_cast<std::int32_t>(-g.first_row));
       if (g.probs != nullptr) core.Load(probs, MatrixOf(*g.probs).Rows(piece));
+      UbTile<std::int32_t> experts;
+      if (g.bias != nullptr) experts = expert_ids.Load(piece);
       if (g.slot_values != nullptr) {
         const UbTile<float> values = probs_ub.Next(piece.size(), top_k);
         core.Gather(values, MatrixOf(*g.row_values), places, staging_ub.Next(2, 8));
@@ -343,15 +360,23 @@ void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenU
         for (const Range cols : Split(g.out.cols, t.cols)) {
           group.sum = sum_ub.Next(1, cols.size());
           group.accumulate = Accumulate::kNo, group.out = {};
+          const auto add = [&](const Gm& rows, std::int64_t index, float weight) {
+            if (group.count == static_cast<std::size_t>(t.rows)) hand_on();
+            const UbTile<T> row = row_ub.Next(1, cols.size());
+            core.Load(row, rows.Block({index, index + 1}, cols));
+            group.rows[group.count] = row, group.weights[group.count] = weight;
+            ++group.count;
+          };
+          for (const GmTensor* residual : {g.residual, g.residual2}) {
+            if (residual != nullptr) add(MatrixOf(*residual), piece.begin + i, 1.0f);
+          }
           for (std::int64_t j = 0; j < top_k; ++j) {
             const std::int64_t place = core.ReadScalar(places.Rows({i, i + 1}), j);
             const float weight = g.probs == nullptr ? 1.0f : core.ReadScalar(probs.Rows({i, i + 1}), j);
             if (place < 0 || place >= g.permuted.rows || weight == 0.0f) continue;
-            if (group.count == static_cast<std::size_t>(t.rows)) hand_on();
-            const UbTile<T> row = row_ub.Next(1, cols.size());
-            core.Load(row, g.permuted.Block({place, place + 1}, cols));
-            group.rows[group.count] = row, group.weights[group.count] = weight;
-            ++group.count;
+            add(g.permuted, place, weight);
+            if (g.bias != nullptr)
+              add(MatrixOf(*g.bias), core.ReadScalar(experts.Rows({i, i + 1}), j), weight);
           }
           group.out = g.out.Block({piece.begin + i, piece.begin + i + 1}, cols);
           hand_on();

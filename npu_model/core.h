@@ -126,9 +126,12 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.Gather(x, x, ids);           // V     dst(i, j) = a(i, ids(i, j)), 0 where that is negative
   core.Scatter(x, ids, x);          // S     dst(i, ids(i, j)) = values(i, j), nothing where that is negative
   core.Random(x, RandomStream{}, std::int64_t{},
-              std::int64_t{});                    // V  (u, stream, first, step): element (i, j) is
-                                                  //    number first + i * step + j, in (0, 1)
-  core.DropRoutes(ids, x, x, 0.5f);               // V     (ids, weights, u, rate): -1 and 0 where u < rate
+              std::int64_t{});       // V  (u, stream, first, step): element (i, j) is
+                                     //    number first + i * step + j, in (0, 1)
+  core.DropRoutes(ids, x, x, 0.5f);  // V     (ids, weights, u, rate): -1 and 0 where u < rate
+  core.MapRoutes(x, ids, x, x,
+                 RouteFunction{});  // S  (out, ids, scores, d_weights, f): a caller's function, by rows;
+                                    //    d_weights may be none
   core.Scores(ScoreFunction::kSoftmax, x, x, x);  // (function, n, s0, column); see ExpandScores
   core.Repair(x, x, x, x, x, 1.0f, true);   // (x, bad, s0, s1, column, limit, by_mean); see ExpandRepair
   core.RowDot(x, x, x, narrow, narrow);     // (sum, s0, s1, a, b[, w]): sum (r, 1) += rowsum(a * b * w)
@@ -143,16 +146,16 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.StoreActivated(gm, EpilogueTiles{x},
                       EpilogueScalars{});  // GM = activation(alpha * x + bias + beta * residual)
   core.AddDot(x, x, x, narrow);            // (sum, scratch, x, row): sum (1, 1) += sum_j x_j * row_j
+  core.StoreScaledDot(gm, x, x, x, x, narrow,
+                      1.0f);   // (dst, sum, s0, s1, x, row, weight): StoreScaled and AddDot of x at once
   core.Gather(x, gm, ids, x);  // (dst, column, places, staging): dst(i, j) = column(places(i, j)), else 0
   core.Scatter(gm, ids, x,
                x);  // (column, places, src, staging): column(places(i, j)) = src(i, j); also int32
   core.Histogram(ids, ids,
-                 std::int32_t{});  // (counts, ids, first): ++counts[id - first] for each id in range
-  core.Rank(ids, ids, ids,
-            std::int32_t{});  // (ranks, next, ids, first): row by row, rank = next[id - first]++
-  core.RankWithin(
-      ids, ids, ids, ids,
-      std::int32_t{});  // (ranks, next, limits, ids, first): likewise below limits[id - first], else -1
+                 IdBins{});  // (counts, ids, bins): ++counts[bin] of each id that has one of the bins
+  core.Rank(ids, ids, ids, IdBins{});  // (ranks, next, ids, bins): row by row, rank = next[bin]++
+  core.RankWithin(ids, ids, ids, ids,
+                  IdBins{});  // (ranks, next, limits, ids, bins): likewise below limits[bin], else -1
   core.RoundUp(ids, ids, std::int32_t{});  // S  dst (1, c) = a rounded up to a multiple of a number
   core.TrueColumns(ids, ids);  // V  (dst, flags): each row's columns that are not 0, ascending, then -1
   core.KeepWhere(ids, ids,
@@ -407,6 +410,13 @@ class VectorFront : protected E {
     CUBIST_CHECK(Same(ids, weights) && Same(ids, u), "shapes differ");
     E::DropRoutes(ids, weights, u, rate, loc);
   }
+  void MapRoutes(UbTile<float> out, UbTile<std::int32_t> ids, UbTile<float> scores, UbTile<float> d_weights,
+                 const RouteFunction& function, Loc loc = Loc::current()) {
+    const bool has_gradient = d_weights.slot != nullptr;
+    CUBIST_CHECK(Same(ids, out) && Same(scores, out) && (!has_gradient || Same(d_weights, out)),
+                 "shapes differ");
+    E::MapRoutes(out, ids, scores, has_gradient ? TileRef(d_weights) : TileRef(), function, loc);
+  }
   void Scores(ScoreFunction function, UbTile<float> n, UbTile<float> s0, UbTile<float> column,
               Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(s0, n) && IsColumnOf(column, n), "shapes differ");
@@ -602,6 +612,16 @@ class VectorFront : protected E {
                  "shapes differ");
     E::AddDot(sum, scratch, x, row, loc);
   }
+  template <OperandType T>
+  void StoreScaledDot(const Gm& dst, UbTile<float> sum, UbTile<float> s0, UbTile<float> s1, UbTile<float> x,
+                      UbTile<T> row, float weight, Loc loc = Loc::current()) {
+    CUBIST_CHECK(dst.rows == x.rows() && dst.cols == x.cols(), "shapes differ");
+    CUBIST_CHECK(
+        sum.rows() == 1 && sum.cols() == 1 && x.rows() == 1 && Same(s0, x) && Same(s1, x) && Same(row, x),
+        "shapes differ");
+    CUBIST_CHECK(IsFloat(dst.dtype()), "Store from UB narrows floats only");
+    E::StoreScaledDot(dst, sum, s0, s1, x, row, weight, loc);
+  }
   // Places outside [0, rows of the column) are passed over: a Gather leaves 0 there.
   void Gather(UbTile<float> dst, const Gm& column, UbTile<std::int32_t> places, UbTile<float> staging,
               Loc loc = Loc::current()) {
@@ -616,19 +636,19 @@ class VectorFront : protected E {
                  "Store from UB narrows floats only");
     E::Scatter(column, places, src, staging, loc);
   }
-  void Histogram(UbTile<std::int32_t> counts, UbTile<std::int32_t> ids, std::int32_t first,
+  void Histogram(UbTile<std::int32_t> counts, UbTile<std::int32_t> ids, const IdBins& bins,
                  Loc loc = Loc::current()) {
-    E::Histogram(counts, ids, first, loc);
+    E::Histogram(counts, ids, bins, loc);
   }
   void Rank(UbTile<std::int32_t> ranks, UbTile<std::int32_t> next, UbTile<std::int32_t> ids,
-            std::int32_t first, Loc loc = Loc::current()) {
+            const IdBins& bins, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(ranks, ids), "shapes differ");
-    E::Rank(ranks, next, ids, first, loc);
+    E::Rank(ranks, next, ids, bins, loc);
   }
   void RankWithin(UbTile<std::int32_t> ranks, UbTile<std::int32_t> next, UbTile<std::int32_t> limits,
-                  UbTile<std::int32_t> ids, std::int32_t first, Loc loc = Loc::current()) {
+                  UbTile<std::int32_t> ids, const IdBins& bins, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(ranks, ids) && Same(next, limits), "shapes differ");
-    E::RankWithin(ranks, next, limits, ids, first, loc);
+    E::RankWithin(ranks, next, limits, ids, bins, loc);
   }
   void RoundUp(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, std::int32_t multiple,
                Loc loc = Loc::current()) {

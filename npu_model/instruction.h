@@ -3,6 +3,8 @@
 #define CUBIST_NPU_MODEL_INSTRUCTION_H_
 
 #include <cstdint>
+#include <functional>
+#include <span>
 
 #include "npu_model/tile.h"
 
@@ -74,10 +76,28 @@ struct EpilogueRefs {
 // How a router turns logits into scores.
 enum class ScoreFunction : std::uint8_t { kSoftmax, kSigmoid, kSqrtSoftplus };
 
+// A caller's own function of the routes of one token: weights from scores, or with `d_weights` (else empty) the gradient of
+// the scores. Routes without an expert have id -1 and a score (and d_weight) of 0, and what it gives them is taken as 0.
+using RouteFunction = std::function<void(std::span<const std::int32_t> ids, std::span<const float> scores,
+                                         std::span<const float> d_weights, std::span<float> out)>;
+
 // Random numbers are functions of a seed, a stream and the number of the element; see npu_model/philox.h.
 struct RandomStream {
   std::uint64_t seed = 0;
   std::uint32_t stream = 0;
+};
+
+// Which bin of a table an id falls into: some of its bits, as an unsigned number, less `first`. Whole ids below 0 have
+// none, and in a radix sort they come last.
+struct IdBins {
+  std::int32_t first = 0;
+  int shift = 0, bits = 32;
+
+  constexpr std::int64_t Of(std::int32_t id) const {
+    const std::uint64_t mask = (std::uint64_t{1} << bits) - 1;
+    return static_cast<std::int64_t>(static_cast<std::uint32_t>(id) >> shift & mask) - first;
+  }
+  constexpr bool whole() const { return shift == 0 && bits == 32; }
 };
 
 // Which attention weights are dropped: a function of the seed, the offset and the weight's row and key; see

@@ -118,6 +118,7 @@ RouterResult Route(ConstTensor logits, ConstTensor bias, std::int64_t top_k, con
     const std::vector<std::int64_t> order = Order(choice);
     result.smallest_gap = std::min(result.smallest_gap, Gap(choice, order, top_k));
     double total = o.eps;
+    const std::size_t first = result.ids.size();
     for (std::int64_t j = 0; j < top_k; ++j) {
       const bool left_out = o.expert_dropout > 0 && !std::isfinite(choice[Index(order[Index(j)])]);
       const bool dropped =
@@ -126,9 +127,17 @@ RouterResult Route(ConstTensor logits, ConstTensor bias, std::int64_t top_k, con
       const std::int64_t e = dropped ? -1 : order[Index(j)];
       result.ids.push_back(static_cast<std::int32_t>(e));
       result.weights.push_back(dropped ? 0 : n[Index(e)]);
-      total += result.weights.back();
       if (!dropped) ++result.counts[Index(e)];
     }
+    if (o.weighting) {
+      const std::vector<std::int32_t> ids(result.ids.begin() + static_cast<std::ptrdiff_t>(first),
+                                          result.ids.end());
+      const std::vector<double> w = o.weighting(
+          ids, {result.weights.begin() + static_cast<std::ptrdiff_t>(first), result.weights.end()});
+      for (std::size_t j = 0; j < w.size(); ++j) result.weights[first + j] = ids[j] < 0 ? 0 : w[j];
+    }
+    total = std::accumulate(result.weights.begin() + static_cast<std::ptrdiff_t>(first), result.weights.end(),
+                            total);
     for (auto w = result.weights.end() - top_k; w != result.weights.end(); ++w)
       *w *= o.scale / (o.renormalise ? total : 1);
     result.scores.insert(result.scores.end(), n.begin(), n.end());
@@ -153,14 +162,23 @@ std::vector<double> RouteGrad(const std::vector<double>& d_weights, const Router
     const double* n = forward.scores.data() + t * experts;
     std::vector<double> d(Index(experts));
     double total = o.eps, cross = 0;
+    std::vector<std::int32_t> ids;
+    std::vector<double> selected, d_w;
     for (std::int64_t j = 0; j < top_k; ++j) {
-      const std::int32_t e = forward.ids[Index(t * top_k + j)];
-      if (e >= 0) total += n[e], cross += o.scale * d_weights[Index(t * top_k + j)] * n[e];
+      ids.push_back(forward.ids[Index(t * top_k + j)]);
+      selected.push_back(ids.back() < 0 ? 0 : n[ids.back()]);
     }
-    for (std::int64_t j = 0; j < top_k; ++j) {
-      const std::int32_t e = forward.ids[Index(t * top_k + j)];
-      const double g = o.scale * d_weights[Index(t * top_k + j)];
-      if (e >= 0) d[Index(e)] += o.renormalise ? g / total - cross / (total * total) : g;
+    const std::vector<double> w = o.weighting ? o.weighting(ids, selected) : selected;
+    for (std::size_t j = 0; j < ids.size(); ++j) {
+      if (ids[j] >= 0) total += w[j], cross += o.scale * d_weights[Index(t * top_k) + j] * w[j];
+    }
+    for (std::size_t j = 0; j < ids.size(); ++j) {
+      const double g = ids[j] < 0 ? 0 : o.scale * d_weights[Index(t * top_k) + j];
+      d_w.push_back(ids[j] >= 0 && o.renormalise ? g / total - cross / (total * total) : g);
+    }
+    if (o.weighting_grad) d_w = o.weighting_grad(ids, selected, d_w);
+    for (std::size_t j = 0; j < ids.size(); ++j) {
+      if (ids[j] >= 0) d[Index(ids[j])] += d_w[j];
     }
     const double sum = std::accumulate(n, n + experts, 0.0);
     double shared = 0;

@@ -3,6 +3,7 @@
 #define CUBIST_REFERENCE_ROUTE_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "npu_model/types.h"
@@ -23,6 +24,13 @@ struct RouterOptions {
   bool repairs = false, mean_for_bad = false;
   double limit = 0;
   double aux_coefficient = 0;
+  // Weights of a token's selected scores in place of these, and the gradient of the scores; of kept routes alone.
+  using Weights =
+      std::function<std::vector<double>(const std::vector<std::int32_t>& ids, const std::vector<double>& n)>;
+  using WeightsGrad = std::function<std::vector<double>(
+      const std::vector<std::int32_t>& ids, const std::vector<double>& n, const std::vector<double>& d)>;
+  Weights weighting = {};
+  WeightsGrad weighting_grad = {};
 };
 
 struct RouterResult {

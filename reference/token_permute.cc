@@ -25,6 +25,11 @@ std::int64_t KeptRows(std::int64_t slots, std::int64_t num_out_tokens) {
   return std::max<std::int64_t>(slots + num_out_tokens, 0);
 }
 
+std::int64_t ExpertOf(const Additions& more, std::int64_t t, std::int64_t j) {
+  const ConstTensor& ids = more.topk_ids;
+  return LoadInt(ids.data, ids.dtype, t * ids.stride(0) + j * ids.stride(1));
+}
+
 }  // namespace
 
 Routing Route(ConstTensor topk_ids, std::int64_t num_experts, std::int64_t num_out_tokens) {
@@ -61,14 +66,18 @@ PaddedRouting RoutePadded(ConstTensor topk_ids, std::int64_t num_experts, std::i
   const std::int64_t topk = topk_ids.rank == 1 ? 1 : topk_ids.size(1), slots = topk_ids.size(0) * topk;
   PaddedRouting routing;
   routing.sorted_indices.assign(static_cast<std::size_t>(slots), -1);
-  for (std::int64_t e = 0; e < num_experts; ++e) {
+  std::vector<std::vector<std::int64_t>> slots_of(static_cast<std::size_t>(num_experts));
+  for (std::int64_t s = 0; s < slots; ++s) {
+    const std::int64_t index =
+        s / topk * topk_ids.stride(0) + (topk_ids.rank == 1 ? 0 : s % topk * topk_ids.stride(1));
+    const std::int64_t e = LoadInt(topk_ids.data, topk_ids.dtype, index);
+    if (e >= 0) slots_of[static_cast<std::size_t>(e)].push_back(s);
+  }
+  for (const auto& of_expert : slots_of) {
     const auto first = static_cast<std::int64_t>(routing.slot_of_row.size());
     routing.expert_offsets.push_back(static_cast<std::int32_t>(first));
     std::int32_t count = 0;
-    for (std::int64_t s = 0; s < slots; ++s) {
-      const std::int64_t index =
-          s / topk * topk_ids.stride(0) + (topk_ids.rank == 1 ? 0 : s % topk * topk_ids.stride(1));
-      if (LoadInt(topk_ids.data, topk_ids.dtype, index) != e) continue;
+    for (const std::int64_t s : of_expert) {
       if (++count > capacity && capacity > 0) continue;
       routing.sorted_indices[static_cast<std::size_t>(s)] =
           static_cast<std::int32_t>(routing.slot_of_row.size());
@@ -97,20 +106,25 @@ std::vector<double> Permute(ConstTensor tokens, const Routing& routing) {
 }
 
 UnpermuteResult Unpermute(ConstTensor permuted, ConstTensor sorted_indices, ConstTensor probs,
-                          std::span<const std::int64_t> tokens, std::int64_t top_k, std::int64_t first_row) {
+                          std::span<const std::int64_t> tokens, std::int64_t top_k, std::int64_t first_row,
+                          const Additions& more) {
   const std::int64_t topk = probs.given() ? probs.size(1) : top_k;
   UnpermuteResult result;
   for (std::int64_t t : tokens) {
     for (std::int64_t h = 0; h < permuted.size(1); ++h) {
       double out = 0, magnitude = 0;
+      const auto add = [&](double value) { out += value, magnitude += std::abs(value); };
+      for (const ConstTensor& residual : {more.residual, more.residual2}) {
+        if (residual.given()) add(At(residual, t, h));
+      }
       for (std::int64_t j = 0; j < topk; ++j) {
         const std::int64_t row =
             LoadInt(sorted_indices.data, sorted_indices.dtype, (t * topk + j) * sorted_indices.stride(0)) -
             first_row;
         const double prob = probs.given() ? At(probs, t, j) : 1.0;
         if (row < 0 || row >= permuted.size(0) || prob == 0) continue;
-        out += prob * At(permuted, row, h);
-        magnitude += std::abs(prob * At(permuted, row, h));
+        add(prob * At(permuted, row, h));
+        if (more.bias.given()) add(prob * At(more.bias, ExpertOf(more, t, j), h));
       }
       result.out.push_back(out);
       result.magnitude.push_back(magnitude);
@@ -120,10 +134,10 @@ UnpermuteResult Unpermute(ConstTensor permuted, ConstTensor sorted_indices, Cons
 }
 
 UnpermuteResult Unpermute(ConstTensor permuted, ConstTensor sorted_indices, ConstTensor probs,
-                          std::int64_t top_k, std::int64_t first_row) {
+                          std::int64_t top_k, std::int64_t first_row, const Additions& more) {
   const std::int64_t tokens =
       probs.given() ? probs.size(0) : sorted_indices.size(0) / std::max<std::int64_t>(top_k, 1);
-  return Unpermute(permuted, sorted_indices, probs, Iota(tokens), top_k, first_row);
+  return Unpermute(permuted, sorted_indices, probs, Iota(tokens), top_k, first_row, more);
 }
 
 std::vector<double> UnpermuteBounds(const UnpermuteResult& result, ConstTensor probs, DType output,
@@ -150,7 +164,7 @@ std::vector<double> GatherBySlot(ConstTensor values, ConstTensor sorted_indices,
 
 UnpermuteGradResult UnpermuteGrad(ConstTensor out_grad, ConstTensor permuted, ConstTensor sorted_indices,
                                   ConstTensor probs, std::int64_t rows, std::int64_t top_k,
-                                  std::int64_t first_row) {
+                                  std::int64_t first_row, const Additions& more) {
   const std::int64_t topk = probs.given() ? probs.size(1) : top_k, hidden = out_grad.size(1);
   UnpermuteGradResult result;
   result.permuted_grad.assign(static_cast<std::size_t>(rows * hidden), 0.0);
@@ -165,8 +179,9 @@ UnpermuteGradResult UnpermuteGrad(ConstTensor out_grad, ConstTensor permuted, Co
         const double weight = probs.given() ? At(probs, t, j) : 1.0;
         result.permuted_grad[static_cast<std::size_t>(row * hidden + h)] = weight * At(out_grad, t, h);
         if (!permuted.given()) continue;
-        dot += At(out_grad, t, h) * At(permuted, row, h);
-        magnitude += std::abs(At(out_grad, t, h) * At(permuted, row, h));
+        const auto add = [&](double value) { dot += value, magnitude += std::abs(value); };
+        add(At(out_grad, t, h) * At(permuted, row, h));
+        if (more.bias.given()) add(At(out_grad, t, h) * At(more.bias, ExpertOf(more, t, j), h));
       }
       result.probs_grad.push_back(dot), result.probs_grad_magnitude.push_back(magnitude);
     }

@@ -47,18 +47,24 @@ struct UnpermuteResult {
   std::vector<double> magnitude;  // sum over j of |probs(t, j)| * |row|, which error bounds are made of
 };
 
-// out[t] = sum over j of probs(t, j) * permuted[sorted_indices[t * K + j]], in double, for the given tokens
+// What else goes into a token: a bias (E, H) of the expert ids (T, K) for every row that is added, and residuals (T, H). Each
+// may be not given.
+struct Additions {
+  ConstTensor bias, topk_ids, residual, residual2;
+};
+
+// out[t] = sum over j of probs(t, j) * permuted[sorted_indices[t * K + j]], and the additions, in double, for the given tokens
 // t.
 //   permuted (M, H), sorted_indices (T * K), probs (T, K) or not given: then K = top_k and the weight is 1
 // Row 0 of permuted is row first_row of the global order; an index of no row adds nothing, and a row of probability 0
 // is not read. With weights of 1 this is the gradient of Permute as well.
 UnpermuteResult Unpermute(ConstTensor permuted, ConstTensor sorted_indices, ConstTensor probs,
                           std::span<const std::int64_t> tokens, std::int64_t top_k = 1,
-                          std::int64_t first_row = 0);
+                          std::int64_t first_row = 0, const Additions& more = {});
 
 // Every token: (T, H).
 UnpermuteResult Unpermute(ConstTensor permuted, ConstTensor sorted_indices, ConstTensor probs,
-                          std::int64_t top_k = 1, std::int64_t first_row = 0);
+                          std::int64_t top_k = 1, std::int64_t first_row = 0, const Additions& more = {});
 
 // How far each element of a kernel's out may be from the reference's; see WeightedSumBound in bounds.h.
 // Without probs and with top_k = 1 rows only move, and the bound is 0.
@@ -71,13 +77,14 @@ std::vector<double> GatherBySlot(ConstTensor values, ConstTensor sorted_indices,
 // Gradients of Unpermute.
 struct UnpermuteGradResult {
   std::vector<double> permuted_grad;  // (M, H): probs(t, j) * out_grad[t] in the row of slot (t, j), else 0
-  std::vector<double> probs_grad;     // (T, K): out_grad[t] . permuted[row of slot (t, j)], 0 without a row
+  // (T, K): out_grad[t] . (permuted[row of slot (t, j)] + its bias), 0 without a row
+  std::vector<double> probs_grad;
   std::vector<double> probs_grad_magnitude;  // The same of absolute values.
 };
 // permuted may be not given: then there is no probs_grad. `rows` is M.
 UnpermuteGradResult UnpermuteGrad(ConstTensor out_grad, ConstTensor permuted, ConstTensor sorted_indices,
                                   ConstTensor probs, std::int64_t rows, std::int64_t top_k = 1,
-                                  std::int64_t first_row = 0);
+                                  std::int64_t first_row = 0, const Additions& more = {});
 
 }  // namespace cubist::reference
 

@@ -1,6 +1,7 @@
 #include "tiling/token_permute_tiling.h"
 
 #include <algorithm>
+#include <cmath>
 #include <initializer_list>
 #include <limits>
 #include <string>
@@ -24,17 +25,41 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling
   const std::int64_t ids = UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k);
   const std::int64_t wide_ids =
       s.wide_ids ? UbBytes(chip, DType::kI64, t.piece_tokens, s.top_k) : UbBytes(chip, DType::kI64, 1, 1);
-  const std::int64_t sum = t.sums_chunks ? 4 * UbBytes(chip, DType::kI32, 1, kSummedExperts) : 0;
-  const std::int64_t move =
-      2 * ids + wide_ids + 2 * ids + UbBytes(chip, DType::kI32, t.sums_chunks ? 1 : t.chunks, t.experts) +
-      4 * UbBytes(chip, DType::kI32, 1, t.experts) + 2 * UbBytes(chip, DType::kI32, 1, t.experts + 1) +
-      2 * UbBytes(chip, DType::kF32, t.piece_tokens, s.top_k) + UbBytes(chip, DType::kF32, 2, 8) +
-      UbBytes(chip, DType::kF32, 1, kZeroCols) + t.row_stages * UbBytes(chip, s.dtype, 1, t.cols);
-  return std::max(sum, move);
+  const std::int64_t bins = t.Bins(s.experts), staging = UbBytes(chip, DType::kF32, 2, 8);
+  const std::int64_t sum = t.sums_chunks ? 4 * UbBytes(chip, DType::kI32, 1, kSummedBins) : 0;
+  const std::int64_t table =
+      3 * UbBytes(chip, DType::kI32, 1, bins) + UbBytes(chip, DType::kI32, 1, bins + 1);
+  const std::int64_t move = 2 * ids + 2 * UbBytes(chip, DType::kF32, t.piece_tokens, s.top_k) + staging +
+                            UbBytes(chip, DType::kF32, 1, kZeroCols) +
+                            t.row_stages * UbBytes(chip, s.dtype, 1, t.cols);
+  if (t.digit_bits == 0) {
+    const std::int64_t counts = UbBytes(chip, DType::kI32, t.sums_chunks ? 1 : t.chunks, bins);
+    return std::max(sum, 2 * ids + wide_ids + counts + table + UbBytes(chip, DType::kI32, 1, bins) + move);
+  }
+  const std::int64_t pass = 7 * ids + wide_ids + UbBytes(chip, DType::kI32, 1, s.top_k) +
+                            UbBytes(chip, DType::kI32, 1, s.top_k + 1) + staging + table;
+  const std::int64_t search = 2 * UbBytes(chip, DType::kI32, 1, 1),
+                     rows = UbBytes(chip, DType::kI32, 1, kSummedRanges) +
+                            UbBytes(chip, DType::kI32, 1, kSummedRanges + 1),
+                     routes = UbBytes(chip, DType::kI32, 1, kSortedRoutes),
+                     experts = UbBytes(chip, DType::kI32, 1, t.range_experts),
+                     offsets = UbBytes(chip, DType::kI32, 1, t.range_experts + 1);
+  const std::int64_t count = search + 2 * routes + 3 * experts + 2 * offsets,
+                     place = search + rows + UbBytes(chip, DType::kF32, 1, kZeroCols) + 6 * routes + staging +
+                             3 * experts + offsets;
+  return std::max({sum, pass, count, place, search + rows + move});
+}
+
+// Of the tiles of experts' ids, which are of nothing where none are read.
+std::int64_t IdsNeed(const ChipSpec& chip, const Shape& s, std::int64_t piece) {
+  const std::int64_t cols = s.reads_ids ? s.top_k : 0;
+  const bool wide = s.reads_ids && s.wide_ids;
+  return 2 * UbBytes(chip, DType::kI32, piece, cols) +
+         UbBytes(chip, DType::kI64, wide ? piece : 1, wide ? cols : 1);
 }
 
 std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenUnpermuteTiling& t) {
-  return 2 * UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k) +
+  return IdsNeed(chip, s, t.piece_tokens) + 2 * UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k) +
          2 * UbBytes(chip, DType::kF32, t.piece_tokens, s.top_k) +
          t.stages * t.rows * UbBytes(chip, s.dtype, 1, t.cols) +
          (t.stages + 1) * UbBytes(chip, DType::kF32, 1, t.cols) + UbBytes(chip, DType::kF32, 2, 8);
@@ -42,7 +67,7 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenUnpermuteTili
 
 // Of the three phases the last takes most.
 std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenUnpermuteGradTiling& t) {
-  return 2 * UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k) +
+  return IdsNeed(chip, s, t.piece_tokens) + 2 * UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k) +
          2 * UbBytes(chip, DType::kF32, t.piece_tokens, s.top_k) + 5 * UbBytes(chip, DType::kF32, 1, t.cols) +
          t.row_stages * UbBytes(chip, s.dtype, 1, t.cols) + 2 * UbBytes(chip, DType::kF32, t.slots, 8) +
          2 * UbBytes(chip, DType::kI32, 1, t.owned_rows);
@@ -95,26 +120,42 @@ std::vector<std::int64_t> RowParts(const Shape& s) {
   return TileSizes({32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768}, 32, s.hidden);
 }
 
-constexpr std::int64_t kLeastChunk = 16;  // Tokens: fewer do not pay for a row of counts.
+// Tokens of a chunk: fewer do not pay for a row of counts, nor on a host for setting a core up.
+std::int64_t LeastChunk(const ChipSpec& chip, const Shape& s) {
+  constexpr std::int64_t kTokens = 16, kRoutes = 2048, kBytes = 1 << 19;
+  if (chip.pipes_overlap) return kTokens;
+  const std::int64_t k = std::max<std::int64_t>(s.top_k, 1),
+                     row = std::max<std::int64_t>(s.hidden * SizeOf(s.dtype), 1);
+  return std::max(kTokens, std::min(CeilDiv(kRoutes, k), CeilDiv(kBytes, row) / (k + 1)));
+}
 
 // Every tiling that is considered, whether it fits or not.
 std::vector<TokenPermuteTiling> AllPermuteTilings(const ChipSpec& chip, const Shape& s) {
   std::vector<TokenPermuteTiling> tilings;
   TokenPermuteTiling t;
-  CutTokens(chip, s, kLeastChunk, &t);
-  for (std::int64_t experts : TileSizes({8, 64, 512, 4096, 32768}, 8, s.experts)) {
+  CutTokens(chip, s, LeastChunk(chip, s), &t);
+  const auto add = [&] {
     for (std::int64_t piece : TileSizes({1, 8, 64, 512}, 1, t.chunk_tokens)) {
       for (std::int64_t cols : RowParts(s)) {
         for (int stages : {2, 4, 8}) {
-          for (bool sums_chunks : {false, true}) {
-            // A host reads the table once more for every chunk, and has its next phase for next to nothing.
-            if (!chip.pipes_overlap && !sums_chunks) continue;
-            t.experts = experts, t.piece_tokens = piece, t.cols = cols, t.row_stages = stages;
-            t.sums_chunks = sums_chunks;
-            tilings.push_back(t);
-          }
+          t.piece_tokens = piece, t.cols = cols, t.row_stages = stages;
+          tilings.push_back(t);
         }
       }
+    }
+  };
+  for (bool sums_chunks : {false, true}) {
+    // A host reads the table once more for every chunk, and has its next phase for next to nothing.
+    if (!chip.pipes_overlap && !sums_chunks) continue;
+    t.sums_chunks = sums_chunks;
+    add();
+  }
+  for (int digit_bits : {4, 8, 11}) {
+    if (s.experts <= std::int64_t{1} << digit_bits) break;  // One table has them all.
+    for (std::int64_t range : {64, 2048, 16384}) {
+      if (range / 8 > s.experts) break;
+      t.digit_bits = digit_bits, t.range_experts = range;
+      add();
     }
   }
   return tilings;
@@ -177,22 +218,35 @@ double Price(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling& t) 
   const double parts = d(std::max<std::int64_t>(CeilDiv(s.hidden, t.cols), 1));
   const double row = d(s.hidden * SizeOf(s.dtype)), tokens = d(t.chunk_tokens), k = d(s.top_k);
   const double cores = d(std::min<std::int64_t>(t.chunks, chip.concurrent_cores * chip.vector_per_cube));
-  const double ranges = d(std::max<std::int64_t>(CeilDiv(s.experts, t.experts), 1));
-  const double rank = 2 * ranges * tokens * k * chip.scalar.read;
+  const double bins = d(t.Bins(s.experts)), passes = t.Passes(s.experts);
+  const double barrier = chip.sync.barrier_s * chip.clock_hz;
+  const double read_bytes = chip.path(Path::kGmToUb).bytes_per_cycle,
+               written_bytes = chip.path(Path::kUbToGm).bytes_per_cycle;
+  // A route is counted and ranked, in each pass; with digits it is moved, as an id and as a slot.
+  const double route =
+      2 * chip.scalar.read + (t.digit_bits == 0 ? 0 : 2 * (chip.scalar.read + chip.path(Path::kUbToGm).gap));
+  const double rank = passes * tokens * k * route;
   // Counts of all chunks come to every chunk; or sums over them do, after a phase in which a core adds up a range.
-  const double sum_steps =
-      d(t.chunks) * (chip.path(Path::kGmToUb).gap + chip.path(Path::kUbToGm).gap) +
-      2 * d(t.chunks * std::min(s.experts, kSummedExperts)) * 4 / chip.path(Path::kUbToGm).bytes_per_cycle;
-  const double counts =
-      d((t.sums_chunks ? 2 : t.chunks) * s.experts) * 4 / chip.path(Path::kGmToUb).bytes_per_cycle;
-  const double sums = t.sums_chunks ? sum_steps + chip.sync.barrier_s * chip.clock_hz : 0;
+  const double sum_steps = std::ceil(bins / d(kSummedBins) / cores) *
+                           (d(t.chunks) * (chip.path(Path::kGmToUb).gap + chip.path(Path::kUbToGm).gap) +
+                            2 * d(t.chunks) * std::min(bins, d(kSummedBins)) * 4 / written_bytes);
+  const double counts = passes * (t.sums_chunks ? 2 : d(t.chunks)) * bins * 4 / read_bytes;
+  double sums = t.sums_chunks ? passes * (sum_steps + barrier) : 0;
+  if (t.digit_bits != 0) {
+    // Two phases over the experts, in which a range is looked for by halves.
+    const double ranges = std::ceil(d(CeilDiv(s.experts, t.range_experts)) / cores);
+    const double search =
+        2 * std::log2(std::max(d(s.tokens) * k, 2.0)) * (chip.path(Path::kGmToUb).startup + chip.scalar.read);
+    sums += (passes + 1) * barrier +
+            2 * ranges * (search + 4 * d(t.range_experts) * (1 / read_bytes + 1 / written_bytes));
+  }
   const double move =
       MoveCycles(chip, tokens * parts, tokens * row, tokens * parts * k, tokens * row * k, cores);
   const double unbuffered =
       t.row_stages > 2 ? 1.0 : 1.2;  // Two rows in flight leave MTE2 waiting for k stores.
   return std::ceil(d(t.chunks) / cores) *
              (rank + counts + PieceCycles(chip, s, t.chunk_tokens, t.piece_tokens) + move * unbuffered) +
-         sums + chip.sync.barrier_s * chip.clock_hz;
+         sums + barrier;
 }
 
 double Price(const ChipSpec& chip, const Shape& s, const TokenUnpermuteTiling& t) {

@@ -3,6 +3,7 @@
 #define CUBIST_TILING_TOKEN_PERMUTE_TILING_H_
 
 #include <algorithm>
+#include <bit>
 #include <compare>
 #include <concepts>
 #include <cstdint>
@@ -18,24 +19,38 @@ namespace cubist {
 struct TokenPermuteShape {
   std::int64_t tokens = 0, hidden = 0, top_k = 0, experts = 0;
   DType dtype = DType::kF32;
-  bool wide_ids = false;  // int64
+  bool wide_ids = false;   // int64
+  bool reads_ids = false;  // Of unpermute: the experts' ids as well, for their biases.
 
   friend auto operator<=>(const TokenPermuteShape&, const TokenPermuteShape&) = default;
 };
 
-inline constexpr std::int64_t kZeroCols = 512;  // Rows of no token are filled with zeros by that many.
-inline constexpr std::int64_t kSummedExperts =
-    512;  // A core adds up the counts of that many over all chunks.
+inline constexpr std::int64_t kZeroCols = 512;    // Rows of no token are filled with zeros by that many.
+inline constexpr std::int64_t kSummedBins = 512;  // A core adds up the counts of that many over all chunks.
+// Sorted routes are read by that many, and the rows of ranges of experts.
+inline constexpr std::int64_t kSortedRoutes = 512, kSummedRanges = 64;
 
-// Tokens are cut into `chunks` of `chunk_tokens`, ranked side by side. A chunk's ids are read `piece_tokens`
-// tokens at a time, its experts counted in ranges of `experts`, and rows move in parts of `cols`.
+// Tokens are cut into `chunks` of `chunk_tokens`, ranked side by side. A chunk's ids are read `piece_tokens` tokens at a
+// time, and rows move in parts of `cols`. Routes are ranked by a table of all experts, or, with `digit_bits`, by as many
+// passes over tables of 2^digit_bits as the ids have digits, and experts then counted in ranges of `range_experts`.
 struct TokenPermuteTiling {
   std::int64_t chunks = 0, chunk_tokens = 0;
   std::int64_t piece_tokens = 0;
-  std::int64_t experts = 0;
+  int digit_bits = 0;
+  std::int64_t range_experts = 1;
   std::int64_t cols = 0;
   int row_stages = 2;
   bool sums_chunks = false;  // The counts of all chunks are added up in a phase of their own.
+
+  // Of a table, for that many experts.
+  std::int64_t Bins(std::int64_t experts) const {
+    return digit_bits == 0 ? experts : std::int64_t{1} << digit_bits;
+  }
+  // An id's digits hold one bit more than the experts need: -1 is above them all.
+  int Passes(std::int64_t experts) const {
+    const auto bits = static_cast<std::int64_t>(std::bit_width(static_cast<std::uint64_t>(experts)));
+    return digit_bits == 0 ? 1 : static_cast<int>(CeilDiv(bits, digit_bits));
+  }
 
   friend bool operator==(const TokenPermuteTiling&, const TokenPermuteTiling&) = default;
 };
@@ -46,13 +61,15 @@ void VisitFields(const TokenPermuteShape& s, Visit&& visit) {
   visit({"experts"}, s.experts);
   visit({"dtype"}, s.dtype);
   visit({"wide_ids"}, s.wide_ids);
+  visit({"reads_ids"}, s.reads_ids);
 }
 
 template <class Tiling, class Visit>
 requires std::same_as<std::remove_const_t<Tiling>, TokenPermuteTiling>
 void VisitFields(const ChipSpec&, const TokenPermuteShape&, Tiling& t, Visit&& visit) {
   visit({"chunk_tokens"}, t.chunk_tokens), visit({"piece_tokens"}, t.piece_tokens);
-  visit({"experts"}, t.experts), visit({"cols"}, t.cols);
+  visit({"digit_bits", 0, 16}, t.digit_bits), visit({"range_experts"}, t.range_experts);
+  visit({"cols"}, t.cols);
   visit({"row_stages", 1, 64}, t.row_stages);
   visit({"sums_chunks", 0, 1}, t.sums_chunks);
 }

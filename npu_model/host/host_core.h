@@ -126,6 +126,8 @@ class HostVector {
   void Scatter(TileRef dst, TileRef ids, TileRef values, Loc loc = {});
   void Random(TileRef u, const RandomStream& stream, std::int64_t first, std::int64_t row_step, Loc loc = {});
   void DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc loc = {});
+  void MapRoutes(TileRef out, TileRef ids, TileRef scores, TileRef d_weights, const RouteFunction& function,
+                 Loc loc = {});
   void Scores(ScoreFunction function, TileRef n, TileRef s0, TileRef column, Loc loc = {});
   void Repair(TileRef x, TileRef bad, TileRef s0, TileRef s1, TileRef column, float limit, bool by_mean,
               Loc loc = {});
@@ -139,11 +141,13 @@ class HostVector {
   void StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc = {});
   void StoreActivated(const Gm& dst, const EpilogueRefs& t, const EpilogueScalars& e, Loc loc = {});
   void AddDot(TileRef sum, TileRef scratch, TileRef x, TileRef row, Loc loc = {});
+  void StoreScaledDot(const Gm& dst, TileRef sum, TileRef s0, TileRef s1, TileRef x, TileRef row,
+                      float weight, Loc loc = {});
   void Gather(TileRef dst, const Gm& column, TileRef places, TileRef staging, Loc loc = {});
   void Scatter(const Gm& column, TileRef places, TileRef src, TileRef staging, Loc loc = {});
-  void Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc = {});
-  void Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc = {});
-  void RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, std::int32_t first, Loc loc = {});
+  void Histogram(TileRef counts, TileRef ids, const IdBins& bins, Loc loc = {});
+  void Rank(TileRef ranks, TileRef next, TileRef ids, const IdBins& bins, Loc loc = {});
+  void RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, const IdBins& bins, Loc loc = {});
   void RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc = {});
   void TrueColumns(TileRef dst, TileRef flags, Loc loc = {});
   void KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc loc = {});

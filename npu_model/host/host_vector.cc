@@ -300,6 +300,23 @@ void HostVector::DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate,
   }
 }
 
+void HostVector::MapRoutes(TileRef out, TileRef ids, TileRef scores, TileRef d_weights,
+                           const RouteFunction& function, Loc) {
+  const auto count = static_cast<std::size_t>(out.cols());
+  std::vector<float> inputs(2 * count), results(count);
+  const std::span<float> n(inputs.data(), count), d(inputs.data() + count, d_weights.given() ? count : 0);
+  for (std::int64_t i = 0; i < out.rows(); ++i) {
+    const std::span<const std::int32_t> experts(RowAt<std::int32_t>(ids, i), count);
+    const auto kept = [&](const TileRef& tile, std::size_t j) {
+      return experts[j] < 0 ? 0.0f : RowAt<float>(tile, i)[j];
+    };
+    for (std::size_t j = 0; j < count; ++j) n[j] = kept(scores, j);
+    for (std::size_t j = 0; j < d.size(); ++j) d[j] = kept(d_weights, j);
+    function(experts, n, d, results);
+    for (std::size_t j = 0; j < count; ++j) RowAt<float>(out, i)[j] = experts[j] < 0 ? 0.0f : results[j];
+  }
+}
+
 void HostVector::MulAdd(TileRef acc, TileRef factor, TileRef x, Loc) {
   context_->vector->mul_add(WritableRowsOf(acc), RowsOf(factor), RowsOf(x));
 }
@@ -321,38 +338,38 @@ void HostVector::WeightedSum(TileRef acc, TileRef, std::span<const TileRef> rows
 
 namespace {
 
-// visit(id - first, element) for every id in [first, first + bins), row by row.
+// visit(bin, row, column) for every id whose bin is one of `count`, row by row.
 template <class Visit>
-void ForEachBin(const TileRef& ids, std::int32_t first, std::int64_t bins, Visit visit) {
+void ForEachBin(const TileRef& ids, IdBins bins, std::int64_t count, Visit visit) {
   for (std::int64_t i = 0; i < ids.rows(); ++i) {
     const std::int32_t* row = Ints(ids) + i * ids.slot->shows.pitch;
     for (std::int64_t j = 0; j < ids.cols(); ++j) {
-      const std::int64_t bin = std::int64_t{row[j]} - first;
-      if (bin >= 0 && bin < bins) visit(bin, i, j);
+      const std::int64_t bin = bins.Of(row[j]);
+      if (bin >= 0 && bin < count) visit(bin, i, j);
     }
   }
 }
 
 }  // namespace
 
-void HostVector::Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc) {
+void HostVector::Histogram(TileRef counts, TileRef ids, const IdBins& bins, Loc) {
   std::int32_t* count = Ints(counts);
-  ForEachBin(ids, first, counts.cols(), [&](std::int64_t bin, std::int64_t, std::int64_t) { ++count[bin]; });
+  ForEachBin(ids, bins, counts.cols(), [&](std::int64_t bin, std::int64_t, std::int64_t) { ++count[bin]; });
 }
 
-void HostVector::Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc) {
+void HostVector::Rank(TileRef ranks, TileRef next, TileRef ids, const IdBins& bins, Loc) {
   std::int32_t *at = Ints(next), *rank = Ints(ranks);
   const std::int64_t pitch = ranks.slot->shows.pitch;
-  ForEachBin(ids, first, next.cols(),
+  ForEachBin(ids, bins, next.cols(),
              [&](std::int64_t bin, std::int64_t i, std::int64_t j) { rank[i * pitch + j] = at[bin]++; });
 }
 
-void HostVector::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, std::int32_t first,
+void HostVector::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, const IdBins& bins,
                             Loc) {
   std::int32_t *at = Ints(next), *rank = Ints(ranks);
   const std::int32_t* limit = Ints(limits);
   const std::int64_t pitch = ranks.slot->shows.pitch;
-  ForEachBin(ids, first, next.cols(), [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
+  ForEachBin(ids, bins, next.cols(), [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
     rank[i * pitch + j] = at[bin] < limit[bin] ? at[bin]++ : -1;
   });
 }
@@ -387,7 +404,7 @@ void HostVector::KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc) {
 
 void HostVector::Lookup(TileRef dst, TileRef ids, TileRef table, std::int32_t first, Loc) {
   const std::int32_t* const entries = Ints(table);
-  ForEachBin(ids, first, table.cols(), [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
+  ForEachBin(ids, {.first = first}, table.cols(), [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
     RowAt<std::int32_t>(dst, i)[j] = entries[bin];
   });
 }
@@ -417,6 +434,19 @@ void HostVector::AddDot(TileRef sum, TileRef, TileRef x, TileRef row, Loc) {
   const void* const next = TakeShown(row.cols() * SizeOf(row.dtype()), data);
   *reinterpret_cast<float*>(At(sum, 4)) +=
       context_->movement->dot(reinterpret_cast<const float*>(At(x, 4)), data, row.dtype(), x.cols(), next);
+}
+
+void HostVector::StoreScaledDot(const Gm& dst, TileRef sum, TileRef s0, TileRef s1, TileRef x, TileRef row,
+                                float weight, Loc loc) {
+  if (dst.col_stride != 1 || dst.dtype() != row.dtype()) {
+    AddDot(sum, s1, x, row, loc);
+    return StoreScaled(dst, s0, x, weight, loc);
+  }
+  const void* const data = RowsOf(row).data;
+  const void* const next = TakeShown(row.cols() * SizeOf(row.dtype()), data);
+  *reinterpret_cast<float*>(At(sum, 4)) +=
+      context_->movement->scale_dot(dst.data(), row.dtype(), reinterpret_cast<const float*>(At(x, 4)), data,
+                                    weight, x.cols(), dst.tensor->stream, next);
 }
 
 namespace {

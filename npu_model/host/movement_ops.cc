@@ -54,23 +54,65 @@ void Scale(void* dst, DType dtype, const float* x, float weight, std::int64_t n,
   }
 }
 
-template <class T>
-float DotAs(const float* x, const void* data, std::int64_t n, const void* upcoming) {
-  const T *const row = static_cast<const T*>(data), *const next = static_cast<const T*>(upcoming);
+// The dot product. store(j, v0, v1) gets the vectors of x at j on the way, up to *end.
+template <class T, class Store>
+HWY_INLINE float DotWith(const float* x, const T* row, std::int64_t n, const T* next, std::int64_t* end,
+                         Store store) {
   const Vec zero = Set(0.0f);
   Vec chain[4] = {zero, zero, zero, zero};
   std::int64_t j = 0;
   for (; j + 4 * kLanes <= n; j += 4 * kLanes) {
     if (next != nullptr) PrefetchTwo(next + j), PrefetchTwo(next + j + 2 * kLanes);
+    Vec v[4];
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
-      chain[c] = hn::MulAdd(Load(x + j + c * kLanes), Load(row + j + c * kLanes), chain[c]);
+      v[c] = Load(x + j + c * kLanes);
+      chain[c] = hn::MulAdd(v[c], Load(row + j + c * kLanes), chain[c]);
     }
+    store(j, v[0], v[1]), store(j + 2 * kLanes, v[2], v[3]);
   }
+  *end = j;
   for (; j + kLanes <= n; j += kLanes) chain[0] = hn::MulAdd(Load(x + j), Load(row + j), chain[0]);
   if (j < n) chain[1] = hn::MulAdd(Load(x + j, n - j), Load(row + j, n - j), chain[1]);
   const Vec sum = hn::Add(hn::Add(chain[0], chain[1]), hn::Add(chain[2], chain[3]));
   return hn::GetLane(hn::SumOfLanes(FloatTag(), sum));
+}
+
+template <class T>
+float DotAs(const float* x, const void* data, std::int64_t n, const void* upcoming) {
+  std::int64_t end = 0;
+  return DotWith(x, static_cast<const T*>(data), n, static_cast<const T*>(upcoming), &end,
+                 [](std::int64_t, Vec, Vec) HWY_ATTR {});
+}
+
+// Where stores can be streamed from the first element on: the lines of dst go while those of the row come.
+template <class T>
+float ScaleDotAs(void* out, const float* x, const void* data, float weight, std::int64_t n, bool stream,
+                 const void* upcoming) {
+  T* const dst = static_cast<T*>(out);
+  if (!stream || BeforeLine(dst, n) != 0) {
+    ScaleAs<T>(out, x, weight, n, stream, /*upcoming=*/nullptr);
+    return DotAs<T>(x, data, n, upcoming);
+  }
+  const Vec w = Set(weight);
+  std::int64_t end = 0;
+  const float dot = DotWith(x, static_cast<const T*>(data), n, static_cast<const T*>(upcoming), &end,
+                            [&](std::int64_t j, Vec v0, Vec v1)
+                                HWY_ATTR { StreamTwo(hn::Mul(w, v0), hn::Mul(w, v1), dst + j); });
+  ScalePart(dst + end, x + end, w, n - end);
+  return dot;
+}
+
+float ScaleDot(void* dst, DType dtype, const float* x, const void* row, float weight, std::int64_t n,
+               bool stream, const void* next) {
+  switch (dtype) {
+    case DType::kBF16:
+      return ScaleDotAs<BF16>(dst, x, row, weight, n, stream, next);
+    case DType::kF16:
+      return ScaleDotAs<F16>(dst, x, row, weight, n, stream, next);
+    default:
+      return ScaleDotAs<float>(dst, x, row, weight, n, stream, next);
+  }
 }
 
 float Dot(const float* x, const void* row, DType dtype, std::int64_t n, const void* next) {
@@ -103,8 +145,11 @@ void CopyRow(void* to, const void* from, std::int64_t bytes, const void* next) {
 }  // namespace
 
 const MovementOps& GetMovementOps() {
-  static const MovementOps kOps{
-      .target = hwy::TargetName(HWY_TARGET), .scale = &Scale, .dot = &Dot, .copy_row = &CopyRow};
+  static const MovementOps kOps{.target = hwy::TargetName(HWY_TARGET),
+                                .scale = &Scale,
+                                .dot = &Dot,
+                                .scale_dot = &ScaleDot,
+                                .copy_row = &CopyRow};
   return kOps;
 }
 

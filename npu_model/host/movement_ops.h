@@ -17,6 +17,9 @@ struct MovementOps {
   // The dot product of x (n) and row (n) of `dtype`, in an order that depends on n and the SIMD target alone; meanwhile
   // n elements at `next`, unless null, are fetched.
   float (*dot)(const float* x, const void* row, DType dtype, std::int64_t n, const void* next);
+  // Both at once: dst (n) = weight * x (n), and the dot product of x and row (n), of the same bits as `dot`'s.
+  float (*scale_dot)(void* dst, DType dtype, const float* x, const void* row, float weight, std::int64_t n,
+                     bool stream, const void* next);
   // dst = `bytes` bytes of src, by non-temporal stores for all but the unaligned ends, while those at `next` are fetched.
   void (*copy_row)(void* dst, const void* src, std::int64_t bytes, const void* next);
 };

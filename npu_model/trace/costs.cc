@@ -74,8 +74,10 @@ Cost Costs::Of(const CoreRecord& record, const Instr& instr) const {
       return Vector(record, instr);
     case Pipe::kS: {
       const auto& scalar = chip_->scalar;
+      // A digit of an id is shifted and masked first.
+      const double digit = instr.dims[2] != 0 ? 2.0 * scalar.issue : 0.0;
       const double cycles = instr.op != Op::kReadScalar
-                                ? static_cast<double>(instr.dims[0]) * instr.dims[1] * scalar.update
+                                ? static_cast<double>(instr.dims[0]) * instr.dims[1] * (scalar.update + digit)
                                 : static_cast<double>(instr.access >= 0 ? scalar.read_gm : scalar.read);
       return {cycles, cycles};
     }

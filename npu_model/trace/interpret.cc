@@ -6,8 +6,10 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <random>
 
+#include "npu_model/instruction.h"
 #include "npu_model/philox.h"
 #include "npu_model/status.h"
 
@@ -38,8 +40,19 @@ DType StoredType(const SlotInfo& slot, bool in_gm) {
   return sums ? DType::kF32 : slot.dtype;
 }
 
-// The numbers of a random stream are not in a record.
-bool Known(Op op) { return op <= Op::kReceiveL1 && op != Op::kRandom && op != Op::kDropRoutes; }
+// The bin that a Histogram or Rank puts an id into, where it is one of `count`.
+std::optional<std::size_t> BinOf(const Instr& instr, double id, std::size_t count) {
+  IdBins bins{.first = instr.immediate};
+  if (const int part = instr.dims[2]; part != 0) bins.shift = part >> 8, bins.bits = part & 0xff;
+  const std::int64_t bin = bins.Of(static_cast<std::int32_t>(id));
+  if (bin < 0 || bin >= static_cast<std::int64_t>(count)) return std::nullopt;
+  return static_cast<std::size_t>(bin);
+}
+
+// The numbers of a random stream are not in a record, nor are a caller's functions.
+bool Known(Op op) {
+  return op <= Op::kReceiveL1 && op != Op::kRandom && op != Op::kDropRoutes && op != Op::kMapRoutes;
+}
 
 }  // namespace
 
@@ -468,6 +481,7 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
     }
     case Op::kRandom:
     case Op::kDropRoutes:
+    case Op::kMapRoutes:
       break;
     case Op::kDropFlags: {
       const DropPlace& place = record_.drops[static_cast<std::size_t>(instr.dims[2])];
@@ -483,8 +497,7 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
     case Op::kHistogram: {
       Values counts = Read(ElementsOf(record_.operands[instr.uses[0].operand()]));
       for (const double id : ReadUse(instr, 0)) {
-        const double at = id - instr.immediate;
-        if (at >= 0 && at < static_cast<double>(counts.size())) ++counts[static_cast<std::size_t>(at)];
+        if (const auto bin = BinOf(instr, id, counts.size())) ++counts[*bin];
       }
       return counts;
     }
@@ -493,10 +506,8 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
       *second = Read(ElementsOf(record_.operands[instr.uses[1].operand()]));
       const Values ids = ReadUse(instr, 0), limits = ReadUse(instr, 1);
       for (std::size_t e = 0; e < ids.size(); ++e) {
-        const double at = ids[e] - instr.immediate;
-        if (at < 0 || at >= static_cast<double>(second->size())) continue;
-        const auto bin = static_cast<std::size_t>(at);
-        ranks[e] = limits.empty() || (*second)[bin] < limits[bin] ? (*second)[bin]++ : -1;
+        const auto bin = BinOf(instr, ids[e], second->size());
+        if (bin) ranks[e] = limits.empty() || (*second)[*bin] < limits[*bin] ? (*second)[*bin]++ : -1;
       }
       return ranks;
     }

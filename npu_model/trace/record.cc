@@ -12,8 +12,8 @@ const char* NameOf(Op op) {
       "Distances",  "DropFlags",    "Add int",   "ColumnSum",  "ExclusiveScan", "AddScalar int",
       "SelectLe",   "TopK",         "GroupTop",  "KeepGroups", "Gather",        "Random",
       "DropRoutes", "TrueColumns",  "KeepWhere", "Lookup",     "ReadScalar",    "CopyElement",
-      "Histogram",  "Rank",         "RoundUp",   "Scatter",    "Send L0C",      "Receive UB",
-      "Send UB",    "Receive L1"};
+      "Histogram",  "Rank",         "RoundUp",   "Scatter",    "MapRoutes",     "Send L0C",
+      "Receive UB", "Send UB",      "Receive L1"};
   return kNames[static_cast<int>(op)];
 }
 

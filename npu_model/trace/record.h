@@ -73,6 +73,7 @@ enum class Op : std::uint8_t {
   kRank,         // S     likewise
   kRoundUp,      // S     likewise
   kScatter,      // S     likewise
+  kMapRoutes,    // S     likewise, by a caller's function
   // Hand-overs on a chip without a direct path, through a GM workspace.
   kSendL0C,    // FIX   L0C -> workspace
   kReceiveUb,  // MTE2  workspace -> UB
@@ -111,8 +112,10 @@ struct Instr {
   std::int8_t lane = -1;      // -1: the Cube core; otherwise the Vector core
   DType dtype = DType::kF32;  // what the work is counted in: the widest type of a Vector instruction
   std::uint32_t line = 0;     // CoreRecord::lines
-  std::int32_t dims[3] = {};  // m, n, k of a Mmad; rows and columns otherwise
-  std::int32_t access = -1;   // CoreRecord::accesses; -1 for none
+  // m, n, k of a Mmad; rows and columns otherwise, and behind them the bits of its ids that a Histogram or Rank takes:
+  // how many, and from which on times 256; 0 for all.
+  std::int32_t dims[3] = {};
+  std::int32_t access = -1;  // CoreRecord::accesses; -1 for none
   std::array<OperandUse, kMaxOperands> uses;
   bool broadcasts = false;   // the second source is a column, spread over the columns of the first
   bool accumulates = false;  // a Mmad that adds to what its accumulator holds; a store that adds to GM

@@ -468,31 +468,31 @@ void VectorRecorder::CopyElement(TileRef dst, TileRef src, Loc loc) {
                  {recorder_->Writes(dst), recorder_->Reads(src)}, loc);
 }
 
-void VectorRecorder::Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc) {
+void VectorRecorder::AddBins(Op op, TileRef ids, const IdBins& bins, std::initializer_list<OperandUse> uses,
+                             Loc loc) {
+  Instr& instr = recorder_->Add(op, Pipe::kS, lane_, ids.dtype(), ids.rows(), ids.cols(), uses, loc);
+  instr.immediate = bins.first;
+  instr.dims[2] = bins.whole() ? 0 : bins.shift << 8 | bins.bits;
+}
+
+void VectorRecorder::Histogram(TileRef counts, TileRef ids, const IdBins& bins, Loc loc) {
   if (Empty(counts) || Empty(ids)) return;
-  recorder_
-      ->Add(Op::kHistogram, Pipe::kS, lane_, ids.dtype(), ids.rows(), ids.cols(),
-            {recorder_->Writes(counts), recorder_->Reads(ids)}, loc)
-      .immediate = first;
+  AddBins(Op::kHistogram, ids, bins, {recorder_->Writes(counts), recorder_->Reads(ids)}, loc);
 }
 
-void VectorRecorder::Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc) {
+void VectorRecorder::Rank(TileRef ranks, TileRef next, TileRef ids, const IdBins& bins, Loc loc) {
   if (Empty(next) || Empty(ids)) return;
-  recorder_
-      ->Add(Op::kRank, Pipe::kS, lane_, ids.dtype(), ids.rows(), ids.cols(),
-            {recorder_->Writes(ranks), recorder_->Writes(next), recorder_->Reads(ids)}, loc)
-      .immediate = first;
+  AddBins(Op::kRank, ids, bins, {recorder_->Writes(ranks), recorder_->Writes(next), recorder_->Reads(ids)},
+          loc);
 }
 
-void VectorRecorder::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, std::int32_t first,
+void VectorRecorder::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, const IdBins& bins,
                                 Loc loc) {
   if (Empty(next) || Empty(ids)) return;
-  recorder_
-      ->Add(Op::kRank, Pipe::kS, lane_, ids.dtype(), ids.rows(), ids.cols(),
-            {recorder_->Writes(ranks), recorder_->Writes(next), recorder_->Reads(ids),
-             recorder_->Reads(limits)},
-            loc)
-      .immediate = first;
+  AddBins(
+      Op::kRank, ids, bins,
+      {recorder_->Writes(ranks), recorder_->Writes(next), recorder_->Reads(ids), recorder_->Reads(limits)},
+      loc);
 }
 
 void VectorRecorder::RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc) {
@@ -572,6 +572,13 @@ void VectorRecorder::DropRoutes(TileRef ids, TileRef weights, TileRef u, float r
   AddV(Op::kDropRoutes, u.dtype(), u,
        {recorder_->Writes(ids), recorder_->Reads(u), recorder_->Writes(weights)}, loc)
       .immediate = Bits(rate);
+}
+
+void VectorRecorder::MapRoutes(TileRef out, TileRef ids, TileRef scores, TileRef d_weights, Loc loc) {
+  if (Empty(out)) return;
+  const OperandUse gradient = d_weights.given() ? recorder_->Reads(d_weights) : OperandUse();
+  recorder_->Add(Op::kMapRoutes, Pipe::kS, lane_, out.dtype(), out.rows(), out.cols(),
+                 {recorder_->Writes(out), recorder_->Reads(ids), recorder_->Reads(scores), gradient}, loc);
 }
 
 void VectorRecorder::MoveToUb(TileRef dst, TileRef src, Loc loc) {
@@ -799,6 +806,12 @@ void TraceVector::DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate
   record_.DropRoutes(ids, weights, u, rate, loc);
 }
 
+void TraceVector::MapRoutes(TileRef out, TileRef ids, TileRef scores, TileRef d_weights,
+                            const RouteFunction& function, Loc loc) {
+  if (state_->with_data) host_.MapRoutes(out, ids, scores, d_weights, function, loc);
+  record_.MapRoutes(out, ids, scores, d_weights, loc);
+}
+
 void TraceVector::Scores(ScoreFunction function, TileRef n, TileRef s0, TileRef column, Loc loc) {
   if (state_->with_data) host_.Scores(function, n, s0, column, loc);
   if (!Empty(n)) ExpandScores(record_, function, n, s0, column, loc);
@@ -836,6 +849,12 @@ void TraceVector::AddDot(TileRef sum, TileRef scratch, TileRef x, TileRef row, L
   if (!Empty(x)) ExpandAddDot(record_, sum, scratch, x, row, loc);
 }
 
+void TraceVector::StoreScaledDot(const Gm& dst, TileRef sum, TileRef s0, TileRef s1, TileRef x, TileRef row,
+                                 float weight, Loc loc) {
+  if (state_->with_data) host_.StoreScaledDot(dst, sum, s0, s1, x, row, weight, loc);
+  if (!Empty(x)) ExpandStoreScaledDot(record_, dst, sum, s0, s1, x, row, weight, loc);
+}
+
 void TraceVector::Gather(TileRef dst, const Gm& column, TileRef places, TileRef staging, Loc loc) {
   if (state_->with_data) host_.Gather(dst, column, places, staging, loc);
   ExpandGather(record_, dst, column, places, staging, loc);
@@ -846,20 +865,20 @@ void TraceVector::Scatter(const Gm& column, TileRef places, TileRef src, TileRef
   ExpandScatter(record_, column, places, src, staging, loc);
 }
 
-void TraceVector::Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc) {
-  host_.Histogram(counts, ids, first, loc);
-  record_.Histogram(counts, ids, first, loc);
+void TraceVector::Histogram(TileRef counts, TileRef ids, const IdBins& bins, Loc loc) {
+  host_.Histogram(counts, ids, bins, loc);
+  record_.Histogram(counts, ids, bins, loc);
 }
 
-void TraceVector::Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc) {
-  host_.Rank(ranks, next, ids, first, loc);
-  record_.Rank(ranks, next, ids, first, loc);
+void TraceVector::Rank(TileRef ranks, TileRef next, TileRef ids, const IdBins& bins, Loc loc) {
+  host_.Rank(ranks, next, ids, bins, loc);
+  record_.Rank(ranks, next, ids, bins, loc);
 }
 
-void TraceVector::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, std::int32_t first,
+void TraceVector::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, const IdBins& bins,
                              Loc loc) {
-  host_.RankWithin(ranks, next, limits, ids, first, loc);
-  record_.RankWithin(ranks, next, limits, ids, first, loc);
+  host_.RankWithin(ranks, next, limits, ids, bins, loc);
+  record_.RankWithin(ranks, next, limits, ids, bins, loc);
 }
 
 void TraceVector::TrueColumns(TileRef dst, TileRef flags, Loc loc) {

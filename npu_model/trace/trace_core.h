@@ -125,9 +125,9 @@ class VectorRecorder {
                        Loc loc);  // Of what was computed, as expansions steer by it.
   void AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc loc);
   void CopyElement(TileRef dst, TileRef src, Loc loc);
-  void Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc);
-  void Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc);
-  void RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, std::int32_t first, Loc loc);
+  void Histogram(TileRef counts, TileRef ids, const IdBins& bins, Loc loc);
+  void Rank(TileRef ranks, TileRef next, TileRef ids, const IdBins& bins, Loc loc);
+  void RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, const IdBins& bins, Loc loc);
   void RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc);
   void TrueColumns(TileRef dst, TileRef flags, Loc loc);
   void KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc loc);
@@ -141,10 +141,12 @@ class VectorRecorder {
   void Scatter(TileRef dst, TileRef ids, TileRef values, Loc loc);
   void Random(TileRef u, Loc loc);
   void DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc loc);
+  void MapRoutes(TileRef out, TileRef ids, TileRef scores, TileRef d_weights, Loc loc);
   void MoveToUb(TileRef dst, TileRef src, Loc loc);
   void MoveToL1(TileRef dst, TileRef src, Loc loc);
 
  private:
+  void AddBins(Op op, TileRef ids, const IdBins& bins, std::initializer_list<OperandUse> uses, Loc loc);
   Instr& AddV(Op op, DType dtype, const TileRef& work, std::initializer_list<OperandUse> uses,
               const Loc& loc) {
     return recorder_->Add(op, Pipe::kV, lane_, dtype, work.rows(), work.cols(), uses, loc);
@@ -201,6 +203,8 @@ class TraceVector {
   void Scatter(TileRef dst, TileRef ids, TileRef values, Loc loc = {});
   void Random(TileRef u, const RandomStream& stream, std::int64_t first, std::int64_t row_step, Loc loc = {});
   void DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc loc = {});
+  void MapRoutes(TileRef out, TileRef ids, TileRef scores, TileRef d_weights, const RouteFunction& function,
+                 Loc loc = {});
   void Scores(ScoreFunction function, TileRef n, TileRef s0, TileRef column, Loc loc = {});
   void Repair(TileRef x, TileRef bad, TileRef s0, TileRef s1, TileRef column, float limit, bool by_mean,
               Loc loc = {});
@@ -214,11 +218,13 @@ class TraceVector {
   void StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc = {});
   void StoreActivated(const Gm& dst, const EpilogueRefs& t, const EpilogueScalars& e, Loc loc = {});
   void AddDot(TileRef sum, TileRef scratch, TileRef x, TileRef row, Loc loc = {});
+  void StoreScaledDot(const Gm& dst, TileRef sum, TileRef s0, TileRef s1, TileRef x, TileRef row,
+                      float weight, Loc loc = {});
   void Gather(TileRef dst, const Gm& column, TileRef places, TileRef staging, Loc loc = {});
   void Scatter(const Gm& column, TileRef places, TileRef src, TileRef staging, Loc loc = {});
-  void Histogram(TileRef counts, TileRef ids, std::int32_t first, Loc loc = {});
-  void Rank(TileRef ranks, TileRef next, TileRef ids, std::int32_t first, Loc loc = {});
-  void RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, std::int32_t first, Loc loc = {});
+  void Histogram(TileRef counts, TileRef ids, const IdBins& bins, Loc loc = {});
+  void Rank(TileRef ranks, TileRef next, TileRef ids, const IdBins& bins, Loc loc = {});
+  void RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, const IdBins& bins, Loc loc = {});
   void RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc = {});
   void TrueColumns(TileRef dst, TileRef flags, Loc loc = {});
   void KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc loc = {});

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +34,39 @@ struct RouteCase {
 
 constexpr ScoreFunction kScoreFunctions[] = {ScoreFunction::kSoftmax, ScoreFunction::kSigmoid,
                                              ScoreFunction::kSqrtSoftplus};
+
+// weight(j) = a(ids(j)) * n(j)^2 + sum of n / 4, a(e) = 1 + (e % 5) / 8: of the score, of the expert and of the others. Of
+// dropped routes, which must not count, it says nonsense.
+double ExpertFactor(std::int32_t id) { return 1 + id % 5 / 8.0; }
+std::vector<double> OwnWeights(const std::vector<std::int32_t>& ids, const std::vector<double>& n) {
+  const double sum = std::accumulate(n.begin(), n.end(), 0.0);
+  std::vector<double> weights;
+  for (std::size_t j = 0; j < ids.size(); ++j)
+    weights.push_back(ids[j] < 0 ? 777 : ExpertFactor(ids[j]) * n[j] * n[j] + sum / 4);
+  return weights;
+}
+std::vector<double> OwnWeightsGrad(const std::vector<std::int32_t>& ids, const std::vector<double>& n,
+                                   const std::vector<double>& d) {
+  const double sum = std::accumulate(d.begin(), d.end(), 0.0);
+  std::vector<double> d_n;
+  for (std::size_t j = 0; j < ids.size(); ++j)
+    d_n.push_back(ids[j] < 0 ? 777 : 2 * ExpertFactor(ids[j]) * n[j] * d[j] + sum / 4);
+  return d_n;
+}
+RouteWeighting OwnWeighting() {
+  const auto copy = [](const std::vector<double>& from, std::span<float> to) {
+    std::transform(from.begin(), from.end(), to.begin(), [](double v) { return static_cast<float>(v); });
+  };
+  return {
+      .forward =
+          [copy](auto ids, auto n, auto weights) {
+            copy(OwnWeights({ids.begin(), ids.end()}, {n.begin(), n.end()}), weights);
+          },
+      .backward =
+          [copy](auto ids, auto n, auto d, auto d_n) {
+            copy(OwnWeightsGrad({ids.begin(), ids.end()}, {n.begin(), n.end()}, {d.begin(), d.end()}), d_n);
+          }};
+}
 
 std::vector<RouteCase> Cases() {
   std::vector<RouteCase> cases = {
@@ -91,6 +126,17 @@ std::vector<RouteCase> Cases() {
         .seed = 4,
         .aux_coefficient = 1},
        true},
+      {"own_weights",
+       40,
+       24,
+       5,
+       {.score = ScoreFunction::kSigmoid, .scale = 1.5f, .weighting = OwnWeighting()}},
+      {"own_weights_renormalised",
+       40,
+       33,
+       6,
+       {.renormalise = true, .dropout = 0.3f, .seed = 11, .weighting = OwnWeighting()},
+       true},
       {"one_expert", 7, 1, 1, {.renormalise = true}},
       {"no_tokens", 0, 16, 4, {.aux_coefficient = 1}}};
   for (std::int64_t experts : {2, 15, 16, 17, 31, 32, 33, 63, 65, 129}) {
@@ -105,7 +151,7 @@ std::vector<RouteCase> Cases() {
   return cases;
 }
 
-reference::RouterOptions ReferenceOptions(const RouteOptions& o) {
+reference::RouterOptions PlainOptions(const RouteOptions& o) {
   return {.score = static_cast<reference::Score>(o.score),
           .renormalise = o.renormalise,
           .eps = o.eps,
@@ -121,6 +167,12 @@ reference::RouterOptions ReferenceOptions(const RouteOptions& o) {
           .mean_for_bad = o.bad_logits == BadLogits::kMean,
           .limit = o.limit,
           .aux_coefficient = o.aux_coefficient};
+}
+
+reference::RouterOptions ReferenceOptions(const RouteOptions& o) {
+  reference::RouterOptions options = PlainOptions(o);
+  if (o.weighting.given()) options.weighting = &OwnWeights, options.weighting_grad = &OwnWeightsGrad;
+  return options;
 }
 
 struct Call {
@@ -335,6 +387,14 @@ TEST(RoutePropertiesTest, BadOptionsAreNamed) {
   };
   says({.expert_dropout = 0.6f}, "route: expert_dropout is 0.6");
   says({.dropout = -1}, "route: dropout is -1");
+  says({.weighting = {.backward = OwnWeighting().backward}}, "route: weighting has no forward function");
+  RouteOptions forward_only;
+  forward_only.weighting.forward = OwnWeighting().forward;
+  Call call({"options", 3, 8, 2, forward_only});
+  ASSERT_TRUE(IsOk(Route(Host(), call.args())));
+  const Status status = RouteGrad(Host(), call.grad_args());
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(), "route_grad: weighting has no backward function");
 }
 
 // Shapes and options drawn at random, each by its own seed.

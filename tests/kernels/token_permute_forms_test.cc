@@ -27,6 +27,7 @@ struct Form {
   int dropped = 20;  // Percent of routes to no expert.
   DType dtype = DType::kBF16, probs = DType::kF32, ids = DType::kI32;
   bool one_expert = false;
+  bool few_experts = false;  // The first, the last, and those in the middle.
 
   std::string Name() const {
     return Join("capacity ", capacity, " multiple ", row_multiple, " out ", num_out_tokens, " rows ",
@@ -60,8 +61,11 @@ void ExpectForm(const Device& device, const PermuteShape& s, const Form& form) {
   for (std::int64_t t = 0; t < s.tokens; ++t) {
     for (std::int64_t j = 0; j < s.topk; ++j) {
       const bool nowhere = s.experts == 0 || random.Integer(0, 99) < form.dropped;
-      const std::int64_t expert =
-          form.one_expert ? s.experts / 2 : random.Integer(0, std::max<std::int64_t>(s.experts, 1) - 1);
+      const std::int64_t last = std::max<std::int64_t>(s.experts, 1) - 1;
+      const std::int64_t some[] = {0, s.experts / 2, s.experts / 2 + 1, last};
+      const std::int64_t expert = form.one_expert    ? s.experts / 2
+                                  : form.few_experts ? some[random.Integer(0, 3)]
+                                                     : random.Integer(0, last);
       ids.set({t, j}, nowhere ? -1 : static_cast<double>(expert));
     }
   }
@@ -132,11 +136,25 @@ TEST(TokenPermuteFormsTest, OnNpu) {
   }
 }
 
-// Experts beyond what UB counts at once.
+// Experts beyond what a table holds are ranked digit by digit: of one expert more or less than the digits tell apart, and
+// spread so that routes meet at the ends and in between.
 TEST(TokenPermuteFormsTest, ManyExperts) {
   for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
-    ExpectForm(device, {30, 3, 50'000, 5}, {.capacity = 1});
-    ExpectForm(device, {30, 3, 50'000, 5}, {.row_multiple = 4});
+    for (const PermuteShape& shape : {PermuteShape{30, 3, 50'000, 5}, PermuteShape{300, 2, 65'536, 3}}) {
+      for (Form form : Forms(shape)) {
+        form.few_experts = !form.one_expert;
+        // Rows of padding for every expert would be most of the time.
+        if (form.capacity > 1 && !form.rows.has_value()) form.rows = Range{4, form.capacity + 40};
+        ExpectForm(device, shape, form);
+      }
+    }
+  }
+}
+
+TEST(TokenPermuteFormsTest, AMillionExperts) {
+  for (const std::int64_t experts : {(1 << 20) - 1, 1 << 20, (1 << 20) + 1}) {
+    ExpectForm(Host({.threads = 2}), {1000, 8, experts, 3}, {.row_multiple = 2});
+    ExpectForm(Host({.threads = 2}), {1000, 8, experts, 3}, {.few_experts = true});
   }
 }
 

@@ -167,7 +167,7 @@ TEST(TokenPermuteOnNpuTest, RowsArriveBitForBit) {
   }
 }
 
-// Experts beyond what UB holds counters for are ranked range by range.
+// Experts beyond what UB holds counters for are ranked digit by digit.
 TEST(TokenPermuteTest, ManyExperts) {
   for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
     for (const PermuteShape& shape : {PermuteShape{37, 3, 100'000, 5}, PermuteShape{700, 2, 100'003, 33}}) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -494,6 +495,32 @@ std::vector<PermuteCase> PermuteCases() {
           {1, 1, 1, 1, DType::kF32, DType::kI32}};
 }
 
+// Bytes of a call whose experts one table holds; each token with a row is read once, and goes to every place that is kept.
+Traffic OneTableTraffic(const PermuteCase& x, const TokenPermuteTiling& t, std::int64_t kept_tokens) {
+  const std::int64_t counts = t.chunks * x.experts * 4, row = x.hidden * SizeOf(x.dtype);
+  // Sums over the chunks before each, and over all, where they are made once for all chunks.
+  const std::int64_t sums = t.sums_chunks ? counts + x.experts * 4 : 0;
+  Traffic traffic;
+  // Ids once to count and once to rank; all chunks' counts by every chunk, or once and two sums by every chunk.
+  traffic[Path::kGmToUb] =
+      2 * x.slots() * SizeOf(x.ids) + (t.sums_chunks ? 3 : t.chunks) * counts + kept_tokens * row;
+  traffic[Path::kUbToGm] = counts + sums + x.slots() * 4 + x.rows() * row + (x.counts ? x.experts * 4 : 0);
+  return traffic;
+}
+
+// Likewise with digits, but for the searches among the sorted routes.
+Traffic DigitsTraffic(const PermuteCase& x, const TokenPermuteTiling& t, std::int64_t kept_tokens) {
+  const std::int64_t counts = t.chunks * t.Bins(x.experts) * 4, sums = counts + t.Bins(x.experts) * 4,
+                     passes = t.Passes(x.experts), row = x.hidden * SizeOf(x.dtype), slots = x.slots() * 4;
+  Traffic traffic;
+  // The ids as given, then twice in each pass, with slots the second time; the ids of ranges of experts; all indices.
+  traffic[Path::kGmToUb] = 2 * x.slots() * SizeOf(x.ids) + 3 * (passes - 1) * slots + 3 * passes * counts +
+                           (x.counts ? slots : 0) + slots + kept_tokens * row;
+  traffic[Path::kUbToGm] =
+      passes * (counts + sums + 2 * slots) + slots + x.rows() * row + (x.counts ? x.experts * 4 : 0);
+  return traffic;
+}
+
 TEST(TrafficTest, TokenPermute) {
   for (const ChipSpec* chip : {&Ascend910B2(), &Ascend910B4()}) {
     for (const PermuteCase& x : PermuteCases()) {
@@ -506,35 +533,30 @@ TEST(TrafficTest, TokenPermute) {
       Profile profile;
       ASSERT_TRUE(IsOk(TokenPermute(NpuWithoutData(*chip), x.args(ids), &profile)));
       ExpectSane(*chip, profile);
-
-      const std::int64_t ranges = CeilDiv(x.experts, t.experts), counts = t.chunks * x.experts * 4;
-      const std::int64_t row = x.hidden * SizeOf(x.dtype), id_bytes = x.slots() * SizeOf(x.ids);
-      Traffic traffic;
-      // Sums over the chunks before each, and over all, where they are made once for all chunks.
-      const std::int64_t sums = t.sums_chunks ? counts + x.experts * 4 : 0;
-      // Ids once for each range of experts and once to rank; all chunks' counts by every chunk, or once and two sums by every
-      // chunk; each token with a row once.
-      traffic[Path::kGmToUb] =
-          (ranges + 1) * id_bytes + (t.sums_chunks ? 3 : t.chunks) * counts + x.KeptTokens(ids) * row;
-      // The counts, the results; each token to every place that is kept.
-      traffic[Path::kUbToGm] =
-          counts + sums + x.slots() * 4 + x.rows() * row + (x.counts ? x.experts * 4 : 0);
-      EXPECT_EQ(profile.workspace_bytes, (ranges > 1 ? 2 * counts : counts) + sums);
-      if (ranges > 1) {  // The next row of every expert waits in GM while other experts are ranked.
-        std::int64_t pieces = 0;
-        for (const Range chunk : Split(x.tokens, t.chunk_tokens))
-          pieces += CeilDiv(chunk.size(), t.piece_tokens);
-        traffic[Path::kUbToGm] += counts + pieces * x.experts * 4;
-        traffic[Path::kGmToUb] += pieces * x.experts * 4;
-      }
-      ExpectTraffic(profile, traffic);
       EXPECT_EQ(profile.macs, 0);
+      const std::int64_t bins = t.Bins(x.experts) * 4,
+                         tables = (t.sums_chunks ? 2 * t.chunks + 1 : t.chunks) * bins;
+      if (t.digit_bits == 0) {
+        ExpectTraffic(profile, OneTableTraffic(x, t, x.KeptTokens(ids)));
+        EXPECT_EQ(profile.workspace_bytes, tables);
+        continue;
+      }
+      Traffic traffic = DigitsTraffic(x, t, x.KeptTokens(ids));
+      const std::int64_t searched = Bytes(profile, Path::kGmToUb) - traffic[Path::kGmToUb],
+                         searches = 2 * CeilDiv(x.experts, t.range_experts) + t.chunks;
+      EXPECT_GT(searched, 0);
+      EXPECT_LE(
+          searched,
+          searches * 4 * static_cast<std::int64_t>(std::bit_width(static_cast<std::uint64_t>(x.slots()))));
+      traffic[Path::kGmToUb] += searched;
+      ExpectTraffic(profile, traffic);
+      EXPECT_EQ(profile.workspace_bytes, tables + 4 * x.slots() * 4);
     }
   }
-  // One of the cases is for the ranges.
+  // One of the cases is for the digits.
   TokenPermuteTiling t;
   ASSERT_TRUE(IsOk(Choose(Ascend910B2(), PermuteCases()[3].shape(), &t)));
-  EXPECT_LT(t.experts, PermuteCases()[3].experts);
+  EXPECT_GT(t.digit_bits, 0);
 }
 
 TEST(TrafficTest, TokenUnpermute) {

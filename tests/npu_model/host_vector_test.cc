@@ -292,8 +292,25 @@ TEST_P(HostVectorTest, HistogramCountsItsRange) {
   const std::vector<std::int32_t> ids{3, 1, 3, 9, -1, 7, 3, 4, 8, 2, 5, 7};
   const auto counts = NewTile<Buffer::kUB, std::int32_t>(vector_, 1, 5);
   vector_.Fill(counts, 10);
-  vector_.Histogram(counts, IntsOf(ids, 3), 3);  // Ids 3 to 7.
+  vector_.Histogram(counts, IntsOf(ids, 3), {.first = 3});  // Ids 3 to 7.
   EXPECT_EQ(ValuesOf(counts), (Values{13, 11, 11, 10, 12}));
+}
+
+// Digits of ids, which are unsigned: -1 has the highest digits.
+TEST_P(HostVectorTest, BinsByDigit) {
+  const std::vector<std::int32_t> ids{0x12345, 0x00346, 0x12f45, -1, 0x7ffff3ff, 0};
+  const auto counts = NewTile<Buffer::kUB, std::int32_t>(vector_, 1, 16);
+  vector_.Fill(counts, 0);
+  vector_.Histogram(counts, IntsOf(ids, 2), {.shift = 8, .bits = 4});
+  Values expected(16, 0);
+  expected[3] = 3, expected[15] = 2, expected[0] = 1;
+  EXPECT_EQ(ValuesOf(counts), expected);
+  std::vector<std::int32_t> next(8, 0);
+  next[3] = 10;  // Digit 4, of bins from 1 on.
+  const auto ranks = NewTile<Buffer::kUB, std::int32_t>(vector_, 2, 3);
+  vector_.Fill(ranks, -1);
+  vector_.Rank(ranks, IntsOf(next), IntsOf(ids, 2), {.first = 1, .shift = 4, .bits = 3});
+  EXPECT_EQ(ValuesOf(ranks), (Values{10, 11, 12, 0, 1, -1}));
 }
 
 TEST_P(HostVectorTest, RankCountsRowByRow) {
@@ -304,7 +321,7 @@ TEST_P(HostVectorTest, RankCountsRowByRow) {
   const auto ranks = NewTile<Buffer::kUB, std::int32_t>(vector_, rows, cols);
   vector_.Fill(ranks, -1);
   const auto next_tile = IntsOf(next);
-  vector_.Rank(ranks, next_tile, IntsOf(ids, rows), static_cast<std::int32_t>(first));
+  vector_.Rank(ranks, next_tile, IntsOf(ids, rows), {.first = static_cast<std::int32_t>(first)});
   Values expected;
   for (std::int32_t id : ids) {
     const std::int64_t bin = id - first;

@@ -122,7 +122,7 @@ void ScaleRowsKernel(V& core, const Gm& x, const Gm& ids, const Gm& out) {
   for (std::int64_t i = core.index(); i < x.rows; i += core.count()) {
     const auto count = counts_ub.Next(1, 1);
     core.Fill(count, 1);
-    core.Histogram(count, all, static_cast<std::int32_t>(i));
+    core.Histogram(count, all, {.first = static_cast<std::int32_t>(i)});
     const auto row = rows_ub.Next(1, x.cols);
     core.Load(row, x.Rows({i, i + 1}));
     core.MulScalar(row, row, static_cast<float>(core.ReadScalar(count, 0)));

@@ -108,6 +108,42 @@ TEST_P(MovementCompositesTest, AddDotIsItsExpansion) {
   });
 }
 
+// The same bits as its two halves, from the start of a cache line on and elsewhere.
+TEST_P(MovementCompositesTest, StoreScaledDotIsBoth) {
+  ForEachFloatType([&](auto zero) {
+    using T = decltype(zero);
+    for (std::int64_t cols : {1, 5, 40, 64, 131, 4099}) {
+      for (std::int64_t offset : {0, 1}) {
+        for (bool stream : {false, true}) {
+          Rig rig;
+          Matrix x(DType::kF32, {1, cols}), row(DTypeOf<T>(), {1, cols});
+          x.FillNormal(random_), row.FillNormal(random_);
+          alignas(64) static std::byte memory[2][(4099 + 64) * sizeof(float)];
+          std::memset(memory, 0xff, sizeof(memory));
+          const GmTensor left = TensorOf(x), right = TensorOf(row);
+          GmTensor to[] = {right, right};
+          for (int i = 0; i < 2; ++i) {
+            to[i].data = memory[i] + offset * SizeOf(DTypeOf<T>());
+            to[i].strides = {0, 0, cols, 1}, to[i].stream = stream;
+          }
+          const auto tile = rig.NewTile<float>(1, cols), s0 = rig.NewTile<float>(1, cols),
+                     s1 = rig.NewTile<float>(1, cols), sums = rig.NewTile<float>(2, 8);
+          const auto other = rig.NewTile<T>(1, cols, Role::kRelay);
+          rig.vector.Load(tile, MatrixOf(left)), rig.vector.Load(other, MatrixOf(right));
+          rig.vector.Fill(sums, 3.0f);
+          const auto body = sums.Part({0, 1}, {0, 1}), halves = sums.Part({1, 2}, {0, 1});
+          rig.vector.StoreScaledDot(MatrixOf(to[0]), body, s0, s1, tile, other, 0.37f);
+          rig.vector.AddDot(halves, s1, tile, other);
+          rig.vector.StoreScaled(MatrixOf(to[1]), s0, tile, 0.37f);
+          FlushStreams();
+          ASSERT_EQ(rig.vector.ReadScalar(body, 0), rig.vector.ReadScalar(halves, 0)) << cols;
+          ASSERT_EQ(std::memcmp(memory[0], memory[1], sizeof(memory[0])), 0) << cols;
+        }
+      }
+    }
+  });
+}
+
 // Places beyond both ends are passed over.
 UbTile<std::int32_t> SomePlaces(Rig& rig, const std::vector<std::int32_t>& places, std::int64_t rows) {
   const auto cols = static_cast<std::int64_t>(places.size()) / rows;

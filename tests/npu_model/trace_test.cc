@@ -252,7 +252,7 @@ void ScaleByCount(Core& core, const GmTensor& ids, const GmTensor& in, const GmT
   core.Load(wide, MatrixOf(ids));
   core.Cast(id, wide);
   core.Fill(counts, 0);
-  core.Histogram(counts, id, 0);
+  core.Histogram(counts, id, {});
   const auto x = ring.Next(1, 64);
   core.Load(x, MatrixOf(in));
   const std::int64_t repeats = core.ReadScalar(counts, 3);

@@ -273,7 +273,7 @@ TEST(CheckTest, ScalarWritesNeedAFlag) {
     const auto id = ids_ub.Next(1, 64), counts = counts_ub.Next(1, 8);
     core.Load(id, MatrixOf(given).Rows({0, 1}));                                // 0
     core.Fill(counts, 0);                                                       // 1
-    core.Histogram(counts, id, 0);                                              // 2
+    core.Histogram(counts, id, {});                                             // 2
     core.Store(MatrixOf(TensorOf(1, DType::kI32, 1, 8)).Rows({0, 1}), counts);  // 3
   });
   const Hand before = OnVector().Flag(0, kMte2, 2, kS).Flag(1, kV, 2, kS);

@@ -12,6 +12,7 @@
 
 #include "kernels/token_permute_grad_kernel.h"
 #include "kernels/token_permute_kernel.h"
+#include "kernels/token_rank_kernel.h"
 #include "npu_model/chip.h"
 #include "npu_model/trace/trace_core.h"
 #include "tests/npu_model/trace_support.h"
@@ -53,9 +54,9 @@ std::string NameOf(const TokenPermuteShape& s) {
 }
 std::string NameOf(const TokenPermuteTiling& t) {
   return std::to_string(t.chunks) + " chunks of " + std::to_string(t.chunk_tokens) + " by " +
-         std::to_string(t.piece_tokens) + ", experts " + std::to_string(t.experts) + " cols " +
-         std::to_string(t.cols) + " stages " + std::to_string(t.row_stages) +
-         (t.sums_chunks ? " chunks summed" : "");
+         std::to_string(t.piece_tokens) + ", digits of " + std::to_string(t.digit_bits) + " experts " +
+         std::to_string(t.range_experts) + " cols " + std::to_string(t.cols) + " stages " +
+         std::to_string(t.row_stages) + (t.sums_chunks ? " chunks summed" : "");
 }
 std::string NameOf(const TokenUnpermuteTiling& t) {
   return std::to_string(t.chunks) + " chunks of " + std::to_string(t.chunk_tokens) + " by " +
@@ -124,25 +125,43 @@ std::int64_t PermuteBytes(const ChipSpec& chip, const TokenPermuteShape& s, cons
       reinterpret_cast<std::int32_t*>(ids.data())[i] = static_cast<std::int32_t>(id);
     }
   }
-  std::vector<std::int32_t> counts(static_cast<std::size_t>(t.chunks * s.experts)), next(counts.size()),
-      sums(counts.size() + static_cast<std::size_t>(s.experts));
+  const std::int64_t bins = t.Bins(s.experts), slots = s.tokens * s.top_k;
+  std::vector<std::int32_t> counts(static_cast<std::size_t>(t.chunks * bins)),
+      sums(counts.size() + static_cast<std::size_t>(bins)), by_expert(static_cast<std::size_t>(slots)),
+      places(by_expert.size()), of_experts(static_cast<std::size_t>(s.experts));
   const GmTensor tokens = TensorOf(0, s.dtype, s.tokens, s.hidden),
                  topk_ids = TensorOf(1, id_type, s.tokens, s.top_k, ids.data()),
                  permuted = TensorOf(2, s.dtype, s.tokens * s.top_k, s.hidden),
-                 sorted = TensorOf(3, DType::kI32, s.tokens, s.top_k),
-                 chunk_counts = TensorOf(4, DType::kI32, t.chunks, s.experts, counts.data()),
-                 next_rows = TensorOf(5, DType::kI32, t.chunks, s.experts, next.data()),
-                 chunk_sums = TensorOf(6, DType::kI32, t.chunks + 1, s.experts, sums.data());
+                 sorted = TensorOf(3, DType::kI32, s.tokens, s.top_k, places.data()),
+                 chunk_counts = TensorOf(4, DType::kI32, t.chunks, bins, counts.data()),
+                 sorted_ids = TensorOf(5, DType::kI32, slots, 1, by_expert.data()),
+                 chunk_sums = TensorOf(6, DType::kI32, t.chunks + 1, bins, sums.data());
   TokenPermuteOperands g;
   g.tokens = MatrixOf(tokens), g.topk_ids = MatrixOf(topk_ids);
   g.permuted = MatrixOf(permuted), g.sorted_indices = MatrixOf(sorted);
-  g.chunk_counts = MatrixOf(chunk_counts), g.next_rows = MatrixOf(next_rows),
-  g.chunk_sums = MatrixOf(chunk_sums);
+  g.chunk_counts = MatrixOf(chunk_counts), g.chunk_sums = MatrixOf(chunk_sums);
   g.experts = s.experts;
-  return std::max(
-      {BytesOfOneCore(chip, t.chunks, [&](auto& core) { CountKernel(core, g, t); }),
-       t.sums_chunks ? BytesOfOneCore(chip, 1, [&](auto& core) { SumChunksKernel(core, g, t); }) : 0,
-       BytesOfOneCore(chip, t.chunks, [&](auto& core) { RankAndMoveKernel<T>(core, g, t); })});
+  const auto bytes = [&](auto kernel) { return BytesOfOneCore(chip, t.chunks, kernel); };
+  std::int64_t most = std::max(
+      bytes([&](auto& core) { CountKernel(core, g.topk_ids, g.chunk_counts, {}, t); }),
+      t.sums_chunks ? bytes([&](auto& core) { SumChunksKernel(core, g.chunk_counts, g.chunk_sums); }) : 0);
+  if (t.digit_bits == 0) return std::max(most, bytes([&](auto& core) { RankAndMoveKernel<T>(core, g, t); }));
+
+  const GmTensor row_counts = TensorOf(7, DType::kI32, 1, s.experts, of_experts.data()),
+                 rows = TensorOf(8, DType::kI32, 1, CeilDiv(s.experts, t.range_experts), of_experts.data());
+  const ExpertRangesOperands r{
+      {MatrixOf(sorted_ids), MatrixOf(sorted_ids)}, MatrixOf(row_counts), MatrixOf(rows)};
+  const Gm slot_rows = MatrixAsColumn(g.sorted_indices);
+  const RadixPassOperands p{.ids = g.topk_ids,
+                            .sorted = r.routes,
+                            .slot_rows = &slot_rows,
+                            .chunk_sums = g.chunk_sums,
+                            .digit = {.bits = t.digit_bits}};
+  g.row_multiple = 2;
+  return std::max({most, bytes([&](auto& core) { RadixPassKernel(core, p, t); }),
+                   bytes([&](auto& core) { CountRangesKernel(core, g, r, t); }),
+                   bytes([&](auto& core) { PlaceRoutesKernel(core, g, r, t); }),
+                   bytes([&](auto& core) { MoveKernel<T>(core, g, r, t); })});
 }
 
 template <class T>

@@ -211,7 +211,7 @@ void MoveSegmentsKernel(Core& core, const Gm& in, const Gm& out, std::span<const
   const auto scan = scanned.Next(1, segments), sums = ends.Next(1, segments);
   core.Load(scan, counts);
   core.Fill(sums, 0);
-  for (int way = 0; way < 2; ++way) core.Histogram(sums, scan, 0);
+  for (int way = 0; way < 2; ++way) core.Histogram(sums, scan, {});
   for (std::int64_t s = 0; s < segments; ++s) core.ReadScalar(sums, s);
   for (std::int64_t task = core.index(); task < tasks; task += core.count()) {
     const std::int64_t segment = task / pieces, first = task % pieces * most,
