@@ -1,6 +1,8 @@
 #include "kernels/moe_block.h"
 
+#include <algorithm>
 #include <new>
+#include <vector>
 
 #include "kernels/attention_arguments.h"
 #include "kernels/block_steps.h"
@@ -36,9 +38,6 @@ Status Validate(const Device& device, const MoeBlockArgs& args) {
       down{kBlock, "down", w.down};
   const Argument shared_gate_up{kBlock, "shared_gate_up", w.shared_gate_up},
       shared_down{kBlock, "shared_down", w.shared_down}, post_norm{kBlock, "post_norm", w.post_norm};
-  if (!device.computes()) {
-    return InvalidArgument(std::string(kBlock) + ": the device does not compute, needs one with data");
-  }
   CUBIST_RETURN_IF_ERROR(CheckShape(x, {{"T"}, {"H"}}));
   CUBIST_RETURN_IF_ERROR(CheckDType(x, {DType::kF32, DType::kBF16, DType::kF16}));
   const Dim h{"H, of x", args.x.size(1)};
@@ -71,20 +70,19 @@ Status Validate(const Device& device, const MoeBlockArgs& args) {
 
 // The tensors that the forward pass leaves for the backward one.
 struct Kept {
-  Kept(const MoeBlockArgs& a, const Sizes& s, BlockState* state) {
+  Kept(const Device& device, const MoeBlockArgs& a, const Sizes& s, BlockState* state) {
     const DType t = a.x.dtype;
-    const auto take = [&](const char* name, DType dtype, std::initializer_list<std::int64_t> sizes) {
-      return state->Take(name, dtype, sizes);
-    };
+    const BlockMemory take(device, state);
     normed = take("normed", t, {s.tokens, s.hidden}), rstd = take("rstd", DType::kF32, {s.tokens});
     logits = take("logits", DType::kF32, {s.tokens, s.experts});
     weights = take("weights", DType::kF32, {s.tokens, s.top_k}),
-    ids = take("ids", DType::kI32, {s.tokens, s.top_k});
+    ids = state->Take("ids", DType::kI32, {s.tokens, s.top_k});
     scores = take("scores", DType::kF32, {s.tokens, s.experts}),
-    counts = take("counts", DType::kI32, {s.experts});
-    permuted = take("permuted", t, {s.rows, s.hidden}), places = take("places", DType::kI32, {s.rows});
+    counts = state->Take("counts", DType::kI32, {s.experts});
+    permuted = take("permuted", t, {s.rows, s.hidden}), places = state->Take("places", DType::kI32, {s.rows});
     gate_up = take("gate_up", t, {s.rows, 2 * s.width}), act = take("act", t, {s.rows, s.width});
     down = take("down", t, {s.rows, s.hidden}), routed = take("routed", t, {s.tokens, s.hidden});
+    if (a.weighs_activation) row_weights = take("row_weights", DType::kF32, {s.rows});
     if (a.weights.shared_down.given()) {
       shared_gate_up = take("shared_gate_up", t, {s.tokens, 2 * s.shared});
       shared_act = take("shared_act", t, {s.tokens, s.shared}),
@@ -97,9 +95,33 @@ struct Kept {
   }
 
   Tensor normed, rstd, logits, weights, ids, scores, counts, permuted, places, gate_up, act, down, routed;
+  Tensor row_weights;  // By row, with weighs_activation.
   Tensor shared_gate_up, shared_act, shared;
   Tensor experts, post, post_rstd;  // With post_norm: what all experts give together, and its norm.
 };
+
+// Whether these are routes that a call has left: the counts are those of the ids.
+Status CheckLeftRoutes(const Kept& k, const Sizes& s) {
+  std::vector<std::int64_t> missing(static_cast<std::size_t>(s.experts));
+  for (std::int64_t e = 0; e < s.experts; ++e)
+    missing[static_cast<std::size_t>(e)] = LoadInt(k.counts.data, DType::kI32, e);
+  bool alike = true;
+  for (std::int64_t slot = 0; slot < s.rows && alike; ++slot) {
+    const std::int64_t id = LoadInt(k.ids.data, DType::kI32, slot);
+    alike = id >= -1 && id < s.experts && (id < 0 || missing[static_cast<std::size_t>(id)]-- > 0);
+  }
+  if (alike && std::all_of(missing.begin(), missing.end(), [](std::int64_t n) { return n == 0; })) return {};
+  return InvalidArgument(
+      std::string(kBlock) +
+      ": the device does not compute and the state has no routes of these sizes, needs a call on "
+      "a device with data before");
+}
+
+// Where the device does not compute, what it would write over the routes.
+Tensor WithoutData(const Device& device, Tensor x) {
+  if (!device.computes()) x.data = nullptr;
+  return x;
+}
 
 }  // namespace
 
@@ -108,7 +130,8 @@ Status MoeBlock(const Device& device, const MoeBlockArgs& args, BlockState* stat
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   const Sizes s = SizesOf(args);
   const MoeBlockWeights& w = args.weights;
-  const Kept k(args, s, state);
+  const Kept k(device, args, s, state);
+  if (!device.computes()) CUBIST_RETURN_IF_ERROR(CheckLeftRoutes(k, s));
   Steps steps(device, profile);
   steps.Run("norm", &RmsNorm,
             RmsNormArgs{.x = args.x, .gamma = w.norm, .eps = args.eps, .out = k.normed, .rstd = k.rstd});
@@ -118,27 +141,33 @@ Status MoeBlock(const Device& device, const MoeBlockArgs& args, BlockState* stat
                       .bias = w.router_bias,
                       .options = args.route,
                       .weights = k.weights,
-                      .ids = k.ids,
+                      .ids = WithoutData(device, k.ids),
                       .scores = k.scores,
-                      .counts = k.counts,
+                      .counts = WithoutData(device, k.counts),
                       .aux_loss = args.aux_loss});
   steps.Run("permute", &TokenPermute,
             TokenPermuteArgs{.tokens = k.normed,
                              .topk_ids = k.ids,
+                             .probs = args.weighs_activation ? ConstTensor(k.weights) : ConstTensor(),
                              .num_experts = s.experts,
                              .permuted = k.permuted,
-                             .sorted_indices = k.places});
+                             .sorted_indices = WithoutData(device, k.places),
+                             .permuted_probs = k.row_weights});
   steps.Run("experts gate and up", &GroupedMatmul,
             GroupedMatmulArgs{.x = k.permuted, .groups = k.counts, .weights = w.gate_up, .out = k.gate_up});
   steps.Run("experts swiglu", &SwiGlu,
             SwiGluArgs{.gate = PartOf(k.gate_up, 1, {0, s.width}),
                        .up = PartOf(k.gate_up, 1, {s.width, 2 * s.width}),
+                       .probs = k.row_weights,
                        .out = k.act});
   steps.Run("experts down", &GroupedMatmul,
             GroupedMatmulArgs{.x = k.act, .groups = k.counts, .weights = w.down, .out = k.down});
   steps.Run("unpermute", &TokenUnpermute,
-            TokenUnpermuteArgs{
-                .permuted = k.down, .sorted_indices = k.places, .probs = k.weights, .out = k.routed});
+            TokenUnpermuteArgs{.permuted = k.down,
+                               .sorted_indices = k.places,
+                               .probs = args.weighs_activation ? ConstTensor() : ConstTensor(k.weights),
+                               .top_k = s.top_k,
+                               .out = k.routed});
   if (w.shared_down.given()) {
     steps.Run("shared gate and up", &Matmul,
               MatmulArgs{.a = k.normed, .b = w.shared_gate_up, .c = k.shared_gate_up});
@@ -166,6 +195,8 @@ Status MoeBlock(const Device& device, const MoeBlockArgs& args, BlockState* stat
 Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockState* state,
                     BlockProfile* profile) try {
   const MoeBlockArgs& f = args.forward;
+  if (!device.computes())
+    return InvalidArgument(std::string(kBlock) + ": the device does not compute, needs one with data");
   CUBIST_RETURN_IF_ERROR(Validate(device, f));
   const Argument d_out{kBlock, "d_out", args.d_out}, d_x{kBlock, "d_x", args.d_x};
   for (const Argument* arg : {&d_out, &d_x}) {
@@ -175,7 +206,7 @@ Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockSta
   const Sizes s = SizesOf(f);
   const MoeBlockWeights& w = f.weights;
   const MoeBlockGradients& g = args.gradients;
-  const Kept k(f, s, state);
+  const Kept k(device, f, s, state);
   const DType t = f.x.dtype;
   const auto take = [&](const char* name, DType dtype, std::initializer_list<std::int64_t> sizes) {
     return state->Take(name, dtype, sizes);
@@ -203,13 +234,16 @@ Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockSta
                d_gate_up = take("d_gate_up", t, {s.rows, 2 * s.width});
   const Tensor d_permuted = take("d_permuted", t, {s.rows, s.hidden}),
                d_routed = take("d_routed", t, {s.tokens, s.hidden});
-  steps.Run("unpermute", &TokenUnpermuteGrad,
-            TokenUnpermuteGradArgs{.out_grad = d_experts,
-                                   .permuted = k.down,
-                                   .sorted_indices = k.places,
-                                   .probs = k.weights,
-                                   .permuted_grad = d_down,
-                                   .probs_grad = d_weights});
+  // A weight's gradient comes where it was multiplied: with the row's, in SwiGluGrad, or from a row of `down`.
+  Tensor d_row_weights;
+  TokenUnpermuteGradArgs unpermute{
+      .out_grad = d_experts, .sorted_indices = k.places, .top_k = s.top_k, .permuted_grad = d_down};
+  if (f.weighs_activation) {
+    d_row_weights = take("d_row_weights", DType::kF32, {s.rows});
+  } else {
+    unpermute.permuted = k.down, unpermute.probs = k.weights, unpermute.probs_grad = d_weights;
+  }
+  steps.Run("unpermute", &TokenUnpermuteGrad, unpermute);
   steps.Run("experts down", &GroupedMatmulGrad,
             GroupedMatmulGradArgs{.dy = d_down,
                                   .groups = k.counts,
@@ -221,8 +255,10 @@ Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockSta
             SwiGluGradArgs{.d_out = d_act,
                            .gate = PartOf(k.gate_up, 1, {0, s.width}),
                            .up = PartOf(k.gate_up, 1, {s.width, 2 * s.width}),
+                           .probs = k.row_weights,
                            .d_gate = PartOf(d_gate_up, 1, {0, s.width}),
-                           .d_up = PartOf(d_gate_up, 1, {s.width, 2 * s.width})});
+                           .d_up = PartOf(d_gate_up, 1, {s.width, 2 * s.width}),
+                           .d_probs = d_row_weights});
   steps.Run("experts gate and up", &GroupedMatmulGrad,
             GroupedMatmulGradArgs{.dy = d_gate_up,
                                   .groups = k.counts,
@@ -233,8 +269,10 @@ Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockSta
   steps.Run("permute", &TokenPermuteGrad,
             TokenPermuteGradArgs{.permuted_grad = d_permuted,
                                  .sorted_indices = k.places,
+                                 .permuted_probs_grad = d_row_weights,
                                  .top_k = s.top_k,
-                                 .tokens_grad = d_routed});
+                                 .tokens_grad = d_routed,
+                                 .probs_grad = f.weighs_activation ? d_weights : Tensor()});
 
   // Router.
   const Tensor d_logits = take("d_logits", t, {s.tokens, s.experts}),

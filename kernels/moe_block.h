@@ -31,6 +31,9 @@ struct MoeBlockGradients {
 // With h = RmsNorm(x, norm), and the routes of Route(h * router):
 //   y(t) = sum over the routes (t, e) of weight * down_e(SwiGlu(gate_up_e(h(t))))  (+ down(SwiGlu(gate_up(h(t)))), shared)
 //   out = x + y, or x + RmsNorm(y, post_norm)
+// With weighs_activation the weight of a route moves forward, through the down projection, which is linear:
+//   down_e(weight * SwiGlu(..)), the product inside SwiGlu in fp32
+// so that rows come back with a plain sum, and the backward pass reads F numbers per route for its weight in place of H.
 // x, out (T, H), the dtype of the weights. Nothing waits for a count: the router's counts stay where the grouped products
 // read them. Intermediate results are rounded to the dtype; router logits, weights and scores stay fp32.
 struct MoeBlockArgs {
@@ -39,6 +42,7 @@ struct MoeBlockArgs {
   RouteOptions route = {};
   std::int64_t top_k = 1;
   float eps = 1e-6f;
+  bool weighs_activation = false;
   Tensor out;
   Tensor aux_loss = {};  // (1) fp32, optional; see Route
 };
@@ -52,7 +56,8 @@ struct MoeBlockGradArgs {
   MoeBlockGradients gradients = {};
 };
 
-// Errors name the argument, its value and the limit. On an Npu device the calls need data.
+// Errors name the argument, its value and the limit. On an Npu device without data MoeBlock takes the routes of the state's
+// last call on one that computes, and its tensors may be without data; MoeBlockGrad needs data.
 Status MoeBlock(const Device& device, const MoeBlockArgs& args, BlockState* state,
                 BlockProfile* profile = nullptr);
 Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockState* state,

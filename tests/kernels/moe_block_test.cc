@@ -28,6 +28,7 @@ struct BlockCase {
   std::string name;
   bool shared = true, post_norm = false;
   RouteOptions route = {};
+  bool weighs_activation = false;
   std::string Name() const { return name; }
 };
 
@@ -42,7 +43,13 @@ std::vector<BlockCase> Cases() {
       {"softmax_without_shared", false, false, {.aux_coefficient = 0.5f}},
       {"deepseek", true, false, sigmoid},
       {"pangu_sandwich", true, true, {.score = ScoreFunction::kSigmoid, .renormalise = true, .scale = 2.5f}},
-      {"sandwich_without_shared", false, true, {}}};
+      {"sandwich_without_shared", false, true, {}},
+      {"weights_before_down", true, false, sigmoid, true},
+      {"dropped_weights_before_down",
+       false,
+       true,
+       {.score = ScoreFunction::kSigmoid, .renormalise = true, .dropout = 0.3f, .seed = 8},
+       true}};
 }
 
 struct Block {
@@ -78,6 +85,7 @@ struct Block {
     if (what.shared)
       a.weights.shared_gate_up = shared_gate_up.view(), a.weights.shared_down = shared_down.view();
     if (what.post_norm) a.weights.post_norm = post_norm.view();
+    a.weighs_activation = what.weighs_activation;
     return a;
   }
 
@@ -128,11 +136,13 @@ Values Evaluate(const Block& b, const std::vector<std::int32_t>& ids) {
     }
     double total = 0;
     const std::int32_t* chosen = ids.data() + t * kTopK;
-    for (std::int64_t j = 0; j < kTopK; ++j)
-      total += n[static_cast<std::size_t>(chosen[j])], ++counts[chosen[j]];
+    for (std::int64_t j = 0; j < kTopK; ++j) {
+      if (chosen[j] >= 0) total += n[static_cast<std::size_t>(chosen[j])], ++counts[chosen[j]];
+    }
     Values y(kHidden);
     for (std::int64_t j = 0; j < kTopK; ++j) {
       const std::int64_t e = chosen[j];
+      if (e < 0) continue;
       const double weight =
           b.what.route.scale * n[static_cast<std::size_t>(e)] / (b.what.route.renormalise ? total : 1);
       AddExpert(
@@ -227,6 +237,32 @@ TEST_P(MoeBlockTest, GradientsAreFiniteDifferences) {
     pairs.insert(pairs.end(), {{&b.shared_gate_up, &d.shared_gate_up}, {&b.shared_down, &d.shared_down}});
   if (b.what.post_norm) pairs.push_back({&b.post_norm, &d.post_norm});
   ExpectFiniteDifferences(pairs, value);
+}
+
+// Without data the model follows the routes of an earlier call, and predicts what it does with data.
+TEST(MoeBlockWithoutDataTest, TakesTheRoutesOfTheState) {
+  Block b(Cases()[1], DType::kBF16);
+  BlockState state;
+  MoeBlockArgs args = b.args();
+  const Status status = MoeBlock(NpuWithoutData(Ascend910B2()), args, &state);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("the state has no routes of these sizes"), std::string::npos);
+  BlockProfile with, without;
+  ASSERT_TRUE(IsOk(MoeBlock(NpuWithData(Ascend910B2()), args, &state, &with)));
+  const std::vector<std::int32_t> ids = IdsOf(&state);
+  args.x.data = nullptr, args.out.data = nullptr, args.aux_loss.data = nullptr;
+  for (ConstTensor* w :
+       {&args.weights.norm, &args.weights.router, &args.weights.router_bias, &args.weights.gate_up,
+        &args.weights.down, &args.weights.shared_gate_up, &args.weights.shared_down})
+    w->data = nullptr;
+  ASSERT_TRUE(IsOk(MoeBlock(NpuWithoutData(Ascend910B2()), args, &state, &without)));
+  EXPECT_EQ(IdsOf(&state), ids);
+  ASSERT_EQ(without.kernels.size(), with.kernels.size());
+  for (std::size_t i = 0; i < with.kernels.size(); ++i) {
+    EXPECT_EQ(without.kernels[i].first, with.kernels[i].first);
+    const double time = with.kernels[i].second.time_s;
+    EXPECT_NEAR(without.kernels[i].second.time_s, time, 0.01 * time) << with.kernels[i].first;
+  }
 }
 
 TEST(MoeBlockArgumentsTest, AreNamed) {
