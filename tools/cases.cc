@@ -18,6 +18,7 @@
 #include "reference/attention.h"
 #include "reference/matmul.h"
 #include "reference/token_permute.h"
+#include "tools/block_cases.h"
 
 namespace cubist {
 namespace {
@@ -481,6 +482,8 @@ std::vector<Case> MakeCases(const ScaledWorkload& scaled, const std::vector<Skew
         ExpertsCase(name("expert.down"), "expert.hidden", "expert.down.weight", w.hidden, w.moe.ffn, counts));
     cases.push_back(UnpermuteCase(scaled, skew));
   }
+  cases.push_back(MlaBlockCase(scaled));
+  cases.push_back(MoeBlockCase(scaled));
   return cases;
 }
 

@@ -220,6 +220,26 @@ void MakeTokenUnpermute(const Shape& s, DType dtype, const KernelCallOptions&, K
   SetRun(call, &TokenUnpermute, args);
 }
 
+// With what else aclnnMoeFinalizeRoutingV2 adds.
+void MakeTokenFinalize(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  const std::int64_t tokens = s[0], hidden = s[1], top_k = s[2], experts = s[3], slots = tokens * top_k;
+  std::vector<std::int32_t> places = PlacesOfSlots(tokens, top_k), ids;
+  for (std::int64_t slot = 0; slot < slots; ++slot)
+    ids.push_back(static_cast<std::int32_t>(slot % std::max<std::int64_t>(experts, 1)));
+  if (!places.empty()) places.back() = -1;
+  TokenUnpermuteArgs args;
+  args.permuted = call->Input(dtype, {slots, hidden});
+  args.sorted_indices = call->Ids(places, {slots});
+  args.probs = call->Input(DType::kF32, {tokens, top_k});
+  args.bias = call->Input(dtype, {experts, hidden});
+  args.topk_ids = call->Ids(ids, {tokens, top_k});
+  args.residual = call->Input(dtype, {tokens, hidden});
+  args.residual2 = call->Input(dtype, {tokens, hidden});
+  args.out = call->Output(dtype, {tokens, hidden});
+  call->set_run(
+      [args](const Device& device, Profile* profile) { return TokenUnpermute(device, args, profile); });
+}
+
 void MakeRmsNorm(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
   RmsNormArgs args;
   args.x = call->Input(dtype, {s[0], s[1]});
@@ -274,12 +294,15 @@ void MakeTokenPermuteGrad(const Shape& s, DType dtype, const KernelCallOptions&,
   SetRun(call, &TokenPermuteGrad, args);
 }
 
+template <bool kDropsSlot>
 void MakeTokenUnpermuteGrad(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
   const std::int64_t tokens = s[0], hidden = s[1], top_k = s[2], slots = tokens * top_k;
   TokenUnpermuteGradArgs args;
   args.out_grad = call->Input(dtype, {tokens, hidden});
   args.permuted = call->Input(dtype, {slots, hidden});
-  args.sorted_indices = call->Ids(PlacesOfSlots(tokens, top_k), {slots});
+  std::vector<std::int32_t> places = PlacesOfSlots(tokens, top_k);
+  if (kDropsSlot && !places.empty()) places.back() = -1;  // Its row belongs to no slot.
+  args.sorted_indices = call->Ids(places, {slots});
   args.probs = call->Input(DType::kF32, {tokens, top_k});
   args.permuted_grad = call->Output(dtype, {slots, hidden});
   args.probs_grad = call->Output(DType::kF32, {tokens, top_k});
@@ -374,7 +397,11 @@ std::vector<Entry>& Entries() {
       {{"flash_attention_grad", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", "2x70x40x24x16", 4},
        &MakeFlashAttentionGrad},
       {{"token_permute", "TOKENSxHIDDENxTOPKxEXPERTS", "512x7168x8x256", "50x33x3x8", 4}, &MakeTokenPermute},
+      {{"token_permute_by_digits", "TOKENSxHIDDENxTOPKxEXPERTS", "512x7168x8x65536", "20x33x3x70000", 4},
+       &MakeTokenPermute},
       {{"token_unpermute", "TOKENSxHIDDENxTOPK", "512x7168x8", "50x33x3", 3}, &MakeTokenUnpermute},
+      {{"token_finalize", "TOKENSxHIDDENxTOPKxEXPERTS", "512x7168x8x256", "50x33x3x8", 4},
+       &MakeTokenFinalize},
       {{"rms_norm", "ROWSxCOLS", "4096x7168", "50x33", 2}, &MakeRmsNorm},
       {{"rms_norm_grad", "ROWSxCOLS", "4096x7168", "50x33", 2}, &MakeRmsNormGrad},
       {{"route", "TOKENSxEXPERTSxTOPKxGROUPS", "4096x256x8x8", "40x24x3x4", 4}, &MakeRoute},
@@ -388,7 +415,10 @@ std::vector<Entry>& Entries() {
       {{"token_permute_by_map", "TOKENSxHIDDENxTOPKxEXPERTS", "512x7168x8x256", "50x33x3x8", 4},
        &MakeTokenPermuteByMap},
       {{"reorder_chunks", "ROWSxHIDDENxRANKSxEXPERTS", "4096x7168x32x8", "70x33x3x5", 4}, &MakeReorderChunks},
-      {{"token_unpermute_grad", "TOKENSxHIDDENxTOPK", "512x7168x8", "50x33x3", 3}, &MakeTokenUnpermuteGrad},
+      {{"token_unpermute_grad", "TOKENSxHIDDENxTOPK", "512x7168x8", "50x33x3", 3},
+       &MakeTokenUnpermuteGrad<false>},
+      {{"token_unpermute_grad_dropped", "TOKENSxHIDDENxTOPK", "512x7168x8", "50x33x3", 3},
+       &MakeTokenUnpermuteGrad<true>},
   };
   return entries;
 }

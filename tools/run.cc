@@ -239,8 +239,6 @@ Status Runner::RunCase(const Case& c, RunRow* row) {
   row->kernel_case = &c;
   Show(c, "generating inputs");
   CaseTensors tensors(c, inputs_);
-  Show(c, "modelling");
-  CUBIST_RETURN_IF_ERROR(Model(c, tensors, row));
   Show(c, "computing");
   RefreshCeilings(c);
   row->memory_bound = MemoryFloor(c) >= ComputeFloor(c);
@@ -248,6 +246,8 @@ Status Runner::RunCase(const Case& c, RunRow* row) {
   const Device host = Host({.threads = plan_.settings.threads});
   CUBIST_RETURN_IF_ERROR(
       ComputeTrial(c, host, options_.quick ? kQuickRepetitions : kRepetitions, &tensors, &row->trial));
+  Show(c, "modelling");
+  CUBIST_RETURN_IF_ERROR(Model(c, tensors, row));
   Show(c, "checking against the reference");
   Check(c, tensors, row);
   return WriteResults(c, tensors);

@@ -109,7 +109,7 @@ TEST(TrialTest, AnErrorOfTheKernelComesBack) {
 TEST(TrialTest, EveryCaseNoticesOneWrongElementOfAnyOutput) {
   const ScaledWorkload toy = Toy();
   const std::vector<Case> cases = MakeCases(toy, {Skew::kSkewed, Skew::kUniform});
-  ASSERT_EQ(cases.size(), 18u);
+  ASSERT_EQ(cases.size(), 20u);
   for (const Case& c : cases) {
     SCOPED_TRACE(c.name);
     CaseTensors tensors(c, Inputs(toy, 3));
