@@ -78,11 +78,13 @@ Status CheckShape(const Argument& arg, std::span<const Dim> dims) {
   }
   int d = 0;
   for (const Dim& dim : dims) {
-    const std::string where = "has size " + std::to_string(t.size(d)) + " in dimension " + std::to_string(d) +
-                              " (" + dim.meaning + ")";
-    if (t.size(d) < 0) return arg.Error(where + ", the least is 0");
-    if (dim.size != Dim::kAny && t.size(d) != dim.size)
-      return arg.Error(where + ", needs " + std::to_string(dim.size));
+    // Texts are made of what is wrong alone: those of a few right sizes take as long as a small product.
+    const auto error = [&](const std::string& needs) {
+      return arg.Error("has size " + std::to_string(t.size(d)) + " in dimension " + std::to_string(d) + " (" +
+                       dim.meaning + "), " + needs);
+    };
+    if (t.size(d) < 0) return error("the least is 0");
+    if (dim.size != Dim::kAny && t.size(d) != dim.size) return error("needs " + std::to_string(dim.size));
     ++d;
   }
   return {};
