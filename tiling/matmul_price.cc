@@ -95,6 +95,17 @@ class Block {
 
 // ---- A host: its pipes share a thread, and so their times add up ----
 
+// Register tiles of a block begin with their sums and end with them in every Mmad, and wherever a packed A ends a panel:
+// measured beside the multiply-adds of their rows and columns.
+double RegisterTileCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t,
+                          const Block& block) {
+  constexpr double kCycles = 65;
+  const bool a_in_panels = t.pack_a || s.a_packed;
+  const std::int64_t run = a_in_panels ? std::min(t.k0, chip.PackedStep(Role::kA, s.in)) : t.k0;
+  return kCycles * std::ceil(block.m() / D(chip.mmad.m_step)) * std::ceil(block.n() / D(chip.mmad.n_step)) *
+         std::max(1.0, D(CeilDiv(s.k, run)));
+}
+
 double SerialCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, const Block& block) {
   const double bytes = D(chip.OperandBytes(s.in)), m = block.m(), n = block.n(), k = D(s.k);
   const std::int64_t tasks = t.tasks(s.batches);
@@ -109,7 +120,8 @@ double SerialCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTili
                       load(t.pack_b || t.b_once || s.b_packed, k * n);
   const double fix = PathCycles(chip, Path::kL0CToGm, m * n * D(SizeOf(s.out)), 1);
   const double issue = block.steps0() * 3 * chip.scalar.issue;
-  return Waves(chip, tasks) * (block.Mmad() + mte1 + mte2 + issue + fix);
+  return Waves(chip, tasks) *
+         (block.Mmad() + RegisterTileCycles(chip, s, t, block) + mte1 + mte2 + issue + fix);
 }
 
 // ---- An NPU: its pipes run side by side, wave by wave ----

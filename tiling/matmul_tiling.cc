@@ -77,10 +77,22 @@ std::vector<MatmulTiling> TilingsOf(const ChipSpec& chip, const MatmulShape& who
       tilings.push_back(t);
     }
   };
+  // On a host blocks are of about one size, so that threads end together; an NPU's last one may be small.
+  const auto block_sizes = [&](std::int64_t step, std::int64_t extent) {
+    std::vector<std::int64_t> sizes = TileSizes({16, 32, 64, 128, 192, 256, 512}, step, extent);
+    if (chip.pipes_overlap) return sizes;
+    for (std::int64_t& size : sizes)
+      size = std::max(RoundUp(CeilDiv(extent, std::max<std::int64_t>(CeilDiv(extent, size), 1)), step), step);
+    sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+    return sizes;
+  };
+  const std::int64_t n_step =
+      s.b_packed && !chip.pipes_overlap ? std::max(chip.mmad.n_step, kWidestPanel) : chip.mmad.n_step;
   const auto for_each_shape = [&](auto&& visit) {
-    for (std::int64_t m : TileSizes({16, 32, 64, 128, 192, 256, 512}, chip.mmad.m_step, s.m)) {
-      for (std::int64_t n : TileSizes({16, 32, 64, 128, 192, 256, 512}, chip.mmad.n_step, s.n)) {
-        for (std::int64_t k0 : TileSizes({16, 32, 64, 128, 256, 384, 512}, k_step, s.k)) {
+    for (std::int64_t m : block_sizes(chip.mmad.m_step, s.m)) {
+      for (std::int64_t n : block_sizes(n_step, s.n)) {
+        for (std::int64_t k0 : TileSizes({16, 32, 64, 128, 256, 384, 512, 1024, 2048}, k_step, s.k)) {
+          if (chip.pipes_overlap && k0 > 512) break;
           MatmulTiling t;
           t.m = m, t.n = n, t.k0 = t.k1 = k0;
           visit(t);

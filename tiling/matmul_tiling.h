@@ -129,10 +129,14 @@ bool Fits(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& ti
 // All tilings worth pricing; those that do not fit are left out.
 std::vector<MatmulTiling> Candidates(const ChipSpec& chip, const MatmulShape& shape);
 
-// Whether a Mmad reads A's rows where they lie in GM.
+// Whether a Mmad reads A's rows where they lie in GM. Rows as long as a way of a first-level cache would stand in one of
+// its sets: a Mmad copies them again for every block of columns. A few rows are read wherever they are.
 inline bool AIsReadInPlace(const ChipSpec& chip, const MatmulShape& s) {
-  return s.a_row_bytes > 0 && s.a_row_bytes <= chip.packing.a_in_place_bytes &&
-         chip.OperandBytes(s.in) == SizeOf(s.in);
+  constexpr std::int64_t kWayBytes = 4096;
+  if (chip.packing.a_in_place_bytes == 0 || s.a_row_bytes == 0 || chip.OperandBytes(s.in) != SizeOf(s.in))
+    return false;
+  return s.m <= chip.mmad.m_step ||
+         (s.a_row_bytes <= chip.packing.a_in_place_bytes && s.a_row_bytes % kWayBytes != 0);
 }
 
 // Predicted cycles. Without `one_product` blocks of a row or column belong to different operands (GroupedMatmul), and no
