@@ -21,7 +21,7 @@ struct MatmulRings {
         b_l1(core, "b_l1", t.k1, t.n, t.l1_stages, t.b_once ? Role::kBOnce : Role::kB),
         a_l0(core, "a_l0", t.m, t.k0, t.l0_stages, Role::kA),
         b_l0(core, "b_l0", t.k0, t.n, t.l0_stages, Role::kB),
-        c_l0(core, "c_l0", t.m, t.n, t.l0c_stages),
+        c_l0(core, "c_l0", t.m, t.n, t.l0c_stages, Role::kRelay),
         bias_bt(core, "bias_bt", 1, with_bias ? t.n : 1, 1) {}
 
   Ring<Buffer::kL1, T> a_l1, b_l1;

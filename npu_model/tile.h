@@ -29,7 +29,8 @@ enum class Role : std::uint8_t {
   kA,     // Left operand of Mmad, (m, k).
   kB,     // Right operand of Mmad, (k, n).
   kBOnce,  // The same, multiplied with few rows: the host reads it in GM, a piece at a time, and packs no tile.
-  kRelay,  // Loaded and stored again, never computed on: the host shows the source in place.
+  kRelay,  // Loaded and stored again, never computed on: the host shows the source in place. An accumulator is stored or
+  // sent right after its last Mmad: the host lets that write to where it goes.
   // Second roles of a ring whose tiles play two (see Ring): the transpose as an operand, (k, m) and (n, k).
   kATransposed,
   kBTransposed,
@@ -52,7 +53,6 @@ struct HostLayout {
   std::int64_t panel_stride = 0;  // Elements from panel to panel.
   bool row_major = false;  // B in place, not in panels: element (k, n) at k * pitch + n * panel_stride.
   std::int64_t first_col = 0;
-  bool padded = false;  // A: where k is odd and read in pairs, a zero stands behind each row.
 };
 
 // One stage of a ring: a fixed piece of one buffer.

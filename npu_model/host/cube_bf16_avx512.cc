@@ -28,6 +28,13 @@ CUBIST_AVX512_BF16 inline __m512bh BroadcastPair(const BF16* p) {
   return (__m512bh)_mm512_set1_epi32(pair);
 }
 
+// The same of the last element of an odd k, whose pair is zero: what stands behind it may be anything.
+CUBIST_AVX512_BF16 inline __m512bh BroadcastOne(const BF16* p) {
+  std::uint16_t one;
+  std::memcpy(&one, p, sizeof(one));
+  return (__m512bh)_mm512_set1_epi32(one);
+}
+
 // The elements of two rows in turn: those of columns 0 to 15 first, or those of 16 to 31.
 template <int kFirst>
 CUBIST_AVX512_BF16 inline __m512i InterleaveOrder() {
@@ -42,60 +49,84 @@ CUBIST_AVX512_BF16 inline __m512i InterleaveOrder() {
   return _mm512_load_si512(kOrder.data());
 }
 
-template <int kRows, bool kInRows>
+// The next word of B: kVectors times sixteen pairs of k. In rows, a half word has no second row.
+template <int kVectors, bool kInRows>
+CUBIST_AVX512_BF16 inline void LoadWord(const MmadTile<BF16>& tile, const BF16* b, bool half,
+                                        __m512bh* columns) {
+  if constexpr (kInRows) {
+    const __m512i first = _mm512_loadu_si512(b),
+                  second = half ? _mm512_setzero_si512() : _mm512_loadu_si512(b + tile.b_pair);
+    columns[0] = (__m512bh)_mm512_permutex2var_epi16(first, InterleaveOrder<0>(), second);
+    columns[1] = (__m512bh)_mm512_permutex2var_epi16(first, InterleaveOrder<16>(), second);
+  } else {
+#pragma GCC unroll 2
+    for (int j = 0; j < kVectors; ++j) columns[j] = LoadPairs(b + 2 * j * kLanes);
+  }
+}
+
+CUBIST_AVX512_BF16 inline void KeepWord(const __m512bh* columns, BF16* panel) {
+  _mm512_storeu_si512(panel, (__m512i)columns[0]);
+  _mm512_storeu_si512(panel + kNr, (__m512i)columns[1]);
+}
+
+template <int kRows, int kVectors, bool kInRows>
 CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
-  constexpr int kPointers = (kRows + kRowsPerPointer - 1) / kRowsPerPointer;
   const std::int64_t a_pitch = tile.a_pitch;
+  constexpr int kPointers = (kRows + kRowsPerPointer - 1) / kRowsPerPointer;
   const BF16* row[kPointers];
 #pragma GCC unroll 4
   for (int i = 0; i < kPointers; ++i) {
     row[i] = tile.a + i * kRowsPerPointer * a_pitch;
     asm("" : "+r"(row[i]));
   }
-  __m512 sum[kRows][2];
+  __m512 sum[kRows][kVectors];
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
-    const float* start = tile.start + i * tile.start_pitch;
-    sum[i][0] = tile.start == nullptr ? _mm512_setzero_ps() : _mm512_loadu_ps(start);
-    sum[i][1] = tile.start == nullptr ? _mm512_setzero_ps() : _mm512_loadu_ps(start + kLanes);
+#pragma GCC unroll 2
+    for (int j = 0; j < kVectors; ++j) {
+      sum[i][j] = tile.start == nullptr ? _mm512_setzero_ps()
+                                        : _mm512_loadu_ps(tile.start + i * tile.start_pitch + j * kLanes);
+    }
   }
   const BF16* b = tile.b;
   const char* prefetch = static_cast<const char*>(tile.prefetch);
-  const std::int64_t b_step = tile.b_step, b_pair = tile.b_pair;
+  const std::int64_t b_step = tile.b_step;
+  [[maybe_unused]] BF16* keep = tile.keep;
   const std::int64_t prefetch_step = tile.prefetch_step, prefetch_pair = tile.prefetch_pair;
-  const __m512i low = InterleaveOrder<0>(), high = InterleaveOrder<16>();
-  alignas(64) static constexpr std::uint16_t kZeros[2 * kLanes] = {};
-  const bool half = kInRows && tile.half;
-  for (std::int64_t word = tile.words + half; word > 0; --word) {
-    __m512bh b0, b1;
-    if constexpr (kInRows) {
-      const __m512i first = _mm512_loadu_si512(b);
-      const void* const pair = half && word == 1 ? static_cast<const void*>(kZeros) : b + b_pair;
-      const __m512i second = _mm512_loadu_si512(pair);
-      b0 = (__m512bh)_mm512_permutex2var_epi16(first, low, second);
-      b1 = (__m512bh)_mm512_permutex2var_epi16(first, high, second);
-    } else {
-      b0 = LoadPairs(b), b1 = LoadPairs(b + kNr);
-    }
+  __m512bh columns[kVectors];
+  for (std::int64_t word = tile.words; word > 0; --word) {
+    LoadWord<kVectors, kInRows>(tile, b, /*half=*/false, columns);
+    if (kInRows && keep != nullptr) KeepWord(columns, keep), keep += kNr * 2;
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
       const __m512bh ai = BroadcastPair(row[i / kRowsPerPointer] + i % kRowsPerPointer * a_pitch);
-      sum[i][0] = _mm512_dpbf16_ps(sum[i][0], ai, b0);
-      sum[i][1] = _mm512_dpbf16_ps(sum[i][1], ai, b1);
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], ai, columns[j]);
     }
 #pragma GCC unroll 4
     for (int i = 0; i < kPointers; ++i) row[i] += 2;
     b += b_step;
+    if (prefetch == nullptr) continue;
     __builtin_prefetch(prefetch, 0, 2);
     __builtin_prefetch(prefetch + prefetch_pair, 0, 2);
     prefetch += prefetch_step;
+  }
+  if (tile.half) {
+    LoadWord<kVectors, kInRows>(tile, b, /*half=*/true, columns);
+    if (kInRows && keep != nullptr) KeepWord(columns, keep);
+#pragma GCC unroll 12
+    for (int i = 0; i < kRows; ++i) {
+      const __m512bh ai = BroadcastOne(row[i / kRowsPerPointer] + i % kRowsPerPointer * a_pitch);
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], ai, columns[j]);
+    }
   }
   float* c = tile.c;
   const std::int64_t c_pitch = tile.c_pitch;
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
-    _mm512_storeu_ps(c + i * c_pitch, sum[i][0]);
-    _mm512_storeu_ps(c + i * c_pitch + kLanes, sum[i][1]);
+#pragma GCC unroll 2
+    for (int j = 0; j < kVectors; ++j) _mm512_storeu_ps(c + i * c_pitch + j * kLanes, sum[i][j]);
   }
 }
 
@@ -107,15 +138,18 @@ bool HasBF16Avx512() {
          __builtin_cpu_supports("avx512bf16");
 }
 
-#define CUBIST_TILES(in_rows)                                                                           \
-  {                                                                                                     \
-    &Tile<1, in_rows>, &Tile<2, in_rows>, &Tile<3, in_rows>, &Tile<4, in_rows>, &Tile<5, in_rows>,      \
-        &Tile<6, in_rows>, &Tile<7, in_rows>, &Tile<8, in_rows>, &Tile<9, in_rows>, &Tile<10, in_rows>, \
-        &Tile<11, in_rows>, &Tile<12, in_rows>                                                          \
-  }
-const MmadTileFunction<BF16> kBF16TilesAvx512[kMr] = CUBIST_TILES(false);
-const MmadTileFunction<BF16> kBF16RowTilesAvx512[kMr] = CUBIST_TILES(true);
-#undef CUBIST_TILES
+namespace {
+
+template <int kVectors, bool kInRows>
+constexpr MmadTileFunction<BF16> kTiles[kMr] = {
+    &Tile<1, kVectors, kInRows>,  &Tile<2, kVectors, kInRows>,  &Tile<3, kVectors, kInRows>,
+    &Tile<4, kVectors, kInRows>,  &Tile<5, kVectors, kInRows>,  &Tile<6, kVectors, kInRows>,
+    &Tile<7, kVectors, kInRows>,  &Tile<8, kVectors, kInRows>,  &Tile<9, kVectors, kInRows>,
+    &Tile<10, kVectors, kInRows>, &Tile<11, kVectors, kInRows>, &Tile<12, kVectors, kInRows>};
+
+}  // namespace
+
+const MmadTiles<BF16> kBF16TilesAvx512{kTiles<2, false>, kTiles<1, false>, kTiles<2, true>};
 
 CUBIST_AVX512_BF16 std::int64_t PeakDotBF16Avx512(std::int64_t rounds) {
   constexpr int kChains = 2 * kMr;  // As many as a Mmad has, several times what the latency asks for.

@@ -18,8 +18,9 @@ struct MmadTile {
   const T* b = nullptr;
   std::int64_t b_step = 0;           // Elements of b from word to word.
   std::int64_t b_pair = 0;           // From a pair's first row of b to its second, where b is in rows.
-  bool half = false;                 // One more word, whose second element is zero; where b is in rows.
-  const void* prefetch = nullptr;    // What to bring into L2 meanwhile: two lines per word of k,
+  bool half = false;                 // One more word, of which a and b have the first element alone.
+  T* keep = nullptr;                 // Where b is in rows: what becomes the panel of it, if anything.
+  const void* prefetch = nullptr;    // What to bring into L2 meanwhile, if anything: two lines per word of k,
   std::int64_t prefetch_step = 128;  // so many bytes from word to word,
   std::int64_t prefetch_pair = 64;   // and from the first line to the second.
   float* c = nullptr;
@@ -30,12 +31,18 @@ struct MmadTile {
 template <class T>
 using MmadTileFunction = void (*)(const MmadTile<T>&);
 
-// The tile of VDPBF16PS, as large as that of fp32 on AVX-512: kBF16TilesAvx512[r - 1] computes r <= 12 rows
-// of 32 columns. Each step adds two products per lane; denormal operands and results count as zero. Only
-// where HasBF16Avx512(). kBF16RowTilesAvx512 reads b as it lies, row after row of k, and forms the pairs on the way.
+// The tiles of one operand type; of each form the first has one row, the next two.
+template <class T>
+struct MmadTiles {
+  const MmadTileFunction<T>* wide;     // All columns of a panel.
+  const MmadTileFunction<T>* narrow;   // The first half of them.
+  const MmadTileFunction<T>* in_rows;  // All, where b lies row after row of k.
+};
+
+// The tiles of VDPBF16PS, as large as those of fp32 on AVX-512: 12 rows of 32 columns. Each step adds two products per
+// lane; denormal operands and results count as zero. Only where HasBF16Avx512().
 bool HasBF16Avx512();
-extern const MmadTileFunction<BF16> kBF16TilesAvx512[12];
-extern const MmadTileFunction<BF16> kBF16RowTilesAvx512[12];
+extern const MmadTiles<BF16> kBF16TilesAvx512;
 std::int64_t PeakDotBF16Avx512(std::int64_t rounds);
 
 }  // namespace cubist

@@ -1,4 +1,5 @@
 // The Cube's instruction bodies, compiled once per Highway target.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -48,7 +49,7 @@ constexpr std::int64_t RoundDown(std::int64_t a, std::int64_t b) { return a / b 
 // peak, with four at 0.98.
 constexpr int kRowsPerPointer = 3;
 
-template <int kRows>
+template <int kRows, int kVectors, bool kInRows>
 void Tile(const MmadTile<float>& tile) {
   const FloatTag d;
   constexpr int kPointers = (kRows + kRowsPerPointer - 1) / kRowsPerPointer;
@@ -59,29 +60,39 @@ void Tile(const MmadTile<float>& tile) {
     row[i] = tile.a + i * kRowsPerPointer * a_pitch;
     asm("" : "+r"(row[i]));  // Or the compiler derives all of them from the first again.
   }
-  Vec sum[kRows][2];
+  Vec sum[kRows][kVectors];
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
-    const float* start = tile.start + i * tile.start_pitch;
-    sum[i][0] = tile.start == nullptr ? hn::Zero(d) : hn::LoadU(d, start);
-    sum[i][1] = tile.start == nullptr ? hn::Zero(d) : hn::LoadU(d, start + kLanes);
+#pragma GCC unroll 2
+    for (int j = 0; j < kVectors; ++j) {
+      sum[i][j] =
+          tile.start == nullptr ? hn::Zero(d) : hn::LoadU(d, tile.start + i * tile.start_pitch + j * kLanes);
+    }
   }
   const float* b = tile.b;
+  [[maybe_unused]] float* keep = tile.keep;
   const char* prefetch = static_cast<const char*>(tile.prefetch);
   const std::int64_t b_step = tile.b_step;
   const std::int64_t prefetch_step = tile.prefetch_step, prefetch_pair = tile.prefetch_pair;
   for (std::int64_t word = tile.words; word > 0; --word) {
-    const Vec b0 = hn::LoadU(d, b);
-    const Vec b1 = hn::LoadU(d, b + kLanes);
+    Vec columns[kVectors];
+#pragma GCC unroll 2
+    for (int j = 0; j < kVectors; ++j) columns[j] = hn::LoadU(d, b + j * kLanes);
+    if (kInRows && keep != nullptr) {
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; ++j) hn::StoreU(columns[j], d, keep + j * kLanes);
+      keep += kNr;
+    }
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
       const Vec ai = hn::Set(d, row[i / kRowsPerPointer][i % kRowsPerPointer * a_pitch]);
-      sum[i][0] = hn::MulAdd(ai, b0, sum[i][0]);
-      sum[i][1] = hn::MulAdd(ai, b1, sum[i][1]);
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(ai, columns[j], sum[i][j]);
     }
 #pragma GCC unroll 4
     for (int i = 0; i < kPointers; ++i) ++row[i];
     b += b_step;
+    if (prefetch == nullptr) continue;
     __builtin_prefetch(prefetch, 0, 2);
     __builtin_prefetch(prefetch + prefetch_pair, 0, 2);
     prefetch += prefetch_step;
@@ -90,56 +101,126 @@ void Tile(const MmadTile<float>& tile) {
   const std::int64_t c_pitch = tile.c_pitch;
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
-    hn::StoreU(sum[i][0], d, c + i * c_pitch);
-    hn::StoreU(sum[i][1], d, c + i * c_pitch + kLanes);
+#pragma GCC unroll 2
+    for (int j = 0; j < kVectors; ++j) hn::StoreU(sum[i][j], d, c + i * c_pitch + j * kLanes);
   }
 }
 
-constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1>,  &Tile<2>, &Tile<3>, &Tile<4>,
-                                                 &Tile<5>,  &Tile<6>,
+template <int kVectors, bool kInRows>
+constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1, kVectors, kInRows>,
+                                                 &Tile<2, kVectors, kInRows>,
+                                                 &Tile<3, kVectors, kInRows>,
+                                                 &Tile<4, kVectors, kInRows>,
+                                                 &Tile<5, kVectors, kInRows>,
+                                                 &Tile<6, kVectors, kInRows>,
 #if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
-                                                 &Tile<7>,  &Tile<8>, &Tile<9>, &Tile<10>,
-                                                 &Tile<11>, &Tile<12>
+                                                 &Tile<7, kVectors, kInRows>,
+                                                 &Tile<8, kVectors, kInRows>,
+                                                 &Tile<9, kVectors, kInRows>,
+                                                 &Tile<10, kVectors, kInRows>,
+                                                 &Tile<11, kVectors, kInRows>,
+                                                 &Tile<12, kVectors, kInRows>
 #endif
 };
+constexpr MmadTiles<float> kTilesF32{kTiles<2, false>, kTiles<1, false>, kTiles<2, true>};
 
-// Asks for the `part`-th of `parts` of the lines that a strip of A has.
+// Rows in strips of at most kMr, as few as there can be and of about one height: a low one costs the reading of B all
+// the same.
+class Strips {
+ public:
+  explicit Strips(std::int64_t rows)
+      : count_(CeilDiv(rows, kMr)),
+        height_(rows / (count_ > 0 ? count_ : 1)),
+        higher_(rows - count_ * height_) {}
+  std::int64_t count() const { return count_; }
+  Range operator[](std::int64_t i) const {
+    const std::int64_t begin = i * height_ + Min(i, higher_);
+    return {begin, begin + height_ + (i < higher_ ? 1 : 0)};
+  }
+
+ private:
+  std::int64_t count_, height_, higher_;
+};
+
+// Rows of A that come next, to be asked for meanwhile: so many lines of each for every panel.
 template <class T>
-HWY_INLINE void PrefetchStrip(const T* a, std::int64_t a_pitch, std::int64_t rows, std::int64_t words,
-                              std::int64_t part, std::int64_t parts) {
-  constexpr std::int64_t kLineElements = static_cast<std::int64_t>(64 / sizeof(T));
-  const std::int64_t lines = CeilDiv(words, 16);
-  for (std::int64_t i = 0; i < rows; ++i) {
-    for (std::int64_t line = part * lines / parts; line < (part + 1) * lines / parts; ++line) {
-      __builtin_prefetch(a + i * a_pitch + line * kLineElements);
+struct NextRows {
+  static constexpr std::int64_t kLineElements = static_cast<std::int64_t>(64 / sizeof(T));
+
+  void Fetch(std::int64_t panel) const {
+    const std::int64_t end = Min((panel + 1) * lines_per_panel, lines);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t line = panel * lines_per_panel; line < end; ++line) {
+        __builtin_prefetch(a + i * pitch + line * kLineElements);
+      }
     }
+  }
+
+  const T* a = nullptr;
+  std::int64_t pitch = 0, rows = 0, lines = 0, lines_per_panel = 0;
+};
+
+// A tile of C of fewer columns than a panel has: the panel's others may be another's, or nobody's.
+template <class T>
+void MmadEdge(MmadTileFunction<T> function, std::int64_t rows, std::int64_t cols, const MmadTile<T>& tile) {
+  alignas(64) float sums[kMr * kNr];
+  const auto bytes = static_cast<std::size_t>(cols) * sizeof(float);
+  MmadTile<T> own = tile;
+  own.c = sums, own.c_pitch = kNr;
+  if (tile.start != nullptr) {
+    for (std::int64_t i = 0; i < rows; ++i)
+      std::memcpy(sums + i * kNr, tile.start + i * tile.start_pitch, bytes);
+    own.start = sums, own.start_pitch = kNr;
+  }
+  function(own);
+  for (std::int64_t i = 0; i < rows; ++i) std::memcpy(tile.c + i * tile.c_pitch, sums + i * kNr, bytes);
+}
+
+// Rows of C that lie within so many bytes are taken to be in L2.
+constexpr std::int64_t kNearBytes = 1 << 18;
+
+// Asks for the lines of a whole tile of C, which the stores at its end would wait for.
+HWY_INLINE void FetchTile(const float* c, std::int64_t pitch, std::int64_t rows) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    __builtin_prefetch(c + i * pitch, 1);
+    __builtin_prefetch(c + i * pitch + kNr - 1, 1);
   }
 }
 
-// One row of tiles, for `words` steps of k: the strip of A stays in L1, the panels of B come from L2. The
+// One row of tiles, for `tile.words` steps of k: the strip of A stays in L1, the panels of B come from L2. The
 // other order, where a panel stays and strips come, loses 0.01 to 0.05 of the peak: its tiles of C lie far
-// apart. Panels that are met for the first time come from L3, a panel ahead of their use, and so does the next
-// strip of A: without that 0.01 to 0.05 of the peak is lost, the more the busier the neighbours of L3 are.
+// apart. Panels that are met for the first time come from L3, a panel ahead of their use, and so do the next
+// rows of A: without that 0.01 to 0.05 of the peak is lost, the more the busier the neighbours of L3 are. The
+// others are not asked for: two prefetches a word take 0.01. `tile` is one object, written field by field: a copy
+// would wait for the stores of the tile before it.
 template <class T>
-void MmadStrip(const MmadArgs& args, Range m, MmadTile<T> tile, MmadStart start, bool in_place,
-               const MmadTileFunction<T>* tiles) {
+void MmadStrip(const MmadArgs& args, Range m, MmadTile<T>& tile, MmadStart start, const NextRows<T>& next,
+               const MmadTiles<T>& tiles) {
   const T* b = tile.b;
-  const T* const next_strip = tile.a + m.size() * tile.a_pitch;
-  const std::int64_t next_rows = in_place ? Min(kMr, args.m - m.end) : 0, panels = CeilDiv(args.n, kNr);
-  for (const Range n : Split(args.n, kNr)) {
-    float bias[kNr] = {};
-    const std::int64_t panel = n.begin / kNr;
+  const bool fetches_c = args.exact && args.c_pitch * args.m * 4 > kNearBytes;
+  const Split panels(args.n, kNr);
+  for (std::int64_t panel = 0; panel < panels.count(); ++panel) {
+    const Range n = panels[panel];
+    alignas(64) float bias[kNr];
     tile.b = b + panel * args.b_panel_stride;
-    tile.prefetch = m.begin == 0 && panel + 1 < panels ? tile.b + args.b_panel_stride : tile.b;
-    PrefetchStrip(next_strip, tile.a_pitch, next_rows, tile.words, panel, panels);
+    tile.prefetch = m.begin == 0 && panel + 1 < panels.count() ? tile.b + args.b_panel_stride : nullptr;
+    next.Fetch(panel);
     tile.c = args.c + m.begin * args.c_pitch + n.begin;
     if (start == MmadStart::kAdd) {
-      tile.start = tile.c, tile.start_pitch = args.c_pitch;
+      tile.start = args.sums == nullptr ? tile.c : args.sums + m.begin * args.sums_pitch + n.begin;
+      tile.start_pitch = args.sums == nullptr ? args.c_pitch : args.sums_pitch;
     } else if (start == MmadStart::kBias) {
       std::memcpy(bias, args.bias + n.begin, static_cast<std::size_t>(n.size()) * sizeof(float));
+      std::fill(bias + n.size(), bias + kNr, 0.0f);
       tile.start = bias, tile.start_pitch = 0;
     }
-    tiles[m.size() - 1](tile);
+    const auto function = (n.size() > kLanes ? tiles.wide : tiles.narrow)[m.size() - 1];
+    if (args.exact && n.size() < kNr) {
+      MmadEdge(function, m.size(), n.size(), tile);
+      continue;
+    }
+    if (fetches_c) FetchTile(tile.c, args.c_pitch, m.size());
+    function(tile);
   }
 }
 
@@ -150,7 +231,7 @@ constexpr std::int64_t kConflictBytes = 4096;
 constexpr std::int64_t kPieceBytes = 2048;
 
 template <class T>
-void Mmad(const MmadArgs& args, const MmadTileFunction<T>* tiles) {
+void Mmad(const MmadArgs& args, const MmadTiles<T>& tiles) {
   constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T)),
                          kPiece = kPieceBytes / 4 * kPerWord;
   constexpr std::int64_t kCopyPitch = kPiece + 16 * kPerWord;
@@ -158,28 +239,42 @@ void Mmad(const MmadArgs& args, const MmadTileFunction<T>* tiles) {
   T* const copy = reinterpret_cast<T*>(storage);
   const bool conflict =
       args.a_pitch * static_cast<std::int64_t>(sizeof(T)) % kConflictBytes == 0 && args.n > 2 * kNr;
-  const std::int64_t k = RoundUp(args.k, kPerWord), piece = conflict ? kPiece : k;
-  for (const Range m : Split(args.m, kMr)) {
+  const std::int64_t piece = conflict ? kPiece : args.k;
+  const Strips strips(args.m);
+  const auto a_at = [&](std::int64_t row, std::int64_t p) {
+    return static_cast<const T*>(args.a) + row * args.a_pitch + p;
+  };
+  NextRows<T> next{.pitch = args.a_pitch, .lines = CeilDiv(Min(piece, args.k), 16 * kPerWord)};
+  next.lines_per_panel = CeilDiv(next.lines, std::max<std::int64_t>(CeilDiv(args.n, kNr), 1));
+  MmadArgs rest = args;  // Of a strip, after its first piece.
+  rest.sums = nullptr;
+  for (std::int64_t strip = 0; strip < strips.count(); ++strip) {
+    const Range m = strips[strip];
     std::int64_t p = 0;
     do {
-      MmadTile<T> tile{.words = Min(piece, k - p) / kPerWord,
-                       .a = static_cast<const T*>(args.a) + m.begin * args.a_pitch + p,
+      const std::int64_t k = Min(piece, args.k - p);
+      MmadTile<T> tile{.words = k / kPerWord,
+                       .a = a_at(m.begin, p),
                        .a_pitch = args.a_pitch,
                        .b = static_cast<const T*>(args.b) + p * kNr,
                        .b_step = kNr * kPerWord,
+                       .half = k % kPerWord != 0,
                        .prefetch_step = kNr * 4,
                        .prefetch_pair = kNr * 2,
                        .c_pitch = args.c_pitch};
       if (conflict) {
         for (std::int64_t i = 0; i < m.size(); ++i) {
           std::memcpy(static_cast<void*>(copy + i * kCopyPitch), tile.a + i * args.a_pitch,
-                      static_cast<std::size_t>(tile.words) * 4);
+                      static_cast<std::size_t>(k) * sizeof(T));
         }
         tile.a = copy, tile.a_pitch = kCopyPitch;
       }
-      MmadStrip(args, m, tile, p == 0 ? args.start : MmadStart::kAdd, !conflict, tiles);
+      const bool ends = p + piece >= args.k;
+      next.rows = !ends ? m.size() : strip + 1 < strips.count() ? strips[strip + 1].size() : 0;
+      next.a = ends ? a_at(m.end, 0) : a_at(m.begin, p + piece);
+      MmadStrip(p == 0 ? args : rest, m, tile, p == 0 ? args.start : MmadStart::kAdd, next, tiles);
       p += piece;
-    } while (p < k);
+    } while (p < args.k);
   }
 }
 
@@ -413,35 +508,53 @@ void PackBElements(Convert, Range rows, Range columns, const StridedSource& src,
   }
 }
 
-// Rows of the source are adjacent in memory. Each is read to its end before the next, over all panels, so
-// that few of its pages are open at a time.
+// Rows of the source are adjacent in memory. A few words of k are packed for one panel after the other: their rows are
+// read side by side, and each panel is written a few lines at a time. Word by word the lines that are under way would
+// lie a panel apart, in one set of the caches where that is a power of two: a third of the speed.
+constexpr std::int64_t kWordsAtATime = 4;
+constexpr std::int64_t kBytesAhead = 256;
+
 template <class Source>
 void PackBPlain(Widen<Source> convert, std::int64_t k, std::int64_t n, const StridedSource& src, float* dst,
                 std::int64_t panel_stride) {
+  constexpr std::int64_t kAhead = kBytesAhead / static_cast<std::int64_t>(sizeof(Source));
   const auto* data = static_cast<const Source*>(src.data);
-  for (std::int64_t p = 0; p < k; ++p) {
-    const Source* from = data + p * src.row_stride;
-    float* to = dst + p * kNr;
-    std::int64_t j = 0;
-    for (; j + kNr <= n; j += kNr, to += panel_stride) {
-      StoreWords(LoadWords(from + j), to);
-      StoreWords(LoadWords(from + j + kLanes), to + kLanes);
+  for (std::int64_t first = 0; first < k; first += kWordsAtATime) {
+    for (std::int64_t j = 0; j < n; j += kNr) {
+      for (std::int64_t p = first; p < Min(first + kWordsAtATime, k); ++p) {
+        const Source* from = data + p * src.row_stride + j;
+        float* to = dst + PanelOffset<float>(p, j, panel_stride);
+        if (n - j < kNr) {
+          ConvertRow(convert, from, to, n - j);
+          continue;
+        }
+        __builtin_prefetch(from + kAhead);
+        __builtin_prefetch(from + kAhead + kLanes);
+        StoreWords(LoadWords(from), to);
+        StoreWords(LoadWords(from + kLanes), to + kLanes);
+      }
     }
-    if (j < n) ConvertRow(convert, from + j, to, n - j);
   }
 }
 #if HWY_TARGET <= HWY_AVX3
 // Two rows at a time, interleaved.
 void PackBPlain(KeepBF16 convert, std::int64_t k, std::int64_t n, const StridedSource& src, BF16* dst,
                 std::int64_t panel_stride) {
+  constexpr std::int64_t kAhead = kBytesAhead / static_cast<std::int64_t>(sizeof(BF16));
   const auto* data = static_cast<const BF16*>(src.data);
-  const std::int64_t k_full = RoundDown(k, 2), n_full = RoundDown(n, kLanes);
-  for (std::int64_t p = 0; p < k_full; p += 2) {
-    const BF16* from = data + p * src.row_stride;
-    for (std::int64_t j = 0; j < n_full; j += kLanes) {
-      const Words pairs =
-          hn::Or(LoadHalves(from + j), hn::ShiftLeft<16>(LoadHalves(from + src.row_stride + j)));
-      StoreWords(pairs, dst + PanelOffset<BF16>(p, j, panel_stride));
+  const std::int64_t k_full = RoundDown(k, 2), n_full = RoundDown(n, kLanes), step = 2 * kWordsAtATime;
+  for (std::int64_t first = 0; first < k_full; first += step) {
+    for (std::int64_t panel = 0; panel < n_full; panel += kNr) {
+      for (std::int64_t p = first; p < Min(first + step, k_full); p += 2) {
+        const BF16* from = data + p * src.row_stride;
+        __builtin_prefetch(from + panel + kAhead);
+        __builtin_prefetch(from + src.row_stride + panel + kAhead);
+        for (std::int64_t j = panel; j < Min(panel + kNr, n_full); j += kLanes) {
+          const Words pairs =
+              hn::Or(LoadHalves(from + j), hn::ShiftLeft<16>(LoadHalves(from + src.row_stride + j)));
+          StoreWords(pairs, dst + PanelOffset<BF16>(p, j, panel_stride));
+        }
+      }
     }
   }
   PackBElements(convert, {0, k_full}, {n_full, n}, src, dst, panel_stride);
@@ -531,16 +644,16 @@ void PackB(DType dtype, std::int64_t k, std::int64_t n, const StridedSource& src
 
 // ---- Products whose B lies where the caller has it
 
-// B a panel of a few rows at a time: read where it lies, or packed into the first-level cache if it must be, multiplied
-// with every row of A, forgotten. Nothing is written to farther memory, which is what counts where few rows use B: its
-// bytes come from memory at a few per cycle. The panel that comes next is asked for meanwhile. Sums go through C from
-// panel to panel of a column. Panels follow each other along the source's lines: B's rows, or its columns.
-constexpr std::int64_t kInPlaceWords = 32;  // Words of k in a panel.
+// B a panel of a few rows at a time: read where it lies by the first strip of A, which leaves a packed one in the
+// first-level cache for the others, or packed there if it must be; multiplied with every row of A, forgotten. Nothing is
+// written to farther memory, which is what counts where few rows use B: its bytes come from memory at a few per cycle.
+// The panel that comes next is asked for meanwhile. Sums go through C from panel to panel of a column. Panels follow
+// each other along the source's lines: B's rows, or its columns.
+constexpr std::int64_t kInPlaceWords = 64;  // Of k in a panel; half as many of columns, or for one strip.
 constexpr std::int64_t kStrips = 6;         // Of rows of A that a panel serves.
 
 template <class T>
-void MmadInPlace(const MmadArgs& args, const MmadTileFunction<T>* tiles, const MmadTileFunction<T>* row_tiles,
-                 decltype(CubeOps::pack_b) pack) {
+void MmadInPlace(const MmadArgs& args, const MmadTiles<T>& tiles, decltype(CubeOps::pack_b) pack) {
   constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T)), kElement = sizeof(T);
   constexpr std::int64_t kCopyPitch = (kInPlaceWords + 16) * kPerWord;
   alignas(64) std::byte panel[kInPlaceWords * kNr * 4];
@@ -550,6 +663,8 @@ void MmadInPlace(const MmadArgs& args, const MmadTileFunction<T>* tiles, const M
   const StridedSource& source = args.b_source;
   const std::int64_t b_bytes = SizeOf(args.b_type);
   const bool in_rows = source.col_stride == 1, as_stored = in_rows && args.b_type == DTypeOf<T>();
+  const std::int64_t words = in_rows && args.m > kMr ? kInPlaceWords : kInPlaceWords / 2;
+  const bool fetches_c = args.exact && args.c_pitch * args.m * 4 > kNearBytes;
   const auto at = [&](std::int64_t p, std::int64_t j) {
     return static_cast<const std::byte*>(source.data) +
            (p * source.row_stride + j * source.col_stride) * b_bytes;
@@ -557,16 +672,18 @@ void MmadInPlace(const MmadArgs& args, const MmadTileFunction<T>* tiles, const M
 
   // A's rows `m`, all of them with B's panel (k, n). `next` is where the next panel begins.
   const auto multiply = [&](Range m, Range k, Range n, const std::byte* next) {
-    const bool direct = as_stored && n.size() == kNr;
+    bool as_it_lies = as_stored && n.size() == kNr;  // And for further strips, as the first one keeps it.
     float bias[kNr] = {};
-    MmadTile<T> tile{.words = CeilDiv(k.size(), kPerWord),
+    MmadTile<T> tile{.words = k.size() / kPerWord,
                      .b = reinterpret_cast<const T*>(panel),
                      .b_step = kNr * kPerWord,
+                     .half = k.size() % kPerWord != 0,
                      .c_pitch = args.c_pitch};
-    if (direct) {
+    const Strips strips(m.size());
+    if (as_it_lies) {
       tile.b = reinterpret_cast<const T*>(at(k.begin, n.begin));
       tile.b_step = source.row_stride * kPerWord, tile.b_pair = source.row_stride;
-      tile.words = k.size() / kPerWord, tile.half = k.size() % kPerWord != 0;
+      if (strips.count() > 1) tile.keep = reinterpret_cast<T*>(panel);
     } else {
       pack(args.b_type, k.size(), n.size(), {at(k.begin, n.begin), source.row_stride, source.col_stride},
            panel, RoundUp(k.size(), kPerWord) * kNr);
@@ -580,7 +697,8 @@ void MmadInPlace(const MmadArgs& args, const MmadTileFunction<T>* tiles, const M
       std::memcpy(bias, args.bias + n.begin, static_cast<std::size_t>(n.size()) * sizeof(float));
       tile.start = bias, tile.start_pitch = 0;
     }
-    for (const Range strip : Split(m, kMr)) {
+    for (std::int64_t i = 0; i < strips.count(); ++i) {
+      const Range strip{m.begin + strips[i].begin, m.begin + strips[i].end};
       if (conflict) {
         tile.a = copy + (strip.begin - m.begin) * kCopyPitch, tile.a_pitch = kCopyPitch;
       } else {
@@ -588,9 +706,23 @@ void MmadInPlace(const MmadArgs& args, const MmadTileFunction<T>* tiles, const M
         tile.a_pitch = args.a_pitch;
       }
       tile.c = args.c + strip.begin * args.c_pitch + n.begin;
-      if (start == MmadStart::kAdd) tile.start = tile.c, tile.start_pitch = args.c_pitch;
-      (direct ? row_tiles : tiles)[strip.size() - 1](tile);
-      tile.prefetch = tile.a, tile.prefetch_step = 0, tile.prefetch_pair = 0;
+      if (start == MmadStart::kAdd) {
+        const bool continues = k.begin > 0 || args.sums == nullptr;
+        tile.start = continues ? tile.c : args.sums + strip.begin * args.sums_pitch + n.begin;
+        tile.start_pitch = continues ? args.c_pitch : args.sums_pitch;
+      }
+      const auto function = (as_it_lies          ? tiles.in_rows
+                             : n.size() > kLanes ? tiles.wide
+                                                 : tiles.narrow)[strip.size() - 1];
+      if (args.exact && n.size() < kNr) {
+        MmadEdge(function, strip.size(), n.size(), tile);
+      } else {
+        if (fetches_c) FetchTile(tile.c, args.c_pitch, strip.size());
+        function(tile);
+      }
+      as_it_lies = false;
+      tile.b = reinterpret_cast<const T*>(panel), tile.b_step = kNr * kPerWord;
+      tile.prefetch = nullptr;
     }
   };
   const auto copy_rows = [&](Range m, Range k) {
@@ -598,10 +730,10 @@ void MmadInPlace(const MmadArgs& args, const MmadTileFunction<T>* tiles, const M
     for (std::int64_t i = m.begin; i < m.end; ++i) {
       std::memcpy(static_cast<void*>(copy + (i - m.begin) * kCopyPitch),
                   static_cast<const T*>(args.a) + i * args.a_pitch + k.begin,
-                  static_cast<std::size_t>(RoundUp(k.size(), kPerWord)) * sizeof(T));
+                  static_cast<std::size_t>(k.size()) * sizeof(T));
     }
   };
-  const Split pieces = AtLeastOnce(Split(args.k, kInPlaceWords * kPerWord)), panels(args.n, kNr);
+  const Split pieces = AtLeastOnce(Split(args.k, words * kPerWord)), panels(args.n, kNr);
   for (const Range m : Split(args.m, kStrips * kMr)) {
     const std::int64_t outer = in_rows ? pieces.count() : panels.count(),
                        inner = in_rows ? panels.count() : pieces.count();
@@ -620,8 +752,8 @@ void MmadInPlace(const MmadArgs& args, const MmadTileFunction<T>* tiles, const M
 }
 
 void MmadF32(const MmadArgs& args) {
-  if (args.b_source.data != nullptr) return MmadInPlace<float>(args, kTiles, kTiles, &PackB);
-  Mmad<float>(args, kTiles);
+  if (args.b_source.data != nullptr) return MmadInPlace<float>(args, kTilesF32, &PackB);
+  Mmad<float>(args, kTilesF32);
 }
 
 // ---- Native bf16
@@ -631,8 +763,6 @@ void PackANative(DType dtype, std::int64_t m, std::int64_t k, const StridedSourc
                  std::int64_t pitch) {
   if (dtype != DType::kBF16) return PackA(dtype, m, k, src, dst, pitch);
   PackAs(KeepBF16(), m, k, src, dst, pitch);
-  if (k % 2 == 0) return;
-  for (std::int64_t i = 0; i < m; ++i) static_cast<BF16*>(dst)[i * pitch + k] = BF16(0.0f);
 }
 
 void PackBNative(DType dtype, std::int64_t k, std::int64_t n, const StridedSource& src, void* dst,
@@ -642,8 +772,7 @@ void PackBNative(DType dtype, std::int64_t k, std::int64_t n, const StridedSourc
 }
 
 void MmadBF16(const MmadArgs& args) {
-  if (args.b_source.data != nullptr)
-    return MmadInPlace<BF16>(args, kBF16TilesAvx512, kBF16RowTilesAvx512, &PackBNative);
+  if (args.b_source.data != nullptr) return MmadInPlace<BF16>(args, kBF16TilesAvx512, &PackBNative);
   Mmad<BF16>(args, kBF16TilesAvx512);
 }
 #endif

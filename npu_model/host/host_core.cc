@@ -59,6 +59,10 @@ Slot* HostContext::Allocate(const SlotRequest& request, int lane, bool with_stor
   return slots;
 }
 
+void HostContext::RunDeferred() {
+  if (deferred.mmad != nullptr) std::exchange(deferred.mmad, nullptr)(deferred.args);
+}
+
 void HostContext::Furnish(Slot& slot) {
   if (slot.storage != nullptr) return;
   const auto found = std::find_if(spare_.rbegin(), spare_.rend(),
@@ -104,13 +108,17 @@ void HandOn(HostContext& context, TileRef dst, TileRef src) {
 
 }  // namespace
 
-void HostCube::Send(TileRef dst, TileRef src, Loc) { HandOn(*context_, dst, src); }
+void HostCube::Send(TileRef dst, TileRef src, Loc) {
+  context_->RunDeferred();
+  HandOn(*context_, dst, src);
+}
 
 void HostVector::Receive(TileRef dst, TileRef src, Loc) { HandOn(*context_, dst, src); }
 
 // A whole tile changes hands by swapping the two slots' storage, so that the giver may be filled again at
 // once. Parts, and tiles of unlike slots, are copied.
 void HostVector::MoveToUb(TileRef dst, TileRef src, Loc) {
+  context_->RunDeferred();
   Slot &to = *dst.slot, &from = *src.slot;
   to.shows = OwnLayout(*context_, to);
   if (Alike(dst, src)) {
@@ -127,15 +135,12 @@ void HostVector::MoveToL1(TileRef dst, TileRef src, Loc) {
   Slot &to = *dst.slot, &from = *src.slot;
   CUBIST_CHECK(from.role != Role::kRelay, "a relay tile may show GM, and is not handed over");
   to.shows = OwnLayout(*context_, to);
-  to.shows.padded = true;
   const std::int64_t bytes = context_->host->OperandBytes(to.dtype);
-  const bool pairs = bytes == 2 && src.cols() % 2 != 0;
   if (to.second != nullptr) {
     const TileRef second = SecondOf(dst);
     const Rows in = RowsOf(src);
     const bool turned = to.second->role == to.role;
     to.second->shows = OwnLayout(*context_, *to.second);
-    to.second->shows.padded = true;
     CUBIST_CHECK(to.second->role == Role::kA && turned, "a hand-over fills A tiles and their transposes");
     context_->cube->pack_a(to.dtype, in.cols, in.rows, {in.data, 1, in.pitch}, At(second, bytes),
                            to.second->shows.pitch);
@@ -143,10 +148,6 @@ void HostVector::MoveToL1(TileRef dst, TileRef src, Loc) {
   if (bytes == SizeOf(from.dtype) && Alike(dst, src)) {
     std::swap(to.storage, from.storage);
     std::swap(to.shows.data, from.shows.data);
-    if (pairs) {  // Mmad reads k in pairs: the one after the last must be zero.
-      std::byte* end = to.shows.data + src.cols() * bytes;
-      for (std::int64_t i = 0; i < src.rows(); ++i) std::memset(end + i * to.shows.pitch * bytes, 0, 2);
-    }
     return;
   }
   const Rows in = RowsOf(src);

@@ -34,6 +34,16 @@ struct HostContext {
   // Takes a slot's storage away, for the next one of its size.
   void Strip(Slot& slot);
 
+  // The last Mmad of a relay accumulator waits for the Store behind it, to write where that would. Any other
+  // instruction that might meet its operands or its sums runs it first.
+  struct DeferredMmad {
+    void (*mmad)(const MmadArgs& args) = nullptr;  // None waits where null.
+    MmadArgs args;
+    TileRef c;
+  };
+  DeferredMmad deferred;
+  void RunDeferred();
+
   const ChipSpec* chip;  // Whose buffers the slots stand in; host layouts come from HostChip() on any chip.
   Scratch* scratch;
   const ChipSpec* host;  // HostChip() of the SIMD target in use.

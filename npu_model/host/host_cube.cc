@@ -10,12 +10,10 @@ namespace cubist {
 namespace {
 
 // Whether a Mmad may read its A operand where it lies in GM. Long rows cost it more
-// than the copy (TLB, cache sets), and native bf16 reads k in pairs.
+// than the copy (TLB, cache sets).
 bool ReadableInPlace(const HostContext& context, const TileRef& dst, const Gm& src) {
   const std::int64_t bytes = SizeOf(src.dtype());
-  const bool narrow = bytes == 2;
   if (src.col_stride != 1 || context.host->OperandBytes(src.dtype()) != bytes || !Whole(dst)) return false;
-  if (narrow && src.cols % 2 != 0) return false;
   return src.row_stride * bytes <= context.host->packing.a_in_place_bytes || src.rows <= context.cube->mr;
 }
 
@@ -27,6 +25,7 @@ std::int64_t HostCube::BytesOfB(const TileRef& b) const {
 }
 
 void HostCube::LoadL1(TileRef dst, const Gm& src, Loc) {
+  context_->RunDeferred();
   Slot& slot = *dst.slot;
   if (slot.second != nullptr) {
     const TileRef second = SecondOf(dst);
@@ -51,25 +50,25 @@ void HostCube::LoadL1(TileRef dst, const Gm& src, Loc) {
   }
   CUBIST_CHECK(slot.role == Role::kA, "an L1 tile that is loaded needs the role of an operand");
   if (ReadableInPlace(*context_, dst, src)) {
-    slot.shows = {.data = src.data(), .pitch = src.row_stride, .padded = true};
+    slot.shows = {.data = src.data(), .pitch = src.row_stride};
     return;
   }
   slot.shows = OwnLayout(*context_, slot);
-  slot.shows.padded = true;
   context_->cube->pack_a(slot.dtype, dst.rows(), dst.cols(), source, At(dst, element_bytes),
                          slot.shows.pitch);
 }
 
 void HostCube::LoadL1Packed(TileRef dst, const PackedGm& src, Loc) {
+  context_->RunDeferred();
   CUBIST_CHECK(Whole(dst), "a packed operand is shown in place, as a whole tile");
   dst.slot->shows = LayoutOf(*context_, src);
-  dst.slot->shows.padded = src.col_part.end == src.cols;
   if (dst.slot->second == nullptr) return;
   CUBIST_CHECK(src.second_role != Role::kRows, "an operand packed for one role, loaded for two");
   LoadL1Packed(SecondOf(dst), SecondOf(src));
 }
 
 void HostCube::StorePacked(const PackedGm& dst, TileRef src, Loc) {
+  context_->RunDeferred();
   if (dst.second_role != Role::kRows) StorePacked(SecondOf(dst), SecondOf(src));
   const std::int64_t bytes = context_->host->OperandBytes(dst.dtype);
   const HostLayout to = LayoutOf(*context_, dst);
@@ -100,11 +99,11 @@ void HostCube::StorePacked(const PackedGm& dst, TileRef src, Loc) {
 }
 
 void HostCube::LoadL0A(TileRef dst, TileRef tile, Transpose transpose, Loc) {
+  context_->RunDeferred();
   CUBIST_CHECK(Whole(dst), "an L0 tile shows its source, as a whole tile");
   const TileRef src = AsOperand(tile, Role::kA, transpose);
   dst.slot->shows =
       From(src.slot->shows, Role::kA, context_->host->OperandBytes(src.dtype()), src.row_part, src.col_part);
-  dst.slot->shows.padded = src.slot->shows.padded && src.col_part.end == src.slot->tile_cols;
 }
 
 namespace {
@@ -137,6 +136,7 @@ void CopyPartOfPanels(HostContext& context, const TileRef& dst, const TileRef& s
 }  // namespace
 
 void HostCube::LoadL0B(TileRef dst, TileRef tile, Transpose transpose, Loc) {
+  context_->RunDeferred();
   CUBIST_CHECK(Whole(dst), "an L0 tile shows its source, as a whole tile");
   const TileRef src = AsOperand(tile, Role::kB, transpose);
   const HostLayout& shows = src.slot->shows;
@@ -145,11 +145,13 @@ void HostCube::LoadL0B(TileRef dst, TileRef tile, Transpose transpose, Loc) {
 }
 
 void HostCube::LoadBias(TileRef dst, const Gm& row, Loc) {
+  context_->RunDeferred();
   CopyStrided(dst.slot->storage + dst.col_part.begin * 4, DType::kF32, 0, 1, row.data(), row.dtype(), 0,
               row.col_stride, 1, row.cols);
 }
 
 void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bias, Loc) {
+  context_->RunDeferred();
   const std::int64_t bytes = context_->host->OperandBytes(a.dtype()), nr = context_->cube->nr;
   const bool pairs = bytes == 2;
   const auto mmad = pairs ? context_->cube->mmad_bf16 : context_->cube->mmad_f32;
@@ -181,9 +183,6 @@ void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bi
     }
   };
 
-  // An odd last k without padding behind it is multiplied apart, from a padded copy of A's last column.
-  const bool padded = a.slot->shows.padded && a.col_part.end == a.slot->tile_cols;
-  const std::int64_t k = pairs && !padded ? a.cols() / 2 * 2 : a.cols();
   // One call per panel of A. A row-major A is one panel.
   const auto at = [&](std::int64_t col, std::int64_t* panel_end) {
     const std::int64_t width = left.width == 0 ? INT64_MAX : left.width, panel = col / width;
@@ -191,33 +190,46 @@ void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bi
     return left.data + (panel * left.panel_stride + col % width) * bytes;
   };
   std::int64_t done = 0, panel_end = 0;
-  while (done < k || (done == 0 && a.cols() == 0)) {
+  do {
     args.a = at(left.first_col + done, &panel_end);
-    args.k = std::min(k - done, panel_end - left.first_col - done);
+    args.k = std::min(a.cols() - done, panel_end - left.first_col - done);
     b_from(done);
-    mmad(args);
-    args.start = MmadStart::kAdd;
     done += args.k;
-    if (k == 0) break;
-  }
-  if (k == a.cols()) return;
-  constexpr std::int64_t kRows = 256;
-  std::array<BF16, 2 * kRows> column{};
-  const auto* last = reinterpret_cast<const BF16*>(at(left.first_col + k, &panel_end));
-  float* const c_data = args.c;
-  for (const Range rows : Split(c.rows(), kRows)) {
-    for (std::int64_t i = 0; i < rows.size(); ++i) {
-      column[static_cast<std::size_t>(2 * i)] = last[(rows.begin + i) * left.pitch];
+    if (done == a.cols() && c.slot->role == Role::kRelay) {
+      context_->deferred = {mmad, args, c};
+    } else {
+      mmad(args);
     }
-    args.m = rows.size(), args.k = 1;
-    args.a = column.data(), args.a_pitch = 2;
-    b_from(k);
-    args.c = c_data + rows.begin * args.c_pitch;
-    mmad(args);
-  }
+    args.start = MmadStart::kAdd;
+  } while (done < a.cols());
 }
 
+namespace {
+
+// Lets the Mmad that waits for it write a tile to GM, where it can.
+bool StoreDeferred(HostContext& context, const Gm& dst, const TileRef& src, const FixOptions& options) {
+  HostContext::DeferredMmad& deferred = context.deferred;
+  const bool plain = options.accumulate == Accumulate::kNo && options.scale == 1 && !options.relu;
+  if (deferred.mmad == nullptr || !plain || dst.dtype() != DType::kF32 || dst.col_stride != 1) return false;
+  if (deferred.c.slot != src.slot || deferred.c.row_part != src.row_part ||
+      deferred.c.col_part != src.col_part)
+    return false;
+  MmadArgs& args = deferred.args;
+  if (args.start == MmadStart::kAdd) args.sums = args.c, args.sums_pitch = args.c_pitch;
+  args.c = reinterpret_cast<float*>(dst.data()), args.c_pitch = dst.row_stride;
+  args.exact = true;
+  context.RunDeferred();
+  src.slot->shows.data = nullptr;  // The sums are nowhere else.
+  return true;
+}
+
+}  // namespace
+
 void HostCube::StoreL0C(const Gm& dst, TileRef src, const FixOptions& options, Loc) {
+  if (StoreDeferred(*context_, dst, src, options)) return;
+  context_->RunDeferred();
+  CUBIST_CHECK(src.slot->shows.data != nullptr,
+               std::string(src.slot->owner) + ": a relay accumulator stored twice");
   const bool adds = options.accumulate == Accumulate::kYes;
   if (options.scale == 1 && !options.relu) {
     if (adds) return AddRows(*context_->vector, dst, RowsOf(src));

@@ -24,11 +24,13 @@ struct StridedSource {
 // a: row-major, element (i, p) at a + i * a_pitch + p.
 // b: panels of nr columns, b_panel_stride elements apart. Inside a panel element (p, j) stands at
 //      p * nr + j                         for float operands,
-//      (p / 2) * 2 * nr + 2 * j + p % 2   for native bf16 ("VNNI pairs"); an odd last k is padded with zeros, in a too.
+//      (p / 2) * 2 * nr + 2 * j + p % 2   for native bf16 ("VNNI pairs"); an odd last k is padded with zeros. Not so in
+//    a: nothing is read behind its rows.
 //    The columns of the last panel beyond n are zero.
-// c: row-major; whole panels are written, so each row of c has room for RoundUp(n, nr) elements.
 //    Or, where b_source has data, b is null and element (p, j) of type b_type stands as b_source says, whose
 //    row_stride or col_stride is 1.
+// c: row-major. Where `exact` is not set more than n columns may be written, and read: each row has room for
+//    RoundUp(n, nr) elements.
 struct MmadArgs {
   std::int64_t m = 0, n = 0, k = 0;
   const void* a = nullptr;
@@ -39,8 +41,12 @@ struct MmadArgs {
   DType b_type = DType::kF32;
   float* c = nullptr;
   std::int64_t c_pitch = 0;
+  bool exact = false;
   MmadStart start = MmadStart::kZero;
   const float* bias = nullptr;  // kBias: n elements, added to every row
+  const float* sums =
+      nullptr;  // kAdd: what c starts from, with room as c has without `exact`; null: from c itself
+  std::int64_t sums_pitch = 0;
 };
 
 struct CubeOps {
@@ -50,8 +56,8 @@ struct CubeOps {
   bool native_bf16 =
       false;  // bf16 operands stay 16 bits wide (in pairs of k); otherwise they are widened to float
 
-  // (m, k) of the source to row-major `dst` of operand elements: float for fp32 and fp16, BF16 or float for bf16.
-  // With native bf16 and odd k one zero is appended to each row. Any strides, quick where either is 1.
+  // (m, k) of the source to row-major `dst` of operand elements: float for fp32 and fp16, BF16 or float for bf16. Any
+  // strides, quick where either is 1.
   void (*pack_a)(DType dtype, std::int64_t m, std::int64_t k, const StridedSource& src, void* dst,
                  std::int64_t pitch);
   // (k, n) of the source to panels, as MmadArgs says; the last panel is zero-padded. Any strides, quick where either is 1.

@@ -54,7 +54,7 @@ struct MmadOperands {
   }
   template <class Generator>
   void Fill(Generator generate) {
-    a.Fill([] { return 0.0f; });
+    a.Fill([] { return std::numeric_limits<float>::quiet_NaN(); });  // Nothing behind a row counts.
     panels.Fill([] { return 0.0f; });
     for (std::int64_t i = 0; i < args.m; ++i) {
       for (std::int64_t p = 0; p < args.k; ++p) a(i, p) = T(generate());
@@ -160,6 +160,38 @@ TEST_P(TileOpsTest, MmadBF16) {
   CheckMmadShapes<BF16>(cube_->mmad_bf16, cube_->mr, cube_->nr);
 }
 
+// Sums that start elsewhere and go to a matrix of exactly n columns, of which none beyond may be touched: the same bits
+// as into room of their own, for every width of the last panel.
+template <class T>
+void CheckExactMmad(MmadBody mmad, std::int64_t mr, std::int64_t nr) {
+  Random random(4);
+  for (const MmadStart start : {MmadStart::kZero, MmadStart::kAdd, MmadStart::kBias}) {
+    for (std::int64_t n = 1; n <= 2 * nr + 1; ++n) {
+      SCOPED_TRACE(std::to_string(n) + " columns, start " + std::to_string(static_cast<int>(start)));
+      const std::int64_t m = mr + n % mr + 1, k = 7 + n % 2, pitch = n + n % 3;
+      MmadOperands<T> operands(m, n, k, nr);
+      operands.Fill([&] { return random.Real(); });
+      operands.SetStart(start);
+      Matrix<float> c(m, pitch, pitch);
+      c.Fill([] { return 77.0f; });
+      MmadArgs args = operands.args;
+      args.c = c.data(), args.c_pitch = pitch, args.exact = true;
+      if (start == MmadStart::kAdd) args.sums = operands.c.data(), args.sums_pitch = operands.args.c_pitch;
+      mmad(args);
+      mmad(operands.args);
+      for (std::int64_t i = 0; i < m; ++i) {
+        for (std::int64_t j = 0; j < n; ++j) ASSERT_EQ(BitsOf(c(i, j)), BitsOf(operands.c(i, j)));
+        for (std::int64_t j = n; j < pitch; ++j)
+          ASSERT_EQ(c(i, j), 77.0f) << "beyond n, at " << i << ", " << j;
+      }
+    }
+  }
+}
+TEST_P(TileOpsTest, ExactMmad) {
+  CheckExactMmad<float>(cube_->mmad_f32, cube_->mr, cube_->nr);
+  if (cube_->native_bf16) CheckExactMmad<BF16>(cube_->mmad_bf16, cube_->mr, cube_->nr);
+}
+
 // Rows of A a multiple of 4096 bytes apart, and long sums: whatever the body does about them must not show.
 TEST_P(TileOpsTest, MmadWithPowerOfTwoPitches) {
   const std::int64_t m = 2 * cube_->mr + 5, n = 2 * cube_->nr, k = 1000;
@@ -262,12 +294,11 @@ void CheckPackA(const CubeOps& cube, std::int64_t m, std::int64_t k, typename So
   SCOPED_TRACE(std::to_string(m) + "x" + std::to_string(k) + " layout " +
                std::to_string(static_cast<int>(layout)));
   const Source<From> source(m, k, layout);
-  const std::int64_t k_padded = RoundUp(k, 4 / static_cast<std::int64_t>(sizeof(To)));
-  Matrix<To> packed(m, k_padded, k_padded + 3);
-  cube.pack_a(DTypeOf<From>(), m, k, source.view, packed.data(), k_padded + 3);
+  Matrix<To> packed(m, k, k + 3);
+  cube.pack_a(DTypeOf<From>(), m, k, source.view, packed.data(), k + 3);
   for (std::int64_t i = 0; i < m; ++i) {
-    for (std::int64_t p = 0; p < k_padded; ++p) {
-      const To expected = p < k ? To(static_cast<float>(source.At(i, p))) : To(0.0f);
+    for (std::int64_t p = 0; p < k; ++p) {
+      const To expected = To(static_cast<float>(source.At(i, p)));
       ASSERT_EQ(BitsOf(packed(i, p)), BitsOf(expected)) << "at " << i << ", " << p;
     }
   }
