@@ -350,6 +350,7 @@ typedef struct cubist_token_unpermute_args {
   const cubist_range* rows;
   cubist_tensor out;
   cubist_tensor routing_map;
+  cubist_tensor bias, topk_ids, residual, residual2;
 } cubist_token_unpermute_args;
 #define CUBIST_TOKEN_UNPERMUTE_ARGS \
   { .size = sizeof(cubist_token_unpermute_args), .top_k = 1 }
@@ -378,6 +379,7 @@ typedef struct cubist_token_unpermute_grad_args {
   const cubist_range* rows;
   cubist_tensor permuted_grad, probs_grad;
   cubist_tensor routing_map;
+  cubist_tensor bias, topk_ids;
 } cubist_token_unpermute_grad_args;
 #define CUBIST_TOKEN_UNPERMUTE_GRAD_ARGS \
   { .size = sizeof(cubist_token_unpermute_grad_args), .top_k = 1 }
@@ -511,6 +513,7 @@ typedef struct cubist_moe_block_args {
   float eps;
   cubist_tensor out, aux_loss;
   cubist_route_options route;
+  bool weighs_activation;
 } cubist_moe_block_args;
 #define CUBIST_MOE_BLOCK_ARGS \
   { .size = sizeof(cubist_moe_block_args), .top_k = 1, .eps = 1e-6f, .route = CUBIST_ROUTE_OPTIONS }

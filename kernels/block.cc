@@ -1,5 +1,9 @@
 #include "kernels/block.h"
 
+#include <array>
+#include <cstddef>
+#include <span>
+
 #include "kernels/block_steps.h"
 #include "kernels/choose_for.h"
 #include "kernels/matmul.h"
@@ -27,6 +31,16 @@ void ProjectionGrad(Steps* steps, std::pair<const char*, const char*> names, con
              MatmulArgs{.a = args.dy, .b = args.weights, .c = args.dx, .transpose_b = true});
   if (!args.dw.given()) return;
   steps->Run(names.second, &Matmul, MatmulArgs{.a = args.x, .b = args.dy, .c = args.dw, .transpose_a = true});
+}
+
+Status CheckGradient(const Argument& gradient, const ConstTensor& weight, DType dtype) {
+  if (!gradient.tensor.given()) return {};
+  if (!weight.given()) return gradient.Error("is given, and its weight is not");
+  std::array<Dim, ConstTensor::kMaxRank> dims;
+  for (int d = 0; d < weight.rank; ++d) dims[static_cast<std::size_t>(d)] = {"as its weight", weight.size(d)};
+  CUBIST_RETURN_IF_ERROR(CheckShape(gradient, std::span(dims).first(static_cast<std::size_t>(weight.rank))));
+  return weight.rank == 1 ? CheckDType(gradient, {DType::kF32, DType::kBF16, DType::kF16})
+                          : CheckDType(gradient, {DType::kF32, dtype});
 }
 
 Status Sum(const Device& device, const SumArgs& args, Profile* profile) {

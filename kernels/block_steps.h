@@ -8,6 +8,7 @@
 
 #include "kernels/attention_arguments.h"
 #include "kernels/block.h"
+#include "kernels/validate.h"
 #include "npu_model/device.h"
 #include "npu_model/status.h"
 #include "npu_model/types.h"
@@ -43,6 +44,9 @@ struct ProjectionGradArgs {
   Tensor dx, dw = {};
 };
 void ProjectionGrad(Steps* steps, std::pair<const char*, const char*> names, const ProjectionGradArgs& args);
+
+// A gradient, where it is given, is shaped like its weight: one of a norm (rank 1) in any float, others in fp32 or `dtype`.
+Status CheckGradient(const Argument& gradient, const ConstTensor& weight, DType dtype);
 
 // out (T, H) = a + b (+ c), in fp32, rounded once.
 struct SumArgs {

@@ -223,18 +223,8 @@ Status ValidateGrad(const Device& device, const MlaBlockGradArgs& args) {
                                   {{kBlock, "gradients.kv_up", g.kv_up}, w.kv_up},
                                   {{kBlock, "gradients.out", g.out}, w.out},
                                   {{kBlock, "gradients.post_norm", g.post_norm}, w.post_norm}};
-  for (const auto& [gradient, weight] : gradients) {
-    if (!gradient.tensor.given()) continue;
-    if (!weight.given()) return gradient.Error("is given, and its weight is not");
-    if (weight.rank == 1) {
-      CUBIST_RETURN_IF_ERROR(CheckShape(gradient, {{"as its weight", weight.size(0)}}));
-      CUBIST_RETURN_IF_ERROR(CheckDType(gradient, {DType::kF32, DType::kBF16, DType::kF16}));
-    } else {
-      CUBIST_RETURN_IF_ERROR(
-          CheckShape(gradient, {{"as its weight", weight.size(0)}, {"as its weight", weight.size(1)}}));
-      CUBIST_RETURN_IF_ERROR(CheckDType(gradient, {DType::kF32, f.x.dtype}));
-    }
-  }
+  for (const auto& [gradient, weight] : gradients)
+    CUBIST_RETURN_IF_ERROR(CheckGradient(gradient, weight, f.x.dtype));
   const auto of = [&](std::size_t i) { return &gradients[i].gradient; };
   const Arguments in(f);
   return CheckTensors(device,

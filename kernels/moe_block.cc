@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "kernels/attention_arguments.h"
@@ -37,7 +38,8 @@ Status Validate(const Device& device, const MoeBlockArgs& args) {
   const Argument router{kBlock, "router", w.router}, gate_up{kBlock, "gate_up", w.gate_up},
       down{kBlock, "down", w.down};
   const Argument shared_gate_up{kBlock, "shared_gate_up", w.shared_gate_up},
-      shared_down{kBlock, "shared_down", w.shared_down}, post_norm{kBlock, "post_norm", w.post_norm};
+      shared_down{kBlock, "shared_down", w.shared_down}, post_norm{kBlock, "post_norm", w.post_norm},
+      router_bias{kBlock, "router_bias", w.router_bias}, aux_loss{kBlock, "aux_loss", args.aux_loss};
   CUBIST_RETURN_IF_ERROR(CheckShape(x, {{"T"}, {"H"}}));
   CUBIST_RETURN_IF_ERROR(CheckDType(x, {DType::kF32, DType::kBF16, DType::kF16}));
   const Dim h{"H, of x", args.x.size(1)};
@@ -61,11 +63,55 @@ Status Validate(const Device& device, const MoeBlockArgs& args) {
         CheckShape(shared_gate_up, {h, {"2 S, of shared_down", 2 * w.shared_down.size(0)}}));
   }
   if (post_norm.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckShape(post_norm, {h}));
+  if (router_bias.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckShape(router_bias, {e}));
+  for (const Argument* arg : {&norm, &post_norm, &router_bias}) {
+    if (arg->tensor.given())
+      CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {DType::kF32, DType::kBF16, DType::kF16}));
+  }
+  if (aux_loss.tensor.given()) {
+    CUBIST_RETURN_IF_ERROR(CheckShape(aux_loss, {{"one", 1}}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(aux_loss, {DType::kF32}));
+  }
   for (const Argument* arg : {&out, &router, &gate_up, &down, &shared_gate_up, &shared_down}) {
     if (arg->tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {args.x.dtype}));
   }
   return CheckTensors(
-      device, {&x, &norm, &router, &gate_up, &down, &shared_gate_up, &shared_down, &post_norm}, {&out});
+      device, {&x, &norm, &router, &router_bias, &gate_up, &down, &shared_gate_up, &shared_down, &post_norm},
+      {&out, &aux_loss});
+}
+
+Status ValidateGrad(const Device& device, const MoeBlockGradArgs& args) {
+  const MoeBlockArgs& f = args.forward;
+  CUBIST_RETURN_IF_ERROR(Validate(device, f));
+  const Argument d_out{kBlock, "d_out", args.d_out}, d_x{kBlock, "d_x", args.d_x};
+  for (const Argument* arg : {&d_out, &d_x}) {
+    CUBIST_RETURN_IF_ERROR(CheckShape(*arg, {{"T, of x", f.x.size(0)}, {"H, of x", f.x.size(1)}}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {f.x.dtype}));
+  }
+  const MoeBlockGradients& g = args.gradients;
+  const MoeBlockWeights& w = f.weights;
+  const Argument norm{kBlock, "gradients.norm", g.norm}, router{kBlock, "gradients.router", g.router},
+      gate_up{kBlock, "gradients.gate_up", g.gate_up}, down{kBlock, "gradients.down", g.down},
+      shared_gate_up{kBlock, "gradients.shared_gate_up", g.shared_gate_up},
+      shared_down{kBlock, "gradients.shared_down", g.shared_down},
+      post_norm{kBlock, "gradients.post_norm", g.post_norm};
+  const std::pair<const Argument*, ConstTensor> gradients[] = {{&norm, w.norm},
+                                                               {&router, w.router},
+                                                               {&gate_up, w.gate_up},
+                                                               {&down, w.down},
+                                                               {&shared_gate_up, w.shared_gate_up},
+                                                               {&shared_down, w.shared_down},
+                                                               {&post_norm, w.post_norm}};
+  for (const auto& [gradient, weight] : gradients)
+    CUBIST_RETURN_IF_ERROR(CheckGradient(*gradient, weight, f.x.dtype));
+  const Argument x{kBlock, "x", f.x}, of_norm{kBlock, "norm", w.norm}, of_router{kBlock, "router", w.router},
+      of_gate_up{kBlock, "gate_up", w.gate_up}, of_down{kBlock, "down", w.down},
+      of_shared_gate_up{kBlock, "shared_gate_up", w.shared_gate_up},
+      of_shared_down{kBlock, "shared_down", w.shared_down}, of_post_norm{kBlock, "post_norm", w.post_norm};
+  return CheckTensors(device,
+                      {&d_out, &x, &of_norm, &of_router, &of_gate_up, &of_down, &of_shared_gate_up,
+                       &of_shared_down, &of_post_norm},
+                      {&d_x, &norm, &router, &gate_up, &down, &shared_gate_up, &shared_down, &post_norm});
 }
 
 // The tensors that the forward pass leaves for the backward one.
@@ -197,12 +243,7 @@ Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockSta
   const MoeBlockArgs& f = args.forward;
   if (!device.computes())
     return InvalidArgument(std::string(kBlock) + ": the device does not compute, needs one with data");
-  CUBIST_RETURN_IF_ERROR(Validate(device, f));
-  const Argument d_out{kBlock, "d_out", args.d_out}, d_x{kBlock, "d_x", args.d_x};
-  for (const Argument* arg : {&d_out, &d_x}) {
-    CUBIST_RETURN_IF_ERROR(CheckShape(*arg, {{"T, of x", f.x.size(0)}, {"H, of x", f.x.size(1)}}));
-    CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {f.x.dtype}));
-  }
+  CUBIST_RETURN_IF_ERROR(ValidateGrad(device, args));
   const Sizes s = SizesOf(f);
   const MoeBlockWeights& w = f.weights;
   const MoeBlockGradients& g = args.gradients;

@@ -56,7 +56,7 @@ struct MoeBlockGradArgs {
   MoeBlockGradients gradients = {};
 };
 
-// Errors name the argument, its value and the limit. On an Npu device without data MoeBlock takes the routes of the state's
+// Errors name the argument, its value and the limit; no output is written then. On an Npu device without data MoeBlock takes the routes of the state's
 // last call on one that computes, and its tensors may be without data; MoeBlockGrad needs data.
 Status MoeBlock(const Device& device, const MoeBlockArgs& args, BlockState* state,
                 BlockProfile* profile = nullptr);

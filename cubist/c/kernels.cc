@@ -111,6 +111,7 @@ void ReadSlots(Reader& in, const From& from, To& to) {
 void Read(Reader& in, const cubist_token_unpermute_args& from, TokenUnpermuteArgs& to) {
   ReadSlots(in, from, to);
   in(FIELD(permuted))(FIELD(probs))(FIELD(out));
+  in(FIELD(bias))(FIELD(topk_ids))(FIELD(residual))(FIELD(residual2));
 }
 
 void Read(Reader& in, const cubist_token_permute_grad_args& from, TokenPermuteGradArgs& to) {
@@ -121,6 +122,7 @@ void Read(Reader& in, const cubist_token_permute_grad_args& from, TokenPermuteGr
 void Read(Reader& in, const cubist_token_unpermute_grad_args& from, TokenUnpermuteGradArgs& to) {
   ReadSlots(in, from, to);
   in(FIELD(out_grad))(FIELD(permuted))(FIELD(probs))(FIELD(permuted_grad))(FIELD(probs_grad));
+  in(FIELD(bias))(FIELD(topk_ids));
 }
 
 void Read(Reader& in, const cubist_reorder_chunks_args& from, ReorderChunksArgs& to) {
@@ -180,7 +182,7 @@ void Read(Reader& in, const cubist_moe_block_args& from, MoeBlockArgs& to) {
   ReadMoeWeights(in, from, to.weights);
   in("router_bias", from.router_bias, to.weights.router_bias);
   ReadOptions(in, from.route, to.route);
-  in(FIELD(x))(FIELD(top_k))(FIELD(eps))(FIELD(out))(FIELD(aux_loss));
+  in(FIELD(x))(FIELD(top_k))(FIELD(eps))(FIELD(out))(FIELD(aux_loss))(FIELD(weighs_activation));
 }
 
 void Read(Reader& in, const cubist_mla_block_args& from, MlaBlockArgs& to) {

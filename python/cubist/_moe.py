@@ -131,6 +131,7 @@ def moe_block(
     top_k: int,
     *,
     route: dict[str, Any] = {},
+    weighs_activation: bool = False,
     eps: float = 1e-6,
     state: BlockState | None = None,
     out: Array | None = None,
@@ -142,6 +143,7 @@ def moe_block(
     x, out    (T, H), the dtype of the weights: fp32, bf16 or fp16
     weights   norm (H), router (H, E), gate_up (E, H, 2 F) with the gate in front, down (E, F, H); where there is one:
               router_bias (E), shared_gate_up (H, 2 S), shared_down (S, H), post_norm (H)
+    weighs_activation   routes weigh the activation, inside SwiGLU, in place of what comes back
     route     options of `route`: score, renormalise, scale, groups, ..
     state     what the backward pass needs; give it the same one. One per call in flight.
     aux_loss  (1), fp32, if True
@@ -150,7 +152,14 @@ def moe_block(
     """
     call = Call("moe_block", device, x, state if state is not None else BlockState())
     call.output("out", out, shape_of(x), dtype_of(x)).optional("aux_loss", aux_loss, (1,), "fp32")
-    result = call(x=x, top_k=top_k, eps=eps, **weights, **_route_options(route))
+    result = call(
+        x=x,
+        top_k=top_k,
+        weighs_activation=weighs_activation,
+        eps=eps,
+        **weights,
+        **_route_options(route),
+    )
     return MoeBlock(*result) if isinstance(result, tuple) else result
 
 
@@ -163,6 +172,7 @@ def moe_block_grad(
     state: BlockState,
     *,
     route: dict[str, Any] = {},
+    weighs_activation: bool = False,
     eps: float = 1e-6,
     aux_loss: Array | None = None,
     d_aux_loss: float = 0.0,
@@ -184,6 +194,7 @@ def moe_block_grad(
     result = call(
         x=x,
         top_k=top_k,
+        weighs_activation=weighs_activation,
         eps=eps,
         d_out=d_out,
         out=Maker(x).empty(shape_of(x), dtype_of(x)),

@@ -134,16 +134,22 @@ def token_unpermute(
     *,
     routing_map: Array | None = None,
     top_k: int | None = None,
+    bias: Array | None = None,
+    topk_ids: Array | None = None,
+    residual: Array | None = None,
+    residual2: Array | None = None,
     rows: Sequence[int] | None = None,
     out: Array | None = None,
     device: Device | None = None,
 ) -> Array | Profile:
-    """out[t] = sum over j of probs(t, j) permuted[sorted_indices[t * K + j]], in fp32, rounded once.
+    """out[t] = residual[t] + residual2[t] + sum over j of probs(t, j) (permuted[sorted_indices[t * K + j]] + bias[e(t, j)]).
 
     permuted        (M, H): fp32, bf16 or fp16
     sorted_indices  (T * K), int32, as `token_permute` gave them; -1 or >= M adds nothing
     probs           (T, K), any float dtype; absent means weight 1, and K is top_k
     routing_map     (T, E), as for `token_permute`: probs are (T, E) then, and K is top_k
+    bias            (E, H), with topk_ids (T, K), which is e: what an expert adds to each of its rows
+    residual, residual2   (T, H)
     rows            as for `token_permute`
     out             (T, H), the dtype of permuted
     """
@@ -152,7 +158,8 @@ def token_unpermute(
     call = Call("token_unpermute", device, permuted)
     call.output("out", out, (tokens, size(permuted, 1)), dtype_of(permuted))
     slots = {"sorted_indices": sorted_indices, "routing_map": routing_map, "top_k": top_k, "rows": rows}
-    return first(call(permuted=permuted, probs=probs, **slots))
+    added = {"bias": bias, "topk_ids": topk_ids, "residual": residual, "residual2": residual2}
+    return first(call(permuted=permuted, probs=probs, **slots, **added))
 
 
 @kernel
@@ -193,6 +200,8 @@ def token_unpermute_grad(
     num_rows: int | None = None,
     routing_map: Array | None = None,
     top_k: int | None = None,
+    bias: Array | None = None,
+    topk_ids: Array | None = None,
     rows: Sequence[int] | None = None,
     permuted_grad: Array | None = None,
     probs_grad: Output = None,
@@ -203,6 +212,7 @@ def token_unpermute_grad(
     out_grad       (T, H): fp32, bf16 or fp16
     permuted       (M, H), for probs_grad;   probs   (T, K);   top_k   K where there are no probs
     routing_map    (T, E): probs and probs_grad are (T, E) then, and K is top_k
+    bias           (E, H), with topk_ids (T, K), as for `token_unpermute`
     permuted_grad  (M, H): M is that of permuted, or num_rows, or that of rows, or T * K
     probs_grad     (T, K)
     """
@@ -217,7 +227,8 @@ def token_unpermute_grad(
     wants_probs = True if permuted is not None and probs is not None and probs_grad is None else probs_grad
     call.optional("probs_grad", wants_probs, shape_of(probs), dtype_of(probs))
     slots = {"sorted_indices": sorted_indices, "routing_map": routing_map, "top_k": top_k, "rows": rows}
-    return given(call(out_grad=out_grad, permuted=permuted, probs=probs, **slots))
+    added = {"bias": bias, "topk_ids": topk_ids}
+    return given(call(out_grad=out_grad, permuted=permuted, probs=probs, **slots, **added))
 
 
 class Reordered(NamedTuple):

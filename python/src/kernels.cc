@@ -130,6 +130,7 @@ void ReadSlots(Arguments& in, Args& a) {
 void Read(Arguments& in, TokenUnpermuteArgs& a) {
   ReadSlots(in, a);
   in("permuted", a.permuted)("probs", a.probs)("out", a.out);
+  in("bias", a.bias)("topk_ids", a.topk_ids)("residual", a.residual)("residual2", a.residual2);
 }
 
 void Read(Arguments& in, TokenPermuteGradArgs& a) {
@@ -141,6 +142,7 @@ void Read(Arguments& in, TokenPermuteGradArgs& a) {
 void Read(Arguments& in, TokenUnpermuteGradArgs& a) {
   ReadSlots(in, a);
   in("out_grad", a.out_grad)("permuted", a.permuted)("probs", a.probs);
+  in("bias", a.bias)("topk_ids", a.topk_ids);
   in("permuted_grad", a.permuted_grad)("probs_grad", a.probs_grad);
 }
 
@@ -197,6 +199,7 @@ void Read(Arguments& in, MoeBlockArgs& a) {
   in("x", a.x)("norm", w.norm)("router", w.router)("router_bias", w.router_bias)("gate_up", w.gate_up);
   in("down", w.down)("shared_gate_up", w.shared_gate_up)("shared_down", w.shared_down);
   in("post_norm", w.post_norm)("top_k", a.top_k)("eps", a.eps)("out", a.out)("aux_loss", a.aux_loss);
+  in("weighs_activation", a.weighs_activation);
 }
 
 void Read(Arguments& in, MoeBlockGradArgs& a) {

@@ -306,6 +306,25 @@ def test_sizes_of_permuted_forms(rng, options, rows):
     assert cubist.token_permute(tokens, ids, 3, **options).permuted.shape == (rows, 3)
 
 
+def test_unpermute_adds_biases_and_residuals(rng):
+    tokens, bias = rng.standard_normal((6, 5)).astype(F32), rng.standard_normal((3, 5)).astype(F32)
+    residuals = [rng.standard_normal((6, 5)).astype(F32) for _ in range(2)]
+    ids = np.array([[2, 0], [1, 2], [0, 1], [0, 2], [2, 1], [0, 1]], np.int32)
+    probs = rng.random((6, 2)).astype(F32)
+    p = cubist.token_permute(tokens, ids, 3)
+    added = {"bias": bias, "topk_ids": ids}
+    out = cubist.token_unpermute(
+        p.permuted, p.sorted_indices, probs, residual=residuals[0], residual2=residuals[1], **added
+    )
+    weighted = (tokens[:, None].astype(np.float64) + bias[ids]) * probs[..., None]
+    close(out, weighted.sum(1) + residuals[0] + residuals[1])
+    d_out = rng.standard_normal((6, 5)).astype(F32)
+    _, d_probs = cubist.token_unpermute_grad(
+        d_out, p.sorted_indices, permuted=p.permuted, probs=probs, **added
+    )
+    close(d_probs, (d_out[:, None] * (tokens[:, None].astype(np.float64) + bias[ids])).sum(2))
+
+
 def test_permute_by_map(rng):
     tokens = rng.standard_normal((5, 4)).astype(F32)
     routing_map = np.array([[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 1], [1, 0, 1]], bool)
@@ -446,6 +465,12 @@ def test_moe_block_is_its_kernels(rng):
     d_out = rng.standard_normal((t, h)).astype(F32)
     d_x, gradients = cubist.moe_block_grad(x, w, k, d_out, state, route={"renormalise": True})
     assert set(gradients) == set(w) and all(gradients[name].shape == w[name].shape for name in w)
+    weighed = cubist.moe_block(x, w, k, state=state, route={"renormalise": True}, weighs_activation=True)
+    close(weighed.out, out, atol=1e-4)
+    weighed_d_x, _ = cubist.moe_block_grad(
+        x, w, k, d_out, state, route={"renormalise": True}, weighs_activation=True
+    )
+    close(weighed_d_x, d_x, atol=1e-3)
     step = rng.standard_normal((t, h)).astype(F32) * F32(1e-3)
     slope = (d_out.astype(np.float64) * (by_hand(x + step).astype(np.float64) - by_hand(x - step))).sum() / 2
     assert slope == pytest.approx((d_x.astype(np.float64) * step).sum(), rel=2e-2, abs=1e-4)

@@ -103,6 +103,7 @@ void CallMoeBlock(Caller& in) {
   if (in.choose().Seldom()) args.weights.post_norm = in.Of(dtype, {h});
   args.route = OptionsOf(in);
   args.top_k = in.choose().Below(4);
+  args.weighs_activation = in.choose().Seldom();
   if (in.choose().Seldom()) args.eps = in.choose().Number();
   args.out = in.Of(dtype, {t, h});
   if (in.choose().Seldom()) args.aux_loss = in.Of(DType::kF32, {1});

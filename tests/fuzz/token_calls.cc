@@ -36,6 +36,13 @@ void GiveSlots(Caller& in, const Slots& s, Args* args) {
   if (in.choose().Seldom()) args->rows = Range{in.Size(), in.Size()};
 }
 
+// What experts add to their rows.
+template <class Args>
+void GiveBias(Caller& in, const Slots& s, Args* args) {
+  args->bias = in.Of(s.dtype, {s.e, s.h});
+  args->topk_ids = in.Of(in.choose().Of(kInts), {s.t, s.k});
+}
+
 // Rows that the arguments ask for, as far as they are right.
 std::int64_t RowsOut(const TokenPermuteArgs& args, std::int64_t slots) {
   if (args.rows) return std::max<std::int64_t>(args.rows->size(), 0);
@@ -86,6 +93,9 @@ void CallTokenUnpermute(Caller& in) {
   args.permuted = in.Of(s.dtype, {s.rows, s.h});
   args.probs = in.Maybe(DType::kF32, {s.t, s.columns()});
   args.out = in.Of(s.dtype, {s.t, s.h});
+  if (in.choose().Seldom()) GiveBias(in, s, &args);
+  if (in.choose().Seldom()) args.residual = in.Of(s.dtype, {s.t, s.h});
+  if (in.choose().Seldom()) args.residual2 = in.Of(s.dtype, {s.t, s.h});
   in.Run([&](const Device& device) { return TokenUnpermute(device, args); });
 }
 
@@ -111,6 +121,7 @@ void CallTokenUnpermuteGrad(Caller& in) {
   args.permuted = in.Maybe(s.dtype, {s.rows, s.h});
   args.permuted_grad = in.Of(s.dtype, {s.rows, s.h});
   args.probs_grad = in.Maybe(DType::kF32, {s.t, s.columns()});
+  if (in.choose().Seldom()) GiveBias(in, s, &args);
   in.Run([&](const Device& device) { return TokenUnpermuteGrad(device, args); });
 }
 

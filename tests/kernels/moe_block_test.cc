@@ -282,6 +282,40 @@ TEST(MoeBlockArgumentsTest, AreNamed) {
   says([](auto& a) { a.weights.shared_down = {}; }, "moe_block: shared_down is not given");
   says([](auto& a) { a.weights.router.dtype = DType::kBF16; }, "moe_block: router is bf16");
   says([](auto& a) { a.out.data = const_cast<void*>(a.x.data); }, "moe_block: out overlaps x");
+  says([](auto& a) { a.weights.router_bias.sizes[0] = 7; }, "moe_block: router_bias has size 7");
+  says([](auto& a) { a.weights.norm.dtype = DType::kI32; }, "moe_block: norm is int32");
+  says([](auto& a) { a.aux_loss.dtype = DType::kBF16; }, "moe_block: aux_loss is bf16");
+}
+
+TEST(MoeBlockArgumentsTest, OfGradientsAreNamed) {
+  BlockState state;
+  const auto says = [&](const std::function<void(MoeBlockGradArgs&)>& spoil, const std::string& what) {
+    Block b(Cases()[1], DType::kF32);
+    Matrix d_x(DType::kF32, {kTokens, kHidden});
+    ASSERT_TRUE(IsOk(MoeBlock(Host(), b.args(), &state)));
+    MoeBlockGradArgs args{.forward = b.args(), .d_out = b.d_out.view(), .d_x = d_x.view()};
+    spoil(args);
+    const Status status = MoeBlockGrad(Host(), args, &state);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(what), std::string::npos) << status.message();
+    EXPECT_TRUE(std::isnan(d_x.at({0, 0})));
+  };
+  Matrix room(DType::kF32, {kExperts, kHidden, 2 * kWidth});
+  says([](auto& a) { a.d_out = {}; }, "moe_block: d_out is not given");
+  says(
+      [&](auto& a) {
+        a.gradients.router = Tensor(room.view().data, DType::kBool, {kHidden, kExperts});
+      },
+      "moe_block: gradients.router is bool");
+  says(
+      [&](auto& a) {
+        a.gradients.gate_up = Tensor(room.view().data, DType::kF32, {kExperts, kHidden, 3});
+      },
+      "moe_block: gradients.gate_up has size 3");
+  says([&](auto& a) { a.gradients.post_norm = Tensor(room.view().data, DType::kF32, {kHidden}); },
+       "moe_block: gradients.post_norm is given, and its weight is not");
+  says([](auto& a) { a.gradients.norm = Tensor(a.d_x.data, DType::kF32, {kHidden}); },
+       "moe_block: d_x overlaps gradients.norm");
 }
 
 }  // namespace

@@ -170,6 +170,12 @@ static void movement(void) {
   unpermute.probs = matrix(probs, T, K), unpermute.out = matrix(out, T, H);
   OK(cubist_token_unpermute(host, &unpermute, NULL));
   EXPECT(memcmp(out, tokens, sizeof out) == 0);
+  float bias[E * H];
+  fill(bias, E * H, 10);
+  unpermute.bias = matrix(bias, E, H), unpermute.topk_ids = permute.topk_ids;
+  unpermute.residual = unpermute.residual2 = permute.tokens;
+  OK(cubist_token_unpermute(host, &unpermute, NULL));
+  for (int t = 0; t < T; ++t) EXPECT(all_near(out + t * H, H, 3 * (t + 1) + 10)); /* probs add up to 1 */
 
   cubist_token_permute_grad_args permute_grad = CUBIST_TOKEN_PERMUTE_GRAD_ARGS;
   permute_grad.permuted_grad = permute.permuted, permute_grad.sorted_indices = permute.sorted_indices;
