@@ -83,18 +83,15 @@ float MaskByBand(V& core, UbTile<float> s, const AttentionSequence& sequence, Ra
   return scale;
 }
 
-// The same of transposed scores: `s` are those of keys, its rows, and queries.
+// `value` to every element of x (keys, queries) that the band hides.
 template <VectorCore V>
-float MaskKeysByBand(V& core, UbTile<float> s, const AttentionSequence& sequence, Range queries, Range keys,
-                     float scale) {
+void HideKeysByBand(V& core, UbTile<float> x, const AttentionSequence& sequence, Range queries, Range keys,
+                    float value) {
   const AttentionBand& band = sequence.band;
-  if (!BandCuts(sequence, queries, keys)) return scale;
-  scale = ScaleForMask(core, s, scale);
   const std::int64_t first = std::clamp<std::int64_t>(band.prefix, keys.begin, keys.end);
   const std::int64_t diagonal = first - queries.begin;
-  core.MaskOutside(s.Rows({first - keys.begin, keys.size()}), diagonal - band.highest, diagonal - band.lowest,
-                   MaskedScore(scale));
-  return scale;
+  core.MaskOutside(x.Rows({first - keys.begin, keys.size()}), diagonal - band.highest, diagonal - band.lowest,
+                   value);
 }
 
 // Whether an element of x (r, 1) is NaN; x is lost.

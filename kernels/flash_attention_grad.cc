@@ -192,8 +192,23 @@ class GradCall {
     const std::int64_t b = batches(), sq = args_.q.size(2);
     g_.row_lse = Workspace("row_lse", b, s_.heads, sq, 1);
     g_.delta = Workspace("delta", b, s_.heads, sq, 1);
-    ForAllRows(b * s_.heads, sq, s_.d_v, [&](auto& core, std::int64_t at_once) {
+    const GmTensor *k = g_.k, *k_rope = g_.k_rope;
+    if (s_.hides()) {
+      const auto finite = [&](const char* name, const GmTensor*& rows) {
+        const auto& sizes = rows->sizes;
+        rows = Workspace(name, sizes[0], sizes[1], sizes[2], sizes[3], s_.in);
+      };
+      finite("k_finite", g_.k);
+      if (k_rope != nullptr) finite("k_rope_finite", g_.k_rope);
+    }
+    // Of keys and their columns, too, where they are copied.
+    const std::int64_t rows = s_.hides() ? std::max(sq, args_.k.size(2)) : sq;
+    const std::int64_t columns = s_.hides() ? std::max({s_.d_v, s_.d_qk, s_.d_rope}) : s_.d_v;
+    ForAllRows(b * s_.heads, rows, columns, [&](auto& core, std::int64_t at_once) {
       FlashAttentionGradRowsKernel(core, g_, s_, *schedule_, at_once);
+      if (!s_.hides()) return;
+      FiniteRowsKernel(core, *k, *g_.k, at_once);
+      if (k_rope != nullptr) FiniteRowsKernel(core, *k_rope, *g_.k_rope, at_once);
     });
     if (g_.dsinks == nullptr) return;
     constexpr std::int64_t kRows = 1024;

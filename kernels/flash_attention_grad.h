@@ -28,11 +28,11 @@ namespace cubist {
 //   dbias    like bias, fp32 or the input dtype;   dsinks  like sinks, fp32;   both optional
 //
 // p and ds / scale are rounded to the input dtype before they meet dout, q and k; sums are fp32. A row that saw no key
-// (lse -inf) gives and gets no gradient. Deterministic: bit for bit the same for any number of threads. A masked key
-// close to the diagonal has weight 0 but is read: a NaN or Inf in its k or v makes the gradients of those rows NaN.
+// (lse -inf) gives and gets no gradient. Deterministic: bit for bit the same for any number of threads. What a
+// hidden key or its value holds, NaN or Inf, reaches no gradient; an infinite k that a row sees counts as 0 in ds and in dq.
 // Outputs may overlap neither each other nor an input; rows and keys of no sequence (see AttentionLengths) keep what
 // dq, dk and dv hold there. Workspace: fp32 copies of dq (as often as the keys are cut into chunks: up to 16 / (B * Nkv)
-// times on the host), on an NPU of dk and dv, two numbers per query row, turned rope parts, and on the host q and dout in
+// times on the host), on an NPU of dk and dv, two numbers per query row, with a mask a copy of k, turned rope parts, and on the host q and dout in
 // two packed layouts; memory is linear in S but for an fp32 copy of a dbias that is summed over heads or batches.
 // After FlashAttention-2 (Dao, 2023), algorithm 2; operator contract: aclnnFlashAttentionScoreGrad.
 struct FlashAttentionGradArgs {

@@ -70,10 +70,11 @@ UbTile<float> LoadTurned(Lane& lane, const Gm& source) {
 }
 
 // What is done to the scores of `keys` and the step's queries before their exponentials, as the forward pass did it, but to
-// keys as rows; returns the scale that is left, and in `slope` that of the cap where there is one.
+// keys as rows; returns the scale that is left, and in `slope` that of the cap where there is one. dp becomes 0 where a key is
+// hidden: its value may be NaN, and 0 * NaN is NaN.
 template <class Lane>
 float FinishScores(Lane& lane, const FlashAttentionGradOperands& g, const FlashAttentionGradShape& s,
-                   const FlashAttentionGradStep& step, Range keys, UbTile<float> scored,
+                   const FlashAttentionGradStep& step, Range keys, UbTile<float> scored, UbTile<float> dp,
                    std::optional<UbTile<float>>& slope) {
   auto& core = lane.core;
   const std::int64_t rows = scored.rows(), queries = scored.cols();
@@ -109,8 +110,14 @@ float FinishScores(Lane& lane, const FlashAttentionGradOperands& g, const FlashA
     core.Transpose(hidden, lying);
     core.Fill(value, MaskedScore(scale));
     core.SelectLe(scored, hidden, 0.5f, scored, value);
+    core.Fill(value, 0.0f);
+    core.SelectLe(dp, hidden, 0.5f, dp, value);
   }
-  return MaskKeysByBand(core, scored, step.sequence, step.queries, keys, scale);
+  if (!BandCuts(step.sequence, step.queries, keys)) return scale;
+  scale = ScaleForMask(core, scored, scale);
+  HideKeysByBand(core, scored, step.sequence, step.queries, keys, MaskedScore(scale));
+  HideKeysByBand(core, dp, step.sequence, step.queries, keys, 0.0f);
+  return scale;
 }
 
 // p and ds as AttentionGradStep makes them, with dropout, and with ds times the cap's slope where that is given; dp keeps
@@ -318,7 +325,7 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
         lane.alibi_slope = vector.ReadScalar(slopes, step.h);
       }
       std::optional<UbTile<float>> slope;
-      const float scale = FinishScores(lane, g, s, step, keys, scored, slope);
+      const float scale = FinishScores(lane, g, s, step, keys, scored, dp, slope);
       const UbTile<T> p = lane.p_ub.Next(rows.size(), queries), ds = lane.ds_ub.Next(rows.size(), queries);
       if (s.soft_cap || s.dbias || s.dropout) {
         GradStepByParts(lane, g, s, step, keys, p, ds, scored, dp, lse, delta, scale, slope);

@@ -102,6 +102,30 @@ void FlashAttentionGradRowsKernel(Core& core, const FlashAttentionGradOperands& 
                });
 }
 
+// In the same phase, where keys may be hidden: finite (b, n, s, d) = source with 0 for what is no finite number. A hidden
+// key has ds = 0, and 0 * NaN is NaN. A row that sees such a key is NaN all the same, by its lse or delta.
+template <VectorCore Core>
+void FiniteRowsKernel(Core& core, const GmTensor& source, const GmTensor& finite, std::int64_t rows_at_once) {
+  const std::int64_t cols = source.sizes[3];
+  Ring<Buffer::kUB, float> x_ub(core, "finite_x_ub", rows_at_once, cols, 2),
+      size_ub(core, "finite_size_ub", rows_at_once, cols, 1),
+      zero_ub(core, "finite_zero_ub", rows_at_once, 1, 1);
+  const UbTile<float> zero = zero_ub.Next(rows_at_once, 1);
+  core.Fill(zero, 0.0f);
+  const Split blocks(source.sizes[2], rows_at_once);
+  for (std::int64_t task = core.index(); task < source.sizes[0] * source.sizes[1] * blocks.count();
+       task += core.count()) {
+    const std::int64_t matrix = task / blocks.count(), b = matrix / source.sizes[1],
+                       n = matrix % source.sizes[1];
+    const Range rows = blocks[task % blocks.count()];
+    const UbTile<float> x = x_ub.Next(rows.size(), cols), size = size_ub.Next(rows.size(), cols);
+    core.Load(x, MatrixOf(source, b, n).Rows(rows));
+    core.Abs(size, x);
+    core.SelectLe(x, size, std::numeric_limits<float>::max(), x, zero.Rows({0, rows.size()}));
+    core.Store(MatrixOf(finite, b, n).Rows(rows), x);
+  }
+}
+
 // After it, on Vector cores, a head at a time: dsink = - sum over all rows of exp(sink - lse) * delta.
 template <VectorCore Core>
 void FlashAttentionGradSinksKernel(Core& core, const FlashAttentionGradOperands& g,

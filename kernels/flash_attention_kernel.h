@@ -186,7 +186,7 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
     }
   };
 
-  bool packed = t.pack_kv, alone = false;  // Where keys are read, and whether rows are walked one by one.
+  bool packed = t.pack_kv, alone = false;  // Where keys are read, and whether rows are walked again.
   L1Tile<T> q1, q_rope1;
   // The rope part of Q: as it is, or turned to its positions, once for all keys.
   const auto load_rope_queries = [&](Step& step) {
@@ -302,22 +302,34 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
     });
   };
 
-  // A hidden key has weight 0, and 0 * NaN is NaN. Rows of o that it may have spoilt are walked again, one by one; not
-  // those whose weights are NaN.
+  // A hidden key has weight 0, and 0 * NaN is NaN. Rows of o that it may have spoilt are walked again, those that see the
+  // same keys together; not those whose weights are NaN.
   std::vector<FlashAttentionSchedule::Task> spoilt;
+  const auto see_the_same = [&](const FlashAttentionStep& step, Range queries) {
+    const Range keys = schedule.KeysOf(step.task);
+    const AttentionBand& band = step.sequence.band;
+    return (!s.mask || g.mask->strides[2] == 0) && band.Seen(queries, keys) == band.SeenByAll(queries, keys);
+  };
   const auto note_spoilt = [&](auto& lane, UbTile<float> o, UbTile<float> l, const FlashAttentionStep& step,
                                Range queries) {
     const UbTile<float> sums = lane.sums_ub.Next(o.rows(), 1);
     lane.core.RowSum(sums, o);
     if (!AnyNaN(lane.core, sums)) return;
     lane.core.RowSum(sums, o);
+    const std::size_t before = spoilt.size();
     for (std::int64_t i = 0; i < o.rows(); ++i) {
       const auto is_nan = [&](UbTile<float> x) {
         return std::isnan(lane.core.ReadScalar(x.Rows({i, i + 1}), 0));
       };
       if (!is_nan(sums) || is_nan(l)) continue;
+      const Range row{queries.begin + i, queries.begin + i + 1};
+      if (spoilt.size() > before && spoilt.back().q.end == row.begin &&
+          see_the_same(step, {spoilt.back().q.begin, row.end})) {
+        spoilt.back().q.end = row.end;
+        continue;
+      }
       spoilt.push_back(step.task);
-      spoilt.back().q = {queries.begin + i, queries.begin + i + 1};
+      spoilt.back().q = row;
     }
   };
 
@@ -378,7 +390,8 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
     auto& lane = *lanes[0];
     const UbTile<std::uint8_t> flags = lane.flags_ub.Next(1, keys.size());
     const UbTile<float> hidden = lane.s_ub.Next(1, keys.size());
-    lane.core.Load(flags, MatrixOf(*g.mask, task.sequence, task.head).Block(task.q, keys));
+    lane.core.Load(flags,
+                   MatrixOf(*g.mask, task.sequence, task.head).Block({task.q.begin, task.q.begin + 1}, keys));
     lane.core.Cast(hidden, flags);
     const auto is_hidden = [&](std::int64_t j) { return lane.core.ReadScalar(hidden, j) != 0; };
     std::int64_t begin = 0, end;

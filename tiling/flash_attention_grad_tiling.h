@@ -35,6 +35,8 @@ struct FlashAttentionGradShape {
   }
   // Whether scores have to be fetched as they lie in GM, query by query; or take a step that needs a tile more.
   bool by_query() const { return bias || mask; }
+  // Whether keys may be hidden from rows that meet them.
+  bool hides() const { return mask || band.bounded(); }
   bool scratch() const { return bias || mask || alibi; }
   std::int64_t group() const { return heads / std::max<std::int64_t>(kv_heads, 1); }
 

@@ -200,15 +200,15 @@ class FlashAttentionSteps {
   bool first_ = false;
 };
 
-// The steps of rows that walk one by one, each the keys that it sees and no others, so that nothing hidden is read.
+// The steps of a few rows at a time, which see the same keys: those and no others, so that nothing hidden is read.
 class FlashAttentionRowSteps {
  public:
   FlashAttentionRowSteps(const FlashAttentionSchedule& schedule, const FlashAttentionTiling& t,
                          std::span<const FlashAttentionSchedule::Task> rows)
       : schedule_(schedule), t_(t), rows_(rows) {}
 
-  // seen(task, sequence, keys): the first of `keys`, one behind the other, that a mask shows to the row; empty for none.
-  // The last step of a row is one without keys.
+  // seen(task, sequence, keys): the first of `keys`, one behind the other, that a mask shows to the rows; empty for none.
+  // The last step of rows is one without keys.
   template <class Seen>
   bool Next(FlashAttentionStep& step, Seen&& seen) {
     if (at_ == rows_.size()) return false;

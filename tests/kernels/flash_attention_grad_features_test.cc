@@ -141,6 +141,72 @@ TEST(FlashAttentionGradFeaturesTest, FullyMaskedRows) {
   }
 }
 
+// Hidden by the band, by a mask, by both; in keys, in their rope parts and in values.
+TEST(FlashAttentionGradFeaturesTest, HiddenValuesReachNoGradient) {
+  constexpr std::int64_t kFirst = 3, kStep = 61;
+  const AttentionWindow around{.left = 9, .right = 14};
+  for (const Device& device : Both()) {
+    for (DType in : kFloatTypes) {
+      for (int kind = 0; kind < 4; ++kind) {
+        GradOptions options{.in = in};
+        AttentionShape shape{1, 2, 2, 300, 290, 24, 8, 16};
+        if (kind == 0) options.mask = {1, 1, 1, 290};
+        if (kind == 1)
+          options.mask = {1, 2, 300, 290}, options.causal = Causal::kBottomRight, options.soft_cap = 9;
+        if (kind == 2) options.mask = {1, 1, 1, 290}, options.bias = {1, 1, 1, 290}, options.keep = 0.5f;
+        if (kind == 3) options.window = around, shape.sq = 200;  // Behind what the last row sees.
+        GradCall call(shape, options);
+        call.FillNormal();
+        std::vector<std::int64_t> hidden;
+        for (std::int64_t j = kFirst; j < shape.skv; j += kStep) hidden.push_back(j);
+        if (kind == 3) hidden = {2, 60, 61, 80};
+        for (const std::int64_t j : hidden) {
+          for (std::int64_t i = 0; kind < 3 && i < call.mask.view().size(2); ++i) {
+            for (std::int64_t h = 0; h < call.mask.view().size(1); ++h) call.mask.set({0, h, i, j}, 1);
+          }
+        }
+        call.Forward();
+        for (const std::int64_t j : hidden) {
+          call.v.set({0, 0, j, 5}, j % 2 == 0 ? kNaN : kInfinity);
+          call.k.set({0, 1, j, 7}, j % 2 == 0 ? kInfinity : kNaN);
+          call.k_rope.set({0, 1, j, 0}, kNaN);
+        }
+        ExpectRight(device, call);
+      }
+    }
+  }
+}
+
+// Rows in front of a key full of NaN have the gradients that they have without it.
+TEST(FlashAttentionGradFeaturesTest, HiddenKeysOfOtherRows) {
+  constexpr std::int64_t kKey = 150;
+  const AttentionShape shape{1, 2, 2, 300, 300, 24, 8, 16};
+  for (DType in : kFloatTypes) {
+    const GradOptions options{.in = in, .causal = Causal::kTopLeft};
+    GradCall plain(shape, options), spoilt(shape, options);
+    plain.FillNormal();
+    spoilt.CopyInputs(plain);
+    for (std::int64_t h = 0; h < 2; ++h) {
+      spoilt.k.set({0, h, kKey, 3}, kNaN), spoilt.v.set({0, h, kKey, 2}, kNaN);
+      for (std::int64_t i = kKey; i < shape.sq; ++i)
+        spoilt.out.set({0, h, i, 2}, kNaN), spoilt.lse.set({0, h, i}, kNaN);
+    }
+    ASSERT_TRUE(IsOk(FlashAttentionGrad(Host(), plain.args())));
+    ASSERT_TRUE(IsOk(FlashAttentionGrad(Host(), spoilt.args())));
+    for (std::int64_t h = 0; h < 2; ++h) {
+      for (std::int64_t i = 0; i < shape.sq; ++i) {
+        for (std::int64_t d = 0; d < shape.dqk; ++d) {
+          if (i < kKey) {
+            ASSERT_EQ(spoilt.dq.at({0, h, i, d}), plain.dq.at({0, h, i, d})) << "row " << i;
+          } else {
+            ASSERT_TRUE(std::isnan(spoilt.dq.at({0, h, i, d}))) << "row " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(FlashAttentionGradFeaturesTest, PositionsByIndex) {
   for (const Device& device : Both()) {
     for (DType in : kFloatTypes) {

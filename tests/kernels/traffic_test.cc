@@ -353,6 +353,9 @@ class GradTraffic {
     const std::int64_t rows = x_.batch * x_.heads * x_.sq;
     traffic[Path::kGmToUb] += rows * (x_.dv * (SizeOf(x_.out) + e_) + 4);
     traffic[Path::kUbToGm] += rows * 2 * 4;
+    if (!s_.hides()) return;  // A copy of k.
+    const std::int64_t keys = x_.batch * x_.skv * (x_.kv_heads * x_.dqk + x_.rope_heads * x_.dr) * e_;
+    traffic[Path::kGmToUb] += keys, traffic[Path::kUbToGm] += keys;
   }
   // (rows, k) times (k, cols), `k` in steps of k0.
   void AddProduct(std::int64_t rows, std::int64_t k, std::int64_t cols, bool turn_a, bool turn_b) {
