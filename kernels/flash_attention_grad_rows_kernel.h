@@ -105,8 +105,9 @@ void FlashAttentionGradRowsKernel(Core& core, const FlashAttentionGradOperands& 
 // In the same phase, where keys may be hidden: finite (b, n, s, d) = source with 0 for what is no finite number. A hidden
 // key has ds = 0, and 0 * NaN is NaN. A row that sees such a key is NaN all the same, by its lse or delta.
 template <VectorCore Core>
-void FiniteRowsKernel(Core& core, const GmTensor& source, const GmTensor& finite, std::int64_t rows_at_once) {
-  const std::int64_t cols = source.sizes[3];
+void FiniteRowsKernel(Core& core, const GmTensor& source, const GmTensor& finite, std::int64_t most_rows) {
+  constexpr std::int64_t kRows = 16;  // They are walked several times, so few stay close.
+  const std::int64_t cols = source.sizes[3], rows_at_once = std::min(kRows, most_rows);
   Ring<Buffer::kUB, float> x_ub(core, "finite_x_ub", rows_at_once, cols, 2),
       size_ub(core, "finite_size_ub", rows_at_once, cols, 1),
       zero_ub(core, "finite_zero_ub", rows_at_once, 1, 1);

@@ -46,8 +46,17 @@ void SelectLe(const Rows& dst, const Rows& key, float limit, const Rows& a, cons
     const float *keys = RowOf(key, i), *first = RowOf(a, i), *second = RowOf(b, i);
     float* out = RowOf(dst, i);
     const float for_all = a.cols > 0 ? *second : 0;  // Read before dst may take its place.
-    for (std::int64_t j = 0; j < dst.cols; ++j)
-      out[j] = keys[j] <= limit ? first[j] : column ? for_all : second[j];
+    const auto select = [&](Vec k, Vec x, Vec y)
+                            HWY_ATTR { return hn::IfThenElse(hn::Le(k, Set(limit)), x, y); };
+    std::int64_t j = 0;
+    for (; j + kLanes <= dst.cols; j += kLanes) {
+      const Vec other = column ? Set(for_all) : Load(second + j);
+      Store(select(Load(keys + j), Load(first + j), other), out + j);
+    }
+    const std::int64_t rest = dst.cols - j;
+    if (rest == 0) continue;
+    const Vec other = column ? Set(for_all) : Load(second + j, rest);
+    Store(select(Load(keys + j, rest), Load(first + j, rest), other), out + j, rest);
   }
 }
 
