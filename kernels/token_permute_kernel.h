@@ -250,6 +250,7 @@ void RankAndMoveKernel(V& core, const TokenPermuteOperands& g, const TokenPermut
     }
     const UbTile<std::int32_t> first = first_ub.Next(1, g.experts + 1), next = next_ub.Next(1, g.experts);
     core.ExclusiveScan(first, RowsOfExperts(core, g, total, sizes_ub.Next(1, g.experts)), 0);
+    const std::int64_t end = core.ReadScalar(first, g.experts);
     core.Add(next, first.Cols({0, g.experts}), before);
     if (c == 0 && g.expert_counts != nullptr) core.Store(MatrixOf(*g.expert_counts), total);
     if (c == 0 && g.expert_offsets != nullptr) core.Store(MatrixOf(*g.expert_offsets), first);
@@ -260,7 +261,7 @@ void RankAndMoveKernel(V& core, const TokenPermuteOperands& g, const TokenPermut
         zero_rows.Fill({begin, core.ReadScalar(first, e + 1)});
       }
     }
-    FillTail(zero_rows, g, core.ReadScalar(first, g.experts), c, t);
+    FillTail(zero_rows, g, end, c, t);
 
     for (const Range piece : Split(AtLeastOnce(Split(g.tokens.rows, t.chunk_tokens))[c], t.piece_tokens)) {
       const UbTile<std::int32_t> ids = expert_ids.Load(piece);

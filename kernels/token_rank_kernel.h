@@ -245,8 +245,8 @@ void MoveKernel(V& core, const TokenPermuteOperands& g, const ExpertRangesOperan
   SortedRoutes<V> routes(core, r.routes.ids);
   RowsOfRanges<V> range_rows(core, r.range_rows);
   ZeroRows<V> zero_rows(core, g);
-  TokenMover<T, V> mover(core, g, t);
   Ring<Buffer::kUB, std::int32_t> ranks_ub(core, "ranks_ub", t.piece_tokens, g.sorted_indices.cols, 2);
+  TokenMover<T, V> mover(core, g, t);
   const std::int64_t end = g.pads() ? range_rows.All() : routes.FirstOf(g.experts);
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     FillTail(zero_rows, g, end, c, t);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cmath>
 #include <map>
 #include <random>
 #include <string_view>
@@ -373,6 +374,10 @@ void MakeRouteGrad(const Shape& s, DType dtype, const KernelCallOptions&, Kernel
   args.d_weights = call->Input(DType::kF32, {tokens, top_k});
   args.ids = call->Ids(NeighbouringExperts(tokens, top_k, experts), {tokens, top_k});
   args.scores = call->Input(DType::kF32, {tokens, experts});
+  // Scores are above 0; sums of others may be as good as 0, and are divided by.
+  auto* const scores = static_cast<float*>(const_cast<void*>(args.scores.data));
+  for (std::int64_t i = 0; scores != nullptr && i < tokens * experts; ++i)
+    scores[i] = 0.125f + std::abs(scores[i]);
   args.counts = call->Ids(UnevenCounts(tokens * top_k, experts), {experts});
   args.options = {.renormalise = true, .aux_coefficient = 0.01f};
   args.d_aux_loss = 1;
