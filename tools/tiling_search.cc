@@ -53,7 +53,8 @@ class Search {
     CUBIST_RETURN_IF_ERROR(Replay(r.tuning, &r.by_price));
     r.best = r.by_price;
     r.tried = 1;
-    for (TilingChoice& choice : r.choices) CUBIST_RETURN_IF_ERROR(Improve(choice));
+    for (std::size_t i = 0; i < r.choices.size(); ++i)
+      CUBIST_RETURN_IF_ERROR(Improve(r.choices[i], StartOf(i)));
     return {};
   }
 
@@ -71,16 +72,19 @@ class Search {
                     profile);
   }
 
-  Status Improve(TilingChoice& choice) {
+  // The tiling that choice number `i` begins with; null where there is none.
+  const std::string* StartOf(std::size_t i) const {
+    if (options_->start == nullptr || options_->start->size() != result_->choices.size()) return nullptr;
+    const TilingChoice& start = (*options_->start)[i];
+    return start.kernel == result_->choices[i].kernel ? &start.chosen : nullptr;
+  }
+
+  Status Improve(TilingChoice& choice, const std::string* start) {
     seen_ = {choice.chosen};
     const int budget = std::max(1, options_->budget / static_cast<int>(result_->choices.size()));
     left_ = budget;
     std::vector<std::string> seeds;
-    if (const std::string* start = options_->start == nullptr
-                                       ? nullptr
-                                       : options_->start->Find(choice.kernel, choice.chip, choice.shape)) {
-      seeds.push_back(*start);
-    }
+    if (start != nullptr) seeds.push_back(*start);
     for (const Candidate& c : choice.candidates) {
       if (seeds.size() >= kSeeds) break;
       // One of each price: equals differ in what the price does not see, which the neighbours try.

@@ -34,8 +34,9 @@ struct SearchOptions {
   std::function<bool(const TilingFields&)> allow = {};
   // Told after every replay.
   std::function<void(int tried, int budget, double best_s)> on_progress = {};
-  // A tiling to begin with, by kernel and shape, where it is allowed.
-  const Tuning* start = nullptr;
+  // Tilings to begin with: what was chosen in a call of the same kernels, in their order. Shapes may differ in what
+  // makes more tilings possible.
+  const std::vector<TilingChoice>* start = nullptr;
 };
 
 struct SearchResult {

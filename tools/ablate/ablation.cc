@@ -19,12 +19,12 @@ namespace {
 // What a search left of a part: its time, and where the next form of it begins.
 struct FoundPart {
   Profile profile;
-  Tuning tuning;
+  std::vector<TilingChoice> choices;
 };
 using FoundParts = std::map<std::pair<std::string, int>, FoundPart>;
 
 Status Search(const AblationCase& c, const AblationStep& step, const ChipSpec& chip,
-              const AblationOptions& options, const Tuning& start, SearchResult* found) {
+              const AblationOptions& options, const std::vector<TilingChoice>& start, SearchResult* found) {
   SearchOptions search;
   search.policy = step.policy;
   search.budget = options.budget;
@@ -49,8 +49,9 @@ Status RunParts(const AblationCase& c, const AblationStep& step, const ChipSpec&
       const auto before = found->find({part.name, 0});
       SearchResult result;
       CUBIST_RETURN_IF_ERROR(
-          Search(c, part, chip, options, before == found->end() ? Tuning() : before->second.tuning, &result));
-      found->emplace(key, FoundPart{result.best, result.tuning});
+          Search(c, part, chip, options,
+                 before == found->end() ? std::vector<TilingChoice>() : before->second.choices, &result));
+      found->emplace(key, FoundPart{result.best, result.choices});
     }
     for (int i = 0; i < part.times; ++i) sum->Append(found->at(key).profile);
   }
@@ -62,7 +63,7 @@ Status RunParts(const AblationCase& c, const AblationStep& step, const ChipSpec&
 Status RunAblation(const AblationCase& c, const ChipSpec& chip, const AblationOptions& options,
                    CaseResult* result) {
   *result = {c.name, c.group, {}};
-  Tuning start;
+  std::vector<TilingChoice> start;
   FoundParts parts;
   for (const AblationStep& step : c.steps) {
     if (!step.parts.empty()) {
@@ -76,7 +77,7 @@ Status RunAblation(const AblationCase& c, const ChipSpec& chip, const AblationOp
     std::string tiling;
     for (const TilingChoice& choice : found.choices) tiling += (tiling.empty() ? "" : " ") + choice.chosen;
     result->steps.push_back({step.name, tiling, found.best});
-    start = found.tuning;
+    start = std::move(found.choices);
   }
   return {};
 }
