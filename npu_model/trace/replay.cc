@@ -190,6 +190,13 @@ Profile Replay(const Record& record, const sync::Plan& plan, const ReplayOptions
   GlobalMemory memory(record);
   Summary summary(record);
   auto slices = std::make_shared<std::vector<TimelineSlice>>();
+  if (options.timeline) {  // A slice for every instruction.
+    std::size_t count = 0;
+    for (const Phase& phase : record.phases) {
+      for (const CoreRecord& core : phase.cores) count += core.instrs.size();
+    }
+    slices->reserve(count);
+  }
   double phase_start = chip.sync.launch_s * chip.clock_hz;  // cycles
   for (std::size_t p = 0; p < record.phases.size(); ++p) {
     const Phase& phase = record.phases[p];
