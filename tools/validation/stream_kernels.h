@@ -69,10 +69,37 @@ struct TileGrid {
   std::int64_t rows, cols, height = 1, width = 1;
 };
 
+// Tiles of (rows, cols) as the vendor's SwiGlu cuts them (ops-nn, swi_glu_tiling.cpp): of the widths from all of a row down
+// in steps of 512 bytes, with as many rows as UB holds, the one that keeps most cores at work with the fewest tiles.
+inline TileGrid FewestTiles(std::int64_t rows, std::int64_t cols, std::int64_t cores, std::int64_t element) {
+  constexpr std::int64_t kUb = 192 * 1024, kLine = 512, kBlock = 32;
+  // Two buffers of two inputs and an output, and what is computed in fp32 besides.
+  const std::int64_t most =
+      kUb / (2 * 3 * element + (element == 2 ? 8 : 4)) / (kBlock / element) * (kBlock / element);
+  const std::int64_t step = kLine / element;
+  TileGrid best(rows, cols, cores, most);
+  std::int64_t fewest = 0, busiest = 0, width = cols;
+  if (cols > most) width = most / step * step;
+  while (width > 0) {
+    TileGrid grid = best;
+    grid.width = width;
+    grid.height =
+        std::clamp<std::int64_t>(most / RoundUp(width, kBlock / element), 1, std::max<std::int64_t>(rows, 1));
+    const std::int64_t busy = std::min(grid.count(), cores);
+    if (busy > busiest || (busy == busiest && grid.count() < fewest)) {
+      best = grid;
+      busiest = busy, fewest = grid.count();
+    }
+    if (width <= step || grid.height >= rows) break;
+    width = width % step == 0 ? width - step : width / step * step;
+  }
+  return best;
+}
+
 // out = f(left half, right half) of each row of `in`: a half of a row begins where the other ends, on whatever byte that is.
 template <VectorCore Core>
 void HalvesKernel(Core& core, const Gm& in, const Gm& out, const Arithmetic& work) {
-  const TileGrid grid(out.rows, out.cols, core.count(), kUbBytes / 4 / 4);
+  const TileGrid grid = FewestTiles(out.rows, out.cols, core.count(), SizeOf(out.dtype()));
   Ring<Buffer::kUB, float> left(core, "left", grid.height, grid.width, 2),
       right(core, "right", grid.height, grid.width, 2);
   for (std::int64_t task = core.index(); task < grid.count(); task += core.count()) {
