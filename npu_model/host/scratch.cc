@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <new>
 
 #include "npu_model/types.h"
@@ -14,19 +13,21 @@ namespace {
 constexpr std::int64_t kAlignment = 128;  // Two cache lines: the widest row of a register tile.
 constexpr std::int64_t kHugePage =
     2 << 20;  // Chunks are whole huge pages: a Mmad's operands need few TLB entries.
+constexpr std::align_val_t kChunkAlignment{kHugePage};
 
 std::byte* AllocateChunk(std::int64_t bytes) {
-  void* memory = std::aligned_alloc(static_cast<std::size_t>(kHugePage), static_cast<std::size_t>(bytes));
-  if (memory == nullptr) throw std::bad_alloc();
+  void* memory = ::operator new(static_cast<std::size_t>(bytes), kChunkAlignment);
   madvise(memory, static_cast<std::size_t>(bytes),
           MADV_HUGEPAGE);  // A wish: failure changes nothing but speed.
   return static_cast<std::byte*>(memory);
 }
 
+void FreeChunk(std::byte* data) { ::operator delete(data, kChunkAlignment); }
+
 }  // namespace
 
 Scratch::~Scratch() {
-  for (const Chunk& chunk : chunks_) std::free(chunk.data);
+  for (const Chunk& chunk : chunks_) FreeChunk(chunk.data);
 }
 
 std::byte* Scratch::Take(std::int64_t bytes) {
@@ -34,9 +35,7 @@ std::byte* Scratch::Take(std::int64_t bytes) {
   if (chunks_.empty() || used_ + bytes > chunks_.back().size) {
     const std::int64_t last = chunks_.empty() ? 0 : chunks_.back().size;
     const std::int64_t size = RoundUp(std::max(bytes, last), kHugePage);
-    chunks_.push_back({nullptr, size});
-    chunks_.back().data = AllocateChunk(size);
-    used_ = 0;
+    AddChunk(size);
   }
   std::byte* memory = chunks_.back().data + used_;
   used_ += bytes;
@@ -49,10 +48,17 @@ void Scratch::Reset() {
   std::int64_t total = 0;
   for (const Chunk& chunk : chunks_) {
     total += chunk.size;
-    std::free(chunk.data);
+    FreeChunk(chunk.data);
   }
   chunks_.clear();
-  chunks_.push_back({AllocateChunk(total), total});
+  AddChunk(total);
+}
+
+// Nothing has changed where it throws.
+void Scratch::AddChunk(std::int64_t size) {
+  chunks_.reserve(chunks_.size() + 1);
+  chunks_.push_back({AllocateChunk(size), size});
+  used_ = 0;
 }
 
 Scratch& ThreadScratch() {

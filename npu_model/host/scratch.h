@@ -26,6 +26,8 @@ class Scratch {
     std::byte* data;
     std::int64_t size;
   };
+  void AddChunk(std::int64_t size);
+
   std::vector<Chunk> chunks_;
   std::int64_t used_ = 0;  // Of the last chunk.
 };
