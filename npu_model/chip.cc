@@ -62,16 +62,13 @@ std::vector<std::string> ChipNames() {
 
 Status FindChip(std::string_view name, ChipSpec* chip) {
   const std::string wanted = Lower(name);
-  std::string known;
   for (const NamedChip& candidate : kChips) {
     if (wanted == candidate.name) {
       *chip = candidate.spec();
       return {};
     }
-    known += (known.empty() ? "" : ", ") + std::string(candidate.name);
   }
-  return InvalidArgument("unknown chip '" + std::string(name) + "'; known are " + known + "; nearest is " +
-                         Nearest(wanted, ChipNames()));
+  return InvalidArgument("unknown chip '" + std::string(name) + "'; " + KnownAndNearest(wanted, ChipNames()));
 }
 
 }  // namespace cubist

@@ -35,4 +35,11 @@ const std::string& Nearest(std::string_view wanted, const std::vector<std::strin
   });
 }
 
+std::string KnownAndNearest(std::string_view wanted, const std::vector<std::string>& names) {
+  if (names.empty()) return "none is known";
+  std::string text = "known are ";
+  for (const std::string& name : names) text += name + (&name == &names.back() ? "" : ", ");
+  return text + "; the nearest is " + Nearest(wanted, names);
+}
+
 }  // namespace cubist

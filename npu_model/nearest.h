@@ -12,6 +12,9 @@ namespace cubist {
 // `names` has at least one.
 const std::string& Nearest(std::string_view wanted, const std::vector<std::string>& names);
 
+// What an error says of an unknown name: "known are a, b, c; the nearest is b", or "none is known" without names.
+std::string KnownAndNearest(std::string_view wanted, const std::vector<std::string>& names);
+
 }  // namespace cubist
 
 #endif  // CUBIST_NPU_MODEL_NEAREST_H_

@@ -1,7 +1,6 @@
 #include "tools/inputs.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <oneapi/tbb/blocked_range.h>
 #include <oneapi/tbb/parallel_for.h>
 
@@ -9,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "npu_model/nearest.h"
 #include "reference/token_permute.h"
 #include "tools/generate.h"
 #include "tools/npy.h"
@@ -84,7 +84,7 @@ Status Inputs::Replace(const std::string& name_and_file, const std::vector<Case>
     std::vector<std::string> names;
     for (const TensorSpec& s : specs) names.push_back(s.name);
     return InvalidArgument(
-        fmt::format("--input: no tensor is named '{}'; known are {}", name, fmt::join(names, ", ")));
+        fmt::format("--input: no tensor is named '{}'; {}", name, KnownAndNearest(name, names)));
   }
   if (given_.count(name) != 0) return InvalidArgument(fmt::format("--input: '{}' is given twice", name));
 

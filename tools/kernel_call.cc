@@ -1,7 +1,6 @@
 #include "tools/kernel_call.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
@@ -526,9 +525,8 @@ Status MakeKernelCall(const KernelCallOptions& options, KernelCall* call) {
   if (entry == Entries().end()) {
     std::vector<std::string> known;
     for (const KernelForm& form : KernelForms()) known.emplace_back(form.name);
-    return InvalidArgument(fmt::format("no kernel is named '{}'; the nearest is {}, known are {}",
-                                       options.kernel, Nearest(options.kernel, known),
-                                       fmt::join(known, ", ")));
+    return InvalidArgument(
+        fmt::format("no kernel is named '{}'; {}", options.kernel, KnownAndNearest(options.kernel, known)));
   }
   const KernelForm& form = entry->form;
   const Shape example = ParseShape(form.example);

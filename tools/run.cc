@@ -1,7 +1,6 @@
 #include "tools/run.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <oneapi/tbb/info.h>
 #include <unistd.h>
 
@@ -18,6 +17,7 @@
 #include "npu_model/chip.h"
 #include "npu_model/device.h"
 #include "npu_model/host/ceilings.h"
+#include "npu_model/nearest.h"
 #include "tools/bad_input.h"
 #include "tools/cases.h"
 #include "tools/files.h"
@@ -56,10 +56,10 @@ Status ParseRouting(const std::string& routing, std::vector<Skew>* routings) {
   return InvalidArgument(fmt::format("--routing is '{}'; known are skewed, uniform, both", routing));
 }
 
-std::string CaseNames(const std::vector<Case>& cases) {
+std::string KnownCases(const std::string& wanted, const std::vector<Case>& cases) {
   std::vector<std::string> names;
   for (const Case& c : cases) names.push_back(c.name);
-  return fmt::format("{}", fmt::join(names, ", "));
+  return KnownAndNearest(wanted, names);
 }
 
 bool HasCase(const std::vector<Case>& cases, const std::string& name) {
@@ -69,7 +69,7 @@ bool HasCase(const std::vector<Case>& cases, const std::string& name) {
 Status KeepOnly(const std::vector<std::string>& only, std::vector<Case>* cases) {
   for (const std::string& name : only) {
     if (!HasCase(*cases, name)) {
-      return InvalidArgument(fmt::format("--only is '{}'; known are {}", name, CaseNames(*cases)));
+      return InvalidArgument(fmt::format("--only is '{}'; {}", name, KnownCases(name, *cases)));
     }
   }
   if (only.empty()) return {};
@@ -88,7 +88,7 @@ Status CheckOutputs(const RunOptions& options, Plan* plan) {
     const std::string name = timeline.substr(0, equals), file = timeline.substr(equals + 1);
     if (!HasCase(plan->cases, name)) {
       return InvalidArgument(
-          fmt::format("--timeline: no case is named '{}'; known are {}", name, CaseNames(plan->cases)));
+          fmt::format("--timeline: no case is named '{}'; {}", name, KnownCases(name, plan->cases)));
     }
     CUBIST_RETURN_IF_ERROR(CheckWritable("--timeline", file));
     plan->timelines[name] = file;

@@ -1,7 +1,6 @@
 #include "tools/workload.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -11,6 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
+
+#include "npu_model/nearest.h"
 
 namespace cubist {
 namespace {
@@ -80,7 +81,8 @@ class Fields {
   Status Finish() {
     for (const auto& [key, value] : object_.items()) {
       if (asked_.count(key) == 0) {
-        Fail(fmt::format("{} is not a known key; known are {}", Where(key.c_str()), fmt::join(asked_, ", ")));
+        Fail(fmt::format("{} is not a known key; {}", Where(key.c_str()),
+                         KnownAndNearest(key, {asked_.begin(), asked_.end()})));
       }
     }
     return status_;
@@ -210,7 +212,7 @@ Status ParseJson(std::string_view text, Json* json) {
   return {};
 }
 
-std::string KnownNames(const std::vector<std::string>& folders) {
+std::vector<std::string> KnownNames(const std::vector<std::string>& folders) {
   std::set<std::string> names;
   for (const std::string& folder : folders) {
     std::error_code error;
@@ -218,7 +220,7 @@ std::string KnownNames(const std::vector<std::string>& folders) {
       if (entry.path().extension() == ".json") names.insert(entry.path().stem().string());
     }
   }
-  return fmt::format("{}", fmt::join(names, ", "));
+  return {names.begin(), names.end()};
 }
 
 Status LoadFile(const std::string& path, Workload* workload) {
@@ -269,9 +271,8 @@ Status LoadWorkload(const std::string& name_or_path, const std::vector<std::stri
     std::error_code error;
     if (std::filesystem::exists(file, error)) return LoadFile(file, workload);
   }
-  return InvalidArgument(
-      fmt::format("no workload is named '{}'; known are {}, or give a path that ends in .json", name_or_path,
-                  KnownNames(folders)));
+  return InvalidArgument(fmt::format("no workload is named '{}'; {}; a path ends in .json", name_or_path,
+                                     KnownAndNearest(name_or_path, KnownNames(folders))));
 }
 
 }  // namespace cubist

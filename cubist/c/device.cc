@@ -2,13 +2,16 @@
 #include <cstdio>
 #include <limits>
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "cubist/c/support.h"
 #include "cubist/version.h"
 #include "kernels/loss_scale.h"
 #include "npu_model/chip_constants.h"
+#include "npu_model/nearest.h"
 #include "tools/profile_fields.h"
 
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
@@ -59,14 +62,14 @@ struct FieldFinder {
   std::string wanted;
   std::optional<double> number = {};
   const char* text = nullptr;
-  std::string known = {};  // Names of the fields of the kind that is looked for.
+  std::vector<std::string> known = {};  // Names of the fields of the kind that is looked for.
   bool texts = false;
 
   template <class T>
   void operator()(const char* name, const T& value) {
     constexpr bool kNumber = std::is_arithmetic_v<T>;
     if (kNumber == texts) return;
-    known += (known.empty() ? "" : ", ") + std::string(name);
+    known.emplace_back(name);
     if (wanted != name) return;
     if constexpr (kNumber) {
       number = static_cast<double>(value);
@@ -180,7 +183,8 @@ cubist_status cubist_profile_number(const cubist_profile* profile, const char* n
     const Reader reader("profile_number");
     reader.NotNull("name", name), reader.NotNull("value", value);
     const c::FieldFinder found = c::Find(reader.NotNull("profile", profile).profile, name, /*texts=*/false);
-    if (!found.number) throw reader.Error("name", "is '" + found.wanted + "'; known are " + found.known);
+    if (!found.number)
+      throw reader.Error("name", "is '" + found.wanted + "'; " + KnownAndNearest(found.wanted, found.known));
     *value = *found.number;
     return {};
   });
@@ -192,7 +196,7 @@ cubist_status cubist_profile_text(const cubist_profile* profile, const char* nam
     reader.NotNull("name", name), reader.NotNull("value", value);
     const c::FieldFinder found = c::Find(reader.NotNull("profile", profile).profile, name, /*texts=*/true);
     if (found.text == nullptr)
-      throw reader.Error("name", "is '" + found.wanted + "'; known are " + found.known);
+      throw reader.Error("name", "is '" + found.wanted + "'; " + KnownAndNearest(found.wanted, found.known));
     *value = found.text;
     return {};
   });

@@ -81,7 +81,7 @@ TEST(WorkloadTest, ErrorsNameFieldValueAndLimit) {
       {With(R"("hidden": 64,)", ""), "toy.json: hidden is missing"},
       {With(R"("hidden")", R"("hiden": 3, "hidden")"),
        "toy.json: hiden is not a known key; known are attention, dense_layers, hidden, layers, moe, name, "
-       "run, training"},
+       "run, training; the nearest is hidden"},
       {With(R"("hidden")", R"("layers": 3, "hidden")"), "toy.json: has the key layers twice in one object"},
       {With(R"("name": "toy")", R"("name": "")"), "toy.json: name is \"\", expected a text of 1 to 80 bytes"},
       {With(R"("name": "toy")", R"("name": 3)"), "toy.json: name is 3, expected a text of 1 to 80 bytes"},
@@ -131,7 +131,7 @@ TEST(WorkloadTest, NamesAndPathsAreFound) {
   EXPECT_TRUE(LoadWorkload(folder + "/toy.json", {}, &w).ok());
   EXPECT_TRUE(LoadWorkload("toy", {"/nonexistent", folder}, &w).ok());
   EXPECT_EQ(LoadWorkload("tyo", {folder}, &w).message(),
-            "no workload is named 'tyo'; known are toy, or give a path that ends in .json");
+            "no workload is named 'tyo'; known are toy; the nearest is toy; a path ends in .json");
   EXPECT_EQ(LoadWorkload("/nonexistent/w.json", {folder}, &w).message(), "/nonexistent/w.json: no such file");
   EXPECT_EQ(LoadWorkload("./", {folder}, &w).message(), "./: is not a regular file");
   std::ofstream(folder + "/big.json") << std::string((1 << 20) + 1, ' ');
