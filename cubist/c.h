@@ -106,7 +106,7 @@ cubist_status cubist_profile_create(cubist_profile** profile);
 void cubist_profile_destroy(cubist_profile* profile);
 /* Figures of the last call that was given the profile, by the names that `cubist profile --json` gives them: time_us,
  * cycles, cores_used, instructions, launches, cube_busy, vector_busy, mte_busy, gm_read, gm_written, workspace_bytes,
- * l2_hit_rate, macs. */
+ * l2_hit_rate, hbm_bytes, macs. */
 cubist_status cubist_profile_number(const cubist_profile* profile, const char* name, double* value);
 /* kernel, chip, bound, verdict. Lives until the profile is filled again. */
 cubist_status cubist_profile_text(const cubist_profile* profile, const char* name, const char** value);

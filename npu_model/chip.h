@@ -62,7 +62,7 @@ constexpr const char* NameOf(Path path) {
 }
 
 // A transfer of B bytes in r rows (bursts that are not contiguous in GM) is complete after
-//   startup + r * row + B / bytes_per_cycle
+//   startup + r * row + B / bytes_per_cycle, and `least` at the earliest,
 // cycles when nothing else is slower. Startups overlap: behind a transfer the next one on the pipe begins `gap`
 // cycles after it began, and its bytes flow once the first one's have.
 struct PathSpec {
@@ -70,6 +70,7 @@ struct PathSpec {
   Constant bytes_per_cycle;  // bytes/cycle
   Constant gap{1, "cycles", Basis::kGuessed, 1, "an instruction per cycle"};
   Constant row{0, "cycles", Basis::kDocumented, 0, "no rows on this path"};
+  Constant least{0, "cycles", Basis::kDocumented, 0, "none"};  // Of the smallest transfer.
 };
 
 // Vector instructions, by what they cost.
@@ -164,6 +165,8 @@ struct ChipSpec {
     Constant cross_core;       // cycles, Cube core to Vector core or back
     Constant barrier_s;        // seconds, all cores (between phases)
     Constant launch_s;         // seconds, start of a kernel
+    Constant mixed_launch_s{0, "s", Basis::kDocumented, 0,
+                            "none"};  // more, if it takes Cube and Vector cores
     // Seconds from the start of a launch's first core to that of the last, if it takes all of the chip's.
     Constant start_spread_s{0, "s", Basis::kGuessed, 0, "none"};
 

@@ -60,6 +60,7 @@ void VisitConstants(Chip& chip, Visit visit) {
     visit(prefix + "bytes_per_cycle", path.bytes_per_cycle, kRate);
     visit(prefix + "gap", path.gap, kCost);
     visit(prefix + "row", path.row, kCost);
+    visit(prefix + "least", path.least, kCost);
   }
   visit("vector.head", chip.vector.head, kCost);
   visit("vector.least", chip.vector.least, kCost);
@@ -86,6 +87,7 @@ void VisitConstants(Chip& chip, Visit visit) {
   visit("sync.cross_core", chip.sync.cross_core, kCost);
   visit("sync.barrier_s", chip.sync.barrier_s, kCost);
   visit("sync.launch_s", chip.sync.launch_s, kCost);
+  visit("sync.mixed_launch_s", chip.sync.mixed_launch_s, kCost);
   visit("sync.start_spread_s", chip.sync.start_spread_s, kCost);
   visit("sync.event_ids", chip.sync.event_ids, Limits{1, false, 64});
   visit("sync.cross_core_ids", chip.sync.cross_core_ids, Limits{1, false, 64});

@@ -163,6 +163,7 @@ void Profile::Append(const Profile& next) {
   for (std::size_t p = 0; p < path_bytes.size(); ++p) path_bytes[p] += next.path_bytes[p];
   gm_read = all_read;
   gm_written += next.gm_written;
+  hbm_bytes += next.hbm_bytes;
   workspace_bytes = std::max(workspace_bytes, next.workspace_bytes);
   macs += next.macs;
   instructions += next.instructions;

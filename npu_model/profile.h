@@ -49,6 +49,7 @@ struct Profile {
   std::int64_t gm_read = 0, gm_written = 0;           // bytes through the cores' ports
   std::int64_t workspace_bytes = 0;                   // GM that hand-overs and packed operands need
   double l2_hit_rate = 0;                             // of gm_read
+  double hbm_bytes = 0;                               // what L2 fetched from HBM, and wrote back to make room
   std::int64_t macs = 0;                              // multiply-adds of the Cube, unpadded
 
   std::string

@@ -31,35 +31,35 @@ double SlotBytes(const ChipSpec& chip, double rows, std::int64_t row, std::int64
   return rows * D(slots) / D(kSamples) * D(chip.memory.l2_line);
 }
 
-// What the pipes have to do for one block of C: the mean of all, as those at the edges are smaller.
+// What the pipes have to do for one block of C: of rows x cols, or the mean of all, as those at the edges are smaller.
 class Block {
  public:
-  Block(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t)
+  Block(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, double rows, double cols)
       : chip_(chip),
         s_(s),
         t_(t),
         bytes_(chip.OperandBytes(s.in)),
-        m_(D(s.m) / D(std::max<std::int64_t>(t.grid.rows, 1))),
-        n_(D(s.n) / D(std::max<std::int64_t>(t.grid.cols, 1))),
+        m_(rows),
+        n_(cols),
         steps0_(std::max(1.0, D(CeilDiv(s.k, t.k0)))),
-        steps1_(std::max(1.0, D(CeilDiv(s.k, t.k1)))) {}
+        steps1_(std::max(1.0, D(CeilDiv(s.k, t.k1)))),
+        mmad_(Mmads(static_cast<std::int64_t>(rows), static_cast<std::int64_t>(cols))) {}
+  Block(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t)
+      : Block(chip, s, t, D(s.m) / D(std::max<std::int64_t>(t.grid.rows, 1)),
+              D(s.n) / D(std::max<std::int64_t>(t.grid.cols, 1))) {
+    const std::int64_t m_edge = s.m - (t.grid.rows - 1) * t.m, n_edge = s.n - (t.grid.cols - 1) * t.n;
+    const double rows = D(t.grid.rows), cols = D(t.grid.cols);
+    mmad_ = ((rows - 1) * (cols - 1) * Mmads(t.m, t.n) + (rows - 1) * Mmads(t.m, n_edge) +
+             (cols - 1) * Mmads(m_edge, t.n) + Mmads(m_edge, n_edge)) /
+            std::max(1.0, rows * cols);
+  }
 
   double m() const { return m_; }
   double n() const { return n_; }
   double steps0() const { return steps0_; }
   double steps1() const { return steps1_; }
   // Cycles without whatever stands between Mmads.
-  double Mmad() const {
-    const std::int64_t m_edge = s_.m - (t_.grid.rows - 1) * t_.m, n_edge = s_.n - (t_.grid.cols - 1) * t_.n;
-    const auto mmads = [&](std::int64_t rows, std::int64_t cols) {
-      return std::floor(D(s_.k) / D(t_.k0)) * MmadCycles(chip_, s_.in, rows, t_.k0, cols) +
-             (s_.k % t_.k0 != 0 ? MmadCycles(chip_, s_.in, rows, s_.k % t_.k0, cols) : 0);
-    };
-    const double rows = D(t_.grid.rows), cols = D(t_.grid.cols);
-    return ((rows - 1) * (cols - 1) * mmads(t_.m, t_.n) + (rows - 1) * mmads(t_.m, n_edge) +
-            (cols - 1) * mmads(m_edge, t_.n) + mmads(m_edge, n_edge)) /
-           std::max(1.0, rows * cols);
-  }
+  double Mmad() const { return mmad_; }
   double a_bytes() const { return m_ * D(s_.k * bytes_); }
   double b_bytes() const { return n_ * D(s_.k * bytes_); }
   Load LoadA() const {
@@ -85,12 +85,16 @@ class Block {
   }
   // Rows across k: none is.
   Load AcrossPieces(double bytes) const { return {bytes, steps1_ * t_.pieces}; }
+  double Mmads(std::int64_t rows, std::int64_t cols) const {
+    return std::floor(D(s_.k) / D(t_.k0)) * MmadCycles(chip_, s_.in, rows, t_.k0, cols) +
+           (s_.k % t_.k0 != 0 ? MmadCycles(chip_, s_.in, rows, s_.k % t_.k0, cols) : 0);
+  }
 
   const ChipSpec& chip_;
   const MatmulShape& s_;
   const MatmulTiling& t_;
   std::int64_t bytes_;
-  double m_, n_, steps0_, steps1_;
+  double m_, n_, steps0_, steps1_, mmad_;
 };
 
 // ---- A host: its pipes share a thread, and so their times add up ----
@@ -165,56 +169,111 @@ double VectorCoreCycles(const ChipSpec& chip, const MatmulShape& s, double eleme
   return std::max(moved, passes * VectorCycles(chip, VectorOp::kBinary, share));
 }
 
-double OverlappedCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, const Block& block,
-                        bool one_product) {
-  const Load a = block.LoadA(), b = block.LoadB();
-  const double port =
-      std::min<double>(chip.path(a.path).bytes_per_cycle, chip.memory.core_read_bytes_per_cycle);
-  const double miss = chip.memory.core_miss_bytes_per_cycle > 0
-                          ? std::min<double>(port, chip.memory.core_miss_bytes_per_cycle)
-                          : port;
-  const double cube = CubeCycles(chip, s, t, block);
-  const double fix = PathCycles(chip, Path::kL0CToGm, block.m() * block.n() * D(SizeOf(s.out)), 1);
-  const double vector = VectorCoreCycles(chip, s, block.m() * block.n());
-  // With one stage the next tile's load overlaps the tile's last Mmad alone; with pieces, one is under way while another
-  // is multiplied.
-  const bool in_turn = t.l1_stages == 1 && t.pieces == 1;
-  const double last_mmad = block.Mmad() / std::max(1.0, block.steps0() / block.steps1());
-  const double startups = 2 * chip.path(a.path).startup;  // of A and of B
-  const auto block_cycles = [&](const Wave& wave, double sharers_a, double sharers_b) {
-    const auto loads = [&](const LoadRates& rates) {
-      return LoadCycles(chip, a, wave.cold_rows, sharers_a, rates) +
-             LoadCycles(chip, b, wave.cold_cols, sharers_b, rates);
-    };
-    // A core on its own; all of them.
-    const double alone = loads({port, miss}) + (in_turn ? block.steps1() * startups : 0);
-    const double share = LoadRate(chip, a.path, wave.blocks);
-    const double together = loads({share, std::min(share, miss)});
-    const double chain = in_turn ? cube + std::max(0.0, alone - last_mmad) : std::max(cube, alone);
-    const double work = std::max({chain, together, vector});
-    return t.l0c_stages > 1 ? std::max(work, fix) : work + fix;
-  };
-
-  // The first piece of a chain of blocks is not hidden.
-  const double tile = (a.bytes + b.bytes) / block.steps1() / port;
-  const double fill = startups + tile / D(t.pieces) + cube / block.steps0();
-  if (!one_product) {
-    const std::int64_t tasks = t.tasks(s.batches);
-    const double cores = D(std::min<std::int64_t>(chip.concurrent_cores, tasks));
-    return fill + Waves(chip, tasks) * block_cycles({.blocks = cores}, 0, 0);
+// The pipes of a core that works on blocks of one size.
+class OverlappedBlock {
+ public:
+  OverlappedBlock(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, const Block& block)
+      : chip_(chip),
+        s_(s),
+        t_(t),
+        a_(block.LoadA()),
+        b_(block.LoadB()),
+        port_(std::min<double>(chip.path(a_.path).bytes_per_cycle, chip.memory.core_read_bytes_per_cycle)),
+        miss_(chip.memory.core_miss_bytes_per_cycle > 0
+                  ? std::min<double>(port_, chip.memory.core_miss_bytes_per_cycle)
+                  : port_),
+        steps1_(block.steps1()),
+        cube_(CubeCycles(chip, s, t, block)),
+        last_mmad_(block.Mmad() / std::max(1.0, block.steps0() / steps1_)),
+        fix_(PathCycles(chip, Path::kL0CToGm, block.m() * block.n() * D(SizeOf(s.out)), 1)),
+        vector_(VectorCoreCycles(chip, s, block.m() * block.n())) {
+    // The first piece of a chain of blocks is not hidden.
+    const double tile = (a_.bytes + b_.bytes) / steps1_ / port_;
+    fill_ = Startups() + tile / D(t.pieces) + cube_ / block.steps0();
+    if (!t.keep_a) return;
+    const double blocks = std::max(1.0, D(t.tasks(s.batches)) / D(chip.concurrent_cores));
+    const double rows = std::min(1.0, 1 / D(std::max<std::int64_t>(t.grid.cols, 1)) + 1 / blocks);
+    a_.bytes *= rows, a_.transfers *= rows;  // of blocks, for each block
   }
+
+  double fill() const { return fill_; }
+
+  double Cycles(const Wave& wave, double sharers_a, double sharers_b) const {
+    const auto loads = [&](const LoadRates& rates) {
+      return LoadCycles(chip_, a_, wave.cold_rows, sharers_a, rates) +
+             LoadCycles(chip_, b_, wave.cold_cols, sharers_b, rates);
+    };
+    // With one stage the next tile's load overlaps the tile's last Mmad alone; with pieces, one is under way while
+    // another is multiplied.
+    const bool in_turn = t_.l1_stages == 1 && t_.pieces == 1;
+    // A core on its own; all of them.
+    const double alone = loads({port_, miss_}) + (in_turn ? steps1_ * Startups() : 0);
+    const double share = LoadRate(chip_, a_.path, wave.blocks);
+    const double together = loads({share, std::min(share, miss_)});
+    const double chain = in_turn ? cube_ + std::max(0.0, alone - last_mmad_) : std::max(cube_, alone);
+    const double work = std::max({chain, together, vector_});
+    return t_.l0c_stages > 1 ? std::max(work, fix_) : work + fix_;
+  }
+
+ private:
+  double Startups() const { return 2 * chip_.path(a_.path).startup; }  // of A and of B
+
+  const ChipSpec& chip_;
+  const MatmulShape& s_;
+  const MatmulTiling& t_;
+  Load a_, b_;
+  double port_, miss_, steps1_, cube_, last_mmad_, fix_, vector_, fill_ = 0;
+};
+
+// All batches, in whatever order.
+double AnyOrderCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
+  const OverlappedBlock block(chip, s, t, Block(chip, s, t));
+  const std::int64_t tasks = t.tasks(s.batches);
+  const double cores = std::min(D(chip.concurrent_cores), D(tasks));
+  return block.fill() + Waves(chip, tasks) * block.Cycles({.blocks = cores}, 0, 0);
+}
+
+// One product, wave by wave. A wave takes as long as its largest block.
+double OverlappedCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
+  const Block mean(chip, s, t);
   const OrderCost& order = CostOfOrder({.grid = t.grid,
                                         .cores = chip.concurrent_cores,
-                                        .row_bytes = static_cast<std::int64_t>(block.a_bytes()),
-                                        .col_bytes = static_cast<std::int64_t>(block.b_bytes()),
+                                        .row_bytes = static_cast<std::int64_t>(mean.a_bytes()),
+                                        .col_bytes = static_cast<std::int64_t>(mean.b_bytes()),
                                         .block_bytes = t.m * t.n * SizeOf(s.out),
                                         .l2_bytes = chip.memory.l2_bytes});
-  const double apart = t.stagger ? block.steps1() : 1;
+  const auto block_of = [&](bool last_row, bool last_col) {
+    const std::int64_t rows = last_row ? s.m - (t.grid.rows - 1) * t.m : std::min(t.m, s.m),
+                       cols = last_col ? s.n - (t.grid.cols - 1) * t.n : std::min(t.n, s.n);
+    return OverlappedBlock(chip, s, t, Block(chip, s, t, D(rows), D(cols)));
+  };
+  const OverlappedBlock whole = block_of(false, false);
+  const double apart = t.stagger ? mean.steps1() : 1;
+  const double cores = D(chip.concurrent_cores), cols = D(std::max<std::int64_t>(t.grid.cols, 1));
+  const double sharers_a = t.keep_a ? 0 : order.sharers_a,
+               sharers_b = t.keep_a ? std::max(0.0, cores / cols - 1) / 2 : order.sharers_b;
   const double hbm = chip.memory.hbm_bytes_per_s / chip.clock_hz;
-  double total = fill;
-  for (const Wave& wave : order.waves) {
-    total += wave.times * std::max(block_cycles(wave, order.sharers_a / apart, order.sharers_b / apart),
-                                   wave.fetched / hbm);
+  double total = whole.fill(), ahead = 0;  // Cycles by which Vector cores are ahead with what they fetch.
+  std::int64_t number = 0;
+  for (Wave wave : order.waves) {
+    const double fetching = wave.fetched / hbm;
+    const bool prefetched = number++ < t.prefetch;
+    const auto work_of = [&](const Wave& w) {
+      const bool at_edge = w.last_row || w.last_col;
+      return (at_edge ? block_of(w.last_row, w.last_col) : whole)
+          .Cycles(w, sharers_a / apart, sharers_b / apart);
+    };
+    if (prefetched) {
+      // In the first wave both begin at once: what HBM does not give in time is cold.
+      const double cold_rows = wave.cold_rows, cold_cols = wave.cold_cols;
+      wave.cold_rows = wave.cold_cols = 0;
+      const double behind = number == 1 ? std::min(1.0, fetching / work_of(wave)) : 0;
+      wave.cold_rows = behind * cold_rows, wave.cold_cols = behind * cold_cols;
+    }
+    const double work = work_of(wave);
+    const double cycles = std::max(work, prefetched ? fetching - ahead : fetching);
+    ahead = prefetched ? ahead + cycles - fetching : 0;
+    total += wave.times * cycles;
   }
   return total;
 }
@@ -227,9 +286,9 @@ double Price(const ChipSpec& chip, const MatmulShape& whole, const MatmulTiling&
   MatmulShape s = whole;
   if (t.splits > 1) s.k = t.part_k;
   if (s.batches != 1 || t.splits > 1) one_product = false;
-  const Block block(chip, s, t);
-  double total =
-      chip.pipes_overlap ? OverlappedCycles(chip, s, t, block, one_product) : SerialCycles(chip, s, t, block);
+  double total = !chip.pipes_overlap ? SerialCycles(chip, s, t, Block(chip, s, t))
+                 : one_product       ? OverlappedCycles(chip, s, t)
+                                     : AnyOrderCycles(chip, s, t);
   const double bytes = D(chip.OperandBytes(s.in));
   const auto pack = [&](bool packed, double elements) {
     if (!packed) return 0.0;
@@ -246,6 +305,9 @@ double Price(const ChipSpec& chip, const MatmulShape& whole, const MatmulTiling&
              c * 4 * D(t.splits + 1) / LoadRate(chip, Path::kGmToUb, D(chip.concurrent_cores)) /
                  D(chip.concurrent_cores);
   }
+  // Where the product alone needs no Vector cores, whoever takes them waits for their start.
+  if (!s.epilogue.vector && (t.prefetch > 0 || t.splits > 1))
+    total += chip.sync.mixed_launch_s * chip.clock_hz;
   const double once = all * (D(s.m) + D(s.n)) * k * bytes + c * D(SizeOf(s.out));
   return std::max(total, once / chip.memory.hbm_bytes_per_s * chip.clock_hz);
 }

@@ -1,12 +1,14 @@
 #include "tiling/matmul_tiling.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "tiling/choose.h"
 #include "tiling/cost.h"
+#include "tiling/order_cost.h"
 
 namespace cubist {
 namespace {
@@ -15,9 +17,8 @@ std::int64_t Need(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling
   switch (buffer) {
     case Buffer::kL1: {
       const std::int64_t bias = s.bias ? chip.SlotBytes(Buffer::kL1, DType::kF32, 1, t.n) : 0;
-      return t.l1_stages * (chip.SlotBytes(Buffer::kL1, s.in, t.m, t.k1) +
-                            chip.SlotBytes(Buffer::kL1, s.in, t.k1, t.n)) +
-             bias;
+      return t.a_stages(s.k) * chip.SlotBytes(Buffer::kL1, s.in, t.m, t.k1) +
+             t.l1_stages * chip.SlotBytes(Buffer::kL1, s.in, t.k1, t.n) + bias;
     }
     case Buffer::kL0A:
       return t.l0_stages * chip.SlotBytes(Buffer::kL0A, s.in, t.m, t.k0);
@@ -28,6 +29,12 @@ std::int64_t Need(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling
     case Buffer::kBT:
       return chip.SlotBytes(Buffer::kBT, DType::kF32, 1, s.bias ? t.n : 1);
     case Buffer::kUB: {
+      if (t.prefetch > 0) {
+        const auto ahead = [&](std::int64_t rows, std::int64_t cols) {
+          return chip.SlotBytes(buffer, s.in, AheadRows(rows, cols, SizeOf(s.in)), cols);
+        };
+        return ahead(t.m, t.k1) + (t.b_turned ? ahead(t.n, t.k1) : ahead(t.k1, t.n));
+      }
       if (!s.epilogue.vector && t.splits == 1) return 0;
       const std::int64_t tile = chip.SlotBytes(Buffer::kUB, DType::kF32, t.ub_rows, t.n);
       return (t.ub_stages * (1 + (s.epilogue.residual ? 1 : 0) + (t.splits > 1 ? 1 : 0)) +
@@ -51,6 +58,26 @@ bool ReadOnce(const MatmulShape& s) {
 constexpr std::int64_t kShortestRun = 256;
 constexpr std::int64_t kLongestRun = 8192;
 
+// Waves of blocks, from the first on, whose operands Vector cores may read ahead: what they leave in L2 must not drive out
+// what it holds.
+std::int64_t WavesAhead(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
+  if (!MayPrefetch(chip, s)) return 0;
+  const std::int64_t row = s.k * chip.OperandBytes(s.in);
+  const OrderCost& order = CostOfOrder({.grid = t.grid,
+                                        .cores = chip.concurrent_cores,
+                                        .row_bytes = std::min(t.m, s.m) * row,
+                                        .col_bytes = std::min(t.n, s.n) * row,
+                                        .block_bytes = t.m * t.n * SizeOf(s.out),
+                                        .l2_bytes = chip.memory.l2_bytes});
+  double bytes = 0, waves = 0;
+  for (const Wave& wave : order.waves) {
+    bytes += wave.times * wave.fetched;
+    if (bytes > static_cast<double>(chip.memory.l2_bytes) / 2) break;
+    waves += wave.times;
+  }
+  return std::llround(waves);
+}
+
 // Every tiling that is considered, whether it fits or not. k is cut into `parts`.
 std::vector<MatmulTiling> TilingsOf(const ChipSpec& chip, const MatmulShape& whole, const KParts& parts) {
   MatmulShape s = whole;
@@ -68,14 +95,18 @@ std::vector<MatmulTiling> TilingsOf(const ChipSpec& chip, const MatmulShape& who
     if (s.b_packed && t.n < s.n && t.n % kWidestPanel != 0) return;
     t.splits = parts.count, t.part_k = parts.length;
     Complete(chip, s, t);
-    t.grid.order = BlockOrder::kRowMajor, t.grid.width = 1;
-    tilings.push_back(t);
-    if (t.grid.rows > 1 && t.grid.cols > 1) {
-      t.grid.order = BlockOrder::kSwizzled, t.grid.width = 4;
+    const auto add_order = [&](BlockOrder order, std::int64_t width) {
+      t.grid.order = order, t.grid.width = width, t.prefetch = 0;
       tilings.push_back(t);
-      t.grid.order = BlockOrder::kDiagonal, t.grid.width = 8;
-      tilings.push_back(t);
-    }
+      // Blocks that begin all along k need all of it at once: there is no order to read it ahead in. And with one block
+      // for each core there is nothing to be ahead of.
+      if (t.l1_stages < 2 || parts.count > 1 || t.stagger || t.grid.count() <= chip.concurrent_cores) return;
+      if (t.prefetch = WavesAhead(chip, s, t); t.prefetch > 0) tilings.push_back(t);
+    };
+    add_order(BlockOrder::kRowMajor, 1);
+    if (t.keep_a || t.grid.rows == 1 || t.grid.cols == 1) return;
+    add_order(BlockOrder::kSwizzled, 4);
+    add_order(BlockOrder::kDiagonal, 8);
   };
   // On a host blocks are of about one size, so that threads end together; an NPU's last one may be small.
   const auto block_sizes = [&](std::int64_t step, std::int64_t extent) {
@@ -132,6 +163,10 @@ std::vector<MatmulTiling> TilingsOf(const ChipSpec& chip, const MatmulShape& who
               if (stagger && (!s.any_order || t.k1 >= s.k || parts.count > 1)) break;
               t.stagger = stagger;
               add(t);
+              // Worth it where cores have several blocks of a row.
+              t.keep_a = stages == 2 && t.m * chip.concurrent_cores < s.m * CeilDiv(s.n, t.n) / 2;
+              if (t.keep_a && Fits(chip, s, t)) add(t);
+              t.keep_a = false;
             }
           }
           t.pieces = 1, t.stagger = false;

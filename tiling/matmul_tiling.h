@@ -54,9 +54,13 @@ struct MatmulTiling {
   bool b_once = false;   // B's tiles serve few rows, and are read where they lie (Role::kBOnce).
   int pieces = 1;        // that a tile of L1 comes in, along k
   bool stagger = false;  // Blocks begin at different places along k.
+  bool keep_a = false;   // A core's blocks lie side by side, and all of A's rows stay in L1 for them.
+  // Vector cores, which have nothing else to do, read what this many waves of blocks need ahead of the Cube cores, into L2.
+  std::int64_t prefetch = 0;
   BlockGrid grid;
   // Where C is small against k, each product is cut along it into so many parts of part_k, which Vector cores add up.
   std::int64_t splits = 1, part_k = 0;
+  bool b_turned = false;  // B's columns are rows in GM.
   // Rows of the tiles in UB, where Vector cores have work.
   std::int64_t ub_rows = 0;
   int ub_stages = 1;
@@ -66,8 +70,26 @@ struct MatmulTiling {
   // Length of a piece: whole steps of k0.
   std::int64_t piece() const { return pieces == 1 ? k1 : RoundUp(CeilDiv(k1, pieces), k0); }
 
+  // Tiles of A in L1.
+  int a_stages(std::int64_t k) const {
+    return keep_a ? static_cast<int>(std::max<std::int64_t>(CeilDiv(k, k1), 1)) : l1_stages;
+  }
+
   friend bool operator==(const MatmulTiling&, const MatmulTiling&) = default;
 };
+
+// What a Vector core reads at a time of rows that others need: whole rows of a tile in L1, as long as they fit this.
+inline constexpr std::int64_t kAheadBytes = 64 << 10;
+inline std::int64_t AheadRows(std::int64_t rows, std::int64_t cols, std::int64_t element) {
+  return std::clamp<std::int64_t>(kAheadBytes / std::max<std::int64_t>(cols * element, 1), 1,
+                                  std::max<std::int64_t>(rows, 1));
+}
+
+// Whether Vector cores are free to read operands ahead, and find them row by row.
+inline bool MayPrefetch(const ChipSpec& chip, const MatmulShape& s) {
+  return chip.pipes_overlap && s.batches == 1 && !s.epilogue.vector && !s.a_packed && !s.b_packed &&
+         s.a_row_bytes > 0 && (s.b_row_bytes > 0 || s.b_col_bytes > 0);
+}
 
 template <class Visit>
 void VisitFields(const MatmulShape& s, Visit&& visit) {
@@ -100,6 +122,8 @@ void VisitFields(const ChipSpec& chip, const MatmulShape& s, Tiling& t, Visit&& 
   // A packed operand is taken as a whole tile.
   visit({"pieces", 1, s.a_packed || s.b_packed ? 1 : 64}, t.pieces),
       visit({"stagger", 0, s.any_order ? 1 : 0}, t.stagger);
+  visit({"keep_a", 0, chip.pipes_overlap ? 1 : 0}, t.keep_a);
+  visit({"prefetch", 0, MayPrefetch(chip, s) ? kLargest : 0}, t.prefetch);
   visit({"order", 0, kBlockOrderCount - 1}, t.grid.order), visit({"width", 1, kLargest}, t.grid.width);
 }
 
@@ -119,6 +143,8 @@ inline int UbStages(const ChipSpec& chip) { return chip.pipes_overlap ? 2 : 1; }
 // The grid that shape and tiles make, and what follows from them.
 inline void Complete(const ChipSpec& chip, const MatmulShape& s, MatmulTiling& t) {
   t.grid.rows = CeilDiv(s.m, t.m), t.grid.cols = CeilDiv(s.n, t.n);
+  t.b_turned = s.b_row_bytes == 0;
+  if (t.splits > 1) t.keep_a = false, t.prefetch = 0;
   t.ub_stages = UbStages(chip);
   t.ub_rows = UbRows(chip, s, t);
 }

@@ -61,6 +61,7 @@ OrderCost Walk(const OrderShape& s) {
     for (std::int64_t i = w * s.cores; i < end; ++i) {
       const BlockCoord block = s.grid.At(i);
       if (w == 0) first_rows.push_back(block.row), first_cols.push_back(block.col);
+      wave.last_row &= block.row == s.grid.rows - 1, wave.last_col &= block.col == s.grid.cols - 1;
       wave.cold_rows += rows.Touch(block.row, w, &fetched) ? 1 : 0;
       wave.cold_cols += cols.Touch(block.col, w, &fetched) ? 1 : 0;
     }

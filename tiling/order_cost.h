@@ -17,6 +17,8 @@ struct Wave {
          cold_cols = 0;  // shares of the blocks whose rows of A, or columns of B, come from HBM
   double fetched = 0;    // bytes that come from there
   double times = 1;      // for how many waves it stands
+  bool last_row = true,
+       last_col = true;  // All its blocks are in the last row or column, which may be narrower.
 };
 
 struct OrderCost {

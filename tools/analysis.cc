@@ -200,7 +200,7 @@ std::vector<Analysis::Occupancy> OccupancyOf(const ChipSpec& chip, const CoreRec
 Analysis::Roofline RooflineOf(const ChipSpec& chip, const Profile& p) {
   Analysis::Roofline r;
   r.flops = 2 * static_cast<double>(p.macs);
-  r.bytes = static_cast<double>(p.gm_read) * (1 - p.l2_hit_rate) + static_cast<double>(p.gm_written);
+  r.bytes = p.hbm_bytes;
   // A step of the Cube, 16 bits wide, per cycle.
   const double step = 2 * static_cast<double>(chip.mmad.m_step * chip.mmad.n_step * chip.mmad.k_bytes / 2);
   r.peak_flops_per_s = step / chip.mmad.narrow_passes * chip.clock_hz * chip.cube_cores;
@@ -250,7 +250,7 @@ Analysis Analyse(const ChipSpec& chip, const trace::Record& record, const Profil
 
   std::map<std::string, double> causes;
   double on_path = 0, longest = -1;
-  double phase_begin = chip.sync.launch_s * 1e6;
+  double phase_begin = trace::LaunchSeconds(record) * 1e6;
   for (std::size_t p = 0; p < record.phases.size(); ++p) {
     const PhaseTimes times(record, profile, p);
     if (p > 0) phase_begin += chip.sync.barrier_s * 1e6;

@@ -37,7 +37,7 @@ struct Analysis {
     std::vector<std::pair<double, std::int64_t>> bytes;  // from a time in us on
   };
   struct Roofline {
-    double flops = 0, bytes = 0;  // of the Cube; from and to HBM, as L2 lets them through
+    double flops = 0, bytes = 0;  // of the Cube; from and to HBM
     double attained_flops_per_s = 0, attained_bytes_per_s = 0;
     double peak_flops_per_s = 0, peak_bytes_per_s = 0;
     double intensity() const { return bytes > 0 ? flops / bytes : 0; }

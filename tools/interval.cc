@@ -13,7 +13,8 @@ enum class Kind { kMemory, kTransfers, kArithmetic, kFlags, kLaunch };
 constexpr int kKinds = 5;
 
 Kind KindOf(const std::string& name) {
-  if (name == "sync.launch_s" || name == "sync.barrier_s" || name == "sync.start_spread_s")
+  if (name == "sync.launch_s" || name == "sync.mixed_launch_s" || name == "sync.barrier_s" ||
+      name == "sync.start_spread_s")
     return Kind::kLaunch;
   if (name.starts_with("memory.")) return Kind::kMemory;
   if (name.starts_with("path.")) return Kind::kTransfers;

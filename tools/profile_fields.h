@@ -31,6 +31,7 @@ void WriteProfileFields(Writer& out, const Profile& p) {
   out("gm_written", p.gm_written);
   out("workspace_bytes", p.workspace_bytes);
   out("l2_hit_rate", p.l2_hit_rate);
+  out("hbm_bytes", p.hbm_bytes);
   out("macs", p.macs);
 }
 

@@ -88,10 +88,16 @@ void SetPaths(ChipSpec& chip) {
       {128, "", Basis::kMeasured, 0.05, "msKPP resource910b.cpp, 910B1 L1_TO_L0B: 132; pto-isa: 128"});
   set(Path::kL1ToBT, {24, "", Basis::kGuessed, 0.95, "as L1 to L0"},
       {33, "", Basis::kMeasured, 0.1, "msKPP resource910b.cpp, 910B1 L1_TO_BT"});
+  chip.paths[static_cast<std::size_t>(Path::kL1ToBT)].gap = {
+      0.1, kCycles, Basis::kMeasured, 1, "msKPP resource910b.cpp, 910B1 L1_TO_BT back to back: bytes / rate"};
   set(Path::kL0CToGm,
-      {30, "", Basis::kMeasured, 0.5,
-       "msKPP resource910b.cpp, 910B1 L0C_TO_GM: 18 to 45; pypto device fit: 164"},
+      {3, "", Basis::kMeasured, 9,
+       "msKPP resource910b.cpp, 910B1 L0C_TO_GM and NZ2ND: 0 to 4 with a rate of 120; to 45 with higher "
+       "ones"},
       {120, "", Basis::kMeasured, 0.1, "msKPP resource910b.cpp, 910B1 L0C_TO_GM: 117 to 134; pypto: 118"});
+  chip.paths[static_cast<std::size_t>(Path::kL0CToGm)].least = {
+      82, kCycles, Basis::kMeasured, 1,
+      "msKPP resource910b.cpp, 910B1 L0C_TO_GM: 80 to 94 up to 8 KiB; pypto device fit: 164"};
   set(Path::kL1ToGm, {105, "", Basis::kGuessed, 0.5, "as UB to GM"},
       {70, "", Basis::kGuessed, 0.5, "as UB to GM; theory 128, pto-isa 18"});
   set(Path::kGmToUb,
@@ -99,8 +105,10 @@ void SetPaths(ChipSpec& chip) {
       {126, "", Basis::kMeasured, 0.6,
        "msKPP resource910b.cpp, 910B3 GM_TO_UB: 126; 910B1: 48, taken as misses of L2"});
   set(Path::kUbToGm,
-      {105, "", Basis::kMeasured, 0.2, "msKPP resource910b.cpp, 910B1 and 910B3 UB_TO_GM: 88 to 121"},
-      {70, "", Basis::kMeasured, 0.1, "msKPP resource910b.cpp, 910B1 and 910B3 UB_TO_GM: 66 to 79"});
+      {107, "", Basis::kMeasured, 0.2, "msKPP resource910b.cpp, 910B1 and 910B3 UB_TO_GM: 88 to 121"},
+      {76, "", Basis::kMeasured, 0.15, "msKPP resource910b.cpp, 910B1 and 910B3 UB_TO_GM: 66 to 79"});
+  chip.paths[static_cast<std::size_t>(Path::kUbToGm)].least = {
+      150, kCycles, Basis::kMeasured, 0.1, "msKPP resource910b.cpp, 910B1 UB_TO_GM: 1 KiB 151, 2 KiB 155"};
 }
 
 void SetVector(ChipSpec& chip) {
@@ -187,6 +195,10 @@ void SetSync(ChipSpec& chip) {
   chip.sync.launch_s = {1.6e-6, "s", Basis::kMeasured, 0.5,
                         "cann-bench: an empty MoeInitRouting takes 1.66 us, a MatMul of 64^3 1.91, launched "
                         "repeatedly; cold launches 13 to 20 us"};
+  chip.sync.mixed_launch_s = {4e-6, "s", Basis::kMeasured, 1,
+                              "catlass: 1 to 5 us in its documents, 1 + 7 * share of the cores in its choice "
+                              "of kernels; vendor guide: "
+                              "6.6 less for a product made Cube only"};
 }
 
 ChipSpec MakeChip(const Model& model) {

@@ -64,6 +64,34 @@ std::int64_t Repeats(const ChipSpec& chip, std::int64_t rows, std::int64_t cols,
   return rows * CeilDiv(row_bytes, per_repeat);
 }
 
+// The groups of UB's banks in which a Vector instruction finds the first repeat of an operand, a bit each: of 16, by
+// blocks of 32 bytes. Those of the next repeats are as far on.
+std::uint32_t BankGroups(const CoreRecord& record, OperandUse use, std::int64_t blocks) {
+  constexpr std::int64_t kGroups = 16;
+  const Operand& operand = record.operands[use.operand()];
+  const SlotInfo& slot = record.slots[static_cast<std::size_t>(operand.slot)];
+  const std::int64_t element = SizeOf(slot.dtype);
+  const std::int64_t first =
+      slot.address + operand.row_begin * RoundUp(slot.cols * element, kBlock) + operand.col_begin * element;
+  std::uint32_t groups = 0;
+  for (std::int64_t b = 0; b < blocks; ++b) groups |= 1u << (first / kBlock + b) % kGroups;
+  return groups;
+}
+
+// Whether two sources are read at once: a bank group gives one block per cycle. Sources whose repeats are of different
+// lengths meet sooner or later.
+bool ReadsAtOnce(const ChipSpec& chip, const CoreRecord& record, const Instr& instr) {
+  const OperandUse x = instr.uses[1], y = instr.uses[2];
+  if (!x.used() || !y.used() || x.writes() || y.writes() || instr.broadcasts) return false;
+  const Operand &of_x = record.operands[x.operand()], &of_y = record.operands[y.operand()];
+  const SlotInfo &in_x = record.slots[static_cast<std::size_t>(of_x.slot)],
+                 &in_y = record.slots[static_cast<std::size_t>(of_y.slot)];
+  const bool alike = in_x.dtype == in_y.dtype && in_x.cols == in_y.cols &&
+                     of_x.row_end - of_x.row_begin == of_y.row_end - of_y.row_begin;
+  const std::int64_t blocks = chip.vector.repeat_bytes / kBlock;
+  return alike && (BankGroups(record, x, blocks) & BankGroups(record, y, blocks)) == 0;
+}
+
 }  // namespace
 
 Cost Costs::Of(const CoreRecord& record, const Instr& instr) const {
@@ -111,7 +139,11 @@ Cost Costs::Vector(const CoreRecord& record, const Instr& instr) const {
   const Operand& operand = record.operands[work.operand()];
   const std::int64_t slot_cols = record.slots[static_cast<std::size_t>(operand.slot)].cols;
   const std::int64_t rows = instr.dims[0], cols = instr.dims[1], element = SizeOf(instr.dtype);
-  const double cycles = chip_->vector_cycles(CostOf(instr.op));
+  const VectorOp op = CostOf(instr.op);
+  double cycles = chip_->vector_cycles(op);
+  // The table has what two sources cost that are read one after the other.
+  if ((op == VectorOp::kBinary || op == VectorOp::kInteger) && ReadsAtOnce(*chip_, record, instr))
+    cycles /= 2;
   if (instr.op == Op::kRowMax || instr.op == Op::kRowSum) {
     return Reduction(rows, cols, element, slot_cols, cycles);
   }

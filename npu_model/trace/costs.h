@@ -28,6 +28,8 @@ class Costs {
     const PathSpec& path = chip_->path(access.path);
     return {path.gap, path.startup};
   }
+  // Until it is complete, at least.
+  double LeastOf(const GmAccess& access) const { return chip_->path(access.path).least; }
   // And what its rows add, which overlaps nothing.
   double RowsOf(const GmAccess& access) const {
     return static_cast<double>(access.rows * access.bursts) * chip_->path(access.path).row;

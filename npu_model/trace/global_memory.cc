@@ -57,6 +57,7 @@ GlobalMemory::Transfer GlobalMemory::Touch(const GmAccess& access, std::int64_t 
   }
   const std::int64_t late = access.writes ? 0 : tally.on_the_way;
   const auto bytes = [&](std::int64_t lines) { return static_cast<double>(lines * line_); };
+  hbm_ += bytes(fetched + tally.written_back);
   return {bytes(slots), bytes(fetched + tally.written_back), bytes(late)};
 }
 

@@ -26,6 +26,9 @@ class GlobalMemory {
   // Share of the bytes read that L2 had.
   double hit_rate() const { return read_ == 0 ? 0 : 1 - missed_ / static_cast<double>(read_); }
 
+  // Bytes that came from HBM or went there.
+  double hbm_bytes() const { return hbm_; }
+
   // First byte of an access; `core_workspace` is where the core's hand-over slots begin.
   std::int64_t AddressOf(const GmAccess& access, std::int64_t core_workspace) const {
     return (access.tensor < 0 ? workspace_ + core_workspace
@@ -42,7 +45,7 @@ class GlobalMemory {
   std::int64_t workspace_ = 0, workspace_bytes_ = 0;
   std::unique_ptr<L2Cache> l2_;
   std::int64_t read_ = 0;
-  double missed_ = 0;
+  double missed_ = 0, hbm_ = 0;
 };
 
 }  // namespace cubist::trace

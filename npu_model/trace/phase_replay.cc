@@ -308,8 +308,8 @@ void PhaseReplay::EndFlow() {
   if (flow.then_late > 0 || flow.then_hits > 0) return StartNext(path, flow);
   Core& core = cores_[flow.core];
   Agent& agent = core.agents[flow.agent];
-  const double now = flows_.now();
   const Pending& ended = agent.pending[agent.first_pending++];
+  const double now = std::max(flows_.now(), agent.flow_began + costs_.LeastOf(AccessOf(core, ended.step)));
   agent.times.busy += now - agent.flow_began;
   if (!agent.stood.empty()) TakeFlowFromWaits(agent, now);
   if (on_slice_) on_slice_(flow.core, core.record->instrs[ended.step.what], agent.flow_began, now);

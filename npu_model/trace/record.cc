@@ -17,4 +17,24 @@ const char* NameOf(Op op) {
   return kNames[static_cast<int>(op)];
 }
 
+bool IsMixed(const Record& record) {
+  bool cube = false, vector = false;
+  for (const Phase& phase : record.phases) {
+    for (const CoreRecord& core : phase.cores) {
+      for (const Instr& instr : core.instrs) {
+        const bool on_vector = phase.vector_only || instr.lane >= 0;
+        (on_vector ? vector : cube) = true;
+        if (cube && vector) return true;
+        if (phase.vector_only) break;
+      }
+    }
+  }
+  return false;
+}
+
+double LaunchSeconds(const Record& record) {
+  const ChipSpec::Sync& sync = record.chip.sync;
+  return sync.launch_s + (IsMixed(record) ? sync.mixed_launch_s.value : 0);
+}
+
 }  // namespace cubist::trace

@@ -203,6 +203,12 @@ struct Record {
       0;  // packed operands and other workspaces of the launch, hand-overs not counted
 };
 
+// Whether it takes Cube and Vector cores.
+bool IsMixed(const Record& record);
+
+// From the launch to the first instruction, in seconds.
+double LaunchSeconds(const Record& record);
+
 }  // namespace cubist::trace
 
 #endif  // CUBIST_NPU_MODEL_TRACE_RECORD_H_

@@ -61,7 +61,7 @@ class Summary {
   }
 
   Profile Finish(const GlobalMemory& memory) {
-    fixed_ += chip_->sync.launch_s * chip_->clock_hz;
+    fixed_ += LaunchSeconds(*record_) * chip_->clock_hz;
     const double cycles = fixed_ + working_;
     profile_.kernel = record_->kernel;
     profile_.launches = 1;
@@ -70,6 +70,7 @@ class Summary {
     profile_.time_s = cycles / chip_->clock_hz;
     profile_.workspace_bytes = record_->workspace_bytes + memory.workspace_bytes();
     profile_.l2_hit_rate = memory.hit_rate();
+    profile_.hbm_bytes = memory.hbm_bytes();
     const double cube_cycles = cycles * chip_->cube_cores;
     const double vector_cycles = cube_cycles * chip_->vector_per_cube;
     for (std::size_t p = 0; p < kPipeCount; ++p) {
@@ -197,7 +198,7 @@ Profile Replay(const Record& record, const sync::Plan& plan, const ReplayOptions
     }
     slices->reserve(count);
   }
-  double phase_start = chip.sync.launch_s * chip.clock_hz;  // cycles
+  double phase_start = LaunchSeconds(record) * chip.clock_hz;  // cycles
   for (std::size_t p = 0; p < record.phases.size(); ++p) {
     const Phase& phase = record.phases[p];
     PhaseReplay::OnSlice on_slice;

@@ -160,6 +160,7 @@ cubist::MatmulShape ShapeOf(const MatmulCase& x) {
   shape.bias = x.bias.has_value();
   shape.a_row_bytes = x.transpose_a ? (x.m == 1 ? SizeOf(x.in) : 0) : x.k * SizeOf(x.in);
   shape.b_row_bytes = x.transpose_b ? (x.k == 1 ? SizeOf(x.in) : 0) : x.n * SizeOf(x.in);
+  shape.b_col_bytes = x.transpose_b && x.k != 1 ? x.k * SizeOf(x.in) : 0;
   return shape;
 }
 
@@ -190,8 +191,22 @@ TEST(TrafficTest, Matmul) {
       EXPECT_EQ(profile.cores_used, std::min<std::int64_t>(rows * cols, chip->cube_cores));
       EXPECT_EQ(profile.workspace_bytes, 0);
       Traffic traffic;
-      // A is read once for every column of blocks, B once for every row.
-      traffic[Path::kGmToL1Nd2Nz] = (cols * x.m * x.k + rows * x.k * x.n) * SizeOf(x.in);
+      // A is read once for every column of blocks, or where it is kept by every core that has blocks of its rows; B once
+      // for every row.
+      std::int64_t a_rows = t.keep_a ? 0 : cols * x.m;
+      for (std::int64_t core = 0, at = 0; t.keep_a && core < chip->cube_cores; ++core) {
+        const std::int64_t end =
+            at + rows * cols / chip->cube_cores + (core < rows * cols % chip->cube_cores ? 1 : 0);
+        for (std::int64_t row = at / cols; at < end && row <= (end - 1) / cols; ++row)
+          a_rows += Split(x.m, t.m)[row].size();
+        at = end;
+      }
+      traffic[Path::kGmToL1Nd2Nz] = (a_rows * x.k + rows * x.k * x.n) * SizeOf(x.in);
+      // All of such small operands fits L2: what is read ahead at all is read once.
+      if (t.prefetch > 0) {
+        EXPECT_GE(t.prefetch, CeilDiv(rows * cols, chip->cube_cores));
+        traffic[Path::kGmToUb] = (x.m * x.k + x.k * x.n) * SizeOf(x.in);
+      }
       traffic[Path::kL0CToGm] = x.m * x.n * SizeOf(x.out);
       for (const Range k1 : Split(x.k, t.k1)) {
         for (const Range k0 : Split(k1.size(), t.k0)) {

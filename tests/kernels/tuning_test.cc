@@ -14,6 +14,9 @@
 #include "kernels/matmul.h"
 #include "kernels/token_permute.h"
 #include "npu_model/device.h"
+#include "npu_model/sync/check.h"
+#include "npu_model/sync/plan.h"
+#include "npu_model/trace/record.h"
 #include "tests/kernels/kernel_test.h"
 #include "tests/support/random.h"
 #include "tiling/fields.h"
@@ -106,6 +109,40 @@ class TunedMatmul : public ::testing::Test {
   std::vector<float> a_, b_, c_;
 };
 
+// Rows of A that stay in L1 are read less often, operands read ahead once more; neither changes a bit, and both are
+// ordered by their flags.
+TEST_F(TunedMatmul, KeepsRowsOfAAndReadsAhead) {
+  const ChipSpec& chip = Ascend910B2();
+  const TilingChoice met =
+      Meet([&](std::shared_ptr<const Tuning> tuning) { return Npu(chip, {.tuning = std::move(tuning)}); });
+  Profile profile;
+  const auto run = [&](const std::string& more) {
+    auto tuning = std::make_shared<Tuning>();
+    tuning->Set(
+        met.kernel, met.chip, met.shape,
+        "m=16,n=16,k1=48,k0=16,l1_stages=2,l0_stages=2,l0c_stages=1,pieces=1,order=row-major," + more);
+    trace::Record record;
+    std::fill(c_.begin(), c_.end(), -1.0f);
+    EXPECT_TRUE(IsOk(Matmul(Npu(chip, {.record = &record, .tuning = tuning}), Args(), &profile))) << more;
+    const sync::CheckResult checked = sync::Check(record, sync::PlanFlags(record, sync::Policy::kMinimal));
+    EXPECT_TRUE(checked.findings.empty()) << more;
+    return c_;
+  };
+  const auto bytes = [&](Path path) { return profile.path_bytes[static_cast<std::size_t>(path)]; };
+  const std::vector<float> plain = run("keep_a=0,prefetch=0");
+  const std::int64_t of_a = 13 * 300 * 256 * 4,
+                     of_b = 19 * 256 * 200 * 4;  // For every column of blocks, for every row.
+  EXPECT_EQ(bytes(Path::kGmToL1Nd2Nz), of_a + of_b);
+  EXPECT_EQ(bytes(Path::kGmToUb), 0);
+  EXPECT_EQ(run("keep_a=1,prefetch=0"), plain);
+  EXPECT_LT(bytes(Path::kGmToL1Nd2Nz), of_a / 4 + of_b);
+  EXPECT_EQ(run("keep_a=0,prefetch=11"), plain);
+  EXPECT_EQ(bytes(Path::kGmToUb), (300 + 200) * 256 * 4);
+  EXPECT_EQ(run("keep_a=1,prefetch=2"), plain);
+  EXPECT_GT(bytes(Path::kGmToUb), 0);
+  EXPECT_LT(bytes(Path::kGmToUb), (300 + 200) * 256 * 4 + 1);
+}
+
 TEST_F(TunedMatmul, RunsTheTilingOfItsEntryOnTheModel) {
   const auto device = [](std::shared_ptr<const Tuning> tuning) {
     return Npu(Ascend910B2(), {.tuning = std::move(tuning)});
@@ -126,7 +163,7 @@ TEST_F(TunedMatmul, RunsTheTilingOfItsEntryOnTheModel) {
   const std::vector<float> expected = c_;
   std::fill(c_.begin(), c_.end(), -1.0f);
   Tuning tuning;
-  tuning.Set(met.kernel, met.chip, met.shape, "m=16,n=16,k1=32,k0=16");
+  tuning.Set(met.kernel, met.chip, met.shape, "m=16,n=16,k1=32,k0=16,keep_a=0,prefetch=0");
   ASSERT_TRUE(IsOk(Matmul(device(std::make_shared<const Tuning>(tuning)), Args(), &tuned)));
   EXPECT_EQ(c_, expected);
   EXPECT_EQ(tuned.macs, by_price.macs);

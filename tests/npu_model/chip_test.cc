@@ -44,6 +44,7 @@ std::vector<std::pair<std::string, const Constant*>> ConstantsOf(const ChipSpec&
       {"sync.cross_core", &chip.sync.cross_core},
       {"sync.barrier_s", &chip.sync.barrier_s},
       {"sync.launch_s", &chip.sync.launch_s},
+      {"sync.mixed_launch_s", &chip.sync.mixed_launch_s},
   };
   for (int p = 0; p < kPathCount; ++p) {
     const PathSpec& path = chip.path(static_cast<Path>(p));

@@ -151,12 +151,34 @@ TEST(CurvesTest, VectorInstructions) {
   for (const Case& test : kCases) {
     ExpectNear(test.curve, VectorCurve(test.curve), [&](double repeats) {
       return BusyOf(static_cast<std::int64_t>(repeats), [&](TraceVectorCore& core, std::int64_t r) {
-        Ring<Buffer::kUB, float> ring(core, "x", 1, r * kPerRepeat, 3);
+        // Sources begin in the same bank groups.
+        Ring<Buffer::kUB, float> ring(core, "x", 1, RoundUp(r, 2) * kPerRepeat, 3);
         const Tile x = ring.Next(1, r * kPerRepeat), y = ring.Next(1, r * kPerRepeat),
                    z = ring.Next(1, r * kPerRepeat);
         test.body(core, x, y, z);
       });
     });
+  }
+}
+
+// asc-devkit bank_conflict_ub: additions of 4096 floats, cycles each.
+TEST(CurvesTest, SourcesInTheSameBankGroupsAreReadInTurn) {
+  constexpr double kInTurn = 154, kAtOnce = 88;
+  constexpr std::int64_t kCount = 4096;
+  const auto cycles_of = [&](std::int64_t between, std::int64_t rows) {
+    const trace::Record record = RecordOf<TraceVectorCore>(Ascend910B1(), 1, [&](TraceVectorCore& core) {
+      Ring<Buffer::kUB, float> x(core, "x", rows, kCount / rows, 1), gap(core, "gap", 1, between, 1),
+          y(core, "y", rows, kCount / rows, 1), z(core, "z", rows, kCount / rows, 1);
+      core.Add(z.Next(rows, kCount / rows), x.Next(rows, kCount / rows), y.Next(rows, kCount / rows));
+    });
+    const trace::CoreRecord& core = record.phases[0].cores[0];
+    return trace::Costs(record.chip).Of(core, core.instrs[0]).done;
+  };
+  for (const std::int64_t rows : {1, 16}) {
+    EXPECT_NEAR(cycles_of(128, rows), kInTurn, 0.05 * kInTurn);
+    EXPECT_NEAR(cycles_of(64, rows), kAtOnce, 0.05 * kAtOnce);
+    EXPECT_NEAR(cycles_of(8, rows), kInTurn, 0.05 * kInTurn);  // One block further: seven groups are shared.
+    EXPECT_NEAR(cycles_of(72, rows), kInTurn, 0.05 * kInTurn);
   }
 }
 
@@ -172,7 +194,7 @@ TEST(CurvesTest, VectorInstructionsOfOtherForms) {
              }));
   ExpectNear("integers", VectorCurve("VADD_INT32_INT32_INT32_1_core_910b1"),
              wide([](auto& core, std::int64_t r) {
-               Ring<Buffer::kUB, std::int32_t> ring(core, "x", 1, r * kPerRepeat, 3);
+               Ring<Buffer::kUB, std::int32_t> ring(core, "x", 1, RoundUp(r, 2) * kPerRepeat, 3);
                const auto x = ring.Next(1, r * kPerRepeat), y = ring.Next(1, r * kPerRepeat),
                           z = ring.Next(1, r * kPerRepeat);
                core.Add(x, y, z);

@@ -287,6 +287,30 @@ TEST(ReplayTest, PhasesFollowALaunchAndABarrier) {
   EXPECT_NEAR(first_of_second, 3.062, 1e-9);
 }
 
+TEST(ReplayTest, CubeAndVectorCoresTogetherAreLaunchedLater) {
+  ChipSpec chip = RoundChip();
+  chip.sync.launch_s = Value(1e-6), chip.sync.mixed_launch_s = Value(4e-6);
+  const auto product = [](auto& core) { OneProduct(core, 16, 16, 16); };
+  const auto load = [](auto& core) {
+    Ring<Buffer::kUB, float> x(core, "x", 1, 16, 1);
+    core.Load(x.Next(1, 16), MatrixOf(TensorOf(0, DType::kF32, 1, 16)));
+  };
+  const double alone = Replay(RecordOf<TraceAiCore>(chip, 1, product), false).cycles;
+  EXPECT_DOUBLE_EQ(alone, 1000 + 61);
+  EXPECT_LT(Replay(RecordOf<TraceVectorCore>(chip, 1, load), false).cycles, 2000);
+  Record phases = RecordOf<TraceAiCore>(chip, 1, product);
+  AddPhase<TraceVectorCore>(phases, 1, load);
+  EXPECT_GT(Replay(phases, false).cycles, alone + 4000);
+  const Profile p = Replay(RecordOf<TraceAiCore>(chip, 1,
+                                                 [&](auto& core) {
+                                                   product(core);
+                                                   load(core.vectors()[0]);
+                                                 }),
+                           true);
+  EXPECT_DOUBLE_EQ(p.cycles, 5000 + 61);
+  for (const TimelineSlice& slice : *p.timeline) EXPECT_GE(slice.start_us, 5);
+}
+
 TEST(ReplayTest, AnEmptyRecordTakesTheLaunch) {
   Record record;
   record.chip = Ascend910B2();

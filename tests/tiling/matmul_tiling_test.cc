@@ -64,12 +64,6 @@ std::string NameOf(const MatmulTiling& t) {
          std::to_string(t.l0c_stages) + " pieces " + std::to_string(t.pieces) +
          (t.stagger ? " staggered" : "");
 }
-bool Same(const MatmulTiling& x, const MatmulTiling& y) {
-  return NameOf(x) == NameOf(y) && x.pack_a == y.pack_a && x.pack_b == y.pack_b &&
-         x.grid.order == y.grid.order && x.grid.width == y.grid.width && x.grid.rows == y.grid.rows &&
-         x.grid.cols == y.grid.cols;
-}
-
 ChipSpec WithCapacity(const ChipSpec& chip, Buffer buffer, std::int64_t capacity) {
   ChipSpec changed = chip;
   changed.buffers[static_cast<std::size_t>(buffer)].capacity = capacity;
@@ -202,7 +196,7 @@ TEST(MatmulTilingTest, ChooseTakesACandidateOfLeastPrice) {
       }
       EXPECT_EQ(Price(*chip, s, chosen), least);
       EXPECT_EQ(std::count_if(candidates.begin(), candidates.end(),
-                              [&](const MatmulTiling& t) { return Same(t, chosen); }),
+                              [&](const MatmulTiling& t) { return t == chosen; }),
                 1);
     }
   }
@@ -286,7 +280,7 @@ TEST(MatmulTilingTest, ChoosingAgainGivesTheSame) {
       for (std::size_t i = shapes.size(); i-- > 0;) {
         MatmulTiling again;
         ASSERT_TRUE(Choose(*chip, shapes[i], &again).ok());
-        EXPECT_TRUE(Same(again, first[i])) << chip->name << " " << NameOf(shapes[i]);
+        EXPECT_TRUE(again == first[i]) << chip->name << " " << NameOf(shapes[i]);
       }
     }
   }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <string_view>
 
@@ -14,6 +15,8 @@
 #include "kernels/matmul.h"
 #include "kernels/token_permute.h"
 #include "npu_model/launch.h"
+#include "npu_model/tuning.h"
+#include "tools/tiling_search.h"
 #include "tools/validation/scheduled_matmul_kernel.h"
 #include "tools/validation/stream_kernels.h"
 
@@ -99,10 +102,12 @@ class RowRecorder {
   }
 
   // One launch of whatever `call` runs on the device it is given.
-  void Add(const std::function<Status(const Device&)>& call, sync::Policy policy = sync::Policy::kMinimal) {
+  void Add(const std::function<Status(const Device&)>& call, sync::Policy policy = sync::Policy::kMinimal,
+           std::shared_ptr<const Tuning> tuning = nullptr) {
     if (!out_.skipped.empty()) return;
     trace::Record record;
-    const Status status = call(Npu(chip_, {.with_data = false, .record = &record}));
+    const Status status =
+        call(Npu(chip_, {.with_data = false, .record = &record, .tuning = std::move(tuning)}));
     if (!status.ok()) return Skip(out_.group, status.message());
     sync::Plan plan = sync::PlanFlags(record, policy);
     out_.launches.push_back({std::move(record), std::move(plan)});
@@ -187,7 +192,11 @@ class RowRecorder {
     args.b = transpose_b ? ConstTensor(nullptr, in, {n, k}) : ConstTensor(nullptr, in, {k, n});
     args.transpose_b = transpose_b;
     args.c = Tensor(nullptr, in, {m, n});
-    Add([&](const Device& device) { return Matmul(device, args); });
+    const auto call = [args](const Device& device, Profile* profile) {
+      return Matmul(device, args, profile);
+    };
+    Add([&](const Device& device) { return call(device, nullptr); }, sync::Policy::kMinimal,
+        WithoutPrefetch(call));
     if (!out_.skipped.empty()) return;
     // Well scheduled: the better of the library's own choice and the best of the known schedules, in two orders.
     double best = PredictedUs(out_.launches, chip_);
@@ -204,6 +213,22 @@ class RowRecorder {
       launches = std::move(out_.launches);
     }
     out_.launches = std::move(launches);
+  }
+
+  // The cheapest tilings in which Vector cores read nothing ahead: the vendor's products leave them idle.
+  std::shared_ptr<const Tuning> WithoutPrefetch(const Call& call) {
+    auto tuning = std::make_shared<Tuning>();
+    std::vector<TilingChoice> choices;
+    if (!MeetChoices(call, chip_, {}, &choices).ok()) return nullptr;  // Which the call then says itself.
+    for (TilingChoice& choice : choices) {
+      std::erase_if(choice.candidates,
+                    [](const auto& c) { return FieldsOf(c.tiling).at("prefetch") != "0"; });
+      const auto best = std::min_element(choice.candidates.begin(), choice.candidates.end(),
+                                         [](const auto& x, const auto& y) { return x.price < y.price; });
+      if (best != choice.candidates.end())
+        tuning->Set(choice.kernel, choice.chip, choice.shape, best->tiling);
+    }
+    return tuning;
   }
 
   // In fp16, which costs what bf16 does.
