@@ -334,7 +334,7 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
       }
       vector.Move(step.p.Part(rows, step.Piece()), p);
       vector.Move(step.ds.Part(rows, step.Piece()), ds);
-      if (s.dbias) {
+      if (s.dbias && queries > 0) {
         const auto lanes_of_chunk = static_cast<std::int64_t>(lane_count);
         AddBiasGradient(lane, g, s, step, step.chunk * lanes_of_chunk + i, keys, dp);
       }
