@@ -2,9 +2,7 @@
 
 #include <sched.h>
 #include <sys/mman.h>
-#include <tbb/blocked_range.h>
 #include <tbb/global_control.h>
-#include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 #include <tbb/task_scheduler_observer.h>
 
@@ -16,6 +14,7 @@
 #include <span>
 #include <utility>
 
+#include "npu_model/parallel.h"
 #include "npu_model/sync/plan.h"
 #include "npu_model/trace/replay.h"
 
@@ -289,12 +288,9 @@ void Launch::RunCores(int cores, const std::function<void(int)>& body) {
     // are short. Ranges that are split and stolen would leave a thread with a long one.
     std::atomic<int> next = 0;
     const auto work = [&] {
-      tbb::parallel_for(
-          tbb::blocked_range<int>(0, std::min(cores, threads), 1),
-          [&](const tbb::blocked_range<int>&) {
-            for (int index = next++; index < cores; index = next++) body(index);
-          },
-          tbb::simple_partitioner());
+      ForEachPart(std::min(cores, threads), 1, [&](std::int64_t, std::int64_t) {
+        for (int index = next++; index < cores; index = next++) body(index);
+      });
     };
     // Isolated: a thread that waits for the others takes none of the caller's tasks, which may hold the caller's locks.
     const auto all = [&] { tbb::this_task_arena::isolate(work); };

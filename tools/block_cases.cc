@@ -1,7 +1,6 @@
 #include "tools/block_cases.h"
 
 #include <fmt/format.h>
-#include <oneapi/tbb/parallel_for.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +9,7 @@
 
 #include "kernels/mla_block.h"
 #include "kernels/moe_block.h"
+#include "npu_model/parallel.h"
 
 namespace cubist {
 namespace {
@@ -117,7 +117,7 @@ void Compare(const Noisy& expected, const ConstTensor& out, std::int64_t row, Co
 template <class Body>
 Comparison CompareAll(std::int64_t count, std::int64_t all_rows, Body compare) {
   std::vector<Comparison> parts(Index(count));
-  oneapi::tbb::parallel_for(std::int64_t{0}, count, [&](std::int64_t i) { parts[Index(i)] = compare(i); });
+  ForEach(Index(count), [&](std::size_t i) { parts[i] = compare(static_cast<std::int64_t>(i)); });
   Comparison all;
   for (const Comparison& part : parts) all.Merge(part);
   all.rows = count, all.all_rows = all_rows;
@@ -259,8 +259,7 @@ Comparison CheckMla(const MlaSizes& s, std::span<const ConstTensor> in, std::spa
   const auto rows = static_cast<std::int64_t>(
       std::clamp(products / (2 * (s.KeyProducts() + s.QueryProducts())), 1.0, MlaSizes::d(all)));
   std::vector<Shown> shown(Index(rows));
-  oneapi::tbb::parallel_for(std::int64_t{0}, rows,
-                            [&](std::int64_t row) { shown[Index(row)] = ShownBy(s, in, row); });
+  ForEach(Index(rows), [&](std::size_t row) { shown[row] = ShownBy(s, in, static_cast<std::int64_t>(row)); });
   return CompareAll(rows, all, [&](std::int64_t row) {
     const std::int64_t first = row / s.sequence * s.sequence;
     const Noisy x = RowOf(in[kX], row), h = Normed(x, in[kNorm]);

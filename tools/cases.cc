@@ -1,8 +1,6 @@
 #include "tools/cases.h"
 
 #include <fmt/format.h>
-#include <oneapi/tbb/blocked_range.h>
-#include <oneapi/tbb/parallel_reduce.h>
 
 #include <algorithm>
 #include <cmath>
@@ -15,6 +13,7 @@
 #include "kernels/flash_attention.h"
 #include "kernels/matmul.h"
 #include "kernels/token_permute.h"
+#include "npu_model/parallel.h"
 #include "reference/attention.h"
 #include "reference/matmul.h"
 #include "reference/token_permute.h"
@@ -32,12 +31,8 @@ double At(const ConstTensor& x, std::int64_t i, std::int64_t j) {
 // Merges compare(0) .. compare(count - 1), in order, over all threads.
 template <class Compare>
 Comparison CompareParts(std::int64_t count, const Compare& compare) {
-  return oneapi::tbb::parallel_reduce(
-      oneapi::tbb::blocked_range<std::int64_t>(0, count, 1), Comparison{},
-      [&](const oneapi::tbb::blocked_range<std::int64_t>& range, Comparison all) {
-        for (std::int64_t i = range.begin(); i < range.end(); ++i) all.Merge(compare(i));
-        return all;
-      },
+  return ReduceParts(
+      count, 1, Comparison{}, [&](std::int64_t i, std::int64_t) { return compare(i); },
       [](Comparison a, const Comparison& b) {
         a.Merge(b);
         return a;

@@ -1,18 +1,15 @@
 #include "tools/generate.h"
 
-#include <oneapi/tbb/blocked_range.h>
-#include <oneapi/tbb/parallel_for.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <numeric>
 #include <utility>
 
+#include "npu_model/parallel.h"
+
 namespace cubist {
 namespace {
-
-using IndexRange = oneapi::tbb::blocked_range<std::int64_t>;
 
 // The finaliser of splitmix64.
 std::uint64_t Mix(std::uint64_t z) {
@@ -28,8 +25,8 @@ std::int64_t RandomBelow(std::int64_t limit, std::uint64_t key, std::uint64_t in
 
 template <class Float>
 void FillNormalAs(Float* x, std::int64_t count, float scale, std::uint64_t key) {
-  oneapi::tbb::parallel_for(IndexRange(0, count, 1 << 14), [&](const IndexRange& range) {
-    for (std::int64_t i = range.begin(); i < range.end(); ++i) {
+  ForEachPart(count, 1 << 14, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
       const std::uint64_t r = Random(key, static_cast<std::uint64_t>(i));
       const auto sum =
           static_cast<std::int32_t>((r & 0xffff) + (r >> 16 & 0xffff) + (r >> 32 & 0xffff) + (r >> 48));
@@ -93,8 +90,8 @@ class RouteSampler {
 template <class Int>
 void FillTopkIdsAs(Int* ids, std::int64_t tokens, std::int64_t k, const RouteSampler& sampler,
                    const std::vector<std::int64_t>& expert_of_rank, std::uint64_t key) {
-  oneapi::tbb::parallel_for(IndexRange(0, tokens, 64), [&](const IndexRange& range) {
-    for (std::int64_t t = range.begin(); t < range.end(); ++t) {
+  ForEachPart(tokens, 64, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
       const std::uint64_t token_key = Random(key, static_cast<std::uint64_t>(t));
       std::vector<std::int64_t> chosen = sampler.Sample(Random(token_key, 0));
       Shuffle(chosen, token_key, 1);

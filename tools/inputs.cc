@@ -1,14 +1,13 @@
 #include "tools/inputs.h"
 
 #include <fmt/format.h>
-#include <oneapi/tbb/blocked_range.h>
-#include <oneapi/tbb/parallel_for.h>
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "npu_model/nearest.h"
+#include "npu_model/parallel.h"
 #include "reference/token_permute.h"
 #include "tools/generate.h"
 #include "tools/npy.h"
@@ -19,17 +18,16 @@ namespace {
 // The tensor in another float dtype, rounded to nearest.
 OwnedTensor Converted(const OwnedTensor& from, DType dtype) {
   OwnedTensor to(dtype, from.shape());
-  oneapi::tbb::parallel_for(oneapi::tbb::blocked_range<std::int64_t>(0, from.count(), 1 << 14),
-                            [&](const auto& range) {
-                              for (std::int64_t i = range.begin(); i < range.end(); ++i) {
-                                if (IsFloat(dtype)) {
-                                  StoreFloat(to.data(), dtype, i, LoadFloat(from.data(), from.dtype(), i));
-                                } else {
-                                  std::memcpy(to.data() + i * SizeOf(dtype), from.data() + i * SizeOf(dtype),
-                                              static_cast<std::size_t>(SizeOf(dtype)));
-                                }
-                              }
-                            });
+  ForEachPart(from.count(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      if (IsFloat(dtype)) {
+        StoreFloat(to.data(), dtype, i, LoadFloat(from.data(), from.dtype(), i));
+      } else {
+        std::memcpy(to.data() + i * SizeOf(dtype), from.data() + i * SizeOf(dtype),
+                    static_cast<std::size_t>(SizeOf(dtype)));
+      }
+    }
+  });
   return to;
 }
 

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <oneapi/tbb/parallel_for.h>
-#include <oneapi/tbb/parallel_reduce.h>
 
 #include <algorithm>
 #include <cstring>
@@ -11,10 +9,10 @@
 #include <new>
 #include <utility>
 
+#include "npu_model/parallel.h"
+
 namespace cubist {
 namespace {
-
-using IndexRange = oneapi::tbb::blocked_range<std::int64_t>;
 
 constexpr std::int64_t kGrain = 1 << 16;
 constexpr std::align_val_t kAlignment{4096};
@@ -22,18 +20,18 @@ constexpr std::byte kGuard{0xa5};
 
 template <class Word>
 void FillWords(void* data, std::int64_t count, Word mark) {
-  oneapi::tbb::parallel_for(IndexRange(0, count, kGrain), [&](const IndexRange& range) {
-    std::fill(static_cast<Word*>(data) + range.begin(), static_cast<Word*>(data) + range.end(), mark);
+  ForEachPart(count, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    std::fill(static_cast<Word*>(data) + begin, static_cast<Word*>(data) + end, mark);
   });
 }
 
 template <class Word>
 std::int64_t CountWords(const void* data, std::int64_t count, Word mark) {
-  return oneapi::tbb::parallel_reduce(
-      IndexRange(0, count, kGrain), std::int64_t{0},
-      [&](const IndexRange& range, std::int64_t found) {
-        const auto* words = static_cast<const Word*>(data);
-        return found + std::count(words + range.begin(), words + range.end(), mark);
+  const auto* words = static_cast<const Word*>(data);
+  return ReduceParts(
+      count, kGrain, std::int64_t{0},
+      [&](std::int64_t begin, std::int64_t end) {
+        return static_cast<std::int64_t>(std::count(words + begin, words + end, mark));
       },
       std::plus<>());
 }
@@ -110,20 +108,16 @@ bool OwnedTensor::GuardsIntact() const {
 
 std::uint64_t OwnedTensor::Digest() const {
   constexpr std::int64_t kBlock = 1 << 20;  // Blocks are digested side by side, and their digests summed.
-  return oneapi::tbb::parallel_reduce(
-      IndexRange(0, CeilDiv(bytes_, kBlock), 1), std::uint64_t{0},
-      [&](const IndexRange& range, std::uint64_t sum) {
-        for (std::int64_t block = range.begin(); block < range.end(); ++block) {
-          std::uint64_t digest = 0xcbf29ce484222325u ^ static_cast<std::uint64_t>(block);
-          const std::int64_t end = std::min((block + 1) * kBlock, bytes_);
-          for (std::int64_t at = block * kBlock; at < end; at += 8) {
-            std::uint64_t word = 0;
-            std::memcpy(&word, data() + at, static_cast<std::size_t>(std::min<std::int64_t>(8, end - at)));
-            digest = (digest ^ word) * 0x100000001b3u;
-          }
-          sum += digest;
+  return ReduceParts(
+      bytes_, kBlock, std::uint64_t{0},
+      [&](std::int64_t begin, std::int64_t end) {
+        std::uint64_t digest = 0xcbf29ce484222325u ^ static_cast<std::uint64_t>(begin / kBlock);
+        for (std::int64_t at = begin; at < end; at += 8) {
+          std::uint64_t word = 0;
+          std::memcpy(&word, data() + at, static_cast<std::size_t>(std::min<std::int64_t>(8, end - at)));
+          digest = (digest ^ word) * 0x100000001b3u;
         }
-        return sum;
+        return digest;
       },
       std::plus<>());
 }

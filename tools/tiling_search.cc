@@ -1,7 +1,6 @@
 #include "tools/tiling_search.h"
 
 #include <fmt/format.h>
-#include <oneapi/tbb/parallel_for.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -9,6 +8,8 @@
 #include <memory>
 #include <set>
 #include <utility>
+
+#include "npu_model/parallel.h"
 
 namespace cubist {
 namespace {
@@ -128,7 +129,7 @@ class Search {
     left_ -= static_cast<int>(tilings.size());
     std::vector<Profile> profiles(tilings.size());
     std::vector<Status> statuses(tilings.size());
-    oneapi::tbb::parallel_for(std::size_t{0}, tilings.size(), [&](std::size_t i) {
+    ForEach(tilings.size(), [&](std::size_t i) {
       Tuning tuning = result_->tuning;
       Take(choice, tilings[i], &tuning);
       statuses[i] = Replay(tuning, &profiles[i]);

@@ -1,9 +1,6 @@
 #include "npu_model/host/ceilings.h"
 
-#include <oneapi/tbb/blocked_range.h>
 #include <oneapi/tbb/info.h>
-#include <oneapi/tbb/parallel_for.h>
-#include <oneapi/tbb/partitioner.h>
 #include <oneapi/tbb/task_arena.h>
 
 #include <algorithm>
@@ -17,6 +14,7 @@
 #include <string>
 
 #include "npu_model/host/tile_ops.h"
+#include "npu_model/parallel.h"
 
 namespace cubist {
 namespace {
@@ -37,14 +35,7 @@ int ThreadCount(int threads) { return threads > 0 ? threads : oneapi::tbb::info:
 // which starts late or loses its core takes fewer.
 template <class Body>
 void ForEach(oneapi::tbb::task_arena& arena, std::int64_t count, const Body& body) {
-  arena.execute([&] {
-    oneapi::tbb::parallel_for(
-        oneapi::tbb::blocked_range<std::int64_t>(0, count),
-        [&](const oneapi::tbb::blocked_range<std::int64_t>& range) {
-          for (std::int64_t i = range.begin(); i < range.end(); ++i) body(i);
-        },
-        oneapi::tbb::simple_partitioner());
-  });
+  arena.execute([&] { ForEachPart(count, 1, [&](std::int64_t i, std::int64_t) { body(i); }); });
 }
 
 // Operations per second of a loop that does 2 * loop(rounds) of them.

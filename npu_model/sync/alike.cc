@@ -1,12 +1,11 @@
 #include "npu_model/sync/alike.h"
 
-#include <tbb/parallel_for.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
 #include <optional>
 
+#include "npu_model/parallel.h"
 #include "npu_model/sync/touches.h"
 
 namespace cubist::sync {
@@ -80,7 +79,7 @@ std::vector<std::size_t> FirstAlike(const trace::Phase& phase) {
   std::vector<std::size_t> first(cores);
   // Cores of one length are compared with the first of them, and what differs from it is on its own: a kernel has
   // few kinds of cores, if it has any.
-  tbb::parallel_for(std::size_t{0}, cores, [&](std::size_t c) {
+  ForEach(cores, [&](std::size_t c) {
     const std::size_t length = phase.cores[c].instrs.size();
     std::size_t candidate = 0;
     while (phase.cores[candidate].instrs.size() != length) ++candidate;

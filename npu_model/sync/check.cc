@@ -1,9 +1,8 @@
 #include "npu_model/sync/check.h"
 
-#include <tbb/parallel_for.h>
-
 #include <utility>
 
+#include "npu_model/parallel.h"
 #include "npu_model/sync/core_checker.h"
 #include "npu_model/sync/shared_gm.h"
 
@@ -26,7 +25,7 @@ CheckResult Check(const trace::Record& record, const Plan& plan) {
       std::int64_t accesses = 0;
     };
     std::vector<Outcome> outcomes(phase.cores.size());
-    tbb::parallel_for(std::size_t{0}, phase.cores.size(), [&](std::size_t c) {
+    ForEach(phase.cores.size(), [&](std::size_t c) {
       CoreChecker checker(record, gm, p, c, plan_of(c));
       checker.Run();
       outcomes[c] = {checker.TakeFindings(), checker.TakeDot(), checker.accesses()};

@@ -1,9 +1,8 @@
 #include "npu_model/sync/plan.h"
 
-#include <tbb/parallel_for.h>
-
 #include <algorithm>
 
+#include "npu_model/parallel.h"
 #include "npu_model/sync/alike.h"
 #include "npu_model/sync/core_planner.h"
 
@@ -27,13 +26,13 @@ Plan PlanFlags(const trace::Record& record, Policy policy, const ChipSpec& chip)
     plan.phases[p].cores.resize(phase.cores.size());
     std::vector<std::vector<Shortage>> shortages(phase.cores.size());
     const std::vector<std::size_t> first = FirstAlike(phase);
-    tbb::parallel_for(std::size_t{0}, phase.cores.size(), [&](std::size_t c) {
+    ForEach(phase.cores.size(), [&](std::size_t c) {
       if (first[c] != c) return;
       CorePlanner planner(phase.cores[c], chip, phase.vector_only, policy);
       plan.phases[p].cores[c] = planner.Run();
       shortages[c] = planner.Shortages();
     });
-    tbb::parallel_for(std::size_t{0}, phase.cores.size(), [&](std::size_t c) {
+    ForEach(phase.cores.size(), [&](std::size_t c) {
       if (first[c] == c) return;
       plan.phases[p].cores[c] = plan.phases[p].cores[first[c]];
       shortages[c] = shortages[first[c]];
