@@ -88,7 +88,7 @@ struct FlashAttentionLane {
         rounds(t.rounds_kept()),
         s_ub(core, "s_ub", rows, t.n, t.s_stages),
         p_ub(core, "p_ub", rows, t.n, t.ub_stages),
-        pv_ub(core, "pv_ub", rows, s.d_v, t.ub_stages),
+        pv_ub(core, "pv_ub", rows, t.v_cols(s.d_v), t.ub_stages),
         o_ub(core, "o_ub", rows, s.d_v, t.ub_stages),
         m_ub(core, "m_ub", rows, 1, t.m_stages()),
         l_ub(core, "l_ub", rows, 1, t.l_stages()),
@@ -138,6 +138,7 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
   const std::size_t lane_count = core.vectors().size();
   CUBIST_CHECK(lane_count <= kMaxLanes, "more Vector cores per Cube core than the kernel splits rows over");
   const Split lane_rows(t.m, CeilDiv(t.m, static_cast<std::int64_t>(lane_count)));
+  const Split v_cols = AtLeastOnce(Split(s.d_v, t.v_cols(s.d_v)));
   const bool rope = s.d_rope > 0;
   const std::int64_t group = s.heads / std::max<std::int64_t>(s.kv_heads, 1);
 
@@ -148,9 +149,9 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
   Ring<Buffer::kL1, T> v_l1(core, "v_l1", t.n, s.d_v, t.kv_stages, Role::kB);
   Ring<Buffer::kL1, T> p_l1(core, "p_l1", t.m, t.n, t.hand_over_stages(), Role::kA);
   Ring<Buffer::kL0A, T> a_l0(core, "a_l0", t.m, t.k0, t.l0_stages, Role::kA);
-  Ring<Buffer::kL0B, T> b_l0(core, "b_l0", t.k0, std::max(t.n, s.d_v), t.l0_stages, Role::kB);
+  Ring<Buffer::kL0B, T> b_l0(core, "b_l0", t.k0, std::max(t.n, t.v_cols(s.d_v)), t.l0_stages, Role::kB);
   Ring<Buffer::kL0C, float> s_l0(core, "s_l0", t.m, t.n, t.l0c_stages);
-  Ring<Buffer::kL0C, float> pv_l0(core, "pv_l0", t.m, s.d_v, t.l0c_stages);
+  Ring<Buffer::kL0C, float> pv_l0(core, "pv_l0", t.m, t.v_cols(s.d_v), t.l0c_stages);
   Ring<Buffer::kHandOver, float> s_sent(core, "s_sent", t.m, t.n, t.hand_over_stages());
   Ring<Buffer::kHandOver, float> pv_sent(core, "pv_sent", t.m, s.d_v, t.hand_over_stages());
   std::array<std::optional<FlashAttentionLane<T, Vector>>, kMaxLanes> lanes;
@@ -336,10 +337,12 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
   const auto product = [&](Step& step) {
     const L1Tile<T> v1 = v_l1.Next(step.kv.size(), s.d_v);
     LoadOperand(core, v1, g.Values(packed, step.sequence, step.task.head / group, step.kv));
-    const L0CTile<float> pv = pv_l0.Next(step.rows.size(), s.d_v);
-    multiply(pv, step.p, v1, Accumulate::kNo);
     step.pv = pv_sent.Next(step.rows.size(), s.d_v);
-    core.Send(step.pv, pv);
+    for (const Range cols : v_cols) {
+      const L0CTile<float> pv = pv_l0.Next(step.rows.size(), cols.size());
+      multiply(pv, step.p, v1.Cols(cols), Accumulate::kNo);
+      core.Send(step.pv.Cols(cols), pv);
+    }
   };
 
   const auto rescale = [&](Step& step) {
@@ -353,9 +356,13 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
     for_each_lane(in_block, [&](std::size_t i, Range rows, Range part) {
       auto& lane = *lanes[i];
       const auto& kept = step.kept[i];
-      const UbTile<float> pv = lane.pv_ub.Next(rows.size(), s.d_v), o = lane.o.Rows(rows);
-      lane.core.Receive(pv, step.pv.Rows(part.From(in_block.begin)));
-      lane.core.MulAdd(o, kept.alpha, pv);
+      const UbTile<float> o = lane.o.Rows(rows);
+      const HandOverTile<float> sent = step.pv.Rows(part.From(in_block.begin));
+      for (const Range cols : v_cols) {
+        const UbTile<float> pv = lane.pv_ub.Next(rows.size(), cols.size());
+        lane.core.Receive(pv, sent.Cols(cols));
+        lane.core.MulAdd(o.Cols(cols), kept.alpha, pv);
+      }
       if (!step.last) return;
 
       const Range queries = part.From(-step.task.q.begin);

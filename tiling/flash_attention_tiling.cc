@@ -20,7 +20,7 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
   const auto slots = [&](int stages, DType dtype, std::int64_t rows, std::int64_t cols) {
     return rows == 0 || cols == 0 ? 0 : stages * chip.SlotBytes(buffer, dtype, rows, cols);
   };
-  const std::int64_t lane_rows = CeilDiv(t.m, chip.vector_per_cube);
+  const std::int64_t lane_rows = CeilDiv(t.m, chip.vector_per_cube), v_cols = t.v_cols(s.d_v);
   switch (buffer) {
     case Buffer::kL1:
       return slots(t.q_stages, s.in, t.m, s.d_qk) + slots(t.q_stages, s.in, t.m, s.d_rope) +
@@ -29,12 +29,13 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
     case Buffer::kL0A:
       return slots(t.l0_stages, s.in, t.m, t.k0);
     case Buffer::kL0B:
-      return slots(t.l0_stages, s.in, t.k0, std::max(t.n, s.d_v));
+      return slots(t.l0_stages, s.in, t.k0, std::max(t.n, v_cols));
     case Buffer::kL0C:
-      return slots(t.l0c_stages, DType::kF32, t.m, t.n) + slots(t.l0c_stages, DType::kF32, t.m, s.d_v);
+      return slots(t.l0c_stages, DType::kF32, t.m, t.n) + slots(t.l0c_stages, DType::kF32, t.m, v_cols);
     case Buffer::kUB:
       return slots(t.s_stages, DType::kF32, lane_rows, t.n) + slots(t.ub_stages, s.in, lane_rows, t.n) +
-             slots(2 * t.ub_stages, DType::kF32, lane_rows, s.d_v) +
+             slots(t.ub_stages, DType::kF32, lane_rows, s.d_v) +
+             slots(t.ub_stages, DType::kF32, lane_rows, v_cols) +
              slots(t.m_stages() + t.l_stages(), DType::kF32, lane_rows, 1) +
              (s.hides() ? slots(1, DType::kF32, lane_rows, 1) : 0) +
              (s.bias ? slots(t.ub_stages, DType::kF32, lane_rows, t.n) : 0) +
@@ -69,13 +70,46 @@ std::int64_t KvSplits(const ChipSpec& chip, const Shape& s, std::int64_t m) {
   return std::clamp<std::int64_t>(std::min(chip.cube_cores / tasks, keys / kLeastKeys), 1, 4096);
 }
 
+// What a host may do with blocks of t.m and t.n.
+void AddHostTilings(const ChipSpec& chip, const Shape& s, Tiling t, std::int64_t k_step,
+                    std::vector<Tiling>* tilings) {
+  t.k0 = std::max({t.n, RoundUp(s.d_qk, k_step), RoundUp(s.d_rope, k_step)});
+  t.kv_stages = t.l0_stages = 1;
+  for (std::int64_t strip : TileSizes({48, 96, 1024}, chip.mmad.m_step, t.m)) {
+    if (strip < t.m && !s.band.bounded()) continue;
+    t.strip = strip;
+    for (bool pack : {false, true}) {
+      t.pack_kv = pack;
+      if (pack && t.query_blocks(s) * (s.heads / std::max<std::int64_t>(s.kv_heads, 1)) <= 1) continue;
+      tilings->push_back(t);
+    }
+  }
+}
+
+// What an NPU may, with t.k0 besides.
+void AddNpuTilings(Tiling t, std::vector<Tiling>* tilings) {
+  for (int depth = 0; depth <= Tiling::kMaxDepth; ++depth) {
+    t.depth = depth;
+    for (const auto& [s_stages, ub_stages] : {std::pair(1, 1), std::pair(2, 1), std::pair(2, 2)}) {
+      t.s_stages = s_stages, t.ub_stages = t.q_stages = ub_stages;
+      for (int kv_stages : {1, 2}) {
+        t.kv_stages = kv_stages;
+        t.l0_stages = 2;
+        tilings->push_back(t);
+      }
+      t.kv_stages = t.l0_stages = 1;
+      tilings->push_back(t);
+    }
+  }
+}
+
 // Every tiling that is considered, whether it fits or not.
 std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
+  constexpr std::int64_t kNarrowestPart = 128;
   const std::int64_t k_step =
       std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
   const std::int64_t n_step = std::max(chip.mmad.n_step, chip.PackedStep(Role::kB, s.in));
   std::vector<Tiling> tilings;
-  const auto add = [&](const Tiling& t) { tilings.push_back(t); };
   for (std::int64_t m : TileSizes({16, 32, 64, 96, 128, 192, 256}, chip.mmad.m_step, s.sq)) {
     for (std::int64_t n : TileSizes({16, 32, 64, 128, 256, 512, 1024}, n_step, s.skv)) {
       Tiling t;
@@ -83,34 +117,13 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
       t.kv_splits = KvSplits(chip, s, m);
       t.key_step = n_step;
       if (!chip.pipes_overlap) {
-        t.k0 = std::max({n, RoundUp(s.d_qk, k_step), RoundUp(s.d_rope, k_step)});
-        t.kv_stages = t.l0_stages = 1;
-        for (std::int64_t strip : TileSizes({48, 96, 1024}, chip.mmad.m_step, m)) {
-          if (strip < m && !s.band.bounded()) continue;
-          t.strip = strip;
-          for (bool pack : {false, true}) {
-            t.pack_kv = pack;
-            if (pack && t.query_blocks(s) * (s.heads / std::max<std::int64_t>(s.kv_heads, 1)) <= 1) continue;
-            add(t);
-          }
-        }
+        AddHostTilings(chip, s, t, k_step, &tilings);
         continue;
       }
       for (std::int64_t k0 : TileSizes({16, 32, 64, 128}, k_step, std::max({n, s.d_qk, s.d_rope}))) {
         t.k0 = k0;
-        for (int depth = 0; depth <= Tiling::kMaxDepth; ++depth) {
-          t.depth = depth;
-          for (const auto& [s_stages, ub_stages] : {std::pair(1, 1), std::pair(2, 1), std::pair(2, 2)}) {
-            t.s_stages = s_stages, t.ub_stages = t.q_stages = ub_stages;
-            for (int kv_stages : {1, 2}) {
-              t.kv_stages = kv_stages;
-              t.l0_stages = 2;
-              add(t);
-            }
-            t.kv_stages = t.l0_stages = 1;
-            add(t);
-          }
-        }
+        for (t.v_parts = 1; t.v_parts == 1 || s.d_v / t.v_parts >= kNarrowestPart; t.v_parts *= 2)
+          AddNpuTilings(t, &tilings);
       }
     }
   }
@@ -146,7 +159,8 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
     };
     product(s.d_qk, n);
     product(s.d_rope, n);
-    product(n, s.d_v);
+    const Split outputs_at_once(s.d_v, t.v_cols(s.d_v));
+    for (const Range cols : outputs_at_once) product(n, cols.size());
     const double mte2 = 3 * chip.path(path).startup + d(n * (s.d_qk + s.d_rope + s.d_v)) * bytes / load_rate;
     const double lane_rows = d(rows) / d(chip.vector_per_cube);
     const double scores = lane_rows * d(n), outputs = lane_rows * d(s.d_v);
@@ -168,7 +182,8 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
     if (!chip.pipes_overlap) return mmad + mte1 + mte2 + issue + vector;
 
     // Scores and outputs cross to the Vector cores, P back; without overlap each of the three hand-overs is waited for.
-    const double sent = PathCycles(chip, Path::kL0CToGm, d(rows) * d(n + s.d_v) * 4, 2);
+    const double sent =
+        PathCycles(chip, Path::kL0CToGm, d(rows) * d(n + s.d_v) * 4, 1 + d(outputs_at_once.count()));
     const double scores_in = PathCycles(chip, Path::kGmToUb, scores * 4, 1);
     const double received = scores_in + PathCycles(chip, Path::kGmToUb, outputs * 4, 1);
     const double p_in = PathCycles(chip, Path::kGmToL1Nd2Nz, d(rows * n) * bytes, 1);

@@ -51,6 +51,8 @@ struct FlashAttentionTiling {
 
   std::int64_t m = 0, n = 0;
   std::int64_t k0 = 0;  // of L0, along d for the scores and along the keys for the output
+  // That the columns of P V are computed and sent in, so that accumulators of many rows and columns fit L0C.
+  int v_parts = 1;
   std::int64_t strip =
       0;  // Rows that walk the edges of the mask together; m or more: edges are not walked apart.
   std::int64_t key_step =
@@ -70,6 +72,10 @@ struct FlashAttentionTiling {
   int rounds_kept() const { return 2 * depth + 2; }
   int m_stages() const { return rounds_kept() + 4 * depth; }
   int l_stages() const { return 2 * depth + 2; }
+
+  std::int64_t v_cols(std::int64_t d_v) const {
+    return v_parts == 1 ? d_v : std::min(RoundUp(CeilDiv(d_v, v_parts), key_step), d_v);
+  }
 
   std::int64_t query_blocks(const FlashAttentionShape& s) const { return CeilDiv(s.sq, m); }
   // Where all sequences are alike.
@@ -102,6 +108,7 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionShape& s, Tiling& t, 
       std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
   visit({"m", 1, kLargest, chip.mmad.m_step}, t.m), visit({"n", 1, kLargest, n_step}, t.n);
   visit({"k0", 1, kLargest, k_step}, t.k0), visit({"strip", 1, kLargest, chip.mmad.m_step}, t.strip);
+  visit({"v_parts", 1, chip.pipes_overlap ? 64 : 1}, t.v_parts);
   visit({"key_step", 1, kLargest, n_step}, t.key_step);
   visit({"depth", 0, FlashAttentionTiling::kMaxDepth}, t.depth);
   visit({"q_stages", 1, 16}, t.q_stages), visit({"kv_stages", 1, 16}, t.kv_stages);

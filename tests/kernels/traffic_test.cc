@@ -278,7 +278,8 @@ std::vector<AttentionCase> AttentionCases() {
           {1, 2, 1, 0, 300, 100, 33, 0, 17, DType::kF32, DType::kF32, Causal::kBottomRight, false},
           {1, 1, 1, 0, 70, 0, 16, 0, 24, DType::kBF16, DType::kBF16},
           {3, 2, 2, 0, 129, 1031, 192, 0, 128, DType::kF16, DType::kF16, Causal::kNone, false},
-          {2, 2, 1, 0, 300, 290, 64, 0, 80, DType::kBF16, DType::kBF16, Causal::kBottomRight, true, true}};
+          {2, 2, 1, 0, 300, 290, 64, 0, 80, DType::kBF16, DType::kBF16, Causal::kBottomRight, true, true},
+          {2, 1, 1, 1, 128, 1024, 512, 64, 512, DType::kBF16, DType::kBF16}};
 }
 
 TEST(TrafficTest, FlashAttention) {
@@ -316,9 +317,11 @@ TEST(TrafficTest, FlashAttention) {
                 one_head[Path::kL1ToL0B] += FractalBytes(k0.size(), keys, x.in);
               }
             }
-            for (const Range k0 : Split(keys, t.k0)) {
-              one_head[Path::kL1ToL0A] += FractalBytes(rows, k0.size(), x.in);
-              one_head[Path::kL1ToL0B] += FractalBytes(k0.size(), x.dv, x.in);
+            for (const Range cols : Split(x.dv, t.v_cols(x.dv))) {
+              for (const Range k0 : Split(keys, t.k0)) {
+                one_head[Path::kL1ToL0A] += FractalBytes(rows, k0.size(), x.in);
+                one_head[Path::kL1ToL0B] += FractalBytes(k0.size(), cols.size(), x.in);
+              }
             }
           }
         }

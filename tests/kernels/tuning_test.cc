@@ -228,6 +228,47 @@ TEST(TuningTest, FilesComeBackAndErrorsNameTheLine) {
   EXPECT_NE(tuning.Write("/nonexistent/tuning").message().find("cannot be written"), std::string::npos);
 }
 
+// Outputs that are computed in parts have the bits of whole ones, and their flags order them.
+TEST(TuningTest, WideOutputsOfAttentionComeInParts) {
+  constexpr std::int64_t kRows = 40, kKeys = 100, kD = 32, kWide = 200;
+  testing::Random random(11);
+  const auto made = [&](std::int64_t count) {
+    std::vector<BF16> values(static_cast<std::size_t>(count));
+    for (BF16& x : values) x = BF16(static_cast<float>(random.Uniform(-1, 1)));
+    return values;
+  };
+  const std::vector<BF16> q = made(2 * kRows * kD), k = made(kKeys * kD), v = made(kKeys * kWide);
+  std::vector<float> out(2 * kRows * kWide);
+  FlashAttentionArgs args;
+  args.q = ConstTensor(q.data(), {1, 2, kRows, kD}), args.k = ConstTensor(k.data(), {1, 1, kKeys, kD});
+  args.v = ConstTensor(v.data(), {1, 1, kKeys, kWide});
+  args.out = Tensor(out.data(), {1, 2, kRows, kWide});
+  args.causal = Causal::kBottomRight;
+  const ChipSpec& chip = Ascend910B2();
+  TilingChoice met;
+  auto listening = std::make_shared<Tuning>();
+  listening->on_choice = [&](const TilingChoice& choice) { met = choice; };
+  ASSERT_TRUE(IsOk(FlashAttention(Npu(chip, {.tuning = listening}), args)));
+
+  std::vector<float> whole;
+  std::int64_t loaded = 0;  // of P and the queries, which every part asks for again
+  for (const char* parts : {"1", "2", "3", "7"}) {
+    SCOPED_TRACE(parts);
+    auto tuning = std::make_shared<Tuning>();
+    tuning->Set(met.kernel, met.chip, met.shape, std::string("m=32,n=48,k0=16,depth=1,v_parts=") + parts);
+    trace::Record record;
+    Profile profile;
+    std::fill(out.begin(), out.end(), -1.0f);
+    ASSERT_TRUE(IsOk(FlashAttention(Npu(chip, {.record = &record, .tuning = tuning}), args, &profile)));
+    EXPECT_TRUE(sync::Check(record, sync::PlanFlags(record, sync::Policy::kMinimal)).findings.empty());
+    if (whole.empty()) whole = out;
+    EXPECT_EQ(out, whole);
+    const std::int64_t bytes = profile.path_bytes[static_cast<std::size_t>(Path::kL1ToL0A)];
+    EXPECT_GT(bytes, loaded);
+    loaded = bytes;
+  }
+}
+
 // The other kernels look up under their own names.
 TEST(TuningTest, EveryKernelMeetsItsChoice) {
   std::vector<std::string> met;
