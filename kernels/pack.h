@@ -10,12 +10,13 @@
 
 namespace cubist {
 
-// Tiles of about 64 KiB, whole panels wide: both the tile and its source stay in a
-// private cache, or fill half of L1.
+// Tiles of about 64 KiB, whole panels wide where panels are narrow: both the tile and its source stay in a private cache,
+// or fill half of L1.
 inline PackTiling ChoosePackTiling(const ChipSpec& chip, Role role, DType dtype, std::int64_t rows,
                                    std::int64_t cols, std::int64_t matrices) {
   constexpr std::int64_t kTileBytes = 64 << 10, kTileCols = 256;
-  const std::int64_t panel = chip.PackedStep(role, dtype), element = chip.OperandBytes(dtype);
+  const std::int64_t panel = std::min(chip.PackedStep(role, dtype), kTileCols),
+                     element = chip.OperandBytes(dtype);
   PackTiling t;
   t.cols = std::min(RoundUp(cols, panel), RoundUp(kTileCols, panel));
   const std::int64_t step = std::max<std::int64_t>(16, panel);

@@ -16,10 +16,11 @@ struct Axis {
 int SortedAxes(const ConstTensor& t, std::array<Axis, ConstTensor::kMaxRank>* axes) {
   int count = 0;
   for (int d = 0; d < t.rank; ++d) {
-    if (t.size(d) > 1) (*axes)[static_cast<std::size_t>(count++)] = {t.size(d), t.stride(d)};
+    if (t.size(d) <= 1) continue;
+    auto at = static_cast<std::size_t>(count++);
+    for (; at > 0 && (*axes)[at - 1].stride > t.stride(d); --at) (*axes)[at] = (*axes)[at - 1];
+    (*axes)[at] = {t.size(d), t.stride(d)};
   }
-  std::sort(axes->begin(), axes->begin() + count,
-            [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
   return count;
 }
 
@@ -36,10 +37,10 @@ struct Bytes {
   std::uintptr_t begin, end;
 };
 Bytes BytesOf(const ConstTensor& t) {
-  std::array<Axis, ConstTensor::kMaxRank> axes;
-  const int count = SortedAxes(t, &axes);
+  std::int64_t last = 0;
+  for (int d = 0; d < t.rank; ++d) last += std::max<std::int64_t>(t.size(d) - 1, 0) * t.stride(d);
   const auto begin = reinterpret_cast<std::uintptr_t>(t.data);
-  return {begin, begin + static_cast<std::uintptr_t>(Extent(axes, count) * SizeOf(t.dtype))};
+  return {begin, begin + static_cast<std::uintptr_t>((last + 1) * SizeOf(t.dtype))};
 }
 
 // Whether both tensors have an axis of the same step in bytes, steps of their outer axes are multiples of it, and what

@@ -3,6 +3,7 @@
 #ifndef CUBIST_NPU_MODEL_CHIP_H_
 #define CUBIST_NPU_MODEL_CHIP_H_
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -189,6 +190,7 @@ struct ChipSpec {
     std::int64_t b_width = 0;  // columns of a panel of B whatever the dtype; 0: by b_width_bytes
     std::int64_t a_in_place_bytes =
         0;                           // rows of A up to this length are read in GM by Mmad itself: no packing
+    std::int64_t a_line_bytes = 0;   // rows of a panel of A are an odd number of these; 0: as wide as it is
     std::int64_t row_multiple = 16;  // rows of a panel are padded to it
     std::int64_t narrow_element_bytes = 2;  // bytes that a 16-bit element takes in an operand tile
     bool native_bf16 = true;                // bf16 stays 16 bits; else it is widened like fp16
@@ -208,14 +210,21 @@ struct ChipSpec {
     if (role == Role::kB && packing.b_width > 0) return packing.b_width;
     return (role == Role::kA ? packing.a_width_bytes : packing.b_width_bytes) / OperandBytes(dtype);
   }
+  // Elements from row to row of a panel of an operand with so many columns.
+  std::int64_t PackedPitch(Role role, DType dtype, std::int64_t cols) const {
+    const std::int64_t width = PackedStep(role, dtype), line = packing.a_line_bytes;
+    if (role != Role::kA || line == 0) return width;
+    const std::int64_t bytes = OperandBytes(dtype);
+    return (CeilDiv(std::min(cols, width) * bytes, line) | 1) * line / bytes;
+  }
   // Bytes that a slot of (rows, cols) takes in a buffer: whole fractals for the Cube's operands and
   // accumulators, rows of whole 32-byte blocks in UB, rounded up to the buffer's alignment.
   std::int64_t SlotBytes(Buffer b, DType dtype, std::int64_t rows, std::int64_t cols) const;
 
   // Bytes of a packed (rows, cols) operand.
   std::int64_t PackedBytes(Role role, DType dtype, std::int64_t rows, std::int64_t cols) const {
-    const std::int64_t width = PackedStep(role, dtype);
-    return CeilDiv(cols, width) * RoundUp(rows, packing.row_multiple) * width * OperandBytes(dtype);
+    return CeilDiv(cols, PackedStep(role, dtype)) * RoundUp(rows, packing.row_multiple) *
+           PackedPitch(role, dtype, cols) * OperandBytes(dtype);
   }
 };
 

@@ -134,7 +134,8 @@ std::vector<GroupedMatmulTiling> Candidates(const ChipSpec& chip, const GroupedM
   for (MatmulTiling block : Candidates(chip, Rounded(shape).product)) {
     // Groups have grids of their own. All weights are too much to pack for one use, and the rows of a group begin
     // anywhere, so that a sum over them cannot be cut at the panels of a packed operand.
-    if (block.grid.order != BlockOrder::kRowMajor || block.stagger || block.keep_a || block.prefetch > 0)
+    if ((chip.pipes_overlap && block.grid.order != BlockOrder::kRowMajor) || block.stagger || block.keep_a ||
+        block.prefetch > 0)
       continue;
     block.splits = 1, block.part_k = 0;
     block.grid = {};

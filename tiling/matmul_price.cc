@@ -110,6 +110,9 @@ double RegisterTileCycles(const ChipSpec& chip, const MatmulShape& s, const Matm
          std::max(1.0, D(CeilDiv(s.k, run)));
 }
 
+// What is left of the loads of a B that passes beside products.
+constexpr double kExposed = 0.35;
+
 double SerialCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, const Block& block) {
   const double bytes = D(chip.OperandBytes(s.in)), m = block.m(), n = block.n(), k = D(s.k);
   const std::int64_t tasks = t.tasks(s.batches);
@@ -120,8 +123,9 @@ double SerialCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTili
     const Path path = in_layout ? Path::kGmToL1 : Path::kGmToL1Nd2Nz;
     return block.steps1() * chip.path(path).startup + elements * bytes / LoadRate(chip, path, cores);
   };
-  const double mte2 = load(t.pack_a || s.a_packed || AIsReadInPlace(chip, s), m * k) +
-                      load(t.pack_b || t.b_once || s.b_packed, k * n);
+  const double mte2 =
+      load(t.pack_a || s.a_packed || AIsReadInPlace(chip, s), m * k) +
+      load(t.pack_b || t.b_once || s.b_packed, PassesB(chip, s, t) ? k * n * kExposed : k * n);
   const double fix = PathCycles(chip, Path::kL0CToGm, m * n * D(SizeOf(s.out)), 1);
   const double issue = block.steps0() * 3 * chip.scalar.issue;
   return Waves(chip, tasks) *
@@ -309,7 +313,10 @@ double Price(const ChipSpec& chip, const MatmulShape& whole, const MatmulTiling&
   if (!s.epilogue.vector && (t.prefetch > 0 || t.splits > 1))
     total += chip.sync.mixed_launch_s * chip.clock_hz;
   const double once = all * (D(s.m) + D(s.n)) * k * bytes + c * D(SizeOf(s.out));
-  return std::max(total, once / chip.memory.hbm_bytes_per_s * chip.clock_hz);
+  const double floor = once / chip.memory.hbm_bytes_per_s * chip.clock_hz;
+  // Of tilings that wait for memory alike a host's best one has least to do besides.
+  constexpr double kBesides = 1e-3;
+  return std::max(total, floor) + (chip.pipes_overlap ? 0 : kBesides * total);
 }
 
 }  // namespace cubist

@@ -86,10 +86,10 @@ std::vector<MatmulTiling> TilingsOf(const ChipSpec& chip, const MatmulShape& who
   const std::int64_t k_step = std::max(chip.mmad.k_bytes / element, chip.packing.row_multiple);
   std::vector<MatmulTiling> tilings;
   const auto add = [&](MatmulTiling t) {
-    // Where a cache stands for the buffers, an L0B panel set or an accumulator
-    // beyond its share is not worth pricing.
-    if (!chip.pipes_overlap && ((!t.b_once && t.k0 * t.n * element > chip.buffer(Buffer::kL0B).fast) ||
-                                t.m * t.n * 4 > 2 * chip.buffer(Buffer::kL0C).fast)) {
+    // Where a cache stands for the buffers, panels of B or an accumulator beyond their share are not worth pricing.
+    const bool b_is_near = t.b_once || t.k0 * t.n * element <= chip.buffer(Buffer::kL0B).fast;
+    if (!chip.pipes_overlap &&
+        ((!b_is_near && !PassesB(chip, s, t)) || t.m * t.n * 4 > 2 * chip.buffer(Buffer::kL0C).fast)) {
       return;
     }
     if (s.b_packed && t.n < s.n && t.n % kWidestPanel != 0) return;
@@ -103,6 +103,9 @@ std::vector<MatmulTiling> TilingsOf(const ChipSpec& chip, const MatmulShape& who
       if (t.l1_stages < 2 || parts.count > 1 || t.stagger || t.grid.count() <= chip.concurrent_cores) return;
       if (t.prefetch = WavesAhead(chip, s, t); t.prefetch > 0) tilings.push_back(t);
     };
+    // A host goes down the columns where B passes: what comes again and again is then in its last cache.
+    if (!chip.pipes_overlap)
+      return add_order(PassesB(chip, s, t) ? BlockOrder::kSwizzled : BlockOrder::kRowMajor, 1);
     add_order(BlockOrder::kRowMajor, 1);
     if (t.keep_a || t.grid.rows == 1 || t.grid.cols == 1) return;
     add_order(BlockOrder::kSwizzled, 4);
@@ -112,6 +115,7 @@ std::vector<MatmulTiling> TilingsOf(const ChipSpec& chip, const MatmulShape& who
   const auto block_sizes = [&](std::int64_t step, std::int64_t extent) {
     std::vector<std::int64_t> sizes = TileSizes({16, 32, 64, 128, 192, 256, 512}, step, extent);
     if (chip.pipes_overlap) return sizes;
+    sizes = TileSizes({16, 32, 64, 96, 128, 192, 256, 512}, step, extent);
     for (std::int64_t& size : sizes)
       size = std::max(RoundUp(CeilDiv(extent, std::max<std::int64_t>(CeilDiv(extent, size), 1)), step), step);
     sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());

@@ -64,6 +64,8 @@ struct MatmulTiling {
   // Rows of the tiles in UB, where Vector cores have work.
   std::int64_t ub_rows = 0;
   int ub_stages = 1;
+  bool in_runs =
+      false;  // A core takes blocks that follow each other, not those that other cores leave between them.
 
   std::int64_t tasks(std::int64_t batches) const { return batches * splits * grid.count(); }
 
@@ -146,6 +148,8 @@ inline void Complete(const ChipSpec& chip, const MatmulShape& s, MatmulTiling& t
   t.b_turned = s.b_row_bytes == 0;
   if (t.splits > 1) t.keep_a = false, t.prefetch = 0;
   t.ub_stages = UbStages(chip);
+  // Cores of a host run one after the other, those of an NPU side by side.
+  t.in_runs = !chip.pipes_overlap;
   t.ub_rows = UbRows(chip, s, t);
 }
 
@@ -163,6 +167,14 @@ inline bool AIsReadInPlace(const ChipSpec& chip, const MatmulShape& s) {
     return false;
   return s.m <= chip.mmad.m_step ||
          (s.a_row_bytes <= chip.packing.a_in_place_bytes && s.a_row_bytes % kWayBytes != 0);
+}
+
+// Whether a host's Mmad keeps A near and lets the panels of a packed B pass, one while the next is on its way: for as long
+// steps of k as packed rows of A are.
+inline bool PassesB(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
+  const std::int64_t step = t.k0 * chip.OperandBytes(s.in);
+  return !chip.pipes_overlap && (s.b_packed || t.pack_b) && step >= chip.packing.a_width_bytes &&
+         t.m * step <= chip.buffer(Buffer::kL0A).fast && t.n * step > chip.buffer(Buffer::kL0B).fast;
 }
 
 // Predicted cycles. Without `one_product` blocks of a row or column belong to different operands (GroupedMatmul), and no

@@ -47,7 +47,7 @@ ChipSpec MakeHostChip(const CubeOps& cube) {
     chip.buffers[static_cast<std::size_t>(buffer)] = {kPlainMemory, fast, 128};
   };
   set(Buffer::kL1, l3 / 8);
-  set(Buffer::kL0A, l2 / 4);
+  set(Buffer::kL0A, l2 * 3 / 8);
   set(Buffer::kL0B, l2 / 2);
   set(Buffer::kL0C, l2 / 4);
   set(Buffer::kBT, l2 / 16);
@@ -91,12 +91,13 @@ ChipSpec MakeHostChip(const CubeOps& cube) {
   chip.sync.barrier_s = {3e-6, "s", Basis::kMeasured, 0.5, kProbe};
   chip.sync.launch_s = {1e-6, "s", Basis::kMeasured, 0.5, kProbe};
 
-  // A operands are rows of up to 1 KiB: longer ones cost a Mmad up to a third (TLB and cache sets). B
-  // operands are panels as wide as the register tile.
+  // A operands are rows of up to 4 KiB, as many words of k as a Mmad takes at a time, and an odd number of lines apart:
+  // rows a power of two apart would share sets of the caches. B operands are panels as wide as the register tile.
   chip.packing.native_bf16 = cube.native_bf16;
   chip.packing.narrow_element_bytes = 4;
   chip.packing.row_multiple = 2;
-  chip.packing.a_width_bytes = 1024;
+  chip.packing.a_width_bytes = 4096;
+  chip.packing.a_line_bytes = 64;
   chip.packing.a_in_place_bytes = 4096;
   chip.packing.b_width = cube.nr;
   return chip;

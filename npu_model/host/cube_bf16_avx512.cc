@@ -93,6 +93,7 @@ CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
   const std::int64_t b_step = tile.b_step;
   [[maybe_unused]] BF16* keep = tile.keep;
   const std::int64_t prefetch_step = tile.prefetch_step, prefetch_pair = tile.prefetch_pair;
+  std::int64_t ahead = tile.prefetch_words;
   __m512bh columns[kVectors];
   for (std::int64_t word = tile.words; word > 0; --word) {
     LoadWord<kVectors, kInRows>(tile, b, /*half=*/false, columns);
@@ -106,7 +107,8 @@ CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
 #pragma GCC unroll 4
     for (int i = 0; i < kPointers; ++i) row[i] += 2;
     b += b_step;
-    if (prefetch == nullptr) continue;
+    if (ahead <= 0) continue;
+    --ahead;
     __builtin_prefetch(prefetch, 0, 2);
     __builtin_prefetch(prefetch + prefetch_pair, 0, 2);
     prefetch += prefetch_step;

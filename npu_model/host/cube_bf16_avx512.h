@@ -20,7 +20,8 @@ struct MmadTile {
   std::int64_t b_pair = 0;           // From a pair's first row of b to its second, where b is in rows.
   bool half = false;                 // One more word, of which a and b have the first element alone.
   T* keep = nullptr;                 // Where b is in rows: what becomes the panel of it, if anything.
-  const void* prefetch = nullptr;    // What to bring into L2 meanwhile, if anything: two lines per word of k,
+  const void* prefetch = nullptr;    // What to bring into L2 meanwhile: two lines beside each
+  std::int64_t prefetch_words = 0;   // of so many words of k,
   std::int64_t prefetch_step = 128;  // so many bytes from word to word,
   std::int64_t prefetch_pair = 64;   // and from the first line to the second.
   float* c = nullptr;

@@ -169,6 +169,9 @@ void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bi
   args.c = reinterpret_cast<float*>(At(c, 4));
   args.c_pitch = c.slot->shows.pitch;
   args.start = start;
+  args.by_columns = !right.row_major &&
+                    args.m * a.cols() * bytes <= context_->host->buffer(Buffer::kL0A).fast &&
+                    args.n * a.cols() * bytes > context_->host->buffer(Buffer::kL0B).fast;
   if (start == MmadStart::kBias) {
     args.bias = reinterpret_cast<const float*>(bias.slot->storage) + bias.col_part.begin;
   }

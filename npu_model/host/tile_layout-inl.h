@@ -88,8 +88,9 @@ inline HostLayout LayoutOf(const HostContext& context, const PackedGm& packed) {
   const ChipSpec& host = *context.host;
   HostLayout layout;
   layout.data = packed.tensor->data + packed.byte_offset;
-  layout.pitch = layout.width = host.PackedStep(packed.role, packed.dtype);
-  layout.panel_stride = RoundUp(packed.rows, host.packing.row_multiple) * layout.width;
+  layout.width = host.PackedStep(packed.role, packed.dtype);
+  layout.pitch = host.PackedPitch(packed.role, packed.dtype, packed.cols);
+  layout.panel_stride = RoundUp(packed.rows, host.packing.row_multiple) * layout.pitch;
   return From(layout, packed.role, host.OperandBytes(packed.dtype), packed.row_part, packed.col_part);
 }
 

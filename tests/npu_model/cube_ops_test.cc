@@ -160,8 +160,8 @@ TEST_P(TileOpsTest, MmadBF16) {
   CheckMmadShapes<BF16>(cube_->mmad_bf16, cube_->mr, cube_->nr);
 }
 
-// Sums that start elsewhere and go to a matrix of exactly n columns, of which none beyond may be touched: the same bits
-// as into room of their own, for every width of the last panel.
+// Sums that start elsewhere and go to a matrix of exactly n columns, of which none beyond may be touched, tile by tile along
+// rows or columns: the same bits as into room of their own along rows, for every width of the last panel.
 template <class T>
 void CheckExactMmad(MmadBody mmad, std::int64_t mr, std::int64_t nr) {
   Random random(4);
@@ -172,17 +172,21 @@ void CheckExactMmad(MmadBody mmad, std::int64_t mr, std::int64_t nr) {
       MmadOperands<T> operands(m, n, k, nr);
       operands.Fill([&] { return random.Real(); });
       operands.SetStart(start);
-      Matrix<float> c(m, pitch, pitch);
-      c.Fill([] { return 77.0f; });
-      MmadArgs args = operands.args;
-      args.c = c.data(), args.c_pitch = pitch, args.exact = true;
-      if (start == MmadStart::kAdd) args.sums = operands.c.data(), args.sums_pitch = operands.args.c_pitch;
-      mmad(args);
+      Matrix<float> by_rows(m, pitch, pitch), by_columns(m, pitch, pitch);
+      for (Matrix<float>* c : {&by_rows, &by_columns}) {
+        c->Fill([] { return 77.0f; });
+        MmadArgs args = operands.args;
+        args.c = c->data(), args.c_pitch = pitch, args.exact = true, args.by_columns = c == &by_columns;
+        if (start == MmadStart::kAdd) args.sums = operands.c.data(), args.sums_pitch = operands.args.c_pitch;
+        mmad(args);
+      }
       mmad(operands.args);
-      for (std::int64_t i = 0; i < m; ++i) {
-        for (std::int64_t j = 0; j < n; ++j) ASSERT_EQ(BitsOf(c(i, j)), BitsOf(operands.c(i, j)));
-        for (std::int64_t j = n; j < pitch; ++j)
-          ASSERT_EQ(c(i, j), 77.0f) << "beyond n, at " << i << ", " << j;
+      for (const Matrix<float>* c : {&by_rows, &by_columns}) {
+        for (std::int64_t i = 0; i < m; ++i) {
+          for (std::int64_t j = 0; j < n; ++j) ASSERT_EQ(BitsOf((*c)(i, j)), BitsOf(operands.c(i, j)));
+          for (std::int64_t j = n; j < pitch; ++j)
+            ASSERT_EQ((*c)(i, j), 77.0f) << "beyond n, at " << i << ", " << j;
+        }
       }
     }
   }

@@ -1,0 +1,399 @@
+// Packing of the Cube's operands into the layouts of MmadArgs. Included once per Highway target by cube_ops.cc, after
+// foreach_target.h.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "npu_model/host/tile_ops.h"
+
+#if defined(CUBIST_NPU_MODEL_HOST_PACKING_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef CUBIST_NPU_MODEL_HOST_PACKING_INL_H_
+#undef CUBIST_NPU_MODEL_HOST_PACKING_INL_H_
+#else
+#define CUBIST_NPU_MODEL_HOST_PACKING_INL_H_
+#endif
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cubist {
+namespace HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using FloatTag = HWY_FULL(float);
+using WordTag = hn::Rebind<std::uint32_t, FloatTag>;
+using HalfTag = hn::Rebind<std::uint16_t, FloatTag>;  // As many 16-bit lanes as a vector has floats.
+using Words = hn::Vec<WordTag>;
+
+constexpr std::int64_t kLanes = static_cast<std::int64_t>(hn::MaxLanes(FloatTag()));
+constexpr std::int64_t kNr = 2 * kLanes;  // Columns of a panel.
+
+constexpr std::int64_t Min(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+constexpr std::int64_t RoundDown(std::int64_t a, std::int64_t b) { return a / b * b; }
+
+// ---- Elements of the source type to words of the operand type
+
+// How source elements become operand elements, one by one and a vector at a time.
+template <class Source>
+struct Widen {
+  using From = Source;
+  using To = float;
+  static float One(Source value) { return static_cast<float>(value); }
+};
+struct KeepBF16 {
+  using From = BF16;
+  using To = BF16;
+  static BF16 One(BF16 value) { return value; }
+};
+
+// kLanes elements as floats, in the bits of words.
+HWY_INLINE Words LoadWords(const float* p) { return hn::BitCast(WordTag(), hn::LoadU(FloatTag(), p)); }
+HWY_INLINE Words LoadHalves(const void* p) {
+  return hn::PromoteTo(WordTag(), hn::LoadU(HalfTag(), static_cast<const std::uint16_t*>(p)));
+}
+HWY_INLINE Words LoadWords(const BF16* p) { return hn::ShiftLeft<16>(LoadHalves(p)); }
+HWY_INLINE Words LoadWords(const F16* p) {
+#if HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)
+  const hn::Rebind<hwy::float16_t, FloatTag> d16;
+  const auto half = hn::BitCast(d16, hn::LoadU(HalfTag(), reinterpret_cast<const std::uint16_t*>(p)));
+  return hn::BitCast(WordTag(), hn::PromoteTo(FloatTag(), half));
+#else
+  // Exponent and mantissa of the half, read as a float, are its value times 2^-112, subnormals included.
+  const FloatTag d;
+  const WordTag du;
+  const Words h = LoadHalves(p);
+  const Words shifted = hn::ShiftLeft<13>(hn::And(h, hn::Set(du, 0x7fffu)));
+  const Words finite = hn::BitCast(du, hn::Mul(hn::BitCast(d, shifted), hn::Set(d, 0x1p112f)));
+  const Words special = hn::Or(shifted, hn::Set(du, 0x7f800000u));
+  const auto is_special = hn::Gt(hn::BitCast(hn::Rebind<std::int32_t, FloatTag>(), shifted),
+                                 hn::Set(hn::Rebind<std::int32_t, FloatTag>(), 0x0f7fffff));
+  const Words magnitude = hn::IfThenElse(hn::RebindMask(du, is_special), special, finite);
+  return hn::Or(magnitude, hn::ShiftLeft<16>(hn::And(h, hn::Set(du, 0x8000u))));
+#endif
+}
+HWY_INLINE void StoreWords(Words words, void* p) {
+  hn::StoreU(words, WordTag(), static_cast<std::uint32_t*>(p));
+}
+
+// `count` adjacent elements.
+template <class Source>
+HWY_INLINE void ConvertRow(Widen<Source>, const Source* src, float* dst, std::int64_t count) {
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) StoreWords(LoadWords(src + i), dst + i);
+  for (; i < count; ++i) dst[i] = static_cast<float>(src[i]);
+}
+template <class T>
+HWY_INLINE void CopyRow(const T* src, T* dst, std::int64_t count) {
+  std::memcpy(dst, src, static_cast<std::size_t>(count) * sizeof(T));
+}
+HWY_INLINE void ConvertRow(Widen<float>, const float* src, float* dst, std::int64_t count) {
+  CopyRow(src, dst, count);
+}
+#if HWY_TARGET <= HWY_AVX3
+HWY_INLINE void ConvertRow(KeepBF16, const BF16* src, BF16* dst, std::int64_t count) {
+  CopyRow(src, dst, count);
+}
+#endif
+
+#if HWY_TARGET != HWY_SCALAR
+// Transposes each 4 x 4 block of words that t[0..3] hold side by side.
+HWY_INLINE void Transpose4(const Words t[4], Words out[4]) {
+  const WordTag d;
+  const hn::Repartition<std::uint64_t, WordTag> d64;
+  const auto ab01 = hn::BitCast(d64, hn::InterleaveLower(d, t[0], t[1]));
+  const auto cd01 = hn::BitCast(d64, hn::InterleaveLower(d, t[2], t[3]));
+  const auto ab23 = hn::BitCast(d64, hn::InterleaveUpper(d, t[0], t[1]));
+  const auto cd23 = hn::BitCast(d64, hn::InterleaveUpper(d, t[2], t[3]));
+  out[0] = hn::BitCast(d, hn::InterleaveLower(d64, ab01, cd01));
+  out[1] = hn::BitCast(d, hn::InterleaveUpper(d64, ab01, cd01));
+  out[2] = hn::BitCast(d, hn::InterleaveLower(d64, ab23, cd23));
+  out[3] = hn::BitCast(d, hn::InterleaveUpper(d64, ab23, cd23));
+}
+
+// Transposes kLanes x kLanes words in registers: first blocks of four columns, then inside them.
+HWY_INLINE void Transpose(Words rows[kLanes]) {
+  [[maybe_unused]] const WordTag d;
+  constexpr int kBlocks = static_cast<int>(kLanes / 4);
+  Words t[kBlocks][4];  // t[c][q]: block c of rows q, q + 4, q + 8, ..
+#pragma GCC unroll 4
+  for (int q = 0; q < 4; ++q) {
+#if HWY_TARGET <= HWY_AVX3
+    const Words ab02 = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(rows[q + 4]), rows[q]);
+    const Words ab13 = hn::OddEvenBlocks(rows[q + 4], hn::SwapAdjacentBlocks(rows[q]));
+    const Words cd02 = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(rows[q + 12]), rows[q + 8]);
+    const Words cd13 = hn::OddEvenBlocks(rows[q + 12], hn::SwapAdjacentBlocks(rows[q + 8]));
+    t[0][q] = hn::ConcatLowerLower(d, cd02, ab02);
+    t[1][q] = hn::ConcatLowerLower(d, cd13, ab13);
+    t[2][q] = hn::ConcatUpperUpper(d, cd02, ab02);
+    t[3][q] = hn::ConcatUpperUpper(d, cd13, ab13);
+#elif HWY_TARGET <= HWY_AVX2
+    t[0][q] = hn::ConcatLowerLower(d, rows[q + 4], rows[q]);
+    t[1][q] = hn::ConcatUpperUpper(d, rows[q + 4], rows[q]);
+#else
+    t[0][q] = rows[q];
+#endif
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < kBlocks; ++c) Transpose4(t[c], rows + 4 * c);
+}
+#endif  // HWY_SCALAR
+
+// ---- PackA
+
+// Rows [i.begin, i.end), columns [p.begin, p.end), any strides.
+template <class Convert>
+void PackAElements(Convert, Range rows, Range columns, const StridedSource& src, typename Convert::To* dst,
+                   std::int64_t pitch) {
+  const auto* data = static_cast<const typename Convert::From*>(src.data);
+  for (std::int64_t i = rows.begin; i < rows.end; ++i) {
+    for (std::int64_t p = columns.begin; p < columns.end; ++p) {
+      dst[i * pitch + p] = Convert::One(data[i * src.row_stride + p * src.col_stride]);
+    }
+  }
+}
+
+#if HWY_TARGET != HWY_SCALAR
+// One vector of words, of which lane i belongs to row i of A, from the source's columns at `p`, which are
+// adjacent in i.
+template <class Source>
+HWY_INLINE Words LoadColumn(Widen<Source>, const Source* p, std::int64_t) {
+  return LoadWords(p);
+}
+#if HWY_TARGET <= HWY_AVX3
+HWY_INLINE Words LoadColumn(KeepBF16, const BF16* p, std::int64_t col_stride) {
+  return hn::Or(LoadHalves(p), hn::ShiftLeft<16>(LoadHalves(p + col_stride)));
+}
+#endif
+
+// The source's columns are adjacent in memory: transposes kLanes rows by kLanes words.
+template <class Convert>
+void PackATransposed(Convert convert, std::int64_t m, std::int64_t k, const StridedSource& src,
+                     typename Convert::To* dst, std::int64_t pitch) {
+  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(typename Convert::To));
+  const auto* data = static_cast<const typename Convert::From*>(src.data);
+  const std::int64_t m_full = RoundDown(m, kLanes), k_full = RoundDown(k, kLanes * kPerWord);
+  for (std::int64_t p = 0; p < k_full; p += kLanes * kPerWord) {
+    for (std::int64_t i = 0; i < m_full; i += kLanes) {
+      Words block[kLanes];
+      const auto* from = data + p * src.col_stride + i;
+#pragma GCC unroll 16
+      for (int r = 0; r < kLanes; ++r) {
+        block[r] = LoadColumn(convert, from + r * kPerWord * src.col_stride, src.col_stride);
+      }
+      Transpose(block);
+      auto* to = dst + i * pitch + p;
+#pragma GCC unroll 16
+      for (int r = 0; r < kLanes; ++r) StoreWords(block[r], to + r * pitch);
+    }
+  }
+  PackAElements(convert, {m_full, m}, {0, k_full}, src, dst, pitch);
+  PackAElements(convert, {0, m}, {k_full, k}, src, dst, pitch);
+}
+#endif
+
+template <class Convert>
+void PackAs(Convert convert, std::int64_t m, std::int64_t k, const StridedSource& src, void* dst_data,
+            std::int64_t pitch) {
+  auto* dst = static_cast<typename Convert::To*>(dst_data);
+  if (src.col_stride == 1) {
+    const auto* data = static_cast<const typename Convert::From*>(src.data);
+    for (std::int64_t i = 0; i < m; ++i) ConvertRow(convert, data + i * src.row_stride, dst + i * pitch, k);
+#if HWY_TARGET != HWY_SCALAR
+  } else if (src.row_stride == 1) {
+    PackATransposed(convert, m, k, src, dst, pitch);
+#endif
+  } else {
+    PackAElements(convert, {0, m}, {0, k}, src, dst, pitch);
+  }
+}
+
+void PackA(DType dtype, std::int64_t m, std::int64_t k, const StridedSource& src, void* dst,
+           std::int64_t pitch) {
+  switch (dtype) {
+    case DType::kBF16:
+      return PackAs(Widen<BF16>(), m, k, src, dst, pitch);
+    case DType::kF16:
+      return PackAs(Widen<F16>(), m, k, src, dst, pitch);
+    default:
+      return PackAs(Widen<float>(), m, k, src, dst, pitch);
+  }
+}
+
+// ---- PackB
+
+// Where element (p, j) stands in the panels.
+template <class To>
+HWY_INLINE std::int64_t PanelOffset(std::int64_t p, std::int64_t j, std::int64_t panel_stride) {
+  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(To));
+  return j / kNr * panel_stride + (p / kPerWord * kNr + j % kNr) * kPerWord + p % kPerWord;
+}
+
+template <class Convert>
+void PackBElements(Convert, Range rows, Range columns, const StridedSource& src, typename Convert::To* dst,
+                   std::int64_t panel_stride) {
+  using To = typename Convert::To;
+  const auto* data = static_cast<const typename Convert::From*>(src.data);
+  for (std::int64_t p = rows.begin; p < rows.end; ++p) {
+    for (std::int64_t j = columns.begin; j < columns.end; ++j) {
+      dst[PanelOffset<To>(p, j, panel_stride)] = Convert::One(data[p * src.row_stride + j * src.col_stride]);
+    }
+  }
+}
+
+// Rows of the source are adjacent in memory. A few words of k are packed for one panel after the other: their rows are
+// read side by side, and each panel is written a few lines at a time. Word by word the lines that are under way would
+// lie a panel apart, in one set of the caches where that is a power of two: a third of the speed.
+constexpr std::int64_t kWordsAtATime = 4;
+constexpr std::int64_t kBytesAhead = 256;
+
+template <class Source>
+void PackBPlain(Widen<Source> convert, std::int64_t k, std::int64_t n, const StridedSource& src, float* dst,
+                std::int64_t panel_stride) {
+  constexpr std::int64_t kAhead = kBytesAhead / static_cast<std::int64_t>(sizeof(Source));
+  const auto* data = static_cast<const Source*>(src.data);
+  for (std::int64_t first = 0; first < k; first += kWordsAtATime) {
+    for (std::int64_t j = 0; j < n; j += kNr) {
+      for (std::int64_t p = first; p < Min(first + kWordsAtATime, k); ++p) {
+        const Source* from = data + p * src.row_stride + j;
+        float* to = dst + PanelOffset<float>(p, j, panel_stride);
+        if (n - j < kNr) {
+          ConvertRow(convert, from, to, n - j);
+          continue;
+        }
+        __builtin_prefetch(from + kAhead);
+        __builtin_prefetch(from + kAhead + kLanes);
+        StoreWords(LoadWords(from), to);
+        StoreWords(LoadWords(from + kLanes), to + kLanes);
+      }
+    }
+  }
+}
+#if HWY_TARGET <= HWY_AVX3
+// Two rows at a time, interleaved.
+void PackBPlain(KeepBF16 convert, std::int64_t k, std::int64_t n, const StridedSource& src, BF16* dst,
+                std::int64_t panel_stride) {
+  constexpr std::int64_t kAhead = kBytesAhead / static_cast<std::int64_t>(sizeof(BF16));
+  const auto* data = static_cast<const BF16*>(src.data);
+  const std::int64_t k_full = RoundDown(k, 2), n_full = RoundDown(n, kLanes), step = 2 * kWordsAtATime;
+  for (std::int64_t first = 0; first < k_full; first += step) {
+    for (std::int64_t panel = 0; panel < n_full; panel += kNr) {
+      for (std::int64_t p = first; p < Min(first + step, k_full); p += 2) {
+        const BF16* from = data + p * src.row_stride;
+        __builtin_prefetch(from + panel + kAhead);
+        __builtin_prefetch(from + src.row_stride + panel + kAhead);
+        for (std::int64_t j = panel; j < Min(panel + kNr, n_full); j += kLanes) {
+          const Words pairs =
+              hn::Or(LoadHalves(from + j), hn::ShiftLeft<16>(LoadHalves(from + src.row_stride + j)));
+          StoreWords(pairs, dst + PanelOffset<BF16>(p, j, panel_stride));
+        }
+      }
+    }
+  }
+  PackBElements(convert, {0, k_full}, {n_full, n}, src, dst, panel_stride);
+  PackBElements(convert, {k_full, k}, {0, n}, src, dst, panel_stride);
+}
+#endif
+
+#if HWY_TARGET != HWY_SCALAR
+// One vector of words, adjacent in p.
+template <class Source>
+HWY_INLINE Words LoadRun(Widen<Source>, const Source* p) {
+  return LoadWords(p);
+}
+#if HWY_TARGET <= HWY_AVX3
+HWY_INLINE Words LoadRun(KeepBF16, const BF16* p) {  // Pairs of k are adjacent in the source already.
+  return hn::LoadU(WordTag(), reinterpret_cast<const std::uint32_t*>(p));
+}
+#endif
+
+// The source's columns are adjacent in memory: transposes kLanes columns by kLanes words.
+template <class Convert>
+void PackBTransposed(Convert convert, std::int64_t k, std::int64_t n, const StridedSource& src,
+                     typename Convert::To* dst, std::int64_t panel_stride) {
+  using To = typename Convert::To;
+  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(To));
+  const auto* data = static_cast<const typename Convert::From*>(src.data);
+  const std::int64_t n_full = RoundDown(n, kLanes), k_full = RoundDown(k, kLanes * kPerWord);
+  for (std::int64_t j = 0; j < n_full; j += kLanes) {
+    for (std::int64_t p = 0; p < k_full; p += kLanes * kPerWord) {
+      Words block[kLanes];
+      const auto* from = data + j * src.col_stride + p;
+#pragma GCC unroll 16
+      for (int r = 0; r < kLanes; ++r) block[r] = LoadRun(convert, from + r * src.col_stride);
+      Transpose(block);
+      To* to = dst + PanelOffset<To>(p, j, panel_stride);
+#pragma GCC unroll 16
+      for (int r = 0; r < kLanes; ++r) StoreWords(block[r], to + r * kNr * kPerWord);
+    }
+  }
+  PackBElements(convert, {0, k_full}, {n_full, n}, src, dst, panel_stride);
+  PackBElements(convert, {k_full, k}, {0, n}, src, dst, panel_stride);
+}
+#endif
+
+// Zeros where the panels reach beyond the block: an odd last k, and the last panel's missing columns.
+template <class To>
+void ZeroPanelEdges(std::int64_t k, std::int64_t n, To* dst, std::int64_t panel_stride) {
+  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(To));
+  const std::int64_t k_padded = RoundUp(k, kPerWord), n_padded = RoundUp(n, kNr);
+  for (std::int64_t p = k; p < k_padded; ++p) {
+    for (std::int64_t j = 0; j < n; ++j) dst[PanelOffset<To>(p, j, panel_stride)] = To(0.0f);
+  }
+  if (n == n_padded) return;
+  for (std::int64_t p = 0; p < k_padded; p += kPerWord) {
+    To* to = dst + PanelOffset<To>(p, n, panel_stride);
+    std::memset(static_cast<void*>(to), 0, static_cast<std::size_t>((n_padded - n) * kPerWord) * sizeof(To));
+  }
+}
+
+template <class Convert>
+void PackBs(Convert convert, std::int64_t k, std::int64_t n, const StridedSource& src, void* dst_data,
+            std::int64_t panel_stride) {
+  auto* dst = static_cast<typename Convert::To*>(dst_data);
+  if (src.col_stride == 1) {
+    PackBPlain(convert, k, n, src, dst, panel_stride);
+#if HWY_TARGET != HWY_SCALAR
+  } else if (src.row_stride == 1) {
+    PackBTransposed(convert, k, n, src, dst, panel_stride);
+#endif
+  } else {
+    PackBElements(convert, {0, k}, {0, n}, src, dst, panel_stride);
+  }
+  ZeroPanelEdges(k, n, dst, panel_stride);
+}
+
+void PackB(DType dtype, std::int64_t k, std::int64_t n, const StridedSource& src, void* dst,
+           std::int64_t panel_stride) {
+  switch (dtype) {
+    case DType::kBF16:
+      return PackBs(Widen<BF16>(), k, n, src, dst, panel_stride);
+    case DType::kF16:
+      return PackBs(Widen<F16>(), k, n, src, dst, panel_stride);
+    default:
+      return PackBs(Widen<float>(), k, n, src, dst, panel_stride);
+  }
+}
+
+#if HWY_TARGET <= HWY_AVX3
+void PackANative(DType dtype, std::int64_t m, std::int64_t k, const StridedSource& src, void* dst,
+                 std::int64_t pitch) {
+  if (dtype != DType::kBF16) return PackA(dtype, m, k, src, dst, pitch);
+  PackAs(KeepBF16(), m, k, src, dst, pitch);
+}
+
+void PackBNative(DType dtype, std::int64_t k, std::int64_t n, const StridedSource& src, void* dst,
+                 std::int64_t panel_stride) {
+  if (dtype != DType::kBF16) return PackB(dtype, k, n, src, dst, panel_stride);
+  PackBs(KeepBF16(), k, n, src, dst, panel_stride);
+}
+#endif
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace cubist
+HWY_AFTER_NAMESPACE();
+
+#endif  // CUBIST_NPU_MODEL_HOST_PACKING_INL_H_
