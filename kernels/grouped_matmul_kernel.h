@@ -9,7 +9,9 @@
 #include <optional>
 #include <span>
 
-#include "kernels/matmul_kernel.h"
+#include "kernels/epilogue_kernel.h"
+#include "kernels/multiply_block_kernel.h"
+#include "kernels/operand_kernel.h"
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
 #include "tiling/grouped_matmul_tiling.h"

@@ -45,7 +45,7 @@ std::vector<PlanRow> Fold(const trace::Record& record, const Plan& plan,
 std::string FlagText(const PlanRow& row);
 // "Cube", "Vector to Cube", ..
 const char* SideText(const PlanRow& row);
-// "kernels/matmul_kernel.h:51 Load L1"
+// "kernels/multiply_block_kernel.h:70 Load L1"
 std::string LineText(const PlanRow::Line& line);
 
 // A table to carry to the device: pipe pair, event ids, behind which line, in front of which, how often; then

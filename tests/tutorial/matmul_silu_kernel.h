@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/matmul_kernel.h"
+#include "kernels/multiply_block_kernel.h"
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
 #include "tiling/matmul_tiling.h"
