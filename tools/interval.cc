@@ -9,21 +9,38 @@
 namespace cubist {
 namespace {
 
-enum class Kind { kMemory, kTransfers, kArithmetic, kFlags, kLaunch };
-constexpr int kKinds = 5;
+// Constants that are wrong together, by the beginnings of their names: the first that fits.
+struct Prefix {
+  std::string_view text;
+  std::size_t kind;
+};
+enum : std::size_t { kLaunch, kFlags, kHbm, kMiss, kL2, kPaths, kVector, kCube, kKinds };
+constexpr Prefix kPrefixes[] = {
+    {"sync.launch_s", kLaunch},
+    {"sync.mixed_launch_s", kLaunch},
+    {"sync.start_spread_s", kLaunch},
+    {"sync.barrier_s", kLaunch},
+    {"sync.", kFlags},
+    {"scalar.", kFlags},
+    {"memory.hbm_", kHbm},
+    {"memory.found_dirty", kHbm},
+    {"memory.core_miss_", kMiss},
+    {"memory.", kL2},
+    {"path.", kPaths},
+    {"vector.", kVector},
+    {"mmad.", kCube},
+    {"clock_hz", kCube},
+};
 
-Kind KindOf(const std::string& name) {
-  if (name == "sync.launch_s" || name == "sync.mixed_launch_s" || name == "sync.barrier_s" ||
-      name == "sync.start_spread_s")
-    return Kind::kLaunch;
-  if (name.starts_with("memory.")) return Kind::kMemory;
-  if (name.starts_with("path.")) return Kind::kTransfers;
-  return name.starts_with("mmad.") || name.starts_with("vector.") || name == "clock_hz" ? Kind::kArithmetic
-                                                                                        : Kind::kFlags;
+std::size_t KindOf(std::string_view name) {
+  for (const Prefix& prefix : kPrefixes) {
+    if (name.starts_with(prefix.text)) return prefix.kind;
+  }
+  return kKinds;
 }
 
 // With the constants of a kind at the slow end of their spread.
-ChipSpec Slowed(const ChipSpec& chip, Kind kind) {
+ChipSpec Slowed(const ChipSpec& chip, std::size_t kind) {
   ChipSpec slow = chip;
   for (const NamedConstant& c : ConstantsOf(chip)) {
     if (KindOf(c.name) != kind || c.whole || c.constant.spread <= 0) continue;
@@ -51,8 +68,8 @@ double PredictedUs(std::span<RecordedLaunch> launches, const ChipSpec& chip) {
 
 Interval IntervalOf(std::span<RecordedLaunch> launches, const ChipSpec& chip, double us) {
   double squares = 0;
-  for (int kind = 0; kind < kKinds; ++kind) {
-    const double change = PredictedUs(launches, Slowed(chip, static_cast<Kind>(kind))) - us;
+  for (std::size_t kind = 0; kind < kKinds; ++kind) {
+    const double change = PredictedUs(launches, Slowed(chip, kind)) - us;
     squares += change * change;
   }
   for (auto& [record, plan] : launches) record.chip = chip;

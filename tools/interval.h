@@ -19,8 +19,8 @@ struct RecordedLaunch {
 // Microseconds of all launches on a chip that differs from the recorded one in costs alone.
 double PredictedUs(std::span<RecordedLaunch> launches, const ChipSpec& chip);
 
-// `us`, give or take what the spread of the chip's constants implies: each kind of constant (memory, transfers,
-// arithmetic, flags and issue, launch) is as slow as its sources allow in turn, and the changes add like independent
+// `us`, give or take what the spread of the chip's constants implies: each kind of constant (launch, flags and issue,
+// HBM, misses, L2, transfers, Vector, Cube) is as slow as its sources allow in turn, and the changes add like independent
 // errors. The records are those of `chip` again afterwards.
 struct Interval {
   double low = 0, high = 0;  // us

@@ -14,8 +14,7 @@ namespace {
 struct Model {
   const char* name;
   int cube_cores;
-  double clock_hz;
-  const char* clock_source;
+  Constant clock_hz;
   std::int64_t l2_bytes;
   Constant hbm_bytes_per_s;
 };
@@ -24,8 +23,8 @@ constexpr const char* kCycles = "cycles";
 constexpr const char* kBytesPerCycle = "bytes/cycle";
 
 constexpr Constant kHbm{
-    1.46e12, "bytes/s", Basis::kMeasured, 0.2,
-    "asc-devkit data_copy, all cores reading 302 MB: 1.41 to 1.49 TB/s; quoted 1.6 to 1.8"};
+    1.46e12, "bytes/s", Basis::kMeasured, 0.12,
+    "asc-devkit data_copy, all cores reading 302 MB: 1.41 to 1.49 TB/s; vendor guide: 1.6, 1.8 on paper"};
 
 void SetBuffers(ChipSpec& chip) {
   constexpr std::int64_t kKiB = 1024;
@@ -102,8 +101,9 @@ void SetPaths(ChipSpec& chip) {
       {70, "", Basis::kGuessed, 0.5, "as UB to GM; theory 128, pto-isa 18"});
   set(Path::kGmToUb,
       {193, "", Basis::kMeasured, 0.7, "msKPP resource910b.cpp, 910B3 GM_TO_UB: 193; 910B1: 64 to 147"},
-      {126, "", Basis::kMeasured, 0.6,
-       "msKPP resource910b.cpp, 910B3 GM_TO_UB: 126; 910B1: 48, taken as misses of L2"});
+      {126, "", Basis::kMeasured, 0.15,
+       "msKPP resource910b.cpp, 910B3 GM_TO_UB: 126, a scatter of 5 % about it; 910B1's 48 are "
+       "memory.core_miss"});
   set(Path::kUbToGm,
       {107, "", Basis::kMeasured, 0.2, "msKPP resource910b.cpp, 910B1 and 910B3 UB_TO_GM: 88 to 121"},
       {76, "", Basis::kMeasured, 0.15, "msKPP resource910b.cpp, 910B1 and 910B3 UB_TO_GM: 66 to 79"});
@@ -122,18 +122,18 @@ void SetVector(ChipSpec& chip) {
     chip.vector.cycles[static_cast<std::size_t>(op)] = {cycles, kPerRepeat, basis, spread, source};
   };
   set(VectorOp::kUnary, 1, Basis::kMeasured, 0.07, "msKPP resource910b.cpp, 910B1 vadds, vmuls");
-  set(VectorOp::kBinary, 2, Basis::kMeasured, 0.5,
-      "msKPP resource910b.cpp, 910B1 vadd, vmul, vmax; 1 where sources are in different bank groups "
-      "(asc-devkit)");
+  set(VectorOp::kBinary, 2, Basis::kMeasured, 0.15,
+      "msKPP resource910b.cpp, 910B1 vadd, vmul, vmax; pto-isa, 910B3: 2.0 to 2.3; half where sources are in "
+      "different bank groups (asc-devkit)");
   set(VectorOp::kExp, 2, Basis::kMeasured, 0.05, "msKPP resource910b.cpp, 910B1 vexp fp32");
   set(VectorOp::kLn, 2, Basis::kMeasured, 0.05, "msKPP resource910b.cpp, 910B1 vln fp32");
   set(VectorOp::kDiv, 4, Basis::kMeasured, 0.05, "msKPP resource910b.cpp, 910B1 vdiv fp32");
   set(VectorOp::kCast, 1, Basis::kMeasured, 1, "msKPP resource910b.cpp, 910B1 vconv: 1, 2 for some types");
-  set(VectorOp::kReduce, 1, Basis::kMeasured, 2,
-      "msKPP resource910b.cpp, 910B1 vcgadd, vcgmax fp32, eight to one; whole-repeat vcadd: 3");
+  set(VectorOp::kReduce, 1, Basis::kMeasured, 0.1,
+      "msKPP resource910b.cpp, 910B1 vcgadd, vcgmax fp32, eight to one");
   set(VectorOp::kSelect, 2, Basis::kMeasured, 0.1, "msKPP resource910b.cpp, 910B1 vsel");
-  set(VectorOp::kInteger, 2, Basis::kMeasured, 0.5,
-      "msKPP resource910b.cpp, 910B1 vadd; 1 without bank conflicts");
+  set(VectorOp::kInteger, 2, Basis::kMeasured, 0.15,
+      "msKPP resource910b.cpp, 910B1 vadd int32; half where sources are in different bank groups");
   set(VectorOp::kSort, 16, Basis::kGuessed, 0.5, "as a merge pass");
   set(VectorOp::kMergeSort, 16, Basis::kMeasured, 0.3,
       "msKPP resource910b.cpp, 910B1 vmrgsort4: 16 per 64 elements");
@@ -153,7 +153,7 @@ void SetScalar(ChipSpec& chip) {
 }
 
 void SetMemory(ChipSpec& chip, const Model& model) {
-  const double core_cycles_per_s = model.cube_cores * model.clock_hz;
+  const double core_cycles_per_s = model.cube_cores * model.clock_hz.value;
   chip.memory.l2_bytes = model.l2_bytes;
   chip.memory.l2_line = 512;
   chip.memory.hbm_bytes_per_s = model.hbm_bytes_per_s;
@@ -171,7 +171,9 @@ void SetMemory(ChipSpec& chip, const Model& model) {
       120, kBytesPerCycle, Basis::kMeasured, 0.3,
       "msKPP resource910b.cpp, 910B1 L0C_TO_GM: the highest seen of one core"};
   chip.memory.core_miss_bytes_per_cycle = {48, kBytesPerCycle, Basis::kMeasured, 0.3,
-                                           "msKPP resource910b.cpp, 910B1 GM_TO_UB, taken as misses of L2"};
+                                           "msKPP resource910b.cpp, 910B1 GM_TO_UB: 47 to 51, taken as "
+                                           "misses of L2; pto-dsl guide, M = 128: 41; platform "
+                                           "file: 32"};
   chip.memory.found_dirty = {
       0.1, "share", Basis::kFitted, 1,
       "pto-dsl guide, M = 128 (fresh buffers for every launch); elementwise rows ask for 0.25"};
@@ -192,9 +194,10 @@ void SetSync(ChipSpec& chip) {
   chip.sync.start_spread_s = {1e-6, "s", Basis::kGuessed, 1,
                               "an empty kernel takes 1.7 to 3 us; cores that start together stay in step"};
   chip.sync.barrier_s = {1.5e-6, "s", Basis::kGuessed, 0.35, "1 to 2 us; no published figure"};
-  chip.sync.launch_s = {1.6e-6, "s", Basis::kMeasured, 0.5,
-                        "cann-bench: an empty MoeInitRouting takes 1.66 us, a MatMul of 64^3 1.91, launched "
-                        "repeatedly; cold launches 13 to 20 us"};
+  chip.sync.launch_s = {
+      1.6e-6, "s", Basis::kMeasured, 0.9,
+      "cann-bench: an empty MoeInitRouting takes 1.66 us, a MatMul of 64^3 1.91, other empty "
+      "kernels to 3, launched repeatedly; cold launches 13 to 20 us"};
   chip.sync.mixed_launch_s = {4e-6, "s", Basis::kMeasured, 1,
                               "catlass: 1 to 5 us in its documents, 1 + 7 * share of the cores in its choice "
                               "of kernels; vendor guide: "
@@ -207,7 +210,7 @@ ChipSpec MakeChip(const Model& model) {
   chip.cube_cores = model.cube_cores;
   chip.vector_per_cube = 2;
   chip.concurrent_cores = model.cube_cores;
-  chip.clock_hz = {model.clock_hz, "Hz", Basis::kDocumented, 0.02, model.clock_source};
+  chip.clock_hz = model.clock_hz;
   SetBuffers(chip);
   SetMmad(chip);
   SetPaths(chip);
@@ -219,30 +222,38 @@ ChipSpec MakeChip(const Model& model) {
 }
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
-constexpr const char* kSocTable = "pto-isa fa_cost_model.py, table of chips";
+constexpr Constant ClockOf(double hz) {
+  return {hz, "Hz", Basis::kDocumented, 0.09,
+          "pto-isa fa_cost_model.py, table of chips; a profile in pto-dsl's guide fits 1.65 for 1.8 GHz "
+          "under load"};
+}
 
 }  // namespace
 
 const ChipSpec& Ascend910B1() {
   static const ChipSpec chip =
-      MakeChip({"ascend910b1", 24, 1.85e9, "platform file Ascend910B1.ini", 192 * kMiB, kHbm});
+      MakeChip({"ascend910b1",
+                24,
+                {1.85e9, "Hz", Basis::kDocumented, 0.02, "platform file Ascend910B1.ini"},
+                192 * kMiB,
+                kHbm});
   return chip;
 }
 
 const ChipSpec& Ascend910B2() {
-  static const ChipSpec chip = MakeChip({"ascend910b2", 24, 1.8e9, kSocTable, 192 * kMiB, kHbm});
+  static const ChipSpec chip = MakeChip({"ascend910b2", 24, ClockOf(1.8e9), 192 * kMiB, kHbm});
   return chip;
 }
 
 const ChipSpec& Ascend910B3() {
-  static const ChipSpec chip = MakeChip({"ascend910b3", 20, 1.8e9, kSocTable, 192 * kMiB, kHbm});
+  static const ChipSpec chip = MakeChip({"ascend910b3", 20, ClockOf(1.8e9), 192 * kMiB, kHbm});
   return chip;
 }
 
 const ChipSpec& Ascend910B4() {
   constexpr Constant kHalfHbm{0.8e12, "bytes/s", Basis::kDocumented, 0.15,
                               "pto-isa fa_cost_model.py: half of the bandwidth; vendor guide: 0.8 TB/s"};
-  static const ChipSpec chip = MakeChip({"ascend910b4", 20, 1.5e9, kSocTable, 96 * kMiB, kHalfHbm});
+  static const ChipSpec chip = MakeChip({"ascend910b4", 20, ClockOf(1.5e9), 96 * kMiB, kHalfHbm});
   return chip;
 }
 
