@@ -55,7 +55,7 @@ void RmsNormKernel(V& core, const RmsNormOperands& g, const RowwiseTiling& t) {
                      sum_cols = g.residual == nullptr ? 1 : t.cols;
   Ring<Buffer::kUB, T> residual_ub(core, "residual_ub", sum_rows, sum_cols, t.stages, Role::kRelay),
       sum_ub(core, "sum_ub", sum_rows, sum_cols, t.stages);
-  Ring<Buffer::kUB, T> out_ub(core, "out_ub", t.rows, t.cols, t.stages);
+  Ring<Buffer::kUB, T> out_ub(core, "out_ub", t.rows, t.cols, t.stages, Role::kRelay);
   Ring<Buffer::kUB, float> s0_ub(core, "s0_ub", t.rows, t.cols, 1), s1_ub(core, "s1_ub", t.rows, t.cols, 1);
   Ring<Buffer::kUB, float> rstd_ub(core, "rstd_ub", t.rows, 1, t.stages),
       one_ub(core, "one_ub", t.rows, 1, 1);
@@ -96,9 +96,10 @@ void RmsNormKernel(V& core, const RmsNormOperands& g, const RowwiseTiling& t) {
           x = x_ub.Next(rows.size(), cols.size());
           core.Load(x, (g.residual == nullptr ? g.x : MatrixOf(*g.sum)).Block(rows, cols));
         }
-        const UbTile<T> out = out_ub.Next(rows.size(), cols.size());
+        const Gm destination = g.out.Block(rows, cols);
+        const UbTile<T> out = out_ub.Next(destination);
         core.ScaleRows(out, s0_ub.Next(rows.size(), cols.size()), x, rstd, weights.Load(cols));
-        core.Store(g.out.Block(rows, cols), out);
+        core.Store(destination, out);
       }
       if (g.rstd != nullptr) core.Store(MatrixOf(*g.rstd).Rows(rows), rstd);
     }
@@ -119,7 +120,7 @@ void RmsNormGradKernel(V& core, const RmsNormGradOperands& g, const RowwiseTilin
   Ring<Buffer::kUB, T> d_out_ub(core, "d_out_ub", t.rows, t.cols, t.stages, Role::kRelay),
       x_ub(core, "x_ub", t.rows, t.cols, t.stages, Role::kRelay),
       more_ub(core, "d_more_ub", t.rows, t.cols, t.stages, Role::kRelay);
-  Ring<Buffer::kUB, T> d_x_ub(core, "d_x_ub", t.rows, t.cols, t.stages);
+  Ring<Buffer::kUB, T> d_x_ub(core, "d_x_ub", t.rows, t.cols, t.stages, Role::kRelay);
   Ring<Buffer::kUB, float> s0_ub(core, "s0_ub", t.rows, t.cols, 1), s1_ub(core, "s1_ub", t.rows, t.cols, 1);
   Ring<Buffer::kUB, float> rstd_ub(core, "rstd_ub", t.rows, 1, t.stages),
       shift_ub(core, "shift_ub", t.rows, 1, 1);
@@ -155,7 +156,8 @@ void RmsNormGradKernel(V& core, const RmsNormGradOperands& g, const RowwiseTilin
         if (!whole) load(cols);
         const UbTile<float> s0 = s0_ub.Next(rows.size(), cols.size()),
                             s1 = s1_ub.Next(rows.size(), cols.size());
-        const UbTile<T> d_x = d_x_ub.Next(rows.size(), cols.size());
+        const Gm destination = g.d_x.Block(rows, cols);
+        const UbTile<T> d_x = d_x_ub.Next(destination);
         if (g.d_more != nullptr) {
           const UbTile<T> more = more_ub.Next(rows.size(), cols.size());
           core.Load(more, MatrixOf(*g.d_more).Block(rows, cols));
@@ -163,7 +165,7 @@ void RmsNormGradKernel(V& core, const RmsNormGradOperands& g, const RowwiseTilin
         } else {
           core.NormGrad(d_x, s0, s1, d_out, x, weights.Load(cols), rstd, shift);
         }
-        core.Store(g.d_x.Block(rows, cols), d_x);
+        core.Store(destination, d_x);
         if (!sums) continue;
         // The sum stays in UB where rows are whole, and goes through GM with every part otherwise.
         const bool first = rows.begin == chunk.begin, last = rows.end == chunk.end;

@@ -306,8 +306,10 @@ void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenU
   Ring<Buffer::kUB, float> probs_ub(core, "probs_ub", t.piece_tokens, top_k, 2);
   IntTiles<V> expert_ids = ExpertsOfSlots(core, g.topk_ids, g.sorted_indices, t.piece_tokens);
   Ring<Buffer::kUB, T> row_ub(core, "row_ub", 1, t.cols, t.stages * static_cast<int>(t.rows), Role::kRelay);
-  Ring<Buffer::kUB, float> sum_ub(core, "sum_ub", 1, t.cols, t.stages),
+  Ring<Buffer::kUB, float> sum_ub(core, "sum_ub", 1, t.cols, t.stages, Role::kRelay),
       scratch_ub(core, "scratch_ub", 1, t.cols, 1), staging_ub(core, "staging_ub", 2, 8, 1);
+  const std::int64_t residuals = (g.residual != nullptr ? 1 : 0) + (g.residual2 != nullptr ? 1 : 0);
+  const bool one_group = residuals + top_k * (g.bias != nullptr ? 2 : 1) <= t.rows;
   // Rows that are summed at once, where their sum stands and, after the last of a token, where it goes.
   struct Group {
     std::array<UbTile<T>, V::kMaxSummands> rows;
@@ -359,7 +361,8 @@ void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenU
 
       for (std::int64_t i = 0; i < piece.size(); ++i) {
         for (const Range cols : Split(g.out.cols, t.cols)) {
-          group.sum = sum_ub.Next(1, cols.size());
+          const Gm destination = g.out.Block({piece.begin + i, piece.begin + i + 1}, cols);
+          group.sum = one_group ? sum_ub.Next(destination) : sum_ub.Next(1, cols.size());
           group.accumulate = Accumulate::kNo, group.out = {};
           const auto add = [&](const Gm& rows, std::int64_t index, float weight) {
             if (group.count == static_cast<std::size_t>(t.rows)) hand_on();
@@ -379,7 +382,7 @@ void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenU
             if (g.bias != nullptr)
               add(MatrixOf(*g.bias), core.ReadScalar(experts.Rows({i, i + 1}), j), weight);
           }
-          group.out = g.out.Block({piece.begin + i, piece.begin + i + 1}, cols);
+          group.out = destination;
           hand_on();
         }
       }

@@ -171,8 +171,9 @@ GmTensor* Launch::Add(const char* name, const ConstTensor& tensor, bool writable
   t.bytes = tensor.count() == 0 ? 0 : (last + 1) * SizeOf(tensor.dtype);
   t.address = next_address_;
   next_address_ += (static_cast<std::uint64_t>(t.bytes) + kLine) / kLine * kLine;
-  // An output larger than the last cache will not be found there by whoever reads it.
-  t.stream = writable && t.bytes > HostChip().memory.l2_bytes;
+  // An output larger than half of the last cache, of which inputs take their share, will not be found there by whoever
+  // reads it.
+  t.stream = writable && t.bytes > HostChip().memory.l2_bytes / 2;
   return &t;
 }
 

@@ -30,7 +30,8 @@ enum class Role : std::uint8_t {
   kB,     // Right operand of Mmad, (k, n).
   kBOnce,  // The same, multiplied with few rows: the host reads it in GM, a piece at a time, and packs no tile.
   kRelay,  // Loaded and stored again, never computed on: the host shows the source in place. An accumulator is stored or
-  // sent right after its last Mmad: the host lets that write to where it goes.
+  // sent right after its last Mmad, a tile that was given for a block of GM (see Ring::Next) right after the one
+  // instruction that writes it: the host lets that write to where it goes.
   // Second roles of a ring whose tiles play two (see Ring): the transpose as an operand, (k, m) and (n, k).
   kATransposed,
   kBTransposed,
@@ -55,6 +56,48 @@ struct HostLayout {
   std::int64_t first_col = 0;
 };
 
+// A tensor in global memory as a launch knows it. Kernels cut views out of it and never touch its bytes.
+struct GmTensor {
+  std::byte* data = nullptr;  // Null when a kernel is recorded without data.
+  DType dtype = DType::kF32;
+  bool writable = false;
+  bool input = true;       // Holds values before the launch.
+  bool stream = false;     // Written once and too large to stay cached: a hint for the host's stores.
+  std::int32_t index = 0;  // Position among the launch's tensors.
+  const char* name = "";
+  std::uint64_t address = 0;  // First byte in the modelled GM.
+  std::int64_t bytes = 0;     // From the first to the last element.
+  BasicTensor<void>::Sizes
+      sizes{};  // Up to four dimensions, the last ones innermost; missing ones are 1 in front.
+  BasicTensor<void>::Sizes strides{};
+};
+
+// A matrix view of global memory: element (i, j) stands at offset + i * row_stride + j * col_stride elements.
+struct Gm {
+  const GmTensor* tensor = nullptr;
+  std::int64_t offset = 0;
+  std::int64_t rows = 0, cols = 0;
+  std::int64_t row_stride = 0, col_stride = 1;
+
+  DType dtype() const { return tensor->dtype; }
+  std::byte* data() const {
+    return tensor->data == nullptr ? nullptr : tensor->data + offset * SizeOf(tensor->dtype);
+  }
+  Gm Block(Range r, Range c) const {
+    CUBIST_DCHECK(r.begin >= 0 && r.end <= rows && c.begin >= 0 && c.end <= cols, "block outside its view");
+    return {tensor,    offset + r.begin * row_stride + c.begin * col_stride, r.size(), c.size(), row_stride,
+            col_stride};
+  }
+  Gm Rows(Range r) const { return Block(r, {0, cols}); }
+  Gm Cols(Range c) const { return Block({0, rows}, c); }
+  Gm Transposed() const { return {tensor, offset, cols, rows, col_stride, row_stride}; }
+};
+
+// The matrix of the last two dimensions at index (i, j) of the first two.
+inline Gm MatrixOf(const GmTensor& t, std::int64_t i = 0, std::int64_t j = 0) {
+  return {&t, i * t.strides[0] + j * t.strides[1], t.sizes[2], t.sizes[3], t.strides[2], t.strides[3]};
+}
+
 // One stage of a ring: a fixed piece of one buffer.
 struct Slot {
   // What the kernel asked for.
@@ -72,6 +115,7 @@ struct Slot {
   std::int64_t bytes = 0;
   std::uint32_t generation = 0;               // Counts how often the ring handed it out,
   std::int64_t tile_rows = 0, tile_cols = 0;  // and with which shape last.
+  Gm destination;                             // Of a relay tile that goes to GM; no tensor otherwise.
 
   // Where the host has it: its own storage, and what it shows at present (its
   // storage or a view of something else).
@@ -148,7 +192,14 @@ class Ring {
     CUBIST_CHECK(rows <= slot.rows && cols <= slot.cols,
                  std::string(slot.owner) + ": tile larger than its slot");
     slot.tile_rows = rows, slot.tile_cols = cols;
+    slot.destination.tensor = nullptr;
     return {&slot, ++slot.generation, {0, rows}, {0, cols}};
+  }
+  // The same as large as a block of GM, which is where this tile of a relay ring will be stored.
+  Tile<kBuffer, T> Next(const Gm& destination) {
+    const Tile<kBuffer, T> tile = Next(destination.rows, destination.cols);
+    tile.slot->destination = destination;
+    return tile;
   }
 
  private:
@@ -156,48 +207,6 @@ class Ring {
   int stages_;
   int at_ = 0;
 };
-
-// A tensor in global memory as a launch knows it. Kernels cut views out of it and never touch its bytes.
-struct GmTensor {
-  std::byte* data = nullptr;  // Null when a kernel is recorded without data.
-  DType dtype = DType::kF32;
-  bool writable = false;
-  bool input = true;       // Holds values before the launch.
-  bool stream = false;     // Written once and too large to stay cached: a hint for the host's stores.
-  std::int32_t index = 0;  // Position among the launch's tensors.
-  const char* name = "";
-  std::uint64_t address = 0;  // First byte in the modelled GM.
-  std::int64_t bytes = 0;     // From the first to the last element.
-  BasicTensor<void>::Sizes
-      sizes{};  // Up to four dimensions, the last ones innermost; missing ones are 1 in front.
-  BasicTensor<void>::Sizes strides{};
-};
-
-// A matrix view of global memory: element (i, j) stands at offset + i * row_stride + j * col_stride elements.
-struct Gm {
-  const GmTensor* tensor = nullptr;
-  std::int64_t offset = 0;
-  std::int64_t rows = 0, cols = 0;
-  std::int64_t row_stride = 0, col_stride = 1;
-
-  DType dtype() const { return tensor->dtype; }
-  std::byte* data() const {
-    return tensor->data == nullptr ? nullptr : tensor->data + offset * SizeOf(tensor->dtype);
-  }
-  Gm Block(Range r, Range c) const {
-    CUBIST_DCHECK(r.begin >= 0 && r.end <= rows && c.begin >= 0 && c.end <= cols, "block outside its view");
-    return {tensor,    offset + r.begin * row_stride + c.begin * col_stride, r.size(), c.size(), row_stride,
-            col_stride};
-  }
-  Gm Rows(Range r) const { return Block(r, {0, cols}); }
-  Gm Cols(Range c) const { return Block({0, rows}, c); }
-  Gm Transposed() const { return {tensor, offset, cols, rows, col_stride, row_stride}; }
-};
-
-// The matrix of the last two dimensions at index (i, j) of the first two.
-inline Gm MatrixOf(const GmTensor& t, std::int64_t i = 0, std::int64_t j = 0) {
-  return {&t, i * t.strides[0] + j * t.strides[1], t.sizes[2], t.sizes[3], t.strides[2], t.strides[3]};
-}
 
 // A Mmad operand that lies in global memory in the core's own tile layout ("NZ" on the NPU, panels on the
 // host): written by Store(PackedGm, L1Tile), read by Load(L1Tile, PackedGm) without any change of layout. A

@@ -28,6 +28,10 @@ constexpr std::int64_t kLeastChunk = 16;
 // Elements of a host's tile: what it reads and writes of them stays in the first-level cache.
 constexpr std::int64_t kHostElements = 8192;
 
+// Rows of a host's tile where rows are longer: one, which then is read twice from the first-level cache; some from the
+// second where a sum along the rows would be read and written with each.
+std::int64_t HostRows(const Shape& s) { return s.row_vectors > 1 ? 4 : 1; }
+
 std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
   std::vector<Tiling> tilings;
   Tiling t;
@@ -40,7 +44,8 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
     for (std::int64_t rows : TileSizes({1, 2, 4, 8, 16, 32, 64, 128}, 1, t.chunk_rows)) {
       for (int stages : {1, 2}) {
         t.rows = rows, t.cols = cols, t.stages = stages;
-        if (!chip.pipes_overlap && rows * cols > kHostElements && !(rows == 1 && s.whole_rows)) continue;
+        if (!chip.pipes_overlap && rows * cols > kHostElements && !(rows <= HostRows(s) && s.whole_rows))
+          continue;
         tilings.push_back(t);
       }
     }

@@ -122,7 +122,7 @@ std::vector<std::int64_t> RowParts(const Shape& s) {
 
 // Tokens of a chunk: fewer do not pay for a row of counts, nor on a host for setting a core up.
 std::int64_t LeastChunk(const ChipSpec& chip, const Shape& s) {
-  constexpr std::int64_t kTokens = 16, kRoutes = 2048, kBytes = 1 << 19;
+  constexpr std::int64_t kTokens = 16, kRoutes = 4096, kBytes = 1 << 19;
   if (chip.pipes_overlap) return kTokens;
   const std::int64_t k = std::max<std::int64_t>(s.top_k, 1),
                      row = std::max<std::int64_t>(s.hidden * SizeOf(s.dtype), 1);
@@ -161,14 +161,17 @@ std::vector<TokenPermuteTiling> AllPermuteTilings(const ChipSpec& chip, const Sh
   return tilings;
 }
 
+// Columns of a host's fp32 tile beyond which it costs a pass through the second-level cache. A row in more parts than it
+// has to be costs as much: every part of every row starts in a page of its own.
+constexpr std::int64_t kHostCols = 8192;
+
 std::vector<TokenUnpermuteTiling> AllUnpermuteTilings(const ChipSpec& chip, const Shape& s) {
   std::vector<TokenUnpermuteTiling> tilings;
   TokenUnpermuteTiling t;
   CutTokens(chip, s, 1, &t);
   for (std::int64_t piece : TileSizes({1, 8, 64, 512}, 1, t.chunk_tokens)) {
     for (std::int64_t cols : RowParts(s)) {
-      // An accumulator beyond the first-level cache of a host costs a pass through the second.
-      if (!chip.pipes_overlap && cols > 4096) continue;
+      if (!chip.pipes_overlap && cols > kHostCols) continue;
       for (std::int64_t rows : {1, 2, 4, 8}) {
         for (int stages : {1, 2}) {
           if (!chip.pipes_overlap && stages == 1) continue;  // A host asks for rows one group ahead.
@@ -187,7 +190,7 @@ std::vector<TokenUnpermuteGradTiling> AllUnpermuteGradTilings(const ChipSpec& ch
   CutTokens(chip, s, 1, &t);
   for (std::int64_t piece : TileSizes({1, 8, 64, 512}, 1, t.chunk_tokens)) {
     for (std::int64_t cols : RowParts(s)) {
-      if (!chip.pipes_overlap && cols > 4096) continue;  // As above.
+      if (!chip.pipes_overlap && cols > kHostCols) continue;
       for (std::int64_t slots : TileSizes({8, 64}, 1, s.top_k)) {
         for (int stages : {2, 4}) {
           t.piece_tokens = piece, t.cols = cols, t.slots = slots, t.row_stages = stages;

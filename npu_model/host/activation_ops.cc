@@ -21,42 +21,107 @@ namespace {
 // which is the same row's rest or, most often, the next row: the machine's own prefetching ends with every page.
 constexpr std::int64_t kAhead = 4096;
 
-// Asks for the two vectors `bytes` behind `p`, which may lie beyond any tensor.
+// Vectors on which one chain of operations runs side by side: the next one would wait for too many steps of the first.
+template <int kCount>
+struct Several {
+  Vec v[kCount];
+};
+constexpr int kSideBySide = 4;
+
+template <int kCount, class T>
+HWY_INLINE Several<kCount> LoadSeveral(const T* p) {
+  Several<kCount> x;
+#pragma GCC unroll 4
+  for (int c = 0; c < kCount; ++c) x.v[c] = Load(p + c * kLanes);
+  return x;
+}
 template <class T>
-HWY_INLINE void PrefetchTwo(const T* p, std::int64_t bytes) {
-  constexpr std::int64_t kTwo = 2 * kLanes * static_cast<std::int64_t>(sizeof(T));
-  const auto* from = reinterpret_cast<const char*>(p) + bytes;
-  for (std::int64_t b = 0; b < kTwo; b += static_cast<std::int64_t>(kLineBytes)) {
-    __builtin_prefetch(from + b, 0, 2);
+HWY_INLINE Several<1> LoadSome(const T* p, std::int64_t count) {
+  return {count == kLanes ? Load(p) : Load(p, count)};
+}
+template <Narrowing kNarrowing, bool kStream, int kCount, class T>
+HWY_INLINE void StoreSeveral(const Several<kCount>& x, T* p) {
+#pragma GCC unroll 4
+  for (int c = 0; c < kCount; c += 2) {
+    if constexpr (kStream) {
+      StreamTwo<kNarrowing>(x.v[c], x.v[c + 1], p + c * kLanes);
+    } else {
+      StoreTwo<kNarrowing>(x.v[c], x.v[c + 1], p + c * kLanes);
+    }
   }
 }
 
-// out[j] = function(in[j]...) for j < n, two vectors at a time so that narrow stores are whole ones; prefetch(j) goes
-// before each two.
-template <class Prefetch, class Function, class Out, class... In>
-HWY_INLINE void ZipRow(Prefetch prefetch, Function function, std::int64_t n, Out* out, const In*... in) {
-  std::int64_t j = 0;
-  for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
-    prefetch(j);
-    StoreTwo(function(Load(in + j)...), function(Load(in + j + kLanes)...), out + j);
+// What is prefetched for: to be read twice, which the second-level cache keeps; or once, which nothing should keep (what
+// that cache drops goes to the third, at the cost of others' reads).
+enum class Uses { kOnce, kTwice };
+
+// Asks for what stands `bytes` behind the kSideBySide vectors at `p`, which may lie beyond any tensor.
+template <Uses kUses, class T>
+HWY_INLINE void PrefetchSeveral(const T* p, std::int64_t bytes) {
+  constexpr std::int64_t kBytes = kSideBySide * kLanes * static_cast<std::int64_t>(sizeof(T));
+  const auto* from = reinterpret_cast<const char*>(p) + bytes;
+  for (std::int64_t b = 0; b < kBytes; b += static_cast<std::int64_t>(kLineBytes)) {
+    __builtin_prefetch(from + b, 0, kUses == Uses::kOnce ? 0 : 2);
   }
-  if (j + kLanes <= n) {
-    Store(function(Load(in + j)...), out + j);
-    j += kLanes;
-  }
-  if (j < n) Store(function(Load(in + j, n - j)...), out + j, n - j);
 }
+
+// Calls several<stream>(j) for the whole kSideBySide vectors of n elements, and some(j, count) for what is before the
+// first line of the output, where that is streamed, and behind the last ones.
+template <class Out, class Several, class Some>
+HWY_INLINE void ForRow(std::int64_t n, bool stream, const Out* out, Several several, Some some) {
+  std::int64_t j = 0;
+  for (const std::int64_t begin = stream ? BeforeLine(out, n) : 0; j < begin;) {
+    const std::int64_t count = Min(begin - j, kLanes);
+    some(j, count);
+    j += count;
+  }
+  constexpr std::int64_t kStep = kSideBySide * kLanes;
+  if (stream) {
+    for (; j + kStep <= n; j += kStep) several.template operator()<true>(j);
+  } else {
+    for (; j + kStep <= n; j += kStep) several.template operator()<false>(j);
+  }
+  for (; j < n; j += kLanes) some(j, Min(n - j, kLanes));
+}
+
+// out[j] = function(in[j]...) for j < n, function taking Several; prefetch(j) goes before each of those.
+template <Narrowing kNarrowing, class Prefetch, class Function, class Out, class... In>
+HWY_INLINE void ZipRow(Prefetch prefetch, Function function, std::int64_t n, bool stream, Out* out,
+                       const In*... in) {
+  ForRow(
+      n, stream, out,
+      [&]<bool kStream>(std::int64_t j) HWY_ATTR {
+        prefetch(j);
+        StoreSeveral<kNarrowing, kStream>(function(LoadSeveral<kSideBySide>(in + j)...), out + j);
+      },
+      [&](std::int64_t j, std::int64_t count)
+          HWY_ATTR { StoreSome<kNarrowing>(function(LoadSome(in + j, count)...).v[0], out + j, count); });
+}
+// A function of single vectors as one of several.
+template <class Function>
+struct Each {
+  Function function;
+  template <int kCount, class... In>
+  HWY_INLINE Several<kCount> operator()(const Several<kCount>& a, const In&... in) const {
+    Several<kCount> out;
+#pragma GCC unroll 4
+    for (int c = 0; c < kCount; ++c) out.v[c] = function(a.v[c], in.v[c]...);
+    return out;
+  }
+};
 struct NoPrefetch {
   HWY_INLINE void operator()(std::int64_t) const {}
 };
 // Of two rows of T, or of one, `bytes` ahead.
-template <class T>
+template <Uses kUses, class T>
 struct PrefetchRows {
   const T *a, *b;
   std::int64_t bytes_a, bytes_b;
+  std::int64_t begin = 0;  // What is in front of it was asked for before.
   HWY_INLINE void operator()(std::int64_t j) const {
-    PrefetchTwo(a + j, bytes_a);
-    if (b != nullptr) PrefetchTwo(b + j, bytes_b);
+    if (j < begin) return;
+    PrefetchSeveral<kUses>(a + j, bytes_a);
+    if (b != nullptr) PrefetchSeveral<kUses>(b + j, bytes_b);
   }
 };
 template <class T>
@@ -64,32 +129,26 @@ HWY_INLINE std::int64_t RowBytes(const Rows& rows) {
   return rows.pitch * static_cast<std::int64_t>(sizeof(T));
 }
 
-// Sum of function(in[j]...) over j < n: four chains, folded in one order. The function of zeros is zero.
-template <class Function, class... In>
-HWY_INLINE float SumRow(Function function, std::int64_t n, const In*... in) {
+// Rows of which sums are taken are read again when they are scaled. Both steps ask for a part of the rows behind them, so
+// that memory is busy all the time: the first, which is shorter, for this many of n columns.
+HWY_INLINE std::int64_t AskedForBySums(std::int64_t n) { return n * 3 / 8; }
+
+// Sum of function(in[j]...) over j < n: four chains, folded in one order. The function of zeros is zero. prefetch(j) goes
+// before each four vectors of the columns that AskedForBySums.
+template <class Prefetch, class Function, class... In>
+HWY_INLINE float SumRow(Prefetch prefetch, Function function, std::int64_t n, const In*... in) {
+  const std::int64_t asked = AskedForBySums(n);
   const FloatTag d;
   Vec chain[4] = {Set(0.0f), Set(0.0f), Set(0.0f), Set(0.0f)};
   std::int64_t j = 0;
   for (; j + 4 * kLanes <= n; j += 4 * kLanes) {
+    if (j < asked) prefetch(j);
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) chain[c] = function(chain[c], Load(in + j + c * kLanes)...);
   }
   for (; j + kLanes <= n; j += kLanes) chain[0] = function(chain[0], Load(in + j)...);
   if (j < n) chain[1] = function(chain[1], Load(in + j, n - j)...);
   return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(chain[0], chain[1]), hn::Add(chain[2], chain[3]))));
-}
-
-// Calls `call` with a null pointer of the type that `dtype` stands for.
-template <class Call>
-HWY_INLINE void WithType(DType dtype, Call call) {
-  switch (dtype) {
-    case DType::kBF16:
-      return call(static_cast<const BF16*>(nullptr));
-    case DType::kF16:
-      return call(static_cast<const F16*>(nullptr));
-    default:
-      return call(static_cast<const float*>(nullptr));
-  }
 }
 
 HWY_INLINE float& At(const Rows& column, std::int64_t i) { return *RowAs<float>(column, i); }
@@ -109,9 +168,11 @@ void RowDotOf(const Rows& sum, const Rows& a, const Rows& b, const Rows& weights
   for (std::int64_t i = 0; i < a.rows; ++i) {
     const T *left = RowAs<T>(a, i), *right = RowAs<T>(b, i);
     const auto* w = static_cast<const float*>(weights.data);
-    At(sum, i) += w != nullptr    ? SumRow(AddProduct{}, a.cols, left, right, w)
-                  : left == right ? SumRow(AddSquare{}, a.cols, left)
-                                  : SumRow(AddProduct{}, a.cols, left, right);
+    const PrefetchRows<Uses::kTwice, T> next{left, left == right ? nullptr : right, a.rows * RowBytes<T>(a),
+                                             b.rows * RowBytes<T>(b)};
+    At(sum, i) += w != nullptr    ? SumRow(next, AddProduct{}, a.cols, left, right, w)
+                  : left == right ? SumRow(next, AddSquare{}, a.cols, left)
+                                  : SumRow(next, AddProduct{}, a.cols, left, right);
   }
 }
 
@@ -119,13 +180,14 @@ struct Scaled {
   Vec factor;
   HWY_INLINE Vec operator()(Vec a, Vec w) const { return hn::Mul(hn::Mul(a, factor), w); }
 };
-template <class T>
+template <Narrowing kNarrowing, class T>
 void ScaleRowsOf(const Rows& dst, const Rows& a, const Rows& factor, const Rows& weights) {
   for (std::int64_t i = 0; i < a.rows; ++i) {
-    // The row itself has been read for its sum: the next one comes meanwhile.
-    const PrefetchRows<T> next{RowAs<T>(a, i), nullptr, RowBytes<T>(a), 0};
-    ZipRow(next, Scaled{Set(At(factor, i))}, a.cols, RowAs<T>(dst, i), RowAs<T>(a, i),
-           RowAs<float>(weights, 0));
+    // The row itself has been read for its sum: the next one, which is read twice too, comes meanwhile.
+    const PrefetchRows<Uses::kTwice, T> next{RowAs<T>(a, i), nullptr, a.rows * RowBytes<T>(a), 0,
+                                             AskedForBySums(a.cols)};
+    ZipRow<kNarrowing>(next, Each<Scaled>{{Set(At(factor, i))}}, a.cols, dst.stream, RowAs<T>(dst, i),
+                       RowAs<T>(a, i), RowAs<float>(weights, 0));
   }
 }
 
@@ -138,18 +200,27 @@ struct NormGradient {
     return hn::Add(operator()(dy, x, w), more);
   }
 };
-template <class T>
+// Several rows are walked in strips of columns, so that what is (1, c) is read from memory once for all of them.
+constexpr std::int64_t kStripCols = 1024;
+
+template <Narrowing kNarrowing, class T>
 void NormGradOf(const Rows& dx, const Rows& dy, const Rows& x, const Rows& weights, const Rows& factor,
                 const Rows& shift, const Rows& more) {
-  for (std::int64_t i = 0; i < x.rows; ++i) {
-    const NormGradient gradient{Set(At(factor, i)), Set(At(shift, i))};
-    const float* w = RowAs<float>(weights, 0);
-    T* const out = RowAs<T>(dx, i);
-    const PrefetchRows<T> next{RowAs<T>(dy, i), RowAs<T>(x, i), RowBytes<T>(dy), RowBytes<T>(x)};
-    if (more.data == nullptr) {
-      ZipRow(next, gradient, x.cols, out, RowAs<T>(dy, i), RowAs<T>(x, i), w);
-    } else {
-      ZipRow(next, gradient, x.cols, out, RowAs<T>(dy, i), RowAs<T>(x, i), w, RowAs<T>(more, i));
+  for (const Range cols : Split(x.cols, x.rows > 1 ? kStripCols : x.cols)) {
+    const float* w = RowAs<float>(weights, 0) + cols.begin;
+    for (std::int64_t i = 0; i < x.rows; ++i) {
+      const Each<NormGradient> gradient{{Set(At(factor, i)), Set(At(shift, i))}};
+      const auto row = [&](const Rows& rows) HWY_ATTR { return RowAs<T>(rows, i) + cols.begin; };
+      const T *const d = row(dy), *const from = row(x);
+      // The rows themselves have been read for their sums: those behind them come meanwhile.
+      const PrefetchRows<Uses::kTwice, T> next{d, from, dy.rows * RowBytes<T>(dy), x.rows * RowBytes<T>(x),
+                                               AskedForBySums(x.cols) - cols.begin};
+      if (more.data == nullptr) {
+        ZipRow<kNarrowing>(next, gradient, cols.size(), dx.stream, row(dx), d, from, w);
+      } else {
+        ZipRow<kNarrowing>(next, gradient, cols.size(), dx.stream, row(dx), d, from, w,
+                           static_cast<const T*>(row(more)));
+      }
     }
   }
 }
@@ -160,110 +231,137 @@ struct AddScaledProduct {
 };
 template <class T>
 void AddColumnDotsOf(const Rows& acc, const Rows& a, const Rows& b, const Rows& factor) {
-  float* sum = RowAs<float>(acc, 0);
-  for (std::int64_t i = 0; i < a.rows; ++i) {
-    ZipRow(NoPrefetch(), AddScaledProduct{Set(At(factor, i))}, a.cols, sum, sum, RowAs<T>(a, i),
-           RowAs<T>(b, i));
+  for (const Range cols : Split(a.cols, a.rows > 1 ? kStripCols : a.cols)) {
+    float* sum = RowAs<float>(acc, 0) + cols.begin;
+    for (std::int64_t i = 0; i < a.rows; ++i) {
+      const T *const left = RowAs<T>(a, i) + cols.begin, *const right = RowAs<T>(b, i) + cols.begin;
+      ZipRow<Narrowing::kAny>(NoPrefetch(), Each<AddScaledProduct>{{Set(At(factor, i))}}, cols.size(),
+                              /*stream=*/false, sum, sum, left, right);
+    }
   }
 }
 
 // ---- SwiGLU
 
-// 1 / (1 + exp(-x)) from z = exp(-|x|), which neither overflows nor makes the divisor leave [1, 2]: there an estimate and
-// one step of Newton's are within 1.5 ulp of the quotient, at less than half its time.
-HWY_INLINE Vec Sigmoid(Vec x) {
-  const Vec z = Exp</*kAtMostZero=*/true>(hn::Neg(hn::Abs(x))), divisor = hn::Add(Set(1.0f), z);
+// e = exp(x) and 1 / (1 + e): the sigmoid of x is their product, that of -x the second. x is cut where its sigmoid is 1
+// to the last place, which keeps e finite; there an estimate and one step of Newton's are within 1.5 ulp of the quotient,
+// at less than half its time. kNarrow: for results that become 16-bit floats.
+template <bool kNarrow, int kCount>
+HWY_INLINE void Logistic(const Several<kCount>& x, Several<kCount>& e, Several<kCount>& inverse) {
+#pragma GCC unroll 4
+  for (int c = 0; c < kCount; ++c) {
+    const Vec cut = MinOrSecond(Set(44.0f), x.v[c]);
+    e.v[c] = kNarrow ? ExpScore</*kNarrow=*/true>(cut) : Exp</*kAtMostZero=*/true>(cut);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < kCount; ++c) {
+    const Vec divisor = hn::Add(e.v[c], Set(1.0f));
 #if HWY_TARGET <= HWY_AVX3
-  const Vec estimate = hn::ApproximateReciprocal(divisor);
-  const Vec inverse = hn::MulAdd(hn::NegMulAdd(divisor, estimate, Set(1.0f)), estimate, estimate);
+    const Vec estimate = hn::ApproximateReciprocal(divisor);
+    inverse.v[c] = hn::MulAdd(hn::NegMulAdd(divisor, estimate, Set(1.0f)), estimate, estimate);
 #else
-  const Vec inverse = hn::Div(Set(1.0f), divisor);
+    inverse.v[c] = hn::Div(Set(1.0f), divisor);
 #endif
-  return hn::IfThenElse(hn::Lt(x, Set(0.0f)), hn::Mul(z, inverse), inverse);
+  }
 }
 
+template <bool kNarrow>
 struct GatedUp {
   Vec prob;
-  HWY_INLINE Vec operator()(Vec gate, Vec up) const {
-    return hn::Mul(hn::Mul(hn::Mul(gate, Sigmoid(gate)), up), prob);
+  template <int kCount>
+  HWY_INLINE Several<kCount> operator()(const Several<kCount>& gate, const Several<kCount>& up) const {
+    Several<kCount> e, inverse, out;
+    Logistic<kNarrow>(gate, e, inverse);
+#pragma GCC unroll 4
+    for (int c = 0; c < kCount; ++c) {
+      const Vec silu = hn::Mul(gate.v[c], hn::Mul(e.v[c], inverse.v[c]));
+      out.v[c] = hn::Mul(silu, hn::Mul(up.v[c], prob));
+    }
+    return out;
   }
 };
-template <class T>
+template <Narrowing kNarrowing, class T>
 void SwiGluOf(const Rows& out, const Rows& gate, const Rows& up, const Rows& probs) {
   for (std::int64_t i = 0; i < gate.rows; ++i) {
     const Vec prob = Set(probs.data == nullptr ? 1.0f : At(probs, i));
-    const PrefetchRows<T> ahead{RowAs<T>(gate, i), RowAs<T>(up, i), kAhead, kAhead};
-    ZipRow(ahead, GatedUp{prob}, gate.cols, RowAs<T>(out, i), RowAs<T>(gate, i), RowAs<T>(up, i));
+    const PrefetchRows<Uses::kOnce, T> ahead{RowAs<T>(gate, i), RowAs<T>(up, i), kAhead, kAhead};
+    ZipRow<kNarrowing>(ahead, GatedUp<sizeof(T) == 2>{prob}, gate.cols, out.stream, RowAs<T>(out, i),
+                       RowAs<T>(gate, i), RowAs<T>(up, i));
   }
 }
 
-// One vector of a row of SwiGluGrad.
+// Vectors of a row of SwiGluGrad.
+template <bool kNarrow>
 struct GateGradient {
   Vec prob;
-  HWY_INLINE void operator()(Vec d_out, Vec gate, Vec up, Vec& d_gate, Vec& d_up, Vec& sum) const {
-    const Vec one = Set(1.0f);
-    const Vec s = Sigmoid(gate), silu = hn::Mul(gate, s);
-    const Vec slope = hn::Mul(s, hn::MulAdd(gate, hn::Sub(one, s), one));
-    const Vec d = hn::Mul(d_out, prob);
-    d_up = hn::Mul(d, silu);
-    d_gate = hn::Mul(d, hn::Mul(up, slope));
-    sum = hn::MulAdd(hn::Mul(silu, up), d_out, sum);
+  template <int kCount>
+  HWY_INLINE void operator()(const Several<kCount>& d_out, const Several<kCount>& gate,
+                             const Several<kCount>& up, Several<kCount>& d_gate, Several<kCount>& d_up,
+                             Several<kCount>& d_prob) const {
+    Several<kCount> e, inverse;
+    Logistic<kNarrow>(gate, e, inverse);
+#pragma GCC unroll 4
+    for (int c = 0; c < kCount; ++c) {
+      const Vec s = hn::Mul(e.v[c], inverse.v[c]), silu = hn::Mul(gate.v[c], s);
+      const Vec slope = hn::Mul(s, hn::MulAdd(gate.v[c], inverse.v[c], Set(1.0f)));
+      const Vec d = hn::Mul(d_out.v[c], prob);
+      d_up.v[c] = hn::Mul(d, silu);
+      d_gate.v[c] = hn::Mul(d, hn::Mul(up.v[c], slope));
+      d_prob.v[c] = hn::Mul(hn::Mul(silu, up.v[c]), d_out.v[c]);
+    }
   }
 };
-template <class T>
-float SwiGluGradRow(T* d_gate, T* d_up, const T* d_out, const T* gate, const T* up, float prob,
-                    std::int64_t n) {
-  const GateGradient gradient{Set(prob)};
-  Vec sum[2] = {Set(0.0f), Set(0.0f)}, g[2], u[2];
-  std::int64_t j = 0;
-  for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
-    PrefetchTwo(d_out + j, kAhead), PrefetchTwo(gate + j, kAhead), PrefetchTwo(up + j, kAhead);
-#pragma GCC unroll 2
-    for (int c = 0; c < 2; ++c) {
-      const std::int64_t at = j + c * kLanes;
-      gradient(Load(d_out + at), Load(gate + at), Load(up + at), g[c], u[c], sum[c]);
-    }
-    StoreTwo(g[0], g[1], d_gate + j);
-    StoreTwo(u[0], u[1], d_up + j);
-  }
-  for (; j < n; j += kLanes) {
-    const std::int64_t count = Min(n - j, kLanes);
-    const auto load = [&](const T* p) HWY_ATTR { return count == kLanes ? Load(p + j) : Load(p + j, count); };
-    gradient(load(d_out), load(gate), load(up), g[0], u[0], sum[0]);
-    if (count == kLanes) {
-      Store(g[0], d_gate + j), Store(u[0], d_up + j);
-    } else {
-      Store(g[0], d_gate + j, count), Store(u[0], d_up + j, count);
-    }
-  }
-  return hn::GetLane(hn::SumOfLanes(FloatTag(), hn::Add(sum[0], sum[1])));
+template <Narrowing kNarrowing, class T>
+float SwiGluGradRow(const SwiGluGradRows& t, std::int64_t i) {
+  T *const d_gate = RowAs<T>(t.d_gate, i), *const d_up = RowAs<T>(t.d_up, i);
+  const T *const d_out = RowAs<T>(t.d_out, i), *const gate = RowAs<T>(t.gate, i),
+                 *const up = RowAs<T>(t.up, i);
+  const GateGradient<sizeof(T) == 2> gradient{Set(At(t.probs, i))};
+  Vec sum = Set(0.0f);
+  const auto several = [&]<bool kStream>(std::int64_t j) HWY_ATTR {
+    PrefetchSeveral<Uses::kOnce>(d_out + j, kAhead), PrefetchSeveral<Uses::kOnce>(gate + j, kAhead),
+        PrefetchSeveral<Uses::kOnce>(up + j, kAhead);
+    Several<kSideBySide> g, u, p;
+    gradient(LoadSeveral<kSideBySide>(d_out + j), LoadSeveral<kSideBySide>(gate + j),
+             LoadSeveral<kSideBySide>(up + j), g, u, p);
+    sum = hn::Add(sum, hn::Add(hn::Add(p.v[0], p.v[1]), hn::Add(p.v[2], p.v[3])));
+    StoreSeveral<kNarrowing, kStream>(g, d_gate + j), StoreSeveral<kNarrowing, kStream>(u, d_up + j);
+  };
+  const auto some = [&](std::int64_t j, std::int64_t count) HWY_ATTR {
+    Several<1> g, u, p;
+    gradient(LoadSome(d_out + j, count), LoadSome(gate + j, count), LoadSome(up + j, count), g, u, p);
+    sum = hn::Add(sum, p.v[0]);
+    StoreSome<kNarrowing>(g.v[0], d_gate + j, count), StoreSome<kNarrowing>(u.v[0], d_up + j, count);
+  };
+  // Both are streamed where their lines begin together.
+  const std::int64_t n = t.gate.cols;
+  const bool stream = t.d_gate.stream && t.d_up.stream && BeforeLine(d_gate, n) == BeforeLine(d_up, n);
+  ForRow(n, stream, d_gate, several, some);
+  return hn::GetLane(hn::SumOfLanes(FloatTag(), sum));
 }
 
 // ---- The table
 
 void RowDot(const Rows& sum, DType dtype, const Rows& a, const Rows& b, const Rows& weights) {
-  WithType(dtype, [&]<class T>(const T*) HWY_ATTR { RowDotOf<T>(sum, a, b, weights); });
+  WithType(dtype, [&]<Narrowing, class T>() HWY_ATTR { RowDotOf<T>(sum, a, b, weights); });
 }
 void ScaleRows(DType dtype, const Rows& dst, const Rows& a, const Rows& factor, const Rows& weights) {
-  WithType(dtype, [&]<class T>(const T*) HWY_ATTR { ScaleRowsOf<T>(dst, a, factor, weights); });
+  WithType(dtype, [&]<Narrowing kHow, class T>() HWY_ATTR { ScaleRowsOf<kHow, T>(dst, a, factor, weights); });
 }
 void NormGrad(DType dtype, const Rows& dx, const Rows& dy, const Rows& x, const Rows& weights,
               const Rows& factor, const Rows& shift, const Rows& more) {
-  WithType(dtype,
-           [&]<class T>(const T*) HWY_ATTR { NormGradOf<T>(dx, dy, x, weights, factor, shift, more); });
+  WithType(dtype, [&]<Narrowing kHow, class T>()
+                      HWY_ATTR { NormGradOf<kHow, T>(dx, dy, x, weights, factor, shift, more); });
 }
 void AddColumnDots(const Rows& acc, DType dtype, const Rows& a, const Rows& b, const Rows& factor) {
-  WithType(dtype, [&]<class T>(const T*) HWY_ATTR { AddColumnDotsOf<T>(acc, a, b, factor); });
+  WithType(dtype, [&]<Narrowing, class T>() HWY_ATTR { AddColumnDotsOf<T>(acc, a, b, factor); });
 }
 void SwiGlu(DType dtype, const Rows& out, const Rows& gate, const Rows& up, const Rows& probs) {
-  WithType(dtype, [&]<class T>(const T*) HWY_ATTR { SwiGluOf<T>(out, gate, up, probs); });
+  WithType(dtype, [&]<Narrowing kHow, class T>() HWY_ATTR { SwiGluOf<kHow, T>(out, gate, up, probs); });
 }
 void SwiGluGrad(DType dtype, const SwiGluGradRows& t) {
-  WithType(dtype, [&]<class T>(const T*) HWY_ATTR {
-    for (std::int64_t i = 0; i < t.gate.rows; ++i) {
-      At(t.d_probs, i) += SwiGluGradRow(RowAs<T>(t.d_gate, i), RowAs<T>(t.d_up, i), RowAs<T>(t.d_out, i),
-                                        RowAs<T>(t.gate, i), RowAs<T>(t.up, i), At(t.probs, i), t.gate.cols);
-    }
+  WithType(dtype, [&]<Narrowing kHow, class T>() HWY_ATTR {
+    for (std::int64_t i = 0; i < t.gate.rows; ++i) At(t.d_probs, i) += SwiGluGradRow<kHow, T>(t, i);
   });
 }
 

@@ -13,7 +13,8 @@ struct SwiGluGradRows {
 };
 
 // Formulas: composites.h. Operands are floats but those named in the comment, which have the dtype given. (1, c) and
-// (r, 1) operands are told by their names: weights and acc, factor, shift, sum and probs. Not given: null data.
+// (r, 1) operands are told by their names: weights and acc, factor, shift, sum and probs. Not given: null data. What they
+// write may be streamed. Where the CPU narrows to bf16 itself, denormal results are zero.
 struct ActivationOps {
   void (*row_dot)(const Rows& sum, DType dtype, const Rows& a, const Rows& b, const Rows& weights);  // a, b
   void (*scale_rows)(DType dtype, const Rows& dst, const Rows& a, const Rows& factor,

@@ -54,6 +54,7 @@ void HostVector::LoadUb(TileRef dst, const Gm& src, Loc) {
 
 void HostVector::StoreUb(const Gm& dst, TileRef src, Loc) {
   const std::int64_t bytes = src.cols() * SizeOf(src.dtype());
+  if (src.slot->destination.tensor != nullptr && RowsOf(src).data == dst.data()) return;  // See OutputRowsOf.
   if (src.slot->role == Role::kRelay && src.rows() == 1 && src.cols() > 1 && dst.tensor->stream &&
       dst.col_stride == 1 && dst.dtype() == src.dtype()) {
     const void* const row = RowsOf(src).data;
@@ -142,7 +143,24 @@ void HostVector::AddAlibi(TileRef s, TileRef, float scale, float slope, std::int
   context_->attention->add_alibi(WritableRowsOf(s), scale, slope, first, root);
 }
 
+namespace {
+
+// One row, where the rows of all the tiles follow one another.
+template <class... Tiles>
+bool InOneRow(const TileRef& tile, const Tiles&... tiles) {
+  const auto joined = [&](const TileRef& t) {
+    return t.slot->shows.pitch == tile.cols() && t.cols() == tile.cols();
+  };
+  return joined(tile) && (joined(tiles) && ...);
+}
+
+}  // namespace
+
 void HostVector::FillInt(TileRef x, std::int32_t value, Loc) {
+  if (InOneRow(x)) {
+    std::fill_n(Ints(x), x.rows() * x.cols(), value);
+    return;
+  }
   for (std::int64_t i = 0; i < x.rows(); ++i) std::fill_n(Ints(x) + i * x.slot->shows.pitch, x.cols(), value);
 }
 
@@ -206,14 +224,14 @@ void HostVector::RowDot(TileRef sum, TileRef, TileRef, TileRef a, TileRef b, Til
 }
 
 void HostVector::ScaleRows(TileRef dst, TileRef, TileRef a, TileRef factor, TileRef weights, Loc) {
-  context_->activation->scale_rows(dst.dtype(), WritableRowsOf(dst), RowsOf(a), RowsOf(factor),
+  context_->activation->scale_rows(dst.dtype(), OutputRowsOf(*context_, dst), RowsOf(a), RowsOf(factor),
                                    RowsOf(weights));
 }
 
 void HostVector::NormGrad(TileRef dx, TileRef, TileRef, TileRef dy, TileRef x, TileRef weights,
                           TileRef factor, TileRef shift, TileRef more, Loc) {
-  context_->activation->norm_grad(dx.dtype(), WritableRowsOf(dx), RowsOf(dy), RowsOf(x), RowsOf(weights),
-                                  RowsOf(factor), RowsOf(shift), RowsIfGiven(more));
+  context_->activation->norm_grad(dx.dtype(), OutputRowsOf(*context_, dx), RowsOf(dy), RowsOf(x),
+                                  RowsOf(weights), RowsOf(factor), RowsOf(shift), RowsIfGiven(more));
 }
 
 void HostVector::AddColumnDots(TileRef acc, TileRef, TileRef, TileRef a, TileRef b, TileRef factor, Loc) {
@@ -221,14 +239,15 @@ void HostVector::AddColumnDots(TileRef acc, TileRef, TileRef, TileRef a, TileRef
 }
 
 void HostVector::SwiGlu(TileRef out, TileRef, TileRef, TileRef gate, TileRef up, TileRef probs, Loc) {
-  context_->activation->swiglu(out.dtype(), WritableRowsOf(out), RowsOf(gate), RowsOf(up),
+  context_->activation->swiglu(out.dtype(), OutputRowsOf(*context_, out), RowsOf(gate), RowsOf(up),
                                RowsIfGiven(probs));
 }
 
 void HostVector::SwiGluGrad(const SwiGluGradTiles& t, Loc) {
   context_->activation->swiglu_grad(
-      t.gate.dtype(), {WritableRowsOf(t.d_gate), WritableRowsOf(t.d_up), WritableRowsOf(t.d_probs),
-                       RowsOf(t.d_out), RowsOf(t.gate), RowsOf(t.up), RowsOf(t.probs)});
+      t.gate.dtype(),
+      {OutputRowsOf(*context_, t.d_gate), OutputRowsOf(*context_, t.d_up), WritableRowsOf(t.d_probs),
+       RowsOf(t.d_out), RowsOf(t.gate), RowsOf(t.up), RowsOf(t.probs)});
 }
 
 void HostVector::AttentionGradStep(TileRef p, TileRef ds, TileRef s, TileRef dp, TileRef lse, TileRef delta,
@@ -323,45 +342,93 @@ void HostVector::MulAdd(TileRef acc, TileRef factor, TileRef x, Loc) {
 
 void HostVector::WeightedSum(TileRef acc, TileRef, std::span<const TileRef> rows,
                              std::span<const float> weights, Accumulate accumulate, Loc) {
-  std::array<const void*, HostVectorCore::kMaxSummands> sources;
-  std::array<const void*, kMostShown> upcoming;
+  using Sources = std::array<const void*, kMostShown>;
+  static_assert(kMostShown >= HostVectorCore::kMaxSummands);
+  Sources sources, upcoming;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     sources[i] = RowsOf(rows[i]).data;
     Use(sources[i]);
   }
   for (std::size_t i = 0; i < shown_count_; ++i) upcoming[i] = shown_[i].data;
-  context_->vector->weighted_sum(reinterpret_cast<float*>(At(acc, 4)), acc.cols(),
-                                 rows.empty() ? DType::kF32 : rows[0].dtype(), sources.data(), weights.data(),
-                                 static_cast<std::int64_t>(rows.size()), accumulate == Accumulate::kYes,
-                                 upcoming.data(), static_cast<std::int64_t>(shown_count_));
+  const DType dtype = rows.empty() ? DType::kF32 : rows[0].dtype();
+  const auto count = static_cast<std::int64_t>(rows.size());
+  const auto add = [&](float* sum, std::int64_t n, const Sources& from, const Sources& next,
+                       std::int64_t next_count) {
+    context_->vector->weighted_sum(sum, n, dtype, from.data(), weights.data(), count,
+                                   accumulate == Accumulate::kYes, next.data(), next_count);
+  };
+  if (accumulate == Accumulate::kNo) acc.slot->shows = OwnLayout(*context_, *acc.slot);
+  auto* const sum = reinterpret_cast<float*>(At(acc, 4));
+  const auto shown = static_cast<std::int64_t>(shown_count_);
+  const Gm& to = acc.slot->destination;
+  if (accumulate == Accumulate::kYes || to.tensor == nullptr || to.data() == nullptr || to.col_stride != 1 ||
+      !Whole(acc)) {
+    return add(sum, acc.cols(), sources, upcoming, shown);
+  }
+  // Piece by piece to where the sum goes, so that writing overlaps with reading; pieces begin with lines of the destination.
+  constexpr std::int64_t kPiece = 2048, kLine = 64;
+  const std::int64_t bytes = SizeOf(to.dtype()), row_bytes = SizeOf(dtype);
+  const auto past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(to.data()) % kLine);
+  const auto move_on = [&](const Sources& from, std::int64_t columns) {
+    Sources moved;
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      moved[i] = static_cast<const std::byte*>(from[i]) + columns * row_bytes;
+    return moved;
+  };
+  for (std::int64_t begin = 0; begin < acc.cols();) {
+    const std::int64_t head = begin == 0 && past != 0 ? (kLine - past) / bytes : 0;
+    const std::int64_t end = std::min(begin + head + kPiece, acc.cols());
+    const bool last = end == acc.cols();
+    add(sum, end - begin, move_on(sources, begin), last ? upcoming : move_on(sources, end),
+        last ? shown : count);
+    StoreRows(*context_->vector, to.Cols({begin, end}), {sum, acc.cols(), 1, end - begin}, DType::kF32);
+    begin = end;
+  }
+  acc.slot->shows.data = to.data();
 }
 
 namespace {
 
-// visit(bin, row, column) for every id whose bin is one of `count`, row by row.
-template <class Visit>
-void ForEachBin(const TileRef& ids, IdBins bins, std::int64_t count, Visit visit) {
-  for (std::int64_t i = 0; i < ids.rows(); ++i) {
+// visit(bin, row, column) for every id whose bin is one of `count`, row by row, or as one row.
+template <class BinOf, class Visit>
+void ForEachBin(const TileRef& ids, BinOf bin_of, std::int64_t count, bool in_one_row, Visit visit) {
+  const std::int64_t rows = in_one_row ? 1 : ids.rows(),
+                     cols = in_one_row ? ids.rows() * ids.cols() : ids.cols();
+  for (std::int64_t i = 0; i < rows; ++i) {
     const std::int32_t* row = Ints(ids) + i * ids.slot->shows.pitch;
-    for (std::int64_t j = 0; j < ids.cols(); ++j) {
-      const std::int64_t bin = bins.Of(row[j]);
-      if (bin >= 0 && bin < count) visit(bin, i, j);
+#pragma GCC unroll 4
+    for (std::int64_t j = 0; j < cols; ++j) {
+      const std::int64_t bin = bin_of(row[j]);
+      if (static_cast<std::uint64_t>(bin) < static_cast<std::uint64_t>(count)) visit(bin, i, j);
     }
   }
+}
+template <class Visit>
+void ForEachBin(const TileRef& ids, const IdBins& bins, std::int64_t count, bool in_one_row, Visit visit) {
+  if (bins.whole()) {
+    const std::int64_t first = bins.first;
+    return ForEachBin(
+        ids,
+        [first](std::int32_t id) {
+          return static_cast<std::int64_t>(static_cast<std::uint32_t>(id)) - first;
+        },
+        count, in_one_row, visit);
+  }
+  ForEachBin(
+      ids, [bins](std::int32_t id) { return bins.Of(id); }, count, in_one_row, visit);
 }
 
 }  // namespace
 
 void HostVector::Histogram(TileRef counts, TileRef ids, const IdBins& bins, Loc) {
-  std::int32_t* count = Ints(counts);
-  ForEachBin(ids, bins, counts.cols(), [&](std::int64_t bin, std::int64_t, std::int64_t) { ++count[bin]; });
+  ForEachBin(ids, bins, counts.cols(), InOneRow(ids),
+             [count = Ints(counts)](std::int64_t bin, std::int64_t, std::int64_t) { ++count[bin]; });
 }
 
 void HostVector::Rank(TileRef ranks, TileRef next, TileRef ids, const IdBins& bins, Loc) {
-  std::int32_t *at = Ints(next), *rank = Ints(ranks);
-  const std::int64_t pitch = ranks.slot->shows.pitch;
-  ForEachBin(ids, bins, next.cols(),
-             [&](std::int64_t bin, std::int64_t i, std::int64_t j) { rank[i * pitch + j] = at[bin]++; });
+  ForEachBin(ids, bins, next.cols(), InOneRow(ids, ranks),
+             [at = Ints(next), rank = Ints(ranks), pitch = ranks.slot->shows.pitch](
+                 std::int64_t bin, std::int64_t i, std::int64_t j) { rank[i * pitch + j] = at[bin]++; });
 }
 
 void HostVector::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, const IdBins& bins,
@@ -369,9 +436,10 @@ void HostVector::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef
   std::int32_t *at = Ints(next), *rank = Ints(ranks);
   const std::int32_t* limit = Ints(limits);
   const std::int64_t pitch = ranks.slot->shows.pitch;
-  ForEachBin(ids, bins, next.cols(), [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
-    rank[i * pitch + j] = at[bin] < limit[bin] ? at[bin]++ : -1;
-  });
+  ForEachBin(ids, bins, next.cols(), InOneRow(ids, ranks),
+             [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
+               rank[i * pitch + j] = at[bin] < limit[bin] ? at[bin]++ : -1;
+             });
 }
 
 void HostVector::RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc) {
@@ -404,9 +472,10 @@ void HostVector::KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc) {
 
 void HostVector::Lookup(TileRef dst, TileRef ids, TileRef table, std::int32_t first, Loc) {
   const std::int32_t* const entries = Ints(table);
-  ForEachBin(ids, {.first = first}, table.cols(), [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
-    RowAt<std::int32_t>(dst, i)[j] = entries[bin];
-  });
+  ForEachBin(ids, {.first = first}, table.cols(), InOneRow(ids, dst),
+             [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
+               RowAt<std::int32_t>(dst, i)[j] = entries[bin];
+             });
 }
 
 void HostVector::StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc) {

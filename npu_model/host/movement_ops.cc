@@ -17,41 +17,38 @@ namespace cubist {
 namespace HWY_NAMESPACE {
 namespace {
 
-template <class T>
+template <Narrowing kNarrowing, class T>
 HWY_INLINE void ScalePart(T* dst, const float* x, Vec weight, std::int64_t n) {
   std::int64_t j = 0;
   for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
-    StoreTwo(hn::Mul(weight, Load(x + j)), hn::Mul(weight, Load(x + j + kLanes)), dst + j);
+    StoreTwo<kNarrowing>(hn::Mul(weight, Load(x + j)), hn::Mul(weight, Load(x + j + kLanes)), dst + j);
   }
-  for (; j + kLanes <= n; j += kLanes) Store(hn::Mul(weight, Load(x + j)), dst + j);
-  if (j < n) Store(hn::Mul(weight, Load(x + j, n - j)), dst + j, n - j);
+  for (; j < n; j += kLanes) {
+    const std::int64_t count = Min(n - j, kLanes);
+    StoreSome<kNarrowing>(hn::Mul(weight, count == kLanes ? Load(x + j) : Load(x + j, count)), dst + j,
+                          count);
+  }
 }
 
-template <class T>
+template <Narrowing kNarrowing, class T>
 void ScaleAs(void* out, const float* x, float weight, std::int64_t n, bool stream, const void* upcoming) {
   T* const dst = static_cast<T*>(out);
   const T* const next = static_cast<const T*>(upcoming);
   const Vec w = Set(weight);
-  if (!stream) return ScalePart(dst, x, w, n);
+  if (!stream) return ScalePart<kNarrowing>(dst, x, w, n);
   const std::int64_t begin = BeforeLine(dst, n), end = begin + RoundDown(n - begin, 2 * kLanes);
-  ScalePart(dst, x, w, begin);
+  ScalePart<kNarrowing>(dst, x, w, begin);
   for (std::int64_t j = begin; j < end; j += 2 * kLanes) {
     if (next != nullptr) PrefetchTwo(next + j);
-    StreamTwo(hn::Mul(w, Load(x + j)), hn::Mul(w, Load(x + j + kLanes)), dst + j);
+    StreamTwo<kNarrowing>(hn::Mul(w, Load(x + j)), hn::Mul(w, Load(x + j + kLanes)), dst + j);
   }
-  ScalePart(dst + end, x + end, w, n - end);
+  ScalePart<kNarrowing>(dst + end, x + end, w, n - end);
 }
 
 void Scale(void* dst, DType dtype, const float* x, float weight, std::int64_t n, bool stream,
            const void* next) {
-  switch (dtype) {
-    case DType::kBF16:
-      return ScaleAs<BF16>(dst, x, weight, n, stream, next);
-    case DType::kF16:
-      return ScaleAs<F16>(dst, x, weight, n, stream, next);
-    default:
-      return ScaleAs<float>(dst, x, weight, n, stream, next);
-  }
+  WithType(dtype,
+           [&]<Narrowing kHow, class T>() HWY_ATTR { ScaleAs<kHow, T>(dst, x, weight, n, stream, next); });
 }
 
 // The dot product. store(j, v0, v1) gets the vectors of x at j on the way, up to *end.
@@ -86,44 +83,31 @@ float DotAs(const float* x, const void* data, std::int64_t n, const void* upcomi
 }
 
 // Where stores can be streamed from the first element on: the lines of dst go while those of the row come.
-template <class T>
+template <Narrowing kNarrowing, class T>
 float ScaleDotAs(void* out, const float* x, const void* data, float weight, std::int64_t n, bool stream,
                  const void* upcoming) {
   T* const dst = static_cast<T*>(out);
   if (!stream || BeforeLine(dst, n) != 0) {
-    ScaleAs<T>(out, x, weight, n, stream, /*upcoming=*/nullptr);
+    ScaleAs<kNarrowing, T>(out, x, weight, n, stream, /*upcoming=*/nullptr);
     return DotAs<T>(x, data, n, upcoming);
   }
   const Vec w = Set(weight);
   std::int64_t end = 0;
   const float dot = DotWith(x, static_cast<const T*>(data), n, static_cast<const T*>(upcoming), &end,
                             [&](std::int64_t j, Vec v0, Vec v1)
-                                HWY_ATTR { StreamTwo(hn::Mul(w, v0), hn::Mul(w, v1), dst + j); });
-  ScalePart(dst + end, x + end, w, n - end);
+                                HWY_ATTR { StreamTwo<kNarrowing>(hn::Mul(w, v0), hn::Mul(w, v1), dst + j); });
+  ScalePart<kNarrowing>(dst + end, x + end, w, n - end);
   return dot;
 }
 
 float ScaleDot(void* dst, DType dtype, const float* x, const void* row, float weight, std::int64_t n,
                bool stream, const void* next) {
-  switch (dtype) {
-    case DType::kBF16:
-      return ScaleDotAs<BF16>(dst, x, row, weight, n, stream, next);
-    case DType::kF16:
-      return ScaleDotAs<F16>(dst, x, row, weight, n, stream, next);
-    default:
-      return ScaleDotAs<float>(dst, x, row, weight, n, stream, next);
-  }
+  return WithType(dtype, [&]<Narrowing kHow, class T>()
+                             HWY_ATTR { return ScaleDotAs<kHow, T>(dst, x, row, weight, n, stream, next); });
 }
 
 float Dot(const float* x, const void* row, DType dtype, std::int64_t n, const void* next) {
-  switch (dtype) {
-    case DType::kBF16:
-      return DotAs<BF16>(x, row, n, next);
-    case DType::kF16:
-      return DotAs<F16>(x, row, n, next);
-    default:
-      return DotAs<float>(x, row, n, next);
-  }
+  return WithType(dtype, [&]<Narrowing, class T>() HWY_ATTR { return DotAs<T>(x, row, n, next); });
 }
 
 void CopyRow(void* to, const void* from, std::int64_t bytes, const void* next) {

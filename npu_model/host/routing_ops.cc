@@ -139,20 +139,24 @@ struct Candidates {
   HWY_ALIGN std::int32_t ids[kLanes];
 };
 
-// How many candidates go before each: those that are greater, and equal ones in front of it.
+// How many candidates go before each: those that are greater, and equal ones in front of it. They are compared as integers
+// in the floats' order, with one less of the later of two, so that equal is greater for it.
 HWY_INLINE Ints RankOf(const Candidates& c) {
-  const FloatTag d;
   const IntTag di;
-  const Vec v = hn::Load(d, c.values);
-  Ints rank = hn::Zero(di);
+  HWY_ALIGN static constexpr std::int32_t kOneAmongZeros[31] = {0, 0, 0, 0, 0, 0, 0, 0,
+                                                                0, 0, 0, 0, 0, 0, 0, 1};
+  const Ints bits = hn::BitCast(di, hn::Load(FloatTag(), c.values));
+  const Ints keys = hn::Xor(bits, hn::And(hn::ShiftRight<31>(bits), hn::Set(di, 0x7fffffff)));
+  HWY_ALIGN std::int32_t key[kLanes];
+  hn::Store(keys, di, key);
+  Ints least = hn::Sub(keys, hn::Set(di, 1)), rank[2] = {hn::Zero(di), hn::Zero(di)};
 #pragma GCC unroll 16
   for (std::int64_t j = 0; j < kLanes; ++j) {
-    const Vec other = Set(c.values[j]);
-    const auto behind = hn::Not(hn::FirstN(d, static_cast<std::size_t>(j + 1)));
-    const auto before = hn::Or(hn::Gt(other, v), hn::And(hn::Eq(other, v), behind));
-    rank = hn::IfThenElse(hn::RebindMask(di, before), hn::Add(rank, hn::Set(di, 1)), rank);
+    least = hn::Add(least, hn::LoadU(di, kOneAmongZeros + 15 - j));
+    const auto before = hn::Gt(hn::Set(di, key[j]), least);
+    rank[j % 2] = hn::IfThenElse(before, hn::Add(rank[j % 2], hn::Set(di, 1)), rank[j % 2]);
   }
-  return rank;
+  return hn::Add(rank[0], rank[1]);
 }
 
 // The k first of the candidates, by rank.
@@ -214,7 +218,8 @@ HWY_INLINE bool TopReaching(const float* a, std::int64_t n, std::int64_t k, floa
   if (count > kLanes) return false;
   Candidates c;
   const auto valid = hn::FirstN(d, static_cast<std::size_t>(count));
-  hn::Store(hn::IfThenElse(valid, hn::Load(d, found), Set(-kInfinity)), d, c.values);
+  const Vec reached = hn::Add(hn::Load(d, found), Set(0.0f));  // Which makes 0 of -0.
+  hn::Store(hn::IfThenElse(valid, reached, Set(-kInfinity)), d, c.values);
   hn::Store(hn::Load(di, columns), di, c.ids);
   StoreByRank(c, k, values, ids);
   return true;

@@ -14,9 +14,13 @@
 namespace cubist {
 
 // Elements from row to row of a row-major tile: whole pairs of cache lines, and never a multiple of 1 KiB,
-// which would put the twelve rows of a register tile into few sets of L1d.
+// which would put the twelve rows of a register tile into few sets of L1d. Short rows of integers, which never change hands
+// with a Cube core, follow one another: they are copied and walked as one.
 inline std::int64_t PitchOf(const Slot& slot, std::int64_t element_bytes) {
+  constexpr std::int64_t kShortRow = 64;
   if (slot.buffer == Buffer::kUB && slot.cols == 1) return 1;  // A column tile is a vector.
+  if (slot.buffer == Buffer::kUB && !IsFloat(slot.dtype) && slot.cols * element_bytes <= kShortRow)
+    return slot.cols;
   std::int64_t bytes = RoundUp(slot.cols * element_bytes, 128);
   if (bytes % 1024 == 0) bytes += 64;
   return bytes / element_bytes;
@@ -65,6 +69,24 @@ inline HostLayout OwnLayout(const HostContext& context, const Slot& slot) {
     own.pitch = PitchOf(slot, ElementBytes(context, slot));
   }
   return own;
+}
+
+inline bool Whole(const TileRef& tile) {
+  return tile.row_part == Range{0, tile.slot->tile_rows} && tile.col_part == Range{0, tile.slot->tile_cols};
+}
+
+// Where an instruction writes a tile of its own: to the block of GM that a relay tile goes to, as far as that is row-major
+// and of the tile's type. The Store behind it has nothing to do then.
+inline Rows OutputRowsOf(const HostContext& context, const TileRef& tile) {
+  Slot& slot = *tile.slot;
+  if (slot.role != Role::kRelay) return WritableRowsOf(tile);
+  const Gm& to = slot.destination;
+  const bool there = to.tensor != nullptr && to.data() != nullptr && to.col_stride == 1 &&
+                     to.dtype() == slot.dtype && Whole(tile);
+  slot.shows = there ? HostLayout{.data = to.data(), .pitch = to.row_stride} : OwnLayout(context, slot);
+  Rows rows = RowsOf(tile);
+  rows.stream = there && to.tensor->stream;
+  return rows;
 }
 
 // An operand layout that begins at a part's corner.
@@ -126,10 +148,6 @@ inline TileRef AsOperand(const TileRef& tile, Role role, Transpose transpose) {
                    (slot.role == role) == (transpose == Transpose::kYes),
                std::string(slot.owner) + ": its tiles do not play this operand");
   return SecondOf(tile);
-}
-
-inline bool Whole(const TileRef& tile) {
-  return tile.row_part == Range{0, tile.slot->tile_rows} && tile.col_part == Range{0, tile.slot->tile_cols};
 }
 
 // Copies between strided matrices of float types, element by element: for views whose columns are not adjacent.

@@ -78,6 +78,7 @@ struct Rows {
   void* data = nullptr;
   std::int64_t pitch = 0;  // elements
   std::int64_t rows = 0, cols = 0;
+  bool stream = false;  // Written with non-temporal stores, by the functions that say so.
 };
 
 // Bodies of the Vector instructions of core.h. Sources and destination may coincide. Column tiles are (rows, 1).

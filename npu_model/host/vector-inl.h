@@ -305,6 +305,7 @@ HWY_INLINE void StoreTwo(Vec v0, Vec v1, float* p) {
   Store(v0, p);
   Store(v1, p + kLanes);
 }
+template <Narrowing = Narrowing::kAny>
 HWY_INLINE void StreamTwo(Vec v0, Vec v1, float* p) {
   hn::Stream(v0, FloatTag(), p);
   hn::Stream(v1, FloatTag(), p + kLanes);
@@ -315,7 +316,7 @@ HWY_INLINE void StoreTwo(Vec v0, Vec v1, T* p) {
   Store(v0, p);
   Store(v1, p + kLanes);
 }
-template <class T>
+template <Narrowing = Narrowing::kAny, class T>
 HWY_INLINE void StreamTwo(Vec v0, Vec v1, T* p) {
   StoreTwo(v0, v1, p);
 }
@@ -343,11 +344,27 @@ template <Narrowing kNarrowing = Narrowing::kAny, class T>
 HWY_INLINE void StoreTwo(Vec v0, Vec v1, T* p) {
   hn::StoreU(NarrowTwo<kNarrowing>(v0, v1, p), TwoHalvesTag(), reinterpret_cast<std::uint16_t*>(p));
 }
-template <class T>
+template <Narrowing kNarrowing = Narrowing::kAny, class T>
 HWY_INLINE void StreamTwo(Vec v0, Vec v1, T* p) {
-  hn::Stream(NarrowTwo<Narrowing::kAny>(v0, v1, p), TwoHalvesTag(), reinterpret_cast<std::uint16_t*>(p));
+  hn::Stream(NarrowTwo<kNarrowing>(v0, v1, p), TwoHalvesTag(), reinterpret_cast<std::uint16_t*>(p));
 }
 #endif
+
+// The first `count` elements of a vector, at most kLanes, narrowed as StoreTwo does.
+template <Narrowing kNarrowing, class T>
+HWY_INLINE void StoreSome(Vec v, T* p, std::int64_t count) {
+#if HWY_TARGET <= HWY_AVX3
+  if constexpr (kNarrowing == Narrowing::kNative && sizeof(T) == 2) {
+    const Halves halves = hn::LowerHalf(HalfTag(), NarrowTwo<kNarrowing>(v, v, p));
+    return StoreFirst(halves, HalfTag(), reinterpret_cast<std::uint16_t*>(p), count);
+  }
+#endif
+  if (count == kLanes) {
+    Store(v, p);
+  } else {
+    Store(v, p, count);
+  }
+}
 
 // Calls body.operator()<how>(the type's element) for the type that weights are narrowed to and how its stores narrow.
 template <class Body>
@@ -362,6 +379,22 @@ HWY_INLINE void ForNarrowType(DType type, Body body) {
       return body.template operator()<Narrowing::kNoNaN>(F16());
     default:
       return body.template operator()<Narrowing::kNoNaN>(0.0f);
+  }
+}
+
+// call.operator()<how its stores narrow, T>() for the type that `dtype` stands for.
+template <class Call>
+HWY_INLINE auto WithType(DType dtype, Call call) {
+  switch (dtype) {
+    case DType::kBF16:
+#if HWY_TARGET <= HWY_AVX3
+      if (HasBF16Avx512()) return call.template operator()<Narrowing::kNative, BF16>();
+#endif
+      return call.template operator()<Narrowing::kAny, BF16>();
+    case DType::kF16:
+      return call.template operator()<Narrowing::kAny, F16>();
+    default:
+      return call.template operator()<Narrowing::kAny, float>();
   }
 }
 

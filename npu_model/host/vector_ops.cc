@@ -295,6 +295,7 @@ HWY_INLINE void StreamRow(std::uint8_t* dst, const std::uint8_t* src, std::int64
 }
 void Copy(void* dst, std::int64_t dst_stride_bytes, const void* src, std::int64_t src_stride_bytes,
           std::int64_t rows, std::int64_t bytes, bool stream) {
+  if (dst_stride_bytes == bytes && src_stride_bytes == bytes) bytes *= rows, rows = Min(rows, 1);
   auto* to = static_cast<std::uint8_t*>(dst);
   const auto* from = static_cast<const std::uint8_t*>(src);
   for (std::int64_t i = 0; i < rows; ++i) {
@@ -469,8 +470,14 @@ struct Upcoming {
 };
 
 // How far ahead lines are asked for. A row of a few pages is too short for the CPU to notice how it is walked, and eight
-// of them at once are too many.
+// of them at once are too many. Nothing should keep them: they are read once, and what the second-level cache drops goes to
+// the third, at the cost of others' reads.
 constexpr std::int64_t kAheadBytes = 1024;
+template <class T>
+HWY_INLINE void PrefetchTwoOnce(const T* p) {
+  constexpr auto kLine = static_cast<std::int64_t>(kLineBytes / sizeof(T));
+  for (std::int64_t j = 0; j < 2 * kLanes; j += kLine) __builtin_prefetch(p + j, 0, 0);
+}
 
 // acc[begin, end) (+)= the weighted sum of kRows rows, ascending. Two vectors at a time, of which each row's line `ahead`
 // of them is asked for in `fetched`.
@@ -479,7 +486,7 @@ HWY_INLINE void WeightedPart(float* acc, std::int64_t begin, std::int64_t end, c
                              const Vec* weight, bool accumulate, const T* const* fetched,
                              std::int64_t fetched_count, std::int64_t ahead) {
   for (std::int64_t j = begin; j < end; j += 2 * kLanes) {
-    for (std::int64_t r = 0; r < fetched_count; ++r) PrefetchTwo(fetched[r] + j + ahead);
+    for (std::int64_t r = 0; r < fetched_count; ++r) PrefetchTwoOnce(fetched[r] + j + ahead);
     Vec low = accumulate ? Load(acc + j) : hn::Zero(FloatTag());
     Vec high = accumulate ? Load(acc + j + kLanes) : hn::Zero(FloatTag());
 #pragma GCC unroll 8

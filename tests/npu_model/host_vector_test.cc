@@ -497,5 +497,103 @@ TEST_P(HostVectorTest, WeightedSumIsItsExpansion) {
   });
 }
 
+// A relay tile that was given for a block of GM: what is written there is what a plain tile stores.
+TEST_P(HostVectorTest, RelayTilesAreWrittenWhereTheyGo) {
+  using Ubs = UbTile<float>;
+  ForEachFloatType([&]<class T>(T) {
+    for (const auto& [rows, cols] : {Shape{1, 5}, {3, 64}, {2, 130}, {4, 2101}}) {
+      GmMatrix gate(DTypeOf<T>(), rows, cols), up(DTypeOf<T>(), rows, cols), d_out(DTypeOf<T>(), rows, cols);
+      GmMatrix of_rows(DType::kF32, rows, 1), of_cols(DType::kF32, 1, cols);
+      for (GmMatrix* x : {&gate, &up, &d_out, &of_rows, &of_cols}) (*x)->FillNormal(random_);
+      const auto load = [&]<class U>(U, const GmMatrix& from) {
+        const auto tile = NewTile<Buffer::kUB, U>(vector_, from.gm().rows, from.gm().cols);
+        vector_.Load(tile, from.gm());
+        return tile;
+      };
+      const auto scratch = [&] { return NewTile<Buffer::kUB, float>(vector_, rows, cols); };
+      const UbTile<T> g = load(T(), gate), u = load(T(), up), d = load(T(), d_out);
+      const Ubs column = load(0.0f, of_rows), weights = load(0.0f, of_cols);
+      // The two outputs of each instruction, the second one not written by most.
+      const std::function<void(UbTile<T>, UbTile<T>)> instructions[] = {
+          [&](UbTile<T> out, UbTile<T>) { vector_.SwiGlu(out, scratch(), scratch(), g, u, column); },
+          [&](UbTile<T> out, UbTile<T>) { vector_.ScaleRows(out, scratch(), g, column, weights); },
+          [&](UbTile<T> out, UbTile<T>) {
+            vector_.NormGrad(out, scratch(), scratch(), g, u, weights, column, column, d);
+          },
+          [&](UbTile<T> out, UbTile<T> more) {
+            const Ubs sums = load(0.0f, of_rows);
+            vector_.SwiGluGrad(out, more, sums, scratch(), scratch(), scratch(), scratch(), d, g, u, column);
+          }};
+      for (std::size_t k = 0; k < std::size(instructions); ++k) {
+        GmMatrix plain(DTypeOf<T>(), rows, cols), more_plain(DTypeOf<T>(), rows, cols);
+        const auto out = NewTile<Buffer::kUB, T>(vector_, rows, cols),
+                   more = NewTile<Buffer::kUB, T>(vector_, rows, cols);
+        instructions[k](out, more);
+        vector_.Store(plain.gm(), out);
+        if (k == 3) vector_.Store(more_plain.gm(), more);
+        for (const Layout& layout : kLayouts) {
+          for (bool stream : {false, true}) {
+            GmMatrix to(DTypeOf<T>(), rows, cols, layout), more_to(DTypeOf<T>(), rows, cols, layout);
+            to.tensor().stream = more_to.tensor().stream = stream;
+            Ring<Buffer::kUB, T> ring(vector_, "relay", rows + 1, cols + 2, 2, Role::kRelay);
+            const UbTile<T> there = ring.Next(to.gm()), more_there = ring.Next(more_to.gm());
+            instructions[k](there, more_there);
+            vector_.Store(to.gm(), there);
+            if (k == 3) vector_.Store(more_to.gm(), more_there);
+            FlushStreams();
+            ASSERT_EQ(to->ToDoubles(), plain->ToDoubles())
+                << "instruction " << k << ", " << rows << " x " << cols;
+            if (k == 3) {
+              ASSERT_EQ(more_to->ToDoubles(), more_plain->ToDoubles()) << rows << " x " << cols;
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+// The same of a weighted sum, which is rounded on its way; and where it has two parts, the first stays in the tile.
+TEST_P(HostVectorTest, WeightedSumsAreWrittenWhereTheyGo) {
+  ForEachFloatType([&]<class T>(T) {
+    for (std::int64_t cols : {1, 40, 2048, 5003}) {
+      GmMatrix x(DTypeOf<T>(), 3, cols);
+      x->FillNormal(random_);
+      std::vector<UbTile<T>> rows;
+      for (std::int64_t i = 0; i < 3; ++i) {
+        rows.push_back(NewTile<Buffer::kUB, T>(vector_, 1, cols));
+        vector_.Load(rows.back(), x.gm().Rows({i, i + 1}));
+      }
+      const std::vector<float> weights{0.5f, -2.25f, 1.125f};
+      const auto add = [&](UbTile<float> sum, std::size_t first, std::size_t count, Accumulate accumulate) {
+        vector_.WeightedSum(sum, NewTile<Buffer::kUB, float>(vector_, 1, cols),
+                            std::span<const UbTile<T>>(rows).subspan(first, count),
+                            std::span<const float>(weights).subspan(first, count), accumulate);
+      };
+      for (std::size_t count : {0, 3}) {
+        GmMatrix plain(DTypeOf<T>(), 1, cols);
+        const auto sum = NewTile<Buffer::kUB, float>(vector_, 1, cols);
+        add(sum, 0, count, Accumulate::kNo);
+        vector_.Store(plain.gm(), sum);
+        for (const Layout& layout : kLayouts) {
+          GmMatrix to(DTypeOf<T>(), 1, cols, layout), in_parts(DTypeOf<T>(), 1, cols, layout);
+          to.tensor().stream = true;
+          Ring<Buffer::kUB, float> ring(vector_, "relay", 1, cols, 1, Role::kRelay);
+          const auto there = ring.Next(to.gm());
+          add(there, 0, count, Accumulate::kNo);
+          vector_.Store(to.gm(), there);
+          FlushStreams();
+          ASSERT_EQ(to->ToDoubles(), plain->ToDoubles()) << cols << " columns";
+          if (count == 0) continue;
+          const auto again = ring.Next(1, cols);
+          add(again, 0, 1, Accumulate::kNo), add(again, 1, 2, Accumulate::kYes);
+          vector_.Store(in_parts.gm(), again);
+          ASSERT_EQ(in_parts->ToDoubles(), plain->ToDoubles()) << cols << " columns";
+        }
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace cubist::host_test
