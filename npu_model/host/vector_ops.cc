@@ -359,6 +359,7 @@ void StreamWrite(void* data, std::int64_t bytes, std::uint64_t pattern) {
 // keeps order. NaN is left out: it reaches p and l through the exponentials.
 template <bool kMinimum>
 struct ScaledExtreme {
+  HWY_INLINE ScaledExtreme() { Start(); }  // Its own: an implicit one is compiled for no SIMD target.
   HWY_INLINE void Start() { chain[0] = chain[1] = Set(kNeutral); }
   HWY_INLINE void Add(Vec x0, Vec x1) { chain[0] = Fold(x0, chain[0]), chain[1] = Fold(x1, chain[1]); }
   // What is left of a row behind whole pairs of vectors.
