@@ -39,8 +39,11 @@ void PackKernel(Core& core, std::span<const PackPart> parts, bool transposed) {
     most_rows = std::max(most_rows, part.tiling.rows), most_cols = std::max(most_cols, part.tiling.cols);
   }
   if (parts.empty()) return;
-  Ring<Buffer::kL1, T> tiles(core, "pack_l1", most_rows, most_cols, 2, parts[0].packed.role,
-                             parts[0].packed.second_role);
+  // A tile that plays one role is used once: the host packs it on its way out.
+  const Role role = parts[0].packed.role, second_role = parts[0].packed.second_role;
+  const bool once = role == Role::kB && second_role == Role::kRows;
+  Ring<Buffer::kL1, T> tiles(core, "pack_l1", most_rows, most_cols, 2, once ? Role::kBOnce : role,
+                             second_role);
   for (const auto& [source, part, packed, t] : parts) {
     // The first task of the part that is this core's.
     std::int64_t task = (core.index() - dealt) % core.count();

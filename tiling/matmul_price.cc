@@ -111,7 +111,7 @@ double RegisterTileCycles(const ChipSpec& chip, const MatmulShape& s, const Matm
 }
 
 // What is left of the loads of a B that passes beside products.
-constexpr double kExposed = 0.35;
+constexpr double kExposed = 0.1;
 
 double SerialCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, const Block& block) {
   const double bytes = D(chip.OperandBytes(s.in)), m = block.m(), n = block.n(), k = D(s.k);
@@ -128,8 +128,11 @@ double SerialCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTili
       load(t.pack_b || t.b_once || s.b_packed, PassesB(chip, s, t) ? k * n * kExposed : k * n);
   const double fix = PathCycles(chip, Path::kL0CToGm, m * n * D(SizeOf(s.out)), 1);
   const double issue = block.steps0() * 3 * chip.scalar.issue;
-  return Waves(chip, tasks) *
-         (block.Mmad() + RegisterTileCycles(chip, s, t, block) + mte1 + mte2 + issue + fix);
+  // Threads take blocks as they come, and end together but for a small part of one.
+  constexpr double kEnd = 0.1;
+  const double waves =
+      D(CeilDiv(tasks, chip.concurrent_cores)) + (tasks > chip.concurrent_cores ? kEnd : 0.0);
+  return waves * (block.Mmad() + RegisterTileCycles(chip, s, t, block) + mte1 + mte2 + issue + fix);
 }
 
 // ---- An NPU: its pipes run side by side, wave by wave ----

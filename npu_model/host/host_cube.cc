@@ -72,6 +72,13 @@ void HostCube::StorePacked(const PackedGm& dst, TileRef src, Loc) {
   if (dst.second_role != Role::kRows) StorePacked(SecondOf(dst), SecondOf(src));
   const std::int64_t bytes = context_->host->OperandBytes(dst.dtype);
   const HostLayout to = LayoutOf(*context_, dst);
+  if (const HostLayout& shows = src.slot->shows;
+      dst.role == Role::kB && shows.row_major) {  // Not packed yet.
+    const HostLayout plain = From(shows, Role::kB, SizeOf(src.dtype()), src.row_part, src.col_part);
+    context_->cube->pack_b(src.dtype(), src.rows(), src.cols(), {plain.data, plain.pitch, plain.panel_stride},
+                           to.data, to.panel_stride);
+    return;
+  }
   const HostLayout from = From(src.slot->shows, dst.role, bytes, src.row_part, src.col_part);
   const auto copy = [&](std::byte* out, std::int64_t out_pitch, const std::byte* in, std::int64_t in_pitch,
                         std::int64_t rows, std::int64_t cols) {

@@ -249,10 +249,19 @@ void PackBElements(Convert, Range rows, Range columns, const StridedSource& src,
 constexpr std::int64_t kWordsAtATime = 4;
 constexpr std::int64_t kBytesAhead = 256;
 
+// What is packed so many elements after column j of row p: in the row, or in the one that follows it a group of rows on,
+// which nothing else asks for in time where rows are far apart.
+template <class T>
+HWY_INLINE const T* AheadOf(const T* data, std::int64_t row_stride, std::int64_t p, std::int64_t j,
+                            std::int64_t n, std::int64_t group) {
+  constexpr std::int64_t kAhead = kBytesAhead / static_cast<std::int64_t>(sizeof(T));
+  return j + kAhead < n ? data + p * row_stride + j + kAhead
+                        : data + (p + group) * row_stride + (j + kAhead - n);
+}
+
 template <class Source>
 void PackBPlain(Widen<Source> convert, std::int64_t k, std::int64_t n, const StridedSource& src, float* dst,
                 std::int64_t panel_stride) {
-  constexpr std::int64_t kAhead = kBytesAhead / static_cast<std::int64_t>(sizeof(Source));
   const auto* data = static_cast<const Source*>(src.data);
   for (std::int64_t first = 0; first < k; first += kWordsAtATime) {
     for (std::int64_t j = 0; j < n; j += kNr) {
@@ -263,8 +272,9 @@ void PackBPlain(Widen<Source> convert, std::int64_t k, std::int64_t n, const Str
           ConvertRow(convert, from, to, n - j);
           continue;
         }
-        __builtin_prefetch(from + kAhead);
-        __builtin_prefetch(from + kAhead + kLanes);
+        const Source* ahead = AheadOf(data, src.row_stride, p, j, n, kWordsAtATime);
+        __builtin_prefetch(ahead);
+        __builtin_prefetch(ahead + kLanes);
         StoreWords(LoadWords(from), to);
         StoreWords(LoadWords(from + kLanes), to + kLanes);
       }
@@ -275,15 +285,15 @@ void PackBPlain(Widen<Source> convert, std::int64_t k, std::int64_t n, const Str
 // Two rows at a time, interleaved.
 void PackBPlain(KeepBF16 convert, std::int64_t k, std::int64_t n, const StridedSource& src, BF16* dst,
                 std::int64_t panel_stride) {
-  constexpr std::int64_t kAhead = kBytesAhead / static_cast<std::int64_t>(sizeof(BF16));
   const auto* data = static_cast<const BF16*>(src.data);
   const std::int64_t k_full = RoundDown(k, 2), n_full = RoundDown(n, kLanes), step = 2 * kWordsAtATime;
   for (std::int64_t first = 0; first < k_full; first += step) {
     for (std::int64_t panel = 0; panel < n_full; panel += kNr) {
       for (std::int64_t p = first; p < Min(first + step, k_full); p += 2) {
         const BF16* from = data + p * src.row_stride;
-        __builtin_prefetch(from + panel + kAhead);
-        __builtin_prefetch(from + src.row_stride + panel + kAhead);
+        const BF16* ahead = AheadOf(data, src.row_stride, p, panel, n_full, step);
+        __builtin_prefetch(ahead);
+        __builtin_prefetch(ahead + src.row_stride);
         for (std::int64_t j = panel; j < Min(panel + kNr, n_full); j += kLanes) {
           const Words pairs =
               hn::Or(LoadHalves(from + j), hn::ShiftLeft<16>(LoadHalves(from + src.row_stride + j)));
