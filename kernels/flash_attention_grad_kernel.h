@@ -221,7 +221,7 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
   Ring<Buffer::kL0C, float> dk_l0(core, "dk_l0", sum_rows, s.d_qk, 1);
   Ring<Buffer::kL0C, float> dk_rope_l0(core, "dk_rope_l0", sum_rows, s.d_rope, 1);
   Ring<Buffer::kL0C, float> part_l0(core, "part_l0", t.keep_sums ? t.piece() : std::max(t.piece(), t.n),
-                                    widest, t.sum_stages);
+                                    widest, t.sum_stages, Role::kRelay);
 
   Ring<Buffer::kHandOver, float> s_sent(core, "s_sent", t.n, t.piece(), handed);
   Ring<Buffer::kHandOver, float> dp_sent(core, "dp_sent", t.n, t.piece(), handed);

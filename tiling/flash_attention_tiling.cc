@@ -103,6 +103,9 @@ void AddNpuTilings(Tiling t, std::vector<Tiling>* tilings) {
   }
 }
 
+// Rows of more queries, their scores and weights leave no room in L2 for the keys.
+constexpr std::int64_t kMostHostRows = 192;
+
 // Every tiling that is considered, whether it fits or not.
 std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
   constexpr std::int64_t kNarrowestPart = 128;
@@ -111,6 +114,7 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
   const std::int64_t n_step = std::max(chip.mmad.n_step, chip.PackedStep(Role::kB, s.in));
   std::vector<Tiling> tilings;
   for (std::int64_t m : TileSizes({16, 32, 64, 96, 128, 192, 256}, chip.mmad.m_step, s.sq)) {
+    if (!chip.pipes_overlap && m > kMostHostRows && m < s.sq) continue;
     for (std::int64_t n : TileSizes({16, 32, 64, 128, 256, 512, 1024}, n_step, s.skv)) {
       Tiling t;
       t.m = t.strip = m, t.n = n;

@@ -22,9 +22,8 @@ template <Narrowing kNarrowing, class T>
 HWY_INLINE float StepRow(T* p, T* ds, const float* s, const float* dp, const float* lse, const float* delta,
                          std::int64_t n, Vec scale) {
   const FloatTag d;
-  const auto weight = [&](Vec score, Vec log_sum) HWY_ATTR {
-    return ExpScore<sizeof(T) == 2>(hn::Sub(hn::Mul(score, scale), log_sum));
-  };
+  const auto weight = [&](Vec score, Vec log_sum)
+                          HWY_ATTR { return ExpScore<sizeof(T) == 2>(hn::MulSub(score, scale, log_sum)); };
   const auto gradient = [&](Vec w, Vec x, Vec shift) HWY_ATTR { return hn::Mul(hn::Sub(x, shift), w); };
   Vec sum = hn::Zero(d);
   std::int64_t j = 0;

@@ -125,6 +125,14 @@ CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
   }
   float* c = tile.c;
   const std::int64_t c_pitch = tile.c_pitch;
+  if (tile.adds) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; ++j)
+        sum[i][j] = _mm512_add_ps(_mm512_loadu_ps(c + i * c_pitch + j * kLanes), sum[i][j]);
+    }
+  }
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 2

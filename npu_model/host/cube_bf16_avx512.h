@@ -28,6 +28,7 @@ struct MmadTile {
   std::int64_t c_pitch = 0;
   const float* start = nullptr;
   std::int64_t start_pitch = 0;
+  bool adds = false;  // The sums are added to c at the end.
 };
 template <class T>
 using MmadTileFunction = void (*)(const MmadTile<T>&);

@@ -93,6 +93,14 @@ void Tile(const MmadTile<float>& tile) {
   }
   float* c = tile.c;
   const std::int64_t c_pitch = tile.c_pitch;
+  if (tile.adds) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; ++j)
+        sum[i][j] = hn::Add(hn::LoadU(d, c + i * c_pitch + j * kLanes), sum[i][j]);
+    }
+  }
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 2
@@ -165,32 +173,41 @@ void MmadEdge(MmadTileFunction<T> function, std::int64_t rows, std::int64_t cols
     for (std::int64_t i = 0; i < rows; ++i)
       std::memcpy(sums + i * kNr, tile.start + i * tile.start_pitch, bytes);
     own.start = sums, own.start_pitch = kNr;
+  } else if (tile.adds) {
+    for (std::int64_t i = 0; i < rows; ++i) std::memcpy(sums + i * kNr, tile.c + i * tile.c_pitch, bytes);
   }
   function(own);
   for (std::int64_t i = 0; i < rows; ++i) std::memcpy(tile.c + i * tile.c_pitch, sums + i * kNr, bytes);
 }
 
-// Rows of C that lie within so many bytes are taken to be in L2.
-constexpr std::int64_t kNearBytes = 1 << 18;
+// Rows of C that lie within so many bytes are taken to be in L1.
+constexpr std::int64_t kNearBytes = 1 << 15;
 
-// Asks for the lines of a whole tile of C, which the stores at its end would wait for.
+// Asks for the lines of a whole tile of C, which the stores at its end would wait for; for none where `c` is null.
 HWY_INLINE void FetchTile(const float* c, std::int64_t pitch, std::int64_t rows) {
+  if (c == nullptr) return;
   for (std::int64_t i = 0; i < rows; ++i) {
     __builtin_prefetch(c + i * pitch, 1);
     __builtin_prefetch(c + i * pitch + kNr - 1, 1);
   }
 }
 
-// Whether C is too far to be written at once.
-HWY_INLINE bool FetchesC(const MmadArgs& args) {
-  return args.exact && args.c_pitch * args.m * 4 > kNearBytes;
+// Whether C is too far to be read or written at once.
+HWY_INLINE bool FetchesC(const MmadArgs& args) { return args.c_pitch * args.m * 4 > kNearBytes; }
+
+// The tile of C to ask for beside one at (i, j), whose neighbour at (next_i, next_j) comes after it. Sums that start from C
+// would wait at once: it is the neighbour then.
+HWY_INLINE const float* TileToFetch(const MmadArgs& args, MmadStart start, std::int64_t i, std::int64_t j,
+                                    std::int64_t next_i, std::int64_t next_j) {
+  if (!FetchesC(args)) return nullptr;
+  return start == MmadStart::kAdd ? args.c + next_i * args.c_pitch + next_j : args.c + i * args.c_pitch + j;
 }
 
-// One tile of C, rows `m` and columns `n` of one panel, from operands that `tile` has. `tile` is one object, written field
-// by field: a copy would wait for the stores of the tile before it.
+// One tile of C, rows `m` and columns `n` of one panel, from operands that `tile` has, and beside it the lines of the tile
+// `fetched`. `tile` is one object, written field by field: a copy would wait for the stores of the tile before it.
 template <class T>
 HWY_INLINE void RunTile(const MmadArgs& args, Range m, Range n, MmadStart start, MmadTileFunction<T> function,
-                        bool fetches_c, MmadTile<T>& tile) {
+                        const float* fetched, MmadTile<T>& tile) {
   alignas(64) float bias[kNr];
   tile.c = args.c + m.begin * args.c_pitch + n.begin;
   if (start == MmadStart::kAdd) {
@@ -202,7 +219,7 @@ HWY_INLINE void RunTile(const MmadArgs& args, Range m, Range n, MmadStart start,
     tile.start = bias, tile.start_pitch = 0;
   }
   if (args.exact && n.size() < kNr) return MmadEdge(function, m.size(), n.size(), tile);
-  if (fetches_c) FetchTile(tile.c, args.c_pitch, m.size());
+  FetchTile(fetched, args.c_pitch, m.size());
   function(tile);
 }
 
@@ -225,7 +242,6 @@ template <class T>
 void MmadStrip(const MmadArgs& args, Range m, MmadTile<T>& tile, MmadStart start, const NextRows<T>& next,
                const MmadTiles<T>& tiles) {
   const T* b = tile.b;
-  const bool fetches_c = FetchesC(args);
   const Split panels(args.n, kNr);
   for (std::int64_t panel = 0; panel < panels.count(); ++panel) {
     const Range n = panels[panel];
@@ -238,7 +254,9 @@ void MmadStrip(const MmadArgs& args, Range m, MmadTile<T>& tile, MmadStart start
       tile.prefetch_words = m.begin == 0 && panel + 1 < panels.count() ? tile.words : 0;
     }
     next.Fetch(panel);
-    RunTile(args, m, n, start, TilesOf(tiles, n)[m.size() - 1], fetches_c, tile);
+    const bool last = panel + 1 == panels.count();
+    const float* c = TileToFetch(args, start, m.begin, n.begin, last ? m.end : m.begin, last ? 0 : n.end);
+    RunTile(args, m, n, start, TilesOf(tiles, n)[m.size() - 1], c, tile);
   }
 }
 
@@ -251,7 +269,6 @@ template <class T>
 void MmadColumns(const MmadArgs& args, MmadTile<T>& tile, const MmadTiles<T>& tiles) {
   constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
   const T *a = tile.a, *b = tile.b;
-  const bool fetches_c = FetchesC(args);
   // Rows of A that are nearly one piece of memory, and how many words of B take as many bytes as one.
   const bool in_one_piece = args.a_pitch <= args.k + args.k / 8;
   const std::int64_t a_words = CeilDiv(args.a_pitch, kNr * kPerWord);
@@ -275,7 +292,10 @@ void MmadColumns(const MmadArgs& args, MmadTile<T>& tile, const MmadTiles<T>& ti
         tile.prefetch = tile.b + args.b_panel_stride + first * kNr * kPerWord;
         tile.prefetch_words = has_next ? end - first : 0;
       }
-      RunTile(args, m, n, args.start, TilesOf(tiles, n)[m.size() - 1], fetches_c, tile);
+      const bool last = i + 1 == strips.count();
+      const float* c =
+          TileToFetch(args, args.start, m.begin, n.begin, last ? 0 : m.end, last ? n.end : n.begin);
+      RunTile(args, m, n, args.start, TilesOf(tiles, n)[m.size() - 1], c, tile);
     }
   }
 }
@@ -293,8 +313,8 @@ void Mmad(const MmadArgs& args, const MmadTiles<T>& tiles) {
   constexpr std::int64_t kCopyPitch = kPiece + 16 * kPerWord;
   alignas(64) std::byte storage[kMr * kCopyPitch * sizeof(T)];  // Bytes, which nothing initialises.
   T* const copy = reinterpret_cast<T*>(storage);
-  const bool conflict =
-      args.a_pitch * static_cast<std::int64_t>(sizeof(T)) % kConflictBytes == 0 && args.n > 2 * kNr;
+  const bool conflict = args.a_pitch * static_cast<std::int64_t>(sizeof(T)) % kConflictBytes == 0 &&
+                        args.n > 2 * kNr && !args.adds;  // What is added is one sum over all of k.
   const std::int64_t piece = conflict ? kPiece : args.k;
   const auto tile_at = [&](std::int64_t p, std::int64_t k) {
     return MmadTile<T>{.words = k / kPerWord,
@@ -304,7 +324,8 @@ void Mmad(const MmadArgs& args, const MmadTiles<T>& tiles) {
                        .half = k % kPerWord != 0,
                        .prefetch_step = kNr * 4,
                        .prefetch_pair = kNr * 2,
-                       .c_pitch = args.c_pitch};
+                       .c_pitch = args.c_pitch,
+                       .adds = args.adds};
   };
   if (args.by_columns && !conflict && args.m > kMr) {
     MmadTile<T> tile = tile_at(0, args.k);
@@ -385,7 +406,6 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T>& tiles, decltype(CubeO
   const std::int64_t b_bytes = SizeOf(args.b_type);
   const bool in_rows = source.col_stride == 1, as_stored = in_rows && args.b_type == DTypeOf<T>();
   const std::int64_t words = args.m > kMr ? kInPlaceWords : kInPlaceWords / 2;
-  const bool fetches_c = FetchesC(args);
   MmadArgs rest = args;  // Of a tile of C, after its first panel.
   rest.sums = nullptr, rest.start = MmadStart::kAdd;
   const auto at = [&](std::int64_t p, std::int64_t j) {
@@ -428,7 +448,8 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T>& tiles, decltype(CubeO
       tile.prefetch = next + 2 * kLine * i;
       tile.prefetch_words = i < fetching ? Min(tile.words, in_rows ? words : kNr) : 0;
       const auto function = (as_it_lies ? tiles.in_rows : TilesOf(tiles, n))[strip.size() - 1];
-      RunTile(into, strip, n, into.start, function, fetches_c, tile);
+      const float* c = TileToFetch(args, MmadStart::kZero, strip.begin, n.begin, strip.begin, n.begin);
+      RunTile(into, strip, n, into.start, function, c, tile);
       as_it_lies = false;
       tile.b = reinterpret_cast<const T*>(panel), tile.b_step = kNr * kPerWord;
     }

@@ -80,6 +80,18 @@ void HostContext::Strip(Slot& slot) {
   slot.storage = nullptr;
 }
 
+void HostContext::Release(const TileRef& tile) {
+  Slot& slot = *tile.slot;
+  if (!Whole(tile) || slot.storage == nullptr) return;
+  const auto found = std::find_if(spare_.rbegin(), spare_.rend(),
+                                  [&](const auto& spare) { return spare.first == slot.storage_bytes; });
+  if (found == spare_.rend()) return;
+  const std::pair idle = *found;
+  spare_.erase(std::next(found).base());
+  spare_.emplace_back(slot.storage_bytes, std::exchange(slot.storage, idle.second));
+  slot.shows = OwnLayout(*this, slot);
+}
+
 // ---- Hand-overs ----
 
 namespace {

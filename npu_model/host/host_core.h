@@ -33,6 +33,9 @@ struct HostContext {
   void Furnish(Slot& slot);
   // Takes a slot's storage away, for the next one of its size.
   void Strip(Slot& slot);
+  // The slot's content is lost: another storage of its size takes its place, and the next Mmad that needs one writes
+  // to this, which the caches hold.
+  void Release(const TileRef& tile);
 
   // The last Mmad of a relay accumulator waits for the Store behind it, to write where that would. Any other
   // instruction that might meet its operands or its sums runs it first.
@@ -73,6 +76,8 @@ class HostCube {
 
   void LoadL1(TileRef dst, const Gm& src, Loc loc = {});
   void LoadL1Packed(TileRef dst, const PackedGm& src, Loc loc = {});
+  void ExpectL1(const Gm& src);
+  void ExpectL1Packed(const PackedGm& src);
   void StorePacked(const PackedGm& dst, TileRef src, Loc loc = {});
   void LoadL0A(TileRef dst, TileRef src, Transpose transpose, Loc loc = {});
   void LoadL0B(TileRef dst, TileRef src, Transpose transpose, Loc loc = {});

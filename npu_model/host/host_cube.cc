@@ -176,9 +176,12 @@ void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bi
   args.c = reinterpret_cast<float*>(At(c, 4));
   args.c_pitch = c.slot->shows.pitch;
   args.start = start;
-  args.by_columns = !right.row_major &&
-                    args.m * a.cols() * bytes <= context_->host->buffer(Buffer::kL0A).fast &&
-                    args.n * a.cols() * bytes > context_->host->buffer(Buffer::kL0B).fast;
+  // Sums that stay in L0C are near: panels of pairs pass by A however small B is, those of floats, twice as large, do not.
+  const bool by_columns = c.slot->role == Role::kRelay
+                              ? args.n * a.cols() * bytes > context_->host->buffer(Buffer::kL0B).fast
+                              : pairs;
+  args.by_columns = by_columns && !right.row_major &&
+                    args.m * a.cols() * bytes <= context_->host->buffer(Buffer::kL0A).fast;
   if (start == MmadStart::kBias) {
     args.bias = reinterpret_cast<const float*>(bias.slot->storage) + bias.col_part.begin;
   }
@@ -219,12 +222,14 @@ namespace {
 // Lets the Mmad that waits for it write a tile to GM, where it can.
 bool StoreDeferred(HostContext& context, const Gm& dst, const TileRef& src, const FixOptions& options) {
   HostContext::DeferredMmad& deferred = context.deferred;
-  const bool plain = options.accumulate == Accumulate::kNo && options.scale == 1 && !options.relu;
+  const bool plain = options.scale == 1 && !options.relu;
   if (deferred.mmad == nullptr || !plain || dst.dtype() != DType::kF32 || dst.col_stride != 1) return false;
   if (deferred.c.slot != src.slot || deferred.c.row_part != src.row_part ||
       deferred.c.col_part != src.col_part)
     return false;
   MmadArgs& args = deferred.args;
+  args.adds = options.accumulate == Accumulate::kYes;
+  if (args.adds && (args.start != MmadStart::kZero || args.b == nullptr)) return args.adds = false;
   if (args.start == MmadStart::kAdd) args.sums = args.c, args.sums_pitch = args.c_pitch;
   args.c = reinterpret_cast<float*>(dst.data()), args.c_pitch = dst.row_stride;
   args.exact = true;

@@ -210,6 +210,7 @@ void HostVector::SoftmaxStep(TileRef p, TileRef s, TileRef m_new, TileRef m_old,
   p.slot->shows = OwnLayout(*context_, *p.slot);
   context_->vector->softmax_step(RowsOf(p), p.dtype(), WritableRowsOf(s), RowsOf(m_new), RowsOf(m_old),
                                  RowsOf(l), scale);
+  context_->Release(s);
 }
 
 namespace {
@@ -256,6 +257,7 @@ void HostVector::AttentionGradStep(TileRef p, TileRef ds, TileRef s, TileRef dp,
   ds.slot->shows = OwnLayout(*context_, *ds.slot);
   context_->attention_grad->step(RowsOf(p), RowsOf(ds), p.dtype(), WritableRowsOf(s), WritableRowsOf(dp),
                                  RowsOf(lse), RowsOf(delta), scale);
+  context_->Release(s), context_->Release(dp);
 }
 
 // ---- Routing

@@ -48,6 +48,7 @@ struct MmadArgs {
   const float* sums =
       nullptr;  // kAdd: what c starts from, with room as c has without `exact`; null: from c itself
   std::int64_t sums_pitch = 0;
+  bool adds = false;  // kZero: c += a * b, the product summed before it is added. Where b lies in panels.
 };
 
 struct CubeOps {

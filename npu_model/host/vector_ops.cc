@@ -384,15 +384,13 @@ struct ScaledExtreme {
   Vec chain[2];
 };
 
-// p = exp(scale * s - m), rounded to T; returns the sum before rounding. scale * s is rounded before m is
-// taken off it, as the maximum was, so that the largest element gives exactly 1. Meanwhile `next`, the row that follows,
-// is read for its extreme: that waits for the cache where this waits for arithmetic.
+// p = exp(scale * s - m), rounded to T; returns the sum before rounding. Meanwhile `next`, a row that follows, is read
+// for its extreme: that waits for the cache where this waits for arithmetic.
 template <Narrowing kNarrowing, class Extreme, class T>
 HWY_INLINE float ExpRow(T* p, const float* s, const float* next, std::int64_t n, Vec scale, Vec m,
                         Extreme& extreme) {
   const FloatTag d;
-  const auto probability = [&](Vec x)
-                               HWY_ATTR { return ExpScore<sizeof(T) == 2>(hn::Sub(hn::Mul(x, scale), m)); };
+  const auto probability = [&](Vec x) HWY_ATTR { return ExpScore<sizeof(T) == 2>(hn::MulSub(x, scale, m)); };
   Vec sum0 = hn::Zero(d), sum1 = hn::Zero(d);
   std::int64_t j = 0;
   for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
@@ -413,16 +411,20 @@ HWY_INLINE float ExpRow(T* p, const float* s, const float* next, std::int64_t n,
   return hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
 }
 
-// The (rows, 1) operands follow for as many rows as a vector has lanes. p may lie where s does: a row is read for its
-// extreme before p's rows reach it.
+// The (rows, 1) operands follow for as many rows as a vector has lanes. A row's extreme is looked for beside the row two
+// before it, so that nothing waits for the lanes to be folded. p may lie where s does: a row is read for its extreme before
+// p's rows reach it.
 template <Narrowing kNarrowing, bool kMinimum, class T>
 void SoftmaxStepAs(const Rows& p, const Rows& s, const Rows& m_new, const Rows& m_old, const Rows& l,
                    float scale) {
   using Extreme = ScaledExtreme<kMinimum>;
   const FloatTag d;
-  Extreme extreme;
-  extreme.Start();
-  if (s.rows > 0) extreme.AddRow(RowOf(s, 0), s.cols);
+  Extreme extreme, next;  // Of this row and of the one behind it.
+  const auto start = [&](Extreme& x, std::int64_t row) HWY_ATTR {
+    x.Start();
+    if (row < s.rows) x.AddRow(RowOf(s, row), s.cols);
+  };
+  start(extreme, 0), start(next, 1);
   for (const Range rows : Split(s.rows, kLanes)) {
     HWY_ALIGN float old_max[kLanes] = {}, new_max[kLanes] = {}, sum[kLanes] = {}, total[kLanes] = {};
     for (std::int64_t i = rows.begin; i < rows.end; ++i) {
@@ -431,10 +433,11 @@ void SoftmaxStepAs(const Rows& p, const Rows& s, const Rows& m_new, const Rows& 
       old_max[lane] = *RowOf(m_old, i);
       new_max[lane] = row_max > old_max[lane] ? row_max : old_max[lane];
       total[lane] = *RowOf(l, i);
+      extreme = next;
       const auto exp_row = [&]<Narrowing kHow>() HWY_ATTR {
-        extreme.Start();
-        return ExpRow<kHow>(RowAs<T>(p, i), RowOf(s, i), RowOf(s, Min(i + 1, s.rows - 1)), s.cols, Set(scale),
-                            Set(new_max[lane]), extreme);
+        next.Start();
+        return ExpRow<kHow>(RowAs<T>(p, i), RowOf(s, i), RowOf(s, Min(i + 2, s.rows - 1)), s.cols, Set(scale),
+                            Set(new_max[lane]), next);
       };
       sum[lane] = exp_row.template operator()<kNarrowing>();
       // A NaN shows in the sum, and then costs a second pass: to look for it in every element takes a tenth of the whole.

@@ -245,6 +245,53 @@ TEST_P(TileOpsTest, MmadCutInKHasTheSameBits) {
   }
 }
 
+// What is added to C is the product that a Mmad from zero gives, in one more addition.
+template <class T>
+void CheckAddedMmad(MmadBody mmad, std::int64_t nr, std::int64_t m, std::int64_t n, std::int64_t k,
+                    bool exact) {
+  SCOPED_TRACE(std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k) + " exact " +
+               std::to_string(exact));
+  Random random(5);
+  MmadOperands<T> operands(m, n, k, nr);
+  operands.Fill([&] { return random.Real(); });
+  operands.args.exact = exact;
+  std::vector<float> before;
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) before.push_back(operands.c(i, j));
+  }
+  mmad(operands.args);
+  std::vector<float> expected;
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      const float start = before[Index(i * n + j)];
+      expected.push_back(start + operands.c(i, j));
+      operands.c(i, j) = start;
+    }
+  }
+  for (const bool by_columns : {false, true}) {
+    operands.args.adds = true, operands.args.by_columns = by_columns;
+    mmad(operands.args);
+    for (std::int64_t i = 0; i < m; ++i) {
+      for (std::int64_t j = 0; j < n; ++j) {
+        ASSERT_EQ(operands.c(i, j), expected[Index(i * n + j)]) << "at " << i << ", " << j;
+        operands.c(i, j) = before[Index(i * n + j)];
+      }
+    }
+  }
+}
+
+TEST_P(TileOpsTest, AddedMmad) {
+  for (const bool exact : {false, true}) {
+    for (const std::int64_t n : {std::int64_t{1}, cube_->nr - 1, cube_->nr, 5 * cube_->nr + 3}) {
+      CheckAddedMmad<float>(cube_->mmad_f32, cube_->nr, 2 * cube_->mr + 1, n, 37, exact);
+      if (cube_->mmad_bf16 == nullptr) continue;
+      CheckAddedMmad<BF16>(cube_->mmad_bf16, cube_->nr, 2 * cube_->mr + 1, n, 37, exact);
+    }
+    // Rows of A that would be copied a piece of k at a time.
+    CheckAddedMmad<float>(cube_->mmad_f32, cube_->nr, cube_->mr, 3 * cube_->nr, 1024, exact);
+  }
+}
+
 TEST_P(TileOpsTest, PeakCountsItsMultiplyAdds) {
   EXPECT_GT(cube_->peak_fma(1), 0);
   EXPECT_EQ(cube_->peak_fma(7), 7 * cube_->peak_fma(1));
