@@ -369,7 +369,8 @@ TEST(PlanTest, TheTableFoldsLoops) {
   EXPECT_EQ(barriers, CountOf(plan, Kind::kPipeBarrier));
   EXPECT_LT(rows.size(), 20u);
   const std::string table = sync::PlanTable(made.record, plan);
-  for (const char* text : {"MTE2_MTE1", "MTE1_M", "M_FIX", "M_MTE1", "MTE1_MTE2", "kernels/multiply_block_kernel.h:"})
+  for (const char* text :
+       {"MTE2_MTE1", "MTE1_M", "M_FIX", "M_MTE1", "MTE1_MTE2", "kernels/multiply_block_kernel.h:"})
     EXPECT_NE(table.find(text), std::string::npos) << text << "\n" << table;
 }
 
