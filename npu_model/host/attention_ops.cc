@@ -6,11 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "npu_model/host/simd_targets.h"
 #include "npu_model/philox.h"
-
-// The targets of vector_ops.cc.
-#define HWY_WANT_AVX3_DL
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE_256 | HWY_SVE2 | HWY_SVE2_128 | HWY_RVV)
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "npu_model/host/attention_ops.cc"  // NOLINT

@@ -5,12 +5,8 @@
 #include <cstring>
 
 #include "npu_model/host/cube_bf16_avx512.h"
+#include "npu_model/host/simd_targets.h"
 #include "npu_model/host/tile_ops.h"
-
-// All of Highway's x86 targets; of Arm's, NEON: the register tiles below are arrays, which sizeless vectors
-// cannot form.
-#define HWY_WANT_AVX3_DL
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE_256 | HWY_SVE2 | HWY_SVE2_128 | HWY_RVV)
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "npu_model/host/cube_ops.cc"  // NOLINT

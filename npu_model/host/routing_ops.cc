@@ -7,9 +7,7 @@
 #include <limits>
 #include <vector>
 
-// All of Highway's x86 targets; of Arm's, NEON: arrays of vectors need vectors of a known size.
-#define HWY_WANT_AVX3_DL
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE_256 | HWY_SVE2 | HWY_SVE2_128 | HWY_RVV)
+#include "npu_model/host/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "npu_model/host/routing_ops.cc"  // NOLINT

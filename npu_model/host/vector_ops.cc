@@ -3,11 +3,8 @@
 #include <cstring>
 #include <limits>
 
+#include "npu_model/host/simd_targets.h"
 #include "npu_model/host/tile_ops.h"
-
-// All of Highway's x86 targets; of Arm's, NEON: arrays of vectors need vectors of a known size.
-#define HWY_WANT_AVX3_DL
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE_256 | HWY_SVE2 | HWY_SVE2_128 | HWY_RVV)
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "npu_model/host/vector_ops.cc"  // NOLINT

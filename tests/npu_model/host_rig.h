@@ -2,8 +2,8 @@
 #ifndef CUBIST_TESTS_NPU_MODEL_HOST_RIG_H_
 #define CUBIST_TESTS_NPU_MODEL_HOST_RIG_H_
 
-// Before any header of Highway: its AVX3_DL target is one of ours.
-#define HWY_WANT_AVX3_DL
+#include "npu_model/host/simd_targets.h"
+// Headers of Highway behind it.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // A user's own kernels, written against the machine's headers alone, on both executors.
 #include "npu_model/launch.h"
 
-// Before any header of Highway: its AVX3_DL target is one of ours.
-#define HWY_WANT_AVX3_DL
+#include "npu_model/host/simd_targets.h"
+// Headers of Highway behind it.
 #include <gtest/gtest.h>
 #include <tbb/global_control.h>
 

@@ -20,9 +20,8 @@
 #include <string>
 #include <vector>
 
-// The targets that cube_ops.cc and vector_ops.cc are compiled for.
-#define HWY_WANT_AVX3_DL
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE_256 | HWY_SVE2 | HWY_SVE2_128 | HWY_RVV)
+#include "npu_model/host/simd_targets.h"
+// Headers of Highway behind it.
 #include "hwy/targets.h"
 #include "npu_model/host/tile_ops.h"
 

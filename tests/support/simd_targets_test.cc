@@ -1,9 +1,4 @@
-// Before any header of Highway: its AVX3_DL target is one of ours.
-#define HWY_WANT_AVX3_DL
-// As in the library: vectors of unknown length are not for its bodies.
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE_256 | HWY_SVE2 | HWY_SVE2_128 | HWY_RVV)
-
-#include "tests/support/simd_targets.h"
+#include "npu_model/host/simd_targets.h"
 
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
@@ -13,6 +8,8 @@
 #include <cstring>
 #include <string>
 #include <vector>
+
+#include "tests/support/simd_targets.h"
 
 namespace cubist::testing {
 namespace {
