@@ -12,7 +12,7 @@
  * (cubist/matmul.h, ..); the fields here have the names there. A tensor or a pointer that is zero is not given.
  *
  * Argument structs begin with their size and must be initialised by the macro beside them: a later library takes the
- * structs of an earlier one. Calls may be made from several threads at once; handles may be shared by calls, but for
+ * structs of an earlier one. Structs without a size (tensors, ranges, ..) do not grow. Calls may be made from several threads at once; handles may be shared by calls, but for
  * profiles, block states and loss scalers, which belong to one call at a time. No exception leaves a call.
  */
 #ifndef CUBIST_CUBIST_C_H_
@@ -412,7 +412,17 @@ typedef enum cubist_bad_logits {
   CUBIST_BAD_LOGITS_MEAN = 2
 } cubist_bad_logits;
 
+/* A caller's own weights of a token's `count` routes, with their gradient: RouteWeighting of cubist/route.h, which says
+ * what they may do. Both are given `context`; either may be NULL. */
+typedef struct cubist_route_weighting {
+  void (*forward)(void* context, size_t count, const int32_t* ids, const float* scores, float* weights);
+  void (*backward)(void* context, size_t count, const int32_t* ids, const float* scores,
+                   const float* d_weights, float* d_scores);
+  void* context;
+} cubist_route_weighting;
+
 typedef struct cubist_route_options {
+  size_t size;
   cubist_score score;
   bool renormalise;
   float eps, scale;
@@ -422,18 +432,22 @@ typedef struct cubist_route_options {
   cubist_bad_logits bad_logits;
   float limit;
   float aux_coefficient;
+  cubist_route_weighting weighting;
 } cubist_route_options;
-#define CUBIST_ROUTE_OPTIONS \
-  { .eps = 1e-20f, .scale = 1, .groups = 1, .top_groups = 1, .group_top = 2, .limit = 3.40282347e+38f }
+#define CUBIST_ROUTE_OPTIONS                                                                       \
+  {                                                                                                \
+    .size = sizeof(cubist_route_options), .eps = 1e-20f, .scale = 1, .groups = 1, .top_groups = 1, \
+    .group_top = 2, .limit = 3.40282347e+38f                                                       \
+  }
 
 typedef struct cubist_route_args {
   size_t size;
   cubist_tensor logits, bias;
   cubist_tensor weights, ids, scores, counts, aux_loss, bad;
-  cubist_route_options options;
+  const cubist_route_options* options; /* NULL: CUBIST_ROUTE_OPTIONS */
 } cubist_route_args;
 #define CUBIST_ROUTE_ARGS \
-  { .size = sizeof(cubist_route_args), .options = CUBIST_ROUTE_OPTIONS }
+  { .size = sizeof(cubist_route_args) }
 
 cubist_status cubist_route(const cubist_device* device, const cubist_route_args* args,
                            cubist_profile* profile);
@@ -442,10 +456,10 @@ typedef struct cubist_route_grad_args {
   size_t size;
   cubist_tensor d_weights, ids, scores, counts, d_logits;
   float d_aux_loss;
-  cubist_route_options options;
+  const cubist_route_options* options; /* NULL: CUBIST_ROUTE_OPTIONS */
 } cubist_route_grad_args;
 #define CUBIST_ROUTE_GRAD_ARGS \
-  { .size = sizeof(cubist_route_grad_args), .options = CUBIST_ROUTE_OPTIONS }
+  { .size = sizeof(cubist_route_grad_args) }
 
 cubist_status cubist_route_grad(const cubist_device* device, const cubist_route_grad_args* args,
                                 cubist_profile* profile);
@@ -512,11 +526,11 @@ typedef struct cubist_moe_block_args {
   int64_t top_k;
   float eps;
   cubist_tensor out, aux_loss;
-  cubist_route_options route;
+  const cubist_route_options* route; /* NULL: CUBIST_ROUTE_OPTIONS */
   bool weighs_activation;
 } cubist_moe_block_args;
 #define CUBIST_MOE_BLOCK_ARGS \
-  { .size = sizeof(cubist_moe_block_args), .top_k = 1, .eps = 1e-6f, .route = CUBIST_ROUTE_OPTIONS }
+  { .size = sizeof(cubist_moe_block_args), .top_k = 1, .eps = 1e-6f }
 
 cubist_status cubist_moe_block(const cubist_device* device, const cubist_moe_block_args* args,
                                cubist_block_state* state, cubist_profile* profile);

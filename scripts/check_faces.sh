@@ -25,7 +25,6 @@ found=$(awk '
       sub(/=.*/, "", name)
       name = trim(name)
       sub(/^.*[ *&]/, "", name)
-      if (struct "." name == "RouteOptions.weighting") continue  # functions of the caller, of C++ alone
       if (name !~ /^[a-z_][a-z_0-9]*$/) continue
       fields[struct] = fields[struct] " " name
       if (match(type, /(cubist_[a-z_]+|[A-Z][A-Za-z]+)/)) types[struct, name] = substr(type, RSTART, RLENGTH)
@@ -50,7 +49,7 @@ found=$(awk '
     n = split(fields[struct], parts, " ")
     for (i = 1; i <= n; i++) {
       type = types[struct, parts[i]]
-      if (type in fields && type !~ /^(PackedOperand|CallerWorkspace|cubist_(tensor|packed|workspace|range))$/) leaves(type, into)
+      if (type in fields && type !~ /^(PackedOperand|CallerWorkspace|cubist_(tensor|packed|workspace|range|route_weighting))$/) leaves(type, into)
       else into[parts[i]] = 1
     }
   }

@@ -130,12 +130,31 @@ void Read(Reader& in, const cubist_reorder_chunks_args& from, ReorderChunksArgs&
   in(FIELD(out))(FIELD(out_probs))(FIELD(row_ids))(FIELD(expert_counts));
 }
 
-void ReadOptions(Reader& in, const cubist_route_options& from, RouteOptions& to) {
+void ReadWeighting(const cubist_route_weighting& from, RouteWeighting& to) {
+  if (from.forward != nullptr) {
+    to.forward = [from](std::span<const std::int32_t> ids, std::span<const float> scores,
+                        std::span<float> weights) {
+      from.forward(from.context, ids.size(), ids.data(), scores.data(), weights.data());
+    };
+  }
+  if (from.backward != nullptr) {
+    to.backward = [from](std::span<const std::int32_t> ids, std::span<const float> scores,
+                         std::span<const float> d_weights, std::span<float> d_scores) {
+      from.backward(from.context, ids.size(), ids.data(), scores.data(), d_weights.data(), d_scores.data());
+    };
+  }
+}
+
+void ReadOptions(Reader& in, const cubist_route_options* given, RouteOptions& to) {
+  if (given == nullptr) return;
+  const cubist_route_options defaults = CUBIST_ROUTE_OPTIONS;
+  const cubist_route_options from = Complete(in.function(), given, defaults, "options");
   in("options.score", from.score, to.score, CUBIST_SCORE_SQRT_SOFTPLUS);
   in("options.bad_logits", from.bad_logits, to.bad_logits, CUBIST_BAD_LOGITS_MEAN);
   in(FIELD(renormalise))(FIELD(eps))(FIELD(scale))(FIELD(groups))(FIELD(top_groups))(FIELD(group_top));
   in(FIELD(temperature))(FIELD(dropout))(FIELD(expert_dropout))(FIELD(seed))(FIELD(limit));
   in(FIELD(aux_coefficient));
+  ReadWeighting(from.weighting, to.weighting);
 }
 
 void Read(Reader& in, const cubist_route_args& from, RouteArgs& to) {
@@ -195,14 +214,14 @@ void Read(Reader& in, const cubist_mla_block_args& from, MlaBlockArgs& to) {
 
 void Read(Reader& in, const cubist_moe_block_grad_args& from, MoeBlockGradArgs& to) {
   const cubist_moe_block_args defaults = CUBIST_MOE_BLOCK_ARGS;
-  Read(in, Complete("moe_block_grad: forward", from.forward, defaults), to.forward);
+  Read(in, Complete("moe_block_grad", from.forward, defaults, "forward"), to.forward);
   in(FIELD(d_out))(FIELD(d_aux_loss))(FIELD(d_x));
   ReadMoeWeights(in, from, to.gradients);
 }
 
 void Read(Reader& in, const cubist_mla_block_grad_args& from, MlaBlockGradArgs& to) {
   const cubist_mla_block_args defaults = CUBIST_MLA_BLOCK_ARGS;
-  Read(in, Complete("mla_block_grad: forward", from.forward, defaults), to.forward);
+  Read(in, Complete("mla_block_grad", from.forward, defaults, "forward"), to.forward);
   in(FIELD(d_out))(FIELD(d_x));
   ReadMlaWeights(in, from, to.gradients);
 }

@@ -69,12 +69,14 @@ cubist_status Guarded(Run run) noexcept {
 
 // The struct as this library knows it: what an earlier one lacked is as in `defaults`.
 template <class Args>
-Args Complete(const char* function, const Args* given, Args defaults) {
-  const auto error = [&](const std::string& what) { return BadInput{std::string(function) + ": " + what}; };
-  if (given == nullptr) throw error("args is null");
+Args Complete(const char* function, const Args* given, Args defaults, const std::string& name = "args") {
+  const auto error = [&](const std::string& what) {
+    return BadInput{std::string(function) + ": " + name + what};
+  };
+  if (given == nullptr) throw error(" is null");
   if (given->size < sizeof(std::size_t) * 2 || given->size > sizeof(Args)) {
-    throw error("args.size is " + std::to_string(given->size) + ", needs " + std::to_string(sizeof(Args)) +
-                " or an earlier version's: initialise args with the macro beside its type");
+    throw error(".size is " + std::to_string(given->size) + ", needs " + std::to_string(sizeof(Args)) +
+                " or an earlier version's: initialise " + name + " with the macro beside its type");
   }
   std::memcpy(&defaults, given, given->size);
   return defaults;
@@ -84,6 +86,8 @@ Args Complete(const char* function, const Args* given, Args defaults) {
 class Reader {
  public:
   explicit Reader(const char* function) : function_(function) {}
+
+  const char* function() const { return function_; }
 
   template <class T>
   const T& NotNull(const char* name, const T* pointer) const {

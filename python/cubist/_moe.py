@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from cubist._arrays import Array, Maker, Output, dtype_of, shape_of, size
 from cubist._cubist import BlockState
 from cubist._device import Call, Device, Profile, first, kernel
+
+Weighting = Callable[..., Array]
+"""weights of (ids, scores), or d_scores of (ids, scores, d_weights): a function of arrays of one token's routes."""
 
 
 class Routes(NamedTuple):
@@ -38,6 +41,7 @@ def route(
     bad_logits: str = "error",
     limit: float | None = None,
     aux_coefficient: float = 0.0,
+    weighting: Weighting | tuple[Weighting, Weighting] | None = None,
     weights: Array | None = None,
     ids: Array | None = None,
     scores: Output = None,
@@ -54,6 +58,9 @@ def route(
                  group_top highest scores) are selected from
     temperature  Gumbel-softmax sampling where > 0;   dropout   share of routes dropped;   seed   of all that is random
     expert_dropout  the probability by which an expert is left out of the whole call
+    weighting    weights(ids, scores) of one token's routes in place of these scores, before renormalisation: a function,
+                 or for gradients (function, d_scores(ids, scores, d_weights)). Called token by token, from any thread;
+                 dropped routes have id -1 and weigh 0
     bad_logits   what becomes of NaN or |logit| > limit: "error", "zero" or "mean"
     weights      (T, K), fp32 where they are made;   ids   (T, K), int32, -1 where dropped
     scores       (T, E), fp32;   counts   (E), int32;   aux_loss   (1), fp32, with counts;   bad   (T), fp32; each if True
@@ -84,6 +91,7 @@ def route(
         bad_logits=bad_logits,
         limit=limit,
         aux_coefficient=aux_coefficient,
+        weighting=weighting,
     )
     return Routes(*result) if isinstance(result, tuple) else result
 

@@ -21,6 +21,13 @@ bool IsNumpyBF16(nb::handle value) {
          TextOf(value.attr("dtype")) == "bfloat16";
 }
 
+// A copy of one's own: what a kernel lends ends with the call.
+template <class T>
+nb::object ArrayOf(std::span<const T> values) {
+  return nb::cast(nb::ndarray<nb::numpy, const T, nb::ndim<1>>(values.data(), {values.size()}),
+                  nb::rv_policy::copy);
+}
+
 }  // namespace
 
 void Raise(const Status& status) {
@@ -246,6 +253,47 @@ Arguments& Arguments::operator()(const char* name, std::span<const ConstTensor>&
 
 Arguments& Arguments::operator()(const char* name, std::span<const Tensor>& field) {
   return ReadList(name, field, outputs_, /*writable=*/true);
+}
+
+template <class... Inputs>
+auto Arguments::Callback(nb::object function) const {
+  return [function = std::move(function), failure = failure_, kernel = kernel_](
+             std::span<const Inputs>... inputs, std::span<float> out) {
+    const nb::gil_scoped_acquire locked;
+    try {
+      const nb::object result = nb::module_::import_("numpy").attr("ascontiguousarray")(
+          function(ArrayOf(inputs)...), nb::arg("dtype") = "float32");
+      const auto values = nb::cast<nb::ndarray<const float, nb::ndim<1>, nb::c_contig>>(result);
+      if (values.shape(0) != out.size()) {
+        throw nb::value_error((kernel + ": weighting gave " + std::to_string(values.shape(0)) +
+                               " values for " + std::to_string(out.size()) + " routes")
+                                  .c_str());
+      }
+      std::copy_n(values.data(), out.size(), out.data());
+    } catch (...) {
+      std::fill(out.begin(), out.end(), 0.0f);
+      const std::lock_guard guard(failure->mutex);
+      if (!failure->first) failure->first = std::current_exception();
+    }
+  };
+}
+
+Arguments& Arguments::operator()(const char* name, RouteWeighting& field) {
+  const nb::handle value = Take(name);
+  if (!value.is_valid()) return *this;
+  constexpr const char* kNeeds = "a function, or the pair of it and its gradient";
+  std::vector<nb::object> functions = {nb::borrow(value)};
+  if (nb::isinstance<nb::sequence>(value)) functions = Cast<std::vector<nb::object>>(name, value, kNeeds);
+  const bool callable = std::all_of(functions.begin(), functions.end(),
+                                    [](const nb::object& f) { return PyCallable_Check(f.ptr()) != 0; });
+  if (!callable || functions.empty() || functions.size() > 2) Wrong(name, value, kNeeds);
+  field.forward = Callback<std::int32_t, float>(functions[0]);
+  if (functions.size() == 2) field.backward = Callback<std::int32_t, float, float>(functions[1]);
+  return *this;
+}
+
+void Arguments::RethrowFailure() const {
+  if (failure_->first) std::rethrow_exception(failure_->first);
 }
 
 void Arguments::Finish() const {

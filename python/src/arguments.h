@@ -8,8 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <initializer_list>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -18,6 +20,7 @@
 #include <vector>
 
 #include "kernels/pack_operand.h"
+#include "kernels/route.h"
 #include "npu_model/device.h"
 #include "npu_model/status.h"
 #include "npu_model/types.h"
@@ -67,6 +70,8 @@ class Arguments {
   Arguments& operator()(const char* name, CallerWorkspace& field);
   Arguments& operator()(const char* name, std::span<const ConstTensor>& field);
   Arguments& operator()(const char* name, std::span<const Tensor>& field);
+  // A function of Python, or (forward, backward): each takes and gives arrays of one token's routes.
+  Arguments& operator()(const char* name, RouteWeighting& field);
 
   // One of the texts given, each with its value.
   template <class Value>
@@ -90,8 +95,19 @@ class Arguments {
   const std::set<std::string>& taken() const { return taken_; }
   // Throws a TypeError that names what no field has taken.
   void Finish() const;
+  // Throws what the first function of the caller's that failed had thrown: none may throw through a kernel.
+  void RethrowFailure() const;
 
  private:
+  // Written by the threads of a call.
+  struct Failure {
+    std::mutex mutex;
+    std::exception_ptr first;
+  };
+  // `function` of arrays, as a kernel calls it: without the interpreter's lock. What cannot be had becomes zeros.
+  template <class... Inputs>
+  auto Callback(nb::object function) const;
+
   // Null where the name is not among the values, or None.
   nb::handle Take(const char* name);
   [[noreturn]] void Wrong(const char* name, nb::handle value, const std::string& needs) const;
@@ -112,6 +128,7 @@ class Arguments {
   std::deque<std::vector<std::int64_t>> integers_;
   std::deque<std::vector<ConstTensor>> inputs_;
   std::deque<std::vector<Tensor>> outputs_;
+  std::shared_ptr<Failure> failure_ = std::make_shared<Failure>();
 };
 
 }  // namespace cubist::python

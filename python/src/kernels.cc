@@ -159,7 +159,7 @@ void ReadOptions(Arguments& in, RouteOptions& o) {
   in("renormalise", o.renormalise)("route_eps", o.eps)("scale", o.scale)("groups", o.groups);
   in("top_groups", o.top_groups)("group_top", o.group_top)("temperature", o.temperature);
   in("dropout", o.dropout)("expert_dropout", o.expert_dropout)("seed", o.seed)("limit", o.limit);
-  in("aux_coefficient", o.aux_coefficient);
+  in("aux_coefficient", o.aux_coefficient)("weighting", o.weighting);
   in("bad_logits", o.bad_logits,
      {{"error", BadLogits::kError}, {"zero", BadLogits::kZero}, {"mean", BadLogits::kMean}});
 }
@@ -236,6 +236,11 @@ struct Given {
     Read(in, args);
     in.Finish();
   }
+  // What the call gave, unless a function of the caller's failed during it.
+  nb::object Done(nb::object result) const {
+    in.RethrowFailure();
+    return result;
+  }
   Arguments in;  // Keeps what args point to.
   Args args{};
 };
@@ -257,7 +262,8 @@ void Define(nb::module_& module, const char* name, Status (*kernel)(const Device
       name,
       [name, kernel](const PythonDevice& device, const nb::dict& values) {
         const Given<Args> given(name, values);
-        return device.Run([&](const Device& d, Profile* profile) { return kernel(d, given.args, profile); });
+        return given.Done(
+            device.Run([&](const Device& d, Profile* profile) { return kernel(d, given.args, profile); }));
       },
       nb::arg("device"), nb::arg("values"));
 }
@@ -270,8 +276,8 @@ void DefineBlock(nb::module_& module, const char* name,
       name,
       [name, kernel](const PythonDevice& device, BlockState& state, const nb::dict& values) {
         const Given<Args> given(name, values);
-        return device.Run<BlockProfile>(
-            [&](const Device& d, BlockProfile* profile) { return kernel(d, given.args, &state, profile); });
+        return given.Done(device.Run<BlockProfile>(
+            [&](const Device& d, BlockProfile* profile) { return kernel(d, given.args, &state, profile); }));
       },
       nb::arg("device"), nb::arg("state"), nb::arg("values"));
 }

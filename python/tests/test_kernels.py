@@ -412,6 +412,34 @@ def test_route_and_grad(rng):
     close(d_logits, exact)
 
 
+def test_weighting_of_the_caller(rng):
+    logits = rng.standard_normal((9, 8)).astype(F32)
+    scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    ids = np.argsort(-scores, axis=1, kind="stable")[:, :3]
+    chosen = np.take_along_axis(scores, ids, 1)
+    options = {
+        "score": "sigmoid",
+        "weighting": (lambda ids, scores: scores**2, lambda ids, scores, d_weights: 2 * scores * d_weights),
+    }
+    r = cubist.route(logits, 3, scores=True, **options)
+    np.testing.assert_array_equal(r.ids, ids)
+    close(r.weights, chosen**2)
+
+    d_weights = rng.standard_normal((9, 3)).astype(F32)
+    exact = np.zeros((9, 8))
+    np.put_along_axis(exact, ids, d_weights * 2 * chosen * chosen * (1 - chosen), 1)
+    close(cubist.route_grad(d_weights, r.ids, r.scores, **options), exact)
+
+    with pytest.raises(ValueError, match="weighting gave 2 values for 3 routes"):
+        cubist.route(logits, 3, weighting=lambda ids, scores: scores[:2])
+    with pytest.raises(ZeroDivisionError):
+        cubist.route(logits, 3, weighting=lambda ids, scores: 1 / 0)
+    with pytest.raises(ValueError, match="weighting is 'square', needs a function"):
+        cubist.route(logits, 3, weighting="square")
+    with pytest.raises(ValueError, match="weighting"):
+        cubist.route_grad(d_weights, r.ids, r.scores, score="sigmoid", weighting=options["weighting"][0])
+
+
 def test_rms_norm_and_grad(rng):
     x, residual, d_out = (rng.standard_normal((7, 10)).astype(F32) for _ in range(3))
     gamma = rng.standard_normal(10).astype(F32)

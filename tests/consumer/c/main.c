@@ -266,6 +266,18 @@ static void maps_and_chunks(void) {
   for (int i = 0; i < 6; ++i) EXPECT(all_near(sent + i * H, H, i));
 }
 
+/* Weights that are squares of scores; the context counts the tokens that were weighed, of one thread. */
+static void square(void* context, size_t count, const int32_t* ids, const float* scores, float* weights) {
+  ++*(int*)context;
+  for (size_t i = 0; i < count; ++i) weights[i] = ids[i] < 0 ? 0 : scores[i] * scores[i];
+}
+
+static void square_grad(void* context, size_t count, const int32_t* ids, const float* scores,
+                        const float* d_weights, float* d_scores) {
+  ++*(int*)context;
+  for (size_t i = 0; i < count; ++i) d_scores[i] = ids[i] < 0 ? 0 : 2 * scores[i] * d_weights[i];
+}
+
 static void routes(void) {
   enum { T = 2, E = 4, K = 2 };
   float logits[T * E] = {0, 3, 1, 3, 2, 0, 0, 0}, weights[T * K], scores[T * E];
@@ -273,7 +285,8 @@ static void routes(void) {
   cubist_route_args args = CUBIST_ROUTE_ARGS;
   args.logits = matrix(logits, T, E), args.weights = matrix(weights, T, K);
   args.ids = cubist_output(ids, CUBIST_I32, 2, SIZES(T, K)), args.scores = matrix(scores, T, E);
-  args.options.renormalise = true;
+  cubist_route_options options = CUBIST_ROUTE_OPTIONS;
+  options.renormalise = true, args.options = &options;
   OK(cubist_route(host, &args, NULL));
   EXPECT(ids[0] == 1 && ids[1] == 3 && ids[2] == 0 && ids[3] == 1);
   EXPECT(near(weights[0], 0.5) && near(weights[1], 0.5) && near(weights[2], exp(2) / (exp(2) + 1)));
@@ -285,6 +298,21 @@ static void routes(void) {
   grad.options = args.options, grad.d_logits = matrix(d_logits, T, E);
   OK(cubist_route_grad(host, &grad, NULL));
   EXPECT(all_near(d_logits, T * E, 0));
+
+  int weighed = 0; /* by one thread */
+  cubist_host_options alone = CUBIST_HOST_OPTIONS;
+  alone.threads = 1;
+  cubist_device* one = NULL;
+  OK(cubist_device_host(&alone, &one));
+  options.weighting = (cubist_route_weighting){square, square_grad, &weighed};
+  OK(cubist_route(one, &args, NULL));
+  EXPECT(weighed == T && near(weights[0], 0.5) && near(weights[2], exp(4) / (exp(4) + 1)));
+  OK(cubist_route_grad(one, &grad, NULL));
+  EXPECT(weighed > T && all_near(d_logits, T * E, 0));
+  cubist_device_destroy(one);
+  options.size = 4;
+  EXPECT(cubist_route(host, &args, NULL) == CUBIST_INVALID_ARGUMENT &&
+         strstr(cubist_last_error(), "options.size is 4") != NULL);
 }
 
 static void rows(void) {
