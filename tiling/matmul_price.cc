@@ -181,7 +181,6 @@ class OverlappedBlock {
  public:
   OverlappedBlock(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, const Block& block)
       : chip_(chip),
-        s_(s),
         t_(t),
         a_(block.LoadA()),
         b_(block.LoadB()),
@@ -226,7 +225,6 @@ class OverlappedBlock {
   double Startups() const { return 2 * chip_.path(a_.path).startup; }  // of A and of B
 
   const ChipSpec& chip_;
-  const MatmulShape& s_;
   const MatmulTiling& t_;
   Load a_, b_;
   double port_, miss_, steps1_, cube_, last_mmad_, fix_, vector_, fill_ = 0;
