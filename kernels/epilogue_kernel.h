@@ -32,6 +32,10 @@ struct EpilogueBlock {
   EpilogueBlock Rows(Range rows) const {
     return {c.Rows(rows), bias, residual.tensor == nullptr ? residual : residual.Rows(rows)};
   }
+  EpilogueBlock Cols(Range cols) const {
+    return {c.Cols(cols), bias.tensor == nullptr ? bias : bias.Cols(cols),
+            residual.tensor == nullptr ? residual : residual.Cols(cols)};
+  }
 };
 
 // A Vector core's part.

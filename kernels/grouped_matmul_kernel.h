@@ -183,9 +183,11 @@ void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const Group
       block.a = g.x.Block(m, {0, 0});
       block.b.plain = {g.x.plain.tensor, 0, 0, n.size()};  // Of no row.
     }
-    const L0CTile<float> product = MultiplyBlock<T>(core, few ? *few_rings : rings, block, tiling);
-    if (group == groups) return core.Store(g.out.Block(m, n), product);
-    (few ? *few_stage : stage).Store(product, g.Target(group, m, n));
+    const Gm out = g.out.Block(m, n);
+    MultiplyBlock<T>(core, few ? *few_rings : rings, block, tiling, [&](L0CTile<float> part, Range cols) {
+      if (group == groups) return core.Store(out.Cols(cols), part);
+      (few ? *few_stage : stage).Store(part, g.Target(group, m, n).Cols(cols));
+    });
   });
 }
 
@@ -211,7 +213,9 @@ void GroupedGradWeightsKernel(Core& core, const GroupedGradWeightsOperands& g, c
     block.m = m.size(), block.n = n.size(), block.k = rows.size();
     block.a.plain = g.x.Block(rows, m).Transposed();
     block.b.plain = g.dy.Block(rows, n);
-    core.Store(g.dw.Of(group).Block(m, n), MultiplyBlock<T>(core, rings, block, t.block), g.accumulate);
+    const Gm dw = g.dw.Of(group).Block(m, n);
+    MultiplyBlock<T>(core, rings, block, t.block,
+                     [&](L0CTile<float> part, Range cols) { core.Store(dw.Cols(cols), part, g.accumulate); });
   });
 }
 

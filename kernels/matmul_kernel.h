@@ -15,8 +15,8 @@
 
 namespace cubist {
 
-// Each core takes blocks of C in the order of the tiling. C is written once, A is read ceil(N / t.n) times, or by each core
-// that has blocks of its rows where it is kept, and B ceil(M / t.m) times. Where k is split, every block is as many, each a
+// Each core takes blocks of C in the order of the tiling. C is written once, A is read ceil(N / t.n) times, what of it is
+// kept once for every strip of a core's blocks, and B ceil(M / t.m) times. Where k is split, every block is as many, each a
 // part of the sum, to be added by AddParts.
 template <class T, AiCore Core>
 void MatmulKernel(Core& core, const MatmulOperands& g, const MatmulTiling& t) {
@@ -25,7 +25,7 @@ void MatmulKernel(Core& core, const MatmulOperands& g, const MatmulTiling& t) {
   const Epilogue plain;
   EpilogueStage<Core> stage(core, t, t.splits > 1 ? plain : g.epilogue);
   const std::int64_t blocks = t.grid.count();
-  const CoreTasks tasks(t, t.tasks(g.batches()), core.index(), core.count());
+  const CoreTasks tasks(t.grid, t.deal(), t.tasks(g.batches()), core.index(), core.count());
   std::pair<std::int64_t, std::int64_t> rows_in_l1{-1, -1};  // of which matrix
   for (std::int64_t i = 0; i < tasks.count(); ++i) {
     const std::int64_t task = tasks[i];
@@ -36,13 +36,14 @@ void MatmulKernel(Core& core, const MatmulOperands& g, const MatmulTiling& t) {
     MatmulBlock product = g.Block(batch, m, n, k);
     // K-staggering: blocks that run side by side read A and B at different places. The start comes from the block, not
     // from the core, so that the bits stay.
-    if (t.stagger) product.first_step = (block.row + block.col) % AtLeastOnce(Split(g.k, t.k1)).count();
+    if (t.stagger) product.first_a = (block.row + block.col) % t.a_tiles(g.k);
     const std::pair<std::int64_t, std::int64_t> rows{batch, block.row};
-    product.a_stands = t.keep_a && std::exchange(rows_in_l1, rows) == rows;
+    product.a_stands = t.keep_a > 0 && std::exchange(rows_in_l1, rows) == rows;
     const EpilogueBlock target = t.splits > 1
                                      ? EpilogueBlock{MatrixOf(*g.parts, split, batch).Block(m, n), {}, {}}
                                      : g.Target(batch, m, n);
-    stage.Store(MultiplyBlock(core, rings, product, t), target);
+    MultiplyBlock(core, rings, product, t,
+                  [&](L0CTile<float> part, Range cols) { stage.Store(part, target.Cols(cols)); });
   }
 }
 

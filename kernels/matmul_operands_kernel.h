@@ -2,7 +2,6 @@
 #ifndef CUBIST_KERNELS_MATMUL_OPERANDS_KERNEL_H_
 #define CUBIST_KERNELS_MATMUL_OPERANDS_KERNEL_H_
 
-#include <algorithm>
 #include <cstdint>
 
 #include "kernels/epilogue_kernel.h"
@@ -45,36 +44,6 @@ struct MatmulOperands {
     }
     return block;
   }
-};
-
-// The tasks of core `index` of `cores`, in its order: every cores-th, or a run of neighbours. Where A is kept, the run is
-// one row of blocks after the other; each core begins a row at a place of its own, so that they do not queue for the same
-// lines of B.
-class CoreTasks {
- public:
-  CoreTasks(const MatmulTiling& t, std::int64_t tasks, std::int64_t index, std::int64_t cores)
-      : in_runs_(t.in_runs || t.keep_a),
-        turned_(t.keep_a),
-        cols_(std::max<std::int64_t>(t.grid.cols, 1)),
-        index_(index),
-        cores_(cores) {
-    const std::int64_t share = tasks / cores, rest = tasks % cores;
-    begin_ = in_runs_ ? index * share + std::min(index, rest) : index;
-    count_ = share + (index < rest ? 1 : 0);
-  }
-  std::int64_t count() const { return count_; }
-  std::int64_t operator[](std::int64_t i) const {
-    if (!in_runs_) return begin_ + i * cores_;
-    if (!turned_) return begin_ + i;
-    const std::int64_t at = begin_ + i, end = begin_ + count_;
-    const std::int64_t row = std::max(begin_, at / cols_ * cols_),
-                       length = std::min(end, (at / cols_ + 1) * cols_) - row;
-    return row + (at - row + length * index_ / cores_) % length;
-  }
-
- private:
-  bool in_runs_, turned_;
-  std::int64_t cols_, index_, cores_, begin_ = 0, count_ = 0;
 };
 
 }  // namespace cubist

@@ -22,7 +22,7 @@ class FirstNeeds {
   void NextWave() {
     rows.clear(), cols.clear();
     for (std::int64_t core = 0; core < cores_; ++core) {
-      const CoreTasks tasks(tiling_, tiling_.grid.count(), core, cores_);
+      const CoreTasks tasks(tiling_.grid, tiling_.deal(), tiling_.grid.count(), core, cores_);
       if (wave_ >= tasks.count()) continue;
       const BlockCoord block = tiling_.grid.At(tasks[wave_]);
       if (seen_rows_.insert(block.row).second) rows.push_back(block.row);
@@ -69,19 +69,21 @@ void Prefetch(Core& core, const MatmulOperands& g, const MatmulTiling& t) {
   for (std::int64_t lane = 0; lane < lanes; ++lane) {
     auto& vector = core.vectors()[static_cast<std::size_t>(lane)];
     using Vector = std::remove_cvref_t<decltype(vector)>;
-    AheadReader<T, Vector> a(vector, "a_ahead", t.m, t.k1),
+    AheadReader<T, Vector> a(vector, "a_ahead", t.m, t.a_k1()),
         b(vector, "b_ahead", t.b_turned ? t.n : t.k1, t.b_turned ? t.k1 : t.n);
     const std::int64_t mine = core.index() * lanes + lane, all = core.count() * lanes;
     std::int64_t piece = 0;
     FirstNeeds needs(t, core.count());
     for (std::int64_t wave = 0; wave < t.prefetch; ++wave) {
       needs.NextWave();
-      for (const Range k1 : Split(g.k, t.k1)) {
+      for (const Range of_a : Split(g.k, t.a_k1())) {
         for (const std::int64_t row : needs.rows)
-          a.Read(g.a.At(0, 0).plain.Block(Split(g.c->sizes[2], t.m)[row], k1), mine, all, &piece);
-        for (const std::int64_t col : needs.cols) {
-          const Gm of_b = g.b.At(0, 0).plain.Block(k1, Split(g.c->sizes[3], t.n)[col]);
-          b.Read(t.b_turned ? of_b.Transposed() : of_b, mine, all, &piece);
+          a.Read(g.a.At(0, 0).plain.Block(Split(g.c->sizes[2], t.m)[row], of_a), mine, all, &piece);
+        for (const Range k1 : Split(of_a, t.k1)) {
+          for (const std::int64_t col : needs.cols) {
+            const Gm of_b = g.b.At(0, 0).plain.Block(k1, Split(g.c->sizes[3], t.n)[col]);
+            b.Read(t.b_turned ? of_b.Transposed() : of_b, mine, all, &piece);
+          }
         }
       }
     }

@@ -54,6 +54,46 @@ struct BlockGrid {
         return {i / cols, i % cols};
     }
   }
+
+  // The stretch of the walk about block i whose blocks lie side by side in one row.
+  constexpr Range Strip(std::int64_t i) const {
+    if (order == BlockOrder::kDiagonal) return {i, i + 1};
+    const std::int64_t columns = order == BlockOrder::kRowMajor ? cols : width, band = i / (rows * columns);
+    const std::int64_t across = std::min(columns, cols - band * columns), begin = band * rows * columns;
+    const std::int64_t first = begin + (i - begin) / across * across;
+    return {first, first + across};
+  }
+};
+
+// The places in a walk over `tasks` blocks of a grid, or of several one after the other, at which core `index` of `cores`
+// works, in its order: every cores-th, or a run of neighbours. Along a strip of a run each core begins at a place of its
+// own, so that they do not queue for the same lines of B.
+class CoreTasks {
+ public:
+  enum class Deal : std::uint8_t { kTurns, kRuns, kTurnedRuns };
+
+  CoreTasks(const BlockGrid& grid, Deal deal, std::int64_t tasks, std::int64_t index, std::int64_t cores)
+      : grid_(grid), deal_(deal), index_(index), cores_(cores) {
+    const std::int64_t share = tasks / cores, rest = tasks % cores;
+    begin_ = deal == Deal::kTurns ? index : index * share + std::min(index, rest);
+    count_ = share + (index < rest ? 1 : 0);
+  }
+  std::int64_t count() const { return count_; }
+  std::int64_t operator[](std::int64_t i) const {
+    if (deal_ == Deal::kTurns) return begin_ + i * cores_;
+    const std::int64_t at = begin_ + i;
+    if (deal_ == Deal::kRuns) return at;
+    const std::int64_t blocks = grid_.count(), before = at / blocks * blocks;
+    const Range whole = grid_.Strip(at - before);
+    const std::int64_t first = std::max(begin_, before + whole.begin),
+                       length = std::min(begin_ + count_, before + whole.end) - first;
+    return first + (at - first + length * index_ / cores_) % length;
+  }
+
+ private:
+  BlockGrid grid_;
+  Deal deal_;
+  std::int64_t index_, cores_, begin_ = 0, count_ = 0;
 };
 
 // The blocks of core `index` of `count`: every count-th of the walk, so that cores

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "npu_model/line_slots.h"
 #include "tiling/cost.h"
@@ -64,7 +65,7 @@ class Block {
   double b_bytes() const { return n_ * D(s_.k * bytes_); }
   Load LoadA() const {
     if (t_.pack_a || s_.a_packed || AIsReadInPlace(chip_, s_)) return {a_bytes(), steps1_, Path::kGmToL1};
-    const std::int64_t piece = std::min(t_.piece(), s_.k),
+    const std::int64_t piece = std::min(t_.a_span > 1 ? t_.a_k1() : t_.piece(), s_.k),
                        rows = std::max<std::int64_t>(std::min(t_.m, s_.m), 1);
     if (s_.a_row_bytes > 0) return ByPieces(m_, piece, s_.a_row_bytes);
     return AcrossPieces(SlotBytes(chip_, D(s_.k), rows * bytes_, s_.m * bytes_) * m_ / D(rows));
@@ -86,8 +87,9 @@ class Block {
   // Rows across k: none is.
   Load AcrossPieces(double bytes) const { return {bytes, steps1_ * t_.pieces}; }
   double Mmads(std::int64_t rows, std::int64_t cols) const {
-    return std::floor(D(s_.k) / D(t_.k0)) * MmadCycles(chip_, s_.in, rows, t_.k0, cols) +
-           (s_.k % t_.k0 != 0 ? MmadCycles(chip_, s_.in, rows, s_.k % t_.k0, cols) : 0);
+    const std::int64_t part = CeilDiv(cols, t_.c_parts);
+    return t_.c_parts * (std::floor(D(s_.k) / D(t_.k0)) * MmadCycles(chip_, s_.in, rows, t_.k0, part) +
+                         (s_.k % t_.k0 != 0 ? MmadCycles(chip_, s_.in, rows, s_.k % t_.k0, part) : 0));
   }
 
   const ChipSpec& chip_;
@@ -137,14 +139,16 @@ double SerialCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTili
 
 // ---- An NPU: its pipes run side by side, wave by wave ----
 
+constexpr double kFlags = 3;  // that each Mmad, and each pair of loads to L0, executes
+
 // From L1 into L0 and through the Cube: one block, with its operands in L1.
 double CubeCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, const Block& block) {
-  constexpr double kFlags = 3;  // that each Mmad, and each pair of loads to L0, executes
-  const double bytes = D(chip.OperandBytes(s.in)), k = D(s.k), steps = block.steps0();
+  const double bytes = D(chip.OperandBytes(s.in)), k = D(s.k), steps = block.steps0() * t.c_parts;
   const PathSpec &to_a = chip.path(Path::kL1ToL0A), &to_b = chip.path(Path::kL1ToL0B);
   const double flags = steps * kFlags * chip.sync.execute;
   const double mmad = block.Mmad() + flags;
-  const double mte1 = steps * (to_a.gap + to_b.gap) + block.m() * k * bytes / to_a.bytes_per_cycle +
+  const double mte1 = steps * (to_a.gap + to_b.gap) +
+                      t.c_parts * block.m() * k * bytes / to_a.bytes_per_cycle +
                       block.n() * k * bytes / to_b.bytes_per_cycle + flags;
   const double issue = steps * (3 * chip.scalar.issue + 2 * kFlags * chip.scalar.issue_flag);
   if (t.l0_stages > 1) return std::max({mmad, mte1, issue});
@@ -179,7 +183,9 @@ double VectorCoreCycles(const ChipSpec& chip, const MatmulShape& s, double eleme
 // The pipes of a core that works on blocks of one size.
 class OverlappedBlock {
  public:
-  OverlappedBlock(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, const Block& block)
+  // `stands`: share of the blocks that find in L1 what the one before has kept.
+  OverlappedBlock(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, const Block& block,
+                  double stands = 0)
       : chip_(chip),
         t_(t),
         a_(block.LoadA()),
@@ -191,15 +197,16 @@ class OverlappedBlock {
         steps1_(block.steps1()),
         cube_(CubeCycles(chip, s, t, block)),
         last_mmad_(block.Mmad() / std::max(1.0, block.steps0() / steps1_)),
+        ahead_(AheadOfLoads(chip, t, block)),
         fix_(PathCycles(chip, Path::kL0CToGm, block.m() * block.n() * D(SizeOf(s.out)), 1)),
         vector_(VectorCoreCycles(chip, s, block.m() * block.n())) {
     // The first piece of a chain of blocks is not hidden.
     const double tile = (a_.bytes + b_.bytes) / steps1_ / port_;
     fill_ = Startups() + tile / D(t.pieces) + cube_ / block.steps0();
-    if (!t.keep_a) return;
-    const double blocks = std::max(1.0, D(t.tasks(s.batches)) / D(chip.concurrent_cores));
-    const double rows = std::min(1.0, 1 / D(std::max<std::int64_t>(t.grid.cols, 1)) + 1 / blocks);
-    a_.bytes *= rows, a_.transfers *= rows;  // of blocks, for each block
+    if (t.keep_a == 0) return;
+    const double loaded =
+        1 - stands * std::min(1.0, D(t.keep_a * t.a_k1()) / D(std::max<std::int64_t>(s.k, 1)));
+    a_.bytes *= loaded, a_.transfers *= loaded;
   }
 
   double fill() const { return fill_; }
@@ -217,17 +224,24 @@ class OverlappedBlock {
     const double share = LoadRate(chip_, a_.path, wave.blocks);
     const double together = loads({share, std::min(share, miss_)});
     const double chain = in_turn ? cube_ + std::max(0.0, alone - last_mmad_) : std::max(cube_, alone);
-    const double work = std::max({chain, together, vector_});
-    return t_.l0c_stages > 1 ? std::max(work, fix_) : work + fix_;
+    const double work = std::max({chain, together, vector_, cube_ + std::max(alone, together) - ahead_});
+    return t_.l0c_stages > 1 || t_.c_parts > 1 ? std::max(work, fix_) : work + fix_;
   }
 
  private:
+  // Cycles of a block by which loads are issued before the Cube needs them: scalar units wait where the queue of the M pipe
+  // is full. Of a step that fits it, all.
+  double AheadOfLoads(const ChipSpec& chip, const MatmulTiling& t, const Block& block) const {
+    const double queued = D(chip.scalar.queue_depth) / (1 + kFlags),
+                 steps0 = block.steps0() * t.c_parts / steps1_;
+    return steps0 > queued ? cube_ * queued / steps0 : std::numeric_limits<double>::infinity();
+  }
   double Startups() const { return 2 * chip_.path(a_.path).startup; }  // of A and of B
 
   const ChipSpec& chip_;
   const MatmulTiling& t_;
   Load a_, b_;
-  double port_, miss_, steps1_, cube_, last_mmad_, fix_, vector_, fill_ = 0;
+  double port_, miss_, steps1_, cube_, last_mmad_, ahead_, fix_, vector_, fill_ = 0;
 };
 
 // All batches, in whatever order.
@@ -242,6 +256,7 @@ double AnyOrderCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTi
 double OverlappedCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
   const Block mean(chip, s, t);
   const OrderCost& order = CostOfOrder({.grid = t.grid,
+                                        .deal = t.deal(),
                                         .cores = chip.concurrent_cores,
                                         .row_bytes = static_cast<std::int64_t>(mean.a_bytes()),
                                         .col_bytes = static_cast<std::int64_t>(mean.b_bytes()),
@@ -250,13 +265,10 @@ double OverlappedCycles(const ChipSpec& chip, const MatmulShape& s, const Matmul
   const auto block_of = [&](bool last_row, bool last_col) {
     const std::int64_t rows = last_row ? s.m - (t.grid.rows - 1) * t.m : std::min(t.m, s.m),
                        cols = last_col ? s.n - (t.grid.cols - 1) * t.n : std::min(t.n, s.n);
-    return OverlappedBlock(chip, s, t, Block(chip, s, t, D(rows), D(cols)));
+    return OverlappedBlock(chip, s, t, Block(chip, s, t, D(rows), D(cols)), order.stands);
   };
   const OverlappedBlock whole = block_of(false, false);
   const double apart = t.stagger ? mean.steps1() : 1;
-  const double cores = D(chip.concurrent_cores), cols = D(std::max<std::int64_t>(t.grid.cols, 1));
-  const double sharers_a = t.keep_a ? 0 : order.sharers_a,
-               sharers_b = t.keep_a ? std::max(0.0, cores / cols - 1) / 2 : order.sharers_b;
   const double hbm = chip.memory.hbm_bytes_per_s / chip.clock_hz;
   double total = whole.fill(), ahead = 0;  // Cycles by which Vector cores are ahead with what they fetch.
   std::int64_t number = 0;
@@ -266,7 +278,7 @@ double OverlappedCycles(const ChipSpec& chip, const MatmulShape& s, const Matmul
     const auto work_of = [&](const Wave& w) {
       const bool at_edge = w.last_row || w.last_col;
       return (at_edge ? block_of(w.last_row, w.last_col) : whole)
-          .Cycles(w, sharers_a / apart, sharers_b / apart);
+          .Cycles(w, order.sharers_a / apart, order.sharers_b / apart);
     };
     if (prefetched) {
       // In the first wave both begin at once: what HBM does not give in time is cold.

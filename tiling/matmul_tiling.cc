@@ -17,15 +17,15 @@ std::int64_t Need(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling
   switch (buffer) {
     case Buffer::kL1: {
       const std::int64_t bias = s.bias ? chip.SlotBytes(Buffer::kL1, DType::kF32, 1, t.n) : 0;
-      return t.a_stages(s.k) * chip.SlotBytes(Buffer::kL1, s.in, t.m, t.k1) +
+      return t.a_stages(s.k) * chip.SlotBytes(Buffer::kL1, s.in, t.m, t.a_k1()) +
              t.l1_stages * chip.SlotBytes(Buffer::kL1, s.in, t.k1, t.n) + bias;
     }
     case Buffer::kL0A:
       return t.l0_stages * chip.SlotBytes(Buffer::kL0A, s.in, t.m, t.k0);
     case Buffer::kL0B:
-      return t.l0_stages * chip.SlotBytes(Buffer::kL0B, s.in, t.k0, t.n);
+      return t.l0_stages * chip.SlotBytes(Buffer::kL0B, s.in, t.k0, t.part_n());
     case Buffer::kL0C:
-      return t.l0c_stages * chip.SlotBytes(Buffer::kL0C, DType::kF32, t.m, t.n);
+      return t.c_parts * t.l0c_stages * chip.SlotBytes(Buffer::kL0C, DType::kF32, t.m, t.part_n());
     case Buffer::kBT:
       return chip.SlotBytes(Buffer::kBT, DType::kF32, 1, s.bias ? t.n : 1);
     case Buffer::kUB: {
@@ -33,7 +33,7 @@ std::int64_t Need(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling
         const auto ahead = [&](std::int64_t rows, std::int64_t cols) {
           return chip.SlotBytes(buffer, s.in, AheadRows(rows, cols, SizeOf(s.in)), cols);
         };
-        return ahead(t.m, t.k1) + (t.b_turned ? ahead(t.n, t.k1) : ahead(t.k1, t.n));
+        return ahead(t.m, t.a_k1()) + (t.b_turned ? ahead(t.n, t.k1) : ahead(t.k1, t.n));
       }
       if (!s.epilogue.vector && t.splits == 1) return 0;
       const std::int64_t tile = chip.SlotBytes(Buffer::kUB, DType::kF32, t.ub_rows, t.n);
@@ -64,6 +64,7 @@ std::int64_t WavesAhead(const ChipSpec& chip, const MatmulShape& s, const Matmul
   if (!MayPrefetch(chip, s)) return 0;
   const std::int64_t row = s.k * chip.OperandBytes(s.in);
   const OrderCost& order = CostOfOrder({.grid = t.grid,
+                                        .deal = t.deal(),
                                         .cores = chip.concurrent_cores,
                                         .row_bytes = std::min(t.m, s.m) * row,
                                         .col_bytes = std::min(t.n, s.n) * row,
@@ -76,6 +77,25 @@ std::int64_t WavesAhead(const ChipSpec& chip, const MatmulShape& s, const Matmul
     waves += wave.times;
   }
   return std::llround(waves);
+}
+
+// Whether B's rows lie askew in GM, so that a block's share of one begins and ends inside lines, and it is read so often
+// that a copy without gaps is worth its price.
+bool PaysToPackB(const ChipSpec& chip, const MatmulShape& s) {
+  constexpr std::int64_t kLeastRows = 512;
+  const std::int64_t row = std::max(s.b_row_bytes, s.b_col_bytes);
+  return !s.b_packed && row % chip.memory.l2_line != 0 && s.m >= kLeastRows;
+}
+
+// Tiles of A that fit L1 besides what the walk along k needs there.
+int KeptTiles(const ChipSpec& chip, const MatmulShape& s, MatmulTiling t) {
+  const std::int64_t capacity = chip.buffer(Buffer::kL1).capacity;
+  t.keep_a = 0;
+  const std::int64_t tile = std::max<std::int64_t>(chip.SlotBytes(Buffer::kL1, s.in, t.m, t.a_k1()), 1),
+                     walk = Need(chip, s, t, Buffer::kL1), all = t.a_tiles(s.k);
+  const std::int64_t streamed = t.l1_stages * tile;  // not needed where all of them stay
+  if (walk - streamed + all * tile <= capacity) return static_cast<int>(all);
+  return static_cast<int>(std::max<std::int64_t>((capacity - walk) / tile, 0));
 }
 
 // Every tiling that is considered, whether it fits or not. k is cut into `parts`.
@@ -100,14 +120,23 @@ std::vector<MatmulTiling> TilingsOf(const ChipSpec& chip, const MatmulShape& who
       tilings.push_back(t);
       // Blocks that begin all along k need all of it at once: there is no order to read it ahead in. And with one block
       // for each core there is nothing to be ahead of.
-      if (t.l1_stages < 2 || parts.count > 1 || t.stagger || t.grid.count() <= chip.concurrent_cores) return;
+      if (t.l1_stages < 2 || parts.count > 1 || t.stagger || t.pack_a || t.pack_b ||
+          t.grid.count() <= chip.concurrent_cores)
+        return;
       if (t.prefetch = WavesAhead(chip, s, t); t.prefetch > 0) tilings.push_back(t);
     };
     // A host goes down the columns where B passes: what comes again and again is then in its last cache.
     if (!chip.pipes_overlap)
       return add_order(PassesB(chip, s, t) ? BlockOrder::kSwizzled : BlockOrder::kRowMajor, 1);
+    // Where A is kept, strips of a few columns: all of B at once is more than the first wave gets in time.
+    constexpr std::int64_t kStrip = 8;
+    if (t.keep_a > 0) {
+      add_order(BlockOrder::kSwizzled, kStrip / 2);
+      if (t.grid.cols > kStrip / 2) add_order(BlockOrder::kSwizzled, kStrip);
+      return;
+    }
     add_order(BlockOrder::kRowMajor, 1);
-    if (t.keep_a || t.grid.rows == 1 || t.grid.cols == 1) return;
+    if (t.grid.rows == 1 || t.grid.cols == 1) return;
     add_order(BlockOrder::kSwizzled, 4);
     add_order(BlockOrder::kDiagonal, 8);
   };
@@ -152,28 +181,44 @@ std::vector<MatmulTiling> TilingsOf(const ChipSpec& chip, const MatmulShape& who
       add(t);
     }
   };
+  // As many tiles of A as L1 has room for stay there, where cores have several blocks of a row.
+  const auto add_keeping = [&](MatmulTiling t) {
+    if (t.l1_stages < 2 || t.m * chip.concurrent_cores >= s.m * CeilDiv(s.n, t.n) / 2) return;
+    for (const int span : {1, 2}) {
+      t.a_span = span;
+      if (span > 1 && (t.pieces > 1 || t.k1 >= s.k)) return;
+      t.keep_a = KeptTiles(chip, s, t);
+      if (t.keep_a > 0) add(t);
+    }
+  };
+  const auto add_walks = [&](MatmulTiling t) {
+    for (bool stagger : {false, true}) {
+      if (stagger && (!s.any_order || t.k1 >= s.k || parts.count > 1)) return;
+      t.stagger = stagger;
+      add(t);
+      add_keeping(t);
+    }
+  };
+  const bool may_pack_b = PaysToPackB(chip, s) && parts.count == 1;
   const auto add_overlapped = [&](MatmulTiling t) {
     for (std::int64_t factor : {1, 2, 4, 8}) {
       t.k1 = t.k0 * factor;
       if (factor > 1 && t.k1 >= s.k + t.k0) break;
       for (int stages : {2, 1}) {
         t.l1_stages = t.l0_stages = stages;
-        for (int l0c_stages : {1, 2}) {
-          t.l0c_stages = l0c_stages;
+        for (const auto& [l0c_stages, c_parts] : {std::pair(1, 1), std::pair(2, 1), std::pair(1, 2)}) {
+          t.l0c_stages = l0c_stages, t.c_parts = c_parts;
+          if (c_parts > 1 && t.n < 2 * kWidestPanel) continue;
           for (int pieces : {1, 2, 4}) {
             if (pieces > factor || (pieces > 1 && (s.a_packed || s.b_packed))) break;
             t.pieces = pieces;
-            for (bool stagger : {false, true}) {
-              if (stagger && (!s.any_order || t.k1 >= s.k || parts.count > 1)) break;
-              t.stagger = stagger;
-              add(t);
-              // Worth it where cores have several blocks of a row.
-              t.keep_a = stages == 2 && t.m * chip.concurrent_cores < s.m * CeilDiv(s.n, t.n) / 2;
-              if (t.keep_a && Fits(chip, s, t)) add(t);
-              t.keep_a = false;
-            }
+            add_walks(t);
           }
-          t.pieces = 1, t.stagger = false;
+          t.pieces = 1;
+          if (!may_pack_b || (t.n < s.n && t.n % kWidestPanel != 0)) continue;
+          t.pack_b = true;
+          add_walks(t);
+          t.pack_b = false;
         }
       }
     }

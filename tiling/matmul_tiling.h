@@ -54,7 +54,9 @@ struct MatmulTiling {
   bool b_once = false;   // B's tiles serve few rows, and are read where they lie (Role::kBOnce).
   int pieces = 1;        // that a tile of L1 comes in, along k
   bool stagger = false;  // Blocks begin at different places along k.
-  bool keep_a = false;   // A core's blocks lie side by side, and all of A's rows stay in L1 for them.
+  int keep_a = 0;   // Tiles of A, the first along k, that stay in L1 while a core's blocks lie side by side.
+  int a_span = 1;   // Steps of k1 that a tile of A is long.
+  int c_parts = 1;  // that a block's columns are computed in, and leave L0C in
   // Vector cores, which have nothing else to do, read what this many waves of blocks need ahead of the Cube cores, into L2.
   std::int64_t prefetch = 0;
   BlockGrid grid;
@@ -72,9 +74,22 @@ struct MatmulTiling {
   // Length of a piece: whole steps of k0.
   std::int64_t piece() const { return pieces == 1 ? k1 : RoundUp(CeilDiv(k1, pieces), k0); }
 
-  // Tiles of A in L1.
-  int a_stages(std::int64_t k) const {
-    return keep_a ? static_cast<int>(std::max<std::int64_t>(CeilDiv(k, k1), 1)) : l1_stages;
+  // Tiles of A, how long they are, and how many of them L1 has.
+  std::int64_t a_k1() const { return k1 * a_span; }
+  std::int64_t a_tiles(std::int64_t k) const {
+    return std::max<std::int64_t>(CeilDiv(k, std::max<std::int64_t>(a_k1(), 1)), 1);
+  }
+  int a_stages(std::int64_t k) const { return keep_a + (a_tiles(k) > keep_a ? l1_stages : 0); }
+
+  // Columns of a part of a block: whole panels of any layout.
+  static constexpr int kMostParts = 4;
+  std::int64_t part_n() const { return c_parts == 1 ? n : RoundUp(CeilDiv(n, c_parts), kWidestPanel); }
+
+  // How blocks are dealt to cores.
+  CoreTasks::Deal deal() const {
+    return keep_a > 0 ? CoreTasks::Deal::kTurnedRuns
+           : in_runs  ? CoreTasks::Deal::kRuns
+                      : CoreTasks::Deal::kTurns;
   }
 
   friend bool operator==(const MatmulTiling&, const MatmulTiling&) = default;
@@ -124,7 +139,9 @@ void VisitFields(const ChipSpec& chip, const MatmulShape& s, Tiling& t, Visit&& 
   // A packed operand is taken as a whole tile.
   visit({"pieces", 1, s.a_packed || s.b_packed ? 1 : 64}, t.pieces),
       visit({"stagger", 0, s.any_order ? 1 : 0}, t.stagger);
-  visit({"keep_a", 0, chip.pipes_overlap ? 1 : 0}, t.keep_a);
+  visit({"keep_a", 0, chip.pipes_overlap ? kLargest : 0}, t.keep_a);
+  visit({"a_span", 1, chip.pipes_overlap ? 16 : 1}, t.a_span);
+  visit({"c_parts", 1, chip.pipes_overlap ? MatmulTiling::kMostParts : 1}, t.c_parts);
   visit({"prefetch", 0, MayPrefetch(chip, s) ? kLargest : 0}, t.prefetch);
   visit({"order", 0, kBlockOrderCount - 1}, t.grid.order), visit({"width", 1, kLargest}, t.grid.width);
 }
@@ -146,7 +163,11 @@ inline int UbStages(const ChipSpec& chip) { return chip.pipes_overlap ? 2 : 1; }
 inline void Complete(const ChipSpec& chip, const MatmulShape& s, MatmulTiling& t) {
   t.grid.rows = CeilDiv(s.m, t.m), t.grid.cols = CeilDiv(s.n, t.n);
   t.b_turned = s.b_row_bytes == 0;
-  if (t.splits > 1) t.keep_a = false, t.prefetch = 0;
+  if (t.splits > 1) t.keep_a = 0;
+  if (t.splits > 1 || t.pack_a || t.pack_b) t.prefetch = 0;
+  // What is packed, and a tile of A that serves several steps, comes whole.
+  if (t.pack_a || t.pack_b || t.a_span > 1) t.pieces = 1;
+  t.keep_a = static_cast<int>(std::min<std::int64_t>(t.keep_a, t.a_tiles(s.k)));
   t.ub_stages = UbStages(chip);
   // Cores of a host run one after the other, those of an NPU side by side.
   t.in_runs = !chip.pipes_overlap;

@@ -53,24 +53,30 @@ OrderCost Walk(const OrderShape& s) {
   const std::int64_t count = s.grid.count(), waves = CeilDiv(count, s.cores);
   Bands rows(s.row_bytes, s.l2_bytes), cols(s.col_bytes, s.l2_bytes);
   double fetched = 0;
-  std::vector<std::int64_t> first_rows, first_cols;
+  double walked = 0, stands = 0;
+  std::vector<std::int64_t> first_rows, first_cols, rows_before(static_cast<std::size_t>(s.cores), -1);
   for (std::int64_t w = 0; w < std::min(waves, kMostWaves); ++w) {
     Wave wave;
     const double before = fetched;
-    const std::int64_t end = std::min(count, (w + 1) * s.cores);
-    for (std::int64_t i = w * s.cores; i < end; ++i) {
-      const BlockCoord block = s.grid.At(i);
+    for (std::int64_t core = 0; core < s.cores; ++core) {
+      const CoreTasks tasks(s.grid, s.deal, count, core, s.cores);
+      if (w >= tasks.count()) continue;
+      const BlockCoord block = s.grid.At(tasks[w]);
       if (w == 0) first_rows.push_back(block.row), first_cols.push_back(block.col);
+      stands += w > 0 && rows_before[static_cast<std::size_t>(core)] == block.row ? 1 : 0;
+      rows_before[static_cast<std::size_t>(core)] = block.row;
+      ++wave.blocks;
       wave.last_row &= block.row == s.grid.rows - 1, wave.last_col &= block.col == s.grid.cols - 1;
       wave.cold_rows += rows.Touch(block.row, w, &fetched) ? 1 : 0;
       wave.cold_cols += cols.Touch(block.col, w, &fetched) ? 1 : 0;
     }
-    wave.blocks = static_cast<double>(end - w * s.cores);
+    walked += wave.blocks;
     wave.cold_rows /= wave.blocks, wave.cold_cols /= wave.blocks;
     wave.fetched = fetched - before;
     fetched += wave.blocks * static_cast<double>(s.block_bytes);  // What is written takes room, too.
     cost.waves.push_back(wave);
   }
+  cost.stands = walked > 0 ? stands / walked : 0;
   constexpr std::int64_t kFirstRepeated = kMostWaves / 2;
   for (std::int64_t w = kFirstRepeated; w < kMostWaves && waves > kMostWaves; ++w) {
     cost.waves[static_cast<std::size_t>(w)].times +=

@@ -23,6 +23,7 @@ struct Wave {
 
 struct OrderCost {
   std::vector<Wave> waves;
+  double stands = 0;  // Share of the blocks that are in the same row as the one before on their core.
   // How many other cores are in front of one that reads a line of A or B, on average.
   double sharers_a = 0, sharers_b = 0;
 };
@@ -31,6 +32,7 @@ struct OrderCost {
 // writes `block_bytes`, behind an L2 of `l2_bytes` that holds none of it at first.
 struct OrderShape {
   BlockGrid grid;
+  CoreTasks::Deal deal = CoreTasks::Deal::kTurns;
   std::int64_t cores = 1, row_bytes = 0, col_bytes = 0, block_bytes = 0, l2_bytes = 0;
 
   friend bool operator==(const OrderShape&, const OrderShape&) = default;

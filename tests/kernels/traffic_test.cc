@@ -189,34 +189,47 @@ TEST(TrafficTest, Matmul) {
       const std::int64_t rows = CeilDiv(x.m, t.m), cols = CeilDiv(x.n, t.n);
       EXPECT_EQ(profile.macs, x.m * x.n * x.k);
       EXPECT_EQ(profile.cores_used, std::min<std::int64_t>(rows * cols, chip->cube_cores));
-      EXPECT_EQ(profile.workspace_bytes, 0);
+      EXPECT_EQ(profile.workspace_bytes > 0, t.pack_b);
       Traffic traffic;
-      // A is read once for every column of blocks, or where it is kept by every core that has blocks of its rows; B once
-      // for every row.
-      std::int64_t a_rows = t.keep_a ? 0 : cols * x.m;
-      for (std::int64_t core = 0, at = 0; t.keep_a && core < chip->cube_cores; ++core) {
-        const std::int64_t end =
-            at + rows * cols / chip->cube_cores + (core < rows * cols % chip->cube_cores ? 1 : 0);
-        for (std::int64_t row = at / cols; at < end && row <= (end - 1) / cols; ++row)
-          a_rows += Split(x.m, t.m)[row].size();
-        at = end;
+      // A is read once for every column of blocks, but for what a core keeps from one block to the next; B once for every
+      // row, from its packed copy where there is one.
+      std::int64_t of_a = cols * x.m * x.k;
+      for (std::int64_t core = 0; t.keep_a > 0 && core < chip->cube_cores; ++core) {
+        const CoreTasks tasks(t.grid, t.deal(), rows * cols, core, chip->cube_cores);
+        for (std::int64_t i = 1; i < tasks.count(); ++i) {
+          const std::int64_t row = t.grid.At(tasks[i]).row;
+          if (row == t.grid.At(tasks[i - 1]).row)
+            of_a -= Split(x.m, t.m)[row].size() * std::min(x.k, t.keep_a * t.a_k1());
+        }
       }
-      traffic[Path::kGmToL1Nd2Nz] = (a_rows * x.k + rows * x.k * x.n) * SizeOf(x.in);
+      const std::int64_t of_b = x.k * x.n * SizeOf(x.in);
+      traffic[Path::kGmToL1Nd2Nz] = of_a * SizeOf(x.in) + (t.pack_b ? 1 : rows) * of_b;
+      if (t.pack_b) {
+        traffic[Path::kL1ToGm] = chip->PackedBytes(Role::kB, x.in, x.k, x.n);
+        traffic[Path::kGmToL1] = rows * traffic[Path::kL1ToGm];
+      }
       // All of such small operands fits L2: what is read ahead at all is read once.
       if (t.prefetch > 0) {
         EXPECT_GE(t.prefetch, CeilDiv(rows * cols, chip->cube_cores));
         traffic[Path::kGmToUb] = (x.m * x.k + x.k * x.n) * SizeOf(x.in);
       }
       traffic[Path::kL0CToGm] = x.m * x.n * SizeOf(x.out);
+      std::int64_t parts = 0;  // of all columns of blocks; A comes into L0 for each
+      for (const Range n : Split(x.n, t.n)) parts += Split(n, t.part_n()).count();
       for (const Range k1 : Split(x.k, t.k1)) {
         for (const Range k0 : Split(k1.size(), t.k0)) {
           for (const Range m : Split(x.m, t.m))
-            traffic[Path::kL1ToL0A] += cols * FractalBytes(m.size(), k0.size(), x.in);
-          for (const Range n : Split(x.n, t.n))
-            traffic[Path::kL1ToL0B] += rows * FractalBytes(k0.size(), n.size(), x.in);
+            traffic[Path::kL1ToL0A] += parts * FractalBytes(m.size(), k0.size(), x.in);
+          for (const Range n : Split(x.n, t.n)) {
+            for (const Range part : Split(n, t.part_n()))
+              traffic[Path::kL1ToL0B] += rows * FractalBytes(k0.size(), part.size(), x.in);
+          }
         }
       }
-      if (x.bias) traffic[Path::kGmToL1] = traffic[Path::kL1ToBT] = rows * x.n * SizeOf(*x.bias);
+      if (x.bias) {
+        traffic[Path::kL1ToBT] = rows * x.n * SizeOf(*x.bias);
+        traffic[Path::kGmToL1] += traffic[Path::kL1ToBT];
+      }
       ExpectTraffic(profile, traffic);
     }
   }
@@ -229,7 +242,7 @@ TEST(TrafficTest, MatmulWithoutPadding) {
   ASSERT_TRUE(IsOk(Choose(Ascend910B2(), ShapeOf(x), &t)));
   Profile profile;
   ASSERT_TRUE(IsOk(Matmul(NpuWithoutData(Ascend910B2()), x.args(), &profile)));
-  EXPECT_EQ(Bytes(profile, Path::kL1ToL0A), 2 * CeilDiv(x.n, t.n) * x.m * x.k);
+  EXPECT_EQ(Bytes(profile, Path::kL1ToL0A), 2 * CeilDiv(x.n, t.n) * t.c_parts * x.m * x.k);
   EXPECT_EQ(Bytes(profile, Path::kL1ToL0B), 2 * CeilDiv(x.m, t.m) * x.k * x.n);
 }
 

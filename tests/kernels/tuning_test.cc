@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -109,18 +110,24 @@ class TunedMatmul : public ::testing::Test {
   std::vector<float> a_, b_, c_;
 };
 
-// Rows of A that stay in L1 are read less often, operands read ahead once more; neither changes a bit, and both are
-// ordered by their flags.
-TEST_F(TunedMatmul, KeepsRowsOfAAndReadsAhead) {
+// Rows of A that stay in L1 are read less often, operands read ahead once more, blocks leave in parts, B is read from a
+// packed copy; none of it changes a bit, and all is ordered by its flags.
+TEST_F(TunedMatmul, EveryWayToTheSameBits) {
   const ChipSpec& chip = Ascend910B2();
   const TilingChoice met =
       Meet([&](std::shared_ptr<const Tuning> tuning) { return Npu(chip, {.tuning = std::move(tuning)}); });
   Profile profile;
-  const auto run = [&](const std::string& more) {
+  // One switch after the other on a plain walk.
+  const auto run = [&](const std::string& more, int n = 16) {
+    std::string text =
+        "m=16,k1=48,k0=16,l1_stages=2,l0_stages=2,l0c_stages=1,pieces=1,n=" + std::to_string(n);
+    for (const char* plain :
+         {"order=row-major", "pack_b=0", "keep_a=0", "a_span=1", "c_parts=1", "prefetch=0"}) {
+      const std::string name(plain, std::strchr(plain, '='));
+      if (("," + more).find("," + name + "=") == std::string::npos) text += std::string(",") + plain;
+    }
     auto tuning = std::make_shared<Tuning>();
-    tuning->Set(
-        met.kernel, met.chip, met.shape,
-        "m=16,n=16,k1=48,k0=16,l1_stages=2,l0_stages=2,l0c_stages=1,pieces=1,order=row-major," + more);
+    tuning->Set(met.kernel, met.chip, met.shape, text + (more.empty() ? "" : "," + more));
     trace::Record record;
     std::fill(c_.begin(), c_.end(), -1.0f);
     EXPECT_TRUE(IsOk(Matmul(Npu(chip, {.record = &record, .tuning = tuning}), Args(), &profile))) << more;
@@ -129,18 +136,38 @@ TEST_F(TunedMatmul, KeepsRowsOfAAndReadsAhead) {
     return c_;
   };
   const auto bytes = [&](Path path) { return profile.path_bytes[static_cast<std::size_t>(path)]; };
-  const std::vector<float> plain = run("keep_a=0,prefetch=0");
+  const std::vector<float> plain = run("");
   const std::int64_t of_a = 13 * 300 * 256 * 4,
                      of_b = 19 * 256 * 200 * 4;  // For every column of blocks, for every row.
   EXPECT_EQ(bytes(Path::kGmToL1Nd2Nz), of_a + of_b);
   EXPECT_EQ(bytes(Path::kGmToUb), 0);
-  EXPECT_EQ(run("keep_a=1,prefetch=0"), plain);
-  EXPECT_LT(bytes(Path::kGmToL1Nd2Nz), of_a / 4 + of_b);
-  EXPECT_EQ(run("keep_a=0,prefetch=11"), plain);
+  EXPECT_EQ(run("prefetch=11"), plain);
   EXPECT_EQ(bytes(Path::kGmToUb), (300 + 200) * 256 * 4);
-  EXPECT_EQ(run("keep_a=1,prefetch=2"), plain);
+  EXPECT_EQ(bytes(Path::kGmToL1Nd2Nz), of_a + of_b);
+
+  EXPECT_EQ(run("keep_a=6"), plain);  // All of k.
+  const std::int64_t all_kept = bytes(Path::kGmToL1Nd2Nz);
+  EXPECT_LT(all_kept, of_a / 4 + of_b);
+  EXPECT_EQ(run("keep_a=99"), plain);  // There are no more.
+  EXPECT_EQ(bytes(Path::kGmToL1Nd2Nz), all_kept);
+  EXPECT_EQ(run("keep_a=2,prefetch=2"), plain);  // 96 of 256.
+  EXPECT_EQ(bytes(Path::kGmToL1Nd2Nz), of_a + of_b - (of_a + of_b - all_kept) * 96 / 256);
   EXPECT_GT(bytes(Path::kGmToUb), 0);
-  EXPECT_LT(bytes(Path::kGmToUb), (300 + 200) * 256 * 4 + 1);
+  EXPECT_EQ(run("keep_a=1,a_span=2,prefetch=2"), plain);  // The same in one tile.
+  EXPECT_EQ(bytes(Path::kGmToL1Nd2Nz), of_a + of_b - (of_a + of_b - all_kept) * 96 / 256);
+  EXPECT_EQ(run("keep_a=3,order=swizzled,width=4"), plain);
+  EXPECT_EQ(run("a_span=3,prefetch=3"), plain);
+
+  EXPECT_EQ(run("", 96), plain);
+  const std::int64_t a_once = bytes(Path::kL1ToL0A), wide = bytes(Path::kGmToL1Nd2Nz);
+  EXPECT_EQ(run("c_parts=3", 96), plain);
+  EXPECT_EQ(bytes(Path::kGmToL1Nd2Nz), wide);
+  // 96, 96 and 8 columns are seven parts of 32.
+  EXPECT_EQ(3 * bytes(Path::kL1ToL0A), 7 * a_once);
+  EXPECT_EQ(run("keep_a=2,a_span=2,prefetch=1,c_parts=2,order=swizzled,width=2", 96), plain);
+  EXPECT_EQ(run("pack_b=1", 96), plain);
+  EXPECT_EQ(bytes(Path::kL1ToGm), 256 * 200 * 4);
+  EXPECT_EQ(run("keep_a=2,pack_b=1,c_parts=2", 64), plain);
 }
 
 TEST_F(TunedMatmul, RunsTheTilingOfItsEntryOnTheModel) {

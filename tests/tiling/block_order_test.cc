@@ -150,6 +150,65 @@ TEST(BlockOrderTest, CoresShareTheWalk) {
   }
 }
 
+// A strip is as long as blocks stay in one row, or one block where no neighbours do.
+TEST(BlockOrderTest, StripsLieInOneRow) {
+  for (BlockOrder order : kOrders) {
+    for (std::int64_t rows : {1, 2, 5, 8}) {
+      for (std::int64_t cols : {1, 3, 4, 9, 17}) {
+        for (std::int64_t width : {1, 3, 4, 64}) {
+          const BlockGrid grid{rows, cols, order, width};
+          for (std::int64_t i = 0; i < grid.count(); ++i) {
+            const Range strip = grid.Strip(i);
+            ASSERT_TRUE(strip.begin <= i && i < strip.end && strip.end <= grid.count()) << NameOf(grid);
+            const std::int64_t length = order == BlockOrder::kDiagonal   ? 1
+                                        : order == BlockOrder::kRowMajor ? cols
+                                                                         : std::min(width, cols);
+            ASSERT_TRUE(strip.size() == length ||
+                        (order == BlockOrder::kSwizzled && strip.size() == cols % width))
+                << NameOf(grid) << " at " << i << ": " << strip.size();
+            for (std::int64_t j = strip.begin; j < strip.end; ++j) {
+              ASSERT_EQ(grid.At(j).row, grid.At(i).row) << NameOf(grid);
+              ASSERT_EQ(grid.Strip(j), strip) << NameOf(grid);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// However they are dealt: every task is one core's, cores have as many as each other, and turned runs stay in their strips.
+TEST(BlockOrderTest, CoresShareTheTasks) {
+  using Deal = CoreTasks::Deal;
+  for (const Deal deal : {Deal::kTurns, Deal::kRuns, Deal::kTurnedRuns}) {
+    for (const BlockGrid& grid : {BlockGrid{5, 7}, BlockGrid{8, 17, BlockOrder::kSwizzled, 4},
+                                  BlockGrid{3, 4, BlockOrder::kDiagonal, 2}}) {
+      for (std::int64_t grids : {1, 3}) {
+        for (std::int64_t cores : {1, 2, 24, 200}) {
+          SCOPED_TRACE(NameOf(grid) + " on " + std::to_string(cores));
+          const std::int64_t count = grids * grid.count();
+          std::vector<int> visits(static_cast<std::size_t>(count));
+          for (std::int64_t core = 0; core < cores; ++core) {
+            const CoreTasks tasks(grid, deal, count, core, cores);
+            ASSERT_GE(tasks.count(), count / cores);
+            ASSERT_LE(tasks.count(), CeilDiv(count, cores));
+            const CoreTasks in_order(grid, Deal::kRuns, count, core, cores);
+            for (std::int64_t i = 0; i < tasks.count(); ++i) {
+              ASSERT_TRUE(tasks[i] >= 0 && tasks[i] < count);
+              ++visits[static_cast<std::size_t>(tasks[i])];
+              if (deal != Deal::kTurnedRuns) continue;
+              const std::int64_t at = in_order[i];
+              ASSERT_EQ(tasks[i] / grid.count(), at / grid.count());
+              ASSERT_EQ(grid.Strip(tasks[i] % grid.count()), grid.Strip(at % grid.count()));
+            }
+          }
+          for (int visit : visits) ASSERT_EQ(visit, 1);
+        }
+      }
+    }
+  }
+}
+
 TEST(BlockOrderTest, AnEmptyGridHasNoBlocks) {
   for (BlockOrder order : kOrders) {
     for (const BlockGrid& grid : {BlockGrid{0, 4, order, 2}, BlockGrid{4, 0, order, 2}}) {

@@ -97,17 +97,19 @@ void MatmulSiluKernel(Core& core, const MatmulSiluOperands& g, const MatmulSiluT
 
   for (const BlockCoord block : MyBlocks(t.product.grid, core)) {
     const Range m = Split(g.c.rows, t.product.m)[block.row], n = Split(g.c.cols, t.product.n)[block.col];
-    const L0CTile<float> c = MultiplyBlock(core, rings, g.Block(m, n), t.product);
-    const Split lane_rows(m.size(), CeilDiv(m.size(), lane_count));
-    for (std::int64_t i = 0; i < lane_rows.count(); ++i) {
-      Lane& lane = lanes[static_cast<std::size_t>(i)];
-      for (const Range rows : Split(lane_rows[i], t.strip)) {
-        const auto x = lane.x_ub.Next(rows.size(), n.size()), s = lane.s_ub.Next(rows.size(), n.size());
-        lane.core.Move(x, c.Rows(rows));
-        Silu(lane.core, x, s);
-        lane.core.Store(g.c.Block(rows.From(-m.begin), n), x);
+    MultiplyBlock(core, rings, g.Block(m, n), t.product, [&](L0CTile<float> part, Range cols) {
+      const Split lane_rows(m.size(), CeilDiv(m.size(), lane_count));
+      for (std::int64_t i = 0; i < lane_rows.count(); ++i) {
+        Lane& lane = lanes[static_cast<std::size_t>(i)];
+        for (const Range rows : Split(lane_rows[i], t.strip)) {
+          const auto x = lane.x_ub.Next(rows.size(), cols.size()),
+                     s = lane.s_ub.Next(rows.size(), cols.size());
+          lane.core.Move(x, part.Rows(rows));
+          Silu(lane.core, x, s);
+          lane.core.Store(g.c.Block(m, n).Block(rows, cols), x);
+        }
       }
-    }
+    });
   }
 }
 // [kernel]

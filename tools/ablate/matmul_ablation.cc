@@ -60,17 +60,19 @@ std::shared_ptr<const Counts> MakeCounts(std::int64_t groups, std::int64_t rows,
   return counts;
 }
 
+// Tiles come into L1 whole, and leave L0C whole.
+bool Whole(const TilingFields& f) { return Is(f, "pieces", "1") && Is(f, "c_parts", "1"); }
 bool DoubleBuffered(const TilingFields& f) { return Is(f, "l1_stages", "2") && Is(f, "l0_stages", "2"); }
 
 // `any_order`: the same call where sums may begin anywhere along k. Every step may take the tilings of those before.
 std::vector<AblationStep> Steps(const Call& call, const Call& any_order) {
   const auto conventional = [](const TilingFields& f) {
-    return DoubleBuffered(f) && Is(f, "order", "row-major") && Is(f, "keep_a", "0") && Is(f, "pieces", "1") &&
+    return DoubleBuffered(f) && Is(f, "order", "row-major") && Is(f, "keep_a", "0") && Whole(f) &&
            Is(f, "stagger", "0") && Is(f, "prefetch", "0");
   };
-  // An order in which a core's blocks lie side by side lets it keep their rows of A.
+  // An order in which a core's blocks lie side by side lets it keep some of their rows of A.
   const auto ordered = [](const TilingFields& f) {
-    return DoubleBuffered(f) && Is(f, "pieces", "1") && Is(f, "stagger", "0") && Is(f, "prefetch", "0");
+    return DoubleBuffered(f) && Whole(f) && Is(f, "stagger", "0") && Is(f, "prefetch", "0");
   };
   const auto pipelined = [](const TilingFields& f) {
     return Is(f, "stagger", "0") && Is(f, "prefetch", "0");
