@@ -26,8 +26,9 @@ AnyTensor AsColumn(AnyTensor t) {
 template <class AnyTensor>
 AnyTensor AsSlots(AnyTensor t, std::int64_t tokens, std::int64_t top_k) {
   if (!t.given()) return t;
+  const std::int64_t stride = tokens * top_k > 1 ? t.strides[0] : 1;  // Of one element it may be anything.
   t.rank = 2;
-  t.sizes = {tokens, top_k}, t.strides = {top_k * t.strides[0], t.strides[0]};
+  t.sizes = {tokens, top_k}, t.strides = {top_k * stride, stride};
   return t;
 }
 

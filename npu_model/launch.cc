@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <map>
 #include <new>
 #include <optional>
@@ -149,6 +150,8 @@ Launch::~Launch() {
   for (const auto& [data, capacity] : workspaces_) Workspaces().Give(data, capacity);
 }
 
+constexpr std::int64_t kLongestStride = std::numeric_limits<std::int64_t>::max() / 64;
+
 GmTensor* Launch::Add(const char* name, const ConstTensor& tensor, bool writable) {
   if (tensor_count_ >= tensors_.size()) more_tensors_.push_back(std::make_unique<GmTensor>());
   GmTensor& t = tensor_count_ < tensors_.size() ? tensors_[tensor_count_] : *more_tensors_.back();
@@ -165,7 +168,8 @@ GmTensor* Launch::Add(const char* name, const ConstTensor& tensor, bool writable
   for (int d = 0; d < tensor.rank; ++d) {
     const auto to = static_cast<std::size_t>(d + 4 - tensor.rank);
     t.sizes[to] = tensor.size(d);
-    t.strides[to] = tensor.stride(d);
+    // Along a dimension of one element nobody steps, and its stride may be longer than a step in bytes can be.
+    t.strides[to] = std::min(tensor.stride(d), kLongestStride);
     last += std::max<std::int64_t>(tensor.size(d) - 1, 0) * tensor.stride(d);
   }
   t.bytes = tensor.count() == 0 ? 0 : (last + 1) * SizeOf(tensor.dtype);

@@ -570,7 +570,7 @@ TEST_P(HostVectorTest, WeightedSumsAreWrittenWhereTheyGo) {
                             std::span<const UbTile<T>>(rows).subspan(first, count),
                             std::span<const float>(weights).subspan(first, count), accumulate);
       };
-      for (std::size_t count : {0, 3}) {
+      for (std::size_t count : {std::size_t{0}, std::size_t{3}}) {
         GmMatrix plain(DTypeOf<T>(), 1, cols);
         const auto sum = NewTile<Buffer::kUB, float>(vector_, 1, cols);
         add(sum, 0, count, Accumulate::kNo);
