@@ -76,8 +76,8 @@ Status CheckPackedSide(const Device& device, const char* name, const PackedOpera
 }
 
 // Shape and dtype of both operands, plain or packed.
-Status ValidateOperands(const Device& device, const MatmulArgs& args, std::int64_t* m, std::int64_t* n) {
-  const Argument a{kKernel, "a", args.a}, b{kKernel, "b", args.b};
+Status ValidateOperands(const Device& device, const MatmulArgs& args, const Argument& a, const Argument& b,
+                        std::int64_t* m, std::int64_t* n) {
   const DType in = InputType(args);
   std::int64_t k = 0;
   if (args.packed_a.given()) {
@@ -112,8 +112,8 @@ Status ValidateOperands(const Device& device, const MatmulArgs& args, std::int64
   return CheckDType(b, {in});
 }
 
-Status ValidateEpilogue(const MatmulArgs& args, std::int64_t m, std::int64_t n) {
-  const Argument bias{kKernel, "bias", args.bias}, residual{kKernel, "residual", args.residual};
+Status ValidateEpilogue(const MatmulArgs& args, const Argument& bias, const Argument& residual,
+                        std::int64_t m, std::int64_t n) {
   if (args.bias.given()) {
     CUBIST_RETURN_IF_ERROR(CheckShape(bias, {{"N, of b", n}}));
     CUBIST_RETURN_IF_ERROR(CheckDType(bias, {DType::kF32, DType::kBF16, DType::kF16}));
@@ -132,26 +132,24 @@ Status ValidateEpilogue(const MatmulArgs& args, std::int64_t m, std::int64_t n) 
 
 Status Validate(const Device& device, const MatmulArgs& args) {
   std::int64_t m = 0, n = 0;
-  CUBIST_RETURN_IF_ERROR(ValidateOperands(device, args, &m, &n));
-  const Argument bias{kKernel, "bias", args.bias}, residual{kKernel, "residual", args.residual},
-      c{kKernel, "c", args.c};
+  const Argument a{kKernel, "a", args.a}, b{kKernel, "b", args.b}, bias{kKernel, "bias", args.bias},
+      residual{kKernel, "residual", args.residual}, c{kKernel, "c", args.c};
+  CUBIST_RETURN_IF_ERROR(ValidateOperands(device, args, a, b, &m, &n));
   CUBIST_RETURN_IF_ERROR(CheckMatrices(c, {"M, of a", m}, {"N, of b", n}, args.c));
   if (args.accumulate) {
     CUBIST_RETURN_IF_ERROR(CheckDType(c, {DType::kF32}));
   } else {
     CUBIST_RETURN_IF_ERROR(CheckDType(c, {DType::kF32, DType::kBF16, DType::kF16}));
   }
-  CUBIST_RETURN_IF_ERROR(ValidateEpilogue(args, m, n));
-  const Argument inputs[] = {{kKernel, "a", args.a},
-                             {kKernel, "b", args.b},
-                             bias,
-                             {kKernel, "packed_a", args.packed_a.memory()},
-                             {kKernel, "packed_b", args.packed_b.memory()}};
-  for (const Argument& input : inputs) CUBIST_RETURN_IF_ERROR(CheckStorage(input, device.computes()));
+  CUBIST_RETURN_IF_ERROR(ValidateEpilogue(args, bias, residual, m, n));
+  const Argument packed_a{kKernel, "packed_a", args.packed_a.memory()},
+      packed_b{kKernel, "packed_b", args.packed_b.memory()};
+  const Argument* const inputs[] = {&a, &b, &bias, &packed_a, &packed_b};
+  for (const Argument* input : inputs) CUBIST_RETURN_IF_ERROR(CheckStorage(*input, device.computes()));
   CUBIST_RETURN_IF_ERROR(CheckStorage(residual, device.computes()));
   CUBIST_RETURN_IF_ERROR(CheckStorage(c, device.computes()));
   CUBIST_RETURN_IF_ERROR(CheckWritable(c));
-  for (const Argument& input : inputs) CUBIST_RETURN_IF_ERROR(CheckApart(c, input));
+  for (const Argument* input : inputs) CUBIST_RETURN_IF_ERROR(CheckApart(c, *input));
   return SameView(args.residual, args.c) ? Status() : CheckApart(c, residual);
 }
 
@@ -288,21 +286,26 @@ Status Run(const Device& device, const MatmulArgs& args, Profile* profile) {
   return launch.Finish(profile);
 }
 
+Status RunAny(const Device& device, const MatmulArgs& args, Profile* profile) {
+  switch (InputType(args)) {
+    case DType::kBF16:
+      return Run<BF16>(device, args, profile);
+    case DType::kF16:
+      return Run<F16>(device, args, profile);
+    default:
+      return Run<float>(device, args, profile);
+  }
+}
+
 }  // namespace
 
 Status Matmul(const Device& device, const MatmulArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
+  if (args.c.rank < 3) return RunAny(device, args, profile);
   MatmulArgs merged = args;
   while (MergeBatch(&merged)) {
   }
-  switch (InputType(args)) {
-    case DType::kBF16:
-      return Run<BF16>(device, merged, profile);
-    case DType::kF16:
-      return Run<F16>(device, merged, profile);
-    default:
-      return Run<float>(device, merged, profile);
-  }
+  return RunAny(device, merged, profile);
 } catch (const std::bad_alloc&) {
   return OutOfMemory();
 }

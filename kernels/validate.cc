@@ -92,9 +92,9 @@ Status CheckShape(const Argument& arg, std::span<const Dim> dims) {
 }
 
 Status CheckDType(const Argument& arg, std::initializer_list<DType> allowed) {
+  if (std::find(allowed.begin(), allowed.end(), arg.tensor.dtype) != allowed.end()) return {};
   std::string names;
   for (DType dtype : allowed) {
-    if (arg.tensor.dtype == dtype) return {};
     const std::string name = NameOf(dtype);
     if (names.find(name) == std::string::npos) names += (names.empty() ? "" : " or ") + name;
   }
@@ -119,12 +119,17 @@ Status CheckStorage(const Argument& arg, bool needs_data) {
                __builtin_add_overflow(last, reach, &last) ||
                __builtin_mul_overflow(count, std::max<std::int64_t>(t.size(d), 1), &count);
   }
-  if (overflow || last >= kMaxBytes / SizeOf(t.dtype) || count >= kMaxBytes / SizeOf(t.dtype)) {
+  // No division: it would take longer than all else.
+  const std::int64_t size = SizeOf(t.dtype);
+  std::int64_t bytes = 0;
+  if (overflow || last >= kMaxBytes || __builtin_mul_overflow(std::max(last + 1, count), size, &bytes) ||
+      bytes > kMaxBytes) {
     return arg.Error("spans more than 2^62 bytes");
   }
   if (empty || !needs_data) return {};
   if (t.data == nullptr) return arg.Error("has null data");
-  if (reinterpret_cast<std::uintptr_t>(t.data) % static_cast<std::uintptr_t>(SizeOf(t.dtype)) != 0) {
+  // Sizes are powers of two.
+  if ((reinterpret_cast<std::uintptr_t>(t.data) & static_cast<std::uintptr_t>(size - 1)) != 0) {
     return arg.Error("is not aligned to its elements of " + std::to_string(SizeOf(t.dtype)) + " bytes");
   }
   return {};

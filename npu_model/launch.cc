@@ -12,7 +12,6 @@
 #include <map>
 #include <new>
 #include <optional>
-#include <span>
 #include <utility>
 
 #include "npu_model/parallel.h"
@@ -153,8 +152,12 @@ Launch::~Launch() {
 constexpr std::int64_t kLongestStride = std::numeric_limits<std::int64_t>::max() / 64;
 
 GmTensor* Launch::Add(const char* name, const ConstTensor& tensor, bool writable) {
-  if (tensor_count_ >= tensors_.size()) more_tensors_.push_back(std::make_unique<GmTensor>());
-  GmTensor& t = tensor_count_ < tensors_.size() ? tensors_[tensor_count_] : *more_tensors_.back();
+  if (tensor_count_ < kFirstTensors) {
+    new (tensors_.data() + tensor_count_ * sizeof(GmTensor)) GmTensor;
+  } else {
+    more_tensors_.push_back(std::make_unique<GmTensor>());
+  }
+  GmTensor& t = TensorAt(tensor_count_);
   // Without data no output is written; inputs stay, as index tensors are read all the same.
   t.data =
       device_.computes() || !writable ? static_cast<std::byte*>(const_cast<void*>(tensor.data)) : nullptr;
@@ -277,7 +280,7 @@ std::vector<trace::CoreRecord>& Launch::BeginPhase(bool vector_only, int cores) 
   return phase.cores;
 }
 
-void Launch::RunCores(int cores, const std::function<void(int)>& body) {
+void Launch::RunCores(int cores, CoreBody body) {
   try {
     int threads = device_.threads();
     if (cores == 1 || threads == 1) {
@@ -327,12 +330,11 @@ Status Launch::Finish(Profile* profile) {
       *profile = trace::Replay(*record_, plan, {device_.npu().timeline});
     }
     if (device_.npu().record != nullptr) {
-      const auto note = [&](const GmTensor& t) {
+      for (std::size_t i = 0; i < tensor_count_; ++i) {
+        const GmTensor& t = TensorAt(i);
         record_->tensors.push_back(
             {t.name, t.address, t.bytes, t.input, t.dtype, t.writable ? nullptr : t.data});
-      };
-      for (const GmTensor& t : std::span(tensors_).first(std::min(tensor_count_, tensors_.size()))) note(t);
-      for (const auto& t : more_tensors_) note(*t);
+      }
       *device_.npu().record = std::move(*record_);
     }
   }

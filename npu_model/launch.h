@@ -5,11 +5,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -65,13 +66,26 @@ class Launch {
   Status Finish(Profile* profile);
 
  private:
+  // What a phase does on each core: a lambda of the phase's, which a std::function would allocate a copy of.
+  class CoreBody {
+   public:
+    template <class Body>
+    CoreBody(const Body& body)  // NOLINT(google-explicit-constructor)
+        : body_(&body), run_([](const void* b, int index) { (*static_cast<const Body*>(b))(index); }) {}
+    void operator()(int index) const { run_(body_, index); }
+
+   private:
+    const void* body_;
+    void (*run_)(const void* body, int index);
+  };
+
   template <class TraceCore, class Kernel>
   void Phase(std::int64_t count, int available, Kernel& kernel) {
     constexpr bool kVectorOnly = std::is_same_v<TraceCore, TraceVectorCore>;
     const int cores = static_cast<int>(std::min<std::int64_t>(count, available));
     if (cores <= 0 || !status_.ok() || purpose_ == Purpose::kMeasure) return;
     if (device_.kind() == Device::Kind::kHost) {
-      RunCores(cores, [&](int index) {
+      const auto body = [&](int index) {
         Scratch& scratch = ThreadScratch();
         scratch.Reset();
         HostContext context(*chip_, scratch, index, cores);
@@ -82,25 +96,32 @@ class Launch {
           kernel(core);
         }
         NoteFinding(context.arena.finding());
-      });
+      };
+      RunCores(cores, body);
       return;
     }
     std::vector<trace::CoreRecord>& records = BeginPhase(kVectorOnly, cores);
-    RunCores(cores, [&](int index) {
+    const auto body = [&](int index) {
       Scratch& scratch = ThreadScratch();
       scratch.Reset();
       TraceCore core(*chip_, scratch, index, cores, device_.computes(),
                      &records[static_cast<std::size_t>(index)]);
       kernel(core);
       NoteFinding(core.finding());
-    });
+    };
+    RunCores(cores, body);
   }
 
+  // One of tensor_count_.
+  GmTensor& TensorAt(std::size_t i) {
+    return i < kFirstTensors ? *std::launder(reinterpret_cast<GmTensor*>(tensors_.data()) + i)
+                             : *more_tensors_[i - kFirstTensors];
+  }
   // Memory of the launch's own.
   void TakeMemory(GmTensor* t);
   GmTensor* Add(const char* name, const ConstTensor& tensor, bool writable);
   std::vector<trace::CoreRecord>& BeginPhase(bool vector_only, int cores);
-  void RunCores(int cores, const std::function<void(int)>& body);
+  void RunCores(int cores, CoreBody body);
   void NoteFinding(const std::string& finding);
 
   // A workspace of so many bytes in the caller's memory.
@@ -110,8 +131,11 @@ class Launch {
 
   const Device& device_;
   const ChipSpec* chip_;
-  std::array<GmTensor, 16> tensors_;                     // The first ones, without an allocation,
-  std::vector<std::unique_ptr<GmTensor>> more_tensors_;  // and what a list of matrices adds to them.
+  // The first ones, made as they are added: to make all of them would cost a small product a tenth of its time.
+  static constexpr std::size_t kFirstTensors = 16;
+  static_assert(std::is_trivially_destructible_v<GmTensor>);
+  alignas(GmTensor) std::array<std::byte, kFirstTensors * sizeof(GmTensor)> tensors_;
+  std::vector<std::unique_ptr<GmTensor>> more_tensors_;  // And what a list of matrices adds to them.
   std::size_t tensor_count_ = 0;
   std::uint64_t next_address_ = 0;
   CallerWorkspace room_;
