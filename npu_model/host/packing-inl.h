@@ -294,11 +294,14 @@ void PackBPlain(KeepBF16 convert, std::int64_t k, std::int64_t n, const StridedS
         const BF16* ahead = AheadOf(data, src.row_stride, p, panel, n_full, step);
         __builtin_prefetch(ahead);
         __builtin_prefetch(ahead + src.row_stride);
-        for (std::int64_t j = panel; j < Min(panel + kNr, n_full); j += kLanes) {
-          const Words pairs =
-              hn::Or(LoadHalves(from + j), hn::ShiftLeft<16>(LoadHalves(from + src.row_stride + j)));
-          StoreWords(pairs, dst + PanelOffset<BF16>(p, j, panel_stride));
-        }
+        BF16* to = dst + PanelOffset<BF16>(p, panel, panel_stride);
+        const auto pack = [&](std::int64_t j) {
+          const Words pairs = hn::Or(LoadHalves(from + panel + j),
+                                     hn::ShiftLeft<16>(LoadHalves(from + src.row_stride + panel + j)));
+          StoreWords(pairs, to + 2 * j);
+        };
+        pack(0);
+        if (panel + kLanes < n_full) pack(kLanes);
       }
     }
   }
