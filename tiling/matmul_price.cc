@@ -112,8 +112,16 @@ double RegisterTileCycles(const ChipSpec& chip, const MatmulShape& s, const Matm
          std::max(1.0, D(CeilDiv(s.k, run)));
 }
 
-// What is left of the loads of a B that passes beside products.
-constexpr double kExposed = 0.1;
+// What is left of the loads of a B that passes beside products: where all rows of a column of blocks find it in the part of
+// the last cache that one program may count on, and where it comes from memory for each of them.
+double ExposedB(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
+  constexpr double kFromCache = 0.1, kFromMemory = 0.3;
+  const std::int64_t column = t.n * s.k * chip.OperandBytes(s.in);
+  return t.grid.rows > 1 && column > chip.memory.l2_bytes / 4 ? kFromMemory : kFromCache;
+}
+
+// Rows of A that a block copies for itself drive out what it multiplies, which costs about as much as the copy.
+constexpr double kDrivenOut = 2;
 
 double SerialCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, const Block& block) {
   const double bytes = D(chip.OperandBytes(s.in)), m = block.m(), n = block.n(), k = D(s.k);
@@ -125,9 +133,9 @@ double SerialCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTili
     const Path path = in_layout ? Path::kGmToL1 : Path::kGmToL1Nd2Nz;
     return block.steps1() * chip.path(path).startup + elements * bytes / LoadRate(chip, path, cores);
   };
-  const double mte2 =
-      load(t.pack_a || s.a_packed || AIsReadInPlace(chip, s), m * k) +
-      load(t.pack_b || t.b_once || s.b_packed, PassesB(chip, s, t) ? k * n * kExposed : k * n);
+  const bool a_in_layout = t.pack_a || s.a_packed || AIsReadInPlace(chip, s), passes = PassesB(chip, s, t);
+  const double mte2 = (a_in_layout ? load(true, m * k) : load(false, m * k * kDrivenOut)) +
+                      load(t.pack_b || t.b_once || s.b_packed, passes ? k * n * ExposedB(chip, s, t) : k * n);
   const double fix = PathCycles(chip, Path::kL0CToGm, m * n * D(SizeOf(s.out)), 1);
   const double issue = block.steps0() * 3 * chip.scalar.issue;
   // Threads take blocks as they come, and end together but for a small part of one.
