@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "kernels/epilogue_kernel.h"
+#include "kernels/grouped_prefetch_kernel.h"
 #include "kernels/multiply_block_kernel.h"
 #include "kernels/operand_kernel.h"
 #include "npu_model/core.h"
@@ -132,6 +134,18 @@ struct GroupedMatmulOperands {
     if (residual.tensor != nullptr) block.residual = residual.Block(m, n);
     return block;
   }
+  // Of all groups, plain.
+  template <CubeCore Core>
+  std::vector<GroupOperands> Operands(Core& core) const {
+    std::vector<GroupOperands> operands;
+    groups.ForEach(core, [&](std::int64_t group, Range rows) {
+      if (group == groups.groups()) return true;
+      operands.push_back(rows.empty() ? GroupOperands()
+                                      : GroupOperands{x.plain.Rows(rows), weights.Of(group)});
+      return true;
+    });
+    return operands;
+  }
   Operand WeightsOf(std::int64_t group, Range n) const {
     if (packed_weights.tensor != nullptr) return {{}, packed_weights.Matrix(group).Block({0, k}, n), true};
     return {weights.Of(group).Cols(n), {}, false};
@@ -150,6 +164,8 @@ void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const Group
     few_rings.emplace(core, t.few, g.bias != nullptr);
     few_stage.emplace(core, t.few, g.epilogue);
   }
+  std::optional<GroupPrefetch<T, Core>> ahead;
+  if (t.block.prefetch > 0) ahead.emplace(core, g.Operands(core), t.block);
   const std::int64_t groups = g.groups.groups();
   const auto is_few = [&](std::int64_t group, Range rows) {
     return group < groups && rows.size() <= t.few_rows;
@@ -184,11 +200,13 @@ void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const Group
       block.b.plain = {g.x.plain.tensor, 0, 0, n.size()};  // Of no row.
     }
     const Gm out = g.out.Block(m, n);
+    if (ahead) ahead->At(group, out);
     MultiplyBlock<T>(core, few ? *few_rings : rings, block, tiling, [&](L0CTile<float> part, Range cols) {
       if (group == groups) return core.Store(out.Cols(cols), part);
       (few ? *few_stage : stage).Store(part, g.Target(group, m, n).Cols(cols));
     });
   });
+  if (ahead) ahead->Finish();
 }
 
 struct GroupedGradWeightsOperands {

@@ -66,6 +66,23 @@ double FirstTouch(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling
   return bytes * std::max(1 / HbmRate(chip) - 1 / l2, 0.0);
 }
 
+double HbmCycles(const ChipSpec& chip, double bytes) {
+  return bytes / chip.memory.hbm_bytes_per_s * chip.clock_hz;
+}
+
+// Groups that Vector cores may read ahead, so that L2 holds them and the one that Cube cores are at.
+std::int64_t GroupsAhead(const ChipSpec& chip, const GroupedMatmulShape& s) {
+  if (s.axis != GroupedAxis::kM || !MayPrefetch(chip, s.product) || s.groups < 2) return 0;
+  constexpr std::int64_t kMost = 4;
+  constexpr double kShare =
+      0.8;  // The rest is for what is written, and what of the last group still stands there.
+  const auto element = static_cast<double>(chip.OperandBytes(s.product.in));
+  const double rows = static_cast<double>(CeilDiv(s.product.m, s.groups)),
+               group = element * static_cast<double>(s.product.k) * (static_cast<double>(s.product.n) + rows);
+  const double held = kShare * static_cast<double>(chip.memory.l2_bytes) / std::max(group, 1.0);
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::min(held, 1e9)) - 1, 0, kMost);
+}
+
 // Cycles of `groups` products of `rows` rows. Each group's weights come from HBM once, and until they are there the
 // rows wait behind them on the same pipe.
 double PriceEven(const ChipSpec& chip, const GroupedMatmulShape& s, const MatmulTiling& block,
@@ -80,8 +97,11 @@ double PriceEven(const ChipSpec& chip, const GroupedMatmulShape& s, const Matmul
   const double load =
       2 * static_cast<double>(CeilDiv(s.product.k, t.k1)) * chip.path(path).startup +
       k * static_cast<double>(t.m + std::min(t.n, s.product.n)) * element / LoadRate(chip, path, cores);
-  const double touch = FirstTouch(chip, s.product, t) / static_cast<double>(stacked.row_blocks);
-  return std::max(price, Waves(chip, t.grid.count()) * (load + touch));
+  const double touch =
+      t.prefetch > 0 ? 0 : FirstTouch(chip, s.product, t) / static_cast<double>(stacked.row_blocks);
+  const double once =
+      static_cast<double>(groups) * k * element * static_cast<double>(rows + s.product.n);  // from HBM
+  return std::max({price, Waves(chip, t.grid.count()) * (load + touch), HbmCycles(chip, once)});
 }
 
 // The tiling of groups so small that their weights are best read where they lie.
@@ -116,10 +136,36 @@ void SetWork(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTil
     return;
   }
   t->fixed_work = std::clamp<std::int64_t>(std::llround(low / per_row) - few, 0, kMost);
-  if (chip.pipes_overlap && s.axis == GroupedAxis::kM) {
+  if (chip.pipes_overlap && s.axis == GroupedAxis::kM && block.prefetch == 0) {
     t->column_work =
         std::clamp<std::int64_t>(std::llround(FirstTouch(chip, s.product, block) / per_row), 0, kMost);
   }
+}
+
+// Every tiling that fits, without what follows from it.
+std::vector<GroupedMatmulTiling> Tilings(const ChipSpec& chip, const GroupedMatmulShape& shape) {
+  std::vector<GroupedMatmulTiling> tilings;
+  const std::int64_t ahead = GroupsAhead(chip, shape);
+  for (MatmulTiling block : Candidates(chip, shape.product)) {
+    // Groups have grids of their own. All weights are too much to pack for one use, and the rows of a group begin
+    // anywhere, so that a sum over them cannot be cut at the panels of a packed operand.
+    if ((chip.pipes_overlap && block.grid.order != BlockOrder::kRowMajor) || block.stagger ||
+        block.keep_a > 0 || block.prefetch > 0)
+      continue;
+    block.splits = 1, block.part_k = 0;
+    block.grid = {};
+    GroupedMatmulTiling tiling{.block = block,
+                               .dealing = chip.pipes_overlap ? Dealing::kTurns : Dealing::kRuns,
+                               .row_step = chip.mmad.m_step};
+    const auto add = [&] {
+      if (Fits(chip, shape, tiling)) tilings.push_back(tiling);
+    };
+    add();
+    if (ahead == 0 || block.pack_a || block.l1_stages < 2) continue;
+    tiling.block.prefetch = ahead;
+    add();
+  }
+  return tilings;
 }
 
 }  // namespace
@@ -129,21 +175,10 @@ bool Fits(const ChipSpec& chip, const GroupedMatmulShape& shape, const GroupedMa
   return Fits(chip, shape.product, tiling.block);
 }
 
-std::vector<GroupedMatmulTiling> Candidates(const ChipSpec& chip, const GroupedMatmulShape& shape) {
-  std::vector<GroupedMatmulTiling> candidates;
-  for (MatmulTiling block : Candidates(chip, Rounded(shape).product)) {
-    // Groups have grids of their own. All weights are too much to pack for one use, and the rows of a group begin
-    // anywhere, so that a sum over them cannot be cut at the panels of a packed operand.
-    if ((chip.pipes_overlap && block.grid.order != BlockOrder::kRowMajor) || block.stagger || block.keep_a ||
-        block.prefetch > 0)
-      continue;
-    block.splits = 1, block.part_k = 0;
-    block.grid = {};
-    const GroupedMatmulTiling tiling{.block = block,
-                                     .dealing = chip.pipes_overlap ? Dealing::kTurns : Dealing::kRuns,
-                                     .row_step = chip.mmad.m_step};
-    if (Fits(chip, shape, tiling)) candidates.push_back(tiling);
-  }
+std::vector<GroupedMatmulTiling> Candidates(const ChipSpec& chip, const GroupedMatmulShape& exact) {
+  const GroupedMatmulShape shape = Rounded(exact);
+  std::vector<GroupedMatmulTiling> candidates = Tilings(chip, shape);
+  for (GroupedMatmulTiling& t : candidates) SetWork(chip, shape, &t), SetFew(chip, shape, &t);
   return candidates;
 }
 
@@ -166,7 +201,7 @@ Status Choose(const ChipSpec& chip, const GroupedMatmulShape& exact, GroupedMatm
     return {};
   }
   double best = std::numeric_limits<double>::infinity();
-  for (const GroupedMatmulTiling& candidate : Candidates(chip, shape)) {
+  for (const GroupedMatmulTiling& candidate : Tilings(chip, shape)) {
     const double price = Price(chip, shape, candidate);
     if (price < best) best = price, *tiling = candidate;
   }

@@ -72,6 +72,8 @@ Json CaseJson(const CaseResult& result) {
   return {{"case", result.name}, {"group", result.group}, {"steps", steps}, {"gain", result.gain()}};
 }
 
+constexpr double kNoise = 1e-3;  // Replays that differ by less say nothing.
+
 // Geometric means over the cases of a group, from each step but the last to the last.
 std::string SummaryText(const Ablation& ablation, const std::vector<CaseResult>& results) {
   std::vector<std::string> groups;
@@ -80,6 +82,7 @@ std::string SummaryText(const Ablation& ablation, const std::vector<CaseResult>&
   }
   std::string text;
   for (const std::string& group : groups) {
+    std::string down;  // cases that end slower than they began
     double gain = 0, figure = 0, after_first = 0, least = INFINITY;
     int cases = 0;
     const CaseResult* worst = nullptr;
@@ -94,14 +97,15 @@ std::string SummaryText(const Ablation& ablation, const std::vector<CaseResult>&
       figure += std::log(share(last) / share(0));
       after_first += std::log(share(last) / share(std::min<std::size_t>(1, last)));
       if (r.gain() < least) least = r.gain(), worst = &r;
+      if (r.gain() < 1 - kNoise)
+        down += fmt::format("{} {} ({:.3f}x)", down.empty() ? "" : ",", r.name, r.gain());
     }
     const auto mean = [&](double sum) { return std::exp(sum / cases); };
     text += fmt::format(
         "{} ({} cases): {:.3f}x in the geometric mean, least {:.3f}x ({}); {} {:+.1f} % from the first step "
-        "to "
-        "the last, {:+.1f} % from the second\n",
+        "to the last, {:+.1f} % from the second; down:{}\n",
         group, cases, mean(gain), least, worst->name, ablation.figure_name, 100 * (mean(figure) - 1),
-        100 * (mean(after_first) - 1));
+        100 * (mean(after_first) - 1), down.empty() ? " none" : down);
   }
   return text;
 }

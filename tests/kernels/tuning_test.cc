@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/flash_attention.h"
+#include "kernels/grouped_matmul.h"
 #include "kernels/matmul.h"
 #include "kernels/token_permute.h"
 #include "npu_model/device.h"
@@ -168,6 +169,54 @@ TEST_F(TunedMatmul, EveryWayToTheSameBits) {
   EXPECT_EQ(run("pack_b=1", 96), plain);
   EXPECT_EQ(bytes(Path::kL1ToGm), 256 * 200 * 4);
   EXPECT_EQ(run("keep_a=2,pack_b=1,c_parts=2", 64), plain);
+}
+
+// Groups' operands are read ahead once, those of an empty group not at all; bits stay, and all is ordered by its flags.
+TEST(TunedGroupedMatmul, ReadsGroupsAhead) {
+  const ChipSpec& chip = Ascend910B2();
+  const std::vector<std::int32_t> counts = {20, 0, 33, 1, 10};
+  constexpr std::int64_t kRows = 70, kN = 96, kK = 80, kUsed = 64, kFilled = 4;
+  std::vector<float> x(kRows * kK), weights(std::size(counts) * kK * kN), out(kRows * kN);
+  testing::Random random(11);
+  for (float& v : x) v = static_cast<float>(random.Integer(-4, 4));
+  for (float& v : weights) v = static_cast<float>(random.Integer(-4, 4));
+  for (const bool transposed : {false, true}) {
+    GroupedMatmulArgs args;
+    args.x = ConstTensor(x.data(), {kRows, kK});
+    args.groups = ConstTensor(counts.data(), {std::ssize(counts)});
+    args.weights = transposed ? ConstTensor(weights.data(), {std::ssize(counts), kN, kK})
+                              : ConstTensor(weights.data(), {std::ssize(counts), kK, kN});
+    args.transpose_weights = transposed;
+    args.out = Tensor(out.data(), {kRows, kN});
+    TilingChoice met;
+    auto listening = std::make_shared<Tuning>();
+    listening->on_choice = [&](const TilingChoice& choice) { met = choice; };
+    ASSERT_TRUE(IsOk(GroupedMatmul(Npu(chip, {.tuning = listening}), args)));
+    const auto run = [&](int ahead, std::int64_t* read) {
+      auto tuning = std::make_shared<Tuning>();
+      tuning->Set(met.kernel, met.chip, met.shape,
+                  "m=16,n=32,k1=32,k0=16,l1_stages=2,l0_stages=2,l0c_stages=1,pieces=1,c_parts=1,prefetch=" +
+                      std::to_string(ahead));
+      trace::Record record;
+      Profile profile;
+      std::fill(out.begin(), out.end(), -1.0f);
+      EXPECT_TRUE(IsOk(GroupedMatmul(Npu(chip, {.record = &record, .tuning = tuning}), args, &profile)));
+      EXPECT_TRUE(sync::Check(record, sync::PlanFlags(record, sync::Policy::kMinimal)).findings.empty());
+      *read = profile.path_bytes[static_cast<std::size_t>(Path::kGmToUb)];
+      return out;
+    };
+    std::int64_t read = 0;
+    const std::vector<float> plain = run(0, &read);
+    EXPECT_EQ(read, 0);
+    for (int ahead : {1, 2, 9}) {
+      SCOPED_TRACE(ahead);
+      EXPECT_EQ(run(ahead, &read), plain);
+      // Besides the operands, each of two Vector cores of a core reads 32 bytes between two of its groups.
+      const std::int64_t operands = (kUsed * kK + kFilled * kK * kN) * 4;
+      EXPECT_GE(read, operands);
+      EXPECT_LE(read, operands + chip.cube_cores * 2 * 32 * std::ssize(counts));
+    }
+  }
 }
 
 TEST_F(TunedMatmul, RunsTheTilingOfItsEntryOnTheModel) {

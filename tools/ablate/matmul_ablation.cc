@@ -124,7 +124,7 @@ std::vector<AblationCase> MatmulAblation(const Workload& w) {
       const Call call = GroupedCall(MakeCounts(kExperts, rows, skewed), w.hidden, 2 * w.moe.ffn);
       cases.push_back({fmt::format("{} experts x {} rows {} {}x{}", kExperts, rows,
                                    skewed ? "skewed" : "even", w.hidden, 2 * w.moe.ffn),
-                       "experts", Steps(call, call)});
+                       "workload", Steps(call, call)});
     }
   }
   for (std::int64_t size : {1024, 2048, 4096, 8192}) add("squares", {size, size, size});
