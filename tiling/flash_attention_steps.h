@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <vector>
@@ -98,6 +99,20 @@ class FlashAttentionSchedule {
                      [](const Item& x, const Item& y) { return x.scores > y.scores; });
   }
 
+  // Cores that work through a list of tasks together: those of the KV heads `kv` of all sequences.
+  struct Team {
+    Range kv;
+    std::int64_t index = 0, cores = 1;  // This core, and how many there are.
+  };
+  // The team of core `index` of `count`. With t.by_head there are as many of one size as KV heads can be dealt to evenly.
+  Team TeamOf(int index, int count) const {
+    const std::int64_t kv = sequences_.empty() ? s_.batches * s_.kv_heads : s_.kv_heads;
+    const std::int64_t apart = t_.by_head && sequences_.empty() ? std::gcd(kv, count) : 1;
+    const std::int64_t teams = std::max<std::int64_t>(apart, 1);
+    const std::int64_t cores = count / teams, team = index / cores;
+    return {{team * (kv / teams), (team + 1) * (kv / teams)}, index % cores, cores};
+  }
+
   std::int64_t tasks() const {
     return sequences_.empty() ? t_.tasks(s_)
                               : static_cast<std::int64_t>(ragged_.size()) * s_.heads * t_.kv_splits;
@@ -106,17 +121,27 @@ class FlashAttentionSchedule {
     if (!sequences_.empty()) return sequences_[static_cast<std::size_t>(i)];
     return {.batch = i, .sq = s_.sq, .skv = s_.skv, .band = s_.band};
   }
-  // The i-th task. Later rows see more keys where the mask is causal, so blocks of queries come last first.
-  Task At(std::int64_t i) const {
+  // The i-th task of a team, if it has as many. Later rows see more keys where the mask is causal, so blocks of queries
+  // come last first; a core alone finishes one KV head before the next.
+  std::optional<Task> At(const Team& team, std::int64_t i) const {
+    const std::int64_t blocks =
+        sequences_.empty() ? t_.query_blocks(s_) : static_cast<std::int64_t>(ragged_.size());
+    const std::int64_t group = s_.heads / std::max<std::int64_t>(s_.kv_heads, 1);
+    if (i >= t_.kv_splits * group * team.kv.size() * blocks) return {};
     Task task;
     task.split = i % t_.kv_splits, i /= t_.kv_splits;
-    task.head = i % s_.heads, i /= s_.heads;
+    const std::int64_t member = i % group;
+    i /= group;
+    const bool alone = team.cores == 1;
+    const std::int64_t kv = team.kv.begin + (alone ? i / blocks : i % team.kv.size());
+    const std::int64_t block = alone ? i % blocks : i / team.kv.size();
+    task.head = kv % s_.kv_heads * group + member;
     if (!sequences_.empty()) {
-      const Item& item = ragged_[static_cast<std::size_t>(i)];
+      const Item& item = ragged_[static_cast<std::size_t>(block)];
       task.sequence = item.sequence, task.q = item.q;
     } else {
-      task.sequence = i % s_.batches;
-      task.q = Split(s_.sq, t_.m)[t_.query_blocks(s_) - 1 - i / s_.batches];
+      task.sequence = kv / s_.kv_heads;
+      task.q = Split(s_.sq, t_.m)[blocks - 1 - block];
     }
     return task;
   }
@@ -154,12 +179,13 @@ struct FlashAttentionStep {
   Range rows_in_block() const { return {rows.begin - task.q.begin, rows.end - task.q.begin}; }
 };
 
-// The steps of core `index` of `count`. Tasks are dealt forth and back, so that nobody always gets the longer one.
+// The steps of core `index` of `count`. Tasks are dealt forth and back among the cores of a team, so that nobody always
+// gets the longer one.
 class FlashAttentionSteps {
  public:
   FlashAttentionSteps(const FlashAttentionSchedule& schedule, const FlashAttentionTiling& t, int index,
                       int count)
-      : schedule_(schedule), t_(t), index_(index), count_(count) {}
+      : schedule_(schedule), t_(t), team_(schedule.TeamOf(index, count)) {}
 
   bool Next(FlashAttentionStep& step) {
     if (at_ == blocks_.count() && !NextPiece()) return false;
@@ -176,10 +202,11 @@ class FlashAttentionSteps {
     const Range before = piece_.rows;
     if (pieces_ && piece_.rows == task_.q) common_rounds_ = round_;
     while (!pieces_ || !pieces_->Next(piece_)) {
-      const std::int64_t task = dealt_ * count_ + (dealt_ % 2 == 0 ? index_ : count_ - 1 - index_);
-      if (task >= schedule_.tasks()) return false;
+      const std::int64_t in_turn = dealt_ % 2 == 0 ? team_.index : team_.cores - 1 - team_.index;
+      const auto task = schedule_.At(team_, dealt_ * team_.cores + in_turn);
+      if (!task) return false;
       ++dealt_;
-      task_ = schedule_.At(task), sequence_ = schedule_.Sequence(task_.sequence);
+      task_ = *task, sequence_ = schedule_.Sequence(task_.sequence);
       pieces_.emplace(sequence_.band, task_.q, schedule_.KeysOf(task_), t_);
       first_ = true, common_rounds_ = round_ = 0;
     }
@@ -190,7 +217,8 @@ class FlashAttentionSteps {
 
   const FlashAttentionSchedule& schedule_;
   const FlashAttentionTiling& t_;
-  std::int64_t index_, count_, dealt_ = 0;
+  FlashAttentionSchedule::Team team_;
+  std::int64_t dealt_ = 0;
   FlashAttentionSchedule::Task task_;
   AttentionSequence sequence_;
   std::optional<FlashAttentionPieces> pieces_;

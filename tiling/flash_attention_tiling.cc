@@ -75,6 +75,7 @@ void AddHostTilings(const ChipSpec& chip, const Shape& s, Tiling t, std::int64_t
                     std::vector<Tiling>* tilings) {
   t.k0 = std::max({t.n, RoundUp(s.d_qk, k_step), RoundUp(s.d_rope, k_step)});
   t.kv_stages = t.l0_stages = 1;
+  t.by_head = true;
   for (std::int64_t strip : TileSizes({48, 96, 1024}, chip.mmad.m_step, t.m)) {
     if (strip < t.m && !s.band.bounded()) continue;
     t.strip = strip;

@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -304,6 +307,47 @@ TEST(FlashAttentionStepsTest, EveryRowMeetsWhatItSeesOnce) {
           }
         }
       }
+    }
+  }
+}
+
+// Whatever the heads and the cores: every block of queries of every head is walked by one core, and cores that take heads
+// apart meet as few KV heads as can be, with about as many blocks as the others.
+TEST(FlashAttentionStepsTest, CoresTakeHeadsApart) {
+  for (const auto& [batches, kv_heads, group] :
+       {std::array{1, 8, 1}, {3, 4, 2}, {1, 7, 1}, {2, 48, 1}, {1, 1, 6}, {1, 12, 3}, {1, 0, 1}}) {
+    for (const int cores : {1, 5, 8, 64}) {
+      FlashAttentionShape s = ShapeOf(1000, 64, 8, 0, 8, DType::kF32, true);
+      s.batches = batches, s.kv_heads = kv_heads, s.heads = group * kv_heads;
+      FlashAttentionTiling t;
+      t.m = 48, t.n = 64, t.strip = 48, t.key_step = 16, t.by_head = true;
+      const FlashAttentionSchedule schedule(s, t, {});
+      SCOPED_TRACE(NameOf(s) + " on " + std::to_string(cores));
+      const std::int64_t kv = batches * kv_heads, teams = std::gcd(kv, cores);
+      std::set<std::array<std::int64_t, 3>> walked;
+      std::int64_t blocks = 0, fewest = schedule.tasks(), most = 0;
+      for (int core = 0; core < cores; ++core) {
+        std::vector<std::int64_t> met;  // KV heads, one after the other.
+        FlashAttentionSteps steps(schedule, t, core, cores);
+        std::int64_t own = 0;
+        for (FlashAttentionStep step; steps.Next(step);) {
+          if (!step.first) continue;
+          ++own;
+          walked.insert({step.task.sequence, step.task.head, step.task.q.begin});
+          const std::int64_t head = step.task.sequence * kv_heads + step.task.head / group;
+          if (met.empty() || met.back() != head) met.push_back(head);
+        }
+        if (cores == teams) {
+          EXPECT_EQ(static_cast<std::int64_t>(met.size()), kv / teams);
+        }
+        std::sort(met.begin(), met.end());
+        met.erase(std::unique(met.begin(), met.end()), met.end());
+        EXPECT_LE(static_cast<std::int64_t>(met.size()), kv / teams);
+        blocks += own, fewest = std::min(fewest, own), most = std::max(most, own);
+      }
+      EXPECT_EQ(blocks, schedule.tasks());
+      EXPECT_EQ(static_cast<std::int64_t>(walked.size()), blocks);
+      EXPECT_LE(most - fewest, 1);
     }
   }
 }
