@@ -104,7 +104,9 @@ Status CheckDType(const Argument& arg, std::initializer_list<DType> allowed) {
 Status CheckStorage(const Argument& arg, bool needs_data) {
   const ConstTensor& t = arg.tensor;
   if (!t.given()) return {};
-  constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
+  // Half of the widest address space; what only the model sees may be larger.
+  const int bits = needs_data ? 56 : 62;
+  const std::int64_t most = std::int64_t{1} << bits;
   std::int64_t last = 0, count = 1;
   bool overflow = false, empty = false;
   for (int d = 0; d < t.rank; ++d) {
@@ -122,9 +124,9 @@ Status CheckStorage(const Argument& arg, bool needs_data) {
   // No division: it would take longer than all else.
   const std::int64_t size = SizeOf(t.dtype);
   std::int64_t bytes = 0;
-  if (overflow || last >= kMaxBytes || __builtin_mul_overflow(std::max(last + 1, count), size, &bytes) ||
-      bytes > kMaxBytes) {
-    return arg.Error("spans more than 2^62 bytes");
+  if (overflow || last >= most || __builtin_mul_overflow(std::max(last + 1, count), size, &bytes) ||
+      bytes > most) {
+    return arg.Error("spans more than 2^" + std::to_string(bits) + " bytes");
   }
   if (empty || !needs_data) return {};
   if (t.data == nullptr) return arg.Error("has null data");

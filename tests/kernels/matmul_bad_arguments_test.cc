@@ -107,26 +107,26 @@ TEST(BadArgumentsTest, MatmulStorage) {
       {"b backwards", [](auto& x) { x.b.strides[0] = -9; }, {"matmul: b", "stride -9", "dimension 0", "0"}},
       {"bias backwards", [](auto& x) { x.bias.strides[0] = -2; }, {"matmul: bias", "stride -2"}},
       {"c backwards", [](auto& x) { x.c.strides[0] = -10; }, {"matmul: c", "stride -10"}},
-      {"M huge", [](auto& x) { x.a.sizes[0] = x.c.sizes[0] = kHuge; }, {"matmul: a", "2^62"}},
+      {"M huge", [](auto& x) { x.a.sizes[0] = x.c.sizes[0] = kHuge; }, {"matmul: a", "2^56"}},
       {"N huge",
        [](auto& x) { x.b.sizes[1] = x.bias.sizes[0] = x.c.sizes[1] = kHuge; },
-       {"matmul: b", "2^62"}},
-      {"K huge", [](auto& x) { x.a.sizes[1] = x.b.sizes[0] = kHuge; }, {"matmul: a", "2^62"}},
+       {"matmul: b", "2^56"}},
+      {"K huge", [](auto& x) { x.a.sizes[1] = x.b.sizes[0] = kHuge; }, {"matmul: a", "2^56"}},
       {"M and K large",
        [](auto& x) {
          x.a.sizes = {std::int64_t{1} << 31, std::int64_t{1} << 31}, x.a.strides = {std::int64_t{1} << 31, 1};
          x.b.sizes[0] = x.c.sizes[0] = std::int64_t{1} << 31;
        },
-       {"matmul: a", "2^62"}},
-      {"stride huge", [](auto& x) { x.b.strides[0] = kHuge; }, {"matmul: b", "2^62"}},
+       {"matmul: a", "2^56"}},
+      {"stride huge", [](auto& x) { x.b.strides[0] = kHuge; }, {"matmul: b", "2^56"}},
       {"largest stride",
        [](auto& x) { x.c.strides[1] = std::numeric_limits<std::int64_t>::max(); },
-       {"matmul: c", "2^62"}},
+       {"matmul: c", "2^56"}},
       {"all repeated",
        [](auto& x) {
          x.a.sizes[0] = x.c.sizes[0] = kHuge, x.a.strides = {0, 0};
        },
-       {"matmul: a", "2^62"}},
+       {"matmul: a", "2^56"}},
   };
   ExpectErrors<MatmulFixture>(calls, RunMatmul);
 }

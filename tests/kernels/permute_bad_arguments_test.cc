@@ -99,7 +99,7 @@ TEST(BadArgumentsTest, TokenPermuteStorage) {
     calls.push_back(
         {name + " backwards", [of](auto& x) { of(x).strides[0] = -1; }, {who + name, "stride -1", "0"}});
     calls.push_back(
-        {name + " stride huge", [of](auto& x) { of(x).strides[0] = kHuge; }, {who + name, "2^62"}});
+        {name + " stride huge", [of](auto& x) { of(x).strides[0] = kHuge; }, {who + name, "2^56"}});
   };
   add(
       "tokens", "4 bytes", [](TokenPermuteArgs & x) -> auto& { return x.tokens; });
@@ -112,7 +112,7 @@ TEST(BadArgumentsTest, TokenPermuteStorage) {
   add(
       "expert_counts", "4 bytes", [](TokenPermuteArgs & x) -> auto& { return x.expert_counts; });
   calls.push_back(
-      {"H huge", [](auto& x) { x.tokens.sizes[1] = x.permuted.sizes[1] = kHuge; }, {who + "tokens", "2^62"}});
+      {"H huge", [](auto& x) { x.tokens.sizes[1] = x.permuted.sizes[1] = kHuge; }, {who + "tokens", "2^56"}});
   calls.push_back({"T huge",
                    [](auto& x) { x.tokens.sizes[0] = x.topk_ids.sizes[0] = kHuge; },
                    {who + "topk_ids", std::to_string(kHuge), "2^31 - 1"}});
@@ -235,7 +235,7 @@ TEST(BadArgumentsTest, TokenUnpermuteStorage) {
     calls.push_back(
         {name + " backwards", [of](auto& x) { of(x).strides[0] = -2; }, {who + name, "stride -2", "0"}});
     calls.push_back(
-        {name + " stride huge", [of](auto& x) { of(x).strides[0] = kHuge; }, {who + name, "2^62"}});
+        {name + " stride huge", [of](auto& x) { of(x).strides[0] = kHuge; }, {who + name, "2^56"}});
   };
   add(
       "permuted", "2 bytes", [](TokenUnpermuteArgs & x) -> auto& { return x.permuted; });
@@ -262,7 +262,7 @@ TEST(BadArgumentsTest, TokenUnpermuteStorage) {
                      x.out.strides = {1, 4};
                    },
                    {who + "out", "overlap", "4"}});
-  calls.push_back({"M huge", [](auto& x) { x.permuted.sizes[0] = kHuge; }, {who + "permuted", "2^62"}});
+  calls.push_back({"M huge", [](auto& x) { x.permuted.sizes[0] = kHuge; }, {who + "permuted", "2^56"}});
   calls.push_back({"T huge",
                    [](auto& x) { x.out.sizes[0] = x.probs.sizes[0] = kHuge; },
                    {who + "out", std::to_string(kHuge), "2^31 - 1"}});
