@@ -109,7 +109,7 @@ class FlashAttentionSchedule {
     const std::int64_t kv = sequences_.empty() ? s_.batches * s_.kv_heads : s_.kv_heads;
     const std::int64_t apart = t_.by_head && sequences_.empty() ? std::gcd(kv, count) : 1;
     const std::int64_t teams = std::max<std::int64_t>(apart, 1);
-    const std::int64_t cores = count / teams, team = index / cores;
+    const std::int64_t cores = std::max<std::int64_t>(count / teams, 1), team = index / cores;
     return {{team * (kv / teams), (team + 1) * (kv / teams)}, index % cores, cores};
   }
 
