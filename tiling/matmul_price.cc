@@ -278,16 +278,25 @@ double OverlappedCycles(const ChipSpec& chip, const MatmulShape& s, const Matmul
   const OverlappedBlock whole = block_of(false, false);
   const double apart = t.stagger ? mean.steps1() : 1;
   const double hbm = chip.memory.hbm_bytes_per_s / chip.clock_hz;
+  // Most waves are like the one before.
+  Wave last{.blocks = -1};
+  double last_work = 0;
+  const auto work_of = [&](const Wave& w) {
+    if (w.blocks == last.blocks && w.cold_rows == last.cold_rows && w.cold_cols == last.cold_cols &&
+        w.last_row == last.last_row && w.last_col == last.last_col)
+      return last_work;
+    last = w;
+    const bool at_edge = w.last_row || w.last_col;
+    last_work = (at_edge ? block_of(w.last_row, w.last_col) : whole)
+                    .Cycles(w, order.sharers_a / apart, order.sharers_b / apart);
+    return last_work;
+  };
   double total = whole.fill(), ahead = 0;  // Cycles by which Vector cores are ahead with what they fetch.
   std::int64_t number = 0;
   for (Wave wave : order.waves) {
     const double fetching = wave.fetched / hbm;
     const bool prefetched = number++ < t.prefetch;
-    const auto work_of = [&](const Wave& w) {
-      const bool at_edge = w.last_row || w.last_col;
-      return (at_edge ? block_of(w.last_row, w.last_col) : whole)
-          .Cycles(w, order.sharers_a / apart, order.sharers_b / apart);
-    };
+    if (t.pack_b) wave.cold_cols = 0;  // The copy has just been written.
     if (prefetched) {
       // In the first wave both begin at once: what HBM does not give in time is cold.
       const double cold_rows = wave.cold_rows, cold_cols = wave.cold_cols;

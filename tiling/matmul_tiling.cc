@@ -120,7 +120,7 @@ std::vector<MatmulTiling> TilingsOf(const ChipSpec& chip, const MatmulShape& who
       tilings.push_back(t);
       // Blocks that begin all along k need all of it at once: there is no order to read it ahead in. And with one block
       // for each core there is nothing to be ahead of.
-      if (t.l1_stages < 2 || parts.count > 1 || t.stagger || t.pack_a || t.pack_b ||
+      if (t.l1_stages < 2 || parts.count > 1 || t.stagger || t.pack_a ||
           t.grid.count() <= chip.concurrent_cores)
         return;
       if (t.prefetch = WavesAhead(chip, s, t); t.prefetch > 0) tilings.push_back(t);
@@ -128,12 +128,12 @@ std::vector<MatmulTiling> TilingsOf(const ChipSpec& chip, const MatmulShape& who
     // A host goes down the columns where B passes: what comes again and again is then in its last cache.
     if (!chip.pipes_overlap)
       return add_order(PassesB(chip, s, t) ? BlockOrder::kSwizzled : BlockOrder::kRowMajor, 1);
-    // Where A is kept, strips of a few columns: all of B at once is more than the first wave gets in time.
-    constexpr std::int64_t kStrip = 8;
+    // Where A is kept, strips of a few columns: all of B at once is more than the first wave gets in time. Short ones are of
+    // one length.
     if (t.keep_a > 0) {
-      add_order(BlockOrder::kSwizzled, kStrip / 2);
-      if (t.grid.cols > kStrip / 2) add_order(BlockOrder::kSwizzled, kStrip);
-      return;
+      constexpr std::int64_t kLong = 8, kShort = 4;
+      if (t.grid.cols > kShort) add_order(BlockOrder::kSwizzled, kLong);
+      return add_order(BlockOrder::kSwizzled, CeilDiv(t.grid.cols, CeilDiv(t.grid.cols, kShort)));
     }
     add_order(BlockOrder::kRowMajor, 1);
     if (t.grid.rows == 1 || t.grid.cols == 1) return;

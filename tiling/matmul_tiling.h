@@ -164,7 +164,7 @@ inline void Complete(const ChipSpec& chip, const MatmulShape& s, MatmulTiling& t
   t.grid.rows = CeilDiv(s.m, t.m), t.grid.cols = CeilDiv(s.n, t.n);
   t.b_turned = s.b_row_bytes == 0;
   if (t.splits > 1) t.keep_a = 0;
-  if (t.splits > 1 || t.pack_a || t.pack_b) t.prefetch = 0;
+  if (t.splits > 1 || t.pack_a) t.prefetch = 0;
   // What is packed, and a tile of A that serves several steps, comes whole.
   if (t.pack_a || t.pack_b || t.a_span > 1) t.pieces = 1;
   t.keep_a = static_cast<int>(std::min<std::int64_t>(t.keep_a, t.a_tiles(s.k)));

@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "npu_model/parallel.h"
@@ -16,11 +17,13 @@ namespace {
 
 using Candidate = TilingChoice::Candidate;
 
-int Differences(const TilingFields& a, const TilingFields& b) {
+// Fields in which two tilings of one list differ: their texts name the same ones in the same order.
+int Differences(std::string_view a, std::string_view b) {
   int differences = 0;
-  for (const auto& [name, value] : a) {
-    const auto other = b.find(name);
-    differences += other == b.end() || other->second != value ? 1 : 0;
+  while (!a.empty() || !b.empty()) {
+    const std::size_t end_a = std::min(a.find(','), a.size()), end_b = std::min(b.find(','), b.size());
+    differences += a.substr(0, end_a) != b.substr(0, end_b) ? 1 : 0;
+    a.remove_prefix(std::min(end_a + 1, a.size())), b.remove_prefix(std::min(end_b + 1, b.size()));
   }
   return differences;
 }
@@ -105,10 +108,9 @@ class Search {
   // Candidates that differ from the best in one field, the cheapest first.
   std::vector<std::string> Neighbours(const TilingChoice& choice) const {
     std::vector<std::string> neighbours;
-    const TilingFields best = FieldsOf(choice.chosen);
     for (const Candidate& c : choice.candidates) {
       if (neighbours.size() >= kNeighbours) break;
-      if (!seen_.contains(c.tiling) && Differences(FieldsOf(c.tiling), best) == 1)
+      if (!seen_.contains(c.tiling) && Differences(c.tiling, choice.chosen) == 1)
         neighbours.push_back(c.tiling);
     }
     return neighbours;

@@ -211,7 +211,7 @@ TEST(TrafficTest, Matmul) {
       // All of such small operands fits L2: what is read ahead at all is read once.
       if (t.prefetch > 0) {
         EXPECT_GE(t.prefetch, CeilDiv(rows * cols, chip->cube_cores));
-        traffic[Path::kGmToUb] = (x.m * x.k + x.k * x.n) * SizeOf(x.in);
+        traffic[Path::kGmToUb] = (x.m * x.k + (t.pack_b ? 0 : x.k * x.n)) * SizeOf(x.in);
       }
       traffic[Path::kL0CToGm] = x.m * x.n * SizeOf(x.out);
       std::int64_t parts = 0;  // of all columns of blocks; A comes into L0 for each

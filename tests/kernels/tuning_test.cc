@@ -169,6 +169,9 @@ TEST_F(TunedMatmul, EveryWayToTheSameBits) {
   EXPECT_EQ(run("pack_b=1", 96), plain);
   EXPECT_EQ(bytes(Path::kL1ToGm), 256 * 200 * 4);
   EXPECT_EQ(run("keep_a=2,pack_b=1,c_parts=2", 64), plain);
+  EXPECT_EQ(run("pack_b=1,prefetch=2", 96), plain);
+  EXPECT_GT(bytes(Path::kGmToUb), 0);
+  EXPECT_LE(bytes(Path::kGmToUb), 300 * 256 * 4);
 }
 
 // Groups' operands are read ahead once, those of an empty group not at all; bits stay, and all is ordered by its flags.
