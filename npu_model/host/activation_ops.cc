@@ -241,26 +241,17 @@ void AddColumnDotsOf(const Rows& acc, const Rows& a, const Rows& b, const Rows& 
 
 // ---- SwiGLU
 
-// e = exp(x) and 1 / (1 + e): the sigmoid of x is their product, that of -x the second. x is cut where its sigmoid is 1
-// to the last place, which keeps e finite; there an estimate and one step of Newton's are within 1.5 ulp of the quotient,
-// at less than half its time. kNarrow: for results that become 16-bit floats.
+// e = exp(x) and 1 / (1 + e): the sigmoid of x is their product, that of -x the second. kNarrow: for results that become
+// 16-bit floats.
 template <bool kNarrow, int kCount>
 HWY_INLINE void Logistic(const Several<kCount>& x, Several<kCount>& e, Several<kCount>& inverse) {
 #pragma GCC unroll 4
   for (int c = 0; c < kCount; ++c) {
-    const Vec cut = MinOrSecond(Set(44.0f), x.v[c]);
+    const Vec cut = MinOrSecond(Set(kLogisticCut), x.v[c]);
     e.v[c] = kNarrow ? ExpScore</*kNarrow=*/true>(cut) : Exp</*kAtMostZero=*/true>(cut);
   }
 #pragma GCC unroll 4
-  for (int c = 0; c < kCount; ++c) {
-    const Vec divisor = hn::Add(e.v[c], Set(1.0f));
-#if HWY_TARGET <= HWY_AVX3
-    const Vec estimate = hn::ApproximateReciprocal(divisor);
-    inverse.v[c] = hn::MulAdd(hn::NegMulAdd(divisor, estimate, Set(1.0f)), estimate, estimate);
-#else
-    inverse.v[c] = hn::Div(Set(1.0f), divisor);
-#endif
-  }
+  for (int c = 0; c < kCount; ++c) inverse.v[c] = InverseOfAbove1(hn::Add(e.v[c], Set(1.0f)));
 }
 
 template <bool kNarrow>
@@ -338,6 +329,63 @@ float SwiGluGradRow(const SwiGluGradRows& t, std::int64_t i) {
   return hn::GetLane(hn::SumOfLanes(FloatTag(), sum));
 }
 
+// ---- Scores of experts
+
+struct Sigmoid {
+  template <int kCount>
+  HWY_INLINE Several<kCount> operator()(const Several<kCount>& x) const {
+    Several<kCount> e;
+#pragma GCC unroll 4
+    for (int c = 0; c < kCount; ++c)
+      e.v[c] = Exp</*kAtMostZero=*/true>(MinOrSecond(Set(kLogisticCut), x.v[c]));
+#pragma GCC unroll 4
+    for (int c = 0; c < kCount; ++c) e.v[c] = hn::Div(e.v[c], hn::Add(e.v[c], Set(1.0f)));
+    return e;
+  }
+};
+struct SqrtSoftplus {
+  HWY_INLINE Vec operator()(Vec x) const {
+    const Vec tail = Ln(hn::Add(Set(1.0f), Exp</*kAtMostZero=*/true>(hn::Neg(hn::Abs(x)))));
+    return hn::Sqrt(hn::Add(MaxOrNaN(x, Set(0.0f)), tail));
+  }
+};
+
+void SoftmaxRow(float* x, std::int64_t n) {
+  const FloatTag d;
+  Vec most = Set(-kInfinity), sum = Set(0.0f);
+  ForEachVector(x, n, -kInfinity,
+                [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR { most = MaxOrNaN(most, v); });
+  const bool has_nan = !hn::AllFalse(d, hn::IsNaN(most));
+  const Vec maximum = Set(has_nan ? kNaN : ExtremeLane</*kMinimum=*/false>(most));
+  ForEachVector(x, n, -kInfinity, [&](Vec v, std::int64_t j, std::int64_t count) HWY_ATTR {
+    const Vec e = Exp</*kAtMostZero=*/true>(hn::Sub(v, maximum));
+    sum = hn::Add(sum, e);
+    StoreCount(e, x + j, count);
+  });
+  const Vec total = hn::SumOfLanes(d, sum);
+  ForEachVector(x, n, 0.0f, [&](Vec v, std::int64_t j, std::int64_t count) HWY_ATTR {
+    StoreCount(hn::Div(v, total), x + j, count);
+  });
+}
+
+void Scores(ScoreFunction function, const Rows& n) {
+  const auto each = [&](auto of) HWY_ATTR {
+    for (std::int64_t i = 0; i < n.rows; ++i) {
+      float* const x = RowAs<float>(n, i);
+      ZipRow<Narrowing::kAny>(NoPrefetch(), of, n.cols, /*stream=*/false, x, x);
+    }
+  };
+  switch (function) {
+    case ScoreFunction::kSoftmax:
+      for (std::int64_t i = 0; i < n.rows; ++i) SoftmaxRow(RowAs<float>(n, i), n.cols);
+      return;
+    case ScoreFunction::kSigmoid:
+      return each(Sigmoid{});
+    case ScoreFunction::kSqrtSoftplus:
+      return each(Each<SqrtSoftplus>{});
+  }
+}
+
 // ---- The table
 
 void RowDot(const Rows& sum, DType dtype, const Rows& a, const Rows& b, const Rows& weights) {
@@ -371,7 +419,8 @@ const ActivationOps* GetActivationOps() {
                                       .norm_grad = &NormGrad,
                                       .add_column_dots = &AddColumnDots,
                                       .swiglu = &SwiGlu,
-                                      .swiglu_grad = &SwiGluGrad};
+                                      .swiglu_grad = &SwiGluGrad,
+                                      .scores = &Scores};
   return &kOps;
 }
 

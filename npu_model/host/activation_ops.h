@@ -26,6 +26,7 @@ struct ActivationOps {
   void (*swiglu)(DType dtype, const Rows& out, const Rows& gate, const Rows& up,
                  const Rows& probs);                                 // out, gate, up
   void (*swiglu_grad)(DType dtype, const SwiGluGradRows& operands);  // d_gate, d_up, d_out, gate, up
+  void (*scores)(ScoreFunction function, const Rows& n);             // ExpandScores
 };
 
 // The table of the best target that the CPU has; see BestVectorOps.

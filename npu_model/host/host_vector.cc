@@ -272,7 +272,7 @@ void HostVector::GroupTop(TileRef sums, TileRef a, std::int64_t count, Loc) {
   context_->routing->group_top(WritableRowsOf(sums), RowsOf(a), count);
 }
 void HostVector::Scores(ScoreFunction function, TileRef n, TileRef, TileRef, Loc) {
-  context_->routing->scores(function, WritableRowsOf(n));
+  context_->activation->scores(function, WritableRowsOf(n));
 }
 void HostVector::Repair(TileRef x, TileRef bad, TileRef, TileRef, TileRef, float limit, bool by_mean, Loc) {
   context_->routing->repair(WritableRowsOf(x), WritableRowsOf(bad), limit, by_mean);

@@ -15,6 +15,7 @@
 #endif
 
 #include "hwy/highway.h"
+#include "npu_model/host/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cubist {
@@ -97,49 +98,6 @@ HWY_INLINE void ConvertRow(KeepBF16, const BF16* src, BF16* dst, std::int64_t co
   CopyRow(src, dst, count);
 }
 #endif
-
-#if HWY_TARGET != HWY_SCALAR
-// Transposes each 4 x 4 block of words that t[0..3] hold side by side.
-HWY_INLINE void Transpose4(const Words t[4], Words out[4]) {
-  const WordTag d;
-  const hn::Repartition<std::uint64_t, WordTag> d64;
-  const auto ab01 = hn::BitCast(d64, hn::InterleaveLower(d, t[0], t[1]));
-  const auto cd01 = hn::BitCast(d64, hn::InterleaveLower(d, t[2], t[3]));
-  const auto ab23 = hn::BitCast(d64, hn::InterleaveUpper(d, t[0], t[1]));
-  const auto cd23 = hn::BitCast(d64, hn::InterleaveUpper(d, t[2], t[3]));
-  out[0] = hn::BitCast(d, hn::InterleaveLower(d64, ab01, cd01));
-  out[1] = hn::BitCast(d, hn::InterleaveUpper(d64, ab01, cd01));
-  out[2] = hn::BitCast(d, hn::InterleaveLower(d64, ab23, cd23));
-  out[3] = hn::BitCast(d, hn::InterleaveUpper(d64, ab23, cd23));
-}
-
-// Transposes kLanes x kLanes words in registers: first blocks of four columns, then inside them.
-HWY_INLINE void Transpose(Words rows[kLanes]) {
-  [[maybe_unused]] const WordTag d;
-  constexpr int kBlocks = static_cast<int>(kLanes / 4);
-  Words t[kBlocks][4];  // t[c][q]: block c of rows q, q + 4, q + 8, ..
-#pragma GCC unroll 4
-  for (int q = 0; q < 4; ++q) {
-#if HWY_TARGET <= HWY_AVX3
-    const Words ab02 = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(rows[q + 4]), rows[q]);
-    const Words ab13 = hn::OddEvenBlocks(rows[q + 4], hn::SwapAdjacentBlocks(rows[q]));
-    const Words cd02 = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(rows[q + 12]), rows[q + 8]);
-    const Words cd13 = hn::OddEvenBlocks(rows[q + 12], hn::SwapAdjacentBlocks(rows[q + 8]));
-    t[0][q] = hn::ConcatLowerLower(d, cd02, ab02);
-    t[1][q] = hn::ConcatLowerLower(d, cd13, ab13);
-    t[2][q] = hn::ConcatUpperUpper(d, cd02, ab02);
-    t[3][q] = hn::ConcatUpperUpper(d, cd13, ab13);
-#elif HWY_TARGET <= HWY_AVX2
-    t[0][q] = hn::ConcatLowerLower(d, rows[q + 4], rows[q]);
-    t[1][q] = hn::ConcatUpperUpper(d, rows[q + 4], rows[q]);
-#else
-    t[0][q] = rows[q];
-#endif
-  }
-#pragma GCC unroll 4
-  for (int c = 0; c < kBlocks; ++c) Transpose4(t[c], rows + 4 * c);
-}
-#endif  // HWY_SCALAR
 
 // ---- PackA
 

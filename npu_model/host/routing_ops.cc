@@ -12,31 +12,13 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "npu_model/host/routing_ops.cc"  // NOLINT
 #include "hwy/foreach_target.h"                             // IWYU pragma: keep
+#include "npu_model/host/top_k-inl.h"
 #include "npu_model/host/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cubist {
 namespace HWY_NAMESPACE {
 namespace {
-
-using Ints = hn::Vec<IntTag>;
-
-HWY_INLINE float* RowOf(const Rows& x, std::int64_t i) { return RowAs<float>(x, i); }
-
-// function(vector, count): loads of a row, `count` < kLanes elements in the last one; the others are `rest`.
-template <class Function>
-HWY_INLINE void ForEachVector(const float* a, std::int64_t n, float rest, Function function) {
-  std::int64_t j = 0;
-  for (; j + kLanes <= n; j += kLanes) function(Load(a + j), j, kLanes);
-  if (j < n) {
-    const auto valid = hn::FirstN(FloatTag(), static_cast<std::size_t>(n - j));
-    function(hn::IfThenElse(valid, Load(a + j, n - j), Set(rest)), j, n - j);
-  }
-}
-HWY_INLINE void StoreCount(Vec v, float* p, std::int64_t count) {
-  if (count == kLanes) return Store(v, p);
-  Store(v, p, count);
-}
 
 void SelectLe(const Rows& dst, const Rows& key, float limit, const Rows& a, const Rows& b) {
   const bool column = b.cols == 1 && a.cols != 1;
@@ -58,209 +40,6 @@ void SelectLe(const Rows& dst, const Rows& key, float limit, const Rows& a, cons
   }
 }
 
-// ---- TopK
-
-// Up to kLanes elements, descending, in one register, with their columns.
-struct Sorted {
-  Vec values;  // -inf at first
-  Ints ids;
-
-  // x and its column go behind the elements that are not less. Lanes at and above move up.
-  HWY_INLINE void Insert(float x, std::int64_t id) {
-    HWY_ALIGN static constexpr auto kUp = [] {
-      struct {
-        std::int32_t lanes[kLanes];
-      } up{};
-      for (std::int64_t l = 1; l < kLanes; ++l) up.lanes[l] = static_cast<std::int32_t>(l - 1);
-      return up;
-    }();
-    const FloatTag d;
-    const IntTag di;
-    const auto first = hn::FirstN(d, 1);
-    const Vec value = Set(x), shifted_up = Up(values, kUp.lanes);
-    const Vec shifted = hn::IfThenElse(first, Set(kInfinity), shifted_up);
-    const Ints shifted_ids = Up(ids, kUp.lanes);
-    const auto stays = hn::Ge(values, value), behind = hn::Ge(shifted, value);
-    values = hn::IfThenElse(stays, values, MinOrSecond(shifted, value));
-    const Ints here =
-        hn::IfThenElse(hn::RebindMask(di, behind), hn::Set(di, static_cast<std::int32_t>(id)), shifted_ids);
-    ids = hn::IfThenElse(hn::RebindMask(di, stays), ids, here);
-  }
-
-  template <class V>
-  static HWY_INLINE V Up(V v, const std::int32_t* lanes) {
-#if HWY_TARGET == HWY_SCALAR
-    (void)lanes;
-    return v;
-#else
-    const hn::DFromV<V> d;
-    return hn::TableLookupLanes(v, hn::SetTableIndices(d, lanes));
-#endif
-  }
-};
-
-// k <= kLanes. A vector whose elements are all at most the k-th so far is passed over by one comparison.
-HWY_INLINE void TopFew(const float* a, std::int64_t n, std::int64_t k, float* values, std::int32_t* ids) {
-  Sorted top{Set(-kInfinity), hn::Zero(IntTag())};
-  const FloatTag d;
-  HWY_ALIGN float sorted[kLanes];
-  float least = -kInfinity;
-  const auto visit = [&](Vec v, std::int64_t j, std::int64_t count) HWY_ATTR {
-    const bool fills =
-        j < k;  // The first k columns are taken whatever they hold, so that ids are always distinct.
-    if (!fills && hn::AllFalse(d, hn::Gt(v, Set(least)))) return;
-    if (fills) {
-      for (std::int64_t l = 0; l < count; ++l)
-        top.Insert(a[j + l] == a[j + l] ? a[j + l] : -kInfinity, j + l);
-    } else {
-      std::uint8_t bits[8] = {};
-      hn::StoreMaskBits(d, hn::Gt(v, Set(least)), bits);
-      std::uint32_t rest = bits[0] | static_cast<std::uint32_t>(bits[1]) << 8;
-      for (; rest != 0; rest &= rest - 1) {
-        const int l = __builtin_ctz(rest);
-        top.Insert(a[j + l], j + l);
-      }
-    }
-    hn::Store(top.values, d, sorted);
-    least = sorted[Max(Min(k, kLanes) - 1, 0)];
-  };
-  ForEachVector(a, n, -kInfinity, visit);
-  StoreFirst(top.ids, IntTag(), ids, Min(k, kLanes));
-  Store(top.values, values, Min(k, kLanes));
-}
-
-#if HWY_TARGET <= HWY_AVX3
-
-// Candidates of a row for its highest: up to kLanes in memory, in ascending column order, the others -inf.
-struct Candidates {
-  HWY_ALIGN float values[kLanes];
-  HWY_ALIGN std::int32_t ids[kLanes];
-};
-
-// How many candidates go before each: those that are greater, and equal ones in front of it. They are compared as integers
-// in the floats' order, with one less of the later of two, so that equal is greater for it.
-HWY_INLINE Ints RankOf(const Candidates& c) {
-  const IntTag di;
-  HWY_ALIGN static constexpr std::int32_t kOneAmongZeros[31] = {0, 0, 0, 0, 0, 0, 0, 0,
-                                                                0, 0, 0, 0, 0, 0, 0, 1};
-  const Ints bits = hn::BitCast(di, hn::Load(FloatTag(), c.values));
-  const Ints keys = hn::Xor(bits, hn::And(hn::ShiftRight<31>(bits), hn::Set(di, 0x7fffffff)));
-  HWY_ALIGN std::int32_t key[kLanes];
-  hn::Store(keys, di, key);
-  Ints least = hn::Sub(keys, hn::Set(di, 1)), rank[2] = {hn::Zero(di), hn::Zero(di)};
-#pragma GCC unroll 16
-  for (std::int64_t j = 0; j < kLanes; ++j) {
-    least = hn::Add(least, hn::LoadU(di, kOneAmongZeros + 15 - j));
-    const auto before = hn::Gt(hn::Set(di, key[j]), least);
-    rank[j % 2] = hn::IfThenElse(before, hn::Add(rank[j % 2], hn::Set(di, 1)), rank[j % 2]);
-  }
-  return hn::Add(rank[0], rank[1]);
-}
-
-// The k first of the candidates, by rank.
-HWY_INLINE void StoreByRank(const Candidates& c, std::int64_t k, float* values, std::int32_t* ids) {
-  const IntTag di;
-  const Ints rank = RankOf(c);
-  for (std::int64_t p = 0; p < k; ++p) {
-    const auto here = hn::Eq(rank, hn::Set(di, static_cast<std::int32_t>(p)));
-    const auto lane = static_cast<std::size_t>(hn::FindFirstTrue(di, here));
-    values[p] = c.values[lane], ids[p] = c.ids[lane];
-  }
-}
-
-HWY_INLINE Vec WithoutNaN(Vec v) { return MaxOrSecond(v, Set(-kInfinity)); }
-
-// A number that at least k elements of the row reach, and few more do: the k-th highest of the lanes' maxima.
-HWY_INLINE float ReachedBy(const float* a, std::int64_t n, std::int64_t k) {
-  const FloatTag d;
-  const IntTag di;
-  Vec most = Set(-kInfinity);
-  ForEachVector(a, n, -kInfinity,
-                [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR { most = hn::Max(most, WithoutNaN(v)); });
-  HWY_ALIGN float maxima[kLanes];
-  hn::Store(most, d, maxima);
-  Ints above = hn::Zero(di);
-#pragma GCC unroll 16
-  for (std::int64_t j = 0; j < kLanes; ++j) {
-    const auto less = hn::RebindMask(di, hn::Gt(Set(maxima[j]), most));
-    above = hn::IfThenElse(less, hn::Add(above, hn::Set(di, 1)), above);
-  }
-  const auto among = hn::RebindMask(d, hn::Lt(above, hn::Set(di, static_cast<std::int32_t>(k))));
-  return ExtremeLane</*kMinimum=*/true>(hn::IfThenElse(among, most, Set(kInfinity)));
-}
-
-// The candidates that reach a number as few of the row's do, and their ranks among each other. False where more reach it
-// than a vector holds.
-HWY_INLINE bool TopReaching(const float* a, std::int64_t n, std::int64_t k, float* values,
-                            std::int32_t* ids) {
-  const FloatTag d;
-  const IntTag di;
-  const Vec least = Set(n > kLanes ? ReachedBy(a, n, k) : -kInfinity);
-  HWY_ALIGN static constexpr std::int32_t kLaneNumbers[16] = {0, 1, 2,  3,  4,  5,  6,  7,
-                                                              8, 9, 10, 11, 12, 13, 14, 15};
-  const Ints lanes = hn::Load(di, kLaneNumbers);
-  // A whole vector is written behind the candidates so far.
-  HWY_ALIGN float found[2 * kLanes];
-  HWY_ALIGN std::int32_t columns[2 * kLanes];
-  std::int64_t count = 0;
-  const auto visit = [&](Vec any, std::int64_t j, std::int64_t valid) HWY_ATTR {
-    const Vec v = WithoutNaN(any);
-    const auto reach = hn::And(hn::Ge(v, least), hn::FirstN(d, static_cast<std::size_t>(valid)));
-    const std::int64_t at = Min(count, kLanes);
-    hn::StoreU(hn::Compress(v, reach), d, found + at);
-    const Ints column = hn::Add(lanes, hn::Set(di, static_cast<std::int32_t>(j)));
-    hn::StoreU(hn::Compress(column, hn::RebindMask(di, reach)), di, columns + at);
-    count += static_cast<std::int64_t>(hn::CountTrue(d, reach));
-  };
-  ForEachVector(a, n, -kInfinity, visit);
-  if (count > kLanes) return false;
-  Candidates c;
-  const auto valid = hn::FirstN(d, static_cast<std::size_t>(count));
-  const Vec reached = hn::Add(hn::Load(d, found), Set(0.0f));  // Which makes 0 of -0.
-  hn::Store(hn::IfThenElse(valid, reached, Set(-kInfinity)), d, c.values);
-  hn::Store(hn::Load(di, columns), di, c.ids);
-  StoreByRank(c, k, values, ids);
-  return true;
-}
-
-#else
-
-HWY_INLINE bool TopReaching(const float*, std::int64_t, std::int64_t, float*, std::int32_t*) { return false; }
-
-#endif
-
-// Any k: columns by value, the k first of them sorted.
-void TopMany(const float* a, std::int64_t n, std::int64_t k, float* values, std::int32_t* ids) {
-  std::vector<std::int32_t> order(static_cast<std::size_t>(n));
-  for (std::int64_t j = 0; j < n; ++j) order[static_cast<std::size_t>(j)] = static_cast<std::int32_t>(j);
-  const auto key = [a](std::int32_t j) { return a[j] == a[j] ? a[j] : -kInfinity; };
-  std::partial_sort(order.begin(), order.begin() + k, order.end(), [&](std::int32_t x, std::int32_t y) {
-    return key(x) > key(y) || (key(x) == key(y) && x < y);
-  });
-  for (std::int64_t j = 0; j < k; ++j) {
-    ids[j] = order[static_cast<std::size_t>(j)];
-    values[j] = key(ids[j]);
-  }
-}
-
-void TopK(const Rows& values, const Rows& ids, const Rows& a) {
-  const std::int64_t k = values.cols;
-  if (k == 0) return;
-  for (std::int64_t i = 0; i < a.rows; ++i) {
-    const float* from = RowOf(a, i);
-    float* highest = RowOf(values, i);
-    auto* columns = RowAs<std::int32_t>(ids, i);
-    // Many lanes' maxima are among the highest only where k is a part of them.
-    const bool few = 2 * k <= kLanes || (a.cols <= kLanes && k < kLanes);
-    if (few && TopReaching(from, a.cols, k, highest, columns)) continue;
-    if (k < kLanes) {
-      TopFew(from, a.cols, k, highest, columns);
-    } else {
-      TopMany(from, a.cols, k, highest, columns);
-    }
-  }
-}
-
 // ---- Groups
 
 // The two highest of what a lane, or all of them, stand for.
@@ -277,40 +56,115 @@ struct TwoHighest {
   }
 };
 
-// The highest of a part, or the sum of its two highest where the second is more than -inf.
-HWY_INLINE float TopTwo(const float* a, std::int64_t n, bool both) {
-  const FloatTag d;
-  TwoHighest lanes{Set(-kInfinity), Set(-kInfinity)};
-  ForEachVector(a, n, -kInfinity, [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR { lanes.Add(v); });
+// The two highest of each lane's elements.
+HWY_INLINE TwoHighest LanesOf(const float* a, std::int64_t n) {
+  if (n < 2 * kLanes) {
+    TwoHighest lanes{Set(-kInfinity), Set(-kInfinity)};
+    ForEachVector(a, n, -kInfinity, [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR { lanes.Add(v); });
+    return lanes;
+  }
+  const Vec v0 = Load(a), v1 = Load(a + kLanes);
+  TwoHighest lanes{hn::Max(v0, v1), hn::Min(v0, v1)};
+  const std::int64_t rest = n - 2 * kLanes;
+  ForEachVector(a + 2 * kLanes, rest, -kInfinity,
+                [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR { lanes.Add(v); });
+  return lanes;
+}
+
+// Walks the parts of a matrix row by row: `parts` of `width` elements in each.
+template <class T>
+struct Parts {
+  T* at;
+  std::int64_t width, parts, to_next_row;
+  std::int64_t part = 0;
+
+  Parts(const Rows& x, std::int64_t part_width, std::int64_t row_parts)
+      : at(RowAs<T>(x, 0)), width(part_width), parts(row_parts), to_next_row(x.pitch - (parts - 1) * width) {}
+  HWY_INLINE T* Next() {
+    T* const here = at;
+    const bool last = ++part == parts;
+    at += last ? to_next_row : width;
+    if (last) part = 0;
+    return here;
+  }
+};
+
+// The two highest of each of the next `count` <= kLanes parts, a part in each lane.
+HWY_INLINE TwoHighest TwoHighestOf(Parts<const float>& parts, std::int64_t count) {
 #if HWY_TARGET <= HWY_AVX3
-  lanes.Merge(hn::ReverseBlocks(d, lanes.high), hn::ReverseBlocks(d, lanes.next));
-  lanes.Merge(hn::SwapAdjacentBlocks(lanes.high), hn::SwapAdjacentBlocks(lanes.next));
-  lanes.Merge(hn::Shuffle1032(lanes.high), hn::Shuffle1032(lanes.next));
-  lanes.Merge(hn::Shuffle2301(lanes.high), hn::Shuffle2301(lanes.next));
-  const float first = hn::GetLane(lanes.high), second = hn::GetLane(lanes.next);
+  const FloatTag d;
+  const hn::Repartition<double, FloatTag> d64;
+  TwoHighest t[kLanes];
+#pragma GCC unroll 1
+  for (std::int64_t p = 0; p < kLanes; ++p) t[p] = p < count ? LanesOf(parts.Next(), parts.width) : t[0];
+  // Half of the lanes of two, and the other half of them, until one has a lane of each part.
+  const auto merge = [](const TwoHighest& x, const TwoHighest& y, auto some, auto others) HWY_ATTR {
+    TwoHighest both{some(x.high, y.high), some(x.next, y.next)};
+    both.Merge(others(x.high, y.high), others(x.next, y.next));
+    return both;
+  };
+  const auto wide = [&](Vec v) HWY_ATTR { return hn::BitCast(d64, v); };
+#pragma GCC unroll 8
+  for (int p = 0; p < 8; ++p) {
+    t[p] = merge(
+        t[2 * p], t[2 * p + 1], [&](Vec x, Vec y) HWY_ATTR { return hn::InterleaveLower(d, x, y); },
+        [&](Vec x, Vec y) HWY_ATTR { return hn::InterleaveUpper(d, x, y); });
+  }
+#pragma GCC unroll 4
+  for (int p = 0; p < 4; ++p) {
+    t[p] = merge(
+        t[2 * p], t[2 * p + 1],
+        [&](Vec x, Vec y) HWY_ATTR { return hn::BitCast(d, hn::InterleaveLower(d64, wide(x), wide(y))); },
+        [&](Vec x, Vec y) HWY_ATTR { return hn::BitCast(d, hn::InterleaveUpper(d64, wide(x), wide(y))); });
+  }
+#pragma GCC unroll 2
+  for (int p = 0; p < 2; ++p) {
+    t[p] = merge(
+        t[p], t[p + 2], [&](Vec x, Vec y) HWY_ATTR { return hn::ConcatLowerLower(d, y, x); },
+        [&](Vec x, Vec y) HWY_ATTR { return hn::ConcatUpperUpper(d, y, x); });
+  }
+  return merge(
+      t[0], t[1], [&](Vec x, Vec y) HWY_ATTR { return hn::OddEvenBlocks(hn::SwapAdjacentBlocks(y), x); },
+      [&](Vec x, Vec y) HWY_ATTR { return hn::OddEvenBlocks(y, hn::SwapAdjacentBlocks(x)); });
 #else
-  const float first = ExtremeLane</*kMinimum=*/false>(lanes.high);
-  const auto is_first = hn::Eq(lanes.high, Set(first));
-  // The highest stands in one lane or in several; with one, what is second in its lane takes part.
-  const float second =
-      hn::CountTrue(d, is_first) > 1
-          ? first
-          : ExtremeLane</*kMinimum=*/false>(hn::IfThenElse(is_first, lanes.next, lanes.high));
+  const FloatTag d;
+  HWY_ALIGN float high[kLanes] = {}, next[kLanes] = {};
+  for (std::int64_t p = 0; p < count; ++p) {
+    const TwoHighest lanes = LanesOf(parts.Next(), parts.width);
+    high[p] = ExtremeLane</*kMinimum=*/false>(lanes.high);
+    const auto is_first = hn::Eq(lanes.high, Set(high[p]));
+    // The highest stands in one lane or in several; with one, what is second in its lane takes part.
+    next[p] = hn::CountTrue(d, is_first) > 1
+                  ? high[p]
+                  : ExtremeLane</*kMinimum=*/false>(hn::IfThenElse(is_first, lanes.next, lanes.high));
+  }
+  return {hn::Load(d, high), hn::Load(d, next)};
 #endif
-  return both && second > -kInfinity ? first + second : first;
+}
+
+// The highest of each part, or the sum of its two highest where the second is more than -inf.
+void TopTwoOfGroups(const Rows& sums, const Rows& a, bool both) {
+  const Vec none = Set(both ? -kInfinity : kInfinity);
+  const std::int64_t groups = sums.cols, all = a.rows * groups;
+  Parts<const float> parts(a, a.cols / groups, groups);
+  Parts<float> worths(sums, 1, groups);
+  HWY_ALIGN float lanes[kLanes];
+  for (std::int64_t p = 0; p < all; p += kLanes) {
+    const std::int64_t count = Min(all - p, kLanes);
+    const TwoHighest t = TwoHighestOf(parts, count);
+    Store(hn::IfThenElse(hn::Gt(t.next, none), hn::Add(t.high, t.next), t.high), lanes);
+    for (std::int64_t l = 0; l < count; ++l) *worths.Next() = lanes[l];
+  }
 }
 
 void GroupTop(const Rows& sums, const Rows& a, std::int64_t count) {
+  if (count <= 2) return TopTwoOfGroups(sums, a, count == 2);
   const std::int64_t width = a.cols / sums.cols;
-  std::vector<float> part(count > 2 ? static_cast<std::size_t>(width) : 0);
+  std::vector<float> part(static_cast<std::size_t>(width));
   for (std::int64_t i = 0; i < a.rows; ++i) {
     for (std::int64_t g = 0; g < sums.cols; ++g) {
       const float* from = RowOf(a, i) + g * width;
       float& sum = RowOf(sums, i)[g];
-      if (count <= 2) {
-        sum = TopTwo(from, width, count == 2);
-        continue;
-      }
       part.assign(from, from + width);
       std::partial_sort(part.begin(), part.begin() + count, part.end(), std::greater<>());
       sum = part[0];
@@ -320,74 +174,42 @@ void GroupTop(const Rows& sums, const Rows& a, std::int64_t count) {
   }
 }
 
-void KeepGroups(const Rows& a, const Rows& ids, std::int64_t group_cols) {
-  const std::int64_t groups = (a.cols + group_cols - 1) / group_cols;
-  std::vector<std::int32_t> kept(static_cast<std::size_t>(groups));
-  for (std::int64_t i = 0; i < a.rows; ++i) {
-    std::fill(kept.begin(), kept.end(), 0);
-    const auto* id = RowAs<std::int32_t>(ids, i);
-    for (std::int64_t j = 0; j < ids.cols; ++j) {
-      if (id[j] >= 0 && id[j] < groups) kept[static_cast<std::size_t>(id[j])] = 1;
-    }
-    // Which groups go is any row's guess: blends do not branch on it.
-    for (std::int64_t g = 0; g < groups; ++g) {
-      const auto keeps = hn::RebindMask(
-          FloatTag(), hn::Ne(hn::Set(IntTag(), kept[static_cast<std::size_t>(g)]), hn::Zero(IntTag())));
-      float* part = RowOf(a, i) + g * group_cols;
-      const auto visit = [&](Vec v, std::int64_t j, std::int64_t count) HWY_ATTR {
-        StoreCount(hn::IfThenElse(keeps, v, Set(-kInfinity)), part + j, count);
-      };
-      ForEachVector(part, Min(group_cols, a.cols - g * group_cols), -kInfinity, visit);
-    }
+// -inf in the parts of `cols` columns of row i that bits of `gone` stand for, the first for the one at column `from`.
+HWY_INLINE void DropParts(const Rows& a, std::int64_t i, std::uint64_t gone, std::int64_t from,
+                          std::int64_t cols) {
+  for (; gone != 0; gone &= gone - 1) {
+    const std::int64_t begin = from + __builtin_ctzll(gone) * cols, count = Min(cols, a.cols - begin);
+    float* const part = RowOf(a, i) + begin;
+    std::int64_t j = 0;
+    for (; j + kLanes <= count; j += kLanes) Store(Set(-kInfinity), part + j);
+    if (j < count) Store(Set(-kInfinity), part + j, count - j);
   }
 }
 
-// ---- Scores
-
-HWY_INLINE Vec SigmoidOf(Vec x) {
-  return hn::Div(Set(1.0f), hn::Add(Set(1.0f), Exp</*kAtMostZero=*/false>(hn::Neg(x))));
-}
-HWY_INLINE Vec SqrtSoftplusOf(Vec x) {
-  const Vec tail = Ln(hn::Add(Set(1.0f), Exp</*kAtMostZero=*/true>(hn::Neg(hn::Abs(x)))));
-  return hn::Sqrt(hn::Add(MaxOrNaN(x, Set(0.0f)), tail));
-}
-
-void SoftmaxRow(float* x, std::int64_t n) {
-  const FloatTag d;
-  Vec most = Set(-kInfinity), sum = Set(0.0f);
-  ForEachVector(x, n, -kInfinity,
-                [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR { most = MaxOrNaN(most, v); });
-  const bool has_nan = !hn::AllFalse(d, hn::IsNaN(most));
-  const Vec maximum = Set(has_nan ? kNaN : ExtremeLane</*kMinimum=*/false>(most));
-  ForEachVector(x, n, -kInfinity, [&](Vec v, std::int64_t j, std::int64_t count) HWY_ATTR {
-    const Vec e = Exp</*kAtMostZero=*/true>(hn::Sub(v, maximum));
-    sum = hn::Add(sum, e);
-    StoreCount(e, x + j, count);
-  });
-  const Vec total = hn::SumOfLanes(d, sum);
-  ForEachVector(x, n, 0.0f, [&](Vec v, std::int64_t j, std::int64_t count) HWY_ATTR {
-    StoreCount(hn::Div(v, total), x + j, count);
-  });
-}
-
-void Scores(ScoreFunction function, const Rows& n) {
-  for (std::int64_t i = 0; i < n.rows; ++i) {
-    float* x = RowOf(n, i);
-    switch (function) {
-      case ScoreFunction::kSoftmax:
-        SoftmaxRow(x, n.cols);
-        break;
-      case ScoreFunction::kSigmoid:
-        ForEachVector(x, n.cols, 0.0f, [&](Vec v, std::int64_t j, std::int64_t count) HWY_ATTR {
-          StoreCount(SigmoidOf(v), x + j, count);
-        });
-        break;
-      case ScoreFunction::kSqrtSoftplus:
-        ForEachVector(x, n.cols, 0.0f, [&](Vec v, std::int64_t j, std::int64_t count) HWY_ATTR {
-          StoreCount(SqrtSoftplusOf(v), x + j, count);
-        });
-        break;
+// As many groups go from one row as from another, which the processor learns; which ones is any row's guess.
+void KeepGroups(const Rows& a, const Rows& ids, std::int64_t group_cols) {
+  constexpr std::int64_t kBits = 64;
+  const std::int64_t groups = (a.cols + group_cols - 1) / group_cols, words = (groups + kBits - 1) / kBits;
+  const std::uint64_t all = ~std::uint64_t{0}, last = all >> (words * kBits - groups);
+  std::vector<std::uint64_t> gone(static_cast<std::size_t>(words > 1 ? words : 0));
+  for (std::int64_t i = 0; i < a.rows; ++i) {
+    const auto* id = RowAs<std::int32_t>(ids, i);
+    const auto for_ids = [&](auto visit) {
+      for (std::int64_t j = 0; j < ids.cols; ++j) {
+        if (id[j] >= 0 && id[j] < groups) visit(id[j] / kBits, std::uint64_t{1} << (id[j] % kBits));
+      }
+    };
+    if (words == 1) {
+      std::uint64_t kept = 0;
+      for_ids([&](std::int64_t, std::uint64_t bit) { kept |= bit; });
+      DropParts(a, i, last & ~kept, 0, group_cols);
+      continue;
     }
+    std::fill(gone.begin(), gone.end(), all);
+    gone.back() = last;
+    for_ids([&](std::int64_t word, std::uint64_t bit) { gone[static_cast<std::size_t>(word)] &= ~bit; });
+    for (std::int64_t w = 0; w < words; ++w)
+      DropParts(a, i, gone[static_cast<std::size_t>(w)], w * kBits * group_cols, group_cols);
   }
 }
 
@@ -424,7 +246,6 @@ const RoutingOps* GetRoutingOps() {
                                    .top_k = &TopK,
                                    .group_top = &GroupTop,
                                    .keep_groups = &KeepGroups,
-                                   .scores = &Scores,
                                    .repair = &Repair};
   return &kOps;
 }

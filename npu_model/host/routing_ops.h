@@ -18,7 +18,6 @@ struct RoutingOps {
   void (*group_top)(const Rows& sums, const Rows& a, std::int64_t count);
   // -inf in a outside the parts of group_cols columns that a row of ids names.
   void (*keep_groups)(const Rows& a, const Rows& ids, std::int64_t group_cols);
-  void (*scores)(ScoreFunction function, const Rows& n);  // ExpandScores
   // ExpandRepair; bad is (r, 1).
   void (*repair)(const Rows& x, const Rows& bad, float limit, bool by_mean);
 };

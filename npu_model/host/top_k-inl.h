@@ -1,0 +1,309 @@
+// The highest elements of rows, with their columns. Included once per Highway target by routing_ops.cc, after vector-inl.h.
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "npu_model/host/tile_ops.h"
+
+#if defined(CUBIST_NPU_MODEL_HOST_TOP_K_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef CUBIST_NPU_MODEL_HOST_TOP_K_INL_H_
+#undef CUBIST_NPU_MODEL_HOST_TOP_K_INL_H_
+#else
+#define CUBIST_NPU_MODEL_HOST_TOP_K_INL_H_
+#endif
+
+#include "npu_model/host/transpose-inl.h"
+#include "npu_model/host/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cubist {
+namespace HWY_NAMESPACE {
+namespace {
+
+using Ints = hn::Vec<IntTag>;
+
+HWY_INLINE float* RowOf(const Rows& x, std::int64_t i) { return RowAs<float>(x, i); }
+
+// ---- Few of a row
+
+// Up to kLanes elements, descending, in one register, with their columns.
+struct Sorted {
+  Vec values;  // NaN at first, which is less than -inf here.
+  Ints ids;
+
+  // x and its column go behind the elements that are not less. Lanes at and above move up.
+  HWY_INLINE void Insert(float x, std::int64_t id) {
+    HWY_ALIGN static constexpr auto kUp = [] {
+      struct {
+        std::int32_t lanes[kLanes];
+      } up{};
+      for (std::int64_t l = 1; l < kLanes; ++l) up.lanes[l] = static_cast<std::int32_t>(l - 1);
+      return up;
+    }();
+    const FloatTag d;
+    const IntTag di;
+    const auto first = hn::FirstN(d, 1);
+    const Vec value = Set(x), shifted = hn::IfThenElse(first, Set(kInfinity), Up(values, kUp.lanes));
+    const Ints shifted_ids = Up(ids, kUp.lanes);
+    const auto stays = hn::Ge(values, value), behind = hn::Ge(shifted, value);
+    values = hn::IfThenElse(stays, values, hn::IfThenElse(behind, value, shifted));
+    const Ints here =
+        hn::IfThenElse(hn::RebindMask(di, behind), hn::Set(di, static_cast<std::int32_t>(id)), shifted_ids);
+    ids = hn::IfThenElse(hn::RebindMask(di, stays), ids, here);
+  }
+
+  template <class V>
+  static HWY_INLINE V Up(V v, const std::int32_t* lanes) {
+#if HWY_TARGET == HWY_SCALAR
+    (void)lanes;
+    return v;
+#else
+    const hn::DFromV<V> d;
+    return hn::TableLookupLanes(v, hn::SetTableIndices(d, lanes));
+#endif
+  }
+};
+
+// k <= kLanes. A vector whose elements are all at most the k-th so far is passed over by one comparison.
+void TopFew(const float* a, std::int64_t n, std::int64_t k, float* values, std::int32_t* ids) {
+  Sorted top{Set(kNaN), hn::Zero(IntTag())};
+  const FloatTag d;
+  HWY_ALIGN float sorted[kLanes];
+  float least = -kInfinity;
+  const auto visit = [&](Vec v, std::int64_t j, std::int64_t count) HWY_ATTR {
+    const bool fills =
+        j < k;  // The first k columns are taken whatever they hold, so that ids are always distinct.
+    if (!fills && hn::AllFalse(d, hn::Gt(v, Set(least)))) return;
+    if (fills) {
+      for (std::int64_t l = 0; l < count; ++l)
+        top.Insert(a[j + l] == a[j + l] ? a[j + l] : -kInfinity, j + l);
+    } else {
+      std::uint8_t bits[8] = {};
+      hn::StoreMaskBits(d, hn::Gt(v, Set(least)), bits);
+      std::uint32_t rest = bits[0] | static_cast<std::uint32_t>(bits[1]) << 8;
+      for (; rest != 0; rest &= rest - 1) {
+        const int l = __builtin_ctz(rest);
+        top.Insert(a[j + l], j + l);
+      }
+    }
+    hn::Store(top.values, d, sorted);
+    least = sorted[Max(Min(k, kLanes) - 1, 0)];
+  };
+  ForEachVector(a, n, -kInfinity, visit);
+  StoreFirst(top.ids, IntTag(), ids, Min(k, kLanes));
+  Store(top.values, values, Min(k, kLanes));
+}
+
+// Any k: columns by value, the k first of them sorted.
+void TopMany(const float* a, std::int64_t n, std::int64_t k, float* values, std::int32_t* ids) {
+  std::vector<std::int32_t> order(static_cast<std::size_t>(n));
+  for (std::int64_t j = 0; j < n; ++j) order[static_cast<std::size_t>(j)] = static_cast<std::int32_t>(j);
+  const auto key = [a](std::int32_t j) { return a[j] == a[j] ? a[j] : -kInfinity; };
+  std::partial_sort(order.begin(), order.begin() + k, order.end(), [&](std::int32_t x, std::int32_t y) {
+    return key(x) > key(y) || (key(x) == key(y) && x < y);
+  });
+  for (std::int64_t j = 0; j < k; ++j) {
+    ids[j] = order[static_cast<std::size_t>(j)];
+    values[j] = key(ids[j]);
+  }
+}
+
+// ---- Few of each row, kLanes rows at a time
+
+#if HWY_TARGET <= HWY_AVX3
+
+using KeyTag = HWY_FULL(std::int64_t);
+using Keys = hn::Vec<KeyTag>;
+using ColumnTag = hn::Repartition<std::uint16_t, FloatTag>;
+constexpr std::int64_t kKeyRows = static_cast<std::int64_t>(hn::MaxLanes(KeyTag()));
+constexpr std::int64_t kMostTop = 8, kMostColumns = 1 << 16;
+
+template <class V>
+HWY_INLINE void Order(V& high, V& low) {
+  const V least = hn::Min(high, low);
+  high = hn::Max(high, low), low = least;
+}
+
+// Sorts the elements that eight vectors hold in a lane, descending, for every lane.
+template <class V>
+HWY_INLINE void SortEight(V v[8]) {
+  constexpr int kPairs[19][2] = {{0, 2}, {1, 3}, {4, 6}, {5, 7}, {0, 4}, {1, 5}, {2, 6},
+                                 {3, 7}, {0, 1}, {2, 3}, {4, 5}, {6, 7}, {2, 4}, {3, 5},
+                                 {1, 4}, {3, 6}, {1, 2}, {3, 4}, {5, 6}};
+#pragma GCC unroll 19
+  for (const auto& pair : kPairs) Order(v[pair[0]], v[pair[1]]);
+}
+
+// The eight highest of sixteen, descending, in v[0..7]: of two sorted halves, the higher of each one and its counterpart.
+template <class V>
+HWY_INLINE void TopEight(V v[16]) {
+  SortEight(v), SortEight(v + 8);
+#pragma GCC unroll 8
+  for (int j = 0; j < 8; ++j) v[j] = hn::Max(v[j], v[15 - j]);
+#pragma GCC unroll 3
+  for (int distance = 4; distance > 0; distance /= 2) {
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) {
+      if ((j & distance) == 0) Order(v[j], v[j + distance]);
+    }
+  }
+}
+
+// least[r]: a number that at least k elements of row r reach, and few more do: the k-th highest of its lanes' maxima.
+HWY_INLINE void ReachedBy(const float* const rows[kLanes], std::int64_t n, std::int64_t k, float* least) {
+  Vec most[kLanes];
+#pragma GCC unroll 1
+  for (std::int64_t r = 0; r < kLanes; ++r) {
+    Vec high[2] = {Set(-kInfinity), Set(-kInfinity)};
+    std::int64_t j = 0;
+    for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
+      high[0] = MaxOrSecond(Load(rows[r] + j), high[0]);  // Not the NaN.
+      high[1] = MaxOrSecond(Load(rows[r] + j + kLanes), high[1]);
+    }
+    ForEachVector(rows[r] + j, n - j, -kInfinity,
+                  [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR { high[0] = MaxOrSecond(v, high[0]); });
+    most[r] = hn::Max(high[0], high[1]);
+  }
+  Transpose(most);
+  TopEight(most);
+  HWY_ALIGN float sorted[kMostTop][kLanes];
+#pragma GCC unroll 8
+  for (std::int64_t j = 0; j < kMostTop; ++j) Store(most[j], sorted[j]);
+  Store(Load(sorted[k - 1]), least);
+}
+
+// Columns of a row, ascending: `count`, or more than there is room for. Whole vectors are written behind those found so far.
+struct Columns {
+  std::uint16_t at[3 * kLanes];
+  std::int64_t count = kLanes + 1;
+  HWY_INLINE bool fit() const { return count <= kLanes; }
+};
+
+// The columns of a row's elements that reach a finite number.
+HWY_INLINE void FindColumns(const float* a, std::int64_t n, float least, Columns& columns) {
+  const ColumnTag d;
+  const Vec limit = Set(least);
+  auto column = hn::Iota(d, 0);
+  std::int64_t count = 0;
+  const auto find = [&](Vec v0, Vec v1) HWY_ATTR {
+    const auto low = hn::Ge(v0, limit), high = hn::Ge(v1, limit);
+    const hn::Mask<ColumnTag> reach{_mm512_kunpackw(high.raw, low.raw)};
+    hn::StoreU(hn::Compress(column, reach), d, columns.at + Min(count, kLanes));
+    count += __builtin_popcount(reach.raw);
+    column = hn::Add(column, hn::Set(d, 2 * kLanes));
+  };
+  std::int64_t j = 0;
+  for (; j + 2 * kLanes <= n; j += 2 * kLanes) find(Load(a + j), Load(a + j + kLanes));
+  Vec rest[2] = {Set(-kInfinity), Set(-kInfinity)};
+  ForEachVector(a + j, n - j, -kInfinity,
+                [&](Vec v, std::int64_t at, std::int64_t) HWY_ATTR { rest[at / kLanes] = v; });
+  if (j < n) find(rest[0], rest[1]);
+  columns.count = count;
+}
+
+// Up to kLanes elements and their columns as integers that are greater for a greater element and, of equal ones, for the
+// lower column. NaN counts as -inf; what is not valid is less than anything.
+HWY_INLINE void KeysOf(Vec elements, Ints columns, hn::Mask<IntTag> valid, Keys& first, Keys& second) {
+  const IntTag d;
+  const Vec v = hn::Add(MaxOrSecond(elements, Set(-kInfinity)), Set(0.0f));  // Which makes 0 of -0.
+  const Ints bits = hn::BitCast(d, v);
+  const Ints ordered = hn::Xor(bits, hn::And(hn::ShiftRight<31>(bits), hn::Set(d, 0x7fffffff)));
+  const Ints high = hn::IfThenElse(valid, ordered, hn::Set(d, std::numeric_limits<std::int32_t>::min()));
+  const Ints low = hn::Not(columns);
+  first = hn::BitCast(KeyTag(), hn::InterleaveLower(d, low, high));
+  second = hn::BitCast(KeyTag(), hn::InterleaveUpper(d, low, high));
+}
+
+// The elements and columns of the first k of eight keys.
+HWY_INLINE void StoreKeys(Keys keys, std::int64_t k, float* values, std::int32_t* ids) {
+  const hn::Rebind<std::uint64_t, KeyTag> d64;
+  const hn::Rebind<std::uint32_t, KeyTag> du;
+  const hn::Rebind<std::int32_t, KeyTag> d;
+  const hn::Rebind<float, KeyTag> df;
+  const auto words = hn::BitCast(d64, keys);
+  const auto ordered = hn::BitCast(d, hn::TruncateTo(du, hn::ShiftRight<32>(words)));
+  const auto bits = hn::Xor(ordered, hn::And(hn::ShiftRight<31>(ordered), hn::Set(d, 0x7fffffff)));
+  const auto columns = hn::Not(hn::BitCast(d, hn::TruncateTo(du, words)));
+  hn::BlendedStore(hn::BitCast(df, bits), hn::FirstN(df, static_cast<std::size_t>(k)), df, values);
+  hn::BlendedStore(columns, hn::FirstN(d, static_cast<std::size_t>(k)), d, ids);
+}
+
+// The k <= kMostTop highest of rows [begin, begin + kLanes) of `a`, as far as there are such, of at most kMostColumns: of
+// each row the few columns that can be among them are found; with a row in each lane these are sorted.
+HWY_INLINE void TopOfRows(const Rows& a, std::int64_t begin, std::int64_t k, const Rows& values,
+                          const Rows& ids) {
+  const IntTag d;
+  const std::int64_t n = a.cols, count = Min(a.rows - begin, kLanes);
+  const bool short_rows = n <= kLanes;
+  const float* rows[kLanes];
+  for (std::int64_t r = 0; r < kLanes; ++r) rows[r] = RowOf(a, begin + Min(r, count - 1));
+  HWY_ALIGN float least[kLanes];
+  Columns columns[kLanes];
+  if (!short_rows) {
+    ReachedBy(rows, n, k, least);
+    for (std::int64_t r = 0; r < kLanes; ++r) {
+      if (least[r] > -kInfinity) FindColumns(rows[r], n, least[r], columns[r]);
+    }
+  }
+  for (std::int64_t part = 0; part < count; part += kKeyRows) {
+    Keys keys[2 * kKeyRows];
+#pragma GCC unroll 1
+    for (std::int64_t r = 0; r < kKeyRows; ++r) {
+      const float* const row = rows[part + r];
+      Keys &first = keys[r], &second = keys[kKeyRows + r];
+      if (short_rows) {
+        KeysOf(Load(row, n), hn::Iota(d, 0), hn::FirstN(d, static_cast<std::size_t>(n)), first, second);
+      } else {
+        const Columns& few = columns[part + r];
+        const auto valid = hn::FirstN(d, static_cast<std::size_t>(few.fit() ? few.count : 0));
+        const Ints found = hn::IfThenElseZero(valid, hn::PromoteTo(d, hn::LoadU(HalfTag(), few.at)));
+        KeysOf(hn::GatherIndex(FloatTag(), row, found), found, valid, first, second);
+      }
+    }
+    TransposeEight(keys), TransposeEight(keys + kKeyRows);
+    TopEight(keys);
+    TransposeEight(keys);
+    HWY_ALIGN std::int64_t sorted[kKeyRows][kKeyRows];
+#pragma GCC unroll 8
+    for (std::int64_t r = 0; r < kKeyRows; ++r) hn::Store(keys[r], KeyTag(), sorted[r]);
+    for (std::int64_t r = part; r < Min(part + kKeyRows, count); ++r) {
+      float* const highest = RowOf(values, begin + r);
+      auto* const places = RowAs<std::int32_t>(ids, begin + r);
+      if (!short_rows && !columns[r].fit()) {
+        TopFew(rows[r], n, k, highest, places);
+      } else {
+        StoreKeys(hn::Load(KeyTag(), sorted[r - part]), k, highest, places);
+      }
+    }
+  }
+}
+
+// Whether TopOfRows serves: the lanes' maxima bound well what only some lanes' elements are among.
+constexpr bool HasTopOfRows(std::int64_t n, std::int64_t k) { return k <= kMostTop && n <= kMostColumns; }
+
+#else
+
+constexpr bool HasTopOfRows(std::int64_t, std::int64_t) { return false; }
+void TopOfRows(const Rows&, std::int64_t, std::int64_t, const Rows&, const Rows&) {}
+
+#endif
+
+void TopK(const Rows& values, const Rows& ids, const Rows& a) {
+  const std::int64_t n = a.cols, k = values.cols;
+  if (k == 0) return;
+  if (HasTopOfRows(n, k)) {
+    for (std::int64_t i = 0; i < a.rows; i += kLanes) TopOfRows(a, i, k, values, ids);
+    return;
+  }
+  const auto top = k < kLanes ? &TopFew : &TopMany;
+  for (std::int64_t i = 0; i < a.rows; ++i) {
+    top(RowOf(a, i), n, k, RowOf(values, i), RowAs<std::int32_t>(ids, i));
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace cubist
+HWY_AFTER_NAMESPACE();
+
+#endif  // CUBIST_NPU_MODEL_HOST_TOP_K_INL_H_
