@@ -251,7 +251,7 @@ HWY_INLINE void Logistic(const Several<kCount>& x, Several<kCount>& e, Several<k
     e.v[c] = kNarrow ? ExpScore</*kNarrow=*/true>(cut) : Exp</*kAtMostZero=*/true>(cut);
   }
 #pragma GCC unroll 4
-  for (int c = 0; c < kCount; ++c) inverse.v[c] = InverseOfAbove1(hn::Add(e.v[c], Set(1.0f)));
+  for (int c = 0; c < kCount; ++c) inverse.v[c] = hn::Div(Set(1.0f), hn::Add(e.v[c], Set(1.0f)));
 }
 
 template <bool kNarrow>

@@ -288,16 +288,6 @@ HWY_INLINE Vec Ln(Vec x) {
   return hn::IfThenElse(hn::Ge(x, Set(0.0f)), y, Set(kNaN));
 }
 
-// 1 / x for x of 1 to kLogisticCut's exponential, or NaN: an estimate and one step of Newton's are within 1.5 ulp of the
-// quotient, at less than half its time.
-HWY_INLINE Vec InverseOfAbove1(Vec x) {
-#if HWY_TARGET <= HWY_AVX3
-  const Vec estimate = hn::ApproximateReciprocal(x);
-  return hn::MulAdd(hn::NegMulAdd(x, estimate, Set(1.0f)), estimate, estimate);
-#else
-  return hn::Div(Set(1.0f), x);
-#endif
-}
 // What x is cut at before e = exp(x) gives its sigmoid, e / (1 + e): that is 1 to the last place there, and e finite.
 constexpr float kLogisticCut = 44.0f;
 
