@@ -344,8 +344,12 @@ struct Sigmoid {
   }
 };
 struct SqrtSoftplus {
+  // ln(1 + e) of e in [0, 1]: what 1 + e loses of e comes back by the logarithm's slope, or scores of logits below -17
+  // would be 0.
   HWY_INLINE Vec operator()(Vec x) const {
-    const Vec tail = Ln(hn::Add(Set(1.0f), Exp</*kAtMostZero=*/true>(hn::Neg(hn::Abs(x)))));
+    const Vec e = Exp</*kAtMostZero=*/true>(hn::Neg(hn::Abs(x))), sum = hn::Add(Set(1.0f), e);
+    const Vec lost = hn::Sub(e, hn::Sub(sum, Set(1.0f)));
+    const Vec tail = hn::Add(Ln(sum), hn::Div(lost, sum));
     return hn::Sqrt(hn::Add(MaxOrNaN(x, Set(0.0f)), tail));
   }
 };

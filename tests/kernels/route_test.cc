@@ -448,6 +448,23 @@ TEST(RoutePropertiesTest, BadLogitsAreFoundCountedAndReplaced) {
   }
 }
 
+TEST(RoutePropertiesTest, LogitsFarBelowZeroStillHaveScores) {
+  for (const ScoreFunction score : kScoreFunctions) {
+    for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+      Call call({"low", 4, 40, 5, {.score = score, .renormalise = true}});
+      for (std::int64_t t = 0; t < 4; ++t) {
+        for (std::int64_t e = 0; e < 40; ++e)
+          call.logits.set({t, e}, -20.0 - 0.5 * static_cast<double>((e * 7 + t) % 40));
+      }
+      ASSERT_TRUE(IsOk(Route(device, call.args())));
+      const auto expected = reference::Route(call.logits.view(), {}, 5, ReferenceOptions(call.options));
+      ExpectNear(call.scores, expected.scores, 0x1p-19, 1e-30);
+      ExpectExactly(call.ids.view(), std::vector<double>(expected.ids.begin(), expected.ids.end()));
+      ExpectNear(call.weights, expected.weights, 0x1p-18, 1e-30);
+    }
+  }
+}
+
 TEST(RoutePropertiesTest, ThreadsAndChipsDoNotChangeABit) {
   const RouteCase c{
       "bits",
