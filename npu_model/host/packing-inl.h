@@ -44,6 +44,18 @@ struct Widen {
   using To = float;
   static float One(Source value) { return static_cast<float>(value); }
 };
+// Calls pack(convert) with what widens elements of `dtype`.
+template <class Pack>
+void WithWidening(DType dtype, Pack&& pack) {
+  switch (dtype) {
+    case DType::kBF16:
+      return pack(Widen<BF16>());
+    case DType::kF16:
+      return pack(Widen<F16>());
+    default:
+      return pack(Widen<float>());
+  }
+}
 struct KeepBF16 {
   using From = BF16;
   using To = BF16;
@@ -170,14 +182,7 @@ void PackAs(Convert convert, std::int64_t m, std::int64_t k, const StridedSource
 
 void PackA(DType dtype, std::int64_t m, std::int64_t k, const StridedSource& src, void* dst,
            std::int64_t pitch) {
-  switch (dtype) {
-    case DType::kBF16:
-      return PackAs(Widen<BF16>(), m, k, src, dst, pitch);
-    case DType::kF16:
-      return PackAs(Widen<F16>(), m, k, src, dst, pitch);
-    default:
-      return PackAs(Widen<float>(), m, k, src, dst, pitch);
-  }
+  WithWidening(dtype, [&](auto convert) { PackAs(convert, m, k, src, dst, pitch); });
 }
 
 // ---- PackB
@@ -338,14 +343,7 @@ void PackBs(Convert convert, std::int64_t k, std::int64_t n, const StridedSource
 
 void PackB(DType dtype, std::int64_t k, std::int64_t n, const StridedSource& src, void* dst,
            std::int64_t panel_stride) {
-  switch (dtype) {
-    case DType::kBF16:
-      return PackBs(Widen<BF16>(), k, n, src, dst, panel_stride);
-    case DType::kF16:
-      return PackBs(Widen<F16>(), k, n, src, dst, panel_stride);
-    default:
-      return PackBs(Widen<float>(), k, n, src, dst, panel_stride);
-  }
+  WithWidening(dtype, [&](auto convert) { PackBs(convert, k, n, src, dst, panel_stride); });
 }
 
 #if HWY_TARGET <= HWY_AVX3
