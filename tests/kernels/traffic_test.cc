@@ -87,6 +87,7 @@ void ExpectSane(const ChipSpec& chip, const Profile& p) {
   EXPECT_GE(p.time_s, d(p.gm_read) / chip.memory.l2_read_bytes_per_s);
   EXPECT_GE(p.time_s, d(p.gm_written) / chip.memory.l2_write_bytes_per_s);
   EXPECT_GE(p.time_s, d(p.gm_read) * (1 - p.l2_hit_rate) / chip.memory.hbm_bytes_per_s);
+  EXPECT_GE(p.time_s * (1 + 1e-9), p.hbm_bytes / chip.memory.hbm_bytes_per_s);
   EXPECT_GE(p.time_s * chip.clock_hz * chip.cube_cores, d(p.macs) / (16 * 16 * 16));
   EXPECT_FALSE(p.bound.empty());
   EXPECT_FALSE(p.verdict.empty());

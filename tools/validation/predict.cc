@@ -276,7 +276,11 @@ class RowRecorder {
     args.weights = ConstTensor(nullptr, in, {w[0], w[1], w[2]});
     args.transpose_weights = transposed;
     args.out = Tensor(nullptr, in, {shape(0)[0], transposed ? w[1] : w[2]});
-    Add([&](const Device& device) { return GroupedMatmul(device, args); });
+    const auto call = [args](const Device& device, Profile* profile) {
+      return GroupedMatmul(device, args, profile);
+    };
+    Add([&](const Device& device) { return call(device, nullptr); }, sync::Policy::kMinimal,
+        WithoutPrefetch(call));
   }
 
   // ---- Attention: (B, S, N, D), or (B, N, S, D) ----
