@@ -220,13 +220,18 @@ void Repair(const Rows& x, const Rows& bad, float limit, bool by_mean) {
   const Vec most = Set(limit);
   for (std::int64_t i = 0; i < x.rows; ++i) {
     float* row = RowOf(x, i);
+    auto all_good = hn::Le(Set(0.0f), most);
+    ForEachVector(row, x.cols, 0.0f, [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR {
+      all_good = hn::And(all_good, hn::Le(hn::Abs(v), most));
+    });
+    *RowOf(bad, i) = 0;
+    if (hn::AllTrue(d, all_good)) continue;
     std::int64_t good = 0;
     ForEachVector(row, x.cols, kInfinity, [&](Vec v, std::int64_t, std::int64_t count) HWY_ATTR {
       const auto valid = hn::And(hn::Le(hn::Abs(v), most), hn::FirstN(d, static_cast<std::size_t>(count)));
       good += static_cast<std::int64_t>(hn::CountTrue(d, valid));
     });
     *RowOf(bad, i) = static_cast<float>(x.cols - good);
-    if (good == x.cols) continue;
     Vec sum = Set(0.0f);
     ForEachVector(row, x.cols, 0.0f, [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR {
       sum = hn::Add(sum, hn::IfThenElseZero(hn::Le(hn::Abs(v), most), v));
