@@ -115,9 +115,9 @@ double RegisterTileCycles(const ChipSpec& chip, const MatmulShape& s, const Matm
 // What is left of the loads of a B that passes beside products: where all rows of a column of blocks find it in the part of
 // the last cache that one program may count on, and where it comes from memory for each of them.
 double ExposedB(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
-  constexpr double kFromCache = 0.1, kFromMemory = 0.3;
+  constexpr double kFromCache = 0.1, kFromMemory = 0.6;
   const std::int64_t column = t.n * s.k * chip.OperandBytes(s.in);
-  return t.grid.rows > 1 && column > chip.memory.l2_bytes / 4 ? kFromMemory : kFromCache;
+  return t.grid.rows > 1 && column >= chip.memory.l2_bytes / 4 ? kFromMemory : kFromCache;
 }
 
 // Rows of A that a block copies for itself drive out what it multiplies, which costs about as much as the copy.
