@@ -368,7 +368,7 @@ void HostVector::WeightedSum(TileRef acc, TileRef, std::span<const TileRef> rows
     return add(sum, acc.cols(), sources, upcoming, shown);
   }
   // Piece by piece to where the sum goes, so that writing overlaps with reading; pieces begin with lines of the destination.
-  constexpr std::int64_t kPiece = 2048, kLine = 64;
+  constexpr std::int64_t kPiece = 1024, kLine = 64;
   const std::int64_t bytes = SizeOf(to.dtype()), row_bytes = SizeOf(dtype);
   const auto past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(to.data()) % kLine);
   const auto move_on = [&](const Sources& from, std::int64_t columns) {
