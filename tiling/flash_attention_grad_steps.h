@@ -58,8 +58,10 @@ class FlashAttentionGradSchedule {
 
   std::int64_t tasks() const { return static_cast<std::int64_t>(items_.size()) * shares(); }
   Task At(std::int64_t i) const {
-    const Item& item = items_[static_cast<std::size_t>(i / shares())];
-    const std::int64_t head = i % shares();
+    const auto items = static_cast<std::int64_t>(items_.size());
+    const bool by_head = t_.by_head && sequences_.empty();  // Chunks of like sequences cost about the same.
+    const Item& item = items_[static_cast<std::size_t>(by_head ? i % items : i / shares())];
+    const std::int64_t head = by_head ? i / items : i % shares();
     return {item.chunk, item.sequences, s_.shared_heads ? Range{0, s_.kv_heads} : Range{head, head + 1}};
   }
 

@@ -94,7 +94,7 @@ void AddHostTilings(const ChipSpec& chip, const Shape& s, std::vector<Tiling>& t
       t.strips = piece / t.strip;
       t.k0 = std::max({n, piece, s.d_qk, s.d_rope, s.d_v, std::int64_t{1}});
       t.l0_stages = 1;
-      t.keep_sums = true;
+      t.keep_sums = t.by_head = true;
       t.chunks = HostChunks(s, t.key_blocks(s));
       for (bool pack : {false, true}) {
         t.pack_queries = pack;

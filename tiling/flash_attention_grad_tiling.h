@@ -56,6 +56,8 @@ struct FlashAttentionGradTiling {
   int l0_stages = 2, ub_stages = 1, sum_stages = 1;
   bool keep_sums = false;     // dK and dV of a block of keys stay in L0C; else they are added up in GM.
   bool pack_queries = false;  // Q and dO are packed once per head by a phase before.
+  bool by_head =
+      false;  // The chunks of a KV head are neighbours: they meet the same queries. Else heads alternate.
 
   // A tile that is made in one stage and used in the next outlives `depth` more of its kind; what the first stage loads
   // or hands over is used until the third.
@@ -98,6 +100,7 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionGradShape& s, Tiling&
   visit({"l0_stages", 1, 16}, t.l0_stages), visit({"ub_stages", 1, 16}, t.ub_stages);
   visit({"sum_stages", 1, 16}, t.sum_stages);
   visit({"keep_sums", 0, 1}, t.keep_sums), visit({"pack_queries", 0, 1}, t.pack_queries);
+  visit({"by_head", 0, 1}, t.by_head);
 }
 
 // Of `sq` query rows those that see any of the keys, as whole pieces of `step`; what they do not see is masked. Both ends
