@@ -25,10 +25,10 @@ constexpr const char* NameOf(Buffer buffer) {
 
 // What a ring's tiles are for. The host lays them out by it; the NPU has one layout per buffer and ignores it.
 enum class Role : std::uint8_t {
-  kRows,  // Read and written row by row.
-  kA,     // Left operand of Mmad, (m, k).
-  kB,     // Right operand of Mmad, (k, n).
-  kBOnce,  // The same, multiplied with few rows: the host reads it in GM, a piece at a time, and packs no tile.
+  kRows,   // Read and written row by row.
+  kA,      // Left operand of Mmad, (m, k).
+  kB,      // Right operand of Mmad, (k, n).
+  kBOnce,  // The same, read once or multiplied with few rows: the host leaves it in GM, for the Mmad or the packing that reads it.
   kRelay,  // Loaded and stored again, never computed on: the host shows the source in place. An accumulator is stored or
   // sent right after its last Mmad, a tile that was given for a block of GM (see Ring::Next) right after the one
   // instruction that writes it: the host lets that write to where it goes.
