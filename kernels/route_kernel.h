@@ -194,7 +194,7 @@ struct RouteGradOperands {
 //   softmax n (d - sum of n d);  sigmoid d n (1 - n);  sqrt-softplus d (1 - exp(-n^2)) / (2 n)
 template <VectorCore V>
 void ScoreGradient(V& core, ScoreFunction score, UbTile<float> d, UbTile<float> n, UbTile<float> s,
-                   UbTile<float> column) {
+                   UbTile<float> series, UbTile<float> column) {
   switch (score) {
     case ScoreFunction::kSoftmax:
       core.Mul(s, d, n);
@@ -209,12 +209,22 @@ void ScoreGradient(V& core, ScoreFunction score, UbTile<float> d, UbTile<float> 
       core.Mul(d, d, s);
       return;
     case ScoreFunction::kSqrtSoftplus:
-      core.MaxScalar(n, n, 1e-18f);  // The slope goes to n / 2 there; n^2 stays a normal number.
+      core.MaxScalar(n, n, 1e-18f);  // n^2 stays a normal number.
       core.Mul(s, n, n);
+      // 1 - exp(-y), of small y as y (1 - y / 2 (1 - y / 3 (1 - y / 4))): the difference would lose what y has.
+      core.MulScalar(series, s, -1.0f / 4);
+      for (const float divisor : {3.0f, 2.0f}) {
+        core.AddScalar(series, series, 1.0f);
+        core.Mul(series, series, s);
+        core.MulScalar(series, series, -1.0f / divisor);
+      }
+      core.AddScalar(series, series, 1.0f);
+      core.Mul(series, series, s);
       core.MulScalar(s, s, -1.0f);
       core.Exp(s, s);
       core.MulScalar(s, s, -1.0f);
       core.AddScalar(s, s, 1.0f);
+      core.SelectLe(s, n, 0.2f, series, s);
       core.Mul(d, d, s);
       core.MulScalar(n, n, 2.0f);
       core.Div(d, d, n);
@@ -285,7 +295,7 @@ void RouteGradKernel(V& core, const RouteGradOperands& g, const RowwiseTiling& t
         core.Div(s, s, sum);
         core.Add(d, d, s);
       }
-      ScoreGradient(core, g.score, d, n, s, column);
+      ScoreGradient(core, g.score, d, n, s, s1, column);
       if (g.temperature > 0) core.MulScalar(d, d, 1.0f / g.temperature);
       core.Store(g.d_logits.Rows(rows), d);
     }

@@ -465,6 +465,21 @@ TEST(RoutePropertiesTest, LogitsFarBelowZeroStillHaveScores) {
   }
 }
 
+TEST(RoutePropertiesTest, LogitsFarBelowZeroStillHaveSlopes) {
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    Call call({"slopes", 1, 40, 40, {.score = ScoreFunction::kSqrtSoftplus}});
+    for (std::int64_t e = 0; e < 40; ++e) call.logits.set({0, e}, 2.0 - static_cast<double>(e));
+    ASSERT_TRUE(IsOk(Route(device, call.args())));
+    ASSERT_TRUE(IsOk(RouteGrad(device, call.grad_args())));
+    std::vector<double> slopes;
+    for (std::int64_t e = 0; e < 40; ++e) {
+      const double x = 2.0 - static_cast<double>(e), y = std::log1p(std::exp(x));
+      slopes.push_back(call.d_weights.at({0, e}) * std::exp(x) / (1 + std::exp(x)) / (2 * std::sqrt(y)));
+    }
+    ExpectNear(call.d_logits, slopes, 0x1p-18, 1e-30);
+  }
+}
+
 TEST(RoutePropertiesTest, ThreadsAndChipsDoNotChangeABit) {
   const RouteCase c{
       "bits",
