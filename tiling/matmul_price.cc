@@ -212,16 +212,27 @@ class OverlappedBlock {
     const double tile = (a_.bytes + b_.bytes) / steps1_ / port_;
     fill_ = Startups() + tile / D(t.pieces) + cube_ / block.steps0();
     if (t.keep_a == 0) return;
-    const double loaded =
-        1 - stands * std::min(1.0, D(t.keep_a * t.a_k1()) / D(std::max<std::int64_t>(s.k, 1)));
-    a_.bytes *= loaded, a_.transfers *= loaded;
+    stands_ = stands;
+    kept_ = std::min(1.0, D(t.keep_a * t.a_k1()) / D(std::max<std::int64_t>(s.k, 1)));
   }
 
   double fill() const { return fill_; }
 
+  // Blocks that load all of A take longer than those for which a part of it stands: one waits for loads and the other for
+  // the Cube, which a mean of their loads would not show.
   double Cycles(const Wave& wave, double sharers_a, double sharers_b) const {
+    const double loads_all = stands_ < 1 ? CyclesOf(1, wave, sharers_a, sharers_b) : 0;
+    const double keeps = stands_ > 0 ? CyclesOf(1 - kept_, wave, sharers_a, sharers_b) : 0;
+    return (1 - stands_) * loads_all + stands_ * keeps;
+  }
+
+ private:
+  // Of a block that loads so much of its rows of A.
+  double CyclesOf(double loaded, const Wave& wave, double sharers_a, double sharers_b) const {
+    Load a = a_;
+    a.bytes *= loaded, a.transfers *= loaded;
     const auto loads = [&](const LoadRates& rates) {
-      return LoadCycles(chip_, a_, wave.cold_rows, sharers_a, rates) +
+      return LoadCycles(chip_, a, wave.cold_rows, sharers_a, rates) +
              LoadCycles(chip_, b_, wave.cold_cols, sharers_b, rates);
     };
     // With one stage the next tile's load overlaps the tile's last Mmad alone; with pieces, one is under way while
@@ -236,7 +247,6 @@ class OverlappedBlock {
     return t_.l0c_stages > 1 || t_.c_parts > 1 ? std::max(work, fix_) : work + fix_;
   }
 
- private:
   // Cycles of a block by which loads are issued before the Cube needs them: scalar units wait where the queue of the M pipe
   // is full. Of a step that fits it, all.
   double AheadOfLoads(const ChipSpec& chip, const MatmulTiling& t, const Block& block) const {
@@ -250,6 +260,7 @@ class OverlappedBlock {
   const MatmulTiling& t_;
   Load a_, b_;
   double port_, miss_, steps1_, cube_, last_mmad_, ahead_, fix_, vector_, fill_ = 0;
+  double stands_ = 0, kept_ = 0;  // The share of blocks that keep some of A, and how much.
 };
 
 // All batches, in whatever order.
