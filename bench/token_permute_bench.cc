@@ -285,7 +285,8 @@ void SelectSum(Problem& problem, oneapi::tbb::task_arena& arena) {
     for (std::int64_t j = 0; j < kTopK; ++j) {
       rows[static_cast<std::size_t>(j)] = RowOf(problem.selected(), t * kTopK + j);
     }
-    ops.weighted_sum(sum, kHidden, problem.dtype(), rows.data(), probs + t * kTopK, kTopK, false, nullptr, 0);
+    const WeightedRows weighted{problem.dtype(), rows.data(), probs + t * kTopK, kTopK};
+    BestMovementOps().weighted_sum(sum, kHidden, weighted, /*accumulate=*/false);
     ops.cast({RowOf(problem.out(), t), kHidden, 1, kHidden}, problem.dtype(), {sum, kHidden, 1, kHidden},
              DType::kF32, false);
   });
@@ -323,7 +324,8 @@ void UnpermuteChain(Problem& problem, Bytes& products, oneapi::tbb::task_arena& 
       rows[static_cast<std::size_t>(j)] = product(t * kTopK + j);
       ones[static_cast<std::size_t>(j)] = 1;
     }
-    ops.weighted_sum(sum, kHidden, DType::kF32, rows.data(), ones.data(), kTopK, false, nullptr, 0);
+    const WeightedRows weighted{DType::kF32, rows.data(), ones.data(), kTopK};
+    BestMovementOps().weighted_sum(sum, kHidden, weighted, /*accumulate=*/false);
     ops.cast({RowOf(problem.out(), t), kHidden, 1, kHidden}, problem.dtype(), {sum, kHidden, 1, kHidden},
              DType::kF32, true);
   });

@@ -352,40 +352,21 @@ void HostVector::WeightedSum(TileRef acc, TileRef, std::span<const TileRef> rows
     Use(sources[i]);
   }
   for (std::size_t i = 0; i < shown_count_; ++i) upcoming[i] = shown_[i].data;
-  const DType dtype = rows.empty() ? DType::kF32 : rows[0].dtype();
-  const auto count = static_cast<std::int64_t>(rows.size());
-  const auto add = [&](float* sum, std::int64_t n, const Sources& from, const Sources& next,
-                       std::int64_t next_count) {
-    context_->vector->weighted_sum(sum, n, dtype, from.data(), weights.data(), count,
-                                   accumulate == Accumulate::kYes, next.data(), next_count);
-  };
-  if (accumulate == Accumulate::kNo) acc.slot->shows = OwnLayout(*context_, *acc.slot);
+  const WeightedRows weighted{.dtype = rows.empty() ? DType::kF32 : rows[0].dtype(),
+                              .rows = sources.data(),
+                              .weights = weights.data(),
+                              .count = static_cast<std::int64_t>(rows.size()),
+                              .upcoming = upcoming.data(),
+                              .upcoming_count = static_cast<std::int64_t>(shown_count_)};
+  const bool accumulates = accumulate == Accumulate::kYes;
+  if (!accumulates) acc.slot->shows = OwnLayout(*context_, *acc.slot);
   auto* const sum = reinterpret_cast<float*>(At(acc, 4));
-  const auto shown = static_cast<std::int64_t>(shown_count_);
   const Gm& to = acc.slot->destination;
-  if (accumulate == Accumulate::kYes || to.tensor == nullptr || to.data() == nullptr || to.col_stride != 1 ||
-      !Whole(acc)) {
-    return add(sum, acc.cols(), sources, upcoming, shown);
-  }
-  // Piece by piece to where the sum goes, so that writing overlaps with reading; pieces begin with lines of the destination.
-  constexpr std::int64_t kPiece = 1024, kLine = 64;
-  const std::int64_t bytes = SizeOf(to.dtype()), row_bytes = SizeOf(dtype);
-  const auto past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(to.data()) % kLine);
-  const auto move_on = [&](const Sources& from, std::int64_t columns) {
-    Sources moved;
-    for (std::size_t i = 0; i < rows.size(); ++i)
-      moved[i] = static_cast<const std::byte*>(from[i]) + columns * row_bytes;
-    return moved;
-  };
-  for (std::int64_t begin = 0; begin < acc.cols();) {
-    const std::int64_t head = begin == 0 && past != 0 ? (kLine - past) / bytes : 0;
-    const std::int64_t end = std::min(begin + head + kPiece, acc.cols());
-    const bool last = end == acc.cols();
-    add(sum, end - begin, move_on(sources, begin), last ? upcoming : move_on(sources, end),
-        last ? shown : count);
-    StoreRows(*context_->vector, to.Cols({begin, end}), {sum, acc.cols(), 1, end - begin}, DType::kF32);
-    begin = end;
-  }
+  const bool streams = !accumulates && to.tensor != nullptr && to.data() != nullptr && to.tensor->stream &&
+                       to.col_stride == 1 && to.dtype() == weighted.dtype && Whole(acc);
+  if (!streams) return context_->movement->weighted_sum(sum, acc.cols(), weighted, accumulates);
+  // Straight to where the sum goes, which writes while it reads.
+  context_->movement->stream_weighted_sum(to.data(), sum, acc.cols(), weighted);
   acc.slot->shows.data = to.data();
 }
 

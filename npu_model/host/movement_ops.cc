@@ -125,6 +125,121 @@ void CopyRow(void* to, const void* from, std::int64_t bytes, const void* next) {
   std::memcpy(dst + end, src + end, static_cast<std::size_t>(bytes - end));
 }
 
+// ---- Weighted sums
+
+// Rows that one pass adds, and what they are followed by.
+constexpr std::int64_t kRowsPerPass = 8;
+struct Upcoming {
+  const void* const* rows;
+  std::int64_t count;
+};
+
+// How far ahead lines are asked for. A row of a few pages is too short for the CPU to notice how it is walked, and eight
+// of them at once are too many. Nothing should keep them: they are read once, and what the second-level cache drops goes to
+// the third, at the cost of others' reads.
+constexpr std::int64_t kAheadBytes = 1024;
+template <class T>
+HWY_INLINE void PrefetchTwoOnce(const T* p) {
+  constexpr auto kLine = static_cast<std::int64_t>(kLineBytes / sizeof(T));
+  for (std::int64_t j = 0; j < 2 * kLanes; j += kLine) __builtin_prefetch(p + j, 0, 0);
+}
+
+// out[begin, end) = start (0 where null) + the weighted sum of kRows rows, ascending. Two vectors at a time, of which each
+// row's line `ahead` of them is asked for in `fetched`.
+template <int kRows, bool kStream, Narrowing kNarrowing, class Out, class T>
+HWY_INLINE void WeightedPart(Out* out, const float* start, std::int64_t begin, std::int64_t end,
+                             const T* const* row, const Vec* weight, const T* const* fetched,
+                             std::int64_t fetched_count, std::int64_t ahead) {
+  for (std::int64_t j = begin; j < end; j += 2 * kLanes) {
+    for (std::int64_t r = 0; r < fetched_count; ++r) PrefetchTwoOnce(fetched[r] + j + ahead);
+    Vec low = start != nullptr ? Load(start + j) : hn::Zero(FloatTag());
+    Vec high = start != nullptr ? Load(start + j + kLanes) : hn::Zero(FloatTag());
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      low = hn::MulAdd(weight[r], Load(row[r] + j), low);
+      high = hn::MulAdd(weight[r], Load(row[r] + j + kLanes), high);
+    }
+    if constexpr (kStream) {
+      StreamTwo<kNarrowing>(low, high, out + j);
+    } else {
+      StoreTwo<kNarrowing>(low, high, out + j);
+    }
+  }
+}
+
+template <int kRows, bool kStream, Narrowing kNarrowing, class Out, class T>
+void WeightedPass(Out* out, const float* start, std::int64_t n, const void* const* rows, const float* weights,
+                  const Upcoming& upcoming) {
+  constexpr auto kAhead = static_cast<std::int64_t>(kAheadBytes / sizeof(T));
+  const T* row[kRows];
+  const T* next[kRowsPerPass];
+  Vec weight[kRows];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) row[r] = static_cast<const T*>(rows[r]), weight[r] = Set(weights[r]);
+  const std::int64_t next_count = Min(upcoming.count, kRowsPerPass);
+  for (std::int64_t r = 0; r < next_count; ++r) next[r] = static_cast<const T*>(upcoming.rows[r]);
+
+  const auto ends = [&](std::int64_t begin, std::int64_t end) HWY_ATTR {
+    for (std::int64_t j = begin; j < end; j += kLanes) {
+      const std::int64_t count = Min(end - j, kLanes);
+      Vec sum = start != nullptr ? Load(start + j, count) : hn::Zero(FloatTag());
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) sum = hn::MulAdd(weight[r], Load(row[r] + j, count), sum);
+      StoreSome<kNarrowing>(sum, out + j, count);
+    }
+  };
+  const std::int64_t begin = kStream ? BeforeLine(out, n) : 0, end = begin + RoundDown(n - begin, 2 * kLanes),
+                     own = begin + RoundDown(Max(n - begin - kAhead, 0), 2 * kLanes);
+  ends(0, begin);
+  WeightedPart<kRows, kStream, kNarrowing>(out, start, begin, own, row, weight, row, kRows, kAhead);
+  WeightedPart<kRows, kStream, kNarrowing>(out, start, own, end, row, weight, next, next_count, -own);
+  ends(end, n);
+}
+
+template <bool kStream, Narrowing kNarrowing, class Out, class T>
+void AddRows(Out* out, const float* start, std::int64_t n, const WeightedRows& x, const Range& r) {
+  using Pass = void (*)(Out*, const float*, std::int64_t, const void* const*, const float*, const Upcoming&);
+  static constexpr Pass kPasses[kRowsPerPass] = {
+      &WeightedPass<1, kStream, kNarrowing, Out, T>, &WeightedPass<2, kStream, kNarrowing, Out, T>,
+      &WeightedPass<3, kStream, kNarrowing, Out, T>, &WeightedPass<4, kStream, kNarrowing, Out, T>,
+      &WeightedPass<5, kStream, kNarrowing, Out, T>, &WeightedPass<6, kStream, kNarrowing, Out, T>,
+      &WeightedPass<7, kStream, kNarrowing, Out, T>, &WeightedPass<8, kStream, kNarrowing, Out, T>};
+  const Upcoming next =
+      r.end < x.count ? Upcoming{x.rows + r.end, x.count - r.end} : Upcoming{x.upcoming, x.upcoming_count};
+  kPasses[r.size() - 1](out, start, n, x.rows + r.begin, x.weights + r.begin, next);
+}
+
+void WeightedSum(float* acc, std::int64_t n, const WeightedRows& x, bool accumulate) {
+  if (x.count == 0 && !accumulate) std::memset(acc, 0, static_cast<std::size_t>(n) * sizeof(float));
+  for (const Range r : Split(x.count, kRowsPerPass)) {
+    const float* start = accumulate || r.begin > 0 ? acc : nullptr;
+    switch (x.dtype) {
+      case DType::kBF16:
+        AddRows<false, Narrowing::kAny, float, BF16>(acc, start, n, x, r);
+        break;
+      case DType::kF16:
+        AddRows<false, Narrowing::kAny, float, F16>(acc, start, n, x, r);
+        break;
+      default:
+        AddRows<false, Narrowing::kAny, float, float>(acc, start, n, x, r);
+    }
+  }
+}
+
+void StreamWeightedSum(void* out, float* sum, std::int64_t n, const WeightedRows& x) {
+  if (x.count == 0) {
+    std::memset(out, 0, static_cast<std::size_t>(n * SizeOf(x.dtype)));
+    return;
+  }
+  const Range last{RoundDown(x.count - 1, kRowsPerPass), x.count};
+  WeightedRows before = x;
+  before.count = last.begin, before.upcoming = x.rows + last.begin, before.upcoming_count = last.size();
+  if (before.count > 0) WeightedSum(sum, n, before, /*accumulate=*/false);
+  WithType(x.dtype, [&]<Narrowing kHow, class T>() HWY_ATTR {
+    AddRows<true, kHow, T, T>(static_cast<T*>(out), last.begin > 0 ? sum : nullptr, n, x, last);
+  });
+}
+
 }  // namespace
 
 const MovementOps& GetMovementOps() {
@@ -132,6 +247,8 @@ const MovementOps& GetMovementOps() {
                                 .scale = &Scale,
                                 .dot = &Dot,
                                 .scale_dot = &ScaleDot,
+                                .weighted_sum = &WeightedSum,
+                                .stream_weighted_sum = &StreamWeightedSum,
                                 .copy_row = &CopyRow};
   return kOps;
 }

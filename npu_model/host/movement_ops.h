@@ -8,6 +8,17 @@
 
 namespace cubist {
 
+// Rows of elements of `dtype`, each with its weight, and what comes after them: lines are asked for some way ahead, and
+// towards the rows' end the first ones of the `upcoming`.
+struct WeightedRows {
+  DType dtype = DType::kF32;
+  const void* const* rows = nullptr;
+  const float* weights = nullptr;
+  std::int64_t count = 0;
+  const void* const* upcoming = nullptr;
+  std::int64_t upcoming_count = 0;
+};
+
 struct MovementOps {
   const char* target = "";
   // dst (n) = weight * x (n), rounded to `dtype`. With `stream`, non-temporal stores for all but the unaligned ends, and
@@ -20,6 +31,11 @@ struct MovementOps {
   // Both at once: dst (n) = weight * x (n), and the dot product of x and row (n), of the same bits as `dot`'s.
   float (*scale_dot)(void* dst, DType dtype, const float* x, const void* row, float weight, std::int64_t n,
                      bool stream, const void* next);
+  // acc (n) (+)= sum over i ascending of weights[i] * rows[i] (n).
+  void (*weighted_sum)(float* acc, std::int64_t n, const WeightedRows& rows, bool accumulate);
+  // The sum alone, rounded to the rows' dtype, by non-temporal stores for all but the unaligned ends of out (n). `sum` is
+  // room for n floats, which more than eight rows are added in.
+  void (*stream_weighted_sum)(void* out, float* sum, std::int64_t n, const WeightedRows& rows);
   // dst = `bytes` bytes of src, by non-temporal stores for all but the unaligned ends, while those at `next` are fetched.
   void (*copy_row)(void* dst, const void* src, std::int64_t bytes, const void* next);
 };

@@ -100,11 +100,6 @@ struct VectorOps {
                        const Rows& l, float scale);
   void (*mul_add)(const Rows& acc, const Rows& factor,
                   const Rows& x);  // factor (rows, 1) or the shape of acc
-  // acc (n) (+)= sum over i ascending of weights[i] * rows[i] (n). Lines of the rows are asked for some way ahead, and
-  // towards their end the first ones of the `upcoming_count` rows that come next.
-  void (*weighted_sum)(float* acc, std::int64_t n, DType dtype, const void* const* rows, const float* weights,
-                       std::int64_t count, bool accumulate, const void* const* upcoming,
-                       std::int64_t upcoming_count);
   // `rows` rows of `bytes` bytes. With `stream`, non-temporal stores for all but the unaligned ends.
   void (*copy)(void* dst, std::int64_t dst_stride_bytes, const void* src, std::int64_t src_stride_bytes,
                std::int64_t rows, std::int64_t bytes, bool stream);

@@ -462,92 +462,6 @@ void SoftmaxStep(const Rows& p, DType p_type, const Rows& s, const Rows& m_new, 
   });
 }
 
-constexpr std::int64_t kRowsPerPass = 8;
-
-// What the rows of a weighted sum are followed by.
-struct Upcoming {
-  const void* const* rows;
-  std::int64_t count;
-};
-
-// How far ahead lines are asked for. A row of a few pages is too short for the CPU to notice how it is walked, and eight
-// of them at once are too many. Nothing should keep them: they are read once, and what the second-level cache drops goes to
-// the third, at the cost of others' reads.
-constexpr std::int64_t kAheadBytes = 1024;
-template <class T>
-HWY_INLINE void PrefetchTwoOnce(const T* p) {
-  constexpr auto kLine = static_cast<std::int64_t>(kLineBytes / sizeof(T));
-  for (std::int64_t j = 0; j < 2 * kLanes; j += kLine) __builtin_prefetch(p + j, 0, 0);
-}
-
-// acc[begin, end) (+)= the weighted sum of kRows rows, ascending. Two vectors at a time, of which each row's line `ahead`
-// of them is asked for in `fetched`.
-template <int kRows, class T>
-HWY_INLINE void WeightedPart(float* acc, std::int64_t begin, std::int64_t end, const T* const* row,
-                             const Vec* weight, bool accumulate, const T* const* fetched,
-                             std::int64_t fetched_count, std::int64_t ahead) {
-  for (std::int64_t j = begin; j < end; j += 2 * kLanes) {
-    for (std::int64_t r = 0; r < fetched_count; ++r) PrefetchTwoOnce(fetched[r] + j + ahead);
-    Vec low = accumulate ? Load(acc + j) : hn::Zero(FloatTag());
-    Vec high = accumulate ? Load(acc + j + kLanes) : hn::Zero(FloatTag());
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      low = hn::MulAdd(weight[r], Load(row[r] + j), low);
-      high = hn::MulAdd(weight[r], Load(row[r] + j + kLanes), high);
-    }
-    Store(low, acc + j), Store(high, acc + j + kLanes);
-  }
-}
-
-template <int kRows, class T>
-void WeightedPass(float* acc, std::int64_t n, const void* const* rows, const float* weights, bool accumulate,
-                  const Upcoming& upcoming) {
-  constexpr auto kAhead = static_cast<std::int64_t>(kAheadBytes / sizeof(T));
-  const T* row[kRows];
-  const T* next[kRowsPerPass];
-  Vec weight[kRows];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) row[r] = static_cast<const T*>(rows[r]), weight[r] = Set(weights[r]);
-  const std::int64_t next_count = Min(upcoming.count, kRowsPerPass);
-  for (std::int64_t r = 0; r < next_count; ++r) next[r] = static_cast<const T*>(upcoming.rows[r]);
-  const std::int64_t pairs = RoundDown(n, 2 * kLanes), own = RoundDown(Max(n - kAhead, 0), 2 * kLanes);
-  WeightedPart<kRows>(acc, 0, own, row, weight, accumulate, row, kRows, kAhead);
-  WeightedPart<kRows>(acc, own, pairs, row, weight, accumulate, next, next_count, -own);
-  for (std::int64_t j = pairs; j < n; j += kLanes) {
-    const std::int64_t count = Min(n - j, kLanes);
-    Vec sum = accumulate ? Load(acc + j, count) : hn::Zero(FloatTag());
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) sum = hn::MulAdd(weight[r], Load(row[r] + j, count), sum);
-    Store(sum, acc + j, count);
-  }
-}
-template <class T>
-void WeightedSumAs(float* acc, std::int64_t n, const void* const* rows, const float* weights,
-                   std::int64_t count, bool accumulate, const Upcoming& upcoming) {
-  using Pass = void (*)(float*, std::int64_t, const void* const*, const float*, bool, const Upcoming&);
-  static constexpr Pass kPasses[kRowsPerPass] = {
-      &WeightedPass<1, T>, &WeightedPass<2, T>, &WeightedPass<3, T>, &WeightedPass<4, T>,
-      &WeightedPass<5, T>, &WeightedPass<6, T>, &WeightedPass<7, T>, &WeightedPass<8, T>};
-  for (const Range r : Split(count, kRowsPerPass)) {
-    const Upcoming next = r.end < count ? Upcoming{rows + r.end, count - r.end} : upcoming;
-    kPasses[r.size() - 1](acc, n, rows + r.begin, weights + r.begin, accumulate || r.begin > 0, next);
-  }
-}
-void WeightedSum(float* acc, std::int64_t n, DType dtype, const void* const* rows, const float* weights,
-                 std::int64_t count, bool accumulate, const void* const* upcoming_rows,
-                 std::int64_t upcoming_count) {
-  if (count == 0 && !accumulate) return FillRows({.data = acc, .pitch = n, .rows = 1, .cols = n}, 0.0f);
-  const Upcoming upcoming{upcoming_rows, upcoming_count};
-  switch (dtype) {
-    case DType::kBF16:
-      return WeightedSumAs<BF16>(acc, n, rows, weights, count, accumulate, upcoming);
-    case DType::kF16:
-      return WeightedSumAs<F16>(acc, n, rows, weights, count, accumulate, upcoming);
-    default:
-      return WeightedSumAs<float>(acc, n, rows, weights, count, accumulate, upcoming);
-  }
-}
-
 }  // namespace
 
 const VectorOps& GetVectorOps() {
@@ -560,7 +474,6 @@ const VectorOps& GetVectorOps() {
                               .cast = &Cast,
                               .softmax_step = &SoftmaxStep,
                               .mul_add = &MulAddRows,
-                              .weighted_sum = &WeightedSum,
                               .copy = &Copy,
                               .stream_read = &StreamRead,
                               .stream_write = &StreamWrite};

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "npu_model/host/movement_ops.h"
 #include "tests/npu_model/tile_ops_support.h"
 
 namespace cubist::tile_ops {
@@ -146,8 +147,7 @@ TEST_P(TileOpsTest, SoftmaxStepInPlace) {
 
 // count + 1 additions and count products: 2 (count + 1) eps times the sum of magnitudes.
 template <class T>
-void CheckWeightedSum(const VectorOps& vector, std::int64_t n, std::int64_t count, bool accumulate,
-                      bool exact) {
+void CheckWeightedSum(std::int64_t n, std::int64_t count, bool accumulate, bool exact) {
   SCOPED_TRACE(std::to_string(count) + " rows of " + std::to_string(n));
   Random random(14);
   const auto generate = [&] { return exact ? random.Small() : random.Real(); };
@@ -166,11 +166,32 @@ void CheckWeightedSum(const VectorOps& vector, std::int64_t n, std::int64_t coun
     }
     expected[Index(j)] = sum, magnitude[Index(j)] = size;
   }
-  vector.weighted_sum(acc.data(), n, DTypeOf<T>(), rows.data(), weights.data(), count, accumulate,
-                      rows.data(), count);
+  const WeightedRows weighted{.dtype = DTypeOf<T>(),
+                              .rows = rows.data(),
+                              .weights = weights.data(),
+                              .count = count,
+                              .upcoming = rows.data(),
+                              .upcoming_count = count};
+  const MovementOps& movement = BestMovementOps();
+  movement.weighted_sum(acc.data(), n, weighted, accumulate);
   for (std::int64_t j = 0; j < n; ++j) {
     const double bound = exact ? 0.0 : 2.0 * static_cast<double>(count + 1) * kEps * magnitude[Index(j)];
     ASSERT_LE(std::abs(acc(0, j) - expected[Index(j)]), bound) << "at " << j;
+  }
+  if (accumulate) return;
+  // Streamed: the same sums, rounded; nothing before or behind them.
+  for (const std::int64_t first : {0, 1, 5}) {
+    Matrix<T> out(1, first + n + 1, first + n + 1);
+    Matrix<float> room(1, n, n);
+    out.Fill([] { return 3.0f; });
+    movement.stream_weighted_sum(&out(0, first), room.data(), n, weighted);
+    FlushStreams();
+    for (std::int64_t j = 0; j < n; ++j) {
+      ASSERT_EQ(static_cast<float>(out(0, first + j)), static_cast<float>(static_cast<T>(acc(0, j))))
+          << "at " << j;
+    }
+    for (std::int64_t j = 0; j < first; ++j) ASSERT_EQ(static_cast<float>(out(0, j)), 3.0f);
+    ASSERT_EQ(static_cast<float>(out(0, first + n)), 3.0f);
   }
 }
 
@@ -178,14 +199,14 @@ TEST_P(TileOpsTest, WeightedSum) {
   for (const bool exact : {true, false}) {
     for (const bool accumulate : {true, false}) {
       for (std::int64_t count = 0; count <= 18; ++count) {
-        CheckWeightedSum<float>(*vector_, 2 * lanes_ + 1, count, accumulate, exact);
-        CheckWeightedSum<BF16>(*vector_, 2 * lanes_ + 1, count, accumulate, exact);
-        CheckWeightedSum<F16>(*vector_, 2 * lanes_ + 1, count, accumulate, exact);
+        CheckWeightedSum<float>(2 * lanes_ + 1, count, accumulate, exact);
+        CheckWeightedSum<BF16>(2 * lanes_ + 1, count, accumulate, exact);
+        CheckWeightedSum<F16>(2 * lanes_ + 1, count, accumulate, exact);
       }
       for (const std::int64_t n : Columns()) {
-        CheckWeightedSum<float>(*vector_, n, 9, accumulate, exact);
-        CheckWeightedSum<BF16>(*vector_, n, 9, accumulate, exact);
-        CheckWeightedSum<F16>(*vector_, n, 9, accumulate, exact);
+        CheckWeightedSum<float>(n, 9, accumulate, exact);
+        CheckWeightedSum<BF16>(n, 9, accumulate, exact);
+        CheckWeightedSum<F16>(n, 9, accumulate, exact);
       }
     }
   }
