@@ -149,8 +149,6 @@ Launch::~Launch() {
   for (const auto& [data, capacity] : workspaces_) Workspaces().Give(data, capacity);
 }
 
-constexpr std::int64_t kLongestStride = std::numeric_limits<std::int64_t>::max() / 64;
-
 GmTensor* Launch::Add(const char* name, const ConstTensor& tensor, bool writable) {
   if (tensor_count_ < kFirstTensors) {
     new (tensors_.data() + tensor_count_ * sizeof(GmTensor)) GmTensor;
@@ -172,6 +170,7 @@ GmTensor* Launch::Add(const char* name, const ConstTensor& tensor, bool writable
     const auto to = static_cast<std::size_t>(d + 4 - tensor.rank);
     t.sizes[to] = tensor.size(d);
     // Along a dimension of one element nobody steps, and its stride may be longer than a step in bytes can be.
+    constexpr std::int64_t kLongestStride = std::numeric_limits<std::int64_t>::max() / 64;
     t.strides[to] = std::min(tensor.stride(d), kLongestStride);
     last += std::max<std::int64_t>(tensor.size(d) - 1, 0) * tensor.stride(d);
   }

@@ -61,13 +61,14 @@ void AppendRow(const AttentionArgs& args, const AttentionRow& row, AttentionResu
   const std::int64_t group = row.head / (args.q.size(1) / args.k.size(1));
   std::vector<std::int64_t> keys;  // That the row sees.
   std::vector<double> p;           // Their scores, then the exponentials.
-  double m = -kInfinity, max_magnitude = 0;
+  double m = -kInfinity, max_product = 0, max_magnitude = 0;
   for (std::int64_t j = 0; j < args.k.size(2); ++j) {
     if (!Sees(args, row, j)) continue;
     keys.push_back(j);
     const AttentionScore score = ScoreOf(args, row, j);
     p.push_back(score.value);
     m = std::max(m, score.value);
+    max_product = std::max(max_product, score.product);
     max_magnitude = std::max(max_magnitude, score.magnitude);
   }
   double sink = -kInfinity;
@@ -85,6 +86,7 @@ void AppendRow(const AttentionArgs& args, const AttentionRow& row, AttentionResu
     l += s;
   }
   result.lse.push_back(empty ? -kInfinity : m + std::log(l));
+  result.max_product.push_back(max_product);
   result.max_score.push_back(max_magnitude);
   result.keys.push_back(static_cast<std::int64_t>(keys.size()) + (args.sinks.given() ? 1 : 0));
 
@@ -106,6 +108,7 @@ AttentionRowBound RowBound(const AttentionArgs& args, const AttentionResult& res
   return {.score_terms = ScoreTerms(args) + (args.bias.given() ? 2 : 0) + (args.slopes.given() ? 4 : 0),
           .keys = result.keys[row],
           .input = args.q.dtype,
+          .max_product = result.max_product[row],
           .max_score = result.max_score[row],
           .turned = args.cos.given(),
           .soft_cap = args.soft_cap,
@@ -145,7 +148,7 @@ AttentionScore ScoreOf(const AttentionArgs& args, const AttentionRow& row, std::
   const double scale = Scale(args);
   AttentionScore score;
   score.scaled = score.value = scale * product.value;
-  score.magnitude = std::abs(scale) * product.magnitude;
+  score.product = score.magnitude = std::abs(scale) * product.magnitude;
   if (args.soft_cap > 0) {
     const double capped = std::tanh(score.scaled / args.soft_cap);
     score.value = args.soft_cap * capped, score.slope = 1 - capped * capped;

@@ -78,10 +78,12 @@ AttentionElement TurnedAt(const AttentionArgs& args, const ConstTensor& x, bool 
                           std::int64_t position, std::int64_t b, std::int64_t n, std::int64_t s,
                           std::int64_t d);
 
-// The score of a pair: scaled, then capped, then biased. magnitude: of the scaled one and of the bias.
+// The score of a pair: scaled, then capped, then biased.
 struct AttentionScore {
-  double scaled = 0, value = 0, magnitude = 0;
-  double slope = 1;  // Of the cap: the derivative of value by scaled.
+  double scaled = 0, value = 0;
+  double product = 0;    // Sum of the magnitudes of the scaled product's terms.
+  double magnitude = 0;  // The same and those of what is added: ALiBi, bias.
+  double slope = 1;      // Of the cap: the derivative of value by scaled.
 };
 AttentionScore ScoreOf(const AttentionArgs& args, const AttentionRow& row, std::int64_t key);
 
@@ -93,7 +95,8 @@ struct AttentionResult {
   // What error bounds are made of; p_j is the weight of key j, and sums run over the keys that the row sees.
   std::vector<double> abs_out;  // (rows, Dv): sum of p_j |v_j|, v_j with its factor of dropout here and below
   std::vector<double> abs_v;    // (rows, Dv): sum of |v_j|
-  std::vector<double> max_score;   // (rows): max of |scale| * (|q| . |k_j| + |q_rope| . |k_rope_j|)
+  std::vector<double> max_product;  // (rows): max of |scale| * (|q| . |k_j| + |q_rope| . |k_rope_j|)
+  std::vector<double> max_score;   // (rows): max of that and the magnitudes of ALiBi and bias, or of the sink
   std::vector<std::int64_t> keys;  // (rows): how many keys the row sees
 };
 

@@ -103,7 +103,7 @@ class Differentiation {
   // The error of a score as the kernel has it, scaled and capped: the dot product's roundings, those of scale and bias,
   // those of turned elements, and the cap's (see AttentionRowBound).
   double ScoreError(const AttentionScore& score) const {
-    return (Gamma(terms_ + 10, u_) + 2 * turning_ + turning_ * turning_) * score.magnitude +
+    return Gamma(terms_ + 10, u_) * score.magnitude + (2 * turning_ + turning_ * turning_) * score.product +
            x_.soft_cap * 9 * 0x1p-24 +
            static_cast<double>(terms_) * CubeUnderflow(x_.q.dtype, 1 + score.magnitude);
   }
@@ -125,6 +125,7 @@ class Differentiation {
     return {value, error + u * (std::abs(value) + error) + tiny};
   }
 
+  // A weight below the smallest normal number is flushed.
   void AddSink(const AttentionRow& row, double lse, const Term& delta) {
     const auto head = static_cast<std::size_t>(row.head);
     const double sink = LoadFloat(x_.sinks.data, x_.sinks.dtype, row.head * x_.sinks.stride(0));
@@ -133,7 +134,8 @@ class Differentiation {
     const double error = std::expm1(0x1p-23 * (std::abs(sink) + std::abs(lse))) + 2 * kExpError;
     const double value = weight * delta.value;
     result_.dsinks.value[head] -= value;
-    result_.dsinks.error[head] += weight * (error * (std::abs(delta.value) + delta.error) + delta.error) +
+    result_.dsinks.error[head] += (weight * error + kSmallestNormal) * (std::abs(delta.value) + delta.error) +
+                                  weight * delta.error + kSmallestNormal +
                                   Gamma(x_.q.size(0) * x_.q.size(2) + 4, 0x1p-24) * std::abs(value);
   }
 

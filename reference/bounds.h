@@ -71,7 +71,8 @@ struct AttentionRowBound {
   std::int64_t score_terms = 0;  // Dqk + Dr
   std::int64_t keys = 0;         // keys that the row sees
   DType input = DType::kF32;
-  double max_score = 0;         // S: max over those keys of |scale| * (|q| . |k| + |q_rope| . |k_rope|)
+  double max_product = 0;       // max over those keys of |scale| * (|q| . |k| + |q_rope| . |k_rope|)
+  double max_score = 0;         // S: max over those keys of the same and what is added to it (ALiBi, bias)
   bool turned = false;          // q and k are turned to their positions and rounded to the input dtype
   double soft_cap = 0;          // 0: none
   bool dropout = false;         // The output is multiplied by its factor.
@@ -92,7 +93,7 @@ struct AttentionRowBound {
     double error = Gamma(score_terms + 8, CubeRoundoff(input)) * max_score;
     if (turned) {
       const double one = Gamma(3, 0x1p-24) + (input == DType::kF32 ? 0 : UnitRoundoff(input) * (1 + 0x1p-20));
-      error += (2 * one + one * one) * max_score;
+      error += (2 * one + one * one) * max_product;
     }
     return error + soft_cap * 9 * 0x1p-24;
   }

@@ -135,9 +135,10 @@ struct JsonWriter {
 
 std::string ProfileText(const ProfiledCall& call) {
   const Profile& p = call.profile;
-  std::string text = fmt::format("{}, {} flags\n{}{}, {:.0f} cycles, {} cores, {} instructions: {}\n\n",
-                                 call.subject.Title(), call.policy, FormatSeconds(p.time_s),
-                                 IntervalText(call), p.cycles, p.cores_used, p.instructions, p.verdict);
+  std::string text =
+      fmt::format("{}, {} flags\n{}{}, {:.0f} cycles, {} core{}, {} instructions: {}\n\n",
+                  call.subject.Title(), call.policy, FormatSeconds(p.time_s), IntervalText(call), p.cycles,
+                  p.cores_used, p.cores_used == 1 ? "" : "s", p.instructions, p.verdict);
   text += PipesText(call.analysis) + "\n";
   if (!call.analysis.critical_path.empty()) text += PathText(call.analysis, p.time_s * 1e6) + "\n";
   text += TrafficText(p) + RooflineText(call.analysis.roofline) + BuffersText(call.analysis);

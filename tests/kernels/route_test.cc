@@ -258,6 +258,14 @@ void ExpectRoutes(const Device& device, const RouteCase& c) {
                                              c.top_k, c.options.aux_coefficient == 0 ? 0 : 1.5, options);
   double largest = 0;
   for (double v : d_logits) largest = std::max(largest, std::abs(v));
+  // A renormalised weight passes on the difference of its gradient to the mean; one that is alone in its row passes on
+  // nothing, and what is left of the difference is the rounding of its terms.
+  if (c.options.renormalise) {
+    double most_weight = 0, most_gradient = 0;
+    for (double v : call.weights.ToDoubles()) most_weight = std::max(most_weight, std::abs(v));
+    for (double v : call.d_weights.ToDoubles()) most_gradient = std::max(most_gradient, std::abs(v));
+    largest = std::max(largest, most_weight * most_gradient);
+  }
   ExpectNear(call.d_logits, d_logits, 0x1p-18, 0x1p-19 * largest * static_cast<double>(c.top_k));
 }
 
@@ -400,7 +408,7 @@ TEST(RoutePropertiesTest, BadOptionsAreNamed) {
 // Shapes and options drawn at random, each by its own seed.
 TEST(RoutePropertiesTest, RandomCallsAgreeWithTheReference) {
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
-    Random random(seed);
+    Random random(RunSeed() + seed);
     RouteCase c;
     c.name = Join("seed_", seed);
     RouteOptions& o = c.options;

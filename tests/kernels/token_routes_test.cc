@@ -215,7 +215,7 @@ TEST(TokenRoutesTest, ManyPlacedExperts) {
 TEST(TokenRoutesTest, RandomForms) {
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     SCOPED_TRACE(Join("seed ", seed));
-    Random random(seed);
+    Random random(RunSeed() + seed);
     const auto coin = [&] { return random.Integer(0, 1) == 1; };
     PermuteShape s;
     s.tokens = random.Integer(0, 70), s.experts = random.Integer(1, 40), s.hidden = random.Integer(1, 90);

@@ -80,15 +80,21 @@ TEST(ReferenceAttentionTest, TwoKeysByHand) {
 }
 
 TEST(ReferenceAttentionTest, MagnitudesAddAbsoluteValues) {
-  const float q[] = {1, 2}, k[] = {3, -1}, q_rope[] = {4}, k_rope[] = {-2}, v[] = {1};
-  const AttentionResult r = AttentionOf({.q = ConstTensor(q, {1, 1, 1, 2}),
-                                         .k = ConstTensor(k, {1, 1, 1, 2}),
-                                         .v = ConstTensor(v, {1, 1, 1, 1}),
-                                         .q_rope = ConstTensor(q_rope, {1, 1, 1, 1}),
-                                         .k_rope = ConstTensor(k_rope, {1, 1, 1, 1}),
-                                         .scale = -0.5});
+  const float q[] = {1, 2}, k[] = {3, -1}, q_rope[] = {4}, k_rope[] = {-2}, v[] = {1}, bias[] = {-7};
+  AttentionArgs args{.q = ConstTensor(q, {1, 1, 1, 2}),
+                     .k = ConstTensor(k, {1, 1, 1, 2}),
+                     .v = ConstTensor(v, {1, 1, 1, 1}),
+                     .q_rope = ConstTensor(q_rope, {1, 1, 1, 1}),
+                     .k_rope = ConstTensor(k_rope, {1, 1, 1, 1}),
+                     .scale = -0.5};
+  const Values product{0.5 * (3 + 2 + 8)};
+  const AttentionResult r = AttentionOf(args);
   EXPECT_EQ(r.lse, (Values{-0.5 * (3 - 2 - 8)}));
-  EXPECT_EQ(r.max_score, (Values{0.5 * (3 + 2 + 8)}));
+  EXPECT_EQ(r.max_product, product);
+  EXPECT_EQ(r.max_score, product);
+  args.bias = ConstTensor(bias, {1, 1, 1, 1});
+  EXPECT_EQ(AttentionOf(args).max_product, product);
+  EXPECT_EQ(AttentionOf(args).max_score, (Values{product[0] + 7}));
   EXPECT_EQ(r.out, (Values{1}));
 }
 
