@@ -12,6 +12,7 @@
 #include "kernels/matmul_kernel.h"
 #include "kernels/pack.h"
 #include "kernels/packed_input.h"
+#include "kernels/small_products.h"
 #include "kernels/validate.h"
 #include "npu_model/launch.h"
 #include "tiling/matmul_tiling.h"
@@ -278,12 +279,17 @@ Status Run(const Device& device, const MatmulArgs& args, Profile* profile) {
   }
   PackWhere<T>(tiling.pack_a, launch, "a_packed", Role::kA, &operands.a);
   PackWhere<T>(tiling.pack_b, launch, "b_packed", Role::kB, &operands.b);
+  Tape tape;
+  const bool keeps = IsSmallProduct(device, args, shape.m, shape.n, shape.k);
+  if (keeps) launch.Keep(DataOf(args), &tape);
   launch.OnAiCores(tiling.tasks(shape.batches), [&](auto& core) { MatmulKernel<T>(core, operands, tiling); });
   if (tiling.splits > 1) {
     launch.OnVectorCores(shape.batches * CeilDiv(shape.m, tiling.ub_rows) * tiling.grid.cols,
                          [&](auto& core) { AddParts(core, operands, tiling); });
   }
-  return launch.Finish(profile);
+  CUBIST_RETURN_IF_ERROR(launch.Finish(profile));
+  if (keeps && tape.whole()) KeepSmallProduct(args, std::move(tape));
+  return {};
 }
 
 Status RunAny(const Device& device, const MatmulArgs& args, Profile* profile) {
@@ -300,6 +306,11 @@ Status RunAny(const Device& device, const MatmulArgs& args, Profile* profile) {
 }  // namespace
 
 Status Matmul(const Device& device, const MatmulArgs& args, Profile* profile) try {
+  if (const Tape* const tape = FindSmallProduct(device, args)) {
+    Launch launch(device, kKernel);
+    launch.Again(*tape, DataOf(args));
+    return launch.Finish(profile);
+  }
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   if (args.c.rank < 3) return RunAny(device, args, profile);
   MatmulArgs merged = args;

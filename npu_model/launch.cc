@@ -279,6 +279,32 @@ std::vector<trace::CoreRecord>& Launch::BeginPhase(bool vector_only, int cores) 
   return phase.cores;
 }
 
+void Launch::BeginTape(int cores) {
+  if (tape_ == nullptr) return;
+  const bool first = tape_->cores.empty();
+  tape_->cores.clear();
+  if (first) {
+    tape_->cores.resize(static_cast<std::size_t>(cores));
+  } else {
+    tape_ = nullptr;
+  }
+}
+
+CoreTape* Launch::BeginCore(int index, const Scratch& scratch) {
+  if (tape_ == nullptr) return nullptr;
+  CoreTape& core = tape_->cores[static_cast<std::size_t>(index)];
+  core.Begin(data_, scratch);
+  return &core;
+}
+
+void Launch::Again(const Tape& tape, const ProductData& data) {
+  if (!status_.ok()) return;
+  const auto body = [&](int index) {
+    tape.cores[static_cast<std::size_t>(index)].Run(data, ThreadScratch());
+  };
+  RunCores(static_cast<int>(tape.cores.size()), body);
+}
+
 void Launch::RunCores(int cores, CoreBody body) {
   try {
     int threads = device_.threads();

@@ -60,6 +60,12 @@ class Launch {
     Phase<TraceVectorCore>(count, chip_->cube_cores * chip_->vector_per_cube, kernel);
   }
 
+  // Keeps what the next phase does for a product of `data` on a host, where that is all that the launch does: see Tape.
+  // Without a place to keep it nothing is kept.
+  void Keep(const ProductData& data, Tape* tape) { data_ = data, tape_ = tape; }
+  // Does for `data` what a launch before did for its own, of the same shapes: the whole launch.
+  void Again(const Tape& tape, const ProductData& data);
+
   // Bytes that the launch's workspaces take of a caller's memory, wherever that begins.
   std::int64_t workspace_bytes() const { return room_end_ == 0 ? 0 : room_end_ + kRoomAlignment - 1; }
   // What went wrong, if anything; on an Npu device the profile where one is wanted.
@@ -85,16 +91,19 @@ class Launch {
     const int cores = static_cast<int>(std::min<std::int64_t>(count, available));
     if (cores <= 0 || !status_.ok() || purpose_ == Purpose::kMeasure) return;
     if (device_.kind() == Device::Kind::kHost) {
+      BeginTape(cores);
       const auto body = [&](int index) {
         Scratch& scratch = ThreadScratch();
         scratch.Reset();
         HostContext context(*chip_, scratch, index, cores);
+        context.tape = BeginCore(index, scratch);
         HostAiCore core(context);
         if constexpr (kVectorOnly) {
           kernel(core.vectors()[0]);
         } else {
           kernel(core);
         }
+        if (context.tape != nullptr) context.tape->End();
         NoteFinding(context.arena.finding());
       };
       RunCores(cores, body);
@@ -121,6 +130,9 @@ class Launch {
   void TakeMemory(GmTensor* t);
   GmTensor* Add(const char* name, const ConstTensor& tensor, bool writable);
   std::vector<trace::CoreRecord>& BeginPhase(bool vector_only, int cores);
+  // Room for what so many cores do; none where another phase went before.
+  void BeginTape(int cores);
+  CoreTape* BeginCore(int index, const Scratch& scratch);
   void RunCores(int cores, CoreBody body);
   void NoteFinding(const std::string& finding);
 
@@ -144,6 +156,8 @@ class Launch {
   std::vector<std::pair<std::byte*, std::int64_t>> workspaces_;
   std::int64_t workspace_bytes_ = 0;
   std::unique_ptr<trace::Record> record_;
+  ProductData data_;
+  Tape* tape_ = nullptr;
   std::mutex mutex_;
   Status status_;
 };

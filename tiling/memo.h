@@ -18,8 +18,8 @@ class Memo {
     }
     return nullptr;
   }
-  void Keep(const Key& key, const Value& value) {
-    entries_[next_] = std::pair(key, value);
+  void Keep(const Key& key, Value value) {
+    entries_[next_] = std::pair(key, std::move(value));
     next_ = (next_ + 1) % entries_.size();
   }
 

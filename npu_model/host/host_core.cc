@@ -25,6 +25,7 @@ HostContext::HostContext(const ChipSpec& chip, Scratch& scratch, int index, int 
       count(count) {}
 
 Slot* HostContext::Allocate(const SlotRequest& request, int lane, bool with_storage) {
+  if (lane >= 0) BreakTape();  // Without tiles no Vector core does anything.
   auto* slots = reinterpret_cast<Slot*>(
       scratch->Take(static_cast<std::int64_t>(sizeof(Slot)) * static_cast<std::int64_t>(request.stages)));
   for (int stage = 0; stage < request.stages; ++stage) {
@@ -60,7 +61,12 @@ Slot* HostContext::Allocate(const SlotRequest& request, int lane, bool with_stor
 }
 
 void HostContext::RunDeferred() {
-  if (deferred.mmad != nullptr) std::exchange(deferred.mmad, nullptr)(deferred.args);
+  if (deferred.mmad != nullptr) Multiply(std::exchange(deferred.mmad, nullptr), deferred.args);
+}
+
+void HostContext::Multiply(CoreTape::Mmad mmad, const MmadArgs& args) {
+  if (tape != nullptr) tape->Note(mmad, args);
+  mmad(args);
 }
 
 void HostContext::Furnish(Slot& slot) {
@@ -122,6 +128,7 @@ void HandOn(HostContext& context, TileRef dst, TileRef src) {
 
 void HostCube::Send(TileRef dst, TileRef src, Loc) {
   context_->RunDeferred();
+  context_->BreakTape();
   HandOn(*context_, dst, src);
 }
 

@@ -18,6 +18,7 @@
 #include "npu_model/host/movement_ops.h"
 #include "npu_model/host/routing_ops.h"
 #include "npu_model/host/scratch.h"
+#include "npu_model/host/tape.h"
 #include "npu_model/host/tile_ops.h"
 
 namespace cubist {
@@ -46,6 +47,13 @@ struct HostContext {
   };
   DeferredMmad deferred;
   void RunDeferred();
+  void Multiply(CoreTape::Mmad mmad, const MmadArgs& args);
+
+  // Where given, gets what the core does; everything but packing and multiplying breaks it.
+  CoreTape* tape = nullptr;
+  void BreakTape() {
+    if (tape != nullptr) tape->Break();
+  }
 
   const ChipSpec* chip;  // Whose buffers the slots stand in; host layouts come from HostChip() on any chip.
   Scratch* scratch;
@@ -89,6 +97,8 @@ class HostCube {
 
  private:
   std::int64_t BytesOfB(const TileRef& b) const;
+  void Pack(CoreTape::Pack pack, const TileRef& dst, const StridedSource& source, std::byte* to,
+            std::int64_t pitch);
 
   HostContext* context_;
 };

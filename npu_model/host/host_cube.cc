@@ -28,6 +28,7 @@ void HostCube::LoadL1(TileRef dst, const Gm& src, Loc) {
   context_->RunDeferred();
   Slot& slot = *dst.slot;
   if (slot.second != nullptr) {
+    context_->BreakTape();
     const TileRef second = SecondOf(dst);
     LoadL1(second, slot.second->role == slot.role ? src.Transposed() : src);
   }
@@ -44,9 +45,8 @@ void HostCube::LoadL1(TileRef dst, const Gm& src, Loc) {
     CUBIST_CHECK(dst.col_part.begin % nr == 0 && dst.row_part.begin % 2 == 0,
                  "part of a B tile inside a panel");
     const std::int64_t offset = dst.col_part.begin / nr * slot.shows.panel_stride + dst.row_part.begin * nr;
-    context_->cube->pack_b(slot.dtype, dst.rows(), dst.cols(), source, slot.storage + offset * element_bytes,
-                           slot.shows.panel_stride);
-    return;
+    return Pack(context_->cube->pack_b, dst, source, slot.storage + offset * element_bytes,
+                slot.shows.panel_stride);
   }
   CUBIST_CHECK(slot.role == Role::kA, "an L1 tile that is loaded needs the role of an operand");
   if (ReadableInPlace(*context_, dst, src)) {
@@ -54,8 +54,15 @@ void HostCube::LoadL1(TileRef dst, const Gm& src, Loc) {
     return;
   }
   slot.shows = OwnLayout(*context_, slot);
-  context_->cube->pack_a(slot.dtype, dst.rows(), dst.cols(), source, At(dst, element_bytes),
-                         slot.shows.pitch);
+  Pack(context_->cube->pack_a, dst, source, At(dst, element_bytes), slot.shows.pitch);
+}
+
+void HostCube::Pack(CoreTape::Pack pack, const TileRef& dst, const StridedSource& source, std::byte* to,
+                    std::int64_t pitch) {
+  const bool is_b = IsB(dst.slot->role);
+  if (context_->tape != nullptr)
+    context_->tape->NotePack(is_b, pack, dst.dtype(), dst.rows(), dst.cols(), source, to, pitch);
+  pack(dst.dtype(), dst.rows(), dst.cols(), source, to, pitch);
 }
 
 void HostCube::LoadL1Packed(TileRef dst, const PackedGm& src, Loc) {
@@ -69,6 +76,7 @@ void HostCube::LoadL1Packed(TileRef dst, const PackedGm& src, Loc) {
 
 void HostCube::StorePacked(const PackedGm& dst, TileRef src, Loc) {
   context_->RunDeferred();
+  context_->BreakTape();
   if (dst.second_role != Role::kRows) StorePacked(SecondOf(dst), SecondOf(src));
   const std::int64_t bytes = context_->host->OperandBytes(dst.dtype);
   const HostLayout to = LayoutOf(*context_, dst);
@@ -118,6 +126,7 @@ namespace {
 // A part that begins inside a panel is copied, element by element: the chip's fractals are narrower than the host's
 // panels, so tilings for an NPU may ask for it when they are computed here.
 void CopyPartOfPanels(HostContext& context, const TileRef& dst, const TileRef& src) {
+  context.BreakTape();
   const std::int64_t bytes = context.host->OperandBytes(src.dtype());
   const std::int64_t run = bytes == 2 ? 2 : 1;  // Pairs of k are interleaved.
   Slot& slot = *dst.slot;
@@ -153,6 +162,7 @@ void HostCube::LoadL0B(TileRef dst, TileRef tile, Transpose transpose, Loc) {
 
 void HostCube::LoadBias(TileRef dst, const Gm& row, Loc) {
   context_->RunDeferred();
+  context_->BreakTape();
   CopyStrided(dst.slot->storage + dst.col_part.begin * 4, DType::kF32, 0, 1, row.data(), row.dtype(), 0,
               row.col_stride, 1, row.cols);
 }
@@ -211,7 +221,7 @@ void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bi
     if (done == a.cols() && c.slot->role == Role::kRelay) {
       context_->deferred = {mmad, args, c};
     } else {
-      mmad(args);
+      context_->Multiply(mmad, args);
     }
     args.start = MmadStart::kAdd;
   } while (done < a.cols());
@@ -243,6 +253,7 @@ bool StoreDeferred(HostContext& context, const Gm& dst, const TileRef& src, cons
 void HostCube::StoreL0C(const Gm& dst, TileRef src, const FixOptions& options, Loc) {
   if (StoreDeferred(*context_, dst, src, options)) return;
   context_->RunDeferred();
+  context_->BreakTape();
   CUBIST_CHECK(src.slot->shows.data != nullptr,
                std::string(src.slot->owner) + ": a relay accumulator stored twice");
   const bool adds = options.accumulate == Accumulate::kYes;
@@ -270,6 +281,7 @@ void HostCube::StoreL0C(const Gm& dst, TileRef src, const FixOptions& options, L
 }
 
 std::int64_t HostCube::ReadGmInt(const Gm& element, Loc) {
+  context_->BreakTape();
   return LoadInt(element.data(), element.dtype(), 0);
 }
 

@@ -21,6 +21,17 @@ class Scratch {
   // Everything taken is gone. Several chunks are merged into one of their total size.
   void Reset();
 
+  // Bytes taken since, and whether they follow each other.
+  std::int64_t used() const { return used_; }
+  bool in_one_piece() const { return chunks_.size() <= 1; }
+  // How far behind the beginning of that piece a pointer into it stands; of others -1.
+  std::int64_t OffsetOf(const void* pointer) const {
+    if (chunks_.empty()) return -1;
+    const auto offset = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pointer) -
+                                                  reinterpret_cast<std::uintptr_t>(chunks_.back().data));
+    return offset >= 0 && offset < chunks_.back().size ? offset : -1;
+  }
+
  private:
   struct Chunk {
     std::byte* data;

@@ -1,0 +1,26 @@
+// Small products that come again: a thread remembers what its last ones did (see Tape), so that a call of the same shapes,
+// dtypes and strides costs its multiplications and hardly more.
+#ifndef CUBIST_KERNELS_SMALL_PRODUCTS_H_
+#define CUBIST_KERNELS_SMALL_PRODUCTS_H_
+
+#include <cstdint>
+
+#include "kernels/matmul.h"
+#include "npu_model/host/tape.h"
+
+namespace cubist {
+
+ProductData DataOf(const MatmulArgs& args);
+
+// Whether a valid product on a device may be remembered: a single one of two matrices on a host, without an epilogue, that
+// takes so little time that what stands around its multiplications counts.
+bool IsSmallProduct(const Device& device, const MatmulArgs& args, std::int64_t m, std::int64_t n,
+                    std::int64_t k);
+
+// What the calling thread remembers, if it does and nothing is wrong with these arguments; it stands until the next is kept.
+const Tape* FindSmallProduct(const Device& device, const MatmulArgs& args);
+void KeepSmallProduct(const MatmulArgs& args, Tape tape);
+
+}  // namespace cubist
+
+#endif  // CUBIST_KERNELS_SMALL_PRODUCTS_H_
