@@ -3,7 +3,12 @@
 #ifndef CUBIST_KERNELS_TOKEN_PERMUTE_GRAD_KERNEL_H_
 #define CUBIST_KERNELS_TOKEN_PERMUTE_GRAD_KERNEL_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
 
 #include "kernels/token_permute_kernel.h"
 #include "npu_model/core.h"
@@ -83,9 +88,36 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
   Ring<Buffer::kUB, float> probs_ub(core, "probs_ub", t.piece_tokens, top_k, 2);
   Ring<Buffer::kUB, float> grad_ub(core, "grad_ub", 1, t.cols, 2), scaled_ub(core, "scaled_ub", 1, t.cols, 2),
       scratch_ub(core, "scratch_ub", 1, t.cols, 1), dots_ub(core, "dots_ub", t.slots, 8, 2);
-  Ring<Buffer::kUB, T> row_ub(core, "row_ub", 1, t.cols, t.row_stages, Role::kRelay);
+  Ring<Buffer::kUB, T> row_ub(core, "row_ub", 1, t.cols, t.row_stages * static_cast<int>(t.rows),
+                              Role::kRelay);
+  const std::int64_t bias_cols = g.bias == nullptr ? 1 : t.cols;
+  Ring<Buffer::kUB, T> bias_ub(core, "bias_ub", 1, bias_cols, 1, Role::kRelay);
   IntTiles<V> expert_ids = ExpertsOfSlots(core, g.topk_ids, g.sorted_indices, t.piece_tokens);
   if (g.owned != nullptr) ClearRowsOfNoSlot(core, g, t, scaled_ub);
+
+  // Rows that meet a part of their token's gradient at once; after the last of them its dot products are stored.
+  struct Group {
+    std::array<ScaledDot<T>, V::kMaxSummands> rows;
+    std::size_t count = 0;
+    UbTile<float> grad, dots;
+    std::optional<Gm> probs_grad = {};
+  };
+  // The rows of a group are asked for before those of the one before it are multiplied, and come meanwhile.
+  std::array<Group, 2> groups;
+  Group *group = &groups[0], *before = &groups[1];
+  const auto finish = [&] {
+    if (before->count > 0) {
+      core.StoreScaledDots(scaled_ub.Next(1, before->grad.cols()), scratch_ub.Next(1, before->grad.cols()),
+                           before->grad, std::span<const ScaledDot<T>>(before->rows.data(), before->count));
+    }
+    if (before->probs_grad.has_value()) core.Store(*before->probs_grad, before->dots.Cols({0, 1}));
+    before->count = 0, before->probs_grad = {};
+  };
+  const auto hand_on = [&] {
+    finish();
+    std::swap(group, before);
+    group->grad = before->grad, group->dots = before->dots;
+  };
 
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     for (const Range piece : Split(Split(g.out_grad.rows, t.chunk_tokens)[c], t.piece_tokens)) {
@@ -100,52 +132,41 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
       for (std::int64_t i = 0; i < piece.size(); ++i) {
         const Range token{piece.begin + i, piece.begin + i + 1};
         for (const Range slots : Split(top_k, t.slots)) {
-          const UbTile<float> dots = dots_ub.Next(slots.size(), 8);
-          if (g.probs_grad != nullptr) core.Fill(dots, 0.0f);
+          group->dots = dots_ub.Next(slots.size(), 8);
+          if (g.probs_grad != nullptr) core.Fill(group->dots, 0.0f);
           for (const Range cols : Split(g.out_grad.cols, t.cols)) {
-            const UbTile<float> grad = grad_ub.Next(1, cols.size());
-            const UbTile<float> scratch = scratch_ub.Next(1, cols.size());
-            core.Load(grad, g.out_grad.Block(token, cols));
-            // A row is asked for before the one before it is multiplied, and comes meanwhile.
-            UbTile<T> row;
-            std::int64_t slot = -1, place_of_row = 0;
-            float weight_of_row = 0;
-            const auto dot_of = [&](std::int64_t of) { return dots.Part({of, of + 1}, {0, 1}); };
-            const auto finish = [&] {
-              if (slot < 0) return;
-              core.StoreScaledDot(g.permuted_grad.Block({place_of_row, place_of_row + 1}, cols), dot_of(slot),
-                                  scaled_ub.Next(1, cols.size()), scratch, grad, row, weight_of_row);
-              slot = -1;
-            };
+            group->grad = grad_ub.Next(1, cols.size());
+            core.Load(group->grad, g.out_grad.Block(token, cols));
             for (std::int64_t j = slots.begin; j < slots.end; ++j) {
               const std::int64_t place = core.ReadScalar(places.Rows({i, i + 1}), j);
               if (place < 0 || place >= g.permuted_grad.rows) continue;
               const float weight = g.probs == nullptr ? 1.0f : core.ReadScalar(probs.Rows({i, i + 1}), j);
+              const Gm to = g.permuted_grad.Block({place, place + 1}, cols);
               if (g.probs_grad == nullptr) {
-                core.StoreScaled(g.permuted_grad.Block({place, place + 1}, cols),
-                                 scaled_ub.Next(1, cols.size()), grad, weight);
+                core.StoreScaled(to, scaled_ub.Next(1, cols.size()), group->grad, weight);
                 continue;
               }
-              const UbTile<T> next = row_ub.Next(1, cols.size());
-              core.Load(next, MatrixOf(*g.permuted).Block({place, place + 1}, cols));
-              finish();
-              row = next, slot = j - slots.begin, place_of_row = place, weight_of_row = weight;
+              const UbTile<float> dot = group->dots.Part({j - slots.begin, j - slots.begin + 1}, {0, 1});
+              if (group->count == static_cast<std::size_t>(t.rows)) hand_on();
+              const UbTile<T> row = row_ub.Next(1, cols.size());
+              core.Load(row, MatrixOf(*g.permuted).Block({place, place + 1}, cols));
+              group->rows[group->count++] = {to, dot, row, weight};
               if (g.bias == nullptr) continue;
-              finish();
               const std::int64_t expert = core.ReadScalar(experts.Rows({i, i + 1}), j);
-              const UbTile<T> bias = row_ub.Next(1, cols.size());
+              const UbTile<T> bias = bias_ub.Next(1, cols.size());
               core.Load(bias, MatrixOf(*g.bias).Block({expert, expert + 1}, cols));
-              core.AddDot(dot_of(j - slots.begin), scratch, grad, bias);
+              core.AddDot(dot, scratch_ub.Next(1, cols.size()), group->grad, bias);
             }
-            finish();
+            if (cols.end < g.out_grad.cols) hand_on();
           }
-          if (g.probs_grad != nullptr) {
-            core.Store(MatrixOf(*g.probs_grad).Block(token, slots).Transposed(), dots.Cols({0, 1}));
-          }
+          if (g.probs_grad == nullptr) continue;
+          group->probs_grad = MatrixOf(*g.probs_grad).Block(token, slots).Transposed();
+          hand_on();
         }
       }
     }
   }
+  finish();
 }
 
 }  // namespace cubist

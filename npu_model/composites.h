@@ -329,12 +329,14 @@ void ExpandAddDot(V& v, TileRef sum, TileRef scratch, TileRef x, TileRef row, Lo
   v.Binary(BinaryOp::kAdd, sum, sum, product, loc);
 }
 
-// dst = weight * x, and sum += the dot product of x and row; s0 and s1 have the shape of x.
+// For each of the rows: dst = weight * x, and sum += the dot product of x and row; s0 and s1 have the shape of x.
 template <class V>
-void ExpandStoreScaledDot(V& v, const Gm& dst, TileRef sum, TileRef s0, TileRef s1, TileRef x, TileRef row,
-                          float weight, Loc loc) {
-  ExpandAddDot(v, sum, s1, x, row, loc);
-  ExpandStoreScaled(v, dst, s0, x, weight, loc);
+void ExpandStoreScaledDots(V& v, TileRef s0, TileRef s1, TileRef x, std::span<const ScaledDotRef> dots,
+                           Loc loc) {
+  for (const ScaledDotRef& d : dots) {
+    ExpandAddDot(v, d.sum, s1, x, d.row, loc);
+    ExpandStoreScaled(v, d.dst, s0, x, d.weight, loc);
+  }
 }
 
 // Calls visit(element of the tile, place, row of staging) for every place in [0, limit). GM moves begin at whole

@@ -33,6 +33,15 @@ struct EpilogueTiles {
       scratch{};  // of x's shape, as many as the activation needs
 };
 
+// One row of StoreScaledDots: GM = weight * x, and sum (1, 1) += sum_j x_j * row_j.
+template <class T>
+struct ScaledDot {
+  Gm dst;
+  UbTile<float> sum;
+  UbTile<T> row;
+  float weight = 1;
+};
+
 // Cube core: the matrix unit and the movers that feed it. Operands are fp32, bf16 or fp16; sums are fp32.
 template <class C>
 concept CubeCore = requires(C& core, Gm gm, PackedGm packed, L1Tile<BF16> l1, L0ATile<BF16> a,
@@ -64,7 +73,7 @@ template <class V>
 concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narrow, UbTile<std::int32_t> ids,
                               UbTile<std::int64_t> wide_ids, UbTile<std::uint8_t> flags,
                               std::span<const UbTile<BF16>> rows, std::span<const float> weights,
-                              SlotRequest request) {
+                              std::span<const ScaledDot<BF16>> dots, SlotRequest request) {
   { core.Allocate(request) } -> std::same_as<Slot*>;
   { core.index() } -> std::convertible_to<int>;
   { core.count() } -> std::convertible_to<int>;
@@ -146,8 +155,9 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.StoreActivated(gm, EpilogueTiles{x},
                       EpilogueScalars{});  // GM = activation(alpha * x + bias + beta * residual)
   core.AddDot(x, x, x, narrow);            // (sum, scratch, x, row): sum (1, 1) += sum_j x_j * row_j
-  core.StoreScaledDot(gm, x, x, x, x, narrow,
-                      1.0f);   // (dst, sum, s0, s1, x, row, weight): StoreScaled and AddDot of x at once
+  core.StoreScaledDots(
+      x, x, x,
+      dots);  // (s0, s1, x, dots): StoreScaled and AddDot of x at once, for each of several rows
   core.Gather(x, gm, ids, x);  // (dst, column, places, staging): dst(i, j) = column(places(i, j)), else 0
   core.Scatter(gm, ids, x,
                x);  // (column, places, src, staging): column(places(i, j)) = src(i, j); also int32
@@ -613,14 +623,19 @@ class VectorFront : protected E {
     E::AddDot(sum, scratch, x, row, loc);
   }
   template <OperandType T>
-  void StoreScaledDot(const Gm& dst, UbTile<float> sum, UbTile<float> s0, UbTile<float> s1, UbTile<float> x,
-                      UbTile<T> row, float weight, Loc loc = Loc::current()) {
-    CUBIST_CHECK(dst.rows == x.rows() && dst.cols == x.cols(), "shapes differ");
-    CUBIST_CHECK(
-        sum.rows() == 1 && sum.cols() == 1 && x.rows() == 1 && Same(s0, x) && Same(s1, x) && Same(row, x),
-        "shapes differ");
-    CUBIST_CHECK(IsFloat(dst.dtype()), "Store from UB narrows floats only");
-    E::StoreScaledDot(dst, sum, s0, s1, x, row, weight, loc);
+  void StoreScaledDots(UbTile<float> s0, UbTile<float> s1, UbTile<float> x,
+                       std::span<const ScaledDot<T>> dots, Loc loc = Loc::current()) {
+    CUBIST_CHECK(x.rows() == 1 && Same(s0, x) && Same(s1, x), "shapes differ");
+    CUBIST_CHECK(dots.size() <= kMaxSummands, "more rows than one StoreScaledDots takes");
+    ScaledDotRef refs[kMaxSummands];
+    for (std::size_t i = 0; i < dots.size(); ++i) {
+      const ScaledDot<T>& d = dots[i];
+      CUBIST_CHECK(d.dst.rows == 1 && d.dst.cols == x.cols() && Same(d.row, x), "shapes differ");
+      CUBIST_CHECK(d.sum.rows() == 1 && d.sum.cols() == 1, "shapes differ");
+      CUBIST_CHECK(IsFloat(d.dst.dtype()), "Store from UB narrows floats only");
+      refs[i] = {d.dst, d.sum, d.row, d.weight};
+    }
+    E::StoreScaledDots(s0, s1, x, std::span<const ScaledDotRef>(refs, dots.size()), loc);
   }
   // Places outside [0, rows of the column) are passed over: a Gather leaves 0 there.
   void Gather(UbTile<float> dst, const Gm& column, UbTile<std::int32_t> places, UbTile<float> staging,

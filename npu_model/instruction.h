@@ -115,6 +115,13 @@ struct SwiGluGradTiles {
   TileRef d_out, gate, up, probs;
 };
 
+// A row of StoreScaledDots; see ExpandStoreScaledDots in composites.h.
+struct ScaledDotRef {
+  Gm dst;
+  TileRef sum, row;
+  float weight = 1;
+};
+
 }  // namespace cubist
 
 #endif  // CUBIST_NPU_MODEL_INSTRUCTION_H_

@@ -69,7 +69,8 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenUnpermuteTili
 std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenUnpermuteGradTiling& t) {
   return IdsNeed(chip, s, t.piece_tokens) + 2 * UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k) +
          2 * UbBytes(chip, DType::kF32, t.piece_tokens, s.top_k) + 5 * UbBytes(chip, DType::kF32, 1, t.cols) +
-         t.row_stages * UbBytes(chip, s.dtype, 1, t.cols) + 2 * UbBytes(chip, DType::kF32, t.slots, 8) +
+         t.row_stages * t.rows * UbBytes(chip, s.dtype, 1, t.cols) +
+         UbBytes(chip, s.dtype, 1, s.reads_ids ? t.cols : 1) + 2 * UbBytes(chip, DType::kF32, t.slots, 8) +
          2 * UbBytes(chip, DType::kI32, 1, t.owned_rows);
 }
 
@@ -165,6 +166,9 @@ std::vector<TokenPermuteTiling> AllPermuteTilings(const ChipSpec& chip, const Sh
 // has to be costs as much: every part of every row starts in a page of its own.
 constexpr std::int64_t kHostCols = 8192;
 
+// Rows of a gradient that a host reads at once: as many streams as memory serves well.
+constexpr std::int64_t kHostRows = 4;
+
 std::vector<TokenUnpermuteTiling> AllUnpermuteTilings(const ChipSpec& chip, const Shape& s) {
   std::vector<TokenUnpermuteTiling> tilings;
   TokenUnpermuteTiling t;
@@ -193,7 +197,9 @@ std::vector<TokenUnpermuteGradTiling> AllUnpermuteGradTilings(const ChipSpec& ch
       if (!chip.pipes_overlap && cols > kHostCols) continue;
       for (std::int64_t slots : TileSizes({8, 64}, 1, s.top_k)) {
         for (int stages : {2, 4}) {
+          if (!chip.pipes_overlap && stages > 2) continue;
           t.piece_tokens = piece, t.cols = cols, t.slots = slots, t.row_stages = stages;
+          t.rows = chip.pipes_overlap ? 1 : kHostRows;
           tilings.push_back(t);
         }
       }

@@ -112,12 +112,13 @@ double Price(const ChipSpec& chip, const TokenPermuteShape& shape, const TokenUn
 Status Choose(const ChipSpec& chip, const TokenPermuteShape& shape, TokenUnpermuteTiling* tiling);
 
 // The gradient of unpermute: a part of `cols` of a token's gradient stays in UB while it goes to `slots` rows; rows of no
-// slot are looked for `owned_rows` at a time.
+// slot are looked for `owned_rows` at a time. `rows` of its rows are multiplied at once, while as many are on their way.
 struct TokenUnpermuteGradTiling {
   std::int64_t chunks = 0, chunk_tokens = 0;
   std::int64_t piece_tokens = 0;
   std::int64_t cols = 0, slots = 0;
   std::int64_t owned_rows = 512;
+  std::int64_t rows = 1;
   int row_stages = 2;
 
   friend bool operator==(const TokenUnpermuteGradTiling&, const TokenUnpermuteGradTiling&) = default;
@@ -128,7 +129,7 @@ requires std::same_as<std::remove_const_t<Tiling>, TokenUnpermuteGradTiling>
 void VisitFields(const ChipSpec&, const TokenPermuteShape&, Tiling& t, Visit&& visit) {
   visit({"chunk_tokens"}, t.chunk_tokens), visit({"piece_tokens"}, t.piece_tokens);
   visit({"cols"}, t.cols), visit({"slots"}, t.slots), visit({"owned_rows"}, t.owned_rows);
-  visit({"row_stages", 1, 64}, t.row_stages);
+  visit({"rows", 1, 16}, t.rows), visit({"row_stages", 1, 64}, t.row_stages);
 }
 
 inline void Complete(const TokenPermuteShape& s, TokenUnpermuteGradTiling& t) {

@@ -166,8 +166,7 @@ class HostVector {
   void StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc = {});
   void StoreActivated(const Gm& dst, const EpilogueRefs& t, const EpilogueScalars& e, Loc loc = {});
   void AddDot(TileRef sum, TileRef scratch, TileRef x, TileRef row, Loc loc = {});
-  void StoreScaledDot(const Gm& dst, TileRef sum, TileRef s0, TileRef s1, TileRef x, TileRef row,
-                      float weight, Loc loc = {});
+  void StoreScaledDots(TileRef s0, TileRef s1, TileRef x, std::span<const ScaledDotRef> dots, Loc loc = {});
   void Gather(TileRef dst, const Gm& column, TileRef places, TileRef staging, Loc loc = {});
   void Scatter(const Gm& column, TileRef places, TileRef src, TileRef staging, Loc loc = {});
   void Histogram(TileRef counts, TileRef ids, const IdBins& bins, Loc loc = {});

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "npu_model/host/host_core.h"
@@ -483,22 +484,44 @@ void HostVector::StoreActivated(const Gm& dst, const EpilogueRefs& t, const Epil
 
 void HostVector::AddDot(TileRef sum, TileRef, TileRef x, TileRef row, Loc) {
   const void* const data = RowsOf(row).data;
-  const void* const next = TakeShown(row.cols() * SizeOf(row.dtype()), data);
+  Use(data);
   *reinterpret_cast<float*>(At(sum, 4)) +=
-      context_->movement->dot(reinterpret_cast<const float*>(At(x, 4)), data, row.dtype(), x.cols(), next);
+      context_->movement->dot(reinterpret_cast<const float*>(At(x, 4)), data, row.dtype(), x.cols());
 }
 
-void HostVector::StoreScaledDot(const Gm& dst, TileRef sum, TileRef s0, TileRef s1, TileRef x, TileRef row,
-                                float weight, Loc loc) {
-  if (dst.col_stride != 1 || dst.dtype() != row.dtype()) {
-    AddDot(sum, s1, x, row, loc);
-    return StoreScaled(dst, s0, x, weight, loc);
+void HostVector::StoreScaledDots(TileRef s0, TileRef s1, TileRef x, std::span<const ScaledDotRef> dots,
+                                 Loc loc) {
+  const auto plain = [](const ScaledDotRef& d) {
+    return d.dst.col_stride == 1 && d.dst.dtype() == d.row.dtype();
+  };
+  if (!std::all_of(dots.begin(), dots.end(), plain)) {
+    for (const ScaledDotRef& d : dots) {
+      AddDot(d.sum, s1, x, d.row, loc);
+      StoreScaled(d.dst, s0, x, d.weight, loc);
+    }
+    return;
   }
-  const void* const data = RowsOf(row).data;
-  const void* const next = TakeShown(row.cols() * SizeOf(row.dtype()), data);
-  *reinterpret_cast<float*>(At(sum, 4)) +=
-      context_->movement->scale_dot(dst.data(), row.dtype(), reinterpret_cast<const float*>(At(x, 4)), data,
-                                    weight, x.cols(), dst.tensor->stream, next);
+  if (dots.empty()) return;
+  std::array<const void*, HostVectorCore::kMaxSummands> rows, upcoming;
+  std::array<void*, HostVectorCore::kMaxSummands> out;
+  std::array<float, HostVectorCore::kMaxSummands> weights, sums;
+  bool stream = true;
+  for (std::size_t i = 0; i < dots.size(); ++i) {
+    rows[i] = RowsOf(dots[i].row).data, out[i] = dots[i].dst.data(), weights[i] = dots[i].weight;
+    stream = stream && dots[i].dst.tensor->stream;
+    Use(rows[i]);
+  }
+  const std::size_t shown = std::min(shown_count_, upcoming.size());
+  for (std::size_t i = 0; i < shown; ++i) upcoming[i] = shown_[i].data;
+  const WeightedRows weighted{.dtype = dots[0].row.dtype(),
+                              .rows = rows.data(),
+                              .weights = weights.data(),
+                              .count = static_cast<std::int64_t>(dots.size()),
+                              .upcoming = upcoming.data(),
+                              .upcoming_count = static_cast<std::int64_t>(shown)};
+  context_->movement->scale_dots(out.data(), sums.data(), reinterpret_cast<const float*>(At(x, 4)), x.cols(),
+                                 weighted, stream);
+  for (std::size_t i = 0; i < dots.size(); ++i) *reinterpret_cast<float*>(At(dots[i].sum, 4)) += sums[i];
 }
 
 namespace {

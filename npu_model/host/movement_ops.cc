@@ -50,65 +50,6 @@ void Scale(void* dst, DType dtype, const float* x, float weight, std::int64_t n,
            [&]<Narrowing kHow, class T>() HWY_ATTR { ScaleAs<kHow, T>(dst, x, weight, n, stream, next); });
 }
 
-// The dot product. store(j, v0, v1) gets the vectors of x at j on the way, up to *end.
-template <class T, class Store>
-HWY_INLINE float DotWith(const float* x, const T* row, std::int64_t n, const T* next, std::int64_t* end,
-                         Store store) {
-  const Vec zero = Set(0.0f);
-  Vec chain[4] = {zero, zero, zero, zero};
-  std::int64_t j = 0;
-  for (; j + 4 * kLanes <= n; j += 4 * kLanes) {
-    if (next != nullptr) PrefetchTwo(next + j), PrefetchTwo(next + j + 2 * kLanes);
-    Vec v[4];
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {
-      v[c] = Load(x + j + c * kLanes);
-      chain[c] = hn::MulAdd(v[c], Load(row + j + c * kLanes), chain[c]);
-    }
-    store(j, v[0], v[1]), store(j + 2 * kLanes, v[2], v[3]);
-  }
-  *end = j;
-  for (; j + kLanes <= n; j += kLanes) chain[0] = hn::MulAdd(Load(x + j), Load(row + j), chain[0]);
-  if (j < n) chain[1] = hn::MulAdd(Load(x + j, n - j), Load(row + j, n - j), chain[1]);
-  const Vec sum = hn::Add(hn::Add(chain[0], chain[1]), hn::Add(chain[2], chain[3]));
-  return hn::GetLane(hn::SumOfLanes(FloatTag(), sum));
-}
-
-template <class T>
-float DotAs(const float* x, const void* data, std::int64_t n, const void* upcoming) {
-  std::int64_t end = 0;
-  return DotWith(x, static_cast<const T*>(data), n, static_cast<const T*>(upcoming), &end,
-                 [](std::int64_t, Vec, Vec) HWY_ATTR {});
-}
-
-// Where stores can be streamed from the first element on: the lines of dst go while those of the row come.
-template <Narrowing kNarrowing, class T>
-float ScaleDotAs(void* out, const float* x, const void* data, float weight, std::int64_t n, bool stream,
-                 const void* upcoming) {
-  T* const dst = static_cast<T*>(out);
-  if (!stream || BeforeLine(dst, n) != 0) {
-    ScaleAs<kNarrowing, T>(out, x, weight, n, stream, /*upcoming=*/nullptr);
-    return DotAs<T>(x, data, n, upcoming);
-  }
-  const Vec w = Set(weight);
-  std::int64_t end = 0;
-  const float dot = DotWith(x, static_cast<const T*>(data), n, static_cast<const T*>(upcoming), &end,
-                            [&](std::int64_t j, Vec v0, Vec v1)
-                                HWY_ATTR { StreamTwo<kNarrowing>(hn::Mul(w, v0), hn::Mul(w, v1), dst + j); });
-  ScalePart<kNarrowing>(dst + end, x + end, w, n - end);
-  return dot;
-}
-
-float ScaleDot(void* dst, DType dtype, const float* x, const void* row, float weight, std::int64_t n,
-               bool stream, const void* next) {
-  return WithType(dtype, [&]<Narrowing kHow, class T>()
-                             HWY_ATTR { return ScaleDotAs<kHow, T>(dst, x, row, weight, n, stream, next); });
-}
-
-float Dot(const float* x, const void* row, DType dtype, std::int64_t n, const void* next) {
-  return WithType(dtype, [&]<Narrowing, class T>() HWY_ATTR { return DotAs<T>(x, row, n, next); });
-}
-
 void CopyRow(void* to, const void* from, std::int64_t bytes, const void* next) {
   const ByteTag d;
   constexpr auto kLine = static_cast<std::int64_t>(kLineBytes);
@@ -130,9 +71,13 @@ void CopyRow(void* to, const void* from, std::int64_t bytes, const void* next) {
 // Rows that one pass adds, and what they are followed by.
 constexpr std::int64_t kRowsPerPass = 8;
 struct Upcoming {
-  const void* const* rows;
-  std::int64_t count;
+  const void* const* rows = nullptr;
+  std::int64_t count = 0;
 };
+Upcoming After(const WeightedRows& x, const Range& r) {
+  if (r.end < x.count) return {x.rows + r.end, x.count - r.end};
+  return {x.upcoming, x.upcoming_count};
+}
 
 // How far ahead lines are asked for. A row of a few pages is too short for the CPU to notice how it is walked, and eight
 // of them at once are too many. Nothing should keep them: they are read once, and what the second-level cache drops goes to
@@ -204,9 +149,7 @@ void AddRows(Out* out, const float* start, std::int64_t n, const WeightedRows& x
       &WeightedPass<3, kStream, kNarrowing, Out, T>, &WeightedPass<4, kStream, kNarrowing, Out, T>,
       &WeightedPass<5, kStream, kNarrowing, Out, T>, &WeightedPass<6, kStream, kNarrowing, Out, T>,
       &WeightedPass<7, kStream, kNarrowing, Out, T>, &WeightedPass<8, kStream, kNarrowing, Out, T>};
-  const Upcoming next =
-      r.end < x.count ? Upcoming{x.rows + r.end, x.count - r.end} : Upcoming{x.upcoming, x.upcoming_count};
-  kPasses[r.size() - 1](out, start, n, x.rows + r.begin, x.weights + r.begin, next);
+  kPasses[r.size() - 1](out, start, n, x.rows + r.begin, x.weights + r.begin, After(x, r));
 }
 
 void WeightedSum(float* acc, std::int64_t n, const WeightedRows& x, bool accumulate) {
@@ -240,13 +183,111 @@ void StreamWeightedSum(void* out, float* sum, std::int64_t n, const WeightedRows
   });
 }
 
+// ---- Rows that are multiplied with one row, which goes to as many others with a weight
+
+// Rows of one pass: their sums and weights stay in registers, and as few streams come as memory serves well.
+constexpr int kDotsPerPass = 4;
+
+// Per row two chains of sums, of even and of odd vectors. Lines are asked for as by WeightedPart.
+template <int kRows, bool kStores, Narrowing kNarrowing, class T>
+HWY_INLINE void DotsPart(T* const* dst, const float* x, std::int64_t begin, std::int64_t end,
+                         const T* const* row, const Vec* weight, Vec* even, Vec* odd, const T* const* fetched,
+                         std::int64_t fetched_count, std::int64_t ahead) {
+  Vec e[kRows], o[kRows];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) e[r] = even[r], o[r] = odd[r];
+  for (std::int64_t j = begin; j < end; j += 2 * kLanes) {
+    for (std::int64_t r = 0; r < fetched_count; ++r) PrefetchTwoOnce(fetched[r] + j + ahead);
+    const Vec v0 = Load(x + j), v1 = Load(x + j + kLanes);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      e[r] = hn::MulAdd(v0, Load(row[r] + j), e[r]);
+      o[r] = hn::MulAdd(v1, Load(row[r] + j + kLanes), o[r]);
+      if constexpr (kStores)
+        StreamTwo<kNarrowing>(hn::Mul(weight[r], v0), hn::Mul(weight[r], v1), dst[r] + j);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) even[r] = e[r], odd[r] = o[r];
+}
+
+// sums[i] = the dot product of x and rows[i], and with kStores dst[i] = weights[i] * x by non-temporal stores from the
+// first element on.
+template <int kRows, bool kStores, Narrowing kNarrowing, class T>
+void DotsPass(T* const* dst, float* sums, const float* x, std::int64_t n, const void* const* rows,
+              const float* weights, const Upcoming& upcoming) {
+  constexpr auto kAhead = static_cast<std::int64_t>(2 * kAheadBytes / sizeof(T));
+  const T* row[kRows];
+  const T* next[kDotsPerPass];
+  Vec weight[kRows], even[kRows], odd[kRows];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+    row[r] = static_cast<const T*>(rows[r]), even[r] = odd[r] = Set(0.0f);
+    weight[r] = kStores ? Set(weights[r]) : Set(0.0f);
+  }
+  const std::int64_t next_count = Min(upcoming.count, kDotsPerPass);
+  for (std::int64_t r = 0; r < next_count; ++r) next[r] = static_cast<const T*>(upcoming.rows[r]);
+
+  const std::int64_t end = RoundDown(n, 2 * kLanes), own = RoundDown(Max(n - kAhead, 0), 2 * kLanes);
+  DotsPart<kRows, kStores, kNarrowing>(dst, x, 0, own, row, weight, even, odd, row, kRows, kAhead);
+  DotsPart<kRows, kStores, kNarrowing>(dst, x, own, end, row, weight, even, odd, next, next_count, -own);
+  for (int r = 0; r < kRows; ++r) {
+    for (std::int64_t j = end; j < n; j += kLanes) {
+      const std::int64_t count = Min(n - j, kLanes);
+      even[r] = hn::MulAdd(Load(x + j, count), Load(row[r] + j, count), even[r]);
+    }
+    if constexpr (kStores) ScalePart<kNarrowing>(dst[r] + end, x + end, weight[r], n - end);
+    sums[r] = hn::GetLane(hn::SumOfLanes(FloatTag(), hn::Add(even[r], odd[r])));
+  }
+}
+
+float Dot(const float* x, const void* row, DType dtype, std::int64_t n) {
+  float sum = 0;
+  WithType(dtype, [&]<Narrowing kHow, class T>()
+                      HWY_ATTR { DotsPass<1, false, kHow, T>(nullptr, &sum, x, n, &row, nullptr, {}); });
+  return sum;
+}
+
+template <bool kStores, Narrowing kNarrowing, class T>
+void DotsOf(T* const* dst, float* sums, const float* x, std::int64_t n, const WeightedRows& rows,
+            const Range& r) {
+  using Pass = void (*)(T* const*, float*, const float*, std::int64_t, const void* const*, const float*,
+                        const Upcoming&);
+  static constexpr Pass kPasses[kDotsPerPass] = {
+      &DotsPass<1, kStores, kNarrowing, T>, &DotsPass<2, kStores, kNarrowing, T>,
+      &DotsPass<3, kStores, kNarrowing, T>, &DotsPass<4, kStores, kNarrowing, T>};
+  kPasses[r.size() - 1](dst, sums + r.begin, x, n, rows.rows + r.begin, rows.weights + r.begin,
+                        After(rows, r));
+}
+
+void ScaleDots(void* const* out, float* sums, const float* x, std::int64_t n, const WeightedRows& rows,
+               bool stream) {
+  WithType(rows.dtype, [&]<Narrowing kHow, class T>() HWY_ATTR {
+    for (const Range r : Split(rows.count, kDotsPerPass)) {
+      T* dst[kDotsPerPass];
+      bool lines = stream;
+      for (std::int64_t i = r.begin; i < r.end; ++i) {
+        dst[i - r.begin] = static_cast<T*>(out[i]);
+        lines = lines && BeforeLine(dst[i - r.begin], n) == 0;
+      }
+      if (lines) {
+        DotsOf<true, kHow, T>(dst, sums, x, n, rows, r);
+        continue;
+      }
+      for (std::int64_t i = r.begin; i < r.end; ++i)
+        ScaleAs<kHow, T>(out[i], x, rows.weights[i], n, stream, /*upcoming=*/nullptr);
+      DotsOf<false, kHow, T>(dst, sums, x, n, rows, r);
+    }
+  });
+}
+
 }  // namespace
 
 const MovementOps& GetMovementOps() {
   static const MovementOps kOps{.target = hwy::TargetName(HWY_TARGET),
                                 .scale = &Scale,
                                 .dot = &Dot,
-                                .scale_dot = &ScaleDot,
+                                .scale_dots = &ScaleDots,
                                 .weighted_sum = &WeightedSum,
                                 .stream_weighted_sum = &StreamWeightedSum,
                                 .copy_row = &CopyRow};

@@ -25,12 +25,12 @@ struct MovementOps {
   // n elements of `dtype` at `next`, unless null, are fetched into the cache between them.
   void (*scale)(void* dst, DType dtype, const float* x, float weight, std::int64_t n, bool stream,
                 const void* next);
-  // The dot product of x (n) and row (n) of `dtype`, in an order that depends on n and the SIMD target alone; meanwhile
-  // n elements at `next`, unless null, are fetched.
-  float (*dot)(const float* x, const void* row, DType dtype, std::int64_t n, const void* next);
-  // Both at once: dst (n) = weight * x (n), and the dot product of x and row (n), of the same bits as `dot`'s.
-  float (*scale_dot)(void* dst, DType dtype, const float* x, const void* row, float weight, std::int64_t n,
-                     bool stream, const void* next);
+  // The dot product of x (n) and row (n) of `dtype`, in an order that depends on n and the SIMD target alone.
+  float (*dot)(const float* x, const void* row, DType dtype, std::int64_t n);
+  // dst[i] (n) = weights[i] * x (n), rounded to the rows' dtype, and sums[i] = the dot product of x and rows[i] (n), of the
+  // same bits as `dot`'s. Stores as `scale` does.
+  void (*scale_dots)(void* const* dst, float* sums, const float* x, std::int64_t n, const WeightedRows& rows,
+                     bool stream);
   // acc (n) (+)= sum over i ascending of weights[i] * rows[i] (n).
   void (*weighted_sum)(float* acc, std::int64_t n, const WeightedRows& rows, bool accumulate);
   // The sum alone, rounded to the rows' dtype, by non-temporal stores for all but the unaligned ends of out (n). `sum` is

@@ -849,10 +849,10 @@ void TraceVector::AddDot(TileRef sum, TileRef scratch, TileRef x, TileRef row, L
   if (!Empty(x)) ExpandAddDot(record_, sum, scratch, x, row, loc);
 }
 
-void TraceVector::StoreScaledDot(const Gm& dst, TileRef sum, TileRef s0, TileRef s1, TileRef x, TileRef row,
-                                 float weight, Loc loc) {
-  if (state_->with_data) host_.StoreScaledDot(dst, sum, s0, s1, x, row, weight, loc);
-  if (!Empty(x)) ExpandStoreScaledDot(record_, dst, sum, s0, s1, x, row, weight, loc);
+void TraceVector::StoreScaledDots(TileRef s0, TileRef s1, TileRef x, std::span<const ScaledDotRef> dots,
+                                  Loc loc) {
+  if (state_->with_data) host_.StoreScaledDots(s0, s1, x, dots, loc);
+  if (!Empty(x)) ExpandStoreScaledDots(record_, s0, s1, x, dots, loc);
 }
 
 void TraceVector::Gather(TileRef dst, const Gm& column, TileRef places, TileRef staging, Loc loc) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "npu_model/composites.h"
@@ -108,36 +109,54 @@ TEST_P(MovementCompositesTest, AddDotIsItsExpansion) {
   });
 }
 
-// The same bits as its two halves, from the start of a cache line on and elsewhere.
-TEST_P(MovementCompositesTest, StoreScaledDotIsBoth) {
+// The same bits as its two halves of every row, from the start of a cache line on and elsewhere.
+TEST_P(MovementCompositesTest, StoreScaledDotsAreBoth) {
   ForEachFloatType([&](auto zero) {
     using T = decltype(zero);
-    for (std::int64_t cols : {1, 5, 40, 64, 131, 4099}) {
-      for (std::int64_t offset : {0, 1}) {
-        for (bool stream : {false, true}) {
-          Rig rig;
-          Matrix x(DType::kF32, {1, cols}), row(DTypeOf<T>(), {1, cols});
-          x.FillNormal(random_), row.FillNormal(random_);
-          alignas(64) static std::byte memory[2][(4099 + 64) * sizeof(float)];
-          std::memset(memory, 0xff, sizeof(memory));
-          const GmTensor left = TensorOf(x), right = TensorOf(row);
-          GmTensor to[] = {right, right};
-          for (int i = 0; i < 2; ++i) {
-            to[i].data = memory[i] + offset * SizeOf(DTypeOf<T>());
-            to[i].strides = {0, 0, cols, 1}, to[i].stream = stream;
+    for (std::int64_t cols : {1, 5, 40, 64, 131, 1030, 4099}) {
+      for (std::size_t count :
+           {std::size_t{0}, std::size_t{1}, std::size_t{3}, std::size_t{4}, std::size_t{9}}) {
+        for (std::int64_t offset : {0, 1}) {
+          for (bool stream : {false, true}) {
+            Rig rig;
+            Matrix x(DType::kF32, {1, cols}), rows(DTypeOf<T>(), {9, cols});
+            x.FillNormal(random_), rows.FillNormal(random_);
+            alignas(64) static std::byte memory[2][9][(4099 + 61) * sizeof(float)];
+            static_assert(sizeof(memory[0][0]) % 64 == 0);
+            std::memset(memory, 0xff, sizeof(memory));
+            const GmTensor left = TensorOf(x), right = TensorOf(rows);
+            const auto tile = rig.NewTile<float>(1, cols), s0 = rig.NewTile<float>(1, cols),
+                       s1 = rig.NewTile<float>(1, cols), sums = rig.NewTile<float>(18, 8);
+            rig.vector.Load(tile, MatrixOf(left));
+            rig.vector.Fill(sums, 3.0f);
+            std::vector<GmTensor> to(18, right);
+            std::vector<ScaledDot<T>> dots;
+            for (std::size_t i = 0; i < count; ++i) {
+              const auto r = static_cast<std::int64_t>(i);
+              for (std::size_t half : {0, 1}) {
+                GmTensor& t = to[2 * i + half];
+                t.data = memory[half][i] + offset * SizeOf(DTypeOf<T>());
+                t.sizes = {1, 1, 1, cols}, t.strides = {0, 0, cols, 1}, t.stream = stream;
+              }
+              const auto row = rig.NewTile<T>(1, cols, Role::kRelay);
+              rig.vector.Load(row, MatrixOf(right).Rows({r, r + 1}));
+              dots.push_back({MatrixOf(to[2 * i]), sums.Part({r, r + 1}, {0, 1}), row,
+                              0.37f - 0.1f * static_cast<float>(i)});
+            }
+            rig.vector.StoreScaledDots(s0, s1, tile, std::span<const ScaledDot<T>>(dots));
+            for (std::size_t i = 0; i < count; ++i) {
+              const auto r = static_cast<std::int64_t>(i) + 9;
+              rig.vector.AddDot(sums.Part({r, r + 1}, {0, 1}), s1, tile, dots[i].row);
+              rig.vector.StoreScaled(MatrixOf(to[2 * i + 1]), s0, tile, dots[i].weight);
+            }
+            FlushStreams();
+            for (std::int64_t i = 0; i < 9; ++i) {
+              ASSERT_EQ(rig.vector.ReadScalar(sums.Rows({i, i + 1}), 0),
+                        rig.vector.ReadScalar(sums.Rows({i + 9, i + 10}), 0))
+                  << cols << " row " << i << " of " << count;
+            }
+            ASSERT_EQ(std::memcmp(memory[0], memory[1], sizeof(memory[0])), 0) << cols << " " << count;
           }
-          const auto tile = rig.NewTile<float>(1, cols), s0 = rig.NewTile<float>(1, cols),
-                     s1 = rig.NewTile<float>(1, cols), sums = rig.NewTile<float>(2, 8);
-          const auto other = rig.NewTile<T>(1, cols, Role::kRelay);
-          rig.vector.Load(tile, MatrixOf(left)), rig.vector.Load(other, MatrixOf(right));
-          rig.vector.Fill(sums, 3.0f);
-          const auto body = sums.Part({0, 1}, {0, 1}), halves = sums.Part({1, 2}, {0, 1});
-          rig.vector.StoreScaledDot(MatrixOf(to[0]), body, s0, s1, tile, other, 0.37f);
-          rig.vector.AddDot(halves, s1, tile, other);
-          rig.vector.StoreScaled(MatrixOf(to[1]), s0, tile, 0.37f);
-          FlushStreams();
-          ASSERT_EQ(rig.vector.ReadScalar(body, 0), rig.vector.ReadScalar(halves, 0)) << cols;
-          ASSERT_EQ(std::memcmp(memory[0], memory[1], sizeof(memory[0])), 0) << cols;
         }
       }
     }
