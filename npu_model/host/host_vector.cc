@@ -155,6 +155,11 @@ bool InOneRow(const TileRef& tile, const Tiles&... tiles) {
   return joined(tile) && (joined(tiles) && ...);
 }
 
+// Wraps, as a device does: too large a sum is the kernel's mistake, and none of the language's.
+std::int32_t Sum(std::int32_t a, std::int32_t b) {
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) + static_cast<std::uint32_t>(b));
+}
+
 }  // namespace
 
 void HostVector::FillInt(TileRef x, std::int32_t value, Loc) {
@@ -170,7 +175,7 @@ void HostVector::AddInt(TileRef dst, TileRef a, TileRef b, Loc) {
     auto* out = Ints(dst) + i * dst.slot->shows.pitch;
     const auto* left = Ints(a) + i * a.slot->shows.pitch;
     const auto* right = Ints(b) + i * b.slot->shows.pitch;
-    for (std::int64_t j = 0; j < dst.cols(); ++j) out[j] = left[j] + right[j];
+    for (std::int64_t j = 0; j < dst.cols(); ++j) out[j] = Sum(left[j], right[j]);
   }
 }
 
@@ -179,7 +184,7 @@ void HostVector::ColumnSum(TileRef dst, TileRef a, Loc) {
   std::fill_n(sum, dst.cols(), 0);
   for (std::int64_t i = 0; i < a.rows(); ++i) {
     const auto* row = Ints(a) + i * a.slot->shows.pitch;
-    for (std::int64_t j = 0; j < dst.cols(); ++j) sum[j] += row[j];
+    for (std::int64_t j = 0; j < dst.cols(); ++j) sum[j] = Sum(sum[j], row[j]);
   }
 }
 
@@ -187,7 +192,7 @@ void HostVector::ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc
   std::int32_t sum = initial;
   for (std::int64_t j = 0; j < a.cols(); ++j) {
     Ints(dst)[j] = sum;
-    sum += Ints(a)[j];
+    sum = Sum(sum, Ints(a)[j]);
   }
   Ints(dst)[a.cols()] = sum;
 }
@@ -196,7 +201,7 @@ void HostVector::AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc) {
   for (std::int64_t i = 0; i < dst.rows(); ++i) {
     auto* out = Ints(dst) + i * dst.slot->shows.pitch;
     const auto* in = Ints(a) + i * a.slot->shows.pitch;
-    for (std::int64_t j = 0; j < dst.cols(); ++j) out[j] = in[j] + value;
+    for (std::int64_t j = 0; j < dst.cols(); ++j) out[j] = Sum(in[j], value);
   }
 }
 

@@ -240,7 +240,7 @@ TEST(MatmulTest, DoubleBenchmark) {
       for (DType out : {DType::kF32, in}) {
         const Options options{.in = in, .out = out, .bias = in};
         SCOPED_TRACE(shape.Name() + " " + options.Name());
-        Random random;
+        Random random(kTypicalData);
         Call call(shape, options);
         call.FillNormal(random);
         const MatmulArgs args = call.args();
