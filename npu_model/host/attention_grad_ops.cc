@@ -20,24 +20,37 @@ template <Narrowing kNarrowing, class T>
 HWY_INLINE float StepRow(T* p, T* ds, const float* s, const float* dp, const float* lse, const float* delta,
                          std::int64_t n, Vec scale) {
   const FloatTag d;
-  const auto weight = [&](Vec score, Vec log_sum)
-                          HWY_ATTR { return ExpScore<sizeof(T) == 2>(hn::MulSub(score, scale, log_sum)); };
+  constexpr bool kNarrow = sizeof(T) == 2;
   const auto gradient = [&](Vec w, Vec x, Vec shift) HWY_ATTR { return hn::Mul(hn::Sub(x, shift), w); };
   Vec sum = hn::Zero(d);
   std::int64_t j = 0;
-  for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
-    const Vec p0 = weight(Load(s + j), Load(lse + j));
-    const Vec p1 = weight(Load(s + j + kLanes), Load(lse + j + kLanes));
-    const Vec g0 = gradient(p0, Load(dp + j), Load(delta + j));
-    const Vec g1 = gradient(p1, Load(dp + j + kLanes), Load(delta + j + kLanes));
-    StoreTwo<kNarrowing>(p0, p1, p + j);
-    StoreTwo<kNarrowing>(g0, g1, ds + j);
-    sum = hn::Add(sum, hn::Add(g0, g1));
+  const auto vectors = [&]<int kVectors>() HWY_ATTR {
+    Vec w[kVectors];
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) {
+      const std::int64_t at = j + i * kLanes;
+      w[i] = hn::MulSub(Load(s + at), scale, Load(lse + at));
+    }
+    ExpScores<kNarrow>(w);
+#pragma GCC unroll 2
+    for (int i = 0; i < kVectors; i += 2, j += 2 * kLanes) {
+      const Vec g0 = gradient(w[i], Load(dp + j), Load(delta + j));
+      const Vec g1 = gradient(w[i + 1], Load(dp + j + kLanes), Load(delta + j + kLanes));
+      StoreTwo<kNarrowing>(w[i], w[i + 1], p + j);
+      StoreTwo<kNarrowing>(g0, g1, ds + j);
+      sum = hn::Add(sum, hn::Add(g0, g1));
+    }
+  };
+  while (j + kScoreVectors * kLanes <= n) vectors.template operator()<kScoreVectors>();
+  if constexpr (kScoreVectors > 2) {
+    if (j + 2 * kLanes <= n) vectors.template operator()<2>();
   }
   for (; j < n; j += kLanes) {
     const std::int64_t count = Min(kLanes, n - j);
     const auto valid = hn::FirstN(d, static_cast<std::size_t>(count));
-    const Vec p0 = hn::IfThenElseZero(valid, weight(Load(s + j, count), Load(lse + j, count)));
+    Vec w[1] = {hn::MulSub(Load(s + j, count), scale, Load(lse + j, count))};
+    ExpScores<kNarrow>(w);
+    const Vec p0 = hn::IfThenElseZero(valid, w[0]);
     const Vec g0 = gradient(p0, Load(dp + j, count), Load(delta + j, count));
     Store(p0, p + j, count);
     Store(g0, ds + j, count);

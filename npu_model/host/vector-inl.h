@@ -229,34 +229,49 @@ HWY_INLINE Vec Exp(Vec x) {
 #endif
 }
 
-// exp(x) of a score that is at most about 0, for as few instructions as there are: 2^floor(t) 2^f with t = x log2(e), f the
-// minimax polynomial with 2^0 = 1. Its error is below 2 ulp (of degree 5, for weights that become 16-bit floats) or 1.2 ulp
-// (of degree 6), and what t loses when it is rounded besides: |x| 2^-24 and a quarter of that. NaN stays NaN, -inf gives
-// 0, and so may what is below the normal range.
-template <bool kNarrow>
-HWY_INLINE Vec ExpScore(Vec x) {
+// x = exp(x) of scores that are at most about 0, for as few instructions as there are: 2^floor(t) 2^f with t = x log2(e), f
+// the minimax polynomial with 2^0 = 1. Its error is below 2 ulp (of degree 5, for weights that become 16-bit floats) or 1.2
+// ulp (of degree 6), and what t loses when it is rounded besides: |x| 2^-24 and a quarter of that. NaN stays NaN, -inf gives
+// 0, and so may what is below the normal range. The vectors go through it step by step: one behind the other they
+// would wait in the schedulers for each other's latencies (a chain is 40 cycles long, and worth 4 of throughput).
+template <bool kNarrow, int kVectors>
+HWY_INLINE void ExpScores(Vec (&x)[kVectors]) {
 #if HWY_TARGET <= HWY_AVX3
-  const Vec t = hn::Mul(x, Set(0x1.715476p0f));
-  const Vec f{_mm512_reduce_ps(t.raw, _MM_FROUND_TO_NEG_INF)};
-  Vec y;
-  if constexpr (kNarrow) {
-    y = hn::MulAdd(Set(1.86713005e-3f), f, Set(9.01703071e-3f));
-    y = hn::MulAdd(y, f, Set(5.57999127e-2f));
-    y = hn::MulAdd(y, f, Set(2.40164444e-1f));
-    y = hn::MulAdd(y, f, Set(6.93151295e-1f));
-  } else {
-    y = hn::MulAdd(Set(2.16129149e-4f), f, Set(1.2467847e-3f));
-    y = hn::MulAdd(y, f, Set(9.67545155e-3f));
-    y = hn::MulAdd(y, f, Set(5.54852821e-2f));
-    y = hn::MulAdd(y, f, Set(2.40229309e-1f));
-    y = hn::MulAdd(y, f, Set(6.93147063e-1f));
+  constexpr int kDegree = kNarrow ? 5 : 6;
+  constexpr float kPolynomial[2][6] = {
+      {2.16129149e-4f, 1.2467847e-3f, 9.67545155e-3f, 5.54852821e-2f, 2.40229309e-1f, 6.93147063e-1f},
+      {1.86713005e-3f, 9.01703071e-3f, 5.57999127e-2f, 2.40164444e-1f, 6.93151295e-1f}};
+  Vec f[kVectors], y[kVectors];
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) x[i] = hn::Mul(x[i], Set(0x1.715476p0f));
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i)
+    f[i] = Vec{_mm512_reduce_ps(x[i].raw, _MM_FROUND_TO_NEG_INF)}, y[i] = Set(kPolynomial[kNarrow][0]);
+#pragma GCC unroll 6
+  for (int degree = 1; degree <= kDegree; ++degree) {
+    const Vec next = Set(degree == kDegree ? 1.0f : kPolynomial[kNarrow][degree]);
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) y[i] = hn::MulAdd(y[i], f[i], next);
   }
-  y = hn::MulAdd(y, f, Set(1.0f));
-  return Vec{_mm512_scalef_ps(y.raw, t.raw)};
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) x[i] = Vec{_mm512_scalef_ps(y[i].raw, x[i].raw)};
 #else
-  return Exp</*kAtMostZero=*/false>(x);
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) x[i] = Exp</*kAtMostZero=*/false>(x[i]);
 #endif
 }
+template <bool kNarrow>
+HWY_INLINE Vec ExpScore(Vec x) {
+  Vec one[1] = {x};
+  ExpScores<kNarrow>(one);
+  return one[0];
+}
+// How many at a time: as many as leave registers for the constants.
+#if HWY_TARGET <= HWY_AVX3
+constexpr int kScoreVectors = 4;
+#else
+constexpr int kScoreVectors = 2;
+#endif
 
 // ln(x) = e ln 2 + ln(1 + f), x = 2^e (1 + f), 1 + f in [sqrt(1/2), sqrt(2)); ln(1 + f) = f - f^2 / 2 + f^3
 // P(f) with P minimax of degree 7 (relative error 6e-9; with rounding below 0.9 ulp). ln(0) = -inf,

@@ -387,54 +387,68 @@ template <Narrowing kNarrowing, class Extreme, class T>
 HWY_INLINE float ExpRow(T* p, const float* s, const float* next, std::int64_t n, Vec scale, Vec m,
                         Extreme& extreme) {
   const FloatTag d;
-  const auto probability = [&](Vec x) HWY_ATTR { return ExpScore<sizeof(T) == 2>(hn::MulSub(x, scale, m)); };
+  constexpr bool kNarrow = sizeof(T) == 2;
   Vec sum0 = hn::Zero(d), sum1 = hn::Zero(d);
   std::int64_t j = 0;
-  for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
-    const Vec p0 = probability(Load(s + j)), p1 = probability(Load(s + j + kLanes));
-    extreme.Add(Load(next + j), Load(next + j + kLanes));
-    StoreTwo<kNarrowing>(p0, p1, p + j);
-    sum0 = hn::Add(sum0, p0);
-    sum1 = hn::Add(sum1, p1);
+  const auto vectors = [&]<int kVectors>() HWY_ATTR {
+    Vec x[kVectors];
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) x[i] = hn::MulSub(Load(s + j + i * kLanes), scale, m);
+    ExpScores<kNarrow>(x);
+#pragma GCC unroll 2
+    for (int i = 0; i < kVectors; i += 2, j += 2 * kLanes) {
+      extreme.Add(Load(next + j), Load(next + j + kLanes));
+      StoreTwo<kNarrowing>(x[i], x[i + 1], p + j);
+      sum0 = hn::Add(sum0, x[i]);
+      sum1 = hn::Add(sum1, x[i + 1]);
+    }
+  };
+  while (j + kScoreVectors * kLanes <= n) vectors.template operator()<kScoreVectors>();
+  if constexpr (kScoreVectors > 2) {
+    if (j + 2 * kLanes <= n) vectors.template operator()<2>();
   }
   extreme.AddRest(next + j, n - j);
   for (; j < n; j += kLanes) {
     const std::int64_t count = Min(kLanes, n - j);
     const auto valid = hn::FirstN(d, static_cast<std::size_t>(count));
-    const Vec p1 = hn::IfThenElseZero(valid, probability(Load(s + j, count)));
-    Store(p1, p + j, count);
-    sum1 = hn::Add(sum1, p1);
+    Vec x[1] = {hn::MulSub(Load(s + j, count), scale, m)};
+    ExpScores<kNarrow>(x);
+    x[0] = hn::IfThenElseZero(valid, x[0]);
+    Store(x[0], p + j, count);
+    sum1 = hn::Add(sum1, x[0]);
   }
   return hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
 }
 
 // The (rows, 1) operands follow for as many rows as a vector has lanes. A row's extreme is looked for beside the row two
-// before it, so that nothing waits for the lanes to be folded. p may lie where s does: a row is read for its extreme before
+// before it, and its lanes are folded beside the row before it, so that nothing waits for them. p may lie where s does: a row is read for its extreme before
 // p's rows reach it.
 template <Narrowing kNarrowing, bool kMinimum, class T>
 void SoftmaxStepAs(const Rows& p, const Rows& s, const Rows& m_new, const Rows& m_old, const Rows& l,
                    float scale) {
   using Extreme = ScaledExtreme<kMinimum>;
   const FloatTag d;
-  Extreme extreme, next;  // Of this row and of the one behind it.
-  const auto start = [&](Extreme& x, std::int64_t row) HWY_ATTR {
-    x.Start();
-    if (row < s.rows) x.AddRow(RowOf(s, row), s.cols);
+  Extreme extreme;  // Of the next row where a row begins, of the one behind that where it ends.
+  const auto start = [&](std::int64_t row) HWY_ATTR {
+    extreme.Start();
+    if (row < s.rows) extreme.AddRow(RowOf(s, row), s.cols);
   };
-  start(extreme, 0), start(next, 1);
+  start(0);
+  float next_max = extreme.Of(scale);
+  start(1);
   for (const Range rows : Split(s.rows, kLanes)) {
     HWY_ALIGN float old_max[kLanes] = {}, new_max[kLanes] = {}, sum[kLanes] = {}, total[kLanes] = {};
     for (std::int64_t i = rows.begin; i < rows.end; ++i) {
       const std::int64_t lane = i - rows.begin;
-      const float row_max = extreme.Of(scale);
+      const float row_max = next_max;
+      next_max = extreme.Of(scale);
       old_max[lane] = *RowOf(m_old, i);
       new_max[lane] = row_max > old_max[lane] ? row_max : old_max[lane];
       total[lane] = *RowOf(l, i);
-      extreme = next;
       const auto exp_row = [&]<Narrowing kHow>() HWY_ATTR {
-        next.Start();
+        extreme.Start();
         return ExpRow<kHow>(RowAs<T>(p, i), RowOf(s, i), RowOf(s, Min(i + 2, s.rows - 1)), s.cols, Set(scale),
-                            Set(new_max[lane]), next);
+                            Set(new_max[lane]), extreme);
       };
       sum[lane] = exp_row.template operator()<kNarrowing>();
       // A NaN shows in the sum, and then costs a second pass: to look for it in every element takes a tenth of the whole.
