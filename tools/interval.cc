@@ -1,5 +1,6 @@
 #include "tools/interval.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string_view>
 
@@ -9,24 +10,38 @@
 namespace cubist {
 namespace {
 
-// Constants that are wrong together, by the beginnings of their names: the first that fits.
+// Constants that are wrong together, by the beginnings of their names: the first that fits. Those of kFixed add to the
+// time what they are, whatever else happens.
 struct Prefix {
   std::string_view text;
   std::size_t kind;
 };
-enum : std::size_t { kLaunch, kFlags, kHbm, kMiss, kL2, kPaths, kVector, kCube, kKinds };
+enum : std::size_t {
+  kStart,
+  kFlags,
+  kHbm,
+  kFound,
+  kMiss,
+  kL2,
+  kLatencies,
+  kRates,
+  kVector,
+  kCube,
+  kKinds,
+  kFixed,
+};
 constexpr Prefix kPrefixes[] = {
-    {"sync.launch_s", kLaunch},
-    {"sync.mixed_launch_s", kLaunch},
-    {"sync.start_spread_s", kLaunch},
-    {"sync.barrier_s", kLaunch},
+    {"sync.launch_s", kFixed},
+    {"sync.mixed_launch_s", kFixed},
+    {"sync.barrier_s", kFixed},
+    {"sync.start_spread_s", kStart},
     {"sync.", kFlags},
     {"scalar.", kFlags},
     {"memory.hbm_", kHbm},
-    {"memory.found_dirty", kHbm},
+    {"memory.found_dirty", kFound},
     {"memory.core_miss_", kMiss},
     {"memory.", kL2},
-    {"path.", kPaths},
+    {"path.", kLatencies},
     {"vector.", kVector},
     {"mmad.", kCube},
     {"clock_hz", kCube},
@@ -34,7 +49,8 @@ constexpr Prefix kPrefixes[] = {
 
 std::size_t KindOf(std::string_view name) {
   for (const Prefix& prefix : kPrefixes) {
-    if (name.starts_with(prefix.text)) return prefix.kind;
+    if (!name.starts_with(prefix.text)) continue;
+    return prefix.kind == kLatencies && name.ends_with(".bytes_per_cycle") ? kRates : prefix.kind;
   }
   return kKinds;
 }
@@ -59,22 +75,58 @@ ChipSpec Slowed(const ChipSpec& chip, std::size_t kind) {
 
 double PredictedUs(std::span<RecordedLaunch> launches, const ChipSpec& chip) {
   double us = 0;
-  for (auto& [record, plan] : launches) {
+  for (auto& [record, plan, before_us] : launches) {
     record.chip = chip;
-    us += trace::Replay(record, plan).time_s * 1e6;
+    us += before_us + trace::Replay(record, plan).time_s * 1e6;
   }
   return us;
 }
 
 Interval IntervalOf(std::span<RecordedLaunch> launches, const ChipSpec& chip, double us) {
   double squares = 0;
-  for (std::size_t kind = 0; kind < kKinds; ++kind) {
-    const double change = PredictedUs(launches, Slowed(chip, kind)) - us;
-    squares += change * change;
+  const auto add = [&](double change) { squares += change * change; };
+  for (std::size_t kind = 0; kind < kKinds; ++kind) add(PredictedUs(launches, Slowed(chip, kind)) - us);
+  double launched = 0, mixed = 0, barriers = 0;
+  for (auto& [record, plan, before_us] : launches) {
+    record.chip = chip;
+    launched += 1;
+    mixed += trace::IsMixed(record) ? 1 : 0;
+    barriers += static_cast<double>(std::max<std::size_t>(record.phases.size(), 1) - 1);
   }
-  for (auto& [record, plan] : launches) record.chip = chip;
+  const auto spread = [](const Constant& c) { return c.value * c.spread * 1e6; };
+  add(launched * spread(chip.sync.launch_s));
+  add(mixed * spread(chip.sync.mixed_launch_s));
+  add(barriers * spread(chip.sync.barrier_s));
   const double error = std::sqrt(squares);
   return {us * us / (us + error), us + error};
+}
+
+Interval AnySchedule(std::span<RecordedLaunch> launches, const ChipSpec& chip) {
+  Interval all;
+  for (auto& [record, plan, before_us] : launches) {
+    record.chip = chip;
+    const Profile profile = trace::Replay(record, plan);
+    const double us = profile.time_s * 1e6;
+    const auto barriers = static_cast<double>(std::max<std::size_t>(record.phases.size(), 1) - 1);
+    const double fixed = before_us + (trace::LaunchSeconds(record) + barriers * chip.sync.barrier_s) * 1e6;
+    // Shares are of all cores of the chip; those that have nothing to do hold nothing up.
+    const bool vector_only = std::all_of(record.phases.begin(), record.phases.end(),
+                                         [](const trace::Phase& phase) { return phase.vector_only; });
+    const double cores = chip.cube_cores * (vector_only ? chip.vector_per_cube : 1.0);
+    const double idle = cores / std::max(profile.cores_used, 1);
+    double busiest = 0, sum = 0;
+    for (const Profile::Busy& busy : profile.busy) {
+      busiest = std::max({busiest, busy.cube_side, busy.vector_side});
+      sum += busy.cube_side + busy.vector_side;
+    }
+    const double quickest = fixed + busiest * idle * us, slowest = fixed + sum * idle * us;
+    all.low += std::min(quickest, before_us + us), all.high += std::max(slowest, before_us + us);
+  }
+  return all;
+}
+
+Interval Together(double us, const Interval& x, const Interval& y) {
+  return {us - std::min(std::hypot(us - x.low, us - y.low), us), us + std::hypot(x.high - us, y.high - us)};
 }
 
 }  // namespace cubist

@@ -1,4 +1,5 @@
-// Intervals: how far a predicted time may be off, by the spread of the chip's constants.
+// Intervals: how far a predicted time may be off, by the spread of the chip's constants and by what is not known of a
+// kernel's schedule.
 #ifndef CUBIST_TOOLS_INTERVAL_H_
 #define CUBIST_TOOLS_INTERVAL_H_
 
@@ -14,19 +15,27 @@ namespace cubist {
 struct RecordedLaunch {
   trace::Record record;
   sync::Plan plan;
+  double before_us = 0;  // what the kernel does before its first transfer, which is not in the record
 };
 
 // Microseconds of all launches on a chip that differs from the recorded one in costs alone.
 double PredictedUs(std::span<RecordedLaunch> launches, const ChipSpec& chip);
 
-// `us`, give or take what the spread of the chip's constants implies: each kind of constant (launch, flags and issue,
-// HBM, misses, L2, transfers, Vector, Cube) is as slow as its sources allow in turn, and the changes add like independent
-// errors. The records are those of `chip` again afterwards.
 struct Interval {
   double low = 0, high = 0;  // us
   bool known() const { return high > 0; }
 };
+
+// `us`, give or take what the spread of the chip's constants implies: each kind of constant (launch, start, flags and
+// issue, HBM, what L2 held, misses, L2, latencies and rates of paths, Vector, Cube) is as slow as its sources allow in
+// turn, and the changes add like independent errors. The records are those of `chip` again afterwards.
 Interval IntervalOf(std::span<RecordedLaunch> launches, const ChipSpec& chip, double us);
+
+// What the same work takes under any schedule: from launch and busiest pipe alone to all pipes one after the other.
+Interval AnySchedule(std::span<RecordedLaunch> launches, const ChipSpec& chip);
+
+// `us` with the errors of both, as independent ones, on each side.
+Interval Together(double us, const Interval& x, const Interval& y);
 
 }  // namespace cubist
 

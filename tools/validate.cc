@@ -102,6 +102,36 @@ std::vector<const Result*> Headline(const std::vector<Result>& results) {
   return known.empty() ? all : known;
 }
 
+double WidthOf(const Result* r) { return (r->high - r->low) / 2 / r->predicted; }
+
+struct Coverage {
+  double inside = 0, width = 0;  // shares; the width is the median half-width over the prediction
+};
+Coverage CoverageOf(const std::vector<const Result*>& rows) {
+  Coverage c;
+  std::vector<double> widths;
+  for (const Result* r : rows) {
+    c.inside += r->inside() ? 1.0 / static_cast<double>(rows.size()) : 0;
+    widths.push_back(WidthOf(r));
+  }
+  c.width = Median(std::move(widths));
+  return c;
+}
+
+std::vector<const Result*> Replayed(const std::vector<Result>& results) {
+  std::vector<const Result*> all;
+  for (const Result& r : results) {
+    if (r.skipped.empty()) all.push_back(&r);
+  }
+  return all;
+}
+
+void AddCoverage(const std::vector<const Result*>& rows, nlohmann::json* to) {
+  const Coverage c = CoverageOf(rows);
+  (*to)["inside_interval"] = c.inside;
+  (*to)["median_interval_width"] = c.width;
+}
+
 std::string Json(const std::vector<Result>& results, bool intervals) {
   using nlohmann::json;
   json rows = json::array(), skipped = json::array(), groups = json::object();
@@ -122,15 +152,16 @@ std::string Json(const std::vector<Result>& results, bool intervals) {
     const ErrorSummary s = SummaryOf(of_group);
     groups[group] = {
         {"rows", s.rows}, {"mape", s.mape}, {"median_error", s.median}, {"spearman", s.spearman}};
+    if (intervals) AddCoverage(of_group, &groups[group]);
   }
   const ErrorSummary all = SummaryOf(Headline(results));
-  return json{{"rows", rows},
-              {"mape", all.mape},
-              {"spearman", all.spearman},
-              {"skipped", skipped},
-              {"groups", groups}}
-             .dump(1) +
-         "\n";
+  json whole{{"rows", rows},
+             {"mape", all.mape},
+             {"spearman", all.spearman},
+             {"skipped", skipped},
+             {"groups", groups}};
+  if (intervals) AddCoverage(Replayed(results), &whole);
+  return whole.dump(1) + "\n";
 }
 
 std::string Percent(double share) { return fmt::format("{:+.1f} %", 100 * share); }
@@ -157,22 +188,6 @@ std::vector<const Result*> Worst(std::vector<const Result*> rows) {
   std::stable_sort(rows.begin(), rows.end(), [&](auto* x, auto* y) { return wrong(x) > wrong(y); });
   rows.resize(std::min<std::size_t>(rows.size(), 5));
   return rows;
-}
-
-double WidthOf(const Result* r) { return (r->high - r->low) / 2 / r->predicted; }
-
-struct Coverage {
-  double inside = 0, width = 0;  // shares; the width is the median half-width over the prediction
-};
-Coverage CoverageOf(const std::vector<const Result*>& rows) {
-  Coverage c;
-  std::vector<double> widths;
-  for (const Result* r : rows) {
-    c.inside += r->inside() ? 1.0 / static_cast<double>(rows.size()) : 0;
-    widths.push_back(WidthOf(r));
-  }
-  c.width = Median(std::move(widths));
-  return c;
 }
 
 void Print(const std::vector<Result>& results, bool intervals) {
@@ -213,6 +228,10 @@ void Print(const std::vector<Result>& results, bool intervals) {
     fmt::print("\n");
     if (group == kKnownSchedules) fmt::print("  {}", HeldOut(of_group));
   }
+  if (intervals) {
+    const Coverage c = CoverageOf(Replayed(results));
+    fmt::print("all: {:.0f} % inside an interval of +-{:.0f} %\n", 100 * c.inside, 100 * c.width);
+  }
   if (skipped > 0) fmt::print("skipped {} of {} rows\n", skipped, results.size());
 }
 
@@ -229,6 +248,9 @@ std::string Markdown(const std::vector<Result>& results) {
     text += fmt::format("| {} | {} | {:.1f} % | {} | {:.3f} | {:.0f} % | +-{:.0f} % | {} |\n", group, s.rows,
                         100 * s.mape, Percent(s.median), s.spearman, 100 * c.inside, 100 * c.width, worst);
   }
+  const Coverage all = CoverageOf(Replayed(results));
+  text += fmt::format("| all | {} |  |  |  | {:.0f} % | +-{:.0f} % |  |\n", Replayed(results).size(),
+                      100 * all.inside, 100 * all.width);
   for (const auto& [group, of_group] : ByGroup(results)) {
     if (group == kKnownSchedules) text.append("\n").append(HeldOut(of_group));
   }
@@ -303,7 +325,7 @@ int ValidateCommand(const ValidateOptions& options) {
     if (!result.skipped.empty()) continue;
     result.predicted = PredictedUs(recorded.launches, chip);
     if (!options.intervals) continue;
-    const Interval interval = IntervalOf(recorded.launches, chip, result.predicted);
+    const Interval interval = IntervalOf(recorded, chip, result.predicted);
     result.low = interval.low, result.high = interval.high;
   }
   Print(results, options.intervals);

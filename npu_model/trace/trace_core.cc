@@ -49,8 +49,6 @@ Op OpOf(BinaryOp op) {
   return Op::kMax;
 }
 
-DType Widest(DType a, DType b) { return SizeOf(a) >= SizeOf(b) ? a : b; }
-
 }  // namespace
 
 // ---- Recorder ----
@@ -362,7 +360,8 @@ void VectorRecorder::FillInt(TileRef x, std::int32_t value, Loc loc) {
 
 void VectorRecorder::Cast(TileRef dst, TileRef a, Loc loc) {
   if (Empty(dst)) return;
-  AddV(Op::kCast, Widest(dst.dtype(), a.dtype()), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
+  // A repeat is 256 bytes of what is read: widening takes half as long as narrowing.
+  AddV(Op::kCast, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
 }
 
 void VectorRecorder::Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc loc) {

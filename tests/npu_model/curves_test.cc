@@ -211,6 +211,14 @@ TEST(CurvesTest, VectorInstructionsOfOtherForms) {
                Ring<Buffer::kUB, BF16> y(core, "y", 1, r * kPerRepeat, 1);
                core.Cast(y.Next(1, r * kPerRepeat), x.Next(1, r * kPerRepeat));
              }));
+  // 128 numbers of 2 bytes in a repeat.
+  for (const char* name : {"VCONV_FP16_FP32_1_core_910b1", "VCONV_BF16_FP32_1_core_910b1"}) {
+    ExpectNear(name, VectorCurve(name), wide([](auto& core, std::int64_t r) {
+                 Ring<Buffer::kUB, BF16> x(core, "x", 1, 2 * r * kPerRepeat, 1);
+                 Ring<Buffer::kUB, float> y(core, "y", 1, 2 * r * kPerRepeat, 1);
+                 core.Cast(y.Next(1, 2 * r * kPerRepeat), x.Next(1, 2 * r * kPerRepeat));
+               }));
+  }
   ExpectNear("integers", VectorCurve("VADD_INT32_INT32_INT32_1_core_910b1"),
              wide([](auto& core, std::int64_t r) {
                Ring<Buffer::kUB, std::int32_t> ring(core, "x", 1, RoundUp(r, 2) * kPerRepeat, 3);

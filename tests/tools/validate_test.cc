@@ -110,12 +110,71 @@ TEST(ValidateTest, WritesJsonAndGoesOnAfterBadRows) {
   EXPECT_NEAR(row.at("error").get<double>(), predicted / 5.3 - 1, 1e-9);
   EXPECT_LT(row.at("low_us").get<double>(), predicted);
   EXPECT_GT(row.at("high_us").get<double>(), predicted);
+  EXPECT_DOUBLE_EQ(json.at("inside_interval"), 1);
+  EXPECT_NEAR(json.at("median_interval_width").get<double>(),
+              (row.at("high_us").get<double>() - row.at("low_us").get<double>()) / 2 / predicted, 1e-9);
   EXPECT_NEAR(json.at("mape").get<double>(), std::abs(predicted / 5.3 - 1), 1e-9);
   EXPECT_EQ(json.at("skipped").size(), 2u);
   EXPECT_NE(json.at("skipped")[0].at("reason").get<std::string>().find("int64"), std::string::npos);
 
   options.file = "/no/such.csv";
   EXPECT_EQ(ValidateCommand(options), 2);
+}
+
+// The less is known of how a kernel is scheduled, the wider its interval.
+TEST(IntervalTest, WidensWithWhatIsNotKnown) {
+  MeasuredRows rows;
+  ASSERT_TRUE(
+      ReadMeasured(Temporary("interval.csv",
+                             std::string(kOperators) +
+                                 "910b2,swi_glu,1,\"[[1024, 2048]]\",\"[\"\"float16\"\"]\",{},SwiGlu,15\n"),
+                   &rows)
+          .ok());
+  const ChipSpec& chip = Ascend910B2();
+  Recorded recorded = RecordRow(rows.rows.at(0), chip);
+  ASSERT_EQ(recorded.skipped, "");
+  const double us = PredictedUs(recorded.launches, chip);
+  EXPECT_GT(us, kOperatorStart);
+  const Interval any = AnySchedule(recorded.launches, chip);
+  EXPECT_LT(any.low, us);
+  EXPECT_GT(any.high, us);
+  const auto width_as = [&](Schedule schedule) {
+    recorded.schedule = schedule;
+    const Interval interval = IntervalOf(recorded, chip, us);
+    EXPECT_GT(interval.low, 0);
+    EXPECT_LT(interval.low, us);
+    EXPECT_GT(interval.high, us);
+    return interval.high - interval.low;
+  };
+  const double known = width_as(Schedule::kKnown), standard = width_as(Schedule::kStandard),
+               unknown = width_as(Schedule::kUnknown);
+  EXPECT_GT(standard, 1.1 * known);
+  EXPECT_GT(unknown, 1.1 * standard);
+}
+
+TEST(IntervalTest, ErrorsOfBothAddAsIndependentOnes) {
+  const Interval both = Together(100, {97, 103}, {96, 104});
+  EXPECT_DOUBLE_EQ(both.low, 95);
+  EXPECT_DOUBLE_EQ(both.high, 105);
+  EXPECT_DOUBLE_EQ(Together(10, {0, 10}, {0, 20}).low, 0);
+}
+
+// The published targets, on all rows that are given.
+TEST(ValidateTest, GroupsKeepToTheirTargets) {
+  ValidateOptions options;
+  options.json = ::testing::TempDir() + "/cubist_validate_all.json";
+  options.intervals = false;
+  ASSERT_EQ(ValidateCommand(options), 0);
+  std::ifstream file(options.json);
+  const nlohmann::json json = nlohmann::json::parse(file);
+  EXPECT_LE(json.at("mape").get<double>(), 0.05);
+  const auto mape = [&](const char* group) { return json.at("groups").at(group).at("mape").get<double>(); };
+  EXPECT_LE(mape(kMemoryBound), 0.15);
+  EXPECT_LE(mape("attention"), 0.25);
+  EXPECT_LE(mape("vendor GEMM"), 0.1);
+  EXPECT_LE(mape("grouped matmul"), 0.2);
+  EXPECT_LE(mape("other vector"), 0.2);
+  EXPECT_LE(10 * json.at("skipped").size(), json.at("rows").size() + json.at("skipped").size());
 }
 
 }  // namespace

@@ -13,7 +13,6 @@
 #include "kernels/flash_attention.h"
 #include "kernels/grouped_matmul.h"
 #include "kernels/matmul.h"
-#include "kernels/token_permute.h"
 #include "npu_model/launch.h"
 #include "npu_model/tuning.h"
 #include "tools/tiling_search.h"
@@ -55,7 +54,7 @@ class RowRecorder {
         {"transpose", &RowRecorder::Transpose},
         {"moe_re_routing", &RowRecorder::ReRouting},
         {"moe_finalize_routing", &RowRecorder::FinalizeRow},
-        {"moe_init_routing_v3", &RowRecorder::InitRouting},
+        {"moe_init_routing_v3", &RowRecorder::InitRoutingRow},
         {"gemm", &RowRecorder::Gemm},
         {"grouped_matmul", &RowRecorder::Grouped},
         {"mla", &RowRecorder::Attention},
@@ -112,6 +111,10 @@ class RowRecorder {
     sync::Plan plan = sync::PlanFlags(record, policy);
     out_.launches.push_back({std::move(record), std::move(plan)});
   }
+  // The launch added last is of an Ascend C operator.
+  void StartsSlowly() {
+    if (out_.skipped.empty()) out_.launches.back().before_us = kOperatorStart;
+  }
   // A launch of `kernel(core, inputs, outputs)` on all Vector cores; tensors are matrices.
   struct Operand {
     DType dtype;
@@ -145,6 +148,7 @@ class RowRecorder {
     const std::int64_t m = shape(0)[0], n = shape(0)[1], k = shape(0)[2];
     const DType in = DTypeOfName(dtype(0));
     if (out_.group != kKnownSchedules) return AddMatmul(m, n, k, in, /*transpose_b=*/true);
+    out_.schedule = Schedule::kKnown;
     const std::string step = row_.op.substr(0, 5);
     MatmulSchedule s;
     if (step != "step1" && step != "step2" && step != "step3" && step != "step4")
@@ -160,7 +164,7 @@ class RowRecorder {
 
   // What a compiler's flags do at the edge of a loop: the first load of a K block waits for the whole block before.
   void AddLoopEdges() {
-    auto& [record, plan] = out_.launches.back();
+    auto& [record, plan, before_us] = out_.launches.back();
     for (std::size_t p = 0; p < record.phases.size(); ++p) {
       for (std::size_t c = 0; c < record.phases[p].cores.size(); ++c)
         AddLoopEdges(record.phases[p].cores[c], &plan.phases[p].cores[c]);
@@ -281,6 +285,8 @@ class RowRecorder {
     };
     Add([&](const Device& device) { return call(device, nullptr); }, sync::Policy::kMinimal,
         WithoutPrefetch(call));
+    StartsSlowly();
+    out_.schedule = Schedule::kUnknown;
   }
 
   // ---- Attention: (B, S, N, D), or (B, N, S, D) ----
@@ -318,6 +324,8 @@ class RowRecorder {
     }
     args.out = Tensor(nullptr, in, {args.q.size(0), args.q.size(1), args.q.size(2), args.v.size(3)});
     Add([&](const Device& device) { return FlashAttention(device, args); });
+    StartsSlowly();
+    out_.schedule = Schedule::kUnknown;
   }
 
   // ---- Memory-bound operators ----
@@ -329,9 +337,9 @@ class RowRecorder {
         *std::max_element(row_.shapes.begin(), row_.shapes.end(),
                           [](const Shape& x, const Shape& y) { return Count(x) < Count(y); });
     const Operand all{DTypeOfName(dtype(0)), 1, Count(largest)};
-    // sigmoid: 1 / (1 + exp(-x)); gelu by tanh: x * sigmoid(1.6 x + 0.07 x^3).
+    // sigmoid: 1 / (1 + exp(-x)); gelu by tanh: x / (1 + exp(-|y|)) * exp(min(y, 0)), y = 1.6 x + 0.07 x^3.
     static const std::map<std::string, Arithmetic> works = {
-        {"sigmoid", {2, 0, 1, 1}}, {"gelu", {4, 4, 1, 1}}, {"relu", {1, 0, 0, 0}}, {"maximum", {0, 1, 0, 0}}};
+        {"sigmoid", {2, 0, 1, 1}}, {"gelu", {5, 4, 2, 1}}, {"relu", {1, 0, 0, 0}}, {"maximum", {0, 1, 0, 0}}};
     const Shape& last = row_.shapes.back();
     if (row_.shapes.size() == 2 && Count(last) < Count(largest)) return Broadcast(largest, last);
     AddStream(std::vector<Operand>(row_.shapes.size(), all), {all}, works.at(row_.op));
@@ -370,6 +378,8 @@ class RowRecorder {
               [](auto& core, const auto& from, const auto& to) {
                 HalvesKernel(core, from[0], to[0], {2, 1, 1, 1});
               });
+    StartsSlowly();
+    out_.schedule = Schedule::kUnknown;
   }
 
   void RmsNormRow() {
@@ -379,6 +389,8 @@ class RowRecorder {
     AddVector({{in, t, h}, {in, 1, h}}, {{in, t, h}}, [](auto& core, const auto& from, const auto& to) {
       RmsNormRowsKernel(core, from[0], from[1], to[0]);
     });
+    StartsSlowly();
+    out_.schedule = Schedule::kUnknown;
   }
 
   void ReRouting() {
@@ -396,11 +408,13 @@ class RowRecorder {
     }
     const std::vector<std::int32_t> counts(static_cast<std::size_t>(segments), 0);
     in.push_back({DType::kI32, 1, segments, counts.data()});
-    AddVector(in, out, [](auto& core, const auto& from, const auto& to) {
+    const int words = dtype(1) == "int64" ? 2 : 1;
+    AddVector(in, out, [words](auto& core, const auto& from, const auto& to) {
       std::vector<Gm> columns;
       for (std::size_t c = 1; c < to.size(); ++c) columns.push_back(from[c]), columns.push_back(to[c]);
-      MoveSegmentsKernel(core, from[0], to[0], columns, from.back());
+      MoveSegmentsKernel(core, from[0], to[0], columns, from.back(), words);
     });
+    StartsSlowly();
   }
 
   void FinalizeRow() {
@@ -426,12 +440,15 @@ class RowRecorder {
       g.skips.assign(from.begin() + static_cast<std::ptrdiff_t>(next), from.end());
       FinalizeKernel(core, g);
     });
+    StartsSlowly();
+    out_.schedule = Schedule::kUnknown;
   }
 
   // ---- Others ----
 
   void Softmax() {
     out_.group = "other vector";
+    out_.schedule = Schedule::kUnknown;
     const Shape& x = shape(0);
     std::int64_t dim = row_.attrs.value("dim", std::int64_t{-1});
     if (dim < 0) dim += static_cast<std::int64_t>(x.size());
@@ -460,50 +477,99 @@ class RowRecorder {
 
   void Transpose() {
     out_.group = "other vector";
+    out_.schedule = Schedule::kUnknown;
     if (!HasRank(0, 2)) return;
     // An int64 is two floats.
     const std::int64_t parts = is_int64() ? 2 : 1;
     const DType in = is_int64() ? DType::kF32 : DTypeOfName(dtype(0));
-    const Operand from{in, shape(0)[0], shape(0)[1] * parts}, to{in, shape(0)[1] * parts, shape(0)[0]};
-    AddVector({from}, {to},
-              [](auto& core, const auto& in, const auto& out) { TransposeKernel(core, in[0], out[0]); });
+    const Operand from{in, shape(0)[0], shape(0)[1] * parts}, to{in, shape(0)[1], shape(0)[0] * parts};
+    AddVector({from}, {to}, [parts](auto& core, const auto& in, const auto& out) {
+      TransposeKernel(core, in[0], out[0], parts);
+    });
   }
 
-  void InitRouting() {
+  void InitRoutingRow() {
     out_.group = "other vector";
+    out_.schedule = Schedule::kUnknown;
     if (!HasRank(0, 2) || !HasRank(1, 2)) return;
-    // Quantised rows are counted as plain ones: int8 is not one of our types.
-    const std::int64_t tokens = shape(0)[0], top_k = shape(1)[1];
-    const std::int64_t experts = row_.attrs.value("expert_num", std::int64_t{1});
-    std::vector<std::int32_t> ids;
-    for (std::int64_t i = 0; i < tokens * top_k; ++i)
-      ids.push_back(static_cast<std::int32_t>(i * 7919 % std::max<std::int64_t>(experts, 1)));
+    const std::int64_t tokens = shape(0)[0], h = shape(0)[1], slots = tokens * shape(1)[1];
     const DType in = DTypeOfName(dtype(0));
-    TokenPermuteArgs args;
-    args.tokens = ConstTensor(nullptr, in, {tokens, shape(0)[1]});
-    args.topk_ids = ConstTensor(ids.data(), {tokens, top_k});
-    args.num_experts = experts;
-    args.permuted = Tensor(nullptr, in, {tokens * top_k, shape(0)[1]});
-    args.sorted_indices = Tensor(nullptr, DType::kI32, {tokens * top_k});
-    Add([&](const Device& device) { return TokenPermute(device, args); });
+    // Int8 is not one of our types: a row is stored as so many floats.
+    const std::int64_t quant = row_.attrs.value("quant_mode", std::int64_t{-1});
+    const Operand ids{DType::kF32, 1, slots}, x{in, tokens, h},
+        out{quant < 0 ? in : DType::kF32, KeptSlots(slots), quant < 0 ? h : CeilDiv(h, 4)};
+    Add([&](const Device& device) {
+      Launch launch(device, row_.op.c_str());
+      const auto input = [&](const Operand& o) {
+        return MatrixOf(*launch.Input("in", ConstTensor(o.data, o.dtype, {o.rows, o.cols})));
+      };
+      const auto output = [&](const Operand& o) {
+        return MatrixOf(*launch.Output("out", Tensor(nullptr, o.dtype, {o.rows, o.cols})));
+      };
+      const InitRouting g{.ids = input(ids),
+                          .sorted = output(ids),
+                          .places = output(ids),
+                          .tokens = input(x),
+                          .out = output(out),
+                          .work = quant < 0    ? 0
+                                  : quant == 0 ? 4
+                                               : 10,
+                          .once = quant != 0};
+      if (slots == 0) return launch.Finish(nullptr);
+      const std::int64_t cores = chip_.cube_cores * chip_.vector_per_cube;
+      constexpr std::int64_t kOneCoreSorts = 6144;  // ids that UB has room to sort
+      const bool one = slots <= kOneCoreSorts;
+      if (!one)
+        launch.OnVectorCores(cores, [&](auto& core) { SortSlotsKernel(core, g.ids, g.sorted, cores); });
+      launch.OnVectorCores(1, [&](auto& core) { SortSlotsKernel(core, g.ids, g.sorted, 1); });
+      launch.OnVectorCores(one ? 1 : cores, [&](auto& core) { CountSlotsKernel(core, g.sorted, g.places); });
+      if (row_.attrs.value("drop_pad_mode", std::int64_t{0}) == 1)
+        launch.OnVectorCores(cores, [&](auto& core) { ClearSlotsKernel(core, g.out); });
+      launch.OnVectorCores(cores, [&](auto& core) { GatherSlotsKernel(core, g); });
+      return launch.Finish(nullptr);
+    });
+    if (slots > 0) StartsSlowly();
+  }
+
+  // Slots whose rows are gathered: those of the experts in range, to the number that is active.
+  std::int64_t KeptSlots(std::int64_t slots) const {
+    const std::int64_t experts = std::max<std::int64_t>(row_.attrs.value("expert_num", std::int64_t{1}), 1);
+    std::int64_t kept = slots;
+    const auto range = row_.attrs.find("active_expert_range");
+    if (range != row_.attrs.end() && range->is_array() && range->size() == 2 &&
+        (*range)[0].is_number_integer() && (*range)[1].is_number_integer()) {
+      const std::int64_t in_range = (*range)[1].get<std::int64_t>() - (*range)[0].get<std::int64_t>();
+      kept = slots * std::clamp<std::int64_t>(in_range, 0, experts) / experts;
+    }
+    const std::int64_t active = row_.attrs.value("active_num", std::int64_t{-1});
+    return active > 0 ? std::min(kept, active) : kept;
   }
 
   // The kernels that the row lists, one launch each: tables are put together, spread over the batch, and applied.
   void Rotary() {
     out_.group = "other vector";
+    out_.schedule = Schedule::kUnknown;
     if (!HasRank(0, 4) || !HasRank(2, 2)) return;
     const DType in = DTypeOfName(dtype(0));
     const Shape& q = shape(0);
-    const Operand half{in, 1, Count(shape(2))}, table{in, 1, 2 * Count(shape(2))},
-        spread{in, 1, q[0] * q[1] * q[3]}, all{in, 1, Count(q)};
+    const Shape& table_shape = shape(2);
+    const std::int64_t tokens = q[0] * q[1], heads = q[2] * q[3];
+    const Operand half{in, table_shape[0], table_shape[1]}, table{in, table_shape[0], 2 * table_shape[1]},
+        flat_table{in, 1, 2 * Count(table_shape)}, flat{in, 1, tokens * q[3]}, rows{in, tokens, q[3]},
+        all{in, tokens, heads};
     const auto times = [&](std::string_view kernel) {
       const std::size_t at = row_.kernels.find(kernel);
       const std::size_t digit = at == std::string::npos ? at : row_.kernels.find_first_of("0123456789", at);
       return digit == std::string::npos ? 0 : row_.kernels[digit] - '0';
     };
-    for (int i = 0; i < times("ConcatD") + times("RepeatInterleave"); ++i) AddStream({half}, {table}, {});
-    for (int i = 0; i < times("BroadcastTo"); ++i) AddStream({table}, {spread}, {});
-    AddStream({all, all}, {all, all}, {0, 6, 0, 0});
+    for (int i = 0; i < times("ConcatD") + times("RepeatInterleave"); ++i) {
+      AddVector({half}, {table},
+                [](auto& core, const auto& from, const auto& to) { TwiceKernel(core, from[0], to[0]); });
+    }
+    for (int i = 0; i < times("BroadcastTo"); ++i) AddStream({flat_table}, {flat}, {});
+    AddVector({all, all, rows, rows}, {all, all},
+              [](auto& core, const auto& from, const auto& to) { RotaryKernel(core, from, to); });
+    StartsSlowly();
   }
 
   const MeasuredRow& row_;
@@ -512,6 +578,17 @@ class RowRecorder {
 };
 
 }  // namespace
+
+Interval IntervalOf(Recorded& recorded, const ChipSpec& chip, double us) {
+  Interval all = IntervalOf(recorded.launches, chip, us);
+  if (recorded.schedule == Schedule::kKnown) return all;
+  all = Together(us, all, {us / (1 + kOtherSchedule), us * (1 + kOtherSchedule)});
+  double before = 0;
+  for (const RecordedLaunch& launch : recorded.launches) before += launch.before_us;
+  if (recorded.schedule == Schedule::kStandard) return Together(us, all, {us - before, us + before});
+  all = Together(us, all, {us - before, us + before * kOperatorStart.spread});
+  return Together(us, all, AnySchedule(recorded.launches, chip));
+}
 
 Recorded RecordRow(const MeasuredRow& row, const ChipSpec& chip) { return RowRecorder(row, chip).Run(); }
 

@@ -2,6 +2,7 @@
 #ifndef CUBIST_TOOLS_VALIDATION_PREDICT_H_
 #define CUBIST_TOOLS_VALIDATION_PREDICT_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -16,12 +17,33 @@ namespace cubist {
 inline constexpr const char* kKnownSchedules = "known schedules";
 inline constexpr const char* kMemoryBound = "memory-bound";
 
+// How far the schedule of a row's kernels is known: to the last buffer; by what such kernels do anyhow (double buffers, all
+// cores, the better order of blocks); or not even by how far its pipes overlap.
+enum class Schedule : std::uint8_t { kKnown, kStandard, kUnknown };
+
 // The launches of a row, recorded and planned: replayed with other constants as often as one likes.
 struct Recorded {
   std::string group;
   std::string skipped;  // why there is nothing to replay; empty otherwise
   std::vector<RecordedLaunch> launches;
+  Schedule schedule = Schedule::kStandard;
 };
+
+// What the spreads of the chip's constants imply and, of vendor kernels, those of the two below and, where the schedule is
+// unknown, any schedule of the same work.
+Interval IntervalOf(Recorded& recorded, const ChipSpec& chip, double us);
+
+// Share of the time, of kernels whose schedule is not known to the last buffer. pto-dsl guide: steps 2 to 4, all with double
+// buffers, differ by 13 to 19 %, of which the better of several is taken.
+inline constexpr double kOtherSchedule = 0.1;
+
+// Before its first transfer an operator of the vendor's Ascend C copies its tiling from GM, works out where its tiles are
+// and sets up its queues, all by the scalar unit with cold caches. Products (MatMul) and the compiled elementwise operators
+// (Sigmoid, Gelu, Maximum, Slice) do not. The spread is that of operators whose schedule is unknown.
+inline constexpr Constant kOperatorStart{
+    2.75, "us", Basis::kMeasured, 2.5,
+    "vendor guide: a tiling known to the compiler saves 2.75 us of 10.6; "
+    "MoeReRouting asks for 1, SwiGlu for 7 to 9"};
 
 Recorded RecordRow(const MeasuredRow& row, const ChipSpec& chip);
 

@@ -38,9 +38,11 @@ void ElementwiseKernel(Core& core, std::span<const Gm> in, std::span<const Gm> o
   const auto inputs = static_cast<std::int64_t>(in.size());
   const std::int64_t most = kUbBytes / 4 / (2 * inputs + 1) / 256 * 256;
   const std::int64_t size = std::clamp<std::int64_t>(RoundUp(CeilDiv(per_core, 2), 256), 256, most);
+  // Second operands begin half of the bank groups after the first, as vendors' allocators place them.
   std::vector<Ring<Buffer::kUB, float>> rings;
-  for (std::int64_t i = 0; i < inputs; ++i) rings.emplace_back(core, "in", 1, size, 2);
-  Ring<Buffer::kUB, float> scratch(core, "scratch", 1, size, 1);
+  rings.emplace_back(core, "in", 1, size, 2);
+  Ring<Buffer::kUB, float> apart(core, "apart", 1, 32, 2), scratch(core, "scratch", 1, size, 1);
+  for (std::int64_t i = 1; i < inputs; ++i) rings.emplace_back(core, "in", 1, size, 2);
   for (const Range r : Split(Range{begin, end}, size)) {
     std::vector<UbTile<float>> x;
     for (std::size_t i = 0; i < in.size(); ++i) {
@@ -112,14 +114,16 @@ void HalvesKernel(Core& core, const Gm& in, const Gm& out, const Arithmetic& wor
   }
 }
 
-// out = max(in, other), where `other` is one row for all rows, or a column, again and again.
+// out = max(in, other), where `other` is one row for all rows, or a column, again and again: a column is read number by
+// number, each filling a row.
 template <VectorCore Core>
 void BroadcastMaxKernel(Core& core, const Gm& in, const Gm& other, const Gm& out) {
   const bool row = other.rows == 1;
-  TileGrid grid(in.rows, in.cols, core.count(), kUbBytes / 4 / 3);
+  TileGrid grid(in.rows, in.cols, core.count(), kUbBytes / 4 / (row ? 3 : 4));
   if (!row) grid.height = std::min(grid.height, other.rows);
   Ring<Buffer::kUB, float> ring(core, "x", grid.height, grid.width, 2),
-      others(core, "other", row ? 1 : grid.height, row ? grid.width : 1, 1);
+      others(core, "other", row ? 1 : grid.height, row ? grid.width : 1, 1),
+      spread(core, "spread", row ? 1 : grid.height, grid.width, 1);
   for (std::int64_t task = core.index(); task < grid.count(); task += core.count()) {
     const Range r = grid.Rows(task), c = grid.Cols(task);
     const auto x = ring.Next(r.size(), c.size());
@@ -127,25 +131,38 @@ void BroadcastMaxKernel(Core& core, const Gm& in, const Gm& other, const Gm& out
     core.Load(x, in.Block(r, c));
     const std::int64_t first = row ? 0 : std::min(r.begin % other.rows, other.rows - r.size());
     core.Load(y, row ? other.Cols(c) : other.Rows({first, first + r.size()}));
-    core.Max(x, x, y);
+    if (row) {
+      core.Max(x, x, y);
+    } else {
+      const auto all = spread.Next(r.size(), c.size());
+      for (std::int64_t i = 0; i < r.size(); ++i) {
+        core.ReadScalar(y.Rows({i, i + 1}), 0);
+        core.Fill(all.Rows({i, i + 1}), 0.0f);
+      }
+      core.Max(x, x, all);
+    }
     core.Store(out.Block(r, c), x);
   }
 }
 
-// Softmax of each row.
+// Softmax of each row. The vendor's reductions of a whole repeat (VCMAX, VCADD) take 7 and 3 cycles, the model's of blocks 1:
+// a division and four operations on one number make up for it.
 template <VectorCore Core>
 void SoftmaxKernel(Core& core, const Gm& in, const Gm& out) {
   const std::int64_t per_core = CeilDiv(in.rows, core.count());
   const std::int64_t begin = std::min(in.rows, core.index() * per_core),
                      end = std::min(in.rows, begin + per_core);
+  const bool padded = in.cols * SizeOf(in.dtype()) % 32 != 0;  // in UB: such rows are taken one by one
   const std::int64_t rows = std::clamp<std::int64_t>(kUbBytes / (2 * RoundUp(in.cols * 4, 32) + 64), 1,
-                                                     std::max<std::int64_t>(per_core, 1));
-  Ring<Buffer::kUB, float> ring(core, "x", rows, in.cols, 1), statistics(core, "statistics", rows, 1, 1);
+                                                     padded ? 1 : std::max<std::int64_t>(per_core, 1));
+  Ring<Buffer::kUB, float> ring(core, "x", rows, in.cols, padded && 24 * in.cols <= kUbBytes ? 2 : 1),
+      statistics(core, "statistics", rows, 1, 1);
   for (const Range r : Split(Range{begin, end}, rows)) {
     const auto x = ring.Next(r.size(), in.cols);
     const auto s = statistics.Next(r.size(), 1);
     core.Load(x, in.Rows(r));
     core.RowMax(s, x);
+    Compute(core, x, x, {.unary = 4, .divs = 1});
     core.Sub(x, x, s);
     core.Exp(x, x);
     core.RowSum(s, x);
@@ -204,29 +221,73 @@ void ColumnSoftmaxKernel(Core& core, const Gm& in, const Gm& out, std::int64_t r
   }
 }
 
-// out = in transposed, in square tiles; two passes of V stand for the shuffle.
+// out = in transposed, in tiles whose rows are 128 bytes on either side; two passes of V stand for the shuffle. A number is
+// `parts` floats, or one of the tensors' own type.
 template <VectorCore Core>
-void TransposeKernel(Core& core, const Gm& in, const Gm& out) {
-  constexpr std::int64_t kSide = 128;
-  Ring<Buffer::kUB, float> ring(core, "x", kSide, kSide, 2);
-  const Split rows(in.rows, kSide), cols(in.cols, kSide);
-  const std::int64_t down = CeilDiv(in.rows, kSide), across = CeilDiv(in.cols, kSide);
+void TransposeKernel(Core& core, const Gm& in, const Gm& out, std::int64_t parts) {
+  const std::int64_t side = 128 / (parts * SizeOf(in.dtype()));
+  const Split rows(in.rows, side), cols(in.cols / parts, side);
+  Ring<Buffer::kUB, float> ring(core, "x", side, side * parts, 2);
+  const std::int64_t down = CeilDiv(in.rows, side), across = CeilDiv(in.cols / parts, side);
   for (std::int64_t task = core.index(); task < down * across; task += core.count()) {
     const Range r = rows[task / across], c = cols[task % across];
+    const auto x = ring.Next(r.size(), c.size() * parts);
+    core.Load(x, in.Block(r, {c.begin * parts, c.end * parts}));
+    core.MulScalar(x, x, 1.0f);
+    core.MulScalar(x, x, 1.0f);
+    core.Store(out.Block(c, {r.begin * parts, r.end * parts}), ring.Next(c.size(), r.size() * parts));
+  }
+}
+
+// Two copies of `in` side by side, row by row: out = (in, in).
+template <VectorCore Core>
+void TwiceKernel(Core& core, const Gm& in, const Gm& out) {
+  TileGrid grid(in.rows, in.cols, core.count(), kUbBytes / 4 / 2);
+  Ring<Buffer::kUB, float> ring(core, "x", grid.height, grid.width, 2);
+  for (std::int64_t task = core.index(); task < grid.count(); task += core.count()) {
+    const Range r = grid.Rows(task), c = grid.Cols(task);
     const auto x = ring.Next(r.size(), c.size());
     core.Load(x, in.Block(r, c));
-    core.MulScalar(x, x, 1.0f);
-    core.MulScalar(x, x, 1.0f);
-    core.Store(out.Block(c, r), ring.Next(c.size(), r.size()));
+    for (const std::int64_t half : {std::int64_t{0}, in.cols})
+      core.Store(out.Block(r, {half + c.begin, half + c.end}), x);
+  }
+}
+
+// Rotary embedding of q and k (tokens, numbers of all heads), up to kTogether numbers at a time: loaded with their rows of
+// the tables, rotated and stored, one after the other.
+template <VectorCore Core>
+void RotaryKernel(Core& core, std::span<const Gm> in, std::span<const Gm> out) {
+  constexpr std::int64_t kTogether = 1024;
+  const std::int64_t tokens = in[0].rows, per_core = CeilDiv(tokens, core.count());
+  const Range mine{std::min(tokens, core.index() * per_core),
+                   std::min(tokens, (core.index() + 1) * per_core)};
+  const std::int64_t most = std::max<std::int64_t>(kTogether / std::max<std::int64_t>(in[0].cols, 1), 1);
+  std::vector<Ring<Buffer::kUB, float>> rings;
+  for (const Gm& x : in) rings.emplace_back(core, "in", most, x.cols, 2);
+  Ring<Buffer::kUB, float> turned(core, "turned", most, in[0].cols, 1);
+  for (const Range r : Split(mine, most)) {
+    std::vector<UbTile<float>> x;
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      x.push_back(rings[i].Next(r.size(), in[i].cols));
+      core.Load(x[i], in[i].Rows(r));
+    }
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const auto t = turned.Next(r.size(), in[i].cols);
+      core.MulScalar(t, x[i], -1.0f);
+      core.Mul(x[i], x[i], t);
+      core.Mul(t, t, x[i]);
+      core.Add(x[i], x[i], t);
+      core.Store(out[i].Rows(r), x[i]);
+    }
   }
 }
 
 // Segments of rows change places: out segment s is in segment (s * 7) mod segments, with a scale and an index per row.
-// Every core first works out where segments begin: counts (1, segments) are added up by the scalar unit, once for where
-// rows come from and once for where they go.
+// Every core first works out where segments begin: counts (1, segments) are added up by the scalar unit, those of
+// 64 bits in two words.
 template <VectorCore Core>
 void MoveSegmentsKernel(Core& core, const Gm& in, const Gm& out, std::span<const Gm> columns,
-                        const Gm& counts) {
+                        const Gm& counts, int words) {
   const std::int64_t segments = counts.cols;
   const std::int64_t row_bytes = RoundUp(in.cols * 4, 32),
                      length = std::max<std::int64_t>(in.rows / segments, 1);
@@ -238,7 +299,7 @@ void MoveSegmentsKernel(Core& core, const Gm& in, const Gm& out, std::span<const
   const auto scan = scanned.Next(1, segments), sums = ends.Next(1, segments);
   core.Load(scan, counts);
   core.Fill(sums, 0);
-  for (int way = 0; way < 2; ++way) core.Histogram(sums, scan, {});
+  for (int word = 0; word < words; ++word) core.Histogram(sums, scan, {});
   for (std::int64_t s = 0; s < segments; ++s) core.ReadScalar(sums, s);
   for (std::int64_t task = core.index(); task < tasks; task += core.count()) {
     const std::int64_t segment = task / pieces, first = task % pieces * most,
@@ -288,6 +349,83 @@ void FinalizeKernel(Core& core, const Finalize& g) {
     for (std::int64_t j = 0; j < g.top_k; ++j)
       add_row(g.expanded, (t * g.top_k + j) * 7919 % g.expanded.rows, g.skips.empty() && j == 0, true);
     core.Store(g.out.Rows({t, t + 1}), sum);
+  }
+}
+
+// MoeInitRoutingV3 in its phases: ids are sorted, experts' rows counted, and rows gathered.
+struct InitRouting {
+  Gm ids, sorted, places;  // (1, slots)
+  Gm tokens, out;          // (tokens, h), (rows kept, bytes of a row / 4)
+  int work = 0;            // Vector instructions on a row: quantisation,
+  bool once = true;        // and whether once for all places of a row
+};
+
+// A core's piece of so many; it has room for kAtOnce ids, and sorts as many together.
+template <VectorCore Core>
+void SortSlotsKernel(Core& core, const Gm& from, const Gm& to, std::int64_t pieces) {
+  constexpr std::int64_t kAtOnce = 4096;
+  const std::int64_t per_core = CeilDiv(from.cols, pieces);
+  const Range mine{std::min(from.cols, core.index() * per_core),
+                   std::min(from.cols, (core.index() + 1) * per_core)};
+  Ring<Buffer::kUB, float> keys(core, "keys", 1, kAtOnce, 2);
+  Ring<Buffer::kUB, std::int32_t> order(core, "order", 1, kAtOnce, 1);
+  for (const Range r : Split(mine, kAtOnce)) {
+    const auto x = keys.Next(1, r.size()), y = keys.Next(1, r.size());
+    core.Load(x, from.Cols(r));
+    core.TopK(y, order.Next(1, r.size()), x);
+    core.Store(to.Cols(r), y);
+  }
+}
+
+// The rows of each expert are counted by the scalar unit, slot by slot.
+template <VectorCore Core>
+void CountSlotsKernel(Core& core, const Gm& sorted, const Gm& places) {
+  constexpr std::int64_t kAtOnce = 4096;
+  const std::int64_t per_core = CeilDiv(sorted.cols, core.count());
+  const Range mine{std::min(sorted.cols, core.index() * per_core),
+                   std::min(sorted.cols, (core.index() + 1) * per_core)};
+  Ring<Buffer::kUB, float> keys(core, "keys", 1, kAtOnce, 1);
+  for (const Range r : Split(mine, kAtOnce)) {
+    const auto x = keys.Next(1, r.size());
+    core.Load(x, sorted.Cols(r));
+    for (std::int64_t i = 0; i < r.size(); ++i) core.ReadScalar(x, i);
+    core.Store(places.Cols(r), x);
+  }
+}
+
+// The places of what is dropped hold zeros.
+template <VectorCore Core>
+void ClearSlotsKernel(Core& core, const Gm& out) {
+  const std::int64_t per_core = CeilDiv(out.rows, core.count());
+  Ring<Buffer::kUB, float> zeros(core, "zeros", 1, out.cols, 1);
+  const auto zero = zeros.Next(1, out.cols);
+  core.Fill(zero, 0.0f);
+  for (std::int64_t r = core.index() * per_core; r < std::min(out.rows, (core.index() + 1) * per_core); ++r)
+    core.Store(out.Rows({r, r + 1}), zero);
+}
+
+// A row of tokens is read once, quantised once or for each place, and stored wherever it goes.
+template <VectorCore Core>
+void GatherSlotsKernel(Core& core, const InitRouting& g) {
+  const std::int64_t h = g.tokens.cols, each = CeilDiv(g.out.rows, g.tokens.rows);
+  Ring<Buffer::kUB, float> rows(core, "row", 1, h, 2), places(core, "places", 1, each, 2);
+  for (std::int64_t t = core.index(); t < g.tokens.rows; t += core.count()) {
+    const Range mine{std::min(g.out.rows, t * each), std::min(g.out.rows, (t + 1) * each)};
+    if (mine.size() <= 0) continue;
+    const auto place = places.Next(1, mine.size());
+    const std::int64_t first = std::min(mine.begin, g.places.cols - mine.size());
+    core.Load(place, g.places.Cols({first, first + mine.size()}));
+    const auto x = rows.Next(1, h);
+    core.Load(x, g.tokens.Rows({t, t + 1}));
+    const auto quantise = [&] {
+      for (int i = 0; i < g.work; ++i) core.MulScalar(x, x, 1.0f);
+    };
+    if (g.once) quantise();
+    for (std::int64_t r = mine.begin; r < mine.end; ++r) {
+      if (!g.once) quantise();
+      core.ReadScalar(place, r - mine.begin);
+      core.Store(g.out.Rows({r * 7919 % g.out.rows, r * 7919 % g.out.rows + 1}), x.Cols({0, g.out.cols}));
+    }
   }
 }
 
