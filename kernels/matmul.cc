@@ -267,6 +267,9 @@ Status Run(const Device& device, const MatmulArgs& args, Profile* profile) {
   MatmulTiling tiling;
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, kKernel, shape, &Candidates, &tiling));
 
+  Tape tape;
+  const bool keeps = IsSmallProduct(device, args, shape.m, shape.n, shape.k);
+  if (keeps) launch.Keep(DataOf(args), &tape);
   (shape.bias ? operands.bias : operands.late_bias) = launch.Input("bias", args.bias);
   const bool adds_to_c =
       args.accumulate || (epilogue.residual.given() && SameView(epilogue.residual, args.c));
@@ -279,9 +282,6 @@ Status Run(const Device& device, const MatmulArgs& args, Profile* profile) {
   }
   PackWhere<T>(tiling.pack_a, launch, "a_packed", Role::kA, &operands.a);
   PackWhere<T>(tiling.pack_b, launch, "b_packed", Role::kB, &operands.b);
-  Tape tape;
-  const bool keeps = IsSmallProduct(device, args, shape.m, shape.n, shape.k);
-  if (keeps) launch.Keep(DataOf(args), &tape);
   launch.OnAiCores(tiling.tasks(shape.batches), [&](auto& core) { MatmulKernel<T>(core, operands, tiling); });
   if (tiling.splits > 1) {
     launch.OnVectorCores(shape.batches * CeilDiv(shape.m, tiling.ub_rows) * tiling.grid.cols,

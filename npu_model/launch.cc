@@ -205,6 +205,7 @@ const GmTensor* Launch::InOut(const char* name, const Tensor& tensor) {
 const GmTensor* Launch::Workspace(const char* name, DType dtype, std::initializer_list<std::int64_t> sizes) {
   GmTensor* t = Add(name, ConstTensor(nullptr, dtype, sizes), /*writable=*/true);
   t->stream = false;
+  DropTape();
   workspace_bytes_ += t->bytes;
   std::byte* const room = TakeRoom(t->bytes);
   if (purpose_ == Purpose::kMeasure || (!device_.computes() && IsFloat(dtype))) return t;
@@ -281,13 +282,13 @@ std::vector<trace::CoreRecord>& Launch::BeginPhase(bool vector_only, int cores) 
 
 void Launch::BeginTape(int cores) {
   if (tape_ == nullptr) return;
-  const bool first = tape_->cores.empty();
-  tape_->cores.clear();
-  if (first) {
-    tape_->cores.resize(static_cast<std::size_t>(cores));
-  } else {
-    tape_ = nullptr;
-  }
+  if (!tape_->cores.empty()) return DropTape();
+  tape_->cores.resize(static_cast<std::size_t>(cores));
+}
+
+void Launch::DropTape() {
+  if (tape_ != nullptr) tape_->cores.clear();
+  tape_ = nullptr;
 }
 
 CoreTape* Launch::BeginCore(int index, const Scratch& scratch) {

@@ -60,8 +60,8 @@ class Launch {
     Phase<TraceVectorCore>(count, chip_->cube_cores * chip_->vector_per_cube, kernel);
   }
 
-  // Keeps what the next phase does for a product of `data` on a host, where that is all that the launch does: see Tape.
-  // Without a place to keep it nothing is kept.
+  // Keeps what the launch does for a product of `data` on a host, where that is one phase without memory of the launch's own:
+  // see Tape. To be said before any phase or workspace.
   void Keep(const ProductData& data, Tape* tape) { data_ = data, tape_ = tape; }
   // Does for `data` what a launch before did for its own, of the same shapes: the whole launch.
   void Again(const Tape& tape, const ProductData& data);
@@ -132,6 +132,7 @@ class Launch {
   std::vector<trace::CoreRecord>& BeginPhase(bool vector_only, int cores);
   // Room for what so many cores do; none where another phase went before.
   void BeginTape(int cores);
+  void DropTape();
   CoreTape* BeginCore(int index, const Scratch& scratch);
   void RunCores(int cores, CoreBody body);
   void NoteFinding(const std::string& finding);
