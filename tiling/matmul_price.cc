@@ -105,37 +105,52 @@ class Block {
 // measured beside the multiply-adds of their rows and columns.
 double RegisterTileCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t,
                           const Block& block) {
-  constexpr double kCycles = 65;
+  constexpr double kCycles = 100;
   const bool a_in_panels = t.pack_a || s.a_packed;
   const std::int64_t run = a_in_panels ? std::min(t.k0, chip.PackedStep(Role::kA, s.in)) : t.k0;
   return kCycles * std::ceil(block.m() / D(chip.mmad.m_step)) * std::ceil(block.n() / D(chip.mmad.n_step)) *
          std::max(1.0, D(CeilDiv(s.k, run)));
 }
 
-// What is left of the loads of a B that passes beside products: where all rows of a column of blocks find it in the part of
-// the last cache that one program may count on, and where it comes from memory for each of them.
-double ExposedB(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
-  constexpr double kFromCache = 0.1, kFromMemory = 0.6;
+// Cycles that a byte of a B which passes beside products costs a block: the first row of blocks has it from memory, the
+// others where the part of the last cache holds it that one program may count on.
+double PassingCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
+  constexpr double kFromCache = 0.04;  // of what it costs from memory
+  const double memory = chip.memory.hbm_bytes_per_s / chip.clock_hz, rows = D(t.grid.rows);
   const std::int64_t column = t.n * s.k * chip.OperandBytes(s.in);
-  return t.grid.rows > 1 && column >= chip.memory.l2_bytes / 4 ? kFromMemory : kFromCache;
+  return (1 + (rows - 1) * (column >= chip.memory.l2_bytes / 4 ? 1 : kFromCache)) / rows / memory;
 }
 
-// Rows of A that a block copies for itself drive out what it multiplies, which costs about as much as the copy.
-constexpr double kDrivenOut = 2;
+// Products pack long rows and columns, so many times as fast as the short ones of attention that the chip's rate is of.
+constexpr double kLongRows = 2.75;
+
+// Cycles that a byte costs a block that reads an operand as it is, or packs it for itself. Fitted to the measured order of
+// tilings: strips of A are on their way while the one before is multiplied; what a block packs drives out what it multiplies.
+struct SerialLoads {
+  static constexpr double kBeside = 0.5, kDrivesOutA = 2, kDrivesOutB = 1.2;
+
+  explicit SerialLoads(const ChipSpec& chip)
+      : in_layout(1 / chip.path(Path::kGmToL1).bytes_per_cycle),
+        packing(1 / (chip.path(Path::kGmToL1Nd2Nz).bytes_per_cycle * kLongRows)) {}
+  double OfA(bool as_it_is) const { return as_it_is ? in_layout * kBeside : packing * kDrivesOutA; }
+  double OfB(bool as_it_is) const { return as_it_is ? in_layout : packing * kDrivesOutB; }
+
+  double in_layout, packing;
+};
 
 double SerialCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, const Block& block) {
   const double bytes = D(chip.OperandBytes(s.in)), m = block.m(), n = block.n(), k = D(s.k);
   const std::int64_t tasks = t.tasks(s.batches);
-  const double cores = D(std::min<std::int64_t>(chip.concurrent_cores, tasks));
   const double mte1 = PathCycles(chip, Path::kL1ToL0A, m * k * bytes, block.steps0()) +
                       PathCycles(chip, Path::kL1ToL0B, k * n * bytes, block.steps0());
-  const auto load = [&](bool in_layout, double elements) {
-    const Path path = in_layout ? Path::kGmToL1 : Path::kGmToL1Nd2Nz;
-    return block.steps1() * chip.path(path).startup + elements * bytes / LoadRate(chip, path, cores);
-  };
-  const bool a_in_layout = t.pack_a || s.a_packed || AIsReadInPlace(chip, s), passes = PassesB(chip, s, t);
-  const double mte2 = (a_in_layout ? load(true, m * k) : load(false, m * k * kDrivenOut)) +
-                      load(t.pack_b || t.b_once || s.b_packed, passes ? k * n * ExposedB(chip, s, t) : k * n);
+  const SerialLoads loads(chip);
+  const bool a_in_layout = t.pack_a || s.a_packed || AIsReadInPlace(chip, s),
+             b_in_layout = t.pack_b || t.b_once || s.b_packed;
+  const double startups = chip.path(a_in_layout ? Path::kGmToL1 : Path::kGmToL1Nd2Nz).startup +
+                          chip.path(b_in_layout ? Path::kGmToL1 : Path::kGmToL1Nd2Nz).startup;
+  const double b_load = PassesB(chip, s, t) ? PassingCycles(chip, s, t) : loads.OfB(b_in_layout);
+  const double mte2 =
+      block.steps1() * startups + m * k * bytes * loads.OfA(a_in_layout) + k * n * bytes * b_load;
   const double fix = PathCycles(chip, Path::kL0CToGm, m * n * D(SizeOf(s.out)), 1);
   const double issue = block.steps0() * 3 * chip.scalar.issue;
   // Threads take blocks as they come, and end together but for a small part of one.
@@ -335,16 +350,18 @@ double Price(const ChipSpec& chip, const MatmulShape& whole, const MatmulTiling&
                  : one_product       ? OverlappedCycles(chip, s, t)
                                      : AnyOrderCycles(chip, s, t);
   const double bytes = D(chip.OperandBytes(s.in));
-  const auto pack = [&](bool packed, double elements) {
+  const auto pack = [&](bool packed, double elements, bool turned = false) {
     if (!packed) return 0.0;
+    // A host writes lines that it has read; columns along which B is packed are met one panel at a time.
+    const double passes = chip.pipes_overlap ? 2 : (turned ? 1.7 : 1.25) / kLongRows;
     return chip.sync.barrier_s * chip.clock_hz +
-           elements * bytes * 2 / LoadRate(chip, Path::kGmToL1Nd2Nz, D(chip.concurrent_cores)) /
+           elements * bytes * passes / LoadRate(chip, Path::kGmToL1Nd2Nz, D(chip.concurrent_cores)) /
                D(chip.concurrent_cores);
   };
   // On a host, more than one block means more than one thread, which must be woken.
   if (!chip.pipes_overlap && t.tasks(s.batches) > 1) total += chip.sync.barrier_s * chip.clock_hz;
   const double all = D(s.batches), k = D(whole.k), c = all * D(s.m) * D(s.n);
-  total += pack(t.pack_a, all * D(s.m) * k) + pack(t.pack_b, all * k * D(s.n));
+  total += pack(t.pack_a, all * D(s.m) * k) + pack(t.pack_b, all * k * D(s.n), s.b_row_bytes == 0);
   if (t.splits > 1) {  // The parts are read and added by all Vector cores.
     total += chip.sync.barrier_s * chip.clock_hz +
              c * 4 * D(t.splits + 1) / LoadRate(chip, Path::kGmToUb, D(chip.concurrent_cores)) /

@@ -54,13 +54,20 @@ ChipSpec MakeHostChip(const CubeOps& cube) {
   set(Buffer::kUB, l2 / 2);
   set(Buffer::kHandOver, kHandOverBytes);
 
-  // A register tile of (mr, nr) takes one cycle per row, vector of columns and k (pair of k for native bf16).
-  const double register_tile_cycles = static_cast<double>(2 * cube.mr);  // nr is two vectors.
+  // A register tile of (mr, nr), whose columns are two vectors, takes a multiply-add per row, vector and k (pair of k for
+  // native bf16), of which a Zen 4 ends one in a cycle, cores with two wide units two.
+  const double multiply_adds = static_cast<double>(2 * cube.mr);
+  const std::int64_t lanes = cube.nr / 2;
+  const auto cycles = [&](int per_cycle) {
+    return Constant{multiply_adds / per_cycle, "cycles", Basis::kMeasured, 0.05,
+                    "loop in registers, at first use"};
+  };
   chip.mmad.m_step = cube.mr;
   chip.mmad.n_step = cube.nr;
   chip.mmad.k_bytes = 4;
-  chip.mmad.fp32_passes = {register_tile_cycles, "cycles", Basis::kMeasured, 0.05, kProbe};
-  chip.mmad.narrow_passes = chip.mmad.fp32_passes;
+  chip.mmad.fp32_passes = cycles(VectorsPerCycle(cube.peak_fma, lanes));
+  chip.mmad.narrow_passes =
+      cube.native_bf16 ? cycles(VectorsPerCycle(cube.peak_dot_bf16, 2 * lanes)) : chip.mmad.fp32_passes;
   chip.mmad.head_idle = {100, "cycles", Basis::kGuessed, 0.5, kProbe};
   chip.mmad.head_busy = chip.mmad.head_idle;
 
