@@ -2,6 +2,10 @@
 //
 // L0A, L0B, L0C and UB tiles share the private L2 cache; L1 is a slice of L3 or plain memory. Nothing breaks
 // when a tile is larger than its cache, so capacities are generous and `fast` says what keeps full speed.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -30,6 +34,21 @@ PathSpec Rate(double startup, double bytes_per_cycle) {
           {bytes_per_cycle, "bytes/cycle", Basis::kMeasured, 0.3, kProbe}};
 }
 
+// How many multiply-adds of vectors of so many floats a core ends in a cycle: two, but for 512 bits on AMD's family 19h (Zen 4),
+// which does them by halves. By name and not by a clock: what a tiling is chosen by must be the same in every run.
+constexpr const char* kWidths = "probes on Zen 4 and Zen 5; two units on other cores";
+int MultiplyAddsPerCycle(std::int64_t lanes) {
+#if defined(__x86_64__)
+  std::uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool amd = __get_cpuid(0, &eax, &ebx, &ecx, &edx) != 0 && ebx == signature_AMD_ebx;
+  if (lanes >= 16 && amd && __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0) {
+    const std::uint32_t family = (eax >> 8 & 0xf) + (eax >> 20 & 0xff);  // Base and extended.
+    if (family == 0x19) return 1;
+  }
+#endif
+  return 2;
+}
+
 ChipSpec MakeHostChip(const CubeOps& cube) {
   const std::int64_t l2 = CacheBytesOr(2, 1 << 20);
   const std::int64_t l3 = CacheBytesOr(3, 8 << 20);
@@ -55,19 +74,13 @@ ChipSpec MakeHostChip(const CubeOps& cube) {
   set(Buffer::kHandOver, kHandOverBytes);
 
   // A register tile of (mr, nr), whose columns are two vectors, takes a multiply-add per row, vector and k (pair of k for
-  // native bf16), of which a Zen 4 ends one in a cycle, cores with two wide units two.
-  const double multiply_adds = static_cast<double>(2 * cube.mr);
-  const std::int64_t lanes = cube.nr / 2;
-  const auto cycles = [&](int per_cycle) {
-    return Constant{multiply_adds / per_cycle, "cycles", Basis::kMeasured, 0.05,
-                    "loop in registers, at first use"};
-  };
+  // native bf16).
+  const Constant cycles = {static_cast<double>(2 * cube.mr) / MultiplyAddsPerCycle(cube.nr / 2), "cycles",
+                           Basis::kMeasured, 0.05, kWidths};
   chip.mmad.m_step = cube.mr;
   chip.mmad.n_step = cube.nr;
   chip.mmad.k_bytes = 4;
-  chip.mmad.fp32_passes = cycles(VectorsPerCycle(cube.peak_fma, lanes));
-  chip.mmad.narrow_passes =
-      cube.native_bf16 ? cycles(VectorsPerCycle(cube.peak_dot_bf16, 2 * lanes)) : chip.mmad.fp32_passes;
+  chip.mmad.fp32_passes = chip.mmad.narrow_passes = cycles;
   chip.mmad.head_idle = {100, "cycles", Basis::kGuessed, 0.5, kProbe};
   chip.mmad.head_busy = chip.mmad.head_idle;
 

@@ -98,35 +98,7 @@ double BestRate(oneapi::tbb::task_arena& arena, std::int64_t bytes, double weigh
   return best;
 }
 
-// As many additions that wait for one another: a cycle each.
-std::uint64_t DependentAdditions(std::int64_t count) {
-  std::uint64_t sum = 1, step = 3;
-  for (std::int64_t i = 0; i < count; i += 8) {
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; ++j) {
-      asm volatile("" : "+r"(sum), "+r"(step));  // Or the compiler multiplies.
-      sum += step;
-    }
-  }
-  return sum;
-}
-
 }  // namespace
-
-int VectorsPerCycle(std::int64_t (*loop)(std::int64_t rounds), std::int64_t per_vector) {
-  constexpr std::int64_t kRounds = 128, kAdditions = 1 << 12;
-  constexpr int kTimes = 7;
-  double cycle = 1, vector = 1;  // seconds
-  for (int i = 0; i < kTimes; ++i) {
-    volatile std::uint64_t sum = 0;
-    cycle = std::min(cycle, Seconds([&] { sum = DependentAdditions(kAdditions); }) / kAdditions);
-    std::int64_t vectors = 1;
-    const double seconds = Seconds([&] { vectors = loop(kRounds) / per_vector; });
-    vector = std::min(vector, seconds / static_cast<double>(std::max<std::int64_t>(vectors, 1)));
-  }
-  constexpr double kMoreThanOne = 1.5;
-  return cycle > kMoreThanOne * vector ? 2 : 1;
-}
 
 double MeasurePeakFma(int threads) { return MeasurePeak(BestCubeOps().peak_fma, threads); }
 

@@ -24,10 +24,6 @@ double MeasureStreamWrite(int threads);
 double MeasureStreamCopy(int threads);
 Ceilings MeasureCeilings(int threads);
 
-// Vectors of independent multiply-adds that a core ends in a cycle, 1 or 2, by a loop that does `per_vector` operations with
-// each. Whole numbers, so that a busy machine gives the answer of a quiet one. Takes some microseconds.
-int VectorsPerCycle(std::int64_t (*loop)(std::int64_t rounds), std::int64_t per_vector);
-
 // The least time that moving these bytes takes: each direction has its ceiling, and both together have one.
 double MemoryFloorSeconds(const Ceilings& ceilings, double bytes_read, double bytes_written);
 
