@@ -14,6 +14,7 @@
 
 #include "kernels/flash_attention.h"
 #include "reference/attention.h"
+#include "tests/kernels/attention_parts.h"
 #include "tests/kernels/kernel_test.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/matrix.h"
@@ -21,9 +22,6 @@
 #include "tests/support/shapes.h"
 
 namespace cubist::testing {
-
-inline constexpr Causal kMasks[] = {Causal::kNone, Causal::kTopLeft, Causal::kBottomRight};
-inline constexpr Layout kApart{.order = {0, 2, 1, 3}, .gap = 5, .offset = 3, .step = 2};
 
 inline const char* NameOfMask(Causal causal) {
   constexpr const char* kNames[] = {"full", "top-left", "bottom-right"};

@@ -11,11 +11,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <vector>
 
+#include "kernels/attention_arguments.h"
 #include "kernels/flash_attention.h"
 #include "reference/attention.h"
+#include "tests/kernels/attention_parts.h"
 #include "tests/kernels/kernel_test.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/matrix.h"
@@ -118,8 +119,8 @@ class FeaturesCall {
       }
       reference::AttentionArgs args = ReferenceArgs(i, rows, keys);
       const auto result = reference::Attention(args, reference::AllRows(args));
-      ExpectClose(Part(out.view(), rows), result.out, reference::OutBounds(args, result, DType::kF32));
-      ExpectClose(Part(lse.view(), rows), result.lse, reference::LseBounds(args, result));
+      ExpectClose(RowsOf(out.view(), rows), result.out, reference::OutBounds(args, result, DType::kF32));
+      ExpectClose(RowsOf(lse.view(), rows), result.lse, reference::LseBounds(args, result));
     }
     for (const Matrix* x : {&q, &k, &v, &q_rope, &k_rope, &bias, &sinks, &cos, &sin, &mask, &slopes,
                             &q_positions, &k_positions, &out, &lse}) {
@@ -162,27 +163,13 @@ class FeaturesCall {
     x.rank = 1, x.sizes = {x.sizes[1]}, x.strides = {x.strides[1]};
     return x;
   }
-  // Entry i of the first dimension, which another may have.
-  static ConstTensor Entry(ConstTensor x, std::size_t i) {
-    if (x.size(0) == 1) return x;
-    x.data = static_cast<const char*>(x.data) + static_cast<std::int64_t>(i) * x.stride(0) * SizeOf(x.dtype);
-    x.sizes[0] = 1;
-    return x;
-  }
-  template <class T>
-  static T Part(T x, Range rows) {
-    using Byte = std::conditional_t<std::is_same_v<T, Tensor>, char, const char>;
-    x.data = static_cast<Byte*>(x.data) + rows.begin * x.stride(2) * SizeOf(x.dtype);
-    x.sizes[2] = rows.size();
-    return x;
-  }
   reference::AttentionArgs ReferenceArgs(std::size_t sequence, Range rows, Range keys) {
-    reference::AttentionArgs args{.q = Part(ConstTensor(q.view()), rows),
-                                  .k = Part(ConstTensor(k.view()), keys),
-                                  .v = Part(ConstTensor(v.view()), keys)};
+    reference::AttentionArgs args{.q = RowsOf(ConstTensor(q.view()), rows),
+                                  .k = RowsOf(ConstTensor(k.view()), keys),
+                                  .v = RowsOf(ConstTensor(v.view()), keys)};
     if (f_.shape.dr > 0) {
-      args.q_rope = Part(ConstTensor(q_rope.view()), rows),
-      args.k_rope = Part(ConstTensor(k_rope.view()), keys);
+      args.q_rope = RowsOf(ConstTensor(q_rope.view()), rows),
+      args.k_rope = RowsOf(ConstTensor(k_rope.view()), keys);
     }
     args.scale = f_.scale, args.mask = static_cast<reference::Mask>(f_.causal);
     if (f_.window) {
@@ -191,7 +178,7 @@ class FeaturesCall {
     }
     args.soft_cap = f_.soft_cap.value_or(0);
     const bool packed = !f_.q_ends.empty();
-    if (!f_.bias.empty()) args.bias = packed ? Entry(bias.view(), sequence) : bias.view();
+    if (!f_.bias.empty()) args.bias = packed ? EntryOf(bias.view(), sequence) : bias.view();
     if (f_.sinks) args.sinks = sinks.view();
     if (f_.turned > 0) {
       args.cos = cos.view(), args.sin = sin.view();
@@ -200,10 +187,10 @@ class FeaturesCall {
     }
     args.prefix = f_.prefix;
     if (packed && !f_.prefix.empty()) args.prefix = {f_.prefix[sequence]};
-    if (!f_.mask.empty()) args.hidden = packed ? Entry(mask.view(), sequence) : mask.view();
+    if (!f_.mask.empty()) args.hidden = packed ? EntryOf(mask.view(), sequence) : mask.view();
     if (f_.slopes > 0) {
       args.slopes = FirstRow(slopes.view(), f_.slopes == 1);
-      if (packed && f_.slopes == 2) args.slopes = Entry(args.slopes, sequence);
+      if (packed && f_.slopes == 2) args.slopes = EntryOf(args.slopes, sequence);
     }
     args.alibi_offset = f_.alibi_offset, args.alibi_root = f_.root;
     args.kept = std::lround(static_cast<double>(f_.keep) * 65536);
@@ -211,10 +198,8 @@ class FeaturesCall {
     args.dropout_sq = f_.shape.sq, args.dropout_skv = f_.shape.skv, args.dropout_row = rows.begin;
     if (f_.positions > 0) {
       const auto part = [&](const Matrix& positions, Range of) {
-        ConstTensor x = FirstRow(positions.view(), f_.positions == 1);
-        const std::int64_t stride = x.stride(x.rank - 1);
-        x.data = static_cast<const char*>(x.data) + of.begin * stride * SizeOf(x.dtype);
-        return x;
+        const ConstTensor x = FirstRow(positions.view(), f_.positions == 1);
+        return PartOf(x, x.rank - 1, of);
       };
       args.q_positions = part(q_positions, rows), args.k_positions = part(k_positions, keys);
     }

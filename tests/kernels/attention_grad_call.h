@@ -10,13 +10,14 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "kernels/attention_arguments.h"
 #include "kernels/flash_attention_grad.h"
 #include "reference/attention.h"
 #include "reference/attention_grad.h"
+#include "tests/kernels/attention_parts.h"
 #include "tests/kernels/kernel_test.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/matrix.h"
@@ -24,9 +25,6 @@
 #include "tests/support/shapes.h"
 
 namespace cubist::testing {
-
-inline constexpr Causal kMasks[] = {Causal::kNone, Causal::kTopLeft, Causal::kBottomRight};
-inline constexpr Layout kApart{.order = {0, 2, 1, 3}, .gap = 5, .offset = 3, .step = 2};
 
 // What a call asks for, besides its sizes.
 struct GradOptions {
@@ -125,7 +123,7 @@ class GradCall {
       const auto& [rows, keys, entry] = sequence;
       const reference::AttentionArgs args = ReferenceArgs(sequence);
       const auto result = reference::Attention(args, reference::AllRows(args));
-      Assign(Part(out.view(), rows), result.out), Assign(Part(lse.view(), rows), result.lse);
+      Assign(RowsOf(out.view(), rows), result.out), Assign(RowsOf(lse.view(), rows), result.lse);
     }
   }
   void CopyInputs(GradCall& from) {
@@ -175,13 +173,13 @@ class GradCall {
     reference::Gradient of_bias{std::vector<double>(biases), std::vector<double>(biases)};
     for (const Sequence& sequence : Sequences()) {
       const auto& [rows, keys, entry] = sequence;
-      const auto result = reference::AttentionGrad(ReferenceArgs(sequence),
-                                                   Part(ConstTensor(dout.view()), rows), options.forward_out);
-      Expect(Part(dq.view(), rows), result.dq, "dq"), Expect(Part(dk.view(), keys), result.dk, "dk");
-      Expect(Part(dv.view(), keys), result.dv, "dv");
+      const auto result = reference::AttentionGrad(
+          ReferenceArgs(sequence), RowsOf(ConstTensor(dout.view()), rows), options.forward_out);
+      Expect(RowsOf(dq.view(), rows), result.dq, "dq"), Expect(RowsOf(dk.view(), keys), result.dk, "dk");
+      Expect(RowsOf(dv.view(), keys), result.dv, "dv");
       if (shape.dr > 0) {
-        Expect(Part(dq_rope.view(), rows), result.dq_rope, "dq_rope");
-        Expect(Part(dk_rope.view(), keys), result.dk_rope, "dk_rope");
+        Expect(RowsOf(dq_rope.view(), rows), result.dq_rope, "dq_rope");
+        Expect(RowsOf(dk_rope.view(), keys), result.dk_rope, "dk_rope");
       }
       for (std::size_t i = 0; wants_bias && i < result.dbias.value.size();
            ++i) {  // Added up where all share it.
@@ -215,26 +213,12 @@ class GradCall {
     }
     return sequences;
   }
-  template <class T>
-  static T Part(T x, Range rows) {
-    using Byte = std::conditional_t<std::is_same_v<T, Tensor>, char, const char>;
-    x.data = static_cast<Byte*>(x.data) + rows.begin * x.stride(2) * SizeOf(x.dtype);
-    x.sizes[2] = rows.size();
-    return x;
-  }
-  // Entry i of the first dimension, or the one for all.
-  static ConstTensor Entry(ConstTensor x, std::size_t i) {
-    if (!x.given() || x.size(0) == 1) return x;
-    x.data = static_cast<const char*>(x.data) + static_cast<std::int64_t>(i) * x.stride(0) * SizeOf(x.dtype);
-    x.sizes[0] = 1;
-    return x;
-  }
   reference::AttentionArgs ReferenceArgs(const Sequence& sequence) {
     const auto& [rows, keys, entry] = sequence;
     const FlashAttentionGradArgs x = args();
     reference::AttentionArgs args{
-        .q = Part(x.q, rows), .k = Part(x.k, keys), .v = Part(x.v, keys), .scale = x.scale};
-    if (shape.dr > 0) args.q_rope = Part(x.q_rope, rows), args.k_rope = Part(x.k_rope, keys);
+        .q = RowsOf(x.q, rows), .k = RowsOf(x.k, keys), .v = RowsOf(x.v, keys), .scale = x.scale};
+    if (shape.dr > 0) args.q_rope = RowsOf(x.q_rope, rows), args.k_rope = RowsOf(x.k_rope, keys);
     args.mask = static_cast<reference::Mask>(x.causal);
     if (x.window) {
       args.left = x.window->left, args.right = x.window->right;
@@ -242,15 +226,15 @@ class GradCall {
     }
     args.prefix = options.prefix;
     args.soft_cap = x.soft_cap.value_or(0), args.sinks = x.sinks;
-    args.bias = options.q_ends.empty() ? x.bias : Entry(x.bias, entry);
+    args.bias = options.q_ends.empty() ? x.bias : EntryOf(x.bias, entry);
     if (x.rope.given()) {
       args.cos = x.rope.cos, args.sin = x.rope.sin;
       args.interleaved = x.rope.layout != RopeLayout::kHalf;
       args.q_offset = x.rope.q_offset, args.k_offset = x.rope.k_offset;
     }
     if (x.rope.q_positions.given()) {
-      args.q_positions = PartOfRow(x.rope.q_positions, rows);
-      args.k_positions = PartOfRow(x.rope.k_positions, keys);
+      args.q_positions = PartOf(x.rope.q_positions, 1, rows);
+      args.k_positions = PartOf(x.rope.k_positions, 1, keys);
     }
     args.hidden = x.mask;
     args.slopes = x.alibi.slopes, args.alibi_root = x.alibi.root;
@@ -266,11 +250,6 @@ class GradCall {
  private:
   static constexpr std::uint64_t kSeed = 0x123456789abcdef, kOffset = 77;
   std::int64_t MaskSize(std::size_t d) const { return options.mask.empty() ? 0 : options.mask[d]; }
-  static ConstTensor PartOfRow(ConstTensor x, Range part) {
-    x.data = static_cast<const std::int64_t*>(x.data) + part.begin * x.stride(1);
-    x.sizes[1] = part.size();
-    return x;
-  }
   std::int64_t Size(std::size_t d) const { return options.bias.empty() ? 0 : options.bias[d]; }
   std::int64_t Positions() const {
     return options.turned == 0 ? 0 : std::max(shape.sq + options.q_offset, shape.skv + options.k_offset);
