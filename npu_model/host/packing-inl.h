@@ -285,7 +285,8 @@ HWY_INLINE Words LoadRun(KeepBF16, const BF16* p) {  // Pairs of k are adjacent 
 }
 #endif
 
-// The source's columns are adjacent in memory: transposes kLanes columns by kLanes words.
+// The source's columns are adjacent in memory: transposes kLanes columns by kLanes words. The next columns are asked for
+// meanwhile: their lines lie in no order that the machine would foresee (a sixth of the time, where they come from afar).
 template <class Convert>
 void PackBTransposed(Convert convert, std::int64_t k, std::int64_t n, const StridedSource& src,
                      typename Convert::To* dst, std::int64_t panel_stride) {
@@ -297,8 +298,12 @@ void PackBTransposed(Convert convert, std::int64_t k, std::int64_t n, const Stri
     for (std::int64_t p = 0; p < k_full; p += kLanes * kPerWord) {
       Words block[kLanes];
       const auto* from = data + j * src.col_stride + p;
+      const auto* ahead = j + kLanes < n_full ? from + kLanes * src.col_stride : from;
 #pragma GCC unroll 16
-      for (int r = 0; r < kLanes; ++r) block[r] = LoadRun(convert, from + r * src.col_stride);
+      for (int r = 0; r < kLanes; ++r) {
+        block[r] = LoadRun(convert, from + r * src.col_stride);
+        __builtin_prefetch(ahead + r * src.col_stride);
+      }
       Transpose(block);
       To* to = dst + PanelOffset<To>(p, j, panel_stride);
 #pragma GCC unroll 16
