@@ -22,9 +22,9 @@ struct Model {
 constexpr const char* kCycles = "cycles";
 constexpr const char* kBytesPerCycle = "bytes/cycle";
 
-constexpr Constant kHbm{
-    1.46e12, "bytes/s", Basis::kMeasured, 0.1,
-    "asc-devkit data_copy, all cores reading 302 MB: 1.41 to 1.49 TB/s; vendor guide: 1.6, 1.8 on paper"};
+constexpr Constant kHbm{1.46e12, "bytes/s", Basis::kMeasured, 0.1,
+                        "asc-devkit data_copy, all cores reading 302 MB: 1.41 to 1.49 TB/s; 1.6 and 1.8 are "
+                        "on paper (vendor guide, catlass)"};
 
 void SetBuffers(ChipSpec& chip) {
   constexpr std::int64_t kKiB = 1024;

@@ -585,7 +585,10 @@ Interval IntervalOf(Recorded& recorded, const ChipSpec& chip, double us) {
   all = Together(us, all, {us / (1 + kOtherSchedule), us * (1 + kOtherSchedule)});
   double before = 0;
   for (const RecordedLaunch& launch : recorded.launches) before += launch.before_us;
-  if (recorded.schedule == Schedule::kStandard) return Together(us, all, {us - before, us + before});
+  if (recorded.schedule == Schedule::kStandard) {
+    const double spread = before / kOperatorStart * kStandardStart;
+    return Together(us, all, {us - spread, us + spread});
+  }
   all = Together(us, all, {us - before, us + before * kOperatorStart.spread});
   return Together(us, all, AnySchedule(recorded.launches, chip));
 }

@@ -115,13 +115,13 @@ void HalvesKernel(Core& core, const Gm& in, const Gm& out, const Arithmetic& wor
 }
 
 // out = max(in, other), where `other` is one row for all rows, or a column, again and again: a column is read number by
-// number, each filling a row.
+// number, each filling a row, which leaves no room for a second buffer.
 template <VectorCore Core>
 void BroadcastMaxKernel(Core& core, const Gm& in, const Gm& other, const Gm& out) {
   const bool row = other.rows == 1;
   TileGrid grid(in.rows, in.cols, core.count(), kUbBytes / 4 / (row ? 3 : 4));
   if (!row) grid.height = std::min(grid.height, other.rows);
-  Ring<Buffer::kUB, float> ring(core, "x", grid.height, grid.width, 2),
+  Ring<Buffer::kUB, float> ring(core, "x", grid.height, grid.width, row ? 2 : 1),
       others(core, "other", row ? 1 : grid.height, row ? grid.width : 1, 1),
       spread(core, "spread", row ? 1 : grid.height, grid.width, 1);
   for (std::int64_t task = core.index(); task < grid.count(); task += core.count()) {

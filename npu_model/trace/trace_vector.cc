@@ -1,0 +1,324 @@
+#include <string>
+
+#include "npu_model/composites.h"
+#include "npu_model/trace/recording.h"
+#include "npu_model/trace/trace_core.h"
+
+namespace cubist::trace {
+
+void TraceVector::LoadUb(TileRef dst, const Gm& src, Loc loc) {
+  const bool masks =
+      src.dtype() == DType::kBool && src.data() == nullptr;  // They steer nothing by themselves.
+  if (state_->Computes(dst) && !masks) {
+    CUBIST_CHECK(Empty(dst) || src.data() != nullptr,
+                 std::string("no data in index tensor ") + src.tensor->name);
+    host_.LoadUb(dst, src, loc);
+  }
+  record_.LoadUb(dst, src, loc);
+}
+
+void TraceVector::StoreUb(const Gm& dst, TileRef src, Loc loc) {
+  if (state_->Computes(src) && dst.data() != nullptr) host_.StoreUb(dst, src, loc);
+  record_.StoreUb(dst, src, loc);
+}
+
+void TraceVector::Fill(TileRef x, float value, Loc loc) {
+  if (state_->with_data) host_.Fill(x, value, loc);
+  record_.Fill(x, value, loc);
+}
+
+void TraceVector::Cast(TileRef dst, TileRef a, Loc loc) {
+  if (state_->Computes(dst)) host_.Cast(dst, a, loc);
+  record_.Cast(dst, a, loc);
+}
+
+void TraceVector::Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc loc) {
+  if (state_->with_data) host_.Scalar(op, dst, a, value, loc);
+  record_.Scalar(op, dst, a, value, loc);
+}
+
+void TraceVector::Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc loc) {
+  if (state_->with_data) host_.Binary(op, dst, a, b, loc);
+  record_.Binary(op, dst, a, b, loc);
+}
+
+void TraceVector::Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc) {
+  if (state_->with_data) host_.Unary(op, dst, a, loc);
+  record_.Unary(op, dst, a, loc);
+}
+
+void TraceVector::Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc) {
+  if (state_->with_data) host_.Reduce(op, dst, a, loc);
+  record_.Reduce(op, dst, a, loc);
+}
+
+void TraceVector::Transpose(TileRef dst, TileRef a, Loc loc) {
+  if (state_->with_data) host_.Transpose(dst, a, loc);
+  record_.Transpose(dst, a, loc);
+}
+
+void TraceVector::MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc loc) {
+  if (state_->with_data) host_.MaskOutside(x, lowest, highest, value, loc);
+  record_.MaskOutside(x, lowest, highest, value, loc);
+}
+
+void TraceVector::MaskWhere(TileRef x, TileRef flags, float value, Loc loc) {
+  if (state_->with_data) host_.MaskWhere(x, flags, value, loc);
+  record_.MaskWhere(x, flags, value, loc);
+}
+
+void TraceVector::Distances(TileRef x, std::int64_t first, Loc loc) {
+  if (state_->with_data) host_.Distances(x, first, loc);
+  record_.Distances(x, first, loc);
+}
+
+void TraceVector::DropFlags(TileRef flags, const DropoutStream& stream, std::int64_t row, std::int64_t key,
+                            bool transposed, Loc loc) {
+  if (state_->with_data) host_.DropFlags(flags, stream, row, key, transposed, loc);
+  record_.DropFlags(flags, {stream, row, key, transposed}, loc);
+}
+
+void TraceVector::AddAlibi(TileRef s, TileRef scratch, float scale, float slope, std::int64_t first,
+                           bool root, Loc loc) {
+  if (state_->with_data) host_.AddAlibi(s, scratch, scale, slope, first, root, loc);
+  ExpandAddAlibi(record_, s, scratch, scale, slope, first, root, loc);
+}
+
+void TraceVector::FillInt(TileRef x, std::int32_t value, Loc loc) {
+  host_.FillInt(x, value, loc);
+  record_.FillInt(x, value, loc);
+}
+
+void TraceVector::AddInt(TileRef dst, TileRef a, TileRef b, Loc loc) {
+  host_.AddInt(dst, a, b, loc);
+  record_.AddInt(dst, a, b, loc);
+}
+
+void TraceVector::ColumnSum(TileRef dst, TileRef a, Loc loc) {
+  host_.ColumnSum(dst, a, loc);
+  record_.ColumnSum(dst, a, loc);
+}
+
+void TraceVector::ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc) {
+  host_.ExclusiveScan(dst, a, initial, loc);
+  record_.ExclusiveScan(dst, a, initial, loc);
+}
+
+void TraceVector::AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc loc) {
+  host_.AddScalarInt(dst, a, value, loc);
+  record_.AddScalarInt(dst, a, value, loc);
+}
+
+std::int64_t TraceVector::ReadInt(TileRef a, std::int64_t j, Loc loc) {
+  record_.ReadScalar(a, j, loc);
+  return host_.ReadInt(a, j, loc);
+}
+
+float TraceVector::ReadFloat(TileRef a, std::int64_t j, Loc loc) {
+  record_.ReadScalar(a, j, loc);
+  return state_->with_data ? host_.ReadFloat(a, j, loc) : 1.0f;
+}
+
+void TraceVector::SoftmaxStep(TileRef p, TileRef s, TileRef m_new, TileRef m_old, TileRef l, float scale,
+                              Loc loc) {
+  if (state_->with_data) host_.SoftmaxStep(p, s, m_new, m_old, l, scale, loc);
+  if (!Empty(s)) ExpandSoftmaxStep(record_, p, s, m_new, m_old, l, scale, loc);
+}
+
+void TraceVector::RowDot(TileRef sum, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef weights,
+                         Loc loc) {
+  if (state_->with_data) host_.RowDot(sum, s0, s1, a, b, weights, loc);
+  if (!Empty(a)) ExpandRowDot(record_, sum, s0, s1, a, b, weights, loc);
+}
+
+void TraceVector::ScaleRows(TileRef dst, TileRef s0, TileRef a, TileRef factor, TileRef weights, Loc loc) {
+  if (state_->with_data) host_.ScaleRows(dst, s0, a, factor, weights, loc);
+  if (!Empty(a)) ExpandScaleRows(record_, dst, s0, a, factor, weights, loc);
+}
+
+void TraceVector::NormGrad(TileRef dx, TileRef s0, TileRef s1, TileRef dy, TileRef x, TileRef weights,
+                           TileRef factor, TileRef shift, TileRef more, Loc loc) {
+  if (state_->with_data) host_.NormGrad(dx, s0, s1, dy, x, weights, factor, shift, more, loc);
+  if (!Empty(x)) ExpandNormGrad(record_, dx, s0, s1, dy, x, weights, factor, shift, more, loc);
+}
+
+void TraceVector::AddColumnDots(TileRef acc, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef factor,
+                                Loc loc) {
+  if (state_->with_data) host_.AddColumnDots(acc, s0, s1, a, b, factor, loc);
+  if (!Empty(a)) ExpandAddColumnDots(record_, acc, s0, s1, a, b, factor, loc);
+}
+
+void TraceVector::SwiGlu(TileRef out, TileRef s0, TileRef s1, TileRef gate, TileRef up, TileRef probs,
+                         Loc loc) {
+  if (state_->with_data) host_.SwiGlu(out, s0, s1, gate, up, probs, loc);
+  if (!Empty(gate)) ExpandSwiGlu(record_, out, s0, s1, gate, up, probs, loc);
+}
+
+void TraceVector::SwiGluGrad(const SwiGluGradTiles& t, Loc loc) {
+  if (state_->with_data) host_.SwiGluGrad(t, loc);
+  if (!Empty(t.gate)) ExpandSwiGluGrad(record_, t, loc);
+}
+
+void TraceVector::AttentionGradStep(TileRef p, TileRef ds, TileRef s, TileRef dp, TileRef lse, TileRef delta,
+                                    float scale, Loc loc) {
+  if (state_->with_data) host_.AttentionGradStep(p, ds, s, dp, lse, delta, scale, loc);
+  if (!Empty(s)) ExpandAttentionGradStep(record_, p, ds, s, dp, lse, delta, scale, loc);
+}
+
+void TraceVector::SelectLe(TileRef dst, TileRef key, float limit, TileRef a, TileRef b, Loc loc) {
+  if (state_->with_data) host_.SelectLe(dst, key, limit, a, b, loc);
+  record_.SelectLe(dst, key, limit, a, b, loc);
+}
+
+// Without data the first columns stand for the highest.
+void TraceVector::TopK(TileRef values, TileRef ids, TileRef a, Loc loc) {
+  if (state_->with_data) {
+    host_.TopK(values, ids, a, loc);
+  } else {
+    host_.FillInt(ids, 0, loc);
+  }
+  record_.TopK(values, ids, a, loc);
+}
+
+void TraceVector::GroupTop(TileRef sums, TileRef a, std::int64_t count, Loc loc) {
+  if (state_->with_data) host_.GroupTop(sums, a, count, loc);
+  record_.GroupTop(sums, a, count, loc);
+}
+
+void TraceVector::KeepGroups(TileRef a, TileRef ids, std::int64_t group_cols, Loc loc) {
+  if (state_->with_data) host_.KeepGroups(a, ids, group_cols, loc);
+  record_.KeepGroups(a, ids, group_cols, loc);
+}
+
+void TraceVector::Gather(TileRef dst, TileRef a, TileRef ids, Loc loc) {
+  if (state_->with_data) host_.Gather(dst, a, ids, loc);
+  record_.Gather(dst, a, ids, loc);
+}
+
+void TraceVector::Scatter(TileRef dst, TileRef ids, TileRef values, Loc loc) {
+  if (state_->with_data) host_.Scatter(dst, ids, values, loc);
+  record_.Scatter(dst, ids, values, loc);
+}
+
+void TraceVector::Random(TileRef u, const RandomStream& stream, std::int64_t first, std::int64_t row_step,
+                         Loc loc) {
+  if (state_->with_data) host_.Random(u, stream, first, row_step, loc);
+  record_.Random(u, loc);
+}
+
+void TraceVector::DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc loc) {
+  if (state_->with_data) host_.DropRoutes(ids, weights, u, rate, loc);
+  record_.DropRoutes(ids, weights, u, rate, loc);
+}
+
+void TraceVector::MapRoutes(TileRef out, TileRef ids, TileRef scores, TileRef d_weights,
+                            const RouteFunction& function, Loc loc) {
+  if (state_->with_data) host_.MapRoutes(out, ids, scores, d_weights, function, loc);
+  record_.MapRoutes(out, ids, scores, d_weights, loc);
+}
+
+void TraceVector::Scores(ScoreFunction function, TileRef n, TileRef s0, TileRef column, Loc loc) {
+  if (state_->with_data) host_.Scores(function, n, s0, column, loc);
+  if (!Empty(n)) ExpandScores(record_, function, n, s0, column, loc);
+}
+
+void TraceVector::Repair(TileRef x, TileRef bad, TileRef s0, TileRef s1, TileRef column, float limit,
+                         bool by_mean, Loc loc) {
+  if (state_->with_data) host_.Repair(x, bad, s0, s1, column, limit, by_mean, loc);
+  if (!Empty(x)) ExpandRepair(record_, x, bad, s0, s1, column, limit, by_mean, loc);
+}
+
+void TraceVector::MulAdd(TileRef acc, TileRef factor, TileRef x, Loc loc) {
+  if (state_->with_data) host_.MulAdd(acc, factor, x, loc);
+  ExpandMulAdd(record_, acc, factor, x, loc);
+}
+
+void TraceVector::WeightedSum(TileRef acc, TileRef scratch, std::span<const TileRef> rows,
+                              std::span<const float> weights, Accumulate accumulate, Loc loc) {
+  if (state_->with_data) host_.WeightedSum(acc, scratch, rows, weights, accumulate, loc);
+  ExpandWeightedSum(record_, acc, scratch, rows, weights, accumulate, loc);
+}
+
+void TraceVector::StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc) {
+  if (state_->with_data) host_.StoreScaled(dst, scratch, x, weight, loc);
+  if (!Empty(x)) ExpandStoreScaled(record_, dst, scratch, x, weight, loc);
+}
+
+void TraceVector::StoreActivated(const Gm& dst, const EpilogueRefs& t, const EpilogueScalars& e, Loc loc) {
+  if (state_->with_data) host_.StoreActivated(dst, t, e, loc);
+  if (!Empty(t.x)) ExpandStoreActivated(record_, dst, t, e, loc);
+}
+
+void TraceVector::AddDot(TileRef sum, TileRef scratch, TileRef x, TileRef row, Loc loc) {
+  if (state_->with_data) host_.AddDot(sum, scratch, x, row, loc);
+  if (!Empty(x)) ExpandAddDot(record_, sum, scratch, x, row, loc);
+}
+
+void TraceVector::StoreScaledDots(TileRef s0, TileRef s1, TileRef x, std::span<const ScaledDotRef> dots,
+                                  Loc loc) {
+  if (state_->with_data) host_.StoreScaledDots(s0, s1, x, dots, loc);
+  if (!Empty(x)) ExpandStoreScaledDots(record_, s0, s1, x, dots, loc);
+}
+
+void TraceVector::Gather(TileRef dst, const Gm& column, TileRef places, TileRef staging, Loc loc) {
+  if (state_->with_data) host_.Gather(dst, column, places, staging, loc);
+  ExpandGather(record_, dst, column, places, staging, loc);
+}
+
+void TraceVector::Scatter(const Gm& column, TileRef places, TileRef src, TileRef staging, Loc loc) {
+  if (state_->Computes(src) && column.data() != nullptr) host_.Scatter(column, places, src, staging, loc);
+  ExpandScatter(record_, column, places, src, staging, loc);
+}
+
+void TraceVector::Histogram(TileRef counts, TileRef ids, const IdBins& bins, Loc loc) {
+  host_.Histogram(counts, ids, bins, loc);
+  record_.Histogram(counts, ids, bins, loc);
+}
+
+void TraceVector::Rank(TileRef ranks, TileRef next, TileRef ids, const IdBins& bins, Loc loc) {
+  host_.Rank(ranks, next, ids, bins, loc);
+  record_.Rank(ranks, next, ids, bins, loc);
+}
+
+void TraceVector::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, const IdBins& bins,
+                             Loc loc) {
+  host_.RankWithin(ranks, next, limits, ids, bins, loc);
+  record_.RankWithin(ranks, next, limits, ids, bins, loc);
+}
+
+void TraceVector::TrueColumns(TileRef dst, TileRef flags, Loc loc) {
+  host_.TrueColumns(dst, flags, loc);
+  record_.TrueColumns(dst, flags, loc);
+}
+
+void TraceVector::KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc loc) {
+  host_.KeepWhere(dst, a, flags, loc);
+  record_.KeepWhere(dst, a, flags, loc);
+}
+
+void TraceVector::Lookup(TileRef dst, TileRef ids, TileRef table, std::int32_t first, Loc loc) {
+  host_.Lookup(dst, ids, table, first, loc);
+  record_.Lookup(dst, ids, table, first, loc);
+}
+
+void TraceVector::RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc) {
+  host_.RoundUp(dst, a, multiple, loc);
+  record_.RoundUp(dst, a, multiple, loc);
+}
+
+void TraceVector::Receive(TileRef dst, TileRef src, Loc loc) {
+  if (state_->with_data) host_.Receive(dst, src, loc);
+  record_.Receive(dst, src, loc);
+}
+
+void TraceVector::MoveToUb(TileRef dst, TileRef src, Loc loc) {
+  if (state_->with_data) host_.MoveToUb(dst, src, loc);
+  record_.MoveToUb(dst, src, loc);
+}
+
+void TraceVector::MoveToL1(TileRef dst, TileRef src, Loc loc) {
+  if (state_->with_data) host_.MoveToL1(dst, src, loc);
+  record_.MoveToL1(dst, src, loc);
+}
+
+}  // namespace cubist::trace
