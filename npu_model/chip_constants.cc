@@ -71,6 +71,7 @@ void VisitConstants(Chip& chip, Visit visit) {
   visit("scalar.issue_flag", chip.scalar.issue_flag, kCost);
   visit("scalar.queue_depth", chip.scalar.queue_depth, Limits{1, false, 1e6});
   visit("scalar.read", chip.scalar.read, kCost);
+  visit("scalar.read_gm", chip.scalar.read_gm, kCost);
   visit("scalar.update", chip.scalar.update, kCost);
   visit("memory.l2_bytes", chip.memory.l2_bytes, Limits{4096, false, 1099511627776.0});
   visit("memory.hbm_bytes_per_s", chip.memory.hbm_bytes_per_s, kRate);

@@ -163,7 +163,7 @@ void AddValidate(CLI::App& app, cubist::ValidateOptions& options, std::function<
   AddJson(validate, options.json, "rows, errors and what was skipped");
   validate->add_option("--markdown", options.markdown,
                        "File to write the tables of npu_model/VALIDATION.md to");
-  validate->add_flag("!--no-intervals", options.intervals, "Leave the intervals out: nine times as quick");
+  validate->add_flag("!--no-intervals", options.intervals, "Leave the intervals out: ten times as quick");
 }
 
 void AddAblate(CLI::App& app, cubist::AblateOptions& options, std::function<int()>& command) {
@@ -210,7 +210,7 @@ void AddProfile(CLI::App& app, cubist::ProfileOptions& options, std::function<in
   profile->add_flag(
       "--interval", options.interval,
       "Tell between which times the spread of the chip's constants leaves it, of records above two "
-      "million instructions too: eight replays more");
+      "million instructions too: eleven replays more");
   profile->add_option("--html", options.html, "File to write a page to, for a browser");
   profile->add_option("--trace", options.trace,
                       "File to write a Chrome trace to, for Perfetto or MindStudio Insight");

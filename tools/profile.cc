@@ -78,7 +78,7 @@ void Cut(const Window& window, Profile* profile) {
   profile->timeline = std::move(inside);
 }
 
-// Larger records are replayed five times more only on demand.
+// Larger records are replayed for their intervals only on demand.
 constexpr std::int64_t kMostForInterval = 2000000;
 
 Status Run(const SubjectOptions& options, bool interval, ProfiledCall* call) {

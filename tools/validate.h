@@ -12,7 +12,7 @@ struct ValidateOptions {
   std::string json;               // file for the rows
   std::string markdown;           // file for the tables of npu_model/VALIDATION.md
   std::vector<std::string> sets;  // "name=value": constants of every chip
-  bool intervals = true;          // five more replays per row
+  bool intervals = true;          // eleven more replays per row
 };
 
 // What a group of rows comes to. Errors are predicted / measured - 1.

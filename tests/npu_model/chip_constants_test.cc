@@ -25,6 +25,7 @@ TEST(ChipConstantsTest, EveryOneHasANameAndCanBeSetToItsOwnValue) {
     EXPECT_TRUE(names.contains("path.gm_to_l1_nd2nz.startup"));
     EXPECT_TRUE(names.contains("vector.cycles.exp"));
     EXPECT_TRUE(names.contains("buffer.l0c"));
+    EXPECT_TRUE(names.contains("scalar.read_gm"));
   }
 }
 
