@@ -22,6 +22,7 @@ constexpr std::int64_t kAhead = 4096;
 // Vectors on which one chain of operations runs side by side: the next one would wait for too many steps of the first.
 template <int kCount>
 struct Several {
+  HWY_ATTR Several() {}  // Of the target, as on NEON a vector's own constructor is.
   Vec v[kCount];
 };
 constexpr int kSideBySide = 4;
@@ -35,7 +36,9 @@ HWY_INLINE Several<kCount> LoadSeveral(const T* p) {
 }
 template <class T>
 HWY_INLINE Several<1> LoadSome(const T* p, std::int64_t count) {
-  return {count == kLanes ? Load(p) : Load(p, count)};
+  Several<1> x;
+  x.v[0] = count == kLanes ? Load(p) : Load(p, count);
+  return x;
 }
 template <Narrowing kNarrowing, bool kStream, int kCount, class T>
 HWY_INLINE void StoreSeveral(const Several<kCount>& x, T* p) {

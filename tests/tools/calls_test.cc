@@ -44,6 +44,10 @@ void* operator new(std::size_t bytes) { return Allocate(bytes, alignof(std::max_
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
   return Allocate(bytes, static_cast<std::size_t>(alignment));
 }
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  return Refused() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+}
+void operator delete(void* data, const std::nothrow_t&) noexcept { Release(data); }
 void operator delete(void* data) noexcept { Release(data); }
 void operator delete(void* data, std::size_t) noexcept { Release(data); }
 void operator delete(void* data, std::align_val_t) noexcept { Release(data); }
