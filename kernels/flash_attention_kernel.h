@@ -129,7 +129,7 @@ struct FlashAttentionLane {
 //   scores   Cube    S = Q K^T, then S += Q_rope K_rope^T in the same L0C tile
 //   softmax  Vector  P = exp(scale * S - m), m and l updated
 //   product  Cube    PV = P V
-//   rescale  Vector  O = O * alpha + PV; after the last block of keys out = O / l and lse = m + ln(l)
+//   rescale  Vector  O = O * alpha + PV, at first O = PV; after the last block of keys out = O / l and lse = m + ln(l)
 template <class T, AiCore Core>
 void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const FlashAttentionShape& s,
                           const FlashAttentionTiling& t, const FlashAttentionSchedule& schedule) {
@@ -349,7 +349,6 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
     if (step.first) {
       for_each_lane({0, step.task.q.size()}, [&](std::size_t i, Range rows, Range) {
         lanes[i]->o = lanes[i]->o_ub.Next(rows.size(), s.d_v);
-        lanes[i]->core.Fill(lanes[i]->o, 0.0f);
       });
     }
     const Range in_block = step.rows.From(step.task.q.begin);
@@ -359,6 +358,10 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
       const UbTile<float> o = lane.o.Rows(rows);
       const HandOverTile<float> sent = step.pv.Rows(part.From(in_block.begin));
       for (const Range cols : v_cols) {
+        if (step.round == 0) {  // As if o had been 0.
+          lane.core.Receive(o.Cols(cols), sent.Cols(cols));
+          continue;
+        }
         const UbTile<float> pv = lane.pv_ub.Next(rows.size(), cols.size());
         lane.core.Receive(pv, sent.Cols(cols));
         lane.core.MulAdd(o.Cols(cols), kept.alpha, pv);
