@@ -90,7 +90,7 @@ void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
       core.Repair(x, bad, s0, s1, column, g.limit, g.mean_for_bad);
       if (g.bad != nullptr) core.Store(MatrixOf(*g.bad).Rows(rows), bad);
       if (g.temperature > 0) AddGumbelNoise(core, g, rows, x, s0);
-      core.Scores(g.score, x, s0, column);
+      core.Scores(g.score, x, s0, s1, column);
       if (g.scores != nullptr) core.Store(MatrixOf(*g.scores).Rows(rows), x);
 
       const UbTile<float> choice = edits ? s0 : x;

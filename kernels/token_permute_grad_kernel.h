@@ -4,6 +4,7 @@
 #define CUBIST_KERNELS_TOKEN_PERMUTE_GRAD_KERNEL_H_
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -86,12 +87,15 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
   const std::int64_t top_k = g.sorted_indices.cols;
   Ring<Buffer::kUB, std::int32_t> places_ub(core, "places_ub", t.piece_tokens, top_k, 2);
   Ring<Buffer::kUB, float> probs_ub(core, "probs_ub", t.piece_tokens, top_k, 2);
-  Ring<Buffer::kUB, float> grad_ub(core, "grad_ub", 1, t.cols, 2), scaled_ub(core, "scaled_ub", 1, t.cols, 2),
-      scratch_ub(core, "scratch_ub", 1, t.cols, 1), dots_ub(core, "dots_ub", t.slots, 8, 2);
-  Ring<Buffer::kUB, T> row_ub(core, "row_ub", 1, t.cols, t.row_stages * static_cast<int>(t.rows),
-                              Role::kRelay);
-  const std::int64_t bias_cols = g.bias == nullptr ? 1 : t.cols;
-  Ring<Buffer::kUB, T> bias_ub(core, "bias_ub", 1, bias_cols, 1, Role::kRelay);
+  Ring<Buffer::kUB, float> scaled_ub(core, "scaled_ub", 1, t.cols, 2),
+      scratch_ub(core, "scratch_ub", 1, t.cols, 1),
+      wide_ub(core, "wide_ub", 1, std::same_as<T, float> ? 1 : t.cols, 1),
+      dots_ub(core, "dots_ub", t.slots, 8, 2);
+  Ring<Buffer::kUB, T> grad_ub(core, "grad_ub", 1, t.cols, 2, Role::kRelay),
+      row_ub(core, "row_ub", 1, t.cols, t.row_stages * static_cast<int>(t.rows), Role::kRelay);
+  const std::int64_t entries = g.bias == nullptr ? 1 : 2;  // Of a slot: its row, and its expert's bias.
+  Ring<Buffer::kUB, T> bias_ub(core, "bias_ub", 1, g.bias == nullptr ? 0 : t.cols,
+                               2 * static_cast<int>(t.rows), Role::kRelay);
   IntTiles<V> expert_ids = ExpertsOfSlots(core, g.topk_ids, g.sorted_indices, t.piece_tokens);
   if (g.owned != nullptr) ClearRowsOfNoSlot(core, g, t, scaled_ub);
 
@@ -99,16 +103,21 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
   struct Group {
     std::array<ScaledDot<T>, V::kMaxSummands> rows;
     std::size_t count = 0;
-    UbTile<float> grad, dots;
+    UbTile<T> grad;
+    bool first = true;  // Of the part.
+    UbTile<float> dots;
     std::optional<Gm> probs_grad = {};
   };
   // The rows of a group are asked for before those of the one before it are multiplied, and come meanwhile.
   std::array<Group, 2> groups;
   Group *group = &groups[0], *before = &groups[1];
+  UbTile<float> wide;
   const auto finish = [&] {
     if (before->count > 0) {
-      core.StoreScaledDots(scaled_ub.Next(1, before->grad.cols()), scratch_ub.Next(1, before->grad.cols()),
-                           before->grad, std::span<const ScaledDot<T>>(before->rows.data(), before->count));
+      const std::int64_t cols = before->grad.cols();
+      if (before->first) wide = wide_ub.Next(1, std::same_as<T, float> ? 1 : cols);
+      core.StoreScaledDots(wide, scaled_ub.Next(1, cols), scratch_ub.Next(1, cols), before->grad,
+                           before->first, std::span<const ScaledDot<T>>(before->rows.data(), before->count));
     }
     if (before->probs_grad.has_value()) core.Store(*before->probs_grad, before->dots.Cols({0, 1}));
     before->count = 0, before->probs_grad = {};
@@ -116,7 +125,8 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
   const auto hand_on = [&] {
     finish();
     std::swap(group, before);
-    group->grad = before->grad, group->dots = before->dots;
+    group->grad = before->grad, group->dots = before->dots,
+    group->first = before->first && before->count == 0;
   };
 
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
@@ -135,29 +145,28 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
           group->dots = dots_ub.Next(slots.size(), 8);
           if (g.probs_grad != nullptr) core.Fill(group->dots, 0.0f);
           for (const Range cols : Split(g.out_grad.cols, t.cols)) {
-            group->grad = grad_ub.Next(1, cols.size());
+            group->grad = grad_ub.Next(1, cols.size()), group->first = true;
             core.Load(group->grad, g.out_grad.Block(token, cols));
             for (std::int64_t j = slots.begin; j < slots.end; ++j) {
               const std::int64_t place = core.ReadScalar(places.Rows({i, i + 1}), j);
               if (place < 0 || place >= g.permuted_grad.rows) continue;
+              const Range here{place, place + 1};
               const float weight = g.probs == nullptr ? 1.0f : core.ReadScalar(probs.Rows({i, i + 1}), j);
-              const Gm to = g.permuted_grad.Block({place, place + 1}, cols);
-              if (g.probs_grad == nullptr) {
-                core.StoreScaled(to, scaled_ub.Next(1, cols.size()), group->grad, weight);
-                continue;
+              if (group->count == static_cast<std::size_t>(entries * t.rows)) hand_on();
+              ScaledDot<T>& row = group->rows[group->count++];
+              row = {g.permuted_grad.Block(here, cols), weight};
+              if (g.probs_grad != nullptr) {
+                row.sum = group->dots.Part({j - slots.begin, j - slots.begin + 1}, {0, 1});
+                row.row = row_ub.Next(1, cols.size());
+                core.Load(row.row, MatrixOf(*g.permuted).Block(here, cols));
               }
-              const UbTile<float> dot = group->dots.Part({j - slots.begin, j - slots.begin + 1}, {0, 1});
-              if (group->count == static_cast<std::size_t>(t.rows)) hand_on();
-              const UbTile<T> row = row_ub.Next(1, cols.size());
-              core.Load(row, MatrixOf(*g.permuted).Block({place, place + 1}, cols));
-              group->rows[group->count++] = {to, dot, row, weight};
               if (g.bias == nullptr) continue;
               const std::int64_t expert = core.ReadScalar(experts.Rows({i, i + 1}), j);
               const UbTile<T> bias = bias_ub.Next(1, cols.size());
               core.Load(bias, MatrixOf(*g.bias).Block({expert, expert + 1}, cols));
-              core.AddDot(dot, scratch_ub.Next(1, cols.size()), group->grad, bias);
+              group->rows[group->count++] = {.sum = row.sum, .row = bias};
             }
-            if (cols.end < g.out_grad.cols) hand_on();
+            if (cols.end < g.out_grad.cols || g.probs_grad == nullptr) hand_on();
           }
           if (g.probs_grad == nullptr) continue;
           group->probs_grad = MatrixOf(*g.probs_grad).Block(token, slots).Transposed();

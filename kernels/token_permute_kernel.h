@@ -43,12 +43,12 @@ inline Range ShareOf(std::int64_t n, std::int64_t index, std::int64_t count) {
 template <VectorCore V>
 class IntTiles {
  public:
-  // Tiles are `rows` by `cols` at most.
-  IntTiles(V& core, const Gm& source, std::int64_t rows, std::int64_t cols)
+  // Tiles are `rows` by `cols` at most. Those that are only read may be relay tiles.
+  IntTiles(V& core, const Gm& source, std::int64_t rows, std::int64_t cols, Role role = Role::kRows)
       : core_(core),
         source_(source),
         wide_(source.dtype() == DType::kI64),
-        ids_ub_(core, "ids_ub", rows, cols, 2),
+        ids_ub_(core, "ids_ub", rows, cols, 2, role),
         wide_ub_(core, "wide_ids_ub", wide_ ? rows : 1, wide_ ? cols : 1, 1) {}
 
   UbTile<std::int32_t> Load(Range rows, Range cols) {
@@ -72,18 +72,61 @@ class IntTiles {
   Ring<Buffer::kUB, std::int64_t> wide_ub_;
 };
 
+// What ids are counted and ranked with: tiles to sort them in, where the tiling says so, else none.
+template <VectorCore V>
+class SortScratch {
+ public:
+  SortScratch(V& core, const TokenPermuteTiling& t, std::int64_t top_k, std::int64_t bins)
+      : bins_(bins),
+        places_ub_(core, "places_ub", t.sorts ? t.piece_tokens : 0, top_k, 1),
+        values_ub_(core, "values_ub", t.sorts ? t.piece_tokens : 0, top_k, 2),
+        count_ub_(core, "count_ub", t.sorts ? 2 : 0, top_k + 1, 1),
+        offsets_ub_(core, "offsets_ub", t.sorts ? 1 : 0, bins, 1),
+        keys_ub_(core, "keys_ub", t.sorts ? t.piece_tokens : 0, top_k, 2) {
+    if (!t.sorts) return;
+    places_ = places_ub_.Next(t.piece_tokens, top_k);
+    const UbTile<std::int32_t> both = count_ub_.Next(2, top_k + 1), ones = both.Part({0, 1}, {0, top_k});
+    core.Fill(ones, 1);
+    core.ExclusiveScan(both.Rows({1, 2}), ones, 0);
+    core.AddScalar(places_.Rows({0, 1}), both.Part({1, 2}, {0, top_k}), 0);
+    for (std::int64_t made = 1; made < t.piece_tokens;
+         made *= 2) {  // As many rows again, with higher numbers.
+      const std::int64_t more = std::min(made, t.piece_tokens - made);
+      core.AddScalar(places_.Rows({made, made + more}), places_.Rows({0, more}),
+                     static_cast<std::int32_t>(made * top_k));
+    }
+  }
+
+  // For a piece of so many rows of ids.
+  SortTiles Tiles(std::int64_t rows) {
+    if (places_.slot == nullptr) return {};
+    const std::int64_t cols = places_.cols();
+    return {places_.Rows({0, rows}),
+            offsets_ub_.Next(1, bins_),
+            {keys_ub_.Next(rows, cols), keys_ub_.Next(rows, cols)},
+            {values_ub_.Next(rows, cols), values_ub_.Next(rows, cols)}};
+  }
+
+ private:
+  std::int64_t bins_;
+  Ring<Buffer::kUB, std::int32_t> places_ub_, values_ub_, count_ub_, offsets_ub_;
+  Ring<Buffer::kUB, float> keys_ub_;
+  UbTile<std::int32_t> places_{};
+};
+
 // Phase 1: chunk_counts(c, b) = how many ids of chunk c fall into bin b, by `bits` of an id from `shift` on.
 template <VectorCore V>
 void CountKernel(V& core, const Gm& ids, const Gm& chunk_counts, const IdBins& bins,
                  const TokenPermuteTiling& t) {
-  IntTiles<V> id_tiles(core, ids, t.piece_tokens, ids.cols);
+  IntTiles<V> id_tiles(core, ids, t.piece_tokens, ids.cols, Role::kRelay);
   Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, chunk_counts.cols, 2);
+  SortScratch<V> scratch(core, t, ids.cols, chunk_counts.cols);
   const Split chunks(ids.rows, t.chunk_tokens);
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     const UbTile<std::int32_t> counts = counts_ub.Next(1, chunk_counts.cols);
     core.Fill(counts, 0);
     for (const Range piece : Split(AtLeastOnce(chunks)[c], t.piece_tokens))
-      core.Histogram(counts, id_tiles.Load(piece), bins);
+      core.Histogram(counts, id_tiles.Load(piece), bins, scratch.Tiles(piece.size()));
     core.Store(chunk_counts.Rows({c, c + 1}), counts);
   }
 }
@@ -227,7 +270,7 @@ class TokenMover {
 // is beyond the capacity.
 template <class T, VectorCore V>
 void RankAndMoveKernel(V& core, const TokenPermuteOperands& g, const TokenPermuteTiling& t) {
-  IntTiles<V> expert_ids(core, g.topk_ids, t.piece_tokens, g.topk_ids.cols);
+  IntTiles<V> expert_ids(core, g.topk_ids, t.piece_tokens, g.topk_ids.cols, Role::kRelay);
   ZeroRows<V> zero_rows(core, g);
   TokenMover<T, V> mover(core, g, t);
   Ring<Buffer::kUB, std::int32_t> counts_ub(core, "chunk_counts_ub", t.sums_chunks ? 1 : t.chunks, g.experts,
@@ -236,6 +279,7 @@ void RankAndMoveKernel(V& core, const TokenPermuteOperands& g, const TokenPermut
       before_ub(core, "before_ub", 1, g.experts, 1), sizes_ub(core, "sizes_ub", 1, g.experts, 1),
       first_ub(core, "first_ub", 1, g.experts + 1, 1), next_ub(core, "next_ub", 1, g.experts, 1);
   Ring<Buffer::kUB, std::int32_t> ranks_ub(core, "ranks_ub", t.piece_tokens, g.topk_ids.cols, 2);
+  SortScratch<V> scratch(core, t, g.topk_ids.cols, g.experts);
 
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     const UbTile<std::int32_t> total = total_ub.Next(1, g.experts), before = before_ub.Next(1, g.experts);
@@ -266,11 +310,10 @@ void RankAndMoveKernel(V& core, const TokenPermuteOperands& g, const TokenPermut
     for (const Range piece : Split(AtLeastOnce(Split(g.tokens.rows, t.chunk_tokens))[c], t.piece_tokens)) {
       const UbTile<std::int32_t> ids = expert_ids.Load(piece);
       const UbTile<std::int32_t> ranks = ranks_ub.Next(piece.size(), ids.cols());
-      core.Fill(ranks, -1);
       if (g.capacity > 0) {
         core.RankWithin(ranks, next, first.Cols({1, g.experts + 1}), ids, {});
       } else {
-        core.Rank(ranks, next, ids, {});
+        core.Rank(ranks, next, ids, {}, scratch.Tiles(piece.size()));
       }
       core.Store(g.sorted_indices.Rows(piece), ranks);
       mover.Move(piece, ranks);

@@ -72,7 +72,6 @@ void RadixPassKernel(V& core, const RadixPassOperands& p, const TokenPermuteTili
     for (const Range piece : Split(AtLeastOnce(Split(p.ids.rows, t.chunk_tokens))[c], t.piece_tokens)) {
       const UbTile<std::int32_t> ids = id_tiles.Load(piece), slots = slots_of(piece),
                                  ranks = ranks_ub.Next(piece.size(), top_k);
-      core.Fill(ranks, -1);
       core.Rank(ranks, next, ids, p.digit);
       core.Scatter(p.sorted.ids, ranks, ids, staging_ub.Next(2, 8));
       core.Scatter(p.sorted.slots, ranks, slots, staging_ub.Next(2, 8));

@@ -98,10 +98,10 @@ void Narrow(V& v, TileRef dst, TileRef scratch, Loc loc) {
   if (dst.dtype() != DType::kF32) v.Cast(dst, scratch, loc);
 }
 
-// n = the scores of logits n, row by row (s0 a scratch tile of n's shape, column (r, 1)):
+// n = the scores of logits n, row by row (s0, s1 scratch tiles of n's shape, column (r, 1)):
 //   softmax; 1 / (1 + exp(-x)); sqrt(ln(1 + exp(x)))
 template <class V>
-void ExpandScores(V& v, ScoreFunction function, TileRef n, TileRef s0, TileRef column, Loc loc) {
+void ExpandScores(V& v, ScoreFunction function, TileRef n, TileRef s0, TileRef s1, TileRef column, Loc loc) {
   switch (function) {
     case ScoreFunction::kSoftmax:
       v.Reduce(ReduceOp::kMax, column, n, loc);
@@ -117,12 +117,19 @@ void ExpandScores(V& v, ScoreFunction function, TileRef n, TileRef s0, TileRef c
       v.Fill(s0, 1.0f, loc);
       v.Binary(BinaryOp::kDiv, n, s0, n, loc);
       return;
-    case ScoreFunction::kSqrtSoftplus:  // ln(1 + exp(x)) = max(x, 0) + ln(1 + exp(-|x|))
+    // ln(1 + exp(x)) = max(x, 0) + ln(1 + e), e = exp(-|x|), and ln(1 + e) = ln(1 + d) * e / d (Kahan): d is what 1 + e
+    // keeps of e, and where it keeps nothing the least that it would.
+    case ScoreFunction::kSqrtSoftplus:
       v.Unary(UnaryOp::kAbs, s0, n, loc);
       v.Scalar(ScalarOp::kMul, s0, s0, -1.0f, loc);
       v.Unary(UnaryOp::kExp, s0, s0, loc);
-      v.Scalar(ScalarOp::kAdd, s0, s0, 1.0f, loc);
-      v.Unary(UnaryOp::kLn, s0, s0, loc);
+      v.Scalar(ScalarOp::kAdd, s1, s0, 1.0f, loc);
+      v.Scalar(ScalarOp::kAdd, s1, s1, -1.0f, loc);
+      v.Scalar(ScalarOp::kMax, s1, s1, 0x1p-23f, loc);
+      v.Binary(BinaryOp::kDiv, s0, s0, s1, loc);
+      v.Scalar(ScalarOp::kAdd, s1, s1, 1.0f, loc);
+      v.Unary(UnaryOp::kLn, s1, s1, loc);
+      v.Binary(BinaryOp::kMul, s0, s0, s1, loc);
       v.Scalar(ScalarOp::kMax, n, n, 0.0f, loc);
       v.Binary(BinaryOp::kAdd, n, n, s0, loc);
       v.Unary(UnaryOp::kSqrt, n, n, loc);
@@ -237,13 +244,6 @@ void ExpandSwiGluGrad(V& v, const SwiGluGradTiles& t, Loc loc) {
   Narrow(v, t.d_gate, t.s2, loc);
 }
 
-// dst = weight * x, rounded to the dtype of dst. scratch has the shape of x.
-template <class V>
-void ExpandStoreScaled(V& v, const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc) {
-  v.Scalar(ScalarOp::kMul, scratch, x, weight, loc);
-  v.StoreUb(dst, scratch, loc);
-}
-
 // ln(erfc(z)) + z^2 - ln(t) as a polynomial in t = 1 / (1 + z / 2), lowest power first: the interpolant at Chebyshev's
 // points of (0, 1], 2e-7 from it. With it erfc(z) = t exp(poly - z^2) keeps its relative precision for all z >= 0.
 inline constexpr float kErfcTerms[] = {-1.265512311f,  1.000037772f,  0.3737148406f, 0.1006541982f,
@@ -329,14 +329,56 @@ void ExpandAddDot(V& v, TileRef sum, TileRef scratch, TileRef x, TileRef row, Lo
   v.Binary(BinaryOp::kAdd, sum, sum, product, loc);
 }
 
-// For each of the rows: dst = weight * x, and sum += the dot product of x and row; s0 and s1 have the shape of x.
+// For each of the rows: sum += the dot product of x and row, and dst = weight * x, rounded to the dtype of dst, as far as
+// they are given. s0 and s1 have the shape of x, and so has wide: x in fp32, made where `widens`.
 template <class V>
-void ExpandStoreScaledDots(V& v, TileRef s0, TileRef s1, TileRef x, std::span<const ScaledDotRef> dots,
-                           Loc loc) {
+void ExpandStoreScaledDots(V& v, TileRef wide, TileRef s0, TileRef s1, TileRef x, bool widens,
+                           std::span<const ScaledDotRef> dots, Loc loc) {
+  if (x.dtype() == DType::kF32) wide = x, widens = false;
+  if (widens) v.Cast(wide, x, loc);
   for (const ScaledDotRef& d : dots) {
-    ExpandAddDot(v, d.sum, s1, x, d.row, loc);
-    ExpandStoreScaled(v, d.dst, s0, x, d.weight, loc);
+    if (d.row.given()) ExpandAddDot(v, d.sum, s1, wide, d.row, loc);
+    if (d.dst.tensor == nullptr) continue;
+    v.Scalar(ScalarOp::kMul, s0, wide, d.weight, loc);
+    v.StoreUb(d.dst, s0, loc);
   }
+}
+
+// Keys and values in descending order of keys 0, stable: runs of 32, then runs four times as long as those before. Returns
+// which tiles hold them.
+template <class V>
+std::size_t ExpandSort(V& v, const SortRefs& t, TileRef values, Loc loc) {
+  constexpr std::int64_t kRun = 32, kMergedRuns = 4;
+  v.Sort32(t.keys[1], t.values[1], t.keys[0], values, loc);
+  std::size_t at = 1;
+  for (std::int64_t run = kRun; run < values.rows() * values.cols(); run *= kMergedRuns, at = 1 - at)
+    v.MergeSort(t.keys[1 - at], t.values[1 - at], t.keys[at], t.values[at], run, loc);
+  return at;
+}
+
+// counts[id] += how often the id occurs, and offsets[id] = counts[id] before - the place of the first of them among the
+// sorted. Returns which of the tiles hold the sorted ids' keys, -id, and their places as values.
+template <class V>
+std::size_t ExpandHistogramBySort(V& v, TileRef counts, TileRef ids, const SortRefs& t, Loc loc) {
+  v.Cast(t.keys[0], ids, loc);
+  v.Scalar(ScalarOp::kMul, t.keys[0], t.keys[0], -1.0f, loc);
+  const std::size_t at = ExpandSort(v, t, t.places, loc);
+  v.RunOffsets(t.offsets, counts, t.keys[at], loc);
+  return at;
+}
+
+// Rank, row by row: rank = next[id]++, or -1 for ids below 0. Sorted by id, an id's routes have ranks in a row; sorted
+// back by place, each knows where it stood.
+template <class V>
+void ExpandRankBySort(V& v, TileRef ranks, TileRef next, TileRef ids, const SortRefs& t, Loc loc) {
+  const std::size_t at = ExpandHistogramBySort(v, next, ids, t, loc);
+  v.Cast(t.keys[0], t.values[at], loc);
+  v.Scalar(ScalarOp::kMul, t.keys[0], t.keys[0], -1.0f, loc);
+  const std::size_t back = ExpandSort(v, t, t.places, loc);
+  v.Lookup(ranks, ids, t.offsets, 0, loc);
+  v.AddInt(ranks, ranks, t.values[back], loc);
+  v.AddScalarInt(t.values[1 - back], ids, 1, loc);
+  v.KeepWhere(ranks, ranks, t.values[1 - back], loc);
 }
 
 // Calls visit(element of the tile, place, row of staging) for every place in [0, limit). GM moves begin at whole

@@ -33,13 +33,23 @@ struct EpilogueTiles {
       scratch{};  // of x's shape, as many as the activation needs
 };
 
-// One row of StoreScaledDots: GM = weight * x, and sum (1, 1) += sum_j x_j * row_j.
+// A row of StoreScaledDots: GM = weight * x and sum (1, 1) += sum_j x_j * row_j, as far as `dst` and `row` are given.
 template <class T>
 struct ScaledDot {
-  Gm dst;
-  UbTile<float> sum;
-  UbTile<T> row;
+  Gm dst{};
   float weight = 1;
+  UbTile<float> sum{};
+  UbTile<T> row{};
+};
+
+// What Histogram and Rank sort with: tiles of the ids' shape, and one of the bins'. Not given, they keep a table.
+struct SortTiles {
+  UbTile<std::int32_t> places{};   // 0, 1, 2, .. row by row
+  UbTile<std::int32_t> offsets{};  // (1, bins)
+  std::array<UbTile<float>, 2> keys{};
+  std::array<UbTile<std::int32_t>, 2> values{};
+
+  bool given() const { return places.slot != nullptr; }
 };
 
 // Cube core: the matrix unit and the movers that feed it. Operands are fp32, bf16 or fp16; sums are fp32.
@@ -141,7 +151,7 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.MapRoutes(x, ids, x, x,
                  RouteFunction{});  // S  (out, ids, scores, d_weights, f): a caller's function, by rows;
                                     //    d_weights may be none
-  core.Scores(ScoreFunction::kSoftmax, x, x, x);  // (function, n, s0, column); see ExpandScores
+  core.Scores(ScoreFunction::kSoftmax, x, x, x, x);  // (function, n, s0, s1, column); see ExpandScores
   core.Repair(x, x, x, x, x, 1.0f, true);   // (x, bad, s0, s1, column, limit, by_mean); see ExpandRepair
   core.RowDot(x, x, x, narrow, narrow);     // (sum, s0, s1, a, b[, w]): sum (r, 1) += rowsum(a * b * w)
   core.ScaleRows(narrow, x, narrow, x, x);  // (dst, s0, a, factor, w): dst = a * factor * w
@@ -151,19 +161,29 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
                      x);  // (acc, s0, s1, a, b, factor): acc (1, c) += colsum(a * b * factor)
   core.SwiGlu(narrow, x, x, narrow, narrow, x);  // (out, s0, s1, gate, up[, probs]); see ExpandSwiGlu
   core.SwiGluGrad(narrow, narrow, x, x, x, x, x, narrow, narrow, narrow, x);  // see ExpandSwiGluGrad
-  core.StoreScaled(gm, x, x, 1.0f);  // (dst, scratch, x, weight): GM = weight * x, in the view's dtype
   core.StoreActivated(gm, EpilogueTiles{x},
                       EpilogueScalars{});  // GM = activation(alpha * x + bias + beta * residual)
   core.AddDot(x, x, x, narrow);            // (sum, scratch, x, row): sum (1, 1) += sum_j x_j * row_j
   core.StoreScaledDots(
-      x, x, x,
-      dots);  // (s0, s1, x, dots): StoreScaled and AddDot of x at once, for each of several rows
+      x, x, x, narrow, true,
+      dots);  // (wide, s0, s1, x, widens, dots): GM = weight * x and AddDot of x, for several rows
   core.Gather(x, gm, ids, x);  // (dst, column, places, staging): dst(i, j) = column(places(i, j)), else 0
   core.Scatter(gm, ids, x,
                x);  // (column, places, src, staging): column(places(i, j)) = src(i, j); also int32
   core.Histogram(ids, ids,
                  IdBins{});  // (counts, ids, bins): ++counts[bin] of each id that has one of the bins
-  core.Rank(ids, ids, ids, IdBins{});  // (ranks, next, ids, bins): row by row, rank = next[bin]++
+  core.Rank(ids, ids, ids, IdBins{});  // (ranks, next, ids, bins): row by row, next[bin]++, else -1
+  core.Histogram(ids, ids, IdBins{},
+                 SortTiles{});  // likewise, by Sort32 and MergeSort; see ExpandHistogramBySort
+  core.Rank(ids, ids, ids, IdBins{}, SortTiles{});  // likewise; see ExpandRankBySort
+  core.Sort32(x, ids, x,
+              ids);  // V     (keys, values, from, values from): runs of 32 keys, row by row, descending and
+                     //       stable, with their values
+  core.MergeSort(x, ids, x, ids,
+                 std::int64_t{});  // V  (keys, values, from, values from, run): runs of four times `run`
+  core.RunOffsets(ids, ids,
+                  x);  // S  (offsets, next, keys): offsets[id] = next[id] - place, next[id] += length for
+                       //    each run of keys -id, which is `length` long and begins at a place
   core.RankWithin(ids, ids, ids, ids,
                   IdBins{});  // (ranks, next, limits, ids, bins): likewise below limits[bin], else -1
   core.RoundUp(ids, ids, std::int32_t{});  // S  dst (1, c) = a rounded up to a multiple of a number
@@ -427,10 +447,10 @@ class VectorFront : protected E {
                  "shapes differ");
     E::MapRoutes(out, ids, scores, has_gradient ? TileRef(d_weights) : TileRef(), function, loc);
   }
-  void Scores(ScoreFunction function, UbTile<float> n, UbTile<float> s0, UbTile<float> column,
-              Loc loc = Loc::current()) {
-    CUBIST_CHECK(Same(s0, n) && IsColumnOf(column, n), "shapes differ");
-    E::Scores(function, n, s0, column, loc);
+  void Scores(ScoreFunction function, UbTile<float> n, UbTile<float> s0, UbTile<float> s1,
+              UbTile<float> column, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(s0, n) && Same(s1, n) && IsColumnOf(column, n), "shapes differ");
+    E::Scores(function, n, s0, s1, column, loc);
   }
   void Repair(UbTile<float> x, UbTile<float> bad, UbTile<float> s0, UbTile<float> s1, UbTile<float> column,
               float limit, bool by_mean, Loc loc = Loc::current()) {
@@ -593,12 +613,6 @@ class VectorFront : protected E {
     CUBIST_CHECK(IsColumnOf(d_probs, gate) && IsColumnOf(probs, gate), "shapes differ");
     E::SwiGluGrad({d_gate, d_up, d_probs, s0, s1, s2, s3, d_out, gate, up, probs}, loc);
   }
-  void StoreScaled(const Gm& dst, UbTile<float> scratch, UbTile<float> x, float weight,
-                   Loc loc = Loc::current()) {
-    CUBIST_CHECK(dst.rows == x.rows() && dst.cols == x.cols() && Same(scratch, x), "shapes differ");
-    CUBIST_CHECK(IsFloat(dst.dtype()), "Store from UB narrows floats only");
-    E::StoreScaled(dst, scratch, x, weight, loc);
-  }
   void StoreActivated(const Gm& dst, const EpilogueTiles& t, const EpilogueScalars& e,
                       Loc loc = Loc::current()) {
     const auto ref = [](const UbTile<float>& tile) {
@@ -622,20 +636,26 @@ class VectorFront : protected E {
                  "shapes differ");
     E::AddDot(sum, scratch, x, row, loc);
   }
+  // `wide` is x in fp32, made where `widens`; x that is fp32 needs none.
   template <OperandType T>
-  void StoreScaledDots(UbTile<float> s0, UbTile<float> s1, UbTile<float> x,
+  void StoreScaledDots(UbTile<float> wide, UbTile<float> s0, UbTile<float> s1, UbTile<T> x, bool widens,
                        std::span<const ScaledDot<T>> dots, Loc loc = Loc::current()) {
     CUBIST_CHECK(x.rows() == 1 && Same(s0, x) && Same(s1, x), "shapes differ");
+    CUBIST_CHECK((std::same_as<T, float> || Same(wide, x)), "shapes differ");
     CUBIST_CHECK(dots.size() <= kMaxSummands, "more rows than one StoreScaledDots takes");
     ScaledDotRef refs[kMaxSummands];
     for (std::size_t i = 0; i < dots.size(); ++i) {
       const ScaledDot<T>& d = dots[i];
-      CUBIST_CHECK(d.dst.rows == 1 && d.dst.cols == x.cols() && Same(d.row, x), "shapes differ");
-      CUBIST_CHECK(d.sum.rows() == 1 && d.sum.cols() == 1, "shapes differ");
-      CUBIST_CHECK(IsFloat(d.dst.dtype()), "Store from UB narrows floats only");
-      refs[i] = {d.dst, d.sum, d.row, d.weight};
+      refs[i].dst = d.dst, refs[i].weight = d.weight;
+      if (d.dst.tensor != nullptr) {
+        CUBIST_CHECK(d.dst.rows == 1 && d.dst.cols == x.cols(), "shapes differ");
+        CUBIST_CHECK(IsFloat(d.dst.dtype()), "Store from UB narrows floats only");
+      }
+      if (d.row.slot == nullptr) continue;
+      refs[i].sum = d.sum, refs[i].row = d.row;
+      CUBIST_CHECK(d.sum.rows() == 1 && d.sum.cols() == 1 && Same(d.row, x), "shapes differ");
     }
-    E::StoreScaledDots(s0, s1, x, std::span<const ScaledDotRef>(refs, dots.size()), loc);
+    E::StoreScaledDots(wide, s0, s1, x, widens, std::span<const ScaledDotRef>(refs, dots.size()), loc);
   }
   // Places outside [0, rows of the column) are passed over: a Gather leaves 0 there.
   void Gather(UbTile<float> dst, const Gm& column, UbTile<std::int32_t> places, UbTile<float> staging,
@@ -659,6 +679,34 @@ class VectorFront : protected E {
             const IdBins& bins, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(ranks, ids), "shapes differ");
     E::Rank(ranks, next, ids, bins, loc);
+  }
+  // By sorting: whole ids, each below 2^24 and either one of the bins' or below 0. Those have no rank, but -1.
+  void Histogram(UbTile<std::int32_t> counts, UbTile<std::int32_t> ids, const IdBins& bins,
+                 const SortTiles& sort, Loc loc = Loc::current()) {
+    if (!sort.given()) return E::Histogram(counts, ids, bins, loc);
+    E::HistogramBySort(counts, ids, RefsOf(sort, counts, ids, bins), loc);
+  }
+  void Rank(UbTile<std::int32_t> ranks, UbTile<std::int32_t> next, UbTile<std::int32_t> ids,
+            const IdBins& bins, const SortTiles& sort, Loc loc = Loc::current()) {
+    if (!sort.given()) return Rank(ranks, next, ids, bins, loc);
+    CUBIST_CHECK(Same(ranks, ids), "shapes differ");
+    E::RankBySort(ranks, next, ids, RefsOf(sort, next, ids, bins), loc);
+  }
+  void Sort32(UbTile<float> keys, UbTile<std::int32_t> values, UbTile<float> from,
+              UbTile<std::int32_t> values_from, Loc loc = Loc::current()) {
+    SortShapes(keys, values, from, values_from);
+    E::Sort32(keys, values, from, values_from, loc);
+  }
+  void MergeSort(UbTile<float> keys, UbTile<std::int32_t> values, UbTile<float> from,
+                 UbTile<std::int32_t> values_from, std::int64_t run, Loc loc = Loc::current()) {
+    SortShapes(keys, values, from, values_from);
+    CUBIST_CHECK(run > 0, "runs are empty");
+    E::MergeSort(keys, values, from, values_from, run, loc);
+  }
+  void RunOffsets(UbTile<std::int32_t> offsets, UbTile<std::int32_t> next, UbTile<float> keys,
+                  Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(offsets, next) && next.rows() == 1, "shapes differ");
+    E::RunOffsets(offsets, next, keys, loc);
   }
   void RankWithin(UbTile<std::int32_t> ranks, UbTile<std::int32_t> next, UbTile<std::int32_t> limits,
                   UbTile<std::int32_t> ids, const IdBins& bins, Loc loc = Loc::current()) {
@@ -723,6 +771,23 @@ class VectorFront : protected E {
   }
   static bool IsRowOf(const TileRef& row, const TileRef& x) {
     return row.rows() == 1 && row.cols() == x.cols();
+  }
+  // The tiles are read and written in turn: none is sorted into itself.
+  static void SortShapes(const TileRef& keys, const TileRef& values, const TileRef& from,
+                         const TileRef& values_from) {
+    CUBIST_CHECK(Same(keys, from) && Same(values, from) && Same(values_from, from), "shapes differ");
+    CUBIST_CHECK(keys.slot != from.slot && values.slot != values_from.slot,
+                 "a tile is not sorted in its place");
+  }
+  static SortRefs RefsOf(const SortTiles& sort, const TileRef& bins_tile, const TileRef& ids,
+                         const IdBins& bins) {
+    CUBIST_CHECK(bins.whole() && bins.first == 0, "sorting takes whole ids from 0 on");
+    const SortRefs refs{
+        sort.places, sort.offsets, {sort.keys[0], sort.keys[1]}, {sort.values[0], sort.values[1]}};
+    CUBIST_CHECK(Same(refs.offsets, bins_tile) && Same(refs.places, ids), "shapes differ");
+    for (const TileRef* tile : {&refs.keys[0], &refs.keys[1], &refs.values[0], &refs.values[1]})
+      CUBIST_CHECK(Same(*tile, ids), "shapes differ");
+    return refs;
   }
   static void NormGradShapes(const TileRef& dx, const TileRef& s0, const TileRef& s1, const TileRef& dy,
                              const TileRef& x, const TileRef& weights, const TileRef& factor,

@@ -117,9 +117,15 @@ struct SwiGluGradTiles {
 
 // A row of StoreScaledDots; see ExpandStoreScaledDots in composites.h.
 struct ScaledDotRef {
-  Gm dst;
-  TileRef sum, row;
+  Gm dst{};
   float weight = 1;
+  TileRef sum{}, row{};
+};
+
+// What ExpandRankBySort in composites.h works in.
+struct SortRefs {
+  TileRef places, offsets;
+  TileRef keys[2], values[2];
 };
 
 }  // namespace cubist

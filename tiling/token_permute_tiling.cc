@@ -34,7 +34,11 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling
                             t.row_stages * UbBytes(chip, s.dtype, 1, t.cols);
   if (t.digit_bits == 0) {
     const std::int64_t counts = UbBytes(chip, DType::kI32, t.sums_chunks ? 1 : t.chunks, bins);
-    return std::max(sum, 2 * ids + wide_ids + counts + table + UbBytes(chip, DType::kI32, 1, bins) + move);
+    const std::int64_t sort = t.sorts ? 5 * ids + 2 * UbBytes(chip, DType::kI32, 1, s.top_k + 1) +
+                                            UbBytes(chip, DType::kI32, 1, bins)
+                                      : 0;
+    return std::max(sum,
+                    2 * ids + wide_ids + counts + table + UbBytes(chip, DType::kI32, 1, bins) + sort + move);
   }
   const std::int64_t pass = 7 * ids + wide_ids + UbBytes(chip, DType::kI32, 1, s.top_k) +
                             UbBytes(chip, DType::kI32, 1, s.top_k + 1) + staging + table;
@@ -68,10 +72,11 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenUnpermuteTili
 // Of the three phases the last takes most.
 std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenUnpermuteGradTiling& t) {
   return IdsNeed(chip, s, t.piece_tokens) + 2 * UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k) +
-         2 * UbBytes(chip, DType::kF32, t.piece_tokens, s.top_k) + 5 * UbBytes(chip, DType::kF32, 1, t.cols) +
-         t.row_stages * t.rows * UbBytes(chip, s.dtype, 1, t.cols) +
-         UbBytes(chip, s.dtype, 1, s.reads_ids ? t.cols : 1) + 2 * UbBytes(chip, DType::kF32, t.slots, 8) +
-         2 * UbBytes(chip, DType::kI32, 1, t.owned_rows);
+         2 * UbBytes(chip, DType::kF32, t.piece_tokens, s.top_k) + 3 * UbBytes(chip, DType::kF32, 1, t.cols) +
+         UbBytes(chip, DType::kF32, 1, s.dtype == DType::kF32 ? 1 : t.cols) +
+         (t.row_stages * t.rows + 2) * UbBytes(chip, s.dtype, 1, t.cols) +
+         (s.reads_ids ? 2 * t.rows * UbBytes(chip, s.dtype, 1, t.cols) : 0) +
+         2 * UbBytes(chip, DType::kF32, t.slots, 8) + 2 * UbBytes(chip, DType::kI32, 1, t.owned_rows);
 }
 
 // Tokens are dealt to all Vector cores, in chunks of at least some tokens: a chunk costs a row of counts.
@@ -130,6 +135,43 @@ std::int64_t LeastChunk(const ChipSpec& chip, const Shape& s) {
   return std::max(kTokens, std::min(CeilDiv(kRoutes, k), CeilDiv(kBytes, row) / (k + 1)));
 }
 
+// Routes of a piece that is sorted: lists of MrgSort hold 4095 pairs of key and value, and the last merge has four.
+constexpr std::int64_t kMostSorted = 4 * 4095;
+constexpr std::int64_t kMostSortedExperts = std::int64_t{1} << 24;  // Keys are floats.
+
+// With what fills up the blocks of UB.
+std::int64_t SortedRoutes(const Shape& s, const TokenPermuteTiling& t) {
+  return t.piece_tokens * RoundUp(s.top_k, 8);
+}
+
+bool CanSort(const Shape& s, const TokenPermuteTiling& t) {
+  return t.digit_bits == 0 && s.top_k > 0 && s.experts > 0 && s.experts < kMostSortedExperts &&
+         SortedRoutes(s, t) <= kMostSorted;
+}
+
+// Cycles to sort `routes` keys, 32 at a time and then by fours.
+double SortCycles(const ChipSpec& chip, std::int64_t routes) {
+  const auto pass = [&](std::int64_t keys, VectorOp op) {
+    const auto repeats = static_cast<double>(CeilDiv(routes, keys)),
+               parts = static_cast<double>(CeilDiv(routes, 64));
+    return 2 * chip.vector.head + repeats * chip.vector_cycles(op) +
+           2 * parts * chip.vector_cycles(VectorOp::kUnary);
+  };
+  double cycles = pass(32, VectorOp::kSort);
+  for (std::int64_t run = 32; run < routes; run *= 4) cycles += pass(64, VectorOp::kMergeSort);
+  return cycles;
+}
+
+// Cycles to count and to rank the routes of a chunk: a table's entry for each, or by sorting one and two entries for each
+// run of routes to one expert, of which there may be as many as experts. Ranks are sorted back.
+double RankCycles(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling& t) {
+  const auto d = [](std::int64_t value) { return static_cast<double>(value); };
+  if (!t.sorts) return 2 * d(t.chunk_tokens * s.top_k) * chip.scalar.update;
+  const std::int64_t routes = std::min(t.piece_tokens, t.chunk_tokens) * s.top_k;
+  const double runs = d(std::min(routes, s.experts)) * 2 * chip.scalar.update;
+  return d(CeilDiv(t.chunk_tokens, t.piece_tokens)) * (3 * SortCycles(chip, SortedRoutes(s, t)) + 2 * runs);
+}
+
 // Every tiling that is considered, whether it fits or not.
 std::vector<TokenPermuteTiling> AllPermuteTilings(const ChipSpec& chip, const Shape& s) {
   std::vector<TokenPermuteTiling> tilings;
@@ -149,8 +191,12 @@ std::vector<TokenPermuteTiling> AllPermuteTilings(const ChipSpec& chip, const Sh
     // A host reads the table once more for every chunk, and has its next phase for next to nothing.
     if (!chip.pipes_overlap && !sums_chunks) continue;
     t.sums_chunks = sums_chunks;
-    add();
+    for (bool sorts : {false, true}) {
+      t.sorts = sorts;
+      if (!sorts || chip.pipes_overlap) add();
+    }
   }
+  t.sorts = false;
   for (int digit_bits : {4, 8, 11}) {
     if (s.experts <= std::int64_t{1} << digit_bits) break;  // One table has them all.
     for (std::int64_t range : {64, 2048, 16384}) {
@@ -211,6 +257,7 @@ std::vector<TokenUnpermuteGradTiling> AllUnpermuteGradTilings(const ChipSpec& ch
 }  // namespace
 
 bool Fits(const ChipSpec& chip, const Shape& shape, const TokenPermuteTiling& tiling) {
+  if (tiling.sorts && !CanSort(shape, tiling)) return false;
   return Need(chip, shape, tiling) <= chip.buffer(Buffer::kUB).capacity;
 }
 
@@ -232,9 +279,8 @@ double Price(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling& t) 
   const double read_bytes = chip.path(Path::kGmToUb).bytes_per_cycle,
                written_bytes = chip.path(Path::kUbToGm).bytes_per_cycle;
   // A route is counted and ranked, in each pass; with digits it is moved, as an id and as a slot.
-  const double route =
-      2 * chip.scalar.read + (t.digit_bits == 0 ? 0 : 2 * (chip.scalar.read + chip.path(Path::kUbToGm).gap));
-  const double rank = passes * tokens * k * route;
+  const double moved = t.digit_bits == 0 ? 0 : 2 * (chip.scalar.read + chip.path(Path::kUbToGm).gap);
+  const double rank = passes * (RankCycles(chip, s, t) + tokens * k * moved);
   // Counts of all chunks come to every chunk; or sums over them do, after a phase in which a core adds up a range.
   const double sum_steps = std::ceil(bins / d(kSummedBins) / cores) *
                            (d(t.chunks) * (chip.path(Path::kGmToUb).gap + chip.path(Path::kUbToGm).gap) +

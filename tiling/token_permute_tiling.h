@@ -41,6 +41,7 @@ struct TokenPermuteTiling {
   std::int64_t cols = 0;
   int row_stages = 2;
   bool sums_chunks = false;  // The counts of all chunks are added up in a phase of their own.
+  bool sorts = false;        // Ids are counted and ranked by sorting them, not in a table.
 
   // Of a table, for that many experts.
   std::int64_t Bins(std::int64_t experts) const {
@@ -71,7 +72,7 @@ void VisitFields(const ChipSpec&, const TokenPermuteShape&, Tiling& t, Visit&& v
   visit({"digit_bits", 0, 16}, t.digit_bits), visit({"range_experts"}, t.range_experts);
   visit({"cols"}, t.cols);
   visit({"row_stages", 1, 64}, t.row_stages);
-  visit({"sums_chunks", 0, 1}, t.sums_chunks);
+  visit({"sums_chunks", 0, 1}, t.sums_chunks), visit({"sorts", 0, 1}, t.sorts);
 }
 
 inline void Complete(const TokenPermuteShape& s, TokenPermuteTiling& t) {
@@ -129,7 +130,7 @@ requires std::same_as<std::remove_const_t<Tiling>, TokenUnpermuteGradTiling>
 void VisitFields(const ChipSpec&, const TokenPermuteShape&, Tiling& t, Visit&& visit) {
   visit({"chunk_tokens"}, t.chunk_tokens), visit({"piece_tokens"}, t.piece_tokens);
   visit({"cols"}, t.cols), visit({"slots"}, t.slots), visit({"owned_rows"}, t.owned_rows);
-  visit({"rows", 1, 16}, t.rows), visit({"row_stages", 1, 64}, t.row_stages);
+  visit({"rows", 1, 8}, t.rows), visit({"row_stages", 1, 64}, t.row_stages);
 }
 
 inline void Complete(const TokenPermuteShape& s, TokenUnpermuteGradTiling& t) {

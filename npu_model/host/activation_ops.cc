@@ -130,8 +130,8 @@ HWY_INLINE std::int64_t RowBytes(const Rows& rows) {
   return rows.pitch * static_cast<std::int64_t>(sizeof(T));
 }
 
-// Rows of which sums are taken are read again when they are scaled. Both steps ask for a part of the rows behind them, so
-// that memory is busy all the time: the first, which is shorter, for this many of n columns.
+// Pairs of rows of which sums are taken are read again when they are scaled. Both steps ask for a part of the rows behind
+// them, so that memory is busy all the time: the first, which is shorter, for this many of n columns.
 HWY_INLINE std::int64_t AskedForBySums(std::int64_t n) { return n * 3 / 8; }
 
 // Sum of function(in[j]...) over j < n: four chains, folded in one order. The function of zeros is zero. prefetch(j) goes
@@ -169,10 +169,9 @@ void RowDotOf(const Rows& sum, const Rows& a, const Rows& b, const Rows& weights
   for (std::int64_t i = 0; i < a.rows; ++i) {
     const T *left = RowAs<T>(a, i), *right = RowAs<T>(b, i);
     const auto* w = static_cast<const float*>(weights.data);
-    const PrefetchRows<Uses::kTwice, T> next{left, left == right ? nullptr : right, a.rows * RowBytes<T>(a),
-                                             b.rows * RowBytes<T>(b)};
+    const PrefetchRows<Uses::kTwice, T> next{left, right, a.rows * RowBytes<T>(a), b.rows * RowBytes<T>(b)};
     At(sum, i) += w != nullptr    ? SumRow(next, AddProduct{}, a.cols, left, right, w)
-                  : left == right ? SumRow(next, AddSquare{}, a.cols, left)
+                  : left == right ? SumRow(NoPrefetch(), AddSquare{}, a.cols, left)
                                   : SumRow(next, AddProduct{}, a.cols, left, right);
   }
 }
@@ -184,9 +183,8 @@ struct Scaled {
 template <Narrowing kNarrowing, class T>
 void ScaleRowsOf(const Rows& dst, const Rows& a, const Rows& factor, const Rows& weights) {
   for (std::int64_t i = 0; i < a.rows; ++i) {
-    // The row itself has been read for its sum: the next one, which is read twice too, comes meanwhile.
-    const PrefetchRows<Uses::kTwice, T> next{RowAs<T>(a, i), nullptr, a.rows * RowBytes<T>(a), 0,
-                                             AskedForBySums(a.cols)};
+    // The row itself has been read for its sum: all of the next one, which is read twice too, comes meanwhile.
+    const PrefetchRows<Uses::kTwice, T> next{RowAs<T>(a, i), nullptr, a.rows * RowBytes<T>(a), 0};
     ZipRow<kNarrowing>(next, Each<Scaled>{{Set(At(factor, i))}}, a.cols, dst.stream, RowAs<T>(dst, i),
                        RowAs<T>(a, i), RowAs<float>(weights, 0));
   }

@@ -153,7 +153,7 @@ class HostVector {
   void DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc loc = {});
   void MapRoutes(TileRef out, TileRef ids, TileRef scores, TileRef d_weights, const RouteFunction& function,
                  Loc loc = {});
-  void Scores(ScoreFunction function, TileRef n, TileRef s0, TileRef column, Loc loc = {});
+  void Scores(ScoreFunction function, TileRef n, TileRef s0, TileRef s1, TileRef column, Loc loc = {});
   void Repair(TileRef x, TileRef bad, TileRef s0, TileRef s1, TileRef column, float limit, bool by_mean,
               Loc loc = {});
   void RowDot(TileRef sum, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef weights, Loc loc = {});
@@ -163,15 +163,21 @@ class HostVector {
   void AddColumnDots(TileRef acc, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef factor, Loc loc = {});
   void SwiGlu(TileRef out, TileRef s0, TileRef s1, TileRef gate, TileRef up, TileRef probs, Loc loc = {});
   void SwiGluGrad(const SwiGluGradTiles& t, Loc loc = {});
-  void StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc = {});
   void StoreActivated(const Gm& dst, const EpilogueRefs& t, const EpilogueScalars& e, Loc loc = {});
   void AddDot(TileRef sum, TileRef scratch, TileRef x, TileRef row, Loc loc = {});
-  void StoreScaledDots(TileRef s0, TileRef s1, TileRef x, std::span<const ScaledDotRef> dots, Loc loc = {});
+  void StoreScaledDots(TileRef wide, TileRef s0, TileRef s1, TileRef x, bool widens,
+                       std::span<const ScaledDotRef> dots, Loc loc = {});
   void Gather(TileRef dst, const Gm& column, TileRef places, TileRef staging, Loc loc = {});
   void Scatter(const Gm& column, TileRef places, TileRef src, TileRef staging, Loc loc = {});
   void Histogram(TileRef counts, TileRef ids, const IdBins& bins, Loc loc = {});
   void Rank(TileRef ranks, TileRef next, TileRef ids, const IdBins& bins, Loc loc = {});
   void RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, const IdBins& bins, Loc loc = {});
+  void HistogramBySort(TileRef counts, TileRef ids, const SortRefs& sort, Loc loc = {});
+  void RankBySort(TileRef ranks, TileRef next, TileRef ids, const SortRefs& sort, Loc loc = {});
+  void Sort32(TileRef keys, TileRef values, TileRef from, TileRef values_from, Loc loc = {});
+  void MergeSort(TileRef keys, TileRef values, TileRef from, TileRef values_from, std::int64_t run,
+                 Loc loc = {});
+  void RunOffsets(TileRef offsets, TileRef next, TileRef keys, Loc loc = {});
   void RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc = {});
   void TrueColumns(TileRef dst, TileRef flags, Loc loc = {});
   void KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc loc = {});

@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "npu_model/host/host_core.h"
 #include "npu_model/host/tile_layout-inl.h"
@@ -277,7 +279,7 @@ void HostVector::TopK(TileRef values, TileRef ids, TileRef a, Loc) {
 void HostVector::GroupTop(TileRef sums, TileRef a, std::int64_t count, Loc) {
   context_->routing->group_top(WritableRowsOf(sums), RowsOf(a), count);
 }
-void HostVector::Scores(ScoreFunction function, TileRef n, TileRef, TileRef, Loc) {
+void HostVector::Scores(ScoreFunction function, TileRef n, TileRef, TileRef, TileRef, Loc) {
   context_->activation->scores(function, WritableRowsOf(n));
 }
 void HostVector::Repair(TileRef x, TileRef bad, TileRef, TileRef, TileRef, float limit, bool by_mean, Loc) {
@@ -378,9 +380,9 @@ void HostVector::WeightedSum(TileRef acc, TileRef, std::span<const TileRef> rows
 
 namespace {
 
-// visit(bin, row, column) for every id whose bin is one of `count`, row by row, or as one row.
+// visit(bin, row, column) for every id, row by row, or as one row; the bin is -1 where it is not one of `count`.
 template <class BinOf, class Visit>
-void ForEachBin(const TileRef& ids, BinOf bin_of, std::int64_t count, bool in_one_row, Visit visit) {
+void ForEachId(const TileRef& ids, BinOf bin_of, std::int64_t count, bool in_one_row, Visit visit) {
   const std::int64_t rows = in_one_row ? 1 : ids.rows(),
                      cols = in_one_row ? ids.rows() * ids.cols() : ids.cols();
   for (std::int64_t i = 0; i < rows; ++i) {
@@ -388,23 +390,30 @@ void ForEachBin(const TileRef& ids, BinOf bin_of, std::int64_t count, bool in_on
 #pragma GCC unroll 4
     for (std::int64_t j = 0; j < cols; ++j) {
       const std::int64_t bin = bin_of(row[j]);
-      if (static_cast<std::uint64_t>(bin) < static_cast<std::uint64_t>(count)) visit(bin, i, j);
+      visit(static_cast<std::uint64_t>(bin) < static_cast<std::uint64_t>(count) ? bin : -1, i, j);
     }
   }
 }
 template <class Visit>
-void ForEachBin(const TileRef& ids, const IdBins& bins, std::int64_t count, bool in_one_row, Visit visit) {
+void ForEachId(const TileRef& ids, const IdBins& bins, std::int64_t count, bool in_one_row, Visit visit) {
   if (bins.whole()) {
     const std::int64_t first = bins.first;
-    return ForEachBin(
+    return ForEachId(
         ids,
         [first](std::int32_t id) {
           return static_cast<std::int64_t>(static_cast<std::uint32_t>(id)) - first;
         },
         count, in_one_row, visit);
   }
-  ForEachBin(
+  ForEachId(
       ids, [bins](std::int32_t id) { return bins.Of(id); }, count, in_one_row, visit);
+}
+// Likewise for those that have a bin.
+template <class Visit>
+void ForEachBin(const TileRef& ids, const IdBins& bins, std::int64_t count, bool in_one_row, Visit visit) {
+  ForEachId(ids, bins, count, in_one_row, [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
+    if (bin >= 0) visit(bin, i, j);
+  });
 }
 
 }  // namespace
@@ -415,9 +424,11 @@ void HostVector::Histogram(TileRef counts, TileRef ids, const IdBins& bins, Loc)
 }
 
 void HostVector::Rank(TileRef ranks, TileRef next, TileRef ids, const IdBins& bins, Loc) {
-  ForEachBin(ids, bins, next.cols(), InOneRow(ids, ranks),
-             [at = Ints(next), rank = Ints(ranks), pitch = ranks.slot->shows.pitch](
-                 std::int64_t bin, std::int64_t i, std::int64_t j) { rank[i * pitch + j] = at[bin]++; });
+  ForEachId(ids, bins, next.cols(), InOneRow(ids, ranks),
+            [at = Ints(next), rank = Ints(ranks), pitch = ranks.slot->shows.pitch](
+                std::int64_t bin, std::int64_t i, std::int64_t j) {
+              rank[i * pitch + j] = bin < 0 ? -1 : at[bin]++;
+            });
 }
 
 void HostVector::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, const IdBins& bins,
@@ -425,10 +436,78 @@ void HostVector::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef
   std::int32_t *at = Ints(next), *rank = Ints(ranks);
   const std::int32_t* limit = Ints(limits);
   const std::int64_t pitch = ranks.slot->shows.pitch;
-  ForEachBin(ids, bins, next.cols(), InOneRow(ids, ranks),
-             [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
-               rank[i * pitch + j] = at[bin] < limit[bin] ? at[bin]++ : -1;
-             });
+  ForEachId(ids, bins, next.cols(), InOneRow(ids, ranks),
+            [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
+              rank[i * pitch + j] = bin >= 0 && at[bin] < limit[bin] ? at[bin]++ : -1;
+            });
+}
+
+namespace {
+
+// The elements of a tile, row by row, from or to a vector.
+template <class T>
+std::vector<T> ElementsOf(const TileRef& tile) {
+  std::vector<T> elements;
+  for (std::int64_t i = 0; i < tile.rows(); ++i) {
+    const T* const row = RowAt<T>(tile, i);
+    elements.insert(elements.end(), row, row + tile.cols());
+  }
+  return elements;
+}
+template <class T>
+void SetElements(const TileRef& tile, const std::vector<T>& elements) {
+  auto next = elements.begin();
+  for (std::int64_t i = 0; i < tile.rows(); ++i, next += tile.cols())
+    std::copy_n(next, tile.cols(), RowAt<T>(tile, i));
+}
+
+// Each part of `count` keys in descending order, stable, with their values. Parts that are made of such are merged.
+void SortParts(const TileRef& keys, const TileRef& values, const TileRef& from, const TileRef& values_from,
+               std::int64_t count) {
+  const auto key = ElementsOf<float>(from);
+  const auto value = ElementsOf<std::int32_t>(values_from);
+  std::vector<std::size_t> order(key.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  for (const Range part : Split(static_cast<std::int64_t>(order.size()), count)) {
+    std::stable_sort(order.begin() + part.begin, order.begin() + part.end,
+                     [&](std::size_t a, std::size_t b) { return key[a] > key[b]; });
+  }
+  std::vector<float> sorted_keys;
+  std::vector<std::int32_t> sorted_values;
+  for (const std::size_t i : order) sorted_keys.push_back(key[i]), sorted_values.push_back(value[i]);
+  SetElements(keys, sorted_keys);
+  SetElements(values, sorted_values);
+}
+
+}  // namespace
+
+void HostVector::Sort32(TileRef keys, TileRef values, TileRef from, TileRef values_from, Loc) {
+  SortParts(keys, values, from, values_from, 32);
+}
+
+void HostVector::MergeSort(TileRef keys, TileRef values, TileRef from, TileRef values_from, std::int64_t run,
+                           Loc) {
+  SortParts(keys, values, from, values_from, 4 * run);
+}
+
+void HostVector::RunOffsets(TileRef offsets, TileRef next, TileRef keys, Loc) {
+  const auto sorted = ElementsOf<float>(keys);
+  std::int32_t *const offset = Ints(offsets), *const at = Ints(next);
+  for (std::size_t begin = 0, end = 0; begin < sorted.size(); begin = end) {
+    while (end < sorted.size() && sorted[end] == sorted[begin]) ++end;
+    const auto id = static_cast<std::int64_t>(-sorted[begin]);
+    if (id < 0 || id >= next.cols()) continue;
+    offset[id] = at[id] - static_cast<std::int32_t>(begin);
+    at[id] += static_cast<std::int32_t>(end - begin);
+  }
+}
+
+void HostVector::HistogramBySort(TileRef counts, TileRef ids, const SortRefs&, Loc loc) {
+  Histogram(counts, ids, {}, loc);
+}
+
+void HostVector::RankBySort(TileRef ranks, TileRef next, TileRef ids, const SortRefs&, Loc loc) {
+  Rank(ranks, next, ids, {}, loc);
 }
 
 void HostVector::RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc) {
@@ -467,21 +546,6 @@ void HostVector::Lookup(TileRef dst, TileRef ids, TileRef table, std::int32_t fi
              });
 }
 
-void HostVector::StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc) {
-  if (dst.col_stride != 1) {
-    Scalar(ScalarOp::kMul, scratch, x, weight, loc);
-    return StoreUb(dst, scratch, loc);
-  }
-  const std::int64_t bytes = SizeOf(dst.dtype());
-  const Rows rows = RowsOf(x);
-  const void* const next = TakeShown(rows.cols * bytes, /*own=*/nullptr);
-  for (std::int64_t i = 0; i < rows.rows; ++i) {
-    context_->movement->scale(dst.data() + i * dst.row_stride * bytes, dst.dtype(),
-                              static_cast<const float*>(rows.data) + i * rows.pitch, weight, rows.cols,
-                              dst.tensor->stream, next);
-  }
-}
-
 void HostVector::StoreActivated(const Gm& dst, const EpilogueRefs& t, const EpilogueScalars& e, Loc) {
   const float* bias = t.bias.given() ? static_cast<const float*>(RowsOf(t.bias).data) : nullptr;
   StoreEpilogue(*context_, dst, {RowsOf(t.x), bias, RowsIfGiven(t.residual)}, e);
@@ -494,39 +558,47 @@ void HostVector::AddDot(TileRef sum, TileRef, TileRef x, TileRef row, Loc) {
       context_->movement->dot(reinterpret_cast<const float*>(At(x, 4)), data, row.dtype(), x.cols());
 }
 
-void HostVector::StoreScaledDots(TileRef s0, TileRef s1, TileRef x, std::span<const ScaledDotRef> dots,
-                                 Loc loc) {
-  const auto plain = [](const ScaledDotRef& d) {
-    return d.dst.col_stride == 1 && d.dst.dtype() == d.row.dtype();
-  };
-  if (!std::all_of(dots.begin(), dots.end(), plain)) {
-    for (const ScaledDotRef& d : dots) {
-      AddDot(d.sum, s1, x, d.row, loc);
-      StoreScaled(d.dst, s0, x, d.weight, loc);
-    }
-    return;
-  }
+void HostVector::StoreScaledDots(TileRef wide, TileRef s0, TileRef, TileRef x, bool,
+                                 std::span<const ScaledDotRef> dots, Loc loc) {
   if (dots.empty()) return;
-  std::array<const void*, HostVectorCore::kMaxSummands> rows, upcoming;
-  std::array<void*, HostVectorCore::kMaxSummands> out;
-  std::array<float, HostVectorCore::kMaxSummands> weights, sums;
+  using Sources = std::array<const void*, HostVectorCore::kMaxSummands>;
+  Sources rows{}, upcoming;
+  std::array<void*, HostVectorCore::kMaxSummands> out{};
+  std::array<float, HostVectorCore::kMaxSummands> weights{}, sums{};
+  const auto goes_directly = [&](const ScaledDotRef& d) {
+    return d.dst.col_stride == 1 && d.dst.dtype() == x.dtype();
+  };
+  const void* const data = RowsOf(x).data;
   bool stream = true;
+  Use(data);
   for (std::size_t i = 0; i < dots.size(); ++i) {
-    rows[i] = RowsOf(dots[i].row).data, out[i] = dots[i].dst.data(), weights[i] = dots[i].weight;
-    stream = stream && dots[i].dst.tensor->stream;
+    const ScaledDotRef& d = dots[i];
+    weights[i] = d.weight;
+    if (d.dst.tensor != nullptr && goes_directly(d)) {
+      out[i] = d.dst.data();
+      stream = stream && d.dst.tensor->stream;
+    }
+    if (!d.row.given()) continue;
+    rows[i] = RowsOf(d.row).data;
     Use(rows[i]);
   }
   const std::size_t shown = std::min(shown_count_, upcoming.size());
   for (std::size_t i = 0; i < shown; ++i) upcoming[i] = shown_[i].data;
-  const WeightedRows weighted{.dtype = dots[0].row.dtype(),
+  const WeightedRows weighted{.dtype = x.dtype(),
                               .rows = rows.data(),
                               .weights = weights.data(),
                               .count = static_cast<std::int64_t>(dots.size()),
                               .upcoming = upcoming.data(),
                               .upcoming_count = static_cast<std::int64_t>(shown)};
-  context_->movement->scale_dots(out.data(), sums.data(), reinterpret_cast<const float*>(At(x, 4)), x.cols(),
-                                 weighted, stream);
-  for (std::size_t i = 0; i < dots.size(); ++i) *reinterpret_cast<float*>(At(dots[i].sum, 4)) += sums[i];
+  context_->movement->scale_dots(out.data(), sums.data(), data, x.cols(), weighted, stream);
+  for (std::size_t i = 0; i < dots.size(); ++i) {
+    const ScaledDotRef& d = dots[i];
+    if (d.row.given()) *reinterpret_cast<float*>(At(d.sum, 4)) += sums[i];
+    if (d.dst.tensor == nullptr || goes_directly(d)) continue;
+    if (x.dtype() != DType::kF32) Cast(wide, x, loc);
+    Scalar(ScalarOp::kMul, s0, x.dtype() == DType::kF32 ? x : wide, d.weight, loc);
+    StoreUb(d.dst, s0, loc);
+  }
 }
 
 namespace {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "npu_model/host/simd_targets.h"
 
@@ -16,8 +17,8 @@ namespace cubist {
 namespace HWY_NAMESPACE {
 namespace {
 
-template <Narrowing kNarrowing, class T>
-HWY_INLINE void ScalePart(T* dst, const float* x, Vec weight, std::int64_t n) {
+template <Narrowing kNarrowing, class T, class X>
+HWY_INLINE void ScalePart(T* dst, const X* x, Vec weight, std::int64_t n) {
   std::int64_t j = 0;
   for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
     StoreTwo<kNarrowing>(hn::Mul(weight, Load(x + j)), hn::Mul(weight, Load(x + j + kLanes)), dst + j);
@@ -29,10 +30,8 @@ HWY_INLINE void ScalePart(T* dst, const float* x, Vec weight, std::int64_t n) {
   }
 }
 
-template <Narrowing kNarrowing, class T>
-void ScaleAs(void* out, const float* x, float weight, std::int64_t n, bool stream, const void* upcoming) {
-  T* const dst = static_cast<T*>(out);
-  const T* const next = static_cast<const T*>(upcoming);
+template <Narrowing kNarrowing, class T, class X>
+void ScaleAs(T* dst, const X* x, float weight, std::int64_t n, bool stream, const T* next) {
   const Vec w = Set(weight);
   if (!stream) return ScalePart<kNarrowing>(dst, x, w, n);
   const std::int64_t begin = BeforeLine(dst, n), end = begin + RoundDown(n - begin, 2 * kLanes);
@@ -46,8 +45,9 @@ void ScaleAs(void* out, const float* x, float weight, std::int64_t n, bool strea
 
 void Scale(void* dst, DType dtype, const float* x, float weight, std::int64_t n, bool stream,
            const void* next) {
-  WithType(dtype,
-           [&]<Narrowing kHow, class T>() HWY_ATTR { ScaleAs<kHow, T>(dst, x, weight, n, stream, next); });
+  WithType(dtype, [&]<Narrowing kHow, class T>() HWY_ATTR {
+    ScaleAs<kHow>(static_cast<T*>(dst), x, weight, n, stream, static_cast<const T*>(next));
+  });
 }
 
 void CopyRow(void* to, const void* from, std::int64_t bytes, const void* next) {
@@ -189,9 +189,9 @@ void StreamWeightedSum(void* out, float* sum, std::int64_t n, const WeightedRows
 constexpr int kDotsPerPass = 4;
 
 // Per row two chains of sums, of even and of odd vectors. Lines are asked for as by WeightedPart.
-template <int kRows, bool kStores, Narrowing kNarrowing, class T>
-HWY_INLINE void DotsPart(T* const* dst, const float* x, std::int64_t begin, std::int64_t end,
-                         const T* const* row, const Vec* weight, Vec* even, Vec* odd, const T* const* fetched,
+template <int kRows, bool kStores, Narrowing kNarrowing, class T, class X>
+HWY_INLINE void DotsPart(T* const* dst, const X* x, std::int64_t begin, std::int64_t end, const T* const* row,
+                         const Vec* weight, Vec* even, Vec* odd, const T* const* fetched,
                          std::int64_t fetched_count, std::int64_t ahead) {
   Vec e[kRows], o[kRows];
 #pragma GCC unroll 4
@@ -213,23 +213,26 @@ HWY_INLINE void DotsPart(T* const* dst, const float* x, std::int64_t begin, std:
 
 // sums[i] = the dot product of x and rows[i], and with kStores dst[i] = weights[i] * x by non-temporal stores from the
 // first element on.
-template <int kRows, bool kStores, Narrowing kNarrowing, class T>
-void DotsPass(T* const* dst, float* sums, const float* x, std::int64_t n, const void* const* rows,
+template <int kRows, bool kStores, Narrowing kNarrowing, class T, class X>
+void DotsPass(T* const* dst, float* sums, const X* x, std::int64_t n, const void* const* rows,
               const float* weights, const Upcoming& upcoming) {
   constexpr auto kAhead = static_cast<std::int64_t>(2 * kAheadBytes / sizeof(T));
-  const T* row[kRows];
-  const T* next[kDotsPerPass];
+  constexpr bool kFetchesX = std::is_same_v<T, X>;  // Otherwise it is a tile, in the cache.
+  const T* row[kRows + 1];
+  const T* next[kDotsPerPass + 1];
   Vec weight[kRows], even[kRows], odd[kRows];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
     row[r] = static_cast<const T*>(rows[r]), even[r] = odd[r] = Set(0.0f);
     weight[r] = kStores ? Set(weights[r]) : Set(0.0f);
   }
-  const std::int64_t next_count = Min(upcoming.count, kDotsPerPass);
+  if constexpr (kFetchesX) row[kRows] = x;
+  const std::int64_t next_count = Min(upcoming.count, kDotsPerPass + 1);
   for (std::int64_t r = 0; r < next_count; ++r) next[r] = static_cast<const T*>(upcoming.rows[r]);
 
   const std::int64_t end = RoundDown(n, 2 * kLanes), own = RoundDown(Max(n - kAhead, 0), 2 * kLanes);
-  DotsPart<kRows, kStores, kNarrowing>(dst, x, 0, own, row, weight, even, odd, row, kRows, kAhead);
+  DotsPart<kRows, kStores, kNarrowing>(dst, x, 0, own, row, weight, even, odd, row, kRows + kFetchesX,
+                                       kAhead);
   DotsPart<kRows, kStores, kNarrowing>(dst, x, own, end, row, weight, even, odd, next, next_count, -own);
   for (int r = 0; r < kRows; ++r) {
     for (std::int64_t j = end; j < n; j += kLanes) {
@@ -248,35 +251,41 @@ float Dot(const float* x, const void* row, DType dtype, std::int64_t n) {
   return sum;
 }
 
-template <bool kStores, Narrowing kNarrowing, class T>
-void DotsOf(T* const* dst, float* sums, const float* x, std::int64_t n, const WeightedRows& rows,
-            const Range& r) {
-  using Pass = void (*)(T* const*, float*, const float*, std::int64_t, const void* const*, const float*,
-                        const Upcoming&);
+// dst[i] = weights[i] * x and sums[i] = the dot product of x and rows[i] for i of r, every one given and all rows of dst
+// from the start of a line on.
+template <Narrowing kNarrowing, class T>
+void ScaleDotsOf(T* const* dst, float* sums, const T* x, std::int64_t n, const WeightedRows& rows,
+                 const Range& r) {
+  using Pass =
+      void (*)(T* const*, float*, const T*, std::int64_t, const void* const*, const float*, const Upcoming&);
   static constexpr Pass kPasses[kDotsPerPass] = {
-      &DotsPass<1, kStores, kNarrowing, T>, &DotsPass<2, kStores, kNarrowing, T>,
-      &DotsPass<3, kStores, kNarrowing, T>, &DotsPass<4, kStores, kNarrowing, T>};
+      &DotsPass<1, true, kNarrowing, T, T>, &DotsPass<2, true, kNarrowing, T, T>,
+      &DotsPass<3, true, kNarrowing, T, T>, &DotsPass<4, true, kNarrowing, T, T>};
   kPasses[r.size() - 1](dst, sums + r.begin, x, n, rows.rows + r.begin, rows.weights + r.begin,
                         After(rows, r));
 }
 
-void ScaleDots(void* const* out, float* sums, const float* x, std::int64_t n, const WeightedRows& rows,
+void ScaleDots(void* const* out, float* sums, const void* data, std::int64_t n, const WeightedRows& rows,
                bool stream) {
   WithType(rows.dtype, [&]<Narrowing kHow, class T>() HWY_ATTR {
+    const T* const x = static_cast<const T*>(data);
     for (const Range r : Split(rows.count, kDotsPerPass)) {
       T* dst[kDotsPerPass];
-      bool lines = stream;
+      bool at_once = stream;
       for (std::int64_t i = r.begin; i < r.end; ++i) {
-        dst[i - r.begin] = static_cast<T*>(out[i]);
-        lines = lines && BeforeLine(dst[i - r.begin], n) == 0;
+        T* const to = dst[i - r.begin] = static_cast<T*>(out[i]);
+        at_once = at_once && to != nullptr && rows.rows[i] != nullptr && BeforeLine(to, n) == 0;
       }
-      if (lines) {
-        DotsOf<true, kHow, T>(dst, sums, x, n, rows, r);
+      if (at_once) {
+        ScaleDotsOf<kHow, T>(dst, sums, x, n, rows, r);
         continue;
       }
-      for (std::int64_t i = r.begin; i < r.end; ++i)
-        ScaleAs<kHow, T>(out[i], x, rows.weights[i], n, stream, /*upcoming=*/nullptr);
-      DotsOf<false, kHow, T>(dst, sums, x, n, rows, r);
+      for (std::int64_t i = r.begin; i < r.end; ++i) {
+        T* const to = dst[i - r.begin];
+        if (to != nullptr) ScaleAs<kHow, T>(to, x, rows.weights[i], n, stream, /*next=*/nullptr);
+        if (rows.rows[i] != nullptr)
+          DotsPass<1, false, kHow, T>(nullptr, sums + i, x, n, rows.rows + i, nullptr, {});
+      }
     }
   });
 }

@@ -27,9 +27,9 @@ struct MovementOps {
                 const void* next);
   // The dot product of x (n) and row (n) of `dtype`, in an order that depends on n and the SIMD target alone.
   float (*dot)(const float* x, const void* row, DType dtype, std::int64_t n);
-  // dst[i] (n) = weights[i] * x (n), rounded to the rows' dtype, and sums[i] = the dot product of x and rows[i] (n), of the
-  // same bits as `dot`'s. Stores as `scale` does.
-  void (*scale_dots)(void* const* dst, float* sums, const float* x, std::int64_t n, const WeightedRows& rows,
+  // dst[i] (n) = weights[i] * x (n), and sums[i] = the dot product of x and rows[i] (n), of the same bits as `dot`'s; x, dst
+  // and rows are of one dtype, and either may be null for an i. Stores as `scale` does.
+  void (*scale_dots)(void* const* dst, float* sums, const void* x, std::int64_t n, const WeightedRows& rows,
                      bool stream);
   // acc (n) (+)= sum over i ascending of weights[i] * rows[i] (n).
   void (*weighted_sum)(float* acc, std::int64_t n, const WeightedRows& rows, bool accumulate);

@@ -5,7 +5,8 @@
 namespace cubist::trace {
 namespace {
 
-constexpr std::int64_t kBlock = 32;  // bytes, the unit of UB and of L1 rows
+constexpr std::int64_t kBlock = 32;                        // bytes, the unit of UB and of L1 rows
+constexpr std::int64_t kSortedRun = 32, kMergedKeys = 64;  // keys of a repeat of Sort32 and of MrgSort
 
 VectorOp CostOf(Op op) {
   switch (op) {
@@ -148,6 +149,8 @@ Cost Costs::Vector(const CoreRecord& record, const Instr& instr) const {
     return Reduction(rows, cols, element, slot_cols, cycles);
   }
   if (instr.op == Op::kTopK) return Sort(rows, cols);
+  if (instr.op == Op::kSort32 || instr.op == Op::kMergeSort)
+    return SortPass(instr, rows * RoundUp(cols * element, kBlock) / element);
   const auto repeats = static_cast<double>(Repeats(*chip_, rows, cols, element, slot_cols));
   Cost cost = Repeated(repeats, cycles);
   // Instructions made of several: a Philox round is eight integer operations; a route is dropped in its index and its
@@ -201,13 +204,23 @@ Cost Costs::Reduction(std::int64_t rows, std::int64_t cols, std::int64_t element
   }
 }
 
+// A pass over keys, with those that fill up the blocks of rows. Pairs of key and value are made of two tiles by the first
+// pass, and every pass is priced as if the pairs were then taken apart again, 64 per repeat.
+Cost Costs::SortPass(const Instr& instr, std::int64_t keys) const {
+  const bool first = instr.op == Op::kSort32;
+  const auto repeats = static_cast<double>(CeilDiv(keys, first ? kSortedRun : kMergedKeys));
+  const Cost sort = Repeated(repeats, chip_->vector_cycles(first ? VectorOp::kSort : VectorOp::kMergeSort));
+  const Cost parts =
+      Repeated(2 * static_cast<double>(CeilDiv(keys, kMergedKeys)), chip_->vector_cycles(VectorOp::kUnary));
+  return {sort.done + parts.busy, sort.done + parts.done};
+}
+
 // Every row: Sort32 over runs of 32 pairs of value and index, then merges of four runs at a time.
 Cost Costs::Sort(std::int64_t rows, std::int64_t cols) const {
-  constexpr std::int64_t kRun = 32, kMerged = 64;
-  Cost row = Repeated(static_cast<double>(CeilDiv(cols, kRun)), chip_->vector_cycles(VectorOp::kSort));
-  for (std::int64_t runs = CeilDiv(cols, kRun); runs > 1; runs = CeilDiv(runs, 4)) {
+  Cost row = Repeated(static_cast<double>(CeilDiv(cols, kSortedRun)), chip_->vector_cycles(VectorOp::kSort));
+  for (std::int64_t runs = CeilDiv(cols, kSortedRun); runs > 1; runs = CeilDiv(runs, 4)) {
     const Cost merge =
-        Repeated(static_cast<double>(CeilDiv(cols, kMerged)), chip_->vector_cycles(VectorOp::kMergeSort));
+        Repeated(static_cast<double>(CeilDiv(cols, kMergedKeys)), chip_->vector_cycles(VectorOp::kMergeSort));
     row = {row.done + merge.busy, row.done + merge.done};
   }
   const double others = static_cast<double>(rows - 1) * row.busy;

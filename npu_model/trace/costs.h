@@ -50,6 +50,7 @@ class Costs {
   Cost Reduction(std::int64_t rows, std::int64_t cols, std::int64_t element, std::int64_t slot_cols,
                  double cycles) const;
   Cost Sort(std::int64_t rows, std::int64_t cols) const;
+  Cost SortPass(const Instr& instr, std::int64_t keys) const;
   Cost Load(const Instr& instr) const;
   Cost Repeated(double repeats, double cycles) const;
 

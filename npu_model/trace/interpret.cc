@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <random>
 
@@ -502,14 +503,43 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
       return counts;
     }
     case Op::kRank: {
-      Values ranks = Read(ElementsOf(record_.operands[instr.uses[0].operand()]));
       *second = Read(ElementsOf(record_.operands[instr.uses[1].operand()]));
       const Values ids = ReadUse(instr, 0), limits = ReadUse(instr, 1);
+      Values ranks(ids.size(), -1.0);
       for (std::size_t e = 0; e < ids.size(); ++e) {
         const auto bin = BinOf(instr, ids[e], second->size());
         if (bin) ranks[e] = limits.empty() || (*second)[*bin] < limits[*bin] ? (*second)[*bin]++ : -1;
       }
       return ranks;
+    }
+    case Op::kSort32:
+    case Op::kMergeSort: {
+      const Values keys = ReadUse(instr, 0), values = ReadUse(instr, 1);
+      const std::size_t part = instr.op == Op::kSort32 ? 32 : 4 * static_cast<std::size_t>(instr.dims[2]);
+      std::vector<std::size_t> order(keys.size());
+      std::iota(order.begin(), order.end(), std::size_t{0});
+      for (std::size_t begin = 0; begin < order.size(); begin += part) {
+        const auto first = order.begin() + static_cast<std::ptrdiff_t>(begin);
+        const auto last = first + static_cast<std::ptrdiff_t>(std::min(part, order.size() - begin));
+        std::stable_sort(first, last, [&](std::size_t a, std::size_t b) { return keys[a] > keys[b]; });
+      }
+      Values sorted;
+      for (const std::size_t i : order) sorted.push_back(keys[i]), second->push_back(values[i]);
+      return sorted;
+    }
+    case Op::kRunOffsets: {
+      Values offsets = Read(ElementsOf(record_.operands[instr.uses[0].operand()]));
+      *second = Read(ElementsOf(record_.operands[instr.uses[1].operand()]));
+      const Values keys = ReadUse(instr, 0);
+      std::vector<bool> starts(keys.size());
+      for (std::size_t e = 0; e < keys.size(); ++e) starts[e] = e == 0 || keys[e] != keys[e - 1];
+      for (std::size_t e = 0; e < keys.size(); ++e) {
+        if (keys[e] > 0 || -keys[e] >= static_cast<double>(second->size())) continue;
+        const auto id = static_cast<std::size_t>(-keys[e]);
+        if (starts[e]) offsets[id] = (*second)[id] - static_cast<double>(e);
+        ++(*second)[id];
+      }
+      return offsets;
     }
     case Op::kRoundUp:
       return each([&](double a) { return std::ceil(a / instr.immediate) * instr.immediate; });

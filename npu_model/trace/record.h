@@ -67,10 +67,13 @@ enum class Op : std::uint8_t {
   kTrueColumns,
   kKeepWhere,
   kLookup,
+  kSort32,       // In runs of 32 keys
+  kMergeSort,    // Dims[2]: the keys of a run before
   kReadScalar,   // S     of UB, or with an access of GM
   kCopyElement,  // S     one element of UB to another
   kHistogram,    // S     a read-modify-write per id
   kRank,         // S     likewise
+  kRunOffsets,   // S     likewise, two for each run; dims are these
   kRoundUp,      // S     likewise
   kScatter,      // S     likewise
   kMapRoutes,    // S     likewise, by a caller's function

@@ -217,9 +217,9 @@ void TraceVector::MapRoutes(TileRef out, TileRef ids, TileRef scores, TileRef d_
   record_.MapRoutes(out, ids, scores, d_weights, loc);
 }
 
-void TraceVector::Scores(ScoreFunction function, TileRef n, TileRef s0, TileRef column, Loc loc) {
-  if (state_->with_data) host_.Scores(function, n, s0, column, loc);
-  if (!Empty(n)) ExpandScores(record_, function, n, s0, column, loc);
+void TraceVector::Scores(ScoreFunction function, TileRef n, TileRef s0, TileRef s1, TileRef column, Loc loc) {
+  if (state_->with_data) host_.Scores(function, n, s0, s1, column, loc);
+  if (!Empty(n)) ExpandScores(record_, function, n, s0, s1, column, loc);
 }
 
 void TraceVector::Repair(TileRef x, TileRef bad, TileRef s0, TileRef s1, TileRef column, float limit,
@@ -239,11 +239,6 @@ void TraceVector::WeightedSum(TileRef acc, TileRef scratch, std::span<const Tile
   ExpandWeightedSum(record_, acc, scratch, rows, weights, accumulate, loc);
 }
 
-void TraceVector::StoreScaled(const Gm& dst, TileRef scratch, TileRef x, float weight, Loc loc) {
-  if (state_->with_data) host_.StoreScaled(dst, scratch, x, weight, loc);
-  if (!Empty(x)) ExpandStoreScaled(record_, dst, scratch, x, weight, loc);
-}
-
 void TraceVector::StoreActivated(const Gm& dst, const EpilogueRefs& t, const EpilogueScalars& e, Loc loc) {
   if (state_->with_data) host_.StoreActivated(dst, t, e, loc);
   if (!Empty(t.x)) ExpandStoreActivated(record_, dst, t, e, loc);
@@ -254,10 +249,10 @@ void TraceVector::AddDot(TileRef sum, TileRef scratch, TileRef x, TileRef row, L
   if (!Empty(x)) ExpandAddDot(record_, sum, scratch, x, row, loc);
 }
 
-void TraceVector::StoreScaledDots(TileRef s0, TileRef s1, TileRef x, std::span<const ScaledDotRef> dots,
-                                  Loc loc) {
-  if (state_->with_data) host_.StoreScaledDots(s0, s1, x, dots, loc);
-  if (!Empty(x)) ExpandStoreScaledDots(record_, s0, s1, x, dots, loc);
+void TraceVector::StoreScaledDots(TileRef wide, TileRef s0, TileRef s1, TileRef x, bool widens,
+                                  std::span<const ScaledDotRef> dots, Loc loc) {
+  if (state_->with_data) host_.StoreScaledDots(wide, s0, s1, x, widens, dots, loc);
+  if (!Empty(x)) ExpandStoreScaledDots(record_, wide, s0, s1, x, widens, dots, loc);
 }
 
 void TraceVector::Gather(TileRef dst, const Gm& column, TileRef places, TileRef staging, Loc loc) {
@@ -284,6 +279,32 @@ void TraceVector::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRe
                              Loc loc) {
   host_.RankWithin(ranks, next, limits, ids, bins, loc);
   record_.RankWithin(ranks, next, limits, ids, bins, loc);
+}
+
+void TraceVector::HistogramBySort(TileRef counts, TileRef ids, const SortRefs& sort, Loc loc) {
+  host_.HistogramBySort(counts, ids, sort, loc);
+  if (!Empty(ids)) ExpandHistogramBySort(record_, counts, ids, sort, loc);
+}
+
+void TraceVector::RankBySort(TileRef ranks, TileRef next, TileRef ids, const SortRefs& sort, Loc loc) {
+  host_.RankBySort(ranks, next, ids, sort, loc);
+  if (!Empty(ids)) ExpandRankBySort(record_, ranks, next, ids, sort, loc);
+}
+
+void TraceVector::Sort32(TileRef keys, TileRef values, TileRef from, TileRef values_from, Loc loc) {
+  if (state_->with_data) host_.Sort32(keys, values, from, values_from, loc);
+  record_.Sort32(keys, values, from, values_from, loc);
+}
+
+void TraceVector::MergeSort(TileRef keys, TileRef values, TileRef from, TileRef values_from, std::int64_t run,
+                            Loc loc) {
+  if (state_->with_data) host_.MergeSort(keys, values, from, values_from, run, loc);
+  record_.MergeSort(keys, values, from, values_from, run, loc);
+}
+
+void TraceVector::RunOffsets(TileRef offsets, TileRef next, TileRef keys, Loc loc) {
+  if (state_->with_data) host_.RunOffsets(offsets, next, keys, loc);
+  record_.RunOffsets(offsets, next, keys, loc);
 }
 
 void TraceVector::TrueColumns(TileRef dst, TileRef flags, Loc loc) {

@@ -182,18 +182,46 @@ void VectorRecorder::Histogram(TileRef counts, TileRef ids, const IdBins& bins, 
 }
 
 void VectorRecorder::Rank(TileRef ranks, TileRef next, TileRef ids, const IdBins& bins, Loc loc) {
-  if (Empty(next) || Empty(ids)) return;
+  if (Empty(ids)) return;
+  if (Empty(next)) return FillInt(ranks, -1, loc);
   AddBins(Op::kRank, ids, bins, {recorder_->Writes(ranks), recorder_->Writes(next), recorder_->Reads(ids)},
           loc);
 }
 
 void VectorRecorder::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, const IdBins& bins,
                                 Loc loc) {
-  if (Empty(next) || Empty(ids)) return;
+  if (Empty(ids)) return;
+  if (Empty(next)) return FillInt(ranks, -1, loc);
   AddBins(
       Op::kRank, ids, bins,
       {recorder_->Writes(ranks), recorder_->Writes(next), recorder_->Reads(ids), recorder_->Reads(limits)},
       loc);
+}
+
+void VectorRecorder::Sort32(TileRef keys, TileRef values, TileRef from, TileRef values_from, Loc loc) {
+  if (Empty(from)) return;
+  AddV(Op::kSort32, from.dtype(), from,
+       {recorder_->Writes(keys), recorder_->Reads(from), recorder_->Writes(values),
+        recorder_->Reads(values_from)},
+       loc);
+}
+
+void VectorRecorder::MergeSort(TileRef keys, TileRef values, TileRef from, TileRef values_from,
+                               std::int64_t run, Loc loc) {
+  if (Empty(from)) return;
+  AddV(Op::kMergeSort, from.dtype(), from,
+       {recorder_->Writes(keys), recorder_->Reads(from), recorder_->Writes(values),
+        recorder_->Reads(values_from)},
+       loc)
+      .dims[2] = static_cast<std::int32_t>(run);
+}
+
+// A run takes two entries of tables, and there are no more of them than keys or bins.
+void VectorRecorder::RunOffsets(TileRef offsets, TileRef next, TileRef keys, Loc loc) {
+  if (Empty(keys) || Empty(next)) return;
+  const std::int64_t runs = std::min(keys.rows() * keys.cols(), next.cols());
+  recorder_->Add(Op::kRunOffsets, Pipe::kS, lane_, next.dtype(), runs, 2,
+                 {recorder_->Writes(offsets), recorder_->Writes(next), recorder_->Reads(keys)}, loc);
 }
 
 void VectorRecorder::RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc) {

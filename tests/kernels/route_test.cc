@@ -12,6 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "npu_model/sync/execute.h"
+#include "npu_model/sync/plan.h"
+#include "npu_model/trace/interpret.h"
+#include "npu_model/trace/record.h"
 #include "reference/route.h"
 #include "tests/kernels/kernel_test.h"
 #include "tests/support/expect_close.h"
@@ -471,6 +475,34 @@ TEST(RoutePropertiesTest, LogitsFarBelowZeroStillHaveScores) {
       ExpectNear(call.weights, expected.weights, 0x1p-18, 1e-30);
     }
   }
+}
+
+// What a device computes, instruction by instruction: 1 + e has lost all of e, or some of it.
+TEST(RoutePropertiesTest, LogitsFarBelowZeroHaveScoresInTheRecordToo) {
+  Call call({"low", 2, 72, 72, {.score = ScoreFunction::kSqrtSoftplus}});
+  for (std::int64_t t = 0; t < 2; ++t) {
+    for (std::int64_t e = 0; e < 72; ++e) call.logits.set({t, e}, 12.0 - 1.03 * static_cast<double>(e + t));
+  }
+  trace::Record record;
+  ASSERT_TRUE(IsOk(Route(Npu(Ascend910B2(), {.record = &record}), call.args())));
+  ASSERT_EQ(trace::UnknownTo(record), nullptr);
+  trace::GmImage gm = trace::InitialGm(record, 1);
+  ASSERT_TRUE(sync::Execute(record, sync::PlanFlags(record, sync::Policy::kMinimal),
+                            sync::Schedule::kProgramOrder, 1, &gm));
+  const auto expected = reference::Route(call.logits.view(), {}, 72, ReferenceOptions(call.options));
+  int found = 0;
+  for (std::size_t t = 0; t < gm.size(); ++t) {
+    if (record.tensors[t].name != "scores") continue;
+    ++found;
+    for (std::int64_t i = 0; i < call.scores.count(); ++i) {
+      const Tensor view = call.scores.view();
+      const double score =
+          LoadFloat(gm[t].data(), DType::kF32, i / 72 * view.stride(0) + i % 72 * view.stride(1));
+      const double exact = expected.scores[static_cast<std::size_t>(i)];
+      ASSERT_NEAR(score, exact, 0x1p-21 * exact) << "of " << call.logits.at({i / 72, i % 72});
+    }
+  }
+  EXPECT_EQ(found, 1);
 }
 
 TEST(RoutePropertiesTest, LogitsFarBelowZeroStillHaveSlopes) {

@@ -308,7 +308,7 @@ TEST_P(HostVectorTest, BinsByDigit) {
   std::vector<std::int32_t> next(8, 0);
   next[3] = 10;  // Digit 4, of bins from 1 on.
   const auto ranks = NewTile<Buffer::kUB, std::int32_t>(vector_, 2, 3);
-  vector_.Fill(ranks, -1);
+  vector_.Fill(ranks, 7);
   vector_.Rank(ranks, IntsOf(next), IntsOf(ids, 2), {.first = 1, .shift = 4, .bits = 3});
   EXPECT_EQ(ValuesOf(ranks), (Values{10, 11, 12, 0, 1, -1}));
 }
@@ -319,7 +319,7 @@ TEST_P(HostVectorTest, RankCountsRowByRow) {
   for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random_.Integer(0, 9));
   std::vector<std::int32_t> next{100, 0, 50, 7, 1000};
   const auto ranks = NewTile<Buffer::kUB, std::int32_t>(vector_, rows, cols);
-  vector_.Fill(ranks, -1);
+  vector_.Fill(ranks, 7);
   const auto next_tile = IntsOf(next);
   vector_.Rank(ranks, next_tile, IntsOf(ids, rows), {.first = static_cast<std::int32_t>(first)});
   Values expected;

@@ -1,6 +1,7 @@
 // The composites that move rows and elements: the host's bodies beside their expansions, on every SIMD target.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +20,7 @@ namespace cubist::testing {
 namespace {
 
 constexpr double kEps = 0x1p-24;
+constexpr std::int64_t kRows = 9, kMostCols = 4099;  // Of StoreScaledDots.
 
 // One Vector core whose memory is full of NaN.
 struct Rig {
@@ -57,31 +59,6 @@ class MovementCompositesTest : public SimdTargetTest {
   Random random_;
 };
 
-TEST_P(MovementCompositesTest, StoreScaledIsItsExpansion) {
-  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-    for (std::int64_t cols : {1, 7, 40, 64, 131, 4099}) {
-      for (bool stream : {false, true}) {
-        for (const Layout& layout : {Layout{}, Layout{.gap = 3, .offset = 1, .step = 2}}) {
-          Rig rig;
-          Matrix x(DType::kF32, {1, cols}), body(dtype, {1, cols}, layout),
-              expansion(dtype, {1, cols}, layout);
-          x.FillNormal(random_);
-          const GmTensor source = TensorOf(x);
-          GmTensor to[] = {TensorOf(body), TensorOf(expansion)};
-          to[0].stream = stream;
-          const auto tile = rig.NewTile<float>(1, cols), scratch = rig.NewTile<float>(1, cols);
-          rig.vector.Load(tile, MatrixOf(source));
-          rig.vector.StoreScaled(MatrixOf(to[0]), scratch, tile, 0.37f);
-          ExpandStoreScaled(rig.executor, MatrixOf(to[1]), scratch, tile, 0.37f, Loc::current());
-          FlushStreams();
-          ASSERT_EQ(body.ToDoubles(), expansion.ToDoubles()) << NameOf(dtype) << " " << cols;
-          ASSERT_EQ(body.at({0, cols - 1}), RoundTo(dtype, static_cast<float>(x.at({0, cols - 1})) * 0.37f));
-        }
-      }
-    }
-  }
-}
-
 TEST_P(MovementCompositesTest, AddDotIsItsExpansion) {
   ForEachFloatType([&](auto zero) {
     using T = decltype(zero);
@@ -109,54 +86,64 @@ TEST_P(MovementCompositesTest, AddDotIsItsExpansion) {
   });
 }
 
-// The same bits as its two halves of every row, from the start of a cache line on and elsewhere.
-TEST_P(MovementCompositesTest, StoreScaledDotsAreBoth) {
+// What is stored has the bits of the expansion, and dot products those of AddDot: from the start of a cache line on and
+// elsewhere, side by side and apart, with and without rows, and only rows.
+TEST_P(MovementCompositesTest, StoreScaledDotsAreTheirExpansion) {
   ForEachFloatType([&](auto zero) {
     using T = decltype(zero);
     for (std::int64_t cols : {1, 5, 40, 64, 131, 1030, 4099}) {
-      for (std::size_t count :
-           {std::size_t{0}, std::size_t{1}, std::size_t{3}, std::size_t{4}, std::size_t{9}}) {
+      for (int form = 0; form < 6; ++form) {
+        const bool stream = form % 2 == 0, apart = form == 5;
+        const std::int64_t count = std::array{0, 1, 3, 4, 9, 9}[static_cast<std::size_t>(form)];
         for (std::int64_t offset : {0, 1}) {
-          for (bool stream : {false, true}) {
-            Rig rig;
-            Matrix x(DType::kF32, {1, cols}), rows(DTypeOf<T>(), {9, cols});
-            x.FillNormal(random_), rows.FillNormal(random_);
-            alignas(64) static std::byte memory[2][9][(4099 + 61) * sizeof(float)];
-            static_assert(sizeof(memory[0][0]) % 64 == 0);
-            std::memset(memory, 0xff, sizeof(memory));
-            const GmTensor left = TensorOf(x), right = TensorOf(rows);
-            const auto tile = rig.NewTile<float>(1, cols), s0 = rig.NewTile<float>(1, cols),
-                       s1 = rig.NewTile<float>(1, cols), sums = rig.NewTile<float>(18, 8);
-            rig.vector.Load(tile, MatrixOf(left));
-            rig.vector.Fill(sums, 3.0f);
-            std::vector<GmTensor> to(18, right);
-            std::vector<ScaledDot<T>> dots;
-            for (std::size_t i = 0; i < count; ++i) {
-              const auto r = static_cast<std::int64_t>(i);
-              for (std::size_t half : {0, 1}) {
-                GmTensor& t = to[2 * i + half];
-                t.data = memory[half][i] + offset * SizeOf(DTypeOf<T>());
-                t.sizes = {1, 1, 1, cols}, t.strides = {0, 0, cols, 1}, t.stream = stream;
-              }
-              const auto row = rig.NewTile<T>(1, cols, Role::kRelay);
-              rig.vector.Load(row, MatrixOf(right).Rows({r, r + 1}));
-              dots.push_back({MatrixOf(to[2 * i]), sums.Part({r, r + 1}, {0, 1}), row,
-                              0.37f - 0.1f * static_cast<float>(i)});
+          Rig rig;
+          Matrix x(DTypeOf<T>(), {1, cols}), wide_x(DType::kF32, {1, cols}),
+              rows(DTypeOf<T>(), {kRows, cols});
+          x.FillNormal(random_), rows.FillNormal(random_);
+          for (std::int64_t j = 0; j < cols; ++j) wide_x.set({0, j}, x.at({0, j}));
+          alignas(64) static std::byte memory[2][kRows][2 * (kMostCols + 61) * sizeof(float)];
+          static_assert(sizeof(memory[0][0]) % 64 == 0);
+          std::memset(memory, 0xff, sizeof(memory));
+          const GmTensor left = TensorOf(x), wide_left = TensorOf(wide_x), right = TensorOf(rows);
+          const auto tile = rig.NewTile<T>(1, cols, Role::kRelay);
+          const auto wide = rig.NewTile<float>(1, cols), s0 = rig.NewTile<float>(1, cols),
+                     s1 = rig.NewTile<float>(1, cols), sums = rig.NewTile<float>(2 * kRows, 8),
+                     same_x = rig.NewTile<float>(1, cols);
+          rig.vector.Load(tile, MatrixOf(left)), rig.vector.Load(same_x, MatrixOf(wide_left));
+          rig.vector.Fill(sums, 3.0f);
+          std::vector<GmTensor> to(2 * kRows, right);
+          std::vector<ScaledDot<T>> dots;
+          std::vector<ScaledDotRef> refs;
+          for (std::int64_t r = 0; r < count; ++r) {
+            for (std::int64_t half : {0, 1}) {
+              GmTensor& t = to[static_cast<std::size_t>(2 * r + half)];
+              t.data = memory[half][r] + offset * SizeOf(DTypeOf<T>());
+              t.sizes = {1, 1, 1, cols}, t.strides = {0, 0, cols, apart ? 2 : 1}, t.stream = stream;
             }
-            rig.vector.StoreScaledDots(s0, s1, tile, std::span<const ScaledDot<T>>(dots));
-            for (std::size_t i = 0; i < count; ++i) {
-              const auto r = static_cast<std::int64_t>(i) + 9;
-              rig.vector.AddDot(sums.Part({r, r + 1}, {0, 1}), s1, tile, dots[i].row);
-              rig.vector.StoreScaled(MatrixOf(to[2 * i + 1]), s0, tile, dots[i].weight);
+            const auto row = rig.NewTile<T>(1, cols, Role::kRelay);
+            rig.vector.Load(row, MatrixOf(right).Rows({r, r + 1}));
+            ScaledDot<T> dot{.weight = 0.37f - 0.1f * static_cast<float>(r)};
+            ScaledDotRef ref{.weight = dot.weight};
+            if (count < kRows || r % 3 != 1) {
+              dot.dst = MatrixOf(to[static_cast<std::size_t>(2 * r)]);
+              ref.dst = MatrixOf(to[static_cast<std::size_t>(2 * r + 1)]);
             }
-            FlushStreams();
-            for (std::int64_t i = 0; i < 9; ++i) {
-              ASSERT_EQ(rig.vector.ReadScalar(sums.Rows({i, i + 1}), 0),
-                        rig.vector.ReadScalar(sums.Rows({i + 9, i + 10}), 0))
-                  << cols << " row " << i << " of " << count;
+            if (count < kRows || r % 3 != 2) {
+              dot.sum = sums.Part({r, r + 1}, {0, 1}), dot.row = row;
+              rig.vector.AddDot(sums.Part({r + kRows, r + kRows + 1}, {0, 1}), s1, same_x, row);
             }
-            ASSERT_EQ(std::memcmp(memory[0], memory[1], sizeof(memory[0])), 0) << cols << " " << count;
+            dots.push_back(dot), refs.push_back(ref);
           }
+          rig.vector.StoreScaledDots(wide, s0, s1, tile, true, std::span<const ScaledDot<T>>(dots));
+          ExpandStoreScaledDots(rig.executor, wide, s0, s1, tile, true, std::span<const ScaledDotRef>(refs),
+                                Loc::current());
+          FlushStreams();
+          for (std::int64_t r = 0; r < kRows; ++r) {
+            ASSERT_EQ(rig.vector.ReadScalar(sums.Rows({r, r + 1}), 0),
+                      rig.vector.ReadScalar(sums.Rows({r + kRows, r + kRows + 1}), 0))
+                << cols << " row " << r << " of " << count;
+          }
+          ASSERT_EQ(std::memcmp(memory[0], memory[1], sizeof(memory[0])), 0) << cols << " " << form;
         }
       }
     }

@@ -56,7 +56,8 @@ std::string NameOf(const TokenPermuteTiling& t) {
   return std::to_string(t.chunks) + " chunks of " + std::to_string(t.chunk_tokens) + " by " +
          std::to_string(t.piece_tokens) + ", digits of " + std::to_string(t.digit_bits) + " experts " +
          std::to_string(t.range_experts) + " cols " + std::to_string(t.cols) + " stages " +
-         std::to_string(t.row_stages) + (t.sums_chunks ? " chunks summed" : "");
+         std::to_string(t.row_stages) + (t.sums_chunks ? " chunks summed" : "") +
+         (t.sorts ? " ids sorted" : "");
 }
 std::string NameOf(const TokenUnpermuteTiling& t) {
   return std::to_string(t.chunks) + " chunks of " + std::to_string(t.chunk_tokens) + " by " +
