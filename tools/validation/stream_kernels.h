@@ -41,7 +41,8 @@ void ElementwiseKernel(Core& core, std::span<const Gm> in, std::span<const Gm> o
   // Second operands begin half of the bank groups after the first, as vendors' allocators place them.
   std::vector<Ring<Buffer::kUB, float>> rings;
   rings.emplace_back(core, "in", 1, size, 2);
-  Ring<Buffer::kUB, float> apart(core, "apart", 1, 32, 2), scratch(core, "scratch", 1, size, 1);
+  [[maybe_unused]] const Ring<Buffer::kUB, float> apart(core, "apart", 1, 32, 2);
+  Ring<Buffer::kUB, float> scratch(core, "scratch", 1, size, 1);
   for (std::int64_t i = 1; i < inputs; ++i) rings.emplace_back(core, "in", 1, size, 2);
   for (const Range r : Split(Range{begin, end}, size)) {
     std::vector<UbTile<float>> x;
