@@ -44,7 +44,8 @@ struct Key {
         packed_side(args.packed_b.side),
         transpose_a(args.transpose_a),
         transpose_b(args.transpose_b),
-        accumulate(args.accumulate) {}
+        accumulate(args.accumulate),
+        any_order(args.any_order) {}
 
   friend bool operator==(const Key&, const Key&) = default;
 
@@ -53,7 +54,7 @@ struct Key {
   std::int64_t packed_rows, packed_cols, packed_matrices;
   DType packed_dtype;
   Side packed_side;
-  bool transpose_a, transpose_b, accumulate;
+  bool transpose_a, transpose_b, accumulate, any_order;
 };
 
 struct Known {
