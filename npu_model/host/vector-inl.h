@@ -229,24 +229,41 @@ HWY_INLINE Vec Exp(Vec x) {
 #endif
 }
 
-// x = exp(x) of scores that are at most about 0, for as few instructions as there are: 2^floor(t) 2^f with t = x log2(e), f
-// the minimax polynomial with 2^0 = 1. Its error is below 2 ulp (of degree 5, for weights that become 16-bit floats) or 1.2
-// ulp (of degree 6), and what t loses when it is rounded besides: |x| 2^-24 and a quarter of that. NaN stays NaN, -inf gives
-// 0, and so may what is below the normal range. The vectors go through it step by step: one behind the other they
-// would wait in the schedulers for each other's latencies (a chain is 40 cycles long, and worth 4 of throughput).
+// x = exp(x) of scores that are at most about 0, for as few instructions as there are: 2^n 2^f with t = x log2(e) = n + f, n
+// rounded down or to the nearest, f through the minimax polynomial with 2^0 = 1. Its error is about 2 ulp (of degree 5, for
+// weights that become 16-bit floats) or below 1.2 ulp (of degree 6), and what t loses when it is rounded besides: |x| 2^-24
+// and a quarter of that. NaN stays NaN, -inf gives 0, and so may what is below the normal range; above 88.3 is infinity. The
+// vectors go through it step by step: one behind the other they would wait in the schedulers for each other's latencies (a
+// chain is 40 cycles long, and worth 4 of throughput).
 template <bool kNarrow, int kVectors>
 HWY_INLINE void ExpScores(Vec (&x)[kVectors]) {
-#if HWY_TARGET <= HWY_AVX3
   constexpr int kDegree = kNarrow ? 5 : 6;
+#if HWY_TARGET <= HWY_AVX3
   constexpr float kPolynomial[2][6] = {
       {2.16129149e-4f, 1.2467847e-3f, 9.67545155e-3f, 5.54852821e-2f, 2.40229309e-1f, 6.93147063e-1f},
       {1.86713005e-3f, 9.01703071e-3f, 5.57999127e-2f, 2.40164444e-1f, 6.93151295e-1f}};
+#else
+  constexpr float kPolynomial[2][6] = {
+      {1.53533736e-4f, 1.33988797e-3f, 9.61843692e-3f, 5.55033237e-2f, 2.40226477e-1f, 6.93147182e-1f},
+      {1.32646644e-3f, 9.67151206e-3f, 5.55073395e-2f, 2.40222424e-1f, 6.93147004e-1f}};
+  // Added to a small float it leaves the nearest integer, with an exponent's bias, in the low bits. Of n = -127 remains 0.
+  constexpr float kMagic = 0x1.8p23f + 127.0f;
+  Vec shifted[kVectors];
+#endif
   Vec f[kVectors], y[kVectors];
 #pragma GCC unroll 4
-  for (int i = 0; i < kVectors; ++i) x[i] = hn::Mul(x[i], Set(0x1.715476p0f));
-#pragma GCC unroll 4
   for (int i = 0; i < kVectors; ++i)
-    f[i] = Vec{_mm512_reduce_ps(x[i].raw, _MM_FROUND_TO_NEG_INF)}, y[i] = Set(kPolynomial[kNarrow][0]);
+    x[i] = hn::Mul(x[i], Set(0x1.715476p0f)), y[i] = Set(kPolynomial[kNarrow][0]);
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) {
+#if HWY_TARGET <= HWY_AVX3
+    f[i] = Vec{_mm512_reduce_ps(x[i].raw, _MM_FROUND_TO_NEG_INF)};
+#else
+    x[i] = MinOrSecond(Set(128.0f), MaxOrSecond(Set(-127.0f), x[i]));
+    shifted[i] = hn::Add(x[i], Set(kMagic));
+    f[i] = hn::Sub(x[i], hn::Sub(shifted[i], Set(kMagic)));
+#endif
+  }
 #pragma GCC unroll 6
   for (int degree = 1; degree <= kDegree; ++degree) {
     const Vec next = Set(degree == kDegree ? 1.0f : kPolynomial[kNarrow][degree]);
@@ -254,11 +271,13 @@ HWY_INLINE void ExpScores(Vec (&x)[kVectors]) {
     for (int i = 0; i < kVectors; ++i) y[i] = hn::MulAdd(y[i], f[i], next);
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < kVectors; ++i) x[i] = Vec{_mm512_scalef_ps(y[i].raw, x[i].raw)};
+  for (int i = 0; i < kVectors; ++i) {
+#if HWY_TARGET <= HWY_AVX3
+    x[i] = Vec{_mm512_scalef_ps(y[i].raw, x[i].raw)};
 #else
-#pragma GCC unroll 4
-  for (int i = 0; i < kVectors; ++i) x[i] = Exp</*kAtMostZero=*/false>(x[i]);
+    x[i] = hn::Mul(y[i], hn::BitCast(FloatTag(), hn::ShiftLeft<23>(hn::BitCast(IntTag(), shifted[i]))));
 #endif
+  }
 }
 template <bool kNarrow>
 HWY_INLINE Vec ExpScore(Vec x) {
