@@ -181,8 +181,9 @@ void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bi
   c.slot->shows = OwnLayout(*context_, *c.slot);
   MmadArgs args;
   args.m = c.rows(), args.n = c.cols();
-  args.a_pitch = left.pitch;
-  args.b_panel_stride = right.panel_stride;
+  // An empty sum's operands may have no memory to step through.
+  args.a_pitch = a.cols() > 0 ? left.pitch : 0;
+  args.b_panel_stride = a.cols() > 0 ? right.panel_stride : 0;
   args.c = reinterpret_cast<float*>(At(c, 4));
   args.c_pitch = c.slot->shows.pitch;
   args.start = start;
