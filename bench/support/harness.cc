@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "bench/support/gemm.h"
 #include "npu_model/host/tile_ops.h"
 
 namespace cubist::bench {
@@ -193,6 +194,8 @@ int Main(int argc, char** argv, const std::string& skip) {
   benchmark::Initialize(&count, pointers.data());
   if (benchmark::ReportUnrecognizedArguments(count, pointers.data())) return 2;
   benchmark::AddCustomContext("simd_target", BestCubeOps().target);
+  // Workers that a library made when it was loaded would spin into the first case.
+  for (const GemmLibrary& peer : GemmPeers()) peer.rest();
 
   PlainNames display(benchmark::CreateDefaultDisplayReporter());
   benchmark::JSONReporter json;

@@ -2,8 +2,8 @@
 
 #include <cblas.h>
 
-#include <chrono>
-#include <thread>
+// What OpenBLAS does before a fork. Exported, but in no header of its own.
+extern "C" int blas_thread_shutdown_();
 
 namespace cubist::bench {
 
@@ -23,8 +23,9 @@ GemmLibrary OpenBlas() {
                   static_cast<float*>(gemm.c), n);
     };
   };
-  // A worker spins for 2^26 clock ticks after its last task, then sleeps.
-  library.rest = [] { std::this_thread::sleep_for(std::chrono::milliseconds(40)); };
+  // A worker spins for a tenth of a second after its last task, and after it was made, when the library was loaded. This
+  // ends them; the next product starts new ones.
+  library.rest = [] { blas_thread_shutdown_(); };
   return library;
 }
 
