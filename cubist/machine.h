@@ -18,6 +18,7 @@
 
 // A call: its arguments, its tiling, its launch, its profile.
 #include "kernels/choose_for.h"
+#include "kernels/element_type.h"
 #include "kernels/pack.h"
 #include "kernels/rowwise.h"
 #include "kernels/validate.h"

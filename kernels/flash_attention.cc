@@ -10,6 +10,7 @@
 #include "kernels/attention_pack.h"
 #include "kernels/attention_sequences.h"
 #include "kernels/choose_for.h"
+#include "kernels/element_type.h"
 #include "kernels/flash_attention_kernel.h"
 #include "npu_model/launch.h"
 
@@ -148,14 +149,7 @@ Status Run(const Device& device, FlashAttentionArgs args, Launch& launch) {
 }
 
 Status RunAny(const Device& device, const FlashAttentionArgs& args, Launch& launch) {
-  switch (args.q.dtype) {
-    case DType::kBF16:
-      return Run<BF16>(device, args, launch);
-    case DType::kF16:
-      return Run<F16>(device, args, launch);
-    default:
-      return Run<float>(device, args, launch);
-  }
+  return WithFloatType(args.q.dtype, [&]<class T>(T) { return Run<T>(device, args, launch); });
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "kernels/attention_pack.h"
 #include "kernels/attention_sequences.h"
 #include "kernels/choose_for.h"
+#include "kernels/element_type.h"
 #include "kernels/flash_attention_grad_kernel.h"
 #include "npu_model/launch.h"
 
@@ -310,14 +311,7 @@ class GradCall {
 };
 
 Status RunAny(const Device& device, const FlashAttentionGradArgs& args, Launch& launch) {
-  switch (args.q.dtype) {
-    case DType::kBF16:
-      return GradCall<BF16>(launch, args).Run(device);
-    case DType::kF16:
-      return GradCall<F16>(launch, args).Run(device);
-    default:
-      return GradCall<float>(launch, args).Run(device);
-  }
+  return WithFloatType(args.q.dtype, [&]<class T>(T) { return GradCall<T>(launch, args).Run(device); });
 }
 
 }  // namespace

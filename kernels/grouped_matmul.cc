@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/choose_for.h"
+#include "kernels/element_type.h"
 #include "kernels/grouped_matmul_kernel.h"
 #include "kernels/matmul_epilogue.h"
 #include "kernels/pack.h"
@@ -432,30 +433,18 @@ Status Run(const Device& device, const GroupedMatmulGradArgs& args, Profile* pro
   return launch.Finish(profile);
 }
 
-template <class Args>
-Status RunAs(DType dtype, const Device& device, const Args& args, Profile* profile) {
-  switch (dtype) {
-    case DType::kBF16:
-      return Run<BF16>(device, args, profile);
-    case DType::kF16:
-      return Run<F16>(device, args, profile);
-    default:
-      return Run<float>(device, args, profile);
-  }
-}
-
 }  // namespace
 
 Status GroupedMatmul(const Device& device, const GroupedMatmulArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
-  return RunAs(args.x.dtype, device, args, profile);
+  return WithFloatType(args.x.dtype, [&]<class T>(T) { return Run<T>(device, args, profile); });
 } catch (const std::bad_alloc&) {
   return OutOfMemory();
 }
 
 Status GroupedMatmulGrad(const Device& device, const GroupedMatmulGradArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
-  return RunAs(args.dy.dtype, device, args, profile);
+  return WithFloatType(args.dy.dtype, [&]<class T>(T) { return Run<T>(device, args, profile); });
 } catch (const std::bad_alloc&) {
   return OutOfMemory();
 }

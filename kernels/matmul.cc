@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kernels/choose_for.h"
+#include "kernels/element_type.h"
 #include "kernels/matmul_epilogue.h"
 #include "kernels/matmul_kernel.h"
 #include "kernels/pack.h"
@@ -288,19 +289,12 @@ Status Run(const Device& device, const MatmulArgs& args, Profile* profile) {
                          [&](auto& core) { AddParts(core, operands, tiling); });
   }
   CUBIST_RETURN_IF_ERROR(launch.Finish(profile));
-  if (keeps && tape.whole()) KeepSmallProduct(args, std::move(tape));
+  if (keeps && tape.whole()) KeepSmallProduct(device, args, std::move(tape));
   return {};
 }
 
 Status RunAny(const Device& device, const MatmulArgs& args, Profile* profile) {
-  switch (InputType(args)) {
-    case DType::kBF16:
-      return Run<BF16>(device, args, profile);
-    case DType::kF16:
-      return Run<F16>(device, args, profile);
-    default:
-      return Run<float>(device, args, profile);
-  }
+  return WithFloatType(InputType(args), [&]<class T>(T) { return Run<T>(device, args, profile); });
 }
 
 }  // namespace

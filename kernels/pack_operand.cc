@@ -5,7 +5,9 @@
 #include <cstring>
 #include <new>
 #include <string>
+#include <type_traits>
 
+#include "kernels/element_type.h"
 #include "kernels/pack.h"
 #include "kernels/packed_input.h"
 #include "kernels/validate.h"
@@ -24,8 +26,7 @@ struct Header {
 
   friend bool operator==(const Header&, const Header&) = default;
 };
-constexpr std::int64_t kHeaderBytes = 128;
-static_assert(sizeof(Header) <= kHeaderBytes);
+static_assert(sizeof(Header) <= kPackedHeaderBytes && std::has_unique_object_representations_v<Header>);
 
 // Data is always laid out as the host computes on it; the chip's own layout must have room too.
 std::int64_t MatrixBytes(const ChipSpec& chip, Side side, DType dtype, std::int64_t rows, std::int64_t cols) {
@@ -51,7 +52,7 @@ Header HeaderOf(const ChipSpec& chip, const PackedOperand& packed) {
 ConstTensor MatricesOf(const ChipSpec& chip, const PackedOperand& packed) {
   const std::int64_t stride = MatrixBytes(chip, packed.side, packed.dtype, packed.rows, packed.cols);
   const auto* data = static_cast<const std::byte*>(packed.data);
-  return {data == nullptr ? nullptr : data + kHeaderBytes, DType::kF32, {packed.matrices, stride / 4}};
+  return {data == nullptr ? nullptr : data + kPackedHeaderBytes, DType::kF32, {packed.matrices, stride / 4}};
 }
 
 PackedGm ViewOf(const GmTensor* tensor, const PackedOperand& packed) {
@@ -67,6 +68,10 @@ Status Error(const char* kernel, const char* name, const std::string& what) {
   return InvalidArgument(std::string(kernel) + ": " + name + " " + what);
 }
 
+bool IsPackedAligned(const void* data) {
+  return reinterpret_cast<std::uintptr_t>(data) % kPackedAlignment == 0;
+}
+
 // Room for what is packed, where it may be read and written.
 Status CheckMemory(const char* kernel, const char* name, const void* data, std::int64_t bytes,
                    std::int64_t needed, bool needs_data) {
@@ -77,7 +82,7 @@ Status CheckMemory(const char* kernel, const char* name, const void* data, std::
   }
   if (!needs_data) return {};
   if (data == nullptr) return Error(kernel, name, "has null data");
-  if (reinterpret_cast<std::uintptr_t>(data) % kPackedAlignment != 0) {
+  if (!IsPackedAligned(data)) {
     return Error(kernel, name, "is not aligned to " + std::to_string(kPackedAlignment) + " bytes");
   }
   return {};
@@ -121,6 +126,18 @@ Status CheckPacked(const Device& device, const char* kernel, const char* name, c
   return {};
 }
 
+PackedStamp::PackedStamp(const Device& device, const PackedOperand& packed)
+    : bytes_(
+          PackedOperandBytes(device, packed.side, packed.dtype, packed.rows, packed.cols, packed.matrices)) {
+  const Header header = HeaderOf(device.chip(), packed);
+  std::memcpy(header_.data(), &header, sizeof(header));
+}
+
+bool PackedStamp::IsOn(const PackedOperand& packed) const {
+  return packed.data != nullptr && packed.bytes >= bytes_ && IsPackedAligned(packed.data) &&
+         std::memcmp(packed.data, header_.data(), sizeof(Header)) == 0;
+}
+
 PackedGm PackedInput(Launch& launch, const char* name, const PackedOperand& packed) {
   return ViewOf(launch.Input(name, MatricesOf(launch.chip(), packed)), packed);
 }
@@ -135,7 +152,7 @@ std::int64_t PackedOperandBytes(const Device& device, Side side, DType dtype, st
       __builtin_mul_overflow(elements, std::max<std::int64_t>(matrices, 1), &total) || total > kMost / 8) {
     return 0;
   }
-  return kHeaderBytes + matrices * MatrixBytes(device.chip(), side, dtype, rows, cols);
+  return kPackedHeaderBytes + matrices * MatrixBytes(device.chip(), side, dtype, rows, cols);
 }
 
 Status PackOperand(const Device& device, const PackOperandArgs& args, PackedOperand* packed,
@@ -164,18 +181,8 @@ Status PackOperand(const Device& device, const PackOperandArgs& args, PackedOper
   CUBIST_RETURN_IF_ERROR(
       CheckApart({kKernel, "data", ConstTensor(args.data, DType::kF32, {needed / 4})}, source));
 
-  Status status;
-  switch (result.dtype) {
-    case DType::kBF16:
-      status = Run<BF16>(device, args, result, profile);
-      break;
-    case DType::kF16:
-      status = Run<F16>(device, args, result, profile);
-      break;
-    default:
-      status = Run<float>(device, args, result, profile);
-  }
-  CUBIST_RETURN_IF_ERROR(status);
+  CUBIST_RETURN_IF_ERROR(
+      WithFloatType(result.dtype, [&]<class T>(T) { return Run<T>(device, args, result, profile); }));
   if (device.computes()) {
     const Header header = HeaderOf(device.chip(), result);
     std::memcpy(args.data, &header, sizeof(header));

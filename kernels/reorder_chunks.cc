@@ -4,6 +4,7 @@
 #include <string>
 
 #include "kernels/choose_for.h"
+#include "kernels/element_type.h"
 #include "kernels/reorder_chunks_kernel.h"
 #include "kernels/token_permute_arguments.h"
 #include "kernels/validate.h"
@@ -91,8 +92,8 @@ Status Run(const Device& device, const ReorderChunksArgs& args, Profile* profile
 
 Status ReorderChunks(const Device& device, const ReorderChunksArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
-  return ForFloatType(args.tokens.dtype,
-                      [&](auto zero) { return Run<decltype(zero)>(device, args, profile); });
+  return WithFloatType(args.tokens.dtype,
+                       [&](auto zero) { return Run<decltype(zero)>(device, args, profile); });
 } catch (const std::bad_alloc&) {
   return OutOfMemory();
 }

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/choose_for.h"
+#include "kernels/element_type.h"
 #include "kernels/rms_norm_kernel.h"
 #include "kernels/rowwise.h"
 #include "kernels/validate.h"
@@ -140,14 +141,14 @@ Status Run(const Device& device, const RmsNormGradArgs& args, Profile* profile) 
 
 Status RmsNorm(const Device& device, const RmsNormArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
-  return WithRowType(args.x.dtype, [&]<class T>(T) { return Run<T>(device, args, profile); });
+  return WithFloatType(args.x.dtype, [&]<class T>(T) { return Run<T>(device, args, profile); });
 } catch (const std::bad_alloc&) {
   return OutOfMemory();
 }
 
 Status RmsNormGrad(const Device& device, const RmsNormGradArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
-  return WithRowType(args.x.dtype, [&]<class T>(T) { return Run<T>(device, args, profile); });
+  return WithFloatType(args.x.dtype, [&]<class T>(T) { return Run<T>(device, args, profile); });
 } catch (const std::bad_alloc&) {
   return OutOfMemory();
 }

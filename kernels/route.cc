@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/choose_for.h"
+#include "kernels/element_type.h"
 #include "kernels/route_kernel.h"
 #include "kernels/rowwise.h"
 #include "kernels/validate.h"
@@ -58,7 +59,7 @@ Status CheckOptions(const char* kernel, const RouteOptions& o, std::int64_t expe
 
 // Whether all logits of a row are within the limit. NaN is not.
 bool IsWithin(const ConstTensor& x, std::int64_t row, float limit) {
-  return WithRowType(x.dtype, [&]<class T>(T) {
+  return WithFloatType(x.dtype, [&]<class T>(T) {
     const T* const from = static_cast<const T*>(x.data) + row * x.stride(0);
     std::int64_t within = 0;
     for (std::int64_t e = 0; e < x.size(1); ++e)

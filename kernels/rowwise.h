@@ -13,19 +13,6 @@ AnyTensor AsColumn(AnyTensor t) {
   return t;
 }
 
-// run(T()) for the float type that `dtype` stands for.
-template <class Run>
-auto WithRowType(DType dtype, Run run) {
-  switch (dtype) {
-    case DType::kBF16:
-      return run(BF16());
-    case DType::kF16:
-      return run(F16());
-    default:
-      return run(0.0f);
-  }
-}
-
 }  // namespace cubist
 
 #endif  // CUBIST_KERNELS_ROWWISE_H_

@@ -59,6 +59,7 @@ struct Key {
 
 struct Known {
   Tape tape;
+  PackedStamp packed_b;  // Where b is packed.
   std::int64_t a_bytes = 0, b_bytes = 0, c_bytes = 0;
 };
 
@@ -108,17 +109,18 @@ const Tape* FindSmallProduct(const Device& device, const MatmulArgs& args) {
   const Known* const known = Products().Find(Key(args));
   if (known == nullptr) return nullptr;
   const ProductData data = DataOf(args);
-  const bool ready = IsAligned(data.a, args.a.dtype) && IsAligned(data.c, args.c.dtype) &&
-                     (args.packed_b.given() ? CheckPacked(device, "matmul", "packed_b", args.packed_b).ok()
-                                            : IsAligned(data.b, args.b.dtype)) &&
-                     AreApart(data.c, known->c_bytes, data.a, known->a_bytes) &&
-                     AreApart(data.c, known->c_bytes, data.b, known->b_bytes);
+  const bool ready =
+      IsAligned(data.a, args.a.dtype) && IsAligned(data.c, args.c.dtype) &&
+      (args.packed_b.given() ? known->packed_b.IsOn(args.packed_b) : IsAligned(data.b, args.b.dtype)) &&
+      AreApart(data.c, known->c_bytes, data.a, known->a_bytes) &&
+      AreApart(data.c, known->c_bytes, data.b, known->b_bytes);
   return ready ? &known->tape : nullptr;
 }
 
-void KeepSmallProduct(const MatmulArgs& args, Tape tape) {
+void KeepSmallProduct(const Device& device, const MatmulArgs& args, Tape tape) {
   const Key key(args);
-  Products().Keep(key, {std::move(tape), key.a.bytes(), key.b.bytes(), key.c.bytes()});
+  const PackedStamp stamp = args.packed_b.given() ? PackedStamp(device, args.packed_b) : PackedStamp();
+  Products().Keep(key, {std::move(tape), stamp, key.a.bytes(), key.b.bytes(), key.c.bytes()});
 }
 
 }  // namespace cubist

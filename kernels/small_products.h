@@ -19,7 +19,7 @@ bool IsSmallProduct(const Device& device, const MatmulArgs& args, std::int64_t m
 
 // What the calling thread remembers, if it does and nothing is wrong with these arguments; it stands until the next is kept.
 const Tape* FindSmallProduct(const Device& device, const MatmulArgs& args);
-void KeepSmallProduct(const MatmulArgs& args, Tape tape);
+void KeepSmallProduct(const Device& device, const MatmulArgs& args, Tape tape);
 
 }  // namespace cubist
 

@@ -3,6 +3,7 @@
 #include <new>
 
 #include "kernels/choose_for.h"
+#include "kernels/element_type.h"
 #include "kernels/rowwise.h"
 #include "kernels/swiglu_kernel.h"
 #include "kernels/validate.h"
@@ -108,14 +109,14 @@ Status Run(const Device& device, const SwiGluGradArgs& args, Profile* profile) {
 
 Status SwiGlu(const Device& device, const SwiGluArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
-  return WithRowType(args.gate.dtype, [&]<class T>(T) { return Run<T>(device, args, profile); });
+  return WithFloatType(args.gate.dtype, [&]<class T>(T) { return Run<T>(device, args, profile); });
 } catch (const std::bad_alloc&) {
   return OutOfMemory();
 }
 
 Status SwiGluGrad(const Device& device, const SwiGluGradArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
-  return WithRowType(args.gate.dtype, [&]<class T>(T) { return Run<T>(device, args, profile); });
+  return WithFloatType(args.gate.dtype, [&]<class T>(T) { return Run<T>(device, args, profile); });
 } catch (const std::bad_alloc&) {
   return OutOfMemory();
 }

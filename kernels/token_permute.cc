@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/choose_for.h"
+#include "kernels/element_type.h"
 #include "kernels/token_permute_arguments.h"
 #include "kernels/token_permute_kernel.h"
 #include "kernels/token_rank_kernel.h"
@@ -449,16 +450,16 @@ Status Run(const Device& device, const TokenUnpermuteArgs& args, Profile* profil
 
 Status TokenPermute(const Device& device, const TokenPermuteArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
-  return ForFloatType(args.tokens.dtype,
-                      [&](auto zero) { return Run<decltype(zero)>(device, args, profile); });
+  return WithFloatType(args.tokens.dtype,
+                       [&](auto zero) { return Run<decltype(zero)>(device, args, profile); });
 } catch (const std::bad_alloc&) {
   return OutOfMemory();
 }
 
 Status TokenUnpermute(const Device& device, const TokenUnpermuteArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
-  return ForFloatType(args.permuted.dtype,
-                      [&](auto zero) { return Run<decltype(zero)>(device, args, profile); });
+  return WithFloatType(args.permuted.dtype,
+                       [&](auto zero) { return Run<decltype(zero)>(device, args, profile); });
 } catch (const std::bad_alloc&) {
   return OutOfMemory();
 }

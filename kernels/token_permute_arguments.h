@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/rowwise.h"
 #include "kernels/validate.h"
 #include "npu_model/status.h"
 #include "npu_model/types.h"
@@ -14,13 +15,6 @@ namespace cubist {
 
 // (T) as (T, 1).
 ConstTensor AsMatrix(ConstTensor t);
-
-// (n) as (n, 1).
-template <class AnyTensor>
-AnyTensor AsColumn(AnyTensor t) {
-  if (t.rank == 1) t.rank = 2, t.sizes[1] = 1, t.strides[1] = 1;
-  return t;
-}
 
 // (T * K) as (T, K).
 template <class AnyTensor>
@@ -59,19 +53,6 @@ struct Slots {
 };
 Status CheckBias(const Argument& bias, const Argument& topk_ids, const Argument& rows,
                  const Argument& sorted_indices, std::int64_t first_row, const Slots& slots);
-
-// Calls run<T>() for the float type T that `dtype` names.
-template <class Run>
-Status ForFloatType(DType dtype, Run run) {
-  switch (dtype) {
-    case DType::kBF16:
-      return run(BF16());
-    case DType::kF16:
-      return run(F16());
-    default:
-      return run(float());
-  }
-}
 
 }  // namespace cubist
 

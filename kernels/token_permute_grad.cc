@@ -3,6 +3,7 @@
 #include <new>
 
 #include "kernels/choose_for.h"
+#include "kernels/element_type.h"
 #include "kernels/token_permute_arguments.h"
 #include "kernels/token_permute_grad_kernel.h"
 #include "kernels/token_permute_kernel.h"
@@ -174,8 +175,8 @@ Status Run(const Device& device, const TokenUnpermuteGradArgs& args, std::int64_
 
 Status TokenPermuteGrad(const Device& device, const TokenPermuteGradArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
-  return ForFloatType(args.permuted_grad.dtype,
-                      [&](auto zero) { return Run<decltype(zero)>(device, args, profile); });
+  return WithFloatType(args.permuted_grad.dtype,
+                       [&](auto zero) { return Run<decltype(zero)>(device, args, profile); });
 } catch (const std::bad_alloc&) {
   return OutOfMemory();
 }
@@ -183,8 +184,8 @@ Status TokenPermuteGrad(const Device& device, const TokenPermuteGradArgs& args, 
 Status TokenUnpermuteGrad(const Device& device, const TokenUnpermuteGradArgs& args, Profile* profile) try {
   std::int64_t missing = 0;
   CUBIST_RETURN_IF_ERROR(Validate(device, args, &missing));
-  return ForFloatType(args.out_grad.dtype,
-                      [&](auto zero) { return Run<decltype(zero)>(device, args, missing, profile); });
+  return WithFloatType(args.out_grad.dtype,
+                       [&](auto zero) { return Run<decltype(zero)>(device, args, missing, profile); });
 } catch (const std::bad_alloc&) {
   return OutOfMemory();
 }

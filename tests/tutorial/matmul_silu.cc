@@ -5,7 +5,7 @@
 #include <string>
 
 #include "kernels/choose_for.h"
-#include "kernels/rowwise.h"
+#include "kernels/element_type.h"
 #include "kernels/validate.h"
 #include "npu_model/launch.h"
 
@@ -98,7 +98,7 @@ Status Choose(const ChipSpec& chip, const MatmulShape& shape, MatmulSiluTiling* 
 
 Status MatmulSilu(const Device& device, const MatmulSiluArgs& args, Profile* profile) {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
-  return WithRowType(args.a.dtype, [&]<class T>(T) { return Run<T>(device, args, profile); });
+  return WithFloatType(args.a.dtype, [&]<class T>(T) { return Run<T>(device, args, profile); });
 }
 
 Status OneTile(const Device& device, const MatmulSiluArgs& args, Profile* profile) {

@@ -94,7 +94,7 @@ Status ScaledAdd(const cubist::Device& device, const ScaledAddArgs& args, cubist
   g.y = MatrixOf(*launch.Input("y", args.y));
   g.out = MatrixOf(*launch.Output("out", args.out));
   g.alpha = args.alpha;
-  cubist::WithRowType(args.x.dtype, [&]<class T>(T) {
+  cubist::WithFloatType(args.x.dtype, [&]<class T>(T) {
     launch.OnVectorCores(tiling.tiles, [&](auto& core) { ScaledAddKernel<T>(core, g, tiling); });
   });
   return launch.Finish(profile);
