@@ -3,10 +3,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <map>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "cubist/version.h"
@@ -38,6 +41,17 @@ const Choices kDTypes = {"fp32", "bf16", "fp16"}, kPolicies = {"minimal", "per-t
               kRoutings = {"skewed", "uniform", "both"}, kShells = {"bash", "zsh", "fish"};
 
 std::string Quoted(const std::string& text) { return "'" + text + "'"; }
+
+// Any 64 bits. (CLI11 takes what is out of their range modulo 2^64.)
+const CLI::Validator kSeeds(
+    [](std::string& text) -> std::string {
+      std::uint64_t seed = 0;
+      const char* const end = text.data() + text.size();
+      const auto [stop, error] = std::from_chars(text.data(), end, seed);
+      return error == std::errc() && stop == end ? ""
+                                                 : Quoted(text) + " is no whole number from 0 to 2^64 - 1";
+    },
+    "");
 
 CLI::Validator OneOf(const Choices& choices) {
   return CLI::Validator(
@@ -98,7 +112,7 @@ void AddRun(CLI::App& app, cubist::RunOptions& options, std::function<int()>& co
   AddThreads(run, options.threads, "compute");
   run->add_option("--seed", options.seed, "Seed of the generated inputs")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(kSeeds);
   run->add_option("--scale", options.token_scale,
                   "Divide the sequence by this instead of the workload's token_scale")
       ->check(kTokenScales);
@@ -117,7 +131,7 @@ void AddRun(CLI::App& app, cubist::RunOptions& options, std::function<int()>& co
                   "case=file.json: the modelled timeline of a case, for Perfetto; repeatable")
       ->allow_extra_args(false);
   run->add_option("--check-seed", options.check_seed, "Draw the checked rows with this, to repeat a check")
-      ->check(CLI::NonNegativeNumber);
+      ->check(kSeeds);
   run->add_flag("--quick", options.quick, "Fewer tokens, repetitions and checked rows");
   run->add_flag("--list", options.list, "List cases and tensors, run nothing");
 }

@@ -180,8 +180,10 @@ TEST_F(CommandTest, RefusesBadInput) {
   ExpectRefused("--only atention", "; the nearest is attention");
   ExpectRefused("--threads 0", "--threads");
   ExpectRefused("--scale 0", "--scale");
-  ExpectRefused("--seed -1", "--seed");
-  ExpectRefused("--seed one", "--seed");
+  for (const char* seed : {"-1", "one", "1x", "18446744073709551616"}) {
+    ExpectRefused(std::string("--seed ") + seed,
+                  std::string("--seed: '") + seed + "' is no whole number from 0 to 2^64 - 1");
+  }
   ExpectRefused("--unknown", "--unknown");
   ExpectRefused("--timeline attention", "--timeline is 'attention', expected case=file.json");
   ExpectRefused("--timeline all=x.json", "--timeline: no case is named 'all'");
