@@ -29,6 +29,17 @@ inline Values Norm(const Values& x, const Matrix& gamma) {
   return y;
 }
 
+// In the mean: the errors' root of squares over the values', for results of many independent roundings.
+inline void ExpectCloseInTheMean(const Values& values, const Values& exact, double bound) {
+  ASSERT_EQ(values.size(), exact.size());
+  double size = 0, error = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    size += exact[i] * exact[i];
+    error += std::pow(values[i] - exact[i], 2);
+  }
+  EXPECT_LT(std::sqrt(error / size), bound);
+}
+
 // Moves elements of the first of each pair, fp32, and compares how `value` changes with the second.
 inline void ExpectFiniteDifferences(const std::vector<std::pair<Matrix*, const Matrix*>>& pairs,
                                     const std::function<double()>& value) {
