@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -157,9 +158,49 @@ constexpr MmadTileFunction<BF16> kTiles[kMr] = {
     &Tile<7, kVectors, kInRows>,  &Tile<8, kVectors, kInRows>,  &Tile<9, kVectors, kInRows>,
     &Tile<10, kVectors, kInRows>, &Tile<11, kVectors, kInRows>, &Tile<12, kVectors, kInRows>};
 
+// Few rows of many columns, B row after row.
+template <int kRows, int kVectors>
+CUBIST_AVX512_BF16 void FewTile(const MmadTile<BF16>& tile) {
+  __m512 sum[kRows][kVectors];
+#pragma GCC unroll 4
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 16
+    for (int j = 0; j < kVectors; ++j) {
+      sum[i][j] = tile.start == nullptr ? _mm512_setzero_ps()
+                                        : _mm512_loadu_ps(tile.start + i * tile.start_pitch + j * kLanes);
+    }
+  }
+  const BF16 *a = tile.a, *b = tile.b;
+  const std::int64_t a_pitch = tile.a_pitch, b_step = tile.b_step;
+  const auto add_word = [&](bool half) CUBIST_AVX512_BF16 {
+#pragma GCC unroll 8
+    for (int j = 0; j < kVectors; j += 2) {
+      __m512bh columns[2];
+      LoadWord<2, true>(tile, b + j * kLanes, half, columns);
+#pragma GCC unroll 4
+      for (int i = 0; i < kRows; ++i) {
+        const __m512bh ai = half ? BroadcastOne(a + i * a_pitch) : BroadcastPair(a + i * a_pitch);
+        sum[i][j] = _mm512_dpbf16_ps(sum[i][j], ai, columns[0]);
+        sum[i][j + 1] = _mm512_dpbf16_ps(sum[i][j + 1], ai, columns[1]);
+      }
+    }
+  };
+  for (std::int64_t word = tile.words; word > 0; --word, a += 2, b += b_step) add_word(false);
+  if (tile.half) add_word(true);
+#pragma GCC unroll 4
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 16
+    for (int j = 0; j < kVectors; ++j) _mm512_storeu_ps(tile.c + i * tile.c_pitch + j * kLanes, sum[i][j]);
+  }
+}
+
+// Three rows and more leave runs so short that panels, which ask for the next one, are faster.
+constexpr MmadTiles<BF16>::Few kFew[] = {{&FewTile<1, 16>, 16}, {&FewTile<2, 8>, 8}};
+
 }  // namespace
 
-const MmadTiles<BF16> kBF16TilesAvx512{kTiles<2, false>, kTiles<1, false>, kTiles<2, true>};
+const MmadTiles<BF16> kBF16TilesAvx512{kTiles<2, false>, kTiles<1, false>, kTiles<2, true>, kFew,
+                                       std::size(kFew)};
 
 CUBIST_AVX512_BF16 std::int64_t PeakDotBF16Avx512(std::int64_t rounds) {
   constexpr int kChains = 2 * kMr;  // As many as a Mmad has, several times what the latency asks for.

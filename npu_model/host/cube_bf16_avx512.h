@@ -39,6 +39,13 @@ struct MmadTiles {
   const MmadTileFunction<T>* wide;     // All columns of a panel.
   const MmadTileFunction<T>* narrow;   // The first half of them.
   const MmadTileFunction<T>* in_rows;  // All, where b lies row after row of k.
+  // Of few rows, where b lies so: as many as there are, each of so many vectors of columns. `a` has pitch a_pitch.
+  struct Few {
+    MmadTileFunction<T> function;
+    std::int64_t vectors;
+  };
+  const Few* few;
+  std::int64_t most_few;
 };
 
 // The tiles of VDPBF16PS, as large as those of fp32 on AVX-512: 12 rows of 32 columns. Each step adds two products per

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 
 #include "npu_model/host/cube_bf16_avx512.h"
 #include "npu_model/host/simd_targets.h"
@@ -12,6 +13,7 @@
 #define HWY_TARGET_INCLUDE "npu_model/host/cube_ops.cc"  // NOLINT
 #include "hwy/foreach_target.h"                          // IWYU pragma: keep
 #include "hwy/highway.h"
+#include "npu_model/host/few_rows-inl.h"
 #include "npu_model/host/packing-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -120,7 +122,8 @@ constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1, kVectors, kInRows>,
                                                  &Tile<12, kVectors, kInRows>
 #endif
 };
-constexpr MmadTiles<float> kTilesF32{kTiles<2, false>, kTiles<1, false>, kTiles<2, true>};
+constexpr MmadTiles<float> kTilesF32{kTiles<2, false>, kTiles<1, false>, kTiles<2, true>, kFewF32,
+                                     std::size(kFewF32)};
 
 // Rows in strips of at most kMr, as few as there can be and of about one height: a low one costs the reading of B all
 // the same.
@@ -476,16 +479,16 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T>& tiles, decltype(CubeO
 }
 
 void MmadF32(const MmadArgs& args) {
-  if (args.b_source.data != nullptr) return MmadInPlace<float>(args, kTilesF32, &PackB);
-  Mmad<float>(args, kTilesF32);
+  if (args.b_source.data == nullptr) return Mmad<float>(args, kTilesF32);
+  MmadInPlace<float>(AfterFew(args, kTilesF32), kTilesF32, &PackB);
 }
 
 // ---- Native bf16
 
 #if HWY_TARGET <= HWY_AVX3
 void MmadBF16(const MmadArgs& args) {
-  if (args.b_source.data != nullptr) return MmadInPlace<BF16>(args, kBF16TilesAvx512, &PackBNative);
-  Mmad<BF16>(args, kBF16TilesAvx512);
+  if (args.b_source.data == nullptr) return Mmad<BF16>(args, kBF16TilesAvx512);
+  MmadInPlace<BF16>(AfterFew(args, kBF16TilesAvx512), kBF16TilesAvx512, &PackBNative);
 }
 #endif
 

@@ -52,7 +52,9 @@ TEST_P(HostProductsTest, MmadOfAnOperandUsedOnce) {
   ForEachFloatType([&](auto zero) {
     using T = decltype(zero);
     for (const Layout& layout : kLayouts) {
-      for (const auto& [m, n, k] : {MmadShape{1, 70, 41}, MmadShape{5, 33, 96}, MmadShape{40, 64, 130}}) {
+      for (const auto& [m, n, k] :
+           {MmadShape{1, 70, 41}, MmadShape{1, 600, 75}, MmadShape{2, 300, 33}, MmadShape{3, 260, 70},
+            MmadShape{4, 200, 65}, MmadShape{5, 33, 96}, MmadShape{40, 64, 130}}) {
         HostRig rig;
         GmMatrix a(DTypeOf<T>(), m, k), b(DTypeOf<T>(), k, n, layout), c(DType::kF32, m, n);
         a->FillIntegers(random), b->FillIntegers(random);
@@ -68,6 +70,46 @@ TEST_P(HostProductsTest, MmadOfAnOperandUsedOnce) {
         }
         rig.core.Store(c.gm(), acc);
         ExpectExactly(c->view(), ProductOf(a, b));
+      }
+    }
+  });
+}
+
+// Few rows are multiplied in tiles of their own where B lies row by row: with the bits of packed panels, wherever the sums
+// start and go.
+TEST_P(HostProductsTest, FewRowsHaveTheBitsOfPackedPanels) {
+  Random random;
+  ForEachFloatType([&](auto zero) {
+    using T = decltype(zero);
+    for (std::int64_t m = 1; m <= 5; ++m) {
+      const std::int64_t n = 301, k = 77;
+      GmMatrix a(DTypeOf<T>(), m, k), b(DTypeOf<T>(), k, n), bias(DType::kF32, 1, n);
+      a->FillNormal(random), b->FillNormal(random), bias->FillNormal(random);
+      const auto product = [&](Role role, bool with_bias, const GmMatrix& c) {
+        HostRig rig;
+        Ring<Buffer::kL1, T> a_l1(rig.core, "a1", m, k, 1, Role::kA), b_l1(rig.core, "b1", k, n, 1, role);
+        const auto a1 = a_l1.Next(m, k), b1 = b_l1.Next(k, n);
+        rig.core.Load(a1, a.gm());
+        rig.core.Load(b1, b.gm());
+        const auto row = NewTile<Buffer::kBT, float>(rig.core, 1, n);
+        rig.core.Load(row, bias.gm());
+        const auto acc = NewTile<Buffer::kL0C, float>(rig.core, m, n, Role::kRelay);
+        for (const Range k0 : Split(k, 40)) {
+          const auto a0 = ToL0A(rig.core, a1.Cols(k0));
+          const auto b0 = ToL0B(rig.core, b1.Rows(k0));
+          if (k0.begin == 0 && with_bias) {
+            rig.core.Mmad(acc, a0, b0, row);
+          } else {
+            rig.core.Mmad(acc, a0, b0, k0.begin == 0 ? Accumulate::kNo : Accumulate::kYes);
+          }
+        }
+        rig.core.Store(c.gm(), acc);
+      };
+      for (const bool with_bias : {false, true}) {
+        GmMatrix in_place(DType::kF32, m, n), packed(DType::kF32, m, n);
+        product(Role::kBOnce, with_bias, in_place);
+        product(Role::kB, with_bias, packed);
+        ExpectSameBits(in_place->view(), packed->view());
       }
     }
   });
