@@ -59,6 +59,7 @@ void HostCube::LoadL1(TileRef dst, const Gm& src, Loc) {
 
 void HostCube::Pack(CoreTape::Pack pack, const TileRef& dst, const StridedSource& source, std::byte* to,
                     std::int64_t pitch) {
+  if (dst.rows() == 0 || dst.cols() == 0) return;  // There may be no memory to step through.
   const bool is_b = IsB(dst.slot->role);
   if (context_->tape != nullptr)
     context_->tape->NotePack(is_b, pack, dst.dtype(), dst.rows(), dst.cols(), source, to, pitch);
