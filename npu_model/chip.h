@@ -155,6 +155,8 @@ struct ChipSpec {
     Constant core_miss_bytes_per_cycle;  // what one core alone gets from HBM; 0: as much as its port takes
     // Lines of L2 that a launch finds there and that have to be written back before it can use them: a share.
     Constant found_dirty{0, "share", Basis::kGuessed, 0, "none"};
+    // HBM turns its bus around for what is written back between reads: more of a read's time for each byte, a share.
+    Constant turn_around{0, "share", Basis::kGuessed, 0, "none"};
     // Requests of several cores to one line are served one after the other: cycles for each.
     Constant same_line{0, "cycles", Basis::kGuessed, 0, "none"};
   } memory;

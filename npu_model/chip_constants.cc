@@ -82,6 +82,7 @@ void VisitConstants(Chip& chip, Visit visit) {
   visit("memory.core_write_bytes_per_cycle", chip.memory.core_write_bytes_per_cycle, kRate);
   visit("memory.core_miss_bytes_per_cycle", chip.memory.core_miss_bytes_per_cycle, kCost);
   visit("memory.found_dirty", chip.memory.found_dirty, Limits{0, false, 1});
+  visit("memory.turn_around", chip.memory.turn_around, Limits{0, false, 10});
   visit("memory.same_line", chip.memory.same_line, kCost);
   visit("sync.flag", chip.sync.flag, kCost);
   visit("sync.execute", chip.sync.execute, kCost);

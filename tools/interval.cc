@@ -17,10 +17,10 @@ struct Prefix {
   std::size_t kind;
 };
 enum : std::size_t {
-  kStart,
   kFlags,
   kHbm,
   kFound,
+  kTurns,
   kMiss,
   kL2,
   kLatencies,
@@ -34,11 +34,12 @@ constexpr Prefix kPrefixes[] = {
     {"sync.launch_s", kFixed},
     {"sync.mixed_launch_s", kFixed},
     {"sync.barrier_s", kFixed},
-    {"sync.start_spread_s", kStart},
+    {"sync.start_spread_s", kFixed},
     {"sync.", kFlags},
     {"scalar.", kFlags},
     {"memory.hbm_", kHbm},
     {"memory.found_dirty", kFound},
+    {"memory.turn_around", kTurns},
     {"memory.core_miss_", kMiss},
     {"memory.", kL2},
     {"path.", kLatencies},
@@ -71,6 +72,14 @@ ChipSpec Slowed(const ChipSpec& chip, std::size_t kind) {
   return slow;
 }
 
+// How much of the time between the starts of all cores a launch waits for its last one.
+double StartShare(const trace::Record& record) {
+  if (record.phases.empty()) return 0;
+  const trace::Phase& first = record.phases.front();
+  const int all = record.chip.cube_cores * (first.vector_only ? record.chip.vector_per_cube : 1);
+  return static_cast<double>(std::max<std::size_t>(first.cores.size(), 1) - 1) / std::max(all - 1, 1);
+}
+
 }  // namespace
 
 double PredictedUs(std::span<RecordedLaunch> launches, const ChipSpec& chip) {
@@ -86,17 +95,20 @@ Interval IntervalOf(std::span<RecordedLaunch> launches, const ChipSpec& chip, do
   double squares = 0;
   const auto add = [&](double change) { squares += change * change; };
   for (std::size_t kind = 0; kind < kKinds; ++kind) add(PredictedUs(launches, Slowed(chip, kind)) - us);
-  double launched = 0, mixed = 0, barriers = 0;
+  double launched = 0, mixed = 0, barriers = 0, started = 0;
   for (auto& [record, plan, before_us] : launches) {
     record.chip = chip;
     launched += 1;
     mixed += trace::IsMixed(record) ? 1 : 0;
+    started += StartShare(record);
     barriers += static_cast<double>(std::max<std::size_t>(record.phases.size(), 1) - 1);
   }
   const auto spread = [](const Constant& c) { return c.value * c.spread * 1e6; };
   add(launched * spread(chip.sync.launch_s));
   add(mixed * spread(chip.sync.mixed_launch_s));
   add(barriers * spread(chip.sync.barrier_s));
+  // A later start of the last cores may also bring them out of step and save time: that is chance.
+  add(started * spread(chip.sync.start_spread_s));
   const double error = std::sqrt(squares);
   return {us * us / (us + error), us + error};
 }

@@ -7,7 +7,9 @@
 
 namespace cubist::trace {
 GlobalMemory::GlobalMemory(const Record& record)
-    : line_(record.chip.memory.l2_line), miss_rate_(record.chip.memory.core_miss_bytes_per_cycle) {
+    : line_(record.chip.memory.l2_line),
+      miss_rate_(record.chip.memory.core_miss_bytes_per_cycle),
+      turn_around_(record.chip.memory.turn_around) {
   std::vector<std::int64_t> extents(record.tensors.size());
   for (std::size_t t = 0; t < extents.size(); ++t) extents[t] = record.tensors[t].bytes;
   for (const Phase& phase : record.phases) {
@@ -34,6 +36,16 @@ GlobalMemory::GlobalMemory(const Record& record)
                                   record.chip.memory.found_dirty);
 }
 
+// Lines' worth of time that HBM turns from reading to writing and back. Controllers collect what is to be written, so the
+// turns are as many as the lines written, as long as there is as much to read between them.
+double GlobalMemory::TurnAround(std::int64_t fetched, std::int64_t written_back) {
+  constexpr std::int64_t kCollected = 4096;  // lines
+  read_before_ += fetched;
+  const std::int64_t turned = std::min(read_before_, written_back);
+  read_before_ = std::min(read_before_ - turned, kCollected);
+  return turn_around_ * static_cast<double>(turned);
+}
+
 GlobalMemory::Transfer GlobalMemory::Touch(const GmAccess& access, std::int64_t core_workspace, double now) {
   const std::int64_t first = AddressOf(access, core_workspace);
   const int shift = std::countr_zero(static_cast<std::uint64_t>(line_));
@@ -58,7 +70,8 @@ GlobalMemory::Transfer GlobalMemory::Touch(const GmAccess& access, std::int64_t 
   const std::int64_t late = access.writes ? 0 : tally.on_the_way;
   const auto bytes = [&](std::int64_t lines) { return static_cast<double>(lines * line_); };
   hbm_ += bytes(fetched + tally.written_back);
-  return {bytes(slots), bytes(fetched + tally.written_back), bytes(late)};
+  const double turns = TurnAround(fetched, tally.written_back) * static_cast<double>(line_);
+  return {bytes(slots), bytes(fetched + tally.written_back) + turns, bytes(late)};
 }
 
 }  // namespace cubist::trace

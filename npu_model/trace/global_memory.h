@@ -15,7 +15,7 @@ class GlobalMemory {
  public:
   struct Transfer {
     double port_bytes = 0;  // line slots through the core's port
-    double hbm_bytes = 0;   // missed, or written back to make room
+    double hbm_bytes = 0;   // missed, or written back to make room: as many read ones as take HBM as long
     double late_bytes = 0;  // in L2, but still on their way there for another transfer
   };
 
@@ -39,8 +39,12 @@ class GlobalMemory {
   Transfer Touch(const GmAccess& access, std::int64_t core_workspace, double now);
 
  private:
+  double TurnAround(std::int64_t fetched, std::int64_t written_back);
+
   std::int64_t line_;
   double miss_rate_;                   // bytes per cycle
+  double turn_around_;                 // lines for each that is written back between reads
+  std::int64_t read_before_ = 0;       // lines fetched, not yet set against one written back
   std::vector<std::int64_t> tensors_;  // first byte of each
   std::int64_t workspace_ = 0, workspace_bytes_ = 0;
   std::unique_ptr<L2Cache> l2_;

@@ -33,6 +33,7 @@ std::vector<std::pair<std::string, const Constant*>> ConstantsOf(const ChipSpec&
       {"memory.l2_read_bytes_per_s", &chip.memory.l2_read_bytes_per_s},
       {"memory.cube_read_bytes_per_s", &chip.memory.cube_read_bytes_per_s},
       {"memory.found_dirty", &chip.memory.found_dirty},
+      {"memory.turn_around", &chip.memory.turn_around},
       {"memory.same_line", &chip.memory.same_line},
       {"memory.l2_write_bytes_per_s", &chip.memory.l2_write_bytes_per_s},
       {"memory.core_read_bytes_per_cycle", &chip.memory.core_read_bytes_per_cycle},

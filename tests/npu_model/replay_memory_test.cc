@@ -161,6 +161,36 @@ TEST(ReplayTest, WritesBeyondL2CostHbm) {
                    1 + 10 + 16 * 1024 + 32 * 65536);  // Two thirds push out one each.
 }
 
+// A copy past an L2 that holds next to nothing: each line read drives out one that was written. HBM turns around for
+// those, but not for what is only read or only written.
+TEST(ReplayTest, WritingBackBetweenReadsTurnsHbmAround) {
+  constexpr std::int64_t kBytes = 4 << 20, kL2 = 1 << 16;
+  const auto cycles = [&](bool reads, bool writes, double turn_around) {
+    ChipSpec chip = RoundChip();
+    chip.memory.hbm_bytes_per_s = Value(1e9);
+    chip.memory.l2_bytes = kL2;
+    chip.memory.turn_around = Value(turn_around);
+    const GmTensor from = TensorOf(0, DType::kF32, 1, kBytes / 4),
+                   to = TensorOf(1, DType::kF32, 1, kBytes / 4);
+    const Record record = RecordOf<TraceVectorCore>(chip, 1, [&](auto& core) {
+      Ring<Buffer::kUB, float> ring(core, "x", 1, 2048, 2);
+      for (Range part : Split(kBytes / 4, 2048)) {
+        const auto x = ring.Next(1, part.size());
+        if (reads) core.Load(x, MatrixOf(from).Cols(part));
+        if (writes) core.Store(MatrixOf(to).Cols(part), x);
+      }
+    });
+    const Profile profile = Replay(record, false);
+    EXPECT_NEAR(profile.hbm_bytes, (reads ? kBytes : 0) + (writes ? kBytes : 0), 2.0 * kL2);
+    return profile.cycles;
+  };
+  EXPECT_DOUBLE_EQ(cycles(true, false, 0.5), cycles(true, false, 0));
+  EXPECT_DOUBLE_EQ(cycles(false, true, 0.5), cycles(false, true, 0));
+  const double straight = cycles(true, true, 0);
+  EXPECT_NEAR(cycles(true, true, 0.5) - straight, 0.5 * kBytes, 0.03 * kBytes);
+  EXPECT_NEAR(cycles(true, true, 0.25) - straight, 0.25 * kBytes, 0.03 * kBytes);
+}
+
 TEST(ReplayTest, ShortAndMisalignedRowsCostWholeLines) {
   const auto cycles = [](std::int64_t first_col, std::int64_t cols, std::int64_t pitch) {
     const GmTensor source = TensorOf(0, DType::kF32, 16, pitch);

@@ -30,7 +30,7 @@ inline ChipSpec RoundChip() {
   memory.hbm_bytes_per_s = memory.cube_read_bytes_per_s = memory.l2_read_bytes_per_s =
       memory.l2_write_bytes_per_s = is(1e18);
   memory.core_read_bytes_per_cycle = memory.core_write_bytes_per_cycle = is(1e9);
-  memory.core_miss_bytes_per_cycle = memory.found_dirty = memory.same_line = is(0);
+  memory.core_miss_bytes_per_cycle = memory.found_dirty = memory.turn_around = memory.same_line = is(0);
   chip.sync.flag = is(5), chip.sync.cross_core = is(100), chip.sync.execute = is(0);
   chip.sync.barrier_s = chip.sync.launch_s = chip.sync.mixed_launch_s = chip.sync.start_spread_s = is(0);
   return chip;

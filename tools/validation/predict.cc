@@ -582,9 +582,12 @@ class RowRecorder {
 Interval IntervalOf(Recorded& recorded, const ChipSpec& chip, double us) {
   Interval all = IntervalOf(recorded.launches, chip, us);
   if (recorded.schedule == Schedule::kKnown) return all;
-  all = Together(us, all, {us / (1 + kOtherSchedule), us * (1 + kOtherSchedule)});
-  double before = 0;
-  for (const RecordedLaunch& launch : recorded.launches) before += launch.before_us;
+  double before = 0, launching = 0;
+  for (const RecordedLaunch& launch : recorded.launches)
+    before += launch.before_us, launching += trace::LaunchSeconds(launch.record) * 1e6;
+  const double scheduled = us - before - launching;
+  all = Together(us, all,
+                 {us - scheduled * kOtherSchedule / (1 + kOtherSchedule), us + scheduled * kOtherSchedule});
   if (recorded.schedule == Schedule::kStandard) {
     const double spread = before / kOperatorStart * kStandardStart;
     return Together(us, all, {us - spread, us + spread});

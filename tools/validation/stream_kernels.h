@@ -33,17 +33,20 @@ void Compute(Core& core, UbTile<float> x, UbTile<float> y, const Arithmetic& wor
 // out = f(in...), element by element; all are rows (1, n). Fewer inputs than outputs or elements are fine.
 template <VectorCore Core>
 void ElementwiseKernel(Core& core, std::span<const Gm> in, std::span<const Gm> out, const Arithmetic& work) {
+  constexpr std::int64_t kTiles = 4;  // of a core, at least: that it loads, computes and stores side by side
   const std::int64_t n = out[0].cols, per_core = RoundUp(CeilDiv(n, core.count()), 256);
   const std::int64_t begin = std::min(n, core.index() * per_core), end = std::min(n, begin + per_core);
   const auto inputs = static_cast<std::int64_t>(in.size());
+  // Several operands of bf16, which V has no arithmetic on, are held in fp32 besides: no room for second buffers.
+  const int stages = inputs > 1 && out[0].dtype() == DType::kBF16 ? 1 : 2;
   const std::int64_t most = kUbBytes / 4 / (2 * inputs + 1) / 256 * 256;
-  const std::int64_t size = std::clamp<std::int64_t>(RoundUp(CeilDiv(per_core, 2), 256), 256, most);
+  const std::int64_t size = std::clamp<std::int64_t>(RoundUp(CeilDiv(per_core, kTiles), 256), 256, most);
   // Second operands begin half of the bank groups after the first, as vendors' allocators place them.
   std::vector<Ring<Buffer::kUB, float>> rings;
-  rings.emplace_back(core, "in", 1, size, 2);
+  rings.emplace_back(core, "in", 1, size, stages);
   [[maybe_unused]] const Ring<Buffer::kUB, float> apart(core, "apart", 1, 32, 2);
   Ring<Buffer::kUB, float> scratch(core, "scratch", 1, size, 1);
-  for (std::int64_t i = 1; i < inputs; ++i) rings.emplace_back(core, "in", 1, size, 2);
+  for (std::int64_t i = 1; i < inputs; ++i) rings.emplace_back(core, "in", 1, size, stages);
   for (const Range r : Split(Range{begin, end}, size)) {
     std::vector<UbTile<float>> x;
     for (std::size_t i = 0; i < in.size(); ++i) {
@@ -292,8 +295,10 @@ void MoveSegmentsKernel(Core& core, const Gm& in, const Gm& out, std::span<const
   const std::int64_t segments = counts.cols;
   const std::int64_t row_bytes = RoundUp(in.cols * 4, 32),
                      length = std::max<std::int64_t>(in.rows / segments, 1);
-  const std::int64_t most =
-      std::clamp<std::int64_t>((kUbBytes - 8 * counts.cols) / 2 / (row_bytes + 32), 1, length);
+  // No more rows at a time than leave some to every core.
+  const std::int64_t most = std::clamp<std::int64_t>(
+      std::min((kUbBytes - 8 * counts.cols) / 2 / (row_bytes + 32), CeilDiv(in.rows, core.count())), 1,
+      length);
   const std::int64_t pieces = CeilDiv(length, most), tasks = segments * pieces;
   Ring<Buffer::kUB, float> ring(core, "rows", most, in.cols, 1), values(core, "values", 1, most, 1);
   Ring<Buffer::kUB, std::int32_t> scanned(core, "counts", 1, segments, 1), ends(core, "ends", 1, segments, 1);
