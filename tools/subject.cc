@@ -33,6 +33,18 @@ Status ChangeTilings(const Call& call, const ChipSpec& chip, const std::string& 
   return status.ok() ? status : InvalidArgument("--tiling: " + status.message());
 }
 
+// Constants as they were set last, and fields of the tiling.
+std::string ChangesOf(const SubjectOptions& options) {
+  std::vector<std::string> changes;
+  for (const std::string& set : options.chip.sets) {
+    const std::string name = set.substr(0, set.find('=') + 1);
+    std::erase_if(changes, [&](const std::string& other) { return other.starts_with(name); });
+    changes.push_back(set);
+  }
+  if (!options.tiling.empty()) changes.push_back(options.tiling);
+  return fmt::format("{}", fmt::join(changes, ", "));
+}
+
 }  // namespace
 
 Status Subject::Run(Profile* profile, bool timeline, trace::Record* record) const {
@@ -42,7 +54,10 @@ Status Subject::Run(Profile* profile, bool timeline, trace::Record* record) cons
       profile);
 }
 
-std::string Subject::Title() const { return fmt::format("{} {} {} on {}", kernel, shape, dtype, chip.name); }
+std::string Subject::Title() const {
+  return fmt::format("{} {} {} on {}{}{}", kernel, shape, dtype, chip.name, changes.empty() ? "" : ", ",
+                     changes);
+}
 
 std::string FullShape(const KernelCallOptions& options) {
   for (const KernelForm& form : KernelForms()) {
@@ -72,6 +87,7 @@ Status MakeSubject(const SubjectOptions& options, Subject* subject) {
   if (!options.tuning.empty()) CUBIST_RETURN_IF_ERROR(s.tuning->Read(options.tuning));
   if (!options.tiling.empty())
     CUBIST_RETURN_IF_ERROR(ChangeTilings(s.call, s.chip, options.tiling, s.tuning.get()));
+  s.changes = ChangesOf(options);
   *subject = std::move(s);
   return {};
 }

@@ -31,10 +31,11 @@ struct Subject {
   sync::Policy policy = sync::Policy::kMinimal;
   Call call;
   std::shared_ptr<Tuning> tuning;  // never null
+  std::string changes;             // of the chip's constants and of the tiling, as they were given
 
   // Without data. Record and timeline where wanted.
   Status Run(Profile* profile, bool timeline = false, trace::Record* record = nullptr) const;
-  // "matmul 1024x1024x1024 bf16 on ascend910b2"
+  // "matmul 1024x1024x1024 bf16 on ascend910b2", and what was changed
   std::string Title() const;
 };
 

@@ -300,6 +300,19 @@ TEST_F(CommandTest, SweepsConstantsSizesAndTilings) {
 
 // ---- profile ----
 
+TEST_F(CommandTest, TitlesSayWhatWasChanged) {
+  const Outcome outcome = Cubist(
+      "profile matmul --shape 256x256x256 --set memory.hbm_bytes_per_s=1e12 --tiling k0=32 "
+      "--vs memory.hbm_bytes_per_s=2e12 --json '" +
+      Path("profile.json") + "'");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("memory.hbm_bytes_per_s=1e12, k0=32"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("memory.hbm_bytes_per_s=2e12, k0=32"), std::string::npos) << outcome.out;
+  const Json json = Json::parse(Read("profile.json"));
+  EXPECT_EQ(json["vs"]["title"],
+            "matmul 256x256x256 bf16 on ascend910b2*, memory.hbm_bytes_per_s=2e12, k0=32");
+}
+
 TEST_F(CommandTest, ProfilesAddUp) {
   for (const std::string subject :
        {"matmul --shape 520x300x400", "flash_attention --shape 4x256x128x128",
