@@ -390,8 +390,8 @@ std::int64_t PeakFma(std::int64_t rounds) {
 // written to farther memory, which is what counts where few rows use B: its bytes come from memory at a few per cycle.
 // The panel that comes next is asked for meanwhile, or one some way ahead. Sums go through C from panel to panel of a column. Panels follow
 // each other along the source's lines: B's rows, or its columns.
-constexpr std::int64_t kInPlaceWords = 64;  // Of k in a panel; half as many for one strip.
-constexpr std::int64_t kStrips = 6;         // Of rows of A that a panel serves.
+constexpr std::int64_t kInPlaceWords = 128;  // Of k in a panel, at most.
+constexpr std::int64_t kStrips = 6;          // Of rows of A that a panel serves.
 
 template <class T>
 void MmadInPlace(const MmadArgs& args, const MmadTiles<T>& tiles, decltype(CubeOps::pack_b) pack) {
@@ -404,7 +404,8 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T>& tiles, decltype(CubeO
   const StridedSource& source = args.b_source;
   const std::int64_t b_bytes = SizeOf(args.b_type);
   const bool in_rows = source.col_stride == 1, as_stored = in_rows && args.b_type == DTypeOf<T>();
-  const std::int64_t words = args.m > kMr ? kInPlaceWords : kInPlaceWords / 2;
+  // The fewer strips ask for the next panel the shorter it has to be.
+  const std::int64_t words = args.m <= kMr ? 32 : args.m <= 3 * kMr ? 64 : kInPlaceWords;
   MmadArgs rest = args;  // Of a tile of C, after its first panel.
   rest.sums = nullptr, rest.start = MmadStart::kAdd;
   const auto at = [&](std::int64_t p, std::int64_t j) {
