@@ -80,18 +80,18 @@ CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
     row[i] = tile.a + i * kRowsPerPointer * a_pitch;
     asm("" : "+r"(row[i]));
   }
-  __m512 sum[kRows][kVectors];
+  __m512 sum[kRows][kVectors] = {};
+  if (const float* start = tile.start) {
 #pragma GCC unroll 12
-  for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 2
-    for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] = tile.start == nullptr ? _mm512_setzero_ps()
-                                        : _mm512_loadu_ps(tile.start + i * tile.start_pitch + j * kLanes);
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = _mm512_loadu_ps(start + j * kLanes);
+      NextRow(start, tile.start_pitch);
     }
   }
   const BF16* b = tile.b;
   const char* prefetch = static_cast<const char*>(tile.prefetch);
-  const std::int64_t b_step = tile.b_step;
+  const std::int64_t b_step = kInRows ? tile.b_step : 2 * kNr;
   [[maybe_unused]] BF16* keep = tile.keep;
   const std::int64_t prefetch_step = tile.prefetch_step, prefetch_pair = tile.prefetch_pair;
   std::int64_t ahead = tile.prefetch_words;
@@ -124,20 +124,23 @@ CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
       for (int j = 0; j < kVectors; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], ai, columns[j]);
     }
   }
-  float* c = tile.c;
   const std::int64_t c_pitch = tile.c_pitch;
   if (tile.adds) {
+    const float* c = tile.c;
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 2
       for (int j = 0; j < kVectors; ++j)
-        sum[i][j] = _mm512_add_ps(_mm512_loadu_ps(c + i * c_pitch + j * kLanes), sum[i][j]);
+        sum[i][j] = _mm512_add_ps(_mm512_loadu_ps(c + j * kLanes), sum[i][j]);
+      NextRow(c, c_pitch);
     }
   }
+  float* c = tile.c;
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 2
-    for (int j = 0; j < kVectors; ++j) _mm512_storeu_ps(c + i * c_pitch + j * kLanes, sum[i][j]);
+    for (int j = 0; j < kVectors; ++j) _mm512_storeu_ps(c + j * kLanes, sum[i][j]);
+    NextRow(c, c_pitch);
   }
 }
 

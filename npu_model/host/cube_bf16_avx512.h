@@ -16,8 +16,8 @@ struct MmadTile {
   const T* a = nullptr;
   std::int64_t a_pitch = 0;
   const T* b = nullptr;
-  std::int64_t b_step = 0;           // Elements of b from word to word.
-  std::int64_t b_pair = 0;           // From a pair's first row of b to its second, where b is in rows.
+  std::int64_t b_step = 0;           // Elements of b from word to word, where b is in rows,
+  std::int64_t b_pair = 0;           // and from a pair's first row to its second.
   bool half = false;                 // One more word, of which a and b have the first element alone.
   T* keep = nullptr;                 // Where b is in rows: what becomes the panel of it, if anything.
   const void* prefetch = nullptr;    // What to bring into L2 meanwhile: two lines beside each
@@ -32,6 +32,14 @@ struct MmadTile {
 };
 template <class T>
 using MmadTileFunction = void (*)(const MmadTile<T>&);
+
+// Row by row: addresses of all rows at once would be more than there are registers for, and the detour by way of the vector
+// registers costs 1 to 4 % of a tile whose k is short.
+template <class Float>
+[[gnu::always_inline]] inline void NextRow(Float*& p, std::int64_t pitch) {
+  p += pitch;
+  asm("" : "+r"(p));
+}
 
 // The tiles of one operand type; of each form the first has one row, the next two.
 template <class T>

@@ -51,18 +51,25 @@ void Tile(const MmadTile<float>& tile) {
     asm("" : "+r"(row[i]));  // Or the compiler derives all of them from the first again.
   }
   Vec sum[kRows][kVectors];
+  const float* start = tile.start;
+  if (start == nullptr) {
 #pragma GCC unroll 12
-  for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 2
-    for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] =
-          tile.start == nullptr ? hn::Zero(d) : hn::LoadU(d, tile.start + i * tile.start_pitch + j * kLanes);
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::Zero(d);
+    }
+  } else {
+#pragma GCC unroll 12
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::LoadU(d, start + j * kLanes);
+      NextRow(start, tile.start_pitch);
     }
   }
   const float* b = tile.b;
   [[maybe_unused]] float* keep = tile.keep;
   const char* prefetch = static_cast<const char*>(tile.prefetch);
-  const std::int64_t b_step = tile.b_step;
+  const std::int64_t b_step = kInRows ? tile.b_step : kNr;
   const std::int64_t prefetch_step = tile.prefetch_step, prefetch_pair = tile.prefetch_pair;
   std::int64_t ahead = tile.prefetch_words;
   for (std::int64_t word = tile.words; word > 0; --word) {
@@ -89,20 +96,22 @@ void Tile(const MmadTile<float>& tile) {
     __builtin_prefetch(prefetch + prefetch_pair, 0, 2);
     prefetch += prefetch_step;
   }
-  float* c = tile.c;
   const std::int64_t c_pitch = tile.c_pitch;
   if (tile.adds) {
+    const float* c = tile.c;
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 2
-      for (int j = 0; j < kVectors; ++j)
-        sum[i][j] = hn::Add(hn::LoadU(d, c + i * c_pitch + j * kLanes), sum[i][j]);
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::Add(hn::LoadU(d, c + j * kLanes), sum[i][j]);
+      NextRow(c, c_pitch);
     }
   }
+  float* c = tile.c;
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 2
-    for (int j = 0; j < kVectors; ++j) hn::StoreU(sum[i][j], d, c + i * c_pitch + j * kLanes);
+    for (int j = 0; j < kVectors; ++j) hn::StoreU(sum[i][j], d, c + j * kLanes);
+    NextRow(c, c_pitch);
   }
 }
 
@@ -319,7 +328,6 @@ void Mmad(const MmadArgs& args, const MmadTiles<T>& tiles) {
     return MmadTile<T>{.words = k / kPerWord,
                        .a_pitch = args.a_pitch,
                        .b = static_cast<const T*>(args.b) + p * kNr,
-                       .b_step = kNr * kPerWord,
                        .half = k % kPerWord != 0,
                        .prefetch_step = kNr * 4,
                        .prefetch_pair = kNr * 2,
@@ -418,7 +426,6 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T>& tiles, decltype(CubeO
     bool as_it_lies = as_stored && n.size() == kNr;  // And for further strips, as the first one keeps it.
     MmadTile<T> tile{.words = k.size() / kPerWord,
                      .b = reinterpret_cast<const T*>(panel),
-                     .b_step = kNr * kPerWord,
                      .half = k.size() % kPerWord != 0,
                      .c_pitch = args.c_pitch};
     const Strips strips(m.size());
@@ -451,7 +458,7 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T>& tiles, decltype(CubeO
       const float* c = TileToFetch(args, MmadStart::kZero, strip.begin, n.begin, strip.begin, n.begin);
       RunTile(into, strip, n, into.start, function, c, tile);
       as_it_lies = false;
-      tile.b = reinterpret_cast<const T*>(panel), tile.b_step = kNr * kPerWord;
+      tile.b = reinterpret_cast<const T*>(panel);
     }
   };
   const auto copy_rows = [&](Range m, Range k) {
