@@ -389,8 +389,8 @@ TEST_F(LaunchTest, LaunchesSideBySideShareNoWorkspace) {
 }
 
 TEST_F(LaunchTest, AWorkspaceBeyondMemoryIsAnError) {
-#ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "AddressSanitizer ends the program where operator new would throw";
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers end the program where operator new would throw";
 #endif
   const Device device = Host();
   Launch launch(device, "huge");
