@@ -141,6 +141,8 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
 
       for (std::int64_t i = 0; i < piece.size(); ++i) {
         const Range token{piece.begin + i, piece.begin + i + 1};
+        const UbTile<std::int32_t> its_places = places.Rows({i, i + 1});
+        const UbTile<float> its_probs = probs.Rows({i, i + 1});
         for (const Range slots : Split(top_k, t.slots)) {
           group->dots = dots_ub.Next(slots.size(), 8);
           if (g.probs_grad != nullptr) core.Fill(group->dots, 0.0f);
@@ -148,10 +150,10 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
             group->grad = grad_ub.Next(1, cols.size()), group->first = true;
             core.Load(group->grad, g.out_grad.Block(token, cols));
             for (std::int64_t j = slots.begin; j < slots.end; ++j) {
-              const std::int64_t place = core.ReadScalar(places.Rows({i, i + 1}), j);
+              const std::int64_t place = core.ReadScalar(its_places, j);
               if (place < 0 || place >= g.permuted_grad.rows) continue;
               const Range here{place, place + 1};
-              const float weight = g.probs == nullptr ? 1.0f : core.ReadScalar(probs.Rows({i, i + 1}), j);
+              const float weight = g.probs == nullptr ? 1.0f : core.ReadScalar(its_probs, j);
               if (group->count == static_cast<std::size_t>(entries * t.rows)) hand_on();
               ScaledDot<T>& row = group->rows[group->count++];
               row = {g.permuted_grad.Block(here, cols), weight};

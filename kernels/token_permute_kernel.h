@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "npu_model/core.h"
@@ -363,7 +364,8 @@ void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenU
     std::optional<Gm> out = {};
   };
   // With two stages the rows of a group are asked for before those of the one before it are summed.
-  Group group, before;
+  std::array<Group, 2> groups;
+  Group *group = &groups[0], *before = &groups[1];
   bool waits = false;
   const auto sum_up = [&](const Group& some) {
     if (some.count > 0 || some.accumulate == Accumulate::kNo) {
@@ -374,17 +376,18 @@ void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenU
     if (some.out.has_value()) core.Store(*some.out, some.sum);
   };
   const auto finish = [&] {
-    if (waits) sum_up(before);
+    if (waits) sum_up(*before);
     waits = false;
   };
   const auto hand_on = [&] {
     finish();
     if (t.stages == 1) {
-      sum_up(group);
+      sum_up(*group);
     } else {
-      before = group, waits = true;
+      std::swap(group, before);
+      group->sum = before->sum, waits = true;
     }
-    group.count = 0, group.accumulate = Accumulate::kYes;
+    group->count = 0, group->accumulate = Accumulate::kYes, group->out = {};
   };
 
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
@@ -403,29 +406,31 @@ void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenU
       }
 
       for (std::int64_t i = 0; i < piece.size(); ++i) {
+        const UbTile<std::int32_t> its_places = places.Rows({i, i + 1});
+        const UbTile<float> its_probs = probs.Rows({i, i + 1});
         for (const Range cols : Split(g.out.cols, t.cols)) {
           const Gm destination = g.out.Block({piece.begin + i, piece.begin + i + 1}, cols);
-          group.sum = one_group ? sum_ub.Next(destination) : sum_ub.Next(1, cols.size());
-          group.accumulate = Accumulate::kNo, group.out = {};
+          group->sum = one_group ? sum_ub.Next(destination) : sum_ub.Next(1, cols.size());
+          group->accumulate = Accumulate::kNo;
           const auto add = [&](const Gm& rows, std::int64_t index, float weight) {
-            if (group.count == static_cast<std::size_t>(t.rows)) hand_on();
+            if (group->count == static_cast<std::size_t>(t.rows)) hand_on();
             const UbTile<T> row = row_ub.Next(1, cols.size());
             core.Load(row, rows.Block({index, index + 1}, cols));
-            group.rows[group.count] = row, group.weights[group.count] = weight;
-            ++group.count;
+            group->rows[group->count] = row, group->weights[group->count] = weight;
+            ++group->count;
           };
           for (const GmTensor* residual : {g.residual, g.residual2}) {
             if (residual != nullptr) add(MatrixOf(*residual), piece.begin + i, 1.0f);
           }
           for (std::int64_t j = 0; j < top_k; ++j) {
-            const std::int64_t place = core.ReadScalar(places.Rows({i, i + 1}), j);
-            const float weight = g.probs == nullptr ? 1.0f : core.ReadScalar(probs.Rows({i, i + 1}), j);
+            const std::int64_t place = core.ReadScalar(its_places, j);
+            const float weight = g.probs == nullptr ? 1.0f : core.ReadScalar(its_probs, j);
             if (place < 0 || place >= g.permuted.rows || weight == 0.0f) continue;
             add(g.permuted, place, weight);
             if (g.bias != nullptr)
               add(MatrixOf(*g.bias), core.ReadScalar(experts.Rows({i, i + 1}), j), weight);
           }
-          group.out = destination;
+          group->out = destination;
           hand_on();
         }
       }

@@ -11,6 +11,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -539,13 +540,13 @@ class VectorFront : protected E {
   void WeightedSum(UbTile<float> acc, UbTile<float> scratch, std::span<const UbTile<T>> rows,
                    std::span<const float> weights, Accumulate accumulate, Loc loc = Loc::current()) {
     CUBIST_CHECK(acc.rows() == 1 && Same(acc, scratch) && rows.size() == weights.size(), "shapes differ");
-    TileRef refs[kMaxSummands];
     CUBIST_CHECK(rows.size() <= kMaxSummands, "more rows than one WeightedSum takes");
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      CUBIST_CHECK(Same(rows[i], acc), "shapes differ");
-      refs[i] = rows[i];
+    AFew<TileRef> refs;
+    for (const UbTile<T>& row : rows) {
+      CUBIST_CHECK(Same(row, acc), "shapes differ");
+      refs.Add(row);
     }
-    E::WeightedSum(acc, scratch, std::span<const TileRef>(refs, rows.size()), weights, accumulate, loc);
+    E::WeightedSum(acc, scratch, refs.all(), weights, accumulate, loc);
   }
   template <OperandType T>
   void RowDot(UbTile<float> sum, UbTile<float> s0, UbTile<float> s1, UbTile<T> a, UbTile<T> b,
@@ -643,19 +644,19 @@ class VectorFront : protected E {
     CUBIST_CHECK(x.rows() == 1 && Same(s0, x) && Same(s1, x), "shapes differ");
     CUBIST_CHECK((std::same_as<T, float> || Same(wide, x)), "shapes differ");
     CUBIST_CHECK(dots.size() <= kMaxSummands, "more rows than one StoreScaledDots takes");
-    ScaledDotRef refs[kMaxSummands];
-    for (std::size_t i = 0; i < dots.size(); ++i) {
-      const ScaledDot<T>& d = dots[i];
-      refs[i].dst = d.dst, refs[i].weight = d.weight;
+    AFew<ScaledDotRef> refs;
+    for (const ScaledDot<T>& d : dots) {
+      ScaledDotRef& ref = refs.Add();
+      ref.dst = d.dst, ref.weight = d.weight;
       if (d.dst.tensor != nullptr) {
         CUBIST_CHECK(d.dst.rows == 1 && d.dst.cols == x.cols(), "shapes differ");
         CUBIST_CHECK(IsFloat(d.dst.dtype()), "Store from UB narrows floats only");
       }
       if (d.row.slot == nullptr) continue;
-      refs[i].sum = d.sum, refs[i].row = d.row;
+      ref.sum = d.sum, ref.row = d.row;
       CUBIST_CHECK(d.sum.rows() == 1 && d.sum.cols() == 1 && Same(d.row, x), "shapes differ");
     }
-    E::StoreScaledDots(wide, s0, s1, x, widens, std::span<const ScaledDotRef>(refs, dots.size()), loc);
+    E::StoreScaledDots(wide, s0, s1, x, widens, refs.all(), loc);
   }
   // Places outside [0, rows of the column) are passed over: a Gather leaves 0 there.
   void Gather(UbTile<float> dst, const Gm& column, UbTile<std::int32_t> places, UbTile<float> staging,
@@ -759,6 +760,22 @@ class VectorFront : protected E {
   static constexpr std::size_t kMaxSummands = 16;
 
  private:
+  // Up to kMaxSummands operands, of which only those that are added are made.
+  template <class T>
+  class AFew {
+   public:
+    template <class... From>
+    T& Add(const From&... from) {
+      return *new (bytes_ + sizeof(T) * count_++) T(from...);
+    }
+    std::span<const T> all() const { return {reinterpret_cast<const T*>(bytes_), count_}; }
+
+   private:
+    static_assert(std::is_trivially_destructible_v<T>);
+    alignas(T) std::byte bytes_[sizeof(T) * kMaxSummands];
+    std::size_t count_ = 0;
+  };
+
   void Binary(BinaryOp op, UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc) {
     CUBIST_CHECK(Same(dst, a) && (Same(a, b) || IsColumnOf(b, a) || IsRowOf(b, a)), "shapes differ");
     E::Binary(op, dst, a, b, loc);

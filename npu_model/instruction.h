@@ -34,8 +34,7 @@ struct TileRef {
   template <Buffer kBuffer, class T>
   TileRef(const Tile<kBuffer, T>& tile)  // NOLINT: a tile is a TileRef with its type known.
       : slot(tile.slot), row_part(tile.row_part), col_part(tile.col_part) {
-    CUBIST_CHECK(tile.generation == slot->generation,
-                 std::string(slot->owner) + ": tile used after its slot was reused");
+    CUBIST_CHECK_OF(slot->owner, tile.generation == slot->generation, "tile used after its slot was reused");
   }
 
   std::int64_t rows() const { return row_part.size(); }

@@ -29,12 +29,21 @@ inline Status InvalidArgument(std::string message) {
 }
 
 [[noreturn]] void CheckFailed(const char* file, int line, const char* condition, const std::string& message);
+[[noreturn]] void CheckFailed(const char* file, int line, const char* condition, const char* message);
+[[noreturn]] void CheckFailed(const char* file, int line, const char* condition, const char* owner,
+                              const char* message);
 
 }  // namespace cubist
 
 // Invariants of ours, in every build type. The message is evaluated only on failure.
 #define CUBIST_CHECK(condition, message) \
   (static_cast<bool>(condition) ? void(0) : ::cubist::CheckFailed(__FILE__, __LINE__, #condition, (message)))
+
+// The same with the name of what is wrong in front of the message. Nothing is put together where it is checked, so that
+// the functions of an instruction's issue stay small enough for the compiler to keep tiles in registers.
+#define CUBIST_CHECK_OF(owner, condition, message) \
+  (static_cast<bool>(condition) ? void(0)          \
+                                : ::cubist::CheckFailed(__FILE__, __LINE__, #condition, (owner), (message)))
 
 // The same on hot paths: debug builds only.
 #ifdef NDEBUG

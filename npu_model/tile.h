@@ -189,8 +189,7 @@ class Ring {
   Tile<kBuffer, T> Next(std::int64_t rows, std::int64_t cols) {
     Slot& slot = slots_[at_];
     at_ = at_ + 1 == stages_ ? 0 : at_ + 1;
-    CUBIST_CHECK(rows <= slot.rows && cols <= slot.cols,
-                 std::string(slot.owner) + ": tile larger than its slot");
+    CUBIST_CHECK_OF(slot.owner, rows <= slot.rows && cols <= slot.cols, "tile larger than its slot");
     slot.tile_rows = rows, slot.tile_cols = cols;
     slot.destination.tensor = nullptr;
     return {&slot, ++slot.generation, {0, rows}, {0, cols}};

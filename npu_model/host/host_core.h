@@ -134,8 +134,8 @@ class HostVector {
   void ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc = {});
   void AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc loc = {});
   void CopyElement(TileRef dst, TileRef src, Loc loc = {});  // 4 bytes
-  std::int64_t ReadInt(TileRef a, std::int64_t j, Loc loc = {});
-  float ReadFloat(TileRef a, std::int64_t j, Loc loc = {});
+  std::int64_t ReadInt(const TileRef& a, std::int64_t j, Loc = {}) { return Element<std::int32_t>(a, j); }
+  float ReadFloat(const TileRef& a, std::int64_t j, Loc = {}) { return Element<float>(a, j); }
 
   void SoftmaxStep(TileRef p, TileRef s, TileRef m_new, TileRef m_old, TileRef l, float scale, Loc loc = {});
   void AttentionGradStep(TileRef p, TileRef ds, TileRef s, TileRef dp, TileRef lse, TileRef delta,
@@ -197,6 +197,7 @@ class HostVector {
     std::int64_t bytes;
   };
   void Show(const void* data, std::int64_t bytes);
+  std::size_t shown_count() const { return shown_end_ - shown_begin_; }
   // Forgets the row, where it is there.
   void Use(const void* data);
   // Takes the last one, where there is one of `bytes` and it is not `own`; else null.
@@ -204,7 +205,14 @@ class HostVector {
 
   static constexpr std::size_t kMostShown = 32;  // Two WeightedSums of most rows.
   std::array<Shown, kMostShown> shown_{};
-  std::size_t shown_count_ = 0;
+  std::size_t shown_begin_ = 0, shown_end_ = 0;
+
+  // Element j of a row.
+  template <class T>
+  static T Element(const TileRef& a, std::int64_t j) {
+    const HostLayout& shows = a.slot->shows;
+    return reinterpret_cast<const T*>(shows.data)[a.row_part.begin * shows.pitch + a.col_part.begin + j];
+  }
 };
 
 using HostVectorCore = VectorFront<HostVector>;

@@ -13,22 +13,28 @@
 namespace cubist {
 
 void HostVector::Show(const void* data, std::int64_t bytes) {
-  if (shown_count_ == kMostShown) {
-    std::move(shown_.begin() + 1, shown_.end(), shown_.begin());
-    --shown_count_;
+  if (shown_end_ == kMostShown) {
+    const std::size_t begin = std::max<std::size_t>(shown_begin_, 1);
+    std::move(shown_.begin() + static_cast<std::ptrdiff_t>(begin), shown_.end(), shown_.begin());
+    shown_begin_ = 0, shown_end_ -= begin;
   }
-  shown_[shown_count_++] = {data, bytes};
+  shown_[shown_end_++] = {data, bytes};
 }
 
 void HostVector::Use(const void* data) {
-  const auto end = shown_.begin() + static_cast<std::ptrdiff_t>(shown_count_);
-  const auto kept = std::remove_if(shown_.begin(), end, [&](const Shown& row) { return row.data == data; });
-  shown_count_ = static_cast<std::size_t>(kept - shown_.begin());
+  if (shown_count() > 0 && shown_[shown_begin_].data == data) {  // As shown, so used.
+    ++shown_begin_;
+    return;
+  }
+  const auto begin = shown_.begin() + static_cast<std::ptrdiff_t>(shown_begin_),
+             end = shown_.begin() + static_cast<std::ptrdiff_t>(shown_end_);
+  const auto kept = std::remove_if(begin, end, [&](const Shown& row) { return row.data == data; });
+  shown_end_ = static_cast<std::size_t>(kept - shown_.begin());
 }
 
 const void* HostVector::TakeShown(std::int64_t bytes, const void* own) {
-  if (shown_count_ == 0) return nullptr;
-  const Shown row = shown_[--shown_count_];
+  if (shown_count() == 0) return nullptr;
+  const Shown row = shown_[--shown_end_];
   return row.bytes == bytes && row.data != own ? row.data : nullptr;
 }
 
@@ -208,10 +214,6 @@ void HostVector::AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc) {
 }
 
 void HostVector::CopyElement(TileRef dst, TileRef src, Loc) { *Ints(dst) = *Ints(src); }
-std::int64_t HostVector::ReadInt(TileRef a, std::int64_t j, Loc) { return Ints(a)[j]; }
-float HostVector::ReadFloat(TileRef a, std::int64_t j, Loc) {
-  return reinterpret_cast<const float*>(At(a, 4))[j];
-}
 
 void HostVector::SoftmaxStep(TileRef p, TileRef s, TileRef m_new, TileRef m_old, TileRef l, float scale,
                              Loc) {
@@ -359,13 +361,14 @@ void HostVector::WeightedSum(TileRef acc, TileRef, std::span<const TileRef> rows
     sources[i] = RowsOf(rows[i]).data;
     Use(sources[i]);
   }
-  for (std::size_t i = 0; i < shown_count_; ++i) upcoming[i] = shown_[i].data;
+  const std::size_t shown = shown_count();
+  for (std::size_t i = 0; i < shown; ++i) upcoming[i] = shown_[shown_begin_ + i].data;
   const WeightedRows weighted{.dtype = rows.empty() ? DType::kF32 : rows[0].dtype(),
                               .rows = sources.data(),
                               .weights = weights.data(),
                               .count = static_cast<std::int64_t>(rows.size()),
                               .upcoming = upcoming.data(),
-                              .upcoming_count = static_cast<std::int64_t>(shown_count_)};
+                              .upcoming_count = static_cast<std::int64_t>(shown)};
   const bool accumulates = accumulate == Accumulate::kYes;
   if (!accumulates) acc.slot->shows = OwnLayout(*context_, *acc.slot);
   auto* const sum = reinterpret_cast<float*>(At(acc, 4));
@@ -582,8 +585,8 @@ void HostVector::StoreScaledDots(TileRef wide, TileRef s0, TileRef, TileRef x, b
     rows[i] = RowsOf(d.row).data;
     Use(rows[i]);
   }
-  const std::size_t shown = std::min(shown_count_, upcoming.size());
-  for (std::size_t i = 0; i < shown; ++i) upcoming[i] = shown_[i].data;
+  const std::size_t shown = std::min(shown_count(), upcoming.size());
+  for (std::size_t i = 0; i < shown; ++i) upcoming[i] = shown_[shown_begin_ + i].data;
   const WeightedRows weighted{.dtype = x.dtype(),
                               .rows = rows.data(),
                               .weights = weights.data(),
