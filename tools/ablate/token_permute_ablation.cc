@@ -2,6 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <vector>
@@ -16,6 +19,7 @@ namespace {
 // A device's tokens and where their routes go, drawn once.
 struct Routes {
   std::int64_t tokens = 0, hidden = 0, top_k = 0, experts = 0;
+  bool skewed = false;
   std::vector<std::int32_t> ids;     // (tokens, top_k)
   std::vector<std::int32_t> rank;    // row of each slot
   std::vector<std::int32_t> source;  // token of each row
@@ -23,18 +27,53 @@ struct Routes {
   std::int64_t slots() const { return tokens * top_k; }
 };
 
-std::shared_ptr<const Routes> MakeRoutes(std::int64_t tokens, std::int64_t hidden, std::int64_t top_k,
-                                         std::int64_t experts) {
-  auto r = std::make_shared<Routes>();
-  r->tokens = tokens, r->hidden = hidden, r->top_k = top_k, r->experts = experts;
+std::uint32_t NextRandom(std::uint32_t& state) {
+  state = state * 1664525u + 1013904223u;
+  return state >> 8;
+}
+
+// Distinct experts for every token, spread over all.
+void DrawEven(Routes* r) {
+  const std::int64_t experts = std::max<std::int64_t>(r->experts, 1),
+                     stride = std::max<std::int64_t>(experts / std::max<std::int64_t>(r->top_k, 1), 1);
   std::uint32_t state = 12345;
-  for (std::int64_t t = 0; t < tokens; ++t) {
-    state = state * 1664525u + 1013904223u;
-    const std::int64_t first = (state >> 8) % std::max<std::int64_t>(experts, 1);
-    // Distinct experts, spread over all.
-    const std::int64_t stride = std::max<std::int64_t>(experts / std::max<std::int64_t>(top_k, 1), 1);
-    for (std::int64_t j = 0; j < top_k; ++j)
-      r->ids.push_back(static_cast<std::int32_t>((first + j * stride) % std::max<std::int64_t>(experts, 1)));
+  for (std::int64_t t = 0; t < r->tokens; ++t) {
+    const std::int64_t first = NextRandom(state) % experts;
+    for (std::int64_t j = 0; j < r->top_k; ++j)
+      r->ids.push_back(static_cast<std::int32_t>((first + j * stride) % experts));
+  }
+}
+
+// Distinct experts for every token, skewed as in practice: of sixteen experts the first three have 60 % of the places on a
+// wheel, the last five 10 %. A token turns it until it has enough.
+void DrawSkewed(Routes* r) {
+  constexpr std::int64_t kOften = 80, kSometimes = 15, kSeldom = 8;  // Of 400 places for sixteen experts.
+  std::vector<std::int32_t> wheel;
+  for (std::int64_t e = 0; e < r->experts; ++e) {
+    const std::int64_t of_sixteen = e % 16, places = of_sixteen < 3    ? kOften
+                                                     : of_sixteen < 11 ? kSometimes
+                                                                       : kSeldom;
+    wheel.insert(wheel.end(), static_cast<std::size_t>(places), static_cast<std::int32_t>(e));
+  }
+  std::uint32_t state = 12345;
+  for (std::int64_t t = 0; t < r->tokens; ++t) {
+    const auto of_token = static_cast<std::ptrdiff_t>(r->ids.size());
+    while (std::ssize(r->ids) < of_token + r->top_k) {
+      const std::int32_t expert = wheel[NextRandom(state) % wheel.size()];
+      if (std::find(r->ids.begin() + of_token, r->ids.end(), expert) == r->ids.end())
+        r->ids.push_back(expert);
+    }
+  }
+}
+
+std::shared_ptr<const Routes> MakeRoutes(std::int64_t tokens, std::int64_t hidden, std::int64_t top_k,
+                                         std::int64_t experts, bool skewed = false) {
+  auto r = std::make_shared<Routes>();
+  r->tokens = tokens, r->hidden = hidden, r->top_k = top_k, r->experts = experts, r->skewed = skewed;
+  if (skewed) {
+    DrawSkewed(r.get());
+  } else {
+    DrawEven(r.get());
   }
   std::vector<std::int32_t> order(r->ids.size());
   std::iota(order.begin(), order.end(), 0);
@@ -107,7 +146,8 @@ Status UnpermuteInOrder(const Device& device, const Routes& r, Profile* profile)
 }
 
 std::string ShapeOf(const Routes& r) {
-  return fmt::format("{}x{} top {} of {}", r.tokens, r.hidden, r.top_k, r.experts);
+  return fmt::format("{}x{} top {} of {}{}", r.tokens, r.hidden, r.top_k, r.experts,
+                     r.skewed ? " skewed" : "");
 }
 
 // The parts one after the other, until one fails.
@@ -167,6 +207,7 @@ std::vector<AblationCase> TokenPermuteAblation(const Workload& w) {
     cases.push_back(PairOf(r));
     cases.push_back(PermuteOf(r));
     cases.push_back(UnpermuteOf(r));
+    cases.push_back(PairOf(MakeRoutes(tokens, w.hidden, w.moe.top_k, w.moe.experts, /*skewed=*/true)));
   }
   return cases;
 }
