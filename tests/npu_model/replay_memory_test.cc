@@ -181,7 +181,8 @@ TEST(ReplayTest, WritingBackBetweenReadsTurnsHbmAround) {
       }
     });
     const Profile profile = Replay(record, false);
-    EXPECT_NEAR(profile.hbm_bytes, (reads ? kBytes : 0) + (writes ? kBytes : 0), 2.0 * kL2);
+    EXPECT_NEAR(profile.hbm_bytes, static_cast<double>((reads ? kBytes : 0) + (writes ? kBytes : 0)),
+                2.0 * kL2);
     return profile.cycles;
   };
   EXPECT_DOUBLE_EQ(cycles(true, false, 0.5), cycles(true, false, 0));
