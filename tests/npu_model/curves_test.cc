@@ -79,7 +79,7 @@ TEST(CurvesTest, TransfersToAndFromGm) {
                                    {Path::kUbToGm, "UB_TO_GM_910b1"},
                                    {Path::kL0CToGm, "L0C_TO_GM_910b1"},
                                    {Path::kL0CToGm, "L0C_TO_GM_TRANS_910b1"}}) {
-    ExpectNear(name, PathCurve(name), [&](double bytes) { return TransferCycles(path, bytes); });
+    ExpectNear(name, PathCurve(name), [&, path = path](double bytes) { return TransferCycles(path, bytes); });
   }
 }
 
@@ -102,7 +102,7 @@ TEST(CurvesTest, TransfersFromL1) {
                                  {trace::Op::kLoadL0B, "L1_TO_L0B_910b1"},
                                  {trace::Op::kLoadBT, "L1_TO_BT_910b1"}}) {
     const bool row = op == trace::Op::kLoadBT;
-    ExpectNear(name, PathCurve(name), [&](double bytes) {
+    ExpectNear(name, PathCurve(name), [&, op = op](double bytes) {
       trace::Instr instr;
       instr.op = op, instr.pipe = Pipe::kMte1;
       instr.dtype = row ? DType::kF32 : DType::kBF16;

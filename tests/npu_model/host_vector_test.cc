@@ -510,7 +510,9 @@ TEST_P(HostVectorTest, RelayTilesAreWrittenWhereTheyGo) {
         vector_.Load(tile, from.gm());
         return tile;
       };
-      const auto scratch = [&] { return NewTile<Buffer::kUB, float>(vector_, rows, cols); };
+      const auto scratch = [&, rows = rows, cols = cols] {
+        return NewTile<Buffer::kUB, float>(vector_, rows, cols);
+      };
       const UbTile<T> g = load(T(), gate), u = load(T(), up), d = load(T(), d_out);
       const Ubs column = load(0.0f, of_rows), weights = load(0.0f, of_cols);
       // The two outputs of each instruction, the second one not written by most.
