@@ -150,6 +150,8 @@ Launch::~Launch() {
 }
 
 GmTensor* Launch::Add(const char* name, const ConstTensor& tensor, bool writable) {
+  // Where a tensor without elements stands if it has no memory: views step through it by its strides, a null pointer cannot.
+  static std::byte nowhere{};
   if (tensor_count_ < kFirstTensors) {
     new (tensors_.data() + tensor_count_ * sizeof(GmTensor)) GmTensor;
   } else {
@@ -159,6 +161,7 @@ GmTensor* Launch::Add(const char* name, const ConstTensor& tensor, bool writable
   // Without data no output is written; inputs stay, as index tensors are read all the same.
   t.data =
       device_.computes() || !writable ? static_cast<std::byte*>(const_cast<void*>(tensor.data)) : nullptr;
+  if (device_.computes() && t.data == nullptr && tensor.count() == 0) t.data = &nowhere;
   t.dtype = tensor.dtype;
   t.writable = writable;
   t.input = !writable;

@@ -59,7 +59,6 @@ void HostCube::LoadL1(TileRef dst, const Gm& src, Loc) {
 
 void HostCube::Pack(CoreTape::Pack pack, const TileRef& dst, const StridedSource& source, std::byte* to,
                     std::int64_t pitch) {
-  if (dst.rows() == 0 || dst.cols() == 0) return;  // There may be no memory to step through.
   const bool is_b = IsB(dst.slot->role);
   if (context_->tape != nullptr)
     context_->tape->NotePack(is_b, pack, dst.dtype(), dst.rows(), dst.cols(), source, to, pitch);
@@ -182,9 +181,8 @@ void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bi
   c.slot->shows = OwnLayout(*context_, *c.slot);
   MmadArgs args;
   args.m = c.rows(), args.n = c.cols();
-  // An empty sum's operands may have no memory to step through.
-  args.a_pitch = a.cols() > 0 ? left.pitch : 0;
-  args.b_panel_stride = a.cols() > 0 ? right.panel_stride : 0;
+  args.a_pitch = left.pitch;
+  args.b_panel_stride = right.panel_stride;
   args.c = reinterpret_cast<float*>(At(c, 4));
   args.c_pitch = c.slot->shows.pitch;
   args.start = start;

@@ -386,7 +386,6 @@ namespace {
 // visit(bin, row, column) for every id, row by row, or as one row; the bin is -1 where it is not one of `count`.
 template <class BinOf, class Visit>
 void ForEachId(const TileRef& ids, BinOf bin_of, std::int64_t count, bool in_one_row, Visit visit) {
-  if (ids.cols() == 0) return;  // There may be no memory to step through.
   const std::int64_t rows = in_one_row ? 1 : ids.rows(),
                      cols = in_one_row ? ids.rows() * ids.cols() : ids.cols();
   for (std::int64_t i = 0; i < rows; ++i) {
