@@ -1,19 +1,22 @@
 // Attention beside the assembly of oneDNN products and a vectorised softmax ("composed").
 //
 // FlashAttention/<library>/<dtype>/<full|causal>/<heads>x<S>x<Dqk>x<Dv>/threads:<n>. <Dqk>r<Dr> means Dr rope
-// columns in tensors of their own, k_rope shared by all heads. With Dqk 576 two heads share one KV head, else
-// each has its own.
+// columns in tensors of their own, k_rope shared by all heads, and has our kernel without its ideas beside it:
+// square_attention.h. With Dqk 576 two heads share one KV head, else each has its own.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/support/answer.h"
 #include "bench/support/attention.h"
 #include "bench/support/harness.h"
 #include "bench/support/random_data.h"
+#include "bench/support/square_attention.h"
 #include "kernels/flash_attention.h"
 #include "reference/attention.h"
 #ifdef CUBIST_BENCH_ONEDNN
@@ -118,6 +121,16 @@ void Time(benchmark::State& state, Problem& problem, double flops, int threads, 
   TimeCompute(state, threads, ArithmeticOf(problem.attention().dtype), flops, call);
 }
 
+// Of a call of this library.
+void TimeOwn(benchmark::State& state, Problem& problem, double flops, int threads,
+             const std::function<Status()>& call) {
+  std::string error;
+  const auto run = [&] {
+    if (const Status status = call(); !status.ok()) error = status.message();
+  };
+  Time(state, problem, flops, threads, run, error);
+}
+
 void TimeCubist(benchmark::State& state, Problem& problem, double flops, int threads) {
   const Attention& x = problem.attention();
   const FlashAttentionArgs args = {.q = x.q,
@@ -128,11 +141,7 @@ void TimeCubist(benchmark::State& state, Problem& problem, double flops, int thr
                                    .out = x.out,
                                    .causal = x.causal ? Causal::kTopLeft : Causal::kNone};
   const Device device = Host({.threads = threads});
-  std::string error;
-  const auto run = [&] {
-    if (const Status status = FlashAttention(device, args); !status.ok()) error = status.message();
-  };
-  Time(state, problem, flops, threads, run, error);
+  TimeOwn(state, problem, flops, threads, [&] { return FlashAttention(device, args); });
 }
 
 void RegisterCase(DType dtype, bool causal, const Shape& shape) {
@@ -147,6 +156,14 @@ void RegisterCase(DType dtype, bool causal, const Shape& shape) {
   for (int threads : ThreadCounts()) {
     Register(CaseName("FlashAttention", "cubist", NameOf(dtype), text, threads),
              [=](benchmark::State& state) { TimeCubist(state, made(), flops, threads); });
+    for (const auto& [library, detour] : {std::pair("cubist_conventional", Detour::kPadded),
+                                          std::pair("cubist_rectangular", Detour::kJoined)}) {
+      if (shape.dr == 0) continue;
+      Register(CaseName("FlashAttention", library, NameOf(dtype), text, threads),
+               [=, detour = detour](benchmark::State& state) {
+                 TimeOwn(state, made(), flops, threads, SquareAttention(made().attention(), detour, threads));
+               });
+    }
 #ifdef CUBIST_BENCH_ONEDNN
     if (dtype == DType::kF16) continue;  // No product of fp16 on CPUs there.
     Register(CaseName("FlashAttention", "composed", NameOf(dtype), text, threads),

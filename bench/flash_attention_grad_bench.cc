@@ -4,14 +4,17 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/support/answer.h"
 #include "bench/support/attention.h"
 #include "bench/support/harness.h"
 #include "bench/support/random_data.h"
+#include "bench/support/square_attention.h"
 #include "kernels/flash_attention.h"
 #include "kernels/flash_attention_grad.h"
 #ifdef CUBIST_BENCH_ONEDNN
@@ -161,6 +164,16 @@ void Time(benchmark::State& state, Problem& problem, double flops, int threads, 
   TimeCompute(state, threads, ArithmeticOf(problem.grad().forward.dtype), flops, call);
 }
 
+// Of a call of this library.
+void TimeOwn(benchmark::State& state, Problem& problem, double flops, int threads,
+             const std::function<Status()>& call) {
+  std::string error;
+  const auto run = [&] {
+    if (const Status status = call(); !status.ok()) error = status.message();
+  };
+  Time(state, problem, flops, threads, run, error);
+}
+
 void TimeCubist(benchmark::State& state, Problem& problem, double flops, int threads) {
   const AttentionGrad& x = problem.grad();
   const Attention& f = x.forward;
@@ -179,11 +192,7 @@ void TimeCubist(benchmark::State& state, Problem& problem, double flops, int thr
                                        .dk_rope = x.dk_rope,
                                        .causal = f.causal ? Causal::kTopLeft : Causal::kNone};
   const Device device = Host({.threads = threads});
-  std::string error;
-  const auto run = [&] {
-    if (const Status status = FlashAttentionGrad(device, args); !status.ok()) error = status.message();
-  };
-  Time(state, problem, flops, threads, run, error);
+  TimeOwn(state, problem, flops, threads, [&] { return FlashAttentionGrad(device, args); });
 }
 
 void RegisterCase(DType dtype, bool causal, const Shape& shape) {
@@ -198,6 +207,14 @@ void RegisterCase(DType dtype, bool causal, const Shape& shape) {
   for (int threads : ThreadCounts()) {
     Register(CaseName("FlashAttentionGrad", "cubist", NameOf(dtype), text, threads),
              [=](benchmark::State& state) { TimeCubist(state, made(), flops, threads); });
+    for (const auto& [library, detour] : {std::pair("cubist_conventional", Detour::kPadded),
+                                          std::pair("cubist_rectangular", Detour::kJoined)}) {
+      if (shape.dr == 0) continue;
+      Register(CaseName("FlashAttentionGrad", library, NameOf(dtype), text, threads),
+               [=, detour = detour](benchmark::State& state) {
+                 TimeOwn(state, made(), flops, threads, SquareAttentionGrad(made().grad(), detour, threads));
+               });
+    }
 #ifdef CUBIST_BENCH_ONEDNN
     if (dtype == DType::kF16 || shape.dr > 0) continue;  // No product of fp16 on CPUs there.
     Register(CaseName("FlashAttentionGrad", "composed", NameOf(dtype), text, threads),

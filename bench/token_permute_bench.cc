@@ -4,8 +4,6 @@
 // gather ranks the routes, then copies a row for every row of the result; select_sum gathers the rows of
 // every token, then sums them up; chain is what frameworks run for permute and unpermute, an operator each: sort, gather,
 // gather back, multiply in fp32, add, narrow.
-#include <oneapi/tbb/blocked_range.h>
-#include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/task_arena.h>
 
 #include <algorithm>
@@ -21,6 +19,7 @@
 #include <vector>
 
 #include "bench/support/answer.h"
+#include "bench/support/arena.h"
 #include "bench/support/harness.h"
 #include "bench/support/random_data.h"
 #include "kernels/token_permute.h"
@@ -236,16 +235,6 @@ std::string Problem::CheckRowsGrad() const {
 }
 
 // ---- Peers ----
-
-template <class Body>
-void ForEach(oneapi::tbb::task_arena& arena, std::int64_t count, const Body& body) {
-  arena.execute([&] {
-    oneapi::tbb::parallel_for(oneapi::tbb::blocked_range<std::int64_t>(0, count, 32),
-                              [&](const oneapi::tbb::blocked_range<std::int64_t>& range) {
-                                for (std::int64_t i = range.begin(); i < range.end(); ++i) body(i);
-                              });
-  });
-}
 
 char* RowOf(const ConstTensor& x, std::int64_t row) {
   return static_cast<char*>(const_cast<void*>(x.data)) + row * x.stride(0) * SizeOf(x.dtype);

@@ -108,8 +108,8 @@ awk '
     sub("/" part[2] "/", "/", name)
     return name "/" (part[2] ~ /^cubist/ ? " " : "") part[2]
   }
-  # Products packed beforehand meet only their like.
-  function rival(a, b) { return a != b && (a ~ /_packed$/) == (b ~ /_packed$/) }
+  # Peers are not ours, and products packed beforehand meet only their like.
+  function rival(a, b) { return b !~ /^cubist/ && (a ~ /_packed$/) == (b ~ /_packed$/) }
 
   /^    \{/ { flush() }
   /^ *"name":/ { name = value($0) }
