@@ -11,6 +11,7 @@
 
 #include "npu_model/arena.h"
 #include "npu_model/core.h"
+#include "npu_model/cube_front.h"
 #include "npu_model/host/activation_ops.h"
 #include "npu_model/host/attention_grad_ops.h"
 #include "npu_model/host/attention_ops.h"
@@ -20,6 +21,7 @@
 #include "npu_model/host/scratch.h"
 #include "npu_model/host/tape.h"
 #include "npu_model/host/tile_ops.h"
+#include "npu_model/vector_front.h"
 
 namespace cubist {
 

@@ -14,9 +14,11 @@
 #include <vector>
 
 #include "npu_model/core.h"
+#include "npu_model/cube_front.h"
 #include "npu_model/host/host_core.h"
 #include "npu_model/host/scratch.h"
 #include "npu_model/trace/record.h"
+#include "npu_model/vector_front.h"
 
 namespace cubist {
 namespace trace {

@@ -1,0 +1,514 @@
+// The Vector instructions of core.h with their types, in front of an executor: shapes and dtypes are checked here.
+#ifndef CUBIST_NPU_MODEL_VECTOR_FRONT_H_
+#define CUBIST_NPU_MODEL_VECTOR_FRONT_H_
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "npu_model/core.h"
+#include "npu_model/instruction.h"
+#include "npu_model/location.h"
+#include "npu_model/tile.h"
+
+namespace cubist {
+
+// The typed front of a Vector core.
+template <class E>
+class VectorFront : protected E {
+ public:
+  using E::Allocate;
+  using E::count;
+  using E::E;
+  using E::index;
+
+  template <RowType T>
+  void Load(UbTile<T> dst, const Gm& src, Loc loc = Loc::current()) {
+    CUBIST_CHECK(dst.rows() == src.rows && dst.cols() == src.cols, "shapes differ");
+    CUBIST_CHECK(src.dtype() == DTypeOf<T>() || (std::is_same_v<T, float> && IsFloat(src.dtype())),
+                 "Load to UB widens to float only");
+    E::LoadUb(dst, src, loc);
+  }
+  template <RowType T>
+  void Store(const Gm& dst, UbTile<T> src, Loc loc = Loc::current()) {
+    CUBIST_CHECK(dst.rows == src.rows() && dst.cols == src.cols(), "shapes differ");
+    CUBIST_CHECK(dst.dtype() == DTypeOf<T>() || (std::is_same_v<T, float> && IsFloat(dst.dtype())),
+                 "Store from UB narrows floats only");
+    E::StoreUb(dst, src, loc);
+  }
+  void Fill(UbTile<float> x, float value, Loc loc = Loc::current()) { E::Fill(x, value, loc); }
+  void Fill(UbTile<std::int32_t> x, std::int32_t value, Loc loc = Loc::current()) {
+    E::FillInt(x, value, loc);
+  }
+  // Floats among each other, int64 to int32, int32 to float, or booleans to 0 and 1 of either.
+  template <RowType To, RowType From>
+  void Cast(UbTile<To> dst, UbTile<From> a, Loc loc = Loc::current()) requires(
+      (OperandType<To> && OperandType<From>) ||
+      (std::same_as<To, std::int32_t> && std::same_as<From, std::int64_t>) ||
+      (std::same_as<To, float> && std::same_as<From, std::int32_t>) ||
+      ((std::same_as<To, float> || std::same_as<To, std::int32_t>)&&std::same_as<From, std::uint8_t>)) {
+    CUBIST_CHECK(Same(dst, a), "shapes differ");
+    E::Cast(dst, a, loc);
+  }
+  void MulScalar(UbTile<float> dst, UbTile<float> a, float value, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a), "shapes differ");
+    E::Scalar(ScalarOp::kMul, dst, a, value, loc);
+  }
+  void MaxScalar(UbTile<float> dst, UbTile<float> a, float value, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a), "shapes differ");
+    E::Scalar(ScalarOp::kMax, dst, a, value, loc);
+  }
+  void AddScalar(UbTile<float> dst, UbTile<float> a, float value, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a), "shapes differ");
+    E::Scalar(ScalarOp::kAdd, dst, a, value, loc);
+  }
+  void Add(UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc = Loc::current()) {
+    Binary(BinaryOp::kAdd, dst, a, b, loc);
+  }
+  void Sub(UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc = Loc::current()) {
+    Binary(BinaryOp::kSub, dst, a, b, loc);
+  }
+  void Mul(UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc = Loc::current()) {
+    Binary(BinaryOp::kMul, dst, a, b, loc);
+  }
+  void Div(UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc = Loc::current()) {
+    Binary(BinaryOp::kDiv, dst, a, b, loc);
+  }
+  void Max(UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc = Loc::current()) {
+    Binary(BinaryOp::kMax, dst, a, b, loc);
+  }
+  void Exp(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a), "shapes differ");
+    E::Unary(UnaryOp::kExp, dst, a, loc);
+  }
+  void Ln(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a), "shapes differ");
+    E::Unary(UnaryOp::kLn, dst, a, loc);
+  }
+  void Sqrt(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a), "shapes differ");
+    E::Unary(UnaryOp::kSqrt, dst, a, loc);
+  }
+  void Abs(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a), "shapes differ");
+    E::Unary(UnaryOp::kAbs, dst, a, loc);
+  }
+  void SelectLe(UbTile<float> dst, UbTile<float> key, float limit, UbTile<float> a, UbTile<float> b,
+                Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, key) && Same(a, key) && (Same(b, key) || IsColumnOf(b, key)), "shapes differ");
+    E::SelectLe(dst, key, limit, a, b, loc);
+  }
+  void TopK(UbTile<float> values, UbTile<std::int32_t> ids, UbTile<float> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(values, ids) && values.rows() == a.rows() && values.cols() <= a.cols(),
+                 "shapes differ");
+    E::TopK(values, ids, a, loc);
+  }
+  void GroupTop(UbTile<float> sums, UbTile<float> a, std::int64_t count, Loc loc = Loc::current()) {
+    CUBIST_CHECK(sums.rows() == a.rows() && sums.cols() > 0 && a.cols() % sums.cols() == 0 && count >= 1 &&
+                     count <= a.cols() / sums.cols(),
+                 "shapes differ");
+    E::GroupTop(sums, a, count, loc);
+  }
+  void KeepGroups(UbTile<float> a, UbTile<std::int32_t> ids, std::int64_t group_cols,
+                  Loc loc = Loc::current()) {
+    CUBIST_CHECK(a.rows() == ids.rows() && group_cols > 0, "shapes differ");
+    E::KeepGroups(a, ids, group_cols, loc);
+  }
+  void Gather(UbTile<float> dst, UbTile<float> a, UbTile<std::int32_t> ids, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, ids) && dst.rows() == a.rows(), "shapes differ");
+    E::Gather(dst, a, ids, loc);
+  }
+  void Scatter(UbTile<float> dst, UbTile<std::int32_t> ids, UbTile<float> values, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(values, ids) && dst.rows() == ids.rows(), "shapes differ");
+    E::Scatter(dst, ids, values, loc);
+  }
+  void Random(UbTile<float> u, const RandomStream& stream, std::int64_t first, std::int64_t row_step,
+              Loc loc = Loc::current()) {
+    E::Random(u, stream, first, row_step, loc);
+  }
+  void DropRoutes(UbTile<std::int32_t> ids, UbTile<float> weights, UbTile<float> u, float rate,
+                  Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(ids, weights) && Same(ids, u), "shapes differ");
+    E::DropRoutes(ids, weights, u, rate, loc);
+  }
+  void MapRoutes(UbTile<float> out, UbTile<std::int32_t> ids, UbTile<float> scores, UbTile<float> d_weights,
+                 const RouteFunction& function, Loc loc = Loc::current()) {
+    const bool has_gradient = d_weights.slot != nullptr;
+    CUBIST_CHECK(Same(ids, out) && Same(scores, out) && (!has_gradient || Same(d_weights, out)),
+                 "shapes differ");
+    E::MapRoutes(out, ids, scores, has_gradient ? TileRef(d_weights) : TileRef(), function, loc);
+  }
+  void Scores(ScoreFunction function, UbTile<float> n, UbTile<float> s0, UbTile<float> s1,
+              UbTile<float> column, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(s0, n) && Same(s1, n) && IsColumnOf(column, n), "shapes differ");
+    E::Scores(function, n, s0, s1, column, loc);
+  }
+  void Repair(UbTile<float> x, UbTile<float> bad, UbTile<float> s0, UbTile<float> s1, UbTile<float> column,
+              float limit, bool by_mean, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(s0, x) && Same(s1, x) && IsColumnOf(bad, x) && IsColumnOf(column, x), "shapes differ");
+    E::Repair(x, bad, s0, s1, column, limit, by_mean, loc);
+  }
+  void RowMax(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(IsColumnOf(dst, a), "shapes differ");
+    E::Reduce(ReduceOp::kMax, dst, a, loc);
+  }
+  void RowSum(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(IsColumnOf(dst, a), "shapes differ");
+    E::Reduce(ReduceOp::kSum, dst, a, loc);
+  }
+  void Transpose(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(dst.rows() == a.cols() && dst.cols() == a.rows(), "shapes differ");
+    CUBIST_CHECK(dst.slot != a.slot, "a tile is not turned in its place");
+    E::Transpose(dst, a, loc);
+  }
+  void MaskOutside(UbTile<float> x, std::int64_t lowest, std::int64_t highest, float value,
+                   Loc loc = Loc::current()) {
+    E::MaskOutside(x, lowest, highest, value, loc);
+  }
+  template <OperandType T>
+  void MaskWhere(UbTile<T> x, UbTile<std::uint8_t> flags, float value, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(x, flags), "shapes differ");
+    E::MaskWhere(x, flags, value, loc);
+  }
+  void Distances(UbTile<float> x, std::int64_t first, Loc loc = Loc::current()) {
+    E::Distances(x, first, loc);
+  }
+  void DropFlags(UbTile<std::uint8_t> flags, const DropoutStream& stream, std::int64_t row, std::int64_t key,
+                 bool transposed, Loc loc = Loc::current()) {
+    E::DropFlags(flags, stream, row, key, transposed, loc);
+  }
+  void AddAlibi(UbTile<float> s, UbTile<float> scratch, float scale, float slope, std::int64_t first,
+                bool root, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(s, scratch), "shapes differ");
+    E::AddAlibi(s, scratch, scale, slope, first, root, loc);
+  }
+  void Add(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, UbTile<std::int32_t> b,
+           Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a) && Same(a, b), "shapes differ");
+    E::AddInt(dst, a, b, loc);
+  }
+  void ColumnSum(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, Loc loc = Loc::current()) {
+    CUBIST_CHECK(dst.rows() == 1 && dst.cols() == a.cols(), "shapes differ");
+    E::ColumnSum(dst, a, loc);
+  }
+  void ExclusiveScan(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, std::int32_t initial,
+                     Loc loc = Loc::current()) {
+    CUBIST_CHECK(a.rows() == 1 && dst.rows() == 1 && dst.cols() == a.cols() + 1, "shapes differ");
+    E::ExclusiveScan(dst, a, initial, loc);
+  }
+  void AddScalar(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, std::int32_t value,
+                 Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a), "shapes differ");
+    E::AddScalarInt(dst, a, value, loc);
+  }
+  std::int64_t ReadScalar(UbTile<std::int32_t> a, std::int64_t j, Loc loc = Loc::current()) {
+    return E::ReadInt(a, j, loc);
+  }
+  float ReadScalar(UbTile<float> a, std::int64_t j, Loc loc = Loc::current()) {
+    return E::ReadFloat(a, j, loc);
+  }
+
+  template <OperandType T>
+  void SoftmaxStep(UbTile<T> p, UbTile<float> s, UbTile<float> m_new, UbTile<float> m_old, UbTile<float> l,
+                   float scale, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(p, s) && IsColumnOf(m_new, s) && IsColumnOf(m_old, s) && IsColumnOf(l, s),
+                 "shapes differ");
+    E::SoftmaxStep(p, s, m_new, m_old, l, scale, loc);
+  }
+  template <OperandType T>
+  void AttentionGradStep(UbTile<T> p, UbTile<T> ds, UbTile<float> s, UbTile<float> dp, UbTile<float> lse,
+                         UbTile<float> delta, float scale, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(p, s) && Same(ds, s) && Same(dp, s) && IsRowOf(lse, s) && IsRowOf(delta, s),
+                 "shapes differ");
+    E::AttentionGradStep(p, ds, s, dp, lse, delta, scale, loc);
+  }
+  void MulAdd(UbTile<float> acc, UbTile<float> factor, UbTile<float> x, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(acc, x) && (Same(acc, factor) || IsColumnOf(factor, acc)), "shapes differ");
+    E::MulAdd(acc, factor, x, loc);
+  }
+  template <OperandType T>
+  void WeightedSum(UbTile<float> acc, UbTile<float> scratch, std::span<const UbTile<T>> rows,
+                   std::span<const float> weights, Accumulate accumulate, Loc loc = Loc::current()) {
+    CUBIST_CHECK(acc.rows() == 1 && Same(acc, scratch) && rows.size() == weights.size(), "shapes differ");
+    CUBIST_CHECK(rows.size() <= kMaxSummands, "more rows than one WeightedSum takes");
+    AFew<TileRef> refs;
+    for (const UbTile<T>& row : rows) {
+      CUBIST_CHECK(Same(row, acc), "shapes differ");
+      refs.Add(row);
+    }
+    E::WeightedSum(acc, scratch, refs.all(), weights, accumulate, loc);
+  }
+  template <OperandType T>
+  void RowDot(UbTile<float> sum, UbTile<float> s0, UbTile<float> s1, UbTile<T> a, UbTile<T> b,
+              Loc loc = Loc::current()) {
+    CUBIST_CHECK(IsColumnOf(sum, a) && Same(a, b) && Same(s0, a) && Same(s1, a), "shapes differ");
+    E::RowDot(sum, s0, s1, a, b, TileRef(), loc);
+  }
+  template <OperandType T>
+  void RowDot(UbTile<float> sum, UbTile<float> s0, UbTile<float> s1, UbTile<T> a, UbTile<T> b,
+              UbTile<float> weights, Loc loc = Loc::current()) {
+    CUBIST_CHECK(IsColumnOf(sum, a) && Same(a, b) && Same(s0, a) && Same(s1, a) && IsRowOf(weights, a),
+                 "shapes differ");
+    E::RowDot(sum, s0, s1, a, b, weights, loc);
+  }
+  template <OperandType T>
+  void ScaleRows(UbTile<T> dst, UbTile<float> s0, UbTile<T> a, UbTile<float> factor, UbTile<float> weights,
+                 Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a) && Same(s0, a) && IsColumnOf(factor, a) && IsRowOf(weights, a),
+                 "shapes differ");
+    E::ScaleRows(dst, s0, a, factor, weights, loc);
+  }
+  template <OperandType T>
+  void NormGrad(UbTile<T> dx, UbTile<float> s0, UbTile<float> s1, UbTile<T> dy, UbTile<T> x,
+                UbTile<float> weights, UbTile<float> factor, UbTile<float> shift, Loc loc = Loc::current()) {
+    NormGradShapes(dx, s0, s1, dy, x, weights, factor, shift);
+    E::NormGrad(dx, s0, s1, dy, x, weights, factor, shift, TileRef(), loc);
+  }
+  template <OperandType T>
+  void NormGrad(UbTile<T> dx, UbTile<float> s0, UbTile<float> s1, UbTile<T> dy, UbTile<T> x,
+                UbTile<float> weights, UbTile<float> factor, UbTile<float> shift, UbTile<T> more,
+                Loc loc = Loc::current()) {
+    NormGradShapes(dx, s0, s1, dy, x, weights, factor, shift);
+    CUBIST_CHECK(Same(more, x), "shapes differ");
+    E::NormGrad(dx, s0, s1, dy, x, weights, factor, shift, more, loc);
+  }
+  template <OperandType T>
+  void AddColumnDots(UbTile<float> acc, UbTile<float> s0, UbTile<float> s1, UbTile<T> a, UbTile<T> b,
+                     UbTile<float> factor, Loc loc = Loc::current()) {
+    CUBIST_CHECK(IsRowOf(acc, a) && Same(a, b) && Same(s0, a) && Same(s1, a) && IsColumnOf(factor, a),
+                 "shapes differ");
+    E::AddColumnDots(acc, s0, s1, a, b, factor, loc);
+  }
+  template <OperandType T>
+  void SwiGlu(UbTile<T> out, UbTile<float> s0, UbTile<float> s1, UbTile<T> gate, UbTile<T> up,
+              Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(out, gate) && Same(up, gate) && Same(s0, gate) && Same(s1, gate), "shapes differ");
+    E::SwiGlu(out, s0, s1, gate, up, TileRef(), loc);
+  }
+  template <OperandType T>
+  void SwiGlu(UbTile<T> out, UbTile<float> s0, UbTile<float> s1, UbTile<T> gate, UbTile<T> up,
+              UbTile<float> probs, Loc loc = Loc::current()) {
+    CUBIST_CHECK(
+        Same(out, gate) && Same(up, gate) && Same(s0, gate) && Same(s1, gate) && IsColumnOf(probs, gate),
+        "shapes differ");
+    E::SwiGlu(out, s0, s1, gate, up, probs, loc);
+  }
+  template <OperandType T>
+  void SwiGluGrad(UbTile<T> d_gate, UbTile<T> d_up, UbTile<float> d_probs, UbTile<float> s0, UbTile<float> s1,
+                  UbTile<float> s2, UbTile<float> s3, UbTile<T> d_out, UbTile<T> gate, UbTile<T> up,
+                  UbTile<float> probs, Loc loc = Loc::current()) {
+    for (const TileRef& tile : {TileRef(d_gate), TileRef(d_up), TileRef(s0), TileRef(s1), TileRef(s2),
+                                TileRef(s3), TileRef(d_out), TileRef(up)}) {
+      CUBIST_CHECK(Same(tile, gate), "shapes differ");
+    }
+    CUBIST_CHECK(IsColumnOf(d_probs, gate) && IsColumnOf(probs, gate), "shapes differ");
+    E::SwiGluGrad({d_gate, d_up, d_probs, s0, s1, s2, s3, d_out, gate, up, probs}, loc);
+  }
+  void StoreActivated(const Gm& dst, const EpilogueTiles& t, const EpilogueScalars& e,
+                      Loc loc = Loc::current()) {
+    const auto ref = [](const UbTile<float>& tile) {
+      return tile.slot == nullptr ? TileRef() : TileRef(tile);
+    };
+    EpilogueRefs refs{ref(t.x), ref(t.bias), ref(t.residual), {}};
+    CUBIST_CHECK(dst.rows == refs.x.rows() && dst.cols == refs.x.cols(), "shapes differ");
+    CUBIST_CHECK(IsFloat(dst.dtype()), "Store from UB narrows floats only");
+    CUBIST_CHECK(!refs.bias.given() || IsRowOf(refs.bias, refs.x), "shapes differ");
+    CUBIST_CHECK(!refs.residual.given() || Same(refs.residual, refs.x), "shapes differ");
+    for (std::size_t i = 0; i < static_cast<std::size_t>(e.scratch()); ++i) {
+      refs.scratch[i] = ref(t.scratch[i]);
+      CUBIST_CHECK(refs.scratch[i].given() && Same(refs.scratch[i], refs.x), "shapes differ");
+    }
+    E::StoreActivated(dst, refs, e, loc);
+  }
+  template <OperandType T>
+  void AddDot(UbTile<float> sum, UbTile<float> scratch, UbTile<float> x, UbTile<T> row,
+              Loc loc = Loc::current()) {
+    CUBIST_CHECK(sum.rows() == 1 && sum.cols() == 1 && x.rows() == 1 && Same(scratch, x) && Same(row, x),
+                 "shapes differ");
+    E::AddDot(sum, scratch, x, row, loc);
+  }
+  // `wide` is x in fp32, made where `widens`; x that is fp32 needs none.
+  template <OperandType T>
+  void StoreScaledDots(UbTile<float> wide, UbTile<float> s0, UbTile<float> s1, UbTile<T> x, bool widens,
+                       std::span<const ScaledDot<T>> dots, Loc loc = Loc::current()) {
+    CUBIST_CHECK(x.rows() == 1 && Same(s0, x) && Same(s1, x), "shapes differ");
+    CUBIST_CHECK((std::same_as<T, float> || Same(wide, x)), "shapes differ");
+    CUBIST_CHECK(dots.size() <= kMaxSummands, "more rows than one StoreScaledDots takes");
+    AFew<ScaledDotRef> refs;
+    for (const ScaledDot<T>& d : dots) {
+      ScaledDotRef& ref = refs.Add();
+      ref.dst = d.dst, ref.weight = d.weight;
+      if (d.dst.tensor != nullptr) {
+        CUBIST_CHECK(d.dst.rows == 1 && d.dst.cols == x.cols(), "shapes differ");
+        CUBIST_CHECK(IsFloat(d.dst.dtype()), "Store from UB narrows floats only");
+      }
+      if (d.row.slot == nullptr) continue;
+      ref.sum = d.sum, ref.row = d.row;
+      CUBIST_CHECK(d.sum.rows() == 1 && d.sum.cols() == 1 && Same(d.row, x), "shapes differ");
+    }
+    E::StoreScaledDots(wide, s0, s1, x, widens, refs.all(), loc);
+  }
+  // Places outside [0, rows of the column) are passed over: a Gather leaves 0 there.
+  void Gather(UbTile<float> dst, const Gm& column, UbTile<std::int32_t> places, UbTile<float> staging,
+              Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, places) && column.cols == 1 && IsFloat(column.dtype()), "shapes differ");
+    E::Gather(dst, column, places, staging, loc);
+  }
+  template <RowType T>
+  void Scatter(const Gm& column, UbTile<std::int32_t> places, UbTile<T> src, UbTile<T> staging,
+               Loc loc = Loc::current()) requires(std::same_as<T, float> || std::same_as<T, std::int32_t>) {
+    CUBIST_CHECK(Same(src, places) && column.cols == 1, "shapes differ");
+    CUBIST_CHECK(column.dtype() == DTypeOf<T>() || (std::is_same_v<T, float> && IsFloat(column.dtype())),
+                 "Store from UB narrows floats only");
+    E::Scatter(column, places, src, staging, loc);
+  }
+  void Histogram(UbTile<std::int32_t> counts, UbTile<std::int32_t> ids, const IdBins& bins,
+                 Loc loc = Loc::current()) {
+    E::Histogram(counts, ids, bins, loc);
+  }
+  void Rank(UbTile<std::int32_t> ranks, UbTile<std::int32_t> next, UbTile<std::int32_t> ids,
+            const IdBins& bins, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(ranks, ids), "shapes differ");
+    E::Rank(ranks, next, ids, bins, loc);
+  }
+  // By sorting: whole ids, each below 2^24 and either one of the bins' or below 0. Those have no rank, but -1.
+  void Histogram(UbTile<std::int32_t> counts, UbTile<std::int32_t> ids, const IdBins& bins,
+                 const SortTiles& sort, Loc loc = Loc::current()) {
+    if (!sort.given()) return E::Histogram(counts, ids, bins, loc);
+    E::HistogramBySort(counts, ids, RefsOf(sort, counts, ids, bins), loc);
+  }
+  void Rank(UbTile<std::int32_t> ranks, UbTile<std::int32_t> next, UbTile<std::int32_t> ids,
+            const IdBins& bins, const SortTiles& sort, Loc loc = Loc::current()) {
+    if (!sort.given()) return Rank(ranks, next, ids, bins, loc);
+    CUBIST_CHECK(Same(ranks, ids), "shapes differ");
+    E::RankBySort(ranks, next, ids, RefsOf(sort, next, ids, bins), loc);
+  }
+  void Sort32(UbTile<float> keys, UbTile<std::int32_t> values, UbTile<float> from,
+              UbTile<std::int32_t> values_from, Loc loc = Loc::current()) {
+    SortShapes(keys, values, from, values_from);
+    E::Sort32(keys, values, from, values_from, loc);
+  }
+  void MergeSort(UbTile<float> keys, UbTile<std::int32_t> values, UbTile<float> from,
+                 UbTile<std::int32_t> values_from, std::int64_t run, Loc loc = Loc::current()) {
+    SortShapes(keys, values, from, values_from);
+    CUBIST_CHECK(run > 0, "runs are empty");
+    E::MergeSort(keys, values, from, values_from, run, loc);
+  }
+  void RunOffsets(UbTile<std::int32_t> offsets, UbTile<std::int32_t> next, UbTile<float> keys,
+                  Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(offsets, next) && next.rows() == 1, "shapes differ");
+    E::RunOffsets(offsets, next, keys, loc);
+  }
+  void RankWithin(UbTile<std::int32_t> ranks, UbTile<std::int32_t> next, UbTile<std::int32_t> limits,
+                  UbTile<std::int32_t> ids, const IdBins& bins, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(ranks, ids) && Same(next, limits), "shapes differ");
+    E::RankWithin(ranks, next, limits, ids, bins, loc);
+  }
+  void RoundUp(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, std::int32_t multiple,
+               Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a) && a.rows() == 1 && multiple > 0, "shapes differ");
+    E::RoundUp(dst, a, multiple, loc);
+  }
+  void TrueColumns(UbTile<std::int32_t> dst, UbTile<std::int32_t> flags, Loc loc = Loc::current()) {
+    CUBIST_CHECK(dst.rows() == flags.rows() && dst.cols() <= flags.cols(), "shapes differ");
+    E::TrueColumns(dst, flags, loc);
+  }
+  void KeepWhere(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, UbTile<std::int32_t> flags,
+                 Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a) && (Same(flags, a) || IsColumnOf(flags, a)), "shapes differ");
+    E::KeepWhere(dst, a, flags, loc);
+  }
+  // Elements whose id is not in [first, first + columns of the table) stay as they are.
+  void Lookup(UbTile<std::int32_t> dst, UbTile<std::int32_t> ids, UbTile<std::int32_t> table,
+              std::int32_t first, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, ids) && table.rows() == 1, "shapes differ");
+    E::Lookup(dst, ids, table, first, loc);
+  }
+  void Receive(UbTile<float> dst, HandOverTile<float> src, Loc loc = Loc::current()) requires requires(E& e) {
+    e.Receive(dst, src, loc);
+  }
+  {
+    CUBIST_CHECK(dst.rows() == src.rows() && dst.cols() == src.cols(), "shapes differ");
+    E::Receive(dst, src, loc);
+  }
+  void Move(UbTile<float> dst, L0CTile<float> src, Loc loc = Loc::current()) requires requires(E& e) {
+    e.MoveToUb(dst, src, loc);
+  }
+  {
+    CUBIST_CHECK(dst.rows() == src.rows() && dst.cols() == src.cols(), "shapes differ");
+    E::MoveToUb(dst, src, loc);
+  }
+  template <OperandType T>
+  void Move(L1Tile<T> dst, UbTile<T> src, Loc loc = Loc::current()) requires requires(E& e) {
+    e.MoveToL1(dst, src, loc);
+  }
+  {
+    CUBIST_CHECK(dst.rows() == src.rows() && dst.cols() == src.cols(), "shapes differ");
+    E::MoveToL1(dst, src, loc);
+  }
+
+  static constexpr std::size_t kMaxSummands = 16;
+
+ private:
+  // Up to kMaxSummands operands, of which only those that are added are made.
+  template <class T>
+  class AFew {
+   public:
+    template <class... From>
+    T& Add(const From&... from) {
+      return *new (bytes_ + sizeof(T) * count_++) T(from...);
+    }
+    std::span<const T> all() const { return {reinterpret_cast<const T*>(bytes_), count_}; }
+
+   private:
+    static_assert(std::is_trivially_destructible_v<T>);
+    alignas(T) std::byte bytes_[sizeof(T) * kMaxSummands];
+    std::size_t count_ = 0;
+  };
+
+  void Binary(BinaryOp op, UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc) {
+    CUBIST_CHECK(Same(dst, a) && (Same(a, b) || IsColumnOf(b, a) || IsRowOf(b, a)), "shapes differ");
+    E::Binary(op, dst, a, b, loc);
+  }
+  static bool Same(const TileRef& x, const TileRef& y) {
+    return x.rows() == y.rows() && x.cols() == y.cols();
+  }
+  static bool IsColumnOf(const TileRef& column, const TileRef& x) {
+    return column.cols() == 1 && column.rows() == x.rows();
+  }
+  static bool IsRowOf(const TileRef& row, const TileRef& x) {
+    return row.rows() == 1 && row.cols() == x.cols();
+  }
+  // The tiles are read and written in turn: none is sorted into itself.
+  static void SortShapes(const TileRef& keys, const TileRef& values, const TileRef& from,
+                         const TileRef& values_from) {
+    CUBIST_CHECK(Same(keys, from) && Same(values, from) && Same(values_from, from), "shapes differ");
+    CUBIST_CHECK(keys.slot != from.slot && values.slot != values_from.slot,
+                 "a tile is not sorted in its place");
+  }
+  static SortRefs RefsOf(const SortTiles& sort, const TileRef& bins_tile, const TileRef& ids,
+                         const IdBins& bins) {
+    CUBIST_CHECK(bins.whole() && bins.first == 0, "sorting takes whole ids from 0 on");
+    const SortRefs refs{
+        sort.places, sort.offsets, {sort.keys[0], sort.keys[1]}, {sort.values[0], sort.values[1]}};
+    CUBIST_CHECK(Same(refs.offsets, bins_tile) && Same(refs.places, ids), "shapes differ");
+    for (const TileRef* tile : {&refs.keys[0], &refs.keys[1], &refs.values[0], &refs.values[1]})
+      CUBIST_CHECK(Same(*tile, ids), "shapes differ");
+    return refs;
+  }
+  static void NormGradShapes(const TileRef& dx, const TileRef& s0, const TileRef& s1, const TileRef& dy,
+                             const TileRef& x, const TileRef& weights, const TileRef& factor,
+                             const TileRef& shift) {
+    CUBIST_CHECK(Same(dx, x) && Same(dy, x) && Same(s0, x) && Same(s1, x) && IsRowOf(weights, x) &&
+                     IsColumnOf(factor, x) && IsColumnOf(shift, x),
+                 "shapes differ");
+  }
+};
+
+}  // namespace cubist
+
+#endif  // CUBIST_NPU_MODEL_VECTOR_FRONT_H_
