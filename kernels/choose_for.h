@@ -1,15 +1,25 @@
-// ChooseFor: the tiling of a call, the cheapest by price with what the device's tuning says otherwise.
+// ChooseFor: the tiling of a call: the cheapest by price, on an NPU the quickest by replay of the cheapest few, with what
+// the device's tuning says otherwise.
 #ifndef CUBIST_KERNELS_CHOOSE_FOR_H_
 #define CUBIST_KERNELS_CHOOSE_FOR_H_
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <limits>
+#include <map>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "npu_model/device.h"
+#include "npu_model/parallel.h"
+#include "npu_model/profile.h"
 #include "npu_model/status.h"
 #include "npu_model/tuning.h"
 #include "tiling/fields.h"
+#include "tiling/short_list.h"
 
 namespace cubist {
 
@@ -26,23 +36,150 @@ Status TakeTuned(const ChipSpec& chip, const Shape& shape, const std::string& te
   return InvalidArgument("is none of the " + std::to_string(all.size()) + " that this machine computes with");
 }
 
-template <class Shape, class Tiling>
+// Stands for the replay of calls whose tiling the price alone decides on.
+struct NoReplay {};
+
+// The quickest by replay of the tilings that their price leaves open. `replay(device, tiling, &profile)` makes the call with
+// a tiling. The flags are minimal ones whatever the call's, so that a call keeps its tiling where they alone differ.
+template <class Shape, class Tiling, class Replay>
+class ChoiceByReplay {
+ public:
+  ChoiceByReplay(const ChipSpec& chip, const Shape& shape, const Replay& replay)
+      : chip_(chip), shape_(shape), replay_(replay), device_(Npu(chip, {.with_data = false})) {}
+
+  // Of `all`, and of what they lead to where `allow` does: at least one.
+  template <class Allow>
+  Status Run(std::vector<Tiling> all, const Allow& allow, Tiling* tiling) {
+    constexpr ShortListLimits kFamilies{.count = 12, .work = 200000}, kWalks{.count = 6, .work = 100000};
+    const PricedTilings<Tiling> priced(chip_, shape_, std::move(all));
+    const auto work = [&](const Tiling& t) { return MmadsOf(shape_, t); };
+    std::vector<Tiling> list = ShortList(
+        priced, kFamilies, [](const Tiling& t) { return FamilyOf(t); }, work,
+        [](const Tiling&) { return true; });
+    *tiling = list.front();
+    if (list.size() == 1 && work(list.front()) > kWalks.work) return {};
+    CUBIST_RETURN_IF_ERROR(Try(std::move(list), tiling));
+    const auto best = FamilyOf(*tiling);
+    CUBIST_RETURN_IF_ERROR(Try(ShortList(
+                                   priced, kWalks, [](const Tiling& t) { return WalkOf(t); }, work,
+                                   [&](const Tiling& t) { return FamilyOf(t) == best; }),
+                               tiling));
+    list = OtherOrders(*tiling);
+    std::erase_if(list, [&](const Tiling& t) { return !allow(t); });
+    return Try(std::move(list), tiling);
+  }
+
+ private:
+  Status Try(std::vector<Tiling> tilings, Tiling* best) {
+    std::erase_if(
+        tilings, [&](const Tiling& t) { return std::find(tried_.begin(), tried_.end(), t) != tried_.end(); });
+    std::vector<Profile> profiles(tilings.size());
+    std::vector<Status> statuses(tilings.size());
+    ForEach(tilings.size(), [&](std::size_t i) { statuses[i] = replay_(device_, tilings[i], &profiles[i]); });
+    for (std::size_t i = 0; i < tilings.size(); ++i) {
+      CUBIST_RETURN_IF_ERROR(statuses[i]);
+      tried_.push_back(tilings[i]);
+      if (profiles[i].time_s < least_) least_ = profiles[i].time_s, *best = tilings[i];
+    }
+    return {};
+  }
+
+  const ChipSpec& chip_;
+  const Shape& shape_;
+  const Replay& replay_;
+  Device device_;
+  std::vector<Tiling> tried_;
+  double least_ = std::numeric_limits<double>::infinity();
+};
+
+// The best of `all`, at least one.
+template <class Shape, class Tiling, class Replay, class Allow>
+Status ChooseAmong(const ChipSpec& chip, const Shape& shape, std::vector<Tiling> all, const Allow& allow,
+                   const Replay& replay, Tiling* tiling) {
+  if constexpr (std::is_same_v<Replay, NoReplay>) {
+    *tiling = PricedTilings<Tiling>(chip, shape, std::move(all))[0];
+    return {};
+  } else {
+    return ChoiceByReplay<Shape, Tiling, Replay>(chip, shape, replay).Run(std::move(all), allow, tiling);
+  }
+}
+
+// What a call takes on an NPU: of tilings with the fields that `given` names, where there are such, or of all.
+template <class Shape, class Tiling, class Replay>
+Status ChooseOnNpu(const ChipSpec& chip, const Shape& shape, const std::string* given,
+                   std::vector<Tiling> (*candidates)(const ChipSpec&, const Shape&), const Replay& replay,
+                   Tiling* tiling) {
+  if (given == nullptr && std::is_same_v<Replay, NoReplay>) return Choose(chip, shape, tiling);
+  std::vector<Tiling> all = candidates(chip, shape);
+  if (all.empty()) return Choose(chip, shape, tiling);  // Which says why.
+  const auto has_given = [&](const Tiling& t) {
+    Tiling changed = t;
+    return ParseTiling(chip, shape, *given, &changed).ok() && changed == t;
+  };
+  if (given != nullptr) {
+    std::vector<Tiling> with_given;
+    std::copy_if(all.begin(), all.end(), std::back_inserter(with_given), has_given);
+    if (!with_given.empty())
+      return ChooseAmong(chip, shape, std::move(with_given), has_given, replay, tiling);
+  }
+  return ChooseAmong(
+      chip, shape, std::move(all), [](const Tiling&) { return true; }, replay, tiling);
+}
+
+// Numbers the families of tilings as they are met; all tilings of a kernel that knows none are of one.
+template <class Tiling>
+class Families {
+ public:
+  int NumberOf(const Tiling& tiling) {
+    return numbers_.emplace(KeyOf(tiling), static_cast<int>(numbers_.size())).first->second;
+  }
+
+ private:
+  static auto KeyOf(const Tiling& tiling) {
+    if constexpr (requires { FamilyOf(tiling); }) {
+      return FamilyOf(tiling);
+    } else {
+      return 0;
+    }
+  }
+  std::map<decltype(KeyOf(std::declval<const Tiling&>())), int> numbers_;
+};
+
+// Whether a text names all fields of a tiling.
+template <class Tiling, class Shape>
+bool NamesAll(const ChipSpec& chip, const Shape& shape, const std::string& text) {
+  const auto fields = [](const std::string& t) { return std::count(t.begin(), t.end(), '='); };
+  return fields(text) >= fields(TilingText(chip, shape, Tiling()));
+}
+
+template <class Shape, class Tiling, class Replay = NoReplay>
 Status ChooseFor(const Device& device, const char* kernel, const Shape& shape,
-                 std::vector<Tiling> (*candidates)(const ChipSpec&, const Shape&), Tiling* tiling) {
+                 std::vector<Tiling> (*candidates)(const ChipSpec&, const Shape&), Tiling* tiling,
+                 const Replay& replay = {}) {
   const ChipSpec& chip = device.chip();
   const Tuning* tuning = device.tuning();
   const std::string* tuned = tuning == nullptr ? nullptr : tuning->Find(kernel, chip.name, ShapeText(shape));
-  const Status cheapest = Choose(chip, shape, tiling);
+  Status untuned;
+  if (tuned == nullptr || !NamesAll<Tiling>(chip, shape, *tuned)) {
+    untuned = chip.pipes_overlap ? ChooseOnNpu(chip, shape, tuned, candidates, replay, tiling)
+                                 : Choose(chip, shape, tiling);
+  } else if constexpr (requires { Blank(chip, shape); }) {
+    *tiling = Blank(chip, shape);
+  } else {
+    untuned = Choose(chip, shape, tiling);
+  }
   if (tuned == nullptr) {
-    if (!cheapest.ok()) return cheapest;
+    if (!untuned.ok()) return untuned;
   } else if (const Status status = TakeTuned(chip, shape, *tuned, candidates, tiling); !status.ok()) {
     return InvalidArgument(std::string(kernel) + ": the tuned tiling '" + *tuned + "' for " +
                            ShapeText(shape) + ": " + status.message());
   }
   if (tuning == nullptr || !tuning->on_choice) return {};
   TilingChoice choice{kernel, chip.name, ShapeText(shape), {}, TilingText(chip, shape, *tiling)};
+  Families<Tiling> families;
   for (const Tiling& candidate : candidates(chip, shape)) {
-    choice.candidates.push_back({TilingText(chip, shape, candidate), Price(chip, shape, candidate)});
+    choice.candidates.push_back(
+        {TilingText(chip, shape, candidate), Price(chip, shape, candidate), families.NumberOf(candidate)});
   }
   tuning->on_choice(choice);
   return {};

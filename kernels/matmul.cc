@@ -245,8 +245,10 @@ MatmulShape ShapeOf(const MatmulArgs& args, const MatmulOperands& operands) {
   return shape;
 }
 
+// With `forced` in place of the tiling of its choice, where that is given.
 template <class T>
-Status Run(const Device& device, const MatmulArgs& args, Profile* profile) {
+Status Run(const Device& device, const MatmulArgs& args, Profile* profile,
+           const MatmulTiling* forced = nullptr) {
   Launch launch(device, kKernel);
   MatmulOperands operands;
   operands.a = OperandOf(launch, "a", args.a, args.transpose_a, "packed_a", args.packed_a, args.c);
@@ -266,7 +268,14 @@ Status Run(const Device& device, const MatmulArgs& args, Profile* profile) {
   shape.epilogue = operands.epilogue.shape;
   shape.bias = args.bias.given() && !shape.epilogue.bias;
   MatmulTiling tiling;
-  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kKernel, shape, &Candidates, &tiling));
+  if (forced != nullptr) {
+    tiling = *forced;
+  } else {
+    const auto replay = [&](const Device& model, const MatmulTiling& t, Profile* found) {
+      return Run<T>(model, args, found, &t);
+    };
+    CUBIST_RETURN_IF_ERROR(ChooseFor(device, kKernel, shape, &Candidates, &tiling, replay));
+  }
 
   Tape tape;
   const bool keeps = IsSmallProduct(device, args, shape.m, shape.n, shape.k);

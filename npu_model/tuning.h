@@ -1,4 +1,4 @@
-// Tuning: tilings by kernel, chip and shape that calls use instead of the cheapest by closed form.
+// Tuning: tilings by kernel, chip and shape that calls use instead of their own choice.
 //
 // Shapes and tilings are texts of named numbers, "m=4096,n=7168,k=1536", which the tilings' own field lists print and
 // parse (tiling/fields.h); fields that a tiling leaves out are chosen as ever. A file has one entry per line, four words:
@@ -25,6 +25,7 @@ struct TilingChoice {
   struct Candidate {
     std::string tiling;
     double price = 0;  // cycles
+    int family = 0;    // Tilings whose prices err alike have the same number.
   };
   std::string kernel, chip, shape;
   std::vector<Candidate> candidates;

@@ -5,6 +5,7 @@
 #include <compare>
 #include <concepts>
 #include <cstdint>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -75,6 +76,10 @@ void VisitFields(const ChipSpec& chip, const GroupedMatmulShape& s, Tiling& t, V
 inline void Complete(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTiling& t) {
   t.block.ub_stages = UbStages(chip);
   t.block.ub_rows = UbRows(chip, s.product, t.block);
+}
+
+inline auto FamilyOf(const GroupedMatmulTiling& t) {
+  return std::tuple_cat(FamilyOf(t.block), std::tuple(t.dealing));
 }
 
 // Whether every ring fits its buffer, and what is packed can be: not the weights, and x only where groups share out

@@ -256,18 +256,19 @@ class OverlappedBlock {
     // A core on its own; all of them.
     const double alone = loads({port_, miss_}) + (in_turn ? steps1_ * Startups() : 0);
     const double share = LoadRate(chip_, a_.path, wave.blocks);
-    const double together = loads({share, std::min(share, miss_)});
+    const double together = loads({share, share});  // What some miss, others take.
     const double chain = in_turn ? cube_ + std::max(0.0, alone - last_mmad_) : std::max(cube_, alone);
     const double work = std::max({chain, together, vector_, cube_ + std::max(alone, together) - ahead_});
     return t_.l0c_stages > 1 || t_.c_parts > 1 ? std::max(work, fix_) : work + fix_;
   }
 
   // Cycles of a block by which loads are issued before the Cube needs them: scalar units wait where the queue of the M pipe
-  // is full. Of a step that fits it, all.
+  // is full. Of a step that fits it, with its flags to and from MTE2, all.
   double AheadOfLoads(const ChipSpec& chip, const MatmulTiling& t, const Block& block) const {
-    const double queued = D(chip.scalar.queue_depth) / (1 + kFlags),
-                 steps0 = block.steps0() * t.c_parts / steps1_;
-    return steps0 > queued ? cube_ * queued / steps0 : std::numeric_limits<double>::infinity();
+    constexpr double kStepFlags = 2;
+    const double queue = D(chip.scalar.queue_depth),
+                 step = block.steps0() * t.c_parts / steps1_ * (1 + kFlags) + kStepFlags;
+    return step > queue ? cube_ * queue / step : std::numeric_limits<double>::infinity();
   }
   double Startups() const { return 2 * chip_.path(a_.path).startup; }  // of A and of B
 

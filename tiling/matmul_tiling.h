@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -153,6 +154,14 @@ struct KParts {
 };
 KParts PartsOf(const ChipSpec& chip, const MatmulShape& shape);
 
+// A tiling whose fields are still to be given: the parts are set.
+inline MatmulTiling Blank(const ChipSpec& chip, const MatmulShape& shape) {
+  const KParts parts = PartsOf(chip, shape);
+  MatmulTiling t;
+  t.splits = parts.count, t.part_k = parts.length;
+  return t;
+}
+
 // Rows of a tile in UB, with what the shape needs there besides: all of a block's where a Vector core takes it as the
 // Cube leaves it, otherwise as many as fit.
 std::int64_t UbRows(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling);
@@ -172,6 +181,31 @@ inline void Complete(const ChipSpec& chip, const MatmulShape& s, MatmulTiling& t
   // Cores of a host run one after the other, those of an NPU side by side.
   t.in_runs = !chip.pipes_overlap;
   t.ub_rows = UbRows(chip, s, t);
+}
+
+// What a tiling's price errs in with others: the blocks, their order, and what is read ahead, kept or packed.
+inline auto FamilyOf(const MatmulTiling& t) {
+  return std::tuple(t.m, t.n, t.grid.order, t.grid.width, t.keep_a > 0, t.prefetch > 0, t.pack_a, t.pack_b,
+                    t.stagger);
+}
+// The same in strips of other widths, which candidates do not have.
+inline std::vector<MatmulTiling> OtherOrders(const MatmulTiling& t) {
+  std::vector<MatmulTiling> others;
+  if (t.grid.order == BlockOrder::kRowMajor || t.grid.rows == 1 || t.grid.cols == 1) return others;
+  for (const std::int64_t width : {2, 3, 5, 6}) {
+    MatmulTiling other = t;
+    other.grid.width = width;
+    if (width < t.grid.cols && width != t.grid.width) others.push_back(other);
+  }
+  return others;
+}
+// How a family's tilings walk along k.
+inline auto WalkOf(const MatmulTiling& t) {
+  return std::tuple(t.k1, t.pieces, t.keep_a, t.a_span, t.l1_stages);
+}
+// Mmads that a tiling makes of a shape: what its replay costs goes with them.
+inline std::int64_t MmadsOf(const MatmulShape& s, const MatmulTiling& t) {
+  return s.batches * t.grid.count() * CeilDiv(s.k, std::max<std::int64_t>(t.k0, 1)) * t.c_parts;
 }
 
 // Whether every ring fits its buffer.

@@ -48,13 +48,37 @@ double SharersOf(std::vector<std::int64_t> bands) {
   return (together / distinct - 1) / 2;
 }
 
+// One core's blocks. The core that loads most, and most of it from HBM, ends last: the cost is its own.
+struct Walker {
+  struct Cold {
+    double row = 0, col = 0;
+  };
+
+  void Visit(const BlockCoord& block, bool cold_row, bool cold_col) {
+    stands += row_before == block.row ? 1 : 0;
+    row_before = block.row;
+    cold.push_back({cold_row ? 1.0 : 0.0, cold_col ? 1.0 : 0.0});
+  }
+  double StandsShare() const { return cold.empty() ? 0 : stands / static_cast<double>(cold.size()); }
+  // Bytes, those from HBM twice.
+  double Loaded(const OrderShape& s) const {
+    double row_reads = -stands, col_reads = 0;
+    for (const Cold& c : cold) row_reads += 1 + c.row, col_reads += 1 + c.col;
+    return row_reads * static_cast<double>(s.row_bytes) + col_reads * static_cast<double>(s.col_bytes);
+  }
+
+  std::int64_t row_before = -1;
+  double stands = 0;            // blocks in the same row as the one before
+  std::vector<Cold> cold = {};  // wave by wave
+};
+
 OrderCost Walk(const OrderShape& s) {
   OrderCost cost;
   const std::int64_t count = s.grid.count(), waves = CeilDiv(count, s.cores);
   Bands rows(s.row_bytes, s.l2_bytes), cols(s.col_bytes, s.l2_bytes);
   double fetched = 0;
-  double walked = 0, stands = 0;
-  std::vector<std::int64_t> first_rows, first_cols, rows_before(static_cast<std::size_t>(s.cores), -1);
+  std::vector<Walker> walkers(static_cast<std::size_t>(s.cores));
+  std::vector<std::int64_t> first_rows, first_cols;
   for (std::int64_t w = 0; w < std::min(waves, kMostWaves); ++w) {
     Wave wave;
     const double before = fetched;
@@ -63,20 +87,21 @@ OrderCost Walk(const OrderShape& s) {
       if (w >= tasks.count()) continue;
       const BlockCoord block = s.grid.At(tasks[w]);
       if (w == 0) first_rows.push_back(block.row), first_cols.push_back(block.col);
-      stands += w > 0 && rows_before[static_cast<std::size_t>(core)] == block.row ? 1 : 0;
-      rows_before[static_cast<std::size_t>(core)] = block.row;
       ++wave.blocks;
       wave.last_row &= block.row == s.grid.rows - 1, wave.last_col &= block.col == s.grid.cols - 1;
-      wave.cold_rows += rows.Touch(block.row, w, &fetched) ? 1 : 0;
-      wave.cold_cols += cols.Touch(block.col, w, &fetched) ? 1 : 0;
+      const bool cold_row = rows.Touch(block.row, w, &fetched), cold_col = cols.Touch(block.col, w, &fetched);
+      walkers[static_cast<std::size_t>(core)].Visit(block, cold_row, cold_col);
     }
-    walked += wave.blocks;
-    wave.cold_rows /= wave.blocks, wave.cold_cols /= wave.blocks;
     wave.fetched = fetched - before;
     fetched += wave.blocks * static_cast<double>(s.block_bytes);  // What is written takes room, too.
     cost.waves.push_back(wave);
   }
-  cost.stands = walked > 0 ? stands / walked : 0;
+  const Walker& last = *std::max_element(walkers.begin(), walkers.end(), [&](const auto& x, const auto& y) {
+    return x.Loaded(s) < y.Loaded(s);
+  });
+  cost.stands = last.StandsShare();
+  for (std::size_t w = 0; w < last.cold.size(); ++w)
+    cost.waves[w].cold_rows = last.cold[w].row, cost.waves[w].cold_cols = last.cold[w].col;
   constexpr std::int64_t kFirstRepeated = kMostWaves / 2;
   for (std::int64_t w = kFirstRepeated; w < kMostWaves && waves > kMostWaves; ++w) {
     cost.waves[static_cast<std::size_t>(w)].times +=

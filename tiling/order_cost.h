@@ -13,17 +13,18 @@ namespace cubist {
 // The blocks that cores work on at one time.
 struct Wave {
   double blocks = 0;  // at most as many as there are cores
-  double cold_rows = 0,
-         cold_cols = 0;  // shares of the blocks whose rows of A, or columns of B, come from HBM
-  double fetched = 0;    // bytes that come from there
-  double times = 1;      // for how many waves it stands
+  // Whether the rows of A, or the columns of B, of the core that ends last come from HBM; a share of them.
+  double cold_rows = 0, cold_cols = 0;
+  double fetched = 0;  // bytes that come from there
+  double times = 1;    // for how many waves it stands
   bool last_row = true,
        last_col = true;  // All its blocks are in the last row or column, which may be narrower.
 };
 
 struct OrderCost {
   std::vector<Wave> waves;
-  double stands = 0;  // Share of the blocks that are in the same row as the one before on their core.
+  // Of the core that ends last, the share of blocks that are in the same row as the one before.
+  double stands = 0;
   // How many other cores are in front of one that reads a line of A or B, on average.
   double sharers_a = 0, sharers_b = 0;
 };

@@ -21,13 +21,19 @@ std::vector<std::string> Parts(const std::string& text) {
   return parts;
 }
 
-// Every choice of the call takes these fields.
+// Every choice of the call takes these fields, and the others as it does without them.
 Status ChangeTilings(const Call& call, const ChipSpec& chip, const std::string& fields, Tuning* tuning) {
   std::vector<TilingChoice> choices;
   CUBIST_RETURN_IF_ERROR(MeetChoices(call, chip, *tuning, &choices));
   if (choices.empty())
     return InvalidArgument(fmt::format("--tiling is '{}', but the kernel has no tiling to choose", fields));
-  for (const TilingChoice& choice : choices) tuning->Set(choice.kernel, choice.chip, choice.shape, fields);
+  for (const TilingChoice& choice : choices) {
+    TilingFields all = FieldsOf(choice.chosen);
+    std::vector<std::string> texts = {fields};
+    for (const auto& [name, value] : FieldsOf(fields)) all.erase(name);
+    for (const auto& [name, value] : all) texts.push_back(name + "=" + value);
+    tuning->Set(choice.kernel, choice.chip, choice.shape, fmt::format("{}", fmt::join(texts, ",")));
+  }
   const Status status =
       call(Npu(chip, {.with_data = false, .tuning = std::make_shared<Tuning>(*tuning)}), nullptr);
   return status.ok() ? status : InvalidArgument("--tiling: " + status.message());

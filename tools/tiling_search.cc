@@ -28,7 +28,8 @@ int Differences(std::string_view a, std::string_view b) {
   return differences;
 }
 
-// The choices of a call with the candidates that are allowed, the cheapest first and chosen.
+// The choices of a call with the candidates that are allowed, the cheapest first. Where what the call takes is not allowed,
+// the cheapest is chosen.
 Status Listen(const Call& call, const ChipSpec& chip, const SearchOptions& options,
               std::vector<TilingChoice>* choices) {
   CUBIST_RETURN_IF_ERROR(MeetChoices(call, chip, {}, choices));
@@ -40,7 +41,8 @@ Status Listen(const Call& call, const ChipSpec& chip, const SearchOptions& optio
       return {StatusCode::kUnsupported, choice.kernel + ": no tiling of this kind fits " + chip.name};
     std::stable_sort(choice.candidates.begin(), choice.candidates.end(),
                      [](const Candidate& a, const Candidate& b) { return a.price < b.price; });
-    choice.chosen = choice.candidates.front().tiling;
+    if (options.allow && !options.allow(FieldsOf(choice.chosen)))
+      choice.chosen = choice.candidates.front().tiling;
   }
   return {};
 }
@@ -53,9 +55,12 @@ class Search {
   Status Run() {
     SearchResult& r = *result_;
     CUBIST_RETURN_IF_ERROR(Listen(*call_, *chip_, *options_, &r.choices));
-    for (const TilingChoice& choice : r.choices) Take(choice, choice.chosen, &r.tuning);
-    CUBIST_RETURN_IF_ERROR(Replay(r.tuning, &r.by_price));
-    r.best = r.by_price;
+    for (const TilingChoice& choice : r.choices) {
+      Take(choice, choice.chosen, &r.tuning);
+      r.untuned_tilings.push_back(choice.chosen);
+    }
+    CUBIST_RETURN_IF_ERROR(Replay(r.tuning, &r.untuned));
+    r.best = r.untuned;
     r.tried = 1;
     for (std::size_t i = 0; i < r.choices.size(); ++i)
       CUBIST_RETURN_IF_ERROR(Improve(r.choices[i], StartOf(i)));
@@ -87,15 +92,7 @@ class Search {
     seen_ = {choice.chosen};
     const int budget = std::max(1, options_->budget / static_cast<int>(result_->choices.size()));
     left_ = budget;
-    std::vector<std::string> seeds;
-    if (start != nullptr) seeds.push_back(*start);
-    for (const Candidate& c : choice.candidates) {
-      if (seeds.size() >= kSeeds) break;
-      // One of each price: equals differ in what the price does not see, which the neighbours try.
-      if (seeds.empty() || c.price != last_price_) seeds.push_back(c.tiling);
-      last_price_ = c.price;
-    }
-    CUBIST_RETURN_IF_ERROR(TryAll(choice, seeds));
+    CUBIST_RETURN_IF_ERROR(TryAll(choice, SeedsOf(choice, start)));
     while (left_ > 0) {
       std::vector<std::string> next = Neighbours(choice);
       if (next.empty()) next = CheapestUntried(choice);
@@ -103,6 +100,22 @@ class Search {
       CUBIST_RETURN_IF_ERROR(TryAll(choice, next));
     }
     return {};
+  }
+
+  // The cheapest of each family; where there is but one, one of each price: equals differ in what the price does not see,
+  // which the neighbours try.
+  static std::vector<std::string> SeedsOf(const TilingChoice& choice, const std::string* start) {
+    const bool families =
+        std::any_of(choice.candidates.begin(), choice.candidates.end(),
+                    [&](const Candidate& c) { return c.family != choice.candidates[0].family; });
+    std::vector<std::string> seeds;
+    if (start != nullptr) seeds.push_back(*start);
+    std::set<std::pair<int, double>> met;
+    for (const Candidate& c : choice.candidates) {
+      if (seeds.size() >= kSeeds) break;
+      if (met.emplace(c.family, families ? 0 : c.price).second) seeds.push_back(c.tiling);
+    }
+    return seeds;
   }
 
   // Candidates that differ from the best in one field, the cheapest first.
@@ -155,7 +168,6 @@ class Search {
   SearchResult* result_;
   std::set<std::string> seen_;
   int left_ = 0;
-  double last_price_ = -1;
 };
 
 }  // namespace

@@ -42,13 +42,15 @@ struct SearchOptions {
 struct SearchResult {
   Tuning tuning;  // of every choice of the call
   std::vector<TilingChoice>
-      choices;       // as the call met them, `chosen` the best found; candidates are those allowed
-  Profile by_price;  // with the cheapest allowed candidates by closed form
+      choices;  // as the call met them, `chosen` the best found; candidates are those allowed
+  Profile
+      untuned;  // with what the call takes of its own, or the cheapest allowed candidates where that is not allowed
+  std::vector<std::string> untuned_tilings;  // of every choice
   Profile best;
   int tried = 0;
 };
 
-// Replays the cheapest candidates by price and the starting one, then neighbours of the best that
+// Replays what the call takes, the cheapest candidates by price and the starting one, then neighbours of the best that
 // differ in one field, and when there are none left the next by price, as long as the budget lasts. A call's choices (a kernel may be called several times in it) are searched one after the
 // other. Deterministic. An error is the call's own, or says that no candidate is allowed.
 Status SearchTilings(const Call& call, const ChipSpec& chip, const SearchOptions& options,

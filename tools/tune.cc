@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -32,15 +33,16 @@ Json ToJson(const TuneOptions& options, const Subject& subject, const SearchResu
                {"chip", subject.chip.name},
                {"policy", options.subject.policy},
                {"tried", found.tried},
-               {"default_us", found.by_price.time_s * 1e6},
+               {"default_us", found.untuned.time_s * 1e6},
                {"best_us", found.best.time_s * 1e6},
-               {"gain", found.by_price.time_s / found.best.time_s},
+               {"gain", found.untuned.time_s / found.best.time_s},
                {"choices", Json::array()}};
-  for (const TilingChoice& choice : found.choices) {
+  for (std::size_t i = 0; i < found.choices.size(); ++i) {
+    const TilingChoice& choice = found.choices[i];
     json["choices"].push_back({{"kernel", choice.kernel},
                                {"shape", choice.shape},
                                {"candidates", choice.candidates.size()},
-                               {"default", choice.candidates.front().tiling},
+                               {"default", found.untuned_tilings[i]},
                                {"best", choice.chosen}});
   }
   return json;
@@ -75,13 +77,14 @@ int TuneCommand(const TuneOptions& options) {
     return BadInput("cubist tune", fmt::format("{} chooses no tiling that could be tuned", subject.kernel));
 
   fmt::print("{}, {} flags\n", subject.Title(), options.subject.policy);
-  for (const TilingChoice& choice : found.choices) {
+  for (std::size_t i = 0; i < found.choices.size(); ++i) {
+    const TilingChoice& choice = found.choices[i];
     fmt::print("{} {}\n  {} candidates\n  default  {}\n  best     {}\n", choice.kernel, choice.shape,
-               choice.candidates.size(), choice.candidates.front().tiling, choice.chosen);
+               choice.candidates.size(), found.untuned_tilings[i], choice.chosen);
     file.Set(choice.kernel, choice.chip, choice.shape, choice.chosen);
   }
-  fmt::print("default {}, best {}: {:.3f}x after {} replays\n", FormatSeconds(found.by_price.time_s),
-             FormatSeconds(found.best.time_s), found.by_price.time_s / found.best.time_s, found.tried);
+  fmt::print("default {}, best {}: {:.3f}x after {} replays\n", FormatSeconds(found.untuned.time_s),
+             FormatSeconds(found.best.time_s), found.untuned.time_s / found.best.time_s, found.tried);
   if (!options.output.empty()) {
     if (status = file.Write(options.output); !status.ok()) return BadInput("cubist tune", status.message());
     fmt::print("written to {}: give it to --tuning, or to a device as its tuning\n", options.output);

@@ -184,7 +184,11 @@ TEST(TrafficTest, Matmul) {
       MatmulTiling t;
       ASSERT_TRUE(IsOk(Choose(*chip, ShapeOf(x), &t)));
       Profile profile;
-      ASSERT_TRUE(IsOk(Matmul(NpuWithoutData(*chip), x.args(), &profile)));
+      auto listening = std::make_shared<Tuning>();
+      listening->on_choice = [&](const TilingChoice& met) {
+        EXPECT_TRUE(IsOk(ParseTiling(*chip, ShapeOf(x), met.chosen, &t)));
+      };
+      ASSERT_TRUE(IsOk(Matmul(Npu(*chip, {.with_data = false, .tuning = listening}), x.args(), &profile)));
       ExpectSane(*chip, profile);
 
       const std::int64_t rows = CeilDiv(x.m, t.m), cols = CeilDiv(x.n, t.n);

@@ -199,40 +199,40 @@ class RowRecorder {
     const auto call = [args](const Device& device, Profile* profile) {
       return Matmul(device, args, profile);
     };
-    Add([&](const Device& device) { return call(device, nullptr); }, sync::Policy::kMinimal,
-        WithoutPrefetch(call));
-    if (!out_.skipped.empty()) return;
-    // Well scheduled: the better of the library's own choice and the best of the known schedules, in two orders.
-    double best = PredictedUs(out_.launches, chip_);
-    auto launches = std::move(out_.launches);
+    AddWithoutPrefetch(call, "");
+    // Well scheduled: the best of the library's own choice, of that with the guide's blocks turned round, and of the best of
+    // the known schedules in two orders.
+    KeepBetter([&] { AddWithoutPrefetch(call, ",m=256,n=128"); });
     for (const std::int64_t width : {0, 5}) {
-      out_.launches.clear();
       MatmulSchedule s;
       s.grid = {CeilDiv(m, s.m), CeilDiv(n, s.n), width > 0 ? BlockOrder::kSwizzled : BlockOrder::kRowMajor,
                 std::max<std::int64_t>(width, 1)};
-      if (SizeOf(in) == 2) AddScheduled(m, n, k, transpose_b, s, sync::Policy::kMinimal);
-      const double us = out_.launches.empty() ? best : PredictedUs(out_.launches, chip_);
-      if (us >= best) continue;
-      best = us;
-      launches = std::move(out_.launches);
+      if (SizeOf(in) == 2) KeepBetter([&] { AddScheduled(m, n, k, transpose_b, s, sync::Policy::kMinimal); });
     }
-    out_.launches = std::move(launches);
   }
 
-  // The cheapest tilings in which Vector cores read nothing ahead: the vendor's products leave them idle.
-  std::shared_ptr<const Tuning> WithoutPrefetch(const Call& call) {
-    auto tuning = std::make_shared<Tuning>();
+  // What `add` adds in place of what there is, if it is quicker.
+  template <class Add>
+  void KeepBetter(const Add& add) {
+    if (!out_.skipped.empty()) return;
+    std::vector<RecordedLaunch> before;
+    before.swap(out_.launches);
+    add();
+    if (out_.skipped.empty() && PredictedUs(out_.launches, chip_) < PredictedUs(before, chip_)) return;
+    out_.skipped.clear();
+    out_.launches = std::move(before);
+  }
+
+  // A call with the best tilings of those in which Vector cores read nothing ahead, as the vendor's products leave them
+  // idle, and that have `fields` besides.
+  void AddWithoutPrefetch(const Call& call, const std::string& fields) {
     std::vector<TilingChoice> choices;
-    if (!MeetChoices(call, chip_, {}, &choices).ok()) return nullptr;  // Which the call then says itself.
-    for (TilingChoice& choice : choices) {
-      std::erase_if(choice.candidates,
-                    [](const auto& c) { return FieldsOf(c.tiling).at("prefetch") != "0"; });
-      const auto best = std::min_element(choice.candidates.begin(), choice.candidates.end(),
-                                         [](const auto& x, const auto& y) { return x.price < y.price; });
-      if (best != choice.candidates.end())
-        tuning->Set(choice.kernel, choice.chip, choice.shape, best->tiling);
-    }
-    return tuning;
+    if (const Status status = MeetChoices(call, chip_, {}, &choices); !status.ok())
+      return Skip(out_.group, status.message());
+    auto tuning = std::make_shared<Tuning>();
+    for (const TilingChoice& choice : choices)
+      tuning->Set(choice.kernel, choice.chip, choice.shape, "prefetch=0" + fields);
+    Add([&](const Device& device) { return call(device, nullptr); }, sync::Policy::kMinimal, tuning);
   }
 
   // In fp16, which costs what bf16 does.
@@ -283,8 +283,7 @@ class RowRecorder {
     const auto call = [args](const Device& device, Profile* profile) {
       return GroupedMatmul(device, args, profile);
     };
-    Add([&](const Device& device) { return call(device, nullptr); }, sync::Policy::kMinimal,
-        WithoutPrefetch(call));
+    AddWithoutPrefetch(call, "");
     StartsSlowly();
     out_.schedule = Schedule::kUnknown;
   }
