@@ -80,7 +80,8 @@ RowwiseShape ShapeOf(const RmsNormArgs& args) {
           .row_vectors = 1,
           .column_vectors = 3,
           .vector_passes = 7,
-          .whole_rows = true};
+          .whole_rows = true,
+          .row_by_row = residual == 0};
 }
 RowwiseShape ShapeOf(const RmsNormGradArgs& args) {
   return {.rows = args.x.size(0),

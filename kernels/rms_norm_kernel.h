@@ -66,40 +66,48 @@ void RmsNormKernel(V& core, const RmsNormOperands& g, const RowwiseTiling& t) {
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     for (const Range rows : Split(Split(g.x.rows, t.chunk_rows)[c], t.rows)) {
       const UbTile<float> rstd = rstd_ub.Next(rows.size(), 1), one = one_ub.Next(rows.size(), 1);
-      UbTile<T> x;
-      core.Fill(rstd, 0.0f);
-      for (const Range cols : parts) {
-        const UbTile<float> s0 = s0_ub.Next(rows.size(), cols.size()),
-                            s1 = s1_ub.Next(rows.size(), cols.size());
-        x = x_ub.Next(rows.size(), cols.size());
+      const auto tile = [&](auto& ring, Range cols) { return ring.Next(rows.size(), cols.size()); };
+      // A part of x, with the residual where there is one.
+      const auto load = [&](Range cols, const UbTile<float>& s0, const UbTile<float>& s1) {
+        const UbTile<T> x = tile(x_ub, cols);
         core.Load(x, g.x.Block(rows, cols));
-        if (g.residual != nullptr) {
-          const UbTile<T> residual = residual_ub.Next(rows.size(), cols.size()),
-                          sum = sum_ub.Next(rows.size(), cols.size());
-          core.Load(residual, MatrixOf(*g.residual).Block(rows, cols));
-          core.Cast(s0, x);
-          core.Cast(s1, residual);
-          core.Add(s0, s0, s1);
-          core.Cast(sum, s0);
-          core.Store(MatrixOf(*g.sum).Block(rows, cols), sum);
-          x = sum;
-        }
-        core.RowDot(rstd, s0, s1, x, x);
-      }
-      core.MulScalar(rstd, rstd, scale);
-      core.AddScalar(rstd, rstd, g.eps);
-      core.Sqrt(rstd, rstd);
-      core.Fill(one, 1.0f);
-      core.Div(rstd, one, rstd);
-      for (const Range cols : parts) {
-        if (parts.count() > 1) {
-          x = x_ub.Next(rows.size(), cols.size());
-          core.Load(x, (g.residual == nullptr ? g.x : MatrixOf(*g.sum)).Block(rows, cols));
-        }
+        if (g.residual == nullptr) return x;
+        const UbTile<T> residual = tile(residual_ub, cols), sum = tile(sum_ub, cols);
+        core.Load(residual, MatrixOf(*g.residual).Block(rows, cols));
+        core.Cast(s0, x);
+        core.Cast(s1, residual);
+        core.Add(s0, s0, s1);
+        core.Cast(sum, s0);
+        core.Store(MatrixOf(*g.sum).Block(rows, cols), sum);
+        return sum;
+      };
+      if (parts.count() == 1) {
+        const Range cols = parts[0];
         const Gm destination = g.out.Block(rows, cols);
-        const UbTile<T> out = out_ub.Next(destination);
-        core.ScaleRows(out, s0_ub.Next(rows.size(), cols.size()), x, rstd, weights.Load(cols));
+        const UbTile<float> s0 = tile(s0_ub, cols), s1 = tile(s1_ub, cols);
+        const UbTile<T> x = load(cols, s0, s1), out = out_ub.Next(destination);
+        core.NormRows(out, rstd, one, s0, s1, x, weights.Load(cols), scale, g.eps);
         core.Store(destination, out);
+      } else {
+        core.Fill(rstd, 0.0f);
+        for (const Range cols : parts) {
+          const UbTile<float> s0 = tile(s0_ub, cols), s1 = tile(s1_ub, cols);
+          const UbTile<T> x = load(cols, s0, s1);
+          core.RowDot(rstd, s0, s1, x, x);
+        }
+        core.MulScalar(rstd, rstd, scale);
+        core.AddScalar(rstd, rstd, g.eps);
+        core.Sqrt(rstd, rstd);
+        core.Fill(one, 1.0f);
+        core.Div(rstd, one, rstd);
+        for (const Range cols : parts) {
+          const UbTile<T> x = tile(x_ub, cols);
+          core.Load(x, (g.residual == nullptr ? g.x : MatrixOf(*g.sum)).Block(rows, cols));
+          const Gm destination = g.out.Block(rows, cols);
+          const UbTile<T> out = out_ub.Next(destination);
+          core.ScaleRows(out, tile(s0_ub, cols), x, rstd, weights.Load(cols));
+          core.Store(destination, out);
+        }
       }
       if (g.rstd != nullptr) core.Store(MatrixOf(*g.rstd).Rows(rows), rstd);
     }

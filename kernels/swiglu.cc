@@ -61,7 +61,8 @@ RowwiseShape ShapeOf(const SwiGluArgs& args) {
           .stores = 1,
           .scratch = 2,
           .column_vectors = 2,
-          .vector_passes = 9};
+          .vector_passes = 9,
+          .row_by_row = true};
 }
 RowwiseShape ShapeOf(const SwiGluGradArgs& args) {
   return {.rows = args.gate.size(0),
@@ -71,7 +72,8 @@ RowwiseShape ShapeOf(const SwiGluGradArgs& args) {
           .stores = 2,
           .scratch = 4,
           .column_vectors = 4,
-          .vector_passes = 21};
+          .vector_passes = 21,
+          .row_by_row = true};
 }
 
 template <class T>

@@ -178,6 +178,21 @@ void ExpandScaleRows(V& v, TileRef dst, TileRef s0, TileRef a, TileRef factor, T
   Narrow(v, dst, s0, loc);
 }
 
+// dst = a * factor * weights, rounded once, with factor (r, 1) = 1 / sqrt(scale * rowsum(a^2) + eps); weights (1, c), one
+// a scratch column, s0 and s1 scratch tiles.
+template <class V>
+void ExpandNormRows(V& v, TileRef dst, TileRef factor, TileRef one, TileRef s0, TileRef s1, TileRef a,
+                    TileRef weights, float scale, float eps, Loc loc) {
+  v.Fill(factor, 0.0f, loc);
+  ExpandRowDot(v, factor, s0, s1, a, a, TileRef(), loc);
+  v.Scalar(ScalarOp::kMul, factor, factor, scale, loc);
+  v.Scalar(ScalarOp::kAdd, factor, factor, eps, loc);
+  v.Unary(UnaryOp::kSqrt, factor, factor, loc);
+  v.Fill(one, 1.0f, loc);
+  v.Binary(BinaryOp::kDiv, factor, one, factor, loc);
+  ExpandScaleRows(v, dst, s0, a, factor, weights, loc);
+}
+
 // dx = dy * weights * factor - x * shift (+ more), rounded once; factor, shift (r, 1), weights (1, c).
 template <class V>
 void ExpandNormGrad(V& v, TileRef dx, TileRef s0, TileRef s1, TileRef dy, TileRef x, TileRef weights,

@@ -159,6 +159,7 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.Repair(x, x, x, x, x, 1.0f, true);   // (x, bad, s0, s1, column, limit, by_mean); see ExpandRepair
   core.RowDot(x, x, x, narrow, narrow);     // (sum, s0, s1, a, b[, w]): sum (r, 1) += rowsum(a * b * w)
   core.ScaleRows(narrow, x, narrow, x, x);  // (dst, s0, a, factor, w): dst = a * factor * w
+  core.NormRows(narrow, x, x, x, x, narrow, x, 1.0f, 1.0f);  // see ExpandNormRows
   core.NormGrad(narrow, x, x, narrow, narrow, x, x, x);
                                             // (dx, s0, s1, dy, x, w, factor, shift[, more]): dx = dy * w *
                                             // factor - x * shift + more

@@ -263,6 +263,14 @@ class VectorFront : protected E {
     E::ScaleRows(dst, s0, a, factor, weights, loc);
   }
   template <OperandType T>
+  void NormRows(UbTile<T> dst, UbTile<float> factor, UbTile<float> one, UbTile<float> s0, UbTile<float> s1,
+                UbTile<T> a, UbTile<float> weights, float scale, float eps, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(dst, a) && Same(s0, a) && Same(s1, a) && IsColumnOf(factor, a) && IsColumnOf(one, a) &&
+                     IsRowOf(weights, a),
+                 "shapes differ");
+    E::NormRows(dst, factor, one, s0, s1, a, weights, scale, eps, loc);
+  }
+  template <OperandType T>
   void NormGrad(UbTile<T> dx, UbTile<float> s0, UbTile<float> s1, UbTile<T> dy, UbTile<T> x,
                 UbTile<float> weights, UbTile<float> factor, UbTile<float> shift, Loc loc = Loc::current()) {
     NormGradShapes(dx, s0, s1, dy, x, weights, factor, shift);

@@ -12,9 +12,12 @@ namespace {
 using Shape = RowwiseShape;
 using Tiling = RowwiseTiling;
 
+bool WalksRows(const ChipSpec& chip, const Shape& s) { return !chip.pipes_overlap && s.row_by_row; }
+
 std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t) {
   const auto bytes = [&](DType dtype, std::int64_t rows, std::int64_t cols) {
-    return chip.SlotBytes(Buffer::kUB, dtype, rows, cols);
+    return chip.SlotBytes(Buffer::kUB, dtype, WalksRows(chip, s) ? std::min<std::int64_t>(rows, 1) : rows,
+                          cols);
   };
   return t.stages * (s.loads + s.stores) * bytes(s.dtype, t.rows, t.cols) +
          s.scratch * bytes(DType::kF32, t.rows, t.cols) + s.row_vectors * bytes(DType::kF32, 1, t.cols) +
@@ -44,7 +47,8 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
     for (std::int64_t rows : TileSizes({1, 2, 4, 8, 16, 32, 64, 128}, 1, t.chunk_rows)) {
       for (int stages : {1, 2}) {
         t.rows = rows, t.cols = cols, t.stages = stages;
-        if (!chip.pipes_overlap && rows * cols > kHostElements && !(rows <= HostRows(s) && s.whole_rows))
+        if (!chip.pipes_overlap && rows * cols > kHostElements && !WalksRows(chip, s) &&
+            !(rows <= HostRows(s) && s.whole_rows))
           continue;
         tilings.push_back(t);
       }

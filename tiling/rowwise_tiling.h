@@ -27,6 +27,8 @@ struct RowwiseShape {
   int vector_passes = 0;    // Instructions over the whole tile.
   bool whole_rows = false;  // A second pass over a row needs the first one's sum: a cut row is read again.
   bool uncut_rows = false;  // Rows are not cut at all.
+  bool row_by_row =
+      false;  // One instruction does all of a tile, where a host has one row after the other in its cache.
 
   friend auto operator<=>(const RowwiseShape&, const RowwiseShape&) = default;
 };

@@ -52,9 +52,9 @@ HWY_INLINE void StoreSeveral(const Several<kCount>& x, T* p) {
   }
 }
 
-// What is prefetched for: to be read twice, which the second-level cache keeps; or once, which nothing should keep (what
-// that cache drops goes to the third, at the cost of others' reads).
-enum class Uses { kOnce, kTwice };
+// What is prefetched for: to be read twice, which the second-level cache keeps; likewise but soon, which the first one
+// keeps; or once, which nothing should keep (what a cache drops goes to the next, at the cost of others' reads).
+enum class Uses { kOnce, kTwice, kSoon };
 
 // Asks for what stands `bytes` behind the kSideBySide vectors at `p`, which may lie beyond any tensor.
 template <Uses kUses, class T>
@@ -62,7 +62,7 @@ HWY_INLINE void PrefetchSeveral(const T* p, std::int64_t bytes) {
   constexpr std::int64_t kBytes = kSideBySide * kLanes * static_cast<std::int64_t>(sizeof(T));
   const auto* from = reinterpret_cast<const char*>(p) + bytes;
   for (std::int64_t b = 0; b < kBytes; b += static_cast<std::int64_t>(kLineBytes)) {
-    __builtin_prefetch(from + b, 0, kUses == Uses::kOnce ? 0 : 2);
+    __builtin_prefetch(from + b, 0, kUses == Uses::kOnce ? 0 : kUses == Uses::kTwice ? 2 : 3);
   }
 }
 
@@ -187,6 +187,23 @@ void ScaleRowsOf(const Rows& dst, const Rows& a, const Rows& factor, const Rows&
     const PrefetchRows<Uses::kTwice, T> next{RowAs<T>(a, i), nullptr, a.rows * RowBytes<T>(a), 0};
     ZipRow<kNarrowing>(next, Each<Scaled>{{Set(At(factor, i))}}, a.cols, dst.stream, RowAs<T>(dst, i),
                        RowAs<T>(a, i), RowAs<float>(weights, 0));
+  }
+}
+
+// Row by row: each is read for its sum and, from the first-level cache, to be scaled, while the next one comes there. No
+// other store stands between the last ones of a row, which take their time to leave, and the next row's first.
+template <Narrowing kNarrowing, class T>
+void NormRowsOf(const Rows& dst, const Rows& factor, const Rows& a, const Rows& weights, float scale,
+                float eps) {
+  for (std::int64_t i = 0; i < a.rows; ++i) {
+    const T* const row = RowAs<T>(a, i);
+    const float square = SumRow(NoPrefetch(), AddSquare{}, a.cols, row);
+    const Vec root = hn::Sqrt(hn::MulAdd(Set(square), Set(scale), Set(eps)));
+    const Vec by = hn::Div(Set(1.0f), root);
+    At(factor, i) = hn::GetLane(by);
+    const PrefetchRows<Uses::kSoon, T> next{row, nullptr, RowBytes<T>(a), 0};
+    ZipRow<kNarrowing>(next, Each<Scaled>{{by}}, a.cols, dst.stream, RowAs<T>(dst, i), row,
+                       RowAs<float>(weights, 0));
   }
 }
 
@@ -399,6 +416,11 @@ void RowDot(const Rows& sum, DType dtype, const Rows& a, const Rows& b, const Ro
 void ScaleRows(DType dtype, const Rows& dst, const Rows& a, const Rows& factor, const Rows& weights) {
   WithType(dtype, [&]<Narrowing kHow, class T>() HWY_ATTR { ScaleRowsOf<kHow, T>(dst, a, factor, weights); });
 }
+void NormRows(DType dtype, const Rows& dst, const Rows& factor, const Rows& a, const Rows& weights,
+              float scale, float eps) {
+  WithType(dtype, [&]<Narrowing kHow, class T>()
+                      HWY_ATTR { NormRowsOf<kHow, T>(dst, factor, a, weights, scale, eps); });
+}
 void NormGrad(DType dtype, const Rows& dx, const Rows& dy, const Rows& x, const Rows& weights,
               const Rows& factor, const Rows& shift, const Rows& more) {
   WithType(dtype, [&]<Narrowing kHow, class T>()
@@ -421,6 +443,7 @@ void SwiGluGrad(DType dtype, const SwiGluGradRows& t) {
 const ActivationOps* GetActivationOps() {
   static constexpr ActivationOps kOps{.row_dot = &RowDot,
                                       .scale_rows = &ScaleRows,
+                                      .norm_rows = &NormRows,
                                       .norm_grad = &NormGrad,
                                       .add_column_dots = &AddColumnDots,
                                       .swiglu = &SwiGlu,

@@ -19,6 +19,8 @@ struct ActivationOps {
   void (*row_dot)(const Rows& sum, DType dtype, const Rows& a, const Rows& b, const Rows& weights);  // a, b
   void (*scale_rows)(DType dtype, const Rows& dst, const Rows& a, const Rows& factor,
                      const Rows& weights);  // dst, a
+  void (*norm_rows)(DType dtype, const Rows& dst, const Rows& factor, const Rows& a, const Rows& weights,
+                    float scale, float eps);  // dst, a
   void (*norm_grad)(DType dtype, const Rows& dx, const Rows& dy, const Rows& x, const Rows& weights,
                     const Rows& factor, const Rows& shift, const Rows& more);  // dx, dy, x, more
   void (*add_column_dots)(const Rows& acc, DType dtype, const Rows& a, const Rows& b,

@@ -160,6 +160,8 @@ class HostVector {
               Loc loc = {});
   void RowDot(TileRef sum, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef weights, Loc loc = {});
   void ScaleRows(TileRef dst, TileRef s0, TileRef a, TileRef factor, TileRef weights, Loc loc = {});
+  void NormRows(TileRef dst, TileRef factor, TileRef one, TileRef s0, TileRef s1, TileRef a, TileRef weights,
+                float scale, float eps, Loc loc = {});
   void NormGrad(TileRef dx, TileRef s0, TileRef s1, TileRef dy, TileRef x, TileRef weights, TileRef factor,
                 TileRef shift, TileRef more, Loc loc = {});
   void AddColumnDots(TileRef acc, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef factor, Loc loc = {});

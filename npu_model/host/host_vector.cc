@@ -239,6 +239,12 @@ void HostVector::ScaleRows(TileRef dst, TileRef, TileRef a, TileRef factor, Tile
                                    RowsOf(weights));
 }
 
+void HostVector::NormRows(TileRef dst, TileRef factor, TileRef, TileRef, TileRef, TileRef a, TileRef weights,
+                          float scale, float eps, Loc) {
+  context_->activation->norm_rows(dst.dtype(), OutputRowsOf(*context_, dst), WritableRowsOf(factor),
+                                  RowsOf(a), RowsOf(weights), scale, eps);
+}
+
 void HostVector::NormGrad(TileRef dx, TileRef, TileRef, TileRef dy, TileRef x, TileRef weights,
                           TileRef factor, TileRef shift, TileRef more, Loc) {
   context_->activation->norm_grad(dx.dtype(), OutputRowsOf(*context_, dx), RowsOf(dy), RowsOf(x),

@@ -136,6 +136,12 @@ void TraceVector::ScaleRows(TileRef dst, TileRef s0, TileRef a, TileRef factor, 
   if (!Empty(a)) ExpandScaleRows(record_, dst, s0, a, factor, weights, loc);
 }
 
+void TraceVector::NormRows(TileRef dst, TileRef factor, TileRef one, TileRef s0, TileRef s1, TileRef a,
+                           TileRef weights, float scale, float eps, Loc loc) {
+  if (state_->with_data) host_.NormRows(dst, factor, one, s0, s1, a, weights, scale, eps, loc);
+  if (!Empty(a)) ExpandNormRows(record_, dst, factor, one, s0, s1, a, weights, scale, eps, loc);
+}
+
 void TraceVector::NormGrad(TileRef dx, TileRef s0, TileRef s1, TileRef dy, TileRef x, TileRef weights,
                            TileRef factor, TileRef shift, TileRef more, Loc loc) {
   if (state_->with_data) host_.NormGrad(dx, s0, s1, dy, x, weights, factor, shift, more, loc);

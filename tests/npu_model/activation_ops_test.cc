@@ -115,6 +115,23 @@ TEST_P(ActivationOpsTest, ScaleRowsIsItsExpansion) {
   });
 }
 
+TEST_P(ActivationOpsTest, NormRowsIsItsExpansion) {
+  ForEach([&]<class T>(Rig& rig, T, std::int64_t rows, std::int64_t cols) {
+    const auto a = rig.Random<T>(rows, cols, random_);
+    const auto weights = rig.Random<float>(1, cols, random_);
+    const auto body = rig.Tile<T>(rows, cols), expansion = rig.Tile<T>(rows, cols);
+    const auto factor = rig.Tile<float>(rows, 1), its_factor = rig.Tile<float>(rows, 1),
+               one = rig.Tile<float>(rows, 1);
+    const auto s0 = rig.Tile<float>(rows, cols), s1 = rig.Tile<float>(rows, cols);
+    const float scale = 1.0f / static_cast<float>(cols), eps = 0.125f;
+    rig.core().NormRows(body, factor, one, s0, s1, a, weights, scale, eps);
+    ExpandNormRows(rig.executor(), expansion, its_factor, one, s0, s1, a, weights, scale, eps,
+                   Loc::current());
+    ExpectNear(factor, its_factor, 10);
+    ExpectNear(body, expansion, 10);
+  });
+}
+
 TEST_P(ActivationOpsTest, NormGradIsItsExpansion) {
   ForEach([&]<class T>(Rig& rig, T, std::int64_t rows, std::int64_t cols) {
     const auto dy = rig.Random<T>(rows, cols, random_), x = rig.Random<T>(rows, cols, random_),

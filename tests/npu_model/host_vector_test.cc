@@ -525,6 +525,10 @@ TEST_P(HostVectorTest, RelayTilesAreWrittenWhereTheyGo) {
           [&](UbTile<T> out, UbTile<T> more) {
             const Ubs sums = load(0.0f, of_rows);
             vector_.SwiGluGrad(out, more, sums, scratch(), scratch(), scratch(), scratch(), d, g, u, column);
+          },
+          [&](UbTile<T> out, UbTile<T>) {
+            const Ubs factor = load(0.0f, of_rows), one = load(0.0f, of_rows);
+            vector_.NormRows(out, factor, one, scratch(), scratch(), g, weights, 0.5f, 0.25f);
           }};
       for (std::size_t k = 0; k < std::size(instructions); ++k) {
         GmMatrix plain(DTypeOf<T>(), rows, cols), more_plain(DTypeOf<T>(), rows, cols);
