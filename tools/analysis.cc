@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <limits>
 #include <map>
+#include <span>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "npu_model/trace/dependencies.h"
@@ -40,31 +42,32 @@ std::string CauseOf(const Instr& instr) {
   }
 }
 
-// The timeline of one phase, by core and instruction.
+// When the instructions of the core ran that ends last in a phase.
 class PhaseTimes {
  public:
-  PhaseTimes(const trace::Record& record, const Profile& profile, std::size_t phase) {
-    const trace::Phase& p = record.phases[phase];
-    cores_.resize(p.cores.size());
-    for (std::size_t c = 0; c < cores_.size(); ++c) cores_[c].resize(p.cores[c].instrs.size());
-    for (const TimelineSlice& slice : *profile.timeline) {
-      if (slice.phase != phase) continue;
+  // `slices` are those of the phase.
+  PhaseTimes(const trace::Record& record, const trace::Phase& phase, std::span<const TimelineSlice> slices) {
+    const auto core_of = [&](const TimelineSlice& slice) {
       const int per_cube = record.chip.vector_per_cube;
-      const int core = p.vector_only ? slice.core * per_cube + slice.lane : slice.core;
-      cores_[static_cast<std::size_t>(core)][slice.instr] = {slice.start_us, slice.end_us};
-      begin_ = std::min(begin_, slice.start_us);
-      if (slice.end_us > end_) end_ = slice.end_us, last_ = static_cast<std::size_t>(core);
+      return static_cast<std::size_t>(phase.vector_only ? slice.core * per_cube + slice.lane : slice.core);
+    };
+    for (const TimelineSlice& slice : slices) {
+      if (slice.end_us > end_) end_ = slice.end_us, last_ = core_of(slice);
+    }
+    if (phase.cores.empty()) return;
+    spans_.resize(phase.cores[last_].instrs.size());
+    for (const TimelineSlice& slice : slices) {
+      if (core_of(slice) == last_) spans_[slice.instr] = {slice.start_us, slice.end_us};
     }
   }
 
-  const std::vector<Span>& of(std::size_t core) const { return cores_[core]; }
-  double begin() const { return std::min(begin_, end_); }
+  const std::vector<Span>& spans() const { return spans_; }
   double end() const { return end_; }
-  std::size_t last_core() const { return last_; }
+  std::size_t core() const { return last_; }
 
  private:
-  std::vector<std::vector<Span>> cores_;
-  double begin_ = std::numeric_limits<double>::infinity(), end_ = 0;
+  std::vector<Span> spans_;
+  double end_ = 0;
   std::size_t last_ = 0;
 };
 
@@ -229,7 +232,39 @@ std::vector<Analysis::PipeShare> PipesOf(const Profile& p) {
 
 // By file, line, instruction and pipe. The texts are those of the build: equal pointers, equal texts.
 using LineKey = std::tuple<const char*, std::uint32_t, const char*, Pipe>;
-using LineCosts = std::map<LineKey, Analysis::LineCost>;
+struct HashOfLine {
+  std::size_t operator()(const LineKey& key) const {
+    const auto& [file, line, what, pipe] = key;
+    constexpr std::size_t kMany = 0x9e3779b97f4a7c15;
+    return (reinterpret_cast<std::size_t>(what) ^ (std::size_t{line} << 32) ^
+            reinterpret_cast<std::size_t>(file) ^ static_cast<std::size_t>(pipe)) *
+               kMany >>
+           16;
+  }
+};
+using LineCosts = std::unordered_map<LineKey, Analysis::LineCost, HashOfLine>;
+
+LineCosts CostsOf(const Profile& profile) {
+  LineCosts lines;
+  const double cores = std::max(profile.cores_used, 1);
+  for (const TimelineSlice& slice : *profile.timeline) {
+    Analysis::LineCost& cost = lines[{slice.file, slice.line, slice.name, slice.pipe}];
+    ++cost.count;
+    cost.bytes += slice.bytes;
+    cost.busy_us += (slice.end_us - slice.start_us) / cores;
+  }
+  return lines;
+}
+
+// The slices of a phase: a timeline has them phase by phase.
+std::span<const TimelineSlice> SlicesOf(const Profile& profile, std::size_t phase) {
+  const std::vector<TimelineSlice>& all = *profile.timeline;
+  const auto begin = std::partition_point(all.begin(), all.end(),
+                                          [&](const TimelineSlice& slice) { return slice.phase < phase; });
+  const auto end = std::partition_point(begin, all.end(),
+                                        [&](const TimelineSlice& slice) { return slice.phase == phase; });
+  return {begin, end};
+}
 
 }  // namespace
 
@@ -239,24 +274,16 @@ Analysis Analyse(const ChipSpec& chip, const trace::Record& record, const Profil
   analysis.roofline = RooflineOf(chip, profile);
   if (profile.timeline == nullptr || profile.launches > 1) return analysis;
 
-  LineCosts lines;
-  const double cores = std::max(profile.cores_used, 1);
-  for (const TimelineSlice& slice : *profile.timeline) {
-    Analysis::LineCost& cost = lines[{slice.file, slice.line, slice.name, slice.pipe}];
-    ++cost.count;
-    cost.bytes += slice.bytes;
-    cost.busy_us += (slice.end_us - slice.start_us) / cores;
-  }
-
+  LineCosts lines = CostsOf(profile);
   std::map<std::string, double> causes;
   double on_path = 0, longest = -1;
   double phase_begin = trace::LaunchSeconds(record) * 1e6;
   for (std::size_t p = 0; p < record.phases.size(); ++p) {
-    const PhaseTimes times(record, profile, p);
+    const PhaseTimes times(record, record.phases[p], SlicesOf(profile, p));
     if (p > 0) phase_begin += chip.sync.barrier_s * 1e6;
     if (times.end() <= 0) continue;
-    const CoreRecord& core = record.phases[p].cores[times.last_core()];
-    const std::vector<Span>& spans = times.of(times.last_core());
+    const CoreRecord& core = record.phases[p].cores[times.core()];
+    const std::vector<Span>& spans = times.spans();
     const CriticalPath path(core, spans);
     path.Walk(
         phase_begin,
@@ -273,7 +300,7 @@ Analysis Analyse(const ChipSpec& chip, const trace::Record& record, const Profil
         });
     if (times.end() - phase_begin > longest) {
       longest = times.end() - phase_begin;
-      analysis.critical_core = static_cast<int>(times.last_core());
+      analysis.critical_core = static_cast<int>(times.core());
       analysis.critical_phase = static_cast<int>(p);
       analysis.occupancy = OccupancyOf(chip, core, spans);
     }
@@ -300,8 +327,8 @@ Analysis Analyse(const ChipSpec& chip, const trace::Record& record, const Profil
     known->busy_us += cost.busy_us, known->critical_us += cost.critical_us;
   }
   std::stable_sort(analysis.lines.begin(), analysis.lines.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.critical_us, a.busy_us, b.file, b.line) >
-           std::tie(b.critical_us, b.busy_us, a.file, a.line);
+    return std::tie(a.critical_us, a.busy_us, b.file, b.line, b.what, b.pipe) >
+           std::tie(b.critical_us, b.busy_us, a.file, a.line, a.what, a.pipe);
   });
   return analysis;
 }

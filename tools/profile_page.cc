@@ -25,7 +25,7 @@ table { border-collapse: collapse; width: 100%; } th { text-align: left; font-we
 td, th { padding: 2px 10px 2px 0; border-bottom: 1px solid #eee; white-space: nowrap; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; } td.bar { width: 45%; }
 .stack { display: flex; height: 14px; background: #f3f4f6; } .stack span { height: 100%; }
-.columns { display: grid; grid-template-columns: 1fr 1fr; gap: 28px; } .one { display: block; }
+.columns { display: grid; grid-template-columns: 1fr 1fr; gap: 4px 28px; } .one { display: block; } .half { width: 50%; }
 canvas { width: 100%; border: 1px solid #e5e7eb; display: block; } svg { width: 100%; height: auto; }
 .key { display: inline-block; width: 10px; height: 10px; margin: 0 4px 0 12px; }
 #tip { position: fixed; background: #111827; color: #fff; padding: 4px 8px; font-size: 12px; pointer-events: none;
@@ -52,6 +52,7 @@ function table(head, rows) {
       rows.map((r) => "<tr>" + r.map((c) => cell("td", c)).join("") + "</tr>").join("") + "</table>";
 }
 const n = (s) => ({of: "n", is: text(s)});
+const moved = (x) => n(x ? bytes(x) : "-");
 const bar = (parts) => ({of: "bar", is: '<div class="stack">' +
     parts.map(([share, colour]) => `<span style="width:${100 * share}%;background:${colour}"></span>`).join("") + "</div>"});
 
@@ -72,7 +73,7 @@ function traffic(p) {
 function lines(p) {
   const most = Math.max(1e-9, ...p.lines.map((x) => x.busy_us));
   return table(["source line", "instruction", "pipe", n("count"), n("bytes"), n("busy us/core"), n("critical us"), ""],
-      p.lines.map((x) => [x.file + ":" + x.line, x.instruction, x.pipe, n(x.count.toLocaleString("en")), n(bytes(x.bytes)),
+      p.lines.map((x) => [x.file + ":" + x.line, x.instruction, x.pipe, n(x.count.toLocaleString("en")), moved(x.bytes),
       n(number(x.busy_us, 2)), n(number(x.critical_us, 2)), bar([[x.busy_us / most, colours[x.pipe]]])]));
 }
 function roofline(all) {
@@ -87,23 +88,29 @@ function roofline(all) {
   const first = 10 ** lo;
   s += `<polyline fill="none" stroke="#334155" stroke-width="2" points="${x(first)},${y(first * r0.peak_bytes_per_s)} ${x(ridge)},${y(r0.peak_flops_per_s)} ${x(10 ** hi)},${y(r0.peak_flops_per_s)}"/>`;
   all.forEach((p, i) => {
-    const r = p.roofline, name = `${i ? "B" : "A"}: ${number(100 * r.share)} % of the roof`;
+    const r = p.roofline, letter = data.b ? (i ? "B: " : "A: ") : "";
+    // Without products the roof is what HBM gives.
+    if (!r.attained_flops_per_s) {
+      s += `<text x="${l + 16}" y="${30 + 16 * i}">${letter}no products; ${number(100 * r.share)} % of what HBM gives</text>`;
+      return;
+    }
+    const name = `${letter}${number(100 * r.share)} % of the roof`;
     s += `<circle cx="${x(r.intensity)}" cy="${y(r.attained_flops_per_s)}" r="6" fill="${i ? "#f59e0b" : "#dc2626"}"><title>${name}</title></circle>` +
-        `<text x="${Math.min(x(r.intensity) + 10, w - 150)}" y="${y(r.attained_flops_per_s) + 14 + 14 * i}">${name}</text>`;
+        `<text x="${Math.min(x(r.intensity) + 10, w - 150)}" y="${Math.min(y(r.attained_flops_per_s) + 14 + 14 * i, h - b - 18 + 14 * i)}">${name}</text>`;
   });
   return s + `<text x="${w / 2}" y="${h - 6}" text-anchor="middle">FLOP per byte of HBM</text><text x="4" y="10">FLOP/s</text></svg>`;
 }
 function occupancy(p) {
   const w = 560, h = 70, l = 60;
-  return p.occupancy.map((o) => {
+  return `<div class="${data.b ? "one" : "columns"}">` + p.occupancy.map((o) => {
     const t0 = o.bytes[0][0], t1 = Math.max(o.bytes[o.bytes.length - 1][0], t0 + 1e-9);
     const x = (t) => l + (t - t0) / (t1 - t0) * (w - l - 10), y = (v) => h - 6 - v / o.capacity * (h - 14);
     let d = `M${x(t0)},${y(0)}`, last = 0;
     for (const [t, v] of o.bytes) { d += `L${x(t)},${y(last)}L${x(t)},${y(v)}`; last = v; }
     return `<svg viewBox="0 0 ${w} ${h}" font-size="11" font-family="sans-serif"><rect x="${l}" y="8" width="${w - l - 10}" height="${h - 14}" fill="#f9fafb" stroke="#e5e7eb"/>` +
         `<path d="${d}L${x(t1)},${y(0)}Z" fill="#93c5fd" stroke="#2563eb"/><text x="4" y="24">${text(o.buffer)}</text><text x="4" y="40">${number(100 * o.most / o.capacity, 0)} %</text>` +
-        `<text x="4" y="56">${bytes(o.capacity)}</text></svg>`;
-  }).join("");
+        `<text x="4" y="56">${number(o.capacity / 1024, 0)} KiB</text></svg>`;
+  }).join("") + "</div>";
 }
 
 // A canvas with a track per pipe; the wheel zooms, dragging moves, a double click shows all.
@@ -150,6 +157,7 @@ function timeline(parent, t) {
 }
 
 const calls = data.b ? [data.a, data.b] : [data.a];
+const key = (colour, name) => `<span class="key" style="background:${colour}"></span>${name}`;
 add(page, calls.map((p, i) => `<h1>${data.b ? (i ? "B: " : "A: ") : ""}${text(p.title)}</h1><p class="verdict"><span class="big" id="time${i}">${number(p.time_us, 2)} us</span>${p.interval_us ? ` <span id="interval${i}">${number(p.interval_us[0], 2)} to ${number(p.interval_us[1], 2)} us</span>` : ""} &nbsp; ${text(p.policy)} flags; ${text(p.verdict)}</p>`).join(""));
 if (data.b) {
   const [a, b] = calls, row = (name, x, y, d = 2) => [name, n(number(x, d)), n(number(y, d)), n(x > 0 ? number(y / x, 3) : "-")];
@@ -160,15 +168,18 @@ if (data.b) {
       row("Vector busy, %", 100 * a.vector_busy, 100 * b.vector_busy), row("L2 hits, %", 100 * a.l2_hit_rate, 100 * b.l2_hit_rate)].concat(
       causes.map((c) => row("critical path: " + c + ", us", us(a, c), us(b, c))))));
 }
+// Of two calls each part bears the letter of its own.
+const lettered = (html, i) => `<div>${data.b ? `<p class="hint">${i ? "B" : "A"}</p>` : ""}${html}</div>`;
 function section(title, make, wide) {
-  add(page, `<h2>${title}</h2><div class="${data.b && !wide ? "columns" : "one"}">` + calls.map((p) => `<div>${make(p)}</div>`).join("") + "</div>");
+  add(page, `<h2>${title}</h2><div class="${data.b && !wide ? "columns" : "one"}">` + calls.map((p, i) => lettered(make(p), i)).join("") + "</div>");
 }
-section("Pipes, shares of the time over all cores of the chip", pipes);
+section(`Pipes, shares of the time over all cores of the chip <span class="hint">${key("#334155", "busy, in the pipe's colour")}${key("#fcd34d", "waiting at a flag")}</span>`, pipes);
 section("Critical path, of the core that ends last", critical);
 add(page, '<h2>Timeline of that core</h2><p class="hint">Wheel zooms, dragging moves, a double click shows all. Hover for instruction and source line.' +
-    Object.entries(colours).map(([k, c]) => `<span class="key" style="background:${c}"></span>${k}`).join("") + "</p>");
+    Object.entries(colours).map(([k, c]) => key(c, k)).join("") + "</p>");
 data.timelines.forEach((t, i) => { const e = add(page, (data.b ? `<p class="hint">${i ? "B" : "A"}</p>` : "") + (t.cut ? `<p class="hint">The first ${t.slices.length.toLocaleString("en")} of ${t.of.toLocaleString("en")} instructions.</p>` : "")); timeline(e, t); });
-add(page, '<div class="columns"><div><h2>Roofline</h2>' + roofline(calls) + "</div><div><h2>Traffic</h2>" + traffic(data.a) + "</div></div>");
+if (data.b) { add(page, "<h2>Roofline</h2>" + roofline(calls)).className = "half"; section("Traffic", traffic); }
+else add(page, '<div class="columns"><div><h2>Roofline</h2>' + roofline(calls) + "</div><div><h2>Traffic</h2>" + traffic(data.a) + "</div></div>");
 section("Buffers over time, on that core: bytes still to be read", occupancy);
 section("Source lines", lines, true);
 document.body.dataset.ready = "yes";

@@ -446,6 +446,16 @@ TEST_F(CommandTest, ProfilePagesShowTheFigures) {
   std::snprintf(time, sizeof time, "%.2f us", json["interval_us"][1].get<double>());
   EXPECT_NE(dom.find(time), std::string::npos) << time;
   EXPECT_NE(dom.find("<canvas"), std::string::npos);
+  // Each call's own traffic and source lines, with its letter.
+  const auto count = [&](const std::string& text) {
+    int found = 0;
+    for (std::size_t at = dom.find(text); at != std::string::npos; at = dom.find(text, at + 1)) ++found;
+    return found;
+  };
+  EXPECT_EQ(count("<th>path</th>"), 2);
+  EXPECT_EQ(count("<th>source line</th>"), 2);
+  EXPECT_EQ(count("<p class=\"hint\">A</p>"), count("<p class=\"hint\">B</p>"));
+  EXPECT_GE(count("<p class=\"hint\">B</p>"), 5);
 }
 
 TEST_F(CommandTest, ListsHelpsAndInforms) {
