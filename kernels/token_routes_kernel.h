@@ -74,7 +74,8 @@ void SelectRoutesKernel(V& core, const TokenRoutesOperands& g, const TokenRoutes
   Ring<Buffer::kUB, std::uint8_t> map_ub(core, "map_ub", map_rows, map_cols, 2),
       valid_ub(core, "valid_ub", t.piece_tokens, 1, 2);
   Ring<Buffer::kUB, std::int32_t> flags_ub(core, "flags_ub", map_rows, map_cols, 1),
-      counts_ub(core, "counts_ub", t.piece_tokens, 1, 1), map_ids_ub(core, "map_ids_ub", map_rows, top_k, 2);
+      counts_ub(core, "counts_ub", t.piece_tokens, 1, 1),
+      map_ids_ub(core, "map_ids_ub", g.routing_map == nullptr ? 1 : t.piece_tokens, top_k, 2);
   Ring<Buffer::kUB, float> map_probs_ub(core, "map_probs_ub", map_rows, map_cols, 2),
       slot_probs_ub(core, "slot_probs_ub", t.piece_tokens, top_k, 2);
   IntTiles<V> expert_ids(core, g.topk_ids == nullptr ? g.ids : MatrixOf(*g.topk_ids), t.piece_tokens, top_k);

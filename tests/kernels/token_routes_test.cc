@@ -211,6 +211,14 @@ TEST(TokenRoutesTest, ManyPlacedExperts) {
   }
 }
 
+// More tokens than cores, so that pieces have several rows of no columns.
+TEST(TokenRoutesTest, MapsOfNoExperts) {
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    for (const bool valid : {false, true})
+      ExpectForm(device, {300, 0, 0, 5}, {.valid = valid, .places = valid, .num_out_tokens = 7});
+  }
+}
+
 // Random calls; the seed is part of every failure.
 TEST(TokenRoutesTest, RandomForms) {
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
