@@ -137,6 +137,8 @@ std::int64_t LeastChunk(const ChipSpec& chip, const Shape& s) {
 
 // Routes of a piece that is sorted: lists of MrgSort hold 4095 pairs of key and value, and the last merge has four.
 constexpr std::int64_t kMostSorted = 4 * 4095;
+constexpr std::int64_t kMostTabled = std::int64_t{1}
+                                     << 20;  // Experts of a table: a host's UB would hold any number.
 constexpr std::int64_t kMostSortedExperts = std::int64_t{1} << 24;  // Keys are floats.
 
 // With what fills up the blocks of UB.
@@ -188,6 +190,7 @@ std::vector<TokenPermuteTiling> AllPermuteTilings(const ChipSpec& chip, const Sh
     }
   };
   for (bool sums_chunks : {false, true}) {
+    if (s.experts > kMostTabled) break;
     // A host reads the table once more for every chunk, and has its next phase for next to nothing.
     if (!chip.pipes_overlap && !sums_chunks) continue;
     t.sums_chunks = sums_chunks;
@@ -196,7 +199,7 @@ std::vector<TokenPermuteTiling> AllPermuteTilings(const ChipSpec& chip, const Sh
       if (!sorts || chip.pipes_overlap) add();
     }
   }
-  t.sorts = false;
+  t.sorts = false, t.sums_chunks = true;  // A pass reads sums.
   for (int digit_bits : {4, 8, 11}) {
     if (s.experts <= std::int64_t{1} << digit_bits) break;  // One table has them all.
     for (std::int64_t range : {64, 2048, 16384}) {
@@ -258,6 +261,7 @@ std::vector<TokenUnpermuteGradTiling> AllUnpermuteGradTilings(const ChipSpec& ch
 
 bool Fits(const ChipSpec& chip, const Shape& shape, const TokenPermuteTiling& tiling) {
   if (tiling.sorts && !CanSort(shape, tiling)) return false;
+  if (tiling.digit_bits != 0 && !tiling.sums_chunks) return false;
   return Need(chip, shape, tiling) <= chip.buffer(Buffer::kUB).capacity;
 }
 

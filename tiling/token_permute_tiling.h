@@ -71,7 +71,7 @@ void VisitFields(const ChipSpec&, const TokenPermuteShape&, Tiling& t, Visit&& v
   visit({"chunk_tokens"}, t.chunk_tokens), visit({"piece_tokens"}, t.piece_tokens);
   visit({"digit_bits", 0, 16}, t.digit_bits), visit({"range_experts"}, t.range_experts);
   visit({"cols"}, t.cols);
-  visit({"row_stages", 1, 64}, t.row_stages);
+  visit({"row_stages", 2, 64}, t.row_stages);
   visit({"sums_chunks", 0, 1}, t.sums_chunks), visit({"sorts", 0, 1}, t.sorts);
 }
 

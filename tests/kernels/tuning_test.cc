@@ -85,6 +85,22 @@ TEST(TilingTextTest, ErrorsNameTheField) {
   expect("m=2048,n=2048", "does not fit the buffers of ascend910b2");
 }
 
+// What a kernel would read beyond its rings or through a phase that is not there.
+TEST(TilingTextTest, PermuteRefusesWhatItsKernelsCannotRun) {
+  for (const ChipSpec* chip : {&Ascend910B2(), &HostChip()}) {
+    TokenPermuteShape shape{.tokens = 1000, .hidden = 777, .top_k = 3, .experts = 100};
+    shape.dtype = DType::kBF16;
+    TokenPermuteTiling tiling;
+    ASSERT_TRUE(IsOk(Choose(*chip, shape, &tiling)));
+    const auto message = [&](const std::string& text) {
+      return ParseTiling(*chip, shape, text, &tiling).message();
+    };
+    EXPECT_EQ(message("digit_bits=4,sums_chunks=1,sorts=0"), "");
+    EXPECT_NE(message("digit_bits=4,sums_chunks=0").find("does not fit"), std::string::npos);
+    EXPECT_NE(message("row_stages=1").find("row_stages is 1, needs 2 to"), std::string::npos);
+  }
+}
+
 class TunedMatmul : public ::testing::Test {
  protected:
   TunedMatmul() : a_(300 * 256), b_(256 * 200), c_(300 * 200) {
