@@ -108,8 +108,11 @@ Status AttentionArguments::CheckPairs(const Argument& arg) const {
     const std::int64_t size = arg.tensor.size(d), needed = sizes[static_cast<std::size_t>(d)];
     const bool may_be_larger = lengths.given() && d >= 2;
     if (size == 1 || size == needed || (may_be_larger && size > needed)) continue;
-    return arg.Error("has size " + std::to_string(size) + " in dimension " + std::to_string(d) +
-                     ", needs 1 or " + (may_be_larger ? "at least " : "") + std::to_string(needed));
+    return arg.Error(
+        "has size " + std::to_string(size) + " in dimension " + std::to_string(d) + ", needs 1" +
+        (needed == 1 && !may_be_larger
+             ? ""
+             : std::string(" or ") + (may_be_larger ? "at least " : "") + std::to_string(needed)));
   }
   return {};
 }
@@ -135,16 +138,13 @@ Status AttentionArguments::CheckSlopes() const {
 }
 
 Status AttentionArguments::CheckNumbers() const {
-  const auto error = [&](const char* name, float value, const char* needs) {
-    return InvalidArgument(std::string(kernel) + ": " + name + " is " + std::to_string(value) + ", needs " +
-                           needs);
-  };
-  if (scale && !std::isfinite(*scale)) return error("scale", *scale, "a finite number");
-  if (soft_cap && !(std::isfinite(*soft_cap) && *soft_cap > 0)) {
-    return error("soft_cap", *soft_cap, "a finite number above 0");
-  }
+  // Neither 1 / soft_cap^2 nor 2 soft_cap may be infinite.
+  constexpr float kLeastCap = 0x1p-63f, kMostCap = 0x1p126f;
+  if (scale && !std::isfinite(*scale)) return OptionError(kernel, "scale", *scale, "a finite number");
+  if (soft_cap && !(*soft_cap >= kLeastCap && *soft_cap <= kMostCap))
+    return OptionError(kernel, "soft_cap", *soft_cap, TextOf(kLeastCap) + " to " + TextOf(kMostCap));
   if (!(dropout.keep > 0 && dropout.keep <= 1)) {
-    return error("dropout.keep", dropout.keep, "a probability above 0, up to 1");
+    return OptionError(kernel, "dropout.keep", dropout.keep, "a probability above 0, up to 1");
   }
   return {};
 }

@@ -58,7 +58,7 @@ struct FlashAttentionArgs {
   ConstTensor bias = {}, sinks = {}, mask = {};
   AttentionAlibi alibi = {};
   AttentionDropout dropout = {};
-  std::optional<float> soft_cap = {};  // > 0
+  std::optional<float> soft_cap = {};  // 2^-63 to 2^126
   CallerWorkspace workspace = {};      // Of at least FlashAttentionWorkspace's bytes, or none.
 };
 

@@ -130,28 +130,6 @@ Status CheckMatricesApart(const Argument& output, const Matrices<AnyTensor>& m) 
   return m.ForEach([&](const Argument& arg, std::int64_t) { return CheckApart(output, arg); });
 }
 
-// Outputs of a list share no element: if any two do, then two that are neighbours by address.
-Status CheckListApart(const Matrices<Tensor>& outputs) {
-  std::vector<std::size_t> by_address;
-  for (std::size_t g = 0; g < outputs.list.size(); ++g) {
-    if (outputs.list[g].data != nullptr && outputs.list[g].count() > 0) by_address.push_back(g);
-  }
-  std::sort(by_address.begin(), by_address.end(), [&](std::size_t x, std::size_t y) {
-    return std::less<const void*>()(outputs.list[x].data, outputs.list[y].data);
-  });
-  for (std::size_t i = 1; i < by_address.size(); ++i) {
-    const auto name = [&](std::size_t g) {
-      return std::string(outputs.list_name) + "[" + std::to_string(g) + "]";
-    };
-    const std::size_t g = std::max(by_address[i - 1], by_address[i]),
-                      h = std::min(by_address[i - 1], by_address[i]);
-    const std::string later = name(g), earlier = name(h);
-    CUBIST_RETURN_IF_ERROR(CheckApart({outputs.kernel, later.c_str(), outputs.list[g]},
-                                      {outputs.kernel, earlier.c_str(), outputs.list[h]}));
-  }
-  return {};
-}
-
 // `groups` matrices (rows, cols) of dtype, in place of plain weights.
 Status CheckPackedWeights(const Device& device, const char* kernel, const PackedOperand& packed,
                           bool plain_too, std::int64_t groups, std::int64_t rows, std::int64_t cols,
@@ -265,7 +243,7 @@ Status Validate(const Device& device, const GroupedMatmulGradArgs& args) {
     if (args.dx.given()) CUBIST_RETURN_IF_ERROR(CheckMatricesApart(out, weights));
     return {};
   }));
-  return CheckListApart(dw);
+  return CheckListApart(kGrad, dw.list_name, dw.list);
 }
 
 // ---- Launch ----

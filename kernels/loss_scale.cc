@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
+#include <span>
 #include <string>
 
 #include "kernels/validate.h"
@@ -37,31 +39,42 @@ bool IsFinite(const ConstTensor& x) {
 }
 
 Status CheckOptions(const LossScaleOptions& o) {
-  const auto bad = [](const char* name, float value, const char* needs) {
-    return InvalidArgument(std::string(kKernel) + ": " + name + " is " + std::to_string(value) + ", needs " +
-                           needs);
+  const auto bad = [](const char* name, float value, const std::string& needs) {
+    return OptionError(kKernel, name, value, needs);
   };
-  if (!(o.least > 0) || !std::isfinite(o.most) || !(o.least <= o.most))
-    return bad("least", o.least, "0 < least <= most");
-  if (!(o.initial >= o.least && o.initial <= o.most)) return bad("initial", o.initial, "least to most");
+  if (!std::isfinite(o.most)) return bad("most", o.most, "a finite value");
+  if (!(o.least > 0) || !(o.least <= o.most))
+    return bad("least", o.least, "more than 0, up to most, " + TextOf(o.most));
+  if (!(o.initial >= o.least && o.initial <= o.most))
+    return bad("initial", o.initial, "least to most, " + TextOf(o.least) + " to " + TextOf(o.most));
   if (!(o.growth > 1)) return bad("growth", o.growth, "more than 1");
   if (!(o.backoff > 0 && o.backoff < 1)) return bad("backoff", o.backoff, "between 0 and 1");
-  if (o.growth_interval < 1)
-    return bad("growth_interval", static_cast<float>(o.growth_interval), "at least 1");
-  return {};
+  if (o.growth_interval >= 1) return {};
+  return InvalidArgument(std::string(kKernel) + ": growth_interval is " + std::to_string(o.growth_interval) +
+                         ", needs at least 1");
+}
+
+// Of any rank and shape.
+Status CheckGradient(const Tensor& gradient, const std::string& name) {
+  const Argument arg{kKernel, name.c_str(), gradient};
+  if (gradient.rank > Tensor::kMaxRank)
+    return arg.Error("has rank " + std::to_string(gradient.rank) + ", needs 1 to " +
+                     std::to_string(Tensor::kMaxRank));
+  const std::array<Dim, Tensor::kMaxRank> dims{Dim{"any"}, Dim{"any"}, Dim{"any"}, Dim{"any"}};
+  CUBIST_RETURN_IF_ERROR(
+      CheckShape(arg, std::span(dims).first(static_cast<std::size_t>(std::max(gradient.rank, 0)))));
+  CUBIST_RETURN_IF_ERROR(CheckDType(arg, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckStorage(arg, /*needs_data=*/true));
+  return CheckWritable(arg);
 }
 
 }  // namespace
 
 Status LossScaler::Unscale(std::span<const Tensor> gradients, bool* apply) {
   CUBIST_RETURN_IF_ERROR(CheckOptions(options_));
-  for (const Tensor& gradient : gradients) {
-    const Argument arg{kKernel, "gradients", gradient};
-    if (!gradient.given()) return arg.Error("holds one that is not given");
-    CUBIST_RETURN_IF_ERROR(CheckDType(arg, {DType::kF32, DType::kBF16, DType::kF16}));
-    CUBIST_RETURN_IF_ERROR(CheckStorage(arg, /*needs_data=*/true));
-    CUBIST_RETURN_IF_ERROR(CheckWritable(arg));
-  }
+  for (std::size_t i = 0; i < gradients.size(); ++i)
+    CUBIST_RETURN_IF_ERROR(CheckGradient(gradients[i], "gradients[" + std::to_string(i) + "]"));
+  CUBIST_RETURN_IF_ERROR(CheckListApart(kKernel, "gradients", gradients));
   *apply = std::all_of(gradients.begin(), gradients.end(), [](const Tensor& g) { return IsFinite(g); });
   if (!*apply) {
     scale_ = std::max(scale_ * options_.backoff, options_.least);

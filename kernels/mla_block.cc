@@ -175,10 +175,7 @@ Status Validate(const Device& device, const MlaBlockArgs& a) {
     if (arg->tensor.given())
       CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {DType::kF32, DType::kBF16, DType::kF16}));
   }
-  if (!(a.eps >= 0) || std::isinf(a.eps)) {
-    return InvalidArgument(std::string(kBlock) + ": eps is " + std::to_string(a.eps) +
-                           ", needs a finite value >= 0");
-  }
+  if (!(a.eps >= 0) || std::isinf(a.eps)) return OptionError(kBlock, "eps", a.eps, "a finite value >= 0");
   const Sizes s(a);
   if (a.rope.given() && s.rope == 0)
     return g.cos.Error("is given, and kv_down has no columns behind the " + std::to_string(s.kv_rank) +

@@ -32,10 +32,8 @@ Status Validate(const Device& device, const RmsNormArgs& args) {
   }
   if (gamma.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckShape(gamma, {h}));
   if (rstd.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckShape(rstd, {t}));
-  if (!(args.eps >= 0) || std::isinf(args.eps)) {
-    return InvalidArgument(std::string(kNorm) + ": eps is " + std::to_string(args.eps) +
-                           ", needs a finite value >= 0");
-  }
+  if (!(args.eps >= 0) || std::isinf(args.eps))
+    return OptionError(kNorm, "eps", args.eps, "a finite value >= 0");
   CUBIST_RETURN_IF_ERROR(CheckDType(x, {DType::kF32, DType::kBF16, DType::kF16}));
   for (const Argument* arg : {&out, &residual, &sum}) {
     if (arg->tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {args.x.dtype}));

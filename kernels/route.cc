@@ -22,7 +22,7 @@ Status Bad(const char* kernel, const char* name, const std::string& value, const
 }
 
 Status CheckOptions(const char* kernel, const RouteOptions& o, std::int64_t experts, std::int64_t top_k) {
-  const auto text = [](auto value) { return std::to_string(value); };
+  const auto text = [](std::int64_t value) { return std::to_string(value); };
   if (experts < 1) return Bad(kernel, "E", text(experts), "at least 1");
   if (top_k < 1 || top_k > experts) return Bad(kernel, "K", text(top_k), "1 to E, " + text(experts));
   if (o.groups < 1 || experts % o.groups != 0)
@@ -38,22 +38,22 @@ Status CheckOptions(const char* kernel, const RouteOptions& o, std::int64_t expe
     return Bad(kernel, "K", text(top_k),
                "at most the experts of top_groups groups, " + text(width * o.top_groups));
   }
-  if (!(o.eps >= 0) || std::isinf(o.eps)) return Bad(kernel, "eps", text(o.eps), "a finite value >= 0");
-  if (!std::isfinite(o.scale)) return Bad(kernel, "scale", text(o.scale), "a finite value");
+  if (!(o.eps >= 0) || std::isinf(o.eps)) return OptionError(kernel, "eps", o.eps, "a finite value >= 0");
+  if (!std::isfinite(o.scale)) return OptionError(kernel, "scale", o.scale, "a finite value");
   if (!(o.temperature >= 0) || std::isinf(o.temperature)) {
-    return Bad(kernel, "temperature", text(o.temperature), "a finite value >= 0");
+    return OptionError(kernel, "temperature", o.temperature, "a finite value >= 0");
   }
-  if (!(o.dropout >= 0 && o.dropout <= 1)) return Bad(kernel, "dropout", text(o.dropout), "0 to 1");
+  if (!(o.dropout >= 0 && o.dropout <= 1)) return OptionError(kernel, "dropout", o.dropout, "0 to 1");
   if (!(o.expert_dropout >= 0 && o.expert_dropout <= 0.5f))
-    return Bad(kernel, "expert_dropout", text(o.expert_dropout), "0 to 0.5");
+    return OptionError(kernel, "expert_dropout", o.expert_dropout, "0 to 0.5");
   if (!(o.limit > 0) || std::isinf(o.limit))
-    return Bad(kernel, "limit", text(o.limit), "a finite value above 0");
+    return OptionError(kernel, "limit", o.limit, "a finite value above 0");
   if (o.weighting.given() && o.weighting.forward == nullptr)
     return InvalidArgument(std::string(kernel) + ": weighting has no forward function");
   if (kernel == kGrad && o.weighting.given() && o.weighting.backward == nullptr)
     return InvalidArgument(std::string(kernel) + ": weighting has no backward function");
   if (!std::isfinite(o.aux_coefficient))
-    return Bad(kernel, "aux_coefficient", text(o.aux_coefficient), "a finite value");
+    return OptionError(kernel, "aux_coefficient", o.aux_coefficient, "a finite value");
   return {};
 }
 
@@ -76,8 +76,8 @@ Status CheckLogits(const Argument& logits, float limit) {
     for (std::int64_t e = 0; e < x.size(1); ++e) {
       const float value = LoadFloat(x.data, x.dtype, t * x.stride(0) + e * x.stride(1));
       if (std::abs(value) <= limit) continue;
-      return logits.Error("has " + std::to_string(value) + " at (" + std::to_string(t) + ", " +
-                          std::to_string(e) + "), needs values within +-" + std::to_string(limit));
+      return logits.Error("has " + TextOf(value) + " at (" + std::to_string(t) + ", " + std::to_string(e) +
+                          "), needs values within +-" + TextOf(limit));
     }
   }
   return {};
@@ -130,7 +130,7 @@ Status Validate(const Device& device, const RouteGradArgs& args) {
   CUBIST_RETURN_IF_ERROR(CheckDType(d_logits, {DType::kF32, DType::kBF16, DType::kF16}));
   CUBIST_RETURN_IF_ERROR(CheckIfGiven(counts, {e}, {DType::kI32}));
   if (!std::isfinite(args.d_aux_loss))
-    return Bad(kGrad, "d_aux_loss", std::to_string(args.d_aux_loss), "a finite value");
+    return OptionError(kGrad, "d_aux_loss", args.d_aux_loss, "a finite value");
   if (args.d_aux_loss != 0 && !counts.tensor.given())
     return counts.Error("is not given, and d_aux_loss is not 0");
   CUBIST_RETURN_IF_ERROR(CheckOptions(kGrad, args.options, args.scores.size(1), args.ids.size(1)));

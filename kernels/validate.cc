@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <vector>
 
 namespace cubist {
 namespace {
@@ -70,6 +73,15 @@ bool InterleaveApart(const ConstTensor& x, const ConstTensor& y) {
 }
 
 }  // namespace
+
+std::string TextOf(float value) {
+  std::array<char, 32> digits;  // A sign, nine digits, a point and an exponent at most.
+  return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr};
+}
+
+Status OptionError(const char* kernel, const char* name, float value, const std::string& needs) {
+  return InvalidArgument(std::string(kernel) + ": " + name + " is " + TextOf(value) + ", needs " + needs);
+}
 
 Status CheckShape(const Argument& arg, std::span<const Dim> dims) {
   const ConstTensor& t = arg.tensor;
@@ -157,6 +169,32 @@ Status CheckApart(const Argument& output, const Argument& other) {
   const Bytes a = BytesOf(x), b = BytesOf(y);
   if (a.end <= b.begin || b.end <= a.begin || InterleaveApart(x, y) || InterleaveApart(y, x)) return {};
   return output.Error(std::string("overlaps ") + other.name + " in memory");
+}
+
+// In the order of their first bytes, so that each meets only those before it that reach as far as its first.
+Status CheckListApart(const char* kernel, const char* name, std::span<const Tensor> outputs) {
+  struct Placed {
+    std::size_t index;
+    Bytes bytes;
+  };
+  std::vector<Placed> placed, open;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i].data != nullptr && outputs[i].count() > 0) placed.push_back({i, BytesOf(outputs[i])});
+  }
+  std::sort(placed.begin(), placed.end(),
+            [](const Placed& x, const Placed& y) { return x.bytes.begin < y.bytes.begin; });
+  for (const Placed& next : placed) {
+    std::erase_if(open, [&](const Placed& before) { return before.bytes.end <= next.bytes.begin; });
+    for (const Placed& before : open) {
+      const auto one = [&](std::size_t i) { return std::string(name) + "[" + std::to_string(i) + "]"; };
+      const std::size_t i = std::max(before.index, next.index), j = std::min(before.index, next.index);
+      const std::string later = one(i), earlier = one(j);
+      CUBIST_RETURN_IF_ERROR(
+          CheckApart({kernel, later.c_str(), outputs[i]}, {kernel, earlier.c_str(), outputs[j]}));
+    }
+    open.push_back(next);
+  }
+  return {};
 }
 
 Status CheckTensors(const Device& device, std::initializer_list<const Argument*> inputs,

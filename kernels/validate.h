@@ -28,6 +28,11 @@ struct Argument {
   }
 };
 
+// The fewest digits that tell a number from its neighbours, as "1e-20".
+std::string TextOf(float value);
+// An option of a kernel that is no tensor: "route: scale is inf, needs a finite value".
+Status OptionError(const char* kernel, const char* name, float value, const std::string& needs);
+
 // A dimension that must have a known size, and where that size comes from, e.g. {"K of a", 7}.
 struct Dim {
   static constexpr std::int64_t kAny = -1;
@@ -49,6 +54,8 @@ Status CheckWritable(const Argument& arg);
 // An output shares no element with another argument. Tensors that interleave
 // (columns of one matrix) may be apart.
 Status CheckApart(const Argument& output, const Argument& other);
+// Outputs of a list share no element with each other; `name` is the list's.
+Status CheckListApart(const char* kernel, const char* name, std::span<const Tensor> outputs);
 // All of the above for a call's tensors, given or not, whose data is needed where the device computes.
 Status CheckTensors(const Device& device, std::initializer_list<const Argument*> inputs,
                     std::initializer_list<const Argument*> outputs);

@@ -98,8 +98,11 @@ TEST(BadArgumentsTest, FlashAttentionShapes) {
       {"sinks bf16",
        [](auto& x) { x.sinks = ConstTensor(x.q.data, DType::kBF16, {6}); },
        {who + "sinks", "bf16", "needs fp32"}},
-      {"soft cap 0", [](auto& x) { x.soft_cap = 0.0f; }, {who + "soft_cap is 0", "above 0"}},
-      {"soft cap NaN", [](auto& x) { x.soft_cap = NAN; }, {who + "soft_cap is nan", "above 0"}},
+      {"soft cap 0", [](auto& x) { x.soft_cap = 0.0f; }, {who + "soft_cap is 0,", "1.0842022e-19 to"}},
+      {"soft cap NaN", [](auto& x) { x.soft_cap = NAN; }, {who + "soft_cap is nan", "1.0842022e-19 to"}},
+      {"soft cap of infinite inverse",
+       [](auto& x) { x.soft_cap = 1e-20f; },
+       {who + "soft_cap is 1e-20,", "1.0842022e-19 to"}},
       {"rope without sin",
        [](auto& x) {
          x.rope.cos = ConstTensor(x.q.data, DType::kF32, {7, 1});
@@ -369,7 +372,7 @@ TEST(BadArgumentsTest, FlashAttentionGrad) {
       {"dsinks of five", [](auto& x) { x.dsinks.sizes[0] = 5; }, {who + "dsinks", "size 5", "of sinks", "6"}},
       {"dsinks without sinks", [](auto& x) { x.sinks = {}; }, {who + "dsinks is given, but sinks is not"}},
       {"dsinks bf16", [](auto& x) { x.dsinks.dtype = DType::kBF16; }, {who + "dsinks", "bf16", "fp32"}},
-      {"soft_cap 0", [](auto& x) { x.soft_cap = 0.0f; }, {who + "soft_cap", "0", "above 0"}},
+      {"soft_cap 0", [](auto& x) { x.soft_cap = 0.0f; }, {who + "soft_cap is 0,", "1.0842022e-19 to"}},
       {"rope of two pairs",
        [](auto& x) { x.rope.cos.sizes[1] = x.rope.sin.sizes[1] = 2; },
        {who + "rope.cos", "2 columns", "half the 2 of q_rope"}},

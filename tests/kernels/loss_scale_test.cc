@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -86,8 +87,34 @@ TEST(LossScalerTest, NamesBadArguments) {
   EXPECT_NE(message({.backoff = 1}, gradient.view()).find("loss_scale: backoff is 1"), std::string::npos);
   EXPECT_NE(message({.initial = 0.5f}, gradient.view()).find("loss_scale: initial is 0.5"),
             std::string::npos);
-  EXPECT_NE(message({}, ids.view()).find("gradients is int32"), std::string::npos);
+  EXPECT_NE(message({.initial = 1e-9f}, gradient.view())
+                .find("initial is 1e-09, needs least to most, 1 to 16777216"),
+            std::string::npos);
+  EXPECT_NE(message({.most = INFINITY}, gradient.view()).find("most is inf"), std::string::npos);
+  EXPECT_NE(message({.growth_interval = -1}, gradient.view()).find("growth_interval is -1, needs"),
+            std::string::npos);
+  EXPECT_NE(message({}, ids.view()).find("gradients[0] is int32"), std::string::npos);
+  Tensor odd = gradient.view();
+  odd.rank = 6;
+  EXPECT_NE(message({}, odd).find("gradients[0] has rank 6, needs 1 to 4"), std::string::npos);
+  odd.rank = 1, odd.sizes[0] = -2;
+  EXPECT_NE(message({}, odd).find("gradients[0] has size -2"), std::string::npos);
   EXPECT_NE(message({}, Tensor()).find("not given"), std::string::npos);
+}
+
+// It would be divided twice.
+TEST(LossScalerTest, OneGradientMayNotStandInTheListTwice) {
+  Matrix gradient(DType::kF16, {6});
+  gradient.Fill(8);
+  const Matrix before = gradient;
+  LossScaler scaler;
+  const Tensor last_two(static_cast<F16*>(gradient.view().data) + 4, {2});
+  const Tensor all[] = {gradient.view(), last_two};
+  bool apply = true;
+  const std::string message = scaler.Unscale(all, &apply).message();
+  EXPECT_NE(message.find("gradients[1] overlaps gradients[0]"), std::string::npos) << message;
+  ExpectSameBits(gradient.view(), before.view());
+  EXPECT_EQ(scaler.clean_steps(), 0);
 }
 
 }  // namespace

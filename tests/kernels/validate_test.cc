@@ -1,9 +1,10 @@
-// Which tensors count as apart in memory.
+// Which tensors count as apart in memory, and how numbers stand in messages.
 #include "kernels/validate.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace cubist::testing {
@@ -47,6 +48,29 @@ TEST(CheckApartTest, RowsThatShiftTheHeadsMeet) {
   // One head: columns of one matrix.
   EXPECT_TRUE(
       Apart(Part(matrix, kRows, 1, kWidth, kPitch, 0, 6), Part(matrix, kRows, 1, kWidth, kPitch, 6, 8)));
+}
+
+TEST(CheckListApartTest, MeetsAllThatReachThatFar) {
+  std::vector<float> memory(100);
+  const auto columns = [&](std::int64_t begin) { return Tensor(memory.data() + begin, {3, 2}, {10, 1}); };
+  // The second lies between the columns of the first and the third, which share two rows.
+  const Tensor first = columns(0), between = columns(2), second_row = columns(10), none;
+  for (const std::vector<Tensor>& list : {std::vector<Tensor>{first, between, second_row},
+                                          {second_row, none, first, between},
+                                          {between, second_row, first}}) {
+    const std::string message = CheckListApart("test", "list", list).message();
+    EXPECT_NE(message.find("overlaps list["), std::string::npos) << message;
+  }
+  const std::vector<Tensor> apart{columns(4), first, columns(8), none, between, columns(36)};
+  EXPECT_TRUE(CheckListApart("test", "list", apart).ok());
+}
+
+TEST(TextOfTest, TellsSmallAndLargeNumbersApart) {
+  EXPECT_EQ(TextOf(-1e-30f), "-1e-30");
+  EXPECT_EQ(TextOf(0.5f), "0.5");
+  EXPECT_EQ(TextOf(0), "0");
+  EXPECT_EQ(TextOf(3.40282347e+38f), "3.4028235e+38");
+  EXPECT_EQ(OptionError("route", "eps", -1e-9f, "more").message(), "route: eps is -1e-09, needs more");
 }
 
 }  // namespace
