@@ -106,9 +106,9 @@ struct BasicTensor {
   // A contiguous tensor, the last dimension innermost.
   BasicTensor(Void* data, DType dtype, std::initializer_list<std::int64_t> size_list)
       : data(data), dtype(dtype), rank(static_cast<int>(size_list.size())) {
-    std::copy(size_list.begin(), size_list.end(), sizes.begin());
+    Copy(size_list, &sizes);
     std::uint64_t stride = 1;  // Unsigned: an absurd size must not overflow before validation names it.
-    for (int d = rank - 1; d >= 0; --d) {
+    for (int d = std::min(rank, kMaxRank) - 1; d >= 0; --d) {
       strides[static_cast<std::size_t>(d)] = static_cast<std::int64_t>(stride);
       stride *= static_cast<std::uint64_t>(std::max<std::int64_t>(sizes[static_cast<std::size_t>(d)], 1));
     }
@@ -116,7 +116,7 @@ struct BasicTensor {
   BasicTensor(Void* data, DType dtype, std::initializer_list<std::int64_t> size_list,
               std::initializer_list<std::int64_t> stride_list)
       : BasicTensor(data, dtype, size_list) {
-    std::copy(stride_list.begin(), stride_list.end(), strides.begin());
+    Copy(stride_list, &strides);
   }
   // A contiguous tensor of a known element type.
   template <class T>
@@ -143,6 +143,12 @@ struct BasicTensor {
     std::int64_t n = 1;
     for (int d = 0; d < rank; ++d) n *= size(d);
     return n;
+  }
+
+ private:
+  // What is beyond kMaxRank is left out: validation names the rank.
+  static void Copy(std::initializer_list<std::int64_t> list, Sizes* to) {
+    std::copy_n(list.begin(), std::min<std::size_t>(list.size(), kMaxRank), to->begin());
   }
 };
 using Tensor = BasicTensor<void>;

@@ -159,6 +159,19 @@ TEST(TensorTest, EmptyAndAbsurdSizesDoNotOverflow) {
   EXPECT_EQ(t.stride(1), 8);
 }
 
+// Their rank is what validation names; they may not be written behind the tensor's own numbers.
+TEST(TensorTest, MoreDimensionsThanThereAre) {
+  float x[1];
+  struct {
+    Tensor t;
+    std::int64_t behind;
+  } guarded{Tensor(x, {2, 3, 4, 5, 6, 7}, {9, 8, 7, 6, 5, 4}), 42};
+  EXPECT_EQ(guarded.t.rank, 6);
+  EXPECT_EQ(guarded.t.sizes, (Tensor::Sizes{2, 3, 4, 5}));
+  EXPECT_EQ(guarded.t.strides, (Tensor::Sizes{9, 8, 7, 6}));
+  EXPECT_EQ(guarded.behind, 42);
+}
+
 TEST(SplitTest, CoversTheRangeWithoutOverlap) {
   for (std::int64_t size : {0, 1, 5, 6, 7, 12, 13}) {
     for (std::int64_t step : {1, 2, 6, 100}) {
