@@ -64,6 +64,8 @@ def _options(
     """The options of attention as fields of the extension."""
     fields: dict[str, Any] = {"causal": _causal(causal)}
     if window is not None:
+        if len(window) not in (2, 3):
+            raise ValueError(f"window is {tuple(window)}, needs (left, right) or (left, right, anchor)")
         left, right, anchor = (*window, "bottom_right")[:3]
         fields |= {"window_left": left, "window_right": right, "window_anchor": anchor}
     for name, group in (("rope", rope), ("alibi", alibi), ("dropout", dropout)):

@@ -126,6 +126,12 @@ class Call:
             self._values[field] = Spec([max(n, 0) for n in shape], dtype)
         return self
 
+    def added_to(self, field: str, flag: str, keyword: str) -> Call:
+        """Refuses to have made an output that the call adds to."""
+        if field in self._made:
+            raise ValueError(f"{self._name}: {keyword} is not given, {flag} adds to it")
+        return self
+
     def optional(self, field: str, given: Any, shape: tuple[int, ...], dtype: str) -> Call:
         """The same, but None leaves it out."""
         return self.output(field, False if given is None else given, shape, dtype)

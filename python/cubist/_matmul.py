@@ -50,6 +50,8 @@ def matmul(
     dtype = dtype_name(out_dtype) if out_dtype is not None else dtype_of(a if packed_a is None else packed_a)
     shape = (*_batch(a, b, residual, packed_a, packed_b), m, n)
     call = Call("matmul", device, a if a is not None else b).output("c", out, shape, dtype)
+    if accumulate:
+        call.added_to("c", "accumulate", "out")
     return first(
         call(
             a=a,
@@ -187,6 +189,8 @@ def grouped_matmul_grad(
     if not dw_is_list:
         shape = (experts, n, k) if transpose_weights else (experts, k, n)
         call.output("dw", dw if x is not None else (False if dw is None else dw), shape, dtype)
+        if accumulate_dw:
+            call.added_to("dw", "accumulate_dw", "dw")
     return given(
         call(
             dy=dy,

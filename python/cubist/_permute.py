@@ -84,6 +84,8 @@ def token_permute(
     device_counts   (D), int32: slots for each of D devices; a number D makes them. node_counts (N) likewise
     """
     if num_experts is None:
+        if routing_map is None:
+            raise ValueError("token_permute: num_experts is not given, and there is no routing_map that has it")
         num_experts = size(routing_map, 1)
     if routing_map is not None:
         slots = size(tokens, 0) * max(top_k or 0, 0)

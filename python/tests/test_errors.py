@@ -26,6 +26,17 @@ A = np.ones((3, 4), np.float32)
             "transpose_a is 'yes', needs True or False",
         ),
         (lambda: cubist.grouped_matmul(A, [3], A[None]), TypeError, "groups is list"),
+        (lambda: cubist.matmul(A, A.T, accumulate=True), ValueError, "matmul: out is not given, accumulate adds to it"),
+        (
+            lambda: cubist.grouped_matmul_grad(A, np.array([3]), x=A, accumulate_dw=True),
+            ValueError,
+            "grouped_matmul_grad: dw is not given, accumulate_dw adds to it",
+        ),
+        (
+            lambda: cubist.token_permute(A, np.zeros((3, 2), np.int32)),
+            ValueError,
+            "token_permute: num_experts is not given",
+        ),
         (lambda: cubist.swiglu(A, A[:, :3]), ValueError, "swiglu: up"),
         (lambda: cubist.flash_attention(A, A, A), ValueError, "flash_attention: q"),
         (lambda: cubist.route(A, 9), ValueError, "route: .*9"),
@@ -51,6 +62,12 @@ def test_an_attention_mask_that_does_not_exist():
     q = np.ones((1, 1, 4, 8), np.float32)
     with pytest.raises(ValueError, match="causal is 'both', needs one of 'none', 'top_left', 'bottom_right'"):
         cubist.flash_attention(q, q, q, causal="both")
+
+
+def test_a_window_of_one_side():
+    q = np.ones((1, 1, 4, 8), np.float32)
+    with pytest.raises(ValueError, match=r"window is \(3,\), needs \(left, right\) or \(left, right, anchor\)"):
+        cubist.flash_attention(q, q, q, window=(3,))
 
 
 def test_nothing_is_written():
