@@ -11,6 +11,7 @@
 #include "kernels/rms_norm.h"
 #include "kernels/swiglu.h"
 #include "tests/kernels/kernel_test.h"
+#include "tests/kernels/rows_call.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/matrix.h"
 #include "tests/support/random.h"
@@ -21,11 +22,6 @@ namespace cubist::testing {
 namespace {
 
 constexpr Layout kApart{.gap = 5, .offset = 3, .step = 2};
-
-struct RowsShape {
-  std::int64_t rows, cols;
-  std::string Name() const { return Join(rows, "x", cols); }
-};
 
 // Every edge of rows and columns; the last need several parts of a row on an NPU.
 std::vector<RowsShape> Shapes() {
@@ -42,36 +38,6 @@ void Expect(const Matrix& actual, const reference::Bounded& expected) {
   ExpectClose(actual.view(), expected.values, expected.bounds);
   ExpectGuards(actual);
 }
-
-struct NormCall {
-  NormCall(DType dtype, const RowsShape& s, const Layout& layout = {})
-      : x(dtype, {s.rows, s.cols}, layout),
-        residual(dtype, {s.rows, s.cols}, layout),
-        sum(dtype, {s.rows, s.cols}, layout),
-        out(dtype, {s.rows, s.cols}, layout),
-        d_out(dtype, {s.rows, s.cols}, layout),
-        d_sum(dtype, {s.rows, s.cols}, layout),
-        d_x(dtype, {s.rows, s.cols}, layout),
-        gamma(dtype, {s.cols}, layout),
-        d_gamma(DType::kF32, {s.cols}, layout),
-        rstd(DType::kF32, {s.rows}, layout) {
-    Random random;
-    for (Matrix* m : {&x, &residual, &d_out, &d_sum, &gamma}) m->FillNormal(random);
-  }
-  RmsNormArgs args() {
-    return {.x = x.view(), .gamma = gamma.view(), .out = out.view(), .rstd = rstd.view()};
-  }
-  RmsNormGradArgs grad_args() {
-    return {.d_out = d_out.view(),
-            .x = x.view(),
-            .rstd = rstd.view(),
-            .gamma = gamma.view(),
-            .d_x = d_x.view(),
-            .d_gamma = d_gamma.view()};
-  }
-
-  Matrix x, residual, sum, out, d_out, d_sum, d_x, gamma, d_gamma, rstd;
-};
 
 void ExpectNorm(const Device& device, DType dtype, const RowsShape& shape, bool residual,
                 const Layout& layout) {
@@ -102,36 +68,6 @@ void ExpectNorm(const Device& device, DType dtype, const RowsShape& shape, bool 
       reference::RmsNormGrad(grad.d_out, grad.x, grad.rstd, grad.gamma, grad.d_sum, dtype, DType::kF32);
   Expect(call.d_x, gradients.d_x), Expect(call.d_gamma, gradients.d_gamma);
 }
-
-struct GluCall {
-  GluCall(DType dtype, const RowsShape& s, const Layout& layout = {})
-      : gate(dtype, {s.rows, s.cols}, layout),
-        up(dtype, {s.rows, s.cols}, layout),
-        out(dtype, {s.rows, s.cols}, layout),
-        d_out(dtype, {s.rows, s.cols}, layout),
-        d_gate(dtype, {s.rows, s.cols}, layout),
-        d_up(dtype, {s.rows, s.cols}, layout),
-        probs(DType::kF32, {s.rows}, layout),
-        d_probs(DType::kF32, {s.rows}, layout) {
-    Random random;
-    gate.FillNormal(random, 0, 3);
-    for (Matrix* m : {&up, &d_out, &probs}) m->FillNormal(random);
-  }
-  SwiGluArgs args() {
-    return {.gate = gate.view(), .up = up.view(), .probs = probs.view(), .out = out.view()};
-  }
-  SwiGluGradArgs grad_args() {
-    return {.d_out = d_out.view(),
-            .gate = gate.view(),
-            .up = up.view(),
-            .probs = probs.view(),
-            .d_gate = d_gate.view(),
-            .d_up = d_up.view(),
-            .d_probs = d_probs.view()};
-  }
-
-  Matrix gate, up, out, d_out, d_gate, d_up, probs, d_probs;
-};
 
 void ExpectGlu(const Device& device, DType dtype, const RowsShape& shape, bool probs, const Layout& layout) {
   SCOPED_TRACE(Join(shape.Name(), " ", NameOf(dtype), probs ? " probs" : "", " step ", layout.step));

@@ -14,6 +14,7 @@
 #include "tests/kernels/bad_call.h"
 #include "tests/kernels/call_fixtures.h"
 #include "tests/kernels/kernel_test.h"
+#include "tests/kernels/rows_call.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/matrix.h"
 #include "tests/support/random.h"
@@ -22,28 +23,16 @@
 namespace cubist::testing {
 namespace {
 
-struct RmsNormFixture {
-  RmsNormFixture()
-      : x(DType::kBF16, {4, 6}),
-        residual(DType::kBF16, {4, 6}),
-        gamma(DType::kF32, {6}),
-        out(DType::kBF16, {4, 6}),
-        sum(DType::kBF16, {4, 6}),
-        rstd(DType::kF32, {4}) {
-    Random random;
-    x.FillUniform(random), residual.FillUniform(random), gamma.FillUniform(random);
-  }
+constexpr RowsShape kShape{4, 6};
+
+struct RmsNormFixture : NormCall {
+  RmsNormFixture() : NormCall(DType::kBF16, kShape) {}
   RmsNormArgs args() {
-    return {.x = x.view(),
-            .residual = residual.view(),
-            .gamma = gamma.view(),
-            .out = out.view(),
-            .sum = sum.view(),
-            .rstd = rstd.view()};
+    RmsNormArgs args = NormCall::args();
+    args.residual = residual.view(), args.sum = sum.view();
+    return args;
   }
   std::vector<const Matrix*> all() const { return {&x, &residual, &gamma, &out, &sum, &rstd}; }
-
-  Matrix x, residual, gamma, out, sum, rstd;
 };
 
 TEST(BadArgumentsTest, RmsNorm) {
@@ -70,31 +59,17 @@ TEST(BadArgumentsTest, RmsNorm) {
   ExpectErrors<RmsNormFixture>(calls, [](const Device& d, const RmsNormArgs& a) { return RmsNorm(d, a); });
 }
 
-struct RmsNormGradFixture {
-  RmsNormGradFixture()
-      : d_out(DType::kF32, {4, 6}),
-        x(DType::kF32, {4, 6}),
-        d_sum(DType::kF32, {4, 6}),
-        d_x(DType::kF32, {4, 6}),
-        rstd(DType::kF32, {4}),
-        gamma(DType::kF32, {6}),
-        d_gamma(DType::kF32, {6}) {
+struct RmsNormGradFixture : NormCall {
+  RmsNormGradFixture() : NormCall(DType::kF32, kShape) {
     Random random;
-    d_out.FillUniform(random), x.FillUniform(random), rstd.FillUniform(random), gamma.FillUniform(random),
-        d_sum.FillUniform(random);
+    rstd.FillUniform(random);
   }
   RmsNormGradArgs args() {
-    return {.d_out = d_out.view(),
-            .x = x.view(),
-            .rstd = rstd.view(),
-            .gamma = gamma.view(),
-            .d_sum = d_sum.view(),
-            .d_x = d_x.view(),
-            .d_gamma = d_gamma.view()};
+    RmsNormGradArgs args = grad_args();
+    args.d_sum = d_sum.view();
+    return args;
   }
   std::vector<const Matrix*> all() const { return {&d_out, &x, &rstd, &gamma, &d_sum, &d_x, &d_gamma}; }
-
-  Matrix d_out, x, d_sum, d_x, rstd, gamma, d_gamma;
 };
 
 TEST(BadArgumentsTest, RmsNormGrad) {
@@ -115,21 +90,13 @@ TEST(BadArgumentsTest, RmsNormGrad) {
       calls, [](const Device& d, const RmsNormGradArgs& a) { return RmsNormGrad(d, a); });
 }
 
-struct SwiGluFixture {
-  SwiGluFixture()
-      : gate(DType::kF16, {4, 6}),
-        up(DType::kF16, {4, 6}),
-        out(DType::kF16, {4, 6}),
-        probs(DType::kBF16, {4}) {
+struct SwiGluFixture : GluCall {
+  SwiGluFixture() : GluCall(DType::kF16, kShape) {
     Random random;
-    gate.FillUniform(random), up.FillUniform(random), probs.FillUniform(random);
-  }
-  SwiGluArgs args() {
-    return {.gate = gate.view(), .up = up.view(), .probs = probs.view(), .out = out.view()};
+    probs = Matrix(DType::kBF16, {kShape.rows});
+    probs.FillUniform(random);
   }
   std::vector<const Matrix*> all() const { return {&gate, &up, &probs, &out}; }
-
-  Matrix gate, up, out, probs;
 };
 
 TEST(BadArgumentsTest, SwiGlu) {
@@ -147,30 +114,10 @@ TEST(BadArgumentsTest, SwiGlu) {
   ExpectErrors<SwiGluFixture>(calls, [](const Device& d, const SwiGluArgs& a) { return SwiGlu(d, a); });
 }
 
-struct SwiGluGradFixture {
-  SwiGluGradFixture()
-      : d_out(DType::kF32, {4, 6}),
-        gate(DType::kF32, {4, 6}),
-        up(DType::kF32, {4, 6}),
-        d_gate(DType::kF32, {4, 6}),
-        d_up(DType::kF32, {4, 6}),
-        probs(DType::kF32, {4}),
-        d_probs(DType::kF32, {4}) {
-    Random random;
-    d_out.FillUniform(random), gate.FillUniform(random), up.FillUniform(random), probs.FillUniform(random);
-  }
-  SwiGluGradArgs args() {
-    return {.d_out = d_out.view(),
-            .gate = gate.view(),
-            .up = up.view(),
-            .probs = probs.view(),
-            .d_gate = d_gate.view(),
-            .d_up = d_up.view(),
-            .d_probs = d_probs.view()};
-  }
+struct SwiGluGradFixture : GluCall {
+  SwiGluGradFixture() : GluCall(DType::kF32, kShape) {}
+  SwiGluGradArgs args() { return grad_args(); }
   std::vector<const Matrix*> all() const { return {&d_out, &gate, &up, &probs, &d_gate, &d_up, &d_probs}; }
-
-  Matrix d_out, gate, up, d_gate, d_up, probs, d_probs;
 };
 
 TEST(BadArgumentsTest, SwiGluGrad) {

@@ -1,0 +1,243 @@
+// Instructions on integers: ids, counts and places, in plain loops.
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "npu_model/host/host_core.h"
+#include "npu_model/host/tile_layout-inl.h"
+
+namespace cubist {
+
+namespace {
+
+// One row, where the rows of all the tiles follow one another.
+template <class... Tiles>
+bool InOneRow(const TileRef& tile, const Tiles&... tiles) {
+  const auto joined = [&](const TileRef& t) {
+    return t.slot->shows.pitch == tile.cols() && t.cols() == tile.cols();
+  };
+  return joined(tile) && (joined(tiles) && ...);
+}
+
+// Wraps, as a device does: too large a sum is the kernel's mistake, and none of the language's.
+std::int32_t Sum(std::int32_t a, std::int32_t b) {
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) + static_cast<std::uint32_t>(b));
+}
+
+}  // namespace
+
+void HostVector::FillInt(TileRef x, std::int32_t value, Loc) {
+  if (InOneRow(x)) {
+    std::fill_n(Ints(x), x.rows() * x.cols(), value);
+    return;
+  }
+  for (std::int64_t i = 0; i < x.rows(); ++i) std::fill_n(Ints(x) + i * x.slot->shows.pitch, x.cols(), value);
+}
+
+void HostVector::AddInt(TileRef dst, TileRef a, TileRef b, Loc) {
+  for (std::int64_t i = 0; i < dst.rows(); ++i) {
+    auto* out = Ints(dst) + i * dst.slot->shows.pitch;
+    const auto* left = Ints(a) + i * a.slot->shows.pitch;
+    const auto* right = Ints(b) + i * b.slot->shows.pitch;
+    for (std::int64_t j = 0; j < dst.cols(); ++j) out[j] = Sum(left[j], right[j]);
+  }
+}
+
+void HostVector::ColumnSum(TileRef dst, TileRef a, Loc) {
+  std::int32_t* sum = Ints(dst);
+  std::fill_n(sum, dst.cols(), 0);
+  for (std::int64_t i = 0; i < a.rows(); ++i) {
+    const auto* row = Ints(a) + i * a.slot->shows.pitch;
+    for (std::int64_t j = 0; j < dst.cols(); ++j) sum[j] = Sum(sum[j], row[j]);
+  }
+}
+
+void HostVector::ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc) {
+  std::int32_t sum = initial;
+  for (std::int64_t j = 0; j < a.cols(); ++j) {
+    Ints(dst)[j] = sum;
+    sum = Sum(sum, Ints(a)[j]);
+  }
+  Ints(dst)[a.cols()] = sum;
+}
+
+void HostVector::AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc) {
+  for (std::int64_t i = 0; i < dst.rows(); ++i) {
+    auto* out = Ints(dst) + i * dst.slot->shows.pitch;
+    const auto* in = Ints(a) + i * a.slot->shows.pitch;
+    for (std::int64_t j = 0; j < dst.cols(); ++j) out[j] = Sum(in[j], value);
+  }
+}
+
+void HostVector::CopyElement(TileRef dst, TileRef src, Loc) { *Ints(dst) = *Ints(src); }
+
+namespace {
+
+// visit(bin, row, column) for every id, row by row, or as one row; the bin is -1 where it is not one of `count`.
+template <class BinOf, class Visit>
+void ForEachId(const TileRef& ids, BinOf bin_of, std::int64_t count, bool in_one_row, Visit visit) {
+  const std::int64_t rows = in_one_row ? 1 : ids.rows(),
+                     cols = in_one_row ? ids.rows() * ids.cols() : ids.cols();
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const std::int32_t* row = Ints(ids) + i * ids.slot->shows.pitch;
+#pragma GCC unroll 4
+    for (std::int64_t j = 0; j < cols; ++j) {
+      const std::int64_t bin = bin_of(row[j]);
+      visit(static_cast<std::uint64_t>(bin) < static_cast<std::uint64_t>(count) ? bin : -1, i, j);
+    }
+  }
+}
+template <class Visit>
+void ForEachId(const TileRef& ids, const IdBins& bins, std::int64_t count, bool in_one_row, Visit visit) {
+  if (bins.whole()) {
+    const std::int64_t first = bins.first;
+    return ForEachId(
+        ids,
+        [first](std::int32_t id) {
+          return static_cast<std::int64_t>(static_cast<std::uint32_t>(id)) - first;
+        },
+        count, in_one_row, visit);
+  }
+  ForEachId(
+      ids, [bins](std::int32_t id) { return bins.Of(id); }, count, in_one_row, visit);
+}
+// Likewise for those that have a bin.
+template <class Visit>
+void ForEachBin(const TileRef& ids, const IdBins& bins, std::int64_t count, bool in_one_row, Visit visit) {
+  ForEachId(ids, bins, count, in_one_row, [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
+    if (bin >= 0) visit(bin, i, j);
+  });
+}
+
+}  // namespace
+
+void HostVector::Histogram(TileRef counts, TileRef ids, const IdBins& bins, Loc) {
+  ForEachBin(ids, bins, counts.cols(), InOneRow(ids),
+             [count = Ints(counts)](std::int64_t bin, std::int64_t, std::int64_t) { ++count[bin]; });
+}
+
+void HostVector::Rank(TileRef ranks, TileRef next, TileRef ids, const IdBins& bins, Loc) {
+  ForEachId(ids, bins, next.cols(), InOneRow(ids, ranks),
+            [at = Ints(next), rank = Ints(ranks), pitch = ranks.slot->shows.pitch](
+                std::int64_t bin, std::int64_t i, std::int64_t j) {
+              rank[i * pitch + j] = bin < 0 ? -1 : at[bin]++;
+            });
+}
+
+void HostVector::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, const IdBins& bins,
+                            Loc) {
+  std::int32_t *at = Ints(next), *rank = Ints(ranks);
+  const std::int32_t* limit = Ints(limits);
+  const std::int64_t pitch = ranks.slot->shows.pitch;
+  ForEachId(ids, bins, next.cols(), InOneRow(ids, ranks),
+            [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
+              rank[i * pitch + j] = bin >= 0 && at[bin] < limit[bin] ? at[bin]++ : -1;
+            });
+}
+
+namespace {
+
+// The elements of a tile, row by row, from or to a vector.
+template <class T>
+std::vector<T> ElementsOf(const TileRef& tile) {
+  std::vector<T> elements;
+  for (std::int64_t i = 0; i < tile.rows(); ++i) {
+    const T* const row = RowAt<T>(tile, i);
+    elements.insert(elements.end(), row, row + tile.cols());
+  }
+  return elements;
+}
+template <class T>
+void SetElements(const TileRef& tile, const std::vector<T>& elements) {
+  auto next = elements.begin();
+  for (std::int64_t i = 0; i < tile.rows(); ++i, next += tile.cols())
+    std::copy_n(next, tile.cols(), RowAt<T>(tile, i));
+}
+
+// Each part of `count` keys in descending order, stable, with their values. Parts that are made of such are merged.
+void SortParts(const TileRef& keys, const TileRef& values, const TileRef& from, const TileRef& values_from,
+               std::int64_t count) {
+  const auto key = ElementsOf<float>(from);
+  const auto value = ElementsOf<std::int32_t>(values_from);
+  std::vector<std::size_t> order(key.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  for (const Range part : Split(static_cast<std::int64_t>(order.size()), count)) {
+    std::stable_sort(order.begin() + part.begin, order.begin() + part.end,
+                     [&](std::size_t a, std::size_t b) { return key[a] > key[b]; });
+  }
+  std::vector<float> sorted_keys;
+  std::vector<std::int32_t> sorted_values;
+  for (const std::size_t i : order) sorted_keys.push_back(key[i]), sorted_values.push_back(value[i]);
+  SetElements(keys, sorted_keys);
+  SetElements(values, sorted_values);
+}
+
+}  // namespace
+
+void HostVector::Sort32(TileRef keys, TileRef values, TileRef from, TileRef values_from, Loc) {
+  SortParts(keys, values, from, values_from, 32);
+}
+
+void HostVector::MergeSort(TileRef keys, TileRef values, TileRef from, TileRef values_from, std::int64_t run,
+                           Loc) {
+  SortParts(keys, values, from, values_from, 4 * run);
+}
+
+void HostVector::RunOffsets(TileRef offsets, TileRef next, TileRef keys, Loc) {
+  const auto sorted = ElementsOf<float>(keys);
+  std::int32_t *const offset = Ints(offsets), *const at = Ints(next);
+  for (std::size_t begin = 0, end = 0; begin < sorted.size(); begin = end) {
+    while (end < sorted.size() && sorted[end] == sorted[begin]) ++end;
+    const auto id = static_cast<std::int64_t>(-sorted[begin]);
+    if (id < 0 || id >= next.cols()) continue;
+    offset[id] = at[id] - static_cast<std::int32_t>(begin);
+    at[id] += static_cast<std::int32_t>(end - begin);
+  }
+}
+
+void HostVector::HistogramBySort(TileRef counts, TileRef ids, const SortRefs&, Loc loc) {
+  Histogram(counts, ids, {}, loc);
+}
+
+void HostVector::RankBySort(TileRef ranks, TileRef next, TileRef ids, const SortRefs&, Loc loc) {
+  Rank(ranks, next, ids, {}, loc);
+}
+
+void HostVector::RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc) {
+  for (std::int64_t j = 0; j < a.cols(); ++j) {
+    Ints(dst)[j] = static_cast<std::int32_t>(cubist::RoundUp(std::int64_t{Ints(a)[j]}, multiple));
+  }
+}
+
+void HostVector::TrueColumns(TileRef dst, TileRef flags, Loc) {
+  for (std::int64_t i = 0; i < dst.rows(); ++i) {
+    const std::int32_t* flag = RowAt<std::int32_t>(flags, i);
+    std::int32_t* const columns = RowAt<std::int32_t>(dst, i);
+    std::int64_t count = 0;
+    for (std::int64_t j = 0; j < flags.cols() && count < dst.cols(); ++j) {
+      columns[count] = static_cast<std::int32_t>(j);
+      count += flag[j] != 0 ? 1 : 0;
+    }
+    std::fill(columns + count, columns + dst.cols(), -1);
+  }
+}
+
+void HostVector::KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc) {
+  const std::int64_t step = flags.cols() == 1 ? 0 : 1;
+  for (std::int64_t i = 0; i < dst.rows(); ++i) {
+    const std::int32_t *flag = RowAt<std::int32_t>(flags, i), *from = RowAt<std::int32_t>(a, i);
+    std::int32_t* const to = RowAt<std::int32_t>(dst, i);
+    for (std::int64_t j = 0; j < dst.cols(); ++j) to[j] = flag[j * step] != 0 ? from[j] : -1;
+  }
+}
+
+void HostVector::Lookup(TileRef dst, TileRef ids, TileRef table, std::int32_t first, Loc) {
+  const std::int32_t* const entries = Ints(table);
+  ForEachBin(ids, {.first = first}, table.cols(), InOneRow(ids, dst),
+             [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
+               RowAt<std::int32_t>(dst, i)[j] = entries[bin];
+             });
+}
+
+}  // namespace cubist
