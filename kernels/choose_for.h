@@ -163,7 +163,7 @@ Status ChooseFor(const Device& device, const char* kernel, const Shape& shape,
   if (tuned == nullptr || !NamesAll<Tiling>(chip, shape, *tuned)) {
     untuned = chip.pipes_overlap ? ChooseOnNpu(chip, shape, tuned, candidates, replay, tiling)
                                  : Choose(chip, shape, tiling);
-  } else if constexpr (requires { Blank(chip, shape); }) {
+  } else if constexpr (requires { *tiling = Blank(chip, shape); }) {
     *tiling = Blank(chip, shape);
   } else {
     untuned = Choose(chip, shape, tiling);
