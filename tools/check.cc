@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <fstream>
+#include <utility>
 
 #include "npu_model/sync/check.h"
 #include "npu_model/sync/execute.h"
@@ -10,15 +10,11 @@
 #include "npu_model/sync/report.h"
 #include "npu_model/sync/slack.h"
 #include "tools/bad_input.h"
+#include "tools/files.h"
 #include "tools/progress.h"
 
 namespace cubist {
 namespace {
-
-bool Write(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  return static_cast<bool>(file << text << std::flush);
-}
 
 // Runs the record in program order, eagerly, late, and at random as often as asked for; whether all give the same
 // bytes.
@@ -57,8 +53,11 @@ int CheckCommand(const CheckOptions& options) {
     return BadInput("cubist check", fmt::format("policy '{}' is not minimal or per-tile", options.policy));
   }
   ChipSpec chip;
-  if (const Status status = LoadChip(options.chip, &chip); !status.ok())
-    return BadInput("cubist check", status.message());
+  Status ready = LoadChip(options.chip, &chip);
+  for (const auto& [option, file] : {std::pair("--json", options.json), std::pair("--dot", options.dot)}) {
+    if (ready.ok()) ready = CheckWritable(option, file);
+  }
+  if (!ready.ok()) return BadInput("cubist check", ready.message());
 
   trace::Record record;
   const Device device = Npu(chip, {.with_data = wanted.with_data, .record = &record});
@@ -69,8 +68,9 @@ int CheckCommand(const CheckOptions& options) {
 
   if (options.plan) fmt::print("{}\n", sync::PlanTable(record, plan));
   fmt::print("{}", sync::CheckText(result));
-  if (!options.dot.empty() && !Write(options.dot, result.deadlock_dot)) {
-    return BadInput("cubist check", fmt::format("cannot write '{}'", options.dot));
+  if (!options.dot.empty()) {
+    if (const Status status = WriteFile(options.dot, result.deadlock_dot); !status.ok())
+      return BadInput("cubist check", status.message());
   }
   std::string slack_json = "null";
   if (options.slack && result.ok()) {
@@ -82,10 +82,11 @@ int CheckCommand(const CheckOptions& options) {
     fmt::print("{}", sync::SlackTable(slack));
     slack_json = sync::SlackJson(slack);
   }
-  if (!options.json.empty() &&
-      !Write(options.json, fmt::format("{{\"plan\": {},\n \"check\": {},\n \"slack\": {}}}\n",
-                                       sync::PlanJson(record, plan), sync::CheckJson(result), slack_json))) {
-    return BadInput("cubist check", fmt::format("cannot write '{}'", options.json));
+  if (!options.json.empty()) {
+    const Status status = WriteFile(
+        options.json, fmt::format("{{\"plan\": {},\n \"check\": {},\n \"slack\": {}}}\n",
+                                  sync::PlanJson(record, plan), sync::CheckJson(result), slack_json));
+    if (!status.ok()) return BadInput("cubist check", status.message());
   }
   const bool same = options.execute == 0 || ExecuteOrders(record, plan, options.execute);
   return result.ok() && same ? 0 : 1;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <iostream>
 #include <map>
 #include <string>
 #include <system_error>
@@ -363,6 +364,13 @@ std::string Misspelt(const CLI::App& app, int argc, char** argv) {
   return "";
 }
 
+// A command's exit code, or what says that its text did not arrive: the disk is full, nobody reads.
+int Printed(int code) {
+  std::cout.flush();
+  if (std::cout && std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  return cubist::BadInput("cubist", "cannot write to the standard output");
+}
+
 }  // namespace
 
 namespace cubist {
@@ -395,13 +403,17 @@ int CommandMain(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // help, version
+    if (error.get_exit_code() == 0) return Printed(app.exit(error));  // help, version
     if (const std::string misspelt = Misspelt(app, argc, argv); !misspelt.empty())
       return BadInput("cubist", misspelt);
     app.exit(error);
     return kBadInput;
   }
-  return command();
+  try {
+    return Printed(command());
+  } catch (const std::system_error& error) {  // What fmt::print throws.
+    return BadInput("cubist", error.what());
+  }
 }
 
 }  // namespace cubist

@@ -10,10 +10,13 @@
 #include <iterator>
 #include <limits>
 #include <memory>
+#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
+#include "npu_model/chip_constants.h"
+#include "npu_model/nearest.h"
 #include "npu_model/sync/plan.h"
 #include "npu_model/sync/slack.h"
 #include "tools/bad_input.h"
@@ -25,6 +28,18 @@
 
 namespace cubist {
 namespace {
+
+// That a name which is none of Change's own is a constant's.
+Status CheckConstant(const std::string& name) {
+  std::vector<std::string> names = {"shape", "dtype", "policy", "chip", "tuning", "tiling.NAME"};
+  for (const NamedConstant& constant : ConstantsOf(Ascend910B2())) {
+    if (name == constant.name) return {};
+    names.push_back(constant.name);
+  }
+  return InvalidArgument(
+      fmt::format("--vs is '{}': neither an option of the call nor a constant of the chip; the nearest is {}",
+                  name, Nearest(name, names)));
+}
 
 // The options of the other configuration.
 Status Change(const std::string& text, SubjectOptions* options) {
@@ -47,6 +62,7 @@ Status Change(const std::string& text, SubjectOptions* options) {
     if (!options->tiling.empty()) options->tiling += ",";
     options->tiling += text.substr(std::string(kTiling).size());
   } else {
+    CUBIST_RETURN_IF_ERROR(CheckConstant(name));
     options->chip.sets.push_back(text);
   }
   return {};

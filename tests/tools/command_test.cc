@@ -584,6 +584,21 @@ TEST_F(CommandTest, CheckProvesAndExecutesEveryKernel) {
   }
 }
 
+// /dev/full takes nothing: whether a command prints by stdio, by fmt or through the parser.
+TEST_F(CommandTest, TextThatDoesNotArriveIsAnError) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full";
+  for (const char* arguments :
+       {"--help", "--version", "completion bash", "info --no-peaks", "run --list",
+        "profile matmul --shape 64x64x64", "check flash_attention_grad --shape 2x200x64x48 --plan"}) {
+    const std::string command =
+        std::string("'") + CUBIST_COMMAND + "' " + arguments + " >/dev/full 2>'" + Path("err") + "'";
+    const int status = std::system(command.c_str());
+    ASSERT_TRUE(WIFEXITED(status)) << arguments;
+    EXPECT_EQ(WEXITSTATUS(status), 2) << arguments;
+    EXPECT_NE(Read("err").find("cubist: cannot write to "), std::string::npos) << arguments << Read("err");
+  }
+}
+
 TEST_F(CommandTest, CheckRefusesWhatItDoesNotKnow) {
   const auto refused = [&](const std::string& arguments, const std::string& message) {
     const Outcome outcome = Cubist(arguments);
@@ -597,6 +612,10 @@ TEST_F(CommandTest, CheckRefusesWhatItDoesNotKnow) {
   refused("check matmul --dtype int8", "--dtype: 'int8' is none of fp32, bf16, fp16; the nearest is");
   refused("check matmul --chip ascend910", "nearest is");
   refused("check matmul --set memory.hbm=1", "memory.hbm");
+  refused("check matmul --json /nonexistent/x", "--json /nonexistent/x: there is no folder");
+  refused("check matmul --dot /nonexistent/x", "--dot /nonexistent/x: there is no folder");
+  refused("profile matmul --vs polcy=per-tile",
+          "--vs is 'polcy': neither an option of the call nor a constant");
   refused("run --chip ascend910b9", "ascend910b9");
   refused("check matmul --policy none",
           "--policy: 'none' is none of minimal, per-tile; the nearest is minimal");
