@@ -122,7 +122,7 @@ class FlashAttentionSchedule {
     return {.batch = i, .sq = s_.sq, .skv = s_.skv, .band = s_.band};
   }
   // The i-th task of a team, if it has as many. Later rows see more keys where the mask is causal, so blocks of queries
-  // come last first; a core alone finishes one KV head before the next.
+  // come last first. With t.by_keys, and on a core alone, those of a KV head follow each other.
   std::optional<Task> At(const Team& team, std::int64_t i) const {
     const std::int64_t blocks =
         sequences_.empty() ? t_.query_blocks(s_) : static_cast<std::int64_t>(ragged_.size());
@@ -132,9 +132,9 @@ class FlashAttentionSchedule {
     task.split = i % t_.kv_splits, i /= t_.kv_splits;
     const std::int64_t member = i % group;
     i /= group;
-    const bool alone = team.cores == 1;
-    const std::int64_t kv = team.kv.begin + (alone ? i / blocks : i % team.kv.size());
-    const std::int64_t block = alone ? i % blocks : i / team.kv.size();
+    const bool by_kv = team.cores == 1 || t_.by_keys;
+    const std::int64_t kv = team.kv.begin + (by_kv ? i / blocks : i % team.kv.size());
+    const std::int64_t block = by_kv ? i % blocks : i / team.kv.size();
     task.head = kv % s_.kv_heads * group + member;
     if (!sequences_.empty()) {
       const Item& item = ragged_[static_cast<std::size_t>(block)];

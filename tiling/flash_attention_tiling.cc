@@ -107,6 +107,14 @@ void AddNpuTilings(Tiling t, std::vector<Tiling>* tilings) {
 // Rows of more queries, their scores and weights leave no room in L2 for the keys.
 constexpr std::int64_t kMostHostRows = 192;
 
+// Blocks of a KV head side by side wait for each other at the same lines, but fetch them once.
+bool PaysByKeys(const ChipSpec& chip, const Shape& s) {
+  const auto keys = [&](std::int64_t row) { return s.band.Seen({row, row + 1}, {0, s.skv}).size(); };
+  const std::int64_t bytes =
+      s.batches * s.kv_heads * s.skv * (s.d_qk + s.d_rope + s.d_v) * chip.OperandBytes(s.in);
+  return bytes > chip.memory.l2_bytes && s.sq > 0 && keys(0) == s.skv && keys(s.sq - 1) == s.skv;
+}
+
 // Every tiling that is considered, whether it fits or not.
 std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
   constexpr std::int64_t kNarrowestPart = 128;
@@ -125,7 +133,11 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
         AddHostTilings(chip, s, t, k_step, &tilings);
         continue;
       }
-      for (std::int64_t k0 : TileSizes({16, 32, 64, 128}, k_step, std::max({n, s.d_qk, s.d_rope}))) {
+      t.by_keys = PaysByKeys(chip, s);
+      // Of equals the one with longer steps: it issues less.
+      std::vector<std::int64_t> steps = TileSizes({16, 32, 64, 128}, k_step, std::max({n, s.d_qk, s.d_rope}));
+      std::reverse(steps.begin(), steps.end());
+      for (const std::int64_t k0 : steps) {
         t.k0 = k0;
         for (t.v_parts = 1; t.v_parts == 1 || s.d_v / t.v_parts >= kNarrowestPart; t.v_parts *= 2)
           AddNpuTilings(t, &tilings);

@@ -67,6 +67,9 @@ struct FlashAttentionTiling {
   // Each core meets the keys of as few KV heads as it can: those of one stay in a cache that cannot hold all. Else all
   // heads are walked side by side.
   bool by_head = false;
+  // Blocks of queries of one KV head follow each other, not those of all heads: where L2 does not hold all keys, and no
+  // block sees fewer of them than another.
+  bool by_keys = false;
 
   // A tile that is made in one stage and used in the next outlives `depth` more of its kind.
   int hand_over_stages() const { return depth + 1; }

@@ -353,6 +353,34 @@ TEST(FlashAttentionStepsTest, CoresTakeHeadsApart) {
 }
 
 // Each edge of a causal mask costs strip / 2 keys in vain at most, and no block is computed that no row sees.
+// Keys that L2 does not hold all of are met by all blocks of queries in turn, where none sees fewer of them than another.
+TEST(FlashAttentionStepsTest, BlocksOfAKvHeadFollowEachOtherWhereL2IsTooSmall) {
+  FlashAttentionShape s = ShapeOf(128, 1024, 512, 64, 512, DType::kBF16, false);
+  s.heads = s.kv_heads = 1;
+  const auto chosen = [&](std::int64_t batches, bool causal) {
+    s.batches = batches;
+    s.band.highest = causal ? s.skv - s.sq : AttentionBand::kUnbounded;
+    FlashAttentionTiling t;
+    EXPECT_TRUE(Choose(Ascend910B2(), s, &t).ok());
+    return t;
+  };
+  EXPECT_FALSE(chosen(32, false).by_keys);
+  EXPECT_FALSE(chosen(128, true).by_keys);
+  const FlashAttentionTiling t = chosen(128, false);
+  EXPECT_TRUE(t.by_keys);
+  ASSERT_GT(t.query_blocks(s), 1);
+  const FlashAttentionSchedule schedule(s, t, {});
+  std::set<std::pair<std::int64_t, std::int64_t>> met;
+  for (std::int64_t i = 0; i < schedule.tasks(); ++i) {
+    const auto task = schedule.At(schedule.TeamOf(0, 24), i);
+    ASSERT_TRUE(task.has_value());
+    EXPECT_EQ(task->sequence, i / t.query_blocks(s));
+    met.emplace(task->sequence, task->q.begin);
+  }
+  EXPECT_EQ(std::ssize(met), schedule.tasks());
+  EXPECT_FALSE(schedule.At(schedule.TeamOf(0, 24), schedule.tasks()).has_value());
+}
+
 TEST(FlashAttentionStepsTest, TheDiagonalIsWalkedInStrips) {
   FlashAttentionShape s = ShapeOf(1024, 1024, 8, 0, 8, DType::kF32, true);
   for (std::int64_t strip : {32, 64, 256}) {

@@ -310,16 +310,13 @@ class RowRecorder {
     args.v = view(shape(mla ? 4 : 2));
     if (mla) args.q_rope = view(shape(1)), args.k_rope = view(shape(3));
     const std::int64_t group = args.k.size(1) > 0 ? args.q.size(1) / args.k.size(1) : 0;
-    const bool causal = attribute("is_causal") && args.q.size(2) > 1;
-    // Heads that share keys are rows of one matrix, as fused kernels have it for few queries. (A causal mask on a few
-    // queries is left out: it hides next to nothing.)
+    // Heads that share keys are rows of one matrix, as fused kernels have it for few queries. A causal mask is
+    // left out: the vendor's kernel, given one without a sparse mode, computes what it hides (rows mha 7 and 9).
     if (group > 1 && args.q.size(2) <= 16) {
       for (ConstTensor* q : {&args.q, &args.q_rope}) {
         if (!q->given()) continue;
         *q = ConstTensor(nullptr, in, {q->size(0), args.k.size(1), group * q->size(2), q->size(3)});
       }
-    } else if (causal) {
-      args.causal = Causal::kBottomRight;
     }
     args.out = Tensor(nullptr, in, {args.q.size(0), args.q.size(1), args.q.size(2), args.v.size(3)});
     Add([&](const Device& device) { return FlashAttention(device, args); });
