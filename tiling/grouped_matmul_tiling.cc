@@ -172,6 +172,7 @@ std::vector<GroupedMatmulTiling> Tilings(const ChipSpec& chip, const GroupedMatm
 
 bool Fits(const ChipSpec& chip, const GroupedMatmulShape& shape, const GroupedMatmulTiling& tiling) {
   if (tiling.block.pack_b || (tiling.block.pack_a && shape.axis == GroupedAxis::kK)) return false;
+  if (tiling.block.keep_a > 0) return false;  // Of the grid of one product.
   return Fits(chip, shape.product, tiling.block);
 }
 

@@ -64,6 +64,7 @@ std::int64_t UbNeed(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffe
 }  // namespace
 
 bool Fits(const ChipSpec& chip, const Shape& shape, const Tiling& tiling) {
+  if (shape.uncut_rows && tiling.cols < shape.cols) return false;
   return Need(chip, shape, tiling) <= chip.buffer(Buffer::kUB).capacity;
 }
 

@@ -23,7 +23,9 @@
 #include "tests/support/random.h"
 #include "tiling/fields.h"
 #include "tiling/flash_attention_tiling.h"
+#include "tiling/grouped_matmul_tiling.h"
 #include "tiling/matmul_tiling.h"
+#include "tiling/rowwise_tiling.h"
 #include "tiling/token_permute_tiling.h"
 
 namespace cubist {
@@ -99,6 +101,28 @@ TEST(TilingTextTest, PermuteRefusesWhatItsKernelsCannotRun) {
     EXPECT_NE(message("digit_bits=4,sums_chunks=0").find("does not fit"), std::string::npos);
     EXPECT_NE(message("row_stages=1").find("row_stages is 1, needs 2 to"), std::string::npos);
   }
+}
+
+TEST(TilingTextTest, RowsThatMayNotBeCutAreNot) {
+  const RowwiseShape whole{.rows = 100, .cols = 256, .loads = 1, .stores = 1, .uncut_rows = true};
+  RowwiseShape any = whole;
+  any.uncut_rows = false;
+  RowwiseTiling tiling;
+  ASSERT_TRUE(IsOk(Choose(Ascend910B2(), whole, &tiling)));
+  EXPECT_TRUE(IsOk(ParseTiling(Ascend910B2(), any, "cols=64", &tiling)));
+  EXPECT_NE(ParseTiling(Ascend910B2(), whole, "cols=64", &tiling).message().find("does not fit"),
+            std::string::npos);
+  EXPECT_TRUE(IsOk(ParseTiling(Ascend910B2(), whole, "cols=256", &tiling)));
+}
+
+TEST(TilingTextTest, GroupsKeepNoTilesOfOneProduct) {
+  GroupedMatmulShape shape;
+  shape.product.m = shape.product.n = shape.product.k = 512, shape.groups = 4;
+  shape.product.in = shape.product.out = DType::kBF16;
+  GroupedMatmulTiling tiling;
+  ASSERT_TRUE(IsOk(Choose(Ascend910B2(), shape, &tiling)));
+  EXPECT_NE(ParseTiling(Ascend910B2(), shape, "keep_a=1", &tiling).message().find("does not fit"),
+            std::string::npos);
 }
 
 class TunedMatmul : public ::testing::Test {
