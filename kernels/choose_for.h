@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <map>
@@ -14,7 +15,6 @@
 #include <vector>
 
 #include "npu_model/device.h"
-#include "npu_model/parallel.h"
 #include "npu_model/profile.h"
 #include "npu_model/status.h"
 #include "npu_model/tuning.h"
@@ -35,6 +35,10 @@ Status TakeTuned(const ChipSpec& chip, const Shape& shape, const std::string& te
   if (std::find(all.begin(), all.end(), *tiling) != all.end()) return {};
   return InvalidArgument("is none of the " + std::to_string(all.size()) + " that this machine computes with");
 }
+
+// body(0) .. body(count - 1), on the threads of the caller's arena; ForEach of parallel.h without oneTBB for those who include
+// this.
+void SideBySide(std::size_t count, const std::function<void(std::size_t)>& body);
 
 // Stands for the replay of calls whose tiling the price alone decides on.
 struct NoReplay {};
@@ -75,7 +79,8 @@ class ChoiceByReplay {
         tilings, [&](const Tiling& t) { return std::find(tried_.begin(), tried_.end(), t) != tried_.end(); });
     std::vector<Profile> profiles(tilings.size());
     std::vector<Status> statuses(tilings.size());
-    ForEach(tilings.size(), [&](std::size_t i) { statuses[i] = replay_(device_, tilings[i], &profiles[i]); });
+    SideBySide(tilings.size(),
+               [&](std::size_t i) { statuses[i] = replay_(device_, tilings[i], &profiles[i]); });
     for (std::size_t i = 0; i < tilings.size(); ++i) {
       CUBIST_RETURN_IF_ERROR(statuses[i]);
       tried_.push_back(tilings[i]);
