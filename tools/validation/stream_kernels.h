@@ -30,6 +30,14 @@ void Compute(Core& core, UbTile<float> x, UbTile<float> y, const Arithmetic& wor
   for (int i = 0; i < work.divs; ++i) core.Div(x, x, y);
 }
 
+// Of an input of `cols` columns what goes with columns r of the output: those, or a piece as large, where it has fewer and
+// comes again and again.
+inline Range Again(Range r, std::int64_t cols) {
+  if (r.end <= cols) return r;
+  const std::int64_t size = std::min(r.size(), cols), begin = std::min(r.begin % cols, cols - size);
+  return {begin, begin + size};
+}
+
 // out = f(in...), element by element; all are rows (1, n). Fewer inputs than outputs or elements are fine.
 template <VectorCore Core>
 void ElementwiseKernel(Core& core, std::span<const Gm> in, std::span<const Gm> out, const Arithmetic& work) {
@@ -51,7 +59,8 @@ void ElementwiseKernel(Core& core, std::span<const Gm> in, std::span<const Gm> o
     std::vector<UbTile<float>> x;
     for (std::size_t i = 0; i < in.size(); ++i) {
       x.push_back(rings[i].Next(1, r.size()));
-      core.Load(x[i], in[i].Cols(r));
+      const Range part = Again(r, in[i].cols);
+      core.Load(x[i].Cols({0, part.size()}), in[i].Cols(part));
     }
     Compute(core, x[0], x.size() > 1 ? x[1] : scratch.Next(1, r.size()), work);
     for (std::size_t i = 0; i < out.size(); ++i) core.Store(out[i].Cols(r), x[std::min(i, x.size() - 1)]);
