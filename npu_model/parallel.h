@@ -35,10 +35,11 @@ void ForEachPart(std::int64_t count, std::int64_t grain, const Body& body) {
       thrown = std::current_exception();
     }
   };
-  std::vector<std::thread> others;
-  for (std::int64_t t = 1; t < std::min<std::int64_t>(parts, 3); ++t) others.emplace_back(work);
-  work();
-  for (std::thread& other : others) other.join();
+  {
+    std::vector<std::jthread> others;  // They join, also where there is no memory for one more.
+    for (std::int64_t t = 1; t < std::min<std::int64_t>(parts, 3); ++t) others.emplace_back(work);
+    work();
+  }
   if (thrown) std::rethrow_exception(thrown);
 }
 #else
