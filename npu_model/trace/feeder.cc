@@ -54,28 +54,27 @@ void Feeder::FeedOp(const sync::SyncOp& op) {
   }
   const bool sets = op.kind == sync::Kind::kSetFlag || op.kind == sync::Kind::kCrossSet;
   step.kind = sets ? Step::Kind::kSet : Step::Kind::kWait;
-  constexpr std::uint32_t kIds = 256;
   if (op.kind == sync::Kind::kSetFlag || op.kind == sync::Kind::kWaitFlag) {
     const int peer = AgentOf(op.peer, op.lane);
-    const auto from = static_cast<std::uint32_t>(sets ? agent : peer),
-               to = static_cast<std::uint32_t>(sets ? peer : agent);
-    step.what = FlagOf((from * kMaxAgents + to) * kIds + op.id, false);
+    const int from = sets ? agent : peer, to = sets ? peer : agent;
+    step.what = FlagOf(static_cast<std::size_t>(from * kMaxAgents + to), op.id, false);
     Put(step);
     return;
   }
   const bool on_cube = op.lane < 0;
-  const std::uint32_t from_cube = on_cube == sets ? 1 : 0;
+  const int from_cube = on_cube == sets ? 1 : 0;
   for (int lane = on_cube ? 0 : op.lane; lane < (on_cube ? lanes_ : op.lane + 1); ++lane) {
-    constexpr std::uint32_t kFirst = kMaxAgents * kMaxAgents;
-    step.what = FlagOf((kFirst + 2 * static_cast<std::uint32_t>(lane) + from_cube) * kIds + op.id, true);
+    constexpr int kFirst = kMaxAgents * kMaxAgents;
+    step.what = FlagOf(static_cast<std::size_t>(kFirst + 2 * lane + from_cube), op.id, true);
     Put(step);
   }
 }
 
-std::uint32_t Feeder::FlagOf(std::uint32_t key, bool cross) {
-  if (numbers_.size() <= key) numbers_.resize(key + 1);
-  if (numbers_[key] == 0) numbers_[key] = ++flag_count_;
-  return (numbers_[key] - 1) | (cross ? kCross : 0);
+std::uint32_t Feeder::FlagOf(std::size_t pair, std::size_t id, bool cross) {
+  std::vector<std::uint32_t>& numbers = numbers_[pair];
+  if (numbers.size() <= id) numbers.resize(id + 1);
+  if (numbers[id] == 0) numbers[id] = ++flag_count_;
+  return (numbers[id] - 1) | (cross ? kCross : 0);
 }
 
 }  // namespace cubist::trace

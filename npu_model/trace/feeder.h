@@ -62,7 +62,7 @@ class Feeder {
   void Feed();
   void FeedOp(const sync::SyncOp& op);
   void FeedInstr(std::uint32_t i);
-  std::uint32_t FlagOf(std::uint32_t key, bool cross);
+  std::uint32_t FlagOf(std::size_t pair, std::size_t id, bool cross);
   void Put(const Step& step) { streams_[static_cast<std::size_t>(SideOf(step.agent))].steps.push_back(step); }
 
   const CoreRecord* record_;
@@ -72,7 +72,8 @@ class Feeder {
   std::uint32_t next_instr_ = 0;
   std::size_t next_op_ = 0;
   std::array<Stream, kSides> streams_;
-  std::vector<std::uint32_t> numbers_;  // of flags, by key; 0 for none yet
+  // Of flags, by their pair of agents and id; 0 for none yet. Behind the pairs of one side: a way from each side to the other.
+  std::array<std::vector<std::uint32_t>, kMaxAgents * kMaxAgents + 2 * kMaxLanes> numbers_;
   std::uint32_t flag_count_ = 0;
 };
 

@@ -32,9 +32,9 @@ Flows::Flows(const ChipSpec& chip) {
       if (supply != Supply::kL2 && !write && memory.core_miss_bytes_per_cycle > 0) {
         c.cap = std::min<double>(c.cap, memory.core_miss_bytes_per_cycle);
       }
-      c.uses[kHbm] = supply == Supply::kHbm;
-      c.uses[write ? kL2Write : kL2Read] = true;
-      c.uses[kCubeRead] = path == Path::kGmToL1 || path == Path::kGmToL1Nd2Nz;
+      c.uses[kHbm] = supply == Supply::kHbm ? 1 : 0;
+      c.uses[write ? kL2Write : kL2Read] = 1;
+      c.uses[kCubeRead] = path == Path::kGmToL1 || path == Path::kGmToL1Nd2Nz ? 1 : 0;
     }
   }
   active_.reserve(kClasses);
@@ -62,8 +62,8 @@ void Flows::ShareOut() {
   for (const int number : active_) {
     const Class& c = classes_[static_cast<std::size_t>(number)];
     growing[count++] = number;
-    for (int r = 0; r < kResources; ++r)
-      wanting[static_cast<std::size_t>(r)] += c.uses[r] ? static_cast<double>(c.flows.size()) : 0.0;
+    const auto flows = static_cast<double>(c.flows.size());
+    for (std::size_t r = 0; r < kResources; ++r) wanting[r] += c.uses[r] * flows;
   }
   full_ = {};
   while (count > 0) {
@@ -81,16 +81,15 @@ void Flows::ShareOut() {
     std::size_t kept = 0;
     for (std::size_t g = 0; g < count; ++g) {
       Class& c = classes_[static_cast<std::size_t>(growing[g])];
-      if (any_at_cap ? !stops_at_cap(c) : !c.uses[fullest]) {
+      if (any_at_cap ? !stops_at_cap(c) : c.uses[fullest] == 0) {
         growing[kept++] = growing[g];
         continue;
       }
       c.rate = any_at_cap ? c.cap : level;
       const auto flows = static_cast<double>(c.flows.size());
       for (std::size_t r = 0; r < kResources; ++r) {
-        if (!c.uses[r]) continue;
-        left[r] = std::max(left[r] - c.rate * flows, 0.0);
-        wanting[r] -= flows;
+        left[r] = std::max(left[r] - c.uses[r] * (c.rate * flows), 0.0);
+        wanting[r] -= c.uses[r] * flows;
       }
     }
     count = kept;

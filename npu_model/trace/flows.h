@@ -57,11 +57,11 @@ class Flows {
     }
   };
   struct Class {
-    double cap = 0;  // bytes per cycle of one flow
-    bool uses[kResources] = {};
-    double rate = 0;           // of each flow now
-    double served = 0;         // bytes per flow since the class was last empty
-    std::vector<Entry> flows;  // a heap, the first to end in front
+    double cap = 0;                         // bytes per cycle of one flow
+    std::array<double, kResources> uses{};  // 1 of those that it takes from, else 0
+    double rate = 0;                        // of each flow now
+    double served = 0;                      // bytes per flow since the class was last empty
+    std::vector<Entry> flows;               // a heap, the first to end in front
   };
   void ShareOut();
 

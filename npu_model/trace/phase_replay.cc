@@ -24,6 +24,7 @@ void DropFront(std::vector<T>& list, std::size_t& head) {
 PhaseReplay::PhaseReplay(const ChipSpec& chip, const Phase& phase, const sync::PhasePlan& plan,
                          GlobalMemory& memory, double began, OnSlice on_slice, OnWait on_wait)
     : chip_(&chip),
+      queue_depth_(static_cast<std::size_t>(std::max(chip.scalar.queue_depth, 1))),
       costs_(chip),
       rows_cost_(costs_.rows_cost()),
       memory_(&memory),
@@ -47,8 +48,7 @@ PhaseReplay::PhaseReplay(const ChipSpec& chip, const Phase& phase, const sync::P
     for (int a = 0; a < kMaxAgents; ++a) {
       const bool scalar = IssuerOf(a) == a;
       if (!scalar && Feeder::SideOf(a) <= lanes)
-        core.agents[static_cast<std::size_t>(a)].queue.resize(
-            static_cast<std::size_t>(std::max(chip.scalar.queue_depth, 1)));
+        core.agents[static_cast<std::size_t>(a)].queue.resize(std::bit_ceil(queue_depth_));
     }
   }
 }
@@ -113,15 +113,16 @@ std::uint32_t PhaseReplay::Issue(std::uint32_t c, std::uint32_t a) {
       continue;
     }
     Agent& pipe = core.agents[step.agent];
-    const std::size_t depth = pipe.queue.size();
-    if (pipe.given - pipe.taken == depth) {
+    const std::size_t in_ring = pipe.queue.size() - 1;
+    if (pipe.given - pipe.taken == queue_depth_) {
       pipe.waiters |= 1u << a;
       break;
     }
-    Queued& slot = pipe.queue[pipe.given % depth];
+    Queued& slot = pipe.queue[pipe.given & in_ring];
+    const double room_since = pipe.queue[(pipe.given - queue_depth_) & in_ring].left_at;
     const bool instr = step.kind == Step::Kind::kInstr || step.kind == Step::Kind::kTransfer;
     const double cycles = instr ? issue : issue_flag;
-    const double start = std::max(scalar.free_at, slot.left_at);
+    const double start = std::max(scalar.free_at, room_since);
     scalar.free_at = start + cycles;
     scalar.times.busy += cycles;
     slot.step = step;
@@ -136,11 +137,10 @@ std::uint32_t PhaseReplay::Issue(std::uint32_t c, std::uint32_t a) {
 // A pipe: in order, as far as flags, barriers and its queue let it.
 std::uint32_t PhaseReplay::Execute(std::uint32_t c, std::uint32_t a) {
   Agent& agent = cores_[c].agents[a];
-  const std::size_t depth = agent.queue.size();
   const std::uint64_t before = agent.taken;
   std::uint32_t woken = 0;
   while (agent.taken != agent.given) {
-    Queued& head = agent.queue[agent.taken % depth];
+    Queued& head = agent.queue[agent.taken & (agent.queue.size() - 1)];
     const double ready = std::max(head.issued, agent.free_at);
     if (!Take(c, a, head.step, ready, &woken)) break;
     head.left_at = ready;
@@ -246,10 +246,14 @@ void PhaseReplay::ScheduleFlow(std::uint32_t c, std::uint32_t a) {
   Core& core = cores_[c];
   Agent& agent = core.agents[a];
   const Pending& first = agent.pending[agent.first_pending];
+  const GmAccess& access = AccessOf(core, first.step);  // Out of the caches since it was fed.
+  __builtin_prefetch(&access);
+  __builtin_prefetch(reinterpret_cast<const std::byte*>(&access) + sizeof access - 1);
   agent.flow_began = std::max(first.ready, agent.done_at);
   double begins = std::max<double>(first.ready + first.step.done, agent.done_at);
-  if (rows_cost_) begins += costs_.RowsOf(AccessOf(core, first.step));
-  starts_.push({std::max(begins, flows_.now()), c, a, false, {}});
+  if (rows_cost_) begins += costs_.RowsOf(access);
+  agent.touched = false;
+  starts_.push({std::max(begins, flows_.now()), c, a});
 }
 
 // Requests of several cores to one line are served one after the other. A transfer that reads what g - 1 others
@@ -265,12 +269,13 @@ double PhaseReplay::Queueing(const Start& start, const GmAccess& access, double 
 }
 
 // Its bytes begin to flow, once those that wait for others in front of a line have waited.
-void PhaseReplay::StartFlow(Start start) {
-  const Core& core = cores_[start.core];
-  const Agent& agent = core.agents[start.agent];
+void PhaseReplay::StartFlow(const Start& start) {
+  Core& core = cores_[start.core];
+  Agent& agent = core.agents[start.agent];
   const GmAccess& access = AccessOf(core, agent.pending[agent.first_pending].step);
-  Flows::Flow& flow = start.flow;
-  if (!start.touched) {
+  Flows::Flow& flow = agent.flow;
+  if (!agent.touched) {
+    agent.touched = true;
     const GlobalMemory::Transfer transfer = memory_->Touch(access, core.workspace, began_ + flows_.now());
     flow.bytes = transfer.hbm_bytes;
     flow.then_late = std::min(transfer.late_bytes, std::max(transfer.port_bytes - transfer.hbm_bytes, 0.0));
@@ -278,9 +283,7 @@ void PhaseReplay::StartFlow(Start start) {
     flow.core = start.core, flow.agent = start.agent;
     const double waits = Queueing(start, access, flow.then_hits);
     if (waits > 0) {
-      start.touched = true;
-      start.time = flows_.now() + waits;
-      starts_.push(start);
+      starts_.push({flows_.now() + waits, start.core, start.agent});
       return;
     }
   }

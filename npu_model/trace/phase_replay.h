@@ -66,13 +66,15 @@ class PhaseReplay {
   };
   // A pipe, or a scalar unit, whose queue is the program.
   struct Agent {
-    std::vector<Queued> queue;           // a ring
+    std::vector<Queued> queue;           // a ring, of a power of two
     std::uint64_t taken = 0, given = 0;  // steps that left and entered it
     std::vector<Pending> pending;        // transfers under way, in order, from first_pending
     std::size_t first_pending = 0;
-    double free_at = 0;       // when it takes its next step
-    double done_at = 0;       // when all so far is complete
-    double flow_began = 0;    // of the first pending transfer
+    double free_at = 0;     // when it takes its next step
+    double done_at = 0;     // when all so far is complete
+    double flow_began = 0;  // of the first pending transfer
+    bool touched = false;   // L2 has been asked for it: what is to flow is
+    Flows::Flow flow;
     std::int64_t reads = -1;  // address from which it reads now
     bool transfers = false;   // a pipe to or from GM
     std::vector<std::pair<double, double>>
@@ -103,8 +105,6 @@ class PhaseReplay {
   struct Start {
     double time;
     std::uint32_t core, agent;
-    bool touched = false;  // L2 has been asked: `flow` is to begin
-    Flows::Flow flow;
     bool operator>(const Start& o) const {
       return std::tie(time, core, agent) > std::tie(o.time, o.core, o.agent);
     }
@@ -124,12 +124,13 @@ class PhaseReplay {
   }
   void ScheduleFlow(std::uint32_t core, std::uint32_t agent);
   double Queueing(const Start& start, const GmAccess& access, double bytes);
-  void StartFlow(Start start);
+  void StartFlow(const Start& start);
   void StartNext(Path path, Flows::Flow flow);
   void EndFlow();
   void Finish();
 
   const ChipSpec* chip_;
+  std::size_t queue_depth_;
   Costs costs_;
   bool rows_cost_;
   GlobalMemory* memory_;
