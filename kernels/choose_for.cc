@@ -1,9 +1,28 @@
 #include "kernels/choose_for.h"
 
+#include "npu_model/chip_constants.h"
 #include "npu_model/parallel.h"
 
 namespace cubist {
 
 void SideBySide(std::size_t count, const std::function<void(std::size_t)>& body) { ForEach(count, body); }
+
+void ChoiceKey::Add(const ConstTensor& tensor) {
+  Add(tensor.rank), Add(tensor.dtype);
+  for (int d = 0; d < tensor.rank; ++d) Add(tensor.size(d)), Add(tensor.stride(d));
+}
+
+void ChoiceKey::Add(const ChipSpec& chip) {
+  Add(chip.name), Add(chip.pipes_overlap), Add(chip.concurrent_cores);
+  for (const NamedConstant& constant : ConstantsOf(chip)) Add(constant.constant.value);
+  // What only a table of one's own can change.
+  for (const BufferSpec& buffer : chip.buffers) Add(buffer.fast), Add(buffer.alignment);
+  Add(chip.mmad.m_step), Add(chip.mmad.n_step), Add(chip.mmad.k_bytes), Add(chip.vector.repeat_bytes);
+  Add(chip.memory.l2_line), Add(chip.sync.vector_needs_barrier), Add(chip.sync.mmad_barrier_below);
+  const ChipSpec::Packing& packing = chip.packing;
+  Add(packing.a_width_bytes), Add(packing.b_width_bytes), Add(packing.b_width), Add(packing.a_in_place_bytes);
+  Add(packing.a_line_bytes), Add(packing.row_multiple), Add(packing.narrow_element_bytes);
+  Add(packing.native_bf16);
+}
 
 }  // namespace cubist

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "npu_model/profile.h"
 #include "npu_model/status.h"
 #include "npu_model/tuning.h"
+#include "npu_model/types.h"
 #include "tiling/fields.h"
 #include "tiling/short_list.h"
 
@@ -40,11 +42,57 @@ Status TakeTuned(const ChipSpec& chip, const Shape& shape, const std::string& te
 // this.
 void SideBySide(std::size_t count, const std::function<void(std::size_t)>& body);
 
+// What a choice hangs on, as bytes.
+class ChoiceKey {
+ public:
+  template <class T>
+  requires std::is_arithmetic_v<T> || std::is_enum_v<T>
+  void Add(T value) { bytes_.append(reinterpret_cast<const char*>(&value), sizeof value); }
+  void Add(const std::string& text) { bytes_.append(text).push_back('\0'); }
+  // But not where it is.
+  void Add(const ConstTensor& tensor);
+  // All that a price or a replay reads of it.
+  void Add(const ChipSpec& chip);
+
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  std::string bytes_;
+};
+
+// Choices that took replays, of all threads: as many as a run of a model has shapes.
+template <class Tiling>
+class Choices {
+ public:
+  static Choices& All() {
+    static Choices choices;
+    return choices;
+  }
+  bool Find(const ChoiceKey& key, Tiling* tiling) {
+    const std::scoped_lock lock(mutex_);
+    const auto known = known_.find(key.bytes());
+    if (known == known_.end()) return false;
+    *tiling = known->second;
+    return true;
+  }
+  void Keep(const ChoiceKey& key, const Tiling& tiling) {
+    const std::scoped_lock lock(mutex_);
+    if (known_.size() >= kMost) known_.clear();
+    known_.insert_or_assign(key.bytes(), tiling);
+  }
+
+ private:
+  static constexpr std::size_t kMost = 256;
+  std::mutex mutex_;
+  std::map<std::string, Tiling> known_;
+};
+
 // Stands for the replay of calls whose tiling the price alone decides on.
 struct NoReplay {};
 
 // The quickest by replay of the tilings that their price leaves open. `replay(device, tiling, &profile)` makes the call with
-// a tiling. The flags are minimal ones whatever the call's, so that a call keeps its tiling where they alone differ.
+// a tiling, replay.AddTo(&key) says what of the call bears on its time besides the shape. The flags are minimal ones
+// whatever the call's, so that a call keeps its tiling where they alone differ.
 template <class Shape, class Tiling, class Replay>
 class ChoiceByReplay {
  public:
@@ -54,14 +102,16 @@ class ChoiceByReplay {
   // Of `all`, and of what they lead to where `allow` does: at least one.
   template <class Allow>
   Status Run(std::vector<Tiling> all, const Allow& allow, Tiling* tiling) {
-    constexpr ShortListLimits kFamilies{.count = 12, .work = 200000}, kWalks{.count = 6, .work = 100000};
+    // Mmads that are replayed: 4096^3 is chosen in a fifth of a second by one thread.
+    constexpr ShortListLimits kFamilies{.count = 12, .work = 180000}, kWalks{.count = 6, .work = 70000};
+    constexpr std::int64_t kOrdersWork = 50000;
     const PricedTilings<Tiling> priced(chip_, shape_, std::move(all));
     const auto work = [&](const Tiling& t) { return MmadsOf(shape_, t); };
     std::vector<Tiling> list = ShortList(
         priced, kFamilies, [](const Tiling& t) { return FamilyOf(t); }, work,
         [](const Tiling&) { return true; });
     *tiling = list.front();
-    if (list.size() == 1 && work(list.front()) > kWalks.work) return {};
+    if (priced.size() == 1 || (list.size() == 1 && work(list.front()) > kWalks.work)) return {};
     CUBIST_RETURN_IF_ERROR(Try(std::move(list), tiling));
     const auto best = FamilyOf(*tiling);
     CUBIST_RETURN_IF_ERROR(Try(ShortList(
@@ -70,6 +120,8 @@ class ChoiceByReplay {
                                tiling));
     list = OtherOrders(*tiling);
     std::erase_if(list, [&](const Tiling& t) { return !allow(t); });
+    const auto most = static_cast<std::size_t>(kOrdersWork / std::max<std::int64_t>(work(*tiling), 1));
+    list.resize(std::min(list.size(), most));
     return Try(std::move(list), tiling);
   }
 
@@ -97,38 +149,44 @@ class ChoiceByReplay {
   double least_ = std::numeric_limits<double>::infinity();
 };
 
-// The best of `all`, at least one.
-template <class Shape, class Tiling, class Replay, class Allow>
-Status ChooseAmong(const ChipSpec& chip, const Shape& shape, std::vector<Tiling> all, const Allow& allow,
-                   const Replay& replay, Tiling* tiling) {
-  if constexpr (std::is_same_v<Replay, NoReplay>) {
-    *tiling = PricedTilings<Tiling>(chip, shape, std::move(all))[0];
-    return {};
-  } else {
-    return ChoiceByReplay<Shape, Tiling, Replay>(chip, shape, replay).Run(std::move(all), allow, tiling);
-  }
+// Whether a text names all fields of a tiling.
+template <class Tiling, class Shape>
+bool NamesAll(const ChipSpec& chip, const Shape& shape, const std::string& text) {
+  const auto fields = [](const std::string& t) { return std::count(t.begin(), t.end(), '='); };
+  return fields(text) >= fields(TilingText(chip, shape, Tiling()));
 }
 
-// What a call takes on an NPU: of tilings with the fields that `given` names, where there are such, or of all.
+// What a call takes on an NPU: of the candidates with the fields that `given` names; where there are none, the cheapest.
 template <class Shape, class Tiling, class Replay>
-Status ChooseOnNpu(const ChipSpec& chip, const Shape& shape, const std::string* given,
+Status ChooseOnNpu(const ChipSpec& chip, const char* kernel, const Shape& shape, const std::string* given,
                    std::vector<Tiling> (*candidates)(const ChipSpec&, const Shape&), const Replay& replay,
                    Tiling* tiling) {
-  if (given == nullptr && std::is_same_v<Replay, NoReplay>) return Choose(chip, shape, tiling);
-  std::vector<Tiling> all = candidates(chip, shape);
-  if (all.empty()) return Choose(chip, shape, tiling);  // Which says why.
+  constexpr bool kReplays = !std::is_same_v<Replay, NoReplay>;
+  // A text of all fields may stand on any tiling.
+  const bool any_serves = given != nullptr && NamesAll<Tiling>(chip, shape, *given);
+  ChoiceKey key;
+  if constexpr (kReplays) {
+    key.Add(chip), key.Add(kernel), key.Add(ShapeText(shape));
+    key.Add(given == nullptr || any_serves ? std::string() : *given);
+    replay.AddTo(&key);
+    if (Choices<Tiling>::All().Find(key, tiling)) return {};
+  }
+  if (any_serves || (given == nullptr && !kReplays)) return Choose(chip, shape, tiling);
   const auto has_given = [&](const Tiling& t) {
     Tiling changed = t;
-    return ParseTiling(chip, shape, *given, &changed).ok() && changed == t;
+    return given == nullptr || (ParseTiling(chip, shape, *given, &changed).ok() && changed == t);
   };
-  if (given != nullptr) {
-    std::vector<Tiling> with_given;
-    std::copy_if(all.begin(), all.end(), std::back_inserter(with_given), has_given);
-    if (!with_given.empty())
-      return ChooseAmong(chip, shape, std::move(with_given), has_given, replay, tiling);
+  std::vector<Tiling> all = candidates(chip, shape);
+  std::erase_if(all, [&](const Tiling& t) { return !has_given(t); });
+  if (all.empty()) return Choose(chip, shape, tiling);  // Which says why, if nothing fits at all.
+  if constexpr (kReplays) {
+    CUBIST_RETURN_IF_ERROR(
+        (ChoiceByReplay<Shape, Tiling, Replay>(chip, shape, replay).Run(std::move(all), has_given, tiling)));
+    Choices<Tiling>::All().Keep(key, *tiling);
+  } else {
+    *tiling = PricedTilings<Tiling>(chip, shape, std::move(all))[0];
   }
-  return ChooseAmong(
-      chip, shape, std::move(all), [](const Tiling&) { return true; }, replay, tiling);
+  return {};
 }
 
 // Numbers the families of tilings as they are met; all tilings of a kernel that knows none are of one.
@@ -150,13 +208,6 @@ class Families {
   std::map<decltype(KeyOf(std::declval<const Tiling&>())), int> numbers_;
 };
 
-// Whether a text names all fields of a tiling.
-template <class Tiling, class Shape>
-bool NamesAll(const ChipSpec& chip, const Shape& shape, const std::string& text) {
-  const auto fields = [](const std::string& t) { return std::count(t.begin(), t.end(), '='); };
-  return fields(text) >= fields(TilingText(chip, shape, Tiling()));
-}
-
 template <class Shape, class Tiling, class Replay = NoReplay>
 Status ChooseFor(const Device& device, const char* kernel, const Shape& shape,
                  std::vector<Tiling> (*candidates)(const ChipSpec&, const Shape&), Tiling* tiling,
@@ -164,15 +215,9 @@ Status ChooseFor(const Device& device, const char* kernel, const Shape& shape,
   const ChipSpec& chip = device.chip();
   const Tuning* tuning = device.tuning();
   const std::string* tuned = tuning == nullptr ? nullptr : tuning->Find(kernel, chip.name, ShapeText(shape));
-  Status untuned;
-  if (tuned == nullptr || !NamesAll<Tiling>(chip, shape, *tuned)) {
-    untuned = chip.pipes_overlap ? ChooseOnNpu(chip, shape, tuned, candidates, replay, tiling)
-                                 : Choose(chip, shape, tiling);
-  } else if constexpr (requires { *tiling = Blank(chip, shape); }) {
-    *tiling = Blank(chip, shape);
-  } else {
-    untuned = Choose(chip, shape, tiling);
-  }
+  const Status untuned = chip.pipes_overlap
+                             ? ChooseOnNpu(chip, kernel, shape, tuned, candidates, replay, tiling)
+                             : Choose(chip, shape, tiling);
   if (tuned == nullptr) {
     if (!untuned.ok()) return untuned;
   } else if (const Status status = TakeTuned(chip, shape, *tuned, candidates, tiling); !status.ok()) {

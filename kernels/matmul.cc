@@ -245,6 +245,20 @@ MatmulShape ShapeOf(const MatmulArgs& args, const MatmulOperands& operands) {
   return shape;
 }
 
+// The same call with a tiling given, as ChooseFor asks for it.
+template <class T>
+struct ReplayOf {
+  const MatmulArgs& args;
+
+  Status operator()(const Device& model, const MatmulTiling& tiling, Profile* profile) const;
+  void AddTo(ChoiceKey* key) const {
+    for (const ConstTensor& t : {args.a, args.b, args.bias, ConstTensor(args.c), args.residual}) key->Add(t);
+    for (const PackedOperand* packed : {&args.packed_a, &args.packed_b}) key->Add(packed->matrices);
+    key->Add(SameView(args.residual, args.c)), key->Add(args.accumulate), key->Add(args.activation);
+    key->Add(args.alpha), key->Add(args.beta);
+  }
+};
+
 // With `forced` in place of the tiling of its choice, where that is given.
 template <class T>
 Status Run(const Device& device, const MatmulArgs& args, Profile* profile,
@@ -271,10 +285,7 @@ Status Run(const Device& device, const MatmulArgs& args, Profile* profile,
   if (forced != nullptr) {
     tiling = *forced;
   } else {
-    const auto replay = [&](const Device& model, const MatmulTiling& t, Profile* found) {
-      return Run<T>(model, args, found, &t);
-    };
-    CUBIST_RETURN_IF_ERROR(ChooseFor(device, kKernel, shape, &Candidates, &tiling, replay));
+    CUBIST_RETURN_IF_ERROR(ChooseFor(device, kKernel, shape, &Candidates, &tiling, ReplayOf<T>{args}));
   }
 
   Tape tape;
@@ -300,6 +311,11 @@ Status Run(const Device& device, const MatmulArgs& args, Profile* profile,
   CUBIST_RETURN_IF_ERROR(launch.Finish(profile));
   if (keeps && tape.whole()) KeepSmallProduct(device, args, std::move(tape));
   return {};
+}
+
+template <class T>
+Status ReplayOf<T>::operator()(const Device& model, const MatmulTiling& tiling, Profile* profile) const {
+  return Run<T>(model, args, profile, &tiling);
 }
 
 Status RunAny(const Device& device, const MatmulArgs& args, Profile* profile) {

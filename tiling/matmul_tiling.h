@@ -154,14 +154,6 @@ struct KParts {
 };
 KParts PartsOf(const ChipSpec& chip, const MatmulShape& shape);
 
-// A tiling whose fields are still to be given: the parts are set.
-inline MatmulTiling Blank(const ChipSpec& chip, const MatmulShape& shape) {
-  const KParts parts = PartsOf(chip, shape);
-  MatmulTiling t;
-  t.splits = parts.count, t.part_k = parts.length;
-  return t;
-}
-
 // Rows of a tile in UB, with what the shape needs there besides: all of a block's where a Vector core takes it as the
 // Cube leaves it, otherwise as many as fit.
 std::int64_t UbRows(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling);

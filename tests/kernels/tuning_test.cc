@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -11,10 +12,12 @@
 #include <string>
 #include <vector>
 
+#include "kernels/choose_for.h"
 #include "kernels/flash_attention.h"
 #include "kernels/grouped_matmul.h"
 #include "kernels/matmul.h"
 #include "kernels/token_permute.h"
+#include "npu_model/chip_constants.h"
 #include "npu_model/device.h"
 #include "npu_model/sync/check.h"
 #include "npu_model/sync/plan.h"
@@ -314,6 +317,76 @@ TEST_F(TunedMatmul, ChoosesWhatItsEntryLeavesOutOnTheModel) {
     ++with_it;
   }
   EXPECT_GT(with_it, 10);
+}
+
+// Replays are counted, and tell every tiling apart.
+struct CountedReplay {
+  std::atomic<int>* replays;
+  std::int64_t layout = 0;
+
+  Status operator()(const Device& model, const MatmulTiling& tiling, Profile* profile) const {
+    ++*replays;
+    profile->time_s = model.chip().clock_hz * static_cast<double>(tiling.m + tiling.n);
+    return {};
+  }
+  void AddTo(ChoiceKey* key) const { key->Add(layout); }
+};
+
+TEST(RememberedChoiceTest, HangsOnChipCallAndEntry) {
+  MatmulShape shape;
+  shape.m = 300, shape.n = 515, shape.k = 700, shape.in = shape.out = DType::kBF16;
+  ChipSpec chip = Ascend910B2();
+  const auto replays = [&](std::int64_t layout, const char* entry, MatmulTiling* tiling) {
+    std::atomic<int> count = 0;
+    auto tuning = std::make_shared<Tuning>();
+    if (entry != nullptr) tuning->Set("counted", chip.name, ShapeText(shape), entry);
+    EXPECT_TRUE(IsOk(ChooseFor(Npu(chip, {.tuning = tuning}), "counted", shape, &Candidates, tiling,
+                               CountedReplay{&count, layout})));
+    return count.load();
+  };
+  MatmulTiling first, again;
+  EXPECT_GT(replays(0, nullptr, &first), 1);
+  EXPECT_EQ(replays(0, nullptr, &again), 0);
+  EXPECT_TRUE(first == again);
+  EXPECT_GT(replays(1, nullptr, &again), 1) << "another layout of the operands";
+  EXPECT_GT(replays(0, "n=64", &again), 0);
+  EXPECT_EQ(again.n, 64);
+  EXPECT_EQ(replays(0, "n=64", &again), 0);
+  EXPECT_EQ(replays(0, "m=16,n=16,k1=48,k0=16,l1_stages=3", &again), 0) << "no candidate: nothing to replay";
+  EXPECT_EQ(again.l1_stages, 3);
+  chip.memory.hbm_bytes_per_s.value /= 2;
+  EXPECT_GT(replays(0, nullptr, &again), 1) << "a chip of the same name";
+  EXPECT_EQ(replays(0, nullptr, &again), 0);
+}
+
+TEST(RememberedChoiceTest, KeyHoldsEveryConstantOfTheChip) {
+  const auto key_of = [](const ChipSpec& chip) {
+    ChoiceKey key;
+    key.Add(chip);
+    return key.bytes();
+  };
+  for (const NamedConstant& constant : ConstantsOf(Ascend910B2())) {
+    ChipSpec changed = Ascend910B2();
+    const double value = constant.constant.value == constant.least ? constant.least + 1 : constant.least;
+    ASSERT_TRUE(IsOk(SetConstant(&changed, constant.name, constant.above ? value + 0.5 : value)));
+    EXPECT_NE(key_of(changed), key_of(Ascend910B2())) << constant.name;
+  }
+}
+
+TEST(RememberedChoiceTest, KeyHoldsLayoutsAndNotAddresses) {
+  const auto key_of = [](const ConstTensor& tensor) {
+    ChoiceKey key;
+    key.Add(tensor);
+    return key.bytes();
+  };
+  float here = 0, there = 0;
+  const ConstTensor tensor(&here, {4, 8});
+  ConstTensor strided = tensor, wider = tensor;
+  strided.strides[0] = 9, wider.sizes[1] = 9;
+  EXPECT_EQ(key_of(tensor), key_of(ConstTensor(&there, {4, 8})));
+  EXPECT_NE(key_of(tensor), key_of(strided));
+  EXPECT_NE(key_of(tensor), key_of(wider));
+  EXPECT_NE(key_of(tensor), key_of(ConstTensor()));
 }
 
 TEST_F(TunedMatmul, RunsTheTilingOfItsEntryOnTheHost) {
