@@ -1,17 +1,16 @@
 // Attention's backward pass beside the assembly of oneDNN products and this library's Vector bodies ("composed").
 //
 // FlashAttentionGrad/<library>/<dtype>/<full|causal>/<heads>x<S>x<Dqk>x<Dv>/threads:<n>, as in flash_attention_bench.cc.
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
-#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "bench/support/answer.h"
 #include "bench/support/attention.h"
+#include "bench/support/attention_cases.h"
 #include "bench/support/harness.h"
 #include "bench/support/random_data.h"
 #include "bench/support/square_attention.h"
@@ -24,28 +23,32 @@
 namespace cubist::bench {
 namespace {
 
-struct Shape {
-  std::int64_t heads, s, dqk, dr, dv;
-};
-
-std::string TextOf(const Shape& x) {
-  std::string text = std::to_string(x.heads) + "x" + std::to_string(x.s) + "x" + std::to_string(x.dqk);
-  if (x.dr > 0) text.append("r").append(std::to_string(x.dr));
-  return text + "x" + std::to_string(x.dv);
-}
-
-// Queries and keys that see each other, times 2 (3 (Dqk + Dr) + 2 Dv); causal counts half, as is customary.
-double Flops(const Shape& x, bool causal) {
-  const auto s = static_cast<double>(x.s);
-  return static_cast<double>(2 * x.heads * (3 * (x.dqk + x.dr) + 2 * x.dv)) * s * s / (causal ? 2 : 1);
-}
-
 // A backward problem with its memory; out and lse are this library's forward answer.
 class Problem {
  public:
-  Problem(DType dtype, bool causal, const Shape& shape);
+  Problem(DType dtype, bool causal, const AttentionShape& shape);
 
-  const AttentionGrad& grad() const { return x_; }
+  static double Flops(const AttentionShape& x, bool causal) {
+    return PairFlops(x, causal, 3 * (x.dqk + x.dr) + 2 * x.dv);
+  }
+  static bool HasComposed([[maybe_unused]] DType dtype, [[maybe_unused]] const AttentionShape& shape) {
+#ifdef CUBIST_BENCH_ONEDNN
+    return dtype != DType::kF16 && shape.dr == 0;  // No product of fp16 on CPUs there.
+#else
+    return false;
+#endif
+  }
+  std::function<Status()> Own(int threads) const;
+  std::function<Status()> Square(Detour detour, int threads) const {
+    return SquareAttentionGrad(x_, detour, threads);
+  }
+  std::function<void()> Composed([[maybe_unused]] int threads) const {
+#ifdef CUBIST_BENCH_ONEDNN
+    return ComposedAttentionGrad(x_, threads);
+#else
+    return {};
+#endif
+  }
   void SpoilAnswer() const {
     for (const Tensor& t : {x_.dq, x_.dk, x_.dv}) Spoil(t.data, t.dtype, t.count());
   }
@@ -82,7 +85,7 @@ class Problem {
   std::vector<Bytes> memory_;
 };
 
-Problem::Problem(DType dtype, bool causal, const Shape& shape) {
+Problem::Problem(DType dtype, bool causal, const AttentionShape& shape) {
   Attention& f = x_.forward;
   f = {.dtype = dtype,
        .causal = causal,
@@ -156,88 +159,24 @@ std::string Problem::CheckAnswer() const {
   return {};
 }
 
-void Time(benchmark::State& state, Problem& problem, double flops, int threads, std::function<void()> run,
-          const std::string& error) {
-  problem.SpoilAnswer();
-  const Call call = {.run = std::move(run),
-                     .check = [&] { return error.empty() ? problem.CheckAnswer() : error; }};
-  TimeCompute(state, threads, ArithmeticOf(problem.grad().forward.dtype), flops, call);
-}
-
-// Of a call of this library.
-void TimeOwn(benchmark::State& state, Problem& problem, double flops, int threads,
-             const std::function<Status()>& call) {
-  std::string error;
-  const auto run = [&] {
-    if (const Status status = call(); !status.ok()) error = status.message();
-  };
-  Time(state, problem, flops, threads, run, error);
-}
-
-void TimeCubist(benchmark::State& state, Problem& problem, double flops, int threads) {
-  const AttentionGrad& x = problem.grad();
-  const Attention& f = x.forward;
-  const FlashAttentionGradArgs args = {.q = f.q,
+std::function<Status()> Problem::Own(int threads) const {
+  return [this, device = Host({.threads = threads})] {
+    const Attention& f = x_.forward;
+    return FlashAttentionGrad(device, {.q = f.q,
                                        .k = f.k,
                                        .v = f.v,
                                        .q_rope = f.q_rope,
                                        .k_rope = f.k_rope,
                                        .out = f.out,
-                                       .lse = x.lse,
-                                       .dout = x.dout,
-                                       .dq = x.dq,
-                                       .dk = x.dk,
-                                       .dv = x.dv,
-                                       .dq_rope = x.dq_rope,
-                                       .dk_rope = x.dk_rope,
-                                       .causal = f.causal ? Causal::kTopLeft : Causal::kNone};
-  const Device device = Host({.threads = threads});
-  TimeOwn(state, problem, flops, threads, [&] { return FlashAttentionGrad(device, args); });
-}
-
-void RegisterCase(DType dtype, bool causal, const Shape& shape) {
-  // Made by the first case that runs, then shared by all libraries, thread counts and repetitions.
-  auto problem = std::make_shared<std::unique_ptr<Problem>>();
-  const auto made = [=]() -> Problem& {
-    if (!*problem) *problem = std::make_unique<Problem>(dtype, causal, shape);
-    return **problem;
+                                       .lse = x_.lse,
+                                       .dout = x_.dout,
+                                       .dq = x_.dq,
+                                       .dk = x_.dk,
+                                       .dv = x_.dv,
+                                       .dq_rope = x_.dq_rope,
+                                       .dk_rope = x_.dk_rope,
+                                       .causal = f.causal ? Causal::kTopLeft : Causal::kNone});
   };
-  const std::string text = std::string(causal ? "causal/" : "full/") + TextOf(shape);
-  const double flops = Flops(shape, causal);
-  for (int threads : ThreadCounts()) {
-    Register(CaseName("FlashAttentionGrad", "cubist", NameOf(dtype), text, threads),
-             [=](benchmark::State& state) { TimeCubist(state, made(), flops, threads); });
-    for (const auto& [library, detour] : {std::pair("cubist_conventional", Detour::kPadded),
-                                          std::pair("cubist_rectangular", Detour::kJoined)}) {
-      if (shape.dr == 0) continue;
-      Register(CaseName("FlashAttentionGrad", library, NameOf(dtype), text, threads),
-               [=, detour = detour](benchmark::State& state) {
-                 TimeOwn(state, made(), flops, threads, SquareAttentionGrad(made().grad(), detour, threads));
-               });
-    }
-#ifdef CUBIST_BENCH_ONEDNN
-    if (dtype == DType::kF16 || shape.dr > 0) continue;  // No product of fp16 on CPUs there.
-    Register(CaseName("FlashAttentionGrad", "composed", NameOf(dtype), text, threads),
-             [=](benchmark::State& state) {
-               Time(state, made(), flops, threads, ComposedAttentionGrad(made().grad(), threads), "");
-             });
-#endif
-  }
-}
-
-void RegisterCases() {
-  std::vector<Shape> shapes;
-  for (std::int64_t s : {1024, 2048, 4096, 8192}) {
-    shapes.push_back({8, s, 128, 0, 128});
-    shapes.push_back({8, s, 192, 0, 128});
-    shapes.push_back({8, s, 128, 64, 128});
-  }
-  for (std::int64_t d : {64, 72, 80, 177, 192}) shapes.push_back({8, 1000, d, 0, d});
-  for (DType dtype : {DType::kBF16, DType::kF32, DType::kF16}) {
-    for (const Shape& shape : shapes) {
-      for (bool causal : {false, true}) RegisterCase(dtype, causal, shape);
-    }
-  }
 }
 
 }  // namespace
@@ -245,6 +184,6 @@ void RegisterCases() {
 
 int main(int argc, char** argv) {
   cubist::bench::RegisterPeaks();
-  cubist::bench::RegisterCases();
+  cubist::bench::RegisterAttention<cubist::bench::Problem>("FlashAttentionGrad", /*absorbed=*/false);
   return cubist::bench::Main(argc, argv, "x8192x");
 }
