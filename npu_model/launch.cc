@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <new>
@@ -16,6 +17,7 @@
 
 #include "npu_model/parallel.h"
 #include "npu_model/sync/plan.h"
+#include "npu_model/trace/record_room.h"
 #include "npu_model/trace/replay.h"
 
 namespace cubist {
@@ -340,6 +342,8 @@ void Launch::RunCores(int cores, CoreBody body) {
     if (threads > machine)
       allowance.emplace(tbb::global_control::max_allowed_parallelism, static_cast<std::size_t>(threads));
     ArenaOf(threads, device_.pins()).execute(all);
+  } catch (const trace::NoRoomForRecord& error) {
+    status_ = {StatusCode::kOutOfMemory, record_->kernel + ": " + error.what()};
   } catch (const std::bad_alloc&) {
     status_ = {StatusCode::kOutOfMemory, "no memory for a core's buffers"};
   }
@@ -351,10 +355,28 @@ void Launch::NoteFinding(const std::string& finding) {
   if (status_.ok()) status_ = {StatusCode::kUnsupported, finding};
 }
 
+namespace {
+
+// A flag or two for each instruction, and a slice of the timeline.
+Status CheckRoomToReplay(const trace::Record& record, bool timeline) try {
+  std::int64_t instructions = 0;
+  for (const trace::Phase& phase : record.phases) {
+    for (const trace::CoreRecord& core : phase.cores) instructions += std::ssize(core.instrs);
+  }
+  const std::size_t each = 2 * sizeof(sync::SyncOp) + (timeline ? sizeof(TimelineSlice) : 0);
+  trace::CheckRoom(instructions, instructions * static_cast<std::int64_t>(each));
+  return {};
+} catch (const trace::NoRoomForRecord& error) {
+  return {StatusCode::kOutOfMemory, record.kernel + ": " + error.what()};
+}
+
+}  // namespace
+
 Status Launch::Finish(Profile* profile) {
   if (status_.ok() && record_ != nullptr) {
     record_->workspace_bytes = workspace_bytes_;
     if (profile != nullptr) {
+      if (Status status = CheckRoomToReplay(*record_, device_.npu().timeline); !status.ok()) return status;
       const sync::Plan plan = sync::PlanFlags(*record_, device_.npu().policy);
       *profile = trace::Replay(*record_, plan, {device_.npu().timeline});
     }

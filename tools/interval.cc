@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <iterator>
 #include <string_view>
+#include <vector>
 
 #include "npu_model/chip_constants.h"
 #include "npu_model/trace/replay.h"
@@ -80,6 +83,79 @@ double StartShare(const trace::Record& record) {
   return static_cast<double>(std::max<std::size_t>(first.cores.size(), 1) - 1) / std::max(all - 1, 1);
 }
 
+double BarriersOf(const trace::Record& record) {
+  return static_cast<double>(std::max<std::size_t>(record.phases.size(), 1) - 1);
+}
+
+// What a launch takes whatever its cores do.
+double FixedUs(const trace::Record& record, const ChipSpec& chip) {
+  return (trace::LaunchSeconds(record) + BarriersOf(record) * chip.sync.barrier_s) * 1e6;
+}
+
+// The same launch, but each core stops early in each phase, so that about so many instructions are left. Waits stand behind their sets in program
+// order: none is left without.
+RecordedLaunch BeginningOf(const RecordedLaunch& launch, std::int64_t instructions) {
+  const trace::Record& whole = launch.record;
+  std::int64_t all = 0;
+  for (const trace::Phase& phase : whole.phases) {
+    for (const trace::CoreRecord& core : phase.cores) all += std::ssize(core.instrs);
+  }
+  const double share =
+      std::min(1.0, static_cast<double>(instructions) / static_cast<double>(std::max<std::int64_t>(all, 1)));
+  RecordedLaunch begun;
+  begun.before_us = launch.before_us;
+  begun.record.chip = whole.chip, begun.record.tensors = whole.tensors;
+  begun.plan.policy = launch.plan.policy;
+  for (std::size_t p = 0; p < whole.phases.size(); ++p) {
+    const trace::Phase& phase = whole.phases[p];
+    trace::Phase& cut = begun.record.phases.emplace_back();
+    sync::PhasePlan& plan = begun.plan.phases.emplace_back();
+    cut.vector_only = phase.vector_only;
+    for (std::size_t c = 0; c < phase.cores.size(); ++c) {
+      const trace::CoreRecord& core = phase.cores[c];
+      const auto count =
+          static_cast<std::ptrdiff_t>(std::ceil(share * static_cast<double>(core.instrs.size())));
+      trace::CoreRecord& kept = cut.cores.emplace_back();
+      kept.instrs.assign(core.instrs.begin(), core.instrs.begin() + count);
+      std::int32_t accesses = 0;
+      for (const trace::Instr& instr : kept.instrs) accesses = std::max(accesses, instr.access + 1);
+      kept.accesses.assign(core.accesses.begin(), core.accesses.begin() + accesses);
+      kept.operands = core.operands, kept.slots = core.slots, kept.workspace = core.workspace;
+      kept.lines = core.lines, kept.workspace_bytes = core.workspace_bytes;
+      const std::vector<sync::SyncOp>& ops = launch.plan.phases[p].cores[c].ops;
+      const auto end = std::find_if(ops.begin(), ops.end(),
+                                    [&](const sync::SyncOp& op) { return op.instr >= kept.instrs.size(); });
+      plan.cores.emplace_back().ops.assign(ops.begin(), end);
+    }
+  }
+  return begun;
+}
+
+// `us` by the changes of the replayed launches, each `scale` times, and what the launches themselves are not known by.
+Interval WithChanges(std::span<const RecordedLaunch> launches, const ChipSpec& chip, double us,
+                     std::span<RecordedLaunch> replayed, double replayed_us, double scale) {
+  double squares = 0;
+  const auto add = [&](double change) { squares += change * change; };
+  for (std::size_t kind = 0; kind < kKinds; ++kind)
+    add((PredictedUs(replayed, Slowed(chip, kind)) - replayed_us) * scale);
+  for (auto& [record, plan, before_us] : replayed) record.chip = chip;
+  double launched = 0, mixed = 0, barriers = 0, started = 0;
+  for (auto& [record, plan, before_us] : launches) {
+    launched += 1;
+    mixed += trace::IsMixed(record) ? 1 : 0;
+    started += StartShare(record);
+    barriers += BarriersOf(record);
+  }
+  const auto spread = [](const Constant& c) { return c.value * c.spread * 1e6; };
+  add(launched * spread(chip.sync.launch_s));
+  add(mixed * spread(chip.sync.mixed_launch_s));
+  add(barriers * spread(chip.sync.barrier_s));
+  // A later start of the last cores may also bring them out of step and save time: that is chance.
+  add(started * spread(chip.sync.start_spread_s));
+  const double error = std::sqrt(squares);
+  return {us * us / (us + error), us + error};
+}
+
 }  // namespace
 
 double PredictedUs(std::span<RecordedLaunch> launches, const ChipSpec& chip) {
@@ -92,25 +168,15 @@ double PredictedUs(std::span<RecordedLaunch> launches, const ChipSpec& chip) {
 }
 
 Interval IntervalOf(std::span<RecordedLaunch> launches, const ChipSpec& chip, double us) {
-  double squares = 0;
-  const auto add = [&](double change) { squares += change * change; };
-  for (std::size_t kind = 0; kind < kKinds; ++kind) add(PredictedUs(launches, Slowed(chip, kind)) - us);
-  double launched = 0, mixed = 0, barriers = 0, started = 0;
-  for (auto& [record, plan, before_us] : launches) {
-    record.chip = chip;
-    launched += 1;
-    mixed += trace::IsMixed(record) ? 1 : 0;
-    started += StartShare(record);
-    barriers += static_cast<double>(std::max<std::size_t>(record.phases.size(), 1) - 1);
-  }
-  const auto spread = [](const Constant& c) { return c.value * c.spread * 1e6; };
-  add(launched * spread(chip.sync.launch_s));
-  add(mixed * spread(chip.sync.mixed_launch_s));
-  add(barriers * spread(chip.sync.barrier_s));
-  // A later start of the last cores may also bring them out of step and save time: that is chance.
-  add(started * spread(chip.sync.start_spread_s));
-  const double error = std::sqrt(squares);
-  return {us * us / (us + error), us + error};
+  return WithChanges(launches, chip, us, launches, us, 1);
+}
+
+Interval IntervalFromBeginning(RecordedLaunch& launch, const ChipSpec& chip, double us,
+                               std::int64_t instructions) {
+  RecordedLaunch begun = BeginningOf(launch, instructions);
+  const double begun_us = PredictedUs({&begun, 1}, chip);
+  const double fixed = launch.before_us + FixedUs(launch.record, chip);
+  return WithChanges({&launch, 1}, chip, us, {&begun, 1}, begun_us, (us - fixed) / (begun_us - fixed));
 }
 
 Interval AnySchedule(std::span<RecordedLaunch> launches, const ChipSpec& chip) {
@@ -119,8 +185,7 @@ Interval AnySchedule(std::span<RecordedLaunch> launches, const ChipSpec& chip) {
     record.chip = chip;
     const Profile profile = trace::Replay(record, plan);
     const double us = profile.time_s * 1e6;
-    const auto barriers = static_cast<double>(std::max<std::size_t>(record.phases.size(), 1) - 1);
-    const double fixed = before_us + (trace::LaunchSeconds(record) + barriers * chip.sync.barrier_s) * 1e6;
+    const double fixed = before_us + FixedUs(record, chip);
     // Shares are of all cores of the chip; those that have nothing to do hold nothing up.
     const bool vector_only = std::all_of(record.phases.begin(), record.phases.end(),
                                          [](const trace::Phase& phase) { return phase.vector_only; });

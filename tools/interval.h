@@ -3,6 +3,7 @@
 #ifndef CUBIST_TOOLS_INTERVAL_H_
 #define CUBIST_TOOLS_INTERVAL_H_
 
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -30,6 +31,11 @@ struct Interval {
 // issue, HBM, what L2 held, misses, L2, latencies and rates of paths, Vector, Cube) is as slow as its sources allow in
 // turn, and the changes add like independent errors. The records are those of `chip` again afterwards.
 Interval IntervalOf(std::span<RecordedLaunch> launches, const ChipSpec& chip, double us);
+
+// The same of a large launch, by the beginnings of its cores alone, about so many instructions: what changes there of their
+// time changes of all of it.
+Interval IntervalFromBeginning(RecordedLaunch& launch, const ChipSpec& chip, double us,
+                               std::int64_t instructions);
 
 // What the same work takes under any schedule: from launch and busiest pipe alone to all pipes one after the other.
 Interval AnySchedule(std::span<RecordedLaunch> launches, const ChipSpec& chip);

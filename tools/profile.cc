@@ -94,18 +94,22 @@ void Cut(const Window& window, Profile* profile) {
   profile->timeline = std::move(inside);
 }
 
-// Larger records are replayed for their intervals only on demand.
-constexpr std::int64_t kMostForInterval = 2000000;
+// Of larger records the beginning is replayed for the interval, about a second's work, if not all is asked for.
+constexpr std::int64_t kMostForInterval = 500000;
 
 Status Run(const SubjectOptions& options, bool interval, ProfiledCall* call) {
   call->policy = options.policy;
   CUBIST_RETURN_IF_ERROR(call->subject.Run(&call->profile, /*timeline=*/true, &call->record));
-  if (call->profile.launches == 1 && (interval || call->profile.instructions <= kMostForInterval)) {
-    std::array<RecordedLaunch, 1> launch;
-    launch[0].plan = sync::PlanFlags(call->record, call->subject.policy);
-    launch[0].record = std::move(call->record);
-    call->interval = IntervalOf(launch, call->subject.chip, call->profile.time_s * 1e6);
-    call->record = std::move(launch[0].record);
+  if (call->profile.launches == 1) {
+    RecordedLaunch launch;
+    launch.plan = sync::PlanFlags(call->record, call->subject.policy);
+    launch.record = std::move(call->record);
+    const bool all = interval || call->profile.instructions <= kMostForInterval;
+    const ChipSpec& chip = call->subject.chip;
+    const double us = call->profile.time_s * 1e6;
+    call->interval =
+        all ? IntervalOf({&launch, 1}, chip, us) : IntervalFromBeginning(launch, chip, us, kMostForInterval);
+    call->record = std::move(launch.record);
   }
   call->analysis = Analyse(call->subject.chip, call->record, call->profile);
   return {};

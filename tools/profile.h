@@ -17,7 +17,7 @@ struct ProfileOptions {
   std::string json, csv, html, trace;
   std::string window;     // "FROM:TO" in us: what --trace and the page's timeline show; all where empty
   bool slack = false;     // what each wait costs, by replays without it
-  bool interval = false;  // of the time, by eleven replays more, however large the record is
+  bool interval = false;  // of the time, by replays of all of the record, however large it is
 };
 
 // Exit status: 0, or 2 for bad input.

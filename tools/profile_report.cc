@@ -27,7 +27,7 @@ std::string Bytes(double bytes) {
 }
 
 std::string IntervalText(const ProfiledCall& call) {
-  if (!call.interval.known()) return call.profile.launches == 1 ? " (--interval tells how sure)" : "";
+  if (!call.interval.known()) return "";
   return fmt::format(" ({} to {} by the spread of the constants)", FormatSeconds(call.interval.low * 1e-6),
                      FormatSeconds(call.interval.high * 1e-6));
 }

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 
+#include "npu_model/trace/record_room.h"
 #include "npu_model/trace/recording.h"
 
 namespace cubist::trace {
@@ -116,7 +118,11 @@ std::uint32_t Recorder::InternLine(const Loc& loc) {
 
 Instr& Recorder::Add(Op op, Pipe pipe, int lane, DType dtype, std::int64_t rows, std::int64_t cols,
                      std::initializer_list<OperandUse> uses, const Loc& loc) {
-  Instr& instr = out_->instrs.emplace_back();
+  std::vector<Instr>& instrs = out_->instrs;
+  if (instrs.size() == instrs.capacity()) {  // Twice as many are made, beside those that there are.
+    CheckRoom(std::ssize(instrs), 2 * std::ssize(instrs) * static_cast<std::int64_t>(sizeof(Instr)));
+  }
+  Instr& instr = instrs.emplace_back();
   instr.op = op;
   instr.pipe = pipe;
   instr.lane = static_cast<std::int8_t>(lane);

@@ -1,12 +1,15 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdint>
+#include <new>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "npu_model/trace/dependencies.h"
 #include "npu_model/trace/record.h"
+#include "npu_model/trace/record_room.h"
 #include "npu_model/trace/trace_core.h"
 #include "tests/npu_model/trace_support.h"
 
@@ -36,6 +39,24 @@ std::vector<std::uint32_t> WaitsOf(const Dependencies& dependencies, std::size_t
 }
 
 using Waits = std::vector<std::uint32_t>;
+
+// ---- Room ----
+
+TEST(RecordRoomTest, TellsWhatARecordNeedsAndWhatIsFree) {
+  constexpr std::int64_t kMib = 1 << 20;
+  trace::CheckRoom(1000, 3 * kMib, 3 * kMib);
+  try {
+    trace::CheckRoom(1000, 3 * kMib, 2 * kMib);
+    FAIL() << "there is no room";
+  } catch (const std::bad_alloc& error) {
+    EXPECT_NE(std::string(error.what()).find("1000 instructions and more needs 3 MiB"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("2 MiB are free"), std::string::npos) << error.what();
+  }
+  trace::CheckRoom(1000, 64 * kMib);  // Not looked at.
+  EXPECT_THROW(trace::CheckRoom(1000, std::int64_t{1} << 61), std::bad_alloc);
+  EXPECT_GT(trace::FreeBytes(), 0);
+  EXPECT_LT(trace::FreeBytes(), std::int64_t{1} << 60) << "what the machine says was not understood";
+}
 
 // ---- What an access touches ----
 

@@ -4,10 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 
+#include "npu_model/sync/plan.h"
+#include "tools/interval.h"
+#include "tools/kernel_call.h"
 #include "tools/validation/csv.h"
 #include "tools/validation/measured.h"
 #include "tools/validation/predict.h"
@@ -150,6 +156,36 @@ TEST(IntervalTest, WidensWithWhatIsNotKnown) {
                unknown = width_as(Schedule::kUnknown);
   EXPECT_GT(standard, 1.1 * known);
   EXPECT_GT(unknown, 1.1 * standard);
+}
+
+TEST(IntervalTest, ABeginningTellsWhatAllOfALaunchDoes) {
+  const ChipSpec& chip = Ascend910B2();
+  for (const auto& [kernel, shape] :
+       {std::pair("matmul", "1024x4096x4096"), std::pair("flash_attention", "8x1024x128x128"),
+        std::pair("token_permute", "4096x1024x8x64")}) {
+    SCOPED_TRACE(kernel);
+    KernelCallOptions options;
+    options.kernel = kernel, options.shape = shape;
+    KernelCall call;
+    ASSERT_TRUE(MakeKernelCall(options, &call).ok());
+    RecordedLaunch launch;
+    ASSERT_TRUE(call(Npu(chip, {.with_data = false, .record = &launch.record})).ok());
+    launch.plan = sync::PlanFlags(launch.record, sync::Policy::kMinimal);
+    std::int64_t instructions = 0;
+    for (const trace::Phase& phase : launch.record.phases) {
+      for (const trace::CoreRecord& core : phase.cores) instructions += std::ssize(core.instrs);
+    }
+    const double us = PredictedUs({&launch, 1}, chip);
+    const Interval exact = IntervalOf({&launch, 1}, chip, us);
+    const Interval whole = IntervalFromBeginning(launch, chip, us, instructions);
+    EXPECT_DOUBLE_EQ(whole.low, exact.low);
+    EXPECT_DOUBLE_EQ(whole.high, exact.high);
+    const Interval half = IntervalFromBeginning(launch, chip, us, instructions / 2);
+    EXPECT_NEAR(half.high / us - 1, exact.high / us - 1, 0.35 * (exact.high / us - 1));
+    EXPECT_NEAR(1 - half.low / us, 1 - exact.low / us, 0.35 * (1 - exact.low / us));
+    EXPECT_LT(half.low, us);
+    EXPECT_GT(half.high, us);
+  }
 }
 
 TEST(IntervalTest, ErrorsOfBothAddAsIndependentOnes) {
