@@ -82,6 +82,19 @@ const std::vector<Benchmark>& Benchmarks() {
          return Compare(x.matrix(1),
                         reference::RmsNorm(FirstRows(x.matrix(0), kChecked), x.of_cols(), 1e-6f, dtype).out);
        }},
+      {"AddRmsNorm", kNorm, 2, 2,
+       [](const Device& device, Operands& x) {
+         return RmsNorm(device, {.x = x.matrix(0),
+                                 .residual = x.matrix(1),
+                                 .gamma = x.of_cols(),
+                                 .out = x.matrix(2),
+                                 .sum = x.matrix(3),
+                                 .rstd = x.of_rows()});
+       },
+       [](DType dtype, Operands& x) {
+         return Compare(x.matrix(2),
+                        reference::RmsNorm(FirstRows(x.matrix(3), kChecked), x.of_cols(), 1e-6f, dtype).out);
+       }},
       {"RmsNormGrad", kNorm, 2, 1,
        [](const Device& device, Operands& x) {
          return RmsNormGrad(device, {.d_out = x.matrix(0),

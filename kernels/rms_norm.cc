@@ -79,7 +79,7 @@ RowwiseShape ShapeOf(const RmsNormArgs& args) {
           .column_vectors = 3,
           .vector_passes = 7,
           .whole_rows = true,
-          .row_by_row = residual == 0};
+          .row_by_row = true};
 }
 RowwiseShape ShapeOf(const RmsNormGradArgs& args) {
   return {.rows = args.x.size(0),
@@ -91,7 +91,8 @@ RowwiseShape ShapeOf(const RmsNormGradArgs& args) {
           .row_vectors = 2,
           .column_vectors = 3,
           .vector_passes = 14,
-          .whole_rows = true};
+          .whole_rows = true,
+          .row_by_row = true};
 }
 
 template <class T>

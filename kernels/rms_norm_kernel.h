@@ -51,10 +51,10 @@ struct RmsNormOperands {
 template <class T, VectorCore V>
 void RmsNormKernel(V& core, const RmsNormOperands& g, const RowwiseTiling& t) {
   Ring<Buffer::kUB, T> x_ub(core, "x_ub", t.rows, t.cols, t.stages, Role::kRelay);
-  const std::int64_t sum_rows = g.residual == nullptr ? 1 : t.rows,
-                     sum_cols = g.residual == nullptr ? 1 : t.cols;
+  const bool adds = g.residual != nullptr;
+  const std::int64_t sum_rows = adds ? t.rows : 1, sum_cols = adds ? t.cols : 1;
   Ring<Buffer::kUB, T> residual_ub(core, "residual_ub", sum_rows, sum_cols, t.stages, Role::kRelay),
-      sum_ub(core, "sum_ub", sum_rows, sum_cols, t.stages);
+      sum_ub(core, "sum_ub", sum_rows, sum_cols, t.stages, Role::kRelay);
   Ring<Buffer::kUB, T> out_ub(core, "out_ub", t.rows, t.cols, t.stages, Role::kRelay);
   Ring<Buffer::kUB, float> s0_ub(core, "s0_ub", t.rows, t.cols, 1), s1_ub(core, "s1_ub", t.rows, t.cols, 1);
   Ring<Buffer::kUB, float> rstd_ub(core, "rstd_ub", t.rows, 1, t.stages),
@@ -65,51 +65,54 @@ void RmsNormKernel(V& core, const RmsNormOperands& g, const RowwiseTiling& t) {
 
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     for (const Range rows : Split(Split(g.x.rows, t.chunk_rows)[c], t.rows)) {
-      const UbTile<float> rstd = rstd_ub.Next(rows.size(), 1), one = one_ub.Next(rows.size(), 1);
-      const auto tile = [&](auto& ring, Range cols) { return ring.Next(rows.size(), cols.size()); };
-      // A part of x, with the residual where there is one.
-      const auto load = [&](Range cols, const UbTile<float>& s0, const UbTile<float>& s1) {
-        const UbTile<T> x = tile(x_ub, cols);
-        core.Load(x, g.x.Block(rows, cols));
-        if (g.residual == nullptr) return x;
-        const UbTile<T> residual = tile(residual_ub, cols), sum = tile(sum_ub, cols);
-        core.Load(residual, MatrixOf(*g.residual).Block(rows, cols));
-        core.Cast(s0, x);
-        core.Cast(s1, residual);
-        core.Add(s0, s0, s1);
-        core.Cast(sum, s0);
-        core.Store(MatrixOf(*g.sum).Block(rows, cols), sum);
-        return sum;
+      NormTiles<T> n;
+      n.rstd = rstd_ub.Next(rows.size(), 1), n.one = one_ub.Next(rows.size(), 1);
+      // The tiles of a part of x, with the residual where there is one.
+      const auto load = [&](Range cols) {
+        const auto tile = [&](auto& ring) { return ring.Next(rows.size(), cols.size()); };
+        n.s0 = tile(s0_ub), n.s1 = tile(s1_ub), n.x = tile(x_ub);
+        core.Load(n.x, g.x.Block(rows, cols));
+        if (!adds) return;
+        n.residual = tile(residual_ub), n.sum = sum_ub.Next(MatrixOf(*g.sum).Block(rows, cols));
+        core.Load(n.residual, MatrixOf(*g.residual).Block(rows, cols));
       };
       if (parts.count() == 1) {
         const Range cols = parts[0];
         const Gm destination = g.out.Block(rows, cols);
-        const UbTile<float> s0 = tile(s0_ub, cols), s1 = tile(s1_ub, cols);
-        const UbTile<T> x = load(cols, s0, s1), out = out_ub.Next(destination);
-        core.NormRows(out, rstd, one, s0, s1, x, weights.Load(cols), scale, g.eps);
-        core.Store(destination, out);
+        load(cols);
+        n.gamma = weights.Load(cols), n.out = out_ub.Next(destination);
+        core.NormRows(n, scale, g.eps);
+        core.Store(destination, n.out);
+        if (adds) core.Store(MatrixOf(*g.sum).Block(rows, cols), n.sum);
       } else {
-        core.Fill(rstd, 0.0f);
+        core.Fill(n.rstd, 0.0f);
         for (const Range cols : parts) {
-          const UbTile<float> s0 = tile(s0_ub, cols), s1 = tile(s1_ub, cols);
-          const UbTile<T> x = load(cols, s0, s1);
-          core.RowDot(rstd, s0, s1, x, x);
+          load(cols);
+          if (adds) {
+            core.Cast(n.s0, n.x);
+            core.Cast(n.s1, n.residual);
+            core.Add(n.s0, n.s0, n.s1);
+            core.Cast(n.sum, n.s0);
+            core.Store(MatrixOf(*g.sum).Block(rows, cols), n.sum);
+            n.x = n.sum;
+          }
+          core.RowDot(n.rstd, n.s0, n.s1, n.x, n.x);
         }
-        core.MulScalar(rstd, rstd, scale);
-        core.AddScalar(rstd, rstd, g.eps);
-        core.Sqrt(rstd, rstd);
-        core.Fill(one, 1.0f);
-        core.Div(rstd, one, rstd);
+        core.MulScalar(n.rstd, n.rstd, scale);
+        core.AddScalar(n.rstd, n.rstd, g.eps);
+        core.Sqrt(n.rstd, n.rstd);
+        core.Fill(n.one, 1.0f);
+        core.Div(n.rstd, n.one, n.rstd);
         for (const Range cols : parts) {
-          const UbTile<T> x = tile(x_ub, cols);
-          core.Load(x, (g.residual == nullptr ? g.x : MatrixOf(*g.sum)).Block(rows, cols));
+          const UbTile<T> x = x_ub.Next(rows.size(), cols.size());
+          core.Load(x, (adds ? MatrixOf(*g.sum) : g.x).Block(rows, cols));
           const Gm destination = g.out.Block(rows, cols);
           const UbTile<T> out = out_ub.Next(destination);
-          core.ScaleRows(out, tile(s0_ub, cols), x, rstd, weights.Load(cols));
+          core.ScaleRows(out, s0_ub.Next(rows.size(), cols.size()), x, n.rstd, weights.Load(cols));
           core.Store(destination, out);
         }
       }
-      if (g.rstd != nullptr) core.Store(MatrixOf(*g.rstd).Rows(rows), rstd);
+      if (g.rstd != nullptr) core.Store(MatrixOf(*g.rstd).Rows(rows), n.rstd);
     }
   }
 }
@@ -135,54 +138,66 @@ void RmsNormGradKernel(V& core, const RmsNormGradOperands& g, const RowwiseTilin
   Ring<Buffer::kUB, float> d_gamma_ub(core, "d_gamma_ub", 1, t.cols, 1);
   RowWeights<V> weights(core, g.gamma, t);
   const Split parts(g.x.cols, t.cols);
-  const bool whole = parts.count() <= 1, sums = g.d_gamma_of_chunk.cols > 0;
+  const bool sums = g.d_gamma_of_chunk.cols > 0;
   const float scale = g.x.cols == 0 ? 0.0f : 1.0f / static_cast<float>(g.x.cols);
 
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     const Range chunk = AtLeastOnce(Split(g.x.rows, t.chunk_rows))[c];
-    UbTile<float> d_gamma;
+    NormGradTiles<T> n;
     for (const Range rows : AtLeastOnce(Split(chunk, t.rows))) {
-      const UbTile<float> rstd = rstd_ub.Next(rows.size(), 1), shift = shift_ub.Next(rows.size(), 1);
-      UbTile<T> d_out, x;
+      const bool first = rows.begin == chunk.begin, last = rows.end == chunk.end;
+      n.rstd = rstd_ub.Next(rows.size(), 1), n.shift = shift_ub.Next(rows.size(), 1);
+      core.Load(n.rstd, g.rstd.Rows(rows));
       const auto load = [&](Range cols) {
-        d_out = d_out_ub.Next(rows.size(), cols.size()), x = x_ub.Next(rows.size(), cols.size());
-        core.Load(d_out, g.d_out.Block(rows, cols));
-        core.Load(x, g.x.Block(rows, cols));
+        const auto tile = [&](auto& ring) { return ring.Next(rows.size(), cols.size()); };
+        n.s0 = tile(s0_ub), n.s1 = tile(s1_ub), n.d_out = tile(d_out_ub), n.x = tile(x_ub);
+        core.Load(n.d_out, g.d_out.Block(rows, cols));
+        core.Load(n.x, g.x.Block(rows, cols));
+        n.gamma = weights.Load(cols);
       };
-      core.Load(rstd, g.rstd.Rows(rows));
-      core.Fill(shift, 0.0f);
+      const auto load_more = [&](Range cols) {
+        if (g.d_more == nullptr) return;
+        n.more = more_ub.Next(rows.size(), cols.size());
+        core.Load(n.more, MatrixOf(*g.d_more).Block(rows, cols));
+      };
+      if (parts.count() == 1) {
+        const Range cols = parts[0];
+        const Gm destination = g.d_x.Block(rows, cols);
+        load(cols), load_more(cols);
+        n.d_x = d_x_ub.Next(destination);
+        if (sums && first) {
+          n.d_gamma = d_gamma_ub.Next(1, cols.size());
+          core.Fill(n.d_gamma, 0.0f);
+        }
+        core.NormRowsGrad(n, scale);
+        core.Store(destination, n.d_x);
+        if (sums && last) core.Store(g.d_gamma_of_chunk.Block({c, c + 1}, cols), n.d_gamma);
+        continue;
+      }
+      core.Fill(n.shift, 0.0f);
       for (const Range cols : parts) {
         load(cols);
-        core.RowDot(shift, s0_ub.Next(rows.size(), cols.size()), s1_ub.Next(rows.size(), cols.size()), d_out,
-                    x, weights.Load(cols));
+        core.RowDot(n.shift, n.s0, n.s1, n.d_out, n.x, n.gamma);
       }
-      core.MulScalar(shift, shift, scale);
-      core.Mul(shift, shift, rstd);
-      core.Mul(shift, shift, rstd);
-      core.Mul(shift, shift, rstd);
+      core.MulScalar(n.shift, n.shift, scale);
+      for (int i = 0; i < 3; ++i) core.Mul(n.shift, n.shift, n.rstd);
       for (const Range cols : parts) {
-        if (!whole) load(cols);
-        const UbTile<float> s0 = s0_ub.Next(rows.size(), cols.size()),
-                            s1 = s1_ub.Next(rows.size(), cols.size());
+        load(cols), load_more(cols);
         const Gm destination = g.d_x.Block(rows, cols);
-        const UbTile<T> d_x = d_x_ub.Next(destination);
-        if (g.d_more != nullptr) {
-          const UbTile<T> more = more_ub.Next(rows.size(), cols.size());
-          core.Load(more, MatrixOf(*g.d_more).Block(rows, cols));
-          core.NormGrad(d_x, s0, s1, d_out, x, weights.Load(cols), rstd, shift, more);
-        } else {
-          core.NormGrad(d_x, s0, s1, d_out, x, weights.Load(cols), rstd, shift);
-        }
-        core.Store(destination, d_x);
+        n.d_x = d_x_ub.Next(destination);
+        core.NormGrad(n);
+        core.Store(destination, n.d_x);
         if (!sums) continue;
-        // The sum stays in UB where rows are whole, and goes through GM with every part otherwise.
-        const bool first = rows.begin == chunk.begin, last = rows.end == chunk.end;
+        // The sum goes through GM with every part.
         const Gm of_chunk = g.d_gamma_of_chunk.Block({c, c + 1}, cols);
-        if (first || !whole) d_gamma = d_gamma_ub.Next(1, cols.size());
-        if (first) core.Fill(d_gamma, 0.0f);
-        if (!first && !whole) core.Load(d_gamma, of_chunk);
-        core.AddColumnDots(d_gamma, s0, s1, d_out, x, rstd);
-        if (last || !whole) core.Store(of_chunk, d_gamma);
+        const UbTile<float> d_gamma = d_gamma_ub.Next(1, cols.size());
+        if (first) {
+          core.Fill(d_gamma, 0.0f);
+        } else {
+          core.Load(d_gamma, of_chunk);
+        }
+        core.AddColumnDots(d_gamma, n.s0, n.s1, n.d_out, n.x, n.rstd);
+        core.Store(of_chunk, d_gamma);
       }
     }
   }

@@ -178,31 +178,35 @@ void ExpandScaleRows(V& v, TileRef dst, TileRef s0, TileRef a, TileRef factor, T
   Narrow(v, dst, s0, loc);
 }
 
-// dst = a * factor * weights, rounded once, with factor (r, 1) = 1 / sqrt(scale * rowsum(a^2) + eps); weights (1, c), one
-// a scratch column, s0 and s1 scratch tiles.
+// out = z * rstd * gamma, rounded once, with rstd = 1 / sqrt(scale * rowsum(z^2) + eps), and z = x or, with a residual,
+// z = sum = x + residual, rounded.
 template <class V>
-void ExpandNormRows(V& v, TileRef dst, TileRef factor, TileRef one, TileRef s0, TileRef s1, TileRef a,
-                    TileRef weights, float scale, float eps, Loc loc) {
-  v.Fill(factor, 0.0f, loc);
-  ExpandRowDot(v, factor, s0, s1, a, a, TileRef(), loc);
-  v.Scalar(ScalarOp::kMul, factor, factor, scale, loc);
-  v.Scalar(ScalarOp::kAdd, factor, factor, eps, loc);
-  v.Unary(UnaryOp::kSqrt, factor, factor, loc);
-  v.Fill(one, 1.0f, loc);
-  v.Binary(BinaryOp::kDiv, factor, one, factor, loc);
-  ExpandScaleRows(v, dst, s0, a, factor, weights, loc);
+void ExpandNormRows(V& v, const NormRefs& t, float scale, float eps, Loc loc) {
+  if (t.residual.given()) {
+    v.Binary(BinaryOp::kAdd, LastOf(t.sum, t.s0), Widened(v, t.x, t.s0, loc),
+             Widened(v, t.residual, t.s1, loc), loc);
+    Narrow(v, t.sum, t.s0, loc);
+  }
+  const TileRef z = t.residual.given() ? t.sum : t.x;
+  v.Fill(t.rstd, 0.0f, loc);
+  ExpandRowDot(v, t.rstd, t.s0, t.s1, z, z, TileRef(), loc);
+  v.Scalar(ScalarOp::kMul, t.rstd, t.rstd, scale, loc);
+  v.Scalar(ScalarOp::kAdd, t.rstd, t.rstd, eps, loc);
+  v.Unary(UnaryOp::kSqrt, t.rstd, t.rstd, loc);
+  v.Fill(t.one, 1.0f, loc);
+  v.Binary(BinaryOp::kDiv, t.rstd, t.one, t.rstd, loc);
+  ExpandScaleRows(v, t.out, t.s0, z, t.rstd, t.gamma, loc);
 }
 
-// dx = dy * weights * factor - x * shift (+ more), rounded once; factor, shift (r, 1), weights (1, c).
+// d_x = d_out * gamma * rstd - x * shift (+ more), rounded once.
 template <class V>
-void ExpandNormGrad(V& v, TileRef dx, TileRef s0, TileRef s1, TileRef dy, TileRef x, TileRef weights,
-                    TileRef factor, TileRef shift, TileRef more, Loc loc) {
-  v.Binary(BinaryOp::kMul, s0, Widened(v, dy, s0, loc), weights, loc);
-  v.Binary(BinaryOp::kMul, s0, s0, factor, loc);
-  v.Binary(BinaryOp::kMul, s1, Widened(v, x, s1, loc), shift, loc);
-  v.Binary(BinaryOp::kSub, more.given() ? s0 : LastOf(dx, s0), s0, s1, loc);
-  if (more.given()) v.Binary(BinaryOp::kAdd, LastOf(dx, s0), s0, Widened(v, more, s1, loc), loc);
-  Narrow(v, dx, s0, loc);
+void ExpandNormGrad(V& v, const NormGradRefs& t, Loc loc) {
+  v.Binary(BinaryOp::kMul, t.s0, Widened(v, t.d_out, t.s0, loc), t.gamma, loc);
+  v.Binary(BinaryOp::kMul, t.s0, t.s0, t.rstd, loc);
+  v.Binary(BinaryOp::kMul, t.s1, Widened(v, t.x, t.s1, loc), t.shift, loc);
+  v.Binary(BinaryOp::kSub, t.more.given() ? t.s0 : LastOf(t.d_x, t.s0), t.s0, t.s1, loc);
+  if (t.more.given()) v.Binary(BinaryOp::kAdd, LastOf(t.d_x, t.s0), t.s0, Widened(v, t.more, t.s1, loc), loc);
+  Narrow(v, t.d_x, t.s0, loc);
 }
 
 // acc (1, c) += sum over the rows, ascending, of a * b * factor; factor (r, 1).
@@ -212,6 +216,18 @@ void ExpandAddColumnDots(V& v, TileRef acc, TileRef s0, TileRef s1, TileRef a, T
   v.Binary(BinaryOp::kMul, s0, Widened(v, a, s0, loc), Widened(v, b, s1, loc), loc);
   v.Binary(BinaryOp::kMul, s0, s0, factor, loc);
   for (std::int64_t i = 0; i < a.rows(); ++i) v.Binary(BinaryOp::kAdd, acc, acc, s0.Row(i), loc);
+}
+
+// d_gamma += colsum(d_out * x * rstd), rows ascending, where it is given, and
+// d_x = d_out * gamma * rstd - x * rstd^3 * scale * rowsum(d_out * x * gamma) (+ more), rounded once.
+template <class V>
+void ExpandNormRowsGrad(V& v, const NormGradRefs& t, float scale, Loc loc) {
+  v.Fill(t.shift, 0.0f, loc);
+  ExpandRowDot(v, t.shift, t.s0, t.s1, t.d_out, t.x, t.gamma, loc);
+  v.Scalar(ScalarOp::kMul, t.shift, t.shift, scale, loc);
+  for (int i = 0; i < 3; ++i) v.Binary(BinaryOp::kMul, t.shift, t.shift, t.rstd, loc);
+  if (t.d_gamma.given()) ExpandAddColumnDots(v, t.d_gamma, t.s0, t.s1, t.d_out, t.x, t.rstd, loc);
+  ExpandNormGrad(v, t, loc);
 }
 
 // out = gate / (1 + exp(-gate)) * up (* probs), rounded once (Shazeer, GLU variants, 2020); probs (r, 1).

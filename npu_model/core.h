@@ -31,6 +31,26 @@ struct EpilogueTiles {
       scratch{};  // of x's shape, as many as the activation needs
 };
 
+// Operands of NormRows, and of NormGrad and NormRowsGrad. What is default-constructed is not given.
+template <class T>
+struct NormTiles {
+  UbTile<T> out;                // (r, c)
+  UbTile<float> rstd, one;      // (r, 1): result, scratch
+  UbTile<float> s0, s1;         // (r, c): scratch
+  UbTile<T> x;                  // (r, c)
+  UbTile<float> gamma;          // (1, c)
+  UbTile<T> residual{}, sum{};  // (r, c), both or none: operand, result
+};
+template <class T>
+struct NormGradTiles {
+  UbTile<T> d_x;                // (r, c)
+  UbTile<float> d_gamma{};      // (1, c), added to; or not given
+  UbTile<float> shift, s0, s1;  // (r, 1), and scratch (r, c)
+  UbTile<T> d_out, x;           // (r, c)
+  UbTile<float> gamma, rstd;    // (1, c), (r, 1)
+  UbTile<T> more{};             // (r, c), or not given
+};
+
 // A row of StoreScaledDots: GM = weight * x and sum (1, 1) += sum_j x_j * row_j, as far as `dst` and `row` are given.
 template <class T>
 struct ScaledDot {
@@ -159,10 +179,9 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.Repair(x, x, x, x, x, 1.0f, true);   // (x, bad, s0, s1, column, limit, by_mean); see ExpandRepair
   core.RowDot(x, x, x, narrow, narrow);     // (sum, s0, s1, a, b[, w]): sum (r, 1) += rowsum(a * b * w)
   core.ScaleRows(narrow, x, narrow, x, x);  // (dst, s0, a, factor, w): dst = a * factor * w
-  core.NormRows(narrow, x, x, x, x, narrow, x, 1.0f, 1.0f);  // see ExpandNormRows
-  core.NormGrad(narrow, x, x, narrow, narrow, x, x, x);
-                                            // (dx, s0, s1, dy, x, w, factor, shift[, more]): dx = dy * w *
-                                            // factor - x * shift + more
+  core.NormRows(NormTiles<BF16>{}, 1.0f, 1.0f);  // (tiles, scale, eps); see ExpandNormRows
+  core.NormGrad(NormGradTiles<BF16>{});     // d_x = d_out * gamma * rstd - x * shift (+ more)
+  core.NormRowsGrad(NormGradTiles<BF16>{}, 1.0f);  // (tiles, scale); see ExpandNormRowsGrad
   core.AddColumnDots(x, x, x, narrow, narrow, x);
                                             // (acc, s0, s1, a, b, factor): acc (1, c) += colsum(a * b *
                                             // factor)

@@ -114,6 +114,14 @@ struct SwiGluGradTiles {
   TileRef d_out, gate, up, probs;
 };
 
+// Operands of NormRows, and of NormGrad and NormRowsGrad; see NormTiles and NormGradTiles in core.h.
+struct NormRefs {
+  TileRef out, rstd, one, s0, s1, x, gamma, residual, sum;
+};
+struct NormGradRefs {
+  TileRef d_x, d_gamma, shift, s0, s1, d_out, x, gamma, rstd, more;
+};
+
 // A row of StoreScaledDots; see ExpandStoreScaledDots in composites.h.
 struct ScaledDotRef {
   Gm dst{};

@@ -263,26 +263,22 @@ class VectorFront : protected E {
     E::ScaleRows(dst, s0, a, factor, weights, loc);
   }
   template <OperandType T>
-  void NormRows(UbTile<T> dst, UbTile<float> factor, UbTile<float> one, UbTile<float> s0, UbTile<float> s1,
-                UbTile<T> a, UbTile<float> weights, float scale, float eps, Loc loc = Loc::current()) {
-    CUBIST_CHECK(Same(dst, a) && Same(s0, a) && Same(s1, a) && IsColumnOf(factor, a) && IsColumnOf(one, a) &&
-                     IsRowOf(weights, a),
+  void NormRows(const NormTiles<T>& t, float scale, float eps, Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(t.out, t.x) && Same(t.s0, t.x) && Same(t.s1, t.x) && IsColumnOf(t.rstd, t.x) &&
+                     IsColumnOf(t.one, t.x) && IsRowOf(t.gamma, t.x),
                  "shapes differ");
-    E::NormRows(dst, factor, one, s0, s1, a, weights, scale, eps, loc);
+    const TileRef residual = RefIfGiven(t.residual), sum = RefIfGiven(t.sum);
+    CUBIST_CHECK(residual.given() == sum.given(), "residual and sum are given together");
+    CUBIST_CHECK(!sum.given() || (Same(residual, t.x) && Same(sum, t.x)), "shapes differ");
+    E::NormRows({t.out, t.rstd, t.one, t.s0, t.s1, t.x, t.gamma, residual, sum}, scale, eps, loc);
   }
   template <OperandType T>
-  void NormGrad(UbTile<T> dx, UbTile<float> s0, UbTile<float> s1, UbTile<T> dy, UbTile<T> x,
-                UbTile<float> weights, UbTile<float> factor, UbTile<float> shift, Loc loc = Loc::current()) {
-    NormGradShapes(dx, s0, s1, dy, x, weights, factor, shift);
-    E::NormGrad(dx, s0, s1, dy, x, weights, factor, shift, TileRef(), loc);
+  void NormRowsGrad(const NormGradTiles<T>& t, float scale, Loc loc = Loc::current()) {
+    E::NormRowsGrad(NormGradRefsOf(t), scale, loc);
   }
   template <OperandType T>
-  void NormGrad(UbTile<T> dx, UbTile<float> s0, UbTile<float> s1, UbTile<T> dy, UbTile<T> x,
-                UbTile<float> weights, UbTile<float> factor, UbTile<float> shift, UbTile<T> more,
-                Loc loc = Loc::current()) {
-    NormGradShapes(dx, s0, s1, dy, x, weights, factor, shift);
-    CUBIST_CHECK(Same(more, x), "shapes differ");
-    E::NormGrad(dx, s0, s1, dy, x, weights, factor, shift, more, loc);
+  void NormGrad(const NormGradTiles<T>& t, Loc loc = Loc::current()) {
+    E::NormGrad(NormGradRefsOf(t), loc);
   }
   template <OperandType T>
   void AddColumnDots(UbTile<float> acc, UbTile<float> s0, UbTile<float> s1, UbTile<T> a, UbTile<T> b,
@@ -318,16 +314,13 @@ class VectorFront : protected E {
   }
   void StoreActivated(const Gm& dst, const EpilogueTiles& t, const EpilogueScalars& e,
                       Loc loc = Loc::current()) {
-    const auto ref = [](const UbTile<float>& tile) {
-      return tile.slot == nullptr ? TileRef() : TileRef(tile);
-    };
-    EpilogueRefs refs{ref(t.x), ref(t.bias), ref(t.residual), {}};
+    EpilogueRefs refs{t.x, RefIfGiven(t.bias), RefIfGiven(t.residual), {}};
     CUBIST_CHECK(dst.rows == refs.x.rows() && dst.cols == refs.x.cols(), "shapes differ");
     CUBIST_CHECK(IsFloat(dst.dtype()), "Store from UB narrows floats only");
     CUBIST_CHECK(!refs.bias.given() || IsRowOf(refs.bias, refs.x), "shapes differ");
     CUBIST_CHECK(!refs.residual.given() || Same(refs.residual, refs.x), "shapes differ");
     for (std::size_t i = 0; i < static_cast<std::size_t>(e.scratch()); ++i) {
-      refs.scratch[i] = ref(t.scratch[i]);
+      refs.scratch[i] = RefIfGiven(t.scratch[i]);
       CUBIST_CHECK(refs.scratch[i].given() && Same(refs.scratch[i], refs.x), "shapes differ");
     }
     E::StoreActivated(dst, refs, e, loc);
@@ -482,6 +475,10 @@ class VectorFront : protected E {
     CUBIST_CHECK(Same(dst, a) && (Same(a, b) || IsColumnOf(b, a) || IsRowOf(b, a)), "shapes differ");
     E::Binary(op, dst, a, b, loc);
   }
+  template <class T>
+  static TileRef RefIfGiven(const UbTile<T>& tile) {
+    return tile.slot == nullptr ? TileRef() : TileRef(tile);
+  }
   static bool Same(const TileRef& x, const TileRef& y) {
     return x.rows() == y.rows() && x.cols() == y.cols();
   }
@@ -508,12 +505,16 @@ class VectorFront : protected E {
       CUBIST_CHECK(Same(*tile, ids), "shapes differ");
     return refs;
   }
-  static void NormGradShapes(const TileRef& dx, const TileRef& s0, const TileRef& s1, const TileRef& dy,
-                             const TileRef& x, const TileRef& weights, const TileRef& factor,
-                             const TileRef& shift) {
-    CUBIST_CHECK(Same(dx, x) && Same(dy, x) && Same(s0, x) && Same(s1, x) && IsRowOf(weights, x) &&
-                     IsColumnOf(factor, x) && IsColumnOf(shift, x),
-                 "shapes differ");
+  template <class T>
+  static NormGradRefs NormGradRefsOf(const NormGradTiles<T>& t) {
+    const NormGradRefs refs{t.d_x,  RefIfGiven(t.d_gamma), t.shift, t.s0, t.s1, t.d_out, t.x, t.gamma,
+                            t.rstd, RefIfGiven(t.more)};
+    for (const TileRef& tile : {refs.d_x, refs.s0, refs.s1, refs.d_out, refs.more})
+      CUBIST_CHECK(!tile.given() || Same(tile, refs.x), "shapes differ");
+    for (const TileRef& row : {refs.gamma, refs.d_gamma})
+      CUBIST_CHECK(!row.given() || IsRowOf(row, refs.x), "shapes differ");
+    CUBIST_CHECK(IsColumnOf(refs.rstd, refs.x) && IsColumnOf(refs.shift, refs.x), "shapes differ");
+    return refs;
   }
 };
 

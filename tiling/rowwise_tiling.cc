@@ -28,12 +28,8 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t) {
 // Fewer rows do not pay for a chunk's own start: weights to load, a partial sum to store.
 constexpr std::int64_t kLeastChunk = 16;
 
-// Elements of a host's tile: what it reads and writes of them stays in the first-level cache.
+// Elements of a host's tile, unless it is one row: what it reads and writes of them stays in the first-level cache.
 constexpr std::int64_t kHostElements = 8192;
-
-// Rows of a host's tile where rows are longer: one, which then is read twice from the first-level cache; some from the
-// second where a sum along the rows would be read and written with each.
-std::int64_t HostRows(const Shape& s) { return s.row_vectors > 1 ? 4 : 1; }
 
 std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
   std::vector<Tiling> tilings;
@@ -48,7 +44,7 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
       for (int stages : {1, 2}) {
         t.rows = rows, t.cols = cols, t.stages = stages;
         if (!chip.pipes_overlap && rows * cols > kHostElements && !WalksRows(chip, s) &&
-            !(rows <= HostRows(s) && s.whole_rows))
+            !(rows == 1 && s.whole_rows))
           continue;
         tilings.push_back(t);
       }

@@ -15,6 +15,7 @@ HostContext::HostContext(const ChipSpec& chip, Scratch& scratch, int index, int 
       cube(&BestCubeOps()),
       vector(&BestVectorOps()),
       activation(&BestActivationOps()),
+      norm(&BestNormOps()),
       movement(&BestMovementOps()),
       attention(&BestAttentionOps()),
       attention_grad(&BestAttentionGradOps()),

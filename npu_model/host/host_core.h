@@ -17,6 +17,7 @@
 #include "npu_model/host/attention_ops.h"
 #include "npu_model/host/epilogue_ops.h"
 #include "npu_model/host/movement_ops.h"
+#include "npu_model/host/norm_ops.h"
 #include "npu_model/host/routing_ops.h"
 #include "npu_model/host/scratch.h"
 #include "npu_model/host/tape.h"
@@ -63,6 +64,7 @@ struct HostContext {
   const CubeOps* cube;
   const VectorOps* vector;
   const ActivationOps* activation;
+  const NormOps* norm;
   const MovementOps* movement;
   const AttentionOps* attention;
   const AttentionGradOps* attention_grad;
@@ -160,10 +162,9 @@ class HostVector {
               Loc loc = {});
   void RowDot(TileRef sum, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef weights, Loc loc = {});
   void ScaleRows(TileRef dst, TileRef s0, TileRef a, TileRef factor, TileRef weights, Loc loc = {});
-  void NormRows(TileRef dst, TileRef factor, TileRef one, TileRef s0, TileRef s1, TileRef a, TileRef weights,
-                float scale, float eps, Loc loc = {});
-  void NormGrad(TileRef dx, TileRef s0, TileRef s1, TileRef dy, TileRef x, TileRef weights, TileRef factor,
-                TileRef shift, TileRef more, Loc loc = {});
+  void NormRows(const NormRefs& t, float scale, float eps, Loc loc = {});
+  void NormRowsGrad(const NormGradRefs& t, float scale, Loc loc = {});
+  void NormGrad(const NormGradRefs& t, Loc loc = {});
   void AddColumnDots(TileRef acc, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef factor, Loc loc = {});
   void SwiGlu(TileRef out, TileRef s0, TileRef s1, TileRef gate, TileRef up, TileRef probs, Loc loc = {});
   void SwiGluGrad(const SwiGluGradTiles& t, Loc loc = {});

@@ -165,28 +165,47 @@ Rows RowsIfGiven(const TileRef& tile) { return tile.given() ? RowsOf(tile) : Row
 }  // namespace
 
 void HostVector::RowDot(TileRef sum, TileRef, TileRef, TileRef a, TileRef b, TileRef weights, Loc) {
-  context_->activation->row_dot(WritableRowsOf(sum), a.dtype(), RowsOf(a), RowsOf(b), RowsIfGiven(weights));
+  context_->norm->row_dot(WritableRowsOf(sum), a.dtype(), RowsOf(a), RowsOf(b), RowsIfGiven(weights));
 }
 
 void HostVector::ScaleRows(TileRef dst, TileRef, TileRef a, TileRef factor, TileRef weights, Loc) {
-  context_->activation->scale_rows(dst.dtype(), OutputRowsOf(*context_, dst), RowsOf(a), RowsOf(factor),
-                                   RowsOf(weights));
+  context_->norm->scale_rows(dst.dtype(), OutputRowsOf(*context_, dst), RowsOf(a), RowsOf(factor),
+                             RowsOf(weights));
 }
 
-void HostVector::NormRows(TileRef dst, TileRef factor, TileRef, TileRef, TileRef, TileRef a, TileRef weights,
-                          float scale, float eps, Loc) {
-  context_->activation->norm_rows(dst.dtype(), OutputRowsOf(*context_, dst), WritableRowsOf(factor),
-                                  RowsOf(a), RowsOf(weights), scale, eps);
+void HostVector::NormRows(const NormRefs& t, float scale, float eps, Loc) {
+  context_->norm->norm_rows(t.x.dtype(),
+                            {OutputRowsOf(*context_, t.out), WritableRowsOf(t.rstd), RowsOf(t.x),
+                             RowsOf(t.gamma), RowsIfGiven(t.residual),
+                             t.sum.given() ? OutputRowsOf(*context_, t.sum) : Rows(), WritableRowsOf(t.s0)},
+                            scale, eps);
 }
 
-void HostVector::NormGrad(TileRef dx, TileRef, TileRef, TileRef dy, TileRef x, TileRef weights,
-                          TileRef factor, TileRef shift, TileRef more, Loc) {
-  context_->activation->norm_grad(dx.dtype(), OutputRowsOf(*context_, dx), RowsOf(dy), RowsOf(x),
-                                  RowsOf(weights), RowsOf(factor), RowsOf(shift), RowsIfGiven(more));
+namespace {
+
+NormRowsGradRows GradRowsOf(HostContext& context, const NormGradRefs& t) {
+  return {OutputRowsOf(context, t.d_x),
+          t.d_gamma.given() ? WritableRowsOf(t.d_gamma) : Rows(),
+          RowsOf(t.d_out),
+          RowsOf(t.x),
+          RowsOf(t.gamma),
+          RowsOf(t.rstd),
+          RowsIfGiven(t.more),
+          RowsOf(t.shift)};
+}
+
+}  // namespace
+
+void HostVector::NormRowsGrad(const NormGradRefs& t, float scale, Loc) {
+  context_->norm->norm_rows_grad(t.x.dtype(), GradRowsOf(*context_, t), scale);
+}
+
+void HostVector::NormGrad(const NormGradRefs& t, Loc) {
+  context_->norm->norm_grad(t.x.dtype(), GradRowsOf(*context_, t));
 }
 
 void HostVector::AddColumnDots(TileRef acc, TileRef, TileRef, TileRef a, TileRef b, TileRef factor, Loc) {
-  context_->activation->add_column_dots(WritableRowsOf(acc), a.dtype(), RowsOf(a), RowsOf(b), RowsOf(factor));
+  context_->norm->add_column_dots(WritableRowsOf(acc), a.dtype(), RowsOf(a), RowsOf(b), RowsOf(factor));
 }
 
 void HostVector::SwiGlu(TileRef out, TileRef, TileRef, TileRef gate, TileRef up, TileRef probs, Loc) {

@@ -136,16 +136,19 @@ void TraceVector::ScaleRows(TileRef dst, TileRef s0, TileRef a, TileRef factor, 
   if (!Empty(a)) ExpandScaleRows(record_, dst, s0, a, factor, weights, loc);
 }
 
-void TraceVector::NormRows(TileRef dst, TileRef factor, TileRef one, TileRef s0, TileRef s1, TileRef a,
-                           TileRef weights, float scale, float eps, Loc loc) {
-  if (state_->with_data) host_.NormRows(dst, factor, one, s0, s1, a, weights, scale, eps, loc);
-  if (!Empty(a)) ExpandNormRows(record_, dst, factor, one, s0, s1, a, weights, scale, eps, loc);
+void TraceVector::NormRows(const NormRefs& t, float scale, float eps, Loc loc) {
+  if (state_->with_data) host_.NormRows(t, scale, eps, loc);
+  if (!Empty(t.x)) ExpandNormRows(record_, t, scale, eps, loc);
 }
 
-void TraceVector::NormGrad(TileRef dx, TileRef s0, TileRef s1, TileRef dy, TileRef x, TileRef weights,
-                           TileRef factor, TileRef shift, TileRef more, Loc loc) {
-  if (state_->with_data) host_.NormGrad(dx, s0, s1, dy, x, weights, factor, shift, more, loc);
-  if (!Empty(x)) ExpandNormGrad(record_, dx, s0, s1, dy, x, weights, factor, shift, more, loc);
+void TraceVector::NormRowsGrad(const NormGradRefs& t, float scale, Loc loc) {
+  if (state_->with_data) host_.NormRowsGrad(t, scale, loc);
+  if (!Empty(t.x)) ExpandNormRowsGrad(record_, t, scale, loc);
+}
+
+void TraceVector::NormGrad(const NormGradRefs& t, Loc loc) {
+  if (state_->with_data) host_.NormGrad(t, loc);
+  if (!Empty(t.x)) ExpandNormGrad(record_, t, loc);
 }
 
 void TraceVector::AddColumnDots(TileRef acc, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef factor,

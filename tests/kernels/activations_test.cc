@@ -168,6 +168,20 @@ TEST(ActivationsTest, NonFiniteValuesStayInTheirRows) {
   Expect(glu.out, reference::SwiGlu(glu.gate.view(), glu.up.view(), glu.probs.view(), DType::kBF16));
 }
 
+// The sigmoid of a gate so large is 1, and what is left of its slope 0 however large the gate.
+TEST(ActivationsTest, GradientsOfGatesOfAnySize) {
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    GluCall glu(dtype, {2, 40});
+    for (std::int64_t j = 0; j < 40; ++j)
+      glu.gate.set({0, j}, j % 2 == 0 ? std::pow(10.0, static_cast<double>(j - 1)) : -1000.0);
+    for (std::int64_t j = 34; j < 40; ++j) glu.gate.set({1, j}, 40.0 + static_cast<double>(j));
+    const SwiGluGradArgs args = glu.grad_args();
+    ASSERT_TRUE(IsOk(SwiGluGrad(Host(), args)));
+    Expect(glu.d_gate,
+           reference::SwiGluGrad(args.d_out, args.gate, args.up, args.probs, dtype, DType::kF32).d_gate);
+  }
+}
+
 // gate and up may be halves of one matrix, as the gate-and-up product leaves them.
 TEST(ActivationsTest, HalvesOfOneMatrix) {
   Random random;

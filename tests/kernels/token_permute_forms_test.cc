@@ -124,17 +124,13 @@ std::vector<Form> Forms(const PermuteShape& s) {
           {.row_multiple = 8, .rows = Range{2, slots + 30}}};
 }
 
-TEST(TokenPermuteFormsTest, OnHost) {
+void ExpectForms(const Device& device) {
   for (const PermuteShape& shape : FormShapes()) {
-    for (const Form& form : Forms(shape)) ExpectForm(Host(), shape, form);
+    for (const Form& form : Forms(shape)) ExpectForm(device, shape, form);
   }
 }
-
-TEST(TokenPermuteFormsTest, OnNpu) {
-  for (const PermuteShape& shape : FormShapes()) {
-    for (const Form& form : Forms(shape)) ExpectForm(NpuWithData(Ascend910B2()), shape, form);
-  }
-}
+TEST(TokenPermuteFormsTest, OnHost) { ExpectForms(Host()); }
+TEST(TokenPermuteFormsTest, OnNpu) { ExpectForms(NpuWithData(Ascend910B2())); }
 
 // Experts beyond what a table holds are ranked digit by digit: of one expert more or less than the digits tell apart, and
 // spread so that routes meet at the ends and in between.

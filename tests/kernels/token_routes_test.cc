@@ -191,17 +191,13 @@ std::vector<Form> Forms(const PermuteShape& s) {
   return forms;
 }
 
-TEST(TokenRoutesTest, OnHost) {
+void ExpectForms(const Device& device) {
   for (const PermuteShape& shape : FormShapes()) {
-    for (const Form& form : Forms(shape)) ExpectForm(Host(), shape, form);
+    for (const Form& form : Forms(shape)) ExpectForm(device, shape, form);
   }
 }
-
-TEST(TokenRoutesTest, OnNpu) {
-  for (const PermuteShape& shape : FormShapes()) {
-    for (const Form& form : Forms(shape)) ExpectForm(NpuWithData(Ascend910B2()), shape, form);
-  }
-}
+TEST(TokenRoutesTest, OnHost) { ExpectForms(Host()); }
+TEST(TokenRoutesTest, OnNpu) { ExpectForms(NpuWithData(Ascend910B2())); }
 
 TEST(TokenRoutesTest, ManyPlacedExperts) {
   for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {

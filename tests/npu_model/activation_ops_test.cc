@@ -124,10 +124,18 @@ TEST_P(ActivationOpsTest, NormRowsIsItsExpansion) {
                one = rig.Tile<float>(rows, 1);
     const auto s0 = rig.Tile<float>(rows, cols), s1 = rig.Tile<float>(rows, cols);
     const float scale = 1.0f / static_cast<float>(cols), eps = 0.125f;
-    rig.core().NormRows(body, factor, one, s0, s1, a, weights, scale, eps);
-    ExpandNormRows(rig.executor(), expansion, its_factor, one, s0, s1, a, weights, scale, eps,
+    rig.core().NormRows(NormTiles<T>{body, factor, one, s0, s1, a, weights}, scale, eps);
+    ExpandNormRows(rig.executor(), {expansion, its_factor, one, s0, s1, a, weights, {}, {}}, scale, eps,
                    Loc::current());
     ExpectNear(factor, its_factor, 10);
+    ExpectNear(body, expansion, 10);
+    const auto residual = rig.Random<T>(rows, cols, random_);
+    const auto sum = rig.Tile<T>(rows, cols), its_sum = rig.Tile<T>(rows, cols);
+    rig.core().NormRows(NormTiles<T>{body, factor, one, s0, s1, a, weights, residual, sum}, scale, eps);
+    ExpandNormRows(rig.executor(), {expansion, its_factor, one, s0, s1, a, weights, residual, its_sum}, scale,
+                   eps, Loc::current());
+    ExpectNear(factor, its_factor, 10);
+    ExpectNear(sum, its_sum, 10);
     ExpectNear(body, expansion, 10);
   });
 }
@@ -140,13 +148,40 @@ TEST_P(ActivationOpsTest, NormGradIsItsExpansion) {
     const auto factor = rig.Random<float>(rows, 1, random_), shift = rig.Random<float>(rows, 1, random_);
     const auto body = rig.Tile<T>(rows, cols), expansion = rig.Tile<T>(rows, cols);
     const auto s0 = rig.Tile<float>(rows, cols), s1 = rig.Tile<float>(rows, cols);
-    rig.core().NormGrad(body, s0, s1, dy, x, weights, factor, shift);
-    ExpandNormGrad(rig.executor(), expansion, s0, s1, dy, x, weights, factor, shift, TileRef(),
-                   Loc::current());
-    ExpectNear(body, expansion, 10);
-    rig.core().NormGrad(body, s0, s1, dy, x, weights, factor, shift, more);
-    ExpandNormGrad(rig.executor(), expansion, s0, s1, dy, x, weights, factor, shift, more, Loc::current());
-    ExpectNear(body, expansion, 10);
+    NormGradTiles<T> t{body, {}, shift, s0, s1, dy, x, weights, factor};
+    NormGradRefs its{expansion, {}, shift, s0, s1, dy, x, weights, factor, {}};
+    for (int form = 0; form < 2; ++form) {
+      if (form == 1) t.more = more, its.more = more;
+      rig.core().NormGrad(t);
+      ExpandNormGrad(rig.executor(), its, Loc::current());
+      ExpectNear(body, expansion, 10);
+    }
+  });
+}
+
+// Any number of rows: some are walked side by side, and what remains one by one.
+TEST_P(ActivationOpsTest, NormRowsGradIsItsExpansion) {
+  ForEach([&]<class T>(Rig& rig, T, std::int64_t few, std::int64_t cols) {
+    for (const std::int64_t rows : {few, few + 4}) {
+      const auto dy = rig.Random<T>(rows, cols, random_), x = rig.Random<T>(rows, cols, random_),
+                 more = rig.Random<T>(rows, cols, random_);
+      const auto weights = rig.Random<float>(1, cols, random_), factor = rig.Random<float>(rows, 1, random_);
+      const auto body = rig.Tile<T>(rows, cols), expansion = rig.Tile<T>(rows, cols);
+      const auto shift = rig.Tile<float>(rows, 1);
+      const auto s0 = rig.Tile<float>(rows, cols), s1 = rig.Tile<float>(rows, cols);
+      NormGradTiles<T> t{body, {}, shift, s0, s1, dy, x, weights, factor};
+      NormGradRefs its{expansion, {}, shift, s0, s1, dy, x, weights, factor, {}};
+      for (int form = 0; form < 3; ++form) {
+        const auto total = rig.Random<float>(1, cols, random_), its_total = rig.Copy(total);
+        if (form >= 1) t.d_gamma = total, its.d_gamma = its_total;
+        if (form == 2) t.more = more, its.more = more;
+        const float scale = 1.0f / static_cast<float>(cols);
+        rig.core().NormRowsGrad(t, scale);
+        ExpandNormRowsGrad(rig.executor(), its, scale, Loc::current());
+        ExpectNear(body, expansion, 100);
+        ExpectNear(total, its_total, 30);
+      }
+    }
   });
 }
 

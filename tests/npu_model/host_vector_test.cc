@@ -520,7 +520,8 @@ TEST_P(HostVectorTest, RelayTilesAreWrittenWhereTheyGo) {
           [&](UbTile<T> out, UbTile<T>) { vector_.SwiGlu(out, scratch(), scratch(), g, u, column); },
           [&](UbTile<T> out, UbTile<T>) { vector_.ScaleRows(out, scratch(), g, column, weights); },
           [&](UbTile<T> out, UbTile<T>) {
-            vector_.NormGrad(out, scratch(), scratch(), g, u, weights, column, column, d);
+            vector_.NormGrad(
+                NormGradTiles<T>{out, {}, column, scratch(), scratch(), g, u, weights, column, d});
           },
           [&](UbTile<T> out, UbTile<T> more) {
             const Ubs sums = load(0.0f, of_rows);
@@ -528,15 +529,26 @@ TEST_P(HostVectorTest, RelayTilesAreWrittenWhereTheyGo) {
           },
           [&](UbTile<T> out, UbTile<T>) {
             const Ubs factor = load(0.0f, of_rows), one = load(0.0f, of_rows);
-            vector_.NormRows(out, factor, one, scratch(), scratch(), g, weights, 0.5f, 0.25f);
+            vector_.NormRows(NormTiles<T>{out, factor, one, scratch(), scratch(), g, weights}, 0.5f, 0.25f);
+          },
+          [&](UbTile<T> out, UbTile<T> sum) {
+            const Ubs factor = load(0.0f, of_rows), one = load(0.0f, of_rows);
+            vector_.NormRows(NormTiles<T>{out, factor, one, scratch(), scratch(), g, weights, u, sum}, 0.5f,
+                             0.25f);
+          },
+          [&](UbTile<T> out, UbTile<T>) {
+            const Ubs shift = load(0.0f, of_rows), sum = load(0.0f, of_cols);
+            vector_.NormRowsGrad(
+                NormGradTiles<T>{out, sum, shift, scratch(), scratch(), g, u, weights, column, d}, 0.5f);
           }};
+      const auto two = [](std::size_t k) { return k == 3 || k == 5; };
       for (std::size_t k = 0; k < std::size(instructions); ++k) {
         GmMatrix plain(DTypeOf<T>(), rows, cols), more_plain(DTypeOf<T>(), rows, cols);
         const auto out = NewTile<Buffer::kUB, T>(vector_, rows, cols),
                    more = NewTile<Buffer::kUB, T>(vector_, rows, cols);
         instructions[k](out, more);
         vector_.Store(plain.gm(), out);
-        if (k == 3) vector_.Store(more_plain.gm(), more);
+        if (two(k)) vector_.Store(more_plain.gm(), more);
         for (const Layout& layout : kLayouts) {
           for (bool stream : {false, true}) {
             GmMatrix to(DTypeOf<T>(), rows, cols, layout), more_to(DTypeOf<T>(), rows, cols, layout);
@@ -545,11 +557,11 @@ TEST_P(HostVectorTest, RelayTilesAreWrittenWhereTheyGo) {
             const UbTile<T> there = ring.Next(to.gm()), more_there = ring.Next(more_to.gm());
             instructions[k](there, more_there);
             vector_.Store(to.gm(), there);
-            if (k == 3) vector_.Store(more_to.gm(), more_there);
+            if (two(k)) vector_.Store(more_to.gm(), more_there);
             FlushStreams();
             ASSERT_EQ(to->ToDoubles(), plain->ToDoubles())
                 << "instruction " << k << ", " << rows << " x " << cols;
-            if (k == 3) {
+            if (two(k)) {
               ASSERT_EQ(more_to->ToDoubles(), more_plain->ToDoubles()) << rows << " x " << cols;
             }
           }
