@@ -39,9 +39,9 @@ void PackKernel(Core& core, std::span<const PackPart> parts, bool transposed) {
     most_rows = std::max(most_rows, part.tiling.rows), most_cols = std::max(most_cols, part.tiling.cols);
   }
   if (parts.empty()) return;
-  // A tile that plays one role is used once: the host packs it on its way out.
+  // The host packs a right operand on its way out, and its transpose likewise.
   const Role role = parts[0].packed.role, second_role = parts[0].packed.second_role;
-  const bool once = role == Role::kB && second_role == Role::kRows;
+  const bool once = role == Role::kB && (second_role == Role::kRows || second_role == Role::kBTransposed);
   Ring<Buffer::kL1, T> tiles(core, "pack_l1", most_rows, most_cols, 2, once ? Role::kBOnce : role,
                              second_role);
   for (const auto& [source, part, packed, t] : parts) {

@@ -49,12 +49,13 @@ Slot* HostContext::Allocate(const SlotRequest& request, int lane, bool with_stor
     Slot& slot = slots[stage];
     give_storage(slot);
     if (request.second_role == Role::kRows) continue;
+    const bool turned = IsTransposed(request.second_role);
     CUBIST_CHECK(IsOperand(slot) && request.buffer == Buffer::kL1 &&
-                     (IsTransposed(request.second_role) == (OperandOf(request.second_role) == slot.role)),
+                     turned == (IsB(OperandOf(request.second_role)) == IsB(slot.role)),
                  "a second role is the other operand, or the same one's transpose");
     auto* second = new (scratch->Take(static_cast<std::int64_t>(sizeof(Slot)))) Slot(slot);
-    second->role = OperandOf(request.second_role);
-    if (IsTransposed(request.second_role)) std::swap(second->rows, second->cols);
+    second->role = turned ? slot.role : OperandOf(request.second_role);
+    if (turned) std::swap(second->rows, second->cols);
     give_storage(*second);
     slot.second = second;
   }
