@@ -102,9 +102,8 @@ class ChoiceByReplay {
   // Of `all`, and of what they lead to where `allow` does: at least one.
   template <class Allow>
   Status Run(std::vector<Tiling> all, const Allow& allow, Tiling* tiling) {
-    // Mmads that are replayed: 4096^3 is chosen in a fifth of a second by one thread.
-    constexpr ShortListLimits kFamilies{.count = 12, .work = 180000}, kWalks{.count = 6, .work = 70000};
-    constexpr std::int64_t kOrdersWork = 50000;
+    // Mmads that are replayed.
+    constexpr ShortListLimits kFamilies{.count = 12, .work = 180000}, kWalks{.count = 6, .work = 100000};
     const PricedTilings<Tiling> priced(chip_, shape_, std::move(all));
     const auto work = [&](const Tiling& t) { return MmadsOf(shape_, t); };
     std::vector<Tiling> list = ShortList(
@@ -120,8 +119,6 @@ class ChoiceByReplay {
                                tiling));
     list = OtherOrders(*tiling);
     std::erase_if(list, [&](const Tiling& t) { return !allow(t); });
-    const auto most = static_cast<std::size_t>(kOrdersWork / std::max<std::int64_t>(work(*tiling), 1));
-    list.resize(std::min(list.size(), most));
     return Try(std::move(list), tiling);
   }
 
