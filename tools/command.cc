@@ -224,8 +224,7 @@ void AddProfile(CLI::App& app, cubist::ProfileOptions& options, std::function<in
   profile->add_flag("--slack", options.slack, "Tell what each wait costs, by replays without it");
   profile->add_flag("--interval", options.interval,
                     "Tell between which times the spread of the chip's constants leaves it by all of a "
-                    "record, not by the first "
-                    "half million instructions of a longer one");
+                    "record, not by the first half million instructions of a longer one");
   profile->add_option("--html", options.html, "File to write a page to, for a browser");
   profile->add_option("--trace", options.trace,
                       "File to write a Chrome trace to, for Perfetto or MindStudio Insight");

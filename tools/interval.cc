@@ -92,8 +92,8 @@ double FixedUs(const trace::Record& record, const ChipSpec& chip) {
   return (trace::LaunchSeconds(record) + BarriersOf(record) * chip.sync.barrier_s) * 1e6;
 }
 
-// The same launch, but each core stops early in each phase, so that about so many instructions are left. Waits stand behind their sets in program
-// order: none is left without.
+// The same launch, but each core stops early in each phase, so that about so many instructions are left. Waits stand
+// behind their sets in program order: none is left without.
 RecordedLaunch BeginningOf(const RecordedLaunch& launch, std::int64_t instructions) {
   const trace::Record& whole = launch.record;
   std::int64_t all = 0;

@@ -142,8 +142,7 @@ void SetVector(ChipSpec& chip) {
   set(VectorOp::kSort, 16, Basis::kGuessed, 0.5, "as a merge pass");
   set(VectorOp::kMergeSort, 16, Basis::kMeasured, 3.9,
       "msKPP resource910b.cpp, 910B1 vmrgsort4: 16 per 64 elements; PTO's calibration on 910B3: 78, which no "
-      "row of "
-      "moe_init_routing asks for");
+      "row of moe_init_routing asks for");
   set(VectorOp::kGather, 12, Basis::kMeasured, 1,
       "msKPP resource910b.cpp, 910B1 vgather u32; u16 takes as long for each element: 24");
 }

@@ -16,19 +16,24 @@ namespace cubist {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Sum of function(in[j]...) over j < n: four chains, folded in one order. The function of zeros is zero.
+// Four chains of sums, folded in one order.
+HWY_INLINE float SumOf(const Vec (&chain)[kSideBySide]) {
+  return hn::GetLane(
+      hn::SumOfLanes(FloatTag(), hn::Add(hn::Add(chain[0], chain[1]), hn::Add(chain[2], chain[3]))));
+}
+
+// Sum of function(in[j]...) over j < n. The function of zeros is zero.
 template <class Function, class... In>
 HWY_INLINE float SumRow(Function function, std::int64_t n, const In*... in) {
-  const FloatTag d;
-  Vec chain[4] = {Set(0.0f), Set(0.0f), Set(0.0f), Set(0.0f)};
+  Vec chain[kSideBySide] = {Set(0.0f), Set(0.0f), Set(0.0f), Set(0.0f)};
   std::int64_t j = 0;
-  for (; j + 4 * kLanes <= n; j += 4 * kLanes) {
+  for (; j + kSideBySide * kLanes <= n; j += kSideBySide * kLanes) {
 #pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) chain[c] = function(chain[c], Load(in + j + c * kLanes)...);
+    for (int c = 0; c < kSideBySide; ++c) chain[c] = function(chain[c], Load(in + j + c * kLanes)...);
   }
   for (; j + kLanes <= n; j += kLanes) chain[0] = function(chain[0], Load(in + j)...);
   if (j < n) chain[1] = function(chain[1], Load(in + j, n - j)...);
-  return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(chain[0], chain[1]), hn::Add(chain[2], chain[3]))));
+  return SumOf(chain);
 }
 
 struct Same {
@@ -89,8 +94,7 @@ float AddRowsOf(T* sum, const T* a, const T* b, std::int64_t n) {
         Vec& one = chain[count == kLanes ? 0 : 1];
         one = AddSquare()(one, LoadSome(sum + j, count).v[0]);
       });
-  return hn::GetLane(
-      hn::SumOfLanes(FloatTag(), hn::Add(hn::Add(chain[0], chain[1]), hn::Add(chain[2], chain[3]))));
+  return SumOf(chain);
 }
 
 // Row by row: each is read for its sum and, from the first-level cache, to be scaled, while the next one comes there. No
@@ -267,6 +271,7 @@ void NormGrad(DType dtype, const NormRowsGradRows& t) {
 void AddColumnDots(const Rows& acc, DType dtype, const Rows& a, const Rows& b, const Rows& factor) {
   WithType(dtype, [&]<Narrowing, class T>() HWY_ATTR { AddColumnDotsOf<T>(acc, a, b, factor); });
 }
+
 }  // namespace
 
 const NormOps* GetNormOps() {

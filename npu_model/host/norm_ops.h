@@ -17,8 +17,8 @@ struct NormRowsGradRows {
 };
 
 // Formulas: composites.h. Operands are floats but those named in the comment, which have the dtype given. (1, c) and
-// (r, 1) operands are told by their names: weights, gamma and acc, factor, rstd, shift and sum. Not given: null data. What they
-// write may be streamed. Where the CPU narrows to bf16 itself, denormal results are zero.
+// (r, 1) operands are told by their names: weights, gamma and acc, factor, rstd, shift and sum. Not given: null data.
+// What they write may be streamed. Where the CPU narrows to bf16 itself, denormal results are zero.
 struct NormOps {
   void (*row_dot)(const Rows& sum, DType dtype, const Rows& a, const Rows& b, const Rows& weights);  // a, b
   void (*scale_rows)(DType dtype, const Rows& dst, const Rows& a, const Rows& factor,

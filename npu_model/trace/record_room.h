@@ -1,5 +1,5 @@
-// Whether memory has room for what a record still asks for: an operating system gives out more than it has, and ends a program
-// that uses it.
+// Whether memory has room for what a record still asks for: an operating system gives out more than it has, and ends a
+// program that uses it.
 #ifndef CUBIST_NPU_MODEL_TRACE_RECORD_ROOM_H_
 #define CUBIST_NPU_MODEL_TRACE_RECORD_ROOM_H_
 
@@ -22,8 +22,8 @@ class NoRoomForRecord : public std::bad_alloc {
 // Bytes that this machine could give to a program now; 2^62 where it does not say.
 std::int64_t FreeBytes();
 
-// Throws NoRoomForRecord where so many bytes, beside those of `instructions` that are recorded, are not free. What is small is
-// not looked at.
+// Throws NoRoomForRecord where so many bytes, beside those of `instructions` that are recorded, are not free. What is
+// small is not looked at.
 void CheckRoom(std::int64_t instructions, std::int64_t needed);
 void CheckRoom(std::int64_t instructions, std::int64_t needed, std::int64_t free);
 
