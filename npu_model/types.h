@@ -62,14 +62,15 @@ struct F16 {
 // kBool is a byte that is true where it is not 0, whatever its value: bool and uint8 tensors alike.
 enum class DType : std::uint8_t { kF32, kBF16, kF16, kI32, kI64, kBool };
 
+// Of numbers that are no dtype, which a caller's cast can make, the size is 1: validation has to live to name them.
 constexpr std::int64_t SizeOf(DType dtype) {
   constexpr std::int64_t kSizes[] = {4, 2, 2, 4, 8, 1};
-  return kSizes[static_cast<int>(dtype)];
+  return dtype <= DType::kBool ? kSizes[static_cast<int>(dtype)] : 1;
 }
 constexpr bool IsFloat(DType dtype) { return dtype <= DType::kF16; }
 constexpr const char* NameOf(DType dtype) {
   constexpr const char* kNames[] = {"fp32", "bf16", "fp16", "int32", "int64", "bool"};
-  return kNames[static_cast<int>(dtype)];
+  return dtype <= DType::kBool ? kNames[static_cast<int>(dtype)] : "of no known dtype";
 }
 
 template <class T>

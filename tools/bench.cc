@@ -43,7 +43,7 @@ struct Floor {
 };
 
 Floor FloorOf(const Ceilings& ceilings, const Work& work, const std::string& dtype) {
-  const double peak = dtype == "bf16" ? ceilings.dot_bf16_flops : ceilings.fma_flops;
+  const double peak = dtype == "bf16" ? ceilings.bf16_flops() : ceilings.fma_flops;
   const double arithmetic = 2 * work.products / peak;
   // What stays in the last cache between two calls never comes from memory.
   const auto cache = static_cast<double>(std::max(CacheBytes(2), CacheBytes(3)));

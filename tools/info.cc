@@ -95,12 +95,12 @@ int InfoCommand(const InfoOptions& options) {
   if (options.measure) {
     const Ceilings peaks = MeasureCeilings(host.concurrency());
     fmt::print("peaks        fp32 {}, bf16 {}\n", FormatPerSecond(peaks.fma_flops, "FLOP/s"),
-               FormatPerSecond(peaks.dot_bf16_flops, "FLOP/s"));
+               FormatPerSecond(peaks.bf16_flops(), "FLOP/s"));
     fmt::print("memory       read {}, write {}, copy {}\n", FormatPerSecond(peaks.read_bytes_per_s, "B/s"),
                FormatPerSecond(peaks.write_bytes_per_s, "B/s"),
                FormatPerSecond(peaks.copy_bytes_per_s, "B/s"));
     json["peaks"] = {{"fp32_flops", peaks.fma_flops},
-                     {"bf16_flops", peaks.dot_bf16_flops},
+                     {"bf16_flops", peaks.bf16_flops()},
                      {"read_bytes_per_s", peaks.read_bytes_per_s},
                      {"write_bytes_per_s", peaks.write_bytes_per_s},
                      {"copy_bytes_per_s", peaks.copy_bytes_per_s}};

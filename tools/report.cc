@@ -115,7 +115,7 @@ std::string HeaderText(const RunSettings& settings, const Ceilings& ceilings) {
       s.local_experts(), w.moe.experts, s.expert_rows(), s.tokens(), w.moe.top_k, w.training.tensor_parallel);
   line("host:    {}{}, {} thread{}; peak fp32 {}, bf16 {}; memory read {}, write {}, copy {}", cube.target,
        cube.native_bf16 ? " with native bf16" : "", settings.threads, settings.threads == 1 ? "" : "s",
-       FormatPerSecond(ceilings.fma_flops, "FLOP/s"), FormatPerSecond(ceilings.dot_bf16_flops, "FLOP/s"),
+       FormatPerSecond(ceilings.fma_flops, "FLOP/s"), FormatPerSecond(ceilings.bf16_flops(), "FLOP/s"),
        FormatPerSecond(ceilings.read_bytes_per_s, "B/s"), FormatPerSecond(ceilings.write_bytes_per_s, "B/s"),
        FormatPerSecond(ceilings.copy_bytes_per_s, "B/s"));
   line("chip:    {}, {} Cube and {} Vector cores at {:.2f} GHz; its times are predicted, not measured",
@@ -173,7 +173,7 @@ Status WriteReport(const std::string& path, const RunSettings& settings, const C
                {"threads", settings.threads},
                {"ceilings",
                 {{"fma_flops", ceilings.fma_flops},
-                 {"dot_bf16_flops", ceilings.dot_bf16_flops},
+                 {"dot_bf16_flops", ceilings.bf16_flops()},
                  {"read_bytes_per_s", ceilings.read_bytes_per_s},
                  {"write_bytes_per_s", ceilings.write_bytes_per_s},
                  {"copy_bytes_per_s", ceilings.copy_bytes_per_s}}},

@@ -159,7 +159,7 @@ class Runner {
   // arithmetic the highest ever seen counts, of memory the latest.
   void RefreshCeilings(const Case& c);
   double ComputeFloor(const Case& c) const {
-    return c.flops / (c.dtype == DType::kBF16 ? ceilings_.dot_bf16_flops : ceilings_.fma_flops);
+    return c.flops / (c.dtype == DType::kBF16 ? ceilings_.bf16_flops() : ceilings_.fma_flops);
   }
   double MemoryFloor(const Case& c) const {
     return MemoryFloorSeconds(ceilings_, c.bytes_read, c.bytes_written);
@@ -228,7 +228,7 @@ void Runner::RefreshCeilings(const Case& c) {
     ceilings_.read_bytes_per_s = MeasureStreamRead(threads);
     ceilings_.write_bytes_per_s = MeasureStreamWrite(threads);
     ceilings_.copy_bytes_per_s = MeasureStreamCopy(threads);
-  } else if (c.dtype == DType::kBF16) {
+  } else if (c.dtype == DType::kBF16 && ceilings_.dot_bf16_flops > 0) {
     ceilings_.dot_bf16_flops = std::max(ceilings_.dot_bf16_flops, MeasurePeakDotBf16(threads));
   } else {
     ceilings_.fma_flops = std::max(ceilings_.fma_flops, MeasurePeakFma(threads));

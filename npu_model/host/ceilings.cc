@@ -104,7 +104,7 @@ double MeasurePeakFma(int threads) { return MeasurePeak(BestCubeOps().peak_fma, 
 
 double MeasurePeakDotBf16(int threads) {
   const CubeOps& ops = BestCubeOps();
-  return MeasurePeak(ops.native_bf16 ? ops.peak_dot_bf16 : ops.peak_fma, threads);
+  return ops.native_bf16 ? MeasurePeak(ops.peak_dot_bf16, threads) : 0;
 }
 
 double MeasureStreamRead(int threads) {

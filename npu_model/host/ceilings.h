@@ -8,17 +8,20 @@ namespace cubist {
 
 struct Ceilings {
   double fma_flops = 0;          // fp32 multiply-adds in registers, two operations each, per second
-  double dot_bf16_flops = 0;     // the same with native bf16 dot products; fma_flops where the CPU has none
+  double dot_bf16_flops = 0;     // the same with native bf16 dot products; 0 where the CPU has none
   double read_bytes_per_s = 0;   // plain loads from memory
   double write_bytes_per_s = 0;  // non-temporal stores to memory
   double copy_bytes_per_s = 0;   // both at once; bytes read plus bytes written
+
+  // What bounds products of bf16, which is widened to fp32 where the CPU cannot multiply it.
+  double bf16_flops() const { return dot_bf16_flops > 0 ? dot_bf16_flops : fma_flops; }
 };
 
 // Each is the best of several repetitions of some milliseconds, in a oneTBB arena of `threads` threads (0:
 // all that the machine has). Memory is measured over buffers well beyond the last-level cache, filled with
 // random bits: non-temporal stores of zeros are two to three times as fast as those of anything else.
 double MeasurePeakFma(int threads);
-double MeasurePeakDotBf16(int threads);
+double MeasurePeakDotBf16(int threads);  // 0 where the CPU has no such product
 double MeasureStreamRead(int threads);
 double MeasureStreamWrite(int threads);
 double MeasureStreamCopy(int threads);

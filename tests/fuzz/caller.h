@@ -148,7 +148,7 @@ class Caller {
         t->strides[d] = choose_.Of(kStrides);
         break;
       case 2:
-        t->dtype = static_cast<DType>(choose_.Byte() % 6);
+        t->dtype = static_cast<DType>(choose_.Byte() % 7);  // One more than there are.
         break;
       case 3:
         t->rank = static_cast<int>(choose_.Below(5));

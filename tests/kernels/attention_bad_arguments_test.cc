@@ -201,6 +201,8 @@ TEST(BadArgumentsTest, FlashAttentionDTypes) {
   const std::string who = "flash_attention: ";
   const std::vector<BadAttention> calls = {
       {"q int32", [](auto& x) { x.q.dtype = DType::kI32; }, {who + "q", "int32", "fp32", "bf16", "fp16"}},
+      {"q of no dtype", [](auto& x) { x.q.dtype = kNoDType; }, {who + "q", "no known dtype", "fp32", "bf16"}},
+      {"out of no dtype", [](auto& x) { x.out.dtype = kNoDType; }, {who + "out", "no known dtype", "fp32"}},
       {"k fp16", [](auto& x) { x.k.dtype = DType::kF16; }, {who + "k", "fp16", "needs bf16"}},
       {"v fp32", [](auto& x) { x.v.dtype = DType::kF32; }, {who + "v", "fp32", "needs bf16"}},
       {"q_rope fp32", [](auto& x) { x.q_rope.dtype = DType::kF32; }, {who + "q_rope", "fp32", "needs bf16"}},

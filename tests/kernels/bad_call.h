@@ -21,6 +21,9 @@ namespace cubist::testing {
 
 inline constexpr std::int64_t kHuge = std::int64_t{1} << 62;
 
+// What a cast can make of a number.
+inline constexpr auto kNoDType = static_cast<DType>(77);
+
 // A right call, spoilt; and what the message must say.
 template <class Args>
 struct BadCall {

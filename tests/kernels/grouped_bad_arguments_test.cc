@@ -95,6 +95,7 @@ TEST(GroupedBadArgumentsTest, ForwardShapes) {
 TEST(GroupedBadArgumentsTest, ForwardGroups) {
   const std::string who = "grouped_matmul: groups ";
   const std::vector<Forward> calls = {
+      {"of no dtype", [](auto& x) { x.groups.dtype = kNoDType; }, {who, "no known dtype", "int32 or int64"}},
       {"fp32", [](auto& x) { x.groups.dtype = DType::kF32; }, {who, "fp32", "int32 or int64"}},
       {"null", [](auto& x) { x.groups = WithoutData(x.groups); }, {who, "null"}},
       {"negative count",
@@ -139,6 +140,7 @@ TEST(GroupedBadArgumentsTest, ForwardTypesAndStorage) {
       {"weights bf16",
        [](auto& x) { x.weights.dtype = DType::kBF16; },
        {who + "weights", "bf16", "needs fp32"}},
+      {"x of no dtype", [](auto& x) { x.x.dtype = kNoDType; }, {who + "x", "no known dtype", "fp32", "bf16"}},
       {"out int32", [](auto& x) { x.out.dtype = DType::kI32; }, {who + "out", "int32", "needs fp32"}},
       {"bias int64", [](auto& x) { x.bias.dtype = DType::kI64; }, {who + "bias", "int64", "needs fp32"}},
       {"residual of x's width",

@@ -78,6 +78,10 @@ TEST(BadArgumentsTest, MatmulShapes) {
 TEST(BadArgumentsTest, MatmulDTypes) {
   const std::vector<BadMatmul> calls = {
       {"a int32", [](auto& x) { x.a.dtype = DType::kI32; }, {"matmul: a", "int32", "fp32", "bf16", "fp16"}},
+      {"a of no dtype",
+       [](auto& x) { x.a.dtype = kNoDType; },
+       {"matmul: a", "no known dtype", "fp32", "bf16"}},
+      {"c of no dtype", [](auto& x) { x.c.dtype = kNoDType; }, {"matmul: c", "no known dtype", "fp32"}},
       {"a int64", [](auto& x) { x.a.dtype = DType::kI64; }, {"matmul: a", "int64", "fp32", "bf16", "fp16"}},
       {"b bf16", [](auto& x) { x.b.dtype = DType::kBF16; }, {"matmul: b", "bf16", "needs fp32"}},
       {"a bf16", [](auto& x) { x.a.dtype = DType::kBF16; }, {"matmul: b", "fp32", "needs bf16"}},
