@@ -72,18 +72,43 @@ bool Alike(const CoreRecord& x, const CoreRecord& y) {
   return true;
 }
 
+// Of much of what Alike compares, so that few cores of one digest differ.
+std::uint64_t DigestOf(const CoreRecord& core) {
+  std::uint64_t digest = core.instrs.size();
+  const auto add = [&](std::uint64_t bits) {
+    digest = (digest ^ bits) * 0x9e3779b97f4a7c15u;
+    digest ^= digest >> 32;
+  };
+  for (const Instr& instr : core.instrs) {
+    add(std::uint64_t{instr.line} << 32 | static_cast<std::uint32_t>(instr.dims[0]));
+    for (const trace::OperandUse use : instr.uses) add(use.bits);
+  }
+  return digest;
+}
+
 }  // namespace
 
 std::vector<std::size_t> FirstAlike(const trace::Phase& phase) {
   const std::size_t cores = phase.cores.size();
   std::vector<std::size_t> first(cores);
-  // Cores of one length are compared with the first of them, and what differs from it is on its own: a kernel has
-  // few kinds of cores, if it has any.
+  // Cores of one length are compared with the first of them: many kernels have one kind of cores, or two.
   ForEach(cores, [&](std::size_t c) {
     const std::size_t length = phase.cores[c].instrs.size();
     std::size_t candidate = 0;
     while (phase.cores[candidate].instrs.size() != length) ++candidate;
     first[c] = candidate == c || Alike(phase.cores[candidate], phase.cores[c]) ? candidate : c;
+  });
+  // What differs from it, with the first of its digest, which is no proof.
+  std::vector<std::uint64_t> digests(cores);
+  ForEach(cores, [&](std::size_t c) {
+    if (first[c] == c) digests[c] = DigestOf(phase.cores[c]);
+  });
+  const std::vector<std::size_t> own = first;
+  ForEach(cores, [&](std::size_t c) {
+    if (own[c] != c) return;
+    std::size_t candidate = 0;
+    while (own[candidate] != candidate || digests[candidate] != digests[c]) ++candidate;
+    if (candidate != c && Alike(phase.cores[candidate], phase.cores[c])) first[c] = candidate;
   });
   return first;
 }

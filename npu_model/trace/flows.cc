@@ -1,7 +1,7 @@
 #include "npu_model/trace/flows.h"
 
 #include <algorithm>
-#include <functional>
+#include <cstddef>
 #include <limits>
 
 #include "npu_model/status.h"
@@ -9,13 +9,15 @@
 namespace cubist::trace {
 namespace {
 
+constexpr int kSharesBits = 9;  // of the number of a place in known_shares_
+
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 bool IsWrite(Path path) { return path == Path::kL0CToGm || path == Path::kL1ToGm || path == Path::kUbToGm; }
 
 }  // namespace
 
-Flows::Flows(const ChipSpec& chip) {
+Flows::Flows(const ChipSpec& chip) : known_shares_(std::size_t{1} << kSharesBits) {
   const ChipSpec::Memory& memory = chip.memory;
   capacity_[kHbm] = memory.hbm_bytes_per_s / chip.clock_hz;
   capacity_[kL2Read] = memory.l2_read_bytes_per_s / chip.clock_hz;
@@ -40,19 +42,64 @@ Flows::Flows(const ChipSpec& chip) {
   active_.reserve(kClasses);
 }
 
-void Flows::Start(Path path, Supply supply, const Flow& flow) {
+void Flows::Queue::Add(const Entry& entry) {
+  std::size_t at = entries_.size();
+  entries_.push_back(entry);
+  for (; at > head_ && entries_[at - 1].ends_at > entry.ends_at; --at) entries_[at] = entries_[at - 1];
+  entries_[at] = entry;
+}
+
+void Flows::Queue::Pop() {
+  constexpr std::size_t kMost = 256;
+  ++head_;
+  if (head_ < entries_.size() && head_ < kMost) return;
+  entries_.erase(entries_.begin(), entries_.begin() + static_cast<std::ptrdiff_t>(head_));
+  head_ = 0;
+}
+
+void Flows::Start(Path path, Supply supply, double bytes, Owner owner) {
   const int number = kSupplyCount * static_cast<int>(path) + static_cast<int>(supply);
   Class& c = classes_[static_cast<std::size_t>(number)];
   if (c.flows.empty()) {
     c.served = 0;
     active_.insert(std::lower_bound(active_.begin(), active_.end(), number), number);
   }
-  c.flows.push_back({c.served + flow.bytes, started_++, flow});
-  std::push_heap(c.flows.begin(), c.flows.end(), std::greater<>());
+  c.flows.Add({c.served + bytes, owner});
   rates_known_ = false;
 }
 
+// 0 where it holds no such counts.
+std::uint64_t Flows::CountsKey() const {
+  constexpr int kCountBits = 7, kClassBits = 5;
+  static_assert(kClasses <= 1 << kClassBits && kMostShared * (kCountBits + kClassBits) <= 64);
+  if (active_.size() > kMostShared) return 0;
+  std::uint64_t key = 0;
+  for (const int number : active_) {
+    const std::size_t count = classes_[static_cast<std::size_t>(number)].flows.size();
+    if (count >> kCountBits != 0) return 0;
+    key = (key << kCountBits | count) << kClassBits | static_cast<std::uint64_t>(number);
+  }
+  return key;
+}
+
 void Flows::ShareOut() {
+  const std::uint64_t key = CountsKey();
+  if (key == 0) return ShareAnew();
+  constexpr std::uint64_t kSpread = 0x9e3779b97f4a7c15u;
+  Shares& shares = known_shares_[key * kSpread >> (64 - kSharesBits)];
+  if (shares.counts == key) {
+    for (std::size_t a = 0; a < active_.size(); ++a)
+      classes_[static_cast<std::size_t>(active_[a])].rate = shares.rates[a];
+    full_ = shares.full;
+    return;
+  }
+  ShareAnew();
+  shares.counts = key, shares.full = full_;
+  for (std::size_t a = 0; a < active_.size(); ++a)
+    shares.rates[a] = classes_[static_cast<std::size_t>(active_[a])].rate;
+}
+
+void Flows::ShareAnew() {
   // All rates grow together from zero. A class stops at its cap; all classes on a
   // resource stop when it is full.
   std::array<double, kResources> left = capacity_;
@@ -124,17 +171,16 @@ void Flows::AdvanceTo(double time) {
   now_ = time;
 }
 
-Flows::Flow Flows::TakeEnded(Path* path) {
+Flows::Owner Flows::TakeEnded(Path* path) {
   CUBIST_CHECK(ends_next_ >= 0 && !active_.empty(), "no flow to end");
   Class& c = classes_[static_cast<std::size_t>(ends_next_)];
   *path = static_cast<Path>(ends_next_ / kSupplyCount);
-  std::pop_heap(c.flows.begin(), c.flows.end(), std::greater<>());
-  const Entry entry = c.flows.back();
-  c.flows.pop_back();
+  const Entry entry = c.flows.front();
+  c.flows.Pop();
   c.served = std::max(c.served, entry.ends_at);
   if (c.flows.empty()) active_.erase(std::find(active_.begin(), active_.end(), ends_next_));
   rates_known_ = false;
-  return entry.flow;
+  return entry.owner;
 }
 
 }  // namespace cubist::trace

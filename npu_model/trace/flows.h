@@ -3,6 +3,7 @@
 #define CUBIST_NPU_MODEL_TRACE_FLOWS_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -23,22 +24,22 @@ inline constexpr int kSupplyCount = 3;
 // when that sum has grown by its size. Rates change only when flows come and go.
 class Flows {
  public:
-  struct Flow {
-    double bytes = 0;                     // through the port
-    double then_late = 0, then_hits = 0;  // that follow from L2 once these are through
+  // Whose transfer flows.
+  struct Owner {
     std::uint32_t core = 0;
     std::uint32_t agent = 0;
   };
 
   explicit Flows(const ChipSpec& chip);
 
-  void Start(Path path, Supply supply, const Flow& flow);
+  // `bytes` through the port.
+  void Start(Path path, Supply supply, double bytes, Owner owner);
   // When the next flow will end, if none starts before; infinity without flows.
   double NextEnd();
   // Moves time forward, at most to NextEnd().
   void AdvanceTo(double time);
-  // The flow that ends now. AdvanceTo(NextEnd()) came before.
-  Flow TakeEnded(Path* path);
+  // Whose flow ends now. AdvanceTo(NextEnd()) came before.
+  Owner TakeEnded(Path* path);
 
   double now() const { return now_; }
   // Cycles during which flows wanted more than the resource gave.
@@ -50,30 +51,48 @@ class Flows {
   static constexpr int kClasses = kSupplyCount * kPathCount;
   struct Entry {
     double ends_at;  // when `served` of its class gets here
-    std::uint64_t order;
-    Flow flow;
-    bool operator>(const Entry& o) const {
-      return ends_at != o.ends_at ? ends_at > o.ends_at : order > o.order;
-    }
+    Owner owner;
+  };
+  // The first to end in front, of equals the first to start. Most transfers are of one size, and end as they start.
+  class Queue {
+   public:
+    std::size_t size() const { return entries_.size() - head_; }
+    bool empty() const { return size() == 0; }
+    const Entry& front() const { return entries_[head_]; }
+    void Add(const Entry& entry);
+    void Pop();
+
+   private:
+    std::vector<Entry> entries_;  // From head_ on.
+    std::size_t head_ = 0;
   };
   struct Class {
     double cap = 0;                         // bytes per cycle of one flow
     std::array<double, kResources> uses{};  // 1 of those that it takes from, else 0
     double rate = 0;                        // of each flow now
     double served = 0;                      // bytes per flow since the class was last empty
-    std::vector<Entry> flows;               // a heap, the first to end in front
+    Queue flows;
   };
+  // Rates are a function of how many flows each class has, and few such counts come again and again.
+  static constexpr std::size_t kMostShared = 5;  // classes
+  struct Shares {
+    std::uint64_t counts = 0;
+    std::array<double, kMostShared> rates{};  // of active_, in its order
+    std::array<bool, kResources> full{};
+  };
+  std::uint64_t CountsKey() const;
   void ShareOut();
+  void ShareAnew();
 
   std::array<Class, kClasses> classes_;
   std::array<double, kResources> capacity_{};  // bytes per cycle
   std::array<bool, kResources> full_{};
   double hbm_limited_ = 0, l2_limited_ = 0;
   std::vector<int> active_;  // classes with flows
+  std::vector<Shares> known_shares_;
   bool rates_known_ = true;
   double now_ = 0, next_end_ = 0;
   int ends_next_ = -1;  // class
-  std::uint64_t started_ = 0;
 };
 
 }  // namespace cubist::trace

@@ -1,12 +1,24 @@
 #include "npu_model/trace/l2_cache.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include "npu_model/status.h"
 #include "npu_model/types.h"
 
 namespace cubist::trace {
+namespace {
+
+// Of eight lines; a popcount is a call where the compiler may not use the instruction.
+constexpr std::array<std::uint8_t, 256> kBits = [] {
+  std::array<std::uint8_t, 256> bits{};
+  for (unsigned lines = 0; lines < bits.size(); ++lines)
+    bits[lines] = static_cast<std::uint8_t>(std::popcount(lines));
+  return bits;
+}();
+
+}  // namespace
 
 L2Cache::L2Cache(std::int64_t capacity, std::int64_t line, std::int64_t extent, double found_dirty)
     : capacity_lines_(std::max<std::int64_t>(capacity / line, 1)),
@@ -47,11 +59,11 @@ void L2Cache::TouchSlowly(std::uint64_t number, std::uint8_t lines, bool write, 
   Run& run = runs_[number];
   const auto absent = static_cast<std::uint8_t>(lines & ~run.present);
   if (write) run.changed |= lines;
-  if (run.there_at > now) tally->on_the_way += std::popcount(static_cast<std::uint8_t>(lines & run.present));
+  if (run.there_at > now) tally->on_the_way += kBits[lines & run.present];
   run.hit |= absent != lines;
   if (absent == 0) return;
   run.present |= absent;
-  const int missed = std::popcount(absent);
+  const int missed = kBits[absent];
   tally->missed += missed;
   if (!write) run.there_at = static_cast<float>(fetched_at);
   present_lines_ += missed;
@@ -83,8 +95,8 @@ void L2Cache::Evict(Tally* tally) {
     queue_.push_back(number);
     return;
   }
-  present_lines_ -= std::popcount(run.present);
-  tally->written_back += std::popcount(run.changed);
+  present_lines_ -= kBits[run.present];
+  tally->written_back += kBits[run.changed];
   run = {};
 }
 

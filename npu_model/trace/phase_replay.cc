@@ -33,6 +33,7 @@ PhaseReplay::PhaseReplay(const ChipSpec& chip, const Phase& phase, const sync::P
       on_slice_(std::move(on_slice)),
       on_wait_(std::move(on_wait)) {
   CUBIST_CHECK(plan.cores.size() == phase.cores.size(), "the plan is of another record");
+  readers_.fill(kNobody);
   const int lanes = phase.vector_only ? 1 : chip.vector_per_cube;
   std::int64_t workspace = 0;
   cores_.reserve(phase.cores.size());
@@ -263,9 +264,26 @@ double PhaseReplay::Queueing(const Start& start, const GmAccess& access, double 
   Core& core = cores_[start.core];
   Agent& agent = core.agents[start.agent];
   agent.reads = memory_->AddressOf(access, core.workspace);
-  const int others = readers_[agent.reads]++;
+  std::uint32_t& first = ReadersOf(agent.reads);
+  int others = 0;
+  for (std::uint32_t reader = first; reader != kNobody; reader = AgentAt(reader).next_reader)
+    others += AgentAt(reader).reads == agent.reads ? 1 : 0;
+  agent.next_reader = std::exchange(first, start.core * kMaxAgents + start.agent);
   const PathSpec& path = chip_->path(access.path);
   return bytes / path.bytes_per_cycle * chip_->memory.same_line * others / path.startup;
+}
+
+std::uint32_t& PhaseReplay::ReadersOf(std::int64_t address) {
+  constexpr std::uint64_t kSpread = 0x9e3779b97f4a7c15u;
+  return readers_[static_cast<std::uint64_t>(address) * kSpread >> 56];
+}
+
+void PhaseReplay::StopReading(Flows::Owner owner) {
+  Agent& agent = cores_[owner.core].agents[owner.agent];
+  std::uint32_t* at = &ReadersOf(agent.reads);
+  while (*at != owner.core * kMaxAgents + owner.agent) at = &AgentAt(*at).next_reader;
+  *at = agent.next_reader;
+  agent.reads = -1;
 }
 
 // Its bytes begin to flow, once those that wait for others in front of a line have waited.
@@ -273,62 +291,54 @@ void PhaseReplay::StartFlow(const Start& start) {
   Core& core = cores_[start.core];
   Agent& agent = core.agents[start.agent];
   const GmAccess& access = AccessOf(core, agent.pending[agent.first_pending].step);
-  Flows::Flow& flow = agent.flow;
   if (!agent.touched) {
     agent.touched = true;
     const GlobalMemory::Transfer transfer = memory_->Touch(access, core.workspace, began_ + flows_.now());
-    flow.bytes = transfer.hbm_bytes;
-    flow.then_late = std::min(transfer.late_bytes, std::max(transfer.port_bytes - transfer.hbm_bytes, 0.0));
-    flow.then_hits = std::max(transfer.port_bytes - transfer.hbm_bytes - flow.then_late, 0.0);
-    flow.core = start.core, flow.agent = start.agent;
-    const double waits = Queueing(start, access, flow.then_hits);
+    agent.missed = transfer.hbm_bytes;
+    agent.late = std::min(transfer.late_bytes, std::max(transfer.port_bytes - transfer.hbm_bytes, 0.0));
+    agent.hits = std::max(transfer.port_bytes - transfer.hbm_bytes - agent.late, 0.0);
+    const double waits = Queueing(start, access, agent.hits);
     if (waits > 0) {
       starts_.push({flows_.now() + waits, start.core, start.agent});
       return;
     }
   }
-  if (flow.bytes > 0) {
-    flows_.Start(access.path, Supply::kHbm, flow);
-  } else {
-    StartNext(access.path, flow);
-  }
+  FlowOn(access.path, {start.core, start.agent});
 }
 
-// What follows the bytes that have flowed.
-void PhaseReplay::StartNext(Path path, Flows::Flow flow) {
-  if (flow.then_late > 0) {
-    flow.bytes = std::exchange(flow.then_late, 0);
-    flows_.Start(path, Supply::kLate, flow);
+// What is next of the bytes that are to flow; of none the hits, so that every transfer has an end.
+void PhaseReplay::FlowOn(Path path, Flows::Owner owner) {
+  Agent& agent = cores_[owner.core].agents[owner.agent];
+  if (agent.missed > 0) {
+    flows_.Start(path, Supply::kHbm, std::exchange(agent.missed, 0), owner);
+  } else if (agent.late > 0) {
+    flows_.Start(path, Supply::kLate, std::exchange(agent.late, 0), owner);
   } else {
-    flow.bytes = std::exchange(flow.then_hits, 0);
-    flows_.Start(path, Supply::kL2, flow);
+    flows_.Start(path, Supply::kL2, std::exchange(agent.hits, 0), owner);
   }
 }
 
 void PhaseReplay::EndFlow() {
   Path path;
-  const Flows::Flow flow = flows_.TakeEnded(&path);
-  if (flow.then_late > 0 || flow.then_hits > 0) return StartNext(path, flow);
-  Core& core = cores_[flow.core];
-  Agent& agent = core.agents[flow.agent];
+  const Flows::Owner owner = flows_.TakeEnded(&path);
+  Core& core = cores_[owner.core];
+  Agent& agent = core.agents[owner.agent];
+  if (agent.late > 0 || agent.hits > 0) return FlowOn(path, owner);
   const Pending& ended = agent.pending[agent.first_pending++];
   const double now = std::max(flows_.now(), agent.flow_began + costs_.LeastOf(AccessOf(core, ended.step)));
   agent.times.busy += now - agent.flow_began;
   if (!agent.stood.empty()) TakeFlowFromWaits(agent, now);
-  if (on_slice_) on_slice_(flow.core, core.record->instrs[ended.step.what], agent.flow_began, now);
+  if (on_slice_) on_slice_(owner.core, core.record->instrs[ended.step.what], agent.flow_began, now);
   agent.done_at = now;
-  if (agent.reads >= 0) {
-    const auto readers = readers_.find(std::exchange(agent.reads, -1));
-    if (--readers->second == 0) readers_.erase(readers);
-  }
-  std::uint32_t woken = 1u << flow.agent;
+  if (agent.reads >= 0) StopReading(owner);
+  std::uint32_t woken = 1u << owner.agent;
   while (!agent.idle() && agent.pending[agent.first_pending].step.kind == Step::Kind::kSet) {
     const Pending& set = agent.pending[agent.first_pending++];
     woken |= Set(core, set.step.what, std::max(now, set.ready));
   }
   DropFront(agent.pending, agent.first_pending);
-  if (!agent.idle()) ScheduleFlow(flow.core, flow.agent);
-  Wake(flow.core, woken);
+  if (!agent.idle()) ScheduleFlow(owner.core, owner.agent);
+  Wake(owner.core, woken);
 }
 
 }  // namespace cubist::trace

@@ -8,7 +8,6 @@
 #include <functional>
 #include <queue>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -64,19 +63,21 @@ class PhaseReplay {
     Step step;
     double ready = 0;  // when its startup began, or when the set was executed
   };
+  static constexpr std::uint32_t kNobody = ~std::uint32_t{0};
   // A pipe, or a scalar unit, whose queue is the program.
   struct Agent {
     std::vector<Queued> queue;           // a ring, of a power of two
     std::uint64_t taken = 0, given = 0;  // steps that left and entered it
     std::vector<Pending> pending;        // transfers under way, in order, from first_pending
     std::size_t first_pending = 0;
-    double free_at = 0;     // when it takes its next step
-    double done_at = 0;     // when all so far is complete
-    double flow_began = 0;  // of the first pending transfer
-    bool touched = false;   // L2 has been asked for it: what is to flow is
-    Flows::Flow flow;
-    std::int64_t reads = -1;  // address from which it reads now
-    bool transfers = false;   // a pipe to or from GM
+    double free_at = 0;                     // when it takes its next step
+    double done_at = 0;                     // when all so far is complete
+    double flow_began = 0;                  // of the first pending transfer
+    bool touched = false;                   // L2 has been asked for it: what is to flow is
+    double missed = 0, late = 0, hits = 0;  // bytes that are to flow, in this order, by where they come from
+    std::int64_t reads = -1;                // address from which it reads now
+    std::uint32_t next_reader = kNobody;    // in its bucket of readers_
+    bool transfers = false;                 // a pipe to or from GM
     std::vector<std::pair<double, double>>
         stood;                  // counted as waited, while transfers before it may still flow
     std::uint32_t waiters = 0;  // agents to look at again after progress here, a bit each
@@ -125,7 +126,10 @@ class PhaseReplay {
   void ScheduleFlow(std::uint32_t core, std::uint32_t agent);
   double Queueing(const Start& start, const GmAccess& access, double bytes);
   void StartFlow(const Start& start);
-  void StartNext(Path path, Flows::Flow flow);
+  void FlowOn(Path path, Flows::Owner owner);
+  std::uint32_t& ReadersOf(std::int64_t address);
+  Agent& AgentAt(std::uint32_t number) { return cores_[number / kMaxAgents].agents[number % kMaxAgents]; }
+  void StopReading(Flows::Owner owner);
   void EndFlow();
   void Finish();
 
@@ -139,7 +143,8 @@ class PhaseReplay {
   OnSlice on_slice_;
   OnWait on_wait_;
   std::vector<Core> cores_;
-  std::unordered_map<std::int64_t, int> readers_;  // transfers under way, by the address they read from
+  // Agents whose transfers are under way, by the address they read from: the first of each bucket.
+  std::array<std::uint32_t, 256> readers_;
   std::priority_queue<Start, std::vector<Start>, std::greater<>> starts_;
 };
 

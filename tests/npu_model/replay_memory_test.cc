@@ -35,11 +35,11 @@ TEST(FlowsTest, RatesAreMaxMinFair) {
   Flows flows(chip);
   // Two misses share HBM at 15 each; one slow path has its 10; two hits get 30 each of the 60 that L2 has
   // left.
-  flows.Start(Path::kGmToUb, Supply::kHbm, {15 * 100, 0, 0, 0, 0});
-  flows.Start(Path::kGmToUb, Supply::kHbm, {15 * 300, 0, 0, 1, 0});
-  flows.Start(Path::kGmToL1, Supply::kL2, {10 * 50, 0, 0, 2, 0});
-  flows.Start(Path::kGmToUb, Supply::kL2, {30 * 20, 0, 0, 3, 0});
-  flows.Start(Path::kGmToUb, Supply::kL2, {30 * 20, 0, 0, 4, 0});
+  flows.Start(Path::kGmToUb, Supply::kHbm, 15 * 100, {0, 0});
+  flows.Start(Path::kGmToUb, Supply::kHbm, 15 * 300, {1, 0});
+  flows.Start(Path::kGmToL1, Supply::kL2, 10 * 50, {2, 0});
+  flows.Start(Path::kGmToUb, Supply::kL2, 30 * 20, {3, 0});
+  flows.Start(Path::kGmToUb, Supply::kL2, 30 * 20, {4, 0});
   const auto expect_end = [&](double time, std::uint32_t core) {
     EXPECT_NEAR(flows.NextEnd(), time, 1e-9);
     flows.AdvanceTo(flows.NextEnd());
@@ -64,8 +64,8 @@ TEST(FlowsTest, TwoFullWaysOfL2AreOneLimit) {
   for (const Path path : {Path::kGmToL1, Path::kUbToGm})
     chip.paths[static_cast<std::size_t>(path)].bytes_per_cycle = Value(100);
   Flows flows(chip);
-  flows.Start(Path::kGmToL1, Supply::kL2, {10 * 50, 0, 0, 0, 0});
-  flows.Start(Path::kUbToGm, Supply::kL2, {10 * 80, 0, 0, 1, 0});
+  flows.Start(Path::kGmToL1, Supply::kL2, 10 * 50, {0, 0});
+  flows.Start(Path::kUbToGm, Supply::kL2, 10 * 80, {1, 0});
   for (int flow = 0; flow < 2; ++flow) {
     flows.AdvanceTo(flows.NextEnd());
     Path path;
