@@ -2,12 +2,37 @@
 
 #include <cblas.h>
 
-// What OpenBLAS does before a fork. Exported, but in no header of its own.
-extern "C" int blas_thread_shutdown_();
+#include <cstdlib>
+#include <string_view>
+
+// Exported, but in no header of OpenBLAS's own: what it does before a fork, and how it takes up the kernels of a core,
+// where it was built with those of several.
+extern "C" {
+int blas_thread_shutdown_();
+[[gnu::weak]] void gotoblas_dynamic_init();
+[[gnu::weak]] void gotoblas_dynamic_quit();
+}
 
 namespace cubist::bench {
+namespace {
+
+// OpenBLAS takes a CPU that is younger than itself for one of 2004, and is a sixth as fast there as with the kernels that
+// the CPU can run. Unless the caller chose, it gets those.
+void TakeKernelsOfThisCpu() {
+#if defined(__x86_64__)
+  if (gotoblas_dynamic_init == nullptr || gotoblas_dynamic_quit == nullptr) return;
+  if (std::string_view(openblas_get_corename()) != "Prescott" || !__builtin_cpu_supports("avx2")) return;
+  setenv("OPENBLAS_CORETYPE", __builtin_cpu_supports("avx512dq") ? "SkylakeX" : "Haswell", /*overwrite=*/0);
+  blas_thread_shutdown_();
+  gotoblas_dynamic_quit();
+  gotoblas_dynamic_init();
+#endif
+}
+
+}  // namespace
 
 GemmLibrary OpenBlas() {
+  TakeKernelsOfThisCpu();
   GemmLibrary library;
   library.name = "openblas";
   library.supports = [](DType input, DType output) { return input == DType::kF32 && output == DType::kF32; };

@@ -6,7 +6,7 @@
 
 namespace cubist::bench {
 
-// cblas_sgemm; fp32 alone.
+// cblas_sgemm; fp32 alone. A CPU that OpenBLAS does not know gets kernels that it can run.
 GemmLibrary OpenBlas();
 
 }  // namespace cubist::bench
