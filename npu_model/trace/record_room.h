@@ -19,8 +19,9 @@ class NoRoomForRecord : public std::bad_alloc {
   std::string message_;
 };
 
-// Bytes that this machine could give to a program now; 2^62 where it does not say.
-std::int64_t FreeBytes();
+// Bytes that this machine could give to a program now, and its control groups (a container's limit) would let it have;
+// 2^62 where nothing says. The files that say so are below `root`.
+std::int64_t FreeBytes(const std::string& root = "");
 
 // Throws NoRoomForRecord where so many bytes, beside those of `instructions` that are recorded, are not free. What is
 // small is not looked at.

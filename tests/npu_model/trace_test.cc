@@ -2,6 +2,8 @@
 
 #include <array>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <new>
 #include <numeric>
 #include <string>
@@ -16,7 +18,6 @@
 namespace cubist {
 namespace {
 
-using testing::AddPhase;
 using testing::RecordOf;
 using testing::RoundChip;
 using testing::TensorOf;
@@ -56,6 +57,65 @@ TEST(RecordRoomTest, TellsWhatARecordNeedsAndWhatIsFree) {
   EXPECT_THROW(trace::CheckRoom(1000, std::int64_t{1} << 61), std::bad_alloc);
   EXPECT_GT(trace::FreeBytes(), 0);
   EXPECT_LT(trace::FreeBytes(), std::int64_t{1} << 60) << "what the machine says was not understood";
+}
+
+// A machine's files, as they would lie below "/".
+class FakeRoot {
+ public:
+  explicit FakeRoot(const char* name) : root_(::testing::TempDir() + "/cubist_root_" + name) {
+    std::filesystem::remove_all(root_);
+  }
+  FakeRoot(const FakeRoot&) = delete;
+  FakeRoot& operator=(const FakeRoot&) = delete;
+  ~FakeRoot() { std::filesystem::remove_all(root_); }
+  FakeRoot& With(const std::string& path, const std::string& text) {
+    std::filesystem::create_directories(std::filesystem::path(root_ + path).parent_path());
+    std::ofstream(root_ + path) << text;
+    return *this;
+  }
+  std::int64_t free() const { return trace::FreeBytes(root_); }
+
+ private:
+  std::string root_;
+};
+
+constexpr const char* kMemInfo = "MemTotal:  9 kB\nMemFree: 1 kB\nMemAvailable:  8000 kB\n";
+constexpr std::int64_t kAvailable = 8000 << 10;
+
+TEST(RecordRoomTest, KnowsTheMachinesMemory) {
+  FakeRoot root("machine");
+  EXPECT_EQ(root.free(), std::int64_t{1} << 62) << "no file says anything";
+  EXPECT_EQ(root.With("/proc/meminfo", kMemInfo).free(), kAvailable);
+  EXPECT_EQ(root.With("/proc/self/cgroup", "0::/\n").free(), kAvailable) << "the group's files are not there";
+}
+
+TEST(RecordRoomTest, KeepsToTheLimitsOfContainers) {
+  FakeRoot root("v2");
+  root.With("/proc/meminfo", kMemInfo).With("/proc/self/cgroup", "0::/jobs/one\n");
+  root.With("/sys/fs/cgroup/jobs/one/memory.max", "max\n")
+      .With("/sys/fs/cgroup/jobs/one/memory.current", "500\n");
+  EXPECT_EQ(root.free(), kAvailable) << "a group without a limit";
+  root.With("/sys/fs/cgroup/jobs/memory.max", "3000\n").With("/sys/fs/cgroup/jobs/memory.current", "1000\n");
+  EXPECT_EQ(root.free(), 2000) << "the limit of the group above it";
+  root.With("/sys/fs/cgroup/jobs/memory.stat", "anon 100\ninactive_file 300\nactive_file 50\n");
+  EXPECT_EQ(root.free(), 2300) << "what the group would give back";
+  root.With("/sys/fs/cgroup/jobs/one/memory.max", "700\n");
+  EXPECT_EQ(root.free(), 200);
+  root.With("/sys/fs/cgroup/jobs/one/memory.current", "800\n");
+  EXPECT_EQ(root.free(), 0) << "beyond its limit";
+}
+
+// The path is that on the host, of which the container sees the last folder alone, as the highest.
+TEST(RecordRoomTest, KeepsToTheLimitsOfTheOlderInterface) {
+  FakeRoot root("v1");
+  root.With("/proc/meminfo", kMemInfo)
+      .With("/proc/self/cgroup", "5:cpu,memory:/docker/abc\n2:cpuset:/\n0::/\n");
+  const std::string group = "/sys/fs/cgroup/memory/memory";
+  root.With(group + ".limit_in_bytes", "9223372036854771712\n").With(group + ".usage_in_bytes", "1000\n");
+  EXPECT_EQ(root.free(), kAvailable) << "a group without a limit";
+  root.With(group + ".limit_in_bytes", "6000\n")
+      .With(group + ".stat", "inactive_file 7\ntotal_inactive_file 30\n");
+  EXPECT_EQ(root.free(), 5030);
 }
 
 // ---- What an access touches ----
