@@ -33,7 +33,7 @@ class Problem {
   }
   static bool HasComposed([[maybe_unused]] DType dtype, const AttentionShape&) {
 #ifdef CUBIST_BENCH_ONEDNN
-    return dtype != DType::kF16;  // No product of fp16 on CPUs there.
+    return OneDnnMultiplies(dtype, DType::kF32);
 #else
     return false;
 #endif

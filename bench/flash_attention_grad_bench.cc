@@ -33,7 +33,7 @@ class Problem {
   }
   static bool HasComposed([[maybe_unused]] DType dtype, [[maybe_unused]] const AttentionShape& shape) {
 #ifdef CUBIST_BENCH_ONEDNN
-    return dtype != DType::kF16 && shape.dr == 0;  // No product of fp16 on CPUs there.
+    return shape.dr == 0 && OneDnnMultiplies(dtype, DType::kF32);
 #else
     return false;
 #endif

@@ -357,25 +357,35 @@ class ComposedGrad {
 
 GemmLibrary Library(const char* name, bool pack) {
   return {.name = name,
-          .supports = [](DType input, DType output) { return input != DType::kF16 && output != DType::kF16; },
+          .supports = &OneDnnMultiplies,
           .prepare = [pack](const Gemm& gemm, int threads) { return PrepareGemm(gemm, threads, pack); },
           .rest = EndWorkers};
 }
 
 }  // namespace
 
+bool OneDnnMultiplies(DType input, DType output) {
+  if (input == DType::kF16 || output == DType::kF16) return false;
+  try {
+    const Product some(Matrix(input, 1, 1), Matrix(input, 1, 1), Matrix(output, 1, 1));
+    return true;
+  } catch (const dnnl::error&) {
+    return false;
+  }
+}
+
 GemmLibrary OneDnn() { return Library("onednn", false); }
 GemmLibrary OneDnnPacked() { return Library("onednn_packed", true); }
 
 std::function<void()> ComposedAttention(const Attention& attention, int threads) {
-  if (attention.dtype == DType::kF16) return {};
+  if (!OneDnnMultiplies(attention.dtype, DType::kF32)) return {};
   auto composed = std::make_shared<Composed>(attention);
   auto arena = std::make_shared<oneapi::tbb::task_arena>(threads);
   return [composed, arena] { composed->Run(*arena); };
 }
 
 std::function<void()> ComposedAttentionGrad(const AttentionGrad& grad, int threads) {
-  if (grad.forward.dtype == DType::kF16 || grad.forward.dr > 0) return {};
+  if (!OneDnnMultiplies(grad.forward.dtype, DType::kF32) || grad.forward.dr > 0) return {};
   auto composed = std::make_shared<ComposedGrad>(grad);
   auto arena = std::make_shared<oneapi::tbb::task_arena>(threads);
   return [composed, arena] { composed->Run(*arena); };

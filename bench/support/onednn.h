@@ -9,6 +9,9 @@
 
 namespace cubist::bench {
 
+// Whether it has a product of these types on this CPU: none of fp16, and of bf16 where there is AVX-512.
+bool OneDnnMultiplies(DType input, DType output);
+
 // The matmul primitive on row-major operands, and with b packed beforehand into the format that oneDNN
 // prefers.
 GemmLibrary OneDnn();
@@ -16,7 +19,7 @@ GemmLibrary OneDnnPacked();
 
 // Attention as an assembly: per head and block of 256 queries, a oneDNN product, softmax over whole rows with
 // this library's Vector bodies, a oneDNN product; blocks above the diagonal are skipped. Rope parts add up in
-// place. Empty for fp16, which oneDNN has no product for on CPUs.
+// place. Empty for types that oneDNN has no product for.
 std::function<void()> ComposedAttention(const Attention& attention, int threads);
 
 // The backward pass in the same manner, heads in parallel: per block of 256 queries five oneDNN products, transposed
