@@ -64,34 +64,52 @@ struct Sorted {
   }
 };
 
-// k <= kLanes. A vector whose elements are all at most the k-th so far is passed over by one comparison.
+// A number that at least kLanes elements of a row reach, or -inf: the least of its lanes' highest, of which NaN is none.
+HWY_INLINE float ReachedByLanes(const float* a, std::int64_t n) {
+  Vec high[2] = {Set(-kInfinity), Set(-kInfinity)};
+  std::int64_t j = 0;
+  for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
+    high[0] = MaxOrSecond(Load(a + j), high[0]);
+    high[1] = MaxOrSecond(Load(a + j + kLanes), high[1]);
+  }
+  ForEachVector(a + j, n - j, -kInfinity,
+                [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR { high[0] = MaxOrSecond(v, high[0]); });
+  return ExtremeLane</*kMinimum=*/true>(hn::Max(high[0], high[1]));
+}
+
+// k <= kLanes. A vector whose elements are all below what enough others reach, or at most the k-th so far, is passed over by
+// one comparison.
 void TopFew(const float* a, std::int64_t n, std::int64_t k, float* values, std::int32_t* ids) {
   Sorted top{Set(kNaN), hn::Zero(IntTag())};
   const FloatTag d;
   HWY_ALIGN float sorted[kLanes];
-  float least = -kInfinity;
+  float least = ReachedByLanes(a, n);
+  const bool bounded = least > -kInfinity;
+  std::int64_t found = 0;
   const auto visit = [&](Vec v, std::int64_t j, std::int64_t count) HWY_ATTR {
-    const bool fills =
-        j < k;  // The first k columns are taken whatever they hold, so that ids are always distinct.
-    if (!fills && hn::AllFalse(d, hn::Gt(v, Set(least)))) return;
-    if (fills) {
+    if (!bounded && found < k) {  // Whatever they hold, so that ids are always distinct.
       for (std::int64_t l = 0; l < count; ++l)
         top.Insert(a[j + l] == a[j + l] ? a[j + l] : -kInfinity, j + l);
+      found += count;
     } else {
+      const auto reach = found < k ? hn::Ge(v, Set(least)) : hn::Gt(v, Set(least));
+      if (hn::AllFalse(d, reach)) return;
       std::uint8_t bits[8] = {};
-      hn::StoreMaskBits(d, hn::Gt(v, Set(least)), bits);
+      hn::StoreMaskBits(d, reach, bits);
       std::uint32_t rest = bits[0] | static_cast<std::uint32_t>(bits[1]) << 8;
+      found += __builtin_popcount(rest);
       for (; rest != 0; rest &= rest - 1) {
         const int l = __builtin_ctz(rest);
         top.Insert(a[j + l], j + l);
       }
     }
+    if (found < k) return;
     hn::Store(top.values, d, sorted);
-    least = sorted[Max(Min(k, kLanes) - 1, 0)];
+    least = sorted[k - 1];
   };
   ForEachVector(a, n, -kInfinity, visit);
-  StoreFirst(top.ids, IntTag(), ids, Min(k, kLanes));
-  Store(top.values, values, Min(k, kLanes));
+  StoreFirst(top.ids, IntTag(), ids, k);
+  Store(top.values, values, k);
 }
 
 // Any k: columns by value, the k first of them sorted.
@@ -295,7 +313,7 @@ void TopK(const Rows& values, const Rows& ids, const Rows& a) {
     for (std::int64_t i = 0; i < a.rows; i += kLanes) TopOfRows(a, i, k, values, ids);
     return;
   }
-  const auto top = k < kLanes ? &TopFew : &TopMany;
+  const auto top = k <= kLanes ? &TopFew : &TopMany;
   for (std::int64_t i = 0; i < a.rows; ++i) {
     top(RowOf(a, i), n, k, RowOf(values, i), RowAs<std::int32_t>(ids, i));
   }
