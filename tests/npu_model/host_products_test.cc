@@ -75,15 +75,14 @@ TEST_P(HostProductsTest, MmadOfAnOperandUsedOnce) {
   });
 }
 
-// Few rows are multiplied in tiles of their own where B lies row by row: with the bits of packed panels, wherever the sums
-// start and go.
+// Few rows are multiplied by bodies of their own where B's rows or columns lie in runs: with the bits of packed panels,
+// wherever the sums start and go.
 TEST_P(HostProductsTest, FewRowsHaveTheBitsOfPackedPanels) {
   Random random;
   ForEachFloatType([&](auto zero) {
     using T = decltype(zero);
-    for (std::int64_t m = 1; m <= 5; ++m) {
-      const std::int64_t n = 301, k = 77;
-      GmMatrix a(DTypeOf<T>(), m, k), b(DTypeOf<T>(), k, n), bias(DType::kF32, 1, n);
+    const auto check = [&](std::int64_t m, std::int64_t n, std::int64_t k, const Layout& layout) {
+      GmMatrix a(DTypeOf<T>(), m, k), b(DTypeOf<T>(), k, n, layout), bias(DType::kF32, 1, n);
       a->FillNormal(random), b->FillNormal(random), bias->FillNormal(random);
       const auto product = [&](Role role, bool with_bias, const GmMatrix& c) {
         HostRig rig;
@@ -111,6 +110,11 @@ TEST_P(HostProductsTest, FewRowsHaveTheBitsOfPackedPanels) {
         product(Role::kB, with_bias, packed);
         ExpectSameBits(in_place->view(), packed->view());
       }
+    };
+    for (const Layout& layout : kLayouts) {
+      for (std::int64_t m = 1; m <= 5; ++m) check(m, 301, 77, layout);
+      check(8, 1100, 41, layout);  // More columns, and more of k, than a body takes at a time.
+      check(4, 37, 1100, layout);
     }
   });
 }
