@@ -431,7 +431,7 @@ std::int64_t PeakFma(std::int64_t rounds) {
 // The panel that comes next is asked for meanwhile, or one some way ahead. Sums go through C from panel to panel of a column. Panels follow
 // each other along the source's lines: B's rows, or its columns.
 constexpr std::int64_t kInPlaceWords = 128;  // Of k in a panel, at most.
-constexpr std::int64_t kStrips = 6;          // Of rows of A that a panel serves.
+constexpr std::int64_t kStrips = 72 / kMr;   // Of rows of A that a panel serves.
 
 template <class T>
 void MmadInPlace(const MmadArgs& args, const MmadTiles<T>& tiles, decltype(CubeOps::pack_b) pack) {
