@@ -200,54 +200,61 @@ void FewInRows(const MmadArgs& args, std::int64_t cols) {
 
 // Of a B whose columns lie in runs: kLanes columns and steps of k at a time are transposed in registers. Rows of A are as
 // long as there is room for, side by side: many rows a power of two apart would share a set of the cache.
-template <class E>
+template <int kRows, class E>
 void FewInColumns(const MmadArgs& args, std::int64_t cols) {
   const FloatTag d;
-  const std::int64_t length = RoundDown(kFewElements / args.m, kLanes), pitch = length + kFewGap;
-  alignas(64) float rows[kFewElements + kMostOfColumns * kFewGap];
+  const std::int64_t length = RoundDown(kFewElements / kRows, kLanes), pitch = length + kFewGap;
+  alignas(64) float rows[kFewElements + kRows * kFewGap];
   const auto* const b = static_cast<const E*>(args.b_source.data);
   const std::int64_t b_col = args.b_source.col_stride;
   MmadTile<float> tile{.c_pitch = args.c_pitch};
   for (const Range k : Split(args.k, length)) {
-    for (std::int64_t i = 0; i < args.m; ++i)
+    for (std::int64_t i = 0; i < kRows; ++i)
       CopyRow(static_cast<const float*>(args.a) + i * args.a_pitch + k.begin, rows + i * pitch, k.size());
     StartAt(args, 0, k.begin == 0, &tile);
     for (std::int64_t j = 0; j < cols; j += kLanes) {
       const E* const column = b + j * b_col + k.begin;
-      hn::Vec<FloatTag> sums[kMostOfColumns], v[kLanes];
-      for (std::int64_t i = 0; i < args.m; ++i)
+      hn::Vec<FloatTag> sums[kRows], v[kLanes];
+#pragma GCC unroll 4
+      for (std::int64_t i = 0; i < kRows; ++i)
         sums[i] = tile.start == nullptr ? hn::Zero(d) : hn::LoadU(d, tile.start + i * tile.start_pitch + j);
       std::int64_t p = 0;
       for (; p + kLanes <= k.size(); p += kLanes) {
 #pragma GCC unroll 8
         for (std::int64_t q = 0; q < kLanes; ++q) v[q] = LoadFew(column + q * b_col + p);
         Transpose(v);
-        for (std::int64_t i = 0; i < args.m; ++i) {
+#pragma GCC unroll 4
+        for (std::int64_t i = 0; i < kRows; ++i) {
           const float* const a = rows + i * pitch + p;
-          auto sum = sums[i];
 #pragma GCC unroll 8
-          for (std::int64_t q = 0; q < kLanes; ++q) sum = hn::MulAdd(hn::Set(d, a[q]), v[q], sum);
-          sums[i] = sum;
+          for (std::int64_t q = 0; q < kLanes; ++q) sums[i] = hn::MulAdd(hn::Set(d, a[q]), v[q], sums[i]);
         }
       }
       for (; p < k.size(); ++p) {
         HWY_ALIGN float lanes[kLanes];
         for (std::int64_t q = 0; q < kLanes; ++q) lanes[q] = static_cast<float>(column[q * b_col + p]);
-        for (std::int64_t i = 0; i < args.m; ++i)
+#pragma GCC unroll 4
+        for (std::int64_t i = 0; i < kRows; ++i)
           sums[i] = hn::MulAdd(hn::Set(d, rows[i * pitch + p]), hn::Load(d, lanes), sums[i]);
       }
-      for (std::int64_t i = 0; i < args.m; ++i) hn::StoreU(sums[i], d, args.c + i * args.c_pitch + j);
+#pragma GCC unroll 4
+      for (std::int64_t i = 0; i < kRows; ++i) hn::StoreU(sums[i], d, args.c + i * args.c_pitch + j);
     }
   }
 }
+
+template <class E>
+constexpr void (*kInColumns[kMostOfColumns])(const MmadArgs&, std::int64_t) = {
+    &FewInColumns<1, E>, &FewInColumns<2, E>, &FewInColumns<3, E>, &FewInColumns<4, E>};
 
 // Does what of a product with B in place few rows are good for, and returns the rest: all, or the last columns.
 inline MmadArgs AfterFew(const MmadArgs& args, const MmadTiles<float>&) {
   const bool in_rows = args.b_source.col_stride == 1;
   const std::int64_t cols = RoundDown(args.n, in_rows ? kNr : kLanes);
   if (args.m < 1 || args.m > (in_rows ? kMostOfRows : kMostOfColumns) || args.k < 1 || cols == 0) return args;
-  WithWidening(args.b_type,
-               [&]<class E>(Widen<E>) { in_rows ? FewInRows<E>(args, cols) : FewInColumns<E>(args, cols); });
+  WithWidening(args.b_type, [&]<class E>(Widen<E>) {
+    in_rows ? FewInRows<E>(args, cols) : kInColumns<E>[args.m - 1](args, cols);
+  });
   return ColumnsFrom(args, cols);
 }
 
