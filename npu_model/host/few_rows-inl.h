@@ -1,5 +1,5 @@
-// Products of few rows with a B that lies where the caller has it, row by row. Included once per Highway target by
-// cube_ops.cc, after foreach_target.h.
+// Products of few rows with a B that lies where the caller has it, its rows (or, without AVX-512, its columns) in runs.
+// Included once per Highway target by cube_ops.cc, after foreach_target.h.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
