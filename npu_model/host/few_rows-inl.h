@@ -130,7 +130,7 @@ inline MmadArgs AfterFew(const MmadArgs& args, const MmadTiles<float>&) { return
 // In sixteen registers sums of but a few columns would stay. Instead those of all columns, or columns of B, pass through the
 // first-level cache, a few rows or columns of B at a time, each in a long run. One row of A times a B of rows takes 1.2 times
 // as long as reading B, where panels took 1.7 (fp32) and 4.5 times as long (bf16), eight rows 0.4 (bf16) to 0.8 of what those
-// did; of columns, one row 0.7, eight rows as long.
+// did; of columns, one row 0.5, eight rows 1 or more.
 constexpr std::int64_t kMostOfRows = 8, kMostOfColumns = 4;  // Rows of A, for a B of rows or columns.
 constexpr std::int64_t kFewElements = 4096;  // Sums, or elements of A, in the first-level cache,
 constexpr std::int64_t kFewGap = 16;         // and so many between rows of those.
@@ -178,7 +178,7 @@ void FewInRows(const MmadArgs& args, std::int64_t cols) {
                      b_row = args.b_source.row_stride;
   const auto* const a = static_cast<const float*>(args.a);
   for (const Range run : Split(cols, length)) {
-    MmadTile<float> tile;
+    MmadTile<float> tile;  // Its start alone.
     StartAt(args, run.begin, /*first=*/true, &tile);
     for (std::int64_t i = 0; i < args.m; ++i) {
       if (tile.start == nullptr)
@@ -207,7 +207,7 @@ void FewInColumns(const MmadArgs& args, std::int64_t cols) {
   alignas(64) float rows[kFewElements + kRows * kFewGap];
   const auto* const b = static_cast<const E*>(args.b_source.data);
   const std::int64_t b_col = args.b_source.col_stride;
-  MmadTile<float> tile{.c_pitch = args.c_pitch};
+  MmadTile<float> tile;  // Its start alone.
   for (const Range k : Split(args.k, length)) {
     for (std::int64_t i = 0; i < kRows; ++i)
       CopyRow(static_cast<const float*>(args.a) + i * args.a_pitch + k.begin, rows + i * pitch, k.size());
