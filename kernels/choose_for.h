@@ -4,6 +4,7 @@
 #define CUBIST_KERNELS_CHOOSE_FOR_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <iterator>
@@ -97,7 +98,7 @@ template <class Shape, class Tiling, class Replay>
 class ChoiceByReplay {
  public:
   ChoiceByReplay(const ChipSpec& chip, const Shape& shape, const Replay& replay)
-      : chip_(chip), shape_(shape), replay_(replay), device_(Npu(chip, {.with_data = false})) {}
+      : chip_(chip), shape_(shape), replay_(replay) {}
 
   // Of `all`, and of what they lead to where `allow` does: at least one.
   template <class Allow>
@@ -128,8 +129,16 @@ class ChoiceByReplay {
         tilings, [&](const Tiling& t) { return std::find(tried_.begin(), tried_.end(), t) != tried_.end(); });
     std::vector<Profile> profiles(tilings.size());
     std::vector<Status> statuses(tilings.size());
-    SideBySide(tilings.size(),
-               [&](std::size_t i) { statuses[i] = replay_(device_, tilings[i], &profiles[i]); });
+    // Which are given up depends on which end first, but never one of the quickest.
+    std::atomic<double> bound = least_;
+    SideBySide(tilings.size(), [&](std::size_t i) {
+      const Device device = Npu(chip_, {.with_data = false, .give_up_s = bound.load()});
+      statuses[i] = replay_(device, tilings[i], &profiles[i]);
+      if (!statuses[i].ok()) return;
+      double known = bound.load();
+      while (profiles[i].time_s < known && !bound.compare_exchange_weak(known, profiles[i].time_s)) {
+      }
+    });
     for (std::size_t i = 0; i < tilings.size(); ++i) {
       CUBIST_RETURN_IF_ERROR(statuses[i]);
       tried_.push_back(tilings[i]);
@@ -141,7 +150,6 @@ class ChoiceByReplay {
   const ChipSpec& chip_;
   const Shape& shape_;
   const Replay& replay_;
-  Device device_;
   std::vector<Tiling> tried_;
   double least_ = std::numeric_limits<double>::infinity();
 };

@@ -4,6 +4,7 @@
 #define CUBIST_NPU_MODEL_DEVICE_H_
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 
 #include "npu_model/chip.h"
@@ -37,6 +38,8 @@ struct NpuOptions {
   bool timeline = false;                         // Keep every instruction's start and end in the profile.
   trace::Record* record = nullptr;  // Where given, gets what the call recorded (for sync/ and one's own use).
   std::shared_ptr<const Tuning> tuning = nullptr;  // As for a host.
+  // Of a call that takes longer than this the profile says an infinite time, and nothing else.
+  double give_up_s = std::numeric_limits<double>::infinity();
 };
 
 // Memory for a call to work in, of its caller: `bytes` from `data` on. Without, a call takes its own and keeps it for

@@ -378,7 +378,8 @@ Status Launch::Finish(Profile* profile) {
     if (profile != nullptr) {
       if (Status status = CheckRoomToReplay(*record_, device_.npu().timeline); !status.ok()) return status;
       const sync::Plan plan = sync::PlanFlags(*record_, device_.npu().policy);
-      *profile = trace::Replay(*record_, plan, {device_.npu().timeline});
+      *profile = trace::Replay(*record_, plan,
+                               {.timeline = device_.npu().timeline, .give_up_s = device_.npu().give_up_s});
     }
     if (device_.npu().record != nullptr) {
       for (std::size_t i = 0; i < tensor_count_; ++i) {

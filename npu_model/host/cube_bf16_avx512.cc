@@ -22,18 +22,27 @@ constexpr int kRowsPerPointer = 3;  // As in cube_ops.cc.
 
 CUBIST_AVX512_BF16 inline __m512bh LoadPairs(const BF16* p) { return (__m512bh)_mm512_loadu_si512(p); }
 
+// The pair of bf16 in `bits`, sixteen times.
+CUBIST_AVX512_BF16 inline __m512bh Spread(int bits) {
+  __m512i pairs = _mm512_set1_epi32(bits);
+#ifdef __clang__
+  asm("" : "+v"(pairs));  // Clang 16 crashes where it sees through the cast.
+#endif
+  return (__m512bh)pairs;
+}
+
 // A pair of A may stand at any even address.
 CUBIST_AVX512_BF16 inline __m512bh BroadcastPair(const BF16* p) {
   int pair;
   std::memcpy(&pair, p, sizeof(pair));
-  return (__m512bh)_mm512_set1_epi32(pair);
+  return Spread(pair);
 }
 
 // The same of the last element of an odd k, whose pair is zero: what stands behind it may be anything.
 CUBIST_AVX512_BF16 inline __m512bh BroadcastOne(const BF16* p) {
   std::uint16_t one;
   std::memcpy(&one, p, sizeof(one));
-  return (__m512bh)_mm512_set1_epi32(one);
+  return Spread(one);
 }
 
 // The elements of two rows in turn: those of columns 0 to 15 first, or those of 16 to 31.
@@ -209,8 +218,8 @@ CUBIST_AVX512_BF16 std::int64_t PeakDotBF16Avx512(std::int64_t rounds) {
   constexpr int kChains = 2 * kMr;  // As many as a Mmad has, several times what the latency asks for.
   volatile int half_and_zero =
       0x00003f00;  // Volatile, so that the compiler can neither fold nor drop the sums.
-  const __m512bh x = (__m512bh)_mm512_set1_epi32(half_and_zero);
-  const __m512bh y = (__m512bh)_mm512_set1_epi32(half_and_zero);
+  const __m512bh x = Spread(half_and_zero);
+  const __m512bh y = Spread(half_and_zero);
   __m512 sum[kChains];
 #pragma GCC unroll 24
   for (int i = 0; i < kChains; ++i)

@@ -9,7 +9,7 @@
 namespace cubist::trace {
 namespace {
 
-constexpr int kSharesBits = 9;  // of the number of a place in known_shares_
+constexpr int kSharesBits = 10;  // of the number of a place in known_shares_
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
@@ -65,36 +65,30 @@ void Flows::Start(Path path, Supply supply, double bytes, Owner owner) {
     active_.insert(std::lower_bound(active_.begin(), active_.end(), number), number);
   }
   c.flows.Add({c.served + bytes, owner});
+  Count(number, 1);
   rates_known_ = false;
 }
 
-// 0 where it holds no such counts.
-std::uint64_t Flows::CountsKey() const {
-  constexpr int kCountBits = 7, kClassBits = 5;
-  static_assert(kClasses <= 1 << kClassBits && kMostShared * (kCountBits + kClassBits) <= 64);
-  if (active_.size() > kMostShared) return 0;
-  std::uint64_t key = 0;
-  for (const int number : active_) {
-    const std::size_t count = classes_[static_cast<std::size_t>(number)].flows.size();
-    if (count >> kCountBits != 0) return 0;
-    key = (key << kCountBits | count) << kClassBits | static_cast<std::uint64_t>(number);
-  }
-  return key;
+void Flows::Count(int number, int change) {
+  std::uint16_t& count = counts_[static_cast<std::size_t>(number)];
+  count = static_cast<std::uint16_t>(count + change);
+  // A weight for each class, no sum of a few others.
+  std::uint64_t weight = (static_cast<std::uint64_t>(number) + 1) * 0x9e3779b97f4a7c15u;
+  weight = (weight ^ weight >> 29) * 0xbf58476d1ce4e5b9u;
+  digest_ += static_cast<std::uint64_t>(change) * weight;
 }
 
 void Flows::ShareOut() {
-  const std::uint64_t key = CountsKey();
-  if (key == 0) return ShareAnew();
-  constexpr std::uint64_t kSpread = 0x9e3779b97f4a7c15u;
-  Shares& shares = known_shares_[key * kSpread >> (64 - kSharesBits)];
-  if (shares.counts == key) {
+  if (active_.size() > kMostShared) return ShareAnew();
+  Shares& shares = known_shares_[digest_ >> (64 - kSharesBits)];
+  if (shares.counts == counts_) {
     for (std::size_t a = 0; a < active_.size(); ++a)
       classes_[static_cast<std::size_t>(active_[a])].rate = shares.rates[a];
     full_ = shares.full;
     return;
   }
   ShareAnew();
-  shares.counts = key, shares.full = full_;
+  shares.counts = counts_, shares.full = full_;
   for (std::size_t a = 0; a < active_.size(); ++a)
     shares.rates[a] = classes_[static_cast<std::size_t>(active_[a])].rate;
 }
@@ -177,6 +171,7 @@ Flows::Owner Flows::TakeEnded(Path* path) {
   *path = static_cast<Path>(ends_next_ / kSupplyCount);
   const Entry entry = c.flows.front();
   c.flows.Pop();
+  Count(ends_next_, -1);
   c.served = std::max(c.served, entry.ends_at);
   if (c.flows.empty()) active_.erase(std::find(active_.begin(), active_.end(), ends_next_));
   rates_known_ = false;

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
 #include "npu_model/chip.h"
@@ -74,13 +75,15 @@ class Flows {
     Queue flows;
   };
   // Rates are a function of how many flows each class has, and few such counts come again and again.
-  static constexpr std::size_t kMostShared = 5;  // classes
+  using Counts = std::array<std::uint16_t, 32>;
+  static_assert(kClasses <= std::tuple_size_v<Counts>);
+  static constexpr std::size_t kMostShared = 12;  // classes
   struct Shares {
-    std::uint64_t counts = 0;
+    Counts counts{};
     std::array<double, kMostShared> rates{};  // of active_, in its order
     std::array<bool, kResources> full{};
   };
-  std::uint64_t CountsKey() const;
+  void Count(int number, int change);
   void ShareOut();
   void ShareAnew();
 
@@ -88,8 +91,10 @@ class Flows {
   std::array<double, kResources> capacity_{};  // bytes per cycle
   std::array<bool, kResources> full_{};
   double hbm_limited_ = 0, l2_limited_ = 0;
-  std::vector<int> active_;  // classes with flows
-  std::vector<Shares> known_shares_;
+  std::vector<int> active_;           // classes with flows
+  Counts counts_{};                   // flows of each class
+  std::uint64_t digest_ = 0;          // of counts_
+  std::vector<Shares> known_shares_;  // by digest
   bool rates_known_ = true;
   double now_ = 0, next_end_ = 0;
   int ends_next_ = -1;  // class

@@ -35,6 +35,9 @@ class GlobalMemory {
                               : tensors_[static_cast<std::size_t>(access.tensor)]) +
            access.offset;
   }
+  void Prefetch(const GmAccess& access, std::int64_t core_workspace) const {
+    l2_->Prefetch(AddressOf(access, core_workspace));
+  }
   // At cycle `now` of the launch.
   Transfer Touch(const GmAccess& access, std::int64_t core_workspace, double now);
 

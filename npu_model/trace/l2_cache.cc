@@ -25,7 +25,9 @@ L2Cache::L2Cache(std::int64_t capacity, std::int64_t line, std::int64_t extent, 
       line_shift_(std::countr_zero(static_cast<std::uint64_t>(line))),
       foreign_lines_(capacity_lines_),
       found_dirty_(found_dirty),
-      runs_(static_cast<std::size_t>(CeilDiv(extent, kRunLines * line))) {
+      runs_(static_cast<std::size_t>(CeilDiv(extent, kRunLines * line))),
+      changes_((runs_.size() >> kPageRunsShift) + 1),
+      seen_(std::size_t{1} << kSeenBits) {
   CUBIST_CHECK(std::has_single_bit(static_cast<std::uint64_t>(line)) && line >= 4,
                "lines of L2 of " + std::to_string(line) + " bytes: not a power of two from 4 up");
 }
@@ -33,24 +35,70 @@ L2Cache::L2Cache(std::int64_t capacity, std::int64_t line, std::int64_t extent, 
 void L2Cache::TouchRows(std::int64_t address, std::int64_t bytes, std::int64_t rows, std::int64_t stride,
                         bool write, Tally* tally, double now, double fetched_at) {
   if (bytes <= 0) return;
-  constexpr std::uint64_t kRun = kRunLines;
-  for (std::int64_t row = 0; row < rows; ++row, address += stride) {
-    const auto first_line = static_cast<std::uint64_t>(address) >> line_shift_;
-    const auto last_line = static_cast<std::uint64_t>(address + bytes - 1) >> line_shift_;
-    const std::uint64_t last = last_line / kRun;
-    tally->lines += static_cast<std::int64_t>(last_line - first_line + 1);
-    std::uint32_t mask = 0xffu << first_line % kRun & 0xffu;
-    for (std::uint64_t number = first_line / kRun; number <= last; ++number, mask = 0xffu) {
-      if (number == last) mask &= 0xffu >> (kRun - 1 - last_line % kRun);
-      const auto lines = static_cast<std::uint8_t>(mask);
-      Run& run = runs_[number];
-      if ((lines & ~run.present) == 0 && run.there_at <= now && !write) {
-        run.hit = true;
-      } else {
-        TouchSlowly(number, lines, write, tally, now, fetched_at);
-      }
-    }
+  if (!write && rows >= kRowsToRemember && stride > 0) {
+    TouchAgain({address, bytes, rows, stride}, tally, now, fetched_at);
+  } else {
+    TouchAll({address, bytes, rows, stride}, write, tally, now, fetched_at);
   }
+}
+
+// Reads of rows that were all there when last read so, and are: nothing to do but count.
+void L2Cache::TouchAgain(const Rows& rows, Tally* tally, double now, double fetched_at) {
+  constexpr std::uint64_t kSpread = 0x9e3779b97f4a7c15u;
+  const auto key = static_cast<std::uint64_t>(rows.address ^ rows.bytes << 40 ^ rows.count << 52);
+  Seen& seen = seen_[key * kSpread >> (64 - kSeenBits)];
+  const std::int64_t end = rows.address + (rows.count - 1) * rows.stride + rows.bytes;
+  const int page_shift = line_shift_ + kPageLinesShift;
+  std::uint64_t changes = 0;
+  for (std::int64_t page = rows.address >> page_shift; page <= (end - 1) >> page_shift; ++page)
+    changes += changes_[static_cast<std::size_t>(page)];
+  if (seen.rows == rows && seen.changes == changes && seen.at <= now) {
+    tally->lines += seen.lines;
+    return;
+  }
+  const std::int64_t lines = tally->lines;
+  if (TouchAll(rows, false, tally, now, fetched_at)) seen = {rows, tally->lines - lines, changes, now};
+}
+
+bool L2Cache::TouchAll(const Rows& all, bool write, Tally* tally, double now, double fetched_at) {
+  constexpr std::uint64_t kRun = kRunLines;
+  bool there = true;
+  const auto touch = [&](std::uint64_t number, std::uint32_t lines) {
+    Run& run = runs_[number];
+    if ((lines & ~std::uint32_t{run.present}) == 0 && run.there_at <= now && !write) {
+      run.hit = true;
+    } else {
+      there = false;
+      TouchSlowly(number, static_cast<std::uint8_t>(lines), write, tally, now, fetched_at);
+    }
+  };
+  const int run_shift = line_shift_ + kRunShift;
+  std::int64_t address = all.address;
+  for (std::int64_t row = 0; row < all.count; ++row, address += all.stride) {
+    const auto first_line = static_cast<std::uint64_t>(address) >> line_shift_;
+    const auto last_line = static_cast<std::uint64_t>(address + all.bytes - 1) >> line_shift_;
+    const std::uint64_t first = first_line / kRun, last = last_line / kRun;
+    const std::uint32_t first_lines = 0xffu << first_line % kRun & 0xffu,
+                        last_lines = 0xffu >> (kRun - 1 - last_line % kRun);
+    const auto lines = static_cast<std::int64_t>(last_line - first_line + 1);
+    if (first == last && (all.stride & ((std::int64_t{1} << run_shift) - 1)) == 0) {
+      // All rows take the same lines of one run each.
+      const auto step = static_cast<std::uint64_t>(all.stride >> run_shift);
+      const auto count = static_cast<std::uint64_t>(all.count);
+      for (std::uint64_t i = 0; i < count; ++i) touch(first + i * step, first_lines & last_lines);
+      tally->lines += lines * all.count;
+      return there;
+    }
+    tally->lines += lines;
+    if (first == last) {
+      touch(first, first_lines & last_lines);
+      continue;
+    }
+    touch(first, first_lines);
+    for (std::uint64_t number = first + 1; number < last; ++number) touch(number, 0xff);
+    touch(last, last_lines);
+  }
+  return there;
 }
 
 // Lines of one run that are not all there, or not yet, or change.
@@ -65,7 +113,10 @@ void L2Cache::TouchSlowly(std::uint64_t number, std::uint8_t lines, bool write, 
   run.present |= absent;
   const int missed = kBits[absent];
   tally->missed += missed;
-  if (!write) run.there_at = static_cast<float>(fetched_at);
+  if (!write) {
+    run.there_at = static_cast<float>(fetched_at);
+    ++changes_[number >> kPageRunsShift];
+  }
   present_lines_ += missed;
   if (!run.queued) {
     run.queued = true;
@@ -87,9 +138,12 @@ void L2Cache::MakeRoom(Tally* tally) {
 }
 
 void L2Cache::Evict(Tally* tally) {
+  constexpr std::size_t kAhead = 8;
   const std::uint32_t number = queue_.front();
   queue_.pop_front();
+  if (queue_.size() > kAhead) __builtin_prefetch(&runs_[queue_[kAhead]], 1);
   Run& run = runs_[number];
+  ++changes_[number >> kPageRunsShift];
   if (run.hit) {
     run.hit = false;
     queue_.push_back(number);

@@ -14,8 +14,13 @@ namespace {
 template <class T>
 void DropFront(std::vector<T>& list, std::size_t& head) {
   constexpr std::size_t kMost = 64;
-  if (head < list.size() && head < kMost) return;
-  list.erase(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(head));
+  if (head == list.size()) {
+    list.clear();
+  } else if (head < kMost) {
+    return;
+  } else {
+    list.erase(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(head));
+  }
   head = 0;
 }
 
@@ -36,10 +41,15 @@ PhaseReplay::PhaseReplay(const ChipSpec& chip, const Phase& phase, const sync::P
   readers_.fill(kNobody);
   const int lanes = phase.vector_only ? 1 : chip.vector_per_cube;
   std::int64_t workspace = 0;
+  std::vector<std::shared_ptr<Steps>> kinds;  // of cores
   cores_.reserve(phase.cores.size());
   for (std::size_t c = 0; c < phase.cores.size(); ++c) {
     const CoreRecord& record = phase.cores[c];
-    Core& core = cores_.emplace_back(record, plan.cores[c], costs_, lanes, workspace);
+    auto steps = std::find_if(kinds.begin(), kinds.end(),
+                              [&](const auto& kind) { return kind->AreThoseOf(record, plan.cores[c]); });
+    if (steps == kinds.end())
+      steps = kinds.insert(steps, std::make_shared<Steps>(record, plan.cores[c], costs_, lanes));
+    Core& core = cores_.emplace_back(record, *steps, workspace);
     workspace += RoundUp(record.workspace_bytes, chip.memory.l2_line);
     const int all = chip.cube_cores * (phase.vector_only ? chip.vector_per_cube : 1);
     const double starts =
@@ -48,13 +58,13 @@ PhaseReplay::PhaseReplay(const ChipSpec& chip, const Phase& phase, const sync::P
     for (Agent& agent : core.agents) agent.free_at = starts;
     for (int a = 0; a < kMaxAgents; ++a) {
       const bool scalar = IssuerOf(a) == a;
-      if (!scalar && Feeder::SideOf(a) <= lanes)
+      if (!scalar && Steps::SideOf(a) <= lanes)
         core.agents[static_cast<std::size_t>(a)].queue.resize(std::bit_ceil(queue_depth_));
     }
   }
 }
 
-void PhaseReplay::Run() {
+bool PhaseReplay::Run(double most_cycles) {
   for (std::uint32_t c = 0; c < cores_.size(); ++c) {
     for (std::uint32_t a = 0; a < kMaxAgents; ++a) {
       if (IssuerOf(static_cast<int>(a)) == static_cast<int>(a)) Wake(c, 1u << a);
@@ -67,7 +77,7 @@ void PhaseReplay::Run() {
     if (std::isinf(next_end) && std::isinf(next_start)) break;
     flows_.AdvanceTo(std::min(next_end, next_start));
     if (next_end <= next_start) {
-      EndFlow();
+      if (TakesLonger(EndFlow(), most_cycles)) return false;
     } else {
       const Start start = starts_.top();
       starts_.pop();
@@ -75,11 +85,19 @@ void PhaseReplay::Run() {
     }
   }
   Finish();
+  return true;
+}
+
+// What the Cube stood still so far comes on top of all its Mmads.
+bool PhaseReplay::TakesLonger(std::uint32_t core, double cycles) const {
+  if (flows_.now() > cycles) return true;
+  const Agent& cube = cores_[core].agents[static_cast<std::size_t>(AgentOf(Pipe::kM, -1))];
+  return cube.free_at - cube.times.busy + cores_[core].feeder.mmad_cycles() > cycles;
 }
 
 void PhaseReplay::Finish() {
   for (Core& core : cores_) {
-    for (int side = 0; side < Feeder::kSides; ++side)
+    for (int side = 0; side < Steps::kSides; ++side)
       CUBIST_CHECK(core.feeder.Peek(side) == nullptr, "a WaitFlag waits for a set that does not come");
     for (const Agent& agent : core.agents) {
       CUBIST_CHECK(agent.taken == agent.given && agent.idle(),
@@ -103,7 +121,7 @@ void PhaseReplay::Wake(std::uint32_t core, std::uint32_t agents) {
 std::uint32_t PhaseReplay::Issue(std::uint32_t c, std::uint32_t a) {
   Core& core = cores_[c];
   Agent& scalar = core.agents[a];
-  const int side = Feeder::SideOf(static_cast<int>(a));
+  const int side = Steps::SideOf(static_cast<int>(a));
   const double issue = chip_->scalar.issue, issue_flag = chip_->scalar.issue_flag;
   std::uint32_t woken = 0;
   while (const Step* next = core.feeder.Peek(side)) {
@@ -159,6 +177,9 @@ bool PhaseReplay::Take(std::uint32_t c, std::uint32_t a, const Step& step, doubl
   switch (step.kind) {
     case Step::Kind::kTransfer: {
       const bool first = agent.idle();
+      const GmAccess& access = AccessOf(core, step);  // Out of the caches since it was fed, if it was there.
+      __builtin_prefetch(&access);
+      __builtin_prefetch(reinterpret_cast<const std::byte*>(&access) + sizeof access - 1);
       agent.transfers = true;
       agent.pending.push_back({step, ready});
       agent.free_at = ready + step.busy;
@@ -202,7 +223,7 @@ bool PhaseReplay::Wait(std::uint32_t c, std::uint32_t a, const Step& step, doubl
     flag.waiters |= 1u << a;
     return false;
   }
-  const double latency = (step.what & Feeder::kCross) != 0 ? chip_->sync.cross_core : chip_->sync.flag;
+  const double latency = (step.what & Steps::kCross) != 0 ? chip_->sync.cross_core : chip_->sync.flag;
   Agent& agent = core.agents[a];
   const double up = std::max(ready, flag.set_at[flag.head++] + latency);
   DropFront(flag.set_at, flag.head);
@@ -231,7 +252,7 @@ void PhaseReplay::TakeFlowFromWaits(Agent& agent, double ended) {
 }
 
 PhaseReplay::Flag& PhaseReplay::FlagOf(Core& core, std::uint32_t number) {
-  const std::size_t at = number & ~Feeder::kCross;
+  const std::size_t at = number & ~Steps::kCross;
   if (core.flags.size() <= at) core.flags.resize(std::max(core.feeder.flags(), at + 1));
   return core.flags[at];
 }
@@ -247,9 +268,8 @@ void PhaseReplay::ScheduleFlow(std::uint32_t c, std::uint32_t a) {
   Core& core = cores_[c];
   Agent& agent = core.agents[a];
   const Pending& first = agent.pending[agent.first_pending];
-  const GmAccess& access = AccessOf(core, first.step);  // Out of the caches since it was fed.
-  __builtin_prefetch(&access);
-  __builtin_prefetch(reinterpret_cast<const std::byte*>(&access) + sizeof access - 1);
+  const GmAccess& access = AccessOf(core, first.step);
+  memory_->Prefetch(access, core.workspace);
   agent.flow_began = std::max(first.ready, agent.done_at);
   double begins = std::max<double>(first.ready + first.step.done, agent.done_at);
   if (rows_cost_) begins += costs_.RowsOf(access);
@@ -318,12 +338,16 @@ void PhaseReplay::FlowOn(Path path, Flows::Owner owner) {
   }
 }
 
-void PhaseReplay::EndFlow() {
+// Returns the core whose it was.
+std::uint32_t PhaseReplay::EndFlow() {
   Path path;
   const Flows::Owner owner = flows_.TakeEnded(&path);
   Core& core = cores_[owner.core];
   Agent& agent = core.agents[owner.agent];
-  if (agent.late > 0 || agent.hits > 0) return FlowOn(path, owner);
+  if (agent.late > 0 || agent.hits > 0) {
+    FlowOn(path, owner);
+    return owner.core;
+  }
   const Pending& ended = agent.pending[agent.first_pending++];
   const double now = std::max(flows_.now(), agent.flow_began + costs_.LeastOf(AccessOf(core, ended.step)));
   agent.times.busy += now - agent.flow_began;
@@ -339,6 +363,7 @@ void PhaseReplay::EndFlow() {
   DropFront(agent.pending, agent.first_pending);
   if (!agent.idle()) ScheduleFlow(owner.core, owner.agent);
   Wake(owner.core, woken);
+  return owner.core;
 }
 
 }  // namespace cubist::trace

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <queue>
 #include <tuple>
 #include <utility>
@@ -37,7 +38,8 @@ class PhaseReplay {
   PhaseReplay(const ChipSpec& chip, const Phase& phase, const sync::PhasePlan& plan, GlobalMemory& memory,
               double began, OnSlice on_slice, OnWait on_wait);
 
-  void Run();
+  // False where it is certain that the phase takes more cycles; nothing else is known of it then.
+  bool Run(double most_cycles);
 
   // Cycles of a pipe.
   struct Times {
@@ -92,9 +94,8 @@ class PhaseReplay {
     std::uint32_t waiters = 0;
   };
   struct Core {
-    Core(const CoreRecord& record, const sync::CorePlan& plan, const Costs& costs, int lanes,
-         std::int64_t workspace)
-        : record(&record), feeder(record, plan, costs, lanes), workspace(workspace) {}
+    Core(const CoreRecord& record, std::shared_ptr<Steps> steps, std::int64_t workspace)
+        : record(&record), feeder(std::move(steps)), workspace(workspace) {}
 
     const CoreRecord* record;
     Feeder feeder;
@@ -130,7 +131,8 @@ class PhaseReplay {
   std::uint32_t& ReadersOf(std::int64_t address);
   Agent& AgentAt(std::uint32_t number) { return cores_[number / kMaxAgents].agents[number % kMaxAgents]; }
   void StopReading(Flows::Owner owner);
-  void EndFlow();
+  std::uint32_t EndFlow();
+  bool TakesLonger(std::uint32_t core, double cycles) const;
   void Finish();
 
   const ChipSpec* chip_;

@@ -105,6 +105,7 @@ struct OperandUse {
   bool used() const { return bits != kNone; }
   bool writes() const { return (bits & 1u) != 0; }
   std::uint32_t operand() const { return bits >> 1; }
+  friend bool operator==(const OperandUse&, const OperandUse&) = default;
 };
 
 inline constexpr int kMaxOperands = 4;
@@ -127,6 +128,8 @@ struct Instr {
   // diagonal of MaskAbove and MaskBelow, the start of ExclusiveScan, the first id of Histogram, Rank and Lookup; 1 for
   // a load to L0 that transposes.
   std::int32_t immediate = 0;
+
+  friend bool operator==(const Instr&, const Instr&) = default;
 };
 static_assert(sizeof(Instr) <= 64);
 

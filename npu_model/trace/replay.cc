@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <limits>
 #include <utility>
 
 #include "npu_model/status.h"
@@ -183,6 +184,12 @@ TimelineSlice SliceOf(const Record& record, const Phase& phase, std::size_t core
   return slice;
 }
 
+Profile GivenUp() {
+  Profile profile;
+  profile.time_s = profile.cycles = std::numeric_limits<double>::infinity();
+  return profile;
+}
+
 }  // namespace
 
 Profile Replay(const Record& record, const sync::Plan& plan, const ReplayOptions& options) {
@@ -198,6 +205,8 @@ Profile Replay(const Record& record, const sync::Plan& plan, const ReplayOptions
     }
     slices->reserve(count);
   }
+  // Sums are rounded; what is cut short is longer beyond that.
+  const double most_cycles = options.give_up_s * chip.clock_hz * (1 + 1e-9);
   double phase_start = LaunchSeconds(record) * chip.clock_hz;  // cycles
   for (std::size_t p = 0; p < record.phases.size(); ++p) {
     const Phase& phase = record.phases[p];
@@ -217,13 +226,14 @@ Profile Replay(const Record& record, const sync::Plan& plan, const ReplayOptions
     }
     const double began = p == 0 ? 0 : phase_start;
     PhaseReplay replay(chip, phase, plan.phases[p], memory, began, std::move(on_slice), std::move(on_wait));
-    replay.Run();
+    if (!replay.Run(most_cycles - phase_start)) return GivenUp();
     summary.Add(phase, replay);
     double longest = 0;
     for (std::size_t core = 0; core < replay.cores(); ++core) longest = std::max(longest, replay.end(core));
     phase_start += longest + chip.sync.barrier_s * chip.clock_hz;
   }
   Profile profile = summary.Finish(memory);
+  if (profile.time_s > options.give_up_s) return GivenUp();
   if (options.timeline) profile.timeline = std::move(slices);
   return profile;
 }

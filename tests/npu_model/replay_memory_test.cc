@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <random>
 #include <string>
 #include <tuple>
 
@@ -92,6 +93,35 @@ TEST(L2CacheTest, KeepsLinesUntilItIsFull) {
   EXPECT_EQ(touch(4 * kRun, kLine, false), std::tuple(1, 1, 8));
   EXPECT_EQ(touch(3 * kRun, kLine, false), std::tuple(1, 1, 0));
   EXPECT_EQ(touch(0, 3 * kRun, false), std::tuple(24, 0, 0));
+}
+
+// Blocks that are read again and again, writes between them, in a cache that most of them fit into: a read of many rows tells
+// what reads of its rows one by one tell.
+TEST(L2CacheTest, ABlockReadAgainIsItsRows) {
+  constexpr std::int64_t kLine = 512, kRun = 8 * kLine, kMost = 600 * kRun;
+  constexpr std::int64_t kPitches[] = {kRun, 2 * kRun, 3 * kRun + 100};
+  for (const std::int64_t capacity : {64 * kRun, 500 * kRun, 2 * kMost}) {
+    L2Cache by_block(capacity, kLine, kMost, 0.5), by_row(capacity, kLine, kMost, 0.5);
+    std::mt19937 random(7);
+    const auto below = [&](std::int64_t n) { return static_cast<std::int64_t>(random()) % n; };
+    std::int64_t missed = 0, found = 0;
+    for (int touch = 0; touch < 4000; ++touch) {
+      const std::int64_t pitch = kPitches[below(3)], rows = 8 + 8 * below(9);
+      const std::int64_t bytes = below(2) == 0 ? kLine : 2000, first = below(8) * 40 * kRun;
+      const bool write = below(16) == 0;
+      const double now = 100.0 * touch, there = now + 150 * static_cast<double>(below(2));
+      L2Cache::Tally block, row;
+      by_block.TouchRows(first, bytes, rows, pitch, write, &block, now, there);
+      for (std::int64_t r = 0; r < rows; ++r) by_row.Touch(first + r * pitch, bytes, write, &row, now, there);
+      const auto fields = [](const L2Cache::Tally& t) {
+        return std::tuple(t.lines, t.missed, t.on_the_way, t.written_back);
+      };
+      ASSERT_EQ(fields(block), fields(row)) << "capacity " << capacity << ", touch " << touch;
+      missed += block.missed, found += block.lines - block.missed;
+    }
+    EXPECT_GT(missed, 0);
+    EXPECT_GT(found, 0);
+  }
 }
 
 // Every Vector core of `cores` loads `bytes` of its own, `times` times.

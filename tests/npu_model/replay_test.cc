@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -300,6 +301,34 @@ TEST(ReplayTest, CubeAndVectorCoresTogetherAreLaunchedLater) {
                            true);
   EXPECT_DOUBLE_EQ(p.cycles, 5000 + 61);
   for (const TimelineSlice& slice : *p.timeline) EXPECT_GE(slice.start_us, 5);
+}
+
+// Whatever time is allowed, a replay tells the time or that it is more.
+TEST(ReplayTest, GivesUpOnlyWhatTakesLonger) {
+  const GmTensor a = TensorOf(0, DType::kBF16, 64, 512), b = TensorOf(1, DType::kBF16, 512, 64);
+  const Record record = RecordOf<TraceAiCore>(RoundChip(), 1, [&](auto& core) {
+    Ring<Buffer::kL1, BF16> a1(core, "a1", 64, 64, 2, Role::kA), b1(core, "b1", 64, 64, 2, Role::kB);
+    Ring<Buffer::kL0A, BF16> l0a(core, "a0", 64, 64, 2, Role::kA);
+    Ring<Buffer::kL0B, BF16> l0b(core, "b0", 64, 64, 2, Role::kB);
+    Ring<Buffer::kL0C, float> l0c(core, "c0", 64, 64, 1);
+    const auto sum = l0c.Next(64, 64);
+    for (Range part : Split(512, 64)) {
+      const auto x = a1.Next(64, 64), y = b1.Next(64, 64);
+      core.Load(x, MatrixOf(a).Cols(part)), core.Load(y, MatrixOf(b).Rows(part));
+      const auto to_a = l0a.Next(64, 64);
+      const auto to_b = l0b.Next(64, 64);
+      core.Load(to_a, x), core.Load(to_b, y);
+      core.Mmad(sum, to_a, to_b, part.begin > 0 ? Accumulate::kYes : Accumulate::kNo);
+    }
+  });
+  const sync::Plan plan = sync::PlanFlags(record, sync::Policy::kMinimal);
+  const double time_s = Replay(record, plan).time_s;
+  for (const double share : {0.0, 0.3, 0.9, 0.999}) {
+    EXPECT_TRUE(std::isinf(Replay(record, plan, {.give_up_s = share * time_s}).time_s)) << share;
+  }
+  for (const double share : {1.0, 1.001, 3.0}) {
+    EXPECT_EQ(Replay(record, plan, {.give_up_s = share * time_s}).time_s, time_s) << share;
+  }
 }
 
 TEST(ReplayTest, AnEmptyRecordTakesTheLaunch) {
