@@ -35,7 +35,9 @@ L2Cache::L2Cache(std::int64_t capacity, std::int64_t line, std::int64_t extent, 
 void L2Cache::TouchRows(std::int64_t address, std::int64_t bytes, std::int64_t rows, std::int64_t stride,
                         bool write, Tally* tally, double now, double fetched_at) {
   if (bytes <= 0) return;
-  if (!write && rows >= kRowsToRemember && stride > 0) {
+  // Rows farther apart than pages are cheaper to walk than their pages.
+  const bool dense = stride > 0 && stride >> (line_shift_ + kPageLinesShift) == 0;
+  if (!write && rows >= kRowsToRemember && dense) {
     TouchAgain({address, bytes, rows, stride}, tally, now, fetched_at);
   } else {
     TouchAll({address, bytes, rows, stride}, write, tally, now, fetched_at);
