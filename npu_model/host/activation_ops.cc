@@ -18,17 +18,38 @@ namespace {
 
 // ---- SwiGLU
 
-// e = exp(x) and 1 / (1 + e): the sigmoid of x is their product, that of -x the second. kNarrow: for results that become
+// e = exp(x), x cut from above: the sigmoid of x is e / (1 + e), that of -x is 1 / (1 + e). kNarrow: for results that become
 // 16-bit floats.
 template <bool kNarrow, int kCount>
-HWY_INLINE void Logistic(const Several<kCount>& x, Several<kCount>& e, Several<kCount>& inverse) {
+HWY_INLINE Several<kCount> ExpCut(const Several<kCount>& x) {
+  Several<kCount> e;
 #pragma GCC unroll 4
-  for (int c = 0; c < kCount; ++c) {
-    const Vec cut = MinOrSecond(Set(kLogisticCut), x.v[c]);
-    e.v[c] = kNarrow ? ExpScore</*kNarrow=*/true>(cut) : Exp</*kAtMostZero=*/true>(cut);
+  for (int c = 0; c < kCount; ++c) e.v[c] = MinOrSecond(Set(kLogisticCut), x.v[c]);
+  if constexpr (kNarrow) {
+    ExpScores</*kNarrow=*/true, /*kBounded=*/true>(e.v);
+  } else {
+    ExpEach</*kAtMostZero=*/true>(e.v);
   }
+  return e;
+}
+
+// x / (1 + exp(-x)); where that is to become a 16-bit float, what is below -88.7 gives -0, for -1e-36 at most.
+template <bool kNarrow, int kCount>
+HWY_INLINE Several<kCount> Silu(const Several<kCount>& x) {
+  Several<kCount> out;
+  if constexpr (kNarrow) {
 #pragma GCC unroll 4
-  for (int c = 0; c < kCount; ++c) inverse.v[c] = hn::Div(Set(1.0f), hn::Add(e.v[c], Set(1.0f)));
+    for (int c = 0; c < kCount; ++c) out.v[c] = hn::Neg(x.v[c]);
+    ExpScores</*kNarrow=*/true>(out.v);
+#pragma GCC unroll 4
+    for (int c = 0; c < kCount; ++c) out.v[c] = hn::Div(x.v[c], hn::Add(out.v[c], Set(1.0f)));
+  } else {
+    out = ExpCut</*kNarrow=*/false>(x);
+#pragma GCC unroll 4
+    for (int c = 0; c < kCount; ++c)
+      out.v[c] = hn::Mul(x.v[c], hn::Div(out.v[c], hn::Add(out.v[c], Set(1.0f))));
+  }
+  return out;
 }
 
 template <bool kNarrow>
@@ -36,13 +57,9 @@ struct GatedUp {
   Vec prob;
   template <int kCount>
   HWY_INLINE Several<kCount> operator()(const Several<kCount>& gate, const Several<kCount>& up) const {
-    Several<kCount> e, inverse, out;
-    Logistic<kNarrow>(gate, e, inverse);
+    Several<kCount> out = Silu<kNarrow>(gate);
 #pragma GCC unroll 4
-    for (int c = 0; c < kCount; ++c) {
-      const Vec silu = hn::Mul(gate.v[c], hn::Mul(e.v[c], inverse.v[c]));
-      out.v[c] = hn::Mul(silu, hn::Mul(up.v[c], prob));
-    }
+    for (int c = 0; c < kCount; ++c) out.v[c] = hn::Mul(out.v[c], hn::Mul(up.v[c], prob));
     return out;
   }
 };
@@ -64,14 +81,14 @@ struct GateGradient {
   HWY_INLINE void operator()(const Several<kCount>& d_out, const Several<kCount>& gate,
                              const Several<kCount>& up, Several<kCount>& d_gate, Several<kCount>& d_up,
                              Several<kCount>& d_prob) const {
-    Several<kCount> e, inverse;
-    Logistic<kNarrow>(gate, e, inverse);
+    const Several<kCount> e = ExpCut<kNarrow>(gate);
 #pragma GCC unroll 4
     for (int c = 0; c < kCount; ++c) {
-      const Vec s = hn::Mul(e.v[c], inverse.v[c]), silu = hn::Mul(gate.v[c], s);
+      const Vec inverse = hn::Div(Set(1.0f), hn::Add(e.v[c], Set(1.0f)));
+      const Vec s = hn::Mul(e.v[c], inverse), silu = hn::Mul(gate.v[c], s);
       // Beyond the cut the inverse, 1 - s, stands still: so must what it is multiplied by.
       const Vec cut = MinOrSecond(Set(kLogisticCut), gate.v[c]);
-      const Vec slope = hn::Mul(s, hn::MulAdd(cut, inverse.v[c], Set(1.0f)));
+      const Vec slope = hn::Mul(s, hn::MulAdd(cut, inverse, Set(1.0f)));
       const Vec d = hn::Mul(d_out.v[c], prob);
       d_up.v[c] = hn::Mul(d, silu);
       d_gate.v[c] = hn::Mul(d, hn::Mul(up.v[c], slope));
@@ -81,6 +98,7 @@ struct GateGradient {
 };
 template <Narrowing kNarrowing, class T>
 float SwiGluGradRow(const SwiGluGradRows& t, std::int64_t i) {
+  constexpr Order kOrder = kOrderOf<kNarrowing, T>;
   T *const d_gate = RowAs<T>(t.d_gate, i), *const d_up = RowAs<T>(t.d_up, i);
   const T *const d_out = RowAs<T>(t.d_out, i), *const gate = RowAs<T>(t.gate, i),
                  *const up = RowAs<T>(t.up, i);
@@ -90,10 +108,11 @@ float SwiGluGradRow(const SwiGluGradRows& t, std::int64_t i) {
     PrefetchSeveral<Uses::kOnce>(d_out + j, kAhead), PrefetchSeveral<Uses::kOnce>(gate + j, kAhead),
         PrefetchSeveral<Uses::kOnce>(up + j, kAhead);
     Several<kSideBySide> g, u, p;
-    gradient(LoadSeveral<kSideBySide>(d_out + j), LoadSeveral<kSideBySide>(gate + j),
-             LoadSeveral<kSideBySide>(up + j), g, u, p);
+    gradient(LoadSeveral<kSideBySide, kOrder>(d_out + j), LoadSeveral<kSideBySide, kOrder>(gate + j),
+             LoadSeveral<kSideBySide, kOrder>(up + j), g, u, p);
     sum = hn::Add(sum, hn::Add(hn::Add(p.v[0], p.v[1]), hn::Add(p.v[2], p.v[3])));
-    StoreSeveral<kNarrowing, kStream>(g, d_gate + j), StoreSeveral<kNarrowing, kStream>(u, d_up + j);
+    StoreSeveral<kNarrowing, kStream, kOrder>(g, d_gate + j),
+        StoreSeveral<kNarrowing, kStream, kOrder>(u, d_up + j);
   };
   const auto some = [&](std::int64_t j, std::int64_t count) HWY_ATTR {
     Several<1> g, u, p;
@@ -113,10 +132,7 @@ float SwiGluGradRow(const SwiGluGradRows& t, std::int64_t i) {
 struct Sigmoid {
   template <int kCount>
   HWY_INLINE Several<kCount> operator()(const Several<kCount>& x) const {
-    Several<kCount> e;
-#pragma GCC unroll 4
-    for (int c = 0; c < kCount; ++c)
-      e.v[c] = Exp</*kAtMostZero=*/true>(MinOrSecond(Set(kLogisticCut), x.v[c]));
+    Several<kCount> e = ExpCut</*kNarrow=*/false>(x);
 #pragma GCC unroll 4
     for (int c = 0; c < kCount; ++c) e.v[c] = hn::Div(e.v[c], hn::Add(e.v[c], Set(1.0f)));
     return e;

@@ -19,9 +19,11 @@ namespace {
 
 template <Narrowing kNarrowing, class T, class X>
 HWY_INLINE void ScalePart(T* dst, const X* x, Vec weight, std::int64_t n) {
+  constexpr Order kOrder = kOrderOf<kNarrowing, T, X>;
   std::int64_t j = 0;
-  for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
-    StoreTwo<kNarrowing>(hn::Mul(weight, Load(x + j)), hn::Mul(weight, Load(x + j + kLanes)), dst + j);
+  for (Vec v0, v1; j + 2 * kLanes <= n; j += 2 * kLanes) {
+    LoadTwo<kOrder>(x + j, v0, v1);
+    StoreTwo<kNarrowing, kOrder>(hn::Mul(weight, v0), hn::Mul(weight, v1), dst + j);
   }
   for (; j < n; j += kLanes) {
     const std::int64_t count = Min(n - j, kLanes);
@@ -32,13 +34,16 @@ HWY_INLINE void ScalePart(T* dst, const X* x, Vec weight, std::int64_t n) {
 
 template <Narrowing kNarrowing, class T, class X>
 void ScaleAs(T* dst, const X* x, float weight, std::int64_t n, bool stream, const T* next) {
+  constexpr Order kOrder = kOrderOf<kNarrowing, T, X>;
   const Vec w = Set(weight);
   if (!stream) return ScalePart<kNarrowing>(dst, x, w, n);
   const std::int64_t begin = BeforeLine(dst, n), end = begin + RoundDown(n - begin, 2 * kLanes);
   ScalePart<kNarrowing>(dst, x, w, begin);
   for (std::int64_t j = begin; j < end; j += 2 * kLanes) {
     if (next != nullptr) PrefetchTwo(next + j);
-    StreamTwo<kNarrowing>(hn::Mul(w, Load(x + j)), hn::Mul(w, Load(x + j + kLanes)), dst + j);
+    Vec v0, v1;
+    LoadTwo<kOrder>(x + j, v0, v1);
+    StreamTwo<kNarrowing, kOrder>(hn::Mul(w, v0), hn::Mul(w, v1), dst + j);
   }
   ScalePart<kNarrowing>(dst + end, x + end, w, n - end);
 }
@@ -191,23 +196,26 @@ constexpr int kDotsPerPass = 4;
 // buffers one by one (on AVX2 a gradient took four times as long as with row after row).
 constexpr bool kStoresLines = kLanes * 4 == kLineBytes;
 
-// Per row two chains of sums, of even and of odd vectors. Lines are asked for as by WeightedPart.
+// Per row two chains of sums, of the first and of the second of each two vectors, in an order that does not depend on X. Lines are asked for as by WeightedPart.
 template <int kRows, bool kStores, Narrowing kNarrowing, class T, class X>
 HWY_INLINE void DotsPart(T* const* dst, const X* x, std::int64_t begin, std::int64_t end, const T* const* row,
                          const Vec* weight, Vec* even, Vec* odd, const T* const* fetched,
                          std::int64_t fetched_count, std::int64_t ahead) {
+  constexpr Order kOrder = kOrderOf<kNarrowing, T>;
   Vec e[kRows], o[kRows];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) e[r] = even[r], o[r] = odd[r];
   for (std::int64_t j = begin; j < end; j += 2 * kLanes) {
     for (std::int64_t r = 0; r < fetched_count; ++r) PrefetchTwoOnce(fetched[r] + j + ahead);
-    const Vec v0 = Load(x + j), v1 = Load(x + j + kLanes);
+    Vec v0, v1;
+    LoadTwo<kOrder>(x + j, v0, v1);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      e[r] = hn::MulAdd(v0, Load(row[r] + j), e[r]);
-      o[r] = hn::MulAdd(v1, Load(row[r] + j + kLanes), o[r]);
+      Vec r0, r1;
+      LoadTwo<kOrder>(row[r] + j, r0, r1);
+      e[r] = hn::MulAdd(v0, r0, e[r]), o[r] = hn::MulAdd(v1, r1, o[r]);
       if constexpr (kStores)
-        StreamTwo<kNarrowing>(hn::Mul(weight[r], v0), hn::Mul(weight[r], v1), dst[r] + j);
+        StreamTwo<kNarrowing, kOrder>(hn::Mul(weight[r], v0), hn::Mul(weight[r], v1), dst[r] + j);
     }
   }
 #pragma GCC unroll 4
@@ -267,9 +275,11 @@ void ScaleDotsOf(T* const* dst, float* sums, const T* x, std::int64_t n, const W
   kPasses[r.size() - 1](dst, sums + r.begin, x, n, rows.rows + r.begin, rows.weights + r.begin,
                         After(rows, r));
   if constexpr (!kStoresLines) {
-    for (std::int64_t i = r.begin; i < r.end; ++i)
-      ScaleAs<kNarrowing>(dst[i - r.begin], x, rows.weights[i], n, /*stream=*/true,
-                          static_cast<const T*>(nullptr));
+    // Memory that is written takes no time of what is read: the rows of the next pass come meanwhile.
+    const Upcoming next = After(rows, r);
+    for (std::int64_t i = 0; i < r.size(); ++i)
+      ScaleAs<kNarrowing>(dst[i], x, rows.weights[r.begin + i], n, /*stream=*/true,
+                          i < next.count ? static_cast<const T*>(next.rows[i]) : nullptr);
   }
 }
 

@@ -2,6 +2,7 @@
 #include "npu_model/host/norm_ops.h"
 
 #include <cstdint>
+#include <cstring>
 
 #include "npu_model/host/simd_targets.h"
 
@@ -27,18 +28,17 @@ template <class Function, class... In>
 HWY_INLINE float SumRow(Function function, std::int64_t n, const In*... in) {
   Vec chain[kSideBySide] = {Set(0.0f), Set(0.0f), Set(0.0f), Set(0.0f)};
   std::int64_t j = 0;
-  for (; j + kSideBySide * kLanes <= n; j += kSideBySide * kLanes) {
+  const auto add = [&](const auto&... several) HWY_ATTR {
 #pragma GCC unroll 4
-    for (int c = 0; c < kSideBySide; ++c) chain[c] = function(chain[c], Load(in + j + c * kLanes)...);
-  }
+    for (int c = 0; c < kSideBySide; ++c) chain[c] = function(chain[c], several.v[c]...);
+  };
+  for (; j + kSideBySide * kLanes <= n; j += kSideBySide * kLanes)
+    add(LoadSeveral<kSideBySide, kOrderOf<Narrowing::kAny, In...>>(in + j)...);
   for (; j + kLanes <= n; j += kLanes) chain[0] = function(chain[0], Load(in + j)...);
   if (j < n) chain[1] = function(chain[1], Load(in + j, n - j)...);
   return SumOf(chain);
 }
 
-struct Same {
-  HWY_INLINE Vec operator()(Vec a) const { return a; }
-};
 struct Plus {
   HWY_INLINE Vec operator()(Vec a, Vec b) const { return hn::Add(a, b); }
 };
@@ -78,13 +78,14 @@ void ScaleRowsOf(const Rows& dst, const Rows& a, const Rows& factor, const Rows&
 // sum = a + b, rounded; returns the squares of what is rounded, summed up as SumRow does.
 template <Narrowing kNarrowing, class T>
 float AddRowsOf(T* sum, const T* a, const T* b, std::int64_t n) {
+  constexpr Order kOrder = kOrderOf<kNarrowing, T>;
   Vec chain[kSideBySide] = {Set(0.0f), Set(0.0f), Set(0.0f), Set(0.0f)};
   ForRow(
       n, /*stream=*/false, sum,
       [&]<bool>(std::int64_t j) HWY_ATTR {
-        const auto x = LoadSeveral<kSideBySide>(a + j), y = LoadSeveral<kSideBySide>(b + j);
-        StoreSeveral<kNarrowing, /*kStream=*/false>(Each<Plus>()(x, y), sum + j);
-        const auto rounded = LoadSeveral<kSideBySide>(sum + j);
+        const auto x = LoadSeveral<kSideBySide, kOrder>(a + j), y = LoadSeveral<kSideBySide, kOrder>(b + j);
+        StoreSeveral<kNarrowing, /*kStream=*/false, kOrder>(Each<Plus>()(x, y), sum + j);
+        const auto rounded = LoadSeveral<kSideBySide, kOrder>(sum + j);
 #pragma GCC unroll 4
         for (int c = 0; c < kSideBySide; ++c) chain[c] = AddSquare()(chain[c], rounded.v[c]);
       },
@@ -95,6 +96,26 @@ float AddRowsOf(T* sum, const T* a, const T* b, std::int64_t n) {
         one = AddSquare()(one, LoadSome(sum + j, count).v[0]);
       });
   return SumOf(chain);
+}
+
+// out[j] = in[j] for j < n, byte for byte; prefetch(j) as for ZipRow.
+template <class Prefetch, class T>
+void CopyRow(Prefetch prefetch, std::int64_t n, bool stream, T* out, const T* in) {
+  constexpr std::int64_t kBytes = kSideBySide * kLanes * static_cast<std::int64_t>(sizeof(T));
+  ForRow(
+      n, stream, out,
+      [&]<bool kStream>(std::int64_t j) HWY_ATTR {
+        prefetch(j);
+        const ByteTag d;
+        auto* const to = reinterpret_cast<std::uint8_t*>(out + j);
+        const auto* const from = reinterpret_cast<const std::uint8_t*>(in + j);
+        for (std::int64_t b = 0; b < kBytes; b += kByteLanes) {
+          const auto bytes = hn::LoadU(d, from + b);
+          kStream ? hn::Stream(bytes, d, to + b) : hn::StoreU(bytes, d, to + b);
+        }
+      },
+      [&](std::int64_t j, std::int64_t count)
+          HWY_ATTR { std::memcpy(out + j, in + j, static_cast<std::size_t>(count) * sizeof(T)); });
 }
 
 // Row by row: each is read for its sum and, from the first-level cache, to be scaled, while the next one comes there. No
@@ -112,7 +133,7 @@ void NormRowsOf(const NormRowsRows& t, float scale, float eps) {
       square = AddRowsOf<kNarrowing>(row, x, residual, n);
       z = row;
       const PrefetchRows<Uses::kTwice, T> next{residual, nullptr, RowBytes<T>(t.residual), 0};
-      ZipRow<kNarrowing>(next, Each<Same>(), n, t.sum.stream, RowAs<T>(t.sum, i), z);
+      CopyRow(next, n, t.sum.stream, RowAs<T>(t.sum, i), z);
     } else {
       square = SumRow(AddSquare{}, n, x);
     }
@@ -239,7 +260,8 @@ struct NormGradBlock {
 
 template <Narrowing kNarrowing, class T>
 void NormRowsGradOf(const NormRowsGradRows& t, float scale) {
-  constexpr int kRows = 4;
+  // Where a store is half a line, those of four rows in turn take three times as long as those of two.
+  constexpr int kRows = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
   // Lines of all rows begin together.
   const bool alike = !t.d_x.stream || RowBytes<T>(t.d_x) % static_cast<std::int64_t>(kLineBytes) == 0;
   std::int64_t i = 0;

@@ -30,11 +30,11 @@ struct Several {
 };
 constexpr int kSideBySide = 4;
 
-template <int kCount, class T>
+template <int kCount, Order kOrder = Order::kRow, class T>
 HWY_INLINE Several<kCount> LoadSeveral(const T* p) {
   Several<kCount> x;
 #pragma GCC unroll 4
-  for (int c = 0; c < kCount; ++c) x.v[c] = Load(p + c * kLanes);
+  for (int c = 0; c < kCount; c += 2) LoadTwo<kOrder>(p + c * kLanes, x.v[c], x.v[c + 1]);
   return x;
 }
 template <class T>
@@ -43,14 +43,14 @@ HWY_INLINE Several<1> LoadSome(const T* p, std::int64_t count) {
   x.v[0] = count == kLanes ? Load(p) : Load(p, count);
   return x;
 }
-template <Narrowing kNarrowing, bool kStream, int kCount, class T>
+template <Narrowing kNarrowing, bool kStream, Order kOrder = Order::kRow, int kCount, class T>
 HWY_INLINE void StoreSeveral(const Several<kCount>& x, T* p) {
 #pragma GCC unroll 4
   for (int c = 0; c < kCount; c += 2) {
     if constexpr (kStream) {
-      StreamTwo<kNarrowing>(x.v[c], x.v[c + 1], p + c * kLanes);
+      StreamTwo<kNarrowing, kOrder>(x.v[c], x.v[c + 1], p + c * kLanes);
     } else {
-      StoreTwo<kNarrowing>(x.v[c], x.v[c + 1], p + c * kLanes);
+      StoreTwo<kNarrowing, kOrder>(x.v[c], x.v[c + 1], p + c * kLanes);
     }
   }
 }
@@ -88,15 +88,17 @@ HWY_INLINE void ForRow(std::int64_t n, bool stream, const Out* out, Several seve
   for (; j < n; j += kLanes) some(j, Min(n - j, kLanes));
 }
 
-// out[j] = function(in[j]...) for j < n, function taking Several; prefetch(j) goes before each of those.
+// out[j] = function(in[j]...) for j < n, function taking Several and elements in any order; prefetch(j) goes before each.
 template <Narrowing kNarrowing, class Prefetch, class Function, class Out, class... In>
 HWY_INLINE void ZipRow(Prefetch prefetch, Function function, std::int64_t n, bool stream, Out* out,
                        const In*... in) {
+  constexpr Order kOrder = kOrderOf<kNarrowing, Out, In...>;
   ForRow(
       n, stream, out,
       [&]<bool kStream>(std::int64_t j) HWY_ATTR {
         prefetch(j);
-        StoreSeveral<kNarrowing, kStream>(function(LoadSeveral<kSideBySide>(in + j)...), out + j);
+        StoreSeveral<kNarrowing, kStream, kOrder>(function(LoadSeveral<kSideBySide, kOrder>(in + j)...),
+                                                  out + j);
       },
       [&](std::int64_t j, std::int64_t count)
           HWY_ATTR { StoreSome<kNarrowing>(function(LoadSome(in + j, count)...).v[0], out + j, count); });

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "npu_model/host/cube_bf16_avx512.h"
 #include "npu_model/host/tile_ops.h"
@@ -71,10 +72,14 @@ HWY_INLINE Words WordsOf(Vec v) { return hn::BitCast(WordTag(), v); }
 
 HWY_INLINE Vec WidenBF16(Halves h) { return FloatOf(hn::ShiftLeft<16>(hn::PromoteTo(WordTag(), h))); }
 
+// How two vectors become 16-bit floats: any values; results of arithmetic, whose NaNs are quiet; values of which the caller
+// knows none to be NaN, or will see that one is and store again; by the CPU's own instruction for bf16, which takes denormals
+// for zero (where HasBF16Avx512()).
+enum class Narrowing { kAny, kQuiet, kNoNaN, kNative };
+
 // To nearest even by adding half of the last place kept, less one when that is even. The result stands in the
-// upper half of each word. A NaN would carry over into zero: it is made quiet and keeps its upper half,
-// unless kNoNaN promises none.
-template <bool kNoNaN = false>
+// upper half of each word. A NaN would carry over into zero: it keeps its upper half, made quiet.
+template <Narrowing kNarrowing = Narrowing::kAny>
 HWY_INLINE Words RoundBF16(Vec v) {
   const WordTag d;
   const Words u = WordsOf(v);
@@ -84,8 +89,10 @@ HWY_INLINE Words RoundBF16(Vec v) {
 #else
   const Words half = hn::Add(hn::And(hn::ShiftRight<16>(u), hn::Set(d, 1u)), hn::Set(d, 0x7fffu));
 #endif
+  if constexpr (kNarrowing == Narrowing::kQuiet)
+    return hn::Add(u, hn::IfThenElseZero(hn::RebindMask(d, hn::Eq(v, v)), half));
   const Words rounded = hn::Add(u, half);
-  if constexpr (kNoNaN) return rounded;
+  if constexpr (kNarrowing == Narrowing::kNoNaN) return rounded;
   return hn::IfThenElse(hn::RebindMask(d, hn::IsNaN(v)), hn::Or(u, hn::Set(d, 0x400000u)), rounded);
 }
 HWY_INLINE Halves NarrowBF16(Vec v) { return hn::TruncateTo(HalfTag(), hn::ShiftRight<16>(RoundBF16(v))); }
@@ -199,43 +206,61 @@ constexpr float kLn2Low = -2.12194440055e-4f;
 // with exp(0) = 1 and slope 1 kept (relative error 3e-9); with rounding the error stays below 0.9 ulp, 1.2
 // ulp without FMA. Subnormal results do not flush. NaN stays NaN, above 88.72 is infinity, below -103.97
 // zero. `kAtMostZero`: x is at most 0, or NaN.
-template <bool kAtMostZero>
-HWY_INLINE Vec Exp(Vec x) {
+template <bool kAtMostZero, int kVectors>
+HWY_INLINE void ExpEach(Vec (&x)[kVectors]) {
   constexpr float kMagic =
       0x1.8p23f;  // Added to a small float it leaves the nearest integer in the low bits.
-  x = MaxOrSecond(Set(-105.0f), x);
-  if constexpr (!kAtMostZero) x = MinOrSecond(Set(89.0f), x);
-  const Vec shifted = hn::MulAdd(x, Set(0x1.715476p0f), Set(kMagic));
-  const Vec n = hn::Sub(shifted, Set(kMagic));
-  const Vec r = hn::NegMulAdd(n, Set(kLn2Low), hn::NegMulAdd(n, Set(kLn2High), x));
-  Vec y = hn::MulAdd(Set(1.38144639e-3f), r, Set(8.36878038e-3f));
-  y = hn::MulAdd(y, r, Set(4.16683943e-2f));
-  y = hn::MulAdd(y, r, Set(1.66665201e-1f));
-  y = hn::MulAdd(y, r, Set(4.99999934e-1f));
-  y = hn::MulAdd(y, r, Set(1.0f));
-  y = hn::MulAdd(y, r, Set(1.0f));
+  constexpr float kPolynomial[] = {
+      1.38144639e-3f, 8.36878038e-3f, 4.16683943e-2f, 1.66665201e-1f, 4.99999934e-1f, 1.0f, 1.0f};
+  Vec shifted[kVectors], r[kVectors], y[kVectors];
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) {
+    x[i] = MaxOrSecond(Set(-105.0f), x[i]);
+    if constexpr (!kAtMostZero) x[i] = MinOrSecond(Set(89.0f), x[i]);
+    shifted[i] = hn::MulAdd(x[i], Set(0x1.715476p0f), Set(kMagic));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) {
+    const Vec n = hn::Sub(shifted[i], Set(kMagic));
+    r[i] = hn::NegMulAdd(n, Set(kLn2Low), hn::NegMulAdd(n, Set(kLn2High), x[i]));
+    y[i] = Set(kPolynomial[0]);
+  }
+#pragma GCC unroll 6
+  for (int degree = 1; degree <= 6; ++degree) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) y[i] = hn::MulAdd(y[i], r[i], Set(kPolynomial[degree]));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) {
 #if HWY_TARGET <= HWY_AVX3
-  return Vec{_mm512_scalef_ps(y.raw, n.raw)};
+    x[i] = Vec{_mm512_scalef_ps(y[i].raw, hn::Sub(shifted[i], Set(kMagic)).raw)};
 #else
-  // In two steps, because 2^n itself may lie outside the normal range. Both halves of n are below 2^7 in
-  // magnitude.
-  const IntTag d;
-  const auto exponent = hn::Sub(hn::BitCast(d, shifted), hn::BitCast(d, Set(kMagic)));
-  const auto half = hn::ShiftRight<1>(exponent);
-  const auto bias = hn::Set(d, 127);
-  const Vec scale0 = hn::BitCast(FloatTag(), hn::ShiftLeft<23>(hn::Add(half, bias)));
-  const Vec scale1 = hn::BitCast(FloatTag(), hn::ShiftLeft<23>(hn::Add(hn::Sub(exponent, half), bias)));
-  return hn::Mul(hn::Mul(y, scale0), scale1);
+    // In two steps, because 2^n itself may lie outside the normal range. Both halves of n are below 2^7 in
+    // magnitude.
+    const IntTag d;
+    const auto exponent = hn::Sub(hn::BitCast(d, shifted[i]), hn::BitCast(d, Set(kMagic)));
+    const auto half = hn::ShiftRight<1>(exponent);
+    const auto bias = hn::Set(d, 127);
+    const Vec scale0 = hn::BitCast(FloatTag(), hn::ShiftLeft<23>(hn::Add(half, bias)));
+    const Vec scale1 = hn::BitCast(FloatTag(), hn::ShiftLeft<23>(hn::Add(hn::Sub(exponent, half), bias)));
+    x[i] = hn::Mul(hn::Mul(y[i], scale0), scale1);
 #endif
+  }
+}
+template <bool kAtMostZero>
+HWY_INLINE Vec Exp(Vec x) {
+  Vec one[1] = {x};
+  ExpEach<kAtMostZero>(one);
+  return one[0];
 }
 
 // x = exp(x) of scores that are at most about 0, for as few instructions as there are: 2^n 2^f with t = x log2(e) = n + f, n
 // rounded down or to the nearest, f through the minimax polynomial with 2^0 = 1. Its error is about 2 ulp (of degree 5, for
 // weights that become 16-bit floats) or below 1.2 ulp (of degree 6), and what t loses when it is rounded besides: |x| 2^-24
-// and a quarter of that. NaN stays NaN, -inf gives 0, and so may what is below the normal range; above 88.3 is infinity. The
+// and a quarter of that. NaN stays NaN, -inf gives 0, and so may what is below the normal range; above 88.3 is infinity (kBounded: nothing is). The
 // vectors go through it step by step: one behind the other they would wait in the schedulers for each other's latencies (a
 // chain is 40 cycles long, and worth 4 of throughput).
-template <bool kNarrow, int kVectors>
+template <bool kNarrow, bool kBounded = false, int kVectors>
 HWY_INLINE void ExpScores(Vec (&x)[kVectors]) {
   constexpr int kDegree = kNarrow ? 5 : 6;
 #if HWY_TARGET <= HWY_AVX3
@@ -259,7 +284,8 @@ HWY_INLINE void ExpScores(Vec (&x)[kVectors]) {
 #if HWY_TARGET <= HWY_AVX3
     f[i] = Vec{_mm512_reduce_ps(x[i].raw, _MM_FROUND_TO_NEG_INF)};
 #else
-    x[i] = MinOrSecond(Set(128.0f), MaxOrSecond(Set(-127.0f), x[i]));
+    x[i] = MaxOrSecond(Set(-127.0f), x[i]);
+    if constexpr (!kBounded) x[i] = MinOrSecond(Set(128.0f), x[i]);
     shifted[i] = hn::Add(x[i], Set(kMagic));
     f[i] = hn::Sub(x[i], hn::Sub(shifted[i], Set(kMagic)));
 #endif
@@ -278,12 +304,6 @@ HWY_INLINE void ExpScores(Vec (&x)[kVectors]) {
     x[i] = hn::Mul(y[i], hn::BitCast(FloatTag(), hn::ShiftLeft<23>(hn::BitCast(IntTag(), shifted[i]))));
 #endif
   }
-}
-template <bool kNarrow>
-HWY_INLINE Vec ExpScore(Vec x) {
-  Vec one[1] = {x};
-  ExpScores<kNarrow>(one);
-  return one[0];
 }
 // How many at a time: as many as leave registers for the constants.
 #if HWY_TARGET <= HWY_AVX3
@@ -347,35 +367,62 @@ HWY_INLINE void StoreCount(Vec v, float* p, std::int64_t count) {
   Store(v, p, count);
 }
 
-// How two vectors become 16-bit floats: any values; values of which the caller knows none to be NaN, or will see that one is
-// and store again; by the CPU's own instruction for bf16, which takes denormals for zero (where HasBF16Avx512()).
-enum class Narrowing { kAny, kNoNaN, kNative };
+// How a row's elements stand in two vectors: the second behind the first, or the even ones in the first and the odd ones in
+// the second. So bf16 takes one instruction each to widen and, once rounded, two for both to narrow (four otherwise); to
+// what treats all elements alike it is the same. The CPU's own instruction narrows in the row's order.
+enum class Order { kRow, kPairs };
+template <Narrowing kNarrowing, class T, class... More>
+constexpr Order kOrderOf = HWY_TARGET > HWY_AVX3&& HWY_TARGET != HWY_SCALAR&& kNarrowing !=
+                                       Narrowing::kNative&& std::is_same_v<T, BF16> &&
+                                   (std::is_same_v<T, More> && ...)
+                               ? Order::kPairs
+                               : Order::kRow;
+
+#if HWY_TARGET != HWY_SCALAR
+HWY_INLINE void LoadPairs(const BF16* p, Vec& even, Vec& odd) {
+  const WordTag d;
+  const Words words = hn::LoadU(d, reinterpret_cast<const std::uint32_t*>(p));
+  even = FloatOf(hn::ShiftLeft<16>(words)), odd = FloatOf(hn::And(words, hn::Set(d, 0xffff0000u)));
+}
+HWY_INLINE void LoadPairs(const float* p, Vec& even, Vec& odd) {
+  const FloatTag d;
+  const Vec low = Load(p), high = Load(p + kLanes);
+  even = hn::ConcatEven(d, high, low), odd = hn::ConcatOdd(d, high, low);
+}
+#endif
+template <Order kOrder, class T>
+HWY_INLINE void LoadTwo(const T* p, Vec& v0, Vec& v1) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (kOrder == Order::kPairs) return LoadPairs(p, v0, v1);
+#endif
+  v0 = Load(p), v1 = Load(p + kLanes);
+}
 
 // Two vectors, narrowed into one register where the type is narrower, so that stores are whole vectors.
-template <Narrowing = Narrowing::kAny>
+template <Narrowing = Narrowing::kAny, Order = Order::kRow>
 HWY_INLINE void StoreTwo(Vec v0, Vec v1, float* p) {
   Store(v0, p);
   Store(v1, p + kLanes);
 }
-template <Narrowing = Narrowing::kAny>
+template <Narrowing = Narrowing::kAny, Order = Order::kRow>
 HWY_INLINE void StreamTwo(Vec v0, Vec v1, float* p) {
   hn::Stream(v0, FloatTag(), p);
   hn::Stream(v1, FloatTag(), p + kLanes);
 }
 #if HWY_TARGET == HWY_SCALAR
-template <Narrowing = Narrowing::kAny, class T>
+template <Narrowing = Narrowing::kAny, Order = Order::kRow, class T>
 HWY_INLINE void StoreTwo(Vec v0, Vec v1, T* p) {
   Store(v0, p);
   Store(v1, p + kLanes);
 }
-template <Narrowing = Narrowing::kAny, class T>
+template <Narrowing = Narrowing::kAny, Order = Order::kRow, class T>
 HWY_INLINE void StreamTwo(Vec v0, Vec v1, T* p) {
   StoreTwo(v0, v1, p);
 }
 #else
 using TwoHalvesTag = hn::Repartition<std::uint16_t, FloatTag>;
 using TwoHalves = hn::Vec<TwoHalvesTag>;
-template <Narrowing kNarrowing>
+template <Narrowing kNarrowing, Order kOrder>
 HWY_INLINE TwoHalves NarrowTwo(Vec v0, Vec v1, const BF16*) {
   const TwoHalvesTag d;
 #if HWY_TARGET <= HWY_AVX3
@@ -385,20 +432,22 @@ HWY_INLINE TwoHalves NarrowTwo(Vec v0, Vec v1, const BF16*) {
     return halves;
   }
 #endif
-  constexpr bool kNoNaN = kNarrowing == Narrowing::kNoNaN;
-  return hn::ConcatOdd(d, hn::BitCast(d, RoundBF16<kNoNaN>(v1)), hn::BitCast(d, RoundBF16<kNoNaN>(v0)));
+  const Words first = RoundBF16<kNarrowing>(v0), second = RoundBF16<kNarrowing>(v1);
+  if constexpr (kOrder == Order::kPairs)
+    return hn::OddEven(hn::BitCast(d, second), hn::BitCast(d, hn::ShiftRight<16>(first)));
+  return hn::ConcatOdd(d, hn::BitCast(d, second), hn::BitCast(d, first));
 }
-template <Narrowing>
+template <Narrowing, Order>
 HWY_INLINE TwoHalves NarrowTwo(Vec v0, Vec v1, const F16*) {
   return hn::Combine(TwoHalvesTag(), NarrowF16(v1), NarrowF16(v0));
 }
-template <Narrowing kNarrowing = Narrowing::kAny, class T>
+template <Narrowing kNarrowing = Narrowing::kAny, Order kOrder = Order::kRow, class T>
 HWY_INLINE void StoreTwo(Vec v0, Vec v1, T* p) {
-  hn::StoreU(NarrowTwo<kNarrowing>(v0, v1, p), TwoHalvesTag(), reinterpret_cast<std::uint16_t*>(p));
+  hn::StoreU(NarrowTwo<kNarrowing, kOrder>(v0, v1, p), TwoHalvesTag(), reinterpret_cast<std::uint16_t*>(p));
 }
-template <Narrowing kNarrowing = Narrowing::kAny, class T>
+template <Narrowing kNarrowing = Narrowing::kAny, Order kOrder = Order::kRow, class T>
 HWY_INLINE void StreamTwo(Vec v0, Vec v1, T* p) {
-  hn::Stream(NarrowTwo<kNarrowing>(v0, v1, p), TwoHalvesTag(), reinterpret_cast<std::uint16_t*>(p));
+  hn::Stream(NarrowTwo<kNarrowing, kOrder>(v0, v1, p), TwoHalvesTag(), reinterpret_cast<std::uint16_t*>(p));
 }
 #endif
 
@@ -407,7 +456,7 @@ template <Narrowing kNarrowing, class T>
 HWY_INLINE void StoreSome(Vec v, T* p, std::int64_t count) {
 #if HWY_TARGET <= HWY_AVX3
   if constexpr (kNarrowing == Narrowing::kNative && sizeof(T) == 2) {
-    const Halves halves = hn::LowerHalf(HalfTag(), NarrowTwo<kNarrowing>(v, v, p));
+    const Halves halves = hn::LowerHalf(HalfTag(), NarrowTwo<kNarrowing, Order::kRow>(v, v, p));
     return StoreFirst(halves, HalfTag(), reinterpret_cast<std::uint16_t*>(p), count);
   }
 #endif
@@ -434,7 +483,8 @@ HWY_INLINE void ForNarrowType(DType type, Body body) {
   }
 }
 
-// call.operator()<how its stores narrow, T>() for the type that `dtype` stands for.
+// call.operator()<how its stores narrow, T>() for the type that `dtype` stands for. What it stores are results of arithmetic,
+// or T as it was.
 template <class Call>
 HWY_INLINE auto WithType(DType dtype, Call call) {
   switch (dtype) {
@@ -442,7 +492,7 @@ HWY_INLINE auto WithType(DType dtype, Call call) {
 #if HWY_TARGET <= HWY_AVX3
       if (HasBF16Avx512()) return call.template operator()<Narrowing::kNative, BF16>();
 #endif
-      return call.template operator()<Narrowing::kAny, BF16>();
+      return call.template operator()<Narrowing::kQuiet, BF16>();
     case DType::kF16:
       return call.template operator()<Narrowing::kAny, F16>();
     default:
