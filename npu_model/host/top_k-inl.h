@@ -128,13 +128,14 @@ void TopMany(const float* a, std::int64_t n, std::int64_t k, float* values, std:
 
 // ---- Few of each row, kLanes rows at a time
 
-#if HWY_TARGET <= HWY_AVX3
+#if HWY_TARGET <= HWY_AVX2
 
 using KeyTag = HWY_FULL(std::int64_t);
 using Keys = hn::Vec<KeyTag>;
-using ColumnTag = hn::Repartition<std::uint16_t, FloatTag>;
 constexpr std::int64_t kKeyRows = static_cast<std::int64_t>(hn::MaxLanes(KeyTag()));
 constexpr std::int64_t kMostTop = 8, kMostColumns = 1 << 16;
+// As many of a row are sorted, in so many vectors of elements.
+constexpr std::int64_t kFew = 16, kFewVectors = kFew / kLanes;
 
 template <class V>
 HWY_INLINE void Order(V& high, V& low) {
@@ -167,9 +168,10 @@ HWY_INLINE void TopEight(V v[16]) {
   }
 }
 
-// least[r]: a number that at least k elements of row r reach, and few more do: the k-th highest of its lanes' maxima.
+// least[r]: a number that at least k elements of row r reach, and few more do: the k-th highest of the maxima of its columns
+// modulo kFew.
 HWY_INLINE void ReachedBy(const float* const rows[kLanes], std::int64_t n, std::int64_t k, float* least) {
-  Vec most[kLanes];
+  Vec most[kFew];
 #pragma GCC unroll 1
   for (std::int64_t r = 0; r < kLanes; ++r) {
     Vec high[2] = {Set(-kInfinity), Set(-kInfinity)};
@@ -180,9 +182,13 @@ HWY_INLINE void ReachedBy(const float* const rows[kLanes], std::int64_t n, std::
     }
     ForEachVector(rows[r] + j, n - j, -kInfinity,
                   [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR { high[0] = MaxOrSecond(v, high[0]); });
-    most[r] = hn::Max(high[0], high[1]);
+    if constexpr (kFewVectors == 1) {
+      most[r] = hn::Max(high[0], high[1]);
+    } else {
+      most[r] = high[0], most[kLanes + r] = high[1];
+    }
   }
-  Transpose(most);
+  for (std::int64_t v = 0; v < kFewVectors; ++v) Transpose(most + v * kLanes);
   TopEight(most);
   HWY_ALIGN float sorted[kMostTop][kLanes];
 #pragma GCC unroll 8
@@ -192,13 +198,19 @@ HWY_INLINE void ReachedBy(const float* const rows[kLanes], std::int64_t n, std::
 
 // Columns of a row, ascending: `count`, or more than there is room for. Whole vectors are written behind those found so far.
 struct Columns {
-  std::uint16_t at[3 * kLanes];
-  std::int64_t count = kLanes + 1;
-  HWY_INLINE bool fit() const { return count <= kLanes; }
+  std::uint16_t at[kFew + 2 * kLanes];
+  std::int64_t count = kFew + 1;
+  HWY_INLINE bool fit() const { return count <= kFew; }
+  // How many of them vector v of the few holds.
+  HWY_INLINE std::size_t CountIn(std::int64_t v) const {
+    return static_cast<std::size_t>(fit() ? Min(Max(count - v * kLanes, 0), kLanes) : 0);
+  }
 };
 
 // The columns of a row's elements that reach a finite number.
+#if HWY_TARGET <= HWY_AVX3
 HWY_INLINE void FindColumns(const float* a, std::int64_t n, float least, Columns& columns) {
+  using ColumnTag = hn::Repartition<std::uint16_t, FloatTag>;
   const ColumnTag d;
   const Vec limit = Set(least);
   auto column = hn::Iota(d, 0);
@@ -206,7 +218,7 @@ HWY_INLINE void FindColumns(const float* a, std::int64_t n, float least, Columns
   const auto find = [&](Vec v0, Vec v1) HWY_ATTR {
     const auto low = hn::Ge(v0, limit), high = hn::Ge(v1, limit);
     const hn::Mask<ColumnTag> reach{_mm512_kunpackw(high.raw, low.raw)};
-    hn::StoreU(hn::Compress(column, reach), d, columns.at + Min(count, kLanes));
+    hn::StoreU(hn::Compress(column, reach), d, columns.at + Min(count, kFew));
     count += __builtin_popcount(reach.raw);
     column = hn::Add(column, hn::Set(d, 2 * kLanes));
   };
@@ -218,6 +230,36 @@ HWY_INLINE void FindColumns(const float* a, std::int64_t n, float least, Columns
   if (j < n) find(rest[0], rest[1]);
   columns.count = count;
 }
+#else
+// [b]: the bits that are set in b, ascending.
+struct SetBits {
+  std::uint8_t of[256][8];
+};
+constexpr SetBits BitsOfBytes() {
+  SetBits bits{};
+  for (int byte = 0; byte < 256; ++byte) {
+    for (int bit = 0, count = 0; bit < 8; ++bit) {
+      if ((byte >> bit & 1) != 0) bits.of[byte][count++] = static_cast<std::uint8_t>(bit);
+    }
+  }
+  return bits;
+}
+HWY_INLINE void FindColumns(const float* a, std::int64_t n, float least, Columns& columns) {
+  static constexpr SetBits kBits = BitsOfBytes();
+  const HalfTag d;
+  const hn::Rebind<std::uint8_t, HalfTag> bytes;
+  const Vec limit = Set(least);
+  std::int64_t count = 0;
+  ForEachVector(a, n, -kInfinity, [&](Vec v, std::int64_t j, std::int64_t) HWY_ATTR {
+    std::uint8_t reach[8];
+    hn::StoreMaskBits(FloatTag(), hn::Ge(v, limit), reach);
+    const Halves lanes = hn::PromoteTo(d, hn::LoadU(bytes, kBits.of[reach[0]]));
+    hn::StoreU(hn::Add(lanes, hn::Set(d, static_cast<std::uint16_t>(j))), d, columns.at + Min(count, kFew));
+    count += __builtin_popcount(reach[0]);
+  });
+  columns.count = count;
+}
+#endif
 
 // Up to kLanes elements and their columns as integers that are greater for a greater element and, of equal ones, for the
 // lower column. NaN counts as -inf; what is not valid is less than anything.
@@ -232,7 +274,7 @@ HWY_INLINE void KeysOf(Vec elements, Ints columns, hn::Mask<IntTag> valid, Keys&
   second = hn::BitCast(KeyTag(), hn::InterleaveUpper(d, low, high));
 }
 
-// The elements and columns of the first k of eight keys.
+// The elements and columns of the first k of a vector of keys.
 HWY_INLINE void StoreKeys(Keys keys, std::int64_t k, float* values, std::int32_t* ids) {
   const hn::Rebind<std::uint64_t, KeyTag> d64;
   const hn::Rebind<std::uint32_t, KeyTag> du;
@@ -252,7 +294,7 @@ HWY_INLINE void TopOfRows(const Rows& a, std::int64_t begin, std::int64_t k, con
                           const Rows& ids) {
   const IntTag d;
   const std::int64_t n = a.cols, count = Min(a.rows - begin, kLanes);
-  const bool short_rows = n <= kLanes;
+  const bool short_rows = n <= kFew;
   const float* rows[kLanes];
   for (std::int64_t r = 0; r < kLanes; ++r) rows[r] = RowOf(a, begin + Min(r, count - 1));
   HWY_ALIGN float least[kLanes];
@@ -264,34 +306,44 @@ HWY_INLINE void TopOfRows(const Rows& a, std::int64_t begin, std::int64_t k, con
     }
   }
   for (std::int64_t part = 0; part < count; part += kKeyRows) {
-    Keys keys[2 * kKeyRows];
+    Keys keys[kFew];  // [s * kKeyRows + r]: some of row r; transposed, element s * kKeyRows + r of each row.
 #pragma GCC unroll 1
     for (std::int64_t r = 0; r < kKeyRows; ++r) {
       const float* const row = rows[part + r];
-      Keys &first = keys[r], &second = keys[kKeyRows + r];
-      if (short_rows) {
-        KeysOf(Load(row, n), hn::Iota(d, 0), hn::FirstN(d, static_cast<std::size_t>(n)), first, second);
-      } else {
-        const Columns& few = columns[part + r];
-        const auto valid = hn::FirstN(d, static_cast<std::size_t>(few.fit() ? few.count : 0));
-        const Ints found = hn::IfThenElseZero(valid, hn::PromoteTo(d, hn::LoadU(HalfTag(), few.at)));
-        KeysOf(hn::GatherIndex(FloatTag(), row, found), found, valid, first, second);
+      const Columns& few = columns[part + r];
+      for (std::int64_t v = 0; v < kFewVectors; ++v) {
+        Keys &first = keys[2 * v * kKeyRows + r], &second = keys[(2 * v + 1) * kKeyRows + r];
+        if (short_rows) {
+          const std::int64_t at = Min(v * kLanes, n), some = Min(n - at, kLanes);
+          KeysOf(some == kLanes ? Load(row + at)
+                 : some == 0    ? Set(0.0f)
+                                : Load(row + at, some),
+                 hn::Iota(d, static_cast<std::int32_t>(v * kLanes)),
+                 hn::FirstN(d, static_cast<std::size_t>(some)), first, second);
+        } else {
+          const auto valid = hn::FirstN(d, few.CountIn(v));
+          const Ints found =
+              hn::IfThenElseZero(valid, hn::PromoteTo(d, hn::LoadU(HalfTag(), few.at + v * kLanes)));
+          KeysOf(hn::GatherIndex(FloatTag(), row, found), found, valid, first, second);
+        }
       }
     }
-    TransposeEight(keys), TransposeEight(keys + kKeyRows);
+    for (std::int64_t s = 0; s < kFew; s += kKeyRows) TransposeLong(keys + s);
     TopEight(keys);
-    TransposeEight(keys);
-    HWY_ALIGN std::int64_t sorted[kKeyRows][kKeyRows];
+    for (std::int64_t s = 0; s < kMostTop; s += kKeyRows) TransposeLong(keys + s);
+    HWY_ALIGN std::int64_t sorted[kKeyRows][kMostTop];
 #pragma GCC unroll 8
-    for (std::int64_t r = 0; r < kKeyRows; ++r) hn::Store(keys[r], KeyTag(), sorted[r]);
+    for (std::int64_t j = 0; j < kMostTop; ++j)
+      hn::Store(keys[j], KeyTag(), sorted[j % kKeyRows] + j / kKeyRows * kKeyRows);
     for (std::int64_t r = part; r < Min(part + kKeyRows, count); ++r) {
       float* const highest = RowOf(values, begin + r);
       auto* const places = RowAs<std::int32_t>(ids, begin + r);
       if (!short_rows && !columns[r].fit()) {
         TopFew(rows[r], n, k, highest, places);
-      } else {
-        StoreKeys(hn::Load(KeyTag(), sorted[r - part]), k, highest, places);
+        continue;
       }
+      for (std::int64_t s = 0; s < k; s += kKeyRows)
+        StoreKeys(hn::Load(KeyTag(), sorted[r - part] + s), Min(k - s, kKeyRows), highest + s, places + s);
     }
   }
 }

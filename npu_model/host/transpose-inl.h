@@ -74,16 +74,22 @@ HWY_INLINE void Transpose(V rows[]) {
   for (int c = 0; c < kBlocks; ++c) Transpose4(t[c], rows + 4 * c);
 }
 
-#if HWY_TARGET <= HWY_AVX3
-// Transposes eight vectors of 64-bit lanes.
+#if HWY_TARGET <= HWY_AVX2
+// Transposes as many vectors of 64-bit lanes as one has.
 template <class V>
-HWY_INLINE void TransposeEight(V rows[8]) {
+HWY_INLINE void TransposeLong(V rows[]) {
   const hn::DFromV<V> d;
-  V even[4], odd[4];  // [c]: block c of rows 0, 2, 4, 6 and of rows 1, 3, 5, 7.
+  constexpr int kBlocks = static_cast<int>(hn::MaxLanes(hn::DFromV<V>()) / 2);
+  V even[kBlocks], odd[kBlocks];  // [c]: block c of rows 0, 2, .. and of rows 1, 3, ..
+#if HWY_TARGET <= HWY_AVX3
   TransposeBlocks(rows[0], rows[2], rows[4], rows[6], even);
   TransposeBlocks(rows[1], rows[3], rows[5], rows[7], odd);
+#else
+  even[0] = hn::ConcatLowerLower(d, rows[2], rows[0]), even[1] = hn::ConcatUpperUpper(d, rows[2], rows[0]);
+  odd[0] = hn::ConcatLowerLower(d, rows[3], rows[1]), odd[1] = hn::ConcatUpperUpper(d, rows[3], rows[1]);
+#endif
 #pragma GCC unroll 4
-  for (int c = 0; c < 4; ++c) {
+  for (int c = 0; c < kBlocks; ++c) {
     rows[2 * c] = hn::InterleaveLower(d, even[c], odd[c]);
     rows[2 * c + 1] = hn::InterleaveUpper(d, even[c], odd[c]);
   }
