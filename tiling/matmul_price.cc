@@ -323,7 +323,9 @@ double OverlappedCycles(const ChipSpec& chip, const MatmulShape& s, const Matmul
   for (Wave wave : order.waves) {
     const double fetching = wave.fetched / hbm;
     const bool prefetched = number++ < t.prefetch;
-    if (t.pack_b) wave.cold_cols = 0;  // The copy has just been written.
+    // A copy has just been written.
+    if (t.pack_a) wave.cold_rows = 0;
+    if (t.pack_b) wave.cold_cols = 0;
     if (prefetched) {
       // In the first wave both begin at once: what HBM does not give in time is cold.
       const double cold_rows = wave.cold_rows, cold_cols = wave.cold_cols;

@@ -79,12 +79,23 @@ std::int64_t WavesAhead(const ChipSpec& chip, const MatmulShape& s, const Matmul
   return std::llround(waves);
 }
 
-// Whether B's rows lie askew in GM, so that a block's share of one begins and ends inside lines, and it is read so often
-// that a copy without gaps is worth its price.
-bool PaysToPackB(const ChipSpec& chip, const MatmulShape& s) {
-  constexpr std::int64_t kLeastRows = 512;
-  const std::int64_t row = std::max(s.b_row_bytes, s.b_col_bytes);
-  return !s.b_packed && row % chip.memory.l2_line != 0 && s.m >= kLeastRows;
+// Which operands a tiling packs first.
+struct Packing {
+  bool a = false, b = false;
+};
+
+// What is worth its price of operands whose rows lie askew in GM, so that a block's share of one begins and ends inside lines:
+// a copy without gaps of what is read often.
+std::vector<Packing> PackingsOf(const ChipSpec& chip, const MatmulShape& s) {
+  constexpr std::int64_t kOften = 512;  // Rows or columns of the other operand.
+  const auto askew = [&](std::int64_t row_bytes) { return row_bytes % chip.memory.l2_line != 0; };
+  const std::int64_t a_row = s.a_row_bytes > 0 ? s.a_row_bytes : s.m * chip.OperandBytes(s.in);
+  const bool a = !s.a_packed && !AIsReadInPlace(chip, s) && askew(a_row) && s.n >= kOften,
+             b = !s.b_packed && askew(std::max(s.b_row_bytes, s.b_col_bytes)) && s.m >= kOften;
+  if (a && b) return {{.b = true}, {.a = true, .b = true}};
+  if (a) return {{.a = true}};
+  if (b) return {{.b = true}};
+  return {};
 }
 
 // Tiles of A that fit L1 besides what the walk along k needs there.
@@ -203,7 +214,7 @@ std::vector<MatmulTiling> TilingsOf(const ChipSpec& chip, const MatmulShape& who
       add_keeping(t);
     }
   };
-  const bool may_pack_b = PaysToPackB(chip, s) && parts.count == 1;
+  const std::vector<Packing> packings = parts.count == 1 ? PackingsOf(chip, s) : std::vector<Packing>();
   const auto add_overlapped = [&](MatmulTiling t) {
     for (std::int64_t factor : {1, 2, 4, 8}) {
       t.k1 = t.k0 * factor;
@@ -219,10 +230,12 @@ std::vector<MatmulTiling> TilingsOf(const ChipSpec& chip, const MatmulShape& who
             add_walks(t);
           }
           t.pieces = 1;
-          if (!may_pack_b || (t.n < s.n && t.n % kWidestPanel != 0)) continue;
-          t.pack_b = true;
-          add_walks(t);
-          t.pack_b = false;
+          for (const Packing& packing : packings) {
+            if (packing.b && t.n < s.n && t.n % kWidestPanel != 0) continue;
+            t.pack_a = packing.a, t.pack_b = packing.b;
+            add_walks(t);
+          }
+          t.pack_a = t.pack_b = false;
         }
       }
     }

@@ -48,6 +48,9 @@ cubist::MatmulShape ShapeOf(const MatmulCase& x) {
 std::vector<MatmulCase> MatmulCases() {
   return {{1024, 1024, 1024, DType::kBF16, DType::kBF16},
           {1000, 1010, 1020, DType::kBF16, DType::kF32, DType::kF32},
+          {1500, 1530, 1540, DType::kBF16, DType::kBF16},
+          {2056, 1032, 1032, DType::kBF16, DType::kF32},
+          {1040, 1600, 1032, DType::kBF16, DType::kF32, {}, false, true},
           {129, 257, 300, DType::kF32, DType::kF32, DType::kF32},
           {517, 771, 333, DType::kF16, DType::kF16, DType::kF16},
           {2048, 384, 700, DType::kBF16, DType::kBF16, {}, true, false},
@@ -58,6 +61,7 @@ std::vector<MatmulCase> MatmulCases() {
 }
 
 TEST(TrafficTest, Matmul) {
+  int packed_one = 0, packed_both = 0;
   for (const ChipSpec* chip : {&Ascend910B2(), &Ascend910B4()}) {
     for (const MatmulCase& x : MatmulCases()) {
       SCOPED_TRACE(x.Name() + " " + chip->name);
@@ -74,29 +78,38 @@ TEST(TrafficTest, Matmul) {
       const std::int64_t rows = CeilDiv(x.m, t.m), cols = CeilDiv(x.n, t.n);
       EXPECT_EQ(profile.macs, x.m * x.n * x.k);
       EXPECT_EQ(profile.cores_used, std::min<std::int64_t>(rows * cols, chip->cube_cores));
-      EXPECT_EQ(profile.workspace_bytes > 0, t.pack_b);
+      EXPECT_EQ(profile.workspace_bytes > 0, t.pack_a || t.pack_b);
+      packed_one += t.pack_a != t.pack_b ? 1 : 0, packed_both += t.pack_a && t.pack_b ? 1 : 0;
       Traffic traffic;
       // A is read once for every column of blocks, but for what a core keeps from one block to the next; B once for every
-      // row, from its packed copy where there is one.
-      std::int64_t of_a = cols * x.m * x.k;
+      // row. Each from its packed copy where there is one, in whole fractals.
+      const auto of_a = [&](std::int64_t m, std::int64_t k) {
+        return t.pack_a ? FractalBytes(m, k, x.in) : m * k * SizeOf(x.in);
+      };
+      std::int64_t loads_a = cols * of_a(x.m, x.k);
       for (std::int64_t core = 0; t.keep_a > 0 && core < chip->cube_cores; ++core) {
         const CoreTasks tasks(t.grid, t.deal(), rows * cols, core, chip->cube_cores);
         for (std::int64_t i = 1; i < tasks.count(); ++i) {
           const std::int64_t row = t.grid.At(tasks[i]).row;
           if (row == t.grid.At(tasks[i - 1]).row)
-            of_a -= Split(x.m, t.m)[row].size() * std::min(x.k, t.keep_a * t.a_k1());
+            loads_a -= of_a(Split(x.m, t.m)[row].size(), std::min(x.k, t.keep_a * t.a_k1()));
         }
       }
-      const std::int64_t of_b = x.k * x.n * SizeOf(x.in);
-      traffic[Path::kGmToL1Nd2Nz] = of_a * SizeOf(x.in) + (t.pack_b ? 1 : rows) * of_b;
+      const std::int64_t once_a = x.m * x.k * SizeOf(x.in), once_b = x.k * x.n * SizeOf(x.in);
+      traffic[Path::kGmToL1Nd2Nz] = (t.pack_a ? once_a : loads_a) + (t.pack_b ? 1 : rows) * once_b;
+      if (t.pack_a) {
+        traffic[Path::kL1ToGm] += chip->PackedBytes(Role::kA, x.in, x.m, x.k);
+        traffic[Path::kGmToL1] += loads_a;
+      }
       if (t.pack_b) {
-        traffic[Path::kL1ToGm] = chip->PackedBytes(Role::kB, x.in, x.k, x.n);
-        traffic[Path::kGmToL1] = rows * traffic[Path::kL1ToGm];
+        const std::int64_t packed_b = chip->PackedBytes(Role::kB, x.in, x.k, x.n);
+        traffic[Path::kL1ToGm] += packed_b;
+        traffic[Path::kGmToL1] += rows * packed_b;
       }
       // All of such small operands fits L2: what is read ahead at all is read once.
       if (t.prefetch > 0) {
         EXPECT_GE(t.prefetch, CeilDiv(rows * cols, chip->cube_cores));
-        traffic[Path::kGmToUb] = (x.m * x.k + (t.pack_b ? 0 : x.k * x.n)) * SizeOf(x.in);
+        traffic[Path::kGmToUb] = once_a + (t.pack_b ? 0 : once_b);
       }
       traffic[Path::kL0CToGm] = x.m * x.n * SizeOf(x.out);
       std::int64_t parts = 0;  // of all columns of blocks; A comes into L0 for each
@@ -118,6 +131,8 @@ TEST(TrafficTest, Matmul) {
       ExpectTraffic(profile, traffic);
     }
   }
+  EXPECT_GT(packed_one, 0);
+  EXPECT_GT(packed_both, 0);
 }
 
 // Where all sizes are multiples of the fractals, operands in L0 are the operands, nothing more.

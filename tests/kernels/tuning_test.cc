@@ -211,6 +211,10 @@ TEST_F(TunedMatmul, EveryWayToTheSameBits) {
   EXPECT_EQ(run("keep_a=2,a_span=2,prefetch=1,c_parts=2,order=swizzled,width=2", 96), plain);
   EXPECT_EQ(run("pack_b=1", 96), plain);
   EXPECT_EQ(bytes(Path::kL1ToGm), 256 * 200 * 4);
+  EXPECT_EQ(run("pack_a=1", 96), plain);
+  EXPECT_EQ(run("pack_a=1,pack_b=1", 96), plain);
+  EXPECT_EQ(run("keep_a=2,pack_a=1,pack_b=1,c_parts=2", 64), plain);
+  EXPECT_EQ(run("keep_a=1,a_span=2,pack_a=1", 96), plain);
   EXPECT_EQ(run("keep_a=2,pack_b=1,c_parts=2", 64), plain);
   EXPECT_EQ(run("pack_b=1,prefetch=2", 96), plain);
   EXPECT_GT(bytes(Path::kGmToUb), 0);

@@ -7,7 +7,9 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/matmul_kernel.h"
@@ -177,6 +179,23 @@ TEST(MatmulTilingTest, SizesAreMultiplesOfTheChipsSteps) {
       }
     }
   }
+}
+
+// A copy without gaps is made of what lies askew in lines of L2 and is read often, and of nothing else.
+TEST(MatmulTilingTest, PacksWhatLiesAskew) {
+  const auto packs = [](std::int64_t m, std::int64_t n, std::int64_t k) {
+    MatmulShape s{.m = m, .n = n, .k = k, .in = DType::kBF16, .out = DType::kBF16};
+    s.a_row_bytes = 2 * k, s.b_row_bytes = 2 * n;
+    std::set<std::pair<bool, bool>> packed;
+    for (const MatmulTiling& t : Candidates(Ascend910B2(), s)) packed.emplace(t.pack_a, t.pack_b);
+    return packed;
+  };
+  using Packed = std::set<std::pair<bool, bool>>;
+  EXPECT_EQ(packs(4096, 4096, 4096), (Packed{{false, false}}));
+  EXPECT_EQ(packs(4096, 4096, 4104), (Packed{{false, false}, {true, false}}));
+  EXPECT_EQ(packs(4096, 4104, 4096), (Packed{{false, false}, {false, true}}));
+  EXPECT_EQ(packs(4112, 4112, 4112), (Packed{{false, false}, {false, true}, {true, true}}));
+  EXPECT_EQ(packs(128, 4104, 4104), (Packed{{false, false}, {true, false}}));
 }
 
 TEST(MatmulTilingTest, ChooseTakesACandidateOfLeastPrice) {
