@@ -4,12 +4,14 @@
 #define CUBIST_TILING_COST_H_
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
 #include <vector>
 
 #include "npu_model/chip.h"
+#include "npu_model/line_slots.h"
 
 namespace cubist {
 
@@ -38,6 +40,19 @@ inline double LoadRate(const ChipSpec& chip, Path path, double cores) {
   const double share = l2 / chip.clock_hz / cores;
   return std::min({static_cast<double>(chip.path(path).bytes_per_cycle),
                    static_cast<double>(chip.memory.core_read_bytes_per_cycle), share});
+}
+
+// Bytes through a core's port for `rows` rows of `row` bytes, `stride` apart in GM: whole slots of lines, where rows are short
+// or askew.
+inline double SlotBytes(const ChipSpec& chip, double rows, std::int64_t row, std::int64_t stride) {
+  if (row <= 0) return 0;
+  if (row == stride) return rows * static_cast<double>(row);
+  constexpr std::int64_t kSamples = 16;  // rows, at the beginning of the first pieces
+  const int shift = std::countr_zero(static_cast<std::uint64_t>(chip.memory.l2_line));
+  std::int64_t slots = 0;
+  for (std::int64_t i = 0; i < kSamples; ++i) slots += LineSlots(i * stride + i % 4 * row, row, shift);
+  return rows * static_cast<double>(slots) / static_cast<double>(kSamples) *
+         static_cast<double>(chip.memory.l2_line);
 }
 
 // Cycles of a Vector instruction over `elements` floats.

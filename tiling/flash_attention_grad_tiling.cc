@@ -159,7 +159,7 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
   const double cores = std::min(d(t.tasks(s)), d(chip.concurrent_cores));
   const double blocks = ComputedShare(s, t) * d(s.sq) * d(s.skv) / (d(m) * d(n));
 
-  double mmad = 0, mte1 = 0, issue = 0, fix = 0;
+  double mmad = 0, mte1 = 0, issue = 0, fix = 0, written = 0;
   // (rows, k) times (k, width), `times` over.
   const auto product = [&](double times, std::int64_t rows, std::int64_t k, std::int64_t width) {
     for (const Range k0 : Split(width == 0 ? 0 : k, t.k0)) {
@@ -170,7 +170,9 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
     }
   };
   const auto store = [&](double times, std::int64_t rows, std::int64_t cols) {
-    if (cols > 0) fix += times * PathCycles(chip, Path::kL0CToGm, d(rows * cols) * 4, 1);
+    if (cols == 0) return;
+    fix += times * PathCycles(chip, Path::kL0CToGm, d(rows * cols) * 4, 1);
+    written += times * d(rows * cols) * 4;
   };
   for (const std::int64_t cols : {s.d_qk, s.d_rope, s.d_v}) product(pieces, n, cols, piece);
   for (const std::int64_t cols : {s.d_qk, s.d_rope}) {
@@ -194,17 +196,31 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
       pieces *
       (VectorCycles(chip, VectorOp::kUnary, scores) + 3 * VectorCycles(chip, VectorOp::kBinary, scores) +
        VectorCycles(chip, VectorOp::kExp, scores) + 2 * VectorCycles(chip, VectorOp::kCast, scores));
+  // P and dS leave UB piece by piece, for tiles whose rows are as long as all pieces.
+  const double handed =
+      2 * pieces * SlotBytes(chip, d(n), piece * chip.OperandBytes(s.in), m * chip.OperandBytes(s.in));
+  const double mte3 =
+      chip.pipes_overlap ? handed / d(chip.vector_per_cube) / chip.path(Path::kUbToGm).bytes_per_cycle : 0;
   const double waits = t.depth > 0 ? 0 : 2 * pieces * chip.sync.cross_core;
   const double sums = chip.pipes_overlap ? 0 : d(m * (s.d_qk + s.d_rope)) * 0.5;
 
-  double block = t.depth > 0 ? Overlap(chip, true, {mmad, mte1, mte2, issue, vector, fix})
-                             : Overlap(chip, true, {mmad, mte1, mte2, issue, fix}) + vector + waits;
+  // Stages of neighbouring blocks overlap, but for what they wait for each other: fitted to replays.
+  constexpr double kBeside = 0.1;
+  const double beside = chip.pipes_overlap ? kBeside * (mmad + mte1 + mte2 + issue + vector + fix + mte3) : 0;
+  double block = t.depth > 0
+                     ? beside + Overlap(chip, true, {mmad, mte1, mte2, issue, vector, fix, mte3})
+                     : beside + Overlap(chip, true, {mmad, mte1, mte2, issue, fix}) + vector + mte3 + waits;
   // The host's accumulators come from and go to L2 once per block.
   if (!chip.pipes_overlap) block += sums + 0.5 * d(n * columns + m * (s.d_qk + s.d_rope) + 2 * n * m);
   const double ends = layouts * d(n * columns) * bytes / LoadRate(chip, Path::kGmToL1Nd2Nz, cores);
   double total =
       Waves(chip, t.tasks(s)) / d(t.chunks) * (d(s.group()) * blocks * block + d(t.key_blocks(s)) * ends);
   total *= d(s.batches * s.kv_heads) / d(std::max<std::int64_t>(s.shares(), 1));
+  // L2 takes what all cores write.
+  if (chip.pipes_overlap) {
+    total = std::max(total, d(s.batches * s.heads) * blocks * (written + handed) /
+                                (chip.memory.l2_write_bytes_per_s / chip.clock_hz));
+  }
   total += d(2 * t.depth) * block;
   const double all = d(s.batches * s.heads * s.sq) * d(columns) * bytes;
   if (t.pack_queries) {

@@ -1,10 +1,8 @@
 // The closed-form price of a matmul tiling.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 
-#include "npu_model/line_slots.h"
 #include "tiling/cost.h"
 #include "tiling/matmul_tiling.h"
 #include "tiling/order_cost.h"
@@ -20,17 +18,6 @@ struct Load {
   double transfers = 0;  // instructions
   Path path = Path::kGmToL1Nd2Nz;
 };
-
-// `rows` rows of `row` bytes, `stride` apart in GM.
-double SlotBytes(const ChipSpec& chip, double rows, std::int64_t row, std::int64_t stride) {
-  if (row <= 0) return 0;
-  if (row == stride) return rows * D(row);
-  constexpr std::int64_t kSamples = 16;  // rows, at the beginning of the first pieces
-  const int shift = std::countr_zero(static_cast<std::uint64_t>(chip.memory.l2_line));
-  std::int64_t slots = 0;
-  for (std::int64_t i = 0; i < kSamples; ++i) slots += LineSlots(i * stride + i % 4 * row, row, shift);
-  return rows * D(slots) / D(kSamples) * D(chip.memory.l2_line);
-}
 
 // What the pipes have to do for one block of C: of rows x cols, or the mean of all, as those at the edges are smaller.
 class Block {
