@@ -42,8 +42,8 @@ inline double LoadRate(const ChipSpec& chip, Path path, double cores) {
                    static_cast<double>(chip.memory.core_read_bytes_per_cycle), share});
 }
 
-// Bytes through a core's port for `rows` rows of `row` bytes, `stride` apart in GM: whole slots of lines, where rows are short
-// or askew.
+// Bytes through a core's port for `rows` rows of `row` bytes, `stride` apart in GM: whole slots of lines, where rows are
+// short or askew.
 inline double SlotBytes(const ChipSpec& chip, double rows, std::int64_t row, std::int64_t stride) {
   if (row <= 0) return 0;
   if (row == stride) return rows * static_cast<double>(row);

@@ -84,8 +84,8 @@ struct Packing {
   bool a = false, b = false;
 };
 
-// What is worth its price of operands whose rows lie askew in GM, so that a block's share of one begins and ends inside lines:
-// a copy without gaps of what is read often.
+// What may be worth its price for operands whose rows lie askew in GM, so that a block's share of one begins and ends inside
+// lines: a copy without gaps of what is read often.
 std::vector<Packing> PackingsOf(const ChipSpec& chip, const MatmulShape& s) {
   constexpr std::int64_t kOften = 512;  // Rows or columns of the other operand.
   const auto askew = [&](std::int64_t row_bytes) { return row_bytes % chip.memory.l2_line != 0; };

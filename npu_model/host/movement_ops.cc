@@ -196,7 +196,8 @@ constexpr int kDotsPerPass = 4;
 // buffers one by one (on AVX2 a gradient took four times as long as with row after row).
 constexpr bool kStoresLines = kLanes * 4 == kLineBytes;
 
-// Per row two chains of sums, of the first and of the second of each two vectors, in an order that does not depend on X. Lines are asked for as by WeightedPart.
+// Per row two chains of sums, of the first and of the second of each two vectors, whose order does not depend on X. Lines are
+// asked for as by WeightedPart.
 template <int kRows, bool kStores, Narrowing kNarrowing, class T, class X>
 HWY_INLINE void DotsPart(T* const* dst, const X* x, std::int64_t begin, std::int64_t end, const T* const* row,
                          const Vec* weight, Vec* even, Vec* odd, const T* const* fetched,
@@ -275,7 +276,7 @@ void ScaleDotsOf(T* const* dst, float* sums, const T* x, std::int64_t n, const W
   kPasses[r.size() - 1](dst, sums + r.begin, x, n, rows.rows + r.begin, rows.weights + r.begin,
                         After(rows, r));
   if constexpr (!kStoresLines) {
-    // Memory that is written takes no time of what is read: the rows of the next pass come meanwhile.
+    // While these are written the rows of the next pass are read.
     const Upcoming next = After(rows, r);
     for (std::int64_t i = 0; i < r.size(); ++i)
       ScaleAs<kNarrowing>(dst[i], x, rows.weights[r.begin + i], n, /*stream=*/true,

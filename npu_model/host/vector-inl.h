@@ -257,9 +257,9 @@ HWY_INLINE Vec Exp(Vec x) {
 // x = exp(x) of scores that are at most about 0, for as few instructions as there are: 2^n 2^f with t = x log2(e) = n + f, n
 // rounded down or to the nearest, f through the minimax polynomial with 2^0 = 1. Its error is about 2 ulp (of degree 5, for
 // weights that become 16-bit floats) or below 1.2 ulp (of degree 6), and what t loses when it is rounded besides: |x| 2^-24
-// and a quarter of that. NaN stays NaN, -inf gives 0, and so may what is below the normal range; above 88.3 is infinity (kBounded: nothing is). The
-// vectors go through it step by step: one behind the other they would wait in the schedulers for each other's latencies (a
-// chain is 40 cycles long, and worth 4 of throughput).
+// and a quarter of that. NaN stays NaN, -inf gives 0, and so may what is below the normal range; above 88.3 is infinity,
+// which kBounded promises not to meet. The vectors go through it step by step: one behind the other they would wait in the
+// schedulers for each other's latencies (a chain is 40 cycles long, and worth 4 of throughput).
 template <bool kNarrow, bool kBounded = false, int kVectors>
 HWY_INLINE void ExpScores(Vec (&x)[kVectors]) {
   constexpr int kDegree = kNarrow ? 5 : 6;
@@ -371,12 +371,13 @@ HWY_INLINE void StoreCount(Vec v, float* p, std::int64_t count) {
 // the second. So bf16 takes one instruction each to widen and, once rounded, two for both to narrow (four otherwise); to
 // what treats all elements alike it is the same. The CPU's own instruction narrows in the row's order.
 enum class Order { kRow, kPairs };
-template <Narrowing kNarrowing, class T, class... More>
-constexpr Order kOrderOf = HWY_TARGET > HWY_AVX3&& HWY_TARGET != HWY_SCALAR&& kNarrowing !=
-                                       Narrowing::kNative&& std::is_same_v<T, BF16> &&
-                                   (std::is_same_v<T, More> && ...)
-                               ? Order::kPairs
-                               : Order::kRow;
+// AVX-512 was not measured so.
+constexpr bool kHasPairs = (HWY_TARGET > HWY_AVX3) && (HWY_TARGET != HWY_SCALAR);
+template <class T, class... More>
+constexpr bool kAreBF16 = (std::is_same_v<T, BF16> && ... && std::is_same_v<More, BF16>);
+template <Narrowing kNarrowing, class... T>
+constexpr Order kOrderOf = (kHasPairs && (kNarrowing != Narrowing::kNative) && kAreBF16<T...>) ? Order::kPairs
+                                                                                               : Order::kRow;
 
 #if HWY_TARGET != HWY_SCALAR
 HWY_INLINE void LoadPairs(const BF16* p, Vec& even, Vec& odd) {
