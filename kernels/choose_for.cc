@@ -7,6 +7,11 @@ namespace cubist {
 
 void SideBySide(std::size_t count, const std::function<void(std::size_t)>& body) { ForEach(count, body); }
 
+void ChoiceKey::Add(std::span<const std::int64_t> values) {
+  Add(values.size());
+  for (const std::int64_t value : values) Add(value);
+}
+
 void ChoiceKey::Add(const ConstTensor& tensor) {
   Add(tensor.rank), Add(tensor.dtype);
   for (int d = 0; d < tensor.rank; ++d) Add(tensor.size(d)), Add(tensor.stride(d));

@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <iterator>
 #include <limits>
 #include <map>
 #include <mutex>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -50,6 +52,7 @@ class ChoiceKey {
   requires std::is_arithmetic_v<T> || std::is_enum_v<T>
   void Add(T value) { bytes_.append(reinterpret_cast<const char*>(&value), sizeof value); }
   void Add(const std::string& text) { bytes_.append(text).push_back('\0'); }
+  void Add(std::span<const std::int64_t> values);
   // But not where it is.
   void Add(const ConstTensor& tensor);
   // All that a price or a replay reads of it.
@@ -92,8 +95,9 @@ class Choices {
 struct NoReplay {};
 
 // The quickest by replay of the tilings that their price leaves open. `replay(device, tiling, &profile)` makes the call with
-// a tiling, replay.AddTo(&key) says what of the call bears on its time besides the shape. The flags are minimal ones
-// whatever the call's, so that a call keeps its tiling where they alone differ.
+// a tiling, replay.AddTo(&key) says what of the call bears on its time besides the shape, and Replay::kMostWork how much
+// work (ReplayWork) the replays may be. The flags are minimal ones whatever the call's, so that a call keeps its tiling where
+// they alone differ.
 template <class Shape, class Tiling, class Replay>
 class ChoiceByReplay {
  public:
@@ -103,10 +107,10 @@ class ChoiceByReplay {
   // Of `all`, and of what they lead to where `allow` does: at least one.
   template <class Allow>
   Status Run(std::vector<Tiling> all, const Allow& allow, Tiling* tiling) {
-    // Mmads that are replayed.
-    constexpr ShortListLimits kFamilies{.count = 12, .work = 180000}, kWalks{.count = 6, .work = 100000};
+    constexpr ShortListLimits kFamilies{.count = 12, .work = Replay::kMostWork},
+        kWalks{.count = 6, .work = Replay::kMostWork / 2};
     const PricedTilings<Tiling> priced(chip_, shape_, std::move(all));
-    const auto work = [&](const Tiling& t) { return MmadsOf(shape_, t); };
+    const auto work = [&](const Tiling& t) { return ReplayWork(shape_, t); };
     std::vector<Tiling> list = ShortList(
         priced, kFamilies, [](const Tiling& t) { return FamilyOf(t); }, work,
         [](const Tiling&) { return true; });

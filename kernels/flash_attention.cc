@@ -5,11 +5,11 @@
 #include <vector>
 
 #include "kernels/attention_arguments.h"
+#include "kernels/attention_choice.h"
 #include "kernels/attention_combine_kernel.h"
 #include "kernels/attention_operands.h"
 #include "kernels/attention_pack.h"
 #include "kernels/attention_sequences.h"
-#include "kernels/choose_for.h"
 #include "kernels/element_type.h"
 #include "kernels/flash_attention_kernel.h"
 #include "npu_model/launch.h"
@@ -89,8 +89,10 @@ std::vector<PackedRows> KeysToPack(const std::vector<AttentionSequence>& sequenc
   return keys;
 }
 
+// With `forced` in place of the tiling of its choice, where that is given.
 template <class T>
-Status Run(const Device& device, FlashAttentionArgs args, Launch& launch) {
+Status Run(const Device& device, FlashAttentionArgs args, Launch& launch,
+           const FlashAttentionTiling* forced = nullptr) {
   SplitRotaryColumns(args);
   FoldGroups(args);
   FlashAttentionShape shape = ShapeOf(args);
@@ -103,7 +105,14 @@ Status Run(const Device& device, FlashAttentionArgs args, Launch& launch) {
     shape.band = BandOf(args.causal, args.window, shape.sq, shape.skv, shape.band.prefix);
   }
   FlashAttentionTiling tiling;
-  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kName, shape, &Candidates, &tiling));
+  if (forced != nullptr) {
+    tiling = *forced;
+  } else {
+    const auto with = [&](const Device& model, Launch& other, const FlashAttentionTiling& t) {
+      return Run<T>(model, args, other, &t);
+    };
+    CUBIST_RETURN_IF_ERROR(ChooseAttention(device, kName, shape, &Candidates, &tiling, args, with));
+  }
   if (!sequences.empty()) tiling.kv_splits = 1;
 
   FlashAttentionOperands g;

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "kernels/attention_arguments.h"
+#include "kernels/attention_choice.h"
 #include "kernels/attention_operands.h"
 #include "kernels/attention_pack.h"
 #include "kernels/attention_sequences.h"
-#include "kernels/choose_for.h"
 #include "kernels/element_type.h"
 #include "kernels/flash_attention_grad_kernel.h"
 #include "npu_model/launch.h"
@@ -139,8 +139,16 @@ class GradCall {
     s_ = ShapeOf(args_);
   }
 
-  Status Run(const Device& device) {
-    CUBIST_RETURN_IF_ERROR(ChooseFor(device, kName, s_, &Candidates, &t_));
+  // With `forced` in place of the tiling of its choice, where that is given.
+  Status Run(const Device& device, const FlashAttentionGradTiling* forced = nullptr) {
+    if (forced != nullptr) {
+      t_ = *forced;
+    } else {
+      const auto with = [&](const Device& model, Launch& other, const FlashAttentionGradTiling& t) {
+        return GradCall(other, args_).Run(model, &t);
+      };
+      CUBIST_RETURN_IF_ERROR(ChooseAttention(device, kName, s_, &Candidates, &t_, args_, with));
+    }
     const ChipSpec& chip = launch_.chip();
     step_ = std::max(chip.PackedStep(Role::kB, s_.in), chip.mmad.n_step);
     sequences_ = GradSequencesOf(args_, s_, step_);

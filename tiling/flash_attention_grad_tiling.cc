@@ -201,15 +201,22 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
       2 * pieces * SlotBytes(chip, d(n), piece * chip.OperandBytes(s.in), m * chip.OperandBytes(s.in));
   const double mte3 =
       chip.pipes_overlap ? handed / d(chip.vector_per_cube) / chip.path(Path::kUbToGm).bytes_per_cycle : 0;
+  // Scores and their gradients on their way in; with one stage the Vector core waits for part of that, and of what leaves:
+  // fitted to replays.
+  constexpr double kWaits = 0.2;
+  const double received =
+      chip.pipes_overlap ? 2 * pieces * PathCycles(chip, Path::kGmToUb, scores * 4, 1) : 0;
+  const double vector_side = vector + (t.ub_stages == 1 ? kWaits * (received + mte3) : 0);
   const double waits = t.depth > 0 ? 0 : 2 * pieces * chip.sync.cross_core;
   const double sums = chip.pipes_overlap ? 0 : d(m * (s.d_qk + s.d_rope)) * 0.5;
 
   // Stages of neighbouring blocks overlap, but for what they wait for each other: fitted to replays.
   constexpr double kBeside = 0.1;
-  const double beside = chip.pipes_overlap ? kBeside * (mmad + mte1 + mte2 + issue + vector + fix + mte3) : 0;
-  double block = t.depth > 0
-                     ? beside + Overlap(chip, true, {mmad, mte1, mte2, issue, vector, fix, mte3})
-                     : beside + Overlap(chip, true, {mmad, mte1, mte2, issue, fix}) + vector + mte3 + waits;
+  const double beside =
+      chip.pipes_overlap ? kBeside * (mmad + mte1 + mte2 + issue + vector_side + fix + mte3) : 0;
+  double block =
+      t.depth > 0 ? beside + Overlap(chip, true, {mmad, mte1, mte2, issue, vector_side, fix, received, mte3})
+                  : beside + Overlap(chip, true, {mmad, mte1, mte2, issue, fix}) + vector + mte3 + waits;
   // The host's accumulators come from and go to L2 once per block.
   if (!chip.pipes_overlap) block += sums + 0.5 * d(n * columns + m * (s.d_qk + s.d_rope) + 2 * n * m);
   const double ends = layouts * d(n * columns) * bytes / LoadRate(chip, Path::kGmToL1Nd2Nz, cores);
@@ -232,6 +239,16 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
   total += d(t.chunks) * d(s.batches * s.heads * s.sq * (s.d_qk + s.d_rope)) * 4 * 2 /
            LoadRate(chip, Path::kGmToUb, d(chip.concurrent_cores)) / d(chip.concurrent_cores);
   return total;
+}
+
+std::int64_t ReplayWork(const Shape& s, const Tiling& t) {
+  constexpr std::int64_t kVectorSide = 16;  // of a piece: as long as so many Mmads
+  std::int64_t mmads = CeilDiv(s.d_v, t.k0) + CeilDiv(t.piece(), t.k0);
+  for (const std::int64_t cols : {s.d_qk, s.d_rope})
+    if (cols > 0) mmads += CeilDiv(cols, t.k0) + CeilDiv(t.n, t.k0) + CeilDiv(t.piece(), t.k0);
+  const double pieces =
+      ComputedShare(s, t) * static_cast<double>(CeilDiv(s.sq, t.piece()) * CeilDiv(s.skv, t.n));
+  return static_cast<std::int64_t>(pieces) * s.batches * s.heads * (mmads + kVectorSide);
 }
 
 std::vector<Tiling> Candidates(const ChipSpec& chip, const Shape& shape) {

@@ -6,6 +6,7 @@
 #include <compare>
 #include <concepts>
 #include <cstdint>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -111,6 +112,16 @@ constexpr Range SeeingQueries(const AttentionBand& band, Range keys, std::int64_
   const std::int64_t end = std::min(keys.end - band.lowest, sq);
   return begin >= end ? Range{} : Range{begin / step * step, std::min(RoundUp(end, step), sq)};
 }
+
+// What a tiling's price errs in with others: the blocks, their tasks, and how stages overlap.
+inline auto FamilyOf(const FlashAttentionGradTiling& t) {
+  return std::tuple(t.n, t.strip, t.pieces, t.chunks, t.depth);
+}
+// How a family's tilings fill their buffers.
+inline auto WalkOf(const FlashAttentionGradTiling& t) { return std::tuple(t.k0, t.ub_stages); }
+inline std::vector<FlashAttentionGradTiling> OtherOrders(const FlashAttentionGradTiling&) { return {}; }
+// What the replay of a call costs, in Mmads of a matrix product.
+std::int64_t ReplayWork(const FlashAttentionGradShape& shape, const FlashAttentionGradTiling& tiling);
 
 bool Fits(const ChipSpec& chip, const FlashAttentionGradShape& shape, const FlashAttentionGradTiling& tiling);
 std::vector<FlashAttentionGradTiling> Candidates(const ChipSpec& chip, const FlashAttentionGradShape& shape);

@@ -163,6 +163,7 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
   const Path path = t.pack_kv ? Path::kGmToL1 : Path::kGmToL1Nd2Nz;
   const double load_rate = LoadRate(chip, path, cores);
 
+  double fill = 0;  // Of the first and the last step, whose stages nothing overlaps with.
   // One step: `rows` queries meet `n` keys.
   const auto step = [&](std::int64_t rows, std::int64_t n) {
     double mmad = 0, mte1 = 0, issue = 0;
@@ -218,25 +219,35 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
     // one behind the other, the scores cross. `depth` steps of the Vector core have to cover it.
     const double chain = p_out + p_in + mmad + sent + scores_in + 2 * chip.sync.cross_core;
     const double covered = (vector + chain) / d(t.depth + 1);
-    return Overlap(chip, true,
-                   {multiplies, loads, single, issue, vector_side, sent, received, p_out, covered});
+    fill = mte2 + mmad + vector + chain + sent + received;
+    // Stages overlap, but for what they wait for each other: little, so that it tells equals apart.
+    constexpr double kBeside = 0.02;
+    const double beside =
+        kBeside * (multiplies + loads + single + issue + vector_side + sent + received + p_out);
+    return beside + Overlap(chip, true,
+                            {multiplies, loads, single, issue, vector_side, sent, received, p_out, covered});
   };
   // A block of queries: its pieces, Q on its way in and O on its way out.
-  double last_step = 0;
+  double dearest = 0;
   const auto task = [&](Range q) {
     double cycles = PathCycles(chip, Path::kGmToL1Nd2Nz, d(q.size() * (s.d_qk + s.d_rope)) * bytes, 1) +
                     2 * VectorCycles(chip, VectorOp::kDiv, d(q.size()) / d(chip.vector_per_cube) * d(s.d_v));
     FlashAttentionPieces pieces(s.band, q, {0, CeilDiv(s.skv, t.kv_splits)}, t);
     for (FlashAttentionPiece piece; pieces.Next(piece);) {
       const Split blocks = BlocksOf(piece.keys, t);
-      last_step = step(piece.rows.size(), CeilDiv(piece.keys.size(), blocks.count()));
-      cycles += d(blocks.count()) * last_step;
+      cycles += d(blocks.count()) * step(piece.rows.size(), CeilDiv(piece.keys.size(), blocks.count()));
     }
+    dearest = std::max(dearest, cycles);
     return cycles;
   };
   const Split query_blocks = AtLeastOnce(Split(s.sq, t.m));
-  double total = Waves(chip, t.tasks(s)) * MeanOverQueryBlocks(query_blocks, !s.band.bounded(), task) +
-                 d(3 * t.depth) * last_step;
+  const double mean = MeanOverQueryBlocks(query_blocks, !s.band.bounded(), task);
+  double total = Waves(chip, t.tasks(s)) * mean;
+  // Where a mask makes blocks unlike, the dearest go first, and cheap ones even out what cores have: but for a quarter of
+  // one, fitted to replays.
+  if (chip.pipes_overlap && s.band.bounded())
+    total = std::max((d(t.tasks(s)) / d(chip.concurrent_cores) + 0.25) * mean, dearest);
+  total += fill;
   if (t.pack_kv) {
     const double all =
         d(s.batches * s.skv) * (d(s.kv_heads * (s.d_qk + s.d_v)) + d(s.rope_heads * s.d_rope)) * bytes;
@@ -245,6 +256,16 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
         2 * all / LoadRate(chip, Path::kGmToL1Nd2Nz, d(chip.concurrent_cores)) / d(chip.concurrent_cores);
   }
   return total;
+}
+
+std::int64_t ReplayWork(const Shape& s, const Tiling& t) {
+  constexpr std::int64_t kVectorSide = 12;  // of a step: as long as so many Mmads
+  const std::int64_t mmads =
+      CeilDiv(s.d_qk, t.k0) + CeilDiv(s.d_rope, t.k0) + t.v_parts * CeilDiv(t.n, t.k0) + kVectorSide;
+  const double steps = MeanOverQueryBlocks(AtLeastOnce(Split(s.sq, t.m)), !s.band.bounded(), [&](Range q) {
+    return static_cast<double>(CeilDiv(s.band.Seen(q, {0, s.skv}).size(), t.n));
+  });
+  return static_cast<std::int64_t>(steps) * s.batches * s.heads * t.query_blocks(s) * mmads;
 }
 
 std::vector<Tiling> Candidates(const ChipSpec& chip, const Shape& shape) {

@@ -6,6 +6,7 @@
 #include <compare>
 #include <concepts>
 #include <cstdint>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -123,6 +124,16 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionShape& s, Tiling& t, 
   visit({"kv_splits", 1, 4096}, t.kv_splits), visit({"pack_kv", 0, 1}, t.pack_kv);
   visit({"by_head", 0, 1}, t.by_head);
 }
+
+// What a tiling's price errs in with others: the blocks, and how stages overlap.
+inline auto FamilyOf(const FlashAttentionTiling& t) { return std::tuple(t.m, t.n, t.v_parts, t.depth); }
+// How a family's tilings fill their buffers.
+inline auto WalkOf(const FlashAttentionTiling& t) {
+  return std::tuple(t.k0, t.kv_stages, t.s_stages, t.ub_stages);
+}
+inline std::vector<FlashAttentionTiling> OtherOrders(const FlashAttentionTiling&) { return {}; }
+// What the replay of a call costs, in Mmads of a matrix product.
+std::int64_t ReplayWork(const FlashAttentionShape& shape, const FlashAttentionTiling& tiling);
 
 bool Fits(const ChipSpec& chip, const FlashAttentionShape& shape, const FlashAttentionTiling& tiling);
 std::vector<FlashAttentionTiling> Candidates(const ChipSpec& chip, const FlashAttentionShape& shape);

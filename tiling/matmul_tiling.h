@@ -195,8 +195,8 @@ inline std::vector<MatmulTiling> OtherOrders(const MatmulTiling& t) {
 inline auto WalkOf(const MatmulTiling& t) {
   return std::tuple(t.k1, t.pieces, t.keep_a, t.a_span, t.l1_stages);
 }
-// Mmads that a tiling makes of a shape: what its replay costs goes with them.
-inline std::int64_t MmadsOf(const MatmulShape& s, const MatmulTiling& t) {
+// What the replay of a call costs: the Mmads that a tiling makes of its shape.
+inline std::int64_t ReplayWork(const MatmulShape& s, const MatmulTiling& t) {
   return s.batches * t.grid.count() * CeilDiv(s.k, std::max<std::int64_t>(t.k0, 1)) * t.c_parts;
 }
 

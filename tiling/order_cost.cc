@@ -56,17 +56,20 @@ class Bands {
     touched_.push_back(number);
     return bytes_;
   }
-  // Those added are read; returns what comes from HBM.
-  double Read(Uses& uses) {
+  // What of those added comes from HBM.
+  double Fetch(const Uses& uses) {
     double fetched = 0;
     for (const std::int64_t number : touched_) {
       Band& band = bands_[number];
       band.missing = uses.Missing(band.last);
       fetched += band.missing * bytes_;
     }
+    return fetched;
+  }
+  // Those added have been used.
+  void Use(Uses& uses) {
     for (const std::int64_t number : touched_) uses.Use(bytes_, bands_[number].last);
     touched_.clear();
-    return fetched;
   }
   // The share that comes from HBM, for the first core that reads it and for those beside it.
   double Missing(std::int64_t number) const { return bands_.at(number).missing; }
@@ -138,8 +141,8 @@ OrderCost Walk(const OrderShape& s) {
     }
     const double written = wave.blocks * static_cast<double>(s.block_bytes);  // Which takes room, too.
     uses.Begin(bytes + written);
-    wave.fetched = rows.Read(uses) + cols.Read(uses);
-    uses.Use(written, -1);
+    wave.fetched = rows.Fetch(uses) + cols.Fetch(uses);
+    rows.Use(uses), cols.Use(uses), uses.Use(written, -1);
     for (std::size_t core = 0; core < blocks.size(); ++core) {
       if (const BlockCoord& block = blocks[core]; block.row >= 0)
         walkers[core].Visit(block, {rows.Missing(block.row), cols.Missing(block.col)});

@@ -233,11 +233,11 @@ void CorePlanner::Settle(std::uint32_t i, std::uint32_t agent) {
   std::sort(needs_.begin(), needs_.end(), [](const Need& x, const Need& y) {
     return std::tie(x.agent, x.instr) < std::tie(y.agent, y.instr);
   });
-  bool barrier = false;
+  const Need* own = nullptr;
   for (std::size_t k = 0; k < needs_.size(); ++k) {
     const Need n = needs_[k];
     if (n.agent == agent) {
-      barrier = true;
+      own = &needs_[k];  // The latest comes last.
       continue;
     }
     const bool exact = policy_ == Policy::kPerTile && !n.for_reuse;
@@ -249,7 +249,9 @@ void CorePlanner::Settle(std::uint32_t i, std::uint32_t agent) {
       PlaceCross(i, agent, n);
     }
   }
-  if (barrier && clocks_[agent][agent] <= history_[agent].back().instr) {
+  // A pipe waited for may itself have waited for this one.
+  const bool complete = own != nullptr && policy_ == Policy::kMinimal && IsKnown(agent, *own);
+  if (own != nullptr && !complete && clocks_[agent][agent] <= history_[agent].back().instr) {
     ops_.push_back(Make(i, false, Kind::kPipeBarrier, agent, agent, 0));
     clocks_[agent][agent] = history_[agent].back().instr + 1;
     stale_[agent] = true;

@@ -73,9 +73,8 @@ TEST(TrafficTest, FlashAttention) {
       SCOPED_TRACE(x.Name() + " " + chip->name);
       const FlashAttentionShape shape = x.shape();
       FlashAttentionTiling t;
-      ASSERT_TRUE(IsOk(Choose(*chip, shape, &t)));
       Profile profile;
-      ASSERT_TRUE(IsOk(FlashAttention(NpuWithoutData(*chip), x.args(), &profile)));
+      ASSERT_TRUE(IsOk(FlashAttention(NpuThatTells(*chip, shape, &t), x.args(), &profile)));
       ExpectSane(*chip, profile);
 
       const std::int64_t e = SizeOf(x.in), d_scores = x.dqk + x.dr, heads = x.batch * x.heads;
@@ -230,10 +229,9 @@ TEST(TrafficTest, FlashAttentionGrad) {
       s.sq = x.sq, s.skv = x.skv, s.d_qk = x.dqk, s.d_rope = x.dr, s.d_v = x.dv, s.in = x.in;
       s.band = BandOf(x.causal, {}, x.sq, x.skv);
       FlashAttentionGradTiling t;
-      ASSERT_TRUE(IsOk(Choose(*chip, s, &t)));
-      ASSERT_FALSE(t.keep_sums);
       Profile profile;
-      ASSERT_TRUE(IsOk(FlashAttentionGrad(NpuWithoutData(*chip), GradArgsOf(x), &profile)));
+      ASSERT_TRUE(IsOk(FlashAttentionGrad(NpuThatTells(*chip, s, &t), GradArgsOf(x), &profile)));
+      ASSERT_FALSE(t.keep_sums);
       ExpectSane(*chip, profile);
       const GradTraffic expected(x, s, t);
       EXPECT_EQ(profile.macs, expected.macs);

@@ -7,11 +7,28 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <utility>
 
 #include "npu_model/chip.h"
+#include "npu_model/device.h"
 #include "npu_model/profile.h"
+#include "npu_model/tuning.h"
+#include "tests/kernels/kernel_test.h"
+#include "tiling/fields.h"
 
 namespace cubist::testing {
+
+// The model without data; a call of `shape` leaves the tiling of its choice in `tiling`.
+template <class Shape, class Tiling>
+Device NpuThatTells(const ChipSpec& chip, const Shape& shape, Tiling* tiling) {
+  EXPECT_TRUE(IsOk(Choose(chip, shape, tiling)));
+  auto listening = std::make_shared<Tuning>();
+  listening->on_choice = [chip, shape, tiling](const TilingChoice& met) {
+    EXPECT_TRUE(IsOk(ParseTiling(chip, shape, met.chosen, tiling)));
+  };
+  return Npu(chip, {.with_data = false, .tuning = std::move(listening)});
+}
 
 inline std::int64_t Bytes(const Profile& profile, Path path) {
   return profile.path_bytes[static_cast<std::size_t>(path)];

@@ -325,6 +325,7 @@ TEST_F(TunedMatmul, ChoosesWhatItsEntryLeavesOutOnTheModel) {
 
 // Replays are counted, and tell every tiling apart.
 struct CountedReplay {
+  static constexpr std::int64_t kMostWork = 180000;
   std::atomic<int>* replays;
   std::int64_t layout = 0;
 

@@ -19,16 +19,20 @@ struct Shape {
   std::int64_t m, n, k;
 };
 
-Call CallOf(const Shape& s, bool any_order) {
-  KernelCallOptions options;
-  options.kernel = "matmul";
-  options.shape = std::to_string(s.m) + "x" + std::to_string(s.n) + "x" + std::to_string(s.k);
-  options.any_order = any_order;
+Call CallOf(const KernelCallOptions& options) {
   return [options](const Device& device, Profile* profile) {
     KernelCall call;
     CUBIST_RETURN_IF_ERROR(MakeKernelCall(options, &call));
     return call(device, profile);
   };
+}
+
+Call CallOf(const Shape& s) {
+  KernelCallOptions options;
+  options.kernel = "matmul";
+  options.shape = std::to_string(s.m) + "x" + std::to_string(s.n) + "x" + std::to_string(s.k);
+  options.any_order = true;
+  return CallOf(options);
 }
 
 // Mmads that a tiling makes of a shape. Tilings of more than kMostMmads, which take long to replay and are far from the
@@ -48,7 +52,7 @@ struct Ranked {
 
 // `spread` candidates evenly by rank of price, and a search of `budget` replays from what the call takes on.
 Ranked Rank(const ChipSpec& chip, const Shape& s, std::size_t spread, int budget) {
-  const Call call = CallOf(s, /*any_order=*/true);
+  const Call call = CallOf(s);
   SearchResult found;
   EXPECT_TRUE(SearchTilings(call, chip, {.budget = budget}, &found).ok());
   EXPECT_EQ(found.choices.size(), 1u);
@@ -90,6 +94,28 @@ TEST(PriceTest, RanksProductsAsTheReplayDoes) {
     const Ranked ranked = Rank(Ascend910B2(), s, /*spread=*/16, /*budget=*/32);
     EXPECT_GE(ranked.spearman, 0.9);
     EXPECT_LE(ranked.regret, 0.03) << ranked.chosen << "\nagainst " << ranked.best;
+  }
+}
+
+TEST(PriceTest, AttentionTakesOneOfTheBest) {
+  struct AttentionCase {
+    const char* shape;
+    bool causal = false;
+  };
+  for (const char* const kernel : {"flash_attention", "flash_attention_grad"}) {
+    for (const AttentionCase& x : {AttentionCase{"4x1000x80x80", true},
+                                   {"1x777x72x72"},
+                                   {"12x333x128x128", true},
+                                   {"5x640x96x96"},
+                                   {"3x700x128x128x64", true}}) {
+      SCOPED_TRACE(std::string(kernel) + " " + x.shape);
+      KernelCallOptions options;
+      options.kernel = kernel, options.shape = x.shape, options.causal = x.causal;
+      SearchResult found;
+      ASSERT_TRUE(SearchTilings(CallOf(options), Ascend910B2(), {.budget = 48}, &found).ok());
+      EXPECT_LE(found.untuned.time_s, 1.03 * found.best.time_s)
+          << found.untuned_tilings[0] << "\nagainst " << found.choices[0].chosen;
+    }
   }
 }
 
