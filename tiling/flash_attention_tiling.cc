@@ -222,8 +222,7 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
     fill = mte2 + mmad + vector + chain + sent + received;
     // Stages overlap, but for what they wait for each other: little, so that it tells equals apart.
     constexpr double kBeside = 0.02;
-    const double beside =
-        kBeside * (multiplies + loads + single + issue + vector_side + sent + received + p_out);
+    const double beside = kBeside * (multiplies + loads + issue + vector_side + sent + received + p_out);
     return beside + Overlap(chip, true,
                             {multiplies, loads, single, issue, vector_side, sent, received, p_out, covered});
   };

@@ -129,9 +129,18 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionShape& s, Tiling& t, 
 inline auto FamilyOf(const FlashAttentionTiling& t) { return std::tuple(t.m, t.n, t.v_parts, t.depth); }
 // How a family's tilings fill their buffers.
 inline auto WalkOf(const FlashAttentionTiling& t) {
-  return std::tuple(t.k0, t.kv_stages, t.s_stages, t.ub_stages);
+  return std::tuple(t.kv_stages, t.l0_stages, t.s_stages, t.ub_stages);
 }
-inline std::vector<FlashAttentionTiling> OtherOrders(const FlashAttentionTiling&) { return {}; }
+// The same with shorter steps of L0.
+inline std::vector<FlashAttentionTiling> OtherOrders(FlashAttentionTiling t) {
+  constexpr std::int64_t kShortest = 32;
+  std::vector<FlashAttentionTiling> others;
+  while (t.k0 % 2 == 0 && t.k0 / 2 >= kShortest) {
+    t.k0 /= 2;
+    others.push_back(t);
+  }
+  return others;
+}
 // What the replay of a call costs, in Mmads of a matrix product.
 std::int64_t ReplayWork(const FlashAttentionShape& shape, const FlashAttentionTiling& tiling);
 
