@@ -18,7 +18,7 @@ namespace cubist {
 // each sequence see.
 template <class Args, class Run>
 struct AttentionReplay {
-  static constexpr std::int64_t kMostWork = 600000;
+  static constexpr ShortListLimits kFamilies{.count = 12, .work = 600000}, kWalks{.count = 6, .work = 300000};
   const char* kernel;
   const Args& args;
   const Run& run;

@@ -95,9 +95,9 @@ class Choices {
 struct NoReplay {};
 
 // The quickest by replay of the tilings that their price leaves open. `replay(device, tiling, &profile)` makes the call with
-// a tiling, replay.AddTo(&key) says what of the call bears on its time besides the shape, and Replay::kMostWork how much
-// work (ReplayWork) the replays may be. The flags are minimal ones whatever the call's, so that a call keeps its tiling where
-// they alone differ.
+// a tiling, replay.AddTo(&key) says what of the call bears on its time besides the shape. Replay::kFamilies limits the
+// replays of one tiling of each family, Replay::kWalks those of the best one's others; their `work` is ReplayWork. The flags are
+// minimal ones whatever the call's, so that a call keeps its tiling where they alone differ.
 template <class Shape, class Tiling, class Replay>
 class ChoiceByReplay {
  public:
@@ -107,8 +107,7 @@ class ChoiceByReplay {
   // Of `all`, and of what they lead to where `allow` does: at least one.
   template <class Allow>
   Status Run(std::vector<Tiling> all, const Allow& allow, Tiling* tiling) {
-    constexpr ShortListLimits kFamilies{.count = 12, .work = Replay::kMostWork},
-        kWalks{.count = 6, .work = Replay::kMostWork / 2};
+    constexpr ShortListLimits kFamilies = Replay::kFamilies, kWalks = Replay::kWalks;
     const PricedTilings<Tiling> priced(chip_, shape_, std::move(all));
     const auto work = [&](const Tiling& t) { return ReplayWork(shape_, t); };
     std::vector<Tiling> list = ShortList(

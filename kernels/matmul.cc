@@ -248,7 +248,7 @@ MatmulShape ShapeOf(const MatmulArgs& args, const MatmulOperands& operands) {
 // The same call with a tiling given, as ChooseFor asks for it.
 template <class T>
 struct ReplayOf {
-  static constexpr std::int64_t kMostWork = 180000;
+  static constexpr ShortListLimits kFamilies{.count = 12, .work = 180000}, kWalks{.count = 6, .work = 100000};
   const MatmulArgs& args;
 
   Status operator()(const Device& model, const MatmulTiling& tiling, Profile* profile) const;

@@ -4,7 +4,6 @@
 #include <new>
 #include <string>
 
-#include "kernels/choose_for.h"
 #include "kernels/element_type.h"
 #include "kernels/rms_norm_kernel.h"
 #include "kernels/rowwise.h"
@@ -85,7 +84,7 @@ RowwiseShape ShapeOf(const RmsNormGradArgs& args) {
   return {.rows = args.x.size(0),
           .cols = args.x.size(1),
           .dtype = args.x.dtype,
-          .loads = 3,
+          .loads = args.d_sum.given() ? 3 : 2,
           .stores = 1,
           .scratch = 2,
           .row_vectors = 2,
@@ -96,10 +95,16 @@ RowwiseShape ShapeOf(const RmsNormGradArgs& args) {
 }
 
 template <class T>
-Status Run(const Device& device, const RmsNormArgs& args, Profile* profile) {
+Status Run(const Device& device, const RmsNormArgs& args, Profile* profile,
+           const RowwiseTiling* forced = nullptr) {
   Launch launch(device, kNorm);
   RowwiseTiling tiling;
-  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kNorm, ShapeOf(args), &RowwiseCandidates, &tiling));
+  const auto with = [&](const Device& model, const RowwiseTiling& t, Profile* p) {
+    return Run<T>(model, args, p, &t);
+  };
+  CUBIST_RETURN_IF_ERROR(ChooseRowwise(device, kNorm, ShapeOf(args),
+                                       {args.x, args.residual, args.gamma, args.out, args.sum, args.rstd},
+                                       forced, &tiling, with));
   RmsNormOperands g;
   g.x = MatrixOf(*launch.Input("x", args.x));
   g.residual = launch.Input("residual", args.residual);
@@ -113,10 +118,17 @@ Status Run(const Device& device, const RmsNormArgs& args, Profile* profile) {
 }
 
 template <class T>
-Status Run(const Device& device, const RmsNormGradArgs& args, Profile* profile) {
+Status Run(const Device& device, const RmsNormGradArgs& args, Profile* profile,
+           const RowwiseTiling* forced = nullptr) {
   Launch launch(device, kGrad);
   RowwiseTiling tiling;
-  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kGrad, ShapeOf(args), &RowwiseCandidates, &tiling));
+  const auto with = [&](const Device& model, const RowwiseTiling& t, Profile* p) {
+    return Run<T>(model, args, p, &t);
+  };
+  CUBIST_RETURN_IF_ERROR(
+      ChooseRowwise(device, kGrad, ShapeOf(args),
+                    {args.d_out, args.x, args.rstd, args.gamma, args.d_sum, args.d_x, args.d_gamma}, forced,
+                    &tiling, with));
   RmsNormGradOperands g;
   g.d_out = MatrixOf(*launch.Input("d_out", args.d_out));
   g.x = MatrixOf(*launch.Input("x", args.x));

@@ -129,8 +129,10 @@ struct RmsNormGradOperands {
 template <class T, VectorCore V>
 void RmsNormGradKernel(V& core, const RmsNormGradOperands& g, const RowwiseTiling& t) {
   Ring<Buffer::kUB, T> d_out_ub(core, "d_out_ub", t.rows, t.cols, t.stages, Role::kRelay),
-      x_ub(core, "x_ub", t.rows, t.cols, t.stages, Role::kRelay),
-      more_ub(core, "d_more_ub", t.rows, t.cols, t.stages, Role::kRelay);
+      x_ub(core, "x_ub", t.rows, t.cols, t.stages, Role::kRelay);
+  const bool adds = g.d_more != nullptr;
+  Ring<Buffer::kUB, T> more_ub(core, "d_more_ub", adds ? t.rows : 1, adds ? t.cols : 1, t.stages,
+                               Role::kRelay);
   Ring<Buffer::kUB, T> d_x_ub(core, "d_x_ub", t.rows, t.cols, t.stages, Role::kRelay);
   Ring<Buffer::kUB, float> s0_ub(core, "s0_ub", t.rows, t.cols, 1), s1_ub(core, "s1_ub", t.rows, t.cols, 1);
   Ring<Buffer::kUB, float> rstd_ub(core, "rstd_ub", t.rows, 1, t.stages),

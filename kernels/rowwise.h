@@ -2,7 +2,14 @@
 #ifndef CUBIST_KERNELS_ROWWISE_H_
 #define CUBIST_KERNELS_ROWWISE_H_
 
+#include <initializer_list>
+
+#include "kernels/choose_for.h"
+#include "npu_model/device.h"
+#include "npu_model/profile.h"
+#include "npu_model/status.h"
 #include "npu_model/types.h"
+#include "tiling/rowwise_tiling.h"
 
 namespace cubist {
 
@@ -11,6 +18,33 @@ template <class AnyTensor>
 AnyTensor AsColumn(AnyTensor t) {
   if (t.rank == 1) t.rank = 2, t.sizes[1] = 1, t.strides[1] = 1;
   return t;
+}
+
+// The replay of a call whose time hangs on its shape and on how its tensors lie. run(device, tiling, profile) makes it.
+template <class Run>
+struct RowwiseReplay {
+  // A price is up to a third off.
+  static constexpr ShortListLimits kFamilies{.count = 16, .dearest = 2, .work = 100000}, kWalks{.count = 1};
+  std::initializer_list<ConstTensor> tensors;
+  const Run& run;
+
+  Status operator()(const Device& model, const RowwiseTiling& tiling, Profile* profile) const {
+    return run(model, tiling, profile);
+  }
+  void AddTo(ChoiceKey* key) const {
+    for (const ConstTensor& tensor : tensors) key->Add(tensor);
+  }
+};
+
+// ChooseFor by replay; `forced` where that is given.
+template <class Run>
+Status ChooseRowwise(const Device& device, const char* kernel, const RowwiseShape& shape,
+                     std::initializer_list<ConstTensor> tensors, const RowwiseTiling* forced,
+                     RowwiseTiling* tiling, const Run& run) {
+  if (forced == nullptr)
+    return ChooseFor(device, kernel, shape, &RowwiseCandidates, tiling, RowwiseReplay<Run>{tensors, run});
+  *tiling = *forced;
+  return {};
 }
 
 }  // namespace cubist

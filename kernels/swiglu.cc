@@ -2,7 +2,6 @@
 
 #include <new>
 
-#include "kernels/choose_for.h"
 #include "kernels/element_type.h"
 #include "kernels/rowwise.h"
 #include "kernels/swiglu_kernel.h"
@@ -77,10 +76,15 @@ RowwiseShape ShapeOf(const SwiGluGradArgs& args) {
 }
 
 template <class T>
-Status Run(const Device& device, const SwiGluArgs& args, Profile* profile) {
+Status Run(const Device& device, const SwiGluArgs& args, Profile* profile,
+           const RowwiseTiling* forced = nullptr) {
   Launch launch(device, kSwiGlu);
   RowwiseTiling tiling;
-  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kSwiGlu, ShapeOf(args), &RowwiseCandidates, &tiling));
+  const auto with = [&](const Device& model, const RowwiseTiling& t, Profile* p) {
+    return Run<T>(model, args, p, &t);
+  };
+  CUBIST_RETURN_IF_ERROR(ChooseRowwise(device, kSwiGlu, ShapeOf(args),
+                                       {args.gate, args.up, args.probs, args.out}, forced, &tiling, with));
   SwiGluOperands g;
   g.gate = MatrixOf(*launch.Input("gate", args.gate));
   g.up = MatrixOf(*launch.Input("up", args.up));
@@ -91,10 +95,17 @@ Status Run(const Device& device, const SwiGluArgs& args, Profile* profile) {
 }
 
 template <class T>
-Status Run(const Device& device, const SwiGluGradArgs& args, Profile* profile) {
+Status Run(const Device& device, const SwiGluGradArgs& args, Profile* profile,
+           const RowwiseTiling* forced = nullptr) {
   Launch launch(device, kGrad);
   RowwiseTiling tiling;
-  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kGrad, ShapeOf(args), &RowwiseCandidates, &tiling));
+  const auto with = [&](const Device& model, const RowwiseTiling& t, Profile* p) {
+    return Run<T>(model, args, p, &t);
+  };
+  CUBIST_RETURN_IF_ERROR(
+      ChooseRowwise(device, kGrad, ShapeOf(args),
+                    {args.d_out, args.gate, args.up, args.probs, args.d_gate, args.d_up, args.d_probs},
+                    forced, &tiling, with));
   SwiGluGradOperands g;
   g.d_out = MatrixOf(*launch.Input("d_out", args.d_out));
   g.gate = MatrixOf(*launch.Input("gate", args.gate));

@@ -82,13 +82,15 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
       move(Path::kGmToUb, chip.memory.core_read_bytes_per_cycle, starts * reads, bytes * reads);
   const double store =
       move(Path::kUbToGm, chip.memory.core_write_bytes_per_cycle, starts * s.stores, bytes * s.stores);
-  // A row operand that is cut is loaded again for every tile.
-  const double weights =
-      parts > 1 ? tiles * s.row_vectors * VectorCycles(chip, VectorOp::kUnary, d(t.cols)) : 0;
-  const double vector =
-      s.vector_passes * tiles * VectorCycles(chip, VectorOp::kBinary, elements / tiles) + weights;
+  // A row operand that is cut is loaded again for every tile, from L2.
+  const double row_loads = parts > 1 ? tiles * s.row_vectors : 0;
+  const double weights = chip.pipes_overlap
+                             ? row_loads * (chip.path(Path::kGmToUb).startup +
+                                            4 * d(t.cols) / chip.memory.core_read_bytes_per_cycle)
+                             : row_loads * VectorCycles(chip, VectorOp::kUnary, d(t.cols));
+  const double vector = s.vector_passes * tiles * VectorCycles(chip, VectorOp::kBinary, elements / tiles);
   return std::ceil(d(t.chunks) / cores) *
-         (Overlap(chip, t.stages > 1, {load, store, vector}) + tiles * chip.scalar.issue);
+         (Overlap(chip, t.stages > 1, {load + weights, store, vector}) + tiles * chip.scalar.issue);
 }
 
 std::vector<Tiling> RowwiseCandidates(const ChipSpec& chip, const Shape& shape) {

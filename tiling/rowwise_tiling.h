@@ -6,6 +6,7 @@
 #include <compare>
 #include <concepts>
 #include <cstdint>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -59,6 +60,18 @@ void VisitFields(const ChipSpec&, const RowwiseShape&, Tiling& t, Visit&& visit)
 
 inline void Complete(const RowwiseShape& s, RowwiseTiling& t) {
   t.chunks = std::max<std::int64_t>(CeilDiv(s.rows, t.chunk_rows), 1);
+}
+
+// No two candidates are of one kind.
+inline auto FamilyOf(const RowwiseTiling& t) { return std::tuple(t.rows, t.cols, t.stages); }
+inline auto WalkOf(const RowwiseTiling& t) { return FamilyOf(t); }
+inline std::vector<RowwiseTiling> OtherOrders(const RowwiseTiling&) { return {}; }
+// What the replay of a call costs, in Mmads of a matrix product.
+inline std::int64_t ReplayWork(const RowwiseShape& s, const RowwiseTiling& t) {
+  constexpr std::int64_t kInstructions = 4;  // Of a tile, as long as a Mmad and what it takes.
+  const std::int64_t tiles = t.chunks * CeilDiv(t.chunk_rows, std::max<std::int64_t>(t.rows, 1)) *
+                             CeilDiv(s.cols, std::max<std::int64_t>(t.cols, 1));
+  return tiles * (s.loads + s.stores + s.vector_passes) / kInstructions;
 }
 
 bool Fits(const ChipSpec& chip, const RowwiseShape& shape, const RowwiseTiling& tiling);

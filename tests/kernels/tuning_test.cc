@@ -325,7 +325,7 @@ TEST_F(TunedMatmul, ChoosesWhatItsEntryLeavesOutOnTheModel) {
 
 // Replays are counted, and tell every tiling apart.
 struct CountedReplay {
-  static constexpr std::int64_t kMostWork = 180000;
+  static constexpr ShortListLimits kFamilies{.count = 12, .work = 180000}, kWalks{.count = 6, .work = 100000};
   std::atomic<int>* replays;
   std::int64_t layout = 0;
 
