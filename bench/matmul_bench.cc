@@ -1,9 +1,9 @@
 // Matmul beside OpenBLAS and oneDNN, and Mmad alone.
 //
 // Matmul/<library>/<dtype>/<transposes>/<MxNxK>/threads:<n>: dtype is that of A and B, C is fp32; bf16_bf16
-// has C in bf16. cubist_packed and onednn_packed have B packed beforehand. Where M <= 64, B comes from memory: runs take copies
-// of it in turn. Mmad/cubist/<dtype>/<MxNxK>/threads:<n>: one tile in the caches of each thread, through the
-// host core.
+// has C in bf16. cubist_packed and onednn_packed have B packed beforehand. Where M <= 64, B comes from memory: runs take
+// copies of it in turn. Mmad/cubist/<dtype>/<MxNxK>/threads:<n>: one tile in the caches of each thread, through the host
+// core.
 #include <atomic>
 #include <barrier>
 #include <cstdint>

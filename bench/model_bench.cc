@@ -1,6 +1,6 @@
 // How long the model takes: to record a call without data, to place its flags, to prove them, to replay it (beside what the
-// host takes to compute it), and all of it as a user meets it, the first time (when the tiling is chosen by replay) and again.
-// Instructions per second are the record's, whatever flags stand between them.
+// host takes to compute it), and all of it as a user meets it, the first time (when the tiling is chosen by replay) and
+// again. Instructions per second are the record's, whatever flags stand between them.
 #include <benchmark/benchmark.h>
 
 #include <iterator>

@@ -41,8 +41,8 @@ Status TakeTuned(const ChipSpec& chip, const Shape& shape, const std::string& te
   return InvalidArgument("is none of the " + std::to_string(all.size()) + " that this machine computes with");
 }
 
-// body(0) .. body(count - 1), on the threads of the caller's arena; ForEach of parallel.h without oneTBB for those who include
-// this.
+// body(0) .. body(count - 1), on the threads of the caller's arena; ForEach of parallel.h without oneTBB for those who
+// include this.
 void SideBySide(std::size_t count, const std::function<void(std::size_t)>& body);
 
 // What a choice hangs on, as bytes.
@@ -96,8 +96,8 @@ struct NoReplay {};
 
 // The quickest by replay of the tilings that their price leaves open. `replay(device, tiling, &profile)` makes the call with
 // a tiling, replay.AddTo(&key) says what of the call bears on its time besides the shape. Replay::kFamilies limits the
-// replays of one tiling of each family, Replay::kWalks those of the best one's others; their `work` is ReplayWork. The flags are
-// minimal ones whatever the call's, so that a call keeps its tiling where they alone differ.
+// replays of one tiling of each family, Replay::kWalks those of the best one's others; their `work` is ReplayWork. The
+// flags are minimal ones whatever the call's, so that a call keeps its tiling where they alone differ.
 template <class Shape, class Tiling, class Replay>
 class ChoiceByReplay {
  public:

@@ -70,8 +70,8 @@ UbTile<float> LoadTurned(Lane& lane, const Gm& source) {
 }
 
 // What is done to the scores of `keys` and the step's queries before their exponentials, as the forward pass did it, but to
-// keys as rows; returns the scale that is left, and in `slope` that of the cap where there is one. dp becomes 0 where a key is
-// hidden: its value may be NaN, and 0 * NaN is NaN.
+// keys as rows; returns the scale that is left, and in `slope` that of the cap where there is one. dp becomes 0 where a key
+// is hidden: its value may be NaN, and 0 * NaN is NaN.
 template <class Lane>
 float FinishScores(Lane& lane, const FlashAttentionGradOperands& g, const FlashAttentionGradShape& s,
                    const FlashAttentionGradStep& step, Range keys, UbTile<float> scored, UbTile<float> dp,

@@ -152,8 +152,8 @@ struct GroupedMatmulOperands {
   }
 };
 
-// out = x w_g + bias_g for the rows of each group, as the epilogue has it; 0 after the last: a product with an empty k. A group's rows are cut
-// evenly; its blocks go down the rows, so that a panel of weights is read while it is near.
+// out = x w_g + bias_g for the rows of each group, as the epilogue has it; 0 after the last: a product with an empty k. A
+// group's rows are cut evenly; its blocks go down the rows, so that a panel of weights is read while it is near.
 template <class T, AiCore Core>
 void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const GroupedMatmulTiling& t) {
   MatmulRings<T> rings(core, t.block, g.bias != nullptr);

@@ -26,9 +26,9 @@ class LossScaler {
   float scale() const { return scale_; }
   std::int64_t clean_steps() const { return clean_steps_; }
 
-  // One step: every gradient (any rank, fp32, bf16 or fp16; none may overlap another) is divided by the scale in place, in fp32, rounded once; with
-  // any NaN or infinity among them none is changed, *apply becomes false and the scale backs off. After growth_interval
-  // clean steps in a row it grows.
+  // One step: every gradient (any rank, fp32, bf16 or fp16; none may overlap another) is divided by the scale in place, in
+  // fp32, rounded once; with any NaN or infinity among them none is changed, *apply becomes false and the scale backs off.
+  // After growth_interval clean steps in a row it grows.
   Status Unscale(std::span<const Tensor> gradients, bool* apply);
 
  private:

@@ -67,7 +67,8 @@ struct RouteOptions {
 };
 
 // In fp32: scores n = score(logits); the K highest of n + bias in each row, descending, of equals the lower expert first;
-// weights = n of those (or what `weighting` makes of them), renormalised and scaled as the options say. The bias selects and does not weigh.
+// weights = n of those (or what `weighting` makes of them), renormalised and scaled as the options say. The bias selects
+// and does not weigh.
 //
 //   logits   (T, E)   fp32, bf16 or fp16
 //   bias     (E)      optional, any float dtype

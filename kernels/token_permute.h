@@ -49,9 +49,9 @@ enum class CapacityKeeps : std::uint8_t { kFirst, kHighest };
 //                   parallelism); an empty range is empty, num_out_tokens is 0. sorted_indices stays global
 //
 // Movement only: rows arrive bit for bit, and rows of no slot are zero (padding, what -1 leaves over). Semantics of
-// aclnnMoeTokenPermute, its WithEp and WithRoutingMap forms, and aclnnMoeInitRoutingV2's drop and pad; note that sorted_indices maps slot to
-// row (the inverse of an argsort). T * K and all rows < 2^31. Any H, K, num_experts >= 0 (K on an NPU as far as the ids
-// of one token fit its UB). Outputs may not overlap anything.
+// aclnnMoeTokenPermute, its WithEp and WithRoutingMap forms, and aclnnMoeInitRoutingV2's drop and pad; note that
+// sorted_indices maps slot to row (the inverse of an argsort). T * K and all rows < 2^31. Any H, K, num_experts >= 0 (K on
+// an NPU as far as the ids of one token fit its UB). Outputs may not overlap anything.
 struct TokenPermuteArgs {
   ConstTensor tokens;
   ConstTensor topk_ids = {};
@@ -76,7 +76,8 @@ struct TokenPermuteArgs {
   Tensor node_counts = {};
 };
 
-// out[t] = residual[t] + residual2[t] + sum over j of probs(t, j) * (permuted[sorted_indices[t * K + j]] + bias[topk_ids(t, j)]),
+// out[t] = residual[t] + residual2[t]
+//          + sum over j of probs(t, j) * (permuted[sorted_indices[t * K + j]] + bias[topk_ids(t, j)]),
 // in this order, j ascending, in fp32, rounded once
 //
 //   permuted        (M, H)    fp32, bf16 or fp16
@@ -93,8 +94,8 @@ struct TokenPermuteArgs {
 //                   other rows add nothing; the results of all ranks add up to the whole. Absent: [0, M)
 //
 // Semantics of aclnnMoeTokenUnpermute, its WithEp and WithRoutingMap forms, and of aclnnMoeFinalizeRoutingV2 (row-major
-// indices, dropped slots without their bias); an empty range of rows is empty. With ranges of rows on several ranks the residuals
-// are one rank's to give. Any H, K >= 0. out may not overlap anything.
+// indices, dropped slots without their bias); an empty range of rows is empty. With ranges of rows on several ranks the
+// residuals are one rank's to give. Any H, K >= 0. out may not overlap anything.
 struct TokenUnpermuteArgs {
   ConstTensor permuted, sorted_indices;
   ConstTensor routing_map = {};

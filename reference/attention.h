@@ -32,8 +32,8 @@ struct AttentionArgs {
   double soft_cap = 0;
   ConstTensor bias = {}, sinks = {};
 
-  // Keys are hidden where `hidden` (B, Nq, Sq, Skv), bool, is true; sizes of 1 serve all. slopes, (Nq) or (B, Nq): scores lose
-  // slope * |i + offset - j|, or slope times its root, before the bias; the offset is Skv - Sq by default.
+  // Keys are hidden where `hidden` (B, Nq, Sq, Skv), bool, is true; sizes of 1 serve all. slopes, (Nq) or (B, Nq): scores
+  // lose slope * |i + offset - j|, or slope times its root, before the bias; the offset is Skv - Sq by default.
   ConstTensor hidden = {}, slopes = {};
   std::optional<std::int64_t> alibi_offset = {};
   bool alibi_root = false;

@@ -53,8 +53,8 @@ struct Additions {
   ConstTensor bias, topk_ids, residual, residual2;
 };
 
-// out[t] = sum over j of probs(t, j) * permuted[sorted_indices[t * K + j]], and the additions, in double, for the given tokens
-// t.
+// out[t] = sum over j of probs(t, j) * permuted[sorted_indices[t * K + j]], and the additions, in double, for the given
+// tokens t.
 //   permuted (M, H), sorted_indices (T * K), probs (T, K) or not given: then K = top_k and the weight is 1
 // Row 0 of permuted is row first_row of the global order; an index of no row adds nothing, and a row of probability 0
 // is not read. With weights of 1 this is the gradient of Permute as well.

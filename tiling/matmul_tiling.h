@@ -147,8 +147,8 @@ void VisitFields(const ChipSpec& chip, const MatmulShape& s, Tiling& t, Visit&& 
   visit({"order", 0, kBlockOrderCount - 1}, t.grid.order), visit({"width", 1, kLargest}, t.grid.width);
 }
 
-// How many parts k is cut into, and their length where that is more than one: by the shape and the dtype alone, however operands are stored and
-// whatever becomes of C.
+// How many parts k is cut into, and their length where that is more than one: by the shape and the dtype alone, however
+// operands are stored and whatever becomes of C.
 struct KParts {
   std::int64_t count = 1, length = 0;
 };

@@ -51,8 +51,9 @@ struct SearchResult {
 };
 
 // Replays what the call takes, the cheapest candidates by price and the starting one, then neighbours of the best that
-// differ in one field, and when there are none left the next by price, as long as the budget lasts. A call's choices (a kernel may be called several times in it) are searched one after the
-// other. Deterministic. An error is the call's own, or says that no candidate is allowed.
+// differ in one field, and when there are none left the next by price, as long as the budget lasts. A call's choices (a
+// kernel may be called several times in it) are searched one after the other. Deterministic. An error is the call's own, or
+// says that no candidate is allowed.
 Status SearchTilings(const Call& call, const ChipSpec& chip, const SearchOptions& options,
                      SearchResult* result);
 

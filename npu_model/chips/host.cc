@@ -34,8 +34,8 @@ PathSpec Rate(double startup, double bytes_per_cycle) {
           {bytes_per_cycle, "bytes/cycle", Basis::kMeasured, 0.3, kProbe}};
 }
 
-// How many multiply-adds of vectors of so many floats a core ends in a cycle: two, but for 512 bits on AMD's family 19h (Zen 4),
-// which does them by halves. By name and not by a clock: what a tiling is chosen by must be the same in every run.
+// How many multiply-adds of vectors of so many floats a core ends in a cycle: two, but for 512 bits on AMD's family 19h
+// (Zen 4), which does them by halves. By name and not by a clock: what a tiling is chosen by must be the same in every run.
 constexpr const char* kWidths = "probes on Zen 4 and Zen 5; two units on other cores";
 int MultiplyAddsPerCycle(std::int64_t lanes) {
 #if defined(__x86_64__)

@@ -428,8 +428,8 @@ std::int64_t PeakFma(std::int64_t rounds) {
 // B a panel of a few rows at a time: read where it lies by the first strip of A, which leaves a packed one in the
 // first-level cache for the others, or packed there if it must be; multiplied with every row of A, forgotten. Nothing is
 // written to farther memory, which is what counts where few rows use B: its bytes come from memory at a few per cycle.
-// The panel that comes next is asked for meanwhile, or one some way ahead. Sums go through C from panel to panel of a column. Panels follow
-// each other along the source's lines: B's rows, or its columns.
+// The panel that comes next is asked for meanwhile, or one some way ahead. Sums go through C from panel to panel of a
+// column. Panels follow each other along the source's lines: B's rows, or its columns.
 constexpr std::int64_t kInPlaceWords = 128;  // Of k in a panel, at most.
 constexpr std::int64_t kStrips = 72 / kMr;   // Of rows of A that a panel serves.
 

@@ -421,8 +421,8 @@ HWY_INLINE float ExpRow(T* p, const float* s, const float* next, std::int64_t n,
 }
 
 // The (rows, 1) operands follow for as many rows as a vector has lanes. A row's extreme is looked for beside the row two
-// before it, and its lanes are folded beside the row before it, so that nothing waits for them. p may lie where s does: a row is read for its extreme before
-// p's rows reach it.
+// before it, and its lanes are folded beside the row before it, so that nothing waits for them. p may lie where s does: a
+// row is read for its extreme before p's rows reach it.
 template <Narrowing kNarrowing, bool kMinimum, class T>
 void SoftmaxStepAs(const Rows& p, const Rows& s, const Rows& m_new, const Rows& m_old, const Rows& l,
                    float scale) {

@@ -83,7 +83,8 @@ class Steps {
   std::deque<Stretch> stretches_;
   std::size_t dropped_ = 0;     // stretches in front of these,
   std::vector<Stretch> spare_;  // whose memory serves again
-  // Of flags, by their pair of agents and id; 0 for none yet. Behind the pairs of one side: a way from each side to the other.
+  // Of flags, by their pair of agents and id; 0 for none yet. Behind the pairs of one side: a way from each side to the
+  // other.
   static constexpr int kPairs = kMaxAgents * kMaxAgents + 2 * kMaxLanes;
   std::size_t ids_ = 1;
   std::vector<std::uint32_t> numbers_;

@@ -1,5 +1,5 @@
-// What a caller of TokenPermute and TokenUnpermute can get wrong comes back as an error that names the argument, its value and the
-// limit, and nothing is written.
+// What a caller of TokenPermute and TokenUnpermute can get wrong comes back as an error that names the argument, its value
+// and the limit, and nothing is written.
 #include <gtest/gtest.h>
 
 #include <cmath>

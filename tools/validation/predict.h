@@ -33,8 +33,8 @@ struct Recorded {
 // unknown, any schedule of the same work.
 Interval IntervalOf(Recorded& recorded, const ChipSpec& chip, double us);
 
-// Share of the time after launch and start, of kernels whose schedule is not known to the last buffer. pto-dsl guide: steps 2 to 4, all with double
-// buffers, differ by 13 to 19 %, of which the better of several is taken.
+// Share of the time after launch and start, of kernels whose schedule is not known to the last buffer. pto-dsl guide: steps
+// 2 to 4, all with double buffers, differ by 13 to 19 %, of which the better of several is taken.
 inline constexpr double kOtherSchedule = 0.107;
 
 // Before its first transfer an operator of the vendor's Ascend C copies its tiling from GM, works out where its tiles are
