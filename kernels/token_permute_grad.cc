@@ -59,6 +59,7 @@ Status Run(const Device& device, const TokenPermuteGradArgs& args, Profile* prof
   TokenPermuteShape shape;
   shape.tokens = args.tokens_grad.size(0), shape.hidden = args.tokens_grad.size(1), shape.top_k = args.top_k;
   shape.dtype = args.permuted_grad.dtype;
+  shape.gathers = args.probs_grad.given();
   TokenUnpermuteTiling tiling;
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, kPermuteGrad, shape, &UnpermuteCandidates, &tiling));
 

@@ -322,8 +322,14 @@ double Price(const ChipSpec& chip, const Shape& s, const TokenUnpermuteTiling& t
       (std::ceil(k / d(t.rows)) * VectorCycles(chip, VectorOp::kUnary, cols) +
        k * (VectorCycles(chip, VectorOp::kCast, cols) + VectorCycles(chip, VectorOp::kUnary, cols) +
             VectorCycles(chip, VectorOp::kBinary, cols)));
-  return std::ceil(d(t.chunks) / cores) *
-         (PieceCycles(chip, s, t.chunk_tokens, t.piece_tokens) + Overlap(chip, t.stages > 1, {move, sum}));
+  // A piece's values are loaded one by one, while the rows in flight, by then half of them, keep memory busy.
+  const double pieces = d(CeilDiv(t.chunk_tokens, t.piece_tokens));
+  const double values = d(std::min(t.piece_tokens, t.chunk_tokens)) * k * chip.path(Path::kGmToUb).startup;
+  const double in_flight = d(t.stages * t.rows) * cols * d(SizeOf(s.dtype)) /
+                           (chip.memory.hbm_bytes_per_s / chip.clock_hz / cores);
+  const double gather = chip.pipes_overlap && s.gathers ? pieces * std::max(values - in_flight / 2, 0.0) : 0;
+  return std::ceil(d(t.chunks) / cores) * (PieceCycles(chip, s, t.chunk_tokens, t.piece_tokens) + gather +
+                                           Overlap(chip, t.stages > 1, {move, sum}));
 }
 
 double Price(const ChipSpec& chip, const Shape& s, const TokenUnpermuteGradTiling& t) {

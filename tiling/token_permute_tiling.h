@@ -21,6 +21,7 @@ struct TokenPermuteShape {
   DType dtype = DType::kF32;
   bool wide_ids = false;   // int64
   bool reads_ids = false;  // Of unpermute: the experts' ids as well, for their biases.
+  bool gathers = false;    // Of permute's gradient: a value for every slot, before the rows of its token.
 
   friend auto operator<=>(const TokenPermuteShape&, const TokenPermuteShape&) = default;
 };
@@ -62,7 +63,7 @@ void VisitFields(const TokenPermuteShape& s, Visit&& visit) {
   visit({"experts"}, s.experts);
   visit({"dtype"}, s.dtype);
   visit({"wide_ids"}, s.wide_ids);
-  visit({"reads_ids"}, s.reads_ids);
+  visit({"reads_ids"}, s.reads_ids), visit({"gathers"}, s.gathers);
 }
 
 template <class Tiling, class Visit>
