@@ -18,6 +18,9 @@ namespace {
 struct Shape {
   std::int64_t m, n, k;
 };
+std::string Name(const Shape& s) {
+  return std::to_string(s.m) + "x" + std::to_string(s.n) + "x" + std::to_string(s.k);
+}
 
 Call CallOf(const KernelCallOptions& options) {
   return [options](const Device& device, Profile* profile) {
@@ -30,7 +33,7 @@ Call CallOf(const KernelCallOptions& options) {
 Call CallOf(const Shape& s) {
   KernelCallOptions options;
   options.kernel = "matmul";
-  options.shape = std::to_string(s.m) + "x" + std::to_string(s.n) + "x" + std::to_string(s.k);
+  options.shape = Name(s);
   options.any_order = true;
   return CallOf(options);
 }
@@ -76,48 +79,61 @@ Ranked Rank(const ChipSpec& chip, const Shape& s, std::size_t spread, int budget
           choice.chosen};
 }
 
-TEST(PriceTest, RanksProductsAsTheReplayDoes) {
-  for (const Shape& s : {Shape{4096, 1536, 7168},
-                         {4096, 3072, 1536},
-                         {4096, 7168, 576},
-                         {4096, 576, 7168},
-                         {4096, 4096, 512},
-                         {4096, 7168, 2048},
-                         {512, 4096, 7168},
-                         {512, 4096, 4096},
-                         {640, 8192, 8192},
-                         {2048, 2048, 2048},
-                         {1000, 1001, 1003},
-                         {300, 5000, 700},
-                         {777, 777, 7777}}) {
-    SCOPED_TRACE(std::to_string(s.m) + "x" + std::to_string(s.n) + "x" + std::to_string(s.k));
-    const Ranked ranked = Rank(Ascend910B2(), s, /*spread=*/16, /*budget=*/32);
-    EXPECT_GE(ranked.spearman, 0.9);
-    EXPECT_LE(ranked.regret, 0.03) << ranked.chosen << "\nagainst " << ranked.best;
-  }
+class ProductPriceTest : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(ProductPriceTest, RanksAsTheReplayDoes) {
+  const Ranked ranked = Rank(Ascend910B2(), GetParam(), /*spread=*/16, /*budget=*/32);
+  EXPECT_GE(ranked.spearman, 0.9);
+  EXPECT_LE(ranked.regret, 0.03) << ranked.chosen << "\nagainst " << ranked.best;
 }
 
-TEST(PriceTest, AttentionTakesOneOfTheBest) {
-  struct AttentionCase {
-    const char* shape;
-    bool causal = false;
-  };
-  for (const char* const kernel : {"flash_attention", "flash_attention_grad"}) {
-    for (const AttentionCase& x : {AttentionCase{"4x1000x80x80", true},
-                                   {"1x777x72x72"},
-                                   {"12x333x128x128", true},
-                                   {"5x640x96x96"},
-                                   {"3x700x128x128x64", true}}) {
-      SCOPED_TRACE(std::string(kernel) + " " + x.shape);
-      KernelCallOptions options;
-      options.kernel = kernel, options.shape = x.shape, options.causal = x.causal;
-      SearchResult found;
-      ASSERT_TRUE(SearchTilings(CallOf(options), Ascend910B2(), {.budget = 48}, &found).ok());
-      EXPECT_LE(found.untuned.time_s, 1.03 * found.best.time_s)
-          << found.untuned_tilings[0] << "\nagainst " << found.choices[0].chosen;
-    }
-  }
+INSTANTIATE_TEST_SUITE_P(Shapes, ProductPriceTest,
+                         ::testing::ValuesIn<Shape>({{4096, 1536, 7168},
+                                                     {4096, 3072, 1536},
+                                                     {4096, 7168, 576},
+                                                     {4096, 576, 7168},
+                                                     {4096, 4096, 512},
+                                                     {4096, 7168, 2048},
+                                                     {512, 4096, 7168},
+                                                     {512, 4096, 4096},
+                                                     {640, 8192, 8192},
+                                                     {2048, 2048, 2048},
+                                                     {1000, 1001, 1003},
+                                                     {300, 5000, 700},
+                                                     {777, 777, 7777}}),
+                         [](const auto& shape) { return Name(shape.param); });
+
+struct AttentionCase {
+  const char* kernel;
+  const char* shape;
+  bool causal = false;
+};
+
+class AttentionPriceTest : public ::testing::TestWithParam<AttentionCase> {};
+
+TEST_P(AttentionPriceTest, TakesOneOfTheBest) {
+  KernelCallOptions options;
+  options.kernel = GetParam().kernel, options.shape = GetParam().shape, options.causal = GetParam().causal;
+  SearchResult found;
+  ASSERT_TRUE(SearchTilings(CallOf(options), Ascend910B2(), {.budget = 48}, &found).ok());
+  EXPECT_LE(found.untuned.time_s, 1.03 * found.best.time_s)
+      << found.untuned_tilings[0] << "\nagainst " << found.choices[0].chosen;
 }
+
+std::vector<AttentionCase> AttentionCases() {
+  std::vector<AttentionCase> cases;
+  for (const char* kernel : {"flash_attention", "flash_attention_grad"}) {
+    cases.push_back({kernel, "4x1000x80x80", true});
+    cases.push_back({kernel, "1x777x72x72"});
+    cases.push_back({kernel, "12x333x128x128", true});
+    cases.push_back({kernel, "5x640x96x96"});
+    cases.push_back({kernel, "3x700x128x128x64", true});
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, AttentionPriceTest, ::testing::ValuesIn(AttentionCases()),
+                         [](const auto& x) { return std::string(x.param.kernel) + "_" + x.param.shape; });
 
 }  // namespace
 }  // namespace cubist
