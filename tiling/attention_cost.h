@@ -1,0 +1,38 @@
+// What the prices of both passes of attention have in common.
+#ifndef CUBIST_TILING_ATTENTION_COST_H_
+#define CUBIST_TILING_ATTENTION_COST_H_
+
+#include <cstdint>
+
+#include "npu_model/chip.h"
+#include "tiling/cost.h"
+
+namespace cubist {
+
+// Cycles that products keep the pipes around L0 busy.
+struct ProductCycles {
+  double mmad = 0, mte1 = 0, issue = 0;
+
+  // A product of (rows, k) and (k, width), k in steps of k0, `times` over.
+  void Add(const ChipSpec& chip, DType in, double times, std::int64_t rows, std::int64_t k,
+           std::int64_t width, std::int64_t k0) {
+    if (width == 0) return;
+    const auto bytes = static_cast<double>(chip.OperandBytes(in));
+    for (const Range step : Split(k, k0)) {
+      mmad += times * MmadCycles(chip, in, rows, step.size(), width);
+      mte1 += times * (PathCycles(chip, Path::kL1ToL0A, static_cast<double>(rows * step.size()) * bytes, 1) +
+                       PathCycles(chip, Path::kL1ToL0B, static_cast<double>(step.size() * width) * bytes, 1));
+      issue += times * 3 * chip.scalar.issue;
+    }
+  }
+};
+
+// A phase before, on all cores, that reads `bytes` and writes them in the core's layout.
+inline double PackingCycles(const ChipSpec& chip, double bytes) {
+  const auto cores = static_cast<double>(chip.concurrent_cores);
+  return chip.sync.barrier_s * chip.clock_hz + 2 * bytes / LoadRate(chip, Path::kGmToL1Nd2Nz, cores) / cores;
+}
+
+}  // namespace cubist
+
+#endif  // CUBIST_TILING_ATTENTION_COST_H_
