@@ -15,13 +15,16 @@
 #include "kernels/flash_attention_kernel.h"
 #include "npu_model/chip.h"
 #include "npu_model/trace/trace_core.h"
+#include "tests/tiling/tiling_support.h"
 
 namespace cubist {
 namespace {
 
-std::vector<const ChipSpec*> Chips() {
-  return {&Ascend910B1(), &Ascend910B2(), &Ascend910B3(), &Ascend910B4(), &HostChip()};
-}
+using testing::Chips;
+using testing::ExpectChoosingAgainGivesTheSame;
+using testing::ExpectErrorsNameTheBuffer;
+using testing::WithCapacity;
+
 constexpr Buffer kBuffers[] = {Buffer::kL1, Buffer::kL0A, Buffer::kL0B, Buffer::kL0C, Buffer::kUB};
 
 FlashAttentionShape ShapeOf(std::int64_t sq, std::int64_t skv, std::int64_t d_qk, std::int64_t d_rope,
@@ -62,12 +65,6 @@ std::string NameOf(const FlashAttentionTiling& t) {
          " strip " + std::to_string(t.strip) + " depth " + std::to_string(t.depth) + " stages " +
          std::to_string(t.q_stages) + std::to_string(t.kv_stages) + std::to_string(t.l0_stages) +
          std::to_string(t.s_stages) + std::to_string(t.ub_stages) + (t.pack_kv ? " packed" : "");
-}
-
-ChipSpec WithCapacity(const ChipSpec& chip, Buffer buffer, std::int64_t capacity) {
-  ChipSpec changed = chip;
-  changed.buffers[static_cast<std::size_t>(buffer)].capacity = capacity;
-  return changed;
 }
 
 // A (b, n, s, d) tensor without data.
@@ -405,22 +402,7 @@ TEST(FlashAttentionTilingTest, OnlyWhatIsUsedAgainIsPacked) {
 }
 
 TEST(FlashAttentionTilingTest, ChoosingAgainGivesTheSame) {
-  for (const ChipSpec* chip : Chips()) {
-    const std::vector<FlashAttentionShape> shapes = Shapes();
-    std::vector<std::string> first;
-    for (const FlashAttentionShape& s : shapes) {
-      FlashAttentionTiling t;
-      ASSERT_TRUE(Choose(*chip, s, &t).ok());
-      first.push_back(NameOf(t));
-    }
-    for (int round = 0; round < 2; ++round) {  // More shapes than a memo holds, in another order.
-      for (std::size_t i = shapes.size(); i-- > 0;) {
-        FlashAttentionTiling again;
-        ASSERT_TRUE(Choose(*chip, shapes[i], &again).ok());
-        EXPECT_EQ(NameOf(again), first[i]) << chip->name << " " << NameOf(shapes[i]);
-      }
-    }
-  }
+  ExpectChoosingAgainGivesTheSame<FlashAttentionTiling>(Shapes());
 }
 
 TEST(FlashAttentionTilingTest, NoHeadsAreATiling) {
@@ -452,30 +434,9 @@ TEST(FlashAttentionTilingTest, HugeSizesAreChosenAtOnce) {
   }
 }
 
-// A buffer shrinks until nothing fits: up to there every choice fits, from there the error names the buffer.
 TEST(FlashAttentionTilingTest, AnErrorNamesTheBufferThatIsTooSmall) {
   for (DType dtype : {DType::kF32, DType::kBF16}) {
-    const FlashAttentionShape s = ShapeOf(300, 300, 64, 32, 48, dtype, true);
-    for (Buffer buffer : kBuffers) {
-      bool failed = false;
-      for (std::int64_t capacity = Ascend910B1().buffer(buffer).capacity; capacity > 0; capacity /= 2) {
-        const ChipSpec chip = WithCapacity(Ascend910B1(), buffer, capacity);
-        FlashAttentionTiling t;
-        const Status status = Choose(chip, s, &t);
-        if (status.ok()) {
-          EXPECT_FALSE(failed);
-          EXPECT_TRUE(Fits(chip, s, t));
-          continue;
-        }
-        failed = true;
-        EXPECT_EQ(status.code(), StatusCode::kUnsupported);
-        EXPECT_NE(status.message().find(std::string(" bytes of ") + NameOf(buffer)), std::string::npos)
-            << NameOf(dtype) << ", " << capacity << " bytes: " << status.message();
-        EXPECT_NE(status.message().find("ascend910b1 has " + std::to_string(capacity)), std::string::npos)
-            << NameOf(dtype) << ", " << capacity << " bytes: " << status.message();
-      }
-      EXPECT_TRUE(failed) << NameOf(buffer);
-    }
+    ExpectErrorsNameTheBuffer<FlashAttentionTiling>(ShapeOf(300, 300, 64, 32, 48, dtype, true), kBuffers);
   }
 }
 

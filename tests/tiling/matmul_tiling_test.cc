@@ -16,15 +16,17 @@
 #include "npu_model/chip.h"
 #include "npu_model/trace/trace_core.h"
 #include "tests/npu_model/trace_support.h"
+#include "tests/tiling/tiling_support.h"
 
 namespace cubist {
 namespace {
 
+using testing::Chips;
+using testing::ExpectChoosingAgainGivesTheSame;
+using testing::ExpectErrorsNameTheBuffer;
 using testing::TensorOf;
+using testing::WithCapacity;
 
-std::vector<const ChipSpec*> Chips() {
-  return {&Ascend910B1(), &Ascend910B2(), &Ascend910B3(), &Ascend910B4(), &HostChip()};
-}
 constexpr Buffer kBuffers[] = {Buffer::kL1,  Buffer::kL0A, Buffer::kL0B,
                                Buffer::kL0C, Buffer::kBT,  Buffer::kUB};
 
@@ -65,11 +67,6 @@ std::string NameOf(const MatmulTiling& t) {
          std::to_string(t.k0) + " stages " + std::to_string(t.l1_stages) + std::to_string(t.l0_stages) +
          std::to_string(t.l0c_stages) + " pieces " + std::to_string(t.pieces) +
          (t.stagger ? " staggered" : "");
-}
-ChipSpec WithCapacity(const ChipSpec& chip, Buffer buffer, std::int64_t capacity) {
-  ChipSpec changed = chip;
-  changed.buffers[static_cast<std::size_t>(buffer)].capacity = capacity;
-  return changed;
 }
 
 // What the kernel of one core says of its buffers: no finding, and the bytes that its rings take.
@@ -290,18 +287,7 @@ TEST(MatmulTilingTest, ALargeProductIsDoubleBuffered) {
   EXPECT_GE(t.m * t.n, 128 * 256);
 }
 
-TEST(MatmulTilingTest, ChoosingAgainGivesTheSame) {
-  for (const ChipSpec* chip : Chips()) {
-    std::vector<MatmulTiling> first;
-    std::vector<MatmulShape> shapes = Shapes();
-    for (const MatmulShape& s : shapes) ASSERT_TRUE(Choose(*chip, s, &first.emplace_back()).ok());
-    for (std::size_t i = shapes.size(); i-- > 0;) {  // More shapes than a memo holds, in another order.
-      MatmulTiling again;
-      ASSERT_TRUE(Choose(*chip, shapes[i], &again).ok());
-      EXPECT_TRUE(again == first[i]) << chip->name << " " << NameOf(shapes[i]);
-    }
-  }
-}
+TEST(MatmulTilingTest, ChoosingAgainGivesTheSame) { ExpectChoosingAgainGivesTheSame<MatmulTiling>(Shapes()); }
 
 TEST(MatmulTilingTest, AChangedChipIsChosenForAnew) {
   ChipSpec chip = Ascend910B1();
@@ -336,31 +322,11 @@ TEST(MatmulTilingTest, HugeSizesAreChosenAtOnce) {
   }
 }
 
-// A buffer shrinks until nothing fits: up to there every choice fits, from there the error names the buffer.
 TEST(MatmulTilingTest, AnErrorNamesTheBufferThatIsTooSmall) {
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     MatmulShape s{300, 300, 300, dtype, dtype, /*bias=*/true};
     s.epilogue.vector = true;
-    for (Buffer buffer : kBuffers) {
-      bool failed = false;
-      for (std::int64_t capacity = Ascend910B1().buffer(buffer).capacity; capacity > 0; capacity /= 2) {
-        const ChipSpec chip = WithCapacity(Ascend910B1(), buffer, capacity);
-        MatmulTiling t;
-        const Status status = Choose(chip, s, &t);
-        if (status.ok()) {
-          EXPECT_FALSE(failed);
-          EXPECT_TRUE(Fits(chip, s, t));
-          continue;
-        }
-        failed = true;
-        EXPECT_EQ(status.code(), StatusCode::kUnsupported);
-        EXPECT_NE(status.message().find(std::string(" bytes of ") + NameOf(buffer)), std::string::npos)
-            << NameOf(dtype) << ", " << capacity << " bytes: " << status.message();
-        EXPECT_NE(status.message().find("ascend910b1 has " + std::to_string(capacity)), std::string::npos)
-            << NameOf(dtype) << ", " << capacity << " bytes: " << status.message();
-      }
-      EXPECT_TRUE(failed) << NameOf(buffer);
-    }
+    ExpectErrorsNameTheBuffer<MatmulTiling>(s, kBuffers);
   }
 }
 

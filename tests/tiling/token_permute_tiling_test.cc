@@ -16,15 +16,15 @@
 #include "npu_model/chip.h"
 #include "npu_model/trace/trace_core.h"
 #include "tests/npu_model/trace_support.h"
+#include "tests/tiling/tiling_support.h"
 
 namespace cubist {
 namespace {
 
+using testing::Chips;
+using testing::ExpectErrorsNameTheBuffer;
 using testing::TensorOf;
-
-std::vector<const ChipSpec*> Chips() {
-  return {&Ascend910B1(), &Ascend910B2(), &Ascend910B3(), &Ascend910B4(), &HostChip()};
-}
+using testing::WithCapacity;
 
 std::vector<TokenPermuteShape> Shapes() {
   std::vector<TokenPermuteShape> shapes;
@@ -93,12 +93,6 @@ struct UnpermuteGrad {
 };
 using Kernels = ::testing::Types<Permute, Unpermute, UnpermuteGrad>;
 TYPED_TEST_SUITE(TokenPermuteTilingTest, Kernels);
-
-ChipSpec WithUb(const ChipSpec& chip, std::int64_t capacity) {
-  ChipSpec changed = chip;
-  changed.buffers[static_cast<std::size_t>(Buffer::kUB)].capacity = capacity;
-  return changed;
-}
 
 // Runs the kernel of the first of `cores` cores, which must find nothing wrong; the bytes of UB that its rings
 // take. Rings are the same on every core.
@@ -225,9 +219,9 @@ TYPED_TEST(TokenPermuteTilingTest, WhatTheTilingCountsIsWhatTheRingsTake) {
       for (std::size_t i = 0; i < candidates.size(); i += candidates.size() / 3 + 1) {
         const auto& t = candidates[i];
         const std::int64_t bytes = RingBytes(*chip, s, t);
-        EXPECT_TRUE(Fits(WithUb(*chip, bytes), s, t))
+        EXPECT_TRUE(Fits(WithCapacity(*chip, Buffer::kUB, bytes), s, t))
             << chip->name << " " << NameOf(s) << " " << NameOf(t) << ": " << bytes << " bytes";
-        EXPECT_FALSE(Fits(WithUb(*chip, bytes - 1), s, t))
+        EXPECT_FALSE(Fits(WithCapacity(*chip, Buffer::kUB, bytes - 1), s, t))
             << chip->name << " " << NameOf(s) << " " << NameOf(t) << ": " << bytes << " bytes";
       }
     }
@@ -327,29 +321,9 @@ TYPED_TEST(TokenPermuteTilingTest, HugeSizesAreChosenAtOnce) {
   }
 }
 
-// UB shrinks until nothing fits: up to there every choice fits, from there the error names need and limit.
 TYPED_TEST(TokenPermuteTilingTest, AnErrorNamesUbAndItsCapacity) {
-  const TokenPermuteShape s{1000, 512, 8, 64, DType::kBF16, true};
-  bool failed = false;
-  for (std::int64_t capacity = Ascend910B1().buffer(Buffer::kUB).capacity; capacity > 0; capacity /= 2) {
-    const ChipSpec chip = WithUb(Ascend910B1(), capacity);
-    typename TypeParam::Tiling t;
-    const Status status = Choose(chip, s, &t);
-    if (status.ok()) {
-      EXPECT_FALSE(failed);
-      EXPECT_TRUE(Fits(chip, s, t));
-      continue;
-    }
-    failed = true;
-    EXPECT_EQ(status.code(), StatusCode::kUnsupported);
-    EXPECT_NE(status.message().find(" bytes of UB, ascend910b1 has " + std::to_string(capacity)),
-              std::string::npos)
-        << status.message();
-    // What it says is needed is more than there is.
-    const std::size_t at = status.message().find("need ") + 5;
-    EXPECT_GT(std::stoll(status.message().substr(at)), capacity) << status.message();
-  }
-  EXPECT_TRUE(failed);
+  ExpectErrorsNameTheBuffer<typename TypeParam::Tiling>(
+      TokenPermuteShape{1000, 512, 8, 64, DType::kBF16, true}, std::array{Buffer::kUB});
 }
 
 }  // namespace
