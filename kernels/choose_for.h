@@ -114,7 +114,8 @@ class ChoiceByReplay {
         priced, kFamilies, [](const Tiling& t) { return FamilyOf(t); }, work,
         [](const Tiling&) { return true; });
     *tiling = list.front();
-    if (priced.size() == 1 || (list.size() == 1 && work(list.front()) > kWalks.work)) return {};
+    if (priced.size() == 1 || (list.size() == 1 && work(list.front()) > std::max(kWalks.work, kWalks.alone)))
+      return {};
     CUBIST_RETURN_IF_ERROR(Try(std::move(list), tiling));
     const auto best = FamilyOf(*tiling);
     CUBIST_RETURN_IF_ERROR(Try(ShortList(

@@ -36,11 +36,12 @@ class PricedTilings {
   std::vector<std::pair<double, std::size_t>> order_;
 };
 
-// How many tilings are looked at closely, how much dearer than the cheapest they may be, and how much work in all.
+// How many tilings are looked at closely, how much dearer than the cheapest they may be, and how much work in all; the
+// cheapest of no more work than `alone` has one beside it all the same.
 struct ShortListLimits {
   std::size_t count = 0;
   double dearest = 1.25;
-  std::int64_t work = 0;
+  std::int64_t work = 0, alone = 0;
 };
 
 // The cheapest of each kind that `allow` allows, the cheapest kind first. The first is on the list whatever its work.
@@ -50,12 +51,14 @@ std::vector<Tiling> ShortList(const PricedTilings<Tiling>& tilings, const ShortL
   std::set<std::decay_t<decltype(kind_of(tilings[0]))>> kinds;
   std::vector<Tiling> list;
   std::int64_t work = 0;
+  const std::int64_t least = work_of(tilings[0]);
+  const std::int64_t most = std::max(limits.work, least <= limits.alone ? 2 * least : 0);
   for (std::size_t i = 0; i < tilings.size() && list.size() < limits.count; ++i) {
     if (tilings.price(i) > limits.dearest * tilings.price(0)) break;
     const Tiling& tiling = tilings[i];
     if (!allow(tiling) || !kinds.insert(kind_of(tiling)).second) continue;
     work += work_of(tiling);
-    if (work > limits.work && !list.empty()) break;
+    if (work > most && !list.empty()) break;
     list.push_back(tiling);
   }
   return list;

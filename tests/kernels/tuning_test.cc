@@ -324,8 +324,10 @@ TEST_F(TunedMatmul, ChoosesWhatItsEntryLeavesOutOnTheModel) {
 }
 
 // Replays are counted, and tell every tiling apart.
+template <std::int64_t kAlone = 0>
 struct CountedReplay {
-  static constexpr ShortListLimits kFamilies{.count = 12, .work = 180000}, kWalks{.count = 6, .work = 100000};
+  static constexpr ShortListLimits kFamilies{.count = 12, .work = 180000},
+      kWalks{.count = 6, .work = 100000, .alone = kAlone};
   std::atomic<int>* replays;
   std::int64_t layout = 0;
 
@@ -346,7 +348,7 @@ TEST(RememberedChoiceTest, HangsOnChipCallAndEntry) {
     auto tuning = std::make_shared<Tuning>();
     if (entry != nullptr) tuning->Set("counted", chip.name, ShapeText(shape), entry);
     EXPECT_TRUE(IsOk(ChooseFor(Npu(chip, {.tuning = tuning}), "counted", shape, &Candidates, tiling,
-                               CountedReplay{&count, layout})));
+                               CountedReplay<>{&count, layout})));
     return count.load();
   };
   MatmulTiling first, again;
@@ -362,6 +364,22 @@ TEST(RememberedChoiceTest, HangsOnChipCallAndEntry) {
   chip.memory.hbm_bytes_per_s.value /= 2;
   EXPECT_GT(replays(0, nullptr, &again), 1) << "a chip of the same name";
   EXPECT_EQ(replays(0, nullptr, &again), 0);
+}
+
+// More work than is replayed: the price alone decides, but where so much is allowed for one.
+TEST(RememberedChoiceTest, LargeCallsAreReplayedWhereAllowed) {
+  MatmulShape shape;
+  shape.m = shape.n = shape.k = 8192, shape.in = shape.out = DType::kBF16;
+  MatmulTiling tiling;
+  std::atomic<int> none = 0, some = 0;
+  const Device device = Npu(Ascend910B2());
+  EXPECT_TRUE(
+      IsOk(ChooseFor(device, "by price", shape, &Candidates, &tiling, CountedReplay<>{&none, /*layout=*/0})));
+  EXPECT_TRUE(IsOk(ChooseFor(device, "by replay", shape, &Candidates, &tiling,
+                             CountedReplay<1000000>{&some, /*layout=*/0})));
+  EXPECT_EQ(none, 0);
+  EXPECT_GT(some, 2);
+  EXPECT_LT(some, 8);
 }
 
 TEST(RememberedChoiceTest, KeyHoldsEveryConstantOfTheChip) {
