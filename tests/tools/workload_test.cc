@@ -110,7 +110,7 @@ TEST(WorkloadTest, ErrorsNameFieldValueAndLimit) {
 
 TEST(WorkloadTest, TextThatIsNotJsonSaysWhere) {
   for (const std::string& text :
-       {std::string(), std::string("{"), std::string(kGood) + "x", std::string("\xff\xfe")}) {
+       {std::string(), std::string("{"), std::string(kGood).append("x"), std::string("\xff\xfe")}) {
     EXPECT_EQ(ErrorOf(text).substr(0, 23), "toy.json: is not JSON: ");
   }
   EXPECT_NE(ErrorOf("{\"a\":\n  oops}").find("line 2"), std::string::npos);
