@@ -6,10 +6,11 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
-#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
+
+#include "npu_model/json_text.h"
 
 namespace cubist {
 namespace {
@@ -18,21 +19,6 @@ namespace {
 const char* TrackName(Pipe pipe) {
   constexpr const char* kNames[] = {"SCALAR", "MTE1", "MTE2", "MTE3", "CUBE", "VECTOR", "FIXP"};
   return kNames[static_cast<int>(pipe)];
-}
-
-std::string Escaped(std::string_view text) {
-  std::string escaped;
-  for (const char c : text) {
-    if (c == '"' || c == '\\') escaped += '\\';
-    if (static_cast<unsigned char>(c) < 0x20) {
-      char code[8];
-      std::snprintf(code, sizeof code, "\\u%04x", static_cast<unsigned>(static_cast<unsigned char>(c)));
-      escaped += code;
-    } else {
-      escaped += c;
-    }
-  }
-  return escaped;
 }
 
 // Writes events one by one; a timeline may have millions.
@@ -51,12 +37,13 @@ class EventWriter {
   // Times in whole picoseconds, so that neighbours that share an instant share it in the file too.
   void Slice(const TimelineSlice& slice, int pid, int tid) {
     const std::int64_t start = Picoseconds(slice.start_us), end = Picoseconds(slice.end_us);
+    const std::string source = std::string(slice.file) + ":" + std::to_string(slice.line);
     std::fprintf(file_,
-                 "%s\n{\"ph\":\"X\",\"name\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":%s,\"dur\":%s,"
-                 "\"args\":{\"bytes\":%lld,\"source\":\"%s:%u\"}}",
-                 Comma(), Escaped(slice.name).c_str(), pid, tid, Microseconds(start).c_str(),
+                 "%s\n{\"ph\":\"X\",\"name\":%s,\"pid\":%d,\"tid\":%d,\"ts\":%s,\"dur\":%s,"
+                 "\"args\":{\"bytes\":%lld,\"source\":%s}}",
+                 Comma(), json::Quoted(slice.name).c_str(), pid, tid, Microseconds(start).c_str(),
                  Microseconds(end - start).c_str(), static_cast<long long>(slice.bytes),
-                 Escaped(slice.file).c_str(), slice.line);
+                 json::Quoted(source).c_str());
   }
 
   // Whether all was written.
@@ -118,15 +105,15 @@ Status Profile::WriteTimeline(const std::string& path) const {
     if (pid != named) {
       const std::string name =
           lane < 0 ? "AIC" + std::to_string(core) : "AIV" + std::to_string(core) + "-" + std::to_string(lane);
-      writer.Metadata("process_name", pid, 0, "\"name\":\"" + name + "\"");
+      writer.Metadata("process_name", pid, 0, "\"name\":" + json::Quoted(name));
       writer.Metadata("process_sort_index", pid, 0, "\"sort_index\":" + std::to_string(pid));
       named = pid;
     }
     for (int i = 0; i < static_cast<int>(tracks.size()); ++i) {
       const int tid = pipe * kTracks + i;
       std::string name = TrackName(static_cast<Pipe>(pipe));
-      if (i > 0) name += " " + std::to_string(i + 1);
-      writer.Metadata("thread_name", pid, tid, "\"name\":\"" + name + "\"");
+      if (i > 0) name.append(" ").append(std::to_string(i + 1));
+      writer.Metadata("thread_name", pid, tid, "\"name\":" + json::Quoted(name));
       writer.Metadata("thread_sort_index", pid, tid, "\"sort_index\":" + std::to_string(tid));
     }
   }

@@ -1,16 +1,19 @@
 #include "npu_model/sync/report.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <deque>
 #include <map>
 #include <string_view>
 #include <tuple>
 #include <utility>
 
+#include "npu_model/json_text.h"
+
 namespace cubist::sync {
 namespace {
 
+using json::List;
+using json::Member;
 using trace::CoreRecord;
 using trace::Record;
 
@@ -137,39 +140,9 @@ std::string Ranges(const std::vector<int>& ids) {
   return text;
 }
 
-std::string Json(std::string_view text) {
-  std::string json = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      json += '\\';
-      json += c;
-    } else if (byte < 0x20) {
-      char code[8];
-      std::snprintf(code, sizeof code, "\\u%04x", byte);
-      json += code;
-    } else {
-      json += c;
-    }
-  }
-  return json + "\"";
-}
-std::string Member(const char* name, std::string_view text) { return Json(name) + ": " + Json(text); }
-std::string Member(const char* name, std::int64_t value) { return Json(name) + ": " + std::to_string(value); }
-
 std::string LineJson(const char* file, std::uint32_t line, const char* what) {
   return std::string("{") + Member("file", file) + ", " + Member("line", std::int64_t{line}) + ", " +
          Member("instruction", what) + "}";
-}
-
-template <class Items, class ToText>
-std::string List(const Items& items, ToText to_text) {
-  std::string json = "[";
-  for (const auto& item : items) {
-    if (json.size() > 1) json += ", ";
-    json += to_text(item);
-  }
-  return json + "]";
 }
 
 std::string RowJson(const PlanRow& row) {
@@ -293,8 +266,8 @@ std::string CheckJson(const CheckResult& result) {
            ", " + Member("begin", f.begin) + ", " + Member("end", f.end) +
            ", \"first\": " + PlaceJson(f.first) + ", \"second\": " + PlaceJson(f.second) + ", " +
            Member("missing", f.cure) +
-           ", \"chain\": " + List(f.chain, [](const std::string& link) { return Json(link); }) + ", " +
-           Member("count", f.count) + "}";
+           ", \"chain\": " + List(f.chain, [](const std::string& link) { return json::Quoted(link); }) +
+           ", " + Member("count", f.count) + "}";
   };
   return std::string("{\"ok\": ") + (result.ok() ? "true" : "false") + ", " +
          Member("instructions", result.instructions) + ", " + Member("flags", result.flags) +

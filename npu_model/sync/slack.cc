@@ -4,10 +4,14 @@
 #include <cstdio>
 #include <utility>
 
+#include "npu_model/json_text.h"
 #include "npu_model/trace/replay.h"
 
 namespace cubist::sync {
 namespace {
+
+using json::List;
+using json::Member;
 
 double MicrosecondsOf(const trace::Record& record, const Plan& plan) {
   return trace::Replay(record, plan).time_s * 1e6;
@@ -93,17 +97,16 @@ std::string SlackTable(const Slack& slack) {
 }
 
 std::string SlackJson(const Slack& slack) {
-  std::string json = "{\"time_us\": " + Cell("%.6g", slack.time_us) +
-                     ", \"shortage_us\": " + Cell("%.6g", slack.shortage_us) + ", \"rows\": [";
-  for (const SlackRow& s : slack.rows) {
-    if (json.back() != '[') json += ", ";
-    json += std::string("{\"core\": \"") + SideText(s.row) + "\", \"flag\": \"" + FlagText(s.row) +
-            "\", \"set\": \"" + (s.row.barrier ? "" : LineText(s.row.set)) + "\", \"wait\": \"" +
-            LineText(s.row.wait) + "\", \"count\": " + std::to_string(s.row.count) +
-            ", \"waited_us\": " + Cell("%.6g", s.waited_us) + ", \"saved_us\": " + Cell("%.6g", s.saved_us) +
-            "}";
-  }
-  return json + "]}";
+  const auto row = [](const SlackRow& s) {
+    return std::string("{") + Member("core", SideText(s.row)) + ", " + Member("flag", FlagText(s.row)) +
+           ", " + Member("set", s.row.barrier ? "" : LineText(s.row.set)) + ", " +
+           Member("wait", LineText(s.row.wait)) + ", " + Member("count", s.row.count) +
+           ", \"waited_us\": " + Cell("%.6g", s.waited_us) + ", \"saved_us\": " + Cell("%.6g", s.saved_us) +
+           "}";
+  };
+  return "{\"time_us\": " + Cell("%.6g", slack.time_us) +
+         ", \"shortage_us\": " + Cell("%.6g", slack.shortage_us) + ", \"rows\": " + List(slack.rows, row) +
+         "}";
 }
 
 }  // namespace cubist::sync

@@ -398,6 +398,20 @@ TEST(PlanTest, JsonParsesAndAddsUp) {
   EXPECT_EQ(nlohmann::json::parse(sync::CheckJson(sync::CheckResult{})).at("ok"), true);
 }
 
+TEST(PlanTest, FileNamesAreEscaped) {
+  const std::string file = "C:\\kernels\t\"a\".h";
+  NamedRecord made = RecordMatmul(Ascend910B2(), DType::kBF16, 64, 64, 64, false, false);
+  for (trace::CoreRecord& core : made.record.phases[0].cores) {
+    for (trace::SourceLine& line : core.lines) line.file = file.c_str();
+  }
+  const sync::Plan plan = sync::PlanFlags(made.record, Policy::kMinimal);
+  const nlohmann::json json = nlohmann::json::parse(sync::PlanJson(made.record, plan));
+  ASSERT_FALSE(json.at("rows").empty());
+  for (const auto& row : json.at("rows")) EXPECT_EQ(row.at("wait").at("file"), file);
+  const nlohmann::json slack = nlohmann::json::parse(sync::SlackJson(sync::FindSlack(made.record, plan)));
+  for (const auto& row : slack.at("rows")) EXPECT_EQ(row.at("wait").get<std::string>().find(file + ":"), 0u);
+}
+
 // A plan that cores share is the one that each would have got on its own.
 TEST(PlanTest, CoresAlikeShareOnePlan) {
   std::size_t shared = 0;
