@@ -15,6 +15,7 @@
 #include "npu_model/sync/plan.h"
 #include "npu_model/trace/replay.h"
 #include "npu_model/trace/trace_core.h"
+#include "tests/npu_model/random_record.h"
 #include "tests/npu_model/trace_support.h"
 
 namespace cubist {
@@ -26,60 +27,8 @@ using testing::TensorOf;
 using trace::Record;
 using trace::Replay;
 
-// Random work of both sides of an AI core: loads, products, hand-overs, element-wise work, stores, on parts
-// of tiles.
-template <class Core>
-void RandomWork(Core& core, unsigned seed) {
-  std::mt19937 random(seed + 977u * static_cast<unsigned>(core.index()));
-  const auto below = [&](std::int64_t n) {
-    return static_cast<std::int64_t>(random() % static_cast<unsigned>(n));
-  };
-  const auto part = [&](std::int64_t n) {
-    const std::int64_t begin = below(n);
-    return Range{begin, begin + 1 + below(n - begin)};
-  };
-  static const GmTensor source = TensorOf(0, DType::kBF16, 512, 512),
-                        sums = TensorOf(1, DType::kF32, 512, 512);
-  Ring<Buffer::kL1, BF16> a_l1(core, "a1", 64, 64, 2, Role::kA), b_l1(core, "b1", 64, 64, 2, Role::kB);
-  Ring<Buffer::kL0A, BF16> a_l0(core, "a0", 64, 64, 2, Role::kA);
-  Ring<Buffer::kL0B, BF16> b_l0(core, "b0", 64, 64, 1, Role::kB);
-  Ring<Buffer::kL0C, float> c_l0(core, "c0", 64, 64, 2);
-  auto vectors = core.vectors();
-  Ring<Buffer::kUB, float> s0(vectors[0], "s", 32, 64, 2), s1(vectors[1], "s", 32, 64, 1);
-  Ring<Buffer::kUB, BF16> p0(vectors[0], "p", 32, 64, 1), p1(vectors[1], "p", 32, 64, 1);
-  for (int step = 0; step < 40; ++step) {
-    const std::int64_t at = below(448);
-    const Range rows{at, at + 64};
-    const auto a1 = a_l1.Next(64, 64);
-    const auto b1 = b_l1.Next(64, 64);
-    core.Load(a1, MatrixOf(source).Block(rows, {0, 64}));
-    core.Load(b1, MatrixOf(source).Block({64, 128}, rows));
-    const auto acc = c_l0.Next(64, 64);
-    for (Range k : Split(64, 16 * (1 + below(3)))) {
-      const auto a0 = a_l0.Next(64, k.size());
-      const auto b0 = b_l0.Next(k.size(), 64);
-      core.Load(a0, a1.Cols(k));
-      core.Load(b0, b1.Rows(k));
-      core.Mmad(acc, a0, b0, Accumulate::kYes);
-    }
-    const auto s = below(2) == 0 ? s0.Next(32, 64) : s1.Next(32, 64);
-    const int lane = s.slot->lane;
-    auto& vector = vectors[static_cast<std::size_t>(lane)];
-    vector.Move(s, acc.Rows({32 * lane, 32 * lane + 32}));
-    for (int i = 0; i < 4; ++i) {
-      const auto piece = s.Part(part(32), part(64));
-      vector.Exp(piece, piece);
-    }
-    const auto p = lane == 0 ? p0.Next(32, 64) : p1.Next(32, 64);
-    vector.Cast(p, s);
-    if (below(2) == 0) vector.Move(a_l1.Next(32, 64), p);
-    if (below(2) == 0) vector.Store(MatrixOf(sums).Block({at, at + 32}, {0, 64}), s);
-    if (below(3) == 0) core.Store(MatrixOf(sums).Block(rows, {128, 192}), acc);
-  }
-}
-
 Record RandomRecord(const ChipSpec& chip, unsigned seed) {
-  return RecordOf<TraceAiCore>(chip, 3, [&](auto& core) { RandomWork(core, seed); });
+  return testing::RandomRecord(chip, /*cores=*/3, seed, /*steps=*/40);
 }
 
 TEST(ReplayPropertyTest, NothingStartsBeforeWhatItConflictsWithEnds) {
@@ -292,8 +241,7 @@ TEST(TimelineTest, IsValidJsonWithoutOverlaps) {
       EXPECT_LE(start, end);
       tracks[{pid, tid}].emplace_back(start, end);
       bytes += event.at("args").at("bytes").get<std::int64_t>();
-      EXPECT_NE(event.at("args").at("source").get<std::string>().find("replay_property_test.cc:"),
-                std::string::npos);
+      EXPECT_NE(event.at("args").at("source").get<std::string>().find("tests/npu_model/"), std::string::npos);
     } else if (event.at("name") == "process_name") {
       processes[pid] = event.at("args").at("name");
     } else if (event.at("name") == "thread_name") {

@@ -20,7 +20,7 @@
 #include "npu_model/sync/report.h"
 #include "npu_model/sync/slack.h"
 #include "npu_model/trace/replay.h"
-#include "tests/npu_model/trace_support.h"
+#include "tests/npu_model/random_record.h"
 #include "tests/sync/happens_before.h"
 #include "tests/sync/shipped_kernels.h"
 #include "tests/sync/symbols.h"
@@ -132,68 +132,6 @@ TEST(PlanTest, ShortagesNameTheLine) {
 
 // ---- Random records ----
 
-// Work of all pipes on parts of tiles; every store has bytes of its own.
-template <class Core>
-void RandomWork(Core& core, unsigned seed, int steps) {
-  std::mt19937 random(seed);
-  const auto below = [&](std::int64_t n) {
-    return static_cast<std::int64_t>(random() % static_cast<unsigned>(n));
-  };
-  const auto part = [&](std::int64_t n) {
-    const std::int64_t begin = below(n);
-    return Range{begin, begin + 1 + below(n - begin)};
-  };
-  static const GmTensor source = TensorOf(0, DType::kBF16, 512, 512),
-                        sums = TensorOf(1, DType::kF32, 4096, 512);
-  Ring<Buffer::kL1, BF16> a_l1(core, "a1", 64, 64, 2, Role::kA), b_l1(core, "b1", 64, 64, 2, Role::kB);
-  Ring<Buffer::kL0A, BF16> a_l0(core, "a0", 64, 64, 2, Role::kA);
-  Ring<Buffer::kL0B, BF16> b_l0(core, "b0", 64, 64, 1, Role::kB);
-  Ring<Buffer::kL0C, float> c_l0(core, "c0", 64, 64, 2);
-  auto vectors = core.vectors();
-  Ring<Buffer::kUB, float> s0(vectors[0], "s", 32, 64, 2), s1(vectors[1], "s", 32, 64, 1);
-  Ring<Buffer::kUB, BF16> p0(vectors[0], "p", 32, 64, 1), p1(vectors[1], "p", 32, 64, 1);
-  for (int step = 0; step < steps; ++step) {
-    const Range rows{64 * step, 64 * step + 64}, from{below(448), 512};
-    const auto a1 = a_l1.Next(64, 64);
-    const auto b1 = b_l1.Next(64, 64);
-    core.Load(a1, MatrixOf(source).Block({from.begin, from.begin + 64}, {0, 64}));
-    core.Load(b1, MatrixOf(source).Block({64, 128}, {from.begin, from.begin + 64}));
-    const auto m = 16 * (1 + below(4));
-    const auto acc = c_l0.Next(m, 64);
-    Accumulate accumulate = Accumulate::kNo;
-    for (Range k : Split(64, 16 * (1 + below(3)))) {
-      const auto a0 = a_l0.Next(m, k.size());
-      const auto b0 = b_l0.Next(k.size(), 64);
-      core.Load(a0, a1.Part({0, m}, k));
-      core.Load(b0, b1.Rows(k));
-      core.Mmad(acc, a0, b0, accumulate);
-      accumulate = Accumulate::kYes;
-    }
-    if (below(3) == 0) core.Store(MatrixOf(sums).Block({rows.begin, rows.begin + m}, {128, 192}), acc);
-    const std::int64_t half = std::min<std::int64_t>(m, 32);
-    const auto s = below(2) == 0 ? s0.Next(half, 64) : s1.Next(half, 64);
-    const int lane = s.slot->lane;
-    auto& vector = vectors[static_cast<std::size_t>(lane)];
-    vector.Move(s, acc.Rows({m - half, m}));
-    for (int i = 0; i < 3; ++i) {
-      const auto piece = s.Part(part(half), part(64));
-      if (below(2) == 0) {
-        vector.Exp(piece, piece);
-      } else {
-        vector.ReadScalar(piece.Rows({0, 1}), 0);
-      }
-    }
-    const auto p = lane == 0 ? p0.Next(half, 64) : p1.Next(half, 64);
-    vector.Cast(p, s);
-    if (below(2) == 0) vector.Move(a_l1.Next(half, 64), p);
-    if (below(2) == 0) vector.Store(MatrixOf(sums).Block({rows.begin, rows.begin + half}, {0, 64}), s);
-  }
-}
-
-trace::Record RandomRecord(const ChipSpec& chip, unsigned seed, int steps) {
-  return RecordOf<TraceAiCore>(chip, 1, [&](auto& core) { RandomWork(core, seed, steps); });
-}
-
 bool IsRace(const sync::Finding& f) { return f.fault <= sync::Fault::kWriteAfterWrite; }
 
 TEST(PlanTest, RandomRecordsAreProvedAndTheGraphAgrees) {
@@ -203,7 +141,7 @@ TEST(PlanTest, RandomRecordsAreProvedAndTheGraphAgrees) {
     if (seed % 3 == 1) chip.sync.event_ids = 1, chip.sync.cross_core_limit = 1;
     if (seed % 3 == 2) chip.sync.event_ids = 2, chip.sync.cross_core_limit = 3;
     if (seed % 4 == 3) chip.sync.vector_needs_barrier = false;
-    const trace::Record record = RandomRecord(chip, seed, 10);
+    const trace::Record record = RandomRecord(chip, 1, seed, 10);
     for (const Policy policy : kPolicies) {
       const sync::Plan plan = sync::PlanFlags(record, policy);
       const sync::CheckResult result = sync::Check(record, plan);
@@ -223,7 +161,7 @@ TEST(PlanTest, CheckerAndGraphAgreeOnBrokenPlans) {
   for (unsigned seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(seed);
     const ChipSpec& chip = Ascend910B2();
-    const trace::Record record = RandomRecord(chip, 100 + seed % 10, 5);
+    const trace::Record record = RandomRecord(chip, 1, 100 + seed % 10, 5);
     sync::Plan plan = sync::PlanFlags(record, seed % 2 == 0 ? Policy::kMinimal : Policy::kPerTile);
     auto& ops = plan.phases[0].cores[0].ops;
     std::mt19937 random(seed);
@@ -259,7 +197,7 @@ TEST(PlanTest, CheckerAndGraphAgreeOnBrokenPlans) {
 // More order never makes a new finding.
 TEST(PlanTest, MoreBarriersAddNoFinding) {
   for (unsigned seed = 0; seed < 40; ++seed) {
-    const trace::Record record = RandomRecord(Ascend910B2(), seed, 6);
+    const trace::Record record = RandomRecord(Ascend910B2(), 1, seed, 6);
     sync::Plan plan = sync::PlanFlags(record, Policy::kMinimal);
     auto& ops = plan.phases[0].cores[0].ops;
     std::mt19937 random(seed);
@@ -311,7 +249,7 @@ TEST(PlanTest, EveryScheduleOfARandomRecordGivesTheSame) {
     ChipSpec chip = Ascend910B2();
     chip.sync.event_ids = 1 + static_cast<int>(seed % 6);
     chip.sync.cross_core_limit = 1 + static_cast<int>(seed % 3);
-    const trace::Record record = RandomRecord(chip, seed, 6);
+    const trace::Record record = RandomRecord(chip, 1, seed, 6);
     for (const Policy policy : kPolicies)
       EXPECT_EQ(Results(record, sync::PlanFlags(record, policy), 0, seed), 1u)
           << seed << " " << NameOf(policy);
@@ -337,7 +275,7 @@ TEST(PlanTest, EveryScheduleOfAKernelGivesTheSame) {
 TEST(PlanTest, SchedulesDifferOnlyWhereTheCheckerObjects) {
   int objected = 0, seen = 0;
   for (unsigned seed = 0; seed < 120; ++seed) {
-    const trace::Record record = RandomRecord(Ascend910B2(), seed % 8, 4);
+    const trace::Record record = RandomRecord(Ascend910B2(), 1, seed % 8, 4);
     sync::Plan plan = sync::PlanFlags(record, Policy::kMinimal);
     auto& ops = plan.phases[0].cores[0].ops;
     const std::size_t at = seed % ops.size();
