@@ -65,7 +65,7 @@ body of its own on the host and the expansion of `composites.h` on the model.
 END
   awk '
     function row(    call, pipe, composite) {
-      if (match(code, /core(\.vectors\(\)\[0\])?\.[A-Z][A-Za-z]*\(.*\)/)) {
+      if (match(code, /core(\.vectors\(\)\[0\])?\.[A-Z][A-Za-z0-9]*\(.*\)/)) {
         call = substr(code, RSTART, RLENGTH)
         sub(/^core\.vectors\(\)\[0\]\./, "", call); sub(/^core\./, "", call)
         sub(/ *\} *->.*$/, "", call)

@@ -98,9 +98,9 @@ void AddChip(CLI::App* command, cubist::ChipOptions& options) {
   command->add_option("--chip", options.chip, "Chip to model: a name, or a .json file with one of your own")
       ->capture_default_str();
   command
-      ->add_option(
-          "--set", options.sets,
-          "name=value: change a constant of the chip, such as memory.hbm_bytes_per_s=3.2e12; repeatable")
+      ->add_option("--set", options.sets,
+                   "name=value: change a constant of the chip, such as memory.hbm_bytes_per_s=3.2e12 (info "
+                   "--chip lists them); repeatable")
       ->allow_extra_args(false);
 }
 
@@ -288,9 +288,13 @@ void AddBench(CLI::App& app, cubist::BenchOptions& options, std::function<int()>
 }
 
 void AddInfo(CLI::App& app, cubist::InfoOptions& options, std::function<int()>& command) {
-  CLI::App* info =
-      AddCommand(app, "info", "Show what the library makes of this machine, and the chips it knows",
-                 "cubist info --threads 1 --json machine.json", &cubist::InfoCommand, options, command);
+  CLI::App* info = AddCommand(
+      app, "info",
+      "Show what the library makes of this machine, and the chips it knows; or one chip's constants",
+      "cubist info --chip ascend910b2", &cubist::InfoCommand, options, command);
+  info->add_option(
+      "--chip", options.chip.chip,
+      "List the constants of this chip, a name or a .json file, that --set of other commands takes");
   AddThreads(info, options.threads, "measure peaks");
   info->add_flag("!--no-peaks", options.measure, "Measure no peaks");
   AddJson(info, options.json, "all of it");
@@ -328,7 +332,9 @@ cubist::CommandWords WordsOf(const CLI::App& app) {
 void AddCompletion(CLI::App& app, std::string& shell, std::function<int()>& command) {
   CLI::App* completion =
       app.add_subcommand("completion", "Print what a shell needs to complete this command's words");
-  completion->footer("Example: eval \"$(cubist completion bash)\"");
+  completion->footer(
+      "Examples: eval \"$(cubist completion bash)\"\n          cubist completion zsh > "
+      "\"${fpath[1]}/_cubist\"\n          cubist completion fish | source");
   completion->add_option("shell", shell, "bash, zsh or fish")->required()->check(OneOf(kShells));
   completion->callback([&] {
     command = [&] {

@@ -9,12 +9,14 @@
 
 #include "cubist/version.h"
 #include "npu_model/chip.h"
+#include "npu_model/chip_constants.h"
 #include "npu_model/device.h"
 #include "npu_model/host/ceilings.h"
 #include "npu_model/host/tile_ops.h"
 #include "tools/bad_input.h"
 #include "tools/files.h"
 #include "tools/table.h"
+#include "tools/what_if.h"
 
 namespace cubist {
 namespace {
@@ -73,9 +75,55 @@ void PrintChips() {
   }
 }
 
+Json ConstantsJson(const ChipSpec& chip) {
+  Json json = Json::array();
+  for (const NamedConstant& named : ConstantsOf(chip)) {
+    const Constant& c = named.constant;
+    json.push_back({{"name", named.name},
+                    {"value", c.value},
+                    {"unit", c.unit},
+                    {"spread", c.spread},
+                    {"basis", NameOf(c.basis)},
+                    {"source", c.source}});
+  }
+  return json;
+}
+
+void PrintConstants(const ChipSpec& chip) {
+  using Align = Column::Align;
+  const Table table({{"constant of " + chip.name, "", 36, Align::kLeft},
+                     {"value", "", 12},
+                     {"spread", "+- %", 6},
+                     {"unit", "", 10, Align::kLeft},
+                     {"known as", "", 10, Align::kLeft},
+                     {"source", "", 40, Align::kLeft}});
+  fmt::print("{}\n", table.Header());
+  for (const NamedConstant& named : ConstantsOf(chip)) {
+    const Constant& c = named.constant;
+    fmt::print("{}\n", table.Row({named.name, fmt::format("{:g}", c.value),
+                                  c.spread == 0 ? "" : fmt::format("{:.0f}", 100 * c.spread), c.unit,
+                                  NameOf(c.basis), c.source}));
+  }
+}
+
+// The constants of one chip.
+int ConstantsCommand(const InfoOptions& options) {
+  Status status = CheckWritable("--json", options.json);
+  ChipSpec chip;
+  if (status.ok()) status = LoadChip(options.chip, &chip);
+  if (status.ok()) PrintConstants(chip);
+  if (status.ok() && !options.json.empty()) {
+    Json json = ChipJson(chip);
+    json["constants"] = ConstantsJson(chip);
+    status = WriteFile(options.json, json.dump(2) + "\n");
+  }
+  return status.ok() ? 0 : BadInput("cubist info", status.message());
+}
+
 }  // namespace
 
 int InfoCommand(const InfoOptions& options) {
+  if (!options.chip.chip.empty()) return ConstantsCommand(options);
   Status status = CheckWritable("--json", options.json);
   const Device host = Host({.threads = options.threads});
   if (status.ok()) status = host.status();

@@ -1,14 +1,17 @@
-// `cubist info`: what the library makes of this machine, and the chips it knows.
+// `cubist info`: what the library makes of this machine, and the chips it knows; or the constants of one of them.
 #ifndef CUBIST_TOOLS_INFO_H_
 #define CUBIST_TOOLS_INFO_H_
 
 #include <string>
 
+#include "tools/what_if.h"
+
 namespace cubist {
 
 struct InfoOptions {
-  int threads = 0;      // to measure with; 0: all
-  bool measure = true;  // peaks of arithmetic and memory
+  int threads = 0;               // to measure with; 0: all
+  bool measure = true;           // peaks of arithmetic and memory
+  ChipOptions chip{.chip = ""};  // empty: this machine
   std::string json;
 };
 

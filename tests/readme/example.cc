@@ -1,7 +1,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "kernels/matmul.h"
+#include "cubist/matmul.h"
 
 int main() {
   const std::vector<float> a(256 * 512, 1.0f), b(512 * 128, 0.5f);

@@ -188,6 +188,24 @@ TEST_F(CommandTest, InfoMeasuresTheMachine) {
   EXPECT_EQ(json["chips"][1]["name"], "ascend910b2");
 }
 
+TEST_F(CommandTest, InfoListsTheConstantsOfAChip) {
+  const Outcome info = Cubist("info --chip ascend910b4 --json '" + Path("chip.json") + "'");
+  ASSERT_EQ(info.status, 0) << info.err;
+  const Json json = Json::parse(Read("chip.json"));
+  EXPECT_EQ(json["name"], "ascend910b4");
+  EXPECT_GT(json["constants"].size(), 50u);
+  for (const Json& constant : json["constants"]) {
+    const std::string name = constant["name"];
+    EXPECT_NE(info.out.find("\n" + name + " "), std::string::npos) << name;
+    if (name == "memory.hbm_bytes_per_s") {
+      EXPECT_EQ(constant["value"], json["hbm_bytes_per_s"]);
+    }
+  }
+  const Outcome bad = Cubist("info --chip ascend910b5");
+  EXPECT_EQ(bad.status, 2);
+  EXPECT_NE(bad.err.find("ascend910b4"), std::string::npos) << bad.err;
+}
+
 TEST_F(CommandTest, ThreadsComeFromTheEnvironment) {
   setenv("CUBIST_NUM_THREADS", "3", 1);
   const Outcome three = Cubist("info --no-peaks --json '" + Path("machine.json") + "'");
