@@ -42,12 +42,17 @@ MatmulSiluOperands OperandsOf(Launch& launch, const MatmulSiluArgs& args) {
           MatrixOf(*launch.Input("bias", args.bias)), MatrixOf(*launch.Output("out", args.out))};
 }
 
+// From row to row, where columns are adjacent.
+std::int64_t RowBytesOf(const ConstTensor& t) { return t.stride(1) == 1 ? t.stride(0) * SizeOf(t.dtype) : 0; }
+
 template <class T>
 Status Run(const Device& device, const MatmulSiluArgs& args, Profile* profile) {
   Launch launch(device, kName);
   MatmulShape shape;
   shape.m = args.a.size(0), shape.k = args.a.size(1), shape.n = args.b.size(1);
   shape.in = args.a.dtype, shape.out = args.out.dtype, shape.bias = true;
+  shape.a_row_bytes = RowBytesOf(args.a), shape.b_row_bytes = RowBytesOf(args.b);
+  shape.epilogue.vector = true;
   MatmulSiluTiling tiling;
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, kName, shape, &Tilings, &tiling));
   const MatmulSiluOperands g = OperandsOf(launch, args);
@@ -62,8 +67,9 @@ Status Run(const Device& device, const MatmulSiluArgs& args, Profile* profile) {
 // Every tiling of the product, with the tallest strip that UB holds.
 std::vector<MatmulSiluTiling> Tilings(const ChipSpec& chip, const MatmulShape& shape) {
   std::vector<MatmulSiluTiling> tilings;
-  for (const MatmulTiling& product : Candidates(chip, shape)) {
-    if (product.pack_a || product.pack_b) continue;  // Ours has no packing phase.
+  for (MatmulTiling product : Candidates(chip, shape)) {
+    product.splits = 1;  // A core walks all of k.
+    Complete(chip, shape, product);
     MatmulSiluTiling t{product, std::max<std::int64_t>(CeilDiv(product.m, chip.vector_per_cube), 1)};
     while (t.strip > 1 && !Fits(chip, shape, t)) t.strip = CeilDiv(t.strip, 2);
     if (Fits(chip, shape, t)) tilings.push_back(t);
@@ -72,7 +78,9 @@ std::vector<MatmulSiluTiling> Tilings(const ChipSpec& chip, const MatmulShape& s
 }
 
 bool Fits(const ChipSpec& chip, const MatmulShape& shape, const MatmulSiluTiling& t) {
-  return Fits(chip, shape, t.product) && UbBytes(chip, t) <= chip.buffer(Buffer::kUB).capacity;
+  const MatmulTiling& product = t.product;
+  if (product.pack_a || product.pack_b || product.keep_a > 0) return false;  // Ours neither packs nor keeps.
+  return Fits(chip, shape, product) && UbBytes(chip, t) <= chip.buffer(Buffer::kUB).capacity;
 }
 
 // Cycles: where pipes overlap the slower of Cube and Vector side, else both.

@@ -89,7 +89,7 @@ void MatmulSiluKernel(Core& core, const MatmulSiluOperands& g, const MatmulSiluT
     Vector& core;
     Ring<Buffer::kUB, float> x_ub, s_ub;
   };
-  MatmulRings<T> rings(core, t.product, true);
+  MatmulRings<T> rings(core, t.product, true, g.a.cols);
   std::vector<Lane> lanes;
   lanes.reserve(core.vectors().size());
   for (Vector& vector : core.vectors()) lanes.emplace_back(vector, t);

@@ -85,7 +85,7 @@ TEST(Tutorial, OneTileDoesNotFitForLong) {
 TEST(Tutorial, AnyShapeOnBothExecutors) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (const auto& [m, n, k] :
-         {std::array<std::int64_t, 3>{1, 1, 1}, {17, 33, 65}, {300, 200, 130}, {5, 0, 3}}) {
+         {std::array<std::int64_t, 3>{1, 1, 1}, {17, 33, 65}, {300, 200, 130}, {16, 48, 4096}, {5, 0, 3}}) {
       SCOPED_TRACE(std::string(NameOf(dtype)) + " " + std::to_string(m) + "x" + std::to_string(n));
       Problem problem(dtype, m, n, k);
       ASSERT_TRUE(MatmulSilu(Host(), problem.Args()).ok());
