@@ -33,6 +33,10 @@
 #include "tiling/cost.h"
 #include "tiling/fields.h"
 
+// Blocks of a product, for what comes behind one.
+#include "kernels/multiply_block_kernel.h"
+#include "tiling/matmul_tiling.h"
+
 // What a call recorded: its flags planned and proved.
 #include "npu_model/sync/check.h"
 #include "npu_model/sync/plan.h"
