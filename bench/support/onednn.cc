@@ -94,6 +94,35 @@ dnnl::primitive_attr BlockAttr(bool add) {
   return attr;
 }
 
+// Keys that some of these queries see.
+std::int64_t KeysOf(const Attention& x, const Range& rows) { return x.causal ? rows.end : x.s; }
+
+char* Row(const ConstTensor& x, std::int64_t head, std::int64_t row) {
+  const std::int64_t offset = head * x.stride(1) + row * x.stride(2);
+  return static_cast<char*>(const_cast<void*>(x.data)) + offset * SizeOf(x.dtype);
+}
+
+// What a thread multiplies with.
+struct Worker {
+  void Multiply(const Product& product, void* a, void* b, void* c) {
+    const memory::desc scratch_desc = product.desc.scratchpad_desc();
+    if (scratch_desc.get_size() > scratch_size) {
+      scratch_size = scratch_desc.get_size();
+      scratch = Bytes(static_cast<std::int64_t>(scratch_size));
+    }
+    product.primitive.execute(stream,
+                              {{DNNL_ARG_SRC, memory(product.desc.src_desc(), Engine(), a)},
+                               {DNNL_ARG_WEIGHTS, memory(product.desc.weights_desc(), Engine(), b)},
+                               {DNNL_ARG_DST, memory(product.desc.dst_desc(), Engine(), c)},
+                               {DNNL_ARG_SCRATCHPAD, memory(scratch_desc, Engine(), scratch.data())}});
+    stream.wait();
+  }
+
+  dnnl::stream stream{Engine()};
+  Bytes scratch{0};
+  std::size_t scratch_size = 0;
+};
+
 // The products of a block of `rows` queries with `keys` keys.
 struct BlockProducts {
   BlockProducts(const Attention& x, std::int64_t rows, std::int64_t keys)
@@ -117,8 +146,8 @@ class Composed {
     omp_set_num_threads(1);  // Threads take whole blocks.
     for (std::int64_t i = 0; i < blocks_; ++i) {
       const Range rows = RowsOf(i);
-      auto& products = products_[{rows.size(), KeysOf(rows)}];
-      if (!products) products = std::make_unique<BlockProducts>(x_, rows.size(), KeysOf(rows));
+      auto& products = products_[{rows.size(), KeysOf(x_, rows)}];
+      if (!products) products = std::make_unique<BlockProducts>(x_, rows.size(), KeysOf(x_, rows));
     }
   }
 
@@ -136,16 +165,10 @@ class Composed {
 
  private:
   // What a thread works in.
-  struct Local {
+  struct Local : Worker {
     explicit Local(const Attention& x)
-        : stream(Engine()),
-          s(4 * kQueryBlock * x.s),
-          p(2 * kQueryBlock * x.s),
-          o(4 * kQueryBlock * x.dv),
-          scratch(0) {}
-    dnnl::stream stream;
-    Bytes s, p, o, scratch;
-    std::size_t scratch_size = 0;
+        : s(4 * kQueryBlock * x.s), p(2 * kQueryBlock * x.s), o(4 * kQueryBlock * x.dv) {}
+    Bytes s, p, o;
     float m_new[kQueryBlock], m[kQueryBlock], l[kQueryBlock];
   };
 
@@ -154,36 +177,16 @@ class Composed {
     const std::int64_t begin = (blocks_ - 1 - block) * kQueryBlock;
     return {begin, std::min(begin + kQueryBlock, x_.s)};
   }
-  std::int64_t KeysOf(const Range& rows) const { return x_.causal ? rows.end : x_.s; }
-
-  static char* Row(const ConstTensor& x, std::int64_t head, std::int64_t row) {
-    const std::int64_t offset = head * x.stride(1) + row * x.stride(2);
-    return static_cast<char*>(const_cast<void*>(x.data)) + offset * SizeOf(x.dtype);
-  }
-
-  void Multiply(Local& local, const Product& product, void* a, void* b, void* c) const {
-    const memory::desc scratch_desc = product.desc.scratchpad_desc();
-    if (scratch_desc.get_size() > local.scratch_size) {
-      local.scratch_size = scratch_desc.get_size();
-      local.scratch = Bytes(static_cast<std::int64_t>(local.scratch_size));
-    }
-    product.primitive.execute(local.stream,
-                              {{DNNL_ARG_SRC, memory(product.desc.src_desc(), Engine(), a)},
-                               {DNNL_ARG_WEIGHTS, memory(product.desc.weights_desc(), Engine(), b)},
-                               {DNNL_ARG_DST, memory(product.desc.dst_desc(), Engine(), c)},
-                               {DNNL_ARG_SCRATCHPAD, memory(scratch_desc, Engine(), local.scratch.data())}});
-    local.stream.wait();
-  }
 
   void RunBlock(std::int64_t head, std::int64_t block) {
     Local& local = locals_.local();
     const Range rows = RowsOf(block);
-    const std::int64_t count = rows.size(), keys = KeysOf(rows), group = head / (x_.heads / x_.kv_heads);
+    const std::int64_t count = rows.size(), keys = KeysOf(x_, rows), group = head / (x_.heads / x_.kv_heads);
     const BlockProducts& products = *products_.at({count, keys});
 
-    Multiply(local, products.qk, Row(x_.q, head, rows.begin), Row(x_.k, group, 0), local.s.data());
+    local.Multiply(products.qk, Row(x_.q, head, rows.begin), Row(x_.k, group, 0), local.s.data());
     if (x_.dr > 0) {
-      Multiply(local, *products.rope, Row(x_.q_rope, head, rows.begin), Row(x_.k_rope, 0, 0), local.s.data());
+      local.Multiply(*products.rope, Row(x_.q_rope, head, rows.begin), Row(x_.k_rope, 0, 0), local.s.data());
     }
     const VectorOps& ops = BestVectorOps();
     const Rows s{local.s.data(), keys, count, keys};
@@ -199,7 +202,7 @@ class Composed {
     const float scale = 1 / std::sqrt(static_cast<float>(x_.dqk + x_.dr));
     ops.softmax_step(p, x_.dtype, s, {local.m_new, 1, count, 1}, {local.m, 1, count, 1}, l, scale);
 
-    Multiply(local, products.pv, p.data, Row(x_.v, group, 0), local.o.data());
+    local.Multiply(products.pv, p.data, Row(x_.v, group, 0), local.o.data());
     const Rows o{local.o.data(), x_.dv, count, x_.dv};
     ops.binary(BinaryOp::kDiv, o, o, l);
     ops.cast({Row(x_.out, head, rows.begin), x_.dv, count, x_.dv}, x_.dtype, o, DType::kF32, false);
@@ -236,8 +239,9 @@ class ComposedGrad {
     omp_set_num_threads(1);  // Threads take whole heads.
     for (std::int64_t i = 0; i < blocks_; ++i) {
       const Range rows = RowsOf(i);
-      auto& products = products_[{rows.size(), KeysOf(rows)}];
-      if (!products) products = std::make_unique<GradProducts>(x_.forward, rows.size(), KeysOf(rows));
+      auto& products = products_[{rows.size(), KeysOf(x_.forward, rows)}];
+      if (!products)
+        products = std::make_unique<GradProducts>(x_.forward, rows.size(), KeysOf(x_.forward, rows));
     }
   }
 
@@ -255,45 +259,21 @@ class ComposedGrad {
 
  private:
   // What a thread works in.
-  struct Local {
+  struct Local : Worker {
     explicit Local(const Attention& x)
-        : stream(Engine()),
-          s(4 * kQueryBlock * x.s),
+        : s(4 * kQueryBlock * x.s),
           dp(4 * kQueryBlock * x.s),
           p(4 * kQueryBlock * x.s),
           ds(4 * kQueryBlock * x.s),
           dq(4 * kQueryBlock * x.dqk),
           dk(4 * x.s * x.dqk),
           dv(4 * x.s * x.dv),
-          delta(4 * x.s),
-          scratch(0) {}
-    dnnl::stream stream;
-    Bytes s, dp, p, ds, dq, dk, dv, delta, scratch;
-    std::size_t scratch_size = 0;
+          delta(4 * x.s) {}
+    Bytes s, dp, p, ds, dq, dk, dv, delta;
   };
 
   Range RowsOf(std::int64_t block) const {
     return {block * kQueryBlock, std::min((block + 1) * kQueryBlock, x_.forward.s)};
-  }
-  std::int64_t KeysOf(const Range& rows) const { return x_.forward.causal ? rows.end : x_.forward.s; }
-
-  static char* Row(const ConstTensor& x, std::int64_t head, std::int64_t row) {
-    const std::int64_t offset = head * x.stride(1) + row * x.stride(2);
-    return static_cast<char*>(const_cast<void*>(x.data)) + offset * SizeOf(x.dtype);
-  }
-
-  void Multiply(Local& local, const Product& product, void* a, void* b, void* c) const {
-    const memory::desc scratch_desc = product.desc.scratchpad_desc();
-    if (scratch_desc.get_size() > local.scratch_size) {
-      local.scratch_size = scratch_desc.get_size();
-      local.scratch = Bytes(static_cast<std::int64_t>(local.scratch_size));
-    }
-    product.primitive.execute(local.stream,
-                              {{DNNL_ARG_SRC, memory(product.desc.src_desc(), Engine(), a)},
-                               {DNNL_ARG_WEIGHTS, memory(product.desc.weights_desc(), Engine(), b)},
-                               {DNNL_ARG_DST, memory(product.desc.dst_desc(), Engine(), c)},
-                               {DNNL_ARG_SCRATCHPAD, memory(scratch_desc, Engine(), local.scratch.data())}});
-    local.stream.wait();
   }
 
   // A gradient from fp32, scaled.
@@ -325,13 +305,13 @@ class ComposedGrad {
   void RunBlock(Local& local, std::int64_t head, std::int64_t block) {
     const Attention& f = x_.forward;
     const Range rows = RowsOf(block);
-    const std::int64_t count = rows.size(), keys = KeysOf(rows);
+    const std::int64_t count = rows.size(), keys = KeysOf(f, rows);
     const GradProducts& products = *products_.at({count, keys});
     void *q = Row(f.q, head, rows.begin), *dout = Row(x_.dout, head, rows.begin);
     void *k = Row(f.k, head, 0), *v = Row(f.v, head, 0);
 
-    Multiply(local, products.scores, k, q, local.s.data());
-    Multiply(local, products.dp, v, dout, local.dp.data());
+    local.Multiply(products.scores, k, q, local.s.data());
+    local.Multiply(products.dp, v, dout, local.dp.data());
     const Rows s{local.s.data(), count, keys, count}, dp{local.dp.data(), count, keys, count};
     if (f.causal) {
       for (std::int64_t j = rows.begin; j < keys; ++j) {
@@ -343,9 +323,9 @@ class ComposedGrad {
     const Rows lse{Row(x_.lse, 0, 0) + (head * f.s + rows.begin) * 4, count, 1, count};
     const Rows delta{local.delta.data() + rows.begin * 4, count, 1, count};
     BestAttentionGradOps().step(p, ds, f.dtype, s, dp, lse, delta, Scale());
-    Multiply(local, products.dv, p.data, dout, local.dv.data());
-    Multiply(local, products.dk, ds.data, q, local.dk.data());
-    Multiply(local, products.dq, ds.data, k, local.dq.data());
+    local.Multiply(products.dv, p.data, dout, local.dv.data());
+    local.Multiply(products.dk, ds.data, q, local.dk.data());
+    local.Multiply(products.dq, ds.data, k, local.dq.data());
     Write(x_.dq, head, rows.begin, count, local.dq.data(), Scale());
   }
 
