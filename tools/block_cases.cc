@@ -10,6 +10,7 @@
 #include "kernels/mla_block.h"
 #include "kernels/moe_block.h"
 #include "npu_model/parallel.h"
+#include "tools/case_checks.h"
 
 namespace cubist {
 namespace {
@@ -22,11 +23,6 @@ constexpr double kUnit = 0x1p-9;  // Of the type's roundings.
 constexpr double kDeviations = 8;
 
 std::size_t Index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
-double At(const ConstTensor& x, std::int64_t i, std::int64_t j) {
-  return LoadFloat(x.data, x.dtype, i * x.stride(0) + j * x.stride(1));
-}
-double At(const ConstTensor& x, std::int64_t i) { return LoadFloat(x.data, x.dtype, i * x.stride(0)); }
 
 // Numbers in double and the variances of what a block in bf16 makes of them: every rounding of an intermediate result errs
 // by up to the unit, in a way that has nothing to do with the others.
@@ -113,13 +109,10 @@ void Compare(const Noisy& expected, const ConstTensor& out, std::int64_t row, Co
   }
 }
 
-// compare(i) for i < count, side by side.
+// compare(i) for i < count, a row each.
 template <class Body>
-Comparison CompareAll(std::int64_t count, std::int64_t all_rows, Body compare) {
-  std::vector<Comparison> parts(Index(count));
-  ForEach(Index(count), [&](std::size_t i) { parts[i] = compare(static_cast<std::int64_t>(i)); });
-  Comparison all;
-  for (const Comparison& part : parts) all.Merge(part);
+Comparison CompareRows(std::int64_t count, std::int64_t all_rows, const Body& compare) {
+  Comparison all = CompareParts(count, compare);
   all.rows = count, all.all_rows = all_rows;
   return all;
 }
@@ -134,14 +127,6 @@ TensorSpec Weight(const char* name, Shape shape, std::int64_t fan_in) {
 }
 TensorSpec Normal(const char* name, Shape shape) {
   return {.name = name, .dtype = kType, .shape = std::move(shape), .fill = Fill::kNormal};
-}
-
-Case Finished(Case c) {
-  for (const TensorSpec& spec : c.inputs)
-    c.bytes_read += static_cast<double>(BytesOf(spec.dtype, spec.shape));
-  for (const TensorSpec& spec : c.outputs)
-    c.bytes_written += static_cast<double>(BytesOf(spec.dtype, spec.shape));
-  return c;
 }
 
 // The block's kernels one behind the other.
@@ -260,7 +245,7 @@ Comparison CheckMla(const MlaSizes& s, std::span<const ConstTensor> in, std::spa
       std::clamp(products / (2 * (s.KeyProducts() + s.QueryProducts())), 1.0, MlaSizes::d(all)));
   std::vector<Shown> shown(Index(rows));
   ForEach(Index(rows), [&](std::size_t row) { shown[row] = ShownBy(s, in, static_cast<std::int64_t>(row)); });
-  return CompareAll(rows, all, [&](std::int64_t row) {
+  return CompareRows(rows, all, [&](std::int64_t row) {
     const std::int64_t first = row / s.sequence * s.sequence;
     const Noisy x = RowOf(in[kX], row), h = Normed(x, in[kNorm]);
     const Noisy q = RoundedTimes(Normed(RoundedTimes(h, in[kQDown]), in[kQNorm]), in[kQUp]);
@@ -349,7 +334,7 @@ Comparison CheckMoe(const MoeSizes& s, std::span<const ConstTensor> in, std::spa
   const auto wanted = static_cast<std::int64_t>(
       std::clamp(products / (2 * s.ProductsOfToken()), 1.0, static_cast<double>(s.tokens)));
   const std::vector<std::int64_t> rows = SampleRows(s.tokens, wanted, key);
-  return CompareAll(static_cast<std::int64_t>(rows.size()), s.tokens, [&](std::int64_t i) {
+  return CompareRows(static_cast<std::int64_t>(rows.size()), s.tokens, [&](std::int64_t i) {
     const std::int64_t row = rows[Index(i)];
     const std::int32_t* const chosen = ids + row * s.top_k;
     Comparison part;
@@ -403,7 +388,7 @@ Case MlaBlockCase(const ScaledWorkload& scaled) {
   };
   c.check = [s](std::span<const ConstTensor> in, std::span<const Tensor> out, double products,
                 std::uint64_t) { return CheckMla(s, in, out, products); };
-  return Finished(std::move(c));
+  return WithTraffic(std::move(c));
 }
 
 Case MoeBlockCase(const ScaledWorkload& scaled) {
@@ -429,7 +414,7 @@ Case MoeBlockCase(const ScaledWorkload& scaled) {
   };
   c.check = [s, state](std::span<const ConstTensor> in, std::span<const Tensor> out, double products,
                        std::uint64_t key) { return CheckMoe(s, in, out, products, key, state.get()); };
-  return Finished(std::move(c));
+  return WithTraffic(std::move(c));
 }
 
 }  // namespace cubist

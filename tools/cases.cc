@@ -13,31 +13,16 @@
 #include "kernels/flash_attention.h"
 #include "kernels/matmul.h"
 #include "kernels/token_permute.h"
-#include "npu_model/parallel.h"
 #include "reference/attention.h"
 #include "reference/matmul.h"
 #include "reference/token_permute.h"
 #include "tools/block_cases.h"
+#include "tools/case_checks.h"
 
 namespace cubist {
 namespace {
 
 using Fill = TensorSpec::Fill;
-
-double At(const ConstTensor& x, std::int64_t i, std::int64_t j) {
-  return LoadFloat(x.data, x.dtype, i * x.stride(0) + j * x.stride(1));
-}
-
-// Merges compare(0) .. compare(count - 1), in order, over all threads.
-template <class Compare>
-Comparison CompareParts(std::int64_t count, const Compare& compare) {
-  return ReduceParts(
-      count, 1, Comparison{}, [&](std::int64_t i, std::int64_t) { return compare(i); },
-      [](Comparison a, const Comparison& b) {
-        a.Merge(b);
-        return a;
-      });
-}
 
 // Part `i` of the items, `size` long but for the last.
 template <class Item>
@@ -90,18 +75,6 @@ BasicTensor<Void> AsHeads(const BasicTensor<Void>& x, std::int64_t batch, Range 
   heads.sizes = {batch, x.rank == 3 ? x.size(1) : 1, sequence, cols.size()};
   heads.strides = {sequence * x.stride(0), x.rank == 3 ? x.stride(1) : cols.size(), x.stride(0), 1};
   return heads;
-}
-
-double BytesOf(const std::vector<TensorSpec>& tensors) {
-  double bytes = 0;
-  for (const TensorSpec& spec : tensors) bytes += static_cast<double>(BytesOf(spec.dtype, spec.shape));
-  return bytes;
-}
-
-Case WithTraffic(Case c) {
-  c.bytes_read = BytesOf(c.inputs);
-  c.bytes_written = BytesOf(c.outputs);
-  return c;
 }
 
 // ---- Matmul ----
