@@ -12,6 +12,8 @@
 #include "tools/ablate/ablation.h"
 #include "tools/bad_input.h"
 #include "tools/files.h"
+#include "tools/json_writer.h"
+#include "tools/profile_fields.h"
 #include "tools/progress.h"
 #include "tools/table.h"
 #include "tools/workload.h"
@@ -57,17 +59,13 @@ Json CaseJson(const CaseResult& result) {
   Json steps = Json::array();
   for (const StepResult& step : result.steps) {
     const Profile& p = step.profile;
-    steps.push_back({{"name", step.name},
-                     {"time_us", p.time_s * 1e6},
-                     {"cube_busy", p.cube_utilisation},
-                     {"vector_busy", p.vector_utilisation},
-                     {"mte_busy", p.mte_utilisation},
-                     {"gm_bytes", p.gm_read + p.gm_written},
-                     {"l2_hit_rate", p.l2_hit_rate},
-                     {"launches", p.launches},
-                     {"instructions", p.instructions},
-                     {"bound", p.bound},
-                     {"tiling", step.tiling}});
+    JsonWriter fields{steps.emplace_back(Json::object())};
+    fields("name", step.name);
+    WriteBusyFields(fields, p);
+    fields("launches", p.launches);
+    fields("instructions", p.instructions);
+    fields("bound", p.bound);
+    fields("tiling", step.tiling);
   }
   return {{"case", result.name}, {"group", result.group}, {"steps", steps}, {"gain", result.gain()}};
 }

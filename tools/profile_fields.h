@@ -1,4 +1,4 @@
-// The names that a profile and its analysis have in JSON and in Python's dictionaries, said once.
+// The names that a profile and its analysis have in JSON, in CSV of many profiles and in Python's dictionaries.
 //
 // A writer takes fields in order: out(name, value) for numbers and texts, out.List(name, items, write) for a list whose
 // items `write(item_writer, item)` fills, and out.Group(name, write) for fields of their own.
@@ -33,6 +33,17 @@ void WriteProfileFields(Writer& out, const Profile& p) {
   out("l2_hit_rate", p.l2_hit_rate);
   out("hbm_bytes", p.hbm_bytes);
   out("macs", p.macs);
+}
+
+// What is told of each of many profiles: of the steps of an ablation, of the points of a sweep.
+template <class Writer>
+void WriteBusyFields(Writer& out, const Profile& p) {
+  out("time_us", p.time_s * 1e6);
+  out("cube_busy", p.cube_utilisation);
+  out("vector_busy", p.vector_utilisation);
+  out("mte_busy", p.mte_utilisation);
+  out("gm_bytes", p.gm_read + p.gm_written);
+  out("l2_hit_rate", p.l2_hit_rate);
 }
 
 template <class Writer>

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 
+#include "tools/json_writer.h"
 #include "tools/profile_fields.h"
 #include "tools/table.h"
 
@@ -107,29 +108,6 @@ std::string BuffersText(const Analysis& analysis) {
   text.back() = '\n';
   return text;
 }
-
-// Fields of a JSON object; see profile_fields.h.
-struct JsonWriter {
-  Json& json;
-
-  template <class Value>
-  void operator()(const char* name, const Value& value) {
-    json[name] = value;
-  }
-  template <class Items, class Write>
-  void List(const char* name, const Items& items, Write write) {
-    Json& list = json[name] = Json::array();
-    for (const auto& item : items) {
-      JsonWriter fields{list.emplace_back(Json::object())};
-      write(fields, item);
-    }
-  }
-  template <class Write>
-  void Group(const char* name, Write write) {
-    JsonWriter fields{json[name] = Json::object()};
-    write(fields);
-  }
-};
 
 }  // namespace
 

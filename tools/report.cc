@@ -51,6 +51,7 @@ std::int64_t CountFailed(const std::vector<RunRow>& rows) {
   return std::count_if(rows.begin(), rows.end(), [](const RunRow& row) { return !row.ok(); });
 }
 
+// Not by profile_fields.h: units and names go with those of the host's numbers beside them.
 Json ToJson(const Profile& p) {
   return {{"chip", p.chip},
           {"seconds", p.time_s},

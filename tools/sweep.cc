@@ -6,13 +6,16 @@
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 #include <utility>
 
 #include "npu_model/chip_constants.h"
 #include "npu_model/nearest.h"
 #include "tools/bad_input.h"
 #include "tools/files.h"
+#include "tools/json_writer.h"
 #include "tools/plot.h"
+#include "tools/profile_fields.h"
 #include "tools/progress.h"
 #include "tools/table.h"
 
@@ -109,29 +112,45 @@ Status Values(const SweepOptions& options, std::vector<std::string>* values) {
   return {};
 }
 
+template <class Writer>
+void WriteFields(Writer& out, const Profile& p) {
+  WriteBusyFields(out, p);
+  out("bound", p.bound);
+}
+
 Json ToJson(const SweepOptions& options, const std::vector<Point>& points) {
   Json json = {{"kernel", options.subject.call.kernel}, {"over", options.over}, {"points", Json::array()}};
   for (const Point& point : points) {
-    const Profile& p = point.profile;
-    json["points"].push_back({{"value", point.value},
-                              {"time_us", p.time_s * 1e6},
-                              {"cube_busy", p.cube_utilisation},
-                              {"vector_busy", p.vector_utilisation},
-                              {"mte_busy", p.mte_utilisation},
-                              {"gm_bytes", p.gm_read + p.gm_written},
-                              {"l2_hit_rate", p.l2_hit_rate},
-                              {"bound", p.bound}});
+    JsonWriter fields{json["points"].emplace_back(Json::object())};
+    fields("value", point.value);
+    WriteFields(fields, point.profile);
   }
   return json;
 }
 
+// Names and values of a line of CSV, each behind a comma.
+struct CsvWriter {
+  std::string names, values;
+
+  template <class Value>
+  void operator()(const char* name, const Value& value) {
+    names += fmt::format(",{}", name);
+    if constexpr (std::is_floating_point_v<Value>) {
+      values += fmt::format(",{:.6g}", value);
+    } else {
+      values += fmt::format(",{}", value);
+    }
+  }
+};
+
 std::string ToCsv(const SweepOptions& options, const std::vector<Point>& points) {
-  std::string csv = options.over + ",time_us,cube_busy,vector_busy,mte_busy,gm_bytes,l2_hit_rate,bound\n";
+  CsvWriter header;
+  WriteFields(header, {});
+  std::string csv = options.over + header.names + "\n";
   for (const Point& point : points) {
-    const Profile& p = point.profile;
-    csv += fmt::format("{},{:.6g},{:.6g},{:.6g},{:.6g},{},{:.6g},{}\n", point.value, p.time_s * 1e6,
-                       p.cube_utilisation, p.vector_utilisation, p.mte_utilisation, p.gm_read + p.gm_written,
-                       p.l2_hit_rate, p.bound);
+    CsvWriter line;
+    WriteFields(line, point.profile);
+    csv += point.value + line.values + "\n";
   }
   return csv;
 }
