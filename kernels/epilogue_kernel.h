@@ -83,8 +83,6 @@ class EpilogueStage {
   EpilogueStage(Core& core, const MatmulTiling& t, const Epilogue& epilogue)
       : core_(core), tiling_(t), epilogue_(epilogue) {
     if (!epilogue.shape.vector) return;
-    CUBIST_CHECK(core.vectors().size() <= kMaxLanes,
-                 "more Vector cores per Cube core than rows are split over");
     sent_.emplace(core, "c_sent", t.m, t.n, t.ub_stages);
     for (std::size_t i = 0; i < core.vectors().size(); ++i) lanes_[i].emplace(core.vectors()[i], t, epilogue);
   }
@@ -107,13 +105,12 @@ class EpilogueStage {
 
  private:
   using Vector = std::remove_cvref_t<decltype(std::declval<Core&>().vectors()[0])>;
-  static constexpr std::size_t kMaxLanes = 2;
 
   Core& core_;
   const MatmulTiling& tiling_;
   const Epilogue& epilogue_;
   std::optional<Ring<Buffer::kHandOver, float>> sent_;
-  std::array<std::optional<EpilogueLane<Vector>>, kMaxLanes> lanes_;
+  std::array<std::optional<EpilogueLane<Vector>>, kMaxVectorPerCube> lanes_;
 };
 
 }  // namespace cubist

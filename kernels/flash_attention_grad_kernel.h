@@ -35,9 +35,7 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
                               const FlashAttentionGradShape& s, const FlashAttentionGradTiling& t,
                               const FlashAttentionGradSchedule& schedule) {
   using Vector = std::remove_cvref_t<decltype(core.vectors()[0])>;
-  constexpr std::size_t kMaxLanes = 2;
   const std::size_t lane_count = core.vectors().size();
-  CUBIST_CHECK(lane_count <= kMaxLanes, "more Vector cores per Cube core than the kernel splits rows over");
   const Split lane_rows(t.n, CeilDiv(t.n, static_cast<std::int64_t>(lane_count)));
   const bool rope = s.d_rope > 0;
   const int kept = t.operand_stages(), handed = t.hand_over_stages();
@@ -67,7 +65,7 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
   Ring<Buffer::kHandOver, float> dk_sent(core, "dk_sent", sum_rows, s.d_qk, 1);
   Ring<Buffer::kHandOver, float> dk_rope_sent(core, "dk_rope_sent", sum_rows, s.d_rope, 1);
   using Lane = FlashAttentionGradLane<T, Vector>;
-  std::array<std::optional<Lane>, kMaxLanes> lanes;
+  std::array<std::optional<Lane>, kMaxVectorPerCube> lanes;
   for (std::size_t i = 0; i < lane_count; ++i) lanes[i].emplace(core.vectors()[i], lane_rows[0].size(), s, t);
 
   struct Step : FlashAttentionGradStep {

@@ -30,9 +30,7 @@ template <class T, AiCore Core>
 void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const FlashAttentionShape& s,
                           const FlashAttentionTiling& t, const FlashAttentionSchedule& schedule) {
   using Vector = std::remove_cvref_t<decltype(core.vectors()[0])>;
-  constexpr std::size_t kMaxLanes = 2;
   const std::size_t lane_count = core.vectors().size();
-  CUBIST_CHECK(lane_count <= kMaxLanes, "more Vector cores per Cube core than the kernel splits rows over");
   const Split lane_rows(t.m, CeilDiv(t.m, static_cast<std::int64_t>(lane_count)));
   const Split v_cols = AtLeastOnce(Split(s.d_v, t.v_cols(s.d_v)));
   const bool rope = s.d_rope > 0;
@@ -50,13 +48,13 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
   Ring<Buffer::kL0C, float> pv_l0(core, "pv_l0", t.m, t.v_cols(s.d_v), t.l0c_stages);
   Ring<Buffer::kHandOver, float> s_sent(core, "s_sent", t.m, t.n, t.hand_over_stages());
   Ring<Buffer::kHandOver, float> pv_sent(core, "pv_sent", t.m, s.d_v, t.hand_over_stages());
-  std::array<std::optional<FlashAttentionLane<T, Vector>>, kMaxLanes> lanes;
+  std::array<std::optional<FlashAttentionLane<T, Vector>>, kMaxVectorPerCube> lanes;
   for (std::size_t i = 0; i < lane_count; ++i) lanes[i].emplace(core.vectors()[i], lane_rows[0].size(), s, t);
 
   struct Step : FlashAttentionStep {
     HandOverTile<float> s, pv;
     L1Tile<T> p;
-    std::array<StepRows, kMaxLanes> kept;
+    std::array<StepRows, kMaxVectorPerCube> kept;
   };
 
   // acc (+)= a b, along k in steps of t.k0.

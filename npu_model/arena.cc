@@ -5,7 +5,7 @@
 namespace cubist {
 
 void Arena::Place(const SlotRequest& request, int lane, Slot* slots) {
-  CUBIST_CHECK(lane < kMaxLanes, "more Vector cores per Cube core than an arena holds");
+  CUBIST_CHECK(lane < kMaxVectorPerCube, "more Vector cores per Cube core than an arena holds");
   CUBIST_CHECK(request.stages > 0 && request.rows >= 0 && request.cols >= 0,
                "a ring of no stages or negative size");
   const BufferSpec& buffer = chip_->buffer(request.buffer);

@@ -35,9 +35,8 @@ class Arena {
   };
   std::string MapOf(Buffer buffer, int lane) const;
 
-  static constexpr int kMaxLanes = 4;
   const ChipSpec* chip_;
-  std::array<std::array<std::int64_t, kMaxLanes + 1>, kBufferCount> used_{};  // By buffer and lane + 1.
+  std::array<std::array<std::int64_t, kMaxVectorPerCube + 1>, kBufferCount> used_{};  // By buffer, lane + 1.
   std::array<Placed, 64> placed_;
   std::size_t placed_count_ = 0;
   std::int32_t next_id_ = 0;

@@ -106,8 +106,8 @@ struct ChipSpec {
   // A host runs all pipes of a core on one thread, one after the other; an NPU runs them side by side.
   bool pipes_overlap = true;
 
-  int cube_cores = 1;  // AI cores: one Cube core and `vector_per_cube` Vector cores each
-  int vector_per_cube = 1;
+  int cube_cores = 1;       // AI cores: one Cube core and `vector_per_cube` Vector cores each
+  int vector_per_cube = 1;  // kMaxVectorPerCube at most
   int concurrent_cores =
       1;  // AI cores that really run side by side: all of an NPU, the hardware threads of a host
   Constant clock_hz;

@@ -43,7 +43,7 @@ constexpr Limits kCost{}, kRate{0, true};
 template <class Chip, class Visit>
 void VisitConstants(Chip& chip, Visit visit) {
   visit("cube_cores", chip.cube_cores, Limits{1, false, 4096});
-  visit("vector_per_cube", chip.vector_per_cube, Limits{1, false, 4});
+  visit("vector_per_cube", chip.vector_per_cube, Limits{1, false, kMaxVectorPerCube});
   visit("clock_hz", chip.clock_hz, kRate);
   for (int b = 0; b < kBufferCount; ++b) {
     visit("buffer." + Key(NameOf(static_cast<Buffer>(b))), chip.buffers[static_cast<std::size_t>(b)].capacity,

@@ -82,10 +82,10 @@ Status Profile::WriteTimeline(const std::string& path) const {
   if (slices.size() > kMostEvents) slices.resize(kMostEvents);
 
   // A slice goes to the first track of its pipe that is free; there is nearly always one.
-  constexpr int kSides = 8;                   // of an AI core: its Cube core and up to seven Vector cores
-  constexpr int kTracks = 16;                 // of a pipe
-  using Track = std::tuple<int, int, int>;    // core, lane, pipe
-  std::map<Track, std::vector<double>> ends;  // by track of the pipe
+  constexpr int kSides = 1 + kMaxVectorPerCube;  // of an AI core
+  constexpr int kTracks = 16;                    // of a pipe
+  using Track = std::tuple<int, int, int>;       // core, lane, pipe
+  std::map<Track, std::vector<double>> ends;     // by track of the pipe
   std::vector<int> tids;
   for (const TimelineSlice* slice : slices) {
     std::vector<double>& tracks = ends[{slice->core, slice->lane, static_cast<int>(slice->pipe)}];

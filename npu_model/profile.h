@@ -16,7 +16,7 @@ namespace cubist {
 // One instruction on one pipe of one core, for the timeline.
 struct TimelineSlice {
   std::int32_t core = 0;   // AI core; a Vector-only phase runs on the Vector cores of AI cores 0, 1, ..
-  std::int32_t lane = -1;  // -1: the Cube core; 0, 1: its Vector cores
+  std::int32_t lane = -1;  // -1: the Cube core; otherwise a Vector core
   Pipe pipe = Pipe::kS;
   const char* name = "";   // instruction
   std::uint32_t line = 0;  // source line that issued it

@@ -14,6 +14,9 @@
 
 namespace cubist {
 
+// Vector cores of an AI core, at most; a chip has its number (ChipSpec::vector_per_cube).
+inline constexpr int kMaxVectorPerCube = 4;
+
 // On-chip buffers. L1, L0A, L0B, L0C and BT (bias table) belong to a Cube core, UB to a Vector core. Hand-over slots
 // are a Cube core's too; where the chip has no path from L0C to UB they stand in GM.
 enum class Buffer : std::uint8_t { kL1, kL0A, kL0B, kL0C, kBT, kUB, kHandOver };

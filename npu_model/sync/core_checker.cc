@@ -18,7 +18,7 @@ CoreChecker::CoreChecker(const trace::Record& record, const GmState& gm, std::si
       plan_(InOrder(plan)),
       lanes_(record.phases[phase].vector_only ? 1 : record.chip.vector_per_cube),
       components_(static_cast<std::size_t>(lanes_ + 1) * kPipes) {
-  CUBIST_CHECK(lanes_ <= kMaxVectorCores, "more Vector cores per Cube core than a check holds");
+  CUBIST_CHECK(lanes_ <= kMaxVectorPerCube, "more Vector cores per Cube core than a check holds");
   for (int b = 0; b < kBufferCount; ++b) {
     for (std::size_t side = 0; side < kSides; ++side) on_chip_.emplace_back(/*page_bits=*/20);
   }

@@ -28,10 +28,9 @@
 namespace cubist::sync {
 
 // Agents are numbered by side and pipe.
-inline constexpr int kMaxVectorCores = 4;
-inline constexpr std::size_t kSides = kMaxVectorCores + 1;  // the Cube core, then the Vector cores
-inline constexpr std::size_t kPipes = kPipeCount + 1;       // of a side; the last one stands for
-inline constexpr std::size_t kScalarWrites = kPipeCount;    // the completed writes of its scalar unit
+inline constexpr std::size_t kSides = kMaxVectorPerCube + 1;  // the Cube core, then the Vector cores
+inline constexpr std::size_t kPipes = kPipeCount + 1;         // of a side; the last one stands for
+inline constexpr std::size_t kScalarWrites = kPipeCount;      // the completed writes of its scalar unit
 inline constexpr std::size_t kComponents = kSides * kPipes;
 
 inline std::size_t AgentAt(Pipe pipe, int lane) {
@@ -79,8 +78,9 @@ class CoreChecker {
     std::vector<std::size_t> blocked;        // agents that wait
     std::array<std::size_t, kSides> setter;  // the pipe of each side that sets it
     Flag() { setter.fill(kComponents); }
-    std::array<std::deque<VectorClock>, kMaxVectorCores> parts;  // sets by some Vector cores, not yet by all
-    std::array<std::int64_t, kMaxVectorCores> part_sets{};
+    // Sets by some Vector cores, not yet by all.
+    std::array<std::deque<VectorClock>, kMaxVectorPerCube> parts;
+    std::array<std::int64_t, kMaxVectorPerCube> part_sets{};
   };
   using FlagKey = std::uint32_t;
   // An instruction that reads and writes the same bytes checks its reads, then writes, and only then notes reads of

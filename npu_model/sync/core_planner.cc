@@ -47,7 +47,7 @@ CorePlanner::CorePlanner(const CoreRecord& record, const ChipSpec& chip, bool ve
       slots_(record.slots.size()),
       workspace_(record.workspace.size()),
       tensors_(shared_.size()) {
-  CUBIST_CHECK(lanes_ <= trace::kMaxLanes, "more Vector cores per Cube core than a plan holds");
+  CUBIST_CHECK(lanes_ <= kMaxVectorPerCube, "more Vector cores per Cube core than a plan holds");
   for (int a = 0; a < static_cast<int>(agents_); ++a) places_[static_cast<std::size_t>(a)] = PlaceOf(a);
   for (auto& clock : clocks_) clock.fill(0);
   stale_.fill(true);

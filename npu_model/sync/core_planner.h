@@ -55,8 +55,8 @@ class CorePlanner {
     std::uint32_t from = 0, to = 0;  // agents, of lane 0 on the Vector side
     int id = -1;
     std::vector<std::uint32_t> waits;  // of each event: the instruction that it stands before
-    std::array<std::uint32_t, trace::kMaxLanes> last_instr{};  // that the last set stands behind, by lane
-    std::array<std::size_t, trace::kMaxLanes> last_sets{};     // of the last event, in ops_
+    std::array<std::uint32_t, kMaxVectorPerCube> last_instr{};  // that the last set stands behind, by lane
+    std::array<std::size_t, kMaxVectorPerCube> last_sets{};     // of the last event, in ops_
   };
 
   static Place PlaceOf(int agent);

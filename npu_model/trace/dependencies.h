@@ -14,8 +14,8 @@ namespace cubist::trace {
 
 // The in-order queues of an AI core: S, MTE1, MTE2, MTE3, M, FIX of the Cube core, then S, MTE2, MTE3, V of
 // each Vector core. A Vector core on its own has the agents of lane 0.
-inline constexpr int kCubeAgents = 6, kVectorAgents = 4, kMaxLanes = 4;
-inline constexpr int kMaxAgents = kCubeAgents + kMaxLanes * kVectorAgents;
+inline constexpr int kCubeAgents = 6, kVectorAgents = 4;
+inline constexpr int kMaxAgents = kCubeAgents + kMaxVectorPerCube * kVectorAgents;
 inline int AgentOf(Pipe pipe, int lane) {
   // By pipe: S, MTE1, MTE2, MTE3, M, V, FIX.
   constexpr std::int8_t kOfCube[kPipeCount] = {0, 1, 2, 3, 4, -1, 5};

@@ -37,7 +37,7 @@ struct Step {
 // a wait for all of them.
 class Steps {
  public:
-  static constexpr int kSides = 1 + kMaxLanes;
+  static constexpr int kSides = 1 + kMaxVectorPerCube;
   static int SideOf(int agent) { return agent < kCubeAgents ? 0 : 1 + (agent - kCubeAgents) / kVectorAgents; }
   // Whether a flag goes from one side of the AI core to the other.
   static constexpr std::uint32_t kCross = std::uint32_t{1} << 31;
@@ -85,7 +85,7 @@ class Steps {
   std::vector<Stretch> spare_;  // whose memory serves again
   // Of flags, by their pair of agents and id; 0 for none yet. Behind the pairs of one side: a way from each side to the
   // other.
-  static constexpr int kPairs = kMaxAgents * kMaxAgents + 2 * kMaxLanes;
+  static constexpr int kPairs = kMaxAgents * kMaxAgents + 2 * kMaxVectorPerCube;
   std::size_t ids_ = 1;
   std::vector<std::uint32_t> numbers_;
   std::uint32_t flag_count_ = 0;

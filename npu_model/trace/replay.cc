@@ -97,7 +97,7 @@ class Summary {
       const Pipe pipe = static_cast<Pipe>(p);
       if (pipe != Pipe::kV) visit(pipe, -1, replay.times(core, pipe, -1));
       if (pipe == Pipe::kMte1 || pipe == Pipe::kM || pipe == Pipe::kFix) continue;
-      for (int lane = 0; lane < kMaxLanes; ++lane) visit(pipe, lane, replay.times(core, pipe, lane));
+      for (int lane = 0; lane < kMaxVectorPerCube; ++lane) visit(pipe, lane, replay.times(core, pipe, lane));
     }
   }
 

@@ -278,6 +278,8 @@ class TraceAiCore : private trace::TraceState, public CubeFront<trace::TraceCube
               trace::CoreRecord* out)
       : TraceState(chip, scratch, index, count, with_data, out),
         CubeFront<trace::TraceCube>(static_cast<TraceState&>(*this)) {
+    CUBIST_CHECK(chip.vector_per_cube <= kMaxVectorPerCube,
+                 "more Vector cores per Cube core than kernels hold");
     vectors_.reserve(static_cast<std::size_t>(chip.vector_per_cube));
     for (int lane = 0; lane < chip.vector_per_cube; ++lane)
       vectors_.emplace_back(static_cast<TraceState&>(*this), lane);

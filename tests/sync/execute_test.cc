@@ -9,8 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "npu_model/chip_constants.h"
 #include "npu_model/sync/check.h"
 #include "npu_model/sync/plan.h"
+#include "npu_model/sync/report.h"
 #include "tools/kernel_call.h"
 
 namespace cubist::testing {
@@ -28,31 +30,34 @@ struct NamedCall {
   KernelCall call;
 };
 
+NamedCall CallOf(const std::string& kernel, const std::string& shape, const std::string& dtype, bool causal) {
+  KernelCallOptions options;
+  options.kernel = kernel, options.shape = shape, options.dtype = dtype;
+  options.causal = causal, options.with_data = true;
+  NamedCall made;
+  made.name = kernel + " " + shape + " " + dtype + (causal ? " causal" : "");
+  const Status status = MakeKernelCall(options, &made.call);
+  CUBIST_CHECK(status.ok(), status.message());
+  return made;
+}
+
 // Every kernel of the library.
 std::vector<NamedCall> Calls() {
   std::vector<NamedCall> calls;
   for (const KernelForm& form : KernelForms()) {
     for (const char* dtype : {"bf16", "fp32"}) {
-      for (const bool causal : {false, true}) {
-        KernelCallOptions options;
-        options.kernel = form.name, options.shape = form.small, options.dtype = dtype;
-        options.causal = causal, options.with_data = true;
-        NamedCall& made = calls.emplace_back();
-        made.name = std::string(form.name) + " " + dtype + (causal ? " causal" : "");
-        const Status status = MakeKernelCall(options, &made.call);
-        CUBIST_CHECK(status.ok(), status.message());
-      }
+      for (const bool causal : {false, true}) calls.push_back(CallOf(form.name, form.small, dtype, causal));
     }
   }
   return calls;
 }
 
 // With data: the weights of a sum are numbers that the kernel reads.
-trace::Record RecordOf(const KernelCall& call) {
+trace::Record RecordOf(const KernelCall& call, const ChipSpec& chip = Ascend910B2()) {
   trace::Record record;
   NpuOptions options;
   options.record = &record;
-  const Status status = call(Npu(Ascend910B2(), options));
+  const Status status = call(Npu(chip, options));
   CUBIST_CHECK(status.ok(), status.message());
   return record;
 }
@@ -90,30 +95,57 @@ TEST(ExecuteTest, EveryOrderGivesTheSameBytes) {
 
 // Integers and copies bit for bit; sums as far as their dtype goes, because a composite's expansion rounds more often
 // than its body.
+void ExpectWhatTheHostComputes(const KernelCall& call, const trace::Record& record, const sync::Plan& plan) {
+  trace::GmImage gm = trace::InitialGm(record, 5);
+  ASSERT_TRUE(sync::Execute(record, plan, Schedule::kLate, 3, &gm));
+  ASSERT_TRUE(call(Host()).ok());
+  const auto outputs = OutputsOf(call, record, gm);
+  ASSERT_EQ(outputs.size(), call.outputs().size());
+  for (std::size_t o = 0; o < outputs.size(); ++o) {
+    const Tensor& host = call.outputs()[o];
+    for (std::int64_t i = 0; i < host.count(); ++i) {
+      if (!IsFloat(host.dtype)) {
+        ASSERT_EQ(LoadInt(outputs[o].data(), host.dtype, i), LoadInt(host.data, host.dtype, i))
+            << "output " << o << " element " << i;
+        continue;
+      }
+      const float got = LoadFloat(outputs[o].data(), host.dtype, i),
+                  want = LoadFloat(host.data, host.dtype, i);
+      if (got == want) continue;
+      // p is rounded to bf16 before it meets v: a difference of one in its last place moves a mean of
+      // values below 1 by less than this; the backward pass adds up larger values.
+      ASSERT_NEAR(got, want, 2 * UnitRoundoff(DType::kBF16) * std::max(1.0f, std::abs(want)))
+          << "output " << o << " element " << i;
+    }
+  }
+}
+
 TEST(ExecuteTest, TheRecordComputesWhatTheHostComputes) {
   for (const auto& [name, call] : Calls()) {
+    SCOPED_TRACE(name);
     const trace::Record record = RecordOf(call);
-    trace::GmImage gm = trace::InitialGm(record, 5);
-    ASSERT_TRUE(sync::Execute(record, sync::PlanFlags(record, Policy::kMinimal), Schedule::kLate, 3, &gm));
-    ASSERT_TRUE(call(Host()).ok());
-    const auto outputs = OutputsOf(call, record, gm);
-    ASSERT_EQ(outputs.size(), call.outputs().size());
-    for (std::size_t o = 0; o < outputs.size(); ++o) {
-      const Tensor& host = call.outputs()[o];
-      for (std::int64_t i = 0; i < host.count(); ++i) {
-        if (!IsFloat(host.dtype)) {
-          ASSERT_EQ(LoadInt(outputs[o].data(), host.dtype, i), LoadInt(host.data, host.dtype, i))
-              << name << " output " << o << " element " << i;
-          continue;
-        }
-        const float got = LoadFloat(outputs[o].data(), host.dtype, i),
-                    want = LoadFloat(host.data, host.dtype, i);
-        if (got == want) continue;
-        // p is rounded to bf16 before it meets v: a difference of one in its last place moves a mean of
-        // values below 1 by less than this; the backward pass adds up larger values.
-        ASSERT_NEAR(got, want, 2 * UnitRoundoff(DType::kBF16) * std::max(1.0f, std::abs(want)))
-            << name << " output " << o << " element " << i;
-      }
+    ExpectWhatTheHostComputes(call, record, sync::PlanFlags(record, Policy::kMinimal));
+  }
+}
+
+// Rows divide among any number of Vector cores, of which some get none.
+TEST(ExecuteTest, ChipsOfOneToFourVectorCoresComputeTheSame) {
+  std::vector<NamedCall> calls = Calls();
+  for (const char* dtype : {"bf16", "fp32"}) {
+    calls.push_back(CallOf("matmul_epilogue", "5x50x70", dtype, false));
+    calls.push_back(CallOf("flash_attention", "2x5x40x24x16", dtype, false));
+    calls.push_back(CallOf("flash_attention_grad", "2x5x40x24x16", dtype, false));
+  }
+  for (int vector_cores = 1; vector_cores <= kMaxVectorPerCube; ++vector_cores) {
+    ChipSpec chip = Ascend910B2();
+    ASSERT_TRUE(SetConstant(&chip, "vector_per_cube", vector_cores).ok());
+    for (const auto& [name, call] : calls) {
+      SCOPED_TRACE(name + " on " + std::to_string(vector_cores));
+      const trace::Record record = RecordOf(call, chip);
+      const sync::Plan plan = sync::PlanFlags(record, Policy::kMinimal);
+      const sync::CheckResult checked = sync::Check(record, plan);
+      ASSERT_TRUE(checked.ok()) << sync::CheckText(checked);
+      ExpectWhatTheHostComputes(call, record, plan);
     }
   }
 }

@@ -112,7 +112,8 @@ TEST_F(CommandTest, TitlesSayWhatWasChanged) {
 TEST_F(CommandTest, ProfilesAddUp) {
   for (const std::string subject :
        {"matmul --shape 520x300x400", "flash_attention --shape 4x256x128x128",
-        "token_permute --shape 256x512x4x16", "token_unpermute --shape 256x512x4"}) {
+        "flash_attention --shape 4x256x128x128 --set vector_per_cube=4", "token_permute --shape 256x512x4x16",
+        "token_unpermute --shape 256x512x4"}) {
     SCOPED_TRACE(subject);
     const Outcome outcome = Cubist("profile " + subject + " --json '" + Path("profile.json") + "' --csv '" +
                                    Path("profile.csv") + "' --trace '" + Path("trace.json") + "'");
