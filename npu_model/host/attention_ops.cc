@@ -218,8 +218,7 @@ void DropFlagsTransposed(const Rows& flags, const DropoutStream& stream, std::in
 }  // namespace
 
 const AttentionOps& GetAttentionOps() {
-  static const AttentionOps kOps{.target = hwy::TargetName(HWY_TARGET),
-                                 .mask_outside = &MaskOutside,
+  static const AttentionOps kOps{.mask_outside = &MaskOutside,
                                  .mask_where = &MaskWhere,
                                  .distances = &Distances,
                                  .add_alibi = &AddAlibi,

@@ -9,7 +9,6 @@
 namespace cubist {
 
 struct AttentionOps {
-  const char* target = "";
   // x(i, j) = value unless lowest <= j - i <= highest. Touches no other element.
   void (*mask_outside)(const Rows& x, std::int64_t lowest, std::int64_t highest, float value);
   // x(i, j) = value where flags(i, j), bytes, is not 0; x of any float type.

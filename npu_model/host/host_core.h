@@ -88,8 +88,6 @@ class HostCube {
 
   void LoadL1(TileRef dst, const Gm& src, Loc loc = {});
   void LoadL1Packed(TileRef dst, const PackedGm& src, Loc loc = {});
-  void ExpectL1(const Gm& src);
-  void ExpectL1Packed(const PackedGm& src);
   void StorePacked(const PackedGm& dst, TileRef src, Loc loc = {});
   void LoadL0A(TileRef dst, TileRef src, Transpose transpose, Loc loc = {});
   void LoadL0B(TileRef dst, TileRef src, Transpose transpose, Loc loc = {});

@@ -312,8 +312,7 @@ void ScaleDots(void* const* out, float* sums, const void* data, std::int64_t n, 
 }  // namespace
 
 const MovementOps& GetMovementOps() {
-  static const MovementOps kOps{.target = hwy::TargetName(HWY_TARGET),
-                                .scale = &Scale,
+  static const MovementOps kOps{.scale = &Scale,
                                 .dot = &Dot,
                                 .scale_dots = &ScaleDots,
                                 .weighted_sum = &WeightedSum,

@@ -20,7 +20,6 @@ struct WeightedRows {
 };
 
 struct MovementOps {
-  const char* target = "";
   // dst (n) = weight * x (n), rounded to `dtype`. With `stream`, non-temporal stores for all but the unaligned ends, and
   // n elements of `dtype` at `next`, unless null, are fetched into the cache between them.
   void (*scale)(void* dst, DType dtype, const float* x, float weight, std::int64_t n, bool stream,

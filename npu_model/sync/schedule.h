@@ -82,7 +82,7 @@ class Scheduler {
 
   void AddOp(const SyncOp& op) { Add({op.pipe, op.lane, op.instr, &op}); }
   void Add(Item item) {
-    item.issue = sides_[item.lane].items++;
+    item.issue = items_[item.lane]++;
     pipes_[{item.lane, item.pipe}].queue.push_back(item);
   }
 
@@ -91,7 +91,7 @@ class Scheduler {
     for (const auto& [key, unit] : pipes_) {
       for (std::size_t p = 0; p < unit.pending.size(); ++p)
         actions.push_back({key, true, p, unit.pending[p].instr});
-      if (unit.at < unit.queue.size() && MayStart(key, unit))
+      if (unit.at < unit.queue.size() && MayStart(unit))
         actions.push_back({key, false, 0, unit.queue[unit.at].instr});
     }
     return actions;
@@ -105,7 +105,7 @@ class Scheduler {
     return item.issue < scalar->second.queue[scalar->second.at].issue;
   }
 
-  bool MayStart(const PipeKey&, const Unit& unit) const {
+  bool MayStart(const Unit& unit) const {
     const Item& item = unit.queue[unit.at];
     if (!Issued(item)) return false;
     if (item.op == nullptr) return unit.pending.empty() || !unit.last_in_order;
@@ -202,14 +202,11 @@ class Scheduler {
     }
   }
 
-  struct Side {
-    std::size_t items = 0;
-  };
   const ChipSpec& chip_;
   const trace::CoreRecord& record_;
   int lanes_;
   Machine& machine_;
-  std::map<int, Side> sides_;
+  std::map<int, std::size_t> items_;  // how many, by side
   std::map<PipeKey, Unit> pipes_;
   std::map<std::tuple<int, Pipe, Pipe, int>, int> flags_;
   std::map<std::pair<int, int>, int> counters_;
