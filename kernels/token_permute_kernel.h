@@ -115,7 +115,7 @@ class SortScratch {
   UbTile<std::int32_t> places_{};
 };
 
-// Phase 1: chunk_counts(c, b) = how many ids of chunk c fall into bin b, by `bits` of an id from `shift` on.
+// Phase 1: chunk_counts(c, b) = how many ids of chunk c fall into bin b of `bins`.
 template <VectorCore V>
 void CountKernel(V& core, const Gm& ids, const Gm& chunk_counts, const IdBins& bins,
                  const TokenPermuteTiling& t) {
@@ -266,7 +266,7 @@ class TokenMover {
 
 // Phase 2: ranks the slots of each chunk and moves its tokens. With size(e) rows for expert e (its slots, these rounded
 // up, or the capacity), the first row of expert e in chunk c is
-//   sum over e' < e of size(e') + sum over c' < c of chunk c' s slots of e,
+//   sum over e' < e of size(e') + sum over c' < c of the slots of e in chunk c',
 // and slots take rows in order from there up to the next expert's first, which makes the ranking stable and drops what
 // is beyond the capacity.
 template <class T, VectorCore V>

@@ -1,5 +1,5 @@
 // The host executor's cores: they compute. Each untyped method is the body of one instruction of core.h;
-// CubeFront and VectorFront give them their types. SIMD bodies come from tile_ops.h.
+// CubeFront and VectorFront give them their types. SIMD bodies come from the tables of *_ops.h.
 #ifndef CUBIST_NPU_MODEL_HOST_HOST_CORE_H_
 #define CUBIST_NPU_MODEL_HOST_HOST_CORE_H_
 

@@ -1,8 +1,8 @@
 // The seam between the host executor and SIMD: tables of instruction bodies, one table per Highway target.
 //
-// The *_ops.cc, and packing-inl.h and vector-inl.h, which they share, are the only files that include Highway;
-// cube_bf16_avx512.cc holds the native bf16 dot-product body. Everything here is plain pointers, sizes and strides in
-// elements. Nothing is allocated, nothing fails.
+// The *_ops.cc, and the *-inl.h, which they share, are the only files that include Highway; cube_bf16_avx512.cc holds
+// the native bf16 dot-product body. Everything here is plain pointers, sizes and strides in elements. Nothing is
+// allocated, nothing fails.
 #ifndef CUBIST_NPU_MODEL_HOST_TILE_OPS_H_
 #define CUBIST_NPU_MODEL_HOST_TILE_OPS_H_
 

@@ -28,7 +28,7 @@ enum class Op : std::uint8_t {
   kLoadBT,       // MTE1  L1 -> BT
   kMmad,         // M     dims are m, n, k
   kStoreL0C,     // FIX   L0C -> GM; dims[2]: not below 0
-  // Vector core. Dims are rows, columns and, for kExclusiveScan, the number of its passes.
+  // Vector core. Dims are rows, columns and, where it is said here or at Instr, a third number.
   kLoadUb,   // MTE2  GM -> UB
   kStoreUb,  // MTE3  UB -> GM
   kFill,     // V
@@ -52,10 +52,10 @@ enum class Op : std::uint8_t {
   kMaskBelow,
   kMaskWhere,
   kDistances,  // immediate and dims[2] hold the lower and upper half of the first one
-  kDropFlags,
+  kDropFlags,  // Dims[2]: a number in CoreRecord::drops
   kAddInt,
   kColumnSum,
-  kExclusiveScan,
+  kExclusiveScan,  // Dims[2]: its passes
   kAddScalarInt,
   kSelectLe,
   kTopK,        // Dims[2]: the elements kept of each row
@@ -124,9 +124,9 @@ struct Instr {
   bool broadcasts = false;   // the second source is a column, spread over the columns of the first
   bool accumulates = false;  // a Mmad that adds to what its accumulator holds; a store that adds to GM
   // The number that an instruction brings along: int32, or the bits of a float (Fill, MulScalar, MaxScalar, AddScalar,
-  // StoreL0C); the
-  // diagonal of MaskAbove and MaskBelow, the start of ExclusiveScan, the first id of Histogram, Rank and Lookup; 1 for
-  // a load to L0 that transposes.
+  // MaskWhere, SelectLe, DropRoutes, StoreL0C); what AddScalarInt adds, the diagonal of MaskAbove and MaskBelow, the
+  // lower half of the first of Distances, the start of ExclusiveScan, the multiple of RoundUp, the first id of
+  // Histogram, Rank and Lookup; 1 for a load to L0 that transposes.
   std::int32_t immediate = 0;
 
   friend bool operator==(const Instr&, const Instr&) = default;
