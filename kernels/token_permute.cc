@@ -208,7 +208,7 @@ void CountRoutes(Launch& launch, const Gm& ids, const IdBins& bins, const TokenP
   launch.OnVectorCores(t.chunks, [&](auto& core) { CountKernel(core, ids, g.chunk_counts, bins, t); });
   if (!t.sums_chunks) return;
   launch.OnVectorCores(CeilDiv(g.chunk_counts.cols, kSummedBins),
-                       [&](auto& core) { SumChunksKernel(core, g.chunk_counts, g.chunk_sums); });
+                       [&](auto& core) { ScanChunksKernel(core, g.chunk_counts, g.chunk_sums); });
 }
 
 // The phases of a radix sort; slots get their ranks, which are their rows where no expert is padded.

@@ -135,7 +135,7 @@ void CountKernel(V& core, const Gm& ids, const Gm& chunk_counts, const IdBins& b
 // Between the phases, where t.sums_chunks: chunk_sums(c) = the counts of the chunks before c, by ranges of bins. Otherwise
 // every chunk of the next phase adds up the counts of all chunks for itself, which saves a phase while there are few.
 template <VectorCore V>
-void SumChunksKernel(V& core, const Gm& chunk_counts, const Gm& chunk_sums) {
+void ScanChunksKernel(V& core, const Gm& chunk_counts, const Gm& chunk_sums) {
   Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, kSummedBins, 2),
       sums_ub(core, "sums_ub", 1, kSummedBins, 2);
   const Split ranges(chunk_counts.cols, kSummedBins);

@@ -139,7 +139,7 @@ std::int64_t PermuteBytes(const ChipSpec& chip, const TokenPermuteShape& s, cons
   const auto bytes = [&](auto kernel) { return BytesOfOneCore(chip, t.chunks, kernel); };
   std::int64_t most = std::max(
       bytes([&](auto& core) { CountKernel(core, g.topk_ids, g.chunk_counts, {}, t); }),
-      t.sums_chunks ? bytes([&](auto& core) { SumChunksKernel(core, g.chunk_counts, g.chunk_sums); }) : 0);
+      t.sums_chunks ? bytes([&](auto& core) { ScanChunksKernel(core, g.chunk_counts, g.chunk_sums); }) : 0);
   if (t.digit_bits == 0) return std::max(most, bytes([&](auto& core) { RankAndMoveKernel<T>(core, g, t); }));
 
   const GmTensor row_counts = TensorOf(7, DType::kI32, 1, s.experts, of_experts.data()),
