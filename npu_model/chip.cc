@@ -37,14 +37,13 @@ std::int64_t RoundUpQuickly(std::int64_t a, std::int64_t b) {
 }  // namespace
 
 std::int64_t ChipSpec::SlotBytes(Buffer b, DType dtype, std::int64_t rows, std::int64_t cols) const {
-  constexpr std::int64_t kBlock = 32;  // UB is read and written in blocks; a fractal is 16 rows of one block.
   std::int64_t bytes = 0;
   switch (b) {
     case Buffer::kL1:
     case Buffer::kL0A:
     case Buffer::kL0B: {
       const std::int64_t element = IsFloat(dtype) ? OperandBytes(dtype) : SizeOf(dtype);
-      bytes = RoundUpQuickly(rows, packing.row_multiple) * RoundUp(cols * element, kBlock);
+      bytes = RoundUpQuickly(rows, packing.row_multiple) * RoundUp(cols * element, kBlockBytes);
       break;
     }
     case Buffer::kL0C:
@@ -57,7 +56,7 @@ std::int64_t ChipSpec::SlotBytes(Buffer b, DType dtype, std::int64_t rows, std::
       bytes = rows * cols * SizeOf(dtype);
       break;
     case Buffer::kUB:
-      bytes = rows * RoundUp(cols * SizeOf(dtype), kBlock);
+      bytes = rows * RoundUp(cols * SizeOf(dtype), kBlockBytes);
       break;
   }
   return RoundUpQuickly(bytes, buffer(b).alignment);

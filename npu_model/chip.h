@@ -91,6 +91,12 @@ enum class VectorOp : std::uint8_t {
 };
 inline constexpr int kVectorOpCount = 12;
 
+// Bytes of a block: UB is read and written in blocks; a fractal of L1, L0A and L0B is 16 rows of one block.
+inline constexpr std::int64_t kBlockBytes = 32;
+
+// Sort32 sorts runs of so many keys; MrgSort makes one of so many runs, and so many keys are a repeat of it.
+inline constexpr std::int64_t kSortedRun = 32, kMergedRuns = 4, kMergedKeys = 64;
+
 struct BufferSpec {
   std::int64_t capacity = 0;  // bytes; exceeding it is an error
   std::int64_t fast =

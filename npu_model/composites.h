@@ -8,6 +8,7 @@
 #include <iterator>
 #include <span>
 
+#include "npu_model/chip.h"
 #include "npu_model/core.h"
 
 namespace cubist {
@@ -375,14 +376,13 @@ void ExpandStoreScaledDots(V& v, TileRef wide, TileRef s0, TileRef s1, TileRef x
   }
 }
 
-// Keys and values in descending order of keys 0, stable: runs of 32, then runs four times as long as those before. Returns
+// Keys and values in descending order of keys 0, stable: runs, then runs four times as long as those before. Returns
 // which tiles hold them.
 template <class V>
 std::size_t ExpandSort(V& v, const SortRefs& t, TileRef values, Loc loc) {
-  constexpr std::int64_t kRun = 32, kMergedRuns = 4;
   v.Sort32(t.keys[1], t.values[1], t.keys[0], values, loc);
   std::size_t at = 1;
-  for (std::int64_t run = kRun; run < values.rows() * values.cols(); run *= kMergedRuns, at = 1 - at)
+  for (std::int64_t run = kSortedRun; run < values.rows() * values.cols(); run *= kMergedRuns, at = 1 - at)
     v.MergeSort(t.keys[1 - at], t.values[1 - at], t.keys[at], t.values[at], run, loc);
   return at;
 }

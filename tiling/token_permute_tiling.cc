@@ -136,7 +136,7 @@ std::int64_t LeastChunk(const ChipSpec& chip, const Shape& s) {
 }
 
 // Routes of a piece that is sorted: lists of MrgSort hold 4095 pairs of key and value, and the last merge has four.
-constexpr std::int64_t kMostSorted = 4 * 4095;
+constexpr std::int64_t kMostSorted = kMergedRuns * 4095;
 constexpr std::int64_t kMostTabled = std::int64_t{1}
                                      << 20;  // Experts of a table: a host's UB would hold any number.
 constexpr std::int64_t kMostSortedExperts = std::int64_t{1} << 24;  // Keys are floats.
@@ -151,16 +151,17 @@ bool CanSort(const Shape& s, const TokenPermuteTiling& t) {
          SortedRoutes(s, t) <= kMostSorted;
 }
 
-// Cycles to sort `routes` keys, 32 at a time and then by fours.
+// Cycles to sort `routes` keys.
 double SortCycles(const ChipSpec& chip, std::int64_t routes) {
   const auto pass = [&](std::int64_t keys, VectorOp op) {
     const auto repeats = static_cast<double>(CeilDiv(routes, keys)),
-               parts = static_cast<double>(CeilDiv(routes, 64));
+               parts = static_cast<double>(CeilDiv(routes, kMergedKeys));
     return 2 * chip.vector.head + repeats * chip.vector_cycles(op) +
            2 * parts * chip.vector_cycles(VectorOp::kUnary);
   };
-  double cycles = pass(32, VectorOp::kSort);
-  for (std::int64_t run = 32; run < routes; run *= 4) cycles += pass(64, VectorOp::kMergeSort);
+  double cycles = pass(kSortedRun, VectorOp::kSort);
+  for (std::int64_t run = kSortedRun; run < routes; run *= kMergedRuns)
+    cycles += pass(kMergedKeys, VectorOp::kMergeSort);
   return cycles;
 }
 

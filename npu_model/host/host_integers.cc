@@ -176,12 +176,12 @@ void SortParts(const TileRef& keys, const TileRef& values, const TileRef& from, 
 }  // namespace
 
 void HostVector::Sort32(TileRef keys, TileRef values, TileRef from, TileRef values_from, Loc) {
-  SortParts(keys, values, from, values_from, 32);
+  SortParts(keys, values, from, values_from, kSortedRun);
 }
 
 void HostVector::MergeSort(TileRef keys, TileRef values, TileRef from, TileRef values_from, std::int64_t run,
                            Loc) {
-  SortParts(keys, values, from, values_from, 4 * run);
+  SortParts(keys, values, from, values_from, kMergedRuns * run);
 }
 
 void HostVector::RunOffsets(TileRef offsets, TileRef next, TileRef keys, Loc) {

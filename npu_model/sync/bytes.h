@@ -13,7 +13,7 @@
 namespace cubist::sync {
 
 // Calls visit(begin, end) for the bytes of a rectangle of a slot, adjacent ones joined. UB, BT and hand-over
-// slots are row-major, exact to the byte; the Cube's buffers hold panels of 32 bytes (L0C: 16 columns), row after
+// slots are row-major, exact to the byte; the Cube's buffers hold panels of a block (L0C: 16 columns), row after
 // row, and are moved by whole panels. Padding at a slot's edges belongs to its last row and column.
 template <class Visit>
 void ForEachByteRange(const ChipSpec& chip, const trace::SlotInfo& slot, bool in_gm, const trace::Operand& o,
@@ -29,7 +29,7 @@ void ForEachByteRange(const ChipSpec& chip, const trace::SlotInfo& slot, bool in
   };
   if (in_gm || slot.buffer == Buffer::kUB || slot.buffer == Buffer::kBT) {
     const std::int64_t element = slot.buffer == Buffer::kBT ? 4 : SizeOf(slot.dtype);
-    const std::int64_t pitch = in_gm ? slot.cols * element : RoundUp(slot.cols * element, 32);
+    const std::int64_t pitch = in_gm ? slot.cols * element : RoundUp(slot.cols * element, kBlockBytes);
     const std::int64_t stop = o.col_end == slot.cols ? pitch : o.col_end * element;
     for (std::int64_t r = o.row_begin; r < o.row_end; ++r)
       add(r * pitch + o.col_begin * element, stop - o.col_begin * element);
@@ -38,7 +38,7 @@ void ForEachByteRange(const ChipSpec& chip, const trace::SlotInfo& slot, bool in
     const std::int64_t element = sums                  ? 4
                                  : IsFloat(slot.dtype) ? chip.OperandBytes(slot.dtype)
                                                        : SizeOf(slot.dtype);
-    const std::int64_t width = sums ? chip.mmad.n_step : std::max<std::int64_t>(32 / element, 1);
+    const std::int64_t width = sums ? chip.mmad.n_step : std::max<std::int64_t>(kBlockBytes / element, 1);
     const std::int64_t rows = RoundUp(slot.rows, sums ? chip.mmad.m_step : chip.packing.row_multiple);
     const std::int64_t row_end = o.row_end == slot.rows ? rows : o.row_end;
     const std::int64_t pitch = width * element;

@@ -185,7 +185,7 @@ Area CorePlanner::AreaOf(const Operand& o) const {
   const trace::SlotInfo& slot = record_.slots[static_cast<std::size_t>(o.slot)];
   if (slot.buffer == Buffer::kUB || slot.buffer == Buffer::kBT) return area;
   const std::int64_t panel =
-      slot.buffer == Buffer::kL0C ? chip_.mmad.n_step : 32 / chip_.OperandBytes(slot.dtype);
+      slot.buffer == Buffer::kL0C ? chip_.mmad.n_step : kBlockBytes / chip_.OperandBytes(slot.dtype);
   area.col_begin -= area.col_begin % panel;
   area.col_end = RoundUp(area.col_end, panel);
   return area;

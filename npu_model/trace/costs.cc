@@ -2,11 +2,10 @@
 
 #include <algorithm>
 
+#include "npu_model/philox.h"
+
 namespace cubist::trace {
 namespace {
-
-constexpr std::int64_t kBlock = 32;                        // bytes, the unit of UB and of L1 rows
-constexpr std::int64_t kSortedRun = 32, kMergedKeys = 64;  // keys of a repeat of Sort32 and of MrgSort
 
 VectorOp CostOf(Op op) {
   switch (op) {
@@ -57,25 +56,25 @@ VectorOp CostOf(Op op) {
 // slot's rows, eight rows at a time where a row is one block, and row by row otherwise.
 std::int64_t Repeats(const ChipSpec& chip, std::int64_t rows, std::int64_t cols, std::int64_t element,
                      std::int64_t slot_cols) {
-  const std::int64_t row_bytes = RoundUp(cols * element, kBlock);
+  const std::int64_t row_bytes = RoundUp(cols * element, kBlockBytes);
   const std::int64_t per_repeat = chip.vector.repeat_bytes;
-  if (rows == 1 || row_bytes == RoundUp(slot_cols * element, kBlock) || row_bytes == kBlock) {
+  if (rows == 1 || row_bytes == RoundUp(slot_cols * element, kBlockBytes) || row_bytes == kBlockBytes) {
     return CeilDiv(rows * row_bytes, per_repeat);
   }
   return rows * CeilDiv(row_bytes, per_repeat);
 }
 
 // The groups of UB's banks in which a Vector instruction finds the first repeat of an operand, a bit each: of 16, by
-// blocks of 32 bytes. Those of the next repeats are as far on.
+// blocks. Those of the next repeats are as far on.
 std::uint32_t BankGroups(const CoreRecord& record, OperandUse use, std::int64_t blocks) {
   constexpr std::int64_t kGroups = 16;
   const Operand& operand = record.operands[use.operand()];
   const SlotInfo& slot = record.slots[static_cast<std::size_t>(operand.slot)];
   const std::int64_t element = SizeOf(slot.dtype);
-  const std::int64_t first =
-      slot.address + operand.row_begin * RoundUp(slot.cols * element, kBlock) + operand.col_begin * element;
+  const std::int64_t first = slot.address + operand.row_begin * RoundUp(slot.cols * element, kBlockBytes) +
+                             operand.col_begin * element;
   std::uint32_t groups = 0;
-  for (std::int64_t b = 0; b < blocks; ++b) groups |= 1u << (first / kBlock + b) % kGroups;
+  for (std::int64_t b = 0; b < blocks; ++b) groups |= 1u << (first / kBlockBytes + b) % kGroups;
   return groups;
 }
 
@@ -89,7 +88,7 @@ bool ReadsAtOnce(const ChipSpec& chip, const CoreRecord& record, const Instr& in
                  &in_y = record.slots[static_cast<std::size_t>(of_y.slot)];
   const bool alike = in_x.dtype == in_y.dtype && in_x.cols == in_y.cols &&
                      of_x.row_end - of_x.row_begin == of_y.row_end - of_y.row_begin;
-  const std::int64_t blocks = chip.vector.repeat_bytes / kBlock;
+  const std::int64_t blocks = chip.vector.repeat_bytes / kBlockBytes;
   return alike && (BankGroups(record, x, blocks) & BankGroups(record, y, blocks)) == 0;
 }
 
@@ -118,7 +117,7 @@ Cost Costs::Of(const CoreRecord& record, const Instr& instr) const {
 std::int64_t Costs::FractalBytes(const Instr& instr) const {
   if (instr.op == Op::kLoadBT) return instr.dims[1] * SizeOf(instr.dtype);
   return RoundUp(instr.dims[0], chip_->packing.row_multiple) *
-         RoundUp(instr.dims[1] * chip_->OperandBytes(instr.dtype), kBlock);
+         RoundUp(instr.dims[1] * chip_->OperandBytes(instr.dtype), kBlockBytes);
 }
 
 Cost Costs::Mmad(const Instr& instr) const {
@@ -150,7 +149,7 @@ Cost Costs::Vector(const CoreRecord& record, const Instr& instr) const {
   }
   if (instr.op == Op::kTopK) return Sort(rows, cols);
   if (instr.op == Op::kSort32 || instr.op == Op::kMergeSort)
-    return SortPass(instr, rows * RoundUp(cols * element, kBlock) / element);
+    return SortPass(instr, rows * RoundUp(cols * element, kBlockBytes) / element);
   const auto repeats = static_cast<double>(Repeats(*chip_, rows, cols, element, slot_cols));
   Cost cost = Repeated(repeats, cycles);
   // Instructions made of several: a Philox round is eight integer operations; a route is dropped in its index and its
@@ -159,8 +158,8 @@ Cost Costs::Vector(const CoreRecord& record, const Instr& instr) const {
   // rounds of a block of words, and three more operations on words each. Words are turned in two passes of halves.
   const bool compares = instr.op == Op::kDropRoutes || instr.op == Op::kSelectLe ||
                         instr.op == Op::kTrueColumns || instr.op == Op::kKeepWhere || instr.op == Op::kLookup;
-  const double times = instr.op == Op::kRandom      ? 80
-                       : instr.op == Op::kDropFlags ? 4 * (80.0 / 8 + 3)
+  const double times = instr.op == Op::kRandom      ? 8.0 * kPhiloxRounds
+                       : instr.op == Op::kDropFlags ? 4.0 * (kPhiloxRounds + 3)
                        : instr.op == Op::kMaskWhere ? 3
                        : instr.op == Op::kDistances ? 2
                        : compares                   ? 2
@@ -184,7 +183,7 @@ Cost Costs::Vector(const CoreRecord& record, const Instr& instr) const {
                                         Repeated(repeats / pieces, cycles).done);
   }
   if (instr.broadcasts) {  // The column is first spread to one block per row, eight rows per repeat.
-    const auto spread = static_cast<double>(CeilDiv(rows * kBlock, chip_->vector.repeat_bytes));
+    const auto spread = static_cast<double>(CeilDiv(rows * kBlockBytes, chip_->vector.repeat_bytes));
     const double before = Repeated(spread, chip_->vector_cycles(VectorOp::kUnary)).done;
     cost.busy += before, cost.done += before;
   }
@@ -194,7 +193,7 @@ Cost Costs::Vector(const CoreRecord& record, const Instr& instr) const {
 // Every pass makes one element of each block, and the next one needs it.
 Cost Costs::Reduction(std::int64_t rows, std::int64_t cols, std::int64_t element, std::int64_t slot_cols,
                       double cycles) const {
-  const std::int64_t per_block = kBlock / element;
+  const std::int64_t per_block = kBlockBytes / element;
   double before = 0;
   while (true) {
     const Cost pass = Repeated(static_cast<double>(Repeats(*chip_, rows, cols, element, slot_cols)), cycles);
@@ -218,7 +217,7 @@ Cost Costs::SortPass(const Instr& instr, std::int64_t keys) const {
 // Every row: Sort32 over runs of 32 pairs of value and index, then merges of four runs at a time.
 Cost Costs::Sort(std::int64_t rows, std::int64_t cols) const {
   Cost row = Repeated(static_cast<double>(CeilDiv(cols, kSortedRun)), chip_->vector_cycles(VectorOp::kSort));
-  for (std::int64_t runs = CeilDiv(cols, kSortedRun); runs > 1; runs = CeilDiv(runs, 4)) {
+  for (std::int64_t runs = CeilDiv(cols, kSortedRun); runs > 1; runs = CeilDiv(runs, kMergedRuns)) {
     const Cost merge =
         Repeated(static_cast<double>(CeilDiv(cols, kMergedKeys)), chip_->vector_cycles(VectorOp::kMergeSort));
     row = {row.done + merge.busy, row.done + merge.done};

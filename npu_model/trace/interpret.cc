@@ -123,8 +123,9 @@ Interpreter::Elements Interpreter::ElementsOf(const Operand& o) {
   const std::int64_t element = SizeOf(elements.dtype);
   const bool row_major = in_gm || slot.buffer == Buffer::kUB || slot.buffer == Buffer::kBT;
   const bool sums = slot.buffer == Buffer::kL0C;
-  const std::int64_t width = row_major ? slot.cols : sums ? chip_.mmad.n_step : 32 / element;
-  const std::int64_t pitch = row_major && !in_gm ? RoundUp(slot.cols * element, 32) : width * element;
+  const std::int64_t width = row_major ? slot.cols : sums ? chip_.mmad.n_step : kBlockBytes / element;
+  const std::int64_t pitch =
+      row_major && !in_gm ? RoundUp(slot.cols * element, kBlockBytes) : width * element;
   const std::int64_t rows = RoundUp(slot.rows, sums ? chip_.mmad.m_step : chip_.packing.row_multiple);
   for (std::int64_t r = o.row_begin; r < o.row_end; ++r) {
     for (std::int64_t c = o.col_begin; c < o.col_end; ++c) {
@@ -515,7 +516,8 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
     case Op::kSort32:
     case Op::kMergeSort: {
       const Values keys = ReadUse(instr, 0), values = ReadUse(instr, 1);
-      const std::size_t part = instr.op == Op::kSort32 ? 32 : 4 * static_cast<std::size_t>(instr.dims[2]);
+      const auto part =
+          static_cast<std::size_t>(instr.op == Op::kSort32 ? kSortedRun : kMergedRuns * instr.dims[2]);
       std::vector<std::size_t> order(keys.size());
       std::iota(order.begin(), order.end(), std::size_t{0});
       for (std::size_t begin = 0; begin < order.size(); begin += part) {

@@ -48,11 +48,10 @@ Operand Recorder::WorkspaceOf(const TileRef& dst) {
   const auto id = static_cast<std::size_t>(dst.slot->id);
   if (workspace_of_.size() <= id) workspace_of_.resize(id + 1, -1);
   if (workspace_of_[id] < 0) {
-    constexpr std::int64_t kLine = 512;
     workspace_of_[id] = static_cast<std::int32_t>(out_->workspace.size());
     SlotInfo info = out_->slots[id];
     info.address = out_->workspace_bytes;
-    info.bytes = RoundUp(info.rows * info.cols * SizeOf(info.dtype), kLine);
+    info.bytes = RoundUp(info.rows * info.cols * SizeOf(info.dtype), line_);
     out_->workspace_bytes += info.bytes;
     out_->workspace.push_back(info);
   }

@@ -26,7 +26,7 @@ namespace trace {
 // Writes a CoreRecord: interns operands, accesses and source lines.
 class Recorder {
  public:
-  explicit Recorder(CoreRecord* out) : out_(out) {}
+  Recorder(const ChipSpec& chip, CoreRecord* out) : line_(chip.memory.l2_line), out_(out) {}
 
   void AddSlots(const Slot* slots, int stages);
   // The hand-over slot in GM that belongs to a destination slot, as an operand of the same rectangle.
@@ -49,6 +49,7 @@ class Recorder {
   std::uint32_t InternLine(const Loc& loc);
   void Rehash();
 
+  std::int64_t line_;  // Bytes; hand-over slots stand at whole ones.
   CoreRecord* out_;
   std::vector<std::uint32_t> table_ =
       std::vector<std::uint32_t>(1024, OperandUse::kNone);  // Open addressing.
@@ -59,7 +60,7 @@ class Recorder {
 // What the cores of one recorded AI core share.
 struct TraceState {
   TraceState(const ChipSpec& chip, Scratch& scratch, int index, int count, bool with_data, CoreRecord* out)
-      : context(chip, scratch, index, count), with_data(with_data), recorder(out) {}
+      : context(chip, scratch, index, count), with_data(with_data), recorder(chip, out) {}
 
   Slot* Allocate(const SlotRequest& request, int lane);
   Slot* BiasStage(const Slot& bt);
