@@ -47,8 +47,10 @@ template <VectorCore V>
 void MarkOwnedKernel(V& core, const TokenUnpermuteGradOperands& g, const TokenUnpermuteGradTiling& t) {
   const std::int64_t top_k = g.sorted_indices.cols;
   Ring<Buffer::kUB, std::int32_t> places_ub(core, "places_ub", t.piece_tokens, top_k, 2),
-      ones_ub(core, "ones_ub", t.piece_tokens, top_k, 1), staging_ub(core, "staging_ub", 2, 8, 1);
-  const UbTile<std::int32_t> ones = ones_ub.Next(t.piece_tokens, top_k), staging = staging_ub.Next(2, 8);
+      ones_ub(core, "ones_ub", t.piece_tokens, top_k, 1),
+      staging_ub(core, "staging_ub", kStagingRows, kBlockWords, 1);
+  const UbTile<std::int32_t> ones = ones_ub.Next(t.piece_tokens, top_k),
+                             staging = staging_ub.Next(kStagingRows, kBlockWords);
   core.Fill(ones, 1);
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     for (const Range piece : Split(Split(g.out_grad.rows, t.chunk_tokens)[c], t.piece_tokens)) {
@@ -90,7 +92,7 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
   Ring<Buffer::kUB, float> scaled_ub(core, "scaled_ub", 1, t.cols, 2),
       scratch_ub(core, "scratch_ub", 1, t.cols, 1),
       wide_ub(core, "wide_ub", 1, std::same_as<T, float> ? 1 : t.cols, 1),
-      dots_ub(core, "dots_ub", t.slots, 8, 2);
+      dots_ub(core, "dots_ub", t.slots, kBlockWords, 2);
   Ring<Buffer::kUB, T> grad_ub(core, "grad_ub", 1, t.cols, 2, Role::kRelay),
       row_ub(core, "row_ub", 1, t.cols, t.row_stages * static_cast<int>(t.rows), Role::kRelay);
   const std::int64_t entries = g.bias == nullptr ? 1 : 2;  // Of a slot: its row, and its expert's bias.
@@ -144,7 +146,7 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
         const UbTile<std::int32_t> its_places = places.Rows({i, i + 1});
         const UbTile<float> its_probs = probs.Rows({i, i + 1});
         for (const Range slots : Split(top_k, t.slots)) {
-          group->dots = dots_ub.Next(slots.size(), 8);
+          group->dots = dots_ub.Next(slots.size(), kBlockWords);
           if (g.probs_grad != nullptr) core.Fill(group->dots, 0.0f);
           for (const Range cols : Split(g.out_grad.cols, t.cols)) {
             group->grad = grad_ub.Next(1, cols.size()), group->first = true;

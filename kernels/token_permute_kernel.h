@@ -217,7 +217,7 @@ class TokenMover {
         g_(g),
         part_cols_(t.cols),
         probs_ub_(core, "probs_ub", t.piece_tokens, g.topk_ids.cols, 2),
-        staging_ub_(core, "staging_ub", 2, 8, 1),
+        staging_ub_(core, "staging_ub", kStagingRows, kBlockWords, 1),
         row_ub_(core, "row_ub", 1, t.cols, t.row_stages, Role::kRelay) {}
 
   // ranks (n, K) are global rows, and lost.
@@ -226,7 +226,7 @@ class TokenMover {
     if (g_.permuted_probs != nullptr) {
       const UbTile<float> probs = probs_ub_.Next(piece.size(), ranks.cols());
       core_.Load(probs, MatrixOf(*g_.probs).Rows(piece));
-      core_.Scatter(MatrixOf(*g_.permuted_probs), ranks, probs, staging_ub_.Next(2, 8));
+      core_.Scatter(MatrixOf(*g_.permuted_probs), ranks, probs, staging_ub_.Next(kStagingRows, kBlockWords));
     }
     if (g_.tokens.cols == 0) return;
     // One row ahead: the next one comes while the K copies of this one go.
@@ -351,7 +351,8 @@ void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenU
   IntTiles<V> expert_ids = ExpertsOfSlots(core, g.topk_ids, g.sorted_indices, t.piece_tokens);
   Ring<Buffer::kUB, T> row_ub(core, "row_ub", 1, t.cols, t.stages * static_cast<int>(t.rows), Role::kRelay);
   Ring<Buffer::kUB, float> sum_ub(core, "sum_ub", 1, t.cols, t.stages, Role::kRelay),
-      scratch_ub(core, "scratch_ub", 1, t.cols, 1), staging_ub(core, "staging_ub", 2, 8, 1);
+      scratch_ub(core, "scratch_ub", 1, t.cols, 1),
+      staging_ub(core, "staging_ub", kStagingRows, kBlockWords, 1);
   const std::int64_t residuals = (g.residual != nullptr ? 1 : 0) + (g.residual2 != nullptr ? 1 : 0);
   const bool one_group = residuals + top_k * (g.bias != nullptr ? 2 : 1) <= t.rows;
   // Rows that are summed at once, where their sum stands and, after the last of a token, where it goes.
@@ -401,7 +402,7 @@ void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenU
       if (g.bias != nullptr) experts = expert_ids.Load(piece);
       if (g.slot_values != nullptr) {
         const UbTile<float> values = probs_ub.Next(piece.size(), top_k);
-        core.Gather(values, MatrixOf(*g.row_values), places, staging_ub.Next(2, 8));
+        core.Gather(values, MatrixOf(*g.row_values), places, staging_ub.Next(kStagingRows, kBlockWords));
         core.Store(MatrixOf(*g.slot_values).Rows(piece), values);
       }
 

@@ -41,7 +41,8 @@ void RadixPassKernel(V& core, const RadixPassOperands& p, const TokenPermuteTili
   IntTiles<V> id_tiles(core, p.ids, t.piece_tokens, top_k);
   Ring<Buffer::kUB, std::int32_t> slots_ub(core, "slots_ub", t.piece_tokens, top_k, 2),
       ranks_ub(core, "ranks_ub", t.piece_tokens, top_k, 2),
-      flags_ub(core, "flags_ub", t.piece_tokens, top_k, 1), staging_ub(core, "staging_ub", 2, 8, 1);
+      flags_ub(core, "flags_ub", t.piece_tokens, top_k, 1),
+      staging_ub(core, "staging_ub", kStagingRows, kBlockWords, 1);
   Ring<Buffer::kUB, std::int32_t> ones_ub(core, "ones_ub", 1, top_k, 1),
       count_ub(core, "count_ub", 1, top_k + 1, 1);
   Ring<Buffer::kUB, std::int32_t> total_ub(core, "total_ub", 1, bins, 1),
@@ -73,13 +74,13 @@ void RadixPassKernel(V& core, const RadixPassOperands& p, const TokenPermuteTili
       const UbTile<std::int32_t> ids = id_tiles.Load(piece), slots = slots_of(piece),
                                  ranks = ranks_ub.Next(piece.size(), top_k);
       core.Rank(ranks, next, ids, p.digit);
-      core.Scatter(p.sorted.ids, ranks, ids, staging_ub.Next(2, 8));
-      core.Scatter(p.sorted.slots, ranks, slots, staging_ub.Next(2, 8));
+      core.Scatter(p.sorted.ids, ranks, ids, staging_ub.Next(kStagingRows, kBlockWords));
+      core.Scatter(p.sorted.slots, ranks, slots, staging_ub.Next(kStagingRows, kBlockWords));
       if (p.slot_rows == nullptr) continue;
       const UbTile<std::int32_t> flags = flags_ub.Next(piece.size(), top_k);
       core.AddScalar(flags, ids, 1);
       core.KeepWhere(ranks, ranks, flags);
-      core.Scatter(*p.slot_rows, slots, ranks, staging_ub.Next(2, 8));
+      core.Scatter(*p.slot_rows, slots, ranks, staging_ub.Next(kStagingRows, kBlockWords));
     }
   }
 }
@@ -202,7 +203,7 @@ void PlaceRoutesKernel(V& core, const TokenPermuteOperands& g, const ExpertRange
   ZeroRows<V> zero_rows(core, g);
   Ring<Buffer::kUB, std::int32_t> ids_ub(core, "ids_ub", 1, kSortedRoutes, 2),
       slots_ub(core, "slots_ub", 1, kSortedRoutes, 2), ranks_ub(core, "ranks_ub", 1, kSortedRoutes, 2),
-      staging_ub(core, "staging_ub", 2, 8, 1);
+      staging_ub(core, "staging_ub", kStagingRows, kBlockWords, 1);
   Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, t.range_experts, 1),
       sizes_ub(core, "sizes_ub", 1, t.range_experts, 1),
       first_ub(core, "first_ub", 1, t.range_experts + 1, 1), next_ub(core, "next_ub", 1, t.range_experts, 1);
@@ -232,7 +233,7 @@ void PlaceRoutesKernel(V& core, const TokenPermuteOperands& g, const ExpertRange
       } else {
         core.Rank(ranks, next, ids, bins);
       }
-      core.Scatter(slot_rows, slots, ranks, staging_ub.Next(2, 8));
+      core.Scatter(slot_rows, slots, ranks, staging_ub.Next(kStagingRows, kBlockWords));
     }
   }
 }

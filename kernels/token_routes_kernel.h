@@ -182,12 +182,13 @@ void DropLowestKernel(V& core, const HighestRoutesOperands& g, const Gm& topk_id
   IntTiles<V> expert_ids(core, topk_ids, t.piece_tokens, top_k);
   Ring<Buffer::kUB, std::int32_t> ranks_ub(core, "ranks_ub", t.piece_tokens, top_k, 2);
   Ring<Buffer::kUB, float> kept_ub(core, "kept_ub", t.piece_tokens, top_k, 2),
-      weights_ub(core, "weights_ub", t.piece_tokens, top_k, 1), staging_ub(core, "staging_ub", 2, 8, 1);
+      weights_ub(core, "weights_ub", t.piece_tokens, top_k, 1),
+      staging_ub(core, "staging_ub", kStagingRows, kBlockWords, 1);
   ForMyPieces(core, topk_ids.rows, t, [&](Range piece) {
     const UbTile<std::int32_t> ids = expert_ids.Load(piece), ranks = ranks_ub.Next(piece.size(), top_k);
     const UbTile<float> kept = kept_ub.Next(piece.size(), top_k);
     core.Load(ranks, g.ranks.Rows(piece));
-    core.Gather(kept, g.kept, ranks, staging_ub.Next(2, 8));
+    core.Gather(kept, g.kept, ranks, staging_ub.Next(kStagingRows, kBlockWords));
     core.DropRoutes(ids, weights_ub.Next(piece.size(), top_k), kept, 0.5f);
     core.Store(g.kept_ids.Rows(piece), ids);
   });
@@ -264,7 +265,8 @@ void RowTokensKernel(V& core, const Gm& sorted_indices, const Gm& row_tokens, st
                      const TokenRoutesTiling& t) {
   const std::int64_t top_k = sorted_indices.cols;
   Ring<Buffer::kUB, std::int32_t> places_ub(core, "places_ub", t.piece_tokens, top_k, 2),
-      numbers_ub(core, "numbers_ub", t.piece_tokens, top_k, 2), staging_ub(core, "staging_ub", 2, 8, 1);
+      numbers_ub(core, "numbers_ub", t.piece_tokens, top_k, 2),
+      staging_ub(core, "staging_ub", kStagingRows, kBlockWords, 1);
   ForMyPieces(core, sorted_indices.rows, t, [&](Range piece) {
     const UbTile<std::int32_t> places = places_ub.Next(piece.size(), top_k),
                                numbers = numbers_ub.Next(piece.size(), top_k);
@@ -272,7 +274,7 @@ void RowTokensKernel(V& core, const Gm& sorted_indices, const Gm& row_tokens, st
     if (first_row != 0) core.AddScalar(places, places, static_cast<std::int32_t>(-first_row));
     for (std::int64_t i = 0; i < piece.size(); ++i)
       core.Fill(numbers.Rows({i, i + 1}), static_cast<std::int32_t>(piece.begin + i));
-    core.Scatter(row_tokens, places, numbers, staging_ub.Next(2, 8));
+    core.Scatter(row_tokens, places, numbers, staging_ub.Next(kStagingRows, kBlockWords));
   });
 }
 

@@ -25,7 +25,7 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling
   const std::int64_t ids = UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k);
   const std::int64_t wide_ids =
       s.wide_ids ? UbBytes(chip, DType::kI64, t.piece_tokens, s.top_k) : UbBytes(chip, DType::kI64, 1, 1);
-  const std::int64_t bins = t.Bins(s.experts), staging = UbBytes(chip, DType::kF32, 2, 8);
+  const std::int64_t bins = t.Bins(s.experts), staging = StagingBytes(chip);
   const std::int64_t sum = t.sums_chunks ? 4 * UbBytes(chip, DType::kI32, 1, kSummedBins) : 0;
   const std::int64_t table =
       3 * UbBytes(chip, DType::kI32, 1, bins) + UbBytes(chip, DType::kI32, 1, bins + 1);
@@ -66,7 +66,7 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenUnpermuteTili
   return IdsNeed(chip, s, t.piece_tokens) + 2 * UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k) +
          2 * UbBytes(chip, DType::kF32, t.piece_tokens, s.top_k) +
          t.stages * t.rows * UbBytes(chip, s.dtype, 1, t.cols) +
-         (t.stages + 1) * UbBytes(chip, DType::kF32, 1, t.cols) + UbBytes(chip, DType::kF32, 2, 8);
+         (t.stages + 1) * UbBytes(chip, DType::kF32, 1, t.cols) + StagingBytes(chip);
 }
 
 // Of the three phases the last takes most.
@@ -76,7 +76,8 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenUnpermuteGrad
          UbBytes(chip, DType::kF32, 1, s.dtype == DType::kF32 ? 1 : t.cols) +
          (t.row_stages * t.rows + 2) * UbBytes(chip, s.dtype, 1, t.cols) +
          (s.reads_ids ? 2 * t.rows * UbBytes(chip, s.dtype, 1, t.cols) : 0) +
-         2 * UbBytes(chip, DType::kF32, t.slots, 8) + 2 * UbBytes(chip, DType::kI32, 1, t.owned_rows);
+         2 * UbBytes(chip, DType::kF32, t.slots, kBlockWords) +
+         2 * UbBytes(chip, DType::kI32, 1, t.owned_rows);
 }
 
 // Tokens are dealt to all Vector cores, in chunks of at least some tokens: a chunk costs a row of counts.
@@ -143,7 +144,7 @@ constexpr std::int64_t kMostSortedExperts = std::int64_t{1} << 24;  // Keys are 
 
 // With what fills up the blocks of UB.
 std::int64_t SortedRoutes(const Shape& s, const TokenPermuteTiling& t) {
-  return t.piece_tokens * RoundUp(s.top_k, 8);
+  return t.piece_tokens * RoundUp(s.top_k, kBlockWords);
 }
 
 bool CanSort(const Shape& s, const TokenPermuteTiling& t) {

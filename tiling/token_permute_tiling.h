@@ -28,6 +28,12 @@ struct TokenPermuteShape {
 
 inline constexpr std::int64_t kZeroCols = 512;    // Rows of no token are filled with zeros by that many.
 inline constexpr std::int64_t kSummedBins = 512;  // A core adds up the counts of that many over all chunks.
+// What goes between UB and GM element by element passes through staging: moves begin at whole blocks, so that a row of it
+// is one block, of 8 words, and rows take turns, so that one is filled while the other is on its way.
+inline constexpr std::int64_t kStagingRows = 2, kBlockWords = kBlockBytes / 4;
+inline std::int64_t StagingBytes(const ChipSpec& chip) {
+  return chip.SlotBytes(Buffer::kUB, DType::kF32, kStagingRows, kBlockWords);
+}
 // Sorted routes are read by that many, and the rows of ranges of experts.
 inline constexpr std::int64_t kSortedRoutes = 512, kSummedRanges = 64;
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "tiling/token_permute_tiling.h"
+
 namespace cubist {
 namespace {
 
@@ -21,7 +23,7 @@ std::int64_t PieceNeed(const ChipSpec& chip, const TokenRoutesShape& s, const To
                               2 * bytes(DType::kI32, piece, s.top_k) + bytes(DType::kI64, piece, s.top_k) +
                               2 * bytes(DType::kI32, 1, t.table_cols) + bytes(DType::kI32, piece, s.top_k);
   const std::int64_t drop = 4 * bytes(DType::kI32, piece, s.top_k) + bytes(DType::kI64, piece, s.top_k) +
-                            3 * bytes(DType::kF32, piece, s.top_k) + bytes(DType::kF32, 2, 8);
+                            3 * bytes(DType::kF32, piece, s.top_k) + StagingBytes(chip);
   return std::max(select, drop);
 }
 
