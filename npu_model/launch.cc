@@ -1,142 +1,23 @@
 #include "npu_model/launch.h"
 
-#include <sched.h>
-#include <sys/mman.h>
 #include <tbb/global_control.h>
 #include <tbb/task_arena.h>
-#include <tbb/task_scheduler_observer.h>
 
 #include <algorithm>
 #include <atomic>
 #include <iterator>
 #include <limits>
-#include <map>
 #include <new>
 #include <optional>
-#include <utility>
 
+#include "npu_model/host_threads.h"
 #include "npu_model/parallel.h"
 #include "npu_model/sync/plan.h"
 #include "npu_model/trace/record_room.h"
 #include "npu_model/trace/replay.h"
+#include "npu_model/workspace_pool.h"
 
 namespace cubist {
-namespace {
-
-// GM addresses of the model: tensors stand at whole 512-byte lines, apart from each other.
-constexpr std::uint64_t kLine = 512;
-
-// The processors that this process may run on.
-std::vector<int> Processors() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  std::vector<int> processors;
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return processors;
-  for (int i = 0; i < CPU_SETSIZE; ++i) {
-    if (CPU_ISSET(i, &set)) processors.push_back(i);
-  }
-  return processors;
-}
-
-// Keeps each thread of an arena on a processor of its own while it is there.
-class Pinner : public tbb::task_scheduler_observer {
- public:
-  explicit Pinner(tbb::task_arena& arena) : task_scheduler_observer(arena), processors_(Processors()) {
-    observe(!processors_.empty());
-  }
-  ~Pinner() override { observe(false); }
-
-  void on_scheduler_entry(bool) override {
-    if (sched_getaffinity(0, sizeof before_, &before_) != 0) return;
-    const auto slot = static_cast<std::size_t>(std::max(tbb::this_task_arena::current_thread_index(), 0));
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(static_cast<std::size_t>(processors_[slot % processors_.size()]), &set);
-    pinned_ = sched_setaffinity(0, sizeof set, &set) == 0;
-  }
-  void on_scheduler_exit(bool) override {
-    if (pinned_) sched_setaffinity(0, sizeof before_, &before_);
-    pinned_ = false;
-  }
-
- private:
-  std::vector<int> processors_;
-  static thread_local cpu_set_t before_;
-  static thread_local bool pinned_;
-};
-thread_local cpu_set_t Pinner::before_;
-thread_local bool Pinner::pinned_ = false;
-
-// Threads of ours for calls that name their count.
-struct HostThreads {
-  HostThreads(int threads, bool pin) : arena(threads) {
-    if (pin) pinner.emplace(arena);
-  }
-  tbb::task_arena arena;
-  std::optional<Pinner> pinner;
-};
-
-// Made once: making one costs more than a small product. Never destroyed: calls may outlive static destruction.
-tbb::task_arena& ArenaOf(int threads, bool pin) {
-  static std::mutex mutex;
-  static auto* const all = new std::map<std::pair<int, bool>, std::unique_ptr<HostThreads>>;
-  const std::scoped_lock lock(mutex);
-  auto& made = (*all)[{threads, pin}];
-  if (made == nullptr) made = std::make_unique<HostThreads>(threads, pin);
-  return made->arena;
-}
-
-// Workspaces are kept for the next call: fresh pages cost more than what is done with them.
-class WorkspacePool {
- public:
-  std::byte* Take(std::int64_t bytes, std::int64_t* capacity) {
-    const std::scoped_lock lock(mutex_);
-    const auto fits = free_.lower_bound(bytes);
-    // Not a small workspace in a huge block, which the next large call would miss.
-    if (fits != free_.end() && fits->first <= 4 * std::max<std::int64_t>(bytes, kPage)) {
-      std::byte* data = fits->second;
-      *capacity = fits->first;
-      free_.erase(fits);
-      kept_ -= *capacity;
-      return data;
-    }
-    *capacity = RoundUp(std::max<std::int64_t>(bytes, 1), bytes < kHugePage ? kPage : kHugePage);
-    void* data = ::operator new(static_cast<std::size_t>(*capacity), kAlignment);
-    if (bytes >= kHugePage) madvise(data, static_cast<std::size_t>(*capacity), MADV_HUGEPAGE);
-    return static_cast<std::byte*>(data);
-  }
-  void Give(std::byte* data, std::int64_t capacity) {
-    const std::scoped_lock lock(mutex_);
-    if (kept_ + capacity > kMaxKept || !Keep(data, capacity)) ::operator delete(data, kAlignment);
-  }
-
- private:
-  // Whether there was memory to remember it.
-  bool Keep(std::byte* data, std::int64_t capacity) try {
-    free_.emplace(capacity, data);
-    kept_ += capacity;
-    return true;
-  } catch (const std::bad_alloc&) {
-    return false;
-  }
-
-  static constexpr std::int64_t kPage = 4096;
-  // Large workspaces stand on huge pages: packed operands are read in more places at once than there are TLB entries
-  // for small ones.
-  static constexpr std::int64_t kHugePage = 2 << 20;
-  static constexpr std::align_val_t kAlignment{kHugePage};
-  static constexpr std::int64_t kMaxKept = std::int64_t{1} << 30;
-  std::mutex mutex_;
-  std::multimap<std::int64_t, std::byte*> free_;
-  std::int64_t kept_ = 0;
-};
-
-WorkspacePool& Workspaces() {
-  static WorkspacePool* pool = new WorkspacePool;  // Never destroyed: calls may outlive static destruction.
-  return *pool;
-}
-
-}  // namespace
 
 Launch::Launch(const Device& device, const char* kernel, const CallerWorkspace& workspace, Purpose purpose)
     : device_(device), chip_(&device.chip()), room_(workspace), purpose_(purpose), status_(device.status()) {
@@ -180,8 +61,10 @@ GmTensor* Launch::Add(const char* name, const ConstTensor& tensor, bool writable
     last += std::max<std::int64_t>(tensor.size(d) - 1, 0) * tensor.stride(d);
   }
   t.bytes = tensor.count() == 0 ? 0 : (last + 1) * SizeOf(tensor.dtype);
+  // In the modelled GM tensors stand at whole lines, apart from each other.
+  const auto line = static_cast<std::uint64_t>(chip_->memory.l2_line);
   t.address = next_address_;
-  next_address_ += (static_cast<std::uint64_t>(t.bytes) + kLine) / kLine * kLine;
+  next_address_ += (static_cast<std::uint64_t>(t.bytes) + line) / line * line;
   // An output larger than half of the last cache, of which inputs take their share, will not be found there by whoever
   // reads it.
   t.stream = writable && t.bytes > HostChip().memory.l2_bytes / 2;
@@ -264,14 +147,15 @@ PackedGm Launch::Packed(const char* name, Role role, DType dtype, std::int64_t r
       std::max(chip_->PackedBytes(role, dtype, rows, cols), HostChip().PackedBytes(role, dtype, rows, cols));
   PackedGm packed;
   packed.second_role = second_role;
-  packed.second_offset = RoundUp(bytes, 128);
+  packed.second_offset = RoundUp(bytes, kRoomAlignment);
   if (second_role != Role::kRows && (host || device_.computes())) {
     const ChipSpec& layout = HostChip();
     bytes = packed.second_offset + (second_role == Role::kB
                                         ? layout.PackedBytes(Role::kB, dtype, rows, cols)
                                         : layout.PackedBytes(OperandOf(second_role), dtype, cols, rows));
   }
-  packed.tensor = Workspace(name, DType::kF32, {matrices, CeilDiv(bytes, 128) * 32});
+  packed.tensor =
+      Workspace(name, DType::kF32, {matrices, RoundUp(bytes, kRoomAlignment) / SizeOf(DType::kF32)});
   packed.role = role, packed.dtype = dtype;
   packed.rows = rows, packed.cols = cols;
   packed.row_part = {0, rows}, packed.col_part = {0, cols};

@@ -18,6 +18,7 @@
 
 #include "npu_model/device.h"
 #include "npu_model/host/host_core.h"
+#include "npu_model/host/tape.h"
 #include "npu_model/trace/record.h"
 #include "npu_model/trace/trace_core.h"
 
@@ -140,6 +141,7 @@ class Launch {
   // A workspace of so many bytes in the caller's memory.
   std::byte* TakeRoom(std::int64_t bytes);
 
+  // Where workspaces begin in a caller's memory, and packed operands in a workspace.
   static constexpr std::int64_t kRoomAlignment = 128;
 
   const Device& device_;
