@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "kernels/packed_input.h"
-#include "npu_model/host/tile_ops.h"
 #include "tiling/memo.h"
 
 namespace cubist {
@@ -32,8 +31,8 @@ struct Layout {
 
 // All of a call's arguments but where its tensors are, as far as IsPlain leaves them open.
 struct Key {
-  explicit Key(const MatmulArgs& args)
-      : cube(&BestCubeOps()),
+  Key(const ChipSpec& host, const MatmulArgs& args)
+      : chip(&host),
         a(args.a),
         b(args.packed_b.given() ? args.packed_b.memory() : args.b),
         c(args.c),
@@ -49,7 +48,7 @@ struct Key {
 
   friend bool operator==(const Key&, const Key&) = default;
 
-  const CubeOps* cube;
+  const ChipSpec* chip;  // One for each SIMD target.
   Layout a, b, c;
   std::int64_t packed_rows, packed_cols, packed_matrices;
   DType packed_dtype;
@@ -106,7 +105,7 @@ bool IsSmallProduct(const Device& device, const MatmulArgs& args, std::int64_t m
 // then the call is made as if it were the first.
 const Tape* FindSmallProduct(const Device& device, const MatmulArgs& args) {
   if (!IsPlain(device, args)) return nullptr;
-  const Known* const known = Products().Find(Key(args));
+  const Known* const known = Products().Find(Key(device.chip(), args));
   if (known == nullptr) return nullptr;
   const ProductData data = DataOf(args);
   const bool ready =
@@ -118,7 +117,7 @@ const Tape* FindSmallProduct(const Device& device, const MatmulArgs& args) {
 }
 
 void KeepSmallProduct(const Device& device, const MatmulArgs& args, Tape tape) {
-  const Key key(args);
+  const Key key(device.chip(), args);
   const PackedStamp stamp = args.packed_b.given() ? PackedStamp(device, args.packed_b) : PackedStamp();
   Products().Keep(key, {std::move(tape), stamp, key.a.bytes(), key.b.bytes(), key.c.bytes()});
 }

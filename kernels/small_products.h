@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "kernels/matmul.h"
-#include "npu_model/host/tape.h"
+#include "npu_model/launch.h"
 
 namespace cubist {
 

@@ -43,6 +43,8 @@ awk '
       report("cubist/ does not see " header)
     if (in_kernels && header ~ /^(cubist|reference|tools|python)\//)
       report("kernels/ does not see " header)
+    if (in_kernels && !in_kernel_text && header ~ /^npu_model\/(host|trace)\//)
+      report("kernels/ sees executors through npu_model/launch.h alone, not " header)
     # A peer of the benchmarks: its header has functions alone.
     is_peer = FILENAME ~ /^bench\// && header == "hwy/contrib/sort/vqsort.h"
     if (header ~ /^hwy\/(highway|foreach_target)\.h$|^hwy\/contrib\// && !may_use_simd && !is_peer)
@@ -72,7 +74,7 @@ awk '
     in_npu_model = FILENAME ~ /^npu_model\//
     in_kernels = FILENAME ~ /^kernels\//
     in_face = FILENAME ~ /^cubist\//
-    in_kernel_text = FILENAME ~ /_kernel\.h$/ && FILENAME !~ /^tests\//
+    in_kernel_text = FILENAME ~ /_kernels?\.h$/ && FILENAME !~ /^tests\//
     in_public_kernel_header = in_kernels && FILENAME ~ /\.h$/ && !in_kernel_text
     may_use_simd = FILENAME ~ /^npu_model\/host\/.*(\.cc|-inl\.h)$/ || FILENAME ~ /^tests\//
   }

@@ -7,7 +7,7 @@
 #include "kernels/flash_attention.h"
 #include "kernels/flash_attention_grad.h"
 #include "tools/ablate/ablation.h"
-#include "tools/ablate/chain_kernels.h"
+#include "tools/ablate/chain_ops.h"
 
 namespace cubist {
 namespace {

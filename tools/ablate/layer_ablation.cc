@@ -11,7 +11,7 @@
 #include "kernels/block_steps.h"
 #include "kernels/route.h"
 #include "tools/ablate/ablation.h"
-#include "tools/ablate/chain_kernels.h"
+#include "tools/ablate/chain_ops.h"
 #include "tools/cases.h"
 #include "tools/kernel_call.h"
 

@@ -11,7 +11,7 @@
 
 #include "kernels/token_permute.h"
 #include "tools/ablate/ablation.h"
-#include "tools/ablate/chain_kernels.h"
+#include "tools/ablate/chain_ops.h"
 
 namespace cubist {
 namespace {

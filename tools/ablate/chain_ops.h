@@ -1,7 +1,7 @@
 // The small operators that conventional chains are made of, on the model: each one launch that reads and writes GM. They
 // stand for a framework's own, and are written as well as those can be: whole rows, double-buffered, on all Vector cores.
-#ifndef CUBIST_TOOLS_ABLATE_CHAIN_KERNELS_H_
-#define CUBIST_TOOLS_ABLATE_CHAIN_KERNELS_H_
+#ifndef CUBIST_TOOLS_ABLATE_CHAIN_OPS_H_
+#define CUBIST_TOOLS_ABLATE_CHAIN_OPS_H_
 
 #include <cstdint>
 #include <vector>
@@ -38,4 +38,4 @@ Status NarrowRows(const Device& device, std::int64_t rows, std::int64_t cols, Pr
 
 }  // namespace cubist
 
-#endif  // CUBIST_TOOLS_ABLATE_CHAIN_KERNELS_H_
+#endif  // CUBIST_TOOLS_ABLATE_CHAIN_OPS_H_

@@ -1,5 +1,5 @@
 // The small operators of conventional chains move the bytes that they say, and no more.
-#include "tools/ablate/chain_kernels.h"
+#include "tools/ablate/chain_ops.h"
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ void ExpectTraffic(const Status& status, const Profile& p, std::int64_t read, st
   EXPECT_EQ(p.launches, 1);
 }
 
-TEST(ChainKernelsTest, EveryByteOnce) {
+TEST(ChainOpsTest, EveryByteOnce) {
   const std::int64_t rows = 330, cols = 130;
   {
     Profile p;
@@ -65,7 +65,7 @@ TEST(ChainKernelsTest, EveryByteOnce) {
   }
 }
 
-TEST(ChainKernelsTest, EmptyIsFine) {
+TEST(ChainOpsTest, EmptyIsFine) {
   Profile p;
   EXPECT_TRUE(JoinColumns(Chip(), 0, {{0, 4}, {0, 4}}, &p).ok());
   EXPECT_TRUE(SliceColumns(Chip(), 0, 8, 4, &p).ok());

@@ -1,4 +1,4 @@
-#include "tools/ablate/chain_kernels.h"
+#include "tools/ablate/chain_ops.h"
 
 #include <algorithm>
 
