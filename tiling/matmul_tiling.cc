@@ -109,143 +109,175 @@ int KeptTiles(const ChipSpec& chip, const MatmulShape& s, MatmulTiling t) {
   return static_cast<int>(std::max<std::int64_t>((capacity - walk) / tile, 0));
 }
 
-// Every tiling that is considered, whether it fits or not. k is cut into `parts`.
-std::vector<MatmulTiling> TilingsOf(const ChipSpec& chip, const MatmulShape& whole, const KParts& parts) {
-  MatmulShape s = whole;
-  if (parts.count > 1) s.k = parts.length;
-  const std::int64_t element = chip.OperandBytes(s.in);
-  const std::int64_t k_step = std::max(chip.mmad.k_bytes / element, chip.packing.row_multiple);
-  std::vector<MatmulTiling> tilings;
-  const auto add = [&](MatmulTiling t) {
-    // Where a cache stands for the buffers, panels of B or an accumulator beyond their share are not worth pricing.
-    const bool b_is_near = t.b_once || t.k0 * t.n * element <= chip.buffer(Buffer::kL0B).fast;
-    if (!chip.pipes_overlap &&
-        ((!b_is_near && !PassesB(chip, s, t)) || t.m * t.n * 4 > 2 * chip.buffer(Buffer::kL0C).fast)) {
-      return;
+// Every tiling that is considered, whether it fits or not; of equal prices the first one counts.
+class TilingList {
+ public:
+  // k is cut into `parts`.
+  TilingList(const ChipSpec& chip, const MatmulShape& whole, const KParts& parts)
+      : chip_(chip), s_(whole), parts_(parts) {
+    if (parts.count > 1) s_.k = parts.length;
+    k_step_ = std::max(chip.mmad.k_bytes / chip.OperandBytes(s_.in), chip.packing.row_multiple);
+    n_step_ =
+        s_.b_packed && !chip.pipes_overlap ? std::max(chip.mmad.n_step, kWidestPanel) : chip.mmad.n_step;
+    if (parts.count == 1) packings_ = PackingsOf(chip, s_);
+  }
+
+  std::vector<MatmulTiling> Make() && {
+    for (std::int64_t m : BlockSizes(chip_.mmad.m_step, s_.m)) {
+      for (std::int64_t n : BlockSizes(n_step_, s_.n)) {
+        for (std::int64_t k0 : TileSizes({16, 32, 64, 128, 256, 384, 512, 1024, 2048}, k_step_, s_.k)) {
+          if (chip_.pipes_overlap && k0 > 512) break;
+          MatmulTiling t;
+          t.m = m, t.n = n, t.k0 = t.k1 = k0;
+          chip_.pipes_overlap ? AddOverlapped(t) : AddSerial(t);
+        }
+      }
     }
-    if (s.b_packed && t.n < s.n && t.n % kWidestPanel != 0) return;
-    t.splits = parts.count, t.part_k = parts.length;
-    Complete(chip, s, t);
-    const auto add_order = [&](BlockOrder order, std::int64_t width) {
-      t.grid.order = order, t.grid.width = width, t.prefetch = 0;
-      tilings.push_back(t);
-      // Blocks that begin all along k need all of it at once: there is no order to read it ahead in. And with one block
-      // for each core there is nothing to be ahead of.
-      if (t.l1_stages < 2 || parts.count > 1 || t.stagger || t.pack_a ||
-          t.grid.count() <= chip.concurrent_cores)
-        return;
-      if (t.prefetch = WavesAhead(chip, s, t); t.prefetch > 0) tilings.push_back(t);
-    };
-    // A host goes down the columns where B passes: what comes again and again is then in its last cache.
-    if (!chip.pipes_overlap)
-      return add_order(PassesB(chip, s, t) ? BlockOrder::kSwizzled : BlockOrder::kRowMajor, 1);
-    // Where A is kept, strips of a few columns: all of B at once is more than the first wave gets in time. Short ones are of
-    // one length.
-    if (t.keep_a > 0) {
-      constexpr std::int64_t kLong = 8, kShort = 4;
-      if (t.grid.cols > kShort) add_order(BlockOrder::kSwizzled, kLong);
-      return add_order(BlockOrder::kSwizzled, CeilDiv(t.grid.cols, CeilDiv(t.grid.cols, kShort)));
-    }
-    add_order(BlockOrder::kRowMajor, 1);
-    if (t.grid.rows == 1 || t.grid.cols == 1) return;
-    add_order(BlockOrder::kSwizzled, 4);
-    add_order(BlockOrder::kDiagonal, 8);
-  };
+    return std::move(tilings_);
+  }
+
+ private:
   // On a host blocks are of about one size, so that threads end together; an NPU's last one may be small.
-  const auto block_sizes = [&](std::int64_t step, std::int64_t extent) {
-    std::vector<std::int64_t> sizes = TileSizes({16, 32, 64, 128, 192, 256, 512}, step, extent);
-    if (chip.pipes_overlap) return sizes;
-    sizes = TileSizes({16, 32, 64, 96, 128, 192, 256, 512}, step, extent);
+  std::vector<std::int64_t> BlockSizes(std::int64_t step, std::int64_t extent) const {
+    if (chip_.pipes_overlap) return TileSizes({16, 32, 64, 128, 192, 256, 512}, step, extent);
+    std::vector<std::int64_t> sizes = TileSizes({16, 32, 64, 96, 128, 192, 256, 512}, step, extent);
     for (std::int64_t& size : sizes)
       size = std::max(RoundUp(CeilDiv(extent, std::max<std::int64_t>(CeilDiv(extent, size), 1)), step), step);
     sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
     return sizes;
-  };
-  const std::int64_t n_step =
-      s.b_packed && !chip.pipes_overlap ? std::max(chip.mmad.n_step, kWidestPanel) : chip.mmad.n_step;
-  const auto for_each_shape = [&](auto&& visit) {
-    for (std::int64_t m : block_sizes(chip.mmad.m_step, s.m)) {
-      for (std::int64_t n : block_sizes(n_step, s.n)) {
-        for (std::int64_t k0 : TileSizes({16, 32, 64, 128, 256, 384, 512, 1024, 2048}, k_step, s.k)) {
-          if (chip.pipes_overlap && k0 > 512) break;
-          MatmulTiling t;
-          t.m = m, t.n = n, t.k0 = t.k1 = k0;
-          visit(t);
-        }
-      }
-    }
-  };
+  }
+
   // One thread: nothing to buffer, but whole operands may be packed first.
-  const auto add_serial = [&](MatmulTiling t) {
+  void AddSerial(MatmulTiling t) {
     t.l1_stages = t.l0_stages = 1;
-    if (t.m >= s.m && ReadOnce(s) && (t.n >= kShortestRun || t.n >= s.n)) {
-      MatmulTiling once = t;
-      once.b_once = true;
-      // One to four rows wait for memory alone, which gives rows of whole pages up to 1.5 times as fast as pieces of them.
-      constexpr std::int64_t kFewRows = 4, kWidest = 4096;
-      const std::int64_t share = RoundUp(CeilDiv(s.n, chip.concurrent_cores), n_step);
-      if (s.m <= kFewRows) once.n = std::max(t.n, std::min(share, kWidest));
-      // From end to end: what comes next is asked for in time.
-      once.k0 = once.k1 = std::clamp(RoundUp(s.k, k_step), t.k0, RoundUp(kLongestRun, k_step));
-      add(once);
-    }
+    if (t.m >= s_.m && ReadOnce(s_) && (t.n >= kShortestRun || t.n >= s_.n)) AddOnce(t);
     for (int packing = 0; packing < 4; ++packing) {
       t.pack_a = (packing & 1) != 0, t.pack_b = (packing & 2) != 0;
-      if (t.pack_a && (s.a_packed || CeilDiv(s.n, t.n) == 1 || AIsReadInPlace(chip, s))) continue;
-      if (t.pack_b && (s.b_packed || CeilDiv(s.m, t.m) == 1)) continue;
-      add(t);
+      if (t.pack_a && (s_.a_packed || CeilDiv(s_.n, t.n) == 1 || AIsReadInPlace(chip_, s_))) continue;
+      if (t.pack_b && (s_.b_packed || CeilDiv(s_.m, t.m) == 1)) continue;
+      AddNear(t);
     }
-  };
-  // As many tiles of A as L1 has room for stay there, where cores have several blocks of a row.
-  const auto add_keeping = [&](MatmulTiling t) {
-    if (t.l1_stages < 2 || t.m * chip.concurrent_cores >= s.m * CeilDiv(s.n, t.n) / 2) return;
-    for (const int span : {1, 2}) {
-      t.a_span = span;
-      if (span > 1 && (t.pieces > 1 || t.k1 >= s.k)) return;
-      t.keep_a = KeptTiles(chip, s, t);
-      if (t.keep_a > 0) add(t);
-    }
-  };
-  const auto add_walks = [&](MatmulTiling t) {
-    for (bool stagger : {false, true}) {
-      if (stagger && (!s.any_order || t.k1 >= s.k || parts.count > 1)) return;
-      t.stagger = stagger;
-      add(t);
-      add_keeping(t);
-    }
-  };
-  const std::vector<Packing> packings = parts.count == 1 ? PackingsOf(chip, s) : std::vector<Packing>();
-  const auto add_overlapped = [&](MatmulTiling t) {
+  }
+
+  // B is read where it lies.
+  void AddOnce(MatmulTiling t) {
+    t.b_once = true;
+    // One to four rows wait for memory alone, which gives rows of whole pages up to 1.5 times as fast as pieces of them.
+    constexpr std::int64_t kFewRows = 4, kWidest = 4096;
+    const std::int64_t share = RoundUp(CeilDiv(s_.n, chip_.concurrent_cores), n_step_);
+    if (s_.m <= kFewRows) t.n = std::max(t.n, std::min(share, kWidest));
+    // From end to end: what comes next is asked for in time.
+    t.k0 = t.k1 = std::clamp(RoundUp(s_.k, k_step_), t.k0, RoundUp(kLongestRun, k_step_));
+    AddNear(t);
+  }
+
+  // Where a cache stands for the buffers, panels of B or an accumulator beyond their share are not worth pricing.
+  void AddNear(const MatmulTiling& t) {
+    const bool b_is_near =
+        t.b_once || t.k0 * t.n * chip_.OperandBytes(s_.in) <= chip_.buffer(Buffer::kL0B).fast;
+    if (t.m * t.n * 4 > 2 * chip_.buffer(Buffer::kL0C).fast || (!b_is_near && !PassesB(chip_, s_, t))) return;
+    Add(t);
+  }
+
+  // Steps of L1, stages of the buffers and parts of L0C.
+  void AddOverlapped(MatmulTiling t) {
     for (std::int64_t factor : {1, 2, 4, 8}) {
       t.k1 = t.k0 * factor;
-      if (factor > 1 && t.k1 >= s.k + t.k0) break;
+      if (factor > 1 && t.k1 >= s_.k + t.k0) return;
       for (int stages : {2, 1}) {
         t.l1_stages = t.l0_stages = stages;
         for (const auto& [l0c_stages, c_parts] : {std::pair(1, 1), std::pair(2, 1), std::pair(1, 2)}) {
           t.l0c_stages = l0c_stages, t.c_parts = c_parts;
           if (c_parts > 1 && t.n < 2 * kWidestPanel) continue;
-          for (int pieces : {1, 2, 4}) {
-            if (pieces > factor || (pieces > 1 && (s.a_packed || s.b_packed))) break;
-            t.pieces = pieces;
-            add_walks(t);
-          }
-          t.pieces = 1;
-          for (const Packing& packing : packings) {
-            if (packing.b && t.n < s.n && t.n % kWidestPanel != 0) continue;
-            t.pack_a = packing.a, t.pack_b = packing.b;
-            add_walks(t);
-          }
-          t.pack_a = t.pack_b = false;
+          AddPieces(t);
+          AddPacked(t);
         }
       }
     }
-  };
-  for_each_shape([&](const MatmulTiling& t) { chip.pipes_overlap ? add_overlapped(t) : add_serial(t); });
-  return tilings;
-}
+  }
+
+  void AddPieces(MatmulTiling t) {
+    for (int pieces : {1, 2, 4}) {
+      if (pieces > t.k1 / t.k0 || (pieces > 1 && (s_.a_packed || s_.b_packed))) return;
+      t.pieces = pieces;
+      AddWalks(t);
+    }
+  }
+
+  void AddPacked(MatmulTiling t) {
+    for (const Packing& packing : packings_) {
+      if (packing.b && t.n < s_.n && t.n % kWidestPanel != 0) continue;
+      t.pack_a = packing.a, t.pack_b = packing.b;
+      AddWalks(t);
+    }
+  }
+
+  void AddWalks(MatmulTiling t) {
+    for (bool stagger : {false, true}) {
+      if (stagger && (!s_.any_order || t.k1 >= s_.k || parts_.count > 1)) return;
+      t.stagger = stagger;
+      Add(t);
+      AddKeeping(t);
+    }
+  }
+
+  // As many tiles of A as L1 has room for stay there, where cores have several blocks of a row.
+  void AddKeeping(MatmulTiling t) {
+    if (t.l1_stages < 2 || t.m * chip_.concurrent_cores >= s_.m * CeilDiv(s_.n, t.n) / 2) return;
+    for (const int span : {1, 2}) {
+      t.a_span = span;
+      if (span > 1 && (t.pieces > 1 || t.k1 >= s_.k)) return;
+      t.keep_a = KeptTiles(chip_, s_, t);
+      if (t.keep_a > 0) Add(t);
+    }
+  }
+
+  // In the orders that its blocks may be worked on.
+  void Add(MatmulTiling t) {
+    if (s_.b_packed && t.n < s_.n && t.n % kWidestPanel != 0) return;
+    t.splits = parts_.count, t.part_k = parts_.length;
+    Complete(chip_, s_, t);
+    // A host goes down the columns where B passes: what comes again and again is then in its last cache.
+    if (!chip_.pipes_overlap)
+      return AddOrder(t, PassesB(chip_, s_, t) ? BlockOrder::kSwizzled : BlockOrder::kRowMajor, 1);
+    // Where A is kept, strips of a few columns: all of B at once is more than the first wave gets in time. Short ones are of
+    // one length.
+    if (t.keep_a > 0) {
+      constexpr std::int64_t kLong = 8, kShort = 4;
+      if (t.grid.cols > kShort) AddOrder(t, BlockOrder::kSwizzled, kLong);
+      return AddOrder(t, BlockOrder::kSwizzled, CeilDiv(t.grid.cols, CeilDiv(t.grid.cols, kShort)));
+    }
+    AddOrder(t, BlockOrder::kRowMajor, 1);
+    if (t.grid.rows == 1 || t.grid.cols == 1) return;
+    // One width of each: replay tries others of the best (OtherOrders).
+    AddOrder(t, BlockOrder::kSwizzled, 4);
+    AddOrder(t, BlockOrder::kDiagonal, 8);
+  }
+
+  void AddOrder(const MatmulTiling& tiling, BlockOrder order, std::int64_t width) {
+    MatmulTiling& t = tilings_.emplace_back(tiling);
+    t.grid.order = order, t.grid.width = width;
+    // Blocks that begin all along k need all of it at once: there is no order to read it ahead in. And with one block
+    // for each core there is nothing to be ahead of.
+    if (t.l1_stages < 2 || parts_.count > 1 || t.stagger || t.pack_a ||
+        t.grid.count() <= chip_.concurrent_cores)
+      return;
+    const std::int64_t ahead = WavesAhead(chip_, s_, t);
+    if (ahead <= 0) return;
+    tilings_.push_back(t);
+    tilings_.back().prefetch = ahead;
+  }
+
+  const ChipSpec& chip_;
+  MatmulShape s_;  // Of a part.
+  KParts parts_;
+  std::int64_t k_step_ = 0, n_step_ = 0;
+  std::vector<Packing> packings_;
+  std::vector<MatmulTiling> tilings_;
+};
 
 std::vector<MatmulTiling> AllTilings(const ChipSpec& chip, const MatmulShape& s) {
-  return TilingsOf(chip, s, PartsOf(chip, s));
+  return TilingList(chip, s, PartsOf(chip, s)).Make();
 }
 
 }  // namespace
@@ -294,7 +326,7 @@ KParts PartsOf(const ChipSpec& chip, const MatmulShape& s) {
   plain.a_row_bytes = s.k * SizeOf(s.in), plain.b_row_bytes = s.n * SizeOf(s.in);
   const auto best = [&](const KParts& parts) {
     double least = std::numeric_limits<double>::infinity();
-    for (const MatmulTiling& t : TilingsOf(chip, plain, parts)) {
+    for (const MatmulTiling& t : TilingList(chip, plain, parts).Make()) {
       if (Fits(chip, plain, t)) least = std::min(least, Price(chip, plain, t));
     }
     return least;
