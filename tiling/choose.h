@@ -47,11 +47,22 @@ Status NothingFits(const ChipSpec& chip, const char* kernel, const std::vector<T
                                         chip.name + " has " + std::to_string(chip.buffer(tightest).capacity)};
 }
 
-// The cheapest of the tilings all(chip, shape) that fits. Remembers its last answers for the host, whose table lives as
-// long as they do.
-template <class Tiling, class Shape, class Need>
-Status ChooseCheapest(const ChipSpec& chip, const Shape& shape, const char* kernel,
-                      std::vector<Tiling> (*all)(const ChipSpec&, const Shape&), Need need, Tiling* tiling) {
+// The cheapest of `tilings` that fits, of equals the first; false where none fits.
+template <class Tiling, class Shape>
+bool FindCheapest(const ChipSpec& chip, const Shape& shape, const std::vector<Tiling>& tilings,
+                  Tiling* cheapest) {
+  double best = std::numeric_limits<double>::infinity();
+  for (const Tiling& tiling : tilings) {
+    if (!Fits(chip, shape, tiling)) continue;
+    const double price = Price(chip, shape, tiling);
+    if (price < best) best = price, *cheapest = tiling;
+  }
+  return best < std::numeric_limits<double>::infinity();
+}
+
+// Status choose(tiling), whose last answers for the host are remembered: its table lives as long as they do.
+template <class Tiling, class Shape, class F>
+Status ChooseOnce(const ChipSpec& chip, const Shape& shape, F choose, Tiling* tiling) {
   using Key = std::pair<const ChipSpec*, Shape>;
   thread_local Memo<Key, Tiling> memo;
   const bool memoised = &chip == &HostChip();
@@ -59,16 +70,20 @@ Status ChooseCheapest(const ChipSpec& chip, const Shape& shape, const char* kern
     *tiling = *known;
     return {};
   }
-  const std::vector<Tiling> tilings = all(chip, shape);
-  double best = std::numeric_limits<double>::infinity();
-  for (const Tiling& candidate : tilings) {
-    if (!Fits(chip, shape, candidate)) continue;
-    const double price = Price(chip, shape, candidate);
-    if (price < best) best = price, *tiling = candidate;
-  }
-  if (best == std::numeric_limits<double>::infinity()) return NothingFits(chip, kernel, tilings, need);
+  if (Status status = choose(tiling); !status.ok()) return status;
   if (memoised) memo.Keep({&chip, shape}, *tiling);
   return {};
+}
+
+// The cheapest of the tilings all(chip, shape) that fits.
+template <class Tiling, class Shape, class Need>
+Status ChooseCheapest(const ChipSpec& chip, const Shape& shape, const char* kernel,
+                      std::vector<Tiling> (*all)(const ChipSpec&, const Shape&), Need need, Tiling* tiling) {
+  const auto choose = [&](Tiling* cheapest) -> Status {
+    const std::vector<Tiling> tilings = all(chip, shape);
+    return FindCheapest(chip, shape, tilings, cheapest) ? Status() : NothingFits(chip, kernel, tilings, need);
+  };
+  return ChooseOnce(chip, shape, choose, tiling);
 }
 
 }  // namespace cubist

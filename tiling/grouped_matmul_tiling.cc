@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <limits>
-#include <utility>
+#include <vector>
 
+#include "tiling/choose.h"
 #include "tiling/cost.h"
-#include "tiling/memo.h"
 
 namespace cubist {
 namespace {
@@ -142,7 +141,7 @@ void SetWork(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTil
   }
 }
 
-// Every tiling that fits, without what follows from it.
+// Every tiling that is considered, whether it fits or not, without what follows from it.
 std::vector<GroupedMatmulTiling> Tilings(const ChipSpec& chip, const GroupedMatmulShape& shape) {
   std::vector<GroupedMatmulTiling> tilings;
   const std::int64_t ahead = GroupsAhead(chip, shape);
@@ -157,13 +156,10 @@ std::vector<GroupedMatmulTiling> Tilings(const ChipSpec& chip, const GroupedMatm
     GroupedMatmulTiling tiling{.block = block,
                                .dealing = chip.pipes_overlap ? Dealing::kTurns : Dealing::kRuns,
                                .row_step = chip.mmad.m_step};
-    const auto add = [&] {
-      if (Fits(chip, shape, tiling)) tilings.push_back(tiling);
-    };
-    add();
+    tilings.push_back(tiling);
     if (ahead == 0 || block.pack_a || block.l1_stages < 2) continue;
     tiling.block.prefetch = ahead;
-    add();
+    tilings.push_back(tiling);
   }
   return tilings;
 }
@@ -179,6 +175,7 @@ bool Fits(const ChipSpec& chip, const GroupedMatmulShape& shape, const GroupedMa
 std::vector<GroupedMatmulTiling> Candidates(const ChipSpec& chip, const GroupedMatmulShape& exact) {
   const GroupedMatmulShape shape = Rounded(exact);
   std::vector<GroupedMatmulTiling> candidates = Tilings(chip, shape);
+  std::erase_if(candidates, [&](const GroupedMatmulTiling& t) { return !Fits(chip, shape, t); });
   for (GroupedMatmulTiling& t : candidates) SetWork(chip, shape, &t), SetFew(chip, shape, &t);
   return candidates;
 }
@@ -194,26 +191,16 @@ double Price(const ChipSpec& chip, const GroupedMatmulShape& exact, const Groupe
 
 Status Choose(const ChipSpec& chip, const GroupedMatmulShape& exact, GroupedMatmulTiling* tiling) {
   const GroupedMatmulShape shape = Rounded(exact);
-  using Key = std::pair<const ChipSpec*, GroupedMatmulShape>;
-  thread_local Memo<Key, GroupedMatmulTiling> memo;
-  const bool memoised = &chip == &HostChip();
-  if (const GroupedMatmulTiling* known = memoised ? memo.Find({&chip, shape}) : nullptr) {
-    *tiling = *known;
+  const auto choose = [&](GroupedMatmulTiling* cheapest) -> Status {
+    if (!FindCheapest(chip, shape, Tilings(chip, shape), cheapest)) {
+      MatmulTiling none;
+      return Choose(chip, shape.product, &none);  // Which says what does not fit.
+    }
+    SetWork(chip, shape, cheapest);
+    SetFew(chip, shape, cheapest);
     return {};
-  }
-  double best = std::numeric_limits<double>::infinity();
-  for (const GroupedMatmulTiling& candidate : Tilings(chip, shape)) {
-    const double price = Price(chip, shape, candidate);
-    if (price < best) best = price, *tiling = candidate;
-  }
-  if (best == std::numeric_limits<double>::infinity()) {
-    MatmulTiling none;
-    return Choose(chip, shape.product, &none);  // Which says what does not fit.
-  }
-  SetWork(chip, shape, tiling);
-  SetFew(chip, shape, tiling);
-  if (memoised) memo.Keep({&chip, shape}, *tiling);
-  return {};
+  };
+  return ChooseOnce(chip, shape, choose, tiling);
 }
 
 }  // namespace cubist

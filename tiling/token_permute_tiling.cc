@@ -85,7 +85,7 @@ template <class Tiling>
 void CutTokens(const ChipSpec& chip, const Shape& s, std::int64_t least, Tiling* t) {
   const std::int64_t cores = chip.cube_cores * chip.vector_per_cube;
   t->chunk_tokens = std::max(CeilDiv(s.tokens, cores), std::max<std::int64_t>(least, 1));
-  t->chunks = std::max<std::int64_t>(CeilDiv(s.tokens, t->chunk_tokens), 1);
+  Complete(s, *t);
 }
 
 // Cycles to move `bytes` from GM to UB and `written` back on one core of `cores`.

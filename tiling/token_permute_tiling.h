@@ -37,6 +37,12 @@ inline std::int64_t StagingBytes(const ChipSpec& chip) {
 // Sorted routes are read by that many, and the rows of ranges of experts.
 inline constexpr std::int64_t kSortedRoutes = 512, kSummedRanges = 64;
 
+// Of any tiling here: as many chunks as there are tokens for.
+template <class Tiling>
+void Complete(const TokenPermuteShape& s, Tiling& t) {
+  t.chunks = std::max<std::int64_t>(CeilDiv(s.tokens, t.chunk_tokens), 1);
+}
+
 // Tokens are cut into `chunks` of `chunk_tokens`, ranked side by side. A chunk's ids are read `piece_tokens` tokens at a
 // time, and rows move in parts of `cols`. Routes are ranked by a table of all experts, or, with `digit_bits`, by as many
 // passes over tables of 2^digit_bits as the ids have digits, and experts then counted in ranges of `range_experts`.
@@ -82,10 +88,6 @@ void VisitFields(const ChipSpec&, const TokenPermuteShape&, Tiling& t, Visit&& v
   visit({"sums_chunks", 0, 1}, t.sums_chunks), visit({"sorts", 0, 1}, t.sorts);
 }
 
-inline void Complete(const TokenPermuteShape& s, TokenPermuteTiling& t) {
-  t.chunks = std::max<std::int64_t>(CeilDiv(s.tokens, t.chunk_tokens), 1);
-}
-
 bool Fits(const ChipSpec& chip, const TokenPermuteShape& shape, const TokenPermuteTiling& tiling);
 std::vector<TokenPermuteTiling> PermuteCandidates(const ChipSpec& chip, const TokenPermuteShape& shape);
 double Price(const ChipSpec& chip, const TokenPermuteShape& shape, const TokenPermuteTiling& tiling);
@@ -108,10 +110,6 @@ void VisitFields(const ChipSpec&, const TokenPermuteShape&, Tiling& t, Visit&& v
   visit({"chunk_tokens"}, t.chunk_tokens), visit({"piece_tokens"}, t.piece_tokens);
   visit({"cols"}, t.cols), visit({"rows", 1, 64}, t.rows);
   visit({"stages", 1, 64}, t.stages);
-}
-
-inline void Complete(const TokenPermuteShape& s, TokenUnpermuteTiling& t) {
-  t.chunks = std::max<std::int64_t>(CeilDiv(s.tokens, t.chunk_tokens), 1);
 }
 
 bool Fits(const ChipSpec& chip, const TokenPermuteShape& shape, const TokenUnpermuteTiling& tiling);
@@ -138,10 +136,6 @@ void VisitFields(const ChipSpec&, const TokenPermuteShape&, Tiling& t, Visit&& v
   visit({"chunk_tokens"}, t.chunk_tokens), visit({"piece_tokens"}, t.piece_tokens);
   visit({"cols"}, t.cols), visit({"slots"}, t.slots), visit({"owned_rows"}, t.owned_rows);
   visit({"rows", 1, 8}, t.rows), visit({"row_stages", 1, 64}, t.row_stages);
-}
-
-inline void Complete(const TokenPermuteShape& s, TokenUnpermuteGradTiling& t) {
-  t.chunks = std::max<std::int64_t>(CeilDiv(s.tokens, t.chunk_tokens), 1);
 }
 
 bool Fits(const ChipSpec& chip, const TokenPermuteShape& shape, const TokenUnpermuteGradTiling& tiling);
