@@ -46,7 +46,7 @@ Status AttentionArguments::CheckStatisticsShape(const Argument& arg) const {
 }
 
 Status AttentionArguments::CheckDTypes() const {
-  CUBIST_RETURN_IF_ERROR(CheckDType(q, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(q, kFloatTypes));
   for (const Argument* arg : {&k, &v, &q_rope, &k_rope}) {
     if (arg->tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {dtype()}));
   }
@@ -80,11 +80,11 @@ Status AttentionArguments::CheckPositions(const Argument& positions, const char*
                                           std::int64_t longest) const {
   const std::int64_t count = cos.tensor.size(0), last = positions.tensor.given() ? 0 : count - longest;
   if (offset < 0 || offset > last) {
-    return InvalidArgument(
-        std::string(kernel) + ": " + offset_name + " is " + std::to_string(offset) + ", needs 0 " +
-        (positions.tensor.given() ? std::string("beside ") + positions.name
-                                  : "to " + std::to_string(last) + ": rope.cos has " + std::to_string(count) +
-                                        " positions for " + std::to_string(longest) + " rows"));
+    return OptionError(kernel, offset_name, offset,
+                       positions.tensor.given()
+                           ? std::string("0 beside ") + positions.name
+                           : "0 to " + std::to_string(last) + ": rope.cos has " + std::to_string(count) +
+                                 " positions for " + std::to_string(longest) + " rows");
   }
   if (!positions.tensor.given()) return {};
   CUBIST_RETURN_IF_ERROR(positions.tensor.rank == 2

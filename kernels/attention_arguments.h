@@ -118,6 +118,16 @@ void SplitColumns(Tensor& x, Tensor& x_rope, std::int64_t turned) {
   x_rope = PartOf(x, 3, {0, turned}), x = PartOf(x, 3, {turned, cols});
 }
 
+// Rotary columns of q and k, and of their gradients where a call has them, as rope parts of their own.
+template <class Args>
+void SplitRotaryColumns(Args& args) {
+  if (!args.rope.given() || args.q_rope.given()) return;
+  const std::int64_t turned = 2 * args.rope.cos.size(1);
+  SplitColumns(args.q, args.q_rope, turned), SplitColumns(args.k, args.k_rope, turned);
+  if constexpr (requires { args.dq; })
+    SplitColumns(args.dq, args.dq_rope, turned), SplitColumns(args.dk, args.dk_rope, turned);
+}
+
 // (b, n, s) as (b, n, s, 1), so that its matrix at (b, n) is a column.
 template <class Tensor>
 Tensor AsColumns(Tensor x) {

@@ -39,8 +39,7 @@ Status CheckGradient(const Argument& gradient, const ConstTensor& weight, DType 
   std::array<Dim, ConstTensor::kMaxRank> dims;
   for (int d = 0; d < weight.rank; ++d) dims[static_cast<std::size_t>(d)] = {"as its weight", weight.size(d)};
   CUBIST_RETURN_IF_ERROR(CheckShape(gradient, std::span(dims).first(static_cast<std::size_t>(weight.rank))));
-  return weight.rank == 1 ? CheckDType(gradient, {DType::kF32, DType::kBF16, DType::kF16})
-                          : CheckDType(gradient, {DType::kF32, dtype});
+  return weight.rank == 1 ? CheckDType(gradient, kFloatTypes) : CheckDType(gradient, {DType::kF32, dtype});
 }
 
 Status Sum(const Device& device, const SumArgs& args, Profile* profile) {

@@ -48,13 +48,6 @@ Status Validate(const Device& device, const FlashAttentionArgs& args) {
   return x.CheckMemory(device.computes(), {}, {&out, &lse, &workspace});
 }
 
-// Rotary columns of q and k as rope parts of their own.
-void SplitRotaryColumns(FlashAttentionArgs& args) {
-  if (!args.rope.given() || args.q_rope.given()) return;
-  const std::int64_t turned = 2 * args.rope.cos.size(1);
-  SplitColumns(args.q, args.q_rope, turned), SplitColumns(args.k, args.k_rope, turned);
-}
-
 // (b, n, 1, d) as (b, n / group, group, d): heads of a group become rows.
 template <class Tensor>
 Tensor HeadsAsRows(Tensor x, std::int64_t group) {

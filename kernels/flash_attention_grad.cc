@@ -96,14 +96,6 @@ std::int64_t RowsAtOnce(const ChipSpec& chip, std::int64_t columns) {
   return rows;
 }
 
-// Rotary columns of q and k, and of their gradients, as rope parts of their own.
-void SplitRotaryColumns(FlashAttentionGradArgs& args) {
-  if (!args.rope.given() || args.q_rope.given()) return;
-  const std::int64_t turned = 2 * args.rope.cos.size(1);
-  SplitColumns(args.q, args.q_rope, turned), SplitColumns(args.k, args.k_rope, turned);
-  SplitColumns(args.dq, args.dq_rope, turned), SplitColumns(args.dk, args.dk_rope, turned);
-}
-
 // The sequences of a call where they are not all alike; packed queries begin at multiples of `step`.
 std::vector<AttentionSequence> GradSequencesOf(const FlashAttentionGradArgs& args,
                                                const FlashAttentionGradShape& s, std::int64_t step) {

@@ -4,7 +4,6 @@
 #include <functional>
 #include <new>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "kernels/choose_for.h"
@@ -22,16 +21,6 @@ namespace {
 
 constexpr const char* kForward = "grouped_matmul";
 constexpr const char* kGrad = "grouped_matmul_grad";
-
-// The last two dimensions exchanged, where asked.
-template <class AnyTensor>
-AnyTensor TransposedIf(bool transpose, AnyTensor t) {
-  if (!transpose) return t;
-  const auto last = static_cast<std::size_t>(t.rank - 1);
-  std::swap(t.sizes[last], t.sizes[last - 1]);
-  std::swap(t.strides[last], t.strides[last - 1]);
-  return t;
-}
 
 // ---- Validation ----
 
@@ -154,7 +143,7 @@ Status Validate(const Device& device, const GroupedMatmulArgs& args) {
   const Argument x{kForward, "x", args.x}, groups{kForward, "groups", args.groups},
       bias{kForward, "bias", args.bias}, out{kForward, "out", args.out};
   CUBIST_RETURN_IF_ERROR(CheckShape(x, {{"M"}, {"K"}}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(x, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(x, kFloatTypes));
   const std::int64_t m = args.x.size(0), k = args.x.size(1);
   CUBIST_RETURN_IF_ERROR(CheckGroups(groups, args.group_list, m));
   const std::int64_t e = args.groups.size(0);
@@ -173,15 +162,15 @@ Status Validate(const Device& device, const GroupedMatmulArgs& args) {
         CheckMatrices(weights, e, {"K, of x", k}, {"N, of out", n}, {args.x.dtype}, device.computes(),
                       [&](std::int64_t g) { return RowsOfGroup(args.groups, args.group_list, g) > 0; }));
   }
-  CUBIST_RETURN_IF_ERROR(CheckDType(out, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(out, kFloatTypes));
   if (args.bias.given()) {
     CUBIST_RETURN_IF_ERROR(CheckShape(bias, {{"E, of groups", e}, {"N, of out", n}}));
-    CUBIST_RETURN_IF_ERROR(CheckDType(bias, {DType::kF32, DType::kBF16, DType::kF16}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(bias, kFloatTypes));
   }
   const Argument residual{kForward, "residual", args.residual};
   if (args.residual.given()) {
     CUBIST_RETURN_IF_ERROR(CheckShape(residual, {{"M, of x", m}, {"N, of out", n}}));
-    CUBIST_RETURN_IF_ERROR(CheckDType(residual, {DType::kF32, DType::kBF16, DType::kF16}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(residual, kFloatTypes));
   }
   CUBIST_RETURN_IF_ERROR(CheckActivation(kForward, args.activation));
   for (const Argument* arg : {&x, &bias, &residual, &out})
@@ -199,7 +188,7 @@ Status Validate(const Device& device, const GroupedMatmulGradArgs& args) {
   const Matrices<ConstTensor> weights = WeightsOf(args);
   const Matrices<Tensor> dw{kGrad, "dw", "dw_list", args.dw, args.dw_list, args.transpose_weights};
   CUBIST_RETURN_IF_ERROR(CheckShape(dy, {{"M"}, {"N"}}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(dy, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(dy, kFloatTypes));
   const std::int64_t m = args.dy.size(0), n = args.dy.size(1);
   CUBIST_RETURN_IF_ERROR(CheckGroups(groups, args.group_list, m));
   const std::int64_t e = args.groups.size(0);

@@ -50,8 +50,7 @@ Status CheckOptions(const LossScaleOptions& o) {
   if (!(o.growth > 1)) return bad("growth", o.growth, "more than 1");
   if (!(o.backoff > 0 && o.backoff < 1)) return bad("backoff", o.backoff, "between 0 and 1");
   if (o.growth_interval >= 1) return {};
-  return InvalidArgument(std::string(kKernel) + ": growth_interval is " + std::to_string(o.growth_interval) +
-                         ", needs at least 1");
+  return OptionError(kKernel, "growth_interval", o.growth_interval, "at least 1");
 }
 
 // Of any rank and shape.
@@ -63,7 +62,7 @@ Status CheckGradient(const Tensor& gradient, const std::string& name) {
   const std::array<Dim, Tensor::kMaxRank> dims{Dim{"any"}, Dim{"any"}, Dim{"any"}, Dim{"any"}};
   CUBIST_RETURN_IF_ERROR(
       CheckShape(arg, std::span(dims).first(static_cast<std::size_t>(std::max(gradient.rank, 0)))));
-  CUBIST_RETURN_IF_ERROR(CheckDType(arg, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(arg, kFloatTypes));
   CUBIST_RETURN_IF_ERROR(CheckStorage(arg, /*needs_data=*/true));
   return CheckWritable(arg);
 }

@@ -23,13 +23,6 @@ namespace {
 
 constexpr const char* kKernel = "matmul";
 
-// The last two dimensions exchanged.
-ConstTensor Transposed(ConstTensor t) {
-  const auto last = static_cast<std::size_t>(t.rank - 1);
-  std::swap(t.sizes[last], t.sizes[last - 1]);
-  std::swap(t.strides[last], t.strides[last - 1]);
-  return t;
-}
 template <class AnyTensor>
 std::int64_t RowsOf(const AnyTensor& t) {
   return t.size(t.rank - 2);
@@ -91,7 +84,7 @@ Status ValidateOperands(const Device& device, const MatmulArgs& args, const Argu
         CheckMatrices(a, {args.transpose_a ? "K" : "M"}, {args.transpose_a ? "M" : "K"}, args.c));
     *m = args.transpose_a ? ColsOf(args.a) : RowsOf(args.a),
     k = args.transpose_a ? RowsOf(args.a) : ColsOf(args.a);
-    CUBIST_RETURN_IF_ERROR(CheckDType(a, {DType::kF32, DType::kBF16, DType::kF16}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(a, kFloatTypes));
   }
   if (args.packed_b.given()) {
     const PackedOperand& packed = args.packed_b;
@@ -118,11 +111,11 @@ Status ValidateEpilogue(const MatmulArgs& args, const Argument& bias, const Argu
                         std::int64_t m, std::int64_t n) {
   if (args.bias.given()) {
     CUBIST_RETURN_IF_ERROR(CheckShape(bias, {{"N, of b", n}}));
-    CUBIST_RETURN_IF_ERROR(CheckDType(bias, {DType::kF32, DType::kBF16, DType::kF16}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(bias, kFloatTypes));
   }
   if (args.residual.given()) {
     CUBIST_RETURN_IF_ERROR(CheckMatrices(residual, {"M, of a", m}, {"N, of b", n}, args.c));
-    CUBIST_RETURN_IF_ERROR(CheckDType(residual, {DType::kF32, DType::kBF16, DType::kF16}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(residual, kFloatTypes));
   }
   CUBIST_RETURN_IF_ERROR(CheckActivation(kKernel, args.activation));
   if (!args.accumulate) return {};
@@ -141,7 +134,7 @@ Status Validate(const Device& device, const MatmulArgs& args) {
   if (args.accumulate) {
     CUBIST_RETURN_IF_ERROR(CheckDType(c, {DType::kF32}));
   } else {
-    CUBIST_RETURN_IF_ERROR(CheckDType(c, {DType::kF32, DType::kBF16, DType::kF16}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(c, kFloatTypes));
   }
   CUBIST_RETURN_IF_ERROR(ValidateEpilogue(args, bias, residual, m, n));
   const Argument packed_a{kKernel, "packed_a", args.packed_a.memory()},
@@ -205,7 +198,7 @@ OperandStack OperandOf(Launch& launch, const char* name, const ConstTensor& plai
                        const char* packed_name, const PackedOperand& packed, const Tensor& c) {
   OperandStack stack;
   if (!packed.given()) {
-    stack.plain = launch.Input(name, OncePerRepeat(transposed ? Transposed(plain) : plain));
+    stack.plain = launch.Input(name, OncePerRepeat(TransposedIf(transposed, plain)));
     return stack;
   }
   stack.packed = PackedInput(launch, packed_name, packed);

@@ -1,6 +1,9 @@
-// The epilogue of a product's arguments, as its kernel runs it.
+// What products share of their arguments: views of them, and the epilogue as their kernels run it.
 #ifndef CUBIST_KERNELS_MATMUL_EPILOGUE_H_
 #define CUBIST_KERNELS_MATMUL_EPILOGUE_H_
+
+#include <cstddef>
+#include <utility>
 
 #include "kernels/epilogue_kernel.h"
 #include "npu_model/instruction.h"
@@ -16,6 +19,16 @@ struct EpilogueArgs {
   ConstTensor residual;     // Not given where beta is 0.
   bool accumulate = false;  // Adds to c.
 };
+
+// The last two dimensions exchanged, where asked.
+template <class AnyTensor>
+AnyTensor TransposedIf(bool transpose, AnyTensor t) {
+  if (!transpose) return t;
+  const auto last = static_cast<std::size_t>(t.rank - 1);
+  std::swap(t.sizes[last], t.sizes[last - 1]);
+  std::swap(t.strides[last], t.strides[last - 1]);
+  return t;
+}
 
 // One view of the same elements.
 bool SameView(const ConstTensor& x, const ConstTensor& y);

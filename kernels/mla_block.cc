@@ -101,11 +101,6 @@ FlashAttentionGradArgs AttentionGradOf(const MlaBlockArgs& a, const Sizes& s, co
   return args;
 }
 
-Status Bad(const char* name, std::int64_t value, const std::string& needs) {
-  return InvalidArgument(std::string(kBlock) + ": " + name + " is " + std::to_string(value) + ", needs " +
-                         needs);
-}
-
 // `arg` splits into `parts` along `d`, each of at least `least` elements.
 Status CheckParts(const Argument& arg, int d, std::int64_t parts, std::int64_t least) {
   const std::int64_t size = arg.tensor.size(d);
@@ -141,9 +136,9 @@ Status CheckShapes(const MlaBlockArgs& a, const Arguments& g) {
   if (g.q_down.tensor.given() != g.q_norm.tensor.given()) {
     return (g.q_down.tensor.given() ? g.q_norm : g.q_down).Error("is not given, and its other half is");
   }
-  if (a.heads < 1) return Bad("heads", a.heads, "at least 1");
+  if (a.heads < 1) return OptionError(kBlock, "heads", a.heads, "at least 1");
   if (a.batch < 1 || a.x.size(0) % a.batch != 0)
-    return Bad("batch", a.batch, "a divisor of T, " + std::to_string(a.x.size(0)));
+    return OptionError(kBlock, "batch", a.batch, "a divisor of T, " + std::to_string(a.x.size(0)));
   Dim q_rank = h;
   if (g.q_down.tensor.given()) {
     CUBIST_RETURN_IF_ERROR(CheckShape(g.q_down, {h, {"Rq"}}));
@@ -167,13 +162,12 @@ Status CheckShapes(const MlaBlockArgs& a, const Arguments& g) {
 Status Validate(const Device& device, const MlaBlockArgs& a) {
   const Arguments g(a);
   CUBIST_RETURN_IF_ERROR(CheckShapes(a, g));
-  CUBIST_RETURN_IF_ERROR(CheckDType(g.x, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(g.x, kFloatTypes));
   for (const Argument* arg : {&g.out, &g.q_down, &g.q_up, &g.kv_down, &g.kv_up, &g.out_weights}) {
     if (arg->tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {a.x.dtype}));
   }
   for (const Argument* arg : {&g.norm, &g.q_norm, &g.kv_norm, &g.post_norm}) {
-    if (arg->tensor.given())
-      CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {DType::kF32, DType::kBF16, DType::kF16}));
+    if (arg->tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(*arg, kFloatTypes));
   }
   if (!(a.eps >= 0) || std::isinf(a.eps)) return OptionError(kBlock, "eps", a.eps, "a finite value >= 0");
   const Sizes s(a);
@@ -187,7 +181,7 @@ Status Validate(const Device& device, const MlaBlockArgs& a) {
   CUBIST_RETURN_IF_ERROR(AttentionArguments(kBlock, attention).Check());
   for (const auto ends : {a.lengths.q_ends, a.lengths.kv_ends}) {
     if (!ends.empty() && ends.back() != s.tokens)
-      return Bad("the last end of lengths", ends.back(), "T, " + std::to_string(s.tokens));
+      return OptionError(kBlock, "the last end of lengths", ends.back(), "T, " + std::to_string(s.tokens));
   }
   return CheckTensors(device,
                       {&g.x, &g.norm, &g.q_down, &g.q_norm, &g.q_up, &g.kv_down, &g.kv_norm, &g.kv_up,

@@ -41,7 +41,7 @@ Status Validate(const Device& device, const MoeBlockArgs& args) {
       shared_down{kBlock, "shared_down", w.shared_down}, post_norm{kBlock, "post_norm", w.post_norm},
       router_bias{kBlock, "router_bias", w.router_bias}, aux_loss{kBlock, "aux_loss", args.aux_loss};
   CUBIST_RETURN_IF_ERROR(CheckShape(x, {{"T"}, {"H"}}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(x, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(x, kFloatTypes));
   const Dim h{"H, of x", args.x.size(1)};
   CUBIST_RETURN_IF_ERROR(CheckShape(out, {{"T, of x", args.x.size(0)}, h}));
   CUBIST_RETURN_IF_ERROR(CheckShape(norm, {h}));
@@ -50,8 +50,7 @@ Status Validate(const Device& device, const MoeBlockArgs& args) {
   CUBIST_RETURN_IF_ERROR(CheckShape(down, {e, {"F"}, h}));
   CUBIST_RETURN_IF_ERROR(CheckShape(gate_up, {e, h, {"2 F, of down", 2 * w.down.size(1)}}));
   if (args.top_k < 1 || args.top_k > w.router.size(1)) {
-    return InvalidArgument(std::string(kBlock) + ": top_k is " + std::to_string(args.top_k) +
-                           ", needs 1 to E, " + std::to_string(w.router.size(1)));
+    return OptionError(kBlock, "top_k", args.top_k, "1 to E, " + std::to_string(w.router.size(1)));
   }
   if (shared_gate_up.tensor.given() != shared_down.tensor.given()) {
     return (shared_down.tensor.given() ? shared_gate_up : shared_down)
@@ -65,8 +64,7 @@ Status Validate(const Device& device, const MoeBlockArgs& args) {
   if (post_norm.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckShape(post_norm, {h}));
   if (router_bias.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckShape(router_bias, {e}));
   for (const Argument* arg : {&norm, &post_norm, &router_bias}) {
-    if (arg->tensor.given())
-      CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {DType::kF32, DType::kBF16, DType::kF16}));
+    if (arg->tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(*arg, kFloatTypes));
   }
   if (aux_loss.tensor.given()) {
     CUBIST_RETURN_IF_ERROR(CheckShape(aux_loss, {{"one", 1}}));

@@ -164,7 +164,7 @@ Status PackOperand(const Device& device, const PackOperandArgs& args, PackedOper
   } else {
     CUBIST_RETURN_IF_ERROR(CheckShape(source, {{"rows"}, {"columns"}}));
   }
-  CUBIST_RETURN_IF_ERROR(CheckDType(source, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(source, kFloatTypes));
   CUBIST_RETURN_IF_ERROR(CheckStorage(source, device.computes()));
 
   PackedOperand result;

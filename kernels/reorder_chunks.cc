@@ -39,13 +39,13 @@ Status Validate(const Device& device, const ReorderChunksArgs& args) {
   CUBIST_RETURN_IF_ERROR(CheckShape(counts, {{"N"}, {"E"}}));
   CUBIST_RETURN_IF_ERROR(CheckShape(out, {rows, {"H, of tokens", args.tokens.size(1)}}));
   CUBIST_RETURN_IF_ERROR(CheckSlots(tokens, rows.size, 1));
-  CUBIST_RETURN_IF_ERROR(CheckDType(tokens, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(tokens, kFloatTypes));
   CUBIST_RETURN_IF_ERROR(CheckDType(counts, {DType::kI32, DType::kI64}));
   CUBIST_RETURN_IF_ERROR(CheckDType(out, {args.tokens.dtype}));
   if (probs.tensor.given() || out_probs.tensor.given()) {
     for (const Argument* arg : {&probs, &out_probs}) {
       CUBIST_RETURN_IF_ERROR(CheckShape(*arg, {rows}));
-      CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {DType::kF32, DType::kBF16, DType::kF16}));
+      CUBIST_RETURN_IF_ERROR(CheckDType(*arg, kFloatTypes));
     }
   }
   if (row_ids.tensor.given()) {

@@ -33,12 +33,11 @@ Status Validate(const Device& device, const RmsNormArgs& args) {
   if (rstd.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckShape(rstd, {t}));
   if (!(args.eps >= 0) || std::isinf(args.eps))
     return OptionError(kNorm, "eps", args.eps, "a finite value >= 0");
-  CUBIST_RETURN_IF_ERROR(CheckDType(x, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(x, kFloatTypes));
   for (const Argument* arg : {&out, &residual, &sum}) {
     if (arg->tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {args.x.dtype}));
   }
-  if (gamma.tensor.given())
-    CUBIST_RETURN_IF_ERROR(CheckDType(gamma, {DType::kF32, DType::kBF16, DType::kF16}));
+  if (gamma.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(gamma, kFloatTypes));
   if (rstd.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(rstd, {DType::kF32}));
   return CheckTensors(device, {&x, &residual, &gamma}, {&out, &sum, &rstd});
 }
@@ -52,7 +51,7 @@ Status Validate(const Device& device, const RmsNormGradArgs& args) {
   for (const Argument* arg : {&d_out, &d_x}) CUBIST_RETURN_IF_ERROR(CheckShape(*arg, {t, h}));
   if (d_sum.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckShape(d_sum, {t, h}));
   CUBIST_RETURN_IF_ERROR(CheckShape(rstd, {t}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(x, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(x, kFloatTypes));
   for (const Argument* arg : {&d_out, &d_x, &d_sum}) {
     if (arg->tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {args.x.dtype}));
   }
@@ -60,7 +59,7 @@ Status Validate(const Device& device, const RmsNormGradArgs& args) {
   for (const Argument* arg : {&gamma, &d_gamma}) {
     if (!arg->tensor.given()) continue;
     CUBIST_RETURN_IF_ERROR(CheckShape(*arg, {h}));
-    CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {DType::kF32, DType::kBF16, DType::kF16}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(*arg, kFloatTypes));
   }
   return CheckTensors(device, {&d_out, &x, &rstd, &gamma, &d_sum}, {&d_x, &d_gamma});
 }

@@ -17,26 +17,22 @@ namespace {
 constexpr const char* kRoute = "route";
 constexpr const char* kGrad = "route_grad";
 
-Status Bad(const char* kernel, const char* name, const std::string& value, const std::string& needs) {
-  return InvalidArgument(std::string(kernel) + ": " + name + " is " + value + ", needs " + needs);
-}
-
 Status CheckOptions(const char* kernel, const RouteOptions& o, std::int64_t experts, std::int64_t top_k) {
   const auto text = [](std::int64_t value) { return std::to_string(value); };
-  if (experts < 1) return Bad(kernel, "E", text(experts), "at least 1");
-  if (top_k < 1 || top_k > experts) return Bad(kernel, "K", text(top_k), "1 to E, " + text(experts));
+  if (experts < 1) return OptionError(kernel, "E", experts, "at least 1");
+  if (top_k < 1 || top_k > experts) return OptionError(kernel, "K", top_k, "1 to E, " + text(experts));
   if (o.groups < 1 || experts % o.groups != 0)
-    return Bad(kernel, "groups", text(o.groups), "a divisor of E, " + text(experts));
+    return OptionError(kernel, "groups", o.groups, "a divisor of E, " + text(experts));
   if (o.top_groups < 1 || o.top_groups > o.groups) {
-    return Bad(kernel, "top_groups", text(o.top_groups), "1 to groups, " + text(o.groups));
+    return OptionError(kernel, "top_groups", o.top_groups, "1 to groups, " + text(o.groups));
   }
   const std::int64_t width = experts / o.groups;
   if (o.groups > 1 && (o.group_top < 1 || o.group_top > width)) {
-    return Bad(kernel, "group_top", text(o.group_top), "1 to the experts of a group, " + text(width));
+    return OptionError(kernel, "group_top", o.group_top, "1 to the experts of a group, " + text(width));
   }
   if (top_k > width * o.top_groups) {
-    return Bad(kernel, "K", text(top_k),
-               "at most the experts of top_groups groups, " + text(width * o.top_groups));
+    return OptionError(kernel, "K", top_k,
+                       "at most the experts of top_groups groups, " + text(width * o.top_groups));
   }
   if (!(o.eps >= 0) || std::isinf(o.eps)) return OptionError(kernel, "eps", o.eps, "a finite value >= 0");
   if (!std::isfinite(o.scale)) return OptionError(kernel, "scale", o.scale, "a finite value");
@@ -96,13 +92,13 @@ Status Validate(const Device& device, const RouteArgs& args) {
   const Argument scores{kRoute, "scores", args.scores}, counts{kRoute, "counts", args.counts};
   const Argument aux_loss{kRoute, "aux_loss", args.aux_loss}, bad{kRoute, "bad", args.bad};
   CUBIST_RETURN_IF_ERROR(CheckShape(logits, {{"T"}, {"E"}}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(logits, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(logits, kFloatTypes));
   const Dim t{"T, of logits", args.logits.size(0)}, e{"E, of logits", args.logits.size(1)};
   CUBIST_RETURN_IF_ERROR(CheckShape(weights, {t, {"K"}}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(weights, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(weights, kFloatTypes));
   CUBIST_RETURN_IF_ERROR(CheckShape(ids, {t, {"K, of weights", args.weights.size(1)}}));
   CUBIST_RETURN_IF_ERROR(CheckDType(ids, {DType::kI32}));
-  CUBIST_RETURN_IF_ERROR(CheckIfGiven(bias, {e}, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckIfGiven(bias, {e}, kFloatTypes));
   CUBIST_RETURN_IF_ERROR(CheckIfGiven(scores, {t, e}, {DType::kF32}));
   CUBIST_RETURN_IF_ERROR(CheckIfGiven(counts, {e}, {DType::kI32}));
   CUBIST_RETURN_IF_ERROR(CheckIfGiven(aux_loss, {{"1", 1}}, {DType::kF32}));
@@ -125,9 +121,9 @@ Status Validate(const Device& device, const RouteGradArgs& args) {
   CUBIST_RETURN_IF_ERROR(CheckShape(ids, {t, {"K"}}));
   CUBIST_RETURN_IF_ERROR(CheckDType(ids, {DType::kI32}));
   CUBIST_RETURN_IF_ERROR(CheckShape(d_weights, {t, {"K, of ids", args.ids.size(1)}}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(d_weights, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(d_weights, kFloatTypes));
   CUBIST_RETURN_IF_ERROR(CheckShape(d_logits, {t, e}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(d_logits, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(d_logits, kFloatTypes));
   CUBIST_RETURN_IF_ERROR(CheckIfGiven(counts, {e}, {DType::kI32}));
   if (!std::isfinite(args.d_aux_loss))
     return OptionError(kGrad, "d_aux_loss", args.d_aux_loss, "a finite value");

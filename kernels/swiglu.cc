@@ -18,7 +18,7 @@ constexpr const char* kGrad = "swiglu_grad";
 Status CheckRowScalars(const Argument& arg, const Dim& m) {
   if (!arg.tensor.given()) return {};
   CUBIST_RETURN_IF_ERROR(CheckShape(arg, {m}));
-  return CheckDType(arg, {DType::kF32, DType::kBF16, DType::kF16});
+  return CheckDType(arg, kFloatTypes);
 }
 
 Status Validate(const Device& device, const SwiGluArgs& args) {
@@ -26,7 +26,7 @@ Status Validate(const Device& device, const SwiGluArgs& args) {
       probs{kSwiGlu, "probs", args.probs}, out{kSwiGlu, "out", args.out};
   CUBIST_RETURN_IF_ERROR(CheckShape(gate, {{"M"}, {"N"}}));
   const Dim m{"M, of gate", args.gate.size(0)}, n{"N, of gate", args.gate.size(1)};
-  CUBIST_RETURN_IF_ERROR(CheckDType(gate, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(gate, kFloatTypes));
   for (const Argument* arg : {&up, &out}) {
     CUBIST_RETURN_IF_ERROR(CheckShape(*arg, {m, n}));
     CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {args.gate.dtype}));
@@ -41,7 +41,7 @@ Status Validate(const Device& device, const SwiGluGradArgs& args) {
       d_up{kGrad, "d_up", args.d_up}, d_probs{kGrad, "d_probs", args.d_probs};
   CUBIST_RETURN_IF_ERROR(CheckShape(gate, {{"M"}, {"N"}}));
   const Dim m{"M, of gate", args.gate.size(0)}, n{"N, of gate", args.gate.size(1)};
-  CUBIST_RETURN_IF_ERROR(CheckDType(gate, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(gate, kFloatTypes));
   for (const Argument* arg : {&d_out, &up, &d_gate, &d_up}) {
     CUBIST_RETURN_IF_ERROR(CheckShape(*arg, {m, n}));
     CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {args.gate.dtype}));

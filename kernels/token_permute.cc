@@ -30,24 +30,19 @@ std::int64_t RowsOut(const TokenPermuteArgs& args, std::int64_t slots) {
   return wanted > 0 ? std::min(wanted, all) : std::max<std::int64_t>(all + wanted, 0);
 }
 
-Status OutOfRange(const char* name, std::int64_t value, const std::string& needs) {
-  return InvalidArgument(std::string(kPermute) + ": " + name + " is " + std::to_string(value) + ", needs " +
-                         needs);
-}
-
 // The numbers of a call, for `slots` slots: what is asked for, and that all rows can be counted.
 Status CheckNumbers(const TokenPermuteArgs& args, std::int64_t slots) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   if (args.num_experts < 0 || args.num_experts > kMost)
-    return OutOfRange("num_experts", args.num_experts, "0 to 2^31 - 1");
+    return OptionError(kPermute, "num_experts", args.num_experts, "0 to 2^31 - 1");
   if (args.capacity < 0 || args.capacity > kMost)
-    return OutOfRange("capacity", args.capacity, "0 to 2^31 - 1");
+    return OptionError(kPermute, "capacity", args.capacity, "0 to 2^31 - 1");
   if (args.row_multiple < 1 || args.row_multiple > kMost)
-    return OutOfRange("row_multiple", args.row_multiple, "1 to 2^31 - 1");
+    return OptionError(kPermute, "row_multiple", args.row_multiple, "1 to 2^31 - 1");
   if (args.capacity > 0 && args.row_multiple > 1)
-    return OutOfRange("row_multiple", args.row_multiple, "1 where there is a capacity");
+    return OptionError(kPermute, "row_multiple", args.row_multiple, "1 where there is a capacity");
   if (args.num_out_tokens != 0 && (args.capacity > 0 || args.rows.has_value()))
-    return OutOfRange("num_out_tokens", args.num_out_tokens, "0 where capacity or rows say it");
+    return OptionError(kPermute, "num_out_tokens", args.num_out_tokens, "0 where capacity or rows say it");
   std::int64_t rows = 0;
   const bool overflows = args.capacity > 0 ? __builtin_mul_overflow(args.num_experts, args.capacity, &rows)
                                            : __builtin_mul_overflow(std::min(slots, args.num_experts),
@@ -97,7 +92,8 @@ Status CheckRoutes(const TokenPermuteArgs& args) {
 // What a capacity asks for besides its number.
 Status CheckCapacity(const TokenPermuteArgs& args) {
   if (args.capacity_keeps == CapacityKeeps::kHighest) {
-    if (args.capacity == 0) return OutOfRange("capacity", 0, "1 or more to keep the highest probabilities");
+    if (args.capacity == 0)
+      return OptionError(kPermute, "capacity", args.capacity, "1 or more to keep the highest probabilities");
     if (!args.probs.given())
       return InvalidArgument(std::string(kPermute) + ": probs are not given, a capacity keeps the highest");
   }
@@ -106,8 +102,8 @@ Status CheckCapacity(const TokenPermuteArgs& args) {
     return InvalidArgument(std::string(kPermute) +
                            ": pad_with_tokens needs a routing_map and no expert_places");
   if (args.capacity == 0 || args.capacity > args.tokens.size(0)) {
-    return OutOfRange("capacity", args.capacity,
-                      "1 to T = " + std::to_string(args.tokens.size(0)) + " with pad_with_tokens");
+    return OptionError(kPermute, "capacity", args.capacity,
+                       "1 to T = " + std::to_string(args.tokens.size(0)) + " with pad_with_tokens");
   }
   return {};
 }
@@ -146,17 +142,17 @@ Status Validate(const Device& device, const TokenPermuteArgs& args) {
   const std::int64_t m = RowsOut(args, t * k);
   CUBIST_RETURN_IF_ERROR(CheckShape(permuted, {{"rows out", m}, {"H, of tokens", h}}));
   CUBIST_RETURN_IF_ERROR(CheckShape(sorted, {{"T * K", t * k}}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(tokens, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(tokens, kFloatTypes));
   if (ids.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(ids, {DType::kI32, DType::kI64}));
   CUBIST_RETURN_IF_ERROR(CheckDType(permuted, {args.tokens.dtype}));
   CUBIST_RETURN_IF_ERROR(CheckDType(sorted, {DType::kI32}));
   if (probs.tensor.given() || row_probs.tensor.given()) {
     const Dim slots = map.tensor.given() ? Dim{"num_experts", args.num_experts} : Dim{"K, of topk_ids", k};
     CUBIST_RETURN_IF_ERROR(CheckShape(probs, {{"T, of tokens", t}, slots}));
-    CUBIST_RETURN_IF_ERROR(CheckDType(probs, {DType::kF32, DType::kBF16, DType::kF16}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(probs, kFloatTypes));
     if (row_probs.tensor.given() || args.capacity_keeps == CapacityKeeps::kFirst) {
       CUBIST_RETURN_IF_ERROR(CheckShape(row_probs, {{"M, of permuted", m}}));
-      CUBIST_RETURN_IF_ERROR(CheckDType(row_probs, {DType::kF32, DType::kBF16, DType::kF16}));
+      CUBIST_RETURN_IF_ERROR(CheckDType(row_probs, kFloatTypes));
     }
   }
   if (counts.tensor.given()) {
@@ -375,10 +371,6 @@ Status Run(const Device& device, const TokenPermuteArgs& args, Profile* profile)
   return launch.Finish(profile);
 }
 
-std::int64_t SlotsPerToken(const TokenUnpermuteArgs& args) {
-  return args.probs.given() && !args.routing_map.given() ? args.probs.size(1) : args.top_k;
-}
-
 Status Validate(const Device& device, const TokenUnpermuteArgs& args) {
   const Argument permuted{kUnpermute, "permuted", args.permuted}, probs{kUnpermute, "probs", args.probs};
   const Argument sorted{kUnpermute, "sorted_indices", args.sorted_indices}, out{kUnpermute, "out", args.out};
@@ -388,19 +380,15 @@ Status Validate(const Device& device, const TokenUnpermuteArgs& args) {
   const Argument map{kUnpermute, "routing_map", args.routing_map};
   if (map.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckMapOfProbs(map, probs, {"T, of out", t}, args.top_k));
   if (probs.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckShape(probs, {{"T, of out", t}, {"K"}}));
-  if (args.top_k < 0) {
-    return InvalidArgument(std::string(kUnpermute) + ": top_k is " + std::to_string(args.top_k) +
-                           ", needs 0 or more");
-  }
+  CUBIST_RETURN_IF_ERROR(CheckTopK(kUnpermute, args.top_k));
   CUBIST_RETURN_IF_ERROR(CheckWindow(kUnpermute, args.rows, permuted));
   const std::int64_t k = SlotsPerToken(args);
   CUBIST_RETURN_IF_ERROR(CheckSlots(out, t, k));
   CUBIST_RETURN_IF_ERROR(CheckShape(sorted, {{"T * K", t * k}}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(permuted, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(permuted, kFloatTypes));
   CUBIST_RETURN_IF_ERROR(CheckDType(out, {args.permuted.dtype}));
   CUBIST_RETURN_IF_ERROR(CheckDType(sorted, {DType::kI32}));
-  if (probs.tensor.given())
-    CUBIST_RETURN_IF_ERROR(CheckDType(probs, {DType::kF32, DType::kBF16, DType::kF16}));
+  if (probs.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(probs, kFloatTypes));
   const Argument bias{kUnpermute, "bias", args.bias}, ids{kUnpermute, "topk_ids", args.topk_ids},
       residual{kUnpermute, "residual", args.residual}, residual2{kUnpermute, "residual2", args.residual2};
   for (const Argument* arg : {&residual, &residual2}) {

@@ -31,6 +31,10 @@ bool AllWithin(const void* data, std::int64_t count, std::int64_t least, std::in
 
 ConstTensor AsMatrix(ConstTensor t) { return AsColumn(t); }
 
+Status CheckTopK(const char* kernel, std::int64_t top_k) {
+  return top_k >= 0 ? Status() : OptionError(kernel, "top_k", top_k, "0 or more");
+}
+
 Status CheckValues(const Argument& arg, std::int64_t least, std::int64_t limit) {
   const ConstTensor t = AsMatrix(arg.tensor);
   const bool adjacent = t.stride(1) == 1 && (t.stride(0) == t.size(1) || t.size(0) <= 1);
@@ -65,8 +69,9 @@ Status CheckWindow(const char* kernel, const std::optional<Range>& window, const
   constexpr std::int64_t kLimit = std::numeric_limits<std::int32_t>::max();
   const auto [begin, end] = *window;
   if (begin < 0 || end < begin || end > kLimit) {
-    return InvalidArgument(std::string(kernel) + ": rows is [" + std::to_string(begin) + ", " +
-                           std::to_string(end) + "), needs 0 <= begin <= end <= 2^31 - 1");
+    return OptionError(kernel, "rows",
+                       std::string("[") + std::to_string(begin) + ", " + std::to_string(end) + ")",
+                       "0 <= begin <= end <= 2^31 - 1");
   }
   return CheckShape(rows, {{"rows, end - begin", window->size()}, {"H"}});
 }
@@ -77,8 +82,8 @@ Status CheckRoutingMap(const Argument& map, Dim tokens, Dim experts, std::int64_
   CUBIST_RETURN_IF_ERROR(CheckStorage(map, /*needs_data=*/true));
   const ConstTensor& t = map.tensor;
   if (top_k < 0 || top_k > t.size(1)) {
-    return InvalidArgument(std::string(map.kernel) + ": top_k is " + std::to_string(top_k) + ", needs 0 to " +
-                           std::to_string(t.size(1)) + ", the columns of " + map.name);
+    return OptionError(map.kernel, "top_k", top_k,
+                       "0 to " + std::to_string(t.size(1)) + ", the columns of " + map.name);
   }
   const auto* flags = static_cast<const std::uint8_t*>(t.data);
   for (std::int64_t i = 0; i < t.size(0); ++i) {

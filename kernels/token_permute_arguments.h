@@ -26,6 +26,13 @@ AnyTensor AsSlots(AnyTensor t, std::int64_t tokens, std::int64_t top_k) {
   return t;
 }
 
+// K of a call that has (T, K) probabilities or none; those of a map stand by expert.
+template <class Args>
+std::int64_t SlotsPerToken(const Args& args) {
+  return args.probs.given() && !args.routing_map.given() ? args.probs.size(1) : args.top_k;
+}
+Status CheckTopK(const char* kernel, std::int64_t top_k);
+
 // The first element outside [least, limit), as an error.
 Status CheckValues(const Argument& arg, std::int64_t least, std::int64_t limit);
 

@@ -16,11 +16,6 @@ namespace {
 constexpr const char* kPermuteGrad = "token_permute_grad";
 constexpr const char* kUnpermuteGrad = "token_unpermute_grad";
 
-Status CheckTopK(const char* kernel, std::int64_t top_k) {
-  if (top_k >= 0) return {};
-  return InvalidArgument(std::string(kernel) + ": top_k is " + std::to_string(top_k) + ", needs 0 or more");
-}
-
 Status Validate(const Device& device, const TokenPermuteGradArgs& args) {
   const Argument grad{kPermuteGrad, "permuted_grad", args.permuted_grad},
       sorted{kPermuteGrad, "sorted_indices", args.sorted_indices},
@@ -34,7 +29,7 @@ Status Validate(const Device& device, const TokenPermuteGradArgs& args) {
   const std::int64_t t = args.tokens_grad.size(0), k = args.top_k;
   CUBIST_RETURN_IF_ERROR(CheckSlots(tokens, t, k));
   CUBIST_RETURN_IF_ERROR(CheckShape(sorted, {{"T * K", t * k}}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(grad, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(grad, kFloatTypes));
   CUBIST_RETURN_IF_ERROR(CheckDType(tokens, {args.permuted_grad.dtype}));
   CUBIST_RETURN_IF_ERROR(CheckDType(sorted, {DType::kI32}));
   if (row_probs.tensor.given() || probs.tensor.given()) {
@@ -45,8 +40,7 @@ Status Validate(const Device& device, const TokenPermuteGradArgs& args) {
     } else {
       CUBIST_RETURN_IF_ERROR(CheckShape(probs, {tokens_dim, {"K", k}}));
     }
-    for (const Argument* arg : {&row_probs, &probs})
-      CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {DType::kF32, DType::kBF16, DType::kF16}));
+    for (const Argument* arg : {&row_probs, &probs}) CUBIST_RETURN_IF_ERROR(CheckDType(*arg, kFloatTypes));
   }
   CUBIST_RETURN_IF_ERROR(CheckStorage(sorted, /*needs_data=*/true));
   CUBIST_RETURN_IF_ERROR(CheckTensors(device, {&grad, &sorted, &row_probs, &map}, {&tokens, &probs}));
@@ -84,10 +78,6 @@ Status Run(const Device& device, const TokenPermuteGradArgs& args, Profile* prof
   return launch.Finish(profile);
 }
 
-std::int64_t SlotsPerToken(const TokenUnpermuteGradArgs& args) {
-  return args.probs.given() && !args.routing_map.given() ? args.probs.size(1) : args.top_k;
-}
-
 // `missing` is how many rows of permuted_grad belong to no slot.
 Status Validate(const Device& device, const TokenUnpermuteGradArgs& args, std::int64_t* missing) {
   const Argument out{kUnpermuteGrad, "out_grad", args.out_grad},
@@ -113,15 +103,14 @@ Status Validate(const Device& device, const TokenUnpermuteGradArgs& args, std::i
   if (probs_grad.tensor.given()) {
     const Dim slots{"K, or E of routing_map", map.tensor.given() ? args.routing_map.size(1) : k};
     CUBIST_RETURN_IF_ERROR(CheckShape(probs_grad, {{"T, of out_grad", t}, slots}));
-    CUBIST_RETURN_IF_ERROR(CheckDType(probs_grad, {DType::kF32, DType::kBF16, DType::kF16}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(probs_grad, kFloatTypes));
   }
   CUBIST_RETURN_IF_ERROR(CheckSlots(out, t, k));
   CUBIST_RETURN_IF_ERROR(CheckShape(sorted, {{"T * K", t * k}}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(out, {DType::kF32, DType::kBF16, DType::kF16}));
+  CUBIST_RETURN_IF_ERROR(CheckDType(out, kFloatTypes));
   CUBIST_RETURN_IF_ERROR(CheckDType(grad, {args.out_grad.dtype}));
   CUBIST_RETURN_IF_ERROR(CheckDType(sorted, {DType::kI32}));
-  if (probs.tensor.given())
-    CUBIST_RETURN_IF_ERROR(CheckDType(probs, {DType::kF32, DType::kBF16, DType::kF16}));
+  if (probs.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(probs, kFloatTypes));
   CUBIST_RETURN_IF_ERROR(CheckStorage(sorted, /*needs_data=*/true));
   const Argument bias{kUnpermuteGrad, "bias", args.bias}, ids{kUnpermuteGrad, "topk_ids", args.topk_ids};
   if (bias.tensor.given() && !probs_grad.tensor.given()) return bias.Error("is given without probs_grad");

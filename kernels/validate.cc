@@ -79,8 +79,14 @@ std::string TextOf(float value) {
   return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr};
 }
 
+Status OptionError(const char* kernel, const char* name, const std::string& value, const std::string& needs) {
+  return InvalidArgument(std::string(kernel) + ": " + name + " is " + value + ", needs " + needs);
+}
 Status OptionError(const char* kernel, const char* name, float value, const std::string& needs) {
-  return InvalidArgument(std::string(kernel) + ": " + name + " is " + TextOf(value) + ", needs " + needs);
+  return OptionError(kernel, name, TextOf(value), needs);
+}
+Status OptionError(const char* kernel, const char* name, std::int64_t value, const std::string& needs) {
+  return OptionError(kernel, name, std::to_string(value), needs);
 }
 
 Status CheckShape(const Argument& arg, std::span<const Dim> dims) {

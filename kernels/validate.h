@@ -31,7 +31,9 @@ struct Argument {
 // The fewest digits that tell a number from its neighbours, as "1e-20".
 std::string TextOf(float value);
 // An option of a kernel that is no tensor: "route: scale is inf, needs a finite value".
+Status OptionError(const char* kernel, const char* name, const std::string& value, const std::string& needs);
 Status OptionError(const char* kernel, const char* name, float value, const std::string& needs);
+Status OptionError(const char* kernel, const char* name, std::int64_t value, const std::string& needs);
 
 // A dimension that must have a known size, and where that size comes from, e.g. {"K of a", 7}.
 struct Dim {
@@ -46,6 +48,7 @@ inline Status CheckShape(const Argument& arg, std::initializer_list<Dim> dims) {
   return CheckShape(arg, std::span(dims.begin(), dims.size()));
 }
 Status CheckDType(const Argument& arg, std::initializer_list<DType> allowed);
+inline constexpr std::initializer_list<DType> kFloatTypes{DType::kF32, DType::kBF16, DType::kF16};
 // Strides >= 0, no overflow of 64-bit byte offsets, data not null (where it is
 // needed) and aligned to its elements.
 Status CheckStorage(const Argument& arg, bool needs_data);
