@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <new>
-#include <string>
 
 #include "kernels/element_type.h"
 #include "kernels/rms_norm_kernel.h"
@@ -94,58 +93,46 @@ RowwiseShape ShapeOf(const RmsNormGradArgs& args) {
 }
 
 template <class T>
-Status Run(const Device& device, const RmsNormArgs& args, Profile* profile,
-           const RowwiseTiling* forced = nullptr) {
-  Launch launch(device, kNorm);
-  RowwiseTiling tiling;
-  const auto with = [&](const Device& model, const RowwiseTiling& t, Profile* p) {
-    return Run<T>(model, args, p, &t);
+Status Run(const Device& device, const RmsNormArgs& args, Profile* profile) {
+  const auto body = [&](Launch& launch, const RowwiseTiling& tiling) {
+    RmsNormOperands g;
+    g.x = MatrixOf(*launch.Input("x", args.x));
+    g.residual = launch.Input("residual", args.residual);
+    g.gamma = launch.Input("gamma", args.gamma);
+    g.out = MatrixOf(*launch.Output("out", args.out));
+    g.sum = launch.Output("sum", args.sum);
+    g.rstd = launch.Output("rstd", AsColumn(args.rstd));
+    g.eps = args.eps;
+    launch.OnVectorCores(tiling.chunks, [&](auto& core) { RmsNormKernel<T>(core, g, tiling); });
   };
-  CUBIST_RETURN_IF_ERROR(ChooseRowwise(device, kNorm, ShapeOf(args),
-                                       {args.x, args.residual, args.gamma, args.out, args.sum, args.rstd},
-                                       forced, &tiling, with));
-  RmsNormOperands g;
-  g.x = MatrixOf(*launch.Input("x", args.x));
-  g.residual = launch.Input("residual", args.residual);
-  g.gamma = launch.Input("gamma", args.gamma);
-  g.out = MatrixOf(*launch.Output("out", args.out));
-  g.sum = launch.Output("sum", args.sum);
-  g.rstd = launch.Output("rstd", AsColumn(args.rstd));
-  g.eps = args.eps;
-  launch.OnVectorCores(tiling.chunks, [&](auto& core) { RmsNormKernel<T>(core, g, tiling); });
-  return launch.Finish(profile);
+  return RunRowwise(device, kNorm, ShapeOf(args),
+                    {args.x, args.residual, args.gamma, args.out, args.sum, args.rstd}, profile, body);
 }
 
 template <class T>
-Status Run(const Device& device, const RmsNormGradArgs& args, Profile* profile,
-           const RowwiseTiling* forced = nullptr) {
-  Launch launch(device, kGrad);
-  RowwiseTiling tiling;
-  const auto with = [&](const Device& model, const RowwiseTiling& t, Profile* p) {
-    return Run<T>(model, args, p, &t);
+Status Run(const Device& device, const RmsNormGradArgs& args, Profile* profile) {
+  const auto body = [&](Launch& launch, const RowwiseTiling& tiling) {
+    RmsNormGradOperands g;
+    g.d_out = MatrixOf(*launch.Input("d_out", args.d_out));
+    g.x = MatrixOf(*launch.Input("x", args.x));
+    g.rstd = MatrixOf(*launch.Input("rstd", AsColumn(args.rstd)));
+    g.gamma = launch.Input("gamma", args.gamma);
+    g.d_more = launch.Input("d_sum", args.d_sum);
+    g.d_x = MatrixOf(*launch.Output("d_x", args.d_x));
+    const GmTensor* d_gamma = launch.Output("d_gamma", args.d_gamma);
+    g.d_gamma_of_chunk = MatrixOf(*launch.Workspace(
+        "d_gamma_of_chunk", DType::kF32, {tiling.chunks, d_gamma == nullptr ? 0 : args.x.size(1)}));
+    launch.OnVectorCores(tiling.chunks, [&](auto& core) { RmsNormGradKernel<T>(core, g, tiling); });
+    if (d_gamma != nullptr) {
+      constexpr std::int64_t kPartCols = 256;
+      const Gm total = MatrixOf(*d_gamma);
+      launch.OnVectorCores(CeilDiv(total.cols, kPartCols),
+                           [&](auto& core) { SumChunksKernel(core, g.d_gamma_of_chunk, total, kPartCols); });
+    }
   };
-  CUBIST_RETURN_IF_ERROR(
-      ChooseRowwise(device, kGrad, ShapeOf(args),
-                    {args.d_out, args.x, args.rstd, args.gamma, args.d_sum, args.d_x, args.d_gamma}, forced,
-                    &tiling, with));
-  RmsNormGradOperands g;
-  g.d_out = MatrixOf(*launch.Input("d_out", args.d_out));
-  g.x = MatrixOf(*launch.Input("x", args.x));
-  g.rstd = MatrixOf(*launch.Input("rstd", AsColumn(args.rstd)));
-  g.gamma = launch.Input("gamma", args.gamma);
-  g.d_more = launch.Input("d_sum", args.d_sum);
-  g.d_x = MatrixOf(*launch.Output("d_x", args.d_x));
-  const GmTensor* d_gamma = launch.Output("d_gamma", args.d_gamma);
-  g.d_gamma_of_chunk = MatrixOf(*launch.Workspace("d_gamma_of_chunk", DType::kF32,
-                                                  {tiling.chunks, d_gamma == nullptr ? 0 : args.x.size(1)}));
-  launch.OnVectorCores(tiling.chunks, [&](auto& core) { RmsNormGradKernel<T>(core, g, tiling); });
-  if (d_gamma != nullptr) {
-    constexpr std::int64_t kPartCols = 256;
-    const Gm total = MatrixOf(*d_gamma);
-    launch.OnVectorCores(CeilDiv(total.cols, kPartCols),
-                         [&](auto& core) { SumChunksKernel(core, g.d_gamma_of_chunk, total, kPartCols); });
-  }
-  return launch.Finish(profile);
+  return RunRowwise(device, kGrad, ShapeOf(args),
+                    {args.d_out, args.x, args.rstd, args.gamma, args.d_sum, args.d_x, args.d_gamma}, profile,
+                    body);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "kernels/choose_for.h"
 #include "npu_model/device.h"
+#include "npu_model/launch.h"
 #include "npu_model/profile.h"
 #include "npu_model/status.h"
 #include "npu_model/types.h"
@@ -36,15 +37,20 @@ struct RowwiseReplay {
   }
 };
 
-// ChooseFor by replay; `forced` where that is given.
-template <class Run>
-Status ChooseRowwise(const Device& device, const char* kernel, const RowwiseShape& shape,
-                     std::initializer_list<ConstTensor> tensors, const RowwiseTiling* forced,
-                     RowwiseTiling* tiling, const Run& run) {
-  if (forced == nullptr)
-    return ChooseFor(device, kernel, shape, &RowwiseCandidates, tiling, RowwiseReplay<Run>{tensors, run});
-  *tiling = *forced;
-  return {};
+// A call of a kernel that chooses its tiling by replays of itself. body(launch, tiling) adds tensors and phases to its
+// launch; `tensors` are those.
+template <class Body>
+Status RunRowwise(const Device& device, const char* kernel, const RowwiseShape& shape,
+                  std::initializer_list<ConstTensor> tensors, Profile* profile, const Body& body) {
+  const auto run = [&](const Device& on, const RowwiseTiling& tiling, Profile* of_run) {
+    Launch launch(on, kernel);
+    body(launch, tiling);
+    return launch.Finish(of_run);
+  };
+  RowwiseTiling tiling;
+  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kernel, shape, &RowwiseCandidates, &tiling,
+                                   RowwiseReplay<decltype(run)>{tensors, run}));
+  return run(device, tiling, profile);
 }
 
 }  // namespace cubist

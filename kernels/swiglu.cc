@@ -76,46 +76,35 @@ RowwiseShape ShapeOf(const SwiGluGradArgs& args) {
 }
 
 template <class T>
-Status Run(const Device& device, const SwiGluArgs& args, Profile* profile,
-           const RowwiseTiling* forced = nullptr) {
-  Launch launch(device, kSwiGlu);
-  RowwiseTiling tiling;
-  const auto with = [&](const Device& model, const RowwiseTiling& t, Profile* p) {
-    return Run<T>(model, args, p, &t);
+Status Run(const Device& device, const SwiGluArgs& args, Profile* profile) {
+  const auto body = [&](Launch& launch, const RowwiseTiling& tiling) {
+    SwiGluOperands g;
+    g.gate = MatrixOf(*launch.Input("gate", args.gate));
+    g.up = MatrixOf(*launch.Input("up", args.up));
+    g.probs = launch.Input("probs", AsColumn(args.probs));
+    g.out = MatrixOf(*launch.Output("out", args.out));
+    launch.OnVectorCores(tiling.chunks, [&](auto& core) { SwiGluKernel<T>(core, g, tiling); });
   };
-  CUBIST_RETURN_IF_ERROR(ChooseRowwise(device, kSwiGlu, ShapeOf(args),
-                                       {args.gate, args.up, args.probs, args.out}, forced, &tiling, with));
-  SwiGluOperands g;
-  g.gate = MatrixOf(*launch.Input("gate", args.gate));
-  g.up = MatrixOf(*launch.Input("up", args.up));
-  g.probs = launch.Input("probs", AsColumn(args.probs));
-  g.out = MatrixOf(*launch.Output("out", args.out));
-  launch.OnVectorCores(tiling.chunks, [&](auto& core) { SwiGluKernel<T>(core, g, tiling); });
-  return launch.Finish(profile);
+  return RunRowwise(device, kSwiGlu, ShapeOf(args), {args.gate, args.up, args.probs, args.out}, profile,
+                    body);
 }
 
 template <class T>
-Status Run(const Device& device, const SwiGluGradArgs& args, Profile* profile,
-           const RowwiseTiling* forced = nullptr) {
-  Launch launch(device, kGrad);
-  RowwiseTiling tiling;
-  const auto with = [&](const Device& model, const RowwiseTiling& t, Profile* p) {
-    return Run<T>(model, args, p, &t);
+Status Run(const Device& device, const SwiGluGradArgs& args, Profile* profile) {
+  const auto body = [&](Launch& launch, const RowwiseTiling& tiling) {
+    SwiGluGradOperands g;
+    g.d_out = MatrixOf(*launch.Input("d_out", args.d_out));
+    g.gate = MatrixOf(*launch.Input("gate", args.gate));
+    g.up = MatrixOf(*launch.Input("up", args.up));
+    g.probs = launch.Input("probs", AsColumn(args.probs));
+    g.d_gate = MatrixOf(*launch.Output("d_gate", args.d_gate));
+    g.d_up = MatrixOf(*launch.Output("d_up", args.d_up));
+    g.d_probs = launch.Output("d_probs", AsColumn(args.d_probs));
+    launch.OnVectorCores(tiling.chunks, [&](auto& core) { SwiGluGradKernel<T>(core, g, tiling); });
   };
-  CUBIST_RETURN_IF_ERROR(
-      ChooseRowwise(device, kGrad, ShapeOf(args),
+  return RunRowwise(device, kGrad, ShapeOf(args),
                     {args.d_out, args.gate, args.up, args.probs, args.d_gate, args.d_up, args.d_probs},
-                    forced, &tiling, with));
-  SwiGluGradOperands g;
-  g.d_out = MatrixOf(*launch.Input("d_out", args.d_out));
-  g.gate = MatrixOf(*launch.Input("gate", args.gate));
-  g.up = MatrixOf(*launch.Input("up", args.up));
-  g.probs = launch.Input("probs", AsColumn(args.probs));
-  g.d_gate = MatrixOf(*launch.Output("d_gate", args.d_gate));
-  g.d_up = MatrixOf(*launch.Output("d_up", args.d_up));
-  g.d_probs = launch.Output("d_probs", AsColumn(args.d_probs));
-  launch.OnVectorCores(tiling.chunks, [&](auto& core) { SwiGluGradKernel<T>(core, g, tiling); });
-  return launch.Finish(profile);
+                    profile, body);
 }
 
 }  // namespace
