@@ -221,6 +221,7 @@ template <class Shape, class Tiling, class Replay = NoReplay>
 Status ChooseFor(const Device& device, const char* kernel, const Shape& shape,
                  std::vector<Tiling> (*candidates)(const ChipSpec&, const Shape&), Tiling* tiling,
                  const Replay& replay = {}) {
+  CUBIST_RETURN_IF_ERROR(device.status());
   const ChipSpec& chip = device.chip();
   const Tuning* tuning = device.tuning();
   const std::string* tuned = tuning == nullptr ? nullptr : tuning->Find(kernel, chip.name, ShapeText(shape));

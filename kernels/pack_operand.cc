@@ -102,6 +102,7 @@ Status Run(const Device& device, const PackOperandArgs& args, const PackedOperan
 }  // namespace
 
 Status CheckPacked(const Device& device, const char* kernel, const char* name, const PackedOperand& packed) {
+  CUBIST_RETURN_IF_ERROR(device.status());
   if (packed.matrices < 0 || packed.rows < 0 || packed.cols < 0) {
     return Error(kernel, name, "has negative sizes");
   }
@@ -145,7 +146,7 @@ PackedGm PackedInput(Launch& launch, const char* name, const PackedOperand& pack
 std::int64_t PackedOperandBytes(const Device& device, Side side, DType dtype, std::int64_t rows,
                                 std::int64_t cols, std::int64_t matrices) {
   constexpr std::int64_t kMost = std::int64_t{1} << 62;
-  if (rows < 0 || cols < 0 || matrices < 0) return 0;
+  if (!device.status().ok() || rows < 0 || cols < 0 || matrices < 0) return 0;
   // Padding and widening add at most a panel and a fractal each way, and a factor of two.
   std::int64_t elements = 0, total = 0;
   if (__builtin_mul_overflow(rows + 64, cols + 1024, &elements) ||
@@ -158,6 +159,7 @@ std::int64_t PackedOperandBytes(const Device& device, Side side, DType dtype, st
 Status PackOperand(const Device& device, const PackOperandArgs& args, PackedOperand* packed,
                    Profile* profile) try {
   constexpr const char* kKernel = "pack_operand";
+  CUBIST_RETURN_IF_ERROR(device.status());
   const Argument source{kKernel, "source", args.source};
   if (args.source.rank == 3) {
     CUBIST_RETURN_IF_ERROR(CheckShape(source, {{"matrices"}, {"rows"}, {"columns"}}));

@@ -32,7 +32,7 @@ struct PackedOperand {
 
 inline constexpr std::int64_t kPackedAlignment = 64;
 
-// Bytes that PackOperand writes for such matrices on a device; 0 where sizes are negative or beyond 2^62 bytes.
+// Bytes that PackOperand writes for such matrices; 0 where sizes are negative or beyond 2^62 bytes, or the chip is refused.
 std::int64_t PackedOperandBytes(const Device& device, Side side, DType dtype, std::int64_t rows,
                                 std::int64_t cols, std::int64_t matrices = 1);
 

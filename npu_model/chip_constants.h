@@ -14,15 +14,17 @@ namespace cubist {
 
 struct NamedConstant {
   std::string name;
-  Constant constant;   // sizes and counts have an empty source and are `documented`
-  double least = 0;    // what may be set: `least` itself too, unless `above`
-  bool above = false;  // only values above `least`
-  bool whole = false;  // only whole numbers
-  double most = 1e18;
+  Constant constant;           // sizes and counts have an empty source and are `documented`
+  double least = 0, most = 0;  // what may be set
+  bool or_zero = false;        // and 0, for none
+  bool whole = false;          // only whole numbers
 };
 
 // All of them, in the order of the table.
 std::vector<NamedConstant> ConstantsOf(const ChipSpec& chip);
+
+// Whether each is one that could be set: a chip that somebody else has made is checked before it is modelled.
+Status CheckChip(const ChipSpec& chip);
 
 // Sets one. An unknown name is an error that tells the nearest one, an impossible value one that tells the limits.
 // cube_cores sets how many run side by side, too. The constant becomes a guess whose source is "set by the user".

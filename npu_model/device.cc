@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "npu_model/chip_constants.h"
+
 namespace cubist {
 namespace {
 
@@ -46,6 +48,9 @@ Device Host(HostOptions options) {
     static const Environment environment = ReadEnvironment();
     device.host_.threads = environment.threads;
     device.status_ = environment.status;
+  } else if (device.host_.threads > kMostThreads) {
+    device.status_ = InvalidArgument("host: threads is " + std::to_string(device.host_.threads) +
+                                     ", needs 0 to " + std::to_string(kMostThreads));
   }
   return device;
 }
@@ -55,6 +60,7 @@ Device Npu(const ChipSpec& chip, NpuOptions options) {
   device.kind_ = Device::Kind::kNpu;
   device.npu_ = std::move(options);
   device.chip_ = std::make_shared<const ChipSpec>(chip);
+  device.status_ = CheckChip(chip);
   return device;
 }
 

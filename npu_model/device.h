@@ -23,7 +23,7 @@ struct Record;
 // threads than the call may use: nothing is oversubscribed by calls inside of calls.
 struct HostOptions {
   int threads =
-      0;  // 0 or less: what CUBIST_NUM_THREADS says, else all that the machine (or the caller's arena) has.
+      0;  // Up to 1024. 0 or less: what CUBIST_NUM_THREADS says, else all that the machine (or the caller's arena) has.
   std::shared_ptr<const Tuning> tuning =
       nullptr;  // Tilings to use where it has any; may be shared by devices.
   bool pin =
@@ -61,7 +61,7 @@ class Device {
   // How many a call from here would use.
   int concurrency() const;
   bool pins() const { return host_.pin; }
-  // What is wrong with the environment, which every call then says.
+  // What is wrong with the options, the environment or the chip, which every call then says.
   const Status& status() const { return status_; }
   const NpuOptions& npu() const { return npu_; }
   // Null where none was given.

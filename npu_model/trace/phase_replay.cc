@@ -278,7 +278,8 @@ void PhaseReplay::ScheduleFlow(std::uint32_t c, std::uint32_t a) {
 }
 
 // Requests of several cores to one line are served one after the other. A transfer that reads what g - 1 others
-// read at this moment waits for them with each line; as many lines are on their way at a time as hide the startup.
+// read at this moment waits for them with each line; as many lines are on their way at a time as hide the startup, one
+// at least.
 double PhaseReplay::Queueing(const Start& start, const GmAccess& access, double bytes) {
   if (access.writes || chip_->memory.same_line <= 0) return 0;
   Core& core = cores_[start.core];
@@ -290,7 +291,9 @@ double PhaseReplay::Queueing(const Start& start, const GmAccess& access, double 
     others += AgentAt(reader).reads == agent.reads ? 1 : 0;
   agent.next_reader = std::exchange(first, start.core * kMaxAgents + start.agent);
   const PathSpec& path = chip_->path(access.path);
-  return bytes / path.bytes_per_cycle * chip_->memory.same_line * others / path.startup;
+  const double hidden =
+      std::max<double>(path.startup, static_cast<double>(chip_->memory.l2_line) / path.bytes_per_cycle);
+  return bytes / path.bytes_per_cycle * chip_->memory.same_line * others / hidden;
 }
 
 std::uint32_t& PhaseReplay::ReadersOf(std::int64_t address) {

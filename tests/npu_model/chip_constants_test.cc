@@ -54,9 +54,10 @@ TEST(ChipConstantsTest, RefusesWhatCannotBe) {
     for (std::size_t i = 0; i < ConstantsOf(chip).size(); ++i)
       EXPECT_EQ(ConstantsOf(chip)[i].constant.value, ConstantsOf(Ascend910B2())[i].constant.value);
   };
-  refused("clock_hz", 0, "clock_hz is 0, needs a number above 0");
+  refused("clock_hz", 0, "clock_hz is 0, needs a number from 1e+06 to 1e+12");
   refused("clock_hz", std::numeric_limits<double>::quiet_NaN(), "clock_hz is nan");
   refused("sync.flag", -1, "sync.flag is -1, needs a number from 0");
+  refused("memory.core_miss_bytes_per_cycle", 1e-300, "needs 0 or a number from 0.001 to 1e+12");
   refused("cube_cores", 2.5, "cube_cores is 2.5, needs a whole number from 1 to 4096");
   refused("cube_cores", 0, "cube_cores is 0");
   refused("memory.hbm_bytes_per_sec", 1e12, "the nearest is memory.hbm_bytes_per_s");

@@ -50,6 +50,14 @@ TEST(ThreadsTest, ACallTakesAsManyThreadsAsItIsGiven) {
   EXPECT_EQ(Host({.threads = 3}).concurrency(), 3);
 }
 
+TEST(ThreadsTest, MoreThreadsThanAMachineHasAreRefused) {
+  EXPECT_TRUE(Host({.threads = 1024}).status().ok());
+  const Device host = Host({.threads = 1025});
+  Launch launch(host, "threads_test");
+  launch.OnVectorCores(64, [](auto&) { ADD_FAILURE(); });
+  EXPECT_EQ(launch.Finish(nullptr).message(), "host: threads is 1025, needs 0 to 1024");
+}
+
 TEST(ThreadsTest, ACallersArenaIsNotLeft) {
   tbb::global_control more(tbb::global_control::max_allowed_parallelism, 4);
   tbb::task_arena arena(2);
