@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <new>
 #include <span>
 #include <string>
 
@@ -69,8 +70,9 @@ Status CheckGradient(const Tensor& gradient, const std::string& name) {
 
 }  // namespace
 
-Status LossScaler::Unscale(std::span<const Tensor> gradients, bool* apply) {
+Status LossScaler::Unscale(std::span<const Tensor> gradients, bool* apply) try {
   CUBIST_RETURN_IF_ERROR(CheckOptions(options_));
+  if (apply == nullptr) return InvalidArgument(std::string(kKernel) + ": apply is a null pointer");
   for (std::size_t i = 0; i < gradients.size(); ++i)
     CUBIST_RETURN_IF_ERROR(CheckGradient(gradients[i], "gradients[" + std::to_string(i) + "]"));
   CUBIST_RETURN_IF_ERROR(CheckListApart(kKernel, "gradients", gradients));
@@ -90,6 +92,8 @@ Status LossScaler::Unscale(std::span<const Tensor> gradients, bool* apply) {
     clean_steps_ = 0;
   }
   return {};
+} catch (const std::bad_alloc&) {
+  return OutOfMemory();
 }
 
 }  // namespace cubist

@@ -100,6 +100,8 @@ TEST(LossScalerTest, NamesBadArguments) {
   odd.rank = 1, odd.sizes[0] = -2;
   EXPECT_NE(message({}, odd).find("gradients[0] has size -2"), std::string::npos);
   EXPECT_NE(message({}, Tensor()).find("not given"), std::string::npos);
+  const Tensor all[] = {gradient.view()};
+  EXPECT_EQ(LossScaler().Unscale(all, nullptr).message(), "loss_scale: apply is a null pointer");
 }
 
 // It would be divided twice.
