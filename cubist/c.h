@@ -73,7 +73,7 @@ typedef struct cubist_device cubist_device;
 
 typedef struct cubist_host_options {
   size_t size;
-  int32_t threads;    /* 0: CUBIST_NUM_THREADS, else all that the machine has */
+  int32_t threads;    /* up to 1024; 0: CUBIST_NUM_THREADS, else all that the machine has */
   bool pin;           /* each thread to a processor while it computes */
   const char* tuning; /* a file of tilings, as `cubist tune` writes it; may be null */
 } cubist_host_options;

@@ -12,8 +12,6 @@
 namespace cubist {
 namespace {
 
-constexpr int kMostThreads = 1024;
-
 // CUBIST_NUM_THREADS, as it was at the first call; 0 where it is not set.
 struct Environment {
   int threads = 0;

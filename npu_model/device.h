@@ -19,11 +19,13 @@ namespace trace {
 struct Record;
 }
 
+inline constexpr int kMostThreads = 1024;
+
 // Results do not depend on threads. A call runs in the oneTBB arena or task that it is made from, where that has no more
 // threads than the call may use: nothing is oversubscribed by calls inside of calls.
 struct HostOptions {
   int threads =
-      0;  // Up to 1024. 0 or less: what CUBIST_NUM_THREADS says, else all that the machine (or the caller's arena) has.
+      0;  // kMostThreads at most; 0 or less: what CUBIST_NUM_THREADS says, else all of the machine (or the caller's arena).
   std::shared_ptr<const Tuning> tuning =
       nullptr;  // Tilings to use where it has any; may be shared by devices.
   bool pin =

@@ -199,6 +199,8 @@ void Launch::RunCores(int cores, CoreBody body) {
   try {
     int threads = device_.threads();
     if (cores == 1 || threads == 1) {
+      std::optional<PinnedThread> pinned;
+      if (device_.pins()) pinned.emplace();
       for (int index = 0; index < cores; ++index) body(index);
       return;
     }
@@ -225,7 +227,7 @@ void Launch::RunCores(int cores, CoreBody body) {
     std::optional<tbb::global_control> allowance;
     if (threads > machine)
       allowance.emplace(tbb::global_control::max_allowed_parallelism, static_cast<std::size_t>(threads));
-    ArenaOf(threads, device_.pins()).execute(all);
+    LentArena(threads, device_.pins())->execute(all);
   } catch (const trace::NoRoomForRecord& error) {
     status_ = {StatusCode::kOutOfMemory, record_->kernel + ": " + error.what()};
   } catch (const std::bad_alloc&) {

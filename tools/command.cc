@@ -15,6 +15,7 @@
 
 #include "cubist/version.h"
 #include "npu_model/chip.h"
+#include "npu_model/device.h"
 #include "npu_model/nearest.h"
 #include "tools/ablate.h"
 #include "tools/bad_input.h"
@@ -80,7 +81,7 @@ void AddJson(CLI::App* command, std::string& path, const std::string& what) {
 
 void AddThreads(CLI::App* command, int& threads, const std::string& use) {
   command->add_option("--threads", threads, "Threads to " + use + " with; all by default")
-      ->check(CLI::Range(1, 1024));
+      ->check(CLI::Range(1, cubist::kMostThreads));
 }
 
 void AddPolicy(CLI::App* command, std::string& policy) {

@@ -137,8 +137,9 @@ cubist_status cubist_device_host(const cubist_host_options* options, cubist_devi
   return Create("device_host", device, [&](cubist_device& made) -> Status {
     const cubist_host_options defaults = CUBIST_HOST_OPTIONS;
     const cubist_host_options o = options == nullptr ? defaults : Complete("device_host", options, defaults);
-    if (o.threads < 0)
-      return InvalidArgument("device_host: threads is " + std::to_string(o.threads) + ", needs 0 or more");
+    if (o.threads < 0 || o.threads > kMostThreads)
+      return InvalidArgument("device_host: threads is " + std::to_string(o.threads) + ", needs 0 to " +
+                             std::to_string(kMostThreads));
     HostOptions host{.threads = o.threads, .pin = o.pin};
     CUBIST_RETURN_IF_ERROR(c::ReadTuning(o.tuning, &host.tuning));
     made.device = Host(std::move(host));

@@ -50,7 +50,7 @@ class Device:
 def host(threads: int = 0, *, pin: bool = False, tuning: str | os.PathLike[str] = "") -> Device:
     """This machine: calls compute, and give arrays. Several threads of Python may call at once.
 
-    threads   0: what CUBIST_NUM_THREADS says, else all that the machine has. Results do not depend on it.
+    threads   Up to 1024; 0: what CUBIST_NUM_THREADS says, else all that the machine has. Results do not depend on it.
     pin       each thread stays on a processor while it computes
     tuning    a file of tilings, as ``cubist tune --output`` writes them
     """

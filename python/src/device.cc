@@ -59,8 +59,10 @@ std::shared_ptr<const Tuning> ReadTuning(const std::string& path) {
 }
 
 PythonDevice MakeHost(std::int64_t threads, const std::string& tuning, bool pin) {
-  if (threads < 0 || threads > 1 << 20) {
-    throw nb::value_error(("host: threads is " + std::to_string(threads) + ", needs 0 to 1048576").c_str());
+  if (threads < 0 || threads > kMostThreads) {
+    throw nb::value_error(
+        ("host: threads is " + std::to_string(threads) + ", needs 0 to " + std::to_string(kMostThreads))
+            .c_str());
   }
   HostOptions options;
   options.threads = static_cast<int>(threads);

@@ -48,6 +48,7 @@ A = np.ones((3, 4), np.float32)
             "policy is 'lazy', needs one of minimal, per-tile",
         ),
         (lambda: cubist.host(-1), ValueError, "threads is -1, needs 0 to"),
+        (lambda: cubist.host(1025), ValueError, "threads is 1025, needs 0 to 1024"),
         (lambda: cubist.host(tuning="/no/such/file"), ValueError, "/no/such/file"),
         (lambda: cubist.host().conv2d(A), AttributeError, "a device has no kernel 'conv2d'"),
         (lambda: cubist.spec((1,), "int8"), ValueError, "dtype is int8"),

@@ -6,12 +6,14 @@
 #include <tbb/task_arena.h>
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <set>
 #include <thread>
 #include <vector>
 
 #include "npu_model/device.h"
+#include "npu_model/host_threads.h"
 #include "npu_model/launch.h"
 
 namespace cubist {
@@ -51,8 +53,8 @@ TEST(ThreadsTest, ACallTakesAsManyThreadsAsItIsGiven) {
 }
 
 TEST(ThreadsTest, MoreThreadsThanAMachineHasAreRefused) {
-  EXPECT_TRUE(Host({.threads = 1024}).status().ok());
-  const Device host = Host({.threads = 1025});
+  EXPECT_TRUE(Host({.threads = kMostThreads}).status().ok());
+  const Device host = Host({.threads = kMostThreads + 1});
   Launch launch(host, "threads_test");
   launch.OnVectorCores(64, [](auto&) { ADD_FAILURE(); });
   EXPECT_EQ(launch.Finish(nullptr).message(), "host: threads is 1025, needs 0 to 1024");
@@ -93,15 +95,46 @@ TEST(ThreadsTest, ACallInsideATaskTakesNoOtherTask) {
 
 TEST(ThreadsTest, PinnedThreadsStayOnOneProcessorForTheCall) {
   const int before = ProcessorsAllowed();
-  for (const int threads : {0, 2}) {
+  for (const int threads : {0, 1, 2}) {
     std::atomic<int> loose = 0;
     OnCores(Host({.threads = threads, .pin = true}), [&] { loose += ProcessorsAllowed() != 1; });
-    if (Host({.threads = threads}).concurrency() > 1) {
-      EXPECT_EQ(loose, 0) << threads << " threads";
-    }
+    EXPECT_EQ(loose, 0) << threads << " threads";
     EXPECT_EQ(ProcessorsAllowed(), before);
   }
   OnCores(Host({.threads = 2}), [&] { EXPECT_EQ(ProcessorsAllowed(), before); });
+}
+
+// Each has threads of its own: all are inside at once.
+TEST(ThreadsTest, CallersDoNotWaitForEachOther) {
+  constexpr int kCallers = 4;
+  std::atomic<int> inside = 0;
+  std::atomic<bool> all_met = true;
+  std::vector<std::thread> callers;
+  for (int i = 0; i < kCallers; ++i) {
+    callers.emplace_back([&] {
+      std::atomic<bool> entered = false;
+      OnCores(Host({.threads = 2}), [&] {
+        if (!entered.exchange(true)) ++inside;
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        while (inside < kCallers && all_met) {
+          std::this_thread::yield();
+          if (std::chrono::steady_clock::now() > end) all_met = false;
+        }
+      });
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_TRUE(all_met);
+}
+
+TEST(ThreadsTest, AnArenaIsLentToOneCallAtATime) {
+  const tbb::task_arena* first = nullptr;
+  {
+    const LentArena one(2, false), other(2, false), wider(3, false), pinned(2, true);
+    EXPECT_EQ((std::set{&*one, &*other, &*wider, &*pinned}.size()), 4u);
+    first = &*one;
+  }
+  EXPECT_EQ(&*LentArena(2, false), first);
 }
 
 TEST(ThreadsTest, CallsFromManyThreadsMeetAllTheirCores) {
