@@ -37,10 +37,12 @@ std::uint32_t AtLane0(std::uint32_t agent) {
 
 }  // namespace
 
-CorePlanner::CorePlanner(const CoreRecord& record, const ChipSpec& chip, bool vector_only, Policy policy)
+CorePlanner::CorePlanner(const CoreRecord& record, const ChipSpec& chip, bool vector_only, Policy policy,
+                         bool relays)
     : record_(record),
       chip_(chip),
       policy_(policy),
+      relays_(relays),
       lanes_(vector_only ? 1 : chip.vector_per_cube),
       agents_(static_cast<std::size_t>(kCubeAgents + lanes_ * kVectorAgents)),
       shared_(SharedByPipes(record)),
@@ -78,8 +80,8 @@ CorePlan CorePlanner::Run() {
 std::vector<Shortage> CorePlanner::Shortages() const {
   std::vector<Shortage> all;
   for (const auto& [key, count] : shortages_) {
-    const auto& [from, to, line, later] = key;
-    all.push_back({places_[from].pipe, places_[to].pipe, OnCube(from) != OnCube(to), later,
+    const auto& [from, to, line, remedy] = key;
+    all.push_back({places_[from].pipe, places_[to].pipe, OnCube(from) != OnCube(to), remedy,
                    record_.lines[line], count});
   }
   return all;
@@ -242,7 +244,7 @@ void CorePlanner::Settle(std::uint32_t i, std::uint32_t agent) {
     }
     const bool exact = policy_ == Policy::kPerTile && !n.for_reuse;
     if (exact ? IsWaitedFor(agent, n) : IsKnown(agent, n) || IsImplied(k, agent)) continue;
-    if (n.for_reuse) NoteShortage(n.agent, agent, i, false);
+    if (n.for_reuse) NoteShortage(n.agent, agent, i, Shortage::Remedy::kWaitsForId);
     if (Issuer(agent) == Issuer(n.agent)) {
       PlaceFlag(i, agent, n);
     } else {
@@ -312,7 +314,7 @@ void CorePlanner::PlaceFlag(std::uint32_t i, std::uint32_t agent, const Need& n)
     // All ids are up between the instruction waited for and the waits before this one: the last of these
     // waits for it too.
     ops_[pair.last_set].instr = std::max(ops_[pair.last_set].instr, n.instr);
-    NoteShortage(from, agent, pair.last_wait, true);
+    NoteShortage(from, agent, pair.last_wait, Shortage::Remedy::kWaitsForLater);
     Join(agent, from, n.instr);
     return;
   }
@@ -326,33 +328,42 @@ void CorePlanner::PlaceFlag(std::uint32_t i, std::uint32_t agent, const Need& n)
   Join(agent, from, n.instr);
 }
 
-// Null between Vector cores, which mode 2 does not order, and when the chip has no more ids: the checker
-// then names the pair.
+// Null when the chip has no more ids. A counter is the waiting side's, so that both directions may count by one id.
 CorePlanner::Channel* CorePlanner::ChannelOf(std::uint32_t from, std::uint32_t to) {
   const std::uint32_t from0 = AtLane0(from), to0 = AtLane0(to);
   for (Channel& c : channels_) {
     if (c.from == from0 && c.to == to0) return &c;
   }
-  if (OnCube(from) == OnCube(to) || channels_.size() >= static_cast<std::size_t>(chip_.sync.cross_core_ids))
-    return nullptr;
+  const int ids = chip_.sync.cross_core_ids - (relays_ ? 1 : 0);
+  int id = static_cast<int>(channels_.size());
+  const auto is_taken = [&](const Channel& c) { return c.from_cube == OnCube(from) && c.id == id; };
+  if (id >= ids) {
+    for (id = 0; id < ids && std::any_of(channels_.begin(), channels_.end(), is_taken);) ++id;
+  }
+  if (id >= ids) return nullptr;
   Channel& c = channels_.emplace_back();
   c.from_cube = OnCube(from);
   c.from = from0, c.to = to0;
-  c.id = static_cast<int>(channels_.size()) - 1;
+  c.id = id;
   return &c;
 }
 
 // Mode 2 knows no single Vector core: all of them set, or all of them wait, at the same place in program
-// order or behind the like instruction.
+// order or behind the like instruction. It does not order Vector cores: of these the checker names the pair.
 void CorePlanner::PlaceCross(std::uint32_t i, std::uint32_t agent, const Need& n) {
+  if (OnCube(n.agent) == OnCube(agent)) return;
   Channel* const channel = ChannelOf(n.agent, agent);
-  if (channel == nullptr) return;
+  if (channel == nullptr) {
+    if (relays_) PlaceRelayed(i, agent, n);
+    lacks_ids_ = !relays_;
+    return;
+  }
   Channel& c = *channel;
   const std::size_t limit = static_cast<std::size_t>(chip_.sync.cross_core_limit);
   if (c.waits.size() >= limit && c.waits.back() > n.instr &&
       !WaitsOver(c, c.waits[c.waits.size() - limit], n.instr)) {
     // As with flags: an event that is set before this instruction and waited for behind it waits for more.
-    NoteShortage(n.agent, agent, c.waits.back(), true);
+    NoteShortage(n.agent, agent, c.waits.back(), Shortage::Remedy::kWaitsForLater);
     MoveSets(c, n.agent, n.instr);
   } else {
     c.waits.push_back(i);
@@ -381,6 +392,41 @@ void CorePlanner::PlaceCross(std::uint32_t i, std::uint32_t agent, const Need& n
     Join(to, c.from, n.instr);
     if (to != agent) Snapshot(to, i);
   }
+}
+
+// By way of the scalar units: the one waits for the pipe and sets, the other waits and then issues what waits.
+void CorePlanner::PlaceRelayed(std::uint32_t i, std::uint32_t agent, const Need& n) {
+  const bool from_cube = OnCube(n.agent);
+  NoteShortage(n.agent, agent, i, Shortage::Remedy::kRelayed);
+  // An event the other way says that all events this way so far are over. None of those that it counts by is up.
+  if (relayed_[from_cube ? 0 : 1] >= chip_.sync.cross_core_limit) Relay(i, !from_cube);
+  if (n.agent != Issuer(n.agent)) PlaceFlag(i, Issuer(n.agent), n);
+  Relay(i, from_cube);
+  for (int lane = 0; lane < (from_cube ? lanes_ : 1); ++lane) {
+    const std::uint32_t to = from_cube ? AtLane(AtLane0(agent), lane) : agent;
+    JoinIssue(to);
+    waited_[to][n.agent] = std::max(waited_[to][n.agent], n.instr + 1);
+    if (to != agent) Snapshot(to, i);
+  }
+}
+
+// From the scalar unit of the Cube core to those of its Vector cores, or back, in front of instruction i.
+void CorePlanner::Relay(std::uint32_t i, bool from_cube) {
+  const int id = chip_.sync.cross_core_ids - 1;
+  const int setters = from_cube ? 1 : lanes_, waiters = from_cube ? lanes_ : 1;
+  const std::uint32_t cube = Issuer(0), vector = Issuer(kCubeAgents);
+  const std::uint32_t from = from_cube ? cube : vector, to = from_cube ? vector : cube;
+  for (int lane = 0; lane < setters; ++lane) {
+    ops_.push_back(Make(i, false, Kind::kCrossSet, AtLane(from, lane), to, id));
+    Snapshot(AtLane(from, lane), i);
+  }
+  for (int w = 0; w < waiters; ++w) {
+    ops_.push_back(Make(i, false, Kind::kCrossWait, AtLane(to, w), from, id));
+    for (int s = 0; s < setters; ++s) Join(AtLane(to, w), AtLane(from, s), i);
+    Snapshot(AtLane(to, w), i);
+  }
+  ++relayed_[from_cube ? 0 : 1];
+  relayed_[from_cube ? 1 : 0] = 0;
 }
 
 // Behind which instruction Vector core `lane` sets its part of an event: the one waited for; on the other
@@ -431,8 +477,9 @@ void CorePlanner::Complete(std::uint32_t i, std::uint32_t agent, const Instr& in
   clocks_[agent][agent] = i + 1;
 }
 
-void CorePlanner::NoteShortage(std::uint32_t from, std::uint32_t to, std::uint32_t instr, bool later) {
-  ++shortages_[{AtLane0(from), AtLane0(to), record_.instrs[instr].line, later}];
+void CorePlanner::NoteShortage(std::uint32_t from, std::uint32_t to, std::uint32_t instr,
+                               Shortage::Remedy remedy) {
+  ++shortages_[{AtLane0(from), AtLane0(to), record_.instrs[instr].line, remedy}];
 }
 
 CorePlan CorePlanner::InOrder() {

@@ -21,9 +21,14 @@ namespace cubist::sync {
 // set that a wait needs is placed back behind the instruction that it waits for.
 class CorePlanner {
  public:
-  CorePlanner(const trace::CoreRecord& record, const ChipSpec& chip, bool vector_only, Policy policy);
+  // With `relays` the last cross-core id of each direction goes from scalar unit to scalar unit, for all pairs of pipes
+  // that have none of their own.
+  CorePlanner(const trace::CoreRecord& record, const ChipSpec& chip, bool vector_only, Policy policy,
+              bool relays = false);
 
   CorePlan Run();
+  // Whether cross-core ids did not suffice: the plan has holes, the one with `relays` has none.
+  bool LacksIds() const { return lacks_ids_; }
   std::vector<Shortage> Shortages() const;
 
  private:
@@ -84,18 +89,21 @@ class CorePlanner {
   void PlaceFlag(std::uint32_t i, std::uint32_t agent, const Need& n);
   Channel* ChannelOf(std::uint32_t from, std::uint32_t to);
   void PlaceCross(std::uint32_t i, std::uint32_t agent, const Need& n);
+  void PlaceRelayed(std::uint32_t i, std::uint32_t agent, const Need& n);
+  void Relay(std::uint32_t i, bool from_cube);
   std::uint32_t SetPlace(const Channel& c, int lane, const Need& n, std::uint32_t wait) const;
   void MoveSets(Channel& c, std::uint32_t from, std::uint32_t instr);
   bool WaitsOver(const Channel& c, std::uint32_t wait, std::uint32_t instr) const;
 
   // Inside a pipe.
   void Complete(std::uint32_t i, std::uint32_t agent, const trace::Instr& instr);
-  void NoteShortage(std::uint32_t from, std::uint32_t to, std::uint32_t instr, bool later);
+  void NoteShortage(std::uint32_t from, std::uint32_t to, std::uint32_t instr, Shortage::Remedy remedy);
   CorePlan InOrder();
 
   const trace::CoreRecord& record_;
   const ChipSpec& chip_;
   Policy policy_;
+  bool relays_, lacks_ids_ = false;
   int lanes_;
   std::size_t agents_;
   std::vector<char> shared_;
@@ -119,8 +127,10 @@ class CorePlanner {
   std::array<std::array<Pair, trace::kMaxAgents>, trace::kMaxAgents> pairs_{};
   std::array<std::vector<std::uint32_t>, trace::kMaxAgents> partners_;
   std::vector<Channel> channels_;
+  std::array<int, 2> relayed_{};  // to Vector cores, to the Cube core: since the last event the other way
   std::vector<SyncOp> ops_;
-  std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, bool>, std::int64_t> shortages_;
+  std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, Shortage::Remedy>, std::int64_t>
+      shortages_;
 };
 
 }  // namespace cubist::sync

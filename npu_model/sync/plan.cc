@@ -28,9 +28,12 @@ Plan PlanFlags(const trace::Record& record, Policy policy, const ChipSpec& chip)
     const std::vector<std::size_t> first = FirstAlike(phase);
     ForEach(phase.cores.size(), [&](std::size_t c) {
       if (first[c] != c) return;
-      CorePlanner planner(phase.cores[c], chip, phase.vector_only, policy);
-      plan.phases[p].cores[c] = planner.Run();
-      shortages[c] = planner.Shortages();
+      for (const bool relays : {false, true}) {
+        CorePlanner planner(phase.cores[c], chip, phase.vector_only, policy, relays);
+        plan.phases[p].cores[c] = planner.Run();
+        shortages[c] = planner.Shortages();
+        if (!planner.LacksIds()) break;
+      }
     });
     ForEach(phase.cores.size(), [&](std::size_t c) {
       if (first[c] == c) return;
@@ -41,9 +44,8 @@ Plan PlanFlags(const trace::Record& record, Policy policy, const ChipSpec& chip)
   }
   for (const Shortage& s : found) {
     const auto same = [&](const Shortage& o) {
-      return o.from == s.from && o.to == s.to && o.cross_core == s.cross_core &&
-             o.waits_for_later == s.waits_for_later && o.line.line == s.line.line &&
-             o.line.file == s.line.file;
+      return o.from == s.from && o.to == s.to && o.cross_core == s.cross_core && o.remedy == s.remedy &&
+             o.line.line == s.line.line && o.line.file == s.line.file;
     };
     const auto known = std::find_if(plan.shortages.begin(), plan.shortages.end(), same);
     if (known == plan.shortages.end()) {

@@ -51,10 +51,15 @@ struct PhasePlan {
 
 // More flags than ids: a wait that stands earlier, or for more, than the bytes ask for.
 struct Shortage {
+  enum class Remedy : std::uint8_t {
+    kWaitsForId,     // for an earlier use of the id
+    kWaitsForLater,  // for a later instruction of `from`
+    kRelayed,        // no cross-core id for this pair of pipes: the scalar units wait and set for them
+  };
   Pipe from = Pipe::kS, to = Pipe::kS;
   bool cross_core = false;
-  bool waits_for_later = false;  // for a later instruction of `from`; otherwise for an earlier use of the id
-  trace::SourceLine line;        // of the instruction that waits too long
+  Remedy remedy = Remedy::kWaitsForId;
+  trace::SourceLine line;  // of the instruction that waits too long
   std::int64_t count = 0;
 };
 

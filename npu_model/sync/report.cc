@@ -159,10 +159,15 @@ std::string RowJson(const PlanRow& row) {
 }
 
 std::string ShortageText(const Shortage& s) {
-  return std::string(s.cross_core ? "cross-core counter of " : "event ids of ") + NameOf(s.from) + "_" +
-         NameOf(s.to) + " run out: " + s.line.file + ":" + std::to_string(s.line.line) +
-         (s.waits_for_later ? " waits for more than it needs, " : " first waits for an id to come free, ") +
-         std::to_string(s.count) + (s.count == 1 ? " time" : " times");
+  constexpr const char* kRemedies[] = {" first waits for an id to come free, ",
+                                       " waits for more than it needs, ",
+                                       " waits by way of the scalar units, "};
+  const char* const what = !s.cross_core                            ? "event ids of "
+                           : s.remedy == Shortage::Remedy::kRelayed ? "cross-core ids of "
+                                                                    : "cross-core counter of ";
+  return std::string(what) + NameOf(s.from) + "_" + NameOf(s.to) + " run out: " + s.line.file + ":" +
+         std::to_string(s.line.line) + kRemedies[static_cast<int>(s.remedy)] + std::to_string(s.count) +
+         (s.count == 1 ? " time" : " times");
 }
 
 std::string PlaceJson(const Place& place) {

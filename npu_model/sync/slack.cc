@@ -29,7 +29,7 @@ Plan Without(Plan plan, const std::vector<OpPlace>& ops) {
 
 // A chip on which ids and counters do not run out.
 ChipSpec WithManyFlags(ChipSpec chip) {
-  chip.sync.event_ids = 255;
+  chip.sync.event_ids = chip.sync.cross_core_ids = 255;
   chip.sync.cross_core_limit = 1 << 20;
   return chip;
 }

@@ -109,6 +109,49 @@ TEST(PlanTest, FewIds) {
   }
 }
 
+std::int64_t RelaysOf(const sync::Plan& plan) {
+  std::int64_t count = 0;
+  for (const sync::Shortage& s : plan.shortages) {
+    if (s.remedy == sync::Shortage::Remedy::kRelayed) count += s.count;
+  }
+  return count;
+}
+
+// Cross-core ids down to one: the scalar units stand in, which is told and is never quicker than all ids.
+TEST(PlanTest, FewCrossCoreIds) {
+  const auto kernels = [](const ChipSpec& chip) {
+    std::vector<NamedRecord> all;
+    all.push_back(RecordAttention(chip, DType::kBF16, {.sq = 300, .skv = 900, .d = 128}));
+    all.push_back(RecordAttention(chip, DType::kBF16, {.sq = 5, .skv = 700, .d_rope = 16}));
+    all.push_back(RecordAttentionGrad(chip, DType::kBF16, {.sq = 300, .skv = 500}));
+    all.push_back(RecordAttentionGrad(chip, DType::kF32, {.sq = 130, .skv = 77, .d = 24, .d_rope = 6}));
+    return all;
+  };
+  std::vector<double> ample;
+  for (const NamedRecord& made : kernels(Ascend910B2()))
+    ample.push_back(trace::Replay(made.record, /*timeline=*/false).time_s);
+  for (const int limit : {1, 2, 15}) {
+    for (const int ids : {1, 2, 3}) {
+      ChipSpec chip = Ascend910B2();
+      chip.sync.cross_core_ids = ids, chip.sync.cross_core_limit = limit;
+      if (limit == 1) chip.sync.event_ids = ids;
+      const std::vector<NamedRecord> all = kernels(chip);
+      for (std::size_t k = 0; k < all.size(); ++k) {
+        ExpectProved(all[k]);
+        const sync::Plan plan = sync::PlanFlags(all[k].record, Policy::kMinimal);
+        const double seconds = trace::Replay(all[k].record, plan).time_s;
+        EXPECT_GE(seconds, ample[k]) << ids << " ids, " << all[k].name;
+        // Of the forward pass two pairs of pipes in each direction, where a core has more than one block.
+        if (ids > 1 || k > 0) continue;
+        EXPECT_GT(RelaysOf(plan), 0);
+        EXPECT_GT(seconds, ample[k]);
+        const std::string table = sync::PlanTable(all[k].record, plan);
+        EXPECT_NE(table.find("cross-core ids of FIX_MTE2 run out: "), std::string::npos) << table;
+      }
+    }
+  }
+}
+
 TEST(PlanTest, ShortagesNameTheLine) {
   const auto shortages = [](int ids) {
     ChipSpec chip = Ascend910B2();
@@ -141,6 +184,7 @@ TEST(PlanTest, RandomRecordsAreProvedAndTheGraphAgrees) {
     if (seed % 3 == 1) chip.sync.event_ids = 1, chip.sync.cross_core_limit = 1;
     if (seed % 3 == 2) chip.sync.event_ids = 2, chip.sync.cross_core_limit = 3;
     if (seed % 4 == 3) chip.sync.vector_needs_barrier = false;
+    if (seed % 5 < 3) chip.sync.cross_core_ids = 1 + static_cast<int>(seed % 5);
     const trace::Record record = RandomRecord(chip, 1, seed, 10);
     for (const Policy policy : kPolicies) {
       const sync::Plan plan = sync::PlanFlags(record, policy);
@@ -249,6 +293,7 @@ TEST(PlanTest, EveryScheduleOfARandomRecordGivesTheSame) {
     ChipSpec chip = Ascend910B2();
     chip.sync.event_ids = 1 + static_cast<int>(seed % 6);
     chip.sync.cross_core_limit = 1 + static_cast<int>(seed % 3);
+    if (seed % 2 == 1) chip.sync.cross_core_ids = 1 + static_cast<int>(seed % 4);
     const trace::Record record = RandomRecord(chip, 1, seed, 6);
     for (const Policy policy : kPolicies)
       EXPECT_EQ(Results(record, sync::PlanFlags(record, policy), 0, seed), 1u)
