@@ -159,7 +159,7 @@ TEST(PlanTest, ShortagesNameTheLine) {
     const NamedRecord made = RecordUnpermute(chip, 300, 500, 8);
     return std::pair(sync::PlanFlags(made.record, Policy::kPerTile), made);
   };
-  EXPECT_TRUE(shortages(250).first.shortages.empty());
+  EXPECT_TRUE(shortages(64).first.shortages.empty());
   const auto [plan, made] = shortages(1);
   ASSERT_FALSE(plan.shortages.empty());
   std::int64_t count = 0;
