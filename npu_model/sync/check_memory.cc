@@ -12,7 +12,7 @@ using trace::SlotInfo;
 void CoreChecker::FindSharedTensors() {
   struct Seen {
     std::uint64_t agents = 0;
-    bool reads = false, writes = false;
+    bool reads = false, writes = false, updates = false;
   };
   std::vector<Seen> seen;
   for (const Instr& instr : from_.instrs) {
@@ -23,11 +23,13 @@ void CoreChecker::FindSharedTensors() {
     if (seen.size() <= tensor) seen.resize(tensor + 1);
     seen[tensor].agents |= std::uint64_t{1} << AgentAt(instr.pipe, instr.lane);
     (gm.writes ? seen[tensor].writes : seen[tensor].reads) = true;
+    seen[tensor].updates |= gm.writes && instr.accumulates;
   }
   for (std::size_t t = 0; t < seen.size(); ++t) {
     const bool shared = seen[t].writes && (seen[t].agents & (seen[t].agents - 1)) != 0;
-    // A tensor without values of its own is watched for reads of what nobody wrote.
-    tensors_.push_back(shared ? std::make_unique<Shadow>(14) : nullptr);
+    // A tensor without values of its own is watched for reads of what nobody wrote; a store that adds is such a read.
+    const bool updated = seen[t].updates && !gm_.IsInput(t);
+    tensors_.push_back(shared || updated ? std::make_unique<Shadow>(14) : nullptr);
     check_reads_.push_back(!gm_.IsInput(t) && seen[t].reads);
   }
 }
@@ -50,9 +52,12 @@ void CoreChecker::TouchGm(const GmAccess& gm, std::uint32_t i, std::size_t agent
   if (gm.tensor < 0) return;  // The workspace comes as an operand.
   const auto tensor = static_cast<std::size_t>(gm.tensor);
   Shadow* shadow = tensors_[tensor].get();
+  const Touched how = !gm.writes                    ? Touched::kRead
+                      : from_.instrs[i].accumulates ? Touched::kUpdate
+                                                    : Touched::kWrite;
   if (shadow == nullptr && (gm.writes || !check_reads_[tensor])) return;
   ForEachByteRange(gm, [&](std::int64_t begin, std::int64_t end) {
-    const Access access{0, gm.tensor, i, agent, count, gm.writes ? Touched::kWrite : Touched::kRead};
+    const Access access{0, gm.tensor, i, agent, count, how};
     if (shadow != nullptr) {
       Touch(*shadow, begin, end, access);
     } else if (!gm_.Holds(tensor, begin, end)) {

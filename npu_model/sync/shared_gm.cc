@@ -120,8 +120,10 @@ std::vector<char> WatchedTensors(const Record& record, const GmState& gm) {
   std::vector<char> watched;
   for (const trace::Phase& phase : record.phases) {
     for (const CoreRecord& core : phase.cores) {
-      for (const GmAccess& access : core.accesses) {
-        if (access.tensor < 0 || access.writes) continue;
+      for (const trace::Instr& instr : core.instrs) {
+        if (instr.access < 0) continue;
+        const GmAccess& access = core.accesses[static_cast<std::size_t>(instr.access)];
+        if (access.tensor < 0 || (access.writes && !instr.accumulates)) continue;
         const auto tensor = static_cast<std::size_t>(access.tensor);
         if (watched.size() <= tensor) watched.resize(tensor + 1, 0);
         watched[tensor] = !gm.IsInput(tensor);

@@ -29,7 +29,7 @@ struct GmState {
 // Adds to `findings` the bytes of GM that two cores of a phase touch and one of them writes.
 void FindSharedGm(const trace::Record& record, std::size_t phase, Findings& findings);
 
-// Tensors of the launch's own that some phase reads.
+// Tensors of the launch's own that some phase reads or adds to.
 std::vector<char> WatchedTensors(const trace::Record& record, const GmState& gm);
 
 // Notes what a phase has written to the watched tensors.

@@ -313,6 +313,33 @@ TEST(CheckTest, AnAccumulatorMustHoldSomething) {
   EXPECT_EQ(FaultsOf(flags.Check(record)), Faults{Fault::kUninitialised});
 }
 
+// A store that adds reads what it adds to: written before by the core, in a phase before, or by the caller.
+TEST(CheckTest, GmThatIsAddedToMustHoldSomething) {
+  const auto store = [](auto& core, Accumulate accumulate) {
+    Ring<Buffer::kL0C, float> c0(core, "c0", 64, 64, 1);
+    Ring<Buffer::kL0A, BF16> a0(core, "a0", 64, 64, 1, Role::kA);
+    Ring<Buffer::kL0B, BF16> b0(core, "b0", 64, 64, 1, Role::kB);
+    const auto acc = c0.Next(64, 64);
+    core.Mmad(acc, a0.Next(64, 64).Cols({0, 0}), b0.Next(64, 64).Rows({0, 0}), Accumulate::kNo);
+    core.Store(MatrixOf(kOut), acc, accumulate);
+  };
+  const auto faults = [](Record& record, bool input) {
+    record.tensors = {{"in", 0, kIn.bytes, true}, {"out", 1 << 20, kOut.bytes, input}};
+    return FaultsOf(sync::Check(record, sync::PlanFlags(record, sync::Policy::kMinimal)));
+  };
+  Record adds = OnAiCore([&](auto& core) { store(core, Accumulate::kYes); });
+  EXPECT_EQ(faults(adds, /*input=*/false), Faults{Fault::kUninitialised});
+  EXPECT_EQ(faults(adds, /*input=*/true), Faults{});
+  Record twice = OnAiCore([&](auto& core) {
+    store(core, Accumulate::kNo);
+    store(core, Accumulate::kYes);
+  });
+  EXPECT_EQ(faults(twice, /*input=*/false), Faults{});
+  Record phases = OnAiCore([&](auto& core) { store(core, Accumulate::kNo); });
+  AddPhase<TraceAiCore>(phases, 1, [&](auto& core) { store(core, Accumulate::kYes); });
+  EXPECT_EQ(faults(phases, /*input=*/false), Faults{});
+}
+
 TEST(CheckTest, WorkspaceReadBeforeAnyPhaseWroteIt) {
   const auto make = [](bool written) {
     Record record = RecordOf<TraceVectorCore>(RoundChip(), 1, [&](auto& core) {
