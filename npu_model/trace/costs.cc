@@ -78,6 +78,11 @@ std::uint32_t BankGroups(const CoreRecord& record, OperandUse use, std::int64_t 
   return groups;
 }
 
+// Whether a Histogram or Rank takes a digit of its ids.
+bool TakesDigit(const Instr& instr) {
+  return (instr.op == Op::kHistogram || instr.op == Op::kRank) && !BinsOf(instr).whole();
+}
+
 // Whether two sources are read at once: a bank group gives one block per cycle. Sources whose repeats are of different
 // lengths meet sooner or later.
 bool ReadsAtOnce(const ChipSpec& chip, const CoreRecord& record, const Instr& instr) {
@@ -103,7 +108,7 @@ Cost Costs::Of(const CoreRecord& record, const Instr& instr) const {
     case Pipe::kS: {
       const auto& scalar = chip_->scalar;
       // A digit of an id is shifted and masked first.
-      const double digit = instr.dims[2] != 0 ? 2.0 * scalar.issue : 0.0;
+      const double digit = TakesDigit(instr) ? 2.0 * scalar.issue : 0.0;
       const double cycles = instr.op != Op::kReadScalar
                                 ? static_cast<double>(instr.dims[0]) * instr.dims[1] * (scalar.update + digit)
                                 : static_cast<double>(instr.access >= 0 ? scalar.read_gm : scalar.read);

@@ -1,7 +1,6 @@
 #include "npu_model/trace/interpret.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -43,9 +42,7 @@ DType StoredType(const SlotInfo& slot, bool in_gm) {
 
 // The bin that a Histogram or Rank puts an id into, where it is one of `count`.
 std::optional<std::size_t> BinOf(const Instr& instr, double id, std::size_t count) {
-  IdBins bins{.first = instr.immediate};
-  if (const int part = instr.dims[2]; part != 0) bins.shift = part >> 8, bins.bits = part & 0xff;
-  const std::int64_t bin = bins.Of(static_cast<std::int32_t>(id));
+  const std::int64_t bin = BinsOf(instr).Of(static_cast<std::int32_t>(id));
   if (bin < 0 || bin >= static_cast<std::int64_t>(count)) return std::nullopt;
   return static_cast<std::size_t>(bin);
 }
@@ -242,7 +239,7 @@ std::vector<double> Product(const Instr& instr, std::vector<double> c, const std
 
 Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
   const auto rows = static_cast<std::size_t>(instr.dims[0]), cols = static_cast<std::size_t>(instr.dims[1]);
-  const auto number = static_cast<double>(std::bit_cast<float>(instr.immediate));
+  const double number = NumberOf(instr);
   const auto each = [&](auto&& f) {
     Values values = ReadUse(instr, 0);
     for (double& v : values) v = f(v);
@@ -282,11 +279,12 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
     case Op::kReceiveL1:
       return ReadUse(instr, 0);
     case Op::kStoreL0C: {
+      const FixOptions options = FixOf(instr);
       Values sums = each([&](double a) {
-        const float scaled = Single(a) * Single(number);
-        return instr.dims[2] != 0 && scaled <= 0 ? 0.0f : scaled;
+        const float scaled = Single(a) * options.scale;
+        return options.relu && scaled <= 0 ? 0.0f : scaled;
       });
-      if (!instr.accumulates) return sums;
+      if (options.accumulate == Accumulate::kNo) return sums;
       const Values before = Read(ElementsOf(instr, record_.accesses[static_cast<std::size_t>(instr.access)]));
       for (std::size_t e = 0; e < sums.size(); ++e) sums[e] = Single(before[e]) + Single(sums[e]);
       return sums;
@@ -337,7 +335,7 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
         const auto diagonal = static_cast<std::int64_t>(e % cols) - static_cast<std::int64_t>(e / cols);
         const bool masked =
             instr.op == Op::kMaskAbove ? diagonal > instr.immediate : diagonal < instr.immediate;
-        if (masked) x[e] = std::bit_cast<float>(instr.dims[2]);
+        if (masked) x[e] = MaskValueOf(instr);
       }
       return x;
     }
@@ -350,8 +348,7 @@ Interpreter::Values Interpreter::Compute(const Instr& instr, Values* second) {
       return x;
     }
     case Op::kDistances: {
-      const std::int64_t first =
-          std::int64_t{instr.dims[2]} << 32 | static_cast<std::uint32_t>(instr.immediate);
+      const std::int64_t first = FirstDistanceOf(instr);
       Values x(rows * cols);
       for (std::size_t e = 0; e < x.size(); ++e) {
         x[e] = std::abs(static_cast<double>(first + static_cast<std::int64_t>(e / cols) -

@@ -7,6 +7,7 @@
 #define CUBIST_NPU_MODEL_TRACE_RECORD_H_
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -18,24 +19,26 @@
 
 namespace cubist::trace {
 
+// With what dims[2] and immediate of an Instr hold: as they are, or as a function below reads them. The other dims are rows
+// and columns, unless said otherwise.
 enum class Op : std::uint8_t {
   // Cube core.
   kLoadL1,       // MTE2  GM -> L1
   kStorePacked,  // MTE3  L1 -> GM
-  kLoadL0A,      // MTE1  L1 -> L0A
-  kLoadL0B,      // MTE1  L1 -> L0B
+  kLoadL0A,      // MTE1  L1 -> L0A; immediate: whether it transposes
+  kLoadL0B,      // MTE1  L1 -> L0B; likewise
   kLoadBias,     // MTE2  GM -> L1, a row on its way to BT
   kLoadBT,       // MTE1  L1 -> BT
   kMmad,         // M     dims are m, n, k
-  kStoreL0C,     // FIX   L0C -> GM; dims[2]: not below 0
-  // Vector core. Dims are rows, columns and, where it is said here or at Instr, a third number.
+  kStoreL0C,     // FIX   L0C -> GM; FixOf
+  // Vector core; V where no pipe is said.
   kLoadUb,   // MTE2  GM -> UB
   kStoreUb,  // MTE3  UB -> GM
-  kFill,     // V
+  kFill,     // NumberOf, or immediate in an int32 tile
   kCast,
-  kMulScalar,
-  kMaxScalar,
-  kAddScalar,
+  kMulScalar,  // NumberOf
+  kMaxScalar,  // NumberOf
+  kAddScalar,  // NumberOf
   kAdd,
   kSub,
   kMul,
@@ -48,34 +51,34 @@ enum class Op : std::uint8_t {
   kRowMax,
   kRowSum,
   kTranspose,
-  kMaskAbove,  // dims[2] holds the bits of the value that MaskAbove and MaskBelow fill in
-  kMaskBelow,
-  kMaskWhere,
-  kDistances,  // immediate and dims[2] hold the lower and upper half of the first one
-  kDropFlags,  // Dims[2]: a number in CoreRecord::drops
+  kMaskAbove,  // immediate: the last diagonal that stays; MaskValueOf
+  kMaskBelow,  // immediate: the first diagonal that stays; MaskValueOf
+  kMaskWhere,  // NumberOf
+  kDistances,  // FirstDistanceOf
+  kDropFlags,  // dims[2]: its number in CoreRecord::drops
   kAddInt,
   kColumnSum,
-  kExclusiveScan,  // Dims[2]: its passes
-  kAddScalarInt,
-  kSelectLe,
-  kTopK,        // Dims[2]: the elements kept of each row
-  kGroupTop,    // Dims[2]: the elements summed of each group
-  kKeepGroups,  // Dims[2]: the columns of a group
+  kExclusiveScan,  // dims[2]: its passes; immediate: the first sum
+  kAddScalarInt,   // immediate: what is added
+  kSelectLe,       // NumberOf: the limit
+  kTopK,           // dims[2]: the elements kept of each row
+  kGroupTop,       // dims[2]: the elements summed of each group
+  kKeepGroups,     // dims[2]: the columns of a group
   kGather,
   kRandom,
-  kDropRoutes,
+  kDropRoutes,  // NumberOf: the rate
   kTrueColumns,
   kKeepWhere,
-  kLookup,
+  kLookup,       // immediate: the first id
   kSort32,       // In runs of 32 keys
-  kMergeSort,    // Dims[2]: the keys of a run before
+  kMergeSort,    // dims[2]: the keys of a run before
   kReadScalar,   // S     of UB, or with an access of GM
   kCopyElement,  // S     one element of UB to another
-  kHistogram,    // S     a read-modify-write per id
+  kHistogram,    // S     a read-modify-write per id; BinsOf
   kRank,         // S     likewise
-  kRunOffsets,   // S     likewise, two for each run; dims are these
-  kRoundUp,      // S     likewise
-  kScatter,      // S     likewise
+  kRunOffsets,   // S     two read-modify-writes for each run; dims are these
+  kRoundUp,      // S     a read-modify-write per element; immediate: the multiple
+  kScatter,      // S     a read-modify-write per element
   kMapRoutes,    // S     likewise, by a caller's function
   // Hand-overs on a chip without a direct path, through a GM workspace.
   kSendL0C,    // FIX   L0C -> workspace
@@ -116,22 +119,58 @@ struct Instr {
   std::int8_t lane = -1;      // -1: the Cube core; otherwise the Vector core
   DType dtype = DType::kF32;  // what the work is counted in: the widest type of a Vector instruction
   std::uint32_t line = 0;     // CoreRecord::lines
-  // m, n, k of a Mmad; rows and columns otherwise, and behind them the bits of its ids that a Histogram or Rank takes:
-  // how many, and from which on times 256; 0 for all.
+  // m, n, k of a Mmad; otherwise rows, columns and what Op says.
   std::int32_t dims[3] = {};
   std::int32_t access = -1;  // CoreRecord::accesses; -1 for none
   std::array<OperandUse, kMaxOperands> uses;
   bool broadcasts = false;   // the second source is a column, spread over the columns of the first
   bool accumulates = false;  // a Mmad that adds to what its accumulator holds; a store that adds to GM
-  // The number that an instruction brings along: int32, or the bits of a float (Fill, MulScalar, MaxScalar, AddScalar,
-  // MaskWhere, SelectLe, DropRoutes, StoreL0C); what AddScalarInt adds, the diagonal of MaskAbove and MaskBelow, the
-  // lower half of the first of Distances, the start of ExclusiveScan, the multiple of RoundUp, the first id of
-  // Histogram, Rank and Lookup; 1 for a load to L0 that transposes.
+  // The number that an instruction brings along, where Op says so: an int32, or the bits of a float.
   std::int32_t immediate = 0;
 
   friend bool operator==(const Instr&, const Instr&) = default;
 };
 static_assert(sizeof(Instr) <= 64);
+
+// What is packed into dims[2] and immediate.
+
+// The float that an instruction brings along.
+inline void SetNumber(Instr& instr, float number) { instr.immediate = std::bit_cast<std::int32_t>(number); }
+inline float NumberOf(const Instr& instr) { return std::bit_cast<float>(instr.immediate); }
+
+// How a StoreL0C stores.
+inline void SetFix(Instr& instr, const FixOptions& options) {
+  instr.accumulates = options.accumulate == Accumulate::kYes;
+  SetNumber(instr, options.scale);
+  instr.dims[2] = options.relu;
+}
+inline FixOptions FixOf(const Instr& instr) {
+  return {instr.accumulates ? Accumulate::kYes : Accumulate::kNo, NumberOf(instr), instr.dims[2] != 0};
+}
+
+// What MaskAbove and MaskBelow fill in.
+inline void SetMaskValue(Instr& instr, float value) { instr.dims[2] = std::bit_cast<std::int32_t>(value); }
+inline float MaskValueOf(const Instr& instr) { return std::bit_cast<float>(instr.dims[2]); }
+
+// Element (0, 0) of Distances, with its sign: the upper half stands in dims[2].
+inline void SetFirstDistance(Instr& instr, std::int64_t first) {
+  instr.immediate = static_cast<std::int32_t>(first & 0xffffffff);
+  instr.dims[2] = static_cast<std::int32_t>(first >> 32);
+}
+inline std::int64_t FirstDistanceOf(const Instr& instr) {
+  return std::int64_t{instr.dims[2]} << 32 | static_cast<std::uint32_t>(instr.immediate);
+}
+
+// What a Histogram or Rank counts ids in. dims[2] is 0 for whole ids, otherwise their bits and 256 times the shift.
+inline void SetBins(Instr& instr, const IdBins& bins) {
+  instr.immediate = bins.first;
+  instr.dims[2] = bins.whole() ? 0 : bins.shift << 8 | bins.bits;
+}
+inline IdBins BinsOf(const Instr& instr) {
+  IdBins bins{.first = instr.immediate};
+  if (const int part = instr.dims[2]; part != 0) bins.shift = part >> 8, bins.bits = part & 0xff;
+  return bins;
+}
 
 // Bytes of global memory, in their stored orientation: rows of `bursts` pieces of
 // `burst_bytes` each. A plain matrix has one burst per row, contiguous bytes are one

@@ -2,14 +2,9 @@
 #ifndef CUBIST_NPU_MODEL_TRACE_RECORDING_H_
 #define CUBIST_NPU_MODEL_TRACE_RECORDING_H_
 
-#include <bit>
-#include <cstdint>
-
 #include "npu_model/trace/trace_core.h"
 
 namespace cubist::trace {
-
-inline std::int32_t Bits(float value) { return std::bit_cast<std::int32_t>(value); }
 
 inline bool Empty(const TileRef& tile) { return tile.rows() == 0 || tile.cols() == 0; }
 

@@ -1,7 +1,6 @@
 #include "npu_model/trace/trace_core.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <iterator>
 
@@ -281,9 +280,7 @@ void TraceCube::StoreL0C(const Gm& dst, TileRef src, const FixOptions& options, 
   Recorder& to = state_->recorder;
   Instr& instr =
       to.Add(Op::kStoreL0C, Pipe::kFix, -1, dst.dtype(), src.rows(), src.cols(), {to.Reads(src)}, loc);
-  instr.accumulates = options.accumulate == Accumulate::kYes;
-  instr.immediate = Bits(options.scale);
-  instr.dims[2] = options.relu;
+  SetFix(instr, options);
   to.SetAccess(instr, AccessOf(dst, Path::kL0CToGm, /*writes=*/true));
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <string>
 
 #include "npu_model/trace/recording.h"
@@ -53,7 +54,7 @@ void VectorRecorder::StoreUb(const Gm& dst, TileRef src, Loc loc) {
 }
 
 void VectorRecorder::Fill(TileRef x, float value, Loc loc) {
-  if (!Empty(x)) AddV(Op::kFill, x.dtype(), x, {recorder_->Writes(x)}, loc).immediate = Bits(value);
+  if (!Empty(x)) SetNumber(AddV(Op::kFill, x.dtype(), x, {recorder_->Writes(x)}, loc), value);
 }
 
 void VectorRecorder::FillInt(TileRef x, std::int32_t value, Loc loc) {
@@ -69,8 +70,9 @@ void VectorRecorder::Cast(TileRef dst, TileRef a, Loc loc) {
 void VectorRecorder::Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc loc) {
   if (Empty(dst)) return;
   constexpr Op kOps[] = {Op::kMulScalar, Op::kMaxScalar, Op::kAddScalar};  // By ScalarOp.
-  AddV(kOps[static_cast<int>(op)], a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc)
-      .immediate = Bits(value);
+  Instr& instr =
+      AddV(kOps[static_cast<int>(op)], a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
+  SetNumber(instr, value);
 }
 
 void VectorRecorder::Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc loc) {
@@ -103,7 +105,7 @@ void VectorRecorder::MaskOutside(TileRef x, std::int64_t lowest, std::int64_t hi
   const auto select = [&](Op op, std::int64_t diagonal) {
     Instr& instr = AddV(op, x.dtype(), x, {recorder_->Writes(x), recorder_->Reads(x)}, loc);
     instr.immediate = static_cast<std::int32_t>(std::clamp(diagonal, -x.rows(), x.cols()));
-    instr.dims[2] = std::bit_cast<std::int32_t>(value);
+    SetMaskValue(instr, value);
   };
   if (lowest > 1 - x.rows()) select(Op::kMaskBelow, lowest);
   if (highest < x.cols() - 1) select(Op::kMaskAbove, highest);
@@ -111,16 +113,14 @@ void VectorRecorder::MaskOutside(TileRef x, std::int64_t lowest, std::int64_t hi
 
 void VectorRecorder::MaskWhere(TileRef x, TileRef flags, float value, Loc loc) {
   if (Empty(x)) return;
-  AddV(Op::kMaskWhere, x.dtype(), x, {recorder_->Writes(x), recorder_->Reads(x), recorder_->Reads(flags)},
-       loc)
-      .immediate = Bits(value);
+  Instr& instr = AddV(Op::kMaskWhere, x.dtype(), x,
+                      {recorder_->Writes(x), recorder_->Reads(x), recorder_->Reads(flags)}, loc);
+  SetNumber(instr, value);
 }
 
 void VectorRecorder::Distances(TileRef x, std::int64_t first, Loc loc) {
   if (Empty(x)) return;
-  Instr& instr = AddV(Op::kDistances, x.dtype(), x, {recorder_->Writes(x)}, loc);
-  instr.immediate = static_cast<std::int32_t>(first & 0xffffffff);
-  instr.dims[2] = static_cast<std::int32_t>(first >> 32);
+  SetFirstDistance(AddV(Op::kDistances, x.dtype(), x, {recorder_->Writes(x)}, loc), first);
 }
 
 void VectorRecorder::DropFlags(TileRef flags, const DropPlace& place, Loc loc) {
@@ -171,9 +171,7 @@ void VectorRecorder::CopyElement(TileRef dst, TileRef src, Loc loc) {
 
 void VectorRecorder::AddBins(Op op, TileRef ids, const IdBins& bins, std::initializer_list<OperandUse> uses,
                              Loc loc) {
-  Instr& instr = recorder_->Add(op, Pipe::kS, lane_, ids.dtype(), ids.rows(), ids.cols(), uses, loc);
-  instr.immediate = bins.first;
-  instr.dims[2] = bins.whole() ? 0 : bins.shift << 8 | bins.bits;
+  SetBins(recorder_->Add(op, Pipe::kS, lane_, ids.dtype(), ids.rows(), ids.cols(), uses, loc), bins);
 }
 
 void VectorRecorder::Histogram(TileRef counts, TileRef ids, const IdBins& bins, Loc loc) {
@@ -257,9 +255,10 @@ void VectorRecorder::Receive(TileRef dst, TileRef src, Loc loc) {
 
 void VectorRecorder::SelectLe(TileRef dst, TileRef key, float limit, TileRef a, TileRef b, Loc loc) {
   if (Empty(dst)) return;
-  AddV(Op::kSelectLe, key.dtype(), key,
-       {recorder_->Writes(dst), recorder_->Reads(key), recorder_->Reads(a), recorder_->Reads(b)}, loc)
-      .immediate = Bits(limit);
+  Instr& instr =
+      AddV(Op::kSelectLe, key.dtype(), key,
+           {recorder_->Writes(dst), recorder_->Reads(key), recorder_->Reads(a), recorder_->Reads(b)}, loc);
+  SetNumber(instr, limit);
 }
 
 void VectorRecorder::TopK(TileRef values, TileRef ids, TileRef a, Loc loc) {
@@ -298,9 +297,9 @@ void VectorRecorder::Random(TileRef u, Loc loc) {
 
 void VectorRecorder::DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc loc) {
   if (Empty(ids)) return;
-  AddV(Op::kDropRoutes, u.dtype(), u,
-       {recorder_->Writes(ids), recorder_->Reads(u), recorder_->Writes(weights)}, loc)
-      .immediate = Bits(rate);
+  Instr& instr = AddV(Op::kDropRoutes, u.dtype(), u,
+                      {recorder_->Writes(ids), recorder_->Reads(u), recorder_->Writes(weights)}, loc);
+  SetNumber(instr, rate);
 }
 
 void VectorRecorder::MapRoutes(TileRef out, TileRef ids, TileRef scores, TileRef d_weights, Loc loc) {

@@ -368,6 +368,22 @@ TEST(TraceTest, ControlIsComputedWithoutData) {
   EXPECT_EQ(with.phases[0].cores[0].instrs.size(), 17u);
 }
 
+TEST(TraceTest, WhatIsPackedComesBack) {
+  trace::Instr instr;
+  for (const IdBins& bins : {IdBins{}, IdBins{.first = -3}, IdBins{.first = 256, .shift = 0, .bits = 8},
+                             IdBins{.first = 7, .shift = 24, .bits = 8}}) {
+    trace::SetBins(instr, bins);
+    const IdBins back = trace::BinsOf(instr);
+    EXPECT_EQ(back.first, bins.first);
+    EXPECT_EQ(back.shift, bins.shift);
+    EXPECT_EQ(back.bits, bins.bits);
+  }
+  for (const std::int64_t first : {std::int64_t{0}, std::int64_t{-1}, INT64_MAX, INT64_MIN}) {
+    trace::SetFirstDistance(instr, first);
+    EXPECT_EQ(trace::FirstDistanceOf(instr), first);
+  }
+}
+
 TEST(TraceTest, AMmadRecordsWhatItComputes) {
   constexpr std::int64_t kM = 3, kK = 5, kN = 4;
   std::array<float, kM * kK> a;
