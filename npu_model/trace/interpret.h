@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "npu_model/chip.h"
@@ -50,8 +51,24 @@ class Interpreter {
   Elements ElementsOf(const Instr& instr, const GmAccess& access);
   Values Read(const Elements& from);
   void Write(const Elements& to, const Values& values);
-  Values ReadUse(const Instr& instr, std::size_t use);
+  Values ReadUse(const Instr& instr, std::size_t n);
+  Values ReadBefore(const Instr& instr, std::size_t use);
+  Values ReadAccess(const Instr& instr);
+
+  // What an instruction gives its first destination, and its second; interpret_ops.cc. Families of instructions know
+  // their own, and give nothing for others.
+  using Computed = std::optional<Values>;
   Values Compute(const Instr& instr, Values* second);
+  Computed Move(const Instr& instr);
+  Computed Cube(const Instr& instr);
+  Computed Make(const Instr& instr);
+  Computed Elementwise(const Instr& instr);
+  Computed Reduce(const Instr& instr);
+  Computed Mask(const Instr& instr);
+  Computed Choose(const Instr& instr, Values* second);
+  Computed Pick(const Instr& instr);
+  Computed Count(const Instr& instr, Values* second);
+  Computed Sort(const Instr& instr, Values* second);
 
   const ChipSpec& chip_;
   const CoreRecord& record_;
