@@ -12,8 +12,8 @@
 
 namespace cubist::testing {
 
-// Work of both sides of an AI core on parts of tiles: loads, products, hand-overs, element-wise work, stores. Every store of
-// a core has bytes of its own, for up to 64 steps.
+// Work of both sides of an AI core on parts of tiles: loads, products, hand-overs, element-wise work, stores. Every store
+// of a core has bytes of its own, for up to 64 steps.
 template <class Core>
 void RandomWork(Core& core, unsigned seed, int steps) {
   std::mt19937 random(seed + 977u * static_cast<unsigned>(core.index()));
