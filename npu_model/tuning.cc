@@ -8,6 +8,8 @@
 #include <sstream>
 #include <utility>
 
+#include "npu_model/text_file.h"
+
 namespace cubist {
 
 void Tuning::Set(const std::string& kernel, const std::string& chip, const std::string& shape,
@@ -46,9 +48,8 @@ Status Tuning::Parse(std::string_view text, const std::string& origin) {
 }
 
 Status Tuning::Read(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file) return InvalidArgument(path + ": cannot be read: " + std::strerror(errno));
+  std::string text;
+  CUBIST_RETURN_IF_ERROR(ReadTextFile(path, &text));
   return Parse(text, path);
 }
 

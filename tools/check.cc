@@ -82,13 +82,15 @@ int CheckCommand(const CheckOptions& options) {
     fmt::print("{}", sync::SlackTable(slack));
     slack_json = sync::SlackJson(slack);
   }
+  const bool same = options.execute == 0 || ExecuteOrders(record, plan, options.execute);
   if (!options.json.empty()) {
+    const std::string executed = options.execute == 0 ? "null" : same ? "true" : "false";
     const Status status = WriteFile(
-        options.json, fmt::format("{{\"plan\": {},\n \"check\": {},\n \"slack\": {}}}\n",
-                                  sync::PlanJson(record, plan), sync::CheckJson(result), slack_json));
+        options.json,
+        fmt::format("{{\"plan\": {},\n \"check\": {},\n \"slack\": {},\n \"executed_alike\": {}}}\n",
+                    sync::PlanJson(record, plan), sync::CheckJson(result), slack_json, executed));
     if (!status.ok()) return BadInput("cubist check", status.message());
   }
-  const bool same = options.execute == 0 || ExecuteOrders(record, plan, options.execute);
   return result.ok() && same ? 0 : 1;
 }
 

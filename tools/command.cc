@@ -6,11 +6,12 @@
 #include <charconv>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <functional>
 #include <iostream>
 #include <map>
+#include <new>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "cubist/version.h"
@@ -22,6 +23,7 @@
 #include "tools/bench.h"
 #include "tools/check.h"
 #include "tools/completion.h"
+#include "tools/files.h"
 #include "tools/info.h"
 #include "tools/kernel_call.h"
 #include "tools/profile.h"
@@ -55,6 +57,17 @@ const CLI::Validator kSeeds(
     },
     "");
 
+// (CLI::Range takes what is no number.)
+const CLI::Validator kSeconds(
+    [](std::string& text) -> std::string {
+      double seconds = 0;
+      const char* const end = text.data() + text.size();
+      const auto [stop, error] = std::from_chars(text.data(), end, seconds);
+      const bool good = error == std::errc() && stop == end && seconds >= 0 && seconds <= 3600;
+      return good ? "" : Quoted(text) + " is no number of seconds from 0 to 3600";
+    },
+    "");
+
 CLI::Validator OneOf(const Choices& choices) {
   return CLI::Validator(
       [&choices](const std::string& value) {
@@ -76,7 +89,8 @@ CLI::App* AddCommand(CLI::App& app, const char* name, const char* text, const ch
 }
 
 void AddJson(CLI::App* command, std::string& path, const std::string& what) {
-  command->add_option("--json", path, "File to write " + what + " to");
+  command->add_option("--json", path, "File to write " + what + " to; - is the standard output, for it alone")
+      ->each([](const std::string& file) { cubist::LeaveStdoutTo(file); });
 }
 
 void AddThreads(CLI::App* command, int& threads, const std::string& use) {
@@ -135,7 +149,7 @@ void AddRun(CLI::App& app, cubist::RunOptions& options, std::function<int()>& co
   run->add_option("--check-seed", options.check_seed, "Draw the checked rows with this, to repeat a check")
       ->check(kSeeds);
   run->add_flag("--quick", options.quick, "Fewer tokens, repetitions and checked rows");
-  run->add_flag("--list", options.list, "List cases and tensors, run nothing");
+  run->add_flag("--list", options.list, "List cases and tensors, run nothing")->excludes("--json");
 }
 
 // A kernel by name and shape.
@@ -196,8 +210,8 @@ void AddAblate(CLI::App& app, cubist::AblateOptions& options, std::function<int(
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
   ablate->add_flag("--tilings", options.tilings, "Print the tiling of each step");
-  ablate->add_flag("--list", options.list, "List the cases, run nothing");
   AddJson(ablate, options.json, "cases and steps");
+  ablate->add_flag("--list", options.list, "List the cases, run nothing")->excludes("--json");
 }
 
 void AddSubject(CLI::App* command, cubist::SubjectOptions& options) {
@@ -281,7 +295,7 @@ void AddBench(CLI::App& app, cubist::BenchOptions& options, std::function<int()>
   bench->add_flag("--pin", options.pin, "Keep each thread on a processor of its own");
   bench->add_option("--seconds", options.seconds, "How long to repeat, at least three times")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, 3600.0));
+      ->check(kSeconds);
   bench->add_option("--repetitions", options.repetitions, "How often, in place of how long")
       ->check(CLI::Range(1, 1000000));
   bench->add_flag("!--no-ceilings", options.ceilings, "Do not measure what the machine can do");
@@ -417,7 +431,9 @@ int CommandMain(int argc, char** argv) {
   }
   try {
     return Printed(command());
-  } catch (const std::system_error& error) {  // What fmt::print throws.
+  } catch (const std::bad_alloc&) {
+    return BadInput("cubist", "the machine has no memory left");
+  } catch (const std::exception& error) {  // system_error is what fmt::print throws
     return BadInput("cubist", error.what());
   }
 }

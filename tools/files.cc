@@ -3,14 +3,50 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <system_error>
 
 namespace cubist {
 
+namespace {
+
+// The standard output since printed text goes elsewhere.
+int only_stdout = -1;
+
+Status WriteStdout(std::string_view text) {
+  const int to = only_stdout >= 0 ? only_stdout : STDOUT_FILENO;
+  while (!text.empty()) {
+    const ssize_t written = write(to, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return InvalidArgument("cannot write to the standard output");
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<std::string> FoldersOf(const char* from_prefix, const char* in_source, const char* installed) {
+  std::vector<std::string> folders;
+  std::error_code error;
+  const std::filesystem::path executable = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) folders.push_back((executable.parent_path().parent_path() / from_prefix).string());
+  folders.emplace_back(in_source);
+  folders.emplace_back(installed);
+  return folders;
+}
+
+void LeaveStdoutTo(const std::string& file) {
+  if (file != "-" || only_stdout >= 0) return;
+  only_stdout = dup(STDOUT_FILENO);
+  dup2(STDERR_FILENO, STDOUT_FILENO);
+}
+
 Status CheckWritable(const char* option, const std::string& file) {
-  if (file.empty()) return {};
+  if (file.empty() || file == "-") return {};
   std::error_code error;
   std::filesystem::path folder = std::filesystem::path(file).parent_path();
   if (folder.empty()) folder = ".";
@@ -28,6 +64,7 @@ Status CheckWritable(const char* option, const std::string& file) {
 }
 
 Status WriteFile(const std::string& file, std::string_view text) {
+  if (file == "-") return WriteStdout(text);
   std::ofstream stream(file, std::ios::binary);
   stream << text;
   stream.close();

@@ -6,7 +6,9 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <exception>
 #include <map>
+#include <new>
 #include <random>
 #include <string_view>
 #include <utility>
@@ -446,9 +448,17 @@ Shape ParseShape(const std::string& text) {
 
 }  // namespace
 
+OwnedTensor& KernelCall::Add(std::vector<OwnedTensor>& tensors, DType dtype, const Shape& shape) {
+  // The system may promise what it does not have, and end who uses it.
+  const std::int64_t bytes = BytesOf(dtype, shape);
+  bytes_ += bytes < 0 ? 0x1p63 : static_cast<double>(bytes);
+  if (bytes_ > MachineBytes()) throw std::bad_alloc();
+  return tensors.emplace_back(dtype, shape);
+}
+
 ConstTensor KernelCall::Input(DType dtype, const Shape& shape) {
   if (!with_data_) return ContiguousView(nullptr, dtype, shape);
-  OwnedTensor& tensor = inputs_.emplace_back(dtype, shape);
+  OwnedTensor& tensor = Add(inputs_, dtype, shape);
   std::mt19937 random(++seed_);
   for (std::int64_t i = 0; i < tensor.count(); ++i)
     StoreFloat(tensor.data(), dtype, i, static_cast<float>(random() % 2048) / 1024 - 1);
@@ -456,13 +466,13 @@ ConstTensor KernelCall::Input(DType dtype, const Shape& shape) {
 }
 
 ConstTensor KernelCall::Ids(const std::vector<std::int32_t>& values, const Shape& shape) {
-  OwnedTensor& tensor = inputs_.emplace_back(DType::kI32, shape);
+  OwnedTensor& tensor = Add(inputs_, DType::kI32, shape);
   std::copy(values.begin(), values.end(), reinterpret_cast<std::int32_t*>(tensor.data()));
   return tensor.view();
 }
 
 ConstTensor KernelCall::Flags(const Shape& shape) {
-  OwnedTensor& tensor = inputs_.emplace_back(DType::kBool, shape);
+  OwnedTensor& tensor = Add(inputs_, DType::kBool, shape);
   std::mt19937 random(++seed_);
   for (std::int64_t i = 0; i < tensor.count(); ++i)
     tensor.data()[i] = static_cast<std::byte>(random() % 4 == 0);
@@ -470,13 +480,13 @@ ConstTensor KernelCall::Flags(const Shape& shape) {
 }
 
 ConstTensor KernelCall::Flags(const std::vector<std::uint8_t>& values, const Shape& shape) {
-  OwnedTensor& tensor = inputs_.emplace_back(DType::kBool, shape);
+  OwnedTensor& tensor = Add(inputs_, DType::kBool, shape);
   std::copy(values.begin(), values.end(), reinterpret_cast<std::uint8_t*>(tensor.data()));
   return tensor.view();
 }
 
 Tensor KernelCall::Output(DType dtype, const Shape& shape) {
-  outputs_.push_back(with_data_ ? output_memory_.emplace_back(dtype, shape).view()
+  outputs_.push_back(with_data_ ? Add(output_memory_, dtype, shape).view()
                                 : ContiguousView(nullptr, dtype, shape));
   return outputs_.back();
 }
@@ -542,7 +552,13 @@ Status MakeKernelCall(const KernelCallOptions& options, KernelCall* call) {
   if (dtype == dtypes.end())
     return InvalidArgument(fmt::format("dtype '{}' is not fp32, bf16 or fp16", options.dtype));
   *call = KernelCall(options.with_data);
-  entry->make(shape, dtype->second, options, call);
+  try {
+    entry->make(shape, dtype->second, options, call);
+  } catch (const std::exception&) {  // bad_alloc, or length_error of a vector
+    return {StatusCode::kOutOfMemory,
+            fmt::format("the tensors of {} {} do not fit in this machine's {:.1f} GiB", form.name,
+                        options.shape, MachineBytes() / 0x1p30)};
+  }
   return {};
 }
 

@@ -62,8 +62,12 @@ class KernelCall {
   explicit KernelCall(bool with_data = false) : with_data_(with_data) {}
 
  private:
+  // Throws std::bad_alloc where all tensors together are more than the machine has.
+  OwnedTensor& Add(std::vector<OwnedTensor>& tensors, DType dtype, const Shape& shape);
+
   bool with_data_;
   std::uint32_t seed_ = 17;
+  double bytes_ = 0;
   double products_ = 0;
   std::vector<OwnedTensor> inputs_, output_memory_;
   std::vector<Tensor> outputs_;

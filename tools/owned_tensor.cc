@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -56,6 +57,10 @@ auto WithMark(DType dtype, const Body& body) {
 }  // namespace
 
 std::string ToString(const Shape& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
+
+double MachineBytes() {
+  return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+}
 
 std::int64_t BytesOf(DType dtype, const Shape& shape) {
   bool empty = false;

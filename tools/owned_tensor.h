@@ -21,6 +21,9 @@ std::string ToString(const Shape& shape);
 // Bytes of a tensor, or -1 where a size is negative or the product of the others than 0 does not fit 63 bits.
 std::int64_t BytesOf(DType dtype, const Shape& shape);
 
+// What this machine has in all.
+double MachineBytes();
+
 // A contiguous view of `data`; at most BasicTensor::kMaxRank sizes.
 Tensor ContiguousView(void* data, DType dtype, const Shape& shape);
 

@@ -1,7 +1,6 @@
 #include "tools/run.h"
 
 #include <fmt/format.h>
-#include <oneapi/tbb/info.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -109,8 +108,7 @@ double CaseBytes(const Case& c) {
 }
 
 Status CheckMemory(const std::vector<Case>& cases) {
-  const double machine =
-      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  const double machine = MachineBytes();
   for (const Case& c : cases) {
     if (const double bytes = CaseBytes(c); bytes > machine) {
       return InvalidArgument(fmt::format(
@@ -132,7 +130,9 @@ Status MakePlan(const RunOptions& options, Plan* plan) {
   const std::int64_t quick_scale = options.quick ? kQuickTokenScale : 1;
   settings.scaled = Scale(workload, options.token_scale.value_or(workload.run.token_scale * quick_scale),
                           options.head_scale.value_or(workload.run.head_scale));
-  settings.threads = options.threads > 0 ? options.threads : oneapi::tbb::info::default_concurrency();
+  const Device host = Host({.threads = options.threads});
+  CUBIST_RETURN_IF_ERROR(host.status());
+  settings.threads = host.concurrency();
   settings.seed = options.seed;
   plan->cases = MakeCases(settings.scaled, routings);
   CUBIST_RETURN_IF_ERROR(KeepOnly(options.only, &plan->cases));

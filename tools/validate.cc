@@ -13,6 +13,7 @@
 #include "npu_model/chip.h"
 #include "tools/bad_input.h"
 #include "tools/files.h"
+#include "tools/progress.h"
 #include "tools/table.h"
 #include "tools/validation/measured.h"
 #include "tools/validation/predict.h"
@@ -30,8 +31,9 @@ struct Result {
 };
 
 std::string DataFile(const char* name) {
-  for (const char* folder : {CUBIST_DATA_IN_SOURCE, CUBIST_DATA_INSTALLED}) {
-    const std::string file = std::string(folder) + "/" + name;
+  for (const std::string& folder :
+       FoldersOf(CUBIST_DATA_FROM_PREFIX, CUBIST_DATA_IN_SOURCE, CUBIST_DATA_INSTALLED)) {
+    const std::string file = folder + "/" + name;
     if (std::filesystem::exists(file)) return file;
   }
   return name;
@@ -132,7 +134,7 @@ void AddCoverage(const std::vector<const Result*>& rows, nlohmann::json* to) {
   (*to)["median_interval_width"] = c.width;
 }
 
-std::string Json(const std::vector<Result>& results, bool intervals) {
+std::string Json(const std::vector<Result>& results, const std::vector<std::string>& bad, bool intervals) {
   using nlohmann::json;
   json rows = json::array(), skipped = json::array(), groups = json::object();
   for (const Result& r : results) {
@@ -156,9 +158,10 @@ std::string Json(const std::vector<Result>& results, bool intervals) {
   }
   const ErrorSummary all = SummaryOf(Headline(results));
   json whole{{"rows", rows},
-             {"mape", all.mape},
-             {"spearman", all.spearman},
+             {"mape", all.rows > 0 ? json(all.mape) : json()},
+             {"spearman", all.rows > 0 ? json(all.spearman) : json()},
              {"skipped", skipped},
+             {"bad_lines", bad},
              {"groups", groups}};
   if (intervals) AddCoverage(Replayed(results), &whole);
   return whole.dump(1) + "\n";
@@ -291,6 +294,8 @@ int ValidateCommand(const ValidateOptions& options) {
     if (const Status status = CheckWritable(option, file); !status.ok())
       return BadInput("cubist validate", status.message());
   }
+  if (ChipSpec chip; !LoadChip({.sets = options.sets}, &chip).ok())
+    return BadInput("cubist validate", LoadChip({.sets = options.sets}, &chip).message());
   std::vector<std::string> files = {options.file};
   if (options.file.empty())
     files = {DataFile("measured_matmul_schedules_910b2.csv"), DataFile("measured_ops_910b.csv")};
@@ -302,12 +307,16 @@ int ValidateCommand(const ValidateOptions& options) {
     for (std::size_t i = bad; i < measured.bad.size(); ++i)
       fmt::print(stderr, "cubist validate: {}, left out: {}\n", file, measured.bad[i]);
   }
+  if (measured.rows.empty())
+    return BadInput("cubist validate", fmt::format("{} has no row that could be replayed", files.front()));
   std::map<std::string, ChipSpec> chips;
   std::vector<Result> results;
+  Progress progress(stderr);
   for (const MeasuredRow& row : measured.rows) {
     Result& result = results.emplace_back();
     result.name = row.name;
     result.measured = row.us;
+    progress.Show(fmt::format("{} of {}: {}", results.size(), measured.rows.size(), row.name));
     if (!chips.contains(row.chip)) {
       ChipSpec chip;
       const Status status = LoadChip({row.chip, options.sets}, &chip);
@@ -328,9 +337,11 @@ int ValidateCommand(const ValidateOptions& options) {
     const Interval interval = IntervalOf(recorded, chip, result.predicted);
     result.low = interval.low, result.high = interval.high;
   }
+  progress.Clear();
   Print(results, options.intervals);
   if (!options.json.empty()) {
-    if (const Status status = WriteFile(options.json, Json(results, options.intervals)); !status.ok())
+    if (const Status status = WriteFile(options.json, Json(results, measured.bad, options.intervals));
+        !status.ok())
       return BadInput("cubist validate", status.message());
   }
   if (!options.markdown.empty()) {

@@ -5,12 +5,11 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "npu_model/chip_constants.h"
+#include "npu_model/text_file.h"
 
 namespace cubist {
 namespace {
@@ -50,9 +49,8 @@ Status FromJson(const Json& json, ChipSpec* chip) {
 }
 
 Status ReadChip(const std::string& path, ChipSpec* chip) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file) return InvalidArgument(path + ": cannot be read");
+  std::string text;
+  CUBIST_RETURN_IF_ERROR(ReadTextFile(path, &text));
   Status status;
   try {
     status = FromJson(Json::parse(text), chip);

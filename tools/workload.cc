@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "npu_model/nearest.h"
+#include "tools/files.h"
 
 namespace cubist {
 namespace {
@@ -252,14 +253,7 @@ Status ParseWorkload(std::string_view json, const std::string& origin, Workload*
 }
 
 std::vector<std::string> WorkloadFolders() {
-  std::vector<std::string> folders;
-  std::error_code error;
-  const std::filesystem::path executable = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (!error)
-    folders.push_back((executable.parent_path().parent_path() / CUBIST_WORKLOADS_FROM_PREFIX).string());
-  folders.push_back(CUBIST_WORKLOADS_IN_SOURCE);
-  folders.push_back(CUBIST_WORKLOADS_INSTALLED);
-  return folders;
+  return FoldersOf(CUBIST_WORKLOADS_FROM_PREFIX, CUBIST_WORKLOADS_IN_SOURCE, CUBIST_WORKLOADS_INSTALLED);
 }
 
 Status LoadWorkload(const std::string& name_or_path, const std::vector<std::string>& folders,

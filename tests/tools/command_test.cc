@@ -188,6 +188,59 @@ TEST_F(CommandTest, InfoMeasuresTheMachine) {
   EXPECT_EQ(json["chips"][1]["name"], "ascend910b2");
 }
 
+// The JSON alone, to be read by what stands behind a pipe.
+TEST_F(CommandTest, JsonGoesToTheStandardOutput) {
+  for (const char* arguments : {"info --no-peaks --json -", "profile matmul --shape 64x64x64 --json -",
+                                "check matmul --shape 64x64x64 --json -",
+                                "bench matmul --shape 64x64x64 --repetitions 3 --no-ceilings --json -"}) {
+    SCOPED_TRACE(arguments);
+    const Outcome outcome = Cubist(arguments);
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_FALSE(Json::parse(outcome.out, nullptr, /*allow_exceptions=*/false).is_discarded()) << outcome.out;
+    EXPECT_FALSE(outcome.err.empty());  // What people read.
+  }
+}
+
+TEST_F(CommandTest, WhatDoesNotFitIsAnError) {
+  for (const char* arguments :
+       {"bench matmul --shape 16777216x16777216x16777216", "bench swiglu --shape 16777216x16777216",
+        "check matmul --shape 16777216x16777216x16777216 --execute 1",
+        "profile token_permute --shape 16777216x1x16777216x2"}) {
+    SCOPED_TRACE(arguments);
+    const Outcome outcome = Cubist(arguments);
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_NE(outcome.err.find("do not fit in this machine's"), std::string::npos) << outcome.err;
+  }
+}
+
+TEST_F(CommandTest, FoldersAreNoFiles) {
+  for (const char* option : {"profile matmul --chip ", "profile matmul --tuning ", "validate "}) {
+    const Outcome outcome = Cubist(option + ("'" + Path("") + "'"));
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_NE(outcome.err.find("is a folder, expected a file"), std::string::npos) << outcome.err;
+  }
+}
+
+TEST_F(CommandTest, ValidateNeedsRowsAndKnownConstants) {
+  std::ofstream(Path("rows.csv"))
+      << "M,N,K,dtype,variant,TFLOPS_digitised,us_derived\n128,256,x,fp16,step1_single,1,2\n";
+  const Outcome none = Cubist("validate '" + Path("rows.csv") + "'");
+  EXPECT_EQ(none.status, 2);
+  EXPECT_NE(none.err.find("has no row"), std::string::npos) << none.err;
+  const Outcome set = Cubist("validate --set memory.hbm=1");
+  EXPECT_EQ(set.status, 2);
+  EXPECT_NE(set.err.find("memory.hbm_bytes_per_s"), std::string::npos) << set.err;
+}
+
+TEST_F(CommandTest, ThreadsAndSecondsAreNumbers) {
+  EXPECT_EQ(Cubist("bench matmul --shape 64x64x64 --seconds nan").status, 2);
+  ASSERT_EQ(setenv("CUBIST_NUM_THREADS", "many", 1), 0);
+  const Outcome run = RunToy("");
+  EXPECT_EQ(unsetenv("CUBIST_NUM_THREADS"), 0);
+  EXPECT_EQ(run.status, 2);
+  EXPECT_NE(run.err.find("CUBIST_NUM_THREADS"), std::string::npos) << run.err;
+}
+
 TEST_F(CommandTest, InfoListsTheConstantsOfAChip) {
   const Outcome info = Cubist("info --chip ascend910b4 --json '" + Path("chip.json") + "'");
   ASSERT_EQ(info.status, 0) << info.err;

@@ -35,6 +35,13 @@ TEST(CsvTest, QuotesHoldCommasAndQuotes) {
   EXPECT_EQ(lines[2].fields, (std::vector<std::string>{"", ""}));
 }
 
+TEST(CsvTest, AStrayQuoteSpoilsItsLineAlone) {
+  const auto lines = ParseCsv("a,b\n\"1,2\n3,4\n");
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_EQ(lines[1].fields, (std::vector<std::string>{"1,2"}));
+  EXPECT_EQ(lines[2].fields, (std::vector<std::string>{"3", "4"}));
+}
+
 constexpr const char* kSchedules = "M,N,K,dtype,variant,TFLOPS_digitised,us_derived\n";
 constexpr const char* kOperators = "chip,op,case,shapes,dtypes,attrs,kernels,measured_us\n";
 
@@ -53,6 +60,40 @@ TEST(MeasuredTest, BadRowsAreNamedAndTheRestIsRead) {
   EXPECT_NE(rows.bad[0].find("line 3: K 'x'"), std::string::npos) << rows.bad[0];
   EXPECT_NE(rows.bad[1].find("line 4: us_derived '-3'"), std::string::npos) << rows.bad[1];
   EXPECT_NE(rows.bad[2].find("line 5: 2 fields, not 7"), std::string::npos) << rows.bad[2];
+}
+
+TEST(MeasuredTest, AByteOrderMarkIsNoPartOfTheFirstName) {
+  MeasuredRows rows;
+  const std::string text =
+      "\xEF\xBB\xBF" + std::string(kSchedules) + "128,256,512,fp16,step1_single,1,12.5\n";
+  ASSERT_TRUE(ReadMeasured(Temporary("mark.csv", text), &rows).ok());
+  EXPECT_EQ(rows.rows.size(), 1u);
+}
+
+// Rows that parse and that no operator can take: each is skipped for a reason.
+TEST(MeasuredTest, RowsThatMakeNoSenseAreSkipped) {
+  const std::string bf16 = ",\"[\"\"bf16\"\"]\",";
+  const std::pair<std::string, const char*> cases[] = {
+      {"rms_norm,1,\"[[],[768]]\"" + bf16 + "{},K,5", "no dimensions"},
+      {"rms_norm,2,\"[null,[768]]\"" + bf16 + "{},K,5", "no dimensions"},
+      {"maximum,3,\"[[64,64],null]\"" + bf16 + "{},K,5", "no dimensions"},
+      {"swi_glu,4,\"[[64,64]]\"" + bf16 + "\"{\"\"dim\"\":\"\"x\"\"}\",K,5", "attrs"},
+      {"swi_glu,5,\"[[64,64]]\"" + bf16 + "\"{\"\"dim\"\":null}\",K,5", "attrs"},
+      {"mha,6,\"[[1,8,2,64],[1,8,2,64],[1,8,2,64]]\"" + bf16 + "\"{\"\"inputLayout\"\":5}\",K,5", "attrs"},
+      {"swi_glu,7,\"[[1024,0]]\"" + bf16 + "{},K,5", "size of 0"},
+      {"sigmoid,8,\"[[2147483648,2147483648]]\"" + bf16 + "{},K,5", "elements"},
+      {"sigmoid,9,\"[[2147483648,2147483648,2147483648]]\"" + bf16 + "{},K,5", "elements"},
+      {"gemm,10,\"[[64,64],[32,64]]\"" + bf16 + "{},K,5", "64 columns, b 32 rows"},
+      {"gemm,11,\"[[131072,131072],[131072,131072]]\"" + bf16 + "{},K,5", "multiply-adds"},
+  };
+  for (const auto& [line, why] : cases) {
+    SCOPED_TRACE(line);
+    MeasuredRows rows;
+    ASSERT_TRUE(ReadMeasured(Temporary("odd.csv", kOperators + ("910b2," + line) + "\n"), &rows).ok());
+    ASSERT_EQ(rows.rows.size(), 1u) << rows.bad.at(0);
+    const std::string skipped = RecordRow(rows.rows[0], Ascend910B2()).skipped;
+    EXPECT_NE(skipped.find(why), std::string::npos) << skipped;
+  }
 }
 
 TEST(MeasuredTest, OtherFilesAreErrors) {

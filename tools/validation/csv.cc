@@ -16,7 +16,7 @@ std::vector<CsvLine> ParseCsv(std::string_view text) {
   };
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
-    if (c == '\n') ++number;
+    if (c == '\n') ++number, quoted = false;  // A field ends with its line: one stray quote spoils one line.
     if (c == '"') {
       any = true;
       if (quoted && i + 1 < text.size() && text[i + 1] == '"') {

@@ -1,4 +1,4 @@
-// CSV as spreadsheets write it: fields in quotes may hold commas, doubled quotes and line ends.
+// CSV as spreadsheets write it: fields in quotes may hold commas and doubled quotes. A field ends with its line.
 #ifndef CUBIST_TOOLS_VALIDATION_CSV_H_
 #define CUBIST_TOOLS_VALIDATION_CSV_H_
 

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 #include <map>
+#include <string_view>
 #include <utility>
 
+#include "npu_model/text_file.h"
 #include "tools/validation/csv.h"
 
 namespace cubist {
@@ -103,10 +103,11 @@ std::string ReadOperator(const Fields& fields, MeasuredRow* row) {
 }  // namespace
 
 Status ReadMeasured(const std::string& file, MeasuredRows* rows) {
-  std::ifstream stream(file);
-  if (!stream) return InvalidArgument(fmt::format("cannot read '{}'", file));
-  const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
-  const std::vector<CsvLine> lines = ParseCsv(text);
+  std::string text;
+  CUBIST_RETURN_IF_ERROR(ReadTextFile(file, &text));
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // Which spreadsheets begin with.
+  const bool marked = text.starts_with(kByteOrderMark);
+  const std::vector<CsvLine> lines = ParseCsv(marked ? text.substr(kByteOrderMark.size()) : text);
   const std::vector<std::string> names = lines.empty() ? std::vector<std::string>() : lines[0].fields;
   const auto has = [&](const char* name) {
     return std::find(names.begin(), names.end(), name) != names.end();

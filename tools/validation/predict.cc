@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -43,6 +44,18 @@ class RowRecorder {
   RowRecorder(const MeasuredRow& row, const ChipSpec& chip) : row_(row), chip_(chip) {}
 
   Recorded Run() {
+    std::string wrong = Unfit();
+    try {
+      if (wrong.empty()) RunOperator();
+    } catch (const nlohmann::json::exception& error) {  // Of an attribute's type.
+      wrong = fmt::format("attrs: {}", error.what());
+    }
+    if (!wrong.empty()) Skip(out_.group.empty() ? "other" : out_.group, wrong);
+    return std::move(out_);
+  }
+
+ private:
+  void RunOperator() {
     static const std::map<std::string, void (RowRecorder::*)()> operators = {
         {"sigmoid", &RowRecorder::Elementwise},
         {"gelu", &RowRecorder::Elementwise},
@@ -74,10 +87,37 @@ class RowRecorder {
     } else {
       Skip("other", fmt::format("no kernel stands for '{}'", row_.op));
     }
-    return std::move(out_);
   }
 
- private:
+  // Why no operator could take the row's tensors; empty where one might.
+  std::string Unfit() const {
+    constexpr double kMostElements = 0x1p34;
+    if (shape(0).empty()) return "the first tensor has no dimensions";
+    for (std::size_t i = 0; i < row_.shapes.size(); ++i) {
+      double elements = 1;
+      for (const std::int64_t size : row_.shapes[i]) elements *= static_cast<double>(size);
+      if (elements == 0) return fmt::format("tensor {} has a size of 0", i);
+      if (elements > kMostElements && !row_.schedule)
+        return fmt::format("tensor {} has {:.3g} elements, at most {:.3g} are replayed", i, elements,
+                           kMostElements);
+    }
+    return "";
+  }
+
+  // Less of a product than a tile takes as long.
+  static std::int64_t Tile(std::int64_t size) { return std::max<std::int64_t>(size, 128); }
+
+  // Whether so many multiply-adds are too many to replay.
+  bool TooLong(std::initializer_list<std::int64_t> sizes) {
+    constexpr double kMostProducts = 0x1p43;
+    double products = 1;
+    for (const std::int64_t size : sizes) products *= static_cast<double>(size);
+    if (products <= kMostProducts) return false;
+    Skip(out_.group,
+         fmt::format("{:.3g} multiply-adds, at most {:.3g} are replayed", products, kMostProducts));
+    return true;
+  }
+
   const Shape& shape(std::size_t i) const {
     static const Shape kNone;
     return i < row_.shapes.size() ? row_.shapes[i] : kNone;
@@ -146,6 +186,7 @@ class RowRecorder {
   void Schedule() {
     out_.group = row_.op.starts_with("step") ? kKnownSchedules : "vendor GEMM";
     const std::int64_t m = shape(0)[0], n = shape(0)[1], k = shape(0)[2];
+    if (TooLong({Tile(m), Tile(n), Tile(k)})) return;
     const DType in = DTypeOfName(dtype(0));
     if (out_.group != kKnownSchedules) return AddMatmul(m, n, k, in, /*transpose_b=*/true);
     out_.schedule = Schedule::kKnown;
@@ -256,7 +297,10 @@ class RowRecorder {
   void Gemm() {
     out_.group = "vendor GEMM";
     if (!HasRank(0, 2) || !HasRank(1, 2)) return;
-    AddMatmul(shape(0)[0], shape(1)[1], shape(0)[1], DTypeOfName(dtype(0)), false);
+    const std::int64_t m = shape(0)[0], n = shape(1)[1], k = shape(0)[1];
+    if (k != shape(1)[0]) return Skip(out_.group, fmt::format("a has {} columns, b {} rows", k, shape(1)[0]));
+    if (TooLong({Tile(m), Tile(n), Tile(k)})) return;
+    AddMatmul(m, n, k, DTypeOfName(dtype(0)), false);
   }
 
   void Grouped() {
@@ -273,6 +317,7 @@ class RowRecorder {
     }
     const DType in = DTypeOfName(dtype(0));
     const Shape& w = shape(1);
+    if (TooLong({shape(0)[0], w[1], w[2]})) return;
     GroupedMatmulArgs args;
     args.x = ConstTensor(nullptr, in, {shape(0)[0], shape(0)[1]});
     args.groups = ConstTensor(ends.data(), {static_cast<std::int64_t>(ends.size())});
@@ -308,6 +353,9 @@ class RowRecorder {
     args.q = view(shape(0));
     args.k = view(shape(mla ? 2 : 1));
     args.v = view(shape(mla ? 4 : 2));
+    if (TooLong({args.q.size(0), args.q.size(1), args.q.size(2), args.k.size(2),
+                 args.q.size(3) + args.v.size(3)}))
+      return;
     if (mla) args.q_rope = view(shape(1)), args.k_rope = view(shape(3));
     const std::int64_t group = args.k.size(1) > 0 ? args.q.size(1) / args.k.size(1) : 0;
     // Heads that share keys are rows of one matrix, as fused kernels have it for few queries. A causal mask is
@@ -329,6 +377,9 @@ class RowRecorder {
   void Elementwise() {
     out_.group = kMemoryBound;
     if (is_int64()) return Skip(out_.group, "the Vector core has no int64 arithmetic");
+    for (const Shape& operand : row_.shapes) {
+      if (operand.empty()) return Skip(out_.group, "an operand has no dimensions");
+    }
     const Shape& largest =
         *std::max_element(row_.shapes.begin(), row_.shapes.end(),
                           [](const Shape& x, const Shape& y) { return Count(x) < Count(y); });
