@@ -46,9 +46,9 @@ class EventWriter {
                  json::Quoted(source).c_str());
   }
 
-  // Whether all was written.
-  bool Close() {
-    std::fputs("\n]}\n", file_);
+  // `events` are all that the timeline has. Whether all was written.
+  bool Close(std::size_t events) {
+    std::fprintf(file_, "\n],\"otherData\":{\"timeline_events\":\"%zu\"}}\n", events);
     const bool good = std::ferror(file_) == 0;
     return std::fclose(file_) == 0 && good;
   }
@@ -119,7 +119,8 @@ Status Profile::WriteTimeline(const std::string& path) const {
   }
   for (std::size_t i = 0; i < slices.size(); ++i)
     writer.Slice(*slices[i], pid_of(slices[i]->core, slices[i]->lane), tids[i]);
-  if (!writer.Close()) return InvalidArgument("cannot write all of " + path + ": " + std::strerror(errno));
+  if (!writer.Close(timeline->size()))
+    return InvalidArgument("cannot write all of " + path + ": " + std::strerror(errno));
   return {};
 }
 

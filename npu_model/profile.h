@@ -63,7 +63,7 @@ struct Profile {
   void Append(const Profile& next);
 
   // Chrome trace JSON: a process per core, a track per pipe, and more of them where slices overlap. Opens in
-  // Perfetto and in MindStudio Insight. Of a longer timeline the first kMostEvents are written.
+  // Perfetto and in MindStudio Insight. Of a longer timeline the first kMostEvents are written, as otherData tells.
   static constexpr std::size_t kMostEvents = 1000000;
   Status WriteTimeline(const std::string& path) const;
 };

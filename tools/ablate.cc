@@ -137,7 +137,7 @@ int AblateCommand(const AblateOptions& options) {
   }
   ChipSpec chip;
   Workload workload;
-  for (const Status& status : {LoadChip(options.chip, &chip), CheckWritable("--json", options.json),
+  for (const Status& status : {LoadChip(options.chip, &chip), PrepareOutput("--json", options.json),
                                LoadWorkload(options.workload, WorkloadFolders(), &workload)}) {
     if (!status.ok()) return BadInput("cubist ablate", status.message());
   }

@@ -79,7 +79,7 @@ int BenchCommand(const BenchOptions& options) {
   wanted.with_data = true;
   KernelCall call;
   Status status = MakeKernelCall(wanted, &call);
-  if (status.ok()) status = CheckWritable("--json", options.json);
+  if (status.ok()) status = PrepareOutput("--json", options.json);
   if (!status.ok()) return BadInput("cubist bench", status.message());
   const Device host = Host({.threads = options.threads, .pin = options.pin});
   std::vector<double> seconds;

@@ -55,7 +55,7 @@ int CheckCommand(const CheckOptions& options) {
   ChipSpec chip;
   Status ready = LoadChip(options.chip, &chip);
   for (const auto& [option, file] : {std::pair("--json", options.json), std::pair("--dot", options.dot)}) {
-    if (ready.ok()) ready = CheckWritable(option, file);
+    if (ready.ok()) ready = PrepareOutput(option, file);
   }
   if (!ready.ok()) return BadInput("cubist check", ready.message());
 

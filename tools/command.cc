@@ -23,7 +23,6 @@
 #include "tools/bench.h"
 #include "tools/check.h"
 #include "tools/completion.h"
-#include "tools/files.h"
 #include "tools/info.h"
 #include "tools/kernel_call.h"
 #include "tools/profile.h"
@@ -89,8 +88,8 @@ CLI::App* AddCommand(CLI::App& app, const char* name, const char* text, const ch
 }
 
 void AddJson(CLI::App* command, std::string& path, const std::string& what) {
-  command->add_option("--json", path, "File to write " + what + " to; - is the standard output, for it alone")
-      ->each([](const std::string& file) { cubist::LeaveStdoutTo(file); });
+  command->add_option("--json", path,
+                      "File to write " + what + " to; - is the standard output, for it alone");
 }
 
 void AddThreads(CLI::App* command, int& threads, const std::string& use) {

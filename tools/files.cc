@@ -16,6 +16,15 @@ namespace {
 // The standard output since printed text goes elsewhere.
 int only_stdout = -1;
 
+// Keeps the standard output for one file.
+Status ReserveStdout(const char* option) {
+  if (only_stdout >= 0)
+    return InvalidArgument(fmt::format("{} -: another option writes to the standard output", option));
+  only_stdout = dup(STDOUT_FILENO);
+  dup2(STDERR_FILENO, STDOUT_FILENO);
+  return {};
+}
+
 Status WriteStdout(std::string_view text) {
   const int to = only_stdout >= 0 ? only_stdout : STDOUT_FILENO;
   while (!text.empty()) {
@@ -39,14 +48,13 @@ std::vector<std::string> FoldersOf(const char* from_prefix, const char* in_sourc
   return folders;
 }
 
-void LeaveStdoutTo(const std::string& file) {
-  if (file != "-" || only_stdout >= 0) return;
-  only_stdout = dup(STDOUT_FILENO);
-  dup2(STDERR_FILENO, STDOUT_FILENO);
+Status PrepareOutput(const char* option, const std::string& file) {
+  return file == "-" ? ReserveStdout(option) : PrepareFile(option, file);
 }
 
-Status CheckWritable(const char* option, const std::string& file) {
-  if (file.empty() || file == "-") return {};
+Status PrepareFile(const char* option, const std::string& file) {
+  if (file.empty()) return {};
+  if (file == "-") return InvalidArgument(fmt::format("{} -: takes the name of a file only", option));
   std::error_code error;
   std::filesystem::path folder = std::filesystem::path(file).parent_path();
   if (folder.empty()) folder = ".";

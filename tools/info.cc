@@ -108,7 +108,7 @@ void PrintConstants(const ChipSpec& chip) {
 
 // The constants of one chip.
 int ConstantsCommand(const InfoOptions& options) {
-  Status status = CheckWritable("--json", options.json);
+  Status status = PrepareOutput("--json", options.json);
   ChipSpec chip;
   if (status.ok()) status = LoadChip(options.chip, &chip);
   if (status.ok()) PrintConstants(chip);
@@ -124,7 +124,7 @@ int ConstantsCommand(const InfoOptions& options) {
 
 int InfoCommand(const InfoOptions& options) {
   if (!options.chip.chip.empty()) return ConstantsCommand(options);
-  Status status = CheckWritable("--json", options.json);
+  Status status = PrepareOutput("--json", options.json);
   const Device host = Host({.threads = options.threads});
   if (status.ok()) status = host.status();
   if (!status.ok()) return BadInput("cubist info", status.message());

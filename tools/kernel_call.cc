@@ -6,10 +6,10 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <exception>
 #include <map>
 #include <new>
 #include <random>
+#include <stdexcept>
 #include <string_view>
 #include <utility>
 
@@ -552,9 +552,15 @@ Status MakeKernelCall(const KernelCallOptions& options, KernelCall* call) {
   if (dtype == dtypes.end())
     return InvalidArgument(fmt::format("dtype '{}' is not fp32, bf16 or fp16", options.dtype));
   *call = KernelCall(options.with_data);
+  bool fits = true;
   try {
     entry->make(shape, dtype->second, options, call);
-  } catch (const std::exception&) {  // bad_alloc, or length_error of a vector
+  } catch (const std::bad_alloc&) {
+    fits = false;
+  } catch (const std::length_error&) {  // Of a vector of ids.
+    fits = false;
+  }
+  if (!fits) {
     return {StatusCode::kOutOfMemory,
             fmt::format("the tensors of {} {} do not fit in this machine's {:.1f} GiB", form.name,
                         options.shape, MachineBytes() / 0x1p30)};

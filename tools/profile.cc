@@ -86,12 +86,17 @@ Status ParseWindow(const std::string& text, Window* window) {
 }
 
 // Slices that lie in it, if only in part.
-void Cut(const Window& window, Profile* profile) {
-  if (profile->timeline == nullptr) return;
+Status Cut(const Window& window, Profile* profile) {
+  if (profile->timeline == nullptr) return {};
+  if (window.from >= profile->time_s * 1e6) {
+    return InvalidArgument(fmt::format("--window begins at {} us, the call ends at {:.3f} us", window.from,
+                                       profile->time_s * 1e6));
+  }
   auto inside = std::make_shared<std::vector<TimelineSlice>>();
   std::copy_if(profile->timeline->begin(), profile->timeline->end(), std::back_inserter(*inside),
                [&](const TimelineSlice& s) { return s.end_us > window.from && s.start_us < window.to; });
   profile->timeline = std::move(inside);
+  return {};
 }
 
 // Of larger records the beginning is replayed for the interval, about a second's work, if not all is asked for.
@@ -131,11 +136,11 @@ int ProfileCommand(const ProfileOptions& options) {
     status = MakeSubject(other, &b.subject);
     if (!status.ok()) status = InvalidArgument("--vs: " + status.message());
   }
-  for (const auto& [option, file] :
-       {std::pair("--json", options.json), std::pair("--csv", options.csv), std::pair("--html", options.html),
-        std::pair("--trace", options.trace)}) {
-    if (status.ok()) status = CheckWritable(option, file);
+  for (const auto& [option, file] : {std::pair("--json", options.json), std::pair("--csv", options.csv),
+                                     std::pair("--html", options.html)}) {
+    if (status.ok()) status = PrepareOutput(option, file);
   }
+  if (status.ok()) status = PrepareFile("--trace", options.trace);
   if (status.ok()) status = Run(options.subject, options.interval, &a);
   if (status.ok() && compares) status = Run(other, options.interval, &b);
   if (!status.ok()) return BadInput("cubist profile", status.message());
@@ -154,12 +159,18 @@ int ProfileCommand(const ProfileOptions& options) {
     json["slack"] = nlohmann::ordered_json::parse(sync::SlackJson(slack));
   }
   if (compares) json["vs"] = ProfileJson(b);
-  if (!options.window.empty()) Cut(window, &a.profile), Cut(window, &b.profile);
-  if (!options.json.empty()) status = WriteFile(options.json, json.dump(2) + "\n");
+  if (!options.window.empty()) {
+    status = Cut(window, &a.profile);
+    if (status.ok() && compares) status = Cut(window, &b.profile);
+  }
+  if (status.ok() && !options.json.empty()) status = WriteFile(options.json, json.dump(2) + "\n");
   if (status.ok() && !options.csv.empty()) status = WriteFile(options.csv, ProfileCsv(a));
   if (status.ok() && !options.html.empty())
     status = WriteFile(options.html, ProfilePage(a, compares ? &b : nullptr));
-  if (status.ok() && !options.trace.empty()) status = a.profile.WriteTimeline(options.trace);
+  if (status.ok() && !options.trace.empty()) {
+    status = a.profile.WriteTimeline(options.trace);
+    fmt::print("{}", LeftOutText(a.profile));
+  }
   return status.ok() ? 0 : BadInput("cubist profile", status.message());
 }
 

@@ -188,4 +188,11 @@ std::string ProfileCsv(const ProfiledCall& call) {
   return csv;
 }
 
+std::string LeftOutText(const Profile& profile) {
+  const std::size_t events = profile.timeline == nullptr ? 0 : profile.timeline->size();
+  if (events <= Profile::kMostEvents) return "";
+  return fmt::format("the trace has the first {} of {} events; --window of cubist profile takes others\n",
+                     Profile::kMostEvents, events);
+}
+
 }  // namespace cubist

@@ -28,6 +28,8 @@ std::string DifferenceText(const ProfiledCall& a, const ProfiledCall& b);
 nlohmann::ordered_json ProfileJson(const ProfiledCall& call);
 // Lines "section,name,value".
 std::string ProfileCsv(const ProfiledCall& call);
+// What a trace file leaves out of the timeline; empty where it takes all.
+std::string LeftOutText(const Profile& profile);
 
 }  // namespace cubist
 

@@ -22,6 +22,7 @@
 #include "tools/files.h"
 #include "tools/inputs.h"
 #include "tools/npy.h"
+#include "tools/profile_report.h"
 #include "tools/progress.h"
 #include "tools/report.h"
 #include "tools/trial.h"
@@ -78,7 +79,7 @@ Status KeepOnly(const std::vector<std::string>& only, std::vector<Case>* cases) 
 }
 
 Status CheckOutputs(const RunOptions& options, Plan* plan) {
-  CUBIST_RETURN_IF_ERROR(CheckWritable("--json", options.json));
+  CUBIST_RETURN_IF_ERROR(PrepareOutput("--json", options.json));
   for (const std::string& timeline : options.timelines) {
     const std::size_t equals = timeline.find('=');
     if (equals == std::string::npos || equals + 1 == timeline.size()) {
@@ -89,7 +90,7 @@ Status CheckOutputs(const RunOptions& options, Plan* plan) {
       return InvalidArgument(
           fmt::format("--timeline: no case is named '{}'; {}", name, KnownCases(name, plan->cases)));
     }
-    CUBIST_RETURN_IF_ERROR(CheckWritable("--timeline", file));
+    CUBIST_RETURN_IF_ERROR(PrepareFile("--timeline", file));
     plan->timelines[name] = file;
   }
   return {};
@@ -248,6 +249,7 @@ Status Runner::RunCase(const Case& c, RunRow* row) {
       ComputeTrial(c, host, options_.quick ? kQuickRepetitions : kRepetitions, &tensors, &row->trial));
   Show(c, "modelling");
   CUBIST_RETURN_IF_ERROR(Model(c, tensors, row));
+  Print(LeftOutText(row->profile));
   Show(c, "checking against the reference");
   Check(c, tensors, row);
   return WriteResults(c, tensors);

@@ -187,7 +187,7 @@ int SweepCommand(const SweepOptions& options) {
   if (status.ok()) status = Values(options, &values);
   for (const auto& [option, file] : {std::pair("--json", options.json), std::pair("--csv", options.csv),
                                      std::pair("--svg", options.svg)}) {
-    if (status.ok()) status = CheckWritable(option, file);
+    if (status.ok()) status = PrepareOutput(option, file);
   }
   std::vector<Subject> subjects(values.size());
   for (std::size_t i = 0; status.ok() && i < values.size(); ++i) {

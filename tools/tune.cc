@@ -54,9 +54,9 @@ int TuneCommand(const TuneOptions& options) {
   Subject subject;
   Tuning file;
   Status status = MakeSubject(options.subject, &subject);
-  if (status.ok()) status = CheckWritable("--output", options.output);
-  if (status.ok()) status = CheckWritable("--json", options.json);
-  if (status.ok() && !options.output.empty() && std::filesystem::exists(options.output))
+  if (status.ok()) status = PrepareOutput("--output", options.output);
+  if (status.ok()) status = PrepareOutput("--json", options.json);
+  if (status.ok() && options.output != "-" && std::filesystem::exists(options.output))
     status = file.Read(options.output);
   if (!status.ok()) return BadInput("cubist tune", status.message());
 
@@ -86,7 +86,8 @@ int TuneCommand(const TuneOptions& options) {
   fmt::print("default {}, best {}: {:.3f}x after {} replays\n", FormatSeconds(found.untuned.time_s),
              FormatSeconds(found.best.time_s), found.untuned.time_s / found.best.time_s, found.tried);
   if (!options.output.empty()) {
-    if (status = file.Write(options.output); !status.ok()) return BadInput("cubist tune", status.message());
+    if (status = WriteFile(options.output, file.Text()); !status.ok())
+      return BadInput("cubist tune", status.message());
     fmt::print("written to {}: give it to --tuning, or to a device as its tuning\n", options.output);
   }
   if (options.json.empty()) return 0;

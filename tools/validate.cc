@@ -291,11 +291,12 @@ ErrorSummary Summarise(const std::vector<double>& predicted, const std::vector<d
 int ValidateCommand(const ValidateOptions& options) {
   for (const auto& [option, file] :
        {std::pair("--json", options.json), std::pair("--markdown", options.markdown)}) {
-    if (const Status status = CheckWritable(option, file); !status.ok())
+    if (const Status status = PrepareOutput(option, file); !status.ok())
       return BadInput("cubist validate", status.message());
   }
-  if (ChipSpec chip; !LoadChip({.sets = options.sets}, &chip).ok())
-    return BadInput("cubist validate", LoadChip({.sets = options.sets}, &chip).message());
+  ChipSpec any;
+  if (const Status status = LoadChip({.sets = options.sets}, &any); !status.ok())
+    return BadInput("cubist validate", status.message());
   std::vector<std::string> files = {options.file};
   if (options.file.empty())
     files = {DataFile("measured_matmul_schedules_910b2.csv"), DataFile("measured_ops_910b.csv")};

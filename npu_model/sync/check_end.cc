@@ -44,6 +44,38 @@ void CoreChecker::FindStuck() {
   }
 }
 
+// Tells what holds `agent` up, and returns who could end that: kComponents if nobody will.
+std::size_t CoreChecker::ExplainWait(std::size_t agent, Finding& f, std::string& edges) const {
+  const std::string edge = "  \"" + AgentName(agent) + "\" -> ";
+  const Item& blocked = *BlockedAt(agent);
+  if (blocked.agent != agent) {  // A scalar unit in front of a pipe's full queue.
+    const std::string pipe = AgentName(blocked.agent);
+    f.chain.push_back(AgentName(agent) + " cannot issue to " + pipe + ", whose queue holds " +
+                      std::to_string(queue_depth_) + " already");
+    edges += edge + "\"" + pipe + "\" [label=\"queue full\"];\n";
+    return blocked.agent;
+  }
+  const SyncOp& wait = plan_.ops[blocked.index];
+  const auto flag =
+      flags_.find(wait.kind == Kind::kWaitFlag ? KeyOf(wait) : CrossKey(SideOf(agent), wait.id));
+  const std::int64_t sets = flag == flags_.end() ? 0 : flag->second.sets;
+  const Place place = PlaceOf(wait);
+  f.chain.push_back(AgentName(agent) + " waits at " + FlagName(wait) + " " + Where(place) +
+                    ", for set number " + std::to_string(sets + 1));
+  const std::size_t setter = SetterOf(wait);
+  if (f.memory.empty() || setter == kComponents) f.second = place, f.memory = FlagName(wait);
+  if (setter == kComponents) {
+    f.chain.push_back("which nothing sets: the plan sets it " + std::to_string(sets) + " times");
+    edges += edge + "\"never set\" [label=\"" + FlagName(wait) + "\"];\n" +
+             "  \"never set\" [color=red, fontcolor=red];\n";
+    f.fault = Fault::kNeverSet;
+    return kComponents;
+  }
+  edges += edge + "\"" + AgentName(setter) + "\" [label=\"" + FlagName(wait) + " before line " +
+           std::to_string(place.line.line) + "\"];\n";
+  return setter;
+}
+
 // Follows who waits for whom from a stuck pipe to a cycle, or to a flag that nobody sets.
 void CoreChecker::Explain(std::size_t start, std::set<std::size_t>& reported) {
   Finding f = Start(Fault::kDeadlock);
@@ -60,26 +92,9 @@ void CoreChecker::Explain(std::size_t start, std::set<std::size_t>& reported) {
     }
     if (reported.contains(agent)) return;  // Its cause has been told.
     path.push_back(agent);
-    const SyncOp& wait = plan_.ops[BlockedAt(agent)->index];
-    const auto flag =
-        flags_.find(wait.kind == Kind::kWaitFlag ? KeyOf(wait) : CrossKey(SideOf(agent), wait.id));
-    const std::int64_t sets = flag == flags_.end() ? 0 : flag->second.sets;
-    const Place place = PlaceOf(wait);
-    f.chain.push_back(AgentName(agent) + " waits at " + FlagName(wait) + " " + Where(place) +
-                      ", for set number " + std::to_string(sets + 1));
-    const std::size_t setter = SetterOf(wait);
-    if (path.size() == 1) f.second = place, f.memory = FlagName(wait);
-    if (setter == kComponents) {
-      f.chain.push_back("which nothing sets: the plan sets it " + std::to_string(sets) + " times");
-      edges += "  \"" + AgentName(agent) + "\" -> \"never set\" [label=\"" + FlagName(wait) + "\"];\n" +
-               "  \"never set\" [color=red, fontcolor=red];\n";
-      f.fault = Fault::kNeverSet;
-      f.second = place, f.memory = FlagName(wait);
-      break;
-    }
-    edges += "  \"" + AgentName(agent) + "\" -> \"" + AgentName(setter) + "\" [label=\"" + FlagName(wait) +
-             " before line " + std::to_string(place.line.line) + "\"];\n";
-    agent = setter;
+    const std::size_t next = ExplainWait(agent, f, edges);
+    if (next == kComponents) break;
+    agent = next;
   }
   for (const std::size_t a : path) reported.insert(a);
   f.cure = f.fault == Fault::kNeverSet ? "add the set, or drop the wait"

@@ -17,7 +17,8 @@ CoreChecker::CoreChecker(const trace::Record& record, const GmState& gm, std::si
       from_(record.phases[phase].cores[core]),
       plan_(InOrder(plan)),
       lanes_(record.phases[phase].vector_only ? 1 : record.chip.vector_per_cube),
-      components_(static_cast<std::size_t>(lanes_ + 1) * kPipes) {
+      components_(static_cast<std::size_t>(lanes_ + 1) * kPipes),
+      queue_depth_(static_cast<std::size_t>(std::max(record.chip.scalar.queue_depth, 1))) {
   CUBIST_CHECK(lanes_ <= kMaxVectorPerCube, "more Vector cores per Cube core than a check holds");
   for (int b = 0; b < kBufferCount; ++b) {
     for (std::size_t side = 0; side < kSides; ++side) on_chip_.emplace_back(/*page_bits=*/20);
@@ -57,10 +58,11 @@ void CoreChecker::Issue(Item item) {
   Wake();
 }
 
-// Hands an item to its pipe; false if the scalar unit itself has to wait.
+// Hands an item to its pipe; false if the scalar unit itself has to wait, for a flag or for room in the pipe's queue.
 bool CoreChecker::TryIssue(Item item) {
   const std::size_t side = SideOf(item.agent);
   if (IsScalar(item.agent)) return Execute(item);
+  if (queues_[item.agent].size() >= queue_depth_) return false;
   item.issue_version = static_cast<std::uint32_t>(issue_versions_[side].size() - 1);
   item.issue_count = counts_[ScalarOf(item.agent)];
   if (!queues_[item.agent].empty() || !Execute(item)) queues_[item.agent].push_back(item);
@@ -74,7 +76,9 @@ void CoreChecker::Wake() {
     woken_.pop_back();
     if (!IsScalar(agent)) {
       auto& queue = queues_[agent];
+      const bool was_full = queue.size() >= queue_depth_;
       while (!queue.empty() && Execute(queue.front())) queue.pop_front();
+      if (was_full && queue.size() < queue_depth_) woken_.push_back(ScalarOf(agent));
       continue;
     }
     auto& waiting = unissued_[SideOf(agent)];

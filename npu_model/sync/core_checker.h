@@ -152,6 +152,7 @@ class CoreChecker {
   const Item* BlockedAt(std::size_t agent) const;
   std::size_t SetterOf(const SyncOp& wait) const;
   void FindStuck();
+  std::size_t ExplainWait(std::size_t agent, Finding& f, std::string& edges) const;
   void Explain(std::size_t start, std::set<std::size_t>& reported);
   void FindLeftSet();
   void AddLeftSet(const SyncOp& op);
@@ -164,6 +165,7 @@ class CoreChecker {
   const CorePlan plan_;
   int lanes_;
   std::size_t components_;
+  std::size_t queue_depth_;
 
   std::array<VectorClock, kComponents> clocks_;
   std::array<std::uint32_t, kComponents> counts_{};  // instructions and flags executed

@@ -354,8 +354,11 @@ void CorePlanner::PlaceCross(std::uint32_t i, std::uint32_t agent, const Need& n
   if (OnCube(n.agent) == OnCube(agent)) return;
   Channel* const channel = ChannelOf(n.agent, agent);
   if (channel == nullptr) {
-    if (relays_) PlaceRelayed(i, agent, n);
-    lacks_ids_ = !relays_;
+    if (relays_) {
+      PlaceRelayed(i, agent, n);
+    } else {
+      lacks_ids_ = true;
+    }
     return;
   }
   Channel& c = *channel;

@@ -281,6 +281,22 @@ TEST(TimelineTest, StringsAreEscaped) {
   std::remove(path.c_str());
 }
 
+TEST(TimelineTest, TellsWhatItLeavesOut) {
+  Profile p;
+  TimelineSlice slice;
+  slice.name = slice.file = "x";
+  p.timeline = std::make_shared<std::vector<TimelineSlice>>(Profile::kMostEvents + 1, slice);
+  const std::string path = TemporaryFile("long.json");
+  ASSERT_TRUE(p.WriteTimeline(path).ok());
+  std::ifstream file(path);
+  const nlohmann::json json = nlohmann::json::parse(file);
+  const auto& events = json.at("traceEvents");
+  EXPECT_EQ(std::count_if(events.begin(), events.end(), [](const auto& e) { return e.at("ph") == "X"; }),
+            static_cast<std::ptrdiff_t>(Profile::kMostEvents));
+  EXPECT_EQ(json.at("otherData").at("timeline_events"), "1000001");
+  std::remove(path.c_str());
+}
+
 TEST(TimelineTest, WhatCannotBeWrittenIsAnError) {
   Profile p;
   EXPECT_EQ(p.WriteTimeline("anywhere.json").code(), StatusCode::kInvalidArgument);

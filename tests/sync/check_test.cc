@@ -519,6 +519,33 @@ TEST(CheckTest, AScalarUnitThatWaitsHoldsUpWhatItIssues) {
   EXPECT_EQ(FaultsOf(OnVector().Wait(1, kS, kV).Set(2, kV, kS).Check(record)), Faults{Fault::kDeadlock});
 }
 
+// A wait stands in front of more instructions of its pipe than its queue holds, and its set behind them.
+TEST(CheckTest, AFullQueueHoldsUpTheScalarUnit) {
+  const int depth = RoundChip().scalar.queue_depth;
+  for (const bool fits : {true, false}) {
+    const int loads = fits ? depth - 1 : depth;  // The wait stands in the queue, too.
+    const Record record = OnVectorCore([&](auto& core) {
+      Ring<Buffer::kUB, float> x(core, "x", 8, 64, 1), y(core, "y", 8, 64, 1);
+      const auto in = x.Next(8, 64), out = y.Next(8, 64);
+      for (int i = 0; i < loads; ++i) core.Load(in, Piece(kIn, {0, 8}));
+      core.Fill(out, 1.0f);
+    });
+    const auto fill = static_cast<std::uint32_t>(loads);
+    const CheckResult found = OnVector().Wait(0, kMte2, kV).Set(fill, kV, kMte2).Check(record);
+    if (fits) {
+      EXPECT_TRUE(found.ok());
+      continue;
+    }
+    ASSERT_EQ(FaultsOf(found), Faults{Fault::kDeadlock});
+    const std::vector<std::string>& chain = found.findings[0].chain;
+    ASSERT_EQ(chain.size(), 3u);
+    EXPECT_EQ(chain[0], "Vector 0 S cannot issue to Vector 0 MTE2, whose queue holds " +
+                            std::to_string(depth) + " already");
+    EXPECT_NE(chain[1].find("Vector 0 MTE2 waits at WaitFlag<V_MTE2>(0)"), std::string::npos) << chain[1];
+    EXPECT_NE(found.deadlock_dot.find("queue full"), std::string::npos);
+  }
+}
+
 TEST(CheckTest, AWaitThatNothingEnds) {
   const CheckResult found = OnVector().Wait(1, kMte3, kMte2).Check(LoadExpStore(1));
   ASSERT_EQ(FaultsOf(found), Faults{Fault::kNeverSet});

@@ -205,7 +205,7 @@ TEST_F(CommandTest, ProfilesShowAWindowOfTheTime) {
     EXPECT_GT(ends, from - 1e-3);
     EXPECT_LT(begins, to + 1e-3);
   }
-  for (const char* bad : {"5", "5:", "5:4", "-1:4", "a:b", "1:2x"}) {
+  for (const char* bad : {"5", "5:", "5:4", "-1:4", "a:b", "1:2x", "1000:1001"}) {
     const Outcome outcome = Cubist(std::string("profile matmul --shape 64x64x64 --window=") + bad);
     EXPECT_EQ(outcome.status, 2) << bad;
     EXPECT_NE(outcome.err.find("--window"), std::string::npos) << outcome.err;

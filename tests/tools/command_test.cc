@@ -188,7 +188,7 @@ TEST_F(CommandTest, InfoMeasuresTheMachine) {
   EXPECT_EQ(json["chips"][1]["name"], "ascend910b2");
 }
 
-// The JSON alone, to be read by what stands behind a pipe.
+// The file alone, to be read by what stands behind a pipe.
 TEST_F(CommandTest, JsonGoesToTheStandardOutput) {
   for (const char* arguments : {"info --no-peaks --json -", "profile matmul --shape 64x64x64 --json -",
                                 "check matmul --shape 64x64x64 --json -",
@@ -198,6 +198,28 @@ TEST_F(CommandTest, JsonGoesToTheStandardOutput) {
     EXPECT_EQ(outcome.status, 0);
     EXPECT_FALSE(Json::parse(outcome.out, nullptr, /*allow_exceptions=*/false).is_discarded()) << outcome.out;
     EXPECT_FALSE(outcome.err.empty());  // What people read.
+  }
+}
+
+TEST_F(CommandTest, OtherFilesGoToTheStandardOutput) {
+  for (const auto& [arguments, first] :
+       {std::pair("profile matmul --shape 64x64x64 --csv -", "section,name,value\n"),
+        std::pair("tune matmul --shape 16x16x16 --output -", "# kernel chip shape tiling\n")}) {
+    SCOPED_TRACE(arguments);
+    const Outcome outcome = Cubist(arguments);
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_EQ(outcome.out.rfind(first, 0), 0u) << outcome.out;
+  }
+}
+
+TEST_F(CommandTest, TheStandardOutputTakesOneFile) {
+  for (const auto& [more, error] :
+       {std::pair("--csv -", "--csv -: another option writes to the standard output"),
+        std::pair("--trace -", "--trace -: takes the name of a file only")}) {
+    const Outcome outcome = Cubist(std::string("profile matmul --shape 64x64x64 --json - ") + more);
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_NE(outcome.err.find(error), std::string::npos) << outcome.err;
   }
 }
 
