@@ -10,7 +10,11 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "kernels/matmul.h"
+#include "npu_model/chip.h"
+#include "npu_model/device.h"
 #include "npu_model/sync/plan.h"
 #include "tools/interval.h"
 #include "tools/kernel_call.h"
@@ -252,6 +256,80 @@ TEST(ValidateTest, GroupsKeepToTheirTargets) {
   EXPECT_LE(mape("grouped matmul"), 0.2);
   EXPECT_LE(mape("other vector"), 0.2);
   EXPECT_LE(10 * json.at("skipped").size(), json.at("rows").size() + json.at("skipped").size());
+}
+
+// Too long for every change; scripts/ci-full asks for it.
+TEST(ValidateTest, DISABLED_IntervalsHoldWhatWasMeasured) {
+  ValidateOptions options;
+  options.json = ::testing::TempDir() + "/cubist_validate_intervals.json";
+  ASSERT_EQ(ValidateCommand(options), 0);
+  std::ifstream file(options.json);
+  const nlohmann::json json = nlohmann::json::parse(file);
+  EXPECT_GE(json.at("inside_interval").get<double>(), 0.9);
+  EXPECT_LE(json.at("median_interval_width").get<double>(), 0.15);
+}
+
+// A product of a vendor's kernel: shape and what it took.
+struct VendorProduct {
+  std::string name;
+  std::int64_t m, n, k;
+  double us;
+  bool transpose_b;
+
+  double flops() const {
+    return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  }
+};
+
+// Those of which the Cubes compute for at least half of the time.
+std::vector<VendorProduct> ComputeBound(const ChipSpec& chip) {
+  const double peak_flops = 2.0 * 16 * 16 * 16 * chip.clock_hz * chip.cube_cores;  // a Mmad step a cycle
+  std::vector<VendorProduct> products;
+  for (const char* file : {"measured_matmul_schedules_910b2.csv", "measured_ops_910b.csv"}) {
+    MeasuredRows measured;
+    EXPECT_TRUE(ReadMeasured(std::string(CUBIST_DATA_IN_SOURCE "/") + file, &measured).ok());
+    for (const MeasuredRow& row : measured.rows) {
+      if (row.chip != "910b2" && !row.schedule) continue;
+      VendorProduct p{row.name, 0, 0, 0, row.us, row.schedule};
+      if (row.op == "torch_npu_matmul") {
+        p.m = row.shapes[0][0], p.n = row.shapes[0][1], p.k = row.shapes[0][2];
+      } else if (row.op == "gemm") {
+        p.m = row.shapes[0][0], p.n = row.shapes[1][1], p.k = row.shapes[0][1];
+      }
+      if (p.flops() > 0.5 * peak_flops * p.us * 1e-6) products.push_back(p);
+    }
+  }
+  return products;
+}
+
+// The library's own product beside the vendor's: not slower than well-tuned kernels are, not faster than can be.
+void ExpectOursBesideTheVendors(double least_flops, double most_flops) {
+  ChipSpec chip;
+  ASSERT_TRUE(FindChip("ascend910b2", &chip).ok());
+  int met = 0;
+  for (const VendorProduct& p : ComputeBound(chip)) {
+    if (p.flops() < least_flops || p.flops() >= most_flops) continue;
+    ++met;
+    MatmulArgs args;
+    args.a = ConstTensor(nullptr, DType::kF16, {p.m, p.k});
+    args.b = p.transpose_b ? ConstTensor(nullptr, DType::kF16, {p.n, p.k})
+                           : ConstTensor(nullptr, DType::kF16, {p.k, p.n});
+    args.transpose_b = p.transpose_b;
+    args.c = Tensor(nullptr, DType::kF16, {p.m, p.n});
+    Profile profile;
+    ASSERT_TRUE(Matmul(Npu(chip, {.with_data = false}), args, &profile).ok());
+    const double share = profile.time_s * 1e6 / p.us;
+    EXPECT_GE(share, 0.75) << p.name;
+    EXPECT_LE(share, 1.02) << p.name;
+  }
+  EXPECT_GE(met, 4);
+}
+
+constexpr double kSmallProduct = 3.2e11;
+
+TEST(ValidateTest, OurProductsStandBesideTheVendors) { ExpectOursBesideTheVendors(0, kSmallProduct); }
+TEST(ValidateTest, DISABLED_OurLargeProductsStandBesideTheVendors) {
+  ExpectOursBesideTheVendors(kSmallProduct, 1e15);
 }
 
 }  // namespace
