@@ -31,6 +31,33 @@ Record RandomRecord(const ChipSpec& chip, unsigned seed) {
   return testing::RandomRecord(chip, /*cores=*/3, seed, /*steps=*/40);
 }
 
+// A chip on which earlier is never slower, to the rounding of sums; on a real one it may be by a little, as what starts
+// earlier meets others at L2 and HBM, and changes what L2 holds.
+struct World {
+  const char* name;
+  ChipSpec chip;
+  double slack;
+};
+
+// Memory that nobody waits for, and cores that all start at once.
+ChipSpec WithIdealMemory(ChipSpec chip) {
+  ChipSpec::Memory& memory = chip.memory;
+  for (Constant* rate : {&memory.hbm_bytes_per_s, &memory.l2_read_bytes_per_s, &memory.l2_write_bytes_per_s,
+                         &memory.cube_read_bytes_per_s, &memory.core_read_bytes_per_cycle,
+                         &memory.core_write_bytes_per_cycle}) {
+    rate->value = 1e18;
+  }
+  for (Constant* cost : {&memory.core_miss_bytes_per_cycle, &memory.found_dirty, &memory.turn_around,
+                         &memory.same_line, &chip.sync.start_spread_s}) {
+    cost->value = 0;
+  }
+  return chip;
+}
+
+std::vector<World> Worlds() {
+  return {{"real", Ascend910B2(), 1.01}, {"ideal memory", WithIdealMemory(Ascend910B2()), 1 + 1e-12}};
+}
+
 TEST(ReplayPropertyTest, NothingStartsBeforeWhatItConflictsWithEnds) {
   for (unsigned seed = 0; seed < 4; ++seed) {
     const Record record = RandomRecord(Ascend910B2(), seed);
@@ -101,46 +128,54 @@ TEST(ReplayPropertyTest, TimeCoversTheWorkOfEveryPipeAndEveryByte) {
   EXPECT_FALSE(p.verdict.empty());
 }
 
-// Whatever waits, taken out of a plan together with its set, the rest comes no later.
+// Leaves the wait at or behind `at` out of a core's plan, and its set: the n-th set of a flag belongs to its n-th wait.
+void LeaveFlagOut(std::size_t at, std::vector<sync::SyncOp>* ops) {
+  const auto is_wait = [](const sync::SyncOp& op) { return op.kind == sync::Kind::kWaitFlag; };
+  while (!is_wait((*ops)[at])) at = (at + 1) % ops->size();
+  const sync::SyncOp wait = (*ops)[at];
+  const auto nth =
+      std::count_if(ops->begin(), ops->begin() + static_cast<std::ptrdiff_t>(at), [&](const auto& op) {
+        return is_wait(op) && op.pipe == wait.pipe && op.lane == wait.lane && op.peer == wait.peer &&
+               op.id == wait.id;
+      });
+  ops->erase(ops->begin() + static_cast<std::ptrdiff_t>(at));
+  auto set = ops->begin();
+  for (std::ptrdiff_t seen = 0;; ++set) {
+    if (set->kind == sync::Kind::kSetFlag && set->pipe == wait.peer && set->lane == wait.lane &&
+        set->peer == wait.pipe && set->id == wait.id && seen++ == nth) {
+      break;
+    }
+  }
+  ops->erase(set);
+}
+
 TEST(ReplayPropertyTest, ALeftOutFlagIsNeverSlower) {
-  for (const sync::Policy policy : {sync::Policy::kMinimal, sync::Policy::kPerTile}) {
-    Record record = RandomRecord(Ascend910B2(), 5);
-    const sync::Plan plan = sync::PlanFlags(record, policy);
-    const double before = Replay(record, plan).cycles;
-    std::mt19937 random(9);
-    for (int trial = 0; trial < 40; ++trial) {
-      sync::Plan without = plan;
-      auto& ops = without.phases[0].cores[random() % 3].ops;
-      // The n-th set of a flag belongs to its n-th wait.
-      const auto is_wait = [](const sync::SyncOp& op) { return op.kind == sync::Kind::kWaitFlag; };
-      std::size_t at = random() % ops.size();
-      while (!is_wait(ops[at])) at = (at + 1) % ops.size();
-      const sync::SyncOp wait = ops[at];
-      const auto nth =
-          std::count_if(ops.begin(), ops.begin() + static_cast<std::ptrdiff_t>(at), [&](const auto& op) {
-            return is_wait(op) && op.pipe == wait.pipe && op.lane == wait.lane && op.peer == wait.peer &&
-                   op.id == wait.id;
-          });
-      ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(at));
-      auto set = ops.begin();
-      for (std::ptrdiff_t seen = 0;; ++set) {
-        if (set->kind == sync::Kind::kSetFlag && set->pipe == wait.peer && set->lane == wait.lane &&
-            set->peer == wait.pipe && set->id == wait.id && seen++ == nth) {
-          break;
-        }
+  for (const World& world : Worlds()) {
+    for (unsigned seed = 0; seed < 8; ++seed) {
+      const Record record = RandomRecord(world.chip, seed);
+      const sync::Policy policy = seed % 2 == 0 ? sync::Policy::kMinimal : sync::Policy::kPerTile;
+      const sync::Plan plan = sync::PlanFlags(record, policy);
+      const double before = Replay(record, plan).cycles;
+      std::mt19937 random(seed);
+      for (int trial = 0; trial < 40; ++trial) {
+        sync::Plan without = plan;
+        auto& ops = without.phases[0].cores[random() % 3].ops;
+        LeaveFlagOut(random() % ops.size(), &ops);
+        EXPECT_LE(Replay(record, without).cycles, before * world.slack)
+            << world.name << ", seed " << seed << ", " << trial;
       }
-      ops.erase(set);
-      // Within 1 %: a transfer that starts earlier shares memory with others.
-      EXPECT_LE(Replay(record, without).cycles, before * 1.01) << trial;
     }
   }
 }
 
 TEST(ReplayPropertyTest, MoreFlagsAreNeverQuicker) {
-  for (unsigned seed = 0; seed < 4; ++seed) {
-    const Record record = RandomRecord(Ascend910B2(), seed);
-    EXPECT_LE(Replay(record, sync::PlanFlags(record, sync::Policy::kMinimal)).cycles,
-              Replay(record, sync::PlanFlags(record, sync::Policy::kPerTile)).cycles * 1.01);
+  for (const World& world : Worlds()) {
+    for (unsigned seed = 0; seed < 4; ++seed) {
+      const Record record = RandomRecord(world.chip, seed);
+      EXPECT_LE(Replay(record, sync::PlanFlags(record, sync::Policy::kMinimal)).cycles,
+                Replay(record, sync::PlanFlags(record, sync::Policy::kPerTile)).cycles * world.slack)
+          << world.name << ", " << seed;
+    }
   }
 }
 
@@ -161,8 +196,8 @@ TEST(ReplayPropertyTest, MoreCoresNeverSlowIndependentWork) {
   constexpr std::int64_t kPieces = 240, kPiece = 4096;
   const GmTensor from = TensorOf(0, DType::kF32, kPieces, kPiece),
                  to = TensorOf(1, DType::kF32, kPieces, kPiece);
-  const auto cycles = [&](int cores) {
-    return Replay(RecordOf<TraceVectorCore>(Ascend910B2(), cores,
+  const auto cycles = [&](const ChipSpec& chip, int cores) {
+    return Replay(RecordOf<TraceVectorCore>(chip, cores,
                                             [&](auto& core) {
                                               Ring<Buffer::kUB, float> ring(core, "x", 1, kPiece, 2);
                                               for (std::int64_t p = core.index(); p < kPieces; p += cores) {
@@ -175,38 +210,43 @@ TEST(ReplayPropertyTest, MoreCoresNeverSlowIndependentWork) {
                   false)
         .cycles;
   };
-  double before = cycles(1);
-  for (const int cores : {2, 3, 5, 8, 12, 16, 24, 40, 48}) {
-    const double now = cycles(cores);
-    EXPECT_LE(now, before * 1.01) << cores;  // 1 %: the last core starts later.
-    before = now;
+  for (const World& world : Worlds()) {
+    double before = cycles(world.chip, 1);
+    for (const int cores : {2, 3, 5, 8, 12, 16, 24, 40, 48}) {
+      const double now = cycles(world.chip, cores);
+      EXPECT_LE(now, before * world.slack) << world.name << ", " << cores;
+      before = now;
+    }
   }
 }
 
 TEST(ReplayPropertyTest, MoreBandwidthIsNeverSlower) {
-  Record record = RandomRecord(Ascend910B2(), 3);
-  const double before = Replay(record, false).cycles;
-  const auto faster = [&](auto&& change) {
-    Record changed = record;
-    change(changed.chip);
-    return Replay(changed, false).cycles;
-  };
-  // Within 1 %: what is loaded earlier may push other lines out of L2.
-  EXPECT_LE(faster([](ChipSpec& c) { c.memory.hbm_bytes_per_s.value *= 2; }), before * 1.01);
-  EXPECT_LE(faster([](ChipSpec& c) { c.memory.l2_read_bytes_per_s.value *= 2; }), before * 1.01);
-  EXPECT_LE(faster([](ChipSpec& c) { c.memory.l2_write_bytes_per_s.value *= 2; }), before * 1.01);
-  EXPECT_LE(faster([](ChipSpec& c) { c.memory.core_miss_bytes_per_cycle.value *= 2; }), before * 1.01);
-  for (int path = 0; path < kPathCount; ++path) {
-    EXPECT_LE(
-        faster([&](ChipSpec& c) { c.paths[static_cast<std::size_t>(path)].bytes_per_cycle.value *= 2; }),
-        before * 1.01)
-        << NameOf(static_cast<Path>(path));
+  for (const World& world : Worlds()) {
+    SCOPED_TRACE(world.name);
+    const Record record = RandomRecord(world.chip, 3);
+    const double before = Replay(record, false).cycles;
+    const auto faster = [&](auto&& change) {
+      Record changed = record;
+      change(changed.chip);
+      return Replay(changed, false).cycles;
+    };
+    const double most = before * world.slack;
+    EXPECT_LE(faster([](ChipSpec& c) { c.memory.hbm_bytes_per_s.value *= 2; }), most);
+    EXPECT_LE(faster([](ChipSpec& c) { c.memory.l2_read_bytes_per_s.value *= 2; }), most);
+    EXPECT_LE(faster([](ChipSpec& c) { c.memory.l2_write_bytes_per_s.value *= 2; }), most);
+    EXPECT_LE(faster([](ChipSpec& c) { c.memory.core_miss_bytes_per_cycle.value *= 2; }), most);
+    for (int path = 0; path < kPathCount; ++path) {
+      EXPECT_LE(
+          faster([&](ChipSpec& c) { c.paths[static_cast<std::size_t>(path)].bytes_per_cycle.value *= 2; }),
+          most)
+          << NameOf(static_cast<Path>(path));
+    }
+    EXPECT_LT(faster([](ChipSpec& c) {
+                for (PathSpec& path : c.paths) path.startup.value /= 2, path.bytes_per_cycle.value *= 2;
+                c.sync.cross_core.value /= 2;
+              }),
+              before);
   }
-  EXPECT_LT(faster([](ChipSpec& c) {
-              for (PathSpec& path : c.paths) path.startup.value /= 2, path.bytes_per_cycle.value *= 2;
-              c.sync.cross_core.value /= 2;
-            }),
-            before);
 }
 
 // ---- Timeline ----
