@@ -39,6 +39,17 @@ bool IsFinite(const ConstTensor& x) {
   return finite;
 }
 
+// Whether x / scale, of a finite x, is finite in x's dtype. Only a scale below 1 makes it larger.
+bool FitsUnscaled(const ConstTensor& x, float scale) {
+  bool fits = true;
+  ForEachOffset(x, [&](std::int64_t at) {
+    float quotient = 0;  // Of any dtype.
+    StoreFloat(&quotient, x.dtype, 0, LoadFloat(x.data, x.dtype, at) / scale);
+    fits = fits && std::isfinite(LoadFloat(&quotient, x.dtype, 0));
+  });
+  return fits;
+}
+
 Status CheckOptions(const LossScaleOptions& o) {
   const auto bad = [](const char* name, float value, const std::string& needs) {
     return OptionError(kKernel, name, value, needs);
@@ -81,6 +92,14 @@ Status LossScaler::Unscale(std::span<const Tensor> gradients, bool* apply) try {
     scale_ = std::max(scale_ * options_.backoff, options_.least);
     clean_steps_ = 0;
     return {};
+  }
+  if (scale_ < 1) {
+    *apply = std::all_of(gradients.begin(), gradients.end(),
+                         [this](const Tensor& g) { return FitsUnscaled(g, scale_); });
+    if (!*apply) {
+      clean_steps_ = 0;
+      return {};
+    }
   }
   for (const Tensor& g : gradients) {
     ForEachOffset(g, [&](std::int64_t at) {

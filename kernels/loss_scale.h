@@ -28,7 +28,8 @@ class LossScaler {
 
   // One step: every gradient (any rank, fp32, bf16 or fp16; none may overlap another) is divided by the scale in place, in
   // fp32, rounded once; with any NaN or infinity among them none is changed, *apply becomes false and the scale backs off.
-  // After growth_interval clean steps in a row it grows.
+  // After growth_interval clean steps in a row it grows. Where a quotient by a scale below 1 does not fit its dtype, none is
+  // changed and *apply is false as well; no other scale would help, so it stays, but the clean steps are counted anew.
   Status Unscale(std::span<const Tensor> gradients, bool* apply);
 
  private:

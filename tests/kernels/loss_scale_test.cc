@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/kernels/kernel_test.h"
@@ -48,6 +49,32 @@ TEST(LossScalerTest, BacksOffAndLeavesTheGradientsAlone) {
       EXPECT_EQ(scaler.scale(), scale);
     }
     ExpectSameBits(good.view(), before.view());
+  }
+}
+
+// By a scale below 1 a gradient grows; one that would be infinite then is none to apply.
+TEST(LossScalerTest, QuotientsThatDoNotFitAreNotApplied) {
+  for (const auto& [dtype, largest] : {std::pair(DType::kF16, 65504.0), std::pair(DType::kBF16, 0x1.fep127),
+                                       std::pair(DType::kF32, 0x1.fffffep127)}) {
+    SCOPED_TRACE(static_cast<int>(dtype));
+    Matrix good(DType::kF32, {3}), large(dtype, {2, 3});
+    good.Fill(2), large.Fill(-3), large.set({1, 2}, -largest);
+    const Matrix good_before = good, large_before = large;
+    LossScaler scaler({.initial = 0.75f, .growth_interval = 2, .least = 0.25f});
+    const Tensor all[] = {good.view(), large.view()};
+    bool apply = true;
+    for (int step = 0; step < 3; ++step) {
+      ASSERT_TRUE(IsOk(scaler.Unscale(all, &apply)));
+      EXPECT_FALSE(apply);
+      EXPECT_EQ(scaler.scale(), 0.75f);
+      ExpectSameBits(good.view(), good_before.view());
+      ExpectSameBits(large.view(), large_before.view());
+    }
+    large.set({1, 2}, -0.75 * largest);
+    ASSERT_TRUE(IsOk(scaler.Unscale(all, &apply)));
+    EXPECT_TRUE(apply);
+    EXPECT_EQ(large.at({1, 2}), -largest);
+    EXPECT_EQ(scaler.clean_steps(), 1);
   }
 }
 
