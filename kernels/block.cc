@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <span>
+#include <string>
 
 #include "kernels/block_steps.h"
 #include "kernels/choose_for.h"
@@ -40,6 +41,10 @@ Status CheckGradient(const Argument& gradient, const ConstTensor& weight, DType 
   for (int d = 0; d < weight.rank; ++d) dims[static_cast<std::size_t>(d)] = {"as its weight", weight.size(d)};
   CUBIST_RETURN_IF_ERROR(CheckShape(gradient, std::span(dims).first(static_cast<std::size_t>(weight.rank))));
   return weight.rank == 1 ? CheckDType(gradient, kFloatTypes) : CheckDType(gradient, {DType::kF32, dtype});
+}
+
+Status CheckState(const char* kernel, const BlockState* state) {
+  return state != nullptr ? Status() : InvalidArgument(std::string(kernel) + ": state is a null pointer");
 }
 
 Status Sum(const Device& device, const SumArgs& args, Profile* profile) {

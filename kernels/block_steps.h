@@ -48,6 +48,9 @@ void ProjectionGrad(Steps* steps, std::pair<const char*, const char*> names, con
 // A gradient, where it is given, is shaped like its weight: one of a norm (rank 1) in any float, others in fp32 or `dtype`.
 Status CheckGradient(const Argument& gradient, const ConstTensor& weight, DType dtype);
 
+// A state that is there.
+Status CheckState(const char* kernel, const BlockState* state);
+
 // out (T, H) = a + b (+ c), in fp32, rounded once.
 struct SumArgs {
   ConstTensor a, b, c = {};

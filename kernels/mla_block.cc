@@ -228,6 +228,7 @@ Status ValidateGrad(const Device& device, const MlaBlockGradArgs& args) {
 
 Status MlaBlock(const Device& device, const MlaBlockArgs& args, BlockState* state,
                 BlockProfile* profile) try {
+  CUBIST_RETURN_IF_ERROR(CheckState(kBlock, state));
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   const Sizes s(args);
   const MlaBlockWeights& w = args.weights;
@@ -257,6 +258,7 @@ Status MlaBlock(const Device& device, const MlaBlockArgs& args, BlockState* stat
 
 Status MlaBlockGrad(const Device& device, const MlaBlockGradArgs& args, BlockState* state,
                     BlockProfile* profile) try {
+  CUBIST_RETURN_IF_ERROR(CheckState(kBlock, state));
   CUBIST_RETURN_IF_ERROR(ValidateGrad(device, args));
   const MlaBlockArgs& f = args.forward;
   const Sizes s(f);

@@ -1,6 +1,7 @@
 #include "kernels/moe_block.h"
 
 #include <algorithm>
+#include <cmath>
 #include <new>
 #include <utility>
 #include <vector>
@@ -10,8 +11,10 @@
 #include "kernels/grouped_matmul.h"
 #include "kernels/matmul.h"
 #include "kernels/rms_norm.h"
+#include "kernels/route_options.h"
 #include "kernels/swiglu.h"
 #include "kernels/token_permute.h"
+#include "kernels/token_permute_arguments.h"
 #include "kernels/token_permute_grad.h"
 #include "kernels/validate.h"
 
@@ -52,6 +55,10 @@ Status Validate(const Device& device, const MoeBlockArgs& args) {
   if (args.top_k < 1 || args.top_k > w.router.size(1)) {
     return OptionError(kBlock, "top_k", args.top_k, "1 to E, " + std::to_string(w.router.size(1)));
   }
+  CUBIST_RETURN_IF_ERROR(
+      CheckRouteOptions(kBlock, args.route, w.router.size(1), args.top_k, /*backward=*/false));
+  if (!(args.eps >= 0) || std::isinf(args.eps))
+    return OptionError(kBlock, "eps", args.eps, "a finite value >= 0");
   if (shared_gate_up.tensor.given() != shared_down.tensor.given()) {
     return (shared_down.tensor.given() ? shared_gate_up : shared_down)
         .Error("is not given, and its other half is");
@@ -81,6 +88,10 @@ Status Validate(const Device& device, const MoeBlockArgs& args) {
 Status ValidateGrad(const Device& device, const MoeBlockGradArgs& args) {
   const MoeBlockArgs& f = args.forward;
   CUBIST_RETURN_IF_ERROR(Validate(device, f));
+  CUBIST_RETURN_IF_ERROR(
+      CheckRouteOptions(kBlock, f.route, f.weights.router.size(1), f.top_k, /*backward=*/true));
+  if (!std::isfinite(args.d_aux_loss))
+    return OptionError(kBlock, "d_aux_loss", args.d_aux_loss, "a finite value");
   const Argument d_out{kBlock, "d_out", args.d_out}, d_x{kBlock, "d_x", args.d_x};
   for (const Argument* arg : {&d_out, &d_x}) {
     CUBIST_RETURN_IF_ERROR(CheckShape(*arg, {{"T, of x", f.x.size(0)}, {"H, of x", f.x.size(1)}}));
@@ -144,21 +155,19 @@ struct Kept {
   Tensor experts, post, post_rstd;  // With post_norm: what all experts give together, and its norm.
 };
 
-// Whether these are routes that a call has left: the counts are those of the ids.
-Status CheckLeftRoutes(const Kept& k, const Sizes& s) {
+// Whether these are routes that a call has left: the counts are those of the ids, and every route has a place of its own.
+bool HasRoutes(const Kept& k, const Sizes& s) {
   std::vector<std::int64_t> missing(static_cast<std::size_t>(s.experts));
   for (std::int64_t e = 0; e < s.experts; ++e)
     missing[static_cast<std::size_t>(e)] = LoadInt(k.counts.data, DType::kI32, e);
-  bool alike = true;
-  for (std::int64_t slot = 0; slot < s.rows && alike; ++slot) {
+  for (std::int64_t slot = 0; slot < s.rows; ++slot) {
     const std::int64_t id = LoadInt(k.ids.data, DType::kI32, slot);
-    alike = id >= -1 && id < s.experts && (id < 0 || missing[static_cast<std::size_t>(id)]-- > 0);
+    if (id < -1 || id >= s.experts || (id >= 0 && missing[static_cast<std::size_t>(id)]-- == 0)) return false;
   }
-  if (alike && std::all_of(missing.begin(), missing.end(), [](std::int64_t n) { return n == 0; })) return {};
-  return InvalidArgument(
-      std::string(kBlock) +
-      ": the device does not compute and the state has no routes of these sizes, needs a call on "
-      "a device with data before");
+  const Argument places{kBlock, "places", k.places};
+  std::int64_t unused = 0;
+  return std::all_of(missing.begin(), missing.end(), [](std::int64_t n) { return n == 0; }) &&
+         CheckValues(places, -1, s.rows).ok() && CheckDistinctRows(places, 0, s.rows, &unused).ok();
 }
 
 // Where the device does not compute, what it would write over the routes.
@@ -171,11 +180,17 @@ Tensor WithoutData(const Device& device, Tensor x) {
 
 Status MoeBlock(const Device& device, const MoeBlockArgs& args, BlockState* state,
                 BlockProfile* profile) try {
+  CUBIST_RETURN_IF_ERROR(CheckState(kBlock, state));
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   const Sizes s = SizesOf(args);
   const MoeBlockWeights& w = args.weights;
   const Kept k(device, args, s, state);
-  if (!device.computes()) CUBIST_RETURN_IF_ERROR(CheckLeftRoutes(k, s));
+  if (!device.computes() && !HasRoutes(k, s)) {
+    return InvalidArgument(
+        std::string(kBlock) +
+        ": the device does not compute and the state has no routes of these sizes, needs a call on "
+        "a device with data before");
+  }
   Steps steps(device, profile);
   steps.Run("norm", &RmsNorm,
             RmsNormArgs{.x = args.x, .gamma = w.norm, .eps = args.eps, .out = k.normed, .rstd = k.rstd});
@@ -239,6 +254,7 @@ Status MoeBlock(const Device& device, const MoeBlockArgs& args, BlockState* stat
 Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockState* state,
                     BlockProfile* profile) try {
   const MoeBlockArgs& f = args.forward;
+  CUBIST_RETURN_IF_ERROR(CheckState(kBlock, state));
   if (!device.computes())
     return InvalidArgument(std::string(kBlock) + ": the device does not compute, needs one with data");
   CUBIST_RETURN_IF_ERROR(ValidateGrad(device, args));
@@ -246,6 +262,10 @@ Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockSta
   const MoeBlockWeights& w = f.weights;
   const MoeBlockGradients& g = args.gradients;
   const Kept k(device, f, s, state);
+  if (!HasRoutes(k, s)) {
+    return InvalidArgument(std::string(kBlock) +
+                           ": the state has no routes of these sizes, needs a call of moe_block before");
+  }
   const DType t = f.x.dtype;
   const auto take = [&](const char* name, DType dtype, std::initializer_list<std::int64_t> sizes) {
     return state->Take(name, dtype, sizes);

@@ -7,6 +7,7 @@
 #include "kernels/choose_for.h"
 #include "kernels/element_type.h"
 #include "kernels/route_kernel.h"
+#include "kernels/route_options.h"
 #include "kernels/rowwise.h"
 #include "kernels/validate.h"
 #include "npu_model/launch.h"
@@ -16,42 +17,6 @@ namespace {
 
 constexpr const char* kRoute = "route";
 constexpr const char* kGrad = "route_grad";
-
-Status CheckOptions(const char* kernel, const RouteOptions& o, std::int64_t experts, std::int64_t top_k) {
-  const auto text = [](std::int64_t value) { return std::to_string(value); };
-  if (experts < 1) return OptionError(kernel, "E", experts, "at least 1");
-  if (top_k < 1 || top_k > experts) return OptionError(kernel, "K", top_k, "1 to E, " + text(experts));
-  if (o.groups < 1 || experts % o.groups != 0)
-    return OptionError(kernel, "groups", o.groups, "a divisor of E, " + text(experts));
-  if (o.top_groups < 1 || o.top_groups > o.groups) {
-    return OptionError(kernel, "top_groups", o.top_groups, "1 to groups, " + text(o.groups));
-  }
-  const std::int64_t width = experts / o.groups;
-  if (o.groups > 1 && (o.group_top < 1 || o.group_top > width)) {
-    return OptionError(kernel, "group_top", o.group_top, "1 to the experts of a group, " + text(width));
-  }
-  if (top_k > width * o.top_groups) {
-    return OptionError(kernel, "K", top_k,
-                       "at most the experts of top_groups groups, " + text(width * o.top_groups));
-  }
-  if (!(o.eps >= 0) || std::isinf(o.eps)) return OptionError(kernel, "eps", o.eps, "a finite value >= 0");
-  if (!std::isfinite(o.scale)) return OptionError(kernel, "scale", o.scale, "a finite value");
-  if (!(o.temperature >= 0) || std::isinf(o.temperature)) {
-    return OptionError(kernel, "temperature", o.temperature, "a finite value >= 0");
-  }
-  if (!(o.dropout >= 0 && o.dropout <= 1)) return OptionError(kernel, "dropout", o.dropout, "0 to 1");
-  if (!(o.expert_dropout >= 0 && o.expert_dropout <= 0.5f))
-    return OptionError(kernel, "expert_dropout", o.expert_dropout, "0 to 0.5");
-  if (!(o.limit > 0) || std::isinf(o.limit))
-    return OptionError(kernel, "limit", o.limit, "a finite value above 0");
-  if (o.weighting.given() && o.weighting.forward == nullptr)
-    return InvalidArgument(std::string(kernel) + ": weighting has no forward function");
-  if (kernel == kGrad && o.weighting.given() && o.weighting.backward == nullptr)
-    return InvalidArgument(std::string(kernel) + ": weighting has no backward function");
-  if (!std::isfinite(o.aux_coefficient))
-    return OptionError(kernel, "aux_coefficient", o.aux_coefficient, "a finite value");
-  return {};
-}
 
 // Whether all logits of a row are within the limit. NaN is not.
 bool IsWithin(const ConstTensor& x, std::int64_t row, float limit) {
@@ -104,7 +69,8 @@ Status Validate(const Device& device, const RouteArgs& args) {
   CUBIST_RETURN_IF_ERROR(CheckIfGiven(aux_loss, {{"1", 1}}, {DType::kF32}));
   CUBIST_RETURN_IF_ERROR(CheckIfGiven(bad, {t}, {DType::kF32}));
   if (aux_loss.tensor.given() && !counts.tensor.given()) return counts.Error("is not given, and aux_loss is");
-  CUBIST_RETURN_IF_ERROR(CheckOptions(kRoute, args.options, args.logits.size(1), args.weights.size(1)));
+  CUBIST_RETURN_IF_ERROR(
+      CheckRouteOptions(kRoute, args.options, args.logits.size(1), args.weights.size(1), /*backward=*/false));
   CUBIST_RETURN_IF_ERROR(
       CheckTensors(device, {&logits, &bias}, {&weights, &ids, &scores, &counts, &aux_loss, &bad}));
   const bool strict = args.options.bad_logits == BadLogits::kError && device.computes();
@@ -129,7 +95,8 @@ Status Validate(const Device& device, const RouteGradArgs& args) {
     return OptionError(kGrad, "d_aux_loss", args.d_aux_loss, "a finite value");
   if (args.d_aux_loss != 0 && !counts.tensor.given())
     return counts.Error("is not given, and d_aux_loss is not 0");
-  CUBIST_RETURN_IF_ERROR(CheckOptions(kGrad, args.options, args.scores.size(1), args.ids.size(1)));
+  CUBIST_RETURN_IF_ERROR(
+      CheckRouteOptions(kGrad, args.options, args.scores.size(1), args.ids.size(1), /*backward=*/true));
   CUBIST_RETURN_IF_ERROR(CheckTensors(device, {&d_weights, &scores, &counts, &ids}, {&d_logits}));
   CUBIST_RETURN_IF_ERROR(CheckStorage(ids, /*needs_data=*/true));
   const std::int64_t experts = args.scores.size(1);
@@ -183,7 +150,7 @@ RowwiseShape ShapeOf(const RouteGradArgs& args) {
           .scratch = 2,
           .row_vectors = 2,
           .column_vectors = 2,
-          .side_tiles = 5,
+          .side_tiles = 6,
           .side_cols = args.ids.size(1),
           .vector_passes = 12,
           .whole_rows = true,
@@ -191,6 +158,43 @@ RowwiseShape ShapeOf(const RouteGradArgs& args) {
 }
 
 }  // namespace
+
+Status CheckRouteOptions(const char* kernel, const RouteOptions& o, std::int64_t experts, std::int64_t top_k,
+                         bool backward) {
+  const auto text = [](std::int64_t value) { return std::to_string(value); };
+  if (experts < 1) return OptionError(kernel, "E", experts, "at least 1");
+  if (top_k < 1 || top_k > experts) return OptionError(kernel, "K", top_k, "1 to E, " + text(experts));
+  if (o.groups < 1 || experts % o.groups != 0)
+    return OptionError(kernel, "groups", o.groups, "a divisor of E, " + text(experts));
+  if (o.top_groups < 1 || o.top_groups > o.groups) {
+    return OptionError(kernel, "top_groups", o.top_groups, "1 to groups, " + text(o.groups));
+  }
+  const std::int64_t width = experts / o.groups;
+  if (o.groups > 1 && (o.group_top < 1 || o.group_top > width)) {
+    return OptionError(kernel, "group_top", o.group_top, "1 to the experts of a group, " + text(width));
+  }
+  if (top_k > width * o.top_groups) {
+    return OptionError(kernel, "K", top_k,
+                       "at most the experts of top_groups groups, " + text(width * o.top_groups));
+  }
+  if (!(o.eps >= 0) || std::isinf(o.eps)) return OptionError(kernel, "eps", o.eps, "a finite value >= 0");
+  if (!std::isfinite(o.scale)) return OptionError(kernel, "scale", o.scale, "a finite value");
+  if (!(o.temperature >= 0) || std::isinf(o.temperature)) {
+    return OptionError(kernel, "temperature", o.temperature, "a finite value >= 0");
+  }
+  if (!(o.dropout >= 0 && o.dropout <= 1)) return OptionError(kernel, "dropout", o.dropout, "0 to 1");
+  if (!(o.expert_dropout >= 0 && o.expert_dropout <= 0.5f))
+    return OptionError(kernel, "expert_dropout", o.expert_dropout, "0 to 0.5");
+  if (!(o.limit > 0) || std::isinf(o.limit))
+    return OptionError(kernel, "limit", o.limit, "a finite value above 0");
+  if (o.weighting.given() && o.weighting.forward == nullptr)
+    return InvalidArgument(std::string(kernel) + ": weighting has no forward function");
+  if (backward && o.weighting.given() && o.weighting.backward == nullptr)
+    return InvalidArgument(std::string(kernel) + ": weighting has no backward function");
+  if (!std::isfinite(o.aux_coefficient))
+    return OptionError(kernel, "aux_coefficient", o.aux_coefficient, "a finite value");
+  return {};
+}
 
 Status Route(const Device& device, const RouteArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));

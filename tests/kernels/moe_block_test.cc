@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tests/kernels/bad_call.h"
 #include "tests/kernels/block_test.h"
 #include "tests/kernels/kernel_test.h"
 #include "tests/support/expect_close.h"
@@ -350,37 +352,71 @@ TEST(MoeBlockArgumentsTest, AreNamed) {
   says([](auto& a) { a.weights.router_bias.sizes[0] = 7; }, "moe_block: router_bias has size 7");
   says([](auto& a) { a.weights.norm.dtype = DType::kI32; }, "moe_block: norm is int32");
   says([](auto& a) { a.aux_loss.dtype = DType::kBF16; }, "moe_block: aux_loss is bf16");
+  says([](auto& a) { a.route.scale = kInfinity; }, "moe_block: scale is inf");
+  says([](auto& a) { a.route.dropout = 2; }, "moe_block: dropout is 2, needs 0 to 1");
+  says([](auto& a) { a.eps = -1; }, "moe_block: eps is -1");
+  Block b(Cases()[1], DType::kF32);
+  EXPECT_EQ(MoeBlock(Host(), b.args(), nullptr).message(), "moe_block: state is a null pointer");
 }
 
+// The gradients go to tensors that hold random numbers.
+struct BlockGradFixture {
+  MoeBlockGradArgs args() { return GradArgs(block, gradients); }
+  std::vector<const Matrix*> all() const {
+    const Block& d = gradients;
+    return {&d.x, &d.norm, &d.router, &d.gate_up, &d.down, &d.shared_gate_up, &d.shared_down, &d.post_norm};
+  }
+
+  Block block{Cases()[2], DType::kF32}, gradients{Cases()[2], DType::kF32};
+};
+
 TEST(MoeBlockArgumentsTest, OfGradientsAreNamed) {
-  BlockState state;
-  const auto says = [&](const std::function<void(MoeBlockGradArgs&)>& spoil, const std::string& what) {
-    Block b(Cases()[1], DType::kF32);
-    Matrix d_x(DType::kF32, {kTokens, kHidden});
-    ASSERT_TRUE(IsOk(MoeBlock(Host(), b.args(), &state)));
-    MoeBlockGradArgs args{.forward = b.args(), .d_out = b.d_out.view(), .d_x = d_x.view()};
-    spoil(args);
-    const Status status = MoeBlockGrad(Host(), args, &state);
-    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-    EXPECT_NE(status.message().find(what), std::string::npos) << status.message();
-    EXPECT_TRUE(std::isnan(d_x.at({0, 0})));
+  const std::string who = "moe_block: ";
+  RouteWeighting forward_only;
+  forward_only.forward = [](auto, auto scores, auto weights) {
+    std::copy(scores.begin(), scores.end(), weights.begin());
   };
-  Matrix room(DType::kF32, {kExperts, kHidden, 2 * kWidth});
-  says([](auto& a) { a.d_out = {}; }, "moe_block: d_out is not given");
-  says(
-      [&](auto& a) {
-        a.gradients.router = Tensor(room.view().data, DType::kBool, {kHidden, kExperts});
-      },
-      "moe_block: gradients.router is bool");
-  says(
-      [&](auto& a) {
-        a.gradients.gate_up = Tensor(room.view().data, DType::kF32, {kExperts, kHidden, 3});
-      },
-      "moe_block: gradients.gate_up has size 3");
-  says([&](auto& a) { a.gradients.post_norm = Tensor(room.view().data, DType::kF32, {kHidden}); },
-       "moe_block: gradients.post_norm is given, and its weight is not");
-  says([](auto& a) { a.gradients.norm = Tensor(a.d_x.data, DType::kF32, {kHidden}); },
-       "moe_block: d_x overlaps gradients.norm");
+  const std::vector<BadCall<MoeBlockGradArgs>> calls = {
+      {"d_out missing", [](auto& a) { a.d_out = {}; }, {who + "d_out is not given"}},
+      {"router's gradient of flags",
+       [](auto& a) { a.gradients.router.dtype = DType::kBool; },
+       {who + "gradients.router is bool"}},
+      {"gate_up's gradient too narrow",
+       [](auto& a) { a.gradients.gate_up.sizes[2] = 3; },
+       {who + "gradients.gate_up has size 3"}},
+      {"gradient of no weight",
+       [](auto& a) { a.forward.weights.post_norm = {}; },
+       {who + "gradients.post_norm is given, and its weight is not"}},
+      {"norm's gradient in d_x",
+       [](auto& a) { a.gradients.norm = Tensor(a.d_x.data, DType::kF32, {kHidden}); },
+       {who + "d_x overlaps gradients.norm"}},
+      {"d_aux_loss NaN", [](auto& a) { a.d_aux_loss = NAN; }, {who + "d_aux_loss is nan"}},
+      {"d_aux_loss infinite", [](auto& a) { a.d_aux_loss = INFINITY; }, {who + "d_aux_loss is inf"}},
+      {"weights without a gradient",
+       [&](auto& a) { a.forward.route.weighting = forward_only; },
+       {who + "weighting has no backward function"}},
+      {"an option out of bounds",
+       [](auto& a) { a.forward.route.temperature = -1; },
+       {who + "temperature is -1"}},
+      {"another number of tokens than the state has",
+       [](auto& a) {
+         for (ConstTensor* x : {&a.forward.x, &a.d_out}) x->sizes[0] = kTokens - 1;
+         for (Tensor* x : {&a.forward.out, &a.d_x}) x->sizes[0] = kTokens - 1;
+       },
+       {who + "the state has no routes of these sizes, needs a call of moe_block before"}}};
+  ExpectErrors<BlockGradFixture>(calls, [](const Device& device, const MoeBlockGradArgs& args) {
+    Block forward(Cases()[2], DType::kF32);
+    BlockState state;
+    EXPECT_TRUE(IsOk(MoeBlock(device, forward.args(), &state)));
+    return MoeBlockGrad(device, args, &state);
+  });
+  BlockGradFixture fixture;
+  BlockState fresh;
+  EXPECT_TRUE(Says(MoeBlockGrad(Host(), fixture.args(), &fresh), {who + "the state has no routes"}));
+  EXPECT_TRUE(Says(MoeBlockGrad(Host(), fixture.args(), nullptr), {who + "state is a null pointer"}));
+  const BlockGradFixture before;
+  for (std::size_t i = 0; i < before.all().size(); ++i)
+    ExpectSameBits(fixture.all()[i]->view(), before.all()[i]->view());
 }
 
 }  // namespace
