@@ -60,7 +60,8 @@ struct RouteOptions {
   std::uint64_t seed = 0;
   BadLogits bad_logits = BadLogits::kError;
   float limit = std::numeric_limits<float>::max();
-  // Load-balance loss (Fedus, Zoph and Shazeer, Switch Transformers, 2021), with S the sum of a token's scores:
+  // Load-balance loss (Fedus, Zoph and Shazeer, Switch Transformers, 2021), with S the sum of a token's scores, 2^-126 at
+  // least (sigmoid and sqrt-softplus of logits far below 0 are 0, and so are their shares then):
   //   aux_loss = aux_coefficient * E / (K * T) * sum over e of counts(e) * mean over t of scores(t, e) / S(t)
   float aux_coefficient = 0;
   RouteWeighting weighting = {};

@@ -26,6 +26,9 @@ struct RouteOperands {
   const RouteFunction* weighting = nullptr;
 };
 
+// A token's sum of scores that its shares are of, where all of them have underflowed: the shares are 0 then.
+inline constexpr float kLeastSum = std::numeric_limits<float>::min();
+
 // Streams of random numbers.
 inline constexpr std::uint32_t kGumbelStream = 0, kDropoutStream = 1, kExpertStream = 2;
 
@@ -128,6 +131,7 @@ void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
       if (counts_routes) core.Histogram(counts, ids, {});
       if (sums_scores) {
         core.RowSum(column, x);
+        core.MaxScalar(column, column, kLeastSum);
         core.Fill(bad, 1.0f);
         core.Div(column, bad, column);
         core.Fill(s0, 1.0f);
@@ -190,28 +194,27 @@ struct RouteGradOperands {
   const RouteFunction *weighting = nullptr, *weighting_grad = nullptr;
 };
 
-// d_x of x = the logits, from d = d_n and the scores n, in d's place:
-//   softmax n (d - sum of n d);  sigmoid d n (1 - n);  sqrt-softplus d (1 - exp(-n^2)) / (2 n)
+// d_x of x = the logits, from u = n d_n of the scores n, in u's place:
+//   softmax u - n sum of u;  sigmoid u (1 - n);  sqrt-softplus u (1 - exp(-y)) / (2 y), y = n^2
+// Every slope has the factor n, which is taken early: d_n is a quotient by sums of scores, and may be infinite where
+// these are as small as floats can be.
 template <VectorCore V>
-void ScoreGradient(V& core, ScoreFunction score, UbTile<float> d, UbTile<float> n, UbTile<float> s,
+void ScoreGradient(V& core, ScoreFunction score, UbTile<float> u, UbTile<float> n, UbTile<float> s,
                    UbTile<float> series, UbTile<float> column) {
   switch (score) {
     case ScoreFunction::kSoftmax:
-      core.Mul(s, d, n);
-      core.RowSum(column, s);
-      core.Sub(d, d, column);
-      core.Mul(d, d, n);
+      core.RowSum(column, u);
+      core.Mul(s, n, column);
+      core.Sub(u, u, s);
       return;
     case ScoreFunction::kSigmoid:
-      core.Mul(d, d, n);
       core.MulScalar(s, n, -1.0f);
       core.AddScalar(s, s, 1.0f);
-      core.Mul(d, d, s);
+      core.Mul(u, u, s);
       return;
     case ScoreFunction::kSqrtSoftplus:
-      core.MaxScalar(n, n, 1e-18f);  // n^2 stays a normal number.
       core.Mul(s, n, n);
-      // 1 - exp(-y), of small y as y (1 - y / 2 (1 - y / 3 (1 - y / 4))): the difference would lose what y has.
+      // (1 - exp(-y)) / y, of small y as 1 - y / 2 (1 - y / 3 (1 - y / 4)): the difference would lose what y has.
       core.MulScalar(series, s, -1.0f / 4);
       for (const float divisor : {3.0f, 2.0f}) {
         core.AddScalar(series, series, 1.0f);
@@ -219,23 +222,23 @@ void ScoreGradient(V& core, ScoreFunction score, UbTile<float> d, UbTile<float> 
         core.MulScalar(series, series, -1.0f / divisor);
       }
       core.AddScalar(series, series, 1.0f);
-      core.Mul(series, series, s);
       core.MulScalar(s, s, -1.0f);
       core.Exp(s, s);
       core.MulScalar(s, s, -1.0f);
       core.AddScalar(s, s, 1.0f);
+      core.Div(s, s, n);
+      core.Div(s, s, n);
       core.SelectLe(s, n, 0.2f, series, s);
-      core.Mul(d, d, s);
-      core.MulScalar(n, n, 2.0f);
-      core.Div(d, d, n);
+      core.Mul(u, u, s);
+      core.MulScalar(u, u, 0.5f);
       return;
   }
 }
 
 // With w = n of the selected routes (or the weighting of these), D = sum of w + eps and e = scale * d_weights:
-//   d_w = e / D - sum of (e w) / D^2 with renormalisation, e without
+//   d_w = (e - sum of (e w) / D) / D with renormalisation, e without
 //   d_n of the selected = d_w (or the weighting's gradient for it); 0 elsewhere
-//   plus for the loss, with c = aux_factor * counts and S = sum of n: (c - sum of (c n) / S) / S
+//   plus for the loss, with c = aux_factor * counts and S = sum of n, at least kLeastSum: (c - sum of (c n) / S) / S
 template <VectorCore V>
 void RouteGradKernel(V& core, const RouteGradOperands& g, const RowwiseTiling& t) {
   const std::int64_t experts = g.scores.cols, top_k = g.ids.cols;
@@ -245,7 +248,8 @@ void RouteGradKernel(V& core, const RouteGradOperands& g, const RowwiseTiling& t
   Ring<Buffer::kUB, float> c_ub(core, "c_ub", 1, t.cols, 1);
   Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, t.cols, 1);
   Ring<Buffer::kUB, float> column_ub(core, "column_ub", t.rows, 1, 1), sum_ub(core, "sum_ub", t.rows, 1, 1);
-  Ring<Buffer::kUB, float> e_ub(core, "e_ub", t.rows, top_k, t.stages), w_ub(core, "w_ub", t.rows, top_k, 1);
+  Ring<Buffer::kUB, float> e_ub(core, "e_ub", t.rows, top_k, t.stages), w_ub(core, "w_ub", t.rows, top_k, 1),
+      v_ub(core, "v_ub", t.rows, top_k, 1);
   Ring<Buffer::kUB, std::int32_t> ids_ub(core, "ids_ub", t.rows, top_k, t.stages);
 
   const UbTile<float> c = c_ub.Next(1, experts);
@@ -260,31 +264,34 @@ void RouteGradKernel(V& core, const RouteGradOperands& g, const RowwiseTiling& t
       const UbTile<float> n = n_ub.Next(rows.size(), experts), d = d_ub.Next(rows.size(), experts),
                           s = s_ub.Next(rows.size(), experts), s1 = s1_ub.Next(rows.size(), experts);
       const UbTile<float> column = column_ub.Next(rows.size(), 1), sum = sum_ub.Next(rows.size(), 1);
-      const UbTile<float> e = e_ub.Next(rows.size(), top_k), w = w_ub.Next(rows.size(), top_k);
+      const UbTile<float> e = e_ub.Next(rows.size(), top_k), w = w_ub.Next(rows.size(), top_k),
+                          v = v_ub.Next(rows.size(), top_k);
       const UbTile<std::int32_t> ids = ids_ub.Next(rows.size(), top_k);
       core.Load(n, g.scores.Rows(rows));
       core.Load(e, g.d_weights.Rows(rows));
       core.Load(ids, g.ids.Rows(rows));
       core.MulScalar(e, e, g.scale);
+      core.Gather(w, n, ids);
+      const bool weighs = g.weighting != nullptr;
       if (g.renormalise) {
-        core.Gather(w, n, ids);
-        if (g.weighting != nullptr) core.MapRoutes(w, ids, w, {}, *g.weighting);
-        core.RowSum(sum, w);
+        if (weighs) core.MapRoutes(v, ids, w, {}, *g.weighting);
+        const UbTile<float> weight = weighs ? v : w;
+        core.RowSum(sum, weight);
         core.AddScalar(sum, sum, g.eps);
-        core.Mul(w, w, e);
-        core.RowSum(column, w);
+        core.Mul(v, weight, e);
+        core.RowSum(column, v);
         core.Div(column, column, sum);
         core.Sub(e, e, column);
-        core.Div(e, e, sum);
+        const UbTile<float> divided = weighs ? e : w;
+        core.Div(divided, divided, sum);
       }
-      if (g.weighting_grad != nullptr) {
-        core.Gather(w, n, ids);
-        core.MapRoutes(e, ids, w, e, *g.weighting_grad);
-      }
+      if (weighs) core.MapRoutes(e, ids, w, e, *g.weighting_grad);
+      core.Mul(e, e, w);
       core.Fill(d, 0.0f);
       core.Scatter(d, ids, e);
       if (g.counts != nullptr) {
         core.RowSum(sum, n);
+        core.MaxScalar(sum, sum, kLeastSum);
         core.Fill(column, 0.0f);
         core.Fill(s1, 1.0f);
         core.RowDot(column, s, s1, n, s1, c);
@@ -292,7 +299,8 @@ void RouteGradKernel(V& core, const RouteGradOperands& g, const RowwiseTiling& t
         core.Fill(s, 0.0f);
         core.Add(s, s, c);
         core.Sub(s, s, column);
-        core.Div(s, s, sum);
+        core.Div(s1, n, sum);
+        core.Mul(s, s, s1);
         core.Add(d, d, s);
       }
       ScoreGradient(core, g.score, d, n, s, s1, column);

@@ -119,7 +119,8 @@ void ExpandScores(V& v, ScoreFunction function, TileRef n, TileRef s0, TileRef s
       v.Binary(BinaryOp::kDiv, n, s0, n, loc);
       return;
     // ln(1 + exp(x)) = max(x, 0) + ln(1 + e), e = exp(-|x|), and ln(1 + e) = ln(1 + d) * e / d (Kahan): d is what 1 + e
-    // keeps of e, and where it keeps nothing the least that it would.
+    // keeps of e, and where it keeps nothing the least that it would. Of x below -20 the root is exp(x / 2), which is a
+    // number long after exp(x) is none.
     case ScoreFunction::kSqrtSoftplus:
       v.Unary(UnaryOp::kAbs, s0, n, loc);
       v.Scalar(ScalarOp::kMul, s0, s0, -1.0f, loc);
@@ -131,9 +132,12 @@ void ExpandScores(V& v, ScoreFunction function, TileRef n, TileRef s0, TileRef s
       v.Scalar(ScalarOp::kAdd, s1, s1, 1.0f, loc);
       v.Unary(UnaryOp::kLn, s1, s1, loc);
       v.Binary(BinaryOp::kMul, s0, s0, s1, loc);
-      v.Scalar(ScalarOp::kMax, n, n, 0.0f, loc);
-      v.Binary(BinaryOp::kAdd, n, n, s0, loc);
-      v.Unary(UnaryOp::kSqrt, n, n, loc);
+      v.Scalar(ScalarOp::kMax, s1, n, 0.0f, loc);
+      v.Binary(BinaryOp::kAdd, s0, s0, s1, loc);
+      v.Unary(UnaryOp::kSqrt, s0, s0, loc);
+      v.Scalar(ScalarOp::kMul, s1, n, 0.5f, loc);
+      v.Unary(UnaryOp::kExp, s1, s1, loc);
+      v.SelectLe(n, n, -20.0f, s1, s0, loc);
       return;
   }
 }

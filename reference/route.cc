@@ -16,6 +16,7 @@ std::size_t Index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 double ScoreOf(Score score, double x) {
   if (score == Score::kSigmoid) return 1 / (1 + std::exp(-x));
+  if (x < -40) return std::exp(x / 2);  // To all digits, and where exp(x) is 0.
   return std::sqrt(std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))));
 }
 
@@ -29,6 +30,17 @@ std::vector<double> ScoresOf(Score score, std::vector<double> x) {
   for (double& v : x) sum += v = std::exp(v - most);
   for (double& v : x) v /= sum;
   return x;
+}
+
+// The derivative of an elementwise score, from the score.
+double SlopeOf(Score score, double n) {
+  if (score == Score::kSigmoid) return n * (1 - n);
+  return n < 1e-9 ? n / 2 : -std::expm1(-n * n) / (2 * n);
+}
+
+// S of RouterOptions::aux_coefficient.
+double SumOf(const double* n, std::int64_t experts) {
+  return std::max(std::accumulate(n, n + experts, 0.0), 0x1p-126);
 }
 
 // Columns by value, descending, of equals the lower first.
@@ -106,7 +118,7 @@ RouterResult Route(ConstTensor logits, ConstTensor bias, std::int64_t top_k, con
       x[Index(e)] = (x[Index(e)] - std::log(-std::log(u))) / o.temperature;
     }
     const std::vector<double> n = ScoresOf(o.score, x);
-    const double sum = std::accumulate(n.begin(), n.end(), 0.0);
+    const double sum = SumOf(n.data(), experts);
     std::vector<double> choice = n;
     for (std::int64_t e = 0; e < experts; ++e) {
       if (bias.given()) choice[Index(e)] += LoadFloat(bias.data, bias.dtype, e * bias.stride(0));
@@ -180,7 +192,7 @@ std::vector<double> RouteGrad(const std::vector<double>& d_weights, const Router
     for (std::size_t j = 0; j < ids.size(); ++j) {
       if (ids[j] >= 0) d[Index(ids[j])] += d_w[j];
     }
-    const double sum = std::accumulate(n, n + experts, 0.0);
+    const double sum = SumOf(n, experts);
     double shared = 0;
     for (std::int64_t e = 0; e < experts; ++e)
       shared += factor * static_cast<double>(forward.counts[Index(e)]) * n[e] / sum;
@@ -190,9 +202,8 @@ std::vector<double> RouteGrad(const std::vector<double>& d_weights, const Router
       mixed += d[Index(e)] * n[e];
     }
     for (std::int64_t e = 0; e < experts; ++e) {
-      const double slope =
-          o.score == Score::kSigmoid ? n[e] * (1 - n[e]) : (1 - std::exp(-n[e] * n[e])) / (2 * n[e]);
-      const double dx = o.score == Score::kSoftmax ? n[e] * (d[Index(e)] - mixed) : d[Index(e)] * slope;
+      const double dx =
+          o.score == Score::kSoftmax ? n[e] * (d[Index(e)] - mixed) : d[Index(e)] * SlopeOf(o.score, n[e]);
       d_logits.push_back(o.temperature > 0 ? dx / o.temperature : dx);
     }
   }

@@ -140,12 +140,14 @@ struct Sigmoid {
 };
 struct SqrtSoftplus {
   // ln(1 + e) of e in [0, 1]: what 1 + e loses of e comes back by the logarithm's slope, or scores of logits below -17
-  // would be 0.
+  // would be 0. Of still lower ones the score is the root of e, which is a number where e is none.
   HWY_INLINE Vec operator()(Vec x) const {
-    const Vec e = Exp</*kAtMostZero=*/true>(hn::Neg(hn::Abs(x))), sum = hn::Add(Set(1.0f), e);
+    const Vec root = Exp</*kAtMostZero=*/true>(hn::Mul(hn::Abs(x), Set(-0.5f)));
+    const Vec e = hn::Mul(root, root), sum = hn::Add(Set(1.0f), e);
     const Vec lost = hn::Sub(e, hn::Sub(sum, Set(1.0f)));
     const Vec tail = hn::Add(Ln(sum), hn::Div(lost, sum));
-    return hn::Sqrt(hn::Add(MaxOrNaN(x, Set(0.0f)), tail));
+    const Vec score = hn::Sqrt(hn::Add(MaxOrNaN(x, Set(0.0f)), tail));
+    return hn::IfThenElse(hn::Le(x, Set(-20.0f)), root, score);
   }
 };
 

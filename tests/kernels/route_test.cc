@@ -481,7 +481,7 @@ TEST(RoutePropertiesTest, LogitsFarBelowZeroStillHaveScores) {
 TEST(RoutePropertiesTest, LogitsFarBelowZeroHaveScoresInTheRecordToo) {
   Call call({"low", 2, 72, 72, {.score = ScoreFunction::kSqrtSoftplus}});
   for (std::int64_t t = 0; t < 2; ++t) {
-    for (std::int64_t e = 0; e < 72; ++e) call.logits.set({t, e}, 12.0 - 1.03 * static_cast<double>(e + t));
+    for (std::int64_t e = 0; e < 72; ++e) call.logits.set({t, e}, 12.0 - 2.51 * static_cast<double>(e + t));
   }
   trace::Record record;
   ASSERT_TRUE(IsOk(Route(Npu(Ascend910B2(), {.record = &record}), call.args())));
@@ -517,6 +517,90 @@ TEST(RoutePropertiesTest, LogitsFarBelowZeroStillHaveSlopes) {
       slopes.push_back(call.d_weights.at({0, e}) * std::exp(x) / (1 + std::exp(x)) / (2 * std::sqrt(y)));
     }
     ExpectNear(call.d_logits, slopes, 0x1p-18, 1e-30);
+  }
+}
+
+// Every token at another height, from where scores are exact to where they are all 0: nothing is lost on the way, and
+// nothing is NaN.
+TEST(RoutePropertiesTest, LogitsOfAnyHeightHaveScoresWeightsAndGradients) {
+  const std::vector<double> heights = {1e4, 300, 88,  40,    15,  3,    0,    -3,   -15,  -20,
+                                       -40, -80, -83, -86.5, -95, -110, -150, -170, -200, -1e4};
+  const auto tokens = static_cast<std::int64_t>(heights.size());
+  for (const ScoreFunction score : kScoreFunctions) {
+    for (const bool renormalise : {false, true}) {
+      for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+        SCOPED_TRACE(Join("score ", static_cast<int>(score), renormalise ? " renormalised" : ""));
+        Call call({"heights",
+                   tokens,
+                   40,
+                   8,
+                   {.score = score, .renormalise = renormalise, .scale = 1.5f, .aux_coefficient = 20}});
+        for (std::int64_t t = 0; t < tokens; ++t) {
+          for (std::int64_t e = 0; e < 40; ++e)
+            call.logits.set({t, e}, call.logits.at({t, e}) + heights[static_cast<std::size_t>(t)]);
+        }
+        ASSERT_TRUE(IsOk(Route(device, call.args())));
+        const reference::RouterOptions options = ReferenceOptions(call.options);
+        const auto expected = reference::Route(call.logits.view(), {}, 8, options);
+        // What is below the normal range may be 0, and is divided by eps at least.
+        ExpectNear(call.scores, expected.scores, 0x1p-18, 0x1p-126);
+        ExpectNear(call.weights, expected.weights, 0x1p-17, 0x1p-124 / (renormalise ? options.eps : 1));
+        EXPECT_TRUE(std::isfinite(call.aux_loss.at({0})));
+
+        reference::RouterResult forward;
+        forward.scores = call.scores.ToDoubles();
+        for (double id : call.ids.ToDoubles()) forward.ids.push_back(static_cast<std::int32_t>(id));
+        for (double n : call.counts.ToDoubles()) forward.counts.push_back(static_cast<std::int64_t>(n));
+        ASSERT_TRUE(IsOk(RouteGrad(device, call.grad_args())));
+        const auto d_logits =
+            reference::RouteGrad(call.d_weights.ToDoubles(), forward, tokens, 40, 8, 1.5, options);
+        // Differences of a row err by as much as their terms.
+        std::vector<double> bounds;
+        for (std::int64_t t = 0; t < tokens; ++t) {
+          double largest = 0, weight = 0, gradient = 0;
+          for (std::int64_t e = 0; e < 40; ++e)
+            largest = std::max(largest, std::abs(d_logits[static_cast<std::size_t>(t * 40 + e)]));
+          for (std::int64_t j = 0; j < 8; ++j) {
+            weight = std::max(weight, call.weights.at({t, j}));
+            gradient = std::max(gradient, std::abs(call.d_weights.at({t, j})));
+          }
+          bounds.insert(bounds.end(), 40, 0x1p-18 * (largest + weight * gradient) + 0x1p-120);
+        }
+        ExpectClose(call.d_logits.view(), d_logits, bounds);
+      }
+    }
+  }
+}
+
+// Of scores of 1e-21 the least sum, eps, is a part: weights and slopes in closed form.
+TEST(RoutePropertiesTest, SlopesOfRenormalisedScoresNearEps) {
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    Call call({"eps", 1, 8, 8, {.score = ScoreFunction::kSqrtSoftplus, .renormalise = true}});
+    call.logits.Fill(-95), call.d_weights.Fill(1);
+    ASSERT_TRUE(IsOk(Route(device, call.args())));
+    ASSERT_TRUE(IsOk(RouteGrad(device, call.grad_args())));
+    const double n = std::exp(-47.5), sum = 8 * n + 1e-20, slope = n / 2 * 1e-20 / (sum * sum);
+    ExpectNear(call.weights, std::vector<double>(8, n / sum), 0x1p-20, 0);
+    ExpectNear(call.d_logits, std::vector<double>(8, slope), 0x1p-18, 0);
+  }
+}
+
+// Sums of scores that are no numbers any more, 1 / sum not even a float.
+TEST(RoutePropertiesTest, TheLossOfTokensWithoutScores) {
+  for (const ScoreFunction score : {ScoreFunction::kSigmoid, ScoreFunction::kSqrtSoftplus}) {
+    for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+      Call call({"none", 2, 4, 2, {.score = score, .aux_coefficient = 1000}});
+      call.logits.Fill(-1e4);
+      for (std::int64_t e = 0; e < 4; ++e) call.logits.set({1, e}, static_cast<double>(e));
+      ASSERT_TRUE(IsOk(Route(device, call.args())));
+      const auto expected = reference::Route(call.logits.view(), {}, 2, ReferenceOptions(call.options));
+      ExpectNear(call.aux_loss, {expected.aux_loss}, 0x1p-18, 0);
+      ASSERT_TRUE(IsOk(RouteGrad(device, call.grad_args())));
+      for (std::int64_t e = 0; e < 4; ++e) {
+        EXPECT_EQ(call.d_logits.at({0, e}), 0);
+        EXPECT_TRUE(std::isfinite(call.d_logits.at({1, e})));
+      }
+    }
   }
 }
 

@@ -131,7 +131,7 @@ TEST_P(TileOpsTest, Scores) {
     Random random(8);
     Matrix<float> x(3, cols, cols + 1), n(3, cols, cols + 1);
     x.Fill([&] { return random.Real(-100.0f, 100.0f) * random.Real(); });
-    x(0, 0) = kNaN, x(1, 0) = 200.0f, x(2, 0) = -80.0f;
+    x(0, 0) = kNaN, x(1, 0) = 200.0f, x(2, 0) = -170.0f;
     const auto run = [&](ScoreFunction function) {
       for (std::int64_t i = 0; i < 3; ++i) std::copy_n(&x(i, 0), cols, &n(i, 0));
       ops.scores(function, n.view());

@@ -73,5 +73,19 @@ TEST(RouterReference, GradientsAreFiniteDifferences) {
   }
 }
 
+// Scores that vanish before those of fp32 do, and tokens that have none.
+TEST(RouterReference, LogitsFarBelowZero) {
+  Matrix logits(DType::kF32, {1, 2});
+  logits.set({0, 0}, -900), logits.set({0, 1}, -1e4);
+  const reference::RouterOptions options{
+      .score = reference::Score::kSqrtSoftplus, .renormalise = true, .aux_coefficient = 1};
+  const auto forward = reference::Route(logits.view(), {}, 1, options);
+  EXPECT_DOUBLE_EQ(forward.scores[0], std::exp(-450.0));
+  EXPECT_DOUBLE_EQ(forward.weights[0], 1);
+  const auto gradient = reference::RouteGrad({2}, forward, 1, 2, 1, 1, options);
+  for (double d : gradient) EXPECT_NEAR(d, 0, 1e-12);
+  EXPECT_NEAR(forward.aux_loss, 0, 1e-12);
+}
+
 }  // namespace
 }  // namespace cubist::testing
