@@ -6,17 +6,21 @@
 #include <algorithm>
 #include <cstdio>
 #include <deque>
+#include <filesystem>
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "kernels/block_steps.h"
 #include "npu_model/sync/check.h"
 #include "npu_model/sync/plan.h"
 #include "tests/sync/happens_before.h"
 #include "tests/sync/shipped_kernels.h"
 #include "tools/kernel_call.h"
+#include "tools/subject.h"
 
 namespace cubist::testing {
 namespace {
@@ -246,6 +250,31 @@ NamedRecord RecordOf(const KernelForm& form) {
   return made;
 }
 
+// A call with some fields of its tiling as given, on a 910B2.
+NamedRecord RecordTiled(const std::string& kernel, const std::string& shape, const std::string& tiling) {
+  SubjectOptions options;
+  options.call.kernel = kernel, options.call.shape = shape, options.tiling = tiling;
+  NamedRecord made;
+  made.name = kernel + " " + shape + ", " + tiling;
+  Subject subject;
+  Status status = MakeSubject(options, &subject);
+  CUBIST_CHECK(status.ok(), status.message());
+  Profile profile;
+  status = subject.Run(&profile, /*timeline=*/false, &made.record);
+  CUBIST_CHECK(status.ok(), status.message());
+  return made;
+}
+
+NamedRecord RecordSum() {
+  NamedRecord made;
+  made.name = "sum 70x300";
+  const ConstTensor term(nullptr, DType::kBF16, {70, 300});
+  const SumArgs args{.a = term, .b = term, .c = term, .out = Tensor(nullptr, DType::kBF16, {70, 300})};
+  const Status status = Sum(Recorder(Ascend910B2(), &made.record), args, nullptr);
+  CUBIST_CHECK(status.ok(), status.message());
+  return made;
+}
+
 // Every kernel of the library, and what is awkward about some.
 std::vector<NamedRecord> Kernels() {
   std::vector<NamedRecord> all;
@@ -262,6 +291,13 @@ std::vector<NamedRecord> Kernels() {
     all.push_back(RecordPermute(*chip, 200, 96, 3, 8, DType::kI64));
     all.push_back(RecordUnpermute(*chip, 200, 96, 3));
   }
+  // What only some tilings do.
+  all.push_back(RecordTiled("matmul", "300x500x600", "pack_a=1,pack_b=1"));
+  all.push_back(RecordTiled("matmul", "300x500x600", "prefetch=1"));
+  all.push_back(RecordMatmul(Ascend910B2(), DType::kBF16, 40, 50, 8000, false, false));  // k is split.
+  all.push_back(RecordTiled("grouped_matmul", "200x256x256x3", "prefetch=1"));
+  all.push_back(RecordTiled("flash_attention", "2x300x64x64x0", "kv_splits=2"));
+  all.push_back(RecordSum());
   // Few ids and a short counter: what the plan does when they run out is mutated too.
   ChipSpec scarce = Ascend910B2();
   scarce.name = "scarce";
@@ -290,6 +326,34 @@ TEST_F(MutationTest, PerTilePlans) {
   EXPECT_LT(tallies_["drop a flag"].caught, tallies_["drop a flag"].made);  // Many are implied.
   for (const char* kind : {"drop a set", "drop a wait"})
     EXPECT_EQ(tallies_[kind].caught, tallies_[kind].made) << kind;
+}
+
+// The files whose lines issued what is mutated: those of a phase's first and last core.
+std::set<std::string> MutatedFiles() {
+  std::set<std::string> files;
+  for (const NamedRecord& made : Kernels()) {
+    for (const auto& phase : made.record.phases) {
+      for (const trace::CoreRecord* core : {&phase.cores.front(), &phase.cores.back()}) {
+        for (const trace::Instr& instr : core->instrs)
+          files.insert(std::filesystem::path(core->lines[instr.line].file).filename());
+      }
+    }
+  }
+  return files;
+}
+
+TEST(MutationCoverageTest, ReachesEveryKernelFile) {
+  std::set<std::string> mutated = MutatedFiles();
+  mutated.insert("operand_kernel.h");          // Its loads stand under their caller's line.
+  mutated.insert("matmul_operands_kernel.h");  // Issues nothing.
+  int kernels = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(CUBIST_KERNELS_IN_SOURCE)) {
+    const std::string file = entry.path().filename();
+    if (!file.ends_with("_kernel.h")) continue;
+    ++kernels;
+    EXPECT_TRUE(mutated.contains(file)) << file;
+  }
+  EXPECT_GT(kernels, 20);
 }
 
 }  // namespace
