@@ -18,7 +18,9 @@ ScoreOperands AddScoreOperands(Launch& launch, const Args& args, const Shape& sh
   ScoreOperands g;
   g.scale = ScaleOf(args.scale, shape.d_qk + shape.d_rope);
   g.soft_cap = args.soft_cap.value_or(0);
-  const std::array<std::int64_t, 4> pairs{shape.batches, shape.heads, shape.sq, shape.skv};
+  const std::array<std::int64_t, 4> pairs{shape.batches, args.q.size(1),
+                                          LongestOf(args.lengths.q_ends, args.q.size(2)),
+                                          LongestOf(args.lengths.kv_ends, args.k.size(2))};
   if (shape.bias) g.bias = launch.Input("bias", Broadcast(args.bias, pairs));
   if (shape.mask) g.mask = launch.Input("mask", Broadcast(args.mask, pairs));
   if (shape.alibi) {

@@ -2,6 +2,7 @@
 #ifndef CUBIST_KERNELS_ATTENTION_PACK_H_
 #define CUBIST_KERNELS_ATTENTION_PACK_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -19,15 +20,16 @@ struct PackedRows {
 };
 
 // Packs the (s, d) matrices of every batch entry of `source` for all of its heads; where `parts` is not empty, those
-// rows of the only entry.
+// rows alone, of every entry.
 template <class T>
 PackedGm PackSequences(Launch& launch, const char* name, const GmTensor& source, bool transposed,
                        Role second_role, const std::vector<PackedRows>& parts, std::int64_t step) {
   if (parts.empty()) return Pack<T>(launch, name, Role::kB, source, transposed, second_role);
-  const std::int64_t rows = parts.back().packed_begin + RoundUp(parts.back().rows.size(), step);
-  const std::int64_t d = source.sizes[3];
+  std::int64_t rows = 0;
+  for (const PackedRows& p : parts) rows = std::max(rows, p.packed_begin + RoundUp(p.rows.size(), step));
+  const std::int64_t d = source.sizes[3], matrices = source.sizes[0] * source.sizes[1];
   const PackedGm packed = launch.Packed(name, Role::kB, source.dtype, transposed ? d : rows,
-                                        transposed ? rows : d, source.sizes[1], second_role);
+                                        transposed ? rows : d, matrices, second_role);
   std::vector<PackPart> list;
   std::int64_t tasks = 0;
   for (const PackedRows& p : parts) {
@@ -35,7 +37,7 @@ PackedGm PackSequences(Launch& launch, const char* name, const GmTensor& source,
     const PackedGm block = transposed ? packed.Block({0, d}, at) : packed.Block(at, {0, d});
     list.push_back({&source, p.rows, block,
                     ChoosePackTiling(launch.chip(), packed.role, source.dtype, block.row_part.size(),
-                                     block.col_part.size(), source.sizes[1])});
+                                     block.col_part.size(), matrices)});
     tasks += list.back().tiling.tasks();
   }
   launch.OnAiCores(tasks,

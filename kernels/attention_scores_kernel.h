@@ -21,7 +21,7 @@ struct AlibiOperands {
   bool root = false;
 
   std::int64_t OffsetOf(const AttentionSequence& sequence) const {
-    return offset.value_or(sequence.skv - sequence.sq);
+    return offset.value_or(sequence.skv - sequence.positions());
   }
 };
 
@@ -67,6 +67,22 @@ inline bool BandCuts(const AttentionSequence& sequence, Range rows, Range keys) 
   return !keys.empty() && !(all.begin <= keys.begin && keys.end <= all.end);
 }
 
+// `value` to every score that the band hides from `rows`, of which so many follow each other at each position.
+template <VectorCore V>
+void HideFromFoldedRows(V& core, UbTile<float> s, const AttentionBand& band, Range rows, Range keys,
+                        float value) {
+  const auto fill = [&](Range part, Range hidden) {
+    if (!hidden.empty()) core.Fill(s.Part(part.From(rows.begin), hidden.From(keys.begin)), value);
+  };
+  for (std::int64_t begin = rows.begin, end; begin < rows.end; begin = end) {
+    end = std::min((begin / band.fold + 1) * band.fold, rows.end);
+    Range seen = band.Seen({begin, end}, keys);
+    if (seen.empty()) seen = {keys.end, keys.end};
+    fill({begin, end}, {keys.begin, seen.begin});
+    fill({begin, end}, {seen.end, keys.end});
+  }
+}
+
 // Makes every score that the band hides -inf once it is multiplied by the returned scale: `scale` itself, so that the
 // softmax can apply it, or 1 where this has. `s` are the unscaled scores of `rows` and `keys` of the sequence.
 template <VectorCore V>
@@ -75,6 +91,10 @@ float MaskByBand(V& core, UbTile<float> s, const AttentionSequence& sequence, Ra
   const AttentionBand& band = sequence.band;
   if (!BandCuts(sequence, rows, keys)) return scale;
   scale = ScaleForMask(core, s, scale);
+  if (band.fold > 1) {
+    HideFromFoldedRows(core, s, band, rows, keys, MaskedScore(scale));
+    return scale;
+  }
   // Keys below the prefix are seen by all.
   const std::int64_t first = std::clamp<std::int64_t>(band.prefix, keys.begin, keys.end);
   const std::int64_t diagonal = rows.begin - first;

@@ -12,6 +12,7 @@
 #include "kernels/attention_sequences.h"
 #include "kernels/element_type.h"
 #include "kernels/flash_attention_kernel.h"
+#include "kernels/rotate_kernel.h"
 #include "npu_model/launch.h"
 
 namespace cubist {
@@ -48,110 +49,175 @@ Status Validate(const Device& device, const FlashAttentionArgs& args) {
   return x.CheckMemory(device.computes(), {}, {&out, &lse, &workspace});
 }
 
-// (b, n, 1, d) as (b, n / group, group, d): heads of a group become rows.
-template <class Tensor>
-Tensor HeadsAsRows(Tensor x, std::int64_t group) {
-  if (!x.given()) return x;
-  x.sizes[1] /= group, x.sizes[2] = group;
-  x.strides[2] = x.strides[1], x.strides[1] *= group;
-  return x;
+// With few query rows per head, the heads that share keys read them together, as rows of one matrix: so many.
+std::int64_t FoldOf(const FlashAttentionArgs& args) {
+  constexpr std::int64_t kMostPositions = 16;
+  const std::int64_t kv_heads = args.k.size(1);
+  if (args.dropout.given() || kv_heads == 0) return 1;  // A row's dropout depends on where its head has it.
+  if (LongestOf(args.lengths.q_ends, args.q.size(2)) > kMostPositions) return 1;
+  return std::max<std::int64_t>(args.q.size(1) / kv_heads, 1);
 }
 
-// One query row per head: the heads of a group see the same keys, and read them once if they are rows of one matrix.
-void FoldGroups(FlashAttentionArgs& args) {
-  const bool whole = !args.mask.given() && !args.alibi.given() && !args.dropout.given();
-  const bool alone = whole && args.prefix.empty() && !args.lengths.given() && !args.rope.given() &&
-                     !args.bias.given() && !args.sinks.given();
-  if (!alone || args.q.size(2) != 1 || args.k.size(1) == 0 || args.q.size(1) == args.k.size(1)) return;
-  const std::int64_t group = args.q.size(1) / args.k.size(1), skv = args.k.size(2);
-  const Range seen = BandOf(args.causal, args.window, 1, skv).Seen({0, 1}, {0, skv});
-  args.causal = Causal::kNone, args.window = {};
-  args.k = PartOf(args.k, 2, seen), args.v = PartOf(args.v, 2, seen);
-  if (args.k_rope.given()) args.k_rope = PartOf(args.k_rope, 2, seen);
-  args.q = HeadsAsRows(args.q, group), args.q_rope = HeadsAsRows(args.q_rope, group);
-  args.out = HeadsAsRows(args.out, group);
-  args.lse = HeadsAsRows(args.lse, group);
+// Tiles are chosen for as many sequences as long as the longest.
+void SetSequences(const std::vector<AttentionSequence>& sequences, const FlashAttentionArgs& args,
+                  FlashAttentionShape& s) {
+  if (args.lengths.given()) {
+    s.batches = static_cast<std::int64_t>(sequences.size());
+    s.sq = LongestOf(args.lengths.q_ends, 0), s.skv = LongestOf(args.lengths.kv_ends, 0);
+    s.band = BandOf(args.causal, args.window, s.sq, s.skv, s.band.prefix);
+    std::int64_t keys = 0;
+    for (const AttentionSequence& x : sequences) keys += x.sq > 0 ? x.skv : 0;
+    s.fullness = FlashAttentionShape::kFull * keys / std::max<std::int64_t>(s.batches * s.skv, 1);
+  }
+  const std::int64_t fold = FoldOf(args);
+  if (fold == 1) return;
+  s.heads /= fold, s.sq *= fold, s.band.fold = fold;
 }
 
-// The keys of sequences in one batch entry, as packed operands hold them.
-std::vector<PackedRows> KeysToPack(const std::vector<AttentionSequence>& sequences) {
-  std::vector<PackedRows> keys;
-  if (sequences.empty() || sequences.back().batch > 0) return keys;
-  for (const AttentionSequence& s : sequences)
-    keys.push_back({{s.kv_begin, s.kv_begin + s.skv}, s.packed_begin});
-  return keys;
+// What phases before the products do to keys: those that any query sees, from the beginning of a block on.
+struct KeysInUse {
+  std::vector<RowsToTurn> turned;
+  std::vector<PackedRows> packed;  // Empty: all.
+
+  KeysInUse(const FlashAttentionSchedule& schedule, const FlashAttentionArgs& args) {
+    const std::int64_t skv = args.k.size(2);
+    Range used{skv, 0};  // By any batch entry, where each is one sequence.
+    for (std::int64_t i = 0; i < schedule.sequences(); ++i) {
+      const AttentionSequence x = schedule.Sequence(i);
+      const Range seen = schedule.SeenBlocks(x);
+      if (args.lengths.given()) {
+        turned.push_back({0, x.kv_begin, seen.From(-x.kv_begin)});
+        packed.push_back({seen.From(-x.kv_begin), x.packed_begin + seen.begin});
+      } else if (!seen.empty()) {
+        used = {std::min(used.begin, seen.begin), std::max(used.end, seen.end)};
+      }
+    }
+    if (args.lengths.given()) return;
+    if (used.empty()) used = {};
+    for (std::int64_t b = 0; b < args.q.size(0); ++b) turned.push_back({b, 0, used});
+    if (used != Range{0, skv}) packed.push_back({used, used.begin});
+  }
+};
+
+// The query rows of all sequences.
+std::vector<RowsToTurn> QueriesToTurn(const FlashAttentionSchedule& schedule) {
+  std::vector<RowsToTurn> rows;
+  for (std::int64_t i = 0; i < schedule.sequences(); ++i) {
+    const AttentionSequence x = schedule.Sequence(i);
+    rows.push_back({x.batch, x.q_begin, {x.q_begin, x.q_begin + x.positions()}});
+  }
+  return rows;
 }
 
-// With `forced` in place of the tiling of its choice, where that is given.
+// One call: its tensors, its tiling, and its phases.
 template <class T>
-Status Run(const Device& device, FlashAttentionArgs args, Launch& launch,
-           const FlashAttentionTiling* forced = nullptr) {
-  SplitRotaryColumns(args);
-  FoldGroups(args);
-  FlashAttentionShape shape = ShapeOf(args);
-  const std::int64_t step = std::max(launch.chip().PackedStep(Role::kB, shape.in), launch.chip().mmad.n_step);
-  const std::vector<AttentionSequence> sequences =
-      SequencesOf(args.causal, args.window, args.prefix, args.lengths, shape.sq, shape.skv, step);
-  if (args.lengths.given()) {  // Tiles are chosen for as many sequences as long as the longest.
-    shape.batches = static_cast<std::int64_t>(sequences.size());
-    shape.sq = LongestOf(args.lengths.q_ends, 0), shape.skv = LongestOf(args.lengths.kv_ends, 0);
-    shape.band = BandOf(args.causal, args.window, shape.sq, shape.skv, shape.band.prefix);
+class ForwardCall {
+ public:
+  ForwardCall(Launch& launch, const FlashAttentionArgs& args) : launch_(launch), args_(args) {
+    SplitRotaryColumns(args_);
+    shape_ = ShapeOf(args_);
+    step_ = std::max(launch.chip().PackedStep(Role::kB, shape_.in), launch.chip().mmad.n_step);
+    sequences_ =
+        SequencesOf(args_.causal, args_.window, args_.prefix, args_.lengths, shape_.sq, shape_.skv, step_);
+    SetSequences(sequences_, args_, shape_);
+    for (AttentionSequence& x : sequences_) x.sq *= shape_.band.fold, x.band.fold = shape_.band.fold;
   }
-  FlashAttentionTiling tiling;
-  if (forced != nullptr) {
-    tiling = *forced;
-  } else {
-    const auto with = [&](const Device& model, Launch& other, const FlashAttentionTiling& t) {
-      return Run<T>(model, args, other, &t);
-    };
-    CUBIST_RETURN_IF_ERROR(ChooseAttention(device, kName, shape, &Candidates, &tiling, args, with));
-  }
-  if (!sequences.empty()) tiling.kv_splits = 1;
 
-  FlashAttentionOperands g;
-  static_cast<ScoreOperands&>(g) = AddScoreOperands(launch, args, shape);
-  g.q = launch.Input("q", args.q), g.q_rope = launch.Input("q_rope", args.q_rope);
-  g.k = launch.Input("k", args.k), g.k_rope = launch.Input("k_rope", args.k_rope);
-  g.v = launch.Input("v", args.v), g.sinks = launch.Input("sinks", args.sinks);
-  g.out = launch.Output("out", args.out), g.lse = launch.Output("lse", AsColumns(args.lse));
-  if (shape.rotate) {
-    const Rotations rotations = AddRotations(launch, args.rope, args.q.size(0));
-    g.rotate = rotations.of_queries;
-    const GmTensor& plain = *g.k_rope;
-    g.k_rope = launch.Workspace("k_turned", shape.in,
-                                {plain.sizes[0], plain.sizes[1], plain.sizes[2], plain.sizes[3]});
-    const std::int64_t rows = plain.sizes[0] * plain.sizes[1] * plain.sizes[2];
-    launch.OnVectorCores(CeilDiv(rows, kRotateRows), [&](auto& core) {
-      RotateKernel(core, rotations.of_keys, plain, *g.k_rope, sequences);
+  // With `forced` in place of the tiling of its choice, where that is given.
+  Status Run(const Device& device, const FlashAttentionTiling* forced = nullptr) {
+    if (forced != nullptr) {
+      tiling_ = *forced;
+    } else {
+      const auto with = [&](const Device& model, Launch& other, const FlashAttentionTiling& t) {
+        return ForwardCall(other, args_).Run(model, &t);
+      };
+      CUBIST_RETURN_IF_ERROR(ChooseAttention(device, kName, shape_, &Candidates, &tiling_, args_, with));
+    }
+    const FlashAttentionSchedule schedule(shape_, tiling_, sequences_);
+    const KeysInUse keys(schedule, args_);
+    AddTensors();
+    if (shape_.rotate) TurnRows(schedule, keys);
+    if (tiling_.pack_kv) PackKeys(keys);
+    const std::int64_t heads = shape_.heads, part_rows = schedule.part_rows();
+    if (part_rows > 0) {
+      g_.part_out = launch_.Workspace("part_out", DType::kF32, {1, heads, part_rows, shape_.d_v});
+      g_.part_lse = launch_.Workspace("part_lse", DType::kF32, {1, heads, part_rows, 1});
+    }
+    launch_.OnAiCores(schedule.tasks(),
+                      [&](auto& core) { FlashAttentionKernel<T>(core, g_, shape_, tiling_, schedule); });
+    if (part_rows > 0) Combine(schedule);
+    return {};
+  }
+
+ private:
+  void AddTensors() {
+    static_cast<ScoreOperands&>(g_) = AddScoreOperands(launch_, args_, shape_);
+    g_.q = launch_.Input("q", args_.q), g_.q_rope = launch_.Input("q_rope", args_.q_rope);
+    g_.k = launch_.Input("k", args_.k), g_.k_rope = launch_.Input("k_rope", args_.k_rope);
+    g_.v = launch_.Input("v", args_.v), g_.sinks = launch_.Input("sinks", args_.sinks);
+    g_.out = launch_.Output("out", args_.out), g_.lse = launch_.Output("lse", AsColumns(args_.lse));
+  }
+
+  const GmTensor* Like(const char* name, const GmTensor& x) {
+    return launch_.Workspace(name, shape_.in, {x.sizes[0], x.sizes[1], x.sizes[2], x.sizes[3]});
+  }
+  // Keys, and queries too where several tasks or the heads of one matrix ask for them, before all else; other queries are
+  // turned on their way to the products.
+  void TurnRows(const FlashAttentionSchedule& schedule, const KeysInUse& keys) {
+    const Rotations rotations = AddRotations(launch_, args_.rope, args_.q.size(0));
+    g_.rotate = rotations.of_queries;
+    const GmTensor &k = *g_.k_rope, &q = *g_.q_rope;
+    g_.k_rope = Like("k_turned", k);
+    std::int64_t rows = 0;
+    for (const RowsToTurn& part : keys.turned) rows += k.sizes[1] * part.rows.size();
+    std::vector<RowsToTurn> queries;
+    if (schedule.part_rows() > 0 || shape_.folds()) {
+      queries = QueriesToTurn(schedule);
+      g_.q_rope = Like("q_turned", q);
+      rows += q.sizes[0] * q.sizes[1] * q.sizes[2];
+      shape_.rotate = false;
+    }
+    launch_.OnVectorCores(CeilDiv(rows, kRotateRows), [&](auto& core) {
+      Rotator rotator(core, g_.rotate.cols());
+      std::int64_t task = 0;
+      RotateKernel(core, rotator, rotations.of_keys, k, *g_.k_rope, keys.turned, task);
+      RotateKernel(core, rotator, rotations.of_queries, q, *g_.q_rope, queries, task);
     });
   }
-  if (tiling.pack_kv) {
+
+  void PackKeys(const KeysInUse& keys) {
     const auto pack = [&](const char* name, const GmTensor* source, bool transposed) {
-      return PackSequences<T>(launch, name, *source, transposed, Role::kRows, KeysToPack(sequences), step);
+      return PackSequences<T>(launch_, name, *source, transposed, Role::kRows, keys.packed, step_);
     };
-    g.k_packed = pack("k_packed", g.k, /*transposed=*/true);
-    if (shape.d_rope > 0) g.k_rope_packed = pack("k_rope_packed", g.k_rope, /*transposed=*/true);
-    g.v_packed = pack("v_packed", g.v, /*transposed=*/false);
+    g_.k_packed = pack("k_packed", g_.k, /*transposed=*/true);
+    if (shape_.d_rope > 0) g_.k_rope_packed = pack("k_rope_packed", g_.k_rope, /*transposed=*/true);
+    g_.v_packed = pack("v_packed", g_.v, /*transposed=*/false);
   }
-  const std::int64_t all_heads = shape.batches * shape.heads;
-  if (tiling.kv_splits > 1) {
-    g.part_out =
-        launch.Workspace("part_out", DType::kF32, {tiling.kv_splits, all_heads, shape.sq, shape.d_v});
-    g.part_lse = launch.Workspace("part_lse", DType::kF32, {tiling.kv_splits, all_heads, shape.sq, 1});
+
+  void Combine(const FlashAttentionSchedule& schedule) {
+    std::vector<PartsToCombine> blocks;
+    for (std::int64_t i = 0; i < schedule.sequences(); ++i) {
+      if (schedule.PartsOf(i) == 1) continue;
+      for (std::int64_t head = 0; head < shape_.heads; ++head) {
+        for (const Range rows : Split(schedule.Sequence(i).sq, kCombineRows))
+          blocks.push_back({i, head, rows});
+      }
+    }
+    launch_.OnVectorCores(static_cast<std::int64_t>(blocks.size()),
+                          [&](auto& core) { AttentionCombineKernel(core, g_, schedule, blocks); });
   }
-  const FlashAttentionSchedule schedule(shape, tiling, sequences);
-  launch.OnAiCores(schedule.tasks(),
-                   [&](auto& core) { FlashAttentionKernel<T>(core, g, shape, tiling, schedule); });
-  if (tiling.kv_splits > 1) {
-    launch.OnVectorCores(all_heads * CeilDiv(shape.sq, kCombineRows), [&](auto& core) {
-      AttentionCombineKernel(core, *g.part_out, *g.part_lse, *g.out, g.lse);
-    });
-  }
-  return {};
-}
+
+  Launch& launch_;
+  FlashAttentionArgs args_;
+  FlashAttentionShape shape_;
+  std::int64_t step_ = 1;  // Of keys of packed operands.
+  std::vector<AttentionSequence> sequences_;
+  FlashAttentionTiling tiling_;
+  FlashAttentionOperands g_;
+};
 
 Status RunAny(const Device& device, const FlashAttentionArgs& args, Launch& launch) {
-  return WithFloatType(args.q.dtype, [&]<class T>(T) { return Run<T>(device, args, launch); });
+  return WithFloatType(args.q.dtype, [&]<class T>(T) { return ForwardCall<T>(launch, args).Run(device); });
 }
 
 }  // namespace

@@ -16,7 +16,8 @@ namespace cubist {
 // For every batch b and query head h, with KV head g = h / (Nq / Nkv):
 //   s(i, j) = scale * (q(i) . k(j) + q_rope(i) . k_rope(j)), then soft_cap * tanh(s / soft_cap), then + bias(i, j);
 //             - slope * |i + offset - j| with `alibi`; -inf where masked. With `rope` the rope parts are turned
-//             to their positions first, each row once a call (a query row once), and rounded to the input dtype.
+//             to their positions first, each row once a call (keys that no query sees not at all), and rounded to the
+//             input dtype.
 //   lse(i)  = log(exp(sink) + sum over j of exp(s(i, j)));   out(i) = sum over j of exp(s(i, j) - lse(i)) * v(j)
 //
 //   q       (B, Nq, Sq, Dqk)        fp32, bf16 or fp16; all inputs share it
@@ -39,9 +40,10 @@ namespace cubist {
 // rounded to the input dtype before it meets v. A row that sees no key gives out = 0 and lse = -inf. What a hidden
 // key or its value holds, NaN or Inf, reaches no row; in v it costs time, as rows close to it are walked again by
 // themselves. scale defaults to 1 / sqrt(Dqk + Dr). Where few query rows meet many keys, cores take parts of the keys, as
-// many as the shape says, and their outputs are combined in order. One query row per head of a group meets its keys
-// together with the others (without rope, bias, sinks, mask, alibi, dropout, prefix and lengths). Dropout divides the
-// weights that it keeps; lse is of all. Outputs may overlap neither each other nor an input.
+// many as shape and lengths say, and their outputs are combined in order. Where no sequence has more than 16 query rows,
+// the heads of a group meet their keys together, as rows of one matrix: in a call with longer ones, or with dropout, which
+// counts weights by head, each head reads them for itself. Dropout divides the weights that it keeps; lse is of all.
+// Outputs may overlap neither each other nor an input.
 // After FlashAttention-2 (Dao, 2023); operator contract: aclnnFlashAttentionScore.
 struct FlashAttentionArgs {
   ConstTensor q, k, v;

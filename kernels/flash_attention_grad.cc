@@ -110,10 +110,28 @@ std::vector<AttentionSequence> GradSequencesOf(const FlashAttentionGradArgs& arg
   return sequences;
 }
 
-// Sequence by sequence, what RotateKernel and PackSequences are to do with query rows.
-std::vector<AttentionSequence> QueriesAsKeys(std::vector<AttentionSequence> sequences) {
-  for (AttentionSequence& s : sequences) s.kv_begin = s.q_begin, s.skv = s.sq;
-  return sequences;
+// Sequence by sequence, what RotateKernel and PackSequences are to do with rows: all queries, and the blocks of keys that
+// any of them sees.
+std::vector<RowsToTurn> QueriesToTurn(const FlashAttentionGradSchedule& schedule) {
+  std::vector<RowsToTurn> rows;
+  for (std::int64_t i = 0; i < schedule.sequences(); ++i) {
+    const AttentionSequence x = schedule.Sequence(i);
+    rows.push_back({x.batch, x.q_begin, {x.q_begin, x.q_begin + x.sq}});
+  }
+  return rows;
+}
+std::vector<RowsToTurn> KeysToTurn(const FlashAttentionGradSchedule& schedule) {
+  std::vector<RowsToTurn> rows;
+  for (std::int64_t i = 0; i < schedule.sequences(); ++i) {
+    const AttentionSequence x = schedule.Sequence(i);
+    Range turned{x.skv, 0};
+    for (const Range keys : schedule.KeyBlocks(x)) {
+      if (schedule.Seeing(x, keys).empty()) continue;
+      turned = {std::min(turned.begin, keys.begin), std::max(turned.end, keys.end)};
+    }
+    if (!turned.empty()) rows.push_back({x.batch, x.kv_begin, turned.From(-x.kv_begin)});
+  }
+  return rows;
 }
 std::vector<PackedRows> QueriesToPack(const std::vector<AttentionSequence>& sequences) {
   std::vector<PackedRows> rows;
@@ -219,17 +237,22 @@ class GradCall {
 
   // Rope parts turned to their positions, once for all that read them.
   void TurnRows() {
+    g_.k_rope_unseen = g_.k_rope;
     if (!rotate()) return;
     rotations_ = AddRotations(launch_, args_.rope, batches());
     const auto turn = [&](const char* name, const GmTensor*& rows, const RotateOperands& rotate,
-                          const std::vector<AttentionSequence>& sequences) {
+                          const std::vector<RowsToTurn>& parts) {
       const GmTensor& plain = *rows;
       rows = Workspace(name, plain.sizes[0], plain.sizes[1], plain.sizes[2], plain.sizes[3], s_.in);
       launch_.OnVectorCores(CeilDiv(plain.sizes[0] * plain.sizes[1] * plain.sizes[2], kRotateRows),
-                            [&](auto& core) { RotateKernel(core, rotate, plain, *rows, sequences); });
+                            [&](auto& core) {
+                              Rotator rotator(core, rotate.cols());
+                              std::int64_t task = 0;
+                              RotateKernel(core, rotator, rotate, plain, *rows, parts, task);
+                            });
     };
-    turn("q_turned", g_.q_rope, rotations_.of_queries, QueriesAsKeys(sequences_));
-    turn("k_turned", g_.k_rope, rotations_.of_keys, sequences_);
+    turn("q_turned", g_.q_rope, rotations_.of_queries, QueriesToTurn(*schedule_));
+    turn("k_turned", g_.k_rope, rotations_.of_keys, KeysToTurn(*schedule_));
   }
 
   void AddWorkspaces() {

@@ -110,7 +110,7 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
   const auto scores = [&](Step& step) {
     if (step.first_of_keys()) {
       k1 = load_keys(k_l1, *g.k, step), v1 = load_keys(v_l1, *g.v, step);
-      if (rope) k_rope1 = load_keys(k_rope_l1, *g.k_rope, step);
+      if (rope) k_rope1 = load_keys(k_rope_l1, step.block.empty() ? *g.k_rope_unseen : *g.k_rope, step);
     }
     if (step.first_of_block()) {
       q1 = load(q_l1, g.QueriesOf(*g.q, g.q_packed, t, step, s.d_qk));

@@ -21,6 +21,7 @@ namespace cubist {
 struct FlashAttentionGradOperands : ScoreOperands {
   const GmTensor *q = nullptr, *q_rope = nullptr;
   const GmTensor *k = nullptr, *k_rope = nullptr, *v = nullptr;
+  const GmTensor* k_rope_unseen = nullptr;  // What stands for keys that no query sees: those are not turned.
   const GmTensor *out = nullptr, *lse = nullptr, *dout = nullptr;  // lse: (b, head, Sq, 1)
   const GmTensor *dq = nullptr, *dq_rope = nullptr, *dk = nullptr, *dk_rope = nullptr, *dv = nullptr;
   const GmTensor *sinks = nullptr, *dsinks = nullptr;  // (1, 1, 1, head)

@@ -84,7 +84,7 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
     const std::int64_t kv_head = step.task.head / group;
     if (step.first) {
       q1 = q_l1.Next(step.task.q.size(), s.d_qk);
-      core.Load(q1, g.QueryRows(*g.q, step, step.task.q));
+      g.LoadQueries(core, q1, *g.q, step, step.task.q);
       if (rope) {
         q_rope1 = q_rope_l1.Next(step.task.q.size(), s.d_rope);
         if (s.rotate) {
@@ -92,7 +92,7 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
             RotateQueries(*lanes[i], g, step, part, q_rope1);
           });
         } else {
-          core.Load(q_rope1, g.QueryRows(*g.q_rope, step, step.task.q));
+          g.LoadQueries(core, q_rope1, *g.q_rope, step, step.task.q);
         }
       }
     }
@@ -113,8 +113,9 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
 
   const auto softmax = [&](Step& step) {
     if (step.first) {
-      for_each_lane({0, step.task.q.size()},
-                    [&](std::size_t i, Range rows, Range) { BeginRows(*lanes[i], g, s, step, rows.size()); });
+      for_each_lane({0, step.task.q.size()}, [&](std::size_t i, Range, Range part) {
+        BeginRows(*lanes[i], g, s, step, part.From(-step.task.q.begin));
+      });
     }
     const Range in_block = step.rows.From(step.task.q.begin);
     step.p = p_l1.Next(in_block.size(), step.kv.size());
@@ -123,12 +124,17 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
       const UbTile<float> scored = lane.s_ub.Next(rows.size(), step.kv.size());
       lane.core.Receive(scored, step.s.Rows(part.From(in_block.begin)));
       const Range queries = part.From(-step.task.q.begin);
-      const float scale = FinishScores(lane, g, s, step, scored, queries);
+      const float scale = FinishScores(lane, g, s, step, scored, rows, queries);
       const UbTile<T> p = lane.p_ub.Next(rows.size(), step.kv.size());
       lane.NewMaximum(step.round + 1, lane.l.rows());
       const UbTile<float> m = lane.Maximum(step.round, rows), m_new = lane.Maximum(step.round + 1, rows);
       step.kept[i] = {m_new, lane.l.Rows(rows), m};
-      lane.core.SoftmaxStep(p, scored, m_new, m, step.kept[i].l, scale);
+      if (step.kv.empty()) {  // As the softmax of nothing has no maximum.
+        lane.core.MulScalar(m_new, m, 1.0f);
+        lane.core.Fill(m, 1.0f);
+      } else {
+        lane.core.SoftmaxStep(p, scored, m_new, m, step.kept[i].l, scale);
+      }
       if (s.dropout) {
         const UbTile<std::uint8_t> dropped = lane.flags_ub.Next(rows.size(), step.kv.size());
         lane.core.DropFlags(dropped, g.dropout, g.DropoutRow(step, queries), step.kv.begin,
@@ -181,7 +187,7 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
     });
   };
 
-  if (s.sinks) {
+  if (s.sinks && !s.folds()) {
     for (std::size_t i = 0; i < lane_count; ++i) {
       lanes[i]->sinks = lanes[i]->sinks_ub.Next(1, s.heads);
       lanes[i]->core.Load(lanes[i]->sinks, MatrixOf(*g.sinks));
@@ -193,8 +199,9 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
   if (spoilt.empty()) return;
 
   packed = false, alone = true;
-  const auto seen = [&](const FlashAttentionSchedule::Task& task, const AttentionSequence&, Range keys) {
-    return s.mask ? UnmaskedRun(*lanes[0], g, task, keys) : keys;
+  const auto seen = [&](const FlashAttentionSchedule::Task& task, const AttentionSequence& sequence,
+                        Range keys) {
+    return s.mask ? UnmaskedRun(*lanes[0], g, task, sequence, keys) : keys;
   };
   FlashAttentionRowSteps rows(schedule, t, spoilt);
   Pipeline<Step>(

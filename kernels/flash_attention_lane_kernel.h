@@ -2,6 +2,7 @@
 #ifndef CUBIST_KERNELS_FLASH_ATTENTION_LANE_KERNEL_H_
 #define CUBIST_KERNELS_FLASH_ATTENTION_LANE_KERNEL_H_
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -19,13 +20,47 @@
 
 namespace cubist {
 
+// Rows of a block of queries that lie one behind the other in a (b, n, s, d) tensor: positions of a head, or, where heads
+// are folded (see AttentionBand), heads of a position.
+struct QueryRun {
+  Range part;  // Among the rows asked for.
+  Range heads, positions;
+
+  // `first` is the tensor's row of position 0.
+  Gm Of(const GmTensor& t, std::int64_t b, std::int64_t first = 0) const {
+    const std::int64_t offset =
+        b * t.strides[0] + heads.begin * t.strides[1] + (first + positions.begin) * t.strides[2];
+    return {&t, offset, part.size(), t.sizes[3], t.strides[heads.size() > 1 ? 1 : 2], t.strides[3]};
+  }
+};
+
+// body(run) for the runs that `rows` of a head of a sequence consist of.
+template <class Body>
+void ForEachRun(const AttentionSequence& sequence, std::int64_t head, Range rows, Body&& body) {
+  const std::int64_t fold = sequence.band.fold;
+  if (fold == 1) {
+    if (!rows.empty()) body(QueryRun{{0, rows.size()}, {head, head + 1}, rows});
+    return;
+  }
+  for (std::int64_t begin = rows.begin; begin < rows.end;) {
+    const std::int64_t position = begin / fold, end = std::min((position + 1) * fold, rows.end);
+    const Range heads = Range{begin, end}.From((position - head) * fold);
+    body(QueryRun{Range{begin, end}.From(rows.begin), heads, {position, position + 1}});
+    begin = end;
+  }
+}
+template <class Body>
+void ForEachRun(const FlashAttentionStep& step, Range rows, Body&& body) {
+  ForEachRun(step.sequence, step.task.head, rows, body);
+}
+
 // The (b, n, s, d) tensors of a call. K and V are read as Mmad operands: K^T (d, Skv) and V (Skv, d).
 struct FlashAttentionOperands : ScoreOperands {
   const GmTensor *q = nullptr, *q_rope = nullptr;
   const GmTensor *k = nullptr, *k_rope = nullptr, *v = nullptr;
   PackedGm k_packed, k_rope_packed, v_packed;  // One matrix per (b, KV head), where t.pack_kv.
   const GmTensor *out = nullptr, *lse = nullptr;
-  // Where keys are split, (split, b * n, s, d) and (split, b * n, s, 1): outputs of the parts, to be combined.
+  // Where keys are split, (1, head, rows of all parts, d) and (.., 1): outputs of the parts, to be combined.
   const GmTensor *part_out = nullptr, *part_lse = nullptr;
   const GmTensor* sinks = nullptr;  // (1, 1, 1, n)
   RotateOperands rotate;            // Of the queries' rope part; k_rope is turned already. Where s.rotate.
@@ -42,21 +77,34 @@ struct FlashAttentionOperands : ScoreOperands {
     return {{}, v_packed.Matrix(q.batch * v->sizes[1] + h).Block(packed, {0, v->sizes[3]}), true};
   }
 
-  // Rows of the output, or of a part's.
-  Gm Output(const FlashAttentionStep& step, Range rows) const {
-    return part_out != nullptr ? Part(*part_out, step).Rows(rows) : QueryRows(*out, step, rows);
+  // Rows of the step's sequence of q or q_rope, into L1.
+  template <class Core, class T>
+  static void LoadQueries(Core& core, L1Tile<T> dst, const GmTensor& source, const FlashAttentionStep& step,
+                          Range rows) {
+    ForEachRun(step, rows, [&](const QueryRun& run) {
+      core.Load(dst.Rows(run.part), run.Of(source, step.sequence.batch, step.sequence.q_begin));
+    });
   }
-  Gm Statistics(const FlashAttentionStep& step, Range rows) const {
-    return part_lse != nullptr ? Part(*part_lse, step).Rows(rows) : QueryRows(*lse, step, rows);
+  // Stores rows of the output, or of a part's.
+  template <VectorCore V>
+  void StoreOutput(V& core, const FlashAttentionStep& step, Range rows, UbTile<float> o) const {
+    if (step.parts > 1) return core.Store(Part(*part_out, step, rows), o);
+    ForEachRun(step, rows, [&](const QueryRun& run) {
+      core.Store(run.Of(*out, step.sequence.batch, step.sequence.q_begin), o.Rows(run.part));
+    });
+  }
+  bool wants_statistics(const FlashAttentionStep& step) const { return step.parts > 1 || lse != nullptr; }
+  template <VectorCore V>
+  void StoreStatistics(V& core, const FlashAttentionStep& step, Range rows, UbTile<float> x) const {
+    if (step.parts > 1) return core.Store(Part(*part_lse, step, rows), x);
+    ForEachRun(step, rows, [&](const QueryRun& run) {
+      core.Store(run.Of(*lse, step.sequence.batch, step.sequence.q_begin), x.Rows(run.part));
+    });
   }
   // The first of `rows` among all rows of weights.
   std::int64_t DropoutRow(const FlashAttentionStep& step, Range rows) const {
     return (step.sequence.batch * q->sizes[1] + step.task.head) * q->sizes[2] + step.sequence.q_begin +
            rows.begin;
-  }
-  // Rows of the step's sequence.
-  static Gm QueryRows(const GmTensor& tensor, const FlashAttentionStep& step, Range rows) {
-    return MatrixOf(tensor, step.sequence.batch, step.task.head).Rows(rows.From(-step.sequence.q_begin));
   }
 
  private:
@@ -68,8 +116,8 @@ struct FlashAttentionOperands : ScoreOperands {
     }
     return {{}, packed.Matrix(q.batch * keys->sizes[1] + h).Block(d, kv.From(-q.packed_begin)), true};
   }
-  Gm Part(const GmTensor& parts, const FlashAttentionStep& step) const {
-    return MatrixOf(parts, step.task.split, step.task.sequence * q->sizes[1] + step.task.head);
+  static Gm Part(const GmTensor& parts, const FlashAttentionStep& step, Range rows) {
+    return MatrixOf(parts, 0, step.task.head).Rows(rows.From(-step.part_row));
   }
 };
 
@@ -95,10 +143,11 @@ struct FlashAttentionLane {
         l_ub(core, "l_ub", rows, 1, t.l_stages()),
         bias_ub(core, "bias_ub", s.bias ? rows : 0, t.n, t.ub_stages),
         scratch_ub(core, "scratch_ub", s.soft_cap || s.alibi ? rows : 0, t.n, 1),
+        distances_ub(core, "distances_ub", 1, s.alibi && s.folds() ? t.n : 0, 1),
         flags_ub(core, "flags_ub", s.mask || s.dropout ? rows : 0, t.n, t.ub_stages),
         sums_ub(core, "sums_ub", s.hides() ? rows : 0, 1, 1),
-        sinks_ub(core, "sinks_ub", 1, s.sinks ? s.heads : 0, 1),
-        slopes_ub(core, "slopes_ub", 1, s.alibi ? s.heads : 0, 1),
+        sinks_ub(core, "sinks_ub", s.folds() ? rows : 1, s.sinks ? (s.folds() ? 1 : s.heads) : 0, 1),
+        slopes_ub(core, "slopes_ub", s.folds() ? rows : 1, s.alibi ? (s.folds() ? 1 : s.heads) : 0, 1),
         rotator(core, s.rotate ? s.d_rope : 0),
         turned_ub(core, "turned_ub", kRotateRows, s.rotate ? s.d_rope : 0, 1) {}
 
@@ -114,13 +163,15 @@ struct FlashAttentionLane {
   std::int64_t rounds, taken = 0;  // Tiles of maxima that a block of queries uses in turn, and has.
   Ring<Buffer::kUB, float> s_ub;
   Ring<Buffer::kUB, T> p_ub;
-  Ring<Buffer::kUB, float> pv_ub, o_ub, m_ub, l_ub, bias_ub, scratch_ub;
+  Ring<Buffer::kUB, float> pv_ub, o_ub, m_ub, l_ub, bias_ub, scratch_ub, distances_ub;
   Ring<Buffer::kUB, std::uint8_t> flags_ub;
   Ring<Buffer::kUB, float> sums_ub, sinks_ub, slopes_ub;
   Rotator<V> rotator;
   Ring<Buffer::kUB, T> turned_ub;
   UbTile<float> sinks;
-  float slope = 0;  // Of the block of queries in the softmax stage.
+  // Of the block of queries in the softmax stage; of each of its rows where heads are folded.
+  float slope = 0;
+  UbTile<float> slopes;
   // Of the block of queries in the softmax stage (m, l) and in the rescale stage (o).
   std::array<UbTile<float>, 2 * FlashAttentionTiling::kMaxDepth + 2> m;
   UbTile<float> l, o;
@@ -133,40 +184,101 @@ void RotateQueries(FlashAttentionLane<T, V>& lane, const FlashAttentionOperands&
                    const FlashAttentionStep& step, Range part, L1Tile<T> q_rope) {
   for (const Range rows : Split(part, kRotateRows)) {
     const Range queries = rows.From(-step.task.q.begin);
-    const UbTile<float> turned =
-        lane.rotator.Rotate(g.rotate, g.QueryRows(*g.q_rope, step, queries),
-                            g.rotate.At(step.sequence.batch, queries, step.sequence.q_begin));
+    const UbTile<float> turned = lane.rotator.Rotate(
+        g.rotate,
+        MatrixOf(*g.q_rope, step.sequence.batch, step.task.head).Rows(queries.From(-step.sequence.q_begin)),
+        g.rotate.At(step.sequence.batch, queries, step.sequence.q_begin));
     const UbTile<T> narrow = lane.turned_ub.Next(rows.size(), q_rope.cols());
     lane.core.Cast(narrow, turned);
     lane.core.Move(q_rope.Rows(rows), narrow);
   }
 }
 
-// A block of `rows` queries begins: no key has been seen yet but a sink, which is a key of its score and no value.
+// The column of `per_head`, (.., n), that rows of folded heads ask for: x(row) = per_head(i, head of row).
+template <VectorCore V>
+void LoadPerHead(V& core, UbTile<float> x, const GmTensor& per_head, std::int64_t i,
+                 const FlashAttentionStep& step, Range queries) {
+  ForEachRun(step, queries, [&](const QueryRun& run) {
+    core.Load(x.Rows(run.part),
+              MatrixOf(per_head).Block({i, i + 1}, {run.heads.begin, run.heads.end}).Transposed());
+  });
+}
+
+// BeginRows where heads are folded: slopes and sinks are those of each row's head.
+template <class T, VectorCore V>
+void BeginFoldedRows(FlashAttentionLane<T, V>& lane, const FlashAttentionOperands& g,
+                     const FlashAttentionShape& s, const FlashAttentionStep& step, Range queries, bool sunk) {
+  auto& core = lane.core;
+  constexpr float kLowest = std::numeric_limits<float>::lowest();
+  if (s.alibi) {
+    lane.slopes = lane.slopes_ub.Next(queries.size(), 1);
+    LoadPerHead(core, lane.slopes, *g.alibi.slopes, step.task.sequence, step, queries);
+  }
+  core.Fill(lane.l, sunk ? 1.0f : 0.0f);
+  if (!sunk) return core.Fill(lane.m[0], kLowest);
+  LoadPerHead(core, lane.m[0], *g.sinks, 0, step, queries);
+  core.MaxScalar(lane.m[0], lane.m[0], kLowest);
+  const UbTile<float> none = lane.sinks_ub.Next(queries.size(), 1);
+  core.Fill(none, 0.0f);
+  core.SelectLe(lane.l, lane.m[0], kLowest, none, lane.l);
+}
+
+// A block of queries begins, of which `queries` are this lane's: no key has been seen yet but a sink, which is a key of
+// its score and no value.
 template <class T, VectorCore V>
 void BeginRows(FlashAttentionLane<T, V>& lane, const FlashAttentionOperands& g, const FlashAttentionShape& s,
-               const FlashAttentionStep& step, std::int64_t rows) {
+               const FlashAttentionStep& step, Range queries) {
+  const std::int64_t rows = queries.size();
+  lane.taken = 0;
+  lane.NewMaximum(0, rows);
+  lane.l = lane.l_ub.Next(rows, 1);
+  constexpr float kLowest = std::numeric_limits<float>::lowest();
+  const bool sunk = s.sinks && step.task.split == 0;
+  if (s.folds()) return BeginFoldedRows(lane, g, s, step, queries, sunk);
   if (s.alibi) {
     const UbTile<float> slopes = lane.slopes_ub.Next(1, s.heads);
     const std::int64_t sequence = step.task.sequence;
     lane.core.Load(slopes, MatrixOf(*g.alibi.slopes).Rows({sequence, sequence + 1}));
     lane.slope = lane.core.ReadScalar(slopes, step.task.head);
   }
-  lane.taken = 0;
-  lane.NewMaximum(0, rows);
-  lane.l = lane.l_ub.Next(rows, 1);
-  constexpr float kLowest = std::numeric_limits<float>::lowest();
-  const bool sunk = s.sinks && step.task.split == 0;
   const float sink = sunk ? lane.core.ReadScalar(lane.sinks, step.task.head) : kLowest;
   lane.core.Fill(lane.m[0], sink < kLowest ? kLowest : sink);
   lane.core.Fill(lane.l, sink <= kLowest ? 0.0f : 1.0f);
 }
 
-// What is done to the scores of `queries` before the softmax; returns the scale that is left for it.
+// scored = scale * scored - slope * |i + offset - j|, the slope that of each row's head, `rows` of the lane's.
+template <class T, VectorCore V>
+void AddFoldedAlibi(FlashAttentionLane<T, V>& lane, const AlibiOperands& alibi,
+                    const FlashAttentionStep& step, UbTile<float> scored, float scale, Range rows,
+                    Range queries) {
+  auto& core = lane.core;
+  const UbTile<float> loss = lane.scratch_ub.Next(scored.rows(), scored.cols());
+  core.Fill(loss, 1.0f);
+  core.Mul(loss, loss, lane.slopes.Rows(rows));
+  ForEachRun(step, queries, [&](const QueryRun& run) {
+    const UbTile<float> distances = lane.distances_ub.Next(1, scored.cols());
+    core.Distances(distances, run.positions.begin + alibi.OffsetOf(step.sequence) - step.kv.begin);
+    if (alibi.root) core.Sqrt(distances, distances);
+    core.Mul(loss.Rows(run.part), loss.Rows(run.part), distances);
+  });
+  core.MulScalar(scored, scored, scale);
+  core.Sub(scored, scored, loss);
+}
+
+// What a (sequence, n, sq, skv) tensor has for `queries` and the step's keys.
+template <class T, VectorCore V>
+void LoadPairs(V& core, UbTile<T> x, const GmTensor& pairs, const FlashAttentionStep& step, Range queries) {
+  ForEachRun(step, queries, [&](const QueryRun& run) {
+    core.Load(x.Rows(run.part), run.Of(pairs, step.task.sequence).Cols(step.kv));
+  });
+}
+
+// What is done to the scores of `queries`, rows `in_lane` of the lane's, before the softmax; returns the scale that is
+// left for it.
 template <class T, VectorCore V>
 float FinishScores(FlashAttentionLane<T, V>& lane, const FlashAttentionOperands& g,
                    const FlashAttentionShape& s, const FlashAttentionStep& step, UbTile<float> scored,
-                   Range queries) {
+                   Range in_lane, Range queries) {
   auto& core = lane.core;
   const std::int64_t rows = scored.rows(), keys = scored.cols();
   float scale = g.scale;
@@ -174,21 +286,24 @@ float FinishScores(FlashAttentionLane<T, V>& lane, const FlashAttentionOperands&
     SoftCap(core, scored, lane.scratch_ub.Next(rows, keys), scale, g.soft_cap);
     scale = 1;
   }
-  if (s.alibi) {
+  if (s.alibi && s.folds()) {
+    AddFoldedAlibi(lane, g.alibi, step, scored, scale, in_lane, queries);
+    scale = 1;
+  } else if (s.alibi) {
     const std::int64_t first = queries.begin + g.alibi.OffsetOf(step.sequence) - step.kv.begin;
     core.AddAlibi(scored, lane.scratch_ub.Next(rows, keys), scale, lane.slope, first, g.alibi.root);
     scale = 1;
   }
   if (s.bias) {
     const UbTile<float> bias = lane.bias_ub.Next(rows, keys);
-    core.Load(bias, MatrixOf(*g.bias, step.task.sequence, step.task.head).Block(queries, step.kv));
+    LoadPairs(core, bias, *g.bias, step, queries);
     if (scale != 1) core.MulScalar(scored, scored, scale);
     core.Add(scored, scored, bias);
     scale = 1;
   }
   if (s.mask) {
     const UbTile<std::uint8_t> flags = lane.flags_ub.Next(rows, keys);
-    core.Load(flags, MatrixOf(*g.mask, step.task.sequence, step.task.head).Block(queries, step.kv));
+    LoadPairs(core, flags, *g.mask, step, queries);
     scale = ScaleForMask(core, scored, scale);
     core.MaskWhere(scored, flags, MaskedScore(scale));
   }
@@ -199,16 +314,16 @@ float FinishScores(FlashAttentionLane<T, V>& lane, const FlashAttentionOperands&
 template <class T, VectorCore V>
 void FinishRows(FlashAttentionLane<T, V>& lane, const FlashAttentionOperands& g, const FlashAttentionShape& s,
                 const FlashAttentionStep& step, Range queries, UbTile<float> o, const StepRows& kept) {
-  if (g.lse != nullptr || g.part_lse != nullptr) {  // Matrices of one column.
+  if (g.wants_statistics(step)) {  // Matrices of one column.
     lane.core.Ln(kept.alpha, kept.l);
     lane.core.Add(kept.m, kept.m, kept.alpha);
-    lane.core.Store(g.Statistics(step, queries), kept.m);
+    g.StoreStatistics(lane.core, step, queries, kept.m);
   }
   // A row that saw no key has l = 0 and o = 0; any other has l >= 1.
   lane.core.MaxScalar(kept.l, kept.l, std::numeric_limits<float>::min());
   lane.core.Div(o, o, kept.l);
   if (s.dropout) lane.core.MulScalar(o, o, g.dropout_factor);
-  lane.core.Store(g.Output(step, queries), o);
+  g.StoreOutput(lane.core, step, queries, o);
 }
 
 // A hidden key has weight 0, and 0 * NaN is NaN. Appends the rows of `o` that one of `keys` may have spoilt, to be walked
@@ -226,8 +341,9 @@ void NoteSpoilt(FlashAttentionLane<T, V>& lane, const FlashAttentionOperands& g,
     return std::isnan(lane.core.ReadScalar(x.Rows({row, row + 1}), 0));
   };
   const AttentionBand& band = step.sequence.band;
+  const bool one_mask = !s.mask || (g.mask->strides[2] == 0 && (!s.folds() || g.mask->strides[1] == 0));
   const auto see_the_same = [&](Range rows) {
-    return (!s.mask || g.mask->strides[2] == 0) && band.Seen(rows, keys) == band.SeenByAll(rows, keys);
+    return one_mask && band.Seen(rows, keys) == band.SeenByAll(rows, keys);
   };
   const std::size_t before = spoilt.size();
   for (std::int64_t i = 0; i < o.rows(); ++i) {
@@ -246,11 +362,11 @@ void NoteSpoilt(FlashAttentionLane<T, V>& lane, const FlashAttentionOperands& g,
 // The first run of `keys` that the mask leaves to the first query of a task.
 template <class T, VectorCore V>
 Range UnmaskedRun(FlashAttentionLane<T, V>& lane, const FlashAttentionOperands& g,
-                  const FlashAttentionSchedule::Task& task, Range keys) {
+                  const FlashAttentionSchedule::Task& task, const AttentionSequence& sequence, Range keys) {
   const UbTile<std::uint8_t> flags = lane.flags_ub.Next(1, keys.size());
   const UbTile<float> hidden = lane.s_ub.Next(1, keys.size());
-  lane.core.Load(flags,
-                 MatrixOf(*g.mask, task.sequence, task.head).Block({task.q.begin, task.q.begin + 1}, keys));
+  ForEachRun(sequence, task.head, {task.q.begin, task.q.begin + 1},
+             [&](const QueryRun& row) { lane.core.Load(flags, row.Of(*g.mask, task.sequence).Cols(keys)); });
   lane.core.Cast(hidden, flags);
   const auto is_hidden = [&](std::int64_t j) { return lane.core.ReadScalar(hidden, j) != 0; };
   std::int64_t begin = 0, end;

@@ -121,29 +121,29 @@ class Rotator {
   Ring<Buffer::kUB, std::int64_t> wide_ids_ub_;
 };
 
-// Every row of `source` (b, n, s, R) turned once, to the same place of `turned`, pairs in halves. Without a list, each
-// batch entry is a sequence.
+// Rows of a batch entry that are to be turned, of a sequence that begins with row `begin`.
+struct RowsToTurn {
+  std::int64_t batch = 0, begin = 0;
+  Range rows;
+};
+
+// Each of `parts` of `source` (b, n, s, R) turned once, to the same place of `turned`, pairs in halves. `task` counts
+// what cores share.
 template <VectorCore V>
-void RotateKernel(V& core, const RotateOperands& g, const GmTensor& source, const GmTensor& turned,
-                  std::span<const AttentionSequence> sequences) {
-  Rotator<V> rotator(core, g.cols());
-  std::int64_t task = 0;
-  const auto rotate = [&](std::int64_t b, Range rows) {
+void RotateKernel(V& core, Rotator<V>& rotator, const RotateOperands& g, const GmTensor& source,
+                  const GmTensor& turned, std::span<const RowsToTurn> parts, std::int64_t& task) {
+  for (const RowsToTurn& p : parts) {
     for (std::int64_t n = 0; n < source.sizes[1]; ++n) {
-      for (const Range part : Split(rows, 8 * Rotator<V>::kRows)) {
+      for (const Range part : Split(p.rows, 8 * Rotator<V>::kRows)) {
         if (task++ % core.count() != core.index()) continue;
         for (const Range r : Split(part, Rotator<V>::kRows)) {
-          const UbTile<float> y =
-              rotator.Rotate(g, MatrixOf(source, b, n).Rows(r), g.At(b, r.From(rows.begin), rows.begin));
-          core.Store(MatrixOf(turned, b, n).Rows(r), y);
+          const UbTile<float> y = rotator.Rotate(g, MatrixOf(source, p.batch, n).Rows(r),
+                                                 g.At(p.batch, r.From(p.begin), p.begin));
+          core.Store(MatrixOf(turned, p.batch, n).Rows(r), y);
         }
       }
     }
-  };
-  if (sequences.empty()) {
-    for (std::int64_t b = 0; b < source.sizes[0]; ++b) rotate(b, {0, source.sizes[2]});
   }
-  for (const AttentionSequence& s : sequences) rotate(s.batch, {s.kv_begin, s.kv_begin + s.skv});
 }
 
 }  // namespace cubist

@@ -10,24 +10,30 @@
 
 namespace cubist {
 
-// Row i sees the keys j with i + lowest <= j <= i + highest, and those below `prefix`. A prefix goes with an
-// unbounded lower side only, so that what a row sees is one range.
+// A row at position i sees the keys j with i + lowest <= j <= i + highest, and those below `prefix`. A prefix goes with
+// an unbounded lower side only, so that what a row sees is one range.
 //   full: both unbounded;  causal: highest = 0, or Skv - Sq where the last row sees the last key.
+// Row r stands at position r / fold: of heads that share their keys, `fold` rows of one position follow each other.
 struct AttentionBand {
   static constexpr std::int64_t kUnbounded = std::int64_t{1} << 61;  // Any sum of two stays in 64 bits.
 
   std::int64_t lowest = -kUnbounded, highest = kUnbounded;
   std::int64_t prefix = 0;
+  std::int64_t fold = 1;
 
   bool bounded() const { return lowest > -kUnbounded || highest < kUnbounded; }
 
+  // Those of `rows`.
+  Range Positions(Range rows) const { return {rows.begin / fold, CeilDiv(rows.end, fold)}; }
   // Of `keys`: from the first to the last that any of `rows` sees; an empty range where none does.
   Range Seen(Range rows, Range keys) const {
-    return rows.empty() ? Range{} : Within(rows.begin + lowest, rows.end + highest, keys);
+    const Range at = Positions(rows);
+    return rows.empty() ? Range{} : Within(at.begin + lowest, at.end + highest, keys);
   }
   // Those that each of `rows` sees.
   Range SeenByAll(Range rows, Range keys) const {
-    return rows.empty() ? Range{} : Within(rows.end - 1 + lowest, rows.begin + highest + 1, keys);
+    const Range at = Positions(rows);
+    return rows.empty() ? Range{} : Within(at.end - 1 + lowest, at.begin + highest + 1, keys);
   }
 
   friend auto operator<=>(const AttentionBand&, const AttentionBand&) = default;
@@ -39,15 +45,17 @@ struct AttentionBand {
   }
 };
 
-// One sequence of a batch: `sq` query rows from row `q_begin` and `skv` keys from key `kv_begin` of the matrices
-// of batch entry `batch`. Several may lie in one entry, one behind the other; packed operands begin with key
-// packed_begin then, a multiple of the layout's panel.
+// One sequence of a batch: its query rows from row `q_begin` and `skv` keys from key `kv_begin` of the matrices of
+// batch entry `batch`. Several may lie in one entry, one behind the other; packed operands begin with key packed_begin
+// then, a multiple of the layout's panel. `sq` counts band.fold rows for each of the entry's, see AttentionBand.
 struct AttentionSequence {
   std::int64_t batch = 0;
   std::int64_t q_begin = 0, kv_begin = 0;
   std::int64_t sq = 0, skv = 0;
   std::int64_t packed_begin = 0;
   AttentionBand band;
+
+  std::int64_t positions() const { return sq / band.fold; }
 };
 
 }  // namespace cubist

@@ -77,6 +77,9 @@ inline Split BlocksOf(Range keys, const FlashAttentionTiling& t) {
 }
 
 // The blocks of queries of a call, the most expensive first. Sequences that are alike need no list.
+//
+// With t.kv_splits > 1 the keys that a sequence sees are walked in parts, each a task of its own: so many parts of the
+// longest sequence, and as many of that size as others have keys for.
 class FlashAttentionSchedule {
  public:
   struct Task {
@@ -88,15 +91,23 @@ class FlashAttentionSchedule {
   FlashAttentionSchedule(const FlashAttentionShape& s, const FlashAttentionTiling& t,
                          std::span<const AttentionSequence> sequences)
       : s_(s), t_(t), sequences_(sequences) {
-    if (sequences.empty()) return;
+    SetPartKeys();
     for (std::size_t i = 0; i < sequences.size(); ++i) {
+      const auto number = static_cast<std::int64_t>(i), parts = PartsOf(number);
+      parts_begin_.push_back(part_rows_);
+      if (parts > 1) part_rows_ += parts * sequences[i].sq;
       for (const Range q : Split(sequences[i].sq, t.m)) {
-        const std::int64_t keys = sequences[i].band.Seen(q, {0, sequences[i].skv}).size();
-        ragged_.push_back({static_cast<std::int64_t>(i), q, q.size() * keys});
+        for (std::int64_t split = 0; split < parts; ++split) {
+          const Task task{number, 0, split, q};
+          ragged_.push_back({task, q.size() * sequences[i].band.Seen(q, KeysOf(task)).size()});
+        }
       }
     }
     std::stable_sort(ragged_.begin(), ragged_.end(),
                      [](const Item& x, const Item& y) { return x.scores > y.scores; });
+    if (!sequences.empty()) return;
+    alike_parts_ = s.batches > 0 ? PartsOf(0) : 1;
+    if (alike_parts_ > 1) part_rows_ = s.batches * alike_parts_ * s.sq;
   }
 
   // Cores that work through a list of tasks together: those of the KV heads `kv` of all sequences.
@@ -114,8 +125,11 @@ class FlashAttentionSchedule {
   }
 
   std::int64_t tasks() const {
-    return sequences_.empty() ? t_.tasks(s_)
-                              : static_cast<std::int64_t>(ragged_.size()) * s_.heads * t_.kv_splits;
+    if (!sequences_.empty()) return static_cast<std::int64_t>(ragged_.size()) * s_.heads;
+    return s_.batches * s_.heads * t_.query_blocks(s_) * alike_parts_;
+  }
+  std::int64_t sequences() const {
+    return sequences_.empty() ? s_.batches : static_cast<std::int64_t>(sequences_.size());
   }
   AttentionSequence Sequence(std::int64_t i) const {
     if (!sequences_.empty()) return sequences_[static_cast<std::size_t>(i)];
@@ -127,45 +141,73 @@ class FlashAttentionSchedule {
     const std::int64_t blocks =
         sequences_.empty() ? t_.query_blocks(s_) : static_cast<std::int64_t>(ragged_.size());
     const std::int64_t group = s_.heads / std::max<std::int64_t>(s_.kv_heads, 1);
-    if (i >= t_.kv_splits * group * team.kv.size() * blocks) return {};
-    Task task;
-    task.split = i % t_.kv_splits, i /= t_.kv_splits;
+    if (i >= alike_parts_ * group * team.kv.size() * blocks) return {};
+    const std::int64_t split = i % alike_parts_;
+    i /= alike_parts_;
     const std::int64_t member = i % group;
     i /= group;
     const bool by_kv = team.cores == 1 || t_.by_keys;
     const std::int64_t kv = team.kv.begin + (by_kv ? i / blocks : i % team.kv.size());
     const std::int64_t block = by_kv ? i % blocks : i / team.kv.size();
-    task.head = kv % s_.kv_heads * group + member;
+    Task task;
     if (!sequences_.empty()) {
-      const Item& item = ragged_[static_cast<std::size_t>(block)];
-      task.sequence = item.sequence, task.q = item.q;
+      task = ragged_[static_cast<std::size_t>(block)].task;
     } else {
-      task.sequence = kv / s_.kv_heads;
+      task.sequence = kv / s_.kv_heads, task.split = split;
       task.q = Split(s_.sq, t_.m)[blocks - 1 - block];
     }
+    task.head = kv % s_.kv_heads * group + member;
     return task;
   }
   // The keys of a task: its part of those that its sequence sees.
   Range KeysOf(const Task& task) const {
-    const AttentionSequence sequence = Sequence(task.sequence);
-    if (t_.kv_splits == 1) return {0, sequence.skv};
+    if (PartsOf(task.sequence) == 1) return {0, Sequence(task.sequence).skv};
+    return Split(SeenBlocks(Sequence(task.sequence)), part_keys_)[task.split];
+  }
+
+  // What any row of a sequence sees, from the beginning of a block on.
+  Range SeenBlocks(const AttentionSequence& sequence) const {
     const Range seen = sequence.band.Seen({0, sequence.sq}, {0, sequence.skv});
-    const std::int64_t begin = seen.begin / t_.key_step * t_.key_step;
-    const std::int64_t size = RoundUp(CeilDiv(seen.end - begin, t_.kv_splits), t_.key_step);
-    const Range part = Split(Range{begin, seen.end}, size)[task.split];
-    return part.empty() ? Range{} : part;
+    return {seen.begin / t_.key_step * t_.key_step, seen.end};
+  }
+  // Of the keys of sequence i, at least one.
+  std::int64_t PartsOf(std::int64_t i) const {
+    return t_.kv_splits == 1 ? 1 : AtLeastOnce(Split(SeenBlocks(Sequence(i)), part_keys_)).count();
+  }
+  // Rows of a head's outputs of parts, of all sequences that have several: those of a sequence one part behind the other.
+  std::int64_t part_rows() const { return part_rows_; }
+  std::int64_t PartRow(std::int64_t sequence, std::int64_t part) const {
+    if (sequences_.empty()) return (sequence * alike_parts_ + part) * s_.sq;
+    const auto i = static_cast<std::size_t>(sequence);
+    return parts_begin_[i] + part * sequences_[i].sq;
+  }
+  // Of a step of a task.
+  template <class Step>
+  void SetPart(Step& step) const {
+    step.parts = PartsOf(step.task.sequence);
+    step.part_row = PartRow(step.task.sequence, step.task.split);
   }
 
  private:
   struct Item {
-    std::int64_t sequence = 0;
-    Range q;
+    Task task;
     std::int64_t scores = 0;
   };
+
+  void SetPartKeys() {
+    std::int64_t longest = 1;
+    for (std::int64_t i = 0; i < (sequences_.empty() ? 1 : sequences()); ++i)
+      longest = std::max(longest, SeenBlocks(Sequence(i)).size());
+    part_keys_ = RoundUp(CeilDiv(longest, t_.kv_splits), t_.key_step);
+  }
+
   const FlashAttentionShape& s_;
   const FlashAttentionTiling& t_;
   std::span<const AttentionSequence> sequences_;
+  std::int64_t part_keys_ = 1, part_rows_ = 0;
+  std::int64_t alike_parts_ = 1;  // Of each sequence, where there is no list.
   std::vector<Item> ragged_;
+  std::vector<std::int64_t> parts_begin_;
 };
 
 // A block of keys for rows of a block of queries. Rows and keys count from the start of their sequence.
@@ -175,6 +217,8 @@ struct FlashAttentionStep {
   Range rows, kv;
   std::int64_t round = 0;            // How many steps these rows went before.
   bool first = false, last = false;  // The first of the block of queries; the last of these rows.
+  std::int64_t parts = 1;            // Of the sequence's keys,
+  std::int64_t part_row = 0;         // and where the outputs of the task's part begin; see PartRow.
 
   Range rows_in_block() const { return {rows.begin - task.q.begin, rows.end - task.q.begin}; }
 };
@@ -190,6 +234,7 @@ class FlashAttentionSteps {
   bool Next(FlashAttentionStep& step) {
     if (at_ == blocks_.count() && !NextPiece()) return false;
     step.task = task_, step.sequence = sequence_;
+    schedule_.SetPart(step);
     step.rows = piece_.rows, step.kv = blocks_[at_++];
     step.round = round_++;
     step.first = first_, first_ = false;
@@ -242,6 +287,7 @@ class FlashAttentionRowSteps {
     if (at_ == rows_.size()) return false;
     step.task = rows_[at_], step.sequence = schedule_.Sequence(step.task.sequence);
     step.rows = step.task.q;
+    schedule_.SetPart(step);
     if (round_ == 0) keys_ = step.sequence.band.Seen(step.rows, schedule_.KeysOf(step.task));
     Range run;
     while (!keys_.empty() && run.empty()) {

@@ -38,7 +38,9 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
              (s.bias ? slots(t.ub_stages, DType::kF32, lane_rows, t.n) : 0) +
              (s.soft_cap || s.alibi ? slots(1, DType::kF32, lane_rows, t.n) : 0) +
              (s.mask || s.dropout ? slots(t.ub_stages, DType::kBool, lane_rows, t.n) : 0) +
-             ((s.sinks ? 1 : 0) + (s.alibi ? 1 : 0)) * slots(1, DType::kF32, 1, s.heads) +
+             ((s.sinks ? 1 : 0) + (s.alibi ? 1 : 0)) *
+                 slots(1, DType::kF32, s.folds() ? lane_rows : 1, s.folds() ? 1 : s.heads) +
+             (s.folds() && s.alibi ? slots(1, DType::kF32, 1, t.n) : 0) +
              (s.rotate ? RotatorBytes(chip, s.d_rope) + slots(1, s.in, kRotateRows, s.d_rope) : 0);
     default:
       return 0;
@@ -49,10 +51,13 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
 // but each long enough to be worth its output. From the shape and the chip's cores alone, as it orders sums.
 std::int64_t KvSplits(const ChipSpec& chip, const Shape& s, std::int64_t m) {
   constexpr std::int64_t kMostRows = 128, kLeastKeys = 1024;
-  if (s.sq > kMostRows) return 1;  // Long prompts have rows enough; parts would cost them a twentieth.
-  const std::int64_t tasks = std::max<std::int64_t>(s.batches * s.heads * CeilDiv(s.sq, m), 1);
+  // Long prompts have rows enough; parts would cost them a twentieth.
+  if (s.sq / s.band.fold > kMostRows) return 1;
   const std::int64_t keys = s.band.Seen({0, s.sq}, {0, s.skv}).size();
-  return std::clamp<std::int64_t>(std::min(chip.cube_cores / tasks, keys / kLeastKeys), 1, 4096);
+  // Ragged sequences are worth as many of the longest as they have keys.
+  const std::int64_t tasks = s.batches * s.heads * CeilDiv(s.sq, m) * s.fullness;
+  const std::int64_t busy = chip.cube_cores * Shape::kFull / std::max<std::int64_t>(tasks, 1);
+  return std::clamp<std::int64_t>(std::min(busy, keys / kLeastKeys), 1, 4096);
 }
 
 // What a host may do with blocks of t.m and t.n.

@@ -24,12 +24,17 @@ struct FlashAttentionShape {
   std::int64_t d_qk = 0, d_rope = 0, d_v = 0;
   DType in = DType::kF32, out = DType::kF32;
   AttentionBand band;  // Of every sequence; of ragged ones that of the longest.
+  // The keys of ragged sequences, as a share of those of as many as long as the longest.
+  static constexpr std::int64_t kFull = 64;
+  std::int64_t fullness = kFull;
   // Whether the rope parts are turned, and what is done to scores besides: each asks for room in UB.
   bool rotate = false, bias = false, soft_cap = false, sinks = false;
   bool mask = false, alibi = false, dropout = false;
 
   // Whether keys may be hidden from rows that meet them.
   bool hides() const { return mask || band.bounded(); }
+  // Whether heads that share their keys are rows of one: then `heads` are those of K, and sq counts rows of all.
+  bool folds() const { return band.fold > 1; }
 
   friend auto operator<=>(const FlashAttentionShape&, const FlashAttentionShape&) = default;
 };
@@ -101,6 +106,7 @@ void VisitFields(const FlashAttentionShape& s, Visit&& visit) {
   visit({"d_qk"}, s.d_qk), visit({"d_rope"}, s.d_rope), visit({"d_v"}, s.d_v);
   visit({"in"}, s.in), visit({"out"}, s.out);
   visit({"lowest"}, s.band.lowest), visit({"highest"}, s.band.highest), visit({"prefix"}, s.band.prefix);
+  visit({"fold"}, s.band.fold), visit({"fullness"}, s.fullness);
   visit({"rotate"}, s.rotate), visit({"bias"}, s.bias), visit({"soft_cap"}, s.soft_cap),
       visit({"sinks"}, s.sinks);
   visit({"mask"}, s.mask), visit({"alibi"}, s.alibi), visit({"dropout"}, s.dropout);

@@ -246,6 +246,38 @@ TEST(FlashAttentionGradFeaturesTest, WorkspaceOfTheCaller) {
   EXPECT_NE(status.message().find(std::to_string(bytes)), std::string::npos) << status.message();
 }
 
+// Keys that no query sees are not turned: memory full of NaN where they would stand reaches nothing.
+TEST(FlashAttentionGradFeaturesTest, UnwrittenMemoryReachesNothing) {
+  for (const Device& device : Both()) {
+    for (const DType in : kFloatTypes) {
+      GradOptions options{.in = in, .window = AttentionWindow{.left = 20, .right = -7}, .turned = 8};
+      std::vector<std::pair<AttentionShape, GradOptions>> calls = {{{2, 4, 2, 40, 500, 24, 8, 16}, options}};
+      options.q_ends = {1, 1, 35}, options.kv_ends = {60, 90, 400};
+      calls.push_back({{1, 2, 1, 40, 500, 24, 0, 16}, options});
+      options = {.in = in, .causal = Causal::kTopLeft, .prefix = {3, 170}, .turned = 8};
+      calls.push_back({{2, 2, 1, 40, 500, 24, 0, 16}, options});
+      for (const auto& [shape, of_call] : calls) {
+        GradCall call(shape, of_call);
+        call.FillNormal();
+        call.Forward();
+        FlashAttentionGradArgs args = call.args();
+        std::int64_t bytes = 0;
+        ASSERT_TRUE(IsOk(FlashAttentionGradWorkspace(device, args, &bytes)));
+        std::vector<std::uint8_t> memory(static_cast<std::size_t>(bytes), 0xff);  // NaN, of any dtype.
+        args.workspace = {memory.data(), bytes};
+        ASSERT_TRUE(IsOk(FlashAttentionGrad(device, args)));
+        call.ExpectRight();
+        std::vector<std::vector<double>> first;
+        for (const Matrix* x : call.outputs()) first.push_back(x->ToDoubles());
+        std::fill(memory.begin(), memory.end(), std::uint8_t{0});
+        ASSERT_TRUE(IsOk(FlashAttentionGrad(device, args)));
+        const auto outputs = call.outputs();
+        for (std::size_t i = 0; i < outputs.size(); ++i) ExpectExactly(outputs[i]->view(), first[i]);
+      }
+    }
+  }
+}
+
 // A bias of -inf masks: no weight and no gradient; a row of nothing else gives none and gets none.
 TEST(FlashAttentionGradFeaturesTest, BiasOfMinusInfinity) {
   for (const Device& device : Both()) {

@@ -72,6 +72,27 @@ TEST(PlanTest, ShippedKernelsAreProved) {
   }
 }
 
+TEST(PlanTest, DecodingIsProved) {
+  for (const ChipSpec* chip : {&Ascend910B2(), &Ascend910B4()}) {
+    for (const bool with_features : {false, true}) {
+      for (const std::int64_t positions : {1, 3})
+        ExpectProved(RecordDecoding(*chip, DType::kBF16, positions, with_features));
+      ExpectProved(RecordDecoding(*chip, DType::kF32, 1, with_features, /*keep=*/0.5f));
+    }
+  }
+}
+
+// Windows far from some keys, or from all: those are not turned, and nothing that is not turned is read.
+TEST(PlanTest, KeysThatNobodySeesAreProved) {
+  for (const auto& [sq, right] : {std::pair<std::int64_t, std::int64_t>{3, -60}, {40, -60}, {40, -120}}) {
+    const AttentionWindow window{.left = 100, .right = right};
+    ExpectProved(RecordAttention(Ascend910B2(), DType::kBF16,
+                                 {.sq = sq, .skv = 700, .d_rope = 16, .window = window, .turned = true}));
+    ExpectProved(RecordAttentionGrad(Ascend910B2(), DType::kBF16,
+                                     {.sq = sq, .skv = 700, .d_rope = 16, .window = window}));
+  }
+}
+
 TEST(PlanTest, OddShapesAreProved) {
   const ChipSpec& chip = Ascend910B2();
   ExpectProved(RecordMatmul(chip, DType::kF16, 1, 4096, 512, false, true));
@@ -98,12 +119,14 @@ TEST(PlanTest, OddShapesAreProved) {
 // Ids and counters down to one: the plan waits earlier, or for more, says where, and stays right.
 TEST(PlanTest, FewIds) {
   for (const int ids : {1, 2, 3}) {
+    SCOPED_TRACE(ids);
     ChipSpec chip = Ascend910B2();
     chip.sync.event_ids = ids;
     chip.sync.cross_core_limit = ids;
     ExpectProved(RecordMatmul(chip, DType::kBF16, 512, 512, 512, false, true));
     ExpectProved(RecordAttention(chip, DType::kBF16, {.sq = 300, .skv = 900, .d = 128}));
-    ExpectProved(RecordAttention(chip, DType::kBF16, {.sq = 5, .skv = 3000}));
+    ExpectProved(RecordAttention(chip, DType::kBF16, {.kv_heads = 2, .sq = 5, .skv = 3000}));
+    ExpectProved(RecordAttention(chip, DType::kBF16, {.sq = 1, .skv = 3000}));
     ExpectProved(RecordPermute(chip, 300, 500, 4, 16, DType::kI32));
     ExpectProved(RecordUnpermute(chip, 300, 500, 5));
   }

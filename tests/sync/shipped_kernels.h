@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -80,6 +81,8 @@ inline NamedRecord RecordGroupedMatmul(const ChipSpec& chip, DType dtype,
 struct AttentionCase {
   std::int64_t batches = 1, heads = 2, kv_heads = 1, sq = 128, skv = 128, d = 64, d_rope = 0;
   Causal causal = Causal::kNone;
+  std::optional<AttentionWindow> window = {};
+  bool turned = false;
 };
 
 inline NamedRecord RecordAttention(const ChipSpec& chip, DType dtype, const AttentionCase& c) {
@@ -94,10 +97,43 @@ inline NamedRecord RecordAttention(const ChipSpec& chip, DType dtype, const Atte
   if (c.d_rope > 0) {
     args.q_rope = ConstTensor(nullptr, dtype, {c.batches, c.heads, c.sq, c.d_rope});
     args.k_rope = ConstTensor(nullptr, dtype, {c.batches, 1, c.skv, c.d_rope});
+    if (c.turned) args.rope.cos = args.rope.sin = ConstTensor(nullptr, DType::kF32, {c.skv, c.d_rope / 2});
   }
   args.out = Tensor(nullptr, dtype, {c.batches, c.heads, c.sq, c.d});
   args.lse = Tensor(nullptr, DType::kF32, {c.batches, c.heads, c.sq});
-  args.causal = c.causal;
+  args.causal = c.causal, args.window = c.window;
+  const Status status = FlashAttention(Recorder(chip, &made.record), args, nullptr);
+  CUBIST_CHECK(status.ok(), status.message());
+  return made;
+}
+
+// Decoding: few rows of each of several sequences, some without rows or without keys, heads that share keys, and all that may be done to
+// their scores; without dropout heads are folded, see AttentionBand.
+inline NamedRecord RecordDecoding(const ChipSpec& chip, DType dtype, std::int64_t positions,
+                                  bool with_features, float keep = 1) {
+  NamedRecord made;
+  made.name = "flash_attention of ragged sequences, " + std::to_string(positions) + " rows each" +
+              (with_features ? " with features" : "") + (keep < 1 ? " and dropout" : "") + " on " + chip.name;
+  constexpr std::int64_t kHeads = 6, kKvHeads = 2, kKeys = 5000;
+  const std::int64_t sq = 4 * positions, longest = 3000;
+  const std::int64_t q_ends[] = {positions, positions, 2 * positions, 3 * positions, sq},
+                     kv_ends[] = {1100, 1150, 1150 + longest, 1150 + longest, kKeys};
+  FlashAttentionArgs args;
+  args.q = ConstTensor(nullptr, dtype, {1, kHeads, sq, 40});
+  args.k = ConstTensor(nullptr, dtype, {1, kKvHeads, kKeys, 40});
+  args.v = ConstTensor(nullptr, dtype, {1, kKvHeads, kKeys, 24});
+  args.out = Tensor(nullptr, dtype, {1, kHeads, sq, 24});
+  args.lse = Tensor(nullptr, DType::kF32, {1, kHeads, sq});
+  args.lengths = {q_ends, kv_ends};
+  args.window = AttentionWindow{.left = 2000};
+  args.dropout.keep = keep;
+  if (with_features) {
+    args.rope.cos = args.rope.sin = ConstTensor(nullptr, DType::kF32, {longest, 8});
+    args.sinks = ConstTensor(nullptr, DType::kF32, {kHeads});
+    args.alibi.slopes = ConstTensor(nullptr, DType::kF32, {kHeads});
+    args.bias = ConstTensor(nullptr, dtype, {5, kHeads, 1, longest});
+    args.mask = ConstTensor(nullptr, DType::kBool, {1, 1, positions, longest});
+  }
   const Status status = FlashAttention(Recorder(chip, &made.record), args, nullptr);
   CUBIST_CHECK(status.ok(), status.message());
   return made;
@@ -124,7 +160,7 @@ inline NamedRecord RecordAttentionGrad(const ChipSpec& chip, DType dtype, const 
   args.sinks = ConstTensor(nullptr, DType::kF32, {c.heads}),
   args.dsinks = Tensor(nullptr, DType::kF32, {c.heads});
   args.soft_cap = 3.0f;
-  args.causal = c.causal;
+  args.causal = c.causal, args.window = c.window;
   const std::int64_t q_ends[] = {c.sq / 3, c.sq / 3, c.sq}, kv_ends[] = {c.skv / 2, c.skv - 1, c.skv};
   if (c.d_rope > 0) {
     args.q_rope = in(c.heads, c.sq, c.d_rope), args.k_rope = in(1, c.skv, c.d_rope);

@@ -50,15 +50,22 @@ std::vector<FlashAttentionShape> Shapes() {
       shapes.push_back(ShapeOf(129, 300, 72, 24, 40, dtype, causal));
       shapes.push_back(ShapeOf(2048, 2048, 128, 64, 128, dtype, causal));
       shapes.push_back(ShapeOf(1, 4096, 192, 0, 128, dtype, causal));
+      // The same with heads as rows of one, and with all that is done to scores.
+      FlashAttentionShape folded = shapes.back();
+      folded.band.fold = folded.heads / folded.kv_heads;
+      folded.sq *= folded.band.fold, folded.heads = folded.kv_heads;
+      shapes.push_back(folded);
+      folded.sinks = folded.alibi = folded.bias = folded.mask = true;
+      shapes.push_back(folded);
     }
   }
   return shapes;
 }
 
 std::string NameOf(const FlashAttentionShape& s) {
-  return std::to_string(s.sq) + "x" + std::to_string(s.skv) + " d " + std::to_string(s.d_qk) + "+" +
-         std::to_string(s.d_rope) + "/" + std::to_string(s.d_v) + " " + NameOf(s.in) +
-         (s.band.bounded() ? " causal" : "");
+  return std::to_string(s.sq) + "x" + std::to_string(s.skv) + (s.folds() ? " folded" : "") +
+         (s.mask ? " masked" : "") + " d " + std::to_string(s.d_qk) + "+" + std::to_string(s.d_rope) + "/" +
+         std::to_string(s.d_v) + " " + NameOf(s.in) + (s.band.bounded() ? " causal" : "");
 }
 std::string NameOf(const FlashAttentionTiling& t) {
   return "m " + std::to_string(t.m) + " n " + std::to_string(t.n) + " k0 " + std::to_string(t.k0) +
@@ -81,13 +88,19 @@ GmTensor TensorOf(std::int32_t index, DType dtype, std::int64_t b, std::int64_t 
 template <class T>
 trace::CoreRecord RecordOneCore(const ChipSpec& chip, const FlashAttentionShape& s,
                                 const FlashAttentionTiling& t) {
-  const GmTensor q = TensorOf(0, s.in, s.batches, s.heads, s.sq, s.d_qk),
+  const std::int64_t heads = s.heads * s.band.fold, sq = s.sq / s.band.fold;
+  const GmTensor q = TensorOf(0, s.in, s.batches, heads, sq, s.d_qk),
                  k = TensorOf(1, s.in, s.batches, s.kv_heads, s.skv, s.d_qk),
                  v = TensorOf(2, s.in, s.batches, s.kv_heads, s.skv, s.d_v),
-                 q_rope = TensorOf(3, s.in, s.batches, s.heads, s.sq, s.d_rope),
+                 q_rope = TensorOf(3, s.in, s.batches, heads, sq, s.d_rope),
                  k_rope = TensorOf(4, s.in, s.batches, s.rope_heads, s.skv, s.d_rope),
-                 out = TensorOf(5, s.out, s.batches, s.heads, s.sq, s.d_v),
-                 lse = TensorOf(6, DType::kF32, s.batches, s.heads, s.sq, 1);
+                 out = TensorOf(5, s.out, s.batches, heads, sq, s.d_v),
+                 lse = TensorOf(6, DType::kF32, s.batches, heads, sq, 1),
+                 part_out = TensorOf(8, DType::kF32, 1, s.heads, t.kv_splits * s.batches * s.sq, s.d_v),
+                 part_lse = TensorOf(9, DType::kF32, 1, s.heads, t.kv_splits * s.batches * s.sq, 1),
+                 per_head = TensorOf(10, DType::kF32, 1, 1, s.batches, heads),
+                 bias = TensorOf(11, s.in, s.batches, heads, sq, s.skv),
+                 mask = TensorOf(12, DType::kBool, s.batches, heads, sq, s.skv);
   GmTensor room = TensorOf(7, DType::kF32, 1, 1, s.batches * s.kv_heads, std::int64_t{1} << 30);
   const auto packed = [&](std::int64_t rows, std::int64_t cols) {
     PackedGm p;
@@ -98,6 +111,8 @@ trace::CoreRecord RecordOneCore(const ChipSpec& chip, const FlashAttentionShape&
   };
   FlashAttentionOperands g;
   g.q = &q, g.k = &k, g.v = &v, g.out = &out, g.lse = &lse;
+  g.part_out = &part_out, g.part_lse = &part_lse;
+  g.sinks = g.alibi.slopes = &per_head, g.bias = &bias, g.mask = &mask;
   g.k_packed = packed(s.d_qk, s.skv), g.k_rope_packed = packed(s.d_rope, s.skv),
   g.v_packed = packed(s.skv, s.d_v);
   if (s.d_rope > 0) g.q_rope = &q_rope, g.k_rope = &k_rope;
@@ -259,6 +274,10 @@ TEST(FlashAttentionStepsTest, EveryRowMeetsWhatItSeesOnce) {
     }
   }
   bands.push_back({-kFar, 0, 33}), bands.push_back({-kFar, -50, 100});
+  for (std::size_t i = bands.size(); i-- > 0;) {
+    bands.push_back(bands[i]);
+    bands.back().fold = 5;
+  }
   for (const AttentionBand& band : bands) {
     for (const auto& [sq, skv] :
          {std::pair<std::int64_t, std::int64_t>{1, 1}, {75, 130}, {100, 40}, {3, 0}}) {
@@ -271,8 +290,10 @@ TEST(FlashAttentionStepsTest, EveryRowMeetsWhatItSeesOnce) {
           const FlashAttentionSchedule schedule(s, t, {});
           SCOPED_TRACE("band " + std::to_string(band.lowest) + ".." + std::to_string(band.highest) +
                        " prefix " + std::to_string(band.prefix) + " " + NameOf(s) + " " + NameOf(t));
+          const std::int64_t parts = schedule.PartsOf(0);
+          ASSERT_LE(parts, splits);
           std::vector<int> met(static_cast<std::size_t>(s.heads * sq * skv));
-          std::vector<std::int64_t> rounds(static_cast<std::size_t>(s.heads * splits * sq));
+          std::vector<std::int64_t> rounds(static_cast<std::size_t>(s.heads * parts * sq));
           std::vector<bool> done(rounds.size());
           for (int core = 0; core < 5; ++core) {
             FlashAttentionSteps steps(schedule, t, core, 5);
@@ -281,7 +302,7 @@ TEST(FlashAttentionStepsTest, EveryRowMeetsWhatItSeesOnce) {
               ASSERT_EQ(step.kv.empty() ? 0 : step.kv.begin % t.key_step, 0);
               for (std::int64_t i = step.rows.begin; i < step.rows.end; ++i) {
                 const auto row =
-                    static_cast<std::size_t>((step.task.head * splits + step.task.split) * sq + i);
+                    static_cast<std::size_t>((step.task.head * parts + step.task.split) * sq + i);
                 ASSERT_FALSE(done[row]);
                 ASSERT_EQ(step.round, rounds[row]++);
                 done[row] = step.last;
@@ -295,7 +316,8 @@ TEST(FlashAttentionStepsTest, EveryRowMeetsWhatItSeesOnce) {
           for (std::int64_t h = 0; h < s.heads; ++h) {
             for (std::int64_t i = 0; i < sq; ++i) {
               for (std::int64_t j = 0; j < skv; ++j) {
-                const bool seen = (i + band.lowest <= j && j <= i + band.highest) || j < band.prefix;
+                const std::int64_t at = i / band.fold;
+                const bool seen = (at + band.lowest <= j && j <= at + band.highest) || j < band.prefix;
                 const int times = met[static_cast<std::size_t>((h * sq + i) * skv + j)];
                 ASSERT_LE(times, 1);
                 ASSERT_TRUE(times == 1 || !seen) << "row " << i << " key " << j;
@@ -306,6 +328,46 @@ TEST(FlashAttentionStepsTest, EveryRowMeetsWhatItSeesOnce) {
       }
     }
   }
+}
+
+// Sequences of any lengths, in as many parts as their keys fill: every row meets every key once, no part is empty but the
+// only one, and the outputs of parts of sequences that have several lie side by side.
+TEST(FlashAttentionStepsTest, PartsOfRaggedSequences) {
+  constexpr std::int64_t kKeys[] = {0, 1, 32, 33, 96, 97, 31, 160, 0, 64},
+                         kRows[] = {3, 1, 0, 7, 50, 2, 1, 4, 0, 1};
+  std::vector<AttentionSequence> sequences;
+  for (std::size_t i = 0; i < std::size(kKeys); ++i)
+    sequences.push_back({.sq = kRows[i], .skv = kKeys[i], .band = {}});
+  FlashAttentionShape s = ShapeOf(50, 160, 8, 0, 8, DType::kF32, false);
+  s.batches = std::ssize(sequences);
+  FlashAttentionTiling t;
+  t.m = t.strip = 16, t.n = 32, t.key_step = 16, t.kv_splits = 5;
+  const FlashAttentionSchedule schedule(s, t, sequences);
+  std::vector<int> met(static_cast<std::size_t>(s.batches * s.heads * 50 * 160));
+  std::vector<int> outputs(static_cast<std::size_t>(s.heads * schedule.part_rows()));
+  for (int core = 0; core < 7; ++core) {
+    FlashAttentionSteps steps(schedule, t, core, 7);
+    for (FlashAttentionStep step; steps.Next(step);) {
+      const std::int64_t i = step.task.sequence,
+                         parts = std::max<std::int64_t>(CeilDiv(step.sequence.skv, 32), 1);
+      ASSERT_EQ(step.parts, parts);
+      ASSERT_EQ(schedule.PartsOf(i), parts);
+      ASSERT_TRUE(!step.kv.empty() || step.sequence.skv == 0);
+      for (std::int64_t row = step.rows.begin; row < step.rows.end; ++row) {
+        for (std::int64_t j = step.kv.begin; j < step.kv.end; ++j)
+          ++met[static_cast<std::size_t>(((i * s.heads + step.task.head) * 50 + row) * 160 + j)];
+        if (!step.last || parts == 1) continue;
+        const std::int64_t at = step.part_row + row;
+        ASSERT_LT(at, schedule.part_rows());
+        ++outputs[static_cast<std::size_t>(step.task.head * schedule.part_rows() + at)];
+      }
+    }
+  }
+  std::int64_t pairs = 0;
+  for (const AttentionSequence& x : sequences) pairs += s.heads * x.sq * x.skv;
+  EXPECT_EQ(std::count(met.begin(), met.end(), 1), pairs);
+  EXPECT_EQ(std::count(met.begin(), met.end(), 0), std::ssize(met) - pairs);
+  EXPECT_EQ(std::count(outputs.begin(), outputs.end(), 1), std::ssize(outputs));
 }
 
 // Whatever the heads and the cores: every block of queries of every head is walked by one core, and cores that take heads
