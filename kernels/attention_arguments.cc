@@ -138,7 +138,7 @@ Status AttentionArguments::CheckSlopes() const {
 }
 
 Status AttentionArguments::CheckNumbers() const {
-  // Neither 1 / soft_cap^2 nor 2 soft_cap may be infinite.
+  // Squares of scores over the cap, and its double, are far from infinite.
   constexpr float kLeastCap = 0x1p-63f, kMostCap = 0x1p126f;
   if (scale && !std::isfinite(*scale)) return OptionError(kernel, "scale", *scale, "a finite number");
   if (soft_cap && !(*soft_cap >= kLeastCap && *soft_cap <= kMostCap))

@@ -74,11 +74,12 @@ float FinishScores(Lane& lane, const FlashAttentionGradOperands& g, const FlashA
   float scale = g.scale;
   if (s.soft_cap) {
     slope = lane.slope_ub.Next(rows, queries);
-    SoftCap(core, scored, *slope, scale, g.soft_cap);
+    SoftCap(core, scored, *slope, lane.scratch_ub.Next(rows, queries), scale, g.soft_cap);
     scale = 1;
-    // 1 - (s / cap)^2
-    core.Mul(*slope, scored, scored);
-    core.MulScalar(*slope, *slope, -1 / (g.soft_cap * g.soft_cap));
+    // 1 - (s / cap)^2, whatever the square of either would be.
+    core.MulScalar(*slope, scored, 1 / g.soft_cap);
+    core.Mul(*slope, *slope, *slope);
+    core.MulScalar(*slope, *slope, -1.0f);
     core.AddScalar(*slope, *slope, 1.0f);
   }
   if (s.alibi) {  // The distance of key and query is that of query and key.

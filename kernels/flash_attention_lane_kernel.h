@@ -142,7 +142,7 @@ struct FlashAttentionLane {
         m_ub(core, "m_ub", rows, 1, t.m_stages()),
         l_ub(core, "l_ub", rows, 1, t.l_stages()),
         bias_ub(core, "bias_ub", s.bias ? rows : 0, t.n, t.ub_stages),
-        scratch_ub(core, "scratch_ub", s.soft_cap || s.alibi ? rows : 0, t.n, 1),
+        scratch_ub(core, "scratch_ub", s.score_scratch() > 0 ? rows : 0, t.n, std::max(s.score_scratch(), 1)),
         distances_ub(core, "distances_ub", 1, s.alibi && s.folds() ? t.n : 0, 1),
         flags_ub(core, "flags_ub", s.mask || s.dropout ? rows : 0, t.n, t.ub_stages),
         sums_ub(core, "sums_ub", s.hides() ? rows : 0, 1, 1),
@@ -283,7 +283,8 @@ float FinishScores(FlashAttentionLane<T, V>& lane, const FlashAttentionOperands&
   const std::int64_t rows = scored.rows(), keys = scored.cols();
   float scale = g.scale;
   if (s.soft_cap) {
-    SoftCap(core, scored, lane.scratch_ub.Next(rows, keys), scale, g.soft_cap);
+    const UbTile<float> power = lane.scratch_ub.Next(rows, keys), series = lane.scratch_ub.Next(rows, keys);
+    SoftCap(core, scored, power, series, scale, g.soft_cap);
     scale = 1;
   }
   if (s.alibi && s.folds()) {

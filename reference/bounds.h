@@ -10,6 +10,7 @@
 #ifndef CUBIST_REFERENCE_BOUNDS_H_
 #define CUBIST_REFERENCE_BOUNDS_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -66,6 +67,9 @@ inline double WeightedSumBound(std::int64_t k, DType output, double out, double 
   return error + OutputRounding(output, out, error);
 }
 
+// What the soft cap adds to the error of a score of at most `most`; see ArgumentError.
+inline double SoftCapError(double cap, double most) { return 9 * 0x1p-24 * std::min(cap, 3 * most); }
+
 // One row of attention, as the bounds see it.
 struct AttentionRowBound {
   std::int64_t score_terms = 0;  // Dqk + Dr
@@ -87,15 +91,17 @@ struct AttentionRowBound {
   //
   // A turned element takes three roundings in fp32 (angles are exact) and one to the input dtype, in q and in k. The
   // soft cap is cap - 2 cap / (e + 1), e = exp(x), x = 2 s / cap: its slope in s is at most 1, so the error of s stays.
-  // Two roundings of x move it by at most 2 cap * 2 u * max of x e / (e + 1)^2 < 2 u cap, exp's error by cap * 2^-23,
-  // the sum, quotient and difference by 5 u cap: 9 * 2^-24 cap in all.
+  // Three roundings of x move it by at most 2 cap * 3 u * max of x e / (e + 1)^2 < 2 u cap, exp's error by cap * 2^-23,
+  // the sum, quotient and difference by 5 u cap: 9 * 2^-24 cap in all. Where |s| < 0.35 cap it is s + s z p(z), and
+  // |z p(z)| < 0.04: the polynomial is off by u, its roundings by less, the last sum by u. Either is within
+  // SoftCapError.
   double ArgumentError() const {
     double error = Gamma(score_terms + 8, CubeRoundoff(input)) * max_score;
     if (turned) {
       const double one = Gamma(3, 0x1p-24) + (input == DType::kF32 ? 0 : UnitRoundoff(input) * (1 + 0x1p-20));
       error += (2 * one + one * one) * max_product;
     }
-    return error + soft_cap * 9 * 0x1p-24;
+    return error + SoftCapError(soft_cap, max_product);
   }
 
   // Logarithm of the factor by which a weight exp(s - m) may be off, in l as in the numerator: the argument's

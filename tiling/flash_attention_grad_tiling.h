@@ -38,7 +38,7 @@ struct FlashAttentionGradShape {
   bool by_query() const { return bias || mask; }
   // Whether keys may be hidden from rows that meet them.
   bool hides() const { return mask || band.bounded(); }
-  bool scratch() const { return bias || mask || alibi; }
+  bool scratch() const { return bias || mask || alibi || soft_cap; }
   std::int64_t group() const { return heads / std::max<std::int64_t>(kv_heads, 1); }
 
   friend auto operator<=>(const FlashAttentionGradShape&, const FlashAttentionGradShape&) = default;

@@ -35,7 +35,8 @@ double SoftmaxCycles(const ChipSpec& chip, const Shape& s, double rows, std::int
   if (s.bias) sum += cycles(2, VectorOp::kBinary, scores);
   if (s.soft_cap)
     sum += cycles(1, VectorOp::kExp, scores) + cycles(1, VectorOp::kDiv, scores) +
-           cycles(4, VectorOp::kUnary, scores);
+           cycles(9, VectorOp::kUnary, scores) + cycles(5, VectorOp::kBinary, scores) +
+           cycles(2, VectorOp::kSelect, scores);
   if (s.mask) sum += cycles(3, VectorOp::kSelect, scores);
   if (s.alibi) sum += cycles(4, VectorOp::kUnary, scores);
   if (s.dropout) sum += cycles(13, VectorOp::kInteger, scores) + cycles(3, VectorOp::kSelect, scores);

@@ -35,6 +35,8 @@ struct FlashAttentionShape {
   bool hides() const { return mask || band.bounded(); }
   // Whether heads that share their keys are rows of one: then `heads` are those of K, and sq counts rows of all.
   bool folds() const { return band.fold > 1; }
+  // Tiles of the scores' shape that finishing them takes.
+  int score_scratch() const { return soft_cap ? 2 : alibi ? 1 : 0; }
 
   friend auto operator<=>(const FlashAttentionShape&, const FlashAttentionShape&) = default;
 };

@@ -50,6 +50,8 @@ struct Features {
 
   std::string Name() const {
     return Join(shape.Name(), " ", NameOf(in), " causal ", static_cast<int>(causal), window ? " window" : "",
+                window && window->left ? Join(" left ", *window->left) : "",
+                window && window->right ? Join(" right ", *window->right) : "", " prefixes ", prefix.size(),
                 soft_cap ? Join(" cap ", *soft_cap) : "", bias.empty() ? "" : " bias", sinks ? " sinks" : "",
                 " turned ", turned, " layout ", static_cast<int>(rope_layout), " sequences ", q_ends.size(),
                 mask.empty() ? "" : " mask", " slopes ", slopes, root ? " root" : "", " keep ", keep,

@@ -224,9 +224,11 @@ class GradCall {
       args.left = x.window->left, args.right = x.window->right;
       args.window_anchor = static_cast<reference::Mask>(x.window->anchor);
     }
+    const bool packed = !options.q_ends.empty();
     args.prefix = options.prefix;
+    if (packed && !options.prefix.empty()) args.prefix = {options.prefix[entry]};
     args.soft_cap = x.soft_cap.value_or(0), args.sinks = x.sinks;
-    args.bias = options.q_ends.empty() ? x.bias : EntryOf(x.bias, entry);
+    args.bias = packed ? EntryOf(x.bias, entry) : x.bias;
     if (x.rope.given()) {
       args.cos = x.rope.cos, args.sin = x.rope.sin;
       args.interleaved = x.rope.layout != RopeLayout::kHalf;
@@ -236,7 +238,7 @@ class GradCall {
       args.q_positions = PartOf(x.rope.q_positions, 1, rows);
       args.k_positions = PartOf(x.rope.k_positions, 1, keys);
     }
-    args.hidden = x.mask;
+    args.hidden = packed ? EntryOf(x.mask, entry) : x.mask;
     args.slopes = x.alibi.slopes, args.alibi_root = x.alibi.root;
     args.kept = std::lround(static_cast<double>(options.keep) * 65536);
     args.seed = kSeed, args.dropout_offset = kOffset;

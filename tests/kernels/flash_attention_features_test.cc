@@ -340,6 +340,20 @@ TEST(FlashAttentionFeaturesTest, SoftCapOfExtremeScores) {
   }
 }
 
+// Scores far below the cap keep their digits, those about it and above it too.
+TEST(FlashAttentionFeaturesTest, SoftCapsOfAnySize) {
+  for (const float cap :
+       {0x1p-63f, 1e-3f, 0.3f, 1.0f, 3.0f, 30.0f, 1e3f, 1e5f, 1e7f, 1e8f, 1e20f, 1e30f, 0x1p126f}) {
+    for (const Device& device : Both()) {
+      for (DType in : kFloatTypes) {
+        for (const float scale : {0.2f, -3.0f})
+          ExpectRight(device,
+                      {.shape = {1, 2, 1, 17, 45, 24, 8, 16}, .in = in, .scale = scale, .soft_cap = cap});
+      }
+    }
+  }
+}
+
 // Packed sequences, with empty ones and rows behind the last: each is as if alone, and nothing else is written.
 TEST(FlashAttentionFeaturesTest, PackedSequences) {
   for (const Device& device : Both()) {
@@ -449,8 +463,15 @@ TEST(FlashAttentionFeaturesTest, RandomCalls) {
                random.Integer(1, 40)};
     f.in = kFloatTypes[i % 3];
     f.causal = static_cast<Causal>(random.Integer(0, 2));
-    if (yes())
-      f.window = AttentionWindow{random.Integer(0, 90), {}, static_cast<Causal>(random.Integer(1, 2))};
+    f.window = RandomWindow(random);
+    if (random.Integer(0, 2) == 0) {
+      f.shape.batch = 1;
+      f.q_ends = RandomEnds(random, f.shape.sq), f.kv_ends = RandomEnds(random, f.shape.skv);
+    }
+    const auto sequences = f.q_ends.empty() ? f.shape.batch : static_cast<std::int64_t>(f.q_ends.size());
+    const bool prefixed = (!f.window || !f.window->left) && yes();
+    for (std::int64_t b = 0; prefixed && b < sequences; ++b)
+      f.prefix.push_back(random.Integer(0, f.shape.skv));
     if (yes()) f.soft_cap = static_cast<float>(random.Uniform(1, 40));
     if (yes()) f.bias = {1, yes() ? f.shape.q_heads : 1, yes() ? f.shape.sq : 1, f.shape.skv};
     f.sinks = yes();
@@ -459,7 +480,7 @@ TEST(FlashAttentionFeaturesTest, RandomCalls) {
     f.q_offset = random.Integer(0, 9), f.k_offset = random.Integer(0, 9);
     if (yes()) f.layout = kBsnd;
     if (yes()) {
-      f.mask = {yes() ? f.shape.batch : 1, yes() ? f.shape.q_heads : 1, yes() ? f.shape.sq : 1,
+      f.mask = {yes() ? sequences : 1, yes() ? f.shape.q_heads : 1, yes() ? f.shape.sq : 1,
                 yes() ? f.shape.skv : 1};
       f.masked = random.Uniform(0, 1);
     }

@@ -310,6 +310,16 @@ TEST(FlashAttentionGradFeaturesTest, SoftCapOfExtremeScores) {
   }
 }
 
+// The slope of scores far below the cap is 1, and their squares may be no floats.
+TEST(FlashAttentionGradFeaturesTest, SoftCapsOfAnySize) {
+  for (const float cap : {0x1p-63f, 0.3f, 3.0f, 30.0f, 1e5f, 1e8f, 1e20f, 1e30f, 0x1p126f}) {
+    for (const Device& device : Both()) {
+      for (DType in : kFloatTypes)
+        ExpectRight(device, {1, 2, 1, 17, 45, 24, 8, 16}, {.in = in, .scale = 0.7f, .soft_cap = cap});
+    }
+  }
+}
+
 // A head whose sink is -inf is one without.
 TEST(FlashAttentionGradFeaturesTest, SinksOfRowsWithoutKeys) {
   for (const Device& device : Both()) {
@@ -448,8 +458,7 @@ TEST(FlashAttentionGradFeaturesTest, RandomCalls) {
     if (yes()) o.out = o.in;
     if (yes()) o.forward_out = o.in;
     o.causal = static_cast<Causal>(random.Integer(0, 2));
-    if (yes())
-      o.window = AttentionWindow{random.Integer(0, 90), {}, static_cast<Causal>(random.Integer(1, 2))};
+    o.window = RandomWindow(random);
     if (yes()) o.soft_cap = static_cast<float>(random.Uniform(1, 40));
     if (yes()) {
       o.bias = {yes() ? shape.batch : 1, yes() ? shape.q_heads : 1, yes() ? shape.sq : 1,
@@ -463,13 +472,11 @@ TEST(FlashAttentionGradFeaturesTest, RandomCalls) {
     o.slopes = yes(), o.root = yes(), o.positions = yes();
     if (!o.positions) o.q_offset = random.Integer(0, 9), o.k_offset = random.Integer(0, 9);
     if (yes()) o.mask = {yes() ? shape.batch : 1, yes() ? shape.q_heads : 1, shape.sq, yes() ? shape.skv : 1};
-    if (shape.batch == 1 && o.bias.empty() && o.mask.empty() && yes()) {
-      for (int n = 0; n < 4; ++n) {
-        const std::int64_t q = o.q_ends.empty() ? 0 : o.q_ends.back(),
-                           kv = o.kv_ends.empty() ? 0 : o.kv_ends.back();
-        o.q_ends.push_back(random.Integer(q, shape.sq)), o.kv_ends.push_back(random.Integer(kv, shape.skv));
-      }
-    }
+    if (shape.batch == 1 && o.bias.empty() && o.mask.empty() && yes())
+      o.q_ends = RandomEnds(random, shape.sq), o.kv_ends = RandomEnds(random, shape.skv);
+    const auto sequences = o.q_ends.empty() ? shape.batch : static_cast<std::int64_t>(o.q_ends.size());
+    const bool prefixed = (!o.window || !o.window->left) && yes();
+    for (std::int64_t b = 0; prefixed && b < sequences; ++b) o.prefix.push_back(random.Integer(0, shape.skv));
     GradCall call(shape, o);
     call.FillNormal(random);
     ExpectRight(i % 2 == 0 ? Host() : NpuWithData(Ascend910B2()), call);
