@@ -2,6 +2,7 @@
 #ifndef CUBIST_KERNELS_ROUTE_KERNEL_H_
 #define CUBIST_KERNELS_ROUTE_KERNEL_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -151,34 +152,43 @@ struct RouteTotals {
   float factor = 0;  // aux_coefficient * E / (K * T * T)
 };
 
+// Experts whose totals are in UB at once.
+inline constexpr std::int64_t kSummedExperts = 4096;
+
 // counts = the chunks' counts added up; aux_loss = factor * sum over e of counts(e) * (the chunks' shares added up)(e).
 template <VectorCore V>
 void RouteTotalsKernel(V& core, const RouteTotals& g) {
-  const std::int64_t experts = g.counts.cols, chunks = g.chunk_counts.rows;
-  Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, experts, 1),
-      part_ub(core, "part_ub", 1, experts, 2);
-  Ring<Buffer::kUB, float> shares_ub(core, "shares_ub", 1, experts, 1),
-      share_ub(core, "share_ub", 1, experts, 2);
-  Ring<Buffer::kUB, float> weights_ub(core, "weights_ub", 1, experts, 1), loss_ub(core, "loss_ub", 1, 1, 1);
-  const UbTile<std::int32_t> counts = counts_ub.Next(1, experts);
-  const UbTile<float> shares = shares_ub.Next(1, experts), weights = weights_ub.Next(1, experts),
-                      loss = loss_ub.Next(1, 1);
-  core.Fill(counts, 0);
-  core.Fill(shares, 0.0f);
-  for (std::int64_t c = 0; c < chunks; ++c) {
-    const UbTile<std::int32_t> part = part_ub.Next(1, experts);
-    core.Load(part, g.chunk_counts.Rows({c, c + 1}));
-    core.Add(counts, counts, part);
+  const std::int64_t chunks = g.chunk_counts.rows, width = std::min(g.counts.cols, kSummedExperts);
+  Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, width, 1),
+      part_ub(core, "part_ub", 1, width, 2);
+  Ring<Buffer::kUB, float> shares_ub(core, "shares_ub", 1, width, 1), share_ub(core, "share_ub", 1, width, 2);
+  Ring<Buffer::kUB, float> weights_ub(core, "weights_ub", 1, width, 1), loss_ub(core, "loss_ub", 1, 1, 1),
+      sum_ub(core, "sum_ub", 1, 1, 1);
+  const UbTile<float> loss = loss_ub.Next(1, 1), sum = sum_ub.Next(1, 1);
+  for (const Range experts : AtLeastOnce(Split(g.counts.cols, kSummedExperts))) {
+    const UbTile<std::int32_t> counts = counts_ub.Next(1, experts.size());
+    const UbTile<float> shares = shares_ub.Next(1, experts.size()),
+                        weights = weights_ub.Next(1, experts.size());
+    core.Fill(counts, 0);
+    core.Fill(shares, 0.0f);
+    for (std::int64_t c = 0; c < chunks; ++c) {
+      const UbTile<std::int32_t> part = part_ub.Next(1, experts.size());
+      core.Load(part, g.chunk_counts.Block({c, c + 1}, experts));
+      core.Add(counts, counts, part);
+      if (g.aux_loss == nullptr) continue;
+      const UbTile<float> share = share_ub.Next(1, experts.size());
+      core.Load(share, g.chunk_shares.Block({c, c + 1}, experts));
+      core.Add(shares, shares, share);
+    }
+    core.Store(g.counts.Cols(experts), counts);
     if (g.aux_loss == nullptr) continue;
-    const UbTile<float> share = share_ub.Next(1, experts);
-    core.Load(share, g.chunk_shares.Rows({c, c + 1}));
-    core.Add(shares, shares, share);
+    core.Cast(weights, counts);
+    core.Mul(weights, weights, shares);
+    const bool first = experts.begin == 0;
+    core.RowSum(first ? loss : sum, weights);
+    if (!first) core.Add(loss, loss, sum);
   }
-  core.Store(g.counts, counts);
   if (g.aux_loss == nullptr) return;
-  core.Cast(weights, counts);
-  core.Mul(weights, weights, shares);
-  core.RowSum(loss, weights);
   core.MulScalar(loss, loss, g.factor);
   core.Store(MatrixOf(*g.aux_loss), loss);
 }

@@ -604,6 +604,25 @@ TEST(RoutePropertiesTest, TheLossOfTokensWithoutScores) {
   }
 }
 
+// As many as a row's tiles leave room for on an NPU; a host has no limit.
+TEST(RoutePropertiesTest, ManyExperts) {
+  const RouteOptions options = {.score = ScoreFunction::kSigmoid, .renormalise = true, .aux_coefficient = 1};
+  ExpectRoutes(NpuWithData(Ascend910B2()), {"8100_experts", 3, 8100, 4, options, true});
+  ExpectRoutes(Host(), {"8100_experts", 3, 8100, 4, options, true});
+  ExpectRoutes(Host(), {"a_million_experts", 2, std::int64_t{1} << 20, 5, options});
+}
+
+// What does not fit is refused before anything is written.
+TEST(RoutePropertiesTest, TooManyExpertsForAChip) {
+  Call call({"too_many", 2, 20000, 3, {.aux_coefficient = 1}});
+  const Status status = Route(NpuWithData(Ascend910B2()), call.args());
+  EXPECT_FALSE(status.ok());
+  EXPECT_NE(status.message().find("bytes of UB, ascend910b2 has 196608"), std::string::npos)
+      << status.message();
+  for (const Matrix* x : {&call.weights, &call.scores, &call.aux_loss, &call.bad})
+    EXPECT_TRUE(std::isnan(x->ToDoubles()[0]));
+}
+
 TEST(RoutePropertiesTest, ThreadsAndChipsDoNotChangeABit) {
   const RouteCase c{
       "bits",
