@@ -11,6 +11,7 @@
 #include "kernels/mla_block.h"
 #include "kernels/reorder_chunks.h"
 #include "kernels/route.h"
+#include "kernels/token_permute.h"
 #include "kernels/token_permute_grad.h"
 #include "tests/kernels/bad_call.h"
 #include "tests/kernels/kernel_test.h"
@@ -284,6 +285,81 @@ TEST(RefusedCallsTest, ReorderChunks) {
        {who + "out overlaps tokens"}}};
   ExpectErrors<ReorderFixture>(
       calls, [](const Device& d, const ReorderChunksArgs& a) { return ReorderChunks(d, a); });
+}
+
+// ---- What a chip has no room for
+
+// Of one token with many routes, in every form of a permute that has phases of its own.
+struct WidePermute {
+  WidePermute(std::int64_t routes, std::int64_t experts, int form)
+      : top_k(routes),
+        map(form == 1 || form == 2),
+        ids(DType::kI64, {1, map ? 0 : routes}),
+        flags(DType::kBool, {1, map ? experts : 0}),
+        probs(DType::kF32, {1, map ? experts : routes}),
+        permuted(DType::kBF16, {form == 2 || form == 3 ? experts : routes, 4}),
+        row_probs(DType::kF32, {permuted.size(0)}),
+        sorted(DType::kI32, {routes}),
+        row_tokens(DType::kI32, {permuted.size(0)}),
+        counts(DType::kI32, {experts}),
+        devices(DType::kI32, {1}) {
+    Random random;
+    tokens.FillNormal(random), probs.FillUniform(random);
+    flags.Fill(0);
+    for (std::int64_t j = 0; j < routes; ++j) {
+      if (map) {
+        flags.set({0, j}, 1);
+      } else {
+        ids.set({0, j}, static_cast<double>(form == 3 ? 0 : j % experts));
+      }
+    }
+    args = {.tokens = tokens.view(),
+            .topk_ids = map ? ConstTensor() : ConstTensor(ids.view()),
+            .routing_map = map ? ConstTensor(flags.view()) : ConstTensor(),
+            .probs = probs.view(),
+            .top_k = map ? routes : 0,
+            .num_experts = experts,
+            .capacity = form == 2 || form == 3 ? 1 : 0,
+            .capacity_keeps = form == 3 ? CapacityKeeps::kHighest : CapacityKeeps::kFirst,
+            .pad_with_tokens = form == 2,
+            .permuted = permuted.view(),
+            .sorted_indices = sorted.view(),
+            .permuted_probs = row_probs.view(),
+            .expert_counts = counts.view(),
+            .row_tokens = form > 0 ? row_tokens.view() : Tensor(),
+            .device_counts = form > 0 ? devices.view() : Tensor()};
+  }
+  std::vector<const Matrix*> outputs() const {
+    return {&permuted, &row_probs, &sorted, &row_tokens, &counts, &devices};
+  }
+
+  std::int64_t top_k;
+  bool map;
+  Matrix tokens{DType::kBF16, {1, 4}};
+  Matrix ids, flags, probs, permuted, row_probs, sorted, row_tokens, counts, devices;
+  TokenPermuteArgs args;
+};
+
+TEST(RefusedCallsTest, WhatDoesNotFitAChipIsRefusedBeforeItWrites) {
+  int refused = 0, done = 0;
+  for (int form = 0; form < 4; ++form) {
+    for (const std::int64_t routes : {3000, 4500, 5500, 6500, 7500, 8100, 8192, 9000}) {
+      for (const std::int64_t experts : {std::int64_t{9000}, std::int64_t{16000}, std::int64_t{17000}}) {
+        WidePermute call(routes, experts, form);
+        std::vector<Matrix> before;
+        for (const Matrix* x : call.outputs()) before.push_back(*x);
+        const Status status = TokenPermute(NpuWithData(Ascend910B2()), call.args);
+        ++(status.ok() ? done : refused);
+        if (status.ok()) continue;
+        SCOPED_TRACE(status.message());
+        EXPECT_NE(status.message().find("token_permute: "), std::string::npos);
+        for (std::size_t i = 0; i < before.size(); ++i)
+          ExpectSameBits(call.outputs()[i]->view(), before[i].view());
+      }
+    }
+  }
+  EXPECT_GT(refused, 0);
+  EXPECT_GT(done, 0);
 }
 
 // ---- The attention half of a layer
