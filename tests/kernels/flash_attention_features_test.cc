@@ -14,6 +14,7 @@
 #include "tests/support/matrix.h"
 #include "tests/support/random.h"
 #include "tests/support/shapes.h"
+#include "tests/support/simd_targets.h"
 
 namespace cubist::testing {
 namespace {
@@ -352,6 +353,15 @@ TEST(FlashAttentionFeaturesTest, SoftCapsOfAnySize) {
       }
     }
   }
+}
+
+TEST(FlashAttentionFeaturesTest, SoftCapsOnEverySimdTarget) {
+  ForEachSimdTarget([] {
+    for (const float cap : {2.0f, 1e8f}) {
+      for (DType in : kFloatTypes)
+        ExpectRight(Host(), {.shape = {1, 2, 1, 17, 45, 24, 8, 16}, .in = in, .soft_cap = cap});
+    }
+  });
 }
 
 // Packed sequences, with empty ones and rows behind the last: each is as if alone, and nothing else is written.
