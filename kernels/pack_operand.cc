@@ -160,6 +160,7 @@ Status PackOperand(const Device& device, const PackOperandArgs& args, PackedOper
                    Profile* profile) try {
   constexpr const char* kKernel = "pack_operand";
   CUBIST_RETURN_IF_ERROR(device.status());
+  if (packed == nullptr) return InvalidArgument(std::string(kKernel) + ": packed is a null pointer");
   const Argument source{kKernel, "source", args.source};
   if (args.source.rank == 3) {
     CUBIST_RETURN_IF_ERROR(CheckShape(source, {{"matrices"}, {"rows"}, {"columns"}}));

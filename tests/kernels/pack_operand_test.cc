@@ -207,6 +207,8 @@ TEST(PackOperandTest, BadPacking) {
   expect([](auto& x) { x.data = nullptr; }, {"data", "null"});
   expect([](auto& x) { x.data = static_cast<std::byte*>(x.data) + 4; }, {"data", "aligned", "64"});
   expect([&](auto& x) { x.source.data = x.data; }, {"data", "overlaps source"});
+  EXPECT_TRUE(Says(PackOperand(Host(), good, nullptr), {"pack_operand: packed is a null pointer"}));
+  for (std::int64_t i = 0; i < bytes; ++i) ASSERT_EQ(memory.data()[i], std::byte{0xa5});
 }
 
 TEST(PackOperandTest, BadUse) {
