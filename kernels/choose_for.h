@@ -96,8 +96,9 @@ struct NoReplay {};
 
 // The quickest by replay of the tilings that their price leaves open. `replay(device, tiling, &profile)` makes the call with
 // a tiling, replay.AddTo(&key) says what of the call bears on its time besides the shape. Replay::kFamilies limits the
-// replays of one tiling of each family, Replay::kWalks those of the best one's others; their `work` is ReplayWork. The
-// flags are minimal ones whatever the call's, so that a call keeps its tiling where they alone differ.
+// replays of one tiling of each family, Replay::kWalks those of the best one's others, and of what differs from the best of
+// them in a step alone, where the kernel has such; their `work` is ReplayWork. The flags are minimal ones whatever the
+// call's, so that a call keeps its tiling where they alone differ.
 template <class Shape, class Tiling, class Replay>
 class ChoiceByReplay {
  public:
@@ -122,6 +123,12 @@ class ChoiceByReplay {
                                    priced, kWalks, [](const Tiling& t) { return WalkOf(t); }, work,
                                    [&](const Tiling& t) { return FamilyOf(t) == best; }),
                                tiling));
+    if constexpr (requires { StepOf(*tiling); }) {
+      CUBIST_RETURN_IF_ERROR(Try(ShortList(
+                                     priced, kWalks, [](const Tiling& t) { return StepOf(t); }, work,
+                                     [&](const Tiling& t) { return DifferInStepAlone(t, *tiling); }),
+                                 tiling));
+    }
     list = OtherOrders(*tiling);
     std::erase_if(list, [&](const Tiling& t) { return !allow(t); });
     return Try(std::move(list), tiling);

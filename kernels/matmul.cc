@@ -242,8 +242,8 @@ MatmulShape ShapeOf(const MatmulArgs& args, const MatmulOperands& operands) {
 // price loses up to 4 % where weights are larger than L2, and the call's own replay takes a good part of that time anyway.
 template <class T>
 struct ReplayOf {
-  static constexpr ShortListLimits kFamilies{.count = 12, .work = 180000},
-      kWalks{.count = 6, .work = 100000, .alone = 1500000};
+  static constexpr ShortListLimits kFamilies{.count = 48, .work = 180000},
+      kWalks{.count = 24, .work = 100000, .alone = 1500000};
   const MatmulArgs& args;
 
   Status operator()(const Device& model, const MatmulTiling& tiling, Profile* profile) const;

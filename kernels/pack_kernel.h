@@ -10,18 +10,9 @@
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
 #include "tiling/block_order.h"
+#include "tiling/pack_tiling.h"
 
 namespace cubist {
-
-// Every matrix is cut into tiles of (rows, cols): `rows` even, `cols` a multiple of the layout's panel;
-// `rows` too where the transpose is packed as well.
-struct PackTiling {
-  std::int64_t rows = 0, cols = 0;
-  std::int64_t matrices = 0;
-  BlockGrid grid;  // Of one matrix.
-
-  std::int64_t tasks() const { return matrices * grid.count(); }
-};
 
 // Rows of a tensor (b, n, s, cols) that a phase packs: packed.Matrix(i) has those of its i-th matrix, transposed where asked.
 struct PackPart {

@@ -6,6 +6,7 @@
 #include "tiling/cost.h"
 #include "tiling/matmul_tiling.h"
 #include "tiling/order_cost.h"
+#include "tiling/pack_tiling.h"
 
 namespace cubist {
 namespace {
@@ -14,7 +15,9 @@ double D(std::int64_t value) { return static_cast<double>(value); }
 
 // An operand of one block as it comes into L1.
 struct Load {
-  double bytes = 0;      // through the core's port: whole slots of lines, where rows are short or askew
+  // Bytes through the port: whole slots of lines, where rows are short or askew; and with every byte once, as a line that
+  // pieces or neighbours share misses L2 for the first of them alone.
+  double bytes = 0, once = 0;
   double transfers = 0;  // instructions
   Path path = Path::kGmToL1Nd2Nz;
 };
@@ -51,28 +54,30 @@ class Block {
   double a_bytes() const { return m_ * D(s_.k * bytes_); }
   double b_bytes() const { return n_ * D(s_.k * bytes_); }
   Load LoadA() const {
-    if (t_.pack_a || s_.a_packed || AIsReadInPlace(chip_, s_)) return {a_bytes(), steps1_, Path::kGmToL1};
+    if (t_.pack_a || s_.a_packed || AIsReadInPlace(chip_, s_))
+      return {a_bytes(), a_bytes(), steps1_, Path::kGmToL1};
     const std::int64_t piece = std::min(t_.a_span > 1 ? t_.a_k1() : t_.piece(), s_.k),
                        rows = std::max<std::int64_t>(std::min(t_.m, s_.m), 1);
     if (s_.a_row_bytes > 0) return ByPieces(m_, piece, s_.a_row_bytes);
-    return AcrossPieces(SlotBytes(chip_, D(s_.k), rows * bytes_, s_.m * bytes_) * m_ / D(rows));
+    return AcrossPieces(SlotBytes(chip_, D(s_.k), rows * bytes_, s_.m * bytes_) * m_ / D(rows), a_bytes());
   }
   Load LoadB() const {
-    if (t_.pack_b || t_.b_once || s_.b_packed) return {b_bytes(), steps1_, Path::kGmToL1};
+    if (t_.pack_b || t_.b_once || s_.b_packed) return {b_bytes(), b_bytes(), steps1_, Path::kGmToL1};
     const std::int64_t piece = std::min(t_.piece(), s_.k),
                        cols = std::max<std::int64_t>(std::min(t_.n, s_.n), 1);
     if (s_.b_row_bytes == 0) return ByPieces(n_, piece, s_.k * bytes_);
-    return AcrossPieces(SlotBytes(chip_, D(s_.k), cols * bytes_, s_.b_row_bytes) * n_ / D(cols));
+    return AcrossPieces(SlotBytes(chip_, D(s_.k), cols * bytes_, s_.b_row_bytes) * n_ / D(cols), b_bytes());
   }
 
  private:
   // Rows along k: each is cut where a piece ends.
   Load ByPieces(double rows, std::int64_t piece, std::int64_t stride) const {
     const double pieces = piece > 0 ? D(s_.k) / D(piece) : 0;
-    return {SlotBytes(chip_, rows * pieces, piece * bytes_, stride), steps1_ * t_.pieces};
+    return {SlotBytes(chip_, rows * pieces, piece * bytes_, stride), rows * D(s_.k * bytes_),
+            steps1_ * t_.pieces};
   }
   // Rows across k: none is.
-  Load AcrossPieces(double bytes) const { return {bytes, steps1_ * t_.pieces}; }
+  Load AcrossPieces(double bytes, double once) const { return {bytes, once, steps1_ * t_.pieces}; }
   double Mmads(std::int64_t rows, std::int64_t cols) const {
     const std::int64_t part = CeilDiv(cols, t_.c_parts);
     return t_.c_parts * (std::floor(D(s_.k) / D(t_.k0)) * MmadCycles(chip_, s_.in, rows, t_.k0, part) +
@@ -175,9 +180,10 @@ double LoadCycles(const ChipSpec& chip, const Load& load, double cold, double in
                   const LoadRates& rates) {
   const PathSpec& path = chip.path(load.path);
   // As many lines are on their way at a time as hide the startup; each waits for those in front of it.
-  const double queueing = load.bytes * (1 - cold) / path.bytes_per_cycle * chip.memory.same_line * in_front /
-                          std::max<double>(path.startup, 1);
-  return load.transfers * path.gap + load.bytes * ((1 - cold) / rates.held + cold / rates.cold) + queueing;
+  const double missed = std::min(load.once, load.bytes) * cold, found = load.bytes - missed;
+  const double queueing =
+      found / path.bytes_per_cycle * chip.memory.same_line * in_front / std::max<double>(path.startup, 1);
+  return load.transfers * path.gap + found / rates.held + missed / rates.cold + queueing;
 }
 
 // The Vector cores' part of a block of C: what comes and goes, and about as many instructions as the activations have.
@@ -232,7 +238,7 @@ class OverlappedBlock {
   // Of a block that loads so much of its rows of A.
   double CyclesOf(double loaded, const Wave& wave, double sharers_a, double sharers_b) const {
     Load a = a_;
-    a.bytes *= loaded, a.transfers *= loaded;
+    a.bytes *= loaded, a.once *= loaded, a.transfers *= loaded;
     const auto loads = [&](const LoadRates& rates) {
       return LoadCycles(chip_, a, wave.cold_rows, sharers_a, rates) +
              LoadCycles(chip_, b_, wave.cold_cols, sharers_b, rates);
@@ -340,18 +346,19 @@ double Price(const ChipSpec& chip, const MatmulShape& whole, const MatmulTiling&
                  : one_product       ? OverlappedCycles(chip, s, t)
                                      : AnyOrderCycles(chip, s, t);
   const double bytes = D(chip.OperandBytes(s.in));
-  const auto pack = [&](bool packed, double elements, bool turned = false) {
-    if (!packed) return 0.0;
+  const auto pack = [&](Role role, std::int64_t rows, std::int64_t cols, bool turned) {
+    if (chip.pipes_overlap)
+      return PackCycles(chip, ChoosePackTiling(chip, role, s.in, rows, cols, s.batches), s.in);
     // A host writes lines that it has read; columns along which B is packed are met one panel at a time.
-    const double passes = chip.pipes_overlap ? 2 : (turned ? 1.7 : 1.25) / kLongRows;
-    return chip.sync.barrier_s * chip.clock_hz +
-           elements * bytes * passes / LoadRate(chip, Path::kGmToL1Nd2Nz, D(chip.concurrent_cores)) /
-               D(chip.concurrent_cores);
+    const double passes = (turned ? 1.7 : 1.25) / kLongRows, cores = D(chip.concurrent_cores);
+    return chip.sync.barrier_s * chip.clock_hz + D(s.batches) * D(rows) * D(cols) * bytes * passes /
+                                                     LoadRate(chip, Path::kGmToL1Nd2Nz, cores) / cores;
   };
   // On a host, more than one block means more than one thread, which must be woken.
   if (!chip.pipes_overlap && t.tasks(s.batches) > 1) total += chip.sync.barrier_s * chip.clock_hz;
   const double all = D(s.batches), k = D(whole.k), c = all * D(s.m) * D(s.n);
-  total += pack(t.pack_a, all * D(s.m) * k) + pack(t.pack_b, all * k * D(s.n), s.b_row_bytes == 0);
+  if (t.pack_a) total += pack(Role::kA, s.m, whole.k, false);
+  if (t.pack_b) total += pack(Role::kB, whole.k, s.n, s.b_row_bytes == 0);
   if (t.splits > 1) {  // The parts are read and added by all Vector cores.
     total += chip.sync.barrier_s * chip.clock_hz +
              c * 4 * D(t.splits + 1) / LoadRate(chip, Path::kGmToUb, D(chip.concurrent_cores)) /

@@ -178,7 +178,7 @@ inline void Complete(const ChipSpec& chip, const MatmulShape& s, MatmulTiling& t
 // What a tiling's price errs in with others: the blocks, their order, and what is read ahead, kept or packed.
 inline auto FamilyOf(const MatmulTiling& t) {
   return std::tuple(t.m, t.n, t.grid.order, t.grid.width, t.keep_a > 0, t.prefetch > 0, t.pack_a, t.pack_b,
-                    t.stagger);
+                    t.stagger, t.c_parts > 1);
 }
 // The same in strips of other widths, which candidates do not have.
 inline std::vector<MatmulTiling> OtherOrders(const MatmulTiling& t) {
@@ -194,6 +194,13 @@ inline std::vector<MatmulTiling> OtherOrders(const MatmulTiling& t) {
 // How a family's tilings walk along k.
 inline auto WalkOf(const MatmulTiling& t) {
   return std::tuple(t.k1, t.pieces, t.keep_a, t.a_span, t.l1_stages);
+}
+// How they feed L0 and the Cube at each step.
+inline auto StepOf(const MatmulTiling& t) { return std::tuple(t.k0, t.c_parts, t.l0_stages, t.l0c_stages); }
+inline bool DifferInStepAlone(MatmulTiling t, const MatmulTiling& other) {
+  t.k0 = other.k0, t.c_parts = other.c_parts;
+  t.l0_stages = other.l0_stages, t.l0c_stages = other.l0c_stages;
+  return t == other;
 }
 // What the replay of a call costs: the Mmads that a tiling makes of its shape.
 inline std::int64_t ReplayWork(const MatmulShape& s, const MatmulTiling& t) {

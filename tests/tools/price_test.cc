@@ -100,7 +100,11 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ProductPriceTest,
                                                      {2048, 2048, 2048},
                                                      {1000, 1001, 1003},
                                                      {300, 5000, 700},
-                                                     {777, 777, 7777}}),
+                                                     {777, 777, 7777},
+                                                     {777, 128, 777},
+                                                     {640, 640, 640},
+                                                     {3000, 200, 333},
+                                                     {127, 4099, 513}}),
                          [](const auto& shape) { return Name(shape.param); });
 
 struct AttentionCase {
