@@ -25,6 +25,23 @@ double Scale(const AttentionArgs& args) {
   return args.scale.value_or(1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(ScoreTerms(args), 1))));
 }
 
+// TurnedAt. What is exported GCC does not inline, and most of the reference's time is here.
+inline AttentionElement Turned(const AttentionArgs& args, const ConstTensor& x, bool rope_part,
+                               std::int64_t position, std::int64_t b, std::int64_t n, std::int64_t s,
+                               std::int64_t d) {
+  const double value = At(x, b, n, s, d);
+  const std::int64_t pairs = args.cos.given() ? args.cos.size(1) : 0;
+  if (d >= 2 * pairs || (!rope_part && args.q_rope.given())) return {value, std::abs(value)};
+  const std::int64_t pair = args.interleaved ? d / 2 : d % pairs;
+  const bool first = args.interleaved ? d % 2 == 0 : d < pairs;
+  const std::int64_t other = args.interleaved ? d + (first ? 1 : -1) : d + (first ? pairs : -pairs);
+  const auto angle = [&](const ConstTensor& table) {
+    return LoadFloat(table.data, table.dtype, position * table.stride(0) + pair * table.stride(1));
+  };
+  const double along = value * angle(args.cos), across = At(x, b, n, s, other) * angle(args.sin);
+  return {first ? along - across : along + across, std::abs(along) + std::abs(across)};
+}
+
 // Adds q . k over the last dimension; k has one head, or one per group.
 void AddDot(const AttentionArgs& args, const ConstTensor& q, const ConstTensor& k, bool whole,
             const AttentionRow& row, std::int64_t group, std::int64_t key, AttentionElement& score) {
@@ -32,8 +49,8 @@ void AddDot(const AttentionArgs& args, const ConstTensor& q, const ConstTensor& 
   const std::int64_t at_q = PositionOf(args.q_positions, args.q_offset, row.batch, row.query);
   const std::int64_t at_k = PositionOf(args.k_positions, args.k_offset, row.batch, key);
   for (std::int64_t d = 0; d < q.size(3); ++d) {
-    const AttentionElement x = TurnedAt(args, q, whole, at_q, row.batch, row.head, row.query, d);
-    const AttentionElement y = TurnedAt(args, k, whole, at_k, row.batch, k_head, key, d);
+    const AttentionElement x = Turned(args, q, whole, at_q, row.batch, row.head, row.query, d);
+    const AttentionElement y = Turned(args, k, whole, at_k, row.batch, k_head, key, d);
     score.value += x.value * y.value;
     score.magnitude += x.magnitude * y.magnitude;
   }
@@ -90,10 +107,12 @@ void AppendRow(const AttentionArgs& args, const AttentionRow& row, AttentionResu
   result.max_score.push_back(max_magnitude);
   result.keys.push_back(static_cast<std::int64_t>(keys.size()) + (args.sinks.given() ? 1 : 0));
 
+  std::vector<double> factors;  // by dropout
+  for (const std::int64_t j : keys) factors.push_back(DropoutFactor(args, row, j));
   for (std::int64_t d = 0; d < args.v.size(3); ++d) {
     double out = 0, abs_out = 0, abs_v = 0;
     for (std::size_t i = 0; i < keys.size() && !empty; ++i) {
-      const double v = At(args.v, row.batch, group, keys[i], d) * DropoutFactor(args, row, keys[i]);
+      const double v = At(args.v, row.batch, group, keys[i], d) * factors[i];
       out += p[i] / l * v;
       abs_out += p[i] / l * std::abs(v);
       abs_v += std::abs(v);
@@ -127,17 +146,7 @@ std::int64_t PositionOf(const ConstTensor& positions, std::int64_t offset, std::
 AttentionElement TurnedAt(const AttentionArgs& args, const ConstTensor& x, bool rope_part,
                           std::int64_t position, std::int64_t b, std::int64_t n, std::int64_t s,
                           std::int64_t d) {
-  const double value = At(x, b, n, s, d);
-  const std::int64_t pairs = args.cos.given() ? args.cos.size(1) : 0;
-  if (d >= 2 * pairs || (!rope_part && args.q_rope.given())) return {value, std::abs(value)};
-  const std::int64_t pair = args.interleaved ? d / 2 : d % pairs;
-  const bool first = args.interleaved ? d % 2 == 0 : d < pairs;
-  const std::int64_t other = args.interleaved ? d + (first ? 1 : -1) : d + (first ? pairs : -pairs);
-  const auto angle = [&](const ConstTensor& table) {
-    return LoadFloat(table.data, table.dtype, position * table.stride(0) + pair * table.stride(1));
-  };
-  const double along = value * angle(args.cos), across = At(x, b, n, s, other) * angle(args.sin);
-  return {first ? along - across : along + across, std::abs(along) + std::abs(across)};
+  return Turned(args, x, rope_part, position, b, n, s, d);
 }
 
 AttentionScore ScoreOf(const AttentionArgs& args, const AttentionRow& row, std::int64_t key) {
