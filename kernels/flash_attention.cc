@@ -53,25 +53,22 @@ Status Validate(const Device& device, const FlashAttentionArgs& args) {
 std::int64_t FoldOf(const FlashAttentionArgs& args) {
   constexpr std::int64_t kMostPositions = 16;
   const std::int64_t kv_heads = args.k.size(1);
-  if (args.dropout.given() || kv_heads == 0) return 1;  // A row's dropout depends on where its head has it.
-  if (LongestOf(args.lengths.q_ends, args.q.size(2)) > kMostPositions) return 1;
+  if (kv_heads == 0 || LongestOf(args.lengths.q_ends, args.q.size(2)) > kMostPositions) return 1;
   return std::max<std::int64_t>(args.q.size(1) / kv_heads, 1);
 }
 
 // Tiles are chosen for as many sequences as long as the longest.
-void SetSequences(const std::vector<AttentionSequence>& sequences, const FlashAttentionArgs& args,
-                  FlashAttentionShape& s) {
+void SetSequences(const ChipSpec& chip, const FlashAttentionArgs& args,
+                  std::vector<AttentionSequence>& sequences, FlashAttentionShape& s) {
   if (args.lengths.given()) {
     s.batches = static_cast<std::int64_t>(sequences.size());
     s.sq = LongestOf(args.lengths.q_ends, 0), s.skv = LongestOf(args.lengths.kv_ends, 0);
     s.band = BandOf(args.causal, args.window, s.sq, s.skv, s.band.prefix);
-    std::int64_t keys = 0;
-    for (const AttentionSequence& x : sequences) keys += x.sq > 0 ? x.skv : 0;
-    s.fullness = FlashAttentionShape::kFull * keys / std::max<std::int64_t>(s.batches * s.skv, 1);
   }
   const std::int64_t fold = FoldOf(args);
-  if (fold == 1) return;
   s.heads /= fold, s.sq *= fold, s.band.fold = fold;
+  for (AttentionSequence& x : sequences) x.sq *= fold, x.band.fold = fold;
+  if (!sequences.empty()) s.ragged_splits = RaggedSplits(chip, s, sequences);
 }
 
 // What phases before the products do to keys: those that any query sees, from the beginning of a block on.
@@ -116,15 +113,16 @@ class ForwardCall {
   ForwardCall(Launch& launch, const FlashAttentionArgs& args) : launch_(launch), args_(args) {
     SplitRotaryColumns(args_);
     shape_ = ShapeOf(args_);
-    step_ = std::max(launch.chip().PackedStep(Role::kB, shape_.in), launch.chip().mmad.n_step);
-    sequences_ =
-        SequencesOf(args_.causal, args_.window, args_.prefix, args_.lengths, shape_.sq, shape_.skv, step_);
-    SetSequences(sequences_, args_, shape_);
-    for (AttentionSequence& x : sequences_) x.sq *= shape_.band.fold, x.band.fold = shape_.band.fold;
   }
 
   // With `forced` in place of the tiling of its choice, where that is given.
   Status Run(const Device& device, const FlashAttentionTiling* forced = nullptr) {
+    CUBIST_RETURN_IF_ERROR(device.status());
+    const ChipSpec& chip = launch_.chip();
+    step_ = std::max(chip.PackedStep(Role::kB, shape_.in), chip.mmad.n_step);
+    sequences_ =
+        SequencesOf(args_.causal, args_.window, args_.prefix, args_.lengths, shape_.sq, shape_.skv, step_);
+    SetSequences(chip, args_, sequences_, shape_);
     if (forced != nullptr) {
       tiling_ = *forced;
     } else {

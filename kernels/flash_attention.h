@@ -41,9 +41,9 @@ namespace cubist {
 // key or its value holds, NaN or Inf, reaches no row; in v it costs time, as rows close to it are walked again by
 // themselves. scale defaults to 1 / sqrt(Dqk + Dr). Where few query rows meet many keys, cores take parts of the keys, as
 // many as shape and lengths say, and their outputs are combined in order. Where no sequence has more than 16 query rows,
-// the heads of a group meet their keys together, as rows of one matrix: in a call with longer ones, or with dropout, which
-// counts weights by head, each head reads them for itself. Dropout divides the weights that it keeps; lse is of all.
-// Outputs may overlap neither each other nor an input.
+// the heads of a group meet their keys together, as rows of one matrix; in a call with longer ones, each head reads them
+// for itself. Dropout divides the weights that it keeps; lse is of all. Outputs may overlap neither each other nor an
+// input.
 // After FlashAttention-2 (Dao, 2023); operator contract: aclnnFlashAttentionScore.
 struct FlashAttentionArgs {
   ConstTensor q, k, v;

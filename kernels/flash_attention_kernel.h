@@ -135,12 +135,7 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
       } else {
         lane.core.SoftmaxStep(p, scored, m_new, m, step.kept[i].l, scale);
       }
-      if (s.dropout) {
-        const UbTile<std::uint8_t> dropped = lane.flags_ub.Next(rows.size(), step.kv.size());
-        lane.core.DropFlags(dropped, g.dropout, g.DropoutRow(step, queries), step.kv.begin,
-                            /*transposed=*/false);
-        lane.core.MaskWhere(p, dropped, 0.0f);
-      }
+      if (s.dropout) DropWeights(lane, g, step, p, queries);
       lane.core.Move(step.p.Rows(part.From(in_block.begin)), p);
     });
   };

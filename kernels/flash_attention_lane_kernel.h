@@ -101,10 +101,9 @@ struct FlashAttentionOperands : ScoreOperands {
       core.Store(run.Of(*lse, step.sequence.batch, step.sequence.q_begin), x.Rows(run.part));
     });
   }
-  // The first of `rows` among all rows of weights.
-  std::int64_t DropoutRow(const FlashAttentionStep& step, Range rows) const {
-    return (step.sequence.batch * q->sizes[1] + step.task.head) * q->sizes[2] + step.sequence.q_begin +
-           rows.begin;
+  // A position of a head among all rows of weights.
+  std::int64_t DropoutRow(const FlashAttentionStep& step, std::int64_t head, std::int64_t position) const {
+    return (step.sequence.batch * q->sizes[1] + head) * q->sizes[2] + step.sequence.q_begin + position;
   }
 
  private:
@@ -309,6 +308,23 @@ float FinishScores(FlashAttentionLane<T, V>& lane, const FlashAttentionOperands&
     core.MaskWhere(scored, flags, MaskedScore(scale));
   }
   return MaskByBand(core, scored, step.sequence, queries, step.kv, scale);
+}
+
+// Drops weights p of `queries` and the step's keys.
+template <class T, VectorCore V>
+void DropWeights(FlashAttentionLane<T, V>& lane, const FlashAttentionOperands& g,
+                 const FlashAttentionStep& step, UbTile<T> p, Range queries) {
+  const UbTile<std::uint8_t> dropped = lane.flags_ub.Next(p.rows(), p.cols());
+  ForEachRun(step, queries, [&](const QueryRun& run) {
+    // Rows of several heads follow each other where they are the only ones.
+    const std::int64_t at_once = run.heads.size() == 1 || g.q->sizes[2] == 1 ? run.part.size() : 1;
+    for (const Range rows : Split(run.part, at_once)) {
+      const std::int64_t head = run.heads.begin + (run.heads.size() == 1 ? 0 : rows.begin - run.part.begin);
+      lane.core.DropFlags(dropped.Rows(rows), g.dropout, g.DropoutRow(step, head, run.positions.begin),
+                          step.kv.begin, /*transposed=*/false);
+    }
+  });
+  lane.core.MaskWhere(p, dropped, 0.0f);
 }
 
 // All keys of `queries` have been seen: out = o / l and lse = m + ln(l).

@@ -1,6 +1,7 @@
 #include "tiling/flash_attention_tiling.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "tiling/choose.h"
@@ -47,17 +48,45 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
   }
 }
 
-// Parts of the keys, where blocks of queries are so few that most cores would stand idle: as many as keep cores busy,
-// but each long enough to be worth its output. From the shape and the chip's cores alone, as it orders sums.
+// The most parts that so many keys are walked in.
+std::int64_t MostSplits(const ChipSpec& chip, const Shape& s, std::int64_t keys) {
+  constexpr std::int64_t kMostRows = 128, kMostPerCore = 8;
+  if (s.sq / s.band.fold > kMostRows)
+    return 1;  // Long prompts have rows enough; parts would cost them a twentieth.
+  const std::int64_t least_keys = chip.pipes_overlap ? 512 : 1024;
+  return std::clamp<std::int64_t>(keys / least_keys, 1, kMostPerCore * chip.cube_cores);
+}
+
+// Parts of the keys, where blocks of queries are few: those with which the cores are done first, from the shape, the
+// lengths and the chip's cores alone, as they order sums. time(splits) is in keys that a block of queries walks.
+template <class Time>
+std::int64_t QuickestSplits(const ChipSpec& chip, const Shape& s, std::int64_t keys, Time time) {
+  std::int64_t best = 1, shortest = time(1);
+  for (std::int64_t splits = 2; splits <= MostSplits(chip, s, keys); ++splits) {
+    const std::int64_t needed = time(splits);
+    if (needed < shortest) best = splits, shortest = needed;
+  }
+  return best;
+}
+
+// What a task costs beside its keys, its output where that is a part's, and the phase that combines parts: as many keys.
+constexpr std::int64_t kTaskKeys = 256, kPartKeys = 128, kCombineKeys = 512;
+
+// The rows of a block of queries that RaggedSplits takes for granted: what most tilings of more take.
+constexpr std::int64_t kRaggedRows = 64;
+
 std::int64_t KvSplits(const ChipSpec& chip, const Shape& s, std::int64_t m) {
-  constexpr std::int64_t kMostRows = 128, kLeastKeys = 1024;
-  // Long prompts have rows enough; parts would cost them a twentieth.
-  if (s.sq / s.band.fold > kMostRows) return 1;
+  const std::int64_t blocks = std::max<std::int64_t>(CeilDiv(s.sq, m), 1),
+                     tasks = s.batches * s.heads * blocks;
   const std::int64_t keys = s.band.Seen({0, s.sq}, {0, s.skv}).size();
-  // Ragged sequences are worth as many of the longest as they have keys.
-  const std::int64_t tasks = s.batches * s.heads * CeilDiv(s.sq, m) * s.fullness;
-  const std::int64_t busy = chip.cube_cores * Shape::kFull / std::max<std::int64_t>(tasks, 1);
-  return std::clamp<std::int64_t>(std::min(busy, keys / kLeastKeys), 1, 4096);
+  if (s.ragged_splits > 0) {  // Of fewer blocks in as many more parts.
+    const std::int64_t splits = s.ragged_splits * CeilDiv(s.sq, kRaggedRows) / blocks;
+    return std::clamp<std::int64_t>(splits, 1, MostSplits(chip, s, keys));
+  }
+  return QuickestSplits(chip, s, keys, [&](std::int64_t splits) {
+    const std::int64_t task = CeilDiv(keys, splits) + kTaskKeys + (splits > 1 ? kPartKeys : 0);
+    return CeilDiv(tasks * splits, chip.cube_cores) * task + (splits > 1 ? kCombineKeys : 0);
+  });
 }
 
 // What a host may do with blocks of t.m and t.n.
@@ -123,7 +152,7 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
         AddHostTilings(chip, s, t, k_step, &tilings);
         continue;
       }
-      t.by_keys = PaysByKeys(chip, s);
+      t.by_keys = t.query_blocks(s) > 1 && PaysByKeys(chip, s);
       // Of equals the one with longer steps: it issues less.
       std::vector<std::int64_t> steps = TileSizes({16, 32, 64, 128}, k_step, std::max({n, s.d_qk, s.d_rope}));
       std::reverse(steps.begin(), steps.end());
@@ -138,6 +167,46 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
 }
 
 }  // namespace
+
+// Parts are dealt as FlashAttentionSteps deals them: whole ones first, then what is left of each sequence, forth and back.
+std::int64_t RaggedSplits(const ChipSpec& chip, const Shape& shape,
+                          std::span<const AttentionSequence> sequences) {
+  std::vector<std::int64_t> keys;  // Of each block of queries.
+  for (const AttentionSequence& x : sequences) {
+    const std::int64_t seen = x.band.Seen({0, x.sq}, {0, x.skv}).size();
+    keys.insert(keys.end(), static_cast<std::size_t>(CeilDiv(x.sq, kRaggedRows)), seen);
+  }
+  std::sort(keys.begin(), keys.end(), std::greater<>());
+  if (keys.empty()) return 1;
+  std::vector<std::int64_t> left, cores(static_cast<std::size_t>(chip.cube_cores));
+  const std::int64_t longest = keys.front(), count = chip.cube_cores;
+  return QuickestSplits(chip, shape, longest, [&](std::int64_t splits) {
+    const std::int64_t part = std::max<std::int64_t>(CeilDiv(longest, splits), 1);
+    std::int64_t whole = 0;
+    left.clear();
+    for (const std::int64_t x : keys) {
+      const std::int64_t parts = std::max<std::int64_t>(CeilDiv(x, part), 1);
+      whole += parts - 1;
+      left.push_back(x - (parts - 1) * part + kTaskKeys + (parts > 1 ? kPartKeys : 0));
+    }
+    std::sort(left.begin(), left.end(), std::greater<>());
+    whole *= shape.heads;
+    // Rounds that all cores have a whole part in.
+    const std::int64_t rounds = whole / count, task = part + kTaskKeys + kPartKeys;
+    std::fill(cores.begin(), cores.end(), rounds * task);
+    std::int64_t dealt = rounds * count;
+    const auto deal = [&](std::int64_t cost) {
+      const std::int64_t at = dealt % count, round = dealt / count;
+      cores[static_cast<std::size_t>(round % 2 == 0 ? at : count - 1 - at)] += cost;
+      ++dealt;
+    };
+    for (std::int64_t i = dealt; i < whole; ++i) deal(task);
+    for (const std::int64_t cost : left) {
+      for (std::int64_t head = 0; head < shape.heads; ++head) deal(cost);
+    }
+    return *std::max_element(cores.begin(), cores.end()) + (splits > 1 ? kCombineKeys : 0);
+  });
+}
 
 bool Fits(const ChipSpec& chip, const Shape& shape, const Tiling& tiling) {
   return FitsBuffers(chip, [&](Buffer buffer) { return Need(chip, shape, tiling, buffer); });

@@ -6,6 +6,7 @@
 #include <compare>
 #include <concepts>
 #include <cstdint>
+#include <span>
 #include <tuple>
 #include <type_traits>
 #include <vector>
@@ -23,10 +24,8 @@ struct FlashAttentionShape {
   std::int64_t sq = 0, skv = 0;
   std::int64_t d_qk = 0, d_rope = 0, d_v = 0;
   DType in = DType::kF32, out = DType::kF32;
-  AttentionBand band;  // Of every sequence; of ragged ones that of the longest.
-  // The keys of ragged sequences, as a share of those of as many as long as the longest.
-  static constexpr std::int64_t kFull = 64;
-  std::int64_t fullness = kFull;
+  AttentionBand band;              // Of every sequence; of ragged ones that of the longest.
+  std::int64_t ragged_splits = 0;  // RaggedSplits; 0 where all sequences are alike.
   // Whether the rope parts are turned, and what is done to scores besides: each asks for room in UB.
   bool rotate = false, bias = false, soft_cap = false, sinks = false;
   bool mask = false, alibi = false, dropout = false;
@@ -108,7 +107,7 @@ void VisitFields(const FlashAttentionShape& s, Visit&& visit) {
   visit({"d_qk"}, s.d_qk), visit({"d_rope"}, s.d_rope), visit({"d_v"}, s.d_v);
   visit({"in"}, s.in), visit({"out"}, s.out);
   visit({"lowest"}, s.band.lowest), visit({"highest"}, s.band.highest), visit({"prefix"}, s.band.prefix);
-  visit({"fold"}, s.band.fold), visit({"fullness"}, s.fullness);
+  visit({"fold"}, s.band.fold), visit({"ragged_splits"}, s.ragged_splits);
   visit({"rotate"}, s.rotate), visit({"bias"}, s.bias), visit({"soft_cap"}, s.soft_cap),
       visit({"sinks"}, s.sinks);
   visit({"mask"}, s.mask), visit({"alibi"}, s.alibi), visit({"dropout"}, s.dropout);
@@ -139,19 +138,31 @@ inline auto FamilyOf(const FlashAttentionTiling& t) { return std::tuple(t.m, t.n
 inline auto WalkOf(const FlashAttentionTiling& t) {
   return std::tuple(t.kv_stages, t.l0_stages, t.s_stages, t.ub_stages);
 }
-// The same with shorter steps of L0.
+// The same with shorter steps of L0, and with more or fewer parts of the keys.
 inline std::vector<FlashAttentionTiling> OtherOrders(FlashAttentionTiling t) {
+  const std::int64_t k0 = t.k0, splits = t.kv_splits;
   constexpr std::int64_t kShortest = 32;
   std::vector<FlashAttentionTiling> others;
   while (t.k0 % 2 == 0 && t.k0 / 2 >= kShortest) {
     t.k0 /= 2;
     others.push_back(t);
   }
+  // As the price takes sequences for alike, other parts of the keys too.
+  if (splits > 1) {
+    t.k0 = k0;
+    for (const std::int64_t other : {splits / 2, splits * 3 / 4, splits * 3 / 2, splits * 2}) {
+      t.kv_splits = other;
+      others.push_back(t);
+    }
+  }
   return others;
 }
 // What the replay of a call costs, in Mmads of a matrix product.
 std::int64_t ReplayWork(const FlashAttentionShape& shape, const FlashAttentionTiling& tiling);
 
+// FlashAttentionTiling::kv_splits of a call with these sequences.
+std::int64_t RaggedSplits(const ChipSpec& chip, const FlashAttentionShape& shape,
+                          std::span<const AttentionSequence> sequences);
 bool Fits(const ChipSpec& chip, const FlashAttentionShape& shape, const FlashAttentionTiling& tiling);
 std::vector<FlashAttentionTiling> Candidates(const ChipSpec& chip, const FlashAttentionShape& shape);
 double Price(const ChipSpec& chip, const FlashAttentionShape& shape, const FlashAttentionTiling& tiling);

@@ -165,6 +165,30 @@ void MakeMaskedAttention(const Shape& shape, DType dtype, const KernelCallOption
   FinishAttention(s, dtype, options, args, call);
 }
 
+// One query row of each of several sequences, packed, whose keys are as many as given in the mean, unevenly.
+void MakeDecoding(const Shape& s, DType dtype, const KernelCallOptions& options, KernelCall* call) {
+  const std::int64_t sequences = s[0], heads = s[1], kv_heads = s[2], keys = s[0] * s[3], d_qk = s[4],
+                     d_v = s[5];
+  FlashAttentionArgs args;
+  args.q = call->Input(dtype, {1, heads, sequences, d_qk});
+  args.k = call->Input(dtype, {1, kv_heads, keys, d_qk});
+  args.v = call->Input(dtype, {1, kv_heads, keys, d_v});
+  args.out = call->Output(dtype, {1, heads, sequences, d_v});
+  args.lse = call->Output(DType::kF32, {1, heads, sequences});
+  args.causal = options.causal ? Causal::kBottomRight : Causal::kNone;
+  std::vector<std::int64_t> q_ends, kv_ends;
+  for (const std::int32_t count : UnevenCounts(keys, sequences)) {
+    q_ends.push_back(static_cast<std::int64_t>(q_ends.size()) + 1);
+    kv_ends.push_back((kv_ends.empty() ? 0 : kv_ends.back()) + count);
+  }
+  call->set_products(Product({heads, keys, d_qk + d_v}));
+  call->set_run([=](const Device& device, Profile* profile) {
+    FlashAttentionArgs of_call = args;
+    of_call.lengths = {q_ends, kv_ends};
+    return FlashAttention(device, of_call, profile);
+  });
+}
+
 void MakeFlashAttentionGrad(const Shape& shape, DType dtype, const KernelCallOptions& options,
                             KernelCall* call) {
   const AttentionSizes s(shape);
@@ -400,6 +424,9 @@ std::vector<Entry>& Entries() {
        &MakeFlashAttention},
       {{"flash_attention_masked", "HEADSxLENGTHxDQKxDVxDROPE", "2x512x128x128x0", "2x70x40x24x16", 4},
        &MakeMaskedAttention},
+      {{"flash_attention_decode", "SEQUENCESxHEADSxKVHEADSxKEYSxDQKxDV", "8x32x8x4096x128x128",
+        "3x6x2x300x40x24", 6},
+       &MakeDecoding},
       {{"flash_attention_grad", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", "2x70x40x24x16", 4},
        &MakeFlashAttentionGrad},
       {{"token_permute", "TOKENSxHIDDENxTOPKxEXPERTS", "512x7168x8x256", "50x33x3x8", 4}, &MakeTokenPermute},

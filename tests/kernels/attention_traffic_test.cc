@@ -63,7 +63,7 @@ std::vector<AttentionCase> AttentionCases() {
   return {{1, 2, 2, 0, 512, 512, 128, 0, 128, DType::kBF16, DType::kBF16},
           {1, 4, 4, 4, 512, 600, 128, 64, 128, DType::kBF16, DType::kBF16, Causal::kBottomRight},
           {2, 6, 3, 1, 333, 257, 40, 24, 72, DType::kF16, DType::kF32, Causal::kTopLeft},
-          {1, 8, 1, 0, 3, 2047, 64, 0, 64, DType::kBF16, DType::kF32},
+          {1, 8, 1, 0, 3, 1015, 64, 0, 64, DType::kBF16, DType::kF32},
           {1, 2, 1, 0, 300, 100, 33, 0, 17, DType::kF32, DType::kF32, Causal::kBottomRight, false},
           {1, 1, 1, 0, 70, 0, 16, 0, 24, DType::kBF16, DType::kBF16},
           {3, 2, 2, 0, 129, 1031, 192, 0, 128, DType::kF16, DType::kF16, Causal::kNone, false},

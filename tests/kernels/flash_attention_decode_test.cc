@@ -33,7 +33,7 @@ std::vector<std::int64_t> EndsOf(const std::vector<std::int64_t>& lengths) {
   return ends;
 }
 
-// Lengths around those of a part: the longest gives parts of 1024 keys, see KvSplits.
+// Lengths around multiples of a part's: of 1024 keys on the host, of 512 on the model, see MostSplits.
 const std::vector<std::int64_t> kRows = {1, 1, 0, 1, 1, 1, 1, 1, 1},
                                 kKeys = {1, 0, 30, 1023, 1024, 1025, 4096, 2049, 16};
 

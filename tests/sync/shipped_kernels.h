@@ -107,8 +107,8 @@ inline NamedRecord RecordAttention(const ChipSpec& chip, DType dtype, const Atte
   return made;
 }
 
-// Decoding: few rows of each of several sequences, some without rows or without keys, heads that share keys, and all that may be done to
-// their scores; without dropout heads are folded, see AttentionBand.
+// Decoding: few rows of each of several sequences, some without rows or without keys, heads that share keys, and all that
+// may be done to their scores.
 inline NamedRecord RecordDecoding(const ChipSpec& chip, DType dtype, std::int64_t positions,
                                   bool with_features, float keep = 1) {
   NamedRecord made;
