@@ -172,7 +172,7 @@ void RegisterLibrary(const std::string& library, int threads, Status (Problem::*
                if (!status.ok()) error = status.message();
              };
              once(problem.Block(device));  // The products read what it leaves.
-             TimeCompute(state, threads, Arithmetic::kDotBf16, Problem::Flops(),
+             TimeCompute(state, threads, ArithmeticOf(DType::kBF16), Problem::Flops(),
                          {.run = [&] { once((problem.*run)(device)); },
                           .check = [&] { return error.empty() ? problem.Check() : error; }});
              const double seconds = Problem::Flops() / state.counters["FLOPS"];

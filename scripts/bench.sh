@@ -4,7 +4,8 @@
 #
 #   scripts/bench.sh [-b BUILD] [-o OUT] [-r REPETITIONS] [-t THREADS] [SET]
 #
-#   SET           targets (default), matmul, attention, permute, peaks, all; or a regular expression of case names
+#   SET           targets (default), matmul, grouped, attention, permute, rows, block, peaks, all; or a regular expression
+#                 of case names
 #   BUILD         build/release; its bin/ holds the benchmark binaries
 #   OUT           BUILD/bench; one JSON file per binary
 #   REPETITIONS   9; all cases of a binary are interleaved at random
@@ -29,32 +30,39 @@ shift $((OPTIND - 1))
 set=${1:-targets}
 out=${out:-$build/bench}
 
-matmul= attention= permute=
+programs="matmul_bench grouped_matmul_bench flash_attention_bench flash_attention_grad_bench token_permute_bench \
+  token_rank_bench rowwise_bench moe_block_bench"
 case $set in
   targets)
-    matmul='^(Mmad/.*(fp32/252x256x256|bf16/252x256x512)|Matmul/.*/(fp32|bf16)/NN/2048x2048x2048)'
-    attention='^FlashAttention/.*/bf16/full/8x2048x192x128'
-    permute='^TokenPermute/.*/bf16/uniform/.*of64'
+    cases='^(Mmad/.*(fp32/252x256x256|bf16/252x256x512)|Matmul/.*/(fp32|bf16)/NN/2048x2048x2048'
+    cases="$cases|FlashAttention/.*/bf16/full/8x2048x192x128|TokenPermute/.*/bf16/uniform/.*of64)"
+    programs="matmul_bench flash_attention_bench token_permute_bench"
     ;;
-  matmul) matmul='^(Mmad|Matmul)/' ;;
-  attention) attention='^FlashAttention/.*/8?[0-9]+x(1024|2048|4096|1000)x' ;;
-  permute) permute='^Token' ;;
-  peaks) matmul='^Peak/' ;;
-  all) matmul='.' attention='^FlashAttention' permute='^Token' ;;
-  *) matmul=$set attention=$set permute=$set ;;
+  matmul) cases='^(Mmad|Matmul)/' programs=matmul_bench ;;
+  grouped) cases='^Grouped' programs=grouped_matmul_bench ;;
+  attention)
+    cases='^FlashAttention(Grad)?/.*/8?[0-9]+x(1024|2048|4096|1000)x'
+    programs="flash_attention_bench flash_attention_grad_bench"
+    ;;
+  permute) cases='^(Token|Rank)' programs="token_permute_bench token_rank_bench" ;;
+  rows) cases='^(RmsNorm|AddRmsNorm|SwiGlu|Route)' programs=rowwise_bench ;;
+  block) cases='^MoeBlock' programs=moe_block_bench ;;
+  peaks) cases='^Peak/' programs=matmul_bench ;;
+  all) cases='.' ;;
+  *) cases=$set ;;
 esac
 
 mkdir -p "$out"
 files=
-run() {  # binary, filter
-  [ -n "$2" ] || return 0
+failed=0
+run() {  # program
   if [ ! -x "$build/bin/$1" ]; then
     echo "bench.sh: $build/bin/$1 is not built (cmake --build $build --target $1)" >&2
     exit 2
   fi
-  case $2 in
-    *threads:*) filter=$2 ;;
-    *) filter="($2).*/threads:$threads\$" ;;
+  case $cases in
+    *threads:*) filter=$cases ;;
+    *) filter="($cases).*/threads:$threads\$" ;;
   esac
   if ! "$build/bin/$1" --benchmark_list_tests=true --benchmark_filter="$filter" 2>/dev/null | grep -q '/threads:'; then
     return 0
@@ -65,10 +73,7 @@ run() {  # binary, filter
     --benchmark_repetitions="$repetitions" --benchmark_out="$out/$1.json" >"$out/$1.log" 2>&1 || failed=1
   files="$files $out/$1.json"
 }
-failed=0
-run matmul_bench "$matmul"
-run flash_attention_bench "$attention"
-run token_permute_bench "$permute"
+for program in $programs; do run "$program"; done
 if [ -z "$files" ]; then
   echo "bench.sh: no case matches '$set' in $build/bin" >&2
   exit 2
@@ -115,9 +120,9 @@ awk '
   /^ *"name":/ { name = value($0) }
   /^ *"run_type":/ { type = value($0) }
   /^ *"error_message":/ { error = value($0) }
-  /^ *"(FLOPS|bytes_per_second)":/ { speed = value($0) + 0 }
+  /^ *"(FLOPS|bytes_per_second|routes_per_second)":/ { speed = value($0) + 0 }
   /^ *"of_peak":/ { if (portion == 0) portion = value($0) + 0 }
-  /^ *"of_(floor|roofline)":/ { portion = value($0) + 0 }
+  /^ *"of_(floor|roofline|products)":/ { portion = value($0) + 0 }
   END {
     flush()
     for (i = 2; i <= names; ++i) {
@@ -125,7 +130,7 @@ awk '
       for (j = i - 1; j >= 1 && key(order[j]) > key(name); --j) order[j + 1] = order[j]
       order[j + 1] = name
     }
-    printf "%-74s %9s %9s %7s %7s  %s\n", "case (GFLOP/s; Peak/stream and Token*: GB/s)", "median", "best", "share", "best", "best peer, ratio of medians"
+    printf "%-74s %9s %9s %7s %7s  %s\n", "case (GFLOP/s; streams, Token* and rows: GB/s; Rank: G routes/s)", "median", "best", "share", "best", "best peer, ratio of medians"
     for (i = 1; i <= names; ++i) {
       name = order[i]
       if (name in errors) {
@@ -143,7 +148,8 @@ awk '
         r = median(rate, order[j], count[order[j]])
         if (r > peer_rate) { peer = other[2]; peer_rate = r }
       }
-      printf "%-74s %9.1f %9.1f", name, mine / 1e9, best(rate, name, count[name]) / 1e9
+      digits = part[1] == "Rank" ? 3 : 1
+      printf "%-74s %9.*f %9.*f", name, digits, mine / 1e9, digits, best(rate, name, count[name]) / 1e9
       if (part[1] == "Peak") print ""
       else printf " %7.3f %7.3f  %s\n", median(share, name, count[name]), best(share, name, count[name]),
                   peer == "" ? "" : sprintf("%s %.2f", peer, mine / peer_rate)
