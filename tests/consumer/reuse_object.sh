@@ -10,8 +10,8 @@ for word in "$@"; do
   esac
   last=$word
 done
-# A command without what names the output.
-flags() { sed -e 's/ -o [^ ]*//' -e 's/ -M[TF] [^ ]*//g' -e 's/ -MD//' -e 's/ *$//' -e 's/.*\(c++\|g++\|clang++\)[^ ]* //'; }
+# A command without what names the output, and without precompiled headers, which are this build tree's alone.
+flags() { sed -e 's/ -Winvalid-pch//' -e 's/\( -Xclang\)* -include\(-pch\)*\( -Xclang\)* [^ ]*cmake_pch[^ ]*//g' -e 's/ -o [^ ]*//' -e 's/ -M[TF] [^ ]*//g' -e 's/ -MD//' -e 's/ *$//' -e 's/.*\(c++\|g++\|clang++\)[^ ]* //'; }
 built=$(grep -F "\"command\": " "$CUBIST_BUILT/compile_commands.json" | grep -F -- " -c $source\"" |
   sed -e 's/^ *"command": "//' -e 's/",\{0,1\}$//' | head -n 1) || true
 if [ -n "$object" ] && [ -n "$built" ] && [ "$(echo "$built" | flags)" = "$(echo "$*" | flags)" ]; then
