@@ -88,6 +88,14 @@ struct AttentionArguments {
 };
 
 // A caller's workspace as the bytes that it is, which no other argument may share.
+// How scores are capped (FlashAttentionShape::soft_cap): what a cap of 64 loses coarsely, 2^-14 of a weight, is a quarter of
+// what rounds it to fp16. Beyond the limits of cap and scale the product of the two is no number to count on.
+inline int SoftCapForm(DType in, const std::optional<float>& cap, const std::optional<float>& scale) {
+  if (!cap) return 0;
+  const bool coarse = in != DType::kF32 && *cap >= 1 && *cap <= 64 && std::abs(scale.value_or(1)) <= 0x1p64f;
+  return coarse ? 1 : 2;
+}
+
 inline Argument AsArgument(const char* kernel, const CallerWorkspace& workspace) {
   if (workspace.data == nullptr || workspace.bytes <= 0) return {kernel, "workspace", {}};
   return {kernel, "workspace", ConstTensor(workspace.data, DType::kBool, {workspace.bytes})};

@@ -36,12 +36,24 @@ struct ScoreOperands {
   float dropout_factor = 1;  // Of kept weights.
 };
 
-// s = cap * tanh(x / cap) of x = scale * s, to a few units in the last place of the result: far from 0 as
-// cap - 2 cap / (exp(2 x / cap) + 1), which is exact at both ends; of |x| below 0.35 cap, where that difference would keep
-// the last place of cap alone, as x + x z p(z) with z = (x / cap)^2 and the minimax polynomial p. `power` and `series` are
-// scratch of the shape of s.
+// s = cap * tanh(scale * s / cap) as cap - 2 cap / (exp(2 scale s / cap) + 1): exact at both ends, and off by a few units
+// of cap's last place between. `scratch` has the shape of s.
 template <VectorCore V>
-void SoftCap(V& core, UbTile<float> s, UbTile<float> power, UbTile<float> series, float scale, float cap) {
+void SoftCapCoarsely(V& core, UbTile<float> s, UbTile<float> scratch, float scale, float cap) {
+  core.MulScalar(s, s, 2 * scale / cap);
+  core.Exp(s, s);
+  core.AddScalar(s, s, 1.0f);
+  core.Fill(scratch, -2 * cap);
+  core.Div(scratch, scratch, s);
+  core.AddScalar(s, scratch, cap);
+}
+
+// The same to a few units in the last place of the result, in three times the passes: far from 0 the same, of x = scale * s
+// with |x| below 0.35 cap, where that difference would keep the last place of cap alone, as x + x z p(z) with
+// z = (x / cap)^2 and the minimax polynomial p. `power` and `series` are scratch of the shape of s.
+template <VectorCore V>
+void SoftCapFinely(V& core, UbTile<float> s, UbTile<float> power, UbTile<float> series, float scale,
+                   float cap) {
   constexpr float kPolynomial[] = {-0x1.5553980p-2f, 0x1.10625c0p-3f, -0x1.92b68c0p-5f};
   constexpr float kTanhOfBound = 0.3363756f;  // tanh(0.35)
   core.MulScalar(s, s, scale);

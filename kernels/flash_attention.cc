@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <string>
 #include <vector>
 
 #include "kernels/attention_arguments.h"
@@ -27,7 +28,8 @@ FlashAttentionShape ShapeOf(const FlashAttentionArgs& args) {
   if (args.q_rope.given()) s.d_rope = args.q_rope.size(3), s.rope_heads = args.k_rope.size(1);
   s.in = args.q.dtype, s.out = args.out.dtype;
   s.rotate = args.rope.given() && s.d_rope > 0;
-  s.bias = args.bias.given(), s.soft_cap = args.soft_cap.has_value(), s.sinks = args.sinks.given();
+  s.bias = args.bias.given(), s.soft_cap = SoftCapForm(s.in, args.soft_cap, args.scale),
+  s.sinks = args.sinks.given();
   s.mask = args.mask.given(), s.alibi = args.alibi.given(), s.dropout = args.dropout.given();
   const std::int64_t prefix =
       args.prefix.empty() ? 0 : *std::max_element(args.prefix.begin(), args.prefix.end());
@@ -230,6 +232,7 @@ Status FlashAttention(const Device& device, const FlashAttentionArgs& args, Prof
 
 Status FlashAttentionWorkspace(const Device& device, const FlashAttentionArgs& args,
                                std::int64_t* bytes) try {
+  if (bytes == nullptr) return InvalidArgument(std::string(kName) + " workspace: bytes is null");
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   return MeasureLaunch(
       device, kName, [&](Launch& launch) { return RunAny(device, args, launch); }, bytes);

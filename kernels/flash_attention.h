@@ -60,8 +60,9 @@ struct FlashAttentionArgs {
   ConstTensor bias = {}, sinks = {}, mask = {};
   AttentionAlibi alibi = {};
   AttentionDropout dropout = {};
-  std::optional<float> soft_cap = {};  // 2^-63 to 2^126
-  CallerWorkspace workspace = {};      // Of at least FlashAttentionWorkspace's bytes, or none.
+  // 2^-63 to 2^126. In bf16 and fp16 with caps from 1 to 64 scores keep the last places of the cap, in all else their own.
+  std::optional<float> soft_cap = {};
+  CallerWorkspace workspace = {};  // Of at least FlashAttentionWorkspace's bytes, or none.
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.

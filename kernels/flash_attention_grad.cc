@@ -27,7 +27,8 @@ FlashAttentionGradShape ShapeOf(const FlashAttentionGradArgs& args) {
   s.kv_heads = args.k.size(1), s.skv = args.k.size(2), s.d_v = args.v.size(3);
   if (args.q_rope.given()) s.d_rope = args.q_rope.size(3), s.rope_heads = args.k_rope.size(1);
   s.in = args.q.dtype;
-  s.bias = args.bias.given(), s.dbias = args.dbias.given(), s.soft_cap = args.soft_cap.has_value();
+  s.bias = args.bias.given(), s.dbias = args.dbias.given(),
+  s.soft_cap = SoftCapForm(s.in, args.soft_cap, args.scale);
   s.mask = args.mask.given(), s.alibi = args.alibi.given(), s.dropout = args.dropout.given();
   s.shared_heads = s.dbias && args.bias.size(1) != s.heads;
   const std::int64_t prefix =
@@ -349,6 +350,7 @@ Status FlashAttentionGrad(const Device& device, const FlashAttentionGradArgs& ar
 
 Status FlashAttentionGradWorkspace(const Device& device, const FlashAttentionGradArgs& args,
                                    std::int64_t* bytes) try {
+  if (bytes == nullptr) return InvalidArgument(std::string(kName) + " workspace: bytes is null");
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   return MeasureLaunch(
       device, kName, [&](Launch& launch) { return RunAny(device, args, launch); }, bytes);

@@ -164,7 +164,7 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
       std::optional<UbTile<float>> slope;
       const float scale = FinishScores(lane, g, s, step, keys, scored, dp, slope);
       const UbTile<T> p = lane.p_ub.Next(rows.size(), queries), ds = lane.ds_ub.Next(rows.size(), queries);
-      if (s.soft_cap || s.dbias || s.dropout) {
+      if (s.soft_cap > 0 || s.dbias || s.dropout) {
         GradStepByParts(lane, g, s, step, keys, p, ds, scored, dp, lse, delta, scale, slope);
       } else {
         vector.AttentionGradStep(p, ds, scored, dp, lse, delta, scale);

@@ -29,7 +29,7 @@ struct FlashAttentionGradLane {
         by_query_ub(core, "by_query_ub", s.by_query() ? t.piece() : 0, rows, 1),
         before_ub(core, "before_ub", s.dbias ? t.piece() : 0, rows, 1),
         scratch_ub(core, "scratch_ub", s.scratch() ? rows : 0, t.piece(), 1),
-        slope_ub(core, "slope_ub", s.soft_cap ? rows : 0, t.piece(), 1),
+        slope_ub(core, "slope_ub", s.soft_cap > 0 ? rows : 0, t.piece(), 1),
         hidden_ub(core, "hidden_ub", s.mask ? rows : 0, 1, 1),
         flags_ub(core, "flags_ub", s.mask ? t.piece() : 0, rows, 1),
         dropped_ub(core, "dropped_ub", s.dropout ? rows : 0, t.piece(), 1),
@@ -72,9 +72,13 @@ float FinishScores(Lane& lane, const FlashAttentionGradOperands& g, const FlashA
   auto& core = lane.core;
   const std::int64_t rows = scored.rows(), queries = scored.cols();
   float scale = g.scale;
-  if (s.soft_cap) {
+  if (s.soft_cap > 0) {
     slope = lane.slope_ub.Next(rows, queries);
-    SoftCap(core, scored, *slope, lane.scratch_ub.Next(rows, queries), scale, g.soft_cap);
+    if (s.soft_cap == 1) {
+      SoftCapCoarsely(core, scored, *slope, scale, g.soft_cap);
+    } else {
+      SoftCapFinely(core, scored, *slope, lane.scratch_ub.Next(rows, queries), scale, g.soft_cap);
+    }
     scale = 1;
     // 1 - (s / cap)^2, whatever the square of either would be.
     core.MulScalar(*slope, scored, 1 / g.soft_cap);

@@ -281,9 +281,13 @@ float FinishScores(FlashAttentionLane<T, V>& lane, const FlashAttentionOperands&
   auto& core = lane.core;
   const std::int64_t rows = scored.rows(), keys = scored.cols();
   float scale = g.scale;
-  if (s.soft_cap) {
-    const UbTile<float> power = lane.scratch_ub.Next(rows, keys), series = lane.scratch_ub.Next(rows, keys);
-    SoftCap(core, scored, power, series, scale, g.soft_cap);
+  if (s.soft_cap > 0) {
+    const UbTile<float> scratch = lane.scratch_ub.Next(rows, keys);
+    if (s.soft_cap == 1) {
+      SoftCapCoarsely(core, scored, scratch, scale, g.soft_cap);
+    } else {
+      SoftCapFinely(core, scored, scratch, lane.scratch_ub.Next(rows, keys), scale, g.soft_cap);
+    }
     scale = 1;
   }
   if (s.alibi && s.folds()) {

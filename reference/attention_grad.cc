@@ -104,7 +104,7 @@ class Differentiation {
   // those of turned elements, and the cap's (see AttentionRowBound).
   double ScoreError(const AttentionScore& score) const {
     return Gamma(terms_ + 10, u_) * score.magnitude + (2 * turning_ + turning_ * turning_) * score.product +
-           SoftCapError(x_.soft_cap, score.product) +
+           SoftCapError(x_.q.dtype, x_.soft_cap, score.product) +
            static_cast<double>(terms_) * CubeUnderflow(x_.q.dtype, 1 + score.magnitude);
   }
   // The relative error of exp(s - lse): that of the score, lse's own (fp32, and what its definition allows the forward

@@ -43,7 +43,7 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
              slots(2 * t.ub_stages, s.in, lane_rows, t.piece()) +
              slots(2 * t.ub_stages, DType::kF32, 1, t.piece()) +
              slots((s.by_query() ? 1 : 0) + (s.dbias ? 1 : 0), DType::kF32, t.piece(), lane_rows) +
-             slots((s.soft_cap ? 1 : 0) + (s.scratch() ? 1 : 0), DType::kF32, lane_rows, t.piece()) +
+             slots((s.soft_cap > 0 ? 1 : 0) + (s.scratch() ? 1 : 0), DType::kF32, lane_rows, t.piece()) +
              slots(s.mask ? 1 : 0, DType::kBool, t.piece(), lane_rows) +
              slots(s.mask ? 1 : 0, DType::kF32, lane_rows, 1) +
              slots(s.dropout ? 1 : 0, DType::kBool, lane_rows, t.piece()) +

@@ -23,7 +23,8 @@ struct FlashAttentionGradShape {
   std::int64_t sq = 0, skv = 0;
   std::int64_t d_qk = 0, d_rope = 0, d_v = 0;
   DType in = DType::kF32;
-  bool bias = false, dbias = false, soft_cap = false;
+  bool bias = false, dbias = false;
+  int soft_cap = 0;  // As of the forward pass.
   bool mask = false, alibi = false, dropout = false;
   // Batch entries, or heads, that share a bias whose gradient is asked for: it is added up by one core.
   bool shared_batches = false, shared_heads = false;
@@ -38,7 +39,7 @@ struct FlashAttentionGradShape {
   bool by_query() const { return bias || mask; }
   // Whether keys may be hidden from rows that meet them.
   bool hides() const { return mask || band.bounded(); }
-  bool scratch() const { return bias || mask || alibi || soft_cap; }
+  bool scratch() const { return bias || mask || alibi || soft_cap > 0; }
   std::int64_t group() const { return heads / std::max<std::int64_t>(kv_heads, 1); }
 
   friend auto operator<=>(const FlashAttentionGradShape&, const FlashAttentionGradShape&) = default;

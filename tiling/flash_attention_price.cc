@@ -33,9 +33,11 @@ double SoftmaxCycles(const ChipSpec& chip, const Shape& s, double rows, std::int
                cycles(1, VectorOp::kBinary, scores) + cycles(2, VectorOp::kReduce, scores) +
                cycles(2, VectorOp::kBinary, outputs) + cycles(6, VectorOp::kBinary, rows);
   if (s.bias) sum += cycles(2, VectorOp::kBinary, scores);
-  if (s.soft_cap)
+  if (s.soft_cap > 0)
     sum += cycles(1, VectorOp::kExp, scores) + cycles(1, VectorOp::kDiv, scores) +
-           cycles(9, VectorOp::kUnary, scores) + cycles(5, VectorOp::kBinary, scores) +
+           cycles(4, VectorOp::kUnary, scores);
+  if (s.soft_cap > 1)
+    sum += cycles(5, VectorOp::kUnary, scores) + cycles(5, VectorOp::kBinary, scores) +
            cycles(2, VectorOp::kSelect, scores);
   if (s.mask) sum += cycles(3, VectorOp::kSelect, scores);
   if (s.alibi) sum += cycles(4, VectorOp::kUnary, scores);

@@ -27,7 +27,8 @@ struct FlashAttentionShape {
   AttentionBand band;              // Of every sequence; of ragged ones that of the longest.
   std::int64_t ragged_splits = 0;  // RaggedSplits; 0 where all sequences are alike.
   // Whether the rope parts are turned, and what is done to scores besides: each asks for room in UB.
-  bool rotate = false, bias = false, soft_cap = false, sinks = false;
+  bool rotate = false, bias = false, sinks = false;
+  int soft_cap = 0;  // 0: none; 1: to the last place of the cap; 2: to that of the score.
   bool mask = false, alibi = false, dropout = false;
 
   // Whether keys may be hidden from rows that meet them.
@@ -35,7 +36,7 @@ struct FlashAttentionShape {
   // Whether heads that share their keys are rows of one: then `heads` are those of K, and sq counts rows of all.
   bool folds() const { return band.fold > 1; }
   // Tiles of the scores' shape that finishing them takes.
-  int score_scratch() const { return soft_cap ? 2 : alibi ? 1 : 0; }
+  int score_scratch() const { return alibi ? std::max(soft_cap, 1) : soft_cap; }
 
   friend auto operator<=>(const FlashAttentionShape&, const FlashAttentionShape&) = default;
 };

@@ -286,6 +286,8 @@ TEST(FlashAttentionFeaturesTest, WorkspaceOfTheCaller) {
       const std::vector<double> out = call.out.ToDoubles(), lse = call.lse.ToDoubles();
       std::int64_t bytes = 0;
       ASSERT_TRUE(IsOk(FlashAttentionWorkspace(device, args, &bytes)));
+      EXPECT_NE(FlashAttentionWorkspace(device, args, nullptr).message().find("bytes is null"),
+                std::string::npos);
       ASSERT_GT(bytes, 0);
       constexpr std::size_t kGuard = 64;
       for (const std::size_t misaligned : {0u, 1u, 63u}) {

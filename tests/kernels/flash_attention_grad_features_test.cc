@@ -235,6 +235,8 @@ TEST(FlashAttentionGradFeaturesTest, WorkspaceOfTheCaller) {
   }
   std::int64_t bytes = 0;
   ASSERT_TRUE(IsOk(FlashAttentionGradWorkspace(Host(), args, &bytes)));
+  EXPECT_NE(FlashAttentionGradWorkspace(Host(), args, nullptr).message().find("bytes is null"),
+            std::string::npos);
   std::vector<char> memory(static_cast<std::size_t>(bytes + 1));
   args.workspace = {memory.data() + 1, bytes};
   ASSERT_TRUE(IsOk(FlashAttentionGrad(Host(), args)));
