@@ -8,7 +8,8 @@
 Arrays are numpy's (bf16 by ml_dtypes) or anything with ``__dlpack__`` in the CPU's memory; they are never copied, any
 strides do, and results are of the first argument's kind (numpy, PyTorch or JAX) unless the caller gives their memory.
 Wrong arguments are a ValueError that names the value and the limit; nothing is written then. The interpreter's lock is
-released while a kernel runs. `cubist.torch` has the kernels with gradients, for PyTorch.
+released while a kernel runs. Every function takes the `device` that it runs on, this machine where none is given, and is
+a method of devices. `cubist.torch` has the kernels with gradients, for PyTorch.
 """
 
 from cubist._arrays import Spec, spec
@@ -23,7 +24,7 @@ from cubist._attention import (
     mla_block,
     mla_block_grad,
 )
-from cubist._cubist import BlockState, LossScaler, Packed, chips
+from cubist._cubist import BlockState, LossScaler, Packed, __version__, chips
 from cubist._device import Device, host, npu
 from cubist._matmul import grouped_matmul, grouped_matmul_grad, matmul, pack
 from cubist._moe import MoeBlock, Routes, moe_block, moe_block_grad, route, route_grad
@@ -52,6 +53,7 @@ __all__ = [
     "Routes",
     "Spec",
     "SwiGluGradients",
+    "__version__",
     "chips",
     "flash_attention",
     "flash_attention_grad",

@@ -174,7 +174,12 @@ def flash_attention_workspace(
     device: Device | None = None,
     **options: Any,
 ) -> int:
-    """The bytes that `flash_attention` with these arguments works in, besides its arrays."""
+    """The bytes that `flash_attention` with these arguments works in, besides its arrays; nothing is computed.
+
+    q, k, v   (B, Nq, Sq, Dqk), (B, Nkv, Skv, Dqk), (B, Nkv, Skv, Dv)
+    out, out_dtype, lse   out (B, Nq, Sq, Dv) or its dtype, lse (B, Nq, Sq) or True, as the call will have them
+    options   of `flash_attention`
+    """
     return _forward("flash_attention_workspace", q, k, v, out, out_dtype, lse, None, device, options)
 
 
@@ -214,7 +219,7 @@ def flash_attention_grad(
     """Gradients of `flash_attention`: (dq, dk, dv), then (dq_rope, dk_rope) where there are rope parts, then what was
     asked for of (dbias, dsinks).
 
-    q, k, v    as the forward call had them
+    q, k, v    (B, Nq, Sq, Dqk), (B, Nkv, Skv, Dqk), (B, Nkv, Skv, Dv), as the forward call had them
     out, lse   what it gave: (B, Nq, Sq, Dv), and (B, Nq, Sq) in fp32
     dout       (B, Nq, Sq, Dv), the input dtype
     options    as the forward call had them: q_rope, k_rope, scale, causal, window, prefix, q_ends, kv_ends, rope, bias,
@@ -239,7 +244,12 @@ def flash_attention_grad_workspace(
     device: Device | None = None,
     **options: Any,
 ) -> int:
-    """The bytes that `flash_attention_grad` with these arguments works in, besides its arrays."""
+    """The bytes that `flash_attention_grad` with these arguments works in, besides its arrays; nothing is computed.
+
+    q, k, v   (B, Nq, Sq, Dqk), (B, Nkv, Skv, Dqk), (B, Nkv, Skv, Dv)
+    out, dout, lse   (B, Nq, Sq, Dv) twice, and (B, Nq, Sq) in fp32
+    options   of `flash_attention_grad`
+    """
     return _backward("flash_attention_grad_workspace", (q, k, v, out, lse, dout), device, options)
 
 
@@ -275,6 +285,8 @@ def mla_block(
     weights   norm (H); q_down (H, Rq) and q_norm (Rq), both or neither; q_up (Rq, N (Dn + Dr)); kv_down (H, Rkv + Dr);
               kv_norm (Rkv); kv_up (Rkv, N (Dn + Dv)); out (N Dv, H); and post_norm (H) where there is one
     heads     N
+    batch     B: x is that many sequences of S rows each
+    eps       of the norms
     q_ends, kv_ends, rope, scale, causal   as for `flash_attention`
     state     scratch memory that calls reuse; one per call in flight
     """
@@ -307,7 +319,9 @@ def mla_block_grad(
 ) -> tuple[Array, dict[str, Array]] | Profile:
     """Gradients of sum(d_out * out), after `mla_block` with the same arguments and state.
 
-    d_out, d_x   (B * S, H)
+    x, heads     as the forward call had them: (B * S, H), and N
+    weights      likewise, with the shapes that `mla_block` tells
+    d_out, d_x   (B * S, H), the dtype of x
     gradients    those wanted, by the names of the weights: True, or an array to write; all of them where it is not given.
                  Made in the weights' dtype.
     options      as the forward call had them: batch, scale, causal, q_ends, kv_ends, rope, eps

@@ -116,7 +116,7 @@ def grouped_matmul(
     """out(i) = activation(alpha x(i) w_g + bias(g) + beta residual(i)) for the rows i of each group g; 0 after the last.
 
     x        (M, K): fp32, bf16 or fp16
-    groups   (E), int32 or int64: rows of each group ("counts"), or the row after each group's last ("ends")
+    groups   (E), int32 or int64; by group_list the rows of each group ("counts"), or the row after each one's last ("ends")
     weights  (E, K, N), or (E, N, K) with transpose_weights; or a list of E matrices; or packed_weights
     bias     (E, N), fp32, bf16 or fp16
     residual (M, N), fp32, bf16 or fp16; may be out itself;   activation   as for `matmul`
@@ -167,7 +167,8 @@ def grouped_matmul_grad(
     """Gradients of `grouped_matmul`: dx where weights are given, dw where x is; both as (dx, dw).
 
     dy       (M, N), the gradient of out: fp32, bf16 or fp16
-    groups, weights, group_list, transpose_weights   as for `grouped_matmul`
+    groups   (E), int32 or int64, with group_list as for `grouped_matmul`
+    weights  (E, K, N), or (E, N, K) with transpose_weights; or a list of E matrices
     packed_weights   in place of weights: their transposes, E matrices (N, K)
     x        (M, K)
     dx       (M, K), fp32 or the dtype of dy; made where it is not given

@@ -13,6 +13,8 @@ Weighting = Callable[..., Array]
 
 
 class Routes(NamedTuple):
+    """What `route` gives: weights, ids (T, K), scores (T, E), counts (E), aux_loss (1), bad (T)."""
+
     weights: Array
     ids: Array
     scores: Array | None = None
@@ -61,6 +63,8 @@ def route(
     weighting    weights(ids, scores) of one token's routes in place of these scores, before renormalisation: a function,
                  or for gradients (function, d_scores(ids, scores, d_weights)). Called token by token, from any thread;
                  dropped routes have id -1 and weigh 0
+    aux_coefficient   aux_loss = aux_coefficient E / (K T) sum over e of counts(e) mean over t of scores(t, e) / S(t), S(t)
+                 the sum of the token's scores
     bad_logits   what becomes of NaN or |logit| > limit: "error", "zero" or "mean"
     weights      (T, K), fp32 where they are made;   ids   (T, K), int32, -1 where dropped
     scores       (T, E), fp32;   counts   (E), int32;   aux_loss   (1), fp32, with counts;   bad   (T), fp32; each if True
@@ -111,7 +115,12 @@ def route_grad(
 ) -> Array | Profile:
     """The gradient of `route` with respect to the logits, (T, E), fp32 where it is made.
 
-    d_weights (T, K);  ids, scores, and counts where d_aux_loss is not 0, of the forward call;  options: as it had them
+    d_weights   (T, K), any float dtype
+    ids         (T, K), int32;   scores   (T, E), fp32: of the forward call
+    counts      (E), int32, of the forward call, where d_aux_loss is not 0
+    d_aux_loss  the gradient of aux_loss, a number
+    d_logits    (T, E), any float dtype
+    eps, options   of `route`, as the forward call had them
     """
     call = Call("route_grad", device, d_weights).output("d_logits", d_logits, shape_of(scores), "fp32")
     return first(
@@ -128,6 +137,8 @@ def route_grad(
 
 
 class MoeBlock(NamedTuple):
+    """What `moe_block` gives: out (T, H), and aux_loss (1)."""
+
     out: Array
     aux_loss: Array | None = None
 
@@ -153,6 +164,7 @@ def moe_block(
               router_bias (E), shared_gate_up (H, 2 S), shared_down (S, H), post_norm (H)
     weighs_activation   routes weigh the activation, inside SwiGLU, in place of what comes back
     route     options of `route`: score, renormalise, scale, groups, ..
+    eps       of the norms
     state     what the backward pass needs; give it the same one. One per call in flight.
     aux_loss  (1), fp32, if True
 
@@ -190,7 +202,9 @@ def moe_block_grad(
 ) -> tuple[Array, dict[str, Array]] | Profile:
     """Gradients of sum(d_out * out) + d_aux_loss * aux_loss, after `moe_block` with the same arguments and state.
 
-    d_out, d_x   (T, H)
+    x, top_k, route, weighs_activation, eps   as the forward call had them; x is (T, H)
+    weights      likewise, with the shapes that `moe_block` tells
+    d_out, d_x   (T, H), the dtype of x
     aux_loss     what the forward call gave, with d_aux_loss
     gradients    those wanted, by the names of the weights: True, or an array to write; all of them where it is not given
                  (none of router_bias). Made in the weights' dtype.

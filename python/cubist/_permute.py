@@ -9,6 +9,8 @@ from cubist._device import Call, Device, Profile, first, given, kernel
 
 
 class Permuted(NamedTuple):
+    """What `token_permute` gives, with the shapes that it tells; None is what was not asked for."""
+
     permuted: Array
     sorted_indices: Array
     permuted_probs: Array | None = None
@@ -179,7 +181,8 @@ def token_permute_grad(
 ) -> Any:
     """Gradients of `token_permute`: tokens_grad, or (tokens_grad, probs_grad) with permuted_probs_grad.
 
-    permuted_grad  (M, H);   permuted_probs_grad  (M), any float dtype
+    permuted_grad  (M, H): fp32, bf16 or fp16;   permuted_probs_grad  (M), any float dtype
+    sorted_indices (T * top_k), int32, as `token_permute` gave them;   rows   as it was given them
     tokens_grad    (T, H), the dtype of permuted_grad;   probs_grad  (T, top_k), or (T, E) with a routing_map (T, E)
     """
     tokens = size(sorted_indices, 0) // max(top_k, 1)
@@ -212,6 +215,7 @@ def token_unpermute_grad(
     """Gradients of `token_unpermute`: permuted_grad, or (permuted_grad, probs_grad) with permuted and probs.
 
     out_grad       (T, H): fp32, bf16 or fp16
+    sorted_indices (T * K), int32, as `token_unpermute` had them; no row stands twice
     permuted       (M, H), for probs_grad;   probs   (T, K);   top_k   K where there are no probs
     routing_map    (T, E): probs and probs_grad are (T, E) then, and K is top_k
     bias           (E, H), with topk_ids (T, K), as for `token_unpermute`
@@ -234,6 +238,8 @@ def token_unpermute_grad(
 
 
 class Reordered(NamedTuple):
+    """What `reorder_chunks` gives: out (A, H), out_probs (A), row_ids (A), expert_counts (E)."""
+
     out: Array
     out_probs: Array | None = None
     row_ids: Array | None = None

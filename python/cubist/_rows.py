@@ -86,6 +86,8 @@ def swiglu(
 
 
 class SwiGluGradients(NamedTuple):
+    """What `swiglu_grad` gives: d_gate, d_up (M, N), and d_probs (M) where there are probs."""
+
     d_gate: Array
     d_up: Array
     d_probs: Array | None
@@ -103,7 +105,13 @@ def swiglu_grad(
     d_probs: Output = None,
     device: Device | None = None,
 ) -> SwiGluGradients | Profile:
-    """Gradients of `swiglu`; d_probs (M), fp32 where it is made, with probs."""
+    """Gradients of `swiglu`.
+
+    d_out, gate, up   (M, N), one dtype: fp32, bf16 or fp16
+    probs             (M), any float dtype, as the forward call had them
+    d_gate, d_up      (M, N), the dtype of gate
+    d_probs           (M), with probs: fp32 where it is made
+    """
     shape, dtype = shape_of(gate), dtype_of(gate)
     call = Call("swiglu_grad", device, gate)
     call.output("d_gate", d_gate, shape, dtype).output("d_up", d_up, shape, dtype)

@@ -63,6 +63,9 @@ def flash_attention(
     grouped heads need no repetition. Note that causal=True has the last query see the last key ("bottom_right"), where
     is_causal of PyTorch is "top_left"; the two agree where Sq = Skv. lse has no gradient.
 
+    q_rope    (B, Nq, Sq, Dr), with k_rope (B, Nkv or 1, Skv, Dr)
+    bias      (B, Nq, Sq, Skv), sizes of 1 serve all;   sinks   (Nq), fp32
+    return_lse   for (out, lse), lse (B, Nq, Sq) in fp32; else out (B, Nq, Sq, Dv) alone
     options   of `cubist.flash_attention`: scale, causal, window, prefix, q_ends, kv_ends, rope, soft_cap, mask, alibi,
               dropout
     """
@@ -100,7 +103,8 @@ def grouped_matmul(
 ) -> Tensor:
     """`cubist.grouped_matmul` with gradients in x (M, K) and weights (E, K, N), or (E, N, K) transposed.
 
-    groups (E), int32 or int64, stays where it is: nothing waits for a count.
+    groups (E), int32 or int64, by group_list "counts" or "ends", stays where it is: nothing waits for a count. With
+    transpose_weights the weights are (E, N, K). Gives (M, N).
     """
     return _GroupedMatmul.apply(x, groups, weights, group_list, transpose_weights, device)
 
@@ -149,9 +153,10 @@ def token_permute(
     device: Device | None = None,
     **options: Any,
 ) -> cubist.Permuted:
-    """`cubist.token_permute` with gradients in tokens (T, H) and probs (T, K), or (T, E) with a routing map.
+    """`cubist.token_permute` with gradients in tokens (T, H) and probs (T, K), or (T, num_experts) with a routing map.
 
-    Gives (permuted, sorted_indices, permuted_probs, expert_counts); the counts are what `grouped_matmul` takes.
+    topk_ids (T, K) or (T), int32 or int64. Gives permuted (M, H), sorted_indices (T * K), permuted_probs (M) and
+    expert_counts (num_experts), which are what `grouped_matmul` takes.
 
     options   of `cubist.token_permute`: routing_map with top_k, valid, expert_places, capacity, capacity_keeps,
               row_multiple, num_out_tokens, rows
@@ -164,29 +169,43 @@ def token_permute(
 
 class _TokenUnpermute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, permuted, sorted_indices, probs, options, device):
-        ctx.save_for_backward(permuted, sorted_indices, probs)
+    def forward(ctx, permuted, sorted_indices, probs, bias, residual, residual2, options, device):
+        ctx.save_for_backward(permuted, sorted_indices, probs, bias)
         ctx.options, ctx.device = options, device
+        added = {"bias": _plain(bias), "residual": _plain(residual), "residual2": _plain(residual2)}
         return cubist.token_unpermute(
-            permuted.detach(), sorted_indices, _plain(probs), device=device, **options
+            permuted.detach(), sorted_indices, _plain(probs), device=device, **added, **options
         )
 
     @staticmethod
     @once_differentiable
     def backward(ctx, d_out):
-        permuted, sorted_indices, probs = (_plain(t) for t in ctx.saved_tensors)
-        wants_probs = ctx.needs_input_grad[2]
+        permuted, sorted_indices, probs, bias = (_plain(t) for t in ctx.saved_tensors)
+        wants_probs, wants_bias, *wants_residuals = ctx.needs_input_grad[2:6]
+        options = dict(ctx.options)
+        topk_ids = options.pop("topk_ids", None)
+        if wants_probs:
+            options |= {"permuted": permuted, "bias": bias, "topk_ids": topk_ids}
         gradients = cubist.token_unpermute_grad(
-            d_out,
-            sorted_indices,
-            permuted=permuted if wants_probs else None,
-            probs=probs,
-            num_rows=permuted.shape[0],
-            device=ctx.device,
-            **ctx.options,
+            d_out, sorted_indices, probs=probs, num_rows=permuted.shape[0], device=ctx.device, **options
         )
         d_permuted, d_probs = gradients if wants_probs else (gradients, None)
-        return d_permuted, None, d_probs, None, None
+        d_bias = None
+        if wants_bias:
+            d_bias = _bias_gradient(bias, d_permuted, sorted_indices, topk_ids, ctx.options.get("rows"))
+        d_residuals = (d_out if wants else None for wants in wants_residuals)
+        return d_permuted, None, d_probs, d_bias, *d_residuals, None, None
+
+
+def _bias_gradient(
+    bias: Tensor, d_permuted: Tensor, sorted_indices: Tensor, topk_ids: Tensor, rows: tuple[int, int] | None
+) -> Tensor:
+    """(E, H): the sum of each expert's rows of d_permuted (M, H), in fp32."""
+    places = sorted_indices.long() - (rows[0] if rows is not None else 0)
+    here = (places >= 0) & (places < d_permuted.shape[0])
+    sums = torch.zeros(bias.shape, dtype=torch.float32)
+    sums.index_add_(0, topk_ids.reshape(-1)[here].long(), d_permuted[places[here]].float())
+    return sums.to(bias.dtype)
 
 
 def token_unpermute(
@@ -194,14 +213,24 @@ def token_unpermute(
     sorted_indices: Tensor,
     probs: Tensor | None = None,
     *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    residual2: Tensor | None = None,
     device: Device | None = None,
     **options: Any,
 ) -> Tensor:
-    """`cubist.token_unpermute` with gradients in permuted (M, H) and probs (T, K), or (T, E) with a routing map.
+    """`cubist.token_unpermute` with gradients in permuted, probs, bias and both residuals; gives out (T, H).
 
-    options   of `cubist.token_unpermute`: routing_map, top_k, rows
+    permuted        (M, H): fp32, bf16 or fp16
+    sorted_indices  (T * K), int32, as `token_permute` gave them
+    probs           (T, K), or (T, E) with a routing map
+    bias            (E, H), with topk_ids (T, K)
+    residual, residual2   (T, H)
+    options         of `cubist.token_unpermute`: routing_map (T, E), top_k, topk_ids (T, K), rows
     """
-    return _TokenUnpermute.apply(permuted, sorted_indices, probs, options, device)
+    return _TokenUnpermute.apply(
+        permuted, sorted_indices, probs, bias, residual, residual2, options, device
+    )
 
 
 class _ReorderChunks(torch.autograd.Function):
@@ -232,7 +261,10 @@ def reorder_chunks(
     inverse: bool = False,
     device: Device | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """`cubist.reorder_chunks` with gradients in tokens (A, H) and probs (A); gives (out, out_probs)."""
+    """`cubist.reorder_chunks` with gradients in tokens (A, H) and probs (A); gives (out (A, H), out_probs (A)).
+
+    chunk_counts (N, E), int32 or int64: rows from rank n for expert e. With inverse, from the order of experts to ranks.
+    """
     return _ReorderChunks.apply(tokens, chunk_counts, probs, inverse, device)
 
 
@@ -253,7 +285,7 @@ class _SwiGlu(torch.autograd.Function):
 
 
 def swiglu(gate: Tensor, up: Tensor, *, probs: Tensor | None = None, device: Device | None = None) -> Tensor:
-    """`cubist.swiglu`: silu(gate) * up * probs, with gradients in all three. gate, up (M, N), probs (M)."""
+    """`cubist.swiglu`: silu(gate) * up * probs, with gradients in all three. gate, up (M, N), probs (M); gives (M, N)."""
     return _SwiGlu.apply(gate, up, probs, device)
 
 
@@ -278,7 +310,7 @@ class _RmsNorm(torch.autograd.Function):
 def rms_norm(
     x: Tensor, gamma: Tensor | None = None, *, eps: float = 1e-6, device: Device | None = None
 ) -> Tensor:
-    """`cubist.rms_norm` of x (T, H) with gradients in x and gamma (H)."""
+    """`cubist.rms_norm` of x (T, H), by 1 / sqrt(mean square + eps), with gradients in x and gamma (H); gives (T, H)."""
     return _RmsNorm.apply(x, gamma, eps, device)
 
 

@@ -21,6 +21,13 @@ bool IsNumpyBF16(nb::handle value) {
          TextOf(value.attr("dtype")) == "bfloat16";
 }
 
+// Of PyTorch, whose autograd follows what becomes of such a tensor where it is enabled.
+bool RequiresGradient(nb::handle value) {
+  bool requires_grad = false;
+  return nb::hasattr(value, "requires_grad") && nb::try_cast(value.attr("requires_grad"), requires_grad) &&
+         requires_grad;
+}
+
 // A copy of one's own: what a kernel lends ends with the call.
 template <class T>
 nb::object ArrayOf(std::span<const T> values) {
@@ -114,8 +121,17 @@ Tensor Arguments::View(const std::string& name, nb::handle value, bool writable)
     return tensor;
   }
 
+  nb::object source = nb::borrow(value);
+  if (RequiresGradient(value)) {
+    if (nb::cast<bool>(nb::module_::import_("torch").attr("is_grad_enabled")())) {
+      throw nb::value_error((what + " requires a gradient, which this function does not give: pass " + name +
+                             ".detach(), or call the function of cubist.torch")
+                                .c_str());
+    }
+    source = value.attr("detach")();
+  }
   const bool is_bf16 = IsNumpyBF16(value);
-  const nb::object source = is_bf16 ? value.attr("view")("uint16") : nb::borrow(value);
+  if (is_bf16) source = value.attr("view")("uint16");
   const auto take = [&](const auto& array) {
     check_rank(array.ndim());
     if (array.device_type() != nb::device::cpu::value) {

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "cubist/version.h"
 #include "python/src/arguments.h"
 #include "python/src/device.h"
 #include "python/src/kernels.h"
@@ -31,6 +32,7 @@ nb::object Allocate(const std::vector<std::size_t>& shape, const std::string& na
 NB_MODULE(_cubist, module) {
   using namespace cubist::python;
   module.doc() = "The extension under the functions of cubist.";
+  module.attr("__version__") = cubist::Version();
   nb::class_<Spec>(module, "Spec",
                    "Sizes and an element type without memory: for a model that does not compute.")
       .def(

@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+import cubist  # noqa: E402
 import cubist.torch as ct  # noqa: E402
 
 DOUBLE = torch.float64
@@ -186,3 +187,41 @@ def test_reorder_chunks_gradcheck():
         return out * out_probs[:, None] * torch.arange(1, 7)[:, None]
 
     check(reorder, randn(6, 3), randn(6))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_unpermute_with_bias_and_residuals_gradcheck(weighted):
+    """Two tokens of three routes each; one has no row, one has a row that this rank does not hold."""
+    rows, ids = torch.tensor([1, -1, 4, 2, 0, 3], dtype=torch.int32), torch.tensor([[0, 1, 2], [1, 0, 2]])
+    inputs = [randn(4, 5), randn(3, 5), randn(2, 5), randn(2, 5)] + [torch.rand(2, 3)] * weighted
+
+    def finalize(permuted, bias, residual, residual2, probs=None):
+        added = {"bias": bias, "topk_ids": ids.int(), "residual": residual, "residual2": residual2}
+        return ct.token_unpermute(permuted, rows, probs, top_k=3, **added)
+
+    check(finalize, *inputs)
+
+
+def test_the_bias_of_an_unpermute_over_a_range_of_rows():
+    rows, ids = torch.tensor([0, 3, 2, 1], dtype=torch.int32), torch.tensor([0, 1, 1, 0], dtype=torch.int32)
+    bias = randn(2, 3).requires_grad_()
+    ct.token_unpermute(randn(2, 3), rows, bias=bias, topk_ids=ids[:, None], rows=(2, 4)).sum().backward()
+    torch.testing.assert_close(bias.grad, torch.tensor([[0.0] * 3, [2.0] * 3]))
+
+
+def test_a_residual_alone_has_a_gradient():
+    residual = randn(2, 3).requires_grad_()
+    out = ct.token_unpermute(randn(2, 3), torch.tensor([1, 0], dtype=torch.int32), residual=residual)
+    out.backward(d_out := randn(2, 3))
+    torch.testing.assert_close(residual.grad, d_out)
+
+
+def test_plain_functions_say_that_they_give_no_gradients():
+    a = torch.ones(2, 2, requires_grad=True)
+    text = r"matmul: b requires a gradient, which this function does not give: pass b\.detach\(\), or call .* cubist.torch"
+    with pytest.raises(ValueError, match=text):
+        cubist.matmul(a.detach(), a)
+    with pytest.raises(ValueError, match="matmul: c requires a gradient"):
+        cubist.matmul(a.detach(), a.detach(), out=a)
+    with torch.no_grad():
+        torch.testing.assert_close(cubist.matmul(a, a), 2 * torch.ones(2, 2))
