@@ -238,8 +238,8 @@ Status ChooseFor(const Device& device, const char* kernel, const Shape& shape,
   if (tuned == nullptr) {
     if (!untuned.ok()) return untuned;
   } else if (const Status status = TakeTuned(chip, shape, *tuned, candidates, tiling); !status.ok()) {
-    return InvalidArgument(std::string(kernel) + ": the tuned tiling '" + *tuned + "' for " +
-                           ShapeText(shape) + ": " + status.message());
+    return InvalidArgument(std::string(kernel) + ": " + status.message() + " (in the tuned tiling '" +
+                           *tuned + "' for " + ShapeText(shape) + ")");
   }
   if (tuning == nullptr || !tuning->on_choice) return {};
   TilingChoice choice{kernel, chip.name, ShapeText(shape), {}, TilingText(chip, shape, *tiling)};

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <cstddef>
 
+#include "npu_model/nearest.h"
+
 namespace cubist {
 namespace {
 
@@ -39,7 +41,10 @@ FieldParser::FieldParser(std::string_view text) {
 
 std::string FieldParser::Finish() {
   for (const Item& item : items_) {
-    if (!item.used) Note("no field is named '" + item.name + "'; they are " + Listed(names_));
+    if (!item.used) {
+      Note("no field is named '" + item.name + "'; the nearest is " + Nearest(item.name, names_) +
+           "; they are " + Listed(names_));
+    }
   }
   return error_;
 }

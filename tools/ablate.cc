@@ -55,7 +55,7 @@ std::string CaseText(const CaseResult& result, bool tilings) {
   return text;
 }
 
-Json CaseJson(const CaseResult& result) {
+Json CaseJson(const AblateOptions& options, const ChipSpec& chip, const CaseResult& result) {
   Json steps = Json::array();
   for (const StepResult& step : result.steps) {
     const Profile& p = step.profile;
@@ -67,7 +67,13 @@ Json CaseJson(const CaseResult& result) {
     fields("bound", p.bound);
     fields("tiling", step.tiling);
   }
-  return {{"case", result.name}, {"group", result.group}, {"steps", steps}, {"gain", result.gain()}};
+  Json json = {{"case", result.name}, {"group", result.group}, {"steps", steps}, {"gain", result.gain()}};
+  JsonWriter settings{json};
+  settings("kernel", options.kernel);
+  settings("workload", options.workload);
+  WriteChip(settings, options.chip, chip);
+  settings("budget", options.budget);
+  return json;
 }
 
 constexpr double kNoise = 1e-3;  // Replays that differ by less say nothing.
@@ -164,7 +170,7 @@ int AblateCommand(const AblateOptions& options) {
     if (!status.ok()) return BadInput("cubist ablate", status.message());
     fmt::print("{}", CaseText(results.back(), options.tilings));
     std::fflush(stdout);
-    json.push_back(CaseJson(results.back()));
+    json.push_back(CaseJson(options, chip, results.back()));
   }
   fmt::print("{}\n{}", StepTable().Rule(), SummaryText(*ablation, results));
   if (options.json.empty()) return 0;

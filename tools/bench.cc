@@ -94,11 +94,20 @@ int BenchCommand(const BenchOptions& options) {
   if (work.products > 0)
     fmt::print("arithmetic  {}\n", FormatPerSecond(2 * work.products / median, "FLOP/s"));
   fmt::print("memory      {}, every tensor once\n", FormatPerSecond(work.bytes() / median, "B/s"));
-  Json json = {{"kernel", wanted.kernel},       {"shape", shape},
-               {"dtype", wanted.dtype},         {"threads", host.concurrency()},
-               {"runs", seconds.size()},        {"median_seconds", median},
-               {"best_seconds", best},          {"flops", 2 * work.products},
-               {"bytes_read", work.bytes_read}, {"bytes_written", work.bytes_written}};
+  Json json = {{"kernel", wanted.kernel},
+               {"shape", shape},
+               {"dtype", wanted.dtype},
+               {"causal", wanted.causal},
+               {"chip", host.chip().name},
+               {"threads", host.concurrency()},
+               {"pin", options.pin},
+               {"seconds", options.seconds},
+               {"runs", seconds.size()},
+               {"median_seconds", median},
+               {"best_seconds", best},
+               {"flops", 2 * work.products},
+               {"bytes_read", work.bytes_read},
+               {"bytes_written", work.bytes_written}};
   if (options.ceilings) {
     const Floor floor = FloorOf(MeasureCeilings(host.concurrency()), work, wanted.dtype);
     if (floor.seconds > 0) {

@@ -158,7 +158,7 @@ void AddKernelCall(CLI::App* command, cubist::KernelCallOptions& options) {
   command->add_option("--dtype", options.dtype, "fp32, bf16 or fp16")
       ->capture_default_str()
       ->check(OneOf(kDTypes));
-  command->add_flag("--causal", options.causal, "Mask keys behind the query (attention)");
+  command->add_flag("--causal", options.causal, "Mask keys behind the query: for attention alone");
 }
 
 void AddCheck(CLI::App& app, cubist::CheckOptions& options, std::function<int()>& command) {
@@ -369,7 +369,6 @@ std::string Misspelt(const CLI::App& app, int argc, char** argv) {
   if (parsed.empty() && !word.empty() && word[0] != '-')
     return "there is no command " + Quoted(word) + "; the nearest is " + cubist::Nearest(word, commands);
   const CLI::App& command = parsed.empty() ? app : *parsed.front();
-  const std::string what = parsed.empty() ? "there is no option " : command.get_name() + " has no option ";
   Choices options;
   for (const CLI::Option* option : command.get_options()) {
     for (const std::string& name : option->get_lnames()) options.push_back("--" + name);
@@ -378,7 +377,7 @@ std::string Misspelt(const CLI::App& app, int argc, char** argv) {
     const std::string option = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
     if (option.rfind("--", 0) != 0 || option.size() == 2) continue;
     if (std::find(options.begin(), options.end(), option) == options.end())
-      return what + option + "; the nearest is " + cubist::Nearest(option, options);
+      return "there is no option " + option + "; the nearest is " + cubist::Nearest(option, options);
   }
   return "";
 }
@@ -423,10 +422,10 @@ int CommandMain(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return Printed(app.exit(error));  // help, version
-    if (const std::string misspelt = Misspelt(app, argc, argv); !misspelt.empty())
-      return BadInput("cubist", misspelt);
-    app.exit(error);
-    return kBadInput;
+    std::string name = "cubist";
+    for (const CLI::App* sub : app.get_subcommands()) name += " " + sub->get_name();
+    const std::string misspelt = Misspelt(app, argc, argv);
+    return BadInput(name, misspelt.empty() ? error.what() + ("; " + name + " --help tells more") : misspelt);
   }
   try {
     return Printed(command());

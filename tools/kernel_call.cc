@@ -420,14 +420,14 @@ std::vector<Entry>& Entries() {
   static std::vector<Entry> entries = {
       {{"matmul", "MxNxK", "1024x1024x1024", "100x90x70", 3}, &MakeMatmul},
       {{"matmul_epilogue", "MxNxK", "1024x1024x1024", "60x50x70", 3}, &MakeMatmulEpilogue},
-      {{"flash_attention", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", "2x70x40x24x16", 4},
+      {{"flash_attention", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", "2x70x40x24x16", 4, true},
        &MakeFlashAttention},
-      {{"flash_attention_masked", "HEADSxLENGTHxDQKxDVxDROPE", "2x512x128x128x0", "2x70x40x24x16", 4},
+      {{"flash_attention_masked", "HEADSxLENGTHxDQKxDVxDROPE", "2x512x128x128x0", "2x70x40x24x16", 4, true},
        &MakeMaskedAttention},
       {{"flash_attention_decode", "SEQUENCESxHEADSxKVHEADSxKEYSxDQKxDV", "8x32x8x4096x128x128",
-        "3x6x2x300x40x24", 6},
+        "3x6x2x300x40x24", 6, true},
        &MakeDecoding},
-      {{"flash_attention_grad", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", "2x70x40x24x16", 4},
+      {{"flash_attention_grad", "HEADSxLENGTHxDQKxDVxDROPE", "8x1024x128x128x0", "2x70x40x24x16", 4, true},
        &MakeFlashAttentionGrad},
       {{"token_permute", "TOKENSxHIDDENxTOPKxEXPERTS", "512x7168x8x256", "50x33x3x8", 4}, &MakeTokenPermute},
       {{"token_permute_by_digits", "TOKENSxHIDDENxTOPKxEXPERTS", "512x7168x8x65536", "20x33x3x70000", 4},
@@ -454,6 +454,15 @@ std::vector<Entry>& Entries() {
        &MakeTokenUnpermuteGrad<true>},
   };
   return entries;
+}
+
+// Names of those that have masks.
+std::string MaskedKernels() {
+  std::string names;
+  for (const Entry& entry : Entries()) {
+    if (entry.form.masks) names += (names.empty() ? "" : ", ") + std::string(entry.form.name);
+  }
+  return names;
 }
 
 // "4x5x6" as numbers, each from 0 to 2^24; empty where it is anything else.
@@ -572,6 +581,8 @@ Status MakeKernelCall(const KernelCallOptions& options, KernelCall* call) {
     return InvalidArgument(fmt::format("shape '{}' of {} needs {}, each from 0 to 2^24, such as {}",
                                        options.shape, form.name, form.dims, form.example));
   }
+  if (options.causal && !form.masks)
+    return InvalidArgument(fmt::format("--causal: {} has no mask; {} have one", form.name, MaskedKernels()));
   for (std::size_t d = shape.size(); d < example.size(); ++d) shape.push_back(example[d]);
   const std::map<std::string, DType> dtypes = {
       {"fp32", DType::kF32}, {"bf16", DType::kBF16}, {"fp16", DType::kF16}};

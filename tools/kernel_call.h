@@ -34,6 +34,7 @@ struct KernelForm {
   const char* example;   // "1024x1024x1024"
   const char* small;     // an awkward one that is computed number by number in no time
   std::size_t required;  // sizes that must be given
+  bool masks = false;    // whether KernelCallOptions::causal means anything to it
 };
 std::vector<KernelForm> KernelForms();
 // "matmul MxNxK, flash_attention .."

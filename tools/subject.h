@@ -39,6 +39,19 @@ struct Subject {
   std::string Title() const;
 };
 
+// What a call was, for a file: enough to make it again. `base` is what --chip was given, `set` what was changed of it.
+template <class Writer>
+void WriteSettings(Writer& out, const SubjectOptions& options, const Subject& subject) {
+  out("kernel", subject.kernel);
+  out("shape", subject.shape);
+  out("dtype", options.call.dtype);
+  out("causal", options.call.causal);
+  WriteChip(out, options.chip, subject.chip);
+  out("policy", options.policy);
+  out("tuning", options.tuning);
+  out("tiling", options.tiling);
+}
+
 // Errors name the option, its value and what would be right.
 Status MakeSubject(const SubjectOptions& options, Subject* subject);
 

@@ -118,8 +118,12 @@ void WriteFields(Writer& out, const Profile& p) {
   out("bound", p.bound);
 }
 
-Json ToJson(const SweepOptions& options, const std::vector<Point>& points) {
-  Json json = {{"kernel", options.subject.call.kernel}, {"over", options.over}, {"points", Json::array()}};
+Json ToJson(const SweepOptions& options, const Subject& base, const std::vector<Point>& points) {
+  Json json;
+  JsonWriter settings{json};
+  WriteSettings(settings, options.subject, base);
+  settings("over", options.over);
+  json["points"] = Json::array();
   for (const Point& point : points) {
     JsonWriter fields{json["points"].emplace_back(Json::object())};
     fields("value", point.value);
@@ -216,7 +220,7 @@ int SweepCommand(const SweepOptions& options) {
   for (const Point& point : points) plot.points.push_back({point.value, point.profile.time_s * 1e6});
   if (!options.svg.empty()) status = WriteFile(options.svg, PlotSvg(plot));
   if (status.ok() && !options.json.empty())
-    status = WriteFile(options.json, ToJson(options, points).dump(2) + "\n");
+    status = WriteFile(options.json, ToJson(options, base, points).dump(2) + "\n");
   if (status.ok() && !options.csv.empty()) status = WriteFile(options.csv, ToCsv(options, points));
   return status.ok() ? 0 : BadInput("cubist sweep", status.message());
 }

@@ -10,6 +10,7 @@
 
 #include "tools/bad_input.h"
 #include "tools/files.h"
+#include "tools/json_writer.h"
 #include "tools/progress.h"
 #include "tools/table.h"
 
@@ -27,16 +28,15 @@ std::string Bar(double share) {
 }
 
 Json ToJson(const TuneOptions& options, const Subject& subject, const SearchResult& found) {
-  Json json = {{"kernel", subject.kernel},
-               {"shape", subject.shape},
-               {"dtype", subject.dtype},
-               {"chip", subject.chip.name},
-               {"policy", options.subject.policy},
-               {"tried", found.tried},
-               {"default_us", found.untuned.time_s * 1e6},
-               {"best_us", found.best.time_s * 1e6},
-               {"gain", found.untuned.time_s / found.best.time_s},
-               {"choices", Json::array()}};
+  Json json;
+  JsonWriter fields{json};
+  WriteSettings(fields, options.subject, subject);
+  fields("budget", options.budget);
+  fields("tried", found.tried);
+  fields("default_us", found.untuned.time_s * 1e6);
+  fields("best_us", found.best.time_s * 1e6);
+  fields("gain", found.untuned.time_s / found.best.time_s);
+  json["choices"] = Json::array();
   for (std::size_t i = 0; i < found.choices.size(); ++i) {
     const TilingChoice& choice = found.choices[i];
     json["choices"].push_back({{"kernel", choice.kernel},

@@ -20,6 +20,14 @@ struct ChipOptions {
 // Errors name the option or the file, the constant, its value and the limits, and the nearest known name.
 Status LoadChip(const ChipOptions& options, ChipSpec* chip);
 
+// The chip's name and what made it, in the words of such a file.
+template <class Writer>
+void WriteChip(Writer& out, const ChipOptions& options, const ChipSpec& chip) {
+  out("chip", chip.name);
+  out("base", options.chip);
+  out("set", options.sets);
+}
+
 }  // namespace cubist
 
 #endif  // CUBIST_TOOLS_WHAT_IF_H_

@@ -49,6 +49,9 @@ TEST_F(CommandTest, TunesAndTakesWhatItWrote) {
   ASSERT_EQ(tuned.status, 0) << tuned.err;
   const Json json = Json::parse(Read("tune.json"));
   EXPECT_GE(json["gain"].get<double>(), 1);
+  EXPECT_EQ(json["budget"], 20);
+  EXPECT_EQ(json["dtype"], "bf16");
+  EXPECT_EQ(json["set"], Json::array());
   ASSERT_EQ(
       Cubist("sweep " + subject + " --over sync.flag --values 20 --json '" + Path("sweep.json") + "'").status,
       0);
@@ -59,8 +62,13 @@ TEST_F(CommandTest, TunesAndTakesWhatItWrote) {
   const Outcome bad = Cubist("tune " + subject);
   EXPECT_EQ(bad.status, 2);
   EXPECT_NE(bad.err.find("tiles.txt:1: has 3 words"), std::string::npos) << bad.err;
-  EXPECT_EQ(Cubist("tune matmul --tiling m=17").status, 2);
-  EXPECT_EQ(Cubist("tune matmul --tiling size=17").status, 2);
+  const auto tiling = [&](const std::string& fields, const std::string& message) {
+    const Outcome outcome = Cubist("tune matmul --tiling " + fields);
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_TRUE(outcome.err.starts_with("cubist tune: --tiling: matmul: " + message)) << outcome.err;
+  };
+  tiling("m=17", "m is 17, needs 1 to");
+  tiling("l1_stage=2", "no field is named 'l1_stage'; the nearest is l1_stages; they are m, n, ");
 }
 
 TEST_F(CommandTest, SweepsConstantsSizesAndTilings) {
@@ -92,6 +100,40 @@ TEST_F(CommandTest, SweepsConstantsSizesAndTilings) {
   EXPECT_NE(unknown.err.find("the nearest is cube_cores"), std::string::npos) << unknown.err;
   EXPECT_EQ(Cubist("sweep matmul --over cube_cores").status, 2);
   EXPECT_EQ(Cubist("sweep matmul --over cube_cores --values 0").status, 2);
+}
+
+// What stands in a file is enough to have it again.
+TEST_F(CommandTest, SweepsAndAblationsTellTheirSettings) {
+  const auto run = [&](const std::string& arguments) {
+    const Outcome outcome = Cubist(arguments + " --json '" + Path("file.json") + "'");
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return Json::parse(Read("file.json"));
+  };
+  const Json sweep = run(
+      "sweep flash_attention --shape 2x128x32x32 --dtype fp16 --causal --chip ascend910b4 --policy per-tile "
+      "--set memory.hbm_bytes_per_s=1e12 --tiling q_stages=1 --over LENGTH --values 128,256");
+  EXPECT_EQ(sweep["kernel"], "flash_attention");
+  EXPECT_EQ(sweep["shape"], "2x128x32x32x0");
+  EXPECT_EQ(sweep["dtype"], "fp16");
+  EXPECT_EQ(sweep["causal"], true);
+  EXPECT_EQ(sweep["chip"], "ascend910b4*");
+  EXPECT_EQ(sweep["base"], "ascend910b4");
+  EXPECT_EQ(sweep["set"], Json::array({"memory.hbm_bytes_per_s=1e12"}));
+  EXPECT_EQ(sweep["policy"], "per-tile");
+  EXPECT_EQ(sweep["tuning"], "");
+  EXPECT_EQ(sweep["tiling"], "q_stages=1");
+  EXPECT_EQ(sweep["over"], "LENGTH");
+  EXPECT_EQ(sweep["points"].size(), 2u);
+
+  const Json ablation =
+      run("ablate matmul --only 1024x1024x1024 --budget 2 --chip ascend910b4 --set cube_cores=10");
+  ASSERT_EQ(ablation.size(), 1u);
+  EXPECT_EQ(ablation[0]["kernel"], "matmul");
+  EXPECT_EQ(ablation[0]["workload"], "deepseek_v3");
+  EXPECT_EQ(ablation[0]["chip"], "ascend910b4*");
+  EXPECT_EQ(ablation[0]["base"], "ascend910b4");
+  EXPECT_EQ(ablation[0]["set"], Json::array({"cube_cores=10"}));
+  EXPECT_EQ(ablation[0]["budget"], 2);
 }
 
 // ---- profile ----

@@ -309,6 +309,9 @@ TEST_F(CommandTest, BenchTimesEveryKernel) {
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     const Json json = Json::parse(Read("row.json"));
     EXPECT_EQ(json["runs"], 4);
+    EXPECT_EQ(json["shape"], form.small);
+    for (const char* setting : {"dtype", "causal", "chip", "threads", "pin", "seconds"})
+      EXPECT_TRUE(json.contains(setting)) << setting;
     EXPECT_GT(json["best_seconds"].get<double>(), 0);
     EXPECT_GE(json["median_seconds"].get<double>(), json["best_seconds"].get<double>());
     EXPECT_GT(json["bytes_read"].get<double>(), 0);
@@ -389,11 +392,45 @@ TEST_F(CommandTest, MisspeltWordsGetTheNearest) {
   };
   refused("profle matmul", "cubist: there is no command 'profle'; the nearest is profile");
   refused("--versoin", "cubist: there is no option --versoin; the nearest is --version");
-  refused("check matmul --shap 3x3x3", "cubist: check has no option --shap; the nearest is --shape");
-  refused("check matmul --shap=3x3x3", "cubist: check has no option --shap; the nearest is --shape");
-  refused("bench flash_attention --causl", "cubist: bench has no option --causl; the nearest is --causal");
+  refused("check matmul --shap 3x3x3", "cubist check: there is no option --shap; the nearest is --shape");
+  refused("check matmul --shap=3x3x3", "cubist check: there is no option --shap; the nearest is --shape");
+  refused("bench flash_attention --causl",
+          "cubist bench: there is no option --causl; the nearest is --causal");
   const Outcome prefix = Cubist("check matmul --set memory.hbm=1");
   EXPECT_NE(prefix.err.find("the nearest is memory.hbm_"), std::string::npos) << prefix.err;
+}
+
+// Whatever the parser refuses says whose input it was, as commands do of what they refuse.
+TEST_F(CommandTest, ErrorsBeginWithTheCommand) {
+  const auto refused = [&](const std::string& arguments, const std::string& beginning) {
+    const Outcome outcome = Cubist(arguments);
+    EXPECT_EQ(outcome.status, 2) << arguments;
+    EXPECT_TRUE(outcome.err.starts_with(beginning)) << arguments << ": " << outcome.err;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  };
+  refused("", "cubist: ");
+  refused("bench", "cubist bench: kernel is required; cubist bench --help tells more");
+  refused("bench matmul --threads 0", "cubist bench: --threads: ");
+  refused("profile matmul --dtype bf17", "cubist profile: --dtype: 'bf17' is none of");
+  refused("check matmul --execute", "cubist check: --execute: ");
+  refused("check matmul more", "cubist check: ");
+  refused("run --check-seed -1", "cubist run: --check-seed: '-1' is no whole number");
+  refused("run --list --json x", "cubist run: ");
+}
+
+TEST_F(CommandTest, OnlyAttentionHasMasks) {
+  for (const char* command : {"bench", "check", "profile", "tune", "sweep"}) {
+    const Outcome outcome = Cubist(std::string(command) + " matmul --shape 64x64x64 --causal" +
+                                   (command == std::string("sweep") ? " --over M --values 64" : ""));
+    EXPECT_EQ(outcome.status, 2) << command;
+    EXPECT_NE(outcome.err.find("--causal: matmul has no mask; flash_attention, "), std::string::npos)
+        << outcome.err;
+    EXPECT_EQ(outcome.out, "") << command;
+  }
+  for (const char* kernel : {"flash_attention", "flash_attention_grad", "flash_attention_masked"}) {
+    const Outcome outcome = Cubist(std::string("profile ") + kernel + " --shape 1x64x32x32 --causal");
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+  }
 }
 
 TEST_F(CommandTest, TellsItsVersion) {
