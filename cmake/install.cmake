@@ -25,9 +25,10 @@ install(FILES ${PROJECT_BINARY_DIR}/cubist.pc DESTINATION ${CMAKE_INSTALL_LIBDIR
 
 # The headers of cubist/, and whatever of ours they include, found when it is installed.
 install(CODE "set(source \"${PROJECT_SOURCE_DIR}\")
-set(destination \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}\")
+set(destination \"${PROJECT_BINARY_DIR}/include\")
 set(with_command ${CUBIST_BUILD_TOOLS})
-include(\"${PROJECT_SOURCE_DIR}/cmake/install_headers.cmake\")")
+include(\"${PROJECT_SOURCE_DIR}/cmake/public_headers.cmake\")")
+install(DIRECTORY ${PROJECT_BINARY_DIR}/include/cubist DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 
 if(CUBIST_BUILD_TOOLS)
   install(TARGETS cubist_tools EXPORT cubist-command ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})

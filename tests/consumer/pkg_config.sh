@@ -10,9 +10,9 @@ libraries=$(dirname "$(dirname "$file")")
 PKG_CONFIG_PATH=$(dirname "$file")
 export PKG_CONFIG_PATH
 # shellcheck disable=SC2046,SC2086
-$compiler -std=c++20 $(pkg-config --cflags cubist) "$source" -o "$work/shared" $(pkg-config --libs cubist)
+$compiler -std=c++20 -I"$(dirname "$source")" $(pkg-config --cflags cubist) "$source" -o "$work/shared" $(pkg-config --libs cubist)
 LD_LIBRARY_PATH=$libraries "$work/shared"
 # shellcheck disable=SC2046,SC2086
-$compiler -std=c++20 $(pkg-config --cflags cubist) "$source" -o "$work/static" \
+$compiler -std=c++20 -I"$(dirname "$source")" $(pkg-config --cflags cubist) "$source" -o "$work/static" \
   $(pkg-config --static --libs cubist | sed "s|-lcubist|$libraries/libcubist.a|")
 "$work/static"
