@@ -186,7 +186,7 @@ std::vector<double> RouteGrad(const std::vector<double>& d_weights, const Router
     }
     for (std::size_t j = 0; j < ids.size(); ++j) {
       const double g = ids[j] < 0 ? 0 : o.scale * d_weights[Index(t * top_k) + j];
-      d_w.push_back(ids[j] >= 0 && o.renormalise ? g / total - cross / (total * total) : g);
+      d_w.push_back(ids[j] >= 0 && o.renormalise ? (g - cross / total) / total : g);
     }
     if (o.weighting_grad) d_w = o.weighting_grad(ids, selected, d_w);
     for (std::size_t j = 0; j < ids.size(); ++j) {
