@@ -35,7 +35,8 @@ void AttentionCombineKernel(V& core, const FlashAttentionOperands& g, const Flas
       out_ub(core, "out_ub", kCombineRows, d, 2);
   for (auto task = static_cast<std::size_t>(core.index()); task < blocks.size();
        task += static_cast<std::size_t>(core.count())) {
-    const auto& [i, head, rows] = blocks[task];
+    const std::int64_t i = blocks[task].sequence, head = blocks[task].head;
+    const Range rows = blocks[task].rows;
     const std::int64_t parts = schedule.PartsOf(i);
     const UbTile<float> m = m_ub.Next(rows.size(), 1), sum = sum_ub.Next(rows.size(), 1);
     const UbTile<float> o = out_ub.Next(rows.size(), d);
