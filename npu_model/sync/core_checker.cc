@@ -1,5 +1,7 @@
 #include "npu_model/sync/core_checker.h"
 
+#include <array>
+
 #include "npu_model/status.h"
 
 namespace cubist::sync {
@@ -125,20 +127,21 @@ void CoreChecker::RunInstr(std::uint32_t i, std::size_t agent, std::uint32_t cou
     };
     return is(true) && (is(false) || (instr.accumulates && instr.uses[0].operand() == operand));
   };
+  std::array<OperandUse, trace::kMaxOperands> written_into;
+  std::size_t notes = 0;
   for (const OperandUse use : instr.uses) {
     if (!use.used() || use.writes() || is_updated(use.operand())) continue;
-    TouchOperand(use.operand(), i, agent, count,
-                 WritesInto(instr, use.operand()) ? Touched::kCheckRead : Touched::kRead);
+    const bool written = WritesInto(instr, use.operand());
+    if (written) written_into[notes++] = use;
+    TouchOperand(use.operand(), i, agent, count, written ? Touched::kCheckRead : Touched::kRead);
   }
   for (const OperandUse use : instr.uses) {
     if (!use.used() || !use.writes()) continue;
     TouchOperand(use.operand(), i, agent, count,
                  is_updated(use.operand()) ? Touched::kUpdate : Touched::kWrite);
   }
-  for (const OperandUse use : instr.uses) {
-    if (use.used() && !use.writes() && !is_updated(use.operand()) && WritesInto(instr, use.operand()))
-      TouchOperand(use.operand(), i, agent, count, Touched::kNoteRead);
-  }
+  for (std::size_t n = 0; n < notes; ++n)
+    TouchOperand(written_into[n].operand(), i, agent, count, Touched::kNoteRead);
   if (instr.access >= 0) TouchGm(from_.accesses[static_cast<std::size_t>(instr.access)], i, agent, count);
   if (EndsInOrder(instr)) clock.at[agent] = count;
 }

@@ -10,7 +10,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <set>
 #include <string>
@@ -48,6 +47,29 @@ struct VectorClock {
   }
 };
 
+// First in, first out. Most of a checker's are never used; these hold no memory, as a std::deque would.
+template <class T>
+class Fifo {
+ public:
+  bool empty() const { return first_ == items_.size(); }
+  std::size_t size() const { return items_.size() - first_; }
+  const T& front() const { return items_[first_]; }
+  auto begin() const { return items_.begin() + static_cast<std::ptrdiff_t>(first_); }
+  auto end() const { return items_.end(); }
+
+  void push_back(const T& item) { items_.push_back(item); }
+  void pop_front() {
+    ++first_;
+    if (2 * first_ < items_.size()) return;
+    items_.erase(items_.begin(), items_.begin() + static_cast<std::ptrdiff_t>(first_));
+    first_ = 0;
+  }
+
+ private:
+  std::vector<T> items_;
+  std::size_t first_ = 0;  // those before it are gone
+};
+
 class CoreChecker {
  public:
   CoreChecker(const trace::Record& record, const GmState& gm, std::size_t phase, std::size_t core,
@@ -71,15 +93,15 @@ class CoreChecker {
 
   // A flag of a pair of pipes, or a cross-core counter on one side.
   struct Flag {
-    std::deque<VectorClock> up;  // clocks of sets not waited for
-    std::deque<SyncOp> set_by;   // the same, who
-    std::vector<Epoch> waits;    // of every wait so far, the agent that waited
+    Fifo<VectorClock> up;      // clocks of sets not waited for
+    Fifo<SyncOp> set_by;       // the same, who
+    std::vector<Epoch> waits;  // of every wait so far, the agent that waited
     std::int64_t sets = 0;
     std::vector<std::size_t> blocked;        // agents that wait
     std::array<std::size_t, kSides> setter;  // the pipe of each side that sets it
     Flag() { setter.fill(kComponents); }
     // Sets by some Vector cores, not yet by all.
-    std::array<std::deque<VectorClock>, kMaxVectorPerCube> parts;
+    std::array<Fifo<VectorClock>, kMaxVectorPerCube> parts;
     std::array<std::int64_t, kMaxVectorPerCube> part_sets{};
   };
   using FlagKey = std::uint32_t;
@@ -171,8 +193,8 @@ class CoreChecker {
   std::array<std::uint32_t, kComponents> counts_{};  // instructions and flags executed
   std::array<std::vector<VectorClock>, kSides> issue_versions_;
   std::array<std::uint32_t, kComponents> seen_version_{};
-  std::array<std::deque<Item>, kComponents> queues_;
-  std::array<std::deque<Item>, kSides> unissued_;
+  std::array<Fifo<Item>, kComponents> queues_;
+  std::array<Fifo<Item>, kSides> unissued_;
   std::vector<std::size_t> woken_;
   std::unordered_map<FlagKey, Flag> flags_;
 

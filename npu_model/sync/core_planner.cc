@@ -146,10 +146,9 @@ void CorePlanner::Snapshot(std::uint32_t agent, std::uint32_t instr) {
 
 void CorePlanner::FindNeeds(std::uint32_t i, std::uint32_t agent, const Instr& instr) {
   needs_.clear();
-  std::array<std::pair<Past*, Touch>, trace::kMaxOperands + 2> touched;
-  std::size_t count = 0;
+  touched_.clear();
   const auto touch = [&](Past& past, const Area& area, bool writes) {
-    touched[count++] = {&past, {area, i, static_cast<std::uint8_t>(agent), writes}};
+    touched_.push_back({&past, {area, i, static_cast<std::uint8_t>(agent), writes}});
   };
   for (const OperandUse use : instr.uses) {
     if (!use.used()) continue;
@@ -164,18 +163,17 @@ void CorePlanner::FindNeeds(std::uint32_t i, std::uint32_t agent, const Instr& i
       touch(tensors_[static_cast<std::size_t>(gm.tensor)], {0, 1, gm.offset, gm.end(), &gm}, gm.writes);
     }
   }
-  for (std::size_t t = 0; t < count; ++t) {
-    const Touch& now = touched[t].second;
+  for (const auto& [past, now] : touched_) {
     const std::size_t of_operand = needs_.size();
-    touched[t].first->ForEachConflict(now, [&](const Touch& old) {
+    past->ForEachConflict(now, [&](const Touch& old) {
       // Same scalar unit: in order. A scalar read is complete when its unit issues what follows.
       if (old.agent == Issuer(agent) && (old.agent == agent || !old.writes)) return;
       AddNeed({old.agent, old.instr}, of_operand);
     });
   }
   // What a scalar unit reads is read before it issues anything else, so nobody has to wait for it.
-  for (std::size_t t = 0; t < count; ++t) {
-    if (agent != Issuer(agent) || touched[t].second.writes) touched[t].first->Add(touched[t].second);
+  for (const auto& [past, now] : touched_) {
+    if (agent != Issuer(agent) || now.writes) past->Add(now);
   }
   FindReuse(i, agent);
 }
@@ -210,8 +208,7 @@ void CorePlanner::FindReuse(std::uint32_t i, std::uint32_t agent) {
   for (const std::uint32_t to : partners_[agent]) {
     const Pair& pair = pairs_[agent][to];
     if (FreeId(pair, agent, to, clocks_[agent].data(), i) >= 0) continue;
-    const std::uint32_t oldest =
-        *std::min_element(pair.wait_before.begin(), pair.wait_before.begin() + chip_.sync.event_ids);
+    const std::uint32_t oldest = *std::min_element(pair.wait_before.begin(), pair.wait_before.end());
     needs_.push_back({to, oldest, true});
   }
   for (const Channel& channel : channels_) {
@@ -294,11 +291,12 @@ SyncOp CorePlanner::Make(std::uint32_t instr, bool after, Kind kind, std::uint32
 // An id whose last wait is over, as far as `from` knows by `clock` at its instruction `at`; -1 for none.
 int CorePlanner::FreeId(const Pair& pair, std::uint32_t from, std::uint32_t to, const std::uint32_t* clock,
                         std::uint32_t at) const {
-  for (int id = 0; id < pair.ids_used; ++id) {
+  const int used = static_cast<int>(pair.wait_before.size());
+  for (int id = 0; id < used; ++id) {
     const std::uint32_t wait = pair.wait_before[static_cast<std::size_t>(id)];
     if (to == Issuer(from) ? wait < at : clock[to] > wait) return id;
   }
-  return pair.ids_used < chip_.sync.event_ids ? pair.ids_used : -1;
+  return used < chip_.sync.event_ids ? used : -1;
 }
 
 void CorePlanner::PlaceFlag(std::uint32_t i, std::uint32_t agent, const Need& n) {
@@ -319,7 +317,7 @@ void CorePlanner::PlaceFlag(std::uint32_t i, std::uint32_t agent, const Need& n)
     return;
   }
   id = std::max(id, 0);  // FindReuse has seen to it that there is one.
-  pair.ids_used = std::max(pair.ids_used, id + 1);
+  pair.wait_before.resize(std::max(pair.wait_before.size(), static_cast<std::size_t>(id) + 1));
   pair.last_set = ops_.size();
   pair.last_wait = i;
   pair.wait_before[static_cast<std::size_t>(id)] = i;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "npu_model/chip.h"
@@ -48,8 +49,7 @@ class CorePlanner {
   };
   // Flags from one pipe to another: for each id, the instruction that its last wait stands before.
   struct Pair {
-    std::array<std::uint32_t, 256> wait_before;
-    int ids_used = 0;
+    std::vector<std::uint32_t> wait_before;
     std::uint32_t last_wait = 0;  // of the pair's last flag: the instruction it stands before,
     std::size_t last_set = 0;     // and its set, in ops_
     bool active = false;
@@ -123,6 +123,7 @@ class CorePlanner {
   std::array<std::vector<Known>, trace::kMaxAgents>
       history_;  // at each instruction, and where it waits without one
 
+  std::vector<std::pair<Past*, Touch>> touched_;  // by the present instruction
   std::vector<Need> needs_;
   std::array<std::array<Pair, trace::kMaxAgents>, trace::kMaxAgents> pairs_{};
   std::array<std::vector<std::uint32_t>, trace::kMaxAgents> partners_;

@@ -1,12 +1,41 @@
 #include "npu_model/sync/plan.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
 
 #include "npu_model/parallel.h"
 #include "npu_model/sync/alike.h"
 #include "npu_model/sync/core_planner.h"
 
 namespace cubist::sync {
+
+namespace {
+
+struct Planned {
+  CorePlan plan;
+  std::vector<Shortage> shortages;
+};
+
+Planned PlanCore(const trace::CoreRecord& core, const ChipSpec& chip, bool vector_only, Policy policy) {
+  Planned made;
+  for (const bool relays : {false, true}) {
+    CorePlanner planner(core, chip, vector_only, policy, relays);
+    made.plan = planner.Run();
+    made.shortages = planner.Shortages();
+    if (!planner.LacksIds()) break;
+  }
+  return made;
+}
+
+std::ptrdiff_t SetsOf(const CorePlan& plan) {
+  return std::count_if(plan.ops.begin(), plan.ops.end(), [](const SyncOp& op) {
+    return op.kind == Kind::kSetFlag || op.kind == Kind::kCrossSet;
+  });
+}
+
+}  // namespace
 
 const char* NameOf(Kind kind) {
   constexpr const char* kNames[] = {"SetFlag", "WaitFlag", "PipeBarrier", "CrossCoreSetFlag",
@@ -28,12 +57,14 @@ Plan PlanFlags(const trace::Record& record, Policy policy, const ChipSpec& chip)
     const std::vector<std::size_t> first = FirstAlike(phase);
     ForEach(phase.cores.size(), [&](std::size_t c) {
       if (first[c] != c) return;
-      for (const bool relays : {false, true}) {
-        CorePlanner planner(phase.cores[c], chip, phase.vector_only, policy, relays);
-        plan.phases[p].cores[c] = planner.Run();
-        shortages[c] = planner.Shortages();
-        if (!planner.LacksIds()) break;
+      Planned made = PlanCore(phase.cores[c], chip, phase.vector_only, policy);
+      // What stands in for missing ids may cost more flags than were dropped.
+      if (policy == Policy::kMinimal && !made.shortages.empty()) {
+        Planned per_tile = PlanCore(phase.cores[c], chip, phase.vector_only, Policy::kPerTile);
+        if (SetsOf(per_tile.plan) < SetsOf(made.plan)) made = std::move(per_tile);
       }
+      plan.phases[p].cores[c] = std::move(made.plan);
+      shortages[c] = std::move(made.shortages);
     });
     ForEach(phase.cores.size(), [&](std::size_t c) {
       if (first[c] == c) return;

@@ -127,6 +127,8 @@ TEST(PlanTest, FewIds) {
     ExpectProved(RecordAttention(chip, DType::kBF16, {.sq = 300, .skv = 900, .d = 128}));
     ExpectProved(RecordAttention(chip, DType::kBF16, {.kv_heads = 2, .sq = 5, .skv = 3000}));
     ExpectProved(RecordAttention(chip, DType::kBF16, {.sq = 1, .skv = 3000}));
+    // With one id kMinimal's own remedies cost more flags than kPerTile's.
+    ExpectProved(RecordAttention(chip, DType::kBF16, {.heads = 8, .sq = 64, .skv = 3000}));
     ExpectProved(RecordPermute(chip, 300, 500, 4, 16, DType::kI32));
     ExpectProved(RecordUnpermute(chip, 300, 500, 5));
   }
