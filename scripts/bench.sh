@@ -144,7 +144,7 @@ awk '
         split(order[j], other, "/")
         same = order[j]
         sub("/" other[2] "/", "/" part[2] "/", same)
-        if (same != name || !rival(other[2], part[2]) || order[j] in errors) continue
+        if (same != name || !rival(part[2], other[2]) || order[j] in errors) continue
         r = median(rate, order[j], count[order[j]])
         if (r > peer_rate) { peer = other[2]; peer_rate = r }
       }

@@ -189,6 +189,8 @@ CUBIST_AVX512_BF16 void FewTile(const MmadTile<BF16>& tile) {
     for (int j = 0; j < kVectors; j += 2) {
       __m512bh columns[2];
       LoadWord<2, true>(tile, b + j * kLanes, half, columns);
+      __builtin_prefetch(b + (kVectors + j) * kLanes, 0, 2);
+      __builtin_prefetch(b + tile.b_pair + (kVectors + j) * kLanes, 0, 2);
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) {
         const __m512bh ai = half ? BroadcastOne(a + i * a_pitch) : BroadcastPair(a + i * a_pitch);
@@ -206,8 +208,8 @@ CUBIST_AVX512_BF16 void FewTile(const MmadTile<BF16>& tile) {
   }
 }
 
-// Three rows and more leave runs so short that panels, which ask for the next one, are faster.
-constexpr MmadTiles<BF16>::Few kFew[] = {{&FewTile<1, 16>, 16}, {&FewTile<2, 8>, 8}};
+// Three rows and more take as long as panels, or longer.
+constexpr MmadTiles<BF16>::Few kFew[] = {{&FewTile<1, 8>, 8}, {&FewTile<2, 8>, 8}};
 
 }  // namespace
 
