@@ -67,7 +67,7 @@ template <Narrowing kNarrowing, class T>
 void SwiGluOf(const Rows& out, const Rows& gate, const Rows& up, const Rows& probs) {
   for (std::int64_t i = 0; i < gate.rows; ++i) {
     const Vec prob = Set(probs.data == nullptr ? 1.0f : At(probs, i));
-    const PrefetchRows<Uses::kOnce, T> ahead{RowAs<T>(gate, i), RowAs<T>(up, i), kAhead, kAhead};
+    const PrefetchRows<T> ahead{RowAs<T>(gate, i), RowAs<T>(up, i), kAhead, kAhead};
     ZipRow<kNarrowing>(ahead, GatedUp<sizeof(T) == 2>{prob}, gate.cols, out.stream, RowAs<T>(out, i),
                        RowAs<T>(gate, i), RowAs<T>(up, i));
   }
@@ -105,8 +105,7 @@ float SwiGluGradRow(const SwiGluGradRows& t, std::int64_t i) {
   const GateGradient<sizeof(T) == 2> gradient{Set(At(t.probs, i))};
   Vec sum = Set(0.0f);
   const auto several = [&]<bool kStream>(std::int64_t j) HWY_ATTR {
-    PrefetchSeveral<Uses::kOnce>(d_out + j, kAhead), PrefetchSeveral<Uses::kOnce>(gate + j, kAhead),
-        PrefetchSeveral<Uses::kOnce>(up + j, kAhead);
+    PrefetchSeveral(d_out + j, kAhead), PrefetchSeveral(gate + j, kAhead), PrefetchSeveral(up + j, kAhead);
     Several<kSideBySide> g, u, p;
     gradient(LoadSeveral<kSideBySide, kOrder>(d_out + j), LoadSeveral<kSideBySide, kOrder>(gate + j),
              LoadSeveral<kSideBySide, kOrder>(up + j), g, u, p);

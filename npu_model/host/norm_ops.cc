@@ -69,7 +69,7 @@ template <Narrowing kNarrowing, class T>
 void ScaleRowsOf(const Rows& dst, const Rows& a, const Rows& factor, const Rows& weights) {
   for (std::int64_t i = 0; i < a.rows; ++i) {
     // The row itself has been read for its sum: all of the next one, which is read twice too, comes meanwhile.
-    const PrefetchRows<Uses::kTwice, T> next{RowAs<T>(a, i), nullptr, a.rows * RowBytes<T>(a), 0};
+    const PrefetchRows<T> next{RowAs<T>(a, i), nullptr, a.rows * RowBytes<T>(a), 0};
     ZipRow<kNarrowing>(next, Each<Scaled>{{Set(At(factor, i))}}, a.cols, dst.stream, RowAs<T>(dst, i),
                        RowAs<T>(a, i), RowAs<float>(weights, 0));
   }
@@ -118,7 +118,7 @@ void CopyRow(Prefetch prefetch, std::int64_t n, bool stream, T* out, const T* in
           HWY_ATTR { std::memcpy(out + j, in + j, static_cast<std::size_t>(count) * sizeof(T)); });
 }
 
-// Row by row: each is read for its sum and, from the first-level cache, to be scaled, while the next one comes there. No
+// Row by row: each is read for its sum and, from the first-level cache, to be scaled, while the next one comes near. No
 // other store stands between the last ones of a row, which take their time to leave, and the next row's first.
 template <Narrowing kNarrowing, class T>
 void NormRowsOf(const NormRowsRows& t, float scale, float eps) {
@@ -132,7 +132,7 @@ void NormRowsOf(const NormRowsRows& t, float scale, float eps) {
       const T* const residual = RowAs<T>(t.residual, i);
       square = AddRowsOf<kNarrowing>(row, x, residual, n);
       z = row;
-      const PrefetchRows<Uses::kTwice, T> next{residual, nullptr, RowBytes<T>(t.residual), 0};
+      const PrefetchRows<T> next{residual, nullptr, RowBytes<T>(t.residual), 0};
       CopyRow(next, n, t.sum.stream, RowAs<T>(t.sum, i), z);
     } else {
       square = SumRow(AddSquare{}, n, x);
@@ -140,7 +140,7 @@ void NormRowsOf(const NormRowsRows& t, float scale, float eps) {
     const Vec root = hn::Sqrt(hn::MulAdd(Set(square), Set(scale), Set(eps)));
     const Vec by = hn::Div(Set(1.0f), root);
     At(t.rstd, i) = hn::GetLane(by);
-    const PrefetchRows<Uses::kSoon, T> next{x, nullptr, RowBytes<T>(t.x), 0};
+    const PrefetchRows<T> next{x, nullptr, RowBytes<T>(t.x), 0};
     ZipRow<kNarrowing>(next, Each<Scaled>{{by}}, n, t.out.stream, RowAs<T>(t.out, i), z,
                        RowAs<float>(t.gamma, 0));
   }
@@ -223,8 +223,8 @@ struct NormGradBlock {
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         if (kCount > 1) {
-          PrefetchSeveral<Uses::kSoon>(Row(t.d_out, r) + j, kRows * RowBytes<T>(t.d_out));
-          PrefetchSeveral<Uses::kSoon>(Row(t.x, r) + j, kRows * RowBytes<T>(t.x));
+          PrefetchSeveral(Row(t.d_out, r) + j, kRows * RowBytes<T>(t.d_out));
+          PrefetchSeveral(Row(t.x, r) + j, kRows * RowBytes<T>(t.x));
         }
         const Each<NormGradient> gradient{{Set(At(t.rstd, first + r)), Set(shifts[r])}};
         const auto d = LoadPart<kCount>(Row(t.d_out, r) + j, count),
@@ -234,7 +234,7 @@ struct NormGradBlock {
           StorePart<kNarrowing, kStream>(gradient(d, x, w), to, count);
         } else {
           const T* const more = Row(t.more, r) + j;
-          if (kCount > 1) PrefetchSeveral<Uses::kOnce>(more, kAhead);
+          if (kCount > 1) PrefetchSeveral(more, kAhead);
           StorePart<kNarrowing, kStream>(gradient(d, x, w, LoadPart<kCount>(more, count)), to, count);
         }
       }
