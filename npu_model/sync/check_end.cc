@@ -60,7 +60,7 @@ std::size_t CoreChecker::ExplainWait(std::size_t agent, Finding& f, std::string&
       flags_.find(wait.kind == Kind::kWaitFlag ? KeyOf(wait) : CrossKey(SideOf(agent), wait.id));
   const std::int64_t sets = flag == flags_.end() ? 0 : flag->second.sets;
   const Place place = PlaceOf(wait);
-  f.chain.push_back(AgentName(agent) + " waits at " + FlagName(wait) + " " + Where(place) +
+  f.chain.push_back(AgentName(agent) + " waits at " + FlagName(wait) + " " + Near(place) +
                     ", for set number " + std::to_string(sets + 1));
   const std::size_t setter = SetterOf(wait);
   if (f.memory.empty() || setter == kComponents) f.second = place, f.memory = FlagName(wait);
@@ -103,13 +103,13 @@ void CoreChecker::Explain(std::size_t start, std::set<std::size_t>& reported) {
   findings_.Add(std::move(f));
 }
 
-std::string CoreChecker::Where(const Place& place) {
+std::string CoreChecker::Near(const Place& place) {
   return std::string("near ") + place.line.file + ":" + std::to_string(place.line.line);
 }
 
 void CoreChecker::FindLeftSet() {
   for (const auto& [key, flag] : flags_) {
-    for (const SyncOp& op : flag.set_by) AddLeftSet(op);
+    for (const Set& set : flag.up) AddLeftSet(set.by);
     const bool part =
         std::any_of(flag.parts.begin(), flag.parts.end(), [](const auto& p) { return !p.empty(); });
     if (!part) continue;

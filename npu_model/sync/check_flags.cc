@@ -16,41 +16,47 @@ CoreChecker::FlagKey CoreChecker::CrossKey(std::size_t side, std::uint8_t id) {
   return (FlagKey{1} << 24) + static_cast<FlagKey>(side) * 256 + id;
 }
 
+CoreChecker::Flag& CoreChecker::FlagOf(FlagKey key) {
+  auto& [known, flag] = recent_[(key * 0x9e3779b1u) >> 26];
+  if (flag == nullptr || known != key) known = key, flag = &flags_[key];
+  return *flag;
+}
+
 bool CoreChecker::Acceptable(const SyncOp& op) {
-  const bool cross = op.kind == Kind::kCrossSet || op.kind == Kind::kCrossWait;
-  std::string wrong;
-  const auto exists = [&](Pipe pipe) {
-    if (op.lane < 0) return pipe != Pipe::kV;
-    return pipe == Pipe::kS || pipe == Pipe::kMte2 || pipe == Pipe::kMte3 || pipe == Pipe::kV;
-  };
-  if (op.instr >= from_.instrs.size()) {
-    wrong =
-        "stands at instruction " + std::to_string(op.instr) + " of " + std::to_string(from_.instrs.size());
-  } else if (op.lane >= lanes_) {
-    wrong = "is on Vector core " + std::to_string(op.lane) + " of " + std::to_string(lanes_);
-  } else if (!exists(op.pipe) || (!cross && !exists(op.peer))) {
-    wrong = std::string("names pipe ") + NameOf(exists(op.pipe) ? op.peer : op.pipe) +
-            ", which this side of the core does not have";
-  } else if (op.kind == Kind::kPipeBarrier && op.pipe == Pipe::kS) {
-    wrong = "PipeBarrier does not take pipe S";
-  } else if (!cross && op.kind != Kind::kPipeBarrier && op.pipe == op.peer) {
-    wrong = std::string("is from pipe ") + NameOf(op.pipe) + " to itself";
-  } else if (op.kind != Kind::kPipeBarrier &&
-             op.id >= (cross ? chip_.sync.cross_core_ids : chip_.sync.event_ids)) {
-    wrong = "has id " + std::to_string(op.id) + ", the chip has 0 to " +
-            std::to_string((cross ? chip_.sync.cross_core_ids : chip_.sync.event_ids) - 1);
-  }
+  std::string wrong = WhatIsWrong(op);
   if (wrong.empty()) return true;
   Finding f = Start(Fault::kBadOp);
   f.second = PlaceOf(op);
-  f.cure = wrong;
+  f.cure = std::move(wrong);
   findings_.Add(std::move(f));
   return false;
 }
 
+std::string CoreChecker::WhatIsWrong(const SyncOp& op) const {
+  const bool cross = op.kind == Kind::kCrossSet || op.kind == Kind::kCrossWait;
+  const bool barrier = op.kind == Kind::kPipeBarrier;
+  const int ids = cross ? chip_.sync.cross_core_ids : chip_.sync.event_ids;
+  const auto exists = [&](Pipe pipe) {
+    if (op.lane < 0) return pipe != Pipe::kV;
+    return pipe == Pipe::kS || pipe == Pipe::kMte2 || pipe == Pipe::kMte3 || pipe == Pipe::kV;
+  };
+  if (op.instr >= from_.instrs.size())
+    return "stands at instruction " + std::to_string(op.instr) + " of " + std::to_string(from_.instrs.size());
+  if (op.lane >= lanes_)
+    return "is on Vector core " + std::to_string(op.lane) + " of " + std::to_string(lanes_);
+  if (!exists(op.pipe) || (!cross && !exists(op.peer)))
+    return std::string("names pipe ") + NameOf(exists(op.pipe) ? op.peer : op.pipe) +
+           ", which this side of the core does not have";
+  if (barrier) return op.pipe == Pipe::kS ? "PipeBarrier does not take pipe S" : "";
+  if (!cross && op.pipe == op.peer) return std::string("is from pipe ") + NameOf(op.pipe) + " to itself";
+  if (op.id >= ids)
+    return "has id " + std::to_string(op.id) + ", the chip has 0 to " + std::to_string(ids - 1);
+  return "";
+}
+
 // Whether a wait can go on; otherwise its pipe is noted at the flag.
 bool CoreChecker::Down(const SyncOp& op, std::size_t agent) {
-  Flag& flag = flags_[op.kind == Kind::kWaitFlag ? KeyOf(op) : CrossKey(SideOf(agent), op.id)];
+  Flag& flag = FlagOf(op.kind == Kind::kWaitFlag ? KeyOf(op) : CrossKey(SideOf(agent), op.id));
   if (!flag.up.empty()) return true;
   if (std::find(flag.blocked.begin(), flag.blocked.end(), agent) == flag.blocked.end())
     flag.blocked.push_back(agent);
@@ -64,22 +70,22 @@ void CoreChecker::RunOp(const SyncOp& op, std::size_t agent, std::uint32_t count
       clock.at[agent] = count;
       break;
     case Kind::kSetFlag:
-      Raise(flags_[KeyOf(op)], op, SetClock(agent, count), 1);
+      Raise(FlagOf(KeyOf(op)), op, SetClock(agent, count), 1);
       break;
     case Kind::kCrossSet:
       if (op.lane < 0) {
         for (int lane = 0; lane < lanes_; ++lane)
-          Raise(flags_[CrossKey(static_cast<std::size_t>(lane) + 1, op.id)], op, SetClock(agent, count),
+          Raise(FlagOf(CrossKey(static_cast<std::size_t>(lane) + 1, op.id)), op, SetClock(agent, count),
                 chip_.sync.cross_core_limit);
       } else {
-        RaisePart(flags_[CrossKey(0, op.id)], op, SetClock(agent, count));
+        RaisePart(FlagOf(CrossKey(0, op.id)), op, SetClock(agent, count));
       }
       break;
     case Kind::kWaitFlag:
-      Lower(flags_[KeyOf(op)], op, agent, count);
+      Lower(FlagOf(KeyOf(op)), op, agent, count);
       break;
     case Kind::kCrossWait:
-      Lower(flags_[CrossKey(SideOf(agent), op.id)], op, agent, count);
+      Lower(FlagOf(CrossKey(SideOf(agent), op.id)), op, agent, count);
       break;
   }
 }
@@ -111,7 +117,7 @@ void CoreChecker::RaisePart(Flag& flag, const SyncOp& op, const VectorClock& clo
   }
   for (int l = 0; l < lanes_; ++l) {
     auto& part = flag.parts[static_cast<std::size_t>(l)];
-    all.Join(part.front(), components_);
+    all.Join(part.front(), first_side_, sides());
     part.pop_front();
   }
   ++flag.sets;
@@ -135,8 +141,7 @@ void CoreChecker::NoteSetter(Flag& flag, const SyncOp& op) {
 }
 
 void CoreChecker::Deliver(Flag& flag, const SyncOp& op, const VectorClock& clock) {
-  flag.up.push_back(clock);
-  flag.set_by.push_back(op);
+  flag.up.push_back({clock, op});
   woken_.insert(woken_.end(), flag.blocked.begin(), flag.blocked.end());
   flag.blocked.clear();
 }
@@ -159,9 +164,8 @@ void CoreChecker::ExpectOver(const Flag& flag, std::int64_t sets, const SyncOp& 
 
 void CoreChecker::Lower(Flag& flag, const SyncOp& op, std::size_t agent, std::uint32_t count) {
   if (!flag.waits.empty() && flag.waits.back().component != agent) AddTwoPipes(op, "wait for");
-  clocks_[agent].Join(flag.up.front(), components_);
+  clocks_[agent].Join(flag.up.front().clock, first_side_, sides());
   flag.up.pop_front();
-  flag.set_by.pop_front();
   flag.waits.push_back({count, 0, static_cast<std::uint8_t>(agent)});
   if (IsScalar(agent)) issue_versions_[SideOf(agent)].push_back(clocks_[agent]);
 }

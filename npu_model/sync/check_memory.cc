@@ -9,61 +9,59 @@ using trace::Instr;
 using trace::Operand;
 using trace::SlotInfo;
 
-void CoreChecker::FindSharedTensors() {
-  struct Seen {
-    std::uint64_t agents = 0;
-    bool reads = false, writes = false, updates = false;
-  };
-  std::vector<Seen> seen;
-  for (const Instr& instr : from_.instrs) {
-    if (instr.access < 0) continue;
-    const GmAccess& gm = from_.accesses[static_cast<std::size_t>(instr.access)];
-    if (gm.tensor < 0) continue;
-    const auto tensor = static_cast<std::size_t>(gm.tensor);
-    if (seen.size() <= tensor) seen.resize(tensor + 1);
-    seen[tensor].agents |= std::uint64_t{1} << AgentAt(instr.pipe, instr.lane);
-    (gm.writes ? seen[tensor].writes : seen[tensor].reads) = true;
-    seen[tensor].updates |= gm.writes && instr.accumulates;
-  }
-  for (std::size_t t = 0; t < seen.size(); ++t) {
-    const bool shared = seen[t].writes && (seen[t].agents & (seen[t].agents - 1)) != 0;
-    // A tensor without values of its own is watched for reads of what nobody wrote; a store that adds is such a read.
-    const bool updated = seen[t].updates && !gm_.IsInput(t);
-    tensors_.push_back(shared || updated ? std::make_unique<Shadow>(14) : nullptr);
-    check_reads_.push_back(!gm_.IsInput(t) && seen[t].reads);
-  }
+void CoreChecker::Locate(std::uint32_t operand) {
+  Where& where = where_[operand];
+  const Operand& o = from_.operands[operand];
+  const SlotInfo& slot = SlotOf(o.slot);
+  where.shadow = o.slot < 0 ? &workspace_
+                            : &on_chip_[static_cast<std::size_t>(slot.buffer) * kSides +
+                                        static_cast<std::size_t>(slot.lane + 1)];
+  int ranges = 0;
+  ForEachByteRange(chip_, slot, o.slot < 0, o, [&](std::int64_t begin, std::int64_t end) {
+    where.begin = begin, where.end = end;
+    ++ranges;
+  });
+  where.in_one = ranges == 1;
 }
 
 void CoreChecker::TouchOperand(std::uint32_t number, std::uint32_t i, std::size_t agent, std::uint32_t count,
                                Touched how) {
+  Where& where = where_[number];
+  if (where.shadow == nullptr) Locate(number);
   const Operand& o = from_.operands[number];
-  const bool in_gm = o.slot < 0;
-  const SlotInfo& slot = in_gm ? from_.workspace[static_cast<std::size_t>(~o.slot)]
-                               : from_.slots[static_cast<std::size_t>(o.slot)];
-  Shadow& shadow = in_gm ? workspace_
-                         : on_chip_[static_cast<std::size_t>(slot.buffer) * kSides +
-                                    static_cast<std::size_t>(slot.lane + 1)];
-  ForEachByteRange(chip_, slot, in_gm, o, [&](std::int64_t begin, std::int64_t end) {
-    Touch(shadow, begin, end, {o.slot, -1, i, agent, count, how});
+  const Access access{o.slot, -1, i, agent, count, how};
+  if (where.in_one) return Touch(*where.shadow, where.begin, where.end, access, &where.at);
+  ForEachByteRange(chip_, SlotOf(o.slot), o.slot < 0, o, [&](std::int64_t begin, std::int64_t end) {
+    Touch(*where.shadow, begin, end, access, nullptr);
   });
+}
+
+const SlotInfo& CoreChecker::SlotOf(std::int32_t slot) const {
+  return slot < 0 ? from_.workspace[static_cast<std::size_t>(~slot)]
+                  : from_.slots[static_cast<std::size_t>(slot)];
 }
 
 void CoreChecker::TouchGm(const GmAccess& gm, std::uint32_t i, std::size_t agent, std::uint32_t count) {
   if (gm.tensor < 0) return;  // The workspace comes as an operand.
   const auto tensor = static_cast<std::size_t>(gm.tensor);
-  Shadow* shadow = tensors_[tensor].get();
+  const bool in_order = watch_.in_order[tensor] != 0;
   const Touched how = !gm.writes                    ? Touched::kRead
                       : from_.instrs[i].accumulates ? Touched::kUpdate
                                                     : Touched::kWrite;
-  if (shadow == nullptr && (gm.writes || !check_reads_[tensor])) return;
+  if (!in_order && (gm.writes || watch_.held[tensor] == 0)) return;
   ForEachByteRange(gm, [&](std::int64_t begin, std::int64_t end) {
     const Access access{0, gm.tensor, i, agent, count, how};
-    if (shadow != nullptr) {
-      Touch(*shadow, begin, end, access);
-    } else if (!gm_.Holds(tensor, begin, end)) {
+    if (in_order) {
+      Touch(tensors_[tensor], begin, end, access, nullptr);
+    } else if (!Held(tensor, begin, end)) {
       Report(Fault::kUninitialised, begin, end, access, nullptr);
     }
   });
+}
+
+bool CoreChecker::Held(std::size_t tensor, std::int64_t begin, std::int64_t end) {
+  asked_[tensor] = 1;
+  return gm_.Holds(tensor, begin, end);
 }
 
 // Whether an instruction writes to a slot that shares bytes with an operand's.
@@ -81,11 +79,12 @@ bool CoreChecker::WritesInto(const Instr& instr, std::uint32_t operand) const {
   });
 }
 
-void CoreChecker::Touch(Shadow& shadow, std::int64_t begin, std::int64_t end, const Access& now) {
+void CoreChecker::Touch(Shadow& shadow, std::int64_t begin, std::int64_t end, const Access& now,
+                        std::size_t* at) {
   ++accesses_;
   const std::size_t component = now.agent + (IsScalar(now.agent) && now.writes() ? kScalarWrites : 0);
   const Epoch mine{now.count, now.instr, static_cast<std::uint8_t>(component)};
-  shadow.Walk(begin, end, now.writes(), [&](Interval& part) {
+  shadow.Walk(begin, end, now.writes(), at, [&](Interval& part) {
     if (now.how == Touched::kNoteRead) return NoteRead(part, mine);
     if (now.how != Touched::kWrite) CheckRead(part, now);
     if (now.how == Touched::kRead) return NoteRead(part, mine);
@@ -104,8 +103,7 @@ void CoreChecker::Touch(Shadow& shadow, std::int64_t begin, std::int64_t end, co
 
 void CoreChecker::CheckRead(const Interval& part, const Access& now) {
   if (part.write.component == kNobody) {
-    const bool held =
-        now.tensor >= 0 && gm_.Holds(static_cast<std::size_t>(now.tensor), part.begin, part.end);
+    const bool held = now.tensor >= 0 && Held(static_cast<std::size_t>(now.tensor), part.begin, part.end);
     if (!held) Report(Fault::kUninitialised, part.begin, part.end, now, nullptr);
     return;
   }
@@ -153,10 +151,8 @@ std::string CoreChecker::MemoryName(const Access& access) const {
   return SlotName(access.slot);
 }
 std::string CoreChecker::SlotName(std::int32_t slot) const {
-  const bool in_gm = slot < 0;
-  const SlotInfo& info =
-      in_gm ? from_.workspace[static_cast<std::size_t>(~slot)] : from_.slots[static_cast<std::size_t>(slot)];
-  return std::string(in_gm ? "hand-over workspace of" : NameOf(info.buffer)) + " '" + info.owner + "'";
+  const SlotInfo& info = SlotOf(slot);
+  return std::string(slot < 0 ? "hand-over workspace of" : NameOf(info.buffer)) + " '" + info.owner + "'";
 }
 
 void CoreChecker::Report(Fault fault, std::int64_t begin, std::int64_t end, const Access& now,

@@ -9,8 +9,8 @@ namespace cubist::sync {
 using trace::Instr;
 using trace::OperandUse;
 
-CoreChecker::CoreChecker(const trace::Record& record, const GmState& gm, std::size_t phase, std::size_t core,
-                         const CorePlan& plan)
+CoreChecker::CoreChecker(const trace::Record& record, const GmState& gm, const GmWatch& watch,
+                         std::size_t phase, std::size_t core, const CorePlan& plan)
     : record_(record),
       chip_(record.chip),
       gm_(gm),
@@ -20,12 +20,14 @@ CoreChecker::CoreChecker(const trace::Record& record, const GmState& gm, std::si
       plan_(InOrder(plan)),
       lanes_(record.phases[phase].vector_only ? 1 : record.chip.vector_per_cube),
       components_(static_cast<std::size_t>(lanes_ + 1) * kPipes),
-      queue_depth_(static_cast<std::size_t>(std::max(record.chip.scalar.queue_depth, 1))) {
+      first_side_(record.phases[phase].vector_only ? 1 : 0),
+      queue_depth_(static_cast<std::size_t>(std::max(record.chip.scalar.queue_depth, 1))),
+      watch_(watch),
+      tensors_(watch.in_order.size(), Shadow(/*page_bits=*/14)),
+      asked_(watch.in_order.size()) {
   CUBIST_CHECK(lanes_ <= kMaxVectorPerCube, "more Vector cores per Cube core than a check holds");
-  for (int b = 0; b < kBufferCount; ++b) {
-    for (std::size_t side = 0; side < kSides; ++side) on_chip_.emplace_back(/*page_bits=*/20);
-  }
-  FindSharedTensors();
+  on_chip_.assign(kBufferCount * kSides, Shadow(/*page_bits=*/20));
+  where_.resize(from_.operands.size());
   for (auto& versions : issue_versions_) versions.emplace_back();
 }
 
@@ -35,7 +37,7 @@ void CoreChecker::Run() {
   for (std::uint32_t i = 0; i < from_.instrs.size(); ++i) {
     for (; op < ops && plan_.ops[op].position() <= 2 * std::uint64_t{i}; ++op) Issue(OpItem(op));
     const Instr& instr = from_.instrs[i];
-    Issue({i, AgentAt(instr.pipe, instr.lane), false});
+    Issue({i, static_cast<std::uint8_t>(AgentAt(instr.pipe, instr.lane)), false});
   }
   for (; op < ops; ++op) Issue(OpItem(op));
   FindStuck();
@@ -50,14 +52,15 @@ CorePlan CoreChecker::InOrder(CorePlan plan) {
 }
 
 CoreChecker::Item CoreChecker::OpItem(std::size_t index) const {
-  return {index, AgentAt(plan_.ops[index].pipe, plan_.ops[index].lane), true};
+  const SyncOp& op = plan_.ops[index];
+  return {static_cast<std::uint32_t>(index), static_cast<std::uint8_t>(AgentAt(op.pipe, op.lane)), true};
 }
 
-void CoreChecker::Issue(Item item) {
+void CoreChecker::Issue(const Item& item) {
   if (item.is_op && !Acceptable(plan_.ops[item.index])) return;
   const std::size_t side = SideOf(item.agent);
   if (!unissued_[side].empty() || !TryIssue(item)) unissued_[side].push_back(item);
-  Wake();
+  if (!woken_.empty()) Wake();
 }
 
 // Hands an item to its pipe; false if the scalar unit itself has to wait, for a flag or for room in the pipe's queue.
@@ -110,7 +113,7 @@ void CoreChecker::JoinIssue(std::size_t agent, const Item& item) {
   const std::size_t side = SideOf(agent);
   if (seen_version_[agent] != item.issue_version) {
     seen_version_[agent] = item.issue_version;
-    clock.Join(issue_versions_[side][item.issue_version], components_);
+    clock.Join(issue_versions_[side][item.issue_version], first_side_, sides());
   }
   std::uint32_t& scalar = clock.at[ScalarOf(agent)];
   scalar = std::max(scalar, item.issue_count);
@@ -118,32 +121,30 @@ void CoreChecker::JoinIssue(std::size_t agent, const Item& item) {
 
 void CoreChecker::RunInstr(std::uint32_t i, std::size_t agent, std::uint32_t count) {
   const Instr& instr = from_.instrs[i];
-  VectorClock& clock = clocks_[agent];
-  const auto is_updated = [&](std::uint32_t operand) {
-    const auto is = [&](bool writes) {
-      return std::any_of(instr.uses.begin(), instr.uses.end(), [&](OperandUse use) {
-        return use.used() && use.operand() == operand && use.writes() == writes;
-      });
-    };
-    return is(true) && (is(false) || (instr.accumulates && instr.uses[0].operand() == operand));
+  std::array<std::uint32_t, trace::kMaxOperands> reads, writes;
+  std::size_t read = 0, written = 0;
+  for (const OperandUse use : instr.uses) {
+    if (use.used()) (use.writes() ? writes[written++] : reads[read++]) = use.operand();
+  }
+  const auto is_among = [](std::uint32_t operand, const auto& all, std::size_t size) {
+    return std::find(all.begin(), all.begin() + size, operand) != all.begin() + size;
   };
-  std::array<OperandUse, trace::kMaxOperands> written_into;
-  std::size_t notes = 0;
-  for (const OperandUse use : instr.uses) {
-    if (!use.used() || use.writes() || is_updated(use.operand())) continue;
-    const bool written = WritesInto(instr, use.operand());
-    if (written) written_into[notes++] = use;
-    TouchOperand(use.operand(), i, agent, count, written ? Touched::kCheckRead : Touched::kRead);
+  std::array<std::uint32_t, trace::kMaxOperands> notes;
+  std::size_t noted = 0;
+  for (std::size_t r = 0; r < read; ++r) {
+    if (is_among(reads[r], writes, written)) continue;
+    const bool meets = written > 0 && WritesInto(instr, reads[r]);
+    if (meets) notes[noted++] = reads[r];
+    TouchOperand(reads[r], i, agent, count, meets ? Touched::kCheckRead : Touched::kRead);
   }
-  for (const OperandUse use : instr.uses) {
-    if (!use.used() || !use.writes()) continue;
-    TouchOperand(use.operand(), i, agent, count,
-                 is_updated(use.operand()) ? Touched::kUpdate : Touched::kWrite);
+  for (std::size_t w = 0; w < written; ++w) {
+    const bool updates =
+        is_among(writes[w], reads, read) || (instr.accumulates && instr.uses[0].operand() == writes[w]);
+    TouchOperand(writes[w], i, agent, count, updates ? Touched::kUpdate : Touched::kWrite);
   }
-  for (std::size_t n = 0; n < notes; ++n)
-    TouchOperand(written_into[n].operand(), i, agent, count, Touched::kNoteRead);
+  for (std::size_t n = 0; n < noted; ++n) TouchOperand(notes[n], i, agent, count, Touched::kNoteRead);
   if (instr.access >= 0) TouchGm(from_.accesses[static_cast<std::size_t>(instr.access)], i, agent, count);
-  if (EndsInOrder(instr)) clock.at[agent] = count;
+  if (EndsInOrder(instr)) clocks_[agent].at[agent] = count;
 }
 
 bool CoreChecker::EndsInOrder(const Instr& instr) const {

@@ -10,7 +10,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "npu_model/chip.h"
+#include "npu_model/sync/agents.h"
 #include "npu_model/sync/findings.h"
 #include "npu_model/sync/plan.h"
 #include "npu_model/sync/shadow.h"
@@ -26,24 +26,14 @@
 
 namespace cubist::sync {
 
-// Agents are numbered by side and pipe.
-inline constexpr std::size_t kSides = kMaxVectorPerCube + 1;  // the Cube core, then the Vector cores
-inline constexpr std::size_t kPipes = kPipeCount + 1;         // of a side; the last one stands for
-inline constexpr std::size_t kScalarWrites = kPipeCount;      // the completed writes of its scalar unit
-inline constexpr std::size_t kComponents = kSides * kPipes;
-
-inline std::size_t AgentAt(Pipe pipe, int lane) {
-  return static_cast<std::size_t>(lane + 1) * kPipes + static_cast<std::size_t>(pipe);
-}
-inline std::size_t SideOf(std::size_t agent) { return agent / kPipes; }
-inline std::size_t ScalarOf(std::size_t agent) { return SideOf(agent) * kPipes; }
-inline bool IsScalar(std::size_t agent) { return agent % kPipes == 0; }
-
 struct VectorClock {
   std::array<std::uint32_t, kComponents> at{};
 
-  void Join(const VectorClock& o, std::size_t components) {
-    for (std::size_t c = 0; c < components; ++c) at[c] = std::max(at[c], o.at[c]);
+  // Of the sides from the first one on.
+  void Join(const VectorClock& o, std::size_t first_side, std::size_t sides) {
+    for (std::size_t side = first_side; side < sides; ++side) {
+      for (std::size_t c = side * kPipes; c < (side + 1) * kPipes; ++c) at[c] = std::max(at[c], o.at[c]);
+    }
   }
 };
 
@@ -60,8 +50,13 @@ class Fifo {
   void push_back(const T& item) { items_.push_back(item); }
   void pop_front() {
     ++first_;
-    if (2 * first_ < items_.size()) return;
-    items_.erase(items_.begin(), items_.begin() + static_cast<std::ptrdiff_t>(first_));
+    if (first_ == items_.size()) {
+      items_.clear();
+    } else if (2 * first_ < items_.size()) {
+      return;
+    } else {
+      items_.erase(items_.begin(), items_.begin() + static_cast<std::ptrdiff_t>(first_));
+    }
     first_ = 0;
   }
 
@@ -72,29 +67,34 @@ class Fifo {
 
 class CoreChecker {
  public:
-  CoreChecker(const trace::Record& record, const GmState& gm, std::size_t phase, std::size_t core,
-              const CorePlan& plan);
+  CoreChecker(const trace::Record& record, const GmState& gm, const GmWatch& watch, std::size_t phase,
+              std::size_t core, const CorePlan& plan);
 
   void Run();
 
   std::vector<Finding> TakeFindings() { return findings_.Take(); }
   std::string TakeDot() { return std::move(dot_); }
   std::int64_t accesses() const { return accesses_; }
+  // Of each tensor: whether it counted on bytes that earlier phases wrote.
+  const std::vector<char>& asked() const { return asked_; }
 
  private:
   // An instruction, or an entry of the plan.
   struct Item {
-    std::size_t index = 0;
-    std::size_t agent = 0;
+    std::uint32_t index = 0;
+    std::uint8_t agent = 0;
     bool is_op = false;
     std::uint32_t issue_version = 0;  // of its scalar unit's clock,
     std::uint32_t issue_count = 0;    // and how much that unit had executed
   };
 
   // A flag of a pair of pipes, or a cross-core counter on one side.
+  struct Set {
+    VectorClock clock;
+    SyncOp by;
+  };
   struct Flag {
-    Fifo<VectorClock> up;      // clocks of sets not waited for
-    Fifo<SyncOp> set_by;       // the same, who
+    Fifo<Set> up;              // not waited for
     std::vector<Epoch> waits;  // of every wait so far, the agent that waited
     std::int64_t sets = 0;
     std::vector<std::size_t> blocked;        // agents that wait
@@ -120,22 +120,33 @@ class CoreChecker {
     bool writes() const { return how == Touched::kWrite || how == Touched::kUpdate; }
   };
 
+  // Where an operand lies, once it is known.
+  struct Where {
+    Shadow* shadow = nullptr;
+    std::int64_t begin = 0, end = 0;  // if that is all of it
+    bool in_one = false;
+    std::size_t at = 0;  // of its interval, as far as one can tell
+  };
+
   static CorePlan InOrder(CorePlan plan);
   Item OpItem(std::size_t index) const;
 
   // Running.
-  void Issue(Item item);
+  void Issue(const Item& item);
   bool TryIssue(Item item);
   void Wake();
   bool Execute(const Item& item);
   void JoinIssue(std::size_t agent, const Item& item);
   void RunInstr(std::uint32_t i, std::size_t agent, std::uint32_t count);
   bool EndsInOrder(const trace::Instr& instr) const;
+  std::size_t sides() const { return static_cast<std::size_t>(lanes_) + 1; }
 
   // Flags.
   static FlagKey KeyOf(const SyncOp& op);
   static FlagKey CrossKey(std::size_t side, std::uint8_t id);
+  Flag& FlagOf(FlagKey key);
   bool Acceptable(const SyncOp& op);
+  std::string WhatIsWrong(const SyncOp& op) const;
   bool Down(const SyncOp& op, std::size_t agent);
   void RunOp(const SyncOp& op, std::size_t agent, std::uint32_t count);
   VectorClock SetClock(std::size_t agent, std::uint32_t count) const;
@@ -148,12 +159,14 @@ class CoreChecker {
   void AddTwoPipes(const SyncOp& op, const char* what);
 
   // Memory.
-  void FindSharedTensors();
+  bool Held(std::size_t tensor, std::int64_t begin, std::int64_t end);
   void TouchOperand(std::uint32_t number, std::uint32_t i, std::size_t agent, std::uint32_t count,
                     Touched how);
   bool WritesInto(const trace::Instr& instr, std::uint32_t operand) const;
+  void Locate(std::uint32_t operand);
+  const trace::SlotInfo& SlotOf(std::int32_t slot) const;
   void TouchGm(const trace::GmAccess& gm, std::uint32_t i, std::size_t agent, std::uint32_t count);
-  void Touch(Shadow& shadow, std::int64_t begin, std::int64_t end, const Access& now);
+  void Touch(Shadow& shadow, std::int64_t begin, std::int64_t end, const Access& now, std::size_t* at);
   void CheckRead(const Interval& part, const Access& now);
   static void NoteRead(Interval& part, const Epoch& mine);
   bool Ordered(const Epoch& past, const Access& now) const;
@@ -168,7 +181,7 @@ class CoreChecker {
   std::string MissingEdge(const Place& first, const Place& second) const;
   static std::string FlagName(const SyncOp& op);
   static std::string AgentName(std::size_t agent);
-  static std::string Where(const Place& place);
+  static std::string Near(const Place& place);
 
   // At the end.
   const Item* BlockedAt(std::size_t agent) const;
@@ -186,7 +199,7 @@ class CoreChecker {
   const trace::CoreRecord& from_;
   const CorePlan plan_;
   int lanes_;
-  std::size_t components_;
+  std::size_t components_, first_side_;
   std::size_t queue_depth_;
 
   std::array<VectorClock, kComponents> clocks_;
@@ -197,11 +210,14 @@ class CoreChecker {
   std::array<Fifo<Item>, kSides> unissued_;
   std::vector<std::size_t> woken_;
   std::unordered_map<FlagKey, Flag> flags_;
+  std::array<std::pair<FlagKey, Flag*>, 64> recent_{};  // some of them, by key
 
   std::vector<Shadow> on_chip_;  // by buffer and side
+  std::vector<Where> where_;     // by operand
   Shadow workspace_{20};
-  std::vector<std::unique_ptr<Shadow>> tensors_;  // those that pipes of this core may quarrel about
-  std::vector<char> check_reads_;
+  const GmWatch& watch_;
+  std::vector<Shadow> tensors_;  // by number; only those that are watched in order hold anything
+  std::vector<char> asked_;
   Findings findings_;
   std::string dot_;
   std::int64_t accesses_ = 0;

@@ -37,14 +37,15 @@ class Shadow {
 
   // Calls visit(interval) for every part of [begin, end), cut to that range; untouched parts come as new
   // intervals. The part may be changed, not its bounds. With `replace`, all parts of a page become one after
-  // the visits, a copy of what `visit` left in the last one.
+  // the visits, a copy of what `visit` left in the last one. `at`, if not null, is where an interval with just
+  // these bounds was found last, and is kept up.
   template <class Visit>
-  void Walk(std::int64_t begin, std::int64_t end, bool replace, Visit visit) {
+  void Walk(std::int64_t begin, std::int64_t end, bool replace, std::size_t* at, Visit visit) {
     while (begin < end) {
       const auto page = static_cast<std::size_t>(begin >> page_bits_);
       const std::int64_t stop = std::min(end, static_cast<std::int64_t>(page + 1) << page_bits_);
       if (pages_.size() <= page) pages_.resize(page + 1);
-      WalkPage(pages_[page], begin, stop, replace, visit);
+      WalkPage(pages_[page], begin, stop, replace, at, visit);
       begin = stop;
     }
   }
@@ -53,9 +54,13 @@ class Shadow {
   using Page = std::vector<Interval>;
 
   template <class Visit>
-  static void WalkPage(Page& page, std::int64_t begin, std::int64_t end, bool replace, Visit& visit) {
+  static void WalkPage(Page& page, std::int64_t begin, std::int64_t end, bool replace, std::size_t* hint,
+                       Visit& visit) {
+    if (hint != nullptr && *hint < page.size() && page[*hint].begin == begin && page[*hint].end == end)
+      return visit(page[*hint]);
     auto at =
         std::partition_point(page.begin(), page.end(), [&](const Interval& i) { return i.end <= begin; });
+    if (hint != nullptr) *hint = static_cast<std::size_t>(at - page.begin());
     if (at != page.end() && at->begin == begin && at->end == end) return visit(*at);
     if (at == page.end() || at->begin >= end) {
       Interval fresh;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "npu_model/sync/agents.h"
+
 namespace cubist::sync {
 namespace {
 
@@ -24,11 +26,9 @@ class SharedGm {
   void Find(Findings& findings) {
     const auto& cores = record_.phases[phase_].cores;
     FindCandidates();
+    for (std::uint32_t c = 0; c < cores.size(); ++c) Collect(cores[c], c);
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
-      const Seen& seen = tensors_[t];
-      if (!seen.written || !seen.by_several) continue;
-      std::vector<CoreBytes> reads, writes;
-      for (std::uint32_t c = 0; c < cores.size(); ++c) Collect(cores[c], c, t, reads, writes);
+      auto& [reads, writes] = touched_[t];
       const auto by_begin = [](const CoreBytes& x, const CoreBytes& y) { return x.begin < y.begin; };
       std::sort(writes.begin(), writes.end(), by_begin);
       std::vector<CoreBytes> disjoint;
@@ -59,6 +59,10 @@ class SharedGm {
   struct Seen {
     std::int64_t core = -1;
     bool by_several = false, written = false;
+    bool is_candidate() const { return written && by_several; }
+  };
+  struct Touched {
+    std::vector<CoreBytes> reads, writes;
   };
 
   void FindCandidates() {
@@ -75,15 +79,16 @@ class SharedGm {
         seen.written |= gm.writes;
       }
     }
+    touched_.resize(tensors_.size());
   }
 
-  static void Collect(const CoreRecord& from, std::uint32_t core, std::size_t tensor,
-                      std::vector<CoreBytes>& reads, std::vector<CoreBytes>& writes) {
+  void Collect(const CoreRecord& from, std::uint32_t core) {
     for (std::uint32_t i = 0; i < from.instrs.size(); ++i) {
       if (from.instrs[i].access < 0) continue;
       const GmAccess& gm = from.accesses[static_cast<std::size_t>(from.instrs[i].access)];
-      if (gm.tensor != static_cast<std::int32_t>(tensor)) continue;
-      auto& to = gm.writes ? writes : reads;
+      if (gm.tensor < 0 || !tensors_[static_cast<std::size_t>(gm.tensor)].is_candidate()) continue;
+      Touched& touched = touched_[static_cast<std::size_t>(gm.tensor)];
+      auto& to = gm.writes ? touched.writes : touched.reads;
       ForEachByteRange(gm, [&](std::int64_t begin, std::int64_t end) {
         to.push_back({begin, end, core, i});
       });
@@ -108,12 +113,40 @@ class SharedGm {
   const Record& record_;
   std::size_t phase_;
   std::vector<Seen> tensors_;
+  std::vector<Touched> touched_;  // of candidates
 };
 
 }  // namespace
 
 void FindSharedGm(const Record& record, std::size_t phase, Findings& findings) {
   SharedGm(record, phase).Find(findings);
+}
+
+GmWatch WatchOf(const CoreRecord& core, const GmState& gm) {
+  struct Seen {
+    std::uint64_t agents = 0;
+    bool reads = false, writes = false, updates = false;
+  };
+  std::vector<Seen> seen;
+  for (const trace::Instr& instr : core.instrs) {
+    if (instr.access < 0) continue;
+    const GmAccess& access = core.accesses[static_cast<std::size_t>(instr.access)];
+    if (access.tensor < 0) continue;
+    const auto tensor = static_cast<std::size_t>(access.tensor);
+    if (seen.size() <= tensor) seen.resize(tensor + 1);
+    seen[tensor].agents |= std::uint64_t{1} << AgentAt(instr.pipe, instr.lane);
+    (access.writes ? seen[tensor].writes : seen[tensor].reads) = true;
+    seen[tensor].updates |= access.writes && instr.accumulates;
+  }
+  GmWatch watch;
+  for (std::size_t t = 0; t < seen.size(); ++t) {
+    const bool shared = seen[t].writes && (seen[t].agents & (seen[t].agents - 1)) != 0;
+    // A tensor without values of its own is watched for reads of what nobody wrote; a store that adds is such a read.
+    const bool updated = seen[t].updates && !gm.IsInput(t);
+    watch.in_order.push_back(shared || updated);
+    watch.held.push_back(!gm.IsInput(t) && seen[t].reads);
+  }
+  return watch;
 }
 
 std::vector<char> WatchedTensors(const Record& record, const GmState& gm) {

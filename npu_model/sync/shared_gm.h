@@ -26,6 +26,13 @@ struct GmState {
   std::vector<ByteSet> written;  // by tensor
 };
 
+// What a core's accesses to GM are checked for, by tensor.
+struct GmWatch {
+  std::vector<char> in_order;  // pipes of the core may quarrel about its bytes
+  std::vector<char> held;      // its bytes are the launch's own: what is read must have been written
+};
+GmWatch WatchOf(const trace::CoreRecord& core, const GmState& gm);
+
 // Adds to `findings` the bytes of GM that two cores of a phase touch and one of them writes.
 void FindSharedGm(const trace::Record& record, std::size_t phase, Findings& findings);
 
