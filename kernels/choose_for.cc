@@ -23,7 +23,8 @@ void ChoiceKey::Add(const ChipSpec& chip) {
   // What only a table of one's own can change.
   for (const BufferSpec& buffer : chip.buffers) Add(buffer.fast), Add(buffer.alignment);
   Add(chip.mmad.m_step), Add(chip.mmad.n_step), Add(chip.mmad.k_bytes), Add(chip.vector.repeat_bytes);
-  Add(chip.memory.l2_line), Add(chip.sync.vector_needs_barrier), Add(chip.sync.mmad_barrier_below);
+  Add(chip.memory.l2_line), Add(chip.sync.vector_needs_barrier), Add(chip.sync.moves_need_barrier);
+  Add(chip.sync.mmad_barrier_below);
   const ChipSpec::Packing& packing = chip.packing;
   Add(packing.a_width_bytes), Add(packing.b_width_bytes), Add(packing.b_width), Add(packing.a_in_place_bytes);
   Add(packing.a_line_bytes), Add(packing.row_multiple), Add(packing.narrow_element_bytes);

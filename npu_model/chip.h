@@ -91,7 +91,9 @@ enum class VectorOp : std::uint8_t {
 };
 inline constexpr int kVectorOpCount = 12;
 
-// Bytes of a block: UB is read and written in blocks; a fractal of L1, L0A and L0B is 16 rows of one block.
+// Bytes of a block; a fractal of L1, L0A and L0B is 16 rows of one block. What Vector instructions and moves take in UB begins
+// at one (developer guide, alignment of operands), and a move into UB fills the last block of each row with anything
+// (asc-devkit, DataCopyPad(ISASI)).
 inline constexpr std::int64_t kBlockBytes = 32;
 
 // Sort32 sorts runs of so many keys; MrgSort makes one of so many runs, and so many keys are a repeat of it.
@@ -186,6 +188,11 @@ struct ChipSpec {
     // Developer guide: a Vector instruction may begin before the last one's result is in UB; PipeBarrier(V)
     // stands between two that touch the same bytes.
     bool vector_needs_barrier = true;
+    // asc-devkit, PipeBarrier(ISASI), and its example pipe_barrier for Atlas A2: moves of MTE2 or of MTE3 whose
+    // addresses overlap need PipeBarrier of their pipe between them. Of MTE1 and FIX no document says that order in
+    // the pipe is enough, and the vendor's compiler (AscendNPU-IR, InjectSync/SyncAnalysis.cpp) has one between
+    // dependent instructions of any pipe but S and M.
+    bool moves_need_barrier = true;
     // catlass block_mmad: PipeBarrier(M) after a Mmad with (m / 16) * (n / 16) below this, if the next one
     // touches the same accumulator.
     int mmad_barrier_below = 10;

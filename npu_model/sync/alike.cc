@@ -35,7 +35,7 @@ bool SameWork(const Instr& x, const Instr& y) {
 // a constant distance from each other. Of other tensors it does not matter where.
 class SameGm {
  public:
-  explicit SameGm(const CoreRecord& first) : shared_(SharedByPipes(first)), apart_(shared_.size()) {}
+  explicit SameGm(const std::vector<char>& shared) : shared_(shared), apart_(shared.size()) {}
 
   bool operator()(const GmAccess& x, const GmAccess& y) {
     if (x.tensor != y.tensor || x.writes != y.writes) return false;
@@ -49,18 +49,18 @@ class SameGm {
   }
 
  private:
-  std::vector<char> shared_;
+  const std::vector<char>& shared_;
   std::vector<std::optional<std::int64_t>> apart_;
 };
 
-bool Alike(const CoreRecord& x, const CoreRecord& y) {
+bool Alike(const CoreRecord& x, const CoreRecord& y, const std::vector<char>& shared) {
   if (x.instrs.size() != y.instrs.size() || x.operands != y.operands ||
       x.workspace.size() != y.workspace.size() ||
       !std::equal(x.slots.begin(), x.slots.end(), y.slots.begin(), y.slots.end(), SamePlace) ||
       !std::equal(x.lines.begin(), x.lines.end(), y.lines.begin(), y.lines.end(), SameText)) {
     return false;
   }
-  SameGm same_gm(x);
+  SameGm same_gm(shared);
   for (std::size_t i = 0; i < x.instrs.size(); ++i) {
     const Instr &a = x.instrs[i], &b = y.instrs[i];
     if (!SameWork(a, b)) return false;
@@ -88,15 +88,20 @@ std::uint64_t DigestOf(const CoreRecord& core) {
 
 }  // namespace
 
-std::vector<std::size_t> FirstAlike(const trace::Phase& phase) {
+std::vector<std::size_t> FirstAlike(const trace::Phase& phase, const ChipSpec& chip) {
   const std::size_t cores = phase.cores.size();
   std::vector<std::size_t> first(cores);
+  std::vector<std::vector<char>> shared(cores);
+  ForEach(cores, [&](std::size_t c) { shared[c] = TensorsInOrder(phase.cores[c], chip); });
+  const auto alike = [&](std::size_t x, std::size_t y) {
+    return shared[x] == shared[y] && Alike(phase.cores[x], phase.cores[y], shared[x]);
+  };
   // Cores of one length are compared with the first of them: many kernels have one kind of cores, or two.
   ForEach(cores, [&](std::size_t c) {
     const std::size_t length = phase.cores[c].instrs.size();
     std::size_t candidate = 0;
     while (phase.cores[candidate].instrs.size() != length) ++candidate;
-    first[c] = candidate == c || Alike(phase.cores[candidate], phase.cores[c]) ? candidate : c;
+    first[c] = candidate == c || alike(candidate, c) ? candidate : c;
   });
   // What differs from it, with the first of its digest, which is no proof.
   std::vector<std::uint64_t> digests(cores);
@@ -108,7 +113,7 @@ std::vector<std::size_t> FirstAlike(const trace::Phase& phase) {
     if (own[c] != c) return;
     std::size_t candidate = 0;
     while (own[candidate] != candidate || digests[candidate] != digests[c]) ++candidate;
-    if (candidate != c && Alike(phase.cores[candidate], phase.cores[c])) first[c] = candidate;
+    if (candidate != c && alike(candidate, c)) first[c] = candidate;
   });
   return first;
 }

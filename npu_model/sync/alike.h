@@ -12,7 +12,7 @@ namespace cubist::sync {
 
 // For each core the first one like it, itself where there is none. Decided on everything that a plan depends on, not
 // on a digest.
-std::vector<std::size_t> FirstAlike(const trace::Phase& phase);
+std::vector<std::size_t> FirstAlike(const trace::Phase& phase, const ChipSpec& chip);
 
 }  // namespace cubist::sync
 

@@ -34,8 +34,10 @@ CheckResult Check(const trace::Record& record, const Plan& plan) {
     };
     std::vector<const CorePlan*> plans;
     for (std::size_t c = 0; c < phase.cores.size(); ++c) plans.push_back(&plan_of(c));
+    Findings shared;
+    const std::vector<Tensors> written_twice = FindSharedGm(record, p, shared);
     std::vector<GmWatch> watches;
-    const std::vector<std::size_t> first = FirstWithProof(phase, plans, gm, &watches);
+    const std::vector<std::size_t> first = FirstWithProof(phase, plans, written_twice, gm, &watches);
     std::vector<Outcome> outcomes(phase.cores.size());
     const auto run = [&](std::size_t c, const GmWatch& watch) {
       CoreChecker checker(record, gm, watch, p, c, *plans[c]);
@@ -59,7 +61,7 @@ CheckResult Check(const trace::Record& record, const Plan& plan) {
       result.flags += static_cast<std::int64_t>(plans[c]->ops.size());
       result.accesses += outcomes[c].accesses;
     }
-    FindSharedGm(record, p, findings);
+    for (Finding& f : shared.Take()) findings.Add(std::move(f));
     AddWritten(phase, watched, gm);
   }
   result.findings = findings.Take();

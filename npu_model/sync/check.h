@@ -32,12 +32,14 @@ enum class Fault : std::uint8_t {
   kLiveSlot,       // bytes of a slot overwritten through another slot before they were read
   kSharedGm,       // two cores on the same bytes of GM in one phase, one of them writing
   kDeadlock,
-  kNeverSet,  // a wait that no set can end, because there are fewer sets than waits
-  kLeftSet,   // a flag that is up when the kernel ends
-  kSetTwice,  // a flag set while it may still be up, a cross-core counter beyond its limit
-  kBadOp,     // an id or a pipe that the chip does not have
+  kNeverSet,    // a wait that no set can end, because there are fewer sets than waits
+  kLeftSet,     // a flag that is up when the kernel ends
+  kSetTwice,    // a flag set while it may still be up, a cross-core counter beyond its limit
+  kBadOp,       // an id or a pipe that the chip does not have
+  kMisaligned,  // an operand in UB, of a move or a Vector instruction, that does not begin at a block
+  kPadding,     // read of bytes that a move into UB lost, because it writes whole blocks
 };
-inline constexpr int kFaultCount = 11;
+inline constexpr int kFaultCount = 13;
 const char* NameOf(Fault fault);
 
 // An instruction of a record, or (op empty) a synchronisation instruction near it.

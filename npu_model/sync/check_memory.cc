@@ -18,10 +18,12 @@ void CoreChecker::Locate(std::uint32_t operand) {
                                         static_cast<std::size_t>(slot.lane + 1)];
   int ranges = 0;
   ForEachByteRange(chip_, slot, o.slot < 0, o, [&](std::int64_t begin, std::int64_t end) {
-    where.begin = begin, where.end = end;
-    ++ranges;
+    if (ranges++ == 0) where.begin = begin, where.end = end;
   });
   where.in_one = ranges == 1;
+  if (slot.buffer == Buffer::kUB && o.slot >= 0)
+    where.lane = static_cast<std::int8_t>((slot.address / SizeOf(slot.dtype) + o.col_begin) %
+                                          (kBlockBytes / SizeOf(slot.dtype)));
 }
 
 void CoreChecker::TouchOperand(std::uint32_t number, std::uint32_t i, std::size_t agent, std::uint32_t count,
@@ -30,10 +32,43 @@ void CoreChecker::TouchOperand(std::uint32_t number, std::uint32_t i, std::size_
   if (where.shadow == nullptr) Locate(number);
   const Operand& o = from_.operands[number];
   const Access access{o.slot, -1, i, agent, count, how};
-  if (where.in_one) return Touch(*where.shadow, where.begin, where.end, access, &where.at);
-  ForEachByteRange(chip_, SlotOf(o.slot), o.slot < 0, o, [&](std::int64_t begin, std::int64_t end) {
-    Touch(*where.shadow, begin, end, access, nullptr);
-  });
+  // A move into UB writes whole blocks.
+  const bool pads = where.lane >= 0 && access.writes() && from_.instrs[i].pipe == Pipe::kMte2;
+  const auto touch = [&](std::int64_t begin, std::int64_t end, std::size_t* at) {
+    Touch(*where.shadow, begin, end, access, at);
+    if (pads && end % kBlockBytes != 0) Pad(*where.shadow, end, access);
+  };
+  if (where.in_one) return touch(where.begin, where.end, &where.at);
+  ForEachByteRange(chip_, SlotOf(o.slot), o.slot < 0, o,
+                   [&](std::int64_t begin, std::int64_t end) { touch(begin, end, nullptr); });
+}
+
+// What moves and Vector instructions take in UB begins at a block. A Vector instruction's operands may all begin at one
+// other lane: it then begins at the block, and its mask leaves out what is before.
+void CoreChecker::CheckBlocks(std::uint32_t i, std::size_t agent, std::uint32_t count) {
+  const Instr& instr = from_.instrs[i];
+  int lane = -1;
+  bool one_lane = true;
+  for (const trace::OperandUse use : instr.uses) {
+    if (!use.used() || where_[use.operand()].lane < 0) continue;
+    const int own = where_[use.operand()].lane;
+    one_lane = one_lane && (lane < 0 || lane == own);
+    lane = own;
+  }
+  if (one_lane && (lane <= 0 || instr.pipe == Pipe::kV)) return;
+  for (const trace::OperandUse use : instr.uses) {
+    if (!use.used() || where_[use.operand()].lane <= 0) continue;
+    const Where& where = where_[use.operand()];
+    Report(Fault::kMisaligned, where.begin, where.end,
+           {from_.operands[use.operand()].slot, -1, i, agent, count, Touched::kRead}, nullptr);
+  }
+}
+
+// To the end of its block.
+void CoreChecker::Pad(Shadow& shadow, std::int64_t end, const Access& now) {
+  Access pad = now;
+  pad.how = Touched::kPad;
+  Touch(shadow, end, RoundUp(end, kBlockBytes), pad, nullptr);
 }
 
 const SlotInfo& CoreChecker::SlotOf(std::int32_t slot) const {
@@ -86,7 +121,7 @@ void CoreChecker::Touch(Shadow& shadow, std::int64_t begin, std::int64_t end, co
   const Epoch mine{now.count, now.instr, static_cast<std::uint8_t>(component)};
   shadow.Walk(begin, end, now.writes(), at, [&](Interval& part) {
     if (now.how == Touched::kNoteRead) return NoteRead(part, mine);
-    if (now.how != Touched::kWrite) CheckRead(part, now);
+    if (now.how != Touched::kWrite && now.how != Touched::kPad) CheckRead(part, now);
     if (now.how == Touched::kRead) return NoteRead(part, mine);
     if (now.how == Touched::kCheckRead) return;
     if (part.write.component != kNobody && !Ordered(part.write, now))
@@ -96,7 +131,7 @@ void CoreChecker::Touch(Shadow& shadow, std::int64_t begin, std::int64_t end, co
         Report(Fault::kWriteAfterRead, part.begin, part.end, now, &part.readers[r]);
     }
     part.write = mine;
-    part.slot = now.slot;
+    part.slot = now.how == Touched::kPad ? kPadding : now.slot;
     part.reader_count = 0;
   });
 }
@@ -108,6 +143,7 @@ void CoreChecker::CheckRead(const Interval& part, const Access& now) {
     return;
   }
   if (!Ordered(part.write, now)) Report(Fault::kReadAfterWrite, part.begin, part.end, now, &part.write);
+  if (part.slot == kPadding) return Report(Fault::kPadding, part.begin, part.end, now, &part.write);
   if (part.slot != now.slot) Report(Fault::kLiveSlot, part.begin, part.end, now, &part.write, part.slot);
 }
 
@@ -171,9 +207,17 @@ void CoreChecker::Report(Fault fault, std::int64_t begin, std::int64_t end, cons
         f.fault = Fault::kReadAfterWrite;
       }
     }
-    f.cure = fault == Fault::kLiveSlot ? "keep the slots apart: " + SlotName(now.slot) +
-                                             " was overwritten through " + SlotName(other_slot)
-                                       : MissingEdge(f.first, f.second);
+    if (fault == Fault::kLiveSlot) {
+      f.cure =
+          "keep the slots apart: " + SlotName(now.slot) + " was overwritten through " + SlotName(other_slot);
+    } else if (fault == Fault::kPadding) {
+      f.cure = "move whole blocks of " + std::to_string(kBlockBytes) +
+               " bytes, or write what stands beside them behind the move";
+    } else {
+      f.cure = MissingEdge(f.first, f.second);
+    }
+  } else if (fault == Fault::kMisaligned) {
+    f.cure = "begin at a multiple of " + std::to_string(kBlockBytes) + " bytes";
   } else {
     f.cure = "write these bytes before they are read";
   }

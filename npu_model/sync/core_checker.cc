@@ -143,13 +143,15 @@ void CoreChecker::RunInstr(std::uint32_t i, std::size_t agent, std::uint32_t cou
     TouchOperand(writes[w], i, agent, count, updates ? Touched::kUpdate : Touched::kWrite);
   }
   for (std::size_t n = 0; n < noted; ++n) TouchOperand(notes[n], i, agent, count, Touched::kNoteRead);
+  if (instr.pipe != Pipe::kS && instr.lane >= 0) CheckBlocks(i, agent, count);
   if (instr.access >= 0) TouchGm(from_.accesses[static_cast<std::size_t>(instr.access)], i, agent, count);
   if (EndsInOrder(instr)) clocks_[agent].at[agent] = count;
 }
 
 bool CoreChecker::EndsInOrder(const Instr& instr) const {
   if (instr.pipe == Pipe::kV) return !chip_.sync.vector_needs_barrier;
-  if (instr.pipe != Pipe::kM) return true;
+  if (instr.pipe == Pipe::kS) return true;
+  if (instr.pipe != Pipe::kM) return !chip_.sync.moves_need_barrier;
   const std::int64_t m = (instr.dims[0] + chip_.mmad.m_step - 1) / chip_.mmad.m_step;
   const std::int64_t n = (instr.dims[1] + chip_.mmad.n_step - 1) / chip_.mmad.n_step;
   return m * n >= chip_.sync.mmad_barrier_below;

@@ -105,9 +105,10 @@ class CoreChecker {
     std::array<std::int64_t, kMaxVectorPerCube> part_sets{};
   };
   using FlagKey = std::uint32_t;
+  static constexpr std::int32_t kPadding = INT32_MIN;  // Interval::slot of what a move wrote beside its bytes
   // An instruction that reads and writes the same bytes checks its reads, then writes, and only then notes reads of
   // bytes that it did not write: noted before, they would stand in for older reads that the write has to follow.
-  enum class Touched : std::uint8_t { kRead, kCheckRead, kNoteRead, kWrite, kUpdate };
+  enum class Touched : std::uint8_t { kRead, kCheckRead, kNoteRead, kWrite, kUpdate, kPad };
 
   struct Access {
     std::int32_t slot;    // index or ~index, as in an Operand
@@ -117,7 +118,7 @@ class CoreChecker {
     std::uint32_t count;
     Touched how;
 
-    bool writes() const { return how == Touched::kWrite || how == Touched::kUpdate; }
+    bool writes() const { return how >= Touched::kWrite; }
   };
 
   // Where an operand lies, once it is known.
@@ -125,7 +126,8 @@ class CoreChecker {
     Shadow* shadow = nullptr;
     std::int64_t begin = 0, end = 0;  // if that is all of it
     bool in_one = false;
-    std::size_t at = 0;  // of its interval, as far as one can tell
+    std::int8_t lane = -1;  // in UB: elements between the beginning of a block and its own
+    std::size_t at = 0;     // of its interval, as far as one can tell
   };
 
   static CorePlan InOrder(CorePlan plan);
@@ -164,6 +166,8 @@ class CoreChecker {
                     Touched how);
   bool WritesInto(const trace::Instr& instr, std::uint32_t operand) const;
   void Locate(std::uint32_t operand);
+  void CheckBlocks(std::uint32_t i, std::size_t agent, std::uint32_t count);
+  void Pad(Shadow& shadow, std::int64_t end, const Access& now);
   const trace::SlotInfo& SlotOf(std::int32_t slot) const;
   void TouchGm(const trace::GmAccess& gm, std::uint32_t i, std::size_t agent, std::uint32_t count);
   void Touch(Shadow& shadow, std::int64_t begin, std::int64_t end, const Access& now, std::size_t* at);

@@ -45,7 +45,7 @@ CorePlanner::CorePlanner(const CoreRecord& record, const ChipSpec& chip, bool ve
       relays_(relays),
       lanes_(vector_only ? 1 : chip.vector_per_cube),
       agents_(static_cast<std::size_t>(kCubeAgents + lanes_ * kVectorAgents)),
-      shared_(SharedByPipes(record)),
+      shared_(TensorsInOrder(record, chip)),
       slots_(record.slots.size()),
       workspace_(record.workspace.size()),
       tensors_(shared_.size()) {
@@ -64,7 +64,8 @@ CorePlanner::Place CorePlanner::PlaceOf(int agent) {
           static_cast<std::int8_t>(at / kVectorAgents)};
 }
 
-CorePlan CorePlanner::Run() {
+std::optional<CorePlan> CorePlanner::RunBelow(std::size_t sets) {
+  std::size_t counted = 0, placed = 0;  // ops, and sets among them
   for (std::uint32_t i = 0; i < record_.instrs.size(); ++i) {
     const Instr& instr = record_.instrs[i];
     const auto agent = static_cast<std::uint32_t>(AgentOf(instr.pipe, instr.lane));
@@ -73,6 +74,8 @@ CorePlan CorePlanner::Run() {
     Settle(i, agent);
     Snapshot(agent, i);
     Complete(i, agent, instr);
+    for (; counted < ops_.size(); ++counted) placed += IsSet(ops_[counted].kind);
+    if (placed >= sets) return std::nullopt;
   }
   return InOrder();
 }
@@ -155,7 +158,7 @@ void CorePlanner::FindNeeds(std::uint32_t i, std::uint32_t agent, const Instr& i
     const Operand& o = record_.operands[use.operand()];
     Past& past = o.slot >= 0 ? slots_[static_cast<std::size_t>(o.slot)]
                              : workspace_[static_cast<std::size_t>(~o.slot)];
-    touch(past, AreaOf(o), use.writes());
+    touch(past, AreaOf(o, /*pads=*/instr.pipe == Pipe::kMte2 && use.writes()), use.writes());
   }
   if (instr.access >= 0) {
     const GmAccess& gm = record_.accesses[static_cast<std::size_t>(instr.access)];
@@ -178,11 +181,13 @@ void CorePlanner::FindNeeds(std::uint32_t i, std::uint32_t agent, const Instr& i
   FindReuse(i, agent);
 }
 
-// The Cube's buffers are moved by whole panels of columns.
-Area CorePlanner::AreaOf(const Operand& o) const {
+// The Cube's buffers are moved by whole panels of columns. A move that `pads` writes whole blocks of UB.
+Area CorePlanner::AreaOf(const Operand& o, bool pads) const {
   Area area{o.row_begin, o.row_end, o.col_begin, o.col_end};
   if (o.slot < 0) return area;
   const trace::SlotInfo& slot = record_.slots[static_cast<std::size_t>(o.slot)];
+  if (slot.buffer == Buffer::kUB && pads)
+    area.col_end = RoundUp(area.col_end, kBlockBytes / SizeOf(slot.dtype));
   if (slot.buffer == Buffer::kUB || slot.buffer == Buffer::kBT) return area;
   const std::int64_t panel =
       slot.buffer == Buffer::kL0C ? chip_.mmad.n_step : kBlockBytes / chip_.OperandBytes(slot.dtype);
@@ -474,6 +479,8 @@ void CorePlanner::Complete(std::uint32_t i, std::uint32_t agent, const Instr& in
     const std::int64_t steps =
         CeilDiv(instr.dims[0], chip_.mmad.m_step) * CeilDiv(instr.dims[1], chip_.mmad.n_step);
     if (steps < chip_.sync.mmad_barrier_below) return;
+  } else if (instr.pipe != Pipe::kV && chip_.sync.moves_need_barrier) {
+    return;
   }
   clocks_[agent][agent] = i + 1;
 }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -27,7 +28,9 @@ class CorePlanner {
   CorePlanner(const trace::CoreRecord& record, const ChipSpec& chip, bool vector_only, Policy policy,
               bool relays = false);
 
-  CorePlan Run();
+  CorePlan Run() { return *RunBelow(SIZE_MAX); }
+  // Gives up, and returns nothing, once there are so many sets.
+  std::optional<CorePlan> RunBelow(std::size_t sets);
   // Whether cross-core ids did not suffice: the plan has holes, the one with `relays` has none.
   bool LacksIds() const { return lacks_ids_; }
   std::vector<Shortage> Shortages() const;
@@ -73,7 +76,7 @@ class CorePlanner {
 
   // What an instruction has to wait for.
   void FindNeeds(std::uint32_t i, std::uint32_t agent, const trace::Instr& instr);
-  Area AreaOf(const trace::Operand& o) const;
+  Area AreaOf(const trace::Operand& o, bool pads) const;
   void AddNeed(const Need& need, std::size_t of_operand);
   void FindReuse(std::uint32_t i, std::uint32_t agent);
 

@@ -33,7 +33,9 @@ const char* NameOf(Fault fault) {
                                                "flag never set",
                                                "flag left set",
                                                "flag set twice",
-                                               "bad plan entry"};
+                                               "bad plan entry",
+                                               "misaligned operand",
+                                               "overwritten by whole blocks"};
   return kNames[static_cast<int>(fault)];
 }
 

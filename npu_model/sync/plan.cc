@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -18,21 +20,25 @@ struct Planned {
   std::vector<Shortage> shortages;
 };
 
-Planned PlanCore(const trace::CoreRecord& core, const ChipSpec& chip, bool vector_only, Policy policy) {
-  Planned made;
-  for (const bool relays : {false, true}) {
-    CorePlanner planner(core, chip, vector_only, policy, relays);
-    made.plan = planner.Run();
-    made.shortages = planner.Shortages();
-    if (!planner.LacksIds()) break;
-  }
-  return made;
+std::size_t SetsOf(const CorePlan& plan) {
+  return static_cast<std::size_t>(
+      std::count_if(plan.ops.begin(), plan.ops.end(), [](const SyncOp& op) { return IsSet(op.kind); }));
 }
 
-std::ptrdiff_t SetsOf(const CorePlan& plan) {
-  return std::count_if(plan.ops.begin(), plan.ops.end(), [](const SyncOp& op) {
-    return op.kind == Kind::kSetFlag || op.kind == Kind::kCrossSet;
-  });
+// Nothing if it takes so many sets or more.
+std::optional<Planned> PlanCore(const trace::CoreRecord& core, const ChipSpec& chip, bool vector_only,
+                                Policy policy, std::size_t below) {
+  // Without relays a plan that lacks ids has holes, and is no measure of the one with them.
+  const auto plan_with = [&](bool relays, bool* lacks) -> std::optional<Planned> {
+    CorePlanner planner(core, chip, vector_only, policy, relays);
+    std::optional<CorePlan> plan = planner.RunBelow(relays || vector_only ? below : SIZE_MAX);
+    *lacks = planner.LacksIds();
+    if (!plan.has_value() || SetsOf(*plan) >= below) return std::nullopt;
+    return Planned{std::move(*plan), planner.Shortages()};
+  };
+  bool lacks = false;
+  std::optional<Planned> made = plan_with(/*relays=*/false, &lacks);
+  return lacks ? plan_with(/*relays=*/true, &lacks) : std::move(made);
 }
 
 }  // namespace
@@ -54,14 +60,15 @@ Plan PlanFlags(const trace::Record& record, Policy policy, const ChipSpec& chip)
     const trace::Phase& phase = record.phases[p];
     plan.phases[p].cores.resize(phase.cores.size());
     std::vector<std::vector<Shortage>> shortages(phase.cores.size());
-    const std::vector<std::size_t> first = FirstAlike(phase);
+    const std::vector<std::size_t> first = FirstAlike(phase, chip);
     ForEach(phase.cores.size(), [&](std::size_t c) {
       if (first[c] != c) return;
-      Planned made = PlanCore(phase.cores[c], chip, phase.vector_only, policy);
+      Planned made = *PlanCore(phase.cores[c], chip, phase.vector_only, policy, SIZE_MAX);
       // What stands in for missing ids may cost more flags than were dropped.
       if (policy == Policy::kMinimal && !made.shortages.empty()) {
-        Planned per_tile = PlanCore(phase.cores[c], chip, phase.vector_only, Policy::kPerTile);
-        if (SetsOf(per_tile.plan) < SetsOf(made.plan)) made = std::move(per_tile);
+        std::optional<Planned> per_tile =
+            PlanCore(phase.cores[c], chip, phase.vector_only, Policy::kPerTile, SetsOf(made.plan));
+        if (per_tile.has_value()) made = std::move(*per_tile);
       }
       plan.phases[p].cores[c] = std::move(made.plan);
       shortages[c] = std::move(made.shortages);

@@ -26,6 +26,7 @@ enum class Kind : std::uint8_t {
   kCrossWait,  // CrossCoreWaitFlag<2, pipe>(id)
 };
 const char* NameOf(Kind kind);
+inline bool IsSet(Kind kind) { return kind == Kind::kSetFlag || kind == Kind::kCrossSet; }
 
 struct SyncOp {
   std::uint32_t instr = 0;  // CoreRecord::instrs, of any pipe: the place in program order

@@ -45,18 +45,23 @@ bool SameSlots(const std::vector<SlotInfo>& xs, const std::vector<SlotInfo>& ys)
 // Of much of what is compared, so that few cores of one digest differ; no proof.
 std::uint64_t DigestOf(const CoreRecord& core, const CorePlan& plan) {
   std::uint64_t digest = core.instrs.size() << 32 ^ plan.ops.size();
-  for (const trace::Instr& instr : core.instrs) {
-    const std::uint64_t uses = instr.uses[0].bits ^ std::uint64_t{instr.uses[1].bits} << 32;
-    digest = (digest ^ uses) * 0x9e3779b97f4a7c15u;
+  const auto add = [&](std::uint64_t bits) {
+    digest = (digest ^ bits) * 0x9e3779b97f4a7c15u;
     digest ^= digest >> 32;
-  }
+  };
+  for (const trace::Instr& instr : core.instrs)
+    add(instr.uses[0].bits ^ std::uint64_t{instr.uses[1].bits} << 32);
+  for (const trace::Operand& o : core.operands)
+    add(static_cast<std::uint64_t>(o.col_begin) << 32 ^ static_cast<std::uint64_t>(o.row_begin) << 16 ^
+        static_cast<std::uint64_t>(o.slot));
   return digest;
 }
 
 }  // namespace
 
 std::vector<std::size_t> FirstWithProof(const trace::Phase& phase, const std::vector<const CorePlan*>& plans,
-                                        const GmState& gm, std::vector<GmWatch>* watches) {
+                                        const std::vector<Tensors>& written_twice, const GmState& gm,
+                                        std::vector<GmWatch>* watches) {
   std::vector<std::size_t> first(phase.cores.size()), kinds;
   std::vector<std::uint64_t> digests(phase.cores.size());
   ForEach(first.size(), [&](std::size_t c) { digests[c] = DigestOf(phase.cores[c], *plans[c]); });
@@ -65,15 +70,16 @@ std::vector<std::size_t> FirstWithProof(const trace::Phase& phase, const std::ve
     const CoreRecord& y = phase.cores[c];
     const auto is_like = [&](std::size_t k) {
       const CoreRecord& x = phase.cores[k];
-      return digests[k] == digests[c] && std::ranges::equal(x.instrs, y.instrs, SameUse) &&
-             x.operands == y.operands && SameSlots(x.slots, y.slots) && SameSlots(x.workspace, y.workspace) &&
+      return digests[k] == digests[c] && written_twice[k] == written_twice[c] && x.operands == y.operands &&
+             std::ranges::equal(x.instrs, y.instrs, SameUse) && SameSlots(x.slots, y.slots) &&
+             SameSlots(x.workspace, y.workspace) &&
              SameBytes(x.accesses, y.accesses, (*watches)[k].in_order) && plans[k]->ops == plans[c]->ops;
     };
     const auto like = std::find_if(kinds.begin(), kinds.end(), is_like);
     first[c] = like == kinds.end() ? c : *like;
     if (like != kinds.end()) continue;
     kinds.push_back(c);
-    (*watches)[c] = WatchOf(y, gm);
+    (*watches)[c] = WatchOf(y, written_twice[c], gm);
   }
   return first;
 }

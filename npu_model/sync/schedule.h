@@ -164,7 +164,7 @@ class Scheduler {
   bool InOrder(const trace::Instr& instr) const {
     if (instr.pipe == Pipe::kS) return true;  // for itself; what it issues may overtake its writes
     if (instr.pipe == Pipe::kV) return !chip_.sync.vector_needs_barrier;
-    if (instr.pipe != Pipe::kM) return true;
+    if (instr.pipe != Pipe::kM) return !chip_.sync.moves_need_barrier;
     const std::int64_t steps =
         CeilDiv(instr.dims[0], chip_.mmad.m_step) * CeilDiv(instr.dims[1], chip_.mmad.n_step);
     return steps >= chip_.sync.mmad_barrier_below;

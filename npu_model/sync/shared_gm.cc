@@ -23,9 +23,10 @@ class SharedGm {
  public:
   SharedGm(const Record& record, std::size_t phase) : record_(record), phase_(phase) {}
 
-  void Find(Findings& findings) {
+  std::vector<Tensors> Find(Findings& findings) {
     const auto& cores = record_.phases[phase_].cores;
     FindCandidates();
+    written_twice_.resize(cores.size());
     for (std::uint32_t c = 0; c < cores.size(); ++c) Collect(cores[c], c);
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
       auto& [reads, writes] = touched_[t];
@@ -38,6 +39,8 @@ class SharedGm {
           if (last.core != w.core) {
             Add(findings, t, last, w);
           } else {
+            Tensors& twice = written_twice_[w.core];
+            if (twice.empty() || twice.back() != t) twice.push_back(t);
             last.end = std::max(last.end, w.end);
             continue;
           }
@@ -53,13 +56,13 @@ class SharedGm {
         }
       }
     }
+    return std::move(written_twice_);
   }
 
  private:
   struct Seen {
     std::int64_t core = -1;
     bool by_several = false, written = false;
-    bool is_candidate() const { return written && by_several; }
   };
   struct Touched {
     std::vector<CoreBytes> reads, writes;
@@ -86,7 +89,9 @@ class SharedGm {
     for (std::uint32_t i = 0; i < from.instrs.size(); ++i) {
       if (from.instrs[i].access < 0) continue;
       const GmAccess& gm = from.accesses[static_cast<std::size_t>(from.instrs[i].access)];
-      if (gm.tensor < 0 || !tensors_[static_cast<std::size_t>(gm.tensor)].is_candidate()) continue;
+      if (gm.tensor < 0) continue;
+      const Seen& seen = tensors_[static_cast<std::size_t>(gm.tensor)];
+      if (!seen.written || (!gm.writes && !seen.by_several)) continue;
       Touched& touched = touched_[static_cast<std::size_t>(gm.tensor)];
       auto& to = gm.writes ? touched.writes : touched.reads;
       ForEachByteRange(gm, [&](std::int64_t begin, std::int64_t end) {
@@ -113,16 +118,17 @@ class SharedGm {
   const Record& record_;
   std::size_t phase_;
   std::vector<Seen> tensors_;
-  std::vector<Touched> touched_;  // of candidates
+  std::vector<Touched> touched_;  // of those that are written
+  std::vector<Tensors> written_twice_;
 };
 
 }  // namespace
 
-void FindSharedGm(const Record& record, std::size_t phase, Findings& findings) {
-  SharedGm(record, phase).Find(findings);
+std::vector<Tensors> FindSharedGm(const Record& record, std::size_t phase, Findings& findings) {
+  return SharedGm(record, phase).Find(findings);
 }
 
-GmWatch WatchOf(const CoreRecord& core, const GmState& gm) {
+GmWatch WatchOf(const CoreRecord& core, const Tensors& written_twice, const GmState& gm) {
   struct Seen {
     std::uint64_t agents = 0;
     bool reads = false, writes = false, updates = false;
@@ -146,6 +152,7 @@ GmWatch WatchOf(const CoreRecord& core, const GmState& gm) {
     watch.in_order.push_back(shared || updated);
     watch.held.push_back(!gm.IsInput(t) && seen[t].reads);
   }
+  for (const std::size_t t : written_twice) watch.in_order[t] = 1;
   return watch;
 }
 

@@ -28,13 +28,16 @@ struct GmState {
 
 // What a core's accesses to GM are checked for, by tensor.
 struct GmWatch {
-  std::vector<char> in_order;  // pipes of the core may quarrel about its bytes
+  std::vector<char> in_order;  // pipes of the core, or instructions of one, may quarrel about its bytes
   std::vector<char> held;      // its bytes are the launch's own: what is read must have been written
 };
-GmWatch WatchOf(const trace::CoreRecord& core, const GmState& gm);
 
-// Adds to `findings` the bytes of GM that two cores of a phase touch and one of them writes.
-void FindSharedGm(const trace::Record& record, std::size_t phase, Findings& findings);
+// For each core of a phase, in ascending order, the tensors of which it writes some bytes twice. Adds to `findings` the
+// bytes of GM that two cores touch and one of them writes.
+using Tensors = std::vector<std::size_t>;
+std::vector<Tensors> FindSharedGm(const trace::Record& record, std::size_t phase, Findings& findings);
+
+GmWatch WatchOf(const trace::CoreRecord& core, const Tensors& written_twice, const GmState& gm);
 
 // Tensors of the launch's own that some phase reads or adds to.
 std::vector<char> WatchedTensors(const trace::Record& record, const GmState& gm);

@@ -39,7 +39,7 @@ bool Covers(const Area& a, const Area& b) {
          b.col_end <= a.col_end;
 }
 
-std::vector<char> SharedByPipes(const trace::CoreRecord& record) {
+std::vector<char> TensorsInOrder(const trace::CoreRecord& record, const ChipSpec& chip) {
   struct Use {
     const trace::GmAccess* gm;
     int agent;
@@ -53,12 +53,12 @@ std::vector<char> SharedByPipes(const trace::CoreRecord& record) {
     if (uses.size() <= tensor) uses.resize(tensor + 1);
     uses[tensor].push_back({&access, trace::AgentOf(instr.pipe, instr.lane)});
   }
-  const auto meet = [](std::vector<Use>& of_tensor) {
+  const auto meet = [&chip](std::vector<Use>& of_tensor) {
     const int first = of_tensor.empty() ? 0 : of_tensor.front().agent;
     const auto by_first = [&](const Use& use) { return use.agent == first; };
     const auto reads = [](const Use& use) { return !use.gm->writes; };
-    if (std::all_of(of_tensor.begin(), of_tensor.end(), by_first) ||
-        std::all_of(of_tensor.begin(), of_tensor.end(), reads)) {
+    if (std::all_of(of_tensor.begin(), of_tensor.end(), reads) ||
+        (!chip.sync.moves_need_barrier && std::all_of(of_tensor.begin(), of_tensor.end(), by_first))) {
       return false;
     }
     // By their first bytes: each against those before it that reach as far.
@@ -72,7 +72,8 @@ std::vector<char> SharedByPipes(const trace::CoreRecord& record) {
       pairs += std::ssize(open);
       if (pairs > kMostPairs) return true;
       for (const Use& old : open) {
-        const bool conflict = old.agent != use.agent && (old.gm->writes || use.gm->writes);
+        const bool in_order = old.agent == use.agent && !chip.sync.moves_need_barrier;
+        const bool conflict = !in_order && (old.gm->writes || use.gm->writes);
         if (conflict && BytesMeet(*old.gm, *use.gm)) return true;
       }
       open.push_back(use);

@@ -28,9 +28,9 @@ inline bool Meet(const Area& a, const Area& b) {
 // Whether every byte of b is one of a.
 bool Covers(const Area& a, const Area& b);
 
-// By tensor: whether two pipes of the core touch the same bytes of it, one of them writing. Only these tensors make
-// the core wait for itself.
-std::vector<char> SharedByPipes(const trace::CoreRecord& record);
+// By tensor: whether two instructions of the core that are not in order by themselves touch the same bytes of it, one of
+// them writing: of two pipes, or of one whose moves need a barrier. Only these tensors make the core wait for itself.
+std::vector<char> TensorsInOrder(const trace::CoreRecord& record, const ChipSpec& chip);
 
 struct Touch {
   Area area;

@@ -14,7 +14,8 @@ namespace cubist::testing {
 
 // One cycle is a nanosecond. Issue 1 cycle, of flags none; flags 5, cross-core 100; every path starts in 10
 // cycles and carries 64 bytes per cycle, the next transfer may begin 1 cycle later; memory never limits. Mmad:
-// complete 4 cycles after its work, the next one begins 2 after it. Vector: head 6, 4 cycles per repeat.
+// complete 4 cycles after its work, the next one begins 2 after it. Vector: head 6, 4 cycles per repeat. Moves of a pipe
+// end in order.
 inline ChipSpec RoundChip() {
   const auto is = [](double value) { return Constant{value, "", Basis::kGuessed, 0, "chosen for the test"}; };
   ChipSpec chip = Ascend910B1();
@@ -31,6 +32,7 @@ inline ChipSpec RoundChip() {
       memory.l2_write_bytes_per_s = is(1e18);
   memory.core_read_bytes_per_cycle = memory.core_write_bytes_per_cycle = is(1e9);
   memory.core_miss_bytes_per_cycle = memory.found_dirty = memory.turn_around = memory.same_line = is(0);
+  chip.sync.moves_need_barrier = false;
   chip.sync.flag = is(5), chip.sync.cross_core = is(100), chip.sync.execute = is(0);
   chip.sync.barrier_s = chip.sync.launch_s = chip.sync.mixed_launch_s = chip.sync.start_spread_s = is(0);
   return chip;

@@ -141,7 +141,8 @@ TEST(CheckTest, WriteAfterRead) {
     core.Store(Piece(kOut, {0, 8}), tile);          // 1
     core.Load(x.Next(8, 64), Piece(kIn, {8, 16}));  // 2
   });
-  EXPECT_EQ(FaultsOf(OnVector().Flag(0, kMte2, 1, kMte3).Check(record)), Faults{Fault::kWriteAfterRead});
+  EXPECT_EQ(FaultsOf(OnVector().Flag(0, kMte2, 1, kMte3).Barrier(2, kMte2).Check(record)),
+            Faults{Fault::kWriteAfterRead});
   EXPECT_TRUE(OnVector().Flag(0, kMte2, 1, kMte3).Flag(1, kMte3, 2, kMte2).Check(record).ok());
 }
 
@@ -162,8 +163,8 @@ TEST(CheckTest, DisjointBytesDoNotRace) {
   const Record record = OnVectorCore([](auto& core) {
     Ring<Buffer::kUB, float> x(core, "x", 8, 64, 1);
     const auto tile = x.Next(8, 64);
-    core.Fill(tile.Cols({0, 10}), 0.0f);
-    core.Load(tile.Cols({10, 64}), Piece(kIn, {0, 8}, {10, 64}));
+    core.Fill(tile.Cols({0, 16}), 0.0f);
+    core.Load(tile.Cols({16, 64}), Piece(kIn, {0, 8}, {16, 64}));
   });
   EXPECT_TRUE(OnVector().Check(record).ok());
 }
@@ -214,6 +215,48 @@ TEST(CheckTest, VectorAfterVectorNeedsABarrier) {
   Record without = record;
   without.chip.sync.vector_needs_barrier = false;
   EXPECT_TRUE(OnVector().Check(without).ok());
+}
+
+TEST(CheckTest, MovesIntoTheSameBytesNeedABarrier) {
+  const Record record = OnVectorCore([](auto& core) {
+    Ring<Buffer::kUB, float> x(core, "x", 8, 64, 1);
+    const auto tile = x.Next(8, 64);
+    core.Load(tile, Piece(kIn, {0, 8}));                // 0
+    core.Load(tile.Rows({4, 8}), Piece(kIn, {8, 12}));  // 1
+    core.Store(Piece(kOut, {0, 8}), tile);              // 2
+  });
+  Record out_of_order = record;
+  out_of_order.chip.sync.moves_need_barrier = true;
+  const Hand flag = OnVector().Flag(1, kMte2, 2, kMte3);
+  const CheckResult race = flag.Check(out_of_order);
+  ASSERT_EQ(FaultsOf(race), Faults{Fault::kWriteAfterWrite});
+  EXPECT_EQ(race.findings[0].cure, "PipeBarrier<MTE2> between them");
+  EXPECT_EQ(race.findings[0].begin, 4 * 64 * 4);
+  EXPECT_TRUE(Hand(flag).Barrier(1, kMte2).Check(out_of_order).ok());
+  EXPECT_TRUE(flag.Check(record).ok());
+}
+
+TEST(CheckTest, MovesToTheSameBytesOfGmNeedABarrier) {
+  const auto stores = [](Range second) {
+    Record record = OnVectorCore([second](auto& core) {
+      Ring<Buffer::kUB, float> x(core, "x", 8, 64, 1);
+      const auto tile = x.Next(8, 64);
+      core.Load(tile, Piece(kIn, {0, 8}));    // 0
+      core.Store(Piece(kOut, {0, 8}), tile);  // 1
+      core.Store(Piece(kOut, second), tile);  // 2
+    });
+    record.chip.sync.moves_need_barrier = true;
+    return record;
+  };
+  const Hand flag = OnVector().Flag(0, kMte2, 1, kMte3);
+  const CheckResult race = flag.Check(stores({7, 15}));
+  ASSERT_EQ(FaultsOf(race), Faults{Fault::kWriteAfterWrite});
+  EXPECT_EQ(race.findings[0].cure, "PipeBarrier<MTE3> between them");
+  EXPECT_EQ(race.findings[0].memory, "GM tensor 1");
+  EXPECT_EQ(race.findings[0].begin, 7 * 64 * 4);
+  EXPECT_EQ(race.findings[0].end, 8 * 64 * 4);
+  EXPECT_TRUE(Hand(flag).Barrier(2, kMte3).Check(stores({7, 15})).ok());
+  EXPECT_TRUE(flag.Check(stores({8, 16})).ok());
 }
 
 Record TwoMmads(std::int64_t size) {
@@ -375,11 +418,63 @@ TEST(CheckTest, ASlotOverwrittenWhileLive) {
     if (alias) slots[1].address = slots[0].address + 512;
     return record;
   };
-  EXPECT_TRUE(OnVector().Flag(1, kMte2, 2, kMte3).Check(make(false)).ok());
-  const CheckResult found = OnVector().Flag(1, kMte2, 2, kMte3).Check(make(true));
+  const Hand plan = OnVector().Barrier(1, kMte2).Flag(1, kMte2, 2, kMte3);
+  EXPECT_TRUE(plan.Check(make(false)).ok());
+  const CheckResult found = plan.Check(make(true));
   ASSERT_EQ(FaultsOf(found), Faults{Fault::kLiveSlot});
   EXPECT_EQ(found.findings[0].begin, 512);
   EXPECT_EQ(found.findings[0].end, 8 * 64 * 4);
+}
+
+// ---- Whole blocks ----
+
+TEST(CheckTest, OperandsInUbBeginAtBlocks) {
+  const auto make = [](std::int64_t col) {
+    return OnVectorCore([col](auto& core) {
+      Ring<Buffer::kUB, float> x(core, "x", 8, 64, 1), y(core, "y", 8, 64, 1);
+      const auto tile = x.Next(8, 64), other = y.Next(8, 64);
+      const Range cols{col, col + 8}, first{0, 8};
+      core.Load(tile.Cols(cols), Piece(kIn, {0, 8}, cols));     // 0
+      core.Exp(other.Cols(cols), tile.Cols(cols));              // 1  both at one lane
+      core.Store(Piece(kOut, {0, 8}, cols), other.Cols(cols));  // 2
+      core.Exp(tile.Cols(first), other.Cols(cols));             // 3
+      core.ReadScalar(other.Rows({0, 1}), 3 + col);             // 4  one element, wherever it is
+    });
+  };
+  const Hand flags =
+      OnVector().Flag(0, kMte2, 1, kV).Flag(1, kV, 2, kMte3).Barrier(3, kV).Flag(1, kV, 4, kS, 0);
+  EXPECT_TRUE(flags.Check(make(16)).ok()) << sync::CheckText(flags.Check(make(16)));
+  const CheckResult found = flags.Check(make(12));
+  EXPECT_EQ(FaultsOf(found), (Faults{Fault::kMisaligned, Fault::kMisaligned, Fault::kMisaligned}));
+  EXPECT_EQ(found.findings[0].memory, "UB 'x'");  // The load; then the store and the second Exp, both of y.
+  EXPECT_EQ(found.findings[0].begin, 12 * 4);
+  EXPECT_EQ(found.findings[0].cure, "begin at a multiple of 32 bytes");
+}
+
+// A move of 10 columns writes 16: what stands in the others is lost, unless it is written later.
+TEST(CheckTest, MovesIntoUbWriteWholeBlocks) {
+  const auto make = [](bool fill_first, std::int64_t read) {
+    return OnVectorCore([=](auto& core) {
+      Ring<Buffer::kUB, float> x(core, "x", 8, 64, 1), y(core, "y", 8, 64, 1);
+      const auto tile = x.Next(8, 64);
+      const auto load = [&] { core.Load(tile.Cols({0, 10}), Piece(kIn, {0, 8}, {0, 10})); };
+      if (!fill_first) load();
+      core.Fill(tile, 0.0f);
+      if (fill_first) load();
+      core.Exp(y.Next(8, 64).Cols({0, read}), tile.Cols({0, read}));  // 2
+    });
+  };
+  const Hand loaded_last = OnVector().Flag(0, kV, 1, kMte2).Flag(1, kMte2, 2, kV);
+  EXPECT_TRUE(loaded_last.Check(make(true, 10)).ok());
+  const CheckResult found = loaded_last.Check(make(true, 64));
+  ASSERT_EQ(FaultsOf(found), Faults{Fault::kPadding});
+  EXPECT_EQ(found.findings[0].begin, 10 * 4);
+  EXPECT_EQ(found.findings[0].end, 16 * 4);
+  EXPECT_STREQ(found.findings[0].first.what, "Load UB");
+  EXPECT_TRUE(OnVector().Flag(0, kMte2, 1, kV).Barrier(2, kV).Check(make(false, 64)).ok());
+  // Without a flag the two race in the move's blocks, and only there.
+  const CheckResult race = OnVector().Barrier(2, kV).Check(make(false, 64));
+  ASSERT_EQ(FaultsOf(race), (Faults{Fault::kWriteAfterWrite}));
 }
 
 // ---- Between cores ----
@@ -484,8 +579,8 @@ Record LoadExpStore(int times) {
     Ring<Buffer::kUB, float> x(core, "x", 8, 64, times);
     for (int i = 0; i < times; ++i) {
       const auto tile = x.Next(8, 64);
-      core.Load(tile, Piece(kIn, {0, 8}));    // 2 i
-      core.Store(Piece(kOut, {0, 8}), tile);  // 2 i + 1
+      core.Load(tile, Piece(kIn, {0, 8}));                // 2 i
+      core.Store(Piece(kOut, {8 * i, 8 * i + 8}), tile);  // 2 i + 1
     }
   });
 }
@@ -525,9 +620,9 @@ TEST(CheckTest, AFullQueueHoldsUpTheScalarUnit) {
   for (const bool fits : {true, false}) {
     const int loads = fits ? depth - 1 : depth;  // The wait stands in the queue, too.
     const Record record = OnVectorCore([&](auto& core) {
-      Ring<Buffer::kUB, float> x(core, "x", 8, 64, 1), y(core, "y", 8, 64, 1);
-      const auto in = x.Next(8, 64), out = y.Next(8, 64);
-      for (int i = 0; i < loads; ++i) core.Load(in, Piece(kIn, {0, 8}));
+      Ring<Buffer::kUB, float> x(core, "x", 8, 64, loads), y(core, "y", 8, 64, 1);
+      const auto out = y.Next(8, 64);
+      for (int i = 0; i < loads; ++i) core.Load(x.Next(8, 64), Piece(kIn, {0, 8}));
       core.Fill(out, 1.0f);
     });
     const auto fill = static_cast<std::uint32_t>(loads);
@@ -602,6 +697,46 @@ TEST(CheckTest, TwoPipesOnOneCounter) {
   ASSERT_TRUE(plan.Check(record).ok());
   const Hand twice = Hand(plan).CrossSet(1, kM, -1).CrossWait(2, kMte2, 0).CrossWait(2, kMte2, 1);
   EXPECT_TRUE(FaultsOf(twice.Check(record)).contains(Fault::kBadOp));
+}
+
+// Cores alike are proved once; what is wrong in them is counted in each, and what one alone reads is its own.
+TEST(CheckTest, CoresAlikeAreProvedAsIfApart) {
+  const auto make = [](Range read_by_last) {
+    Record record = OnVectorCore(
+        [](auto& core) {
+          Ring<Buffer::kUB, float> x(core, "x", 8, 64, 1);
+          const auto tile = x.Next(8, 64);
+          core.Fill(tile, 1.0f);
+          core.Store(Piece(kOut, {8 * core.index(), 8 * core.index() + 8}), tile);
+        },
+        3);
+    AddPhase<TraceVectorCore>(record, 3, [&](auto& core) {
+      Ring<Buffer::kUB, float> x(core, "x", 8, 64, 1), y(core, "y", 8, 64, 1);
+      const auto tile = x.Next(8, 64);
+      const Range own{8 * core.index(), 8 * core.index() + 8};
+      core.Load(tile, Piece(kOut, core.index() == 2 ? read_by_last : own));  // 0
+      core.Exp(y.Next(8, 64), tile);                                         // 1
+    });
+    record.tensors = {{"in", 0, kIn.bytes, true}, {"scratch", 1 << 20, kOut.bytes, false}};
+    return record;
+  };
+  const auto check = [](const Record& record, bool with_flags) {
+    sync::Plan plan = sync::PlanFlags(record, sync::Policy::kMinimal);
+    for (sync::CorePlan& core : plan.phases[1].cores) {
+      if (!with_flags) core.ops.clear();
+    }
+    return sync::Check(record, plan);
+  };
+  const CheckResult clean = check(make({16, 24}), true);
+  EXPECT_TRUE(clean.ok());
+  EXPECT_EQ(clean.accesses, 3 * 2 + 3 * 3);
+  const CheckResult races = check(make({16, 24}), false);
+  ASSERT_EQ(FaultsOf(races), Faults{Fault::kReadAfterWrite});
+  EXPECT_EQ(races.findings[0].count, 3);
+  const CheckResult unwritten = check(make({20, 28}), true);
+  ASSERT_EQ(FaultsOf(unwritten), Faults{Fault::kUninitialised});
+  EXPECT_EQ(unwritten.findings[0].core, 2u);
+  EXPECT_EQ(unwritten.findings[0].count, 1);
 }
 
 TEST(CheckTest, FindingsOfTheSameLinesAreOne) {

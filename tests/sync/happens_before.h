@@ -89,7 +89,8 @@ class HappensBefore {
   bool InOrder(const Item& item) const {
     if (item.op) return true;
     if (item.pipe == Pipe::kV) return !chip_.sync.vector_needs_barrier;
-    if (item.pipe != Pipe::kM) return true;
+    if (item.pipe == Pipe::kS) return true;
+    if (item.pipe != Pipe::kM) return !chip_.sync.moves_need_barrier;
     const auto& dims = record_.instrs[item.instr].dims;
     return ((dims[0] + 15) / 16) * ((dims[1] + 15) / 16) >= chip_.sync.mmad_barrier_below;
   }
@@ -117,7 +118,8 @@ class HappensBefore {
     }
     // A set stands on its pipe's queue: what follows it does not wait for it to take effect.
     for (auto& [pipe, queue] : pipes) {
-      const bool all_in_order = pipe.second != Pipe::kV && pipe.second != Pipe::kM;
+      const bool computes = pipe.second == Pipe::kV || pipe.second == Pipe::kM;
+      const bool all_in_order = !computes && !chip_.sync.moves_need_barrier;
       if (all_in_order) continue;
       for (std::size_t q = 0; q + 1 < queue.size(); ++q) {
         if (!items_[queue[q]].op || !IsSet(*items_[queue[q]].op)) continue;
@@ -218,7 +220,7 @@ class HappensBefore {
     for (const trace::OperandUse u : record_.instrs[i].uses) {
       for (const trace::OperandUse v : record_.instrs[j].uses) {
         if (!u.used() || !v.used() || (!u.writes() && (of_writes || !v.writes()))) continue;
-        const trace::Operand &a = record_.operands[u.operand()], &b = record_.operands[v.operand()];
+        const trace::Operand a = WholeBlocks(i, u), b = WholeBlocks(j, v);
         if (a.slot != b.slot && a.slot >= 0 && b.slot >= 0 && SlotsMeet(a.slot, b.slot)) return true;
         if (a.slot == b.slot && a.row_begin < b.row_end && b.row_begin < a.row_end &&
             a.col_begin < b.col_end && b.col_begin < a.col_end) {
@@ -226,7 +228,28 @@ class HappensBefore {
         }
       }
     }
-    return false;
+    return GmConflict(i, j, of_writes);
+  }
+
+  // A move into UB writes to the end of its last block.
+  trace::Operand WholeBlocks(std::uint32_t i, trace::OperandUse use) const {
+    trace::Operand o = record_.operands[use.operand()];
+    if (record_.instrs[i].pipe != Pipe::kMte2 || !use.writes() || o.slot < 0) return o;
+    const trace::SlotInfo& slot = record_.slots[static_cast<std::size_t>(o.slot)];
+    const auto block = static_cast<std::int32_t>(kBlockBytes / SizeOf(slot.dtype));
+    if (slot.buffer == Buffer::kUB) o.col_end = (o.col_end + block - 1) / block * block;
+    return o;
+  }
+
+  // Of what is one run of bytes; of other accesses the graph knows nothing.
+  bool GmConflict(std::uint32_t i, std::uint32_t j, bool of_writes) const {
+    const std::int32_t x = record_.instrs[i].access, y = record_.instrs[j].access;
+    if (x < 0 || y < 0) return false;
+    const trace::GmAccess &a = record_.accesses[static_cast<std::size_t>(x)],
+                          &b = record_.accesses[static_cast<std::size_t>(y)];
+    if (a.tensor < 0 || a.tensor != b.tensor || (!a.writes && (of_writes || !b.writes))) return false;
+    return a.bytes() == a.end() - a.offset && b.bytes() == b.end() - b.offset && a.offset < b.end() &&
+           b.offset < a.end();
   }
 
   const ChipSpec& chip_;

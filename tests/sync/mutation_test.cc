@@ -298,6 +298,7 @@ std::vector<NamedRecord> Kernels() {
   all.push_back(RecordTiled("grouped_matmul", "200x256x256x3", "prefetch=1"));
   all.push_back(RecordTiled("flash_attention", "2x300x64x64x0", "kv_splits=2"));
   all.push_back(RecordSum());
+  all.push_back(RecordOverlappingMoves(true));
   // Few ids and a short counter: what the plan does when they run out is mutated too.
   ChipSpec scarce = Ascend910B2();
   scarce.name = "scarce";

@@ -429,7 +429,7 @@ TEST(PlanTest, CoresAlikeShareOnePlan) {
       const sync::Plan plan = sync::PlanFlags(made.record, policy);
       for (std::size_t p = 0; p < made.record.phases.size(); ++p) {
         const trace::Phase& phase = made.record.phases[p];
-        const std::vector<std::size_t> first = sync::FirstAlike(phase);
+        const std::vector<std::size_t> first = sync::FirstAlike(phase, made.record.chip);
         for (std::size_t c = 0; c < phase.cores.size(); ++c) {
           ASSERT_LE(first[c], c);
           EXPECT_EQ(first[first[c]], first[c]);
@@ -452,7 +452,7 @@ TEST(PlanTest, CoresThatDifferArePlannedApart) {
   trace::Phase phase;
   phase.cores = {record.phases[0].cores[0], record.phases[0].cores[0], record.phases[0].cores[0]};
   phase.cores[1].instrs.back().dims[0] -= 16;
-  EXPECT_EQ(sync::FirstAlike(phase), (std::vector<std::size_t>{0, 1, 0}));
+  EXPECT_EQ(sync::FirstAlike(phase, record.chip), (std::vector<std::size_t>{0, 1, 0}));
 
   trace::CoreRecord writes_and_reads;
   writes_and_reads.lines.resize(1);
@@ -469,7 +469,34 @@ TEST(PlanTest, CoresThatDifferArePlannedApart) {
   phase.cores = {writes_and_reads, writes_and_reads, writes_and_reads};
   for (trace::GmAccess& access : phase.cores[1].accesses) access.offset = 640;
   phase.cores[2].accesses[1].offset = 640;
-  EXPECT_EQ(sync::FirstAlike(phase), (std::vector<std::size_t>{0, 0, 2}));
+  EXPECT_EQ(sync::FirstAlike(phase, record.chip), (std::vector<std::size_t>{0, 0, 2}));
+}
+
+// One row of GM is written by two moves of a pipe, or two rows by one each.
+TEST(PlanTest, MovesOfOnePipeThatMeetGetABarrier) {
+  for (const bool meet : {true, false}) {
+    const trace::Record record = RecordOverlappingMoves(meet).record;
+    for (const Policy policy : kPolicies) {
+      const sync::Plan plan = sync::PlanFlags(record, policy);
+      EXPECT_TRUE(sync::Check(record, plan).ok()) << sync::CheckText(sync::Check(record, plan));
+      std::set<Pipe> pipes;
+      for (const sync::SyncOp& op : plan.phases[0].cores[0].ops) {
+        if (op.kind == Kind::kPipeBarrier) pipes.insert(op.pipe);
+      }
+      EXPECT_EQ(pipes, (meet ? std::set{Pipe::kMte2, Pipe::kMte3} : std::set<Pipe>{}));
+    }
+    trace::Record in_order = record;
+    in_order.chip.sync.moves_need_barrier = false;
+    EXPECT_EQ(CountOf(sync::PlanFlags(in_order, Policy::kMinimal), Kind::kPipeBarrier), 0);
+  }
+}
+
+// The replay has the second move wait until the first is over.
+TEST(PlanTest, BarriersBetweenMovesTakeTime) {
+  trace::Record record = RecordOverlappingMoves(true).record;
+  const double with = trace::Replay(record).cycles;
+  record.chip.sync.moves_need_barrier = false;
+  EXPECT_GT(with, 1.01 * trace::Replay(record).cycles);
 }
 
 TEST(PlanTest, PlansAreDeterministic) {

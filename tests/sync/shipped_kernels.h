@@ -18,6 +18,7 @@
 #include "kernels/token_permute.h"
 #include "npu_model/chip.h"
 #include "npu_model/trace/record.h"
+#include "tests/npu_model/trace_support.h"
 
 namespace cubist::testing {
 
@@ -251,6 +252,27 @@ inline std::vector<NamedRecord> RecordRowwise(const ChipSpec& chip, DType dtype,
     CUBIST_CHECK(statuses[i].ok(), statuses[i].message());
   }
   return all;
+}
+
+// Moves of one pipe, MTE2 and MTE3 of a Vector core, that meet in UB and in GM; or that stand side by side.
+inline NamedRecord RecordOverlappingMoves(bool meet) {
+  NamedRecord made;
+  made.name = meet ? "moves that meet" : "moves side by side";
+  made.record.chip = Ascend910B2();
+  trace::Phase& phase = made.record.phases.emplace_back();
+  phase.vector_only = true;
+  Scratch scratch;
+  TraceVectorCore core(made.record.chip, scratch, 0, 1, /*with_data=*/false, &phase.cores.emplace_back());
+  const GmTensor in = TensorOf(0, DType::kF32, 8, 512), out = TensorOf(1, DType::kF32, 8, 512);
+  Ring<Buffer::kUB, float> x(core, "x", 8, 512, 1), y(core, "y", 4, 512, 1);
+  const auto tile = x.Next(8, 512), other = y.Next(4, 512);
+  const Range again = meet ? Range{2, 6} : Range{4, 8};
+  core.Load(tile.Rows({0, 4}), MatrixOf(in).Rows({0, 4}));
+  core.Load(tile.Rows(again), MatrixOf(in).Rows({4, 8}));
+  core.Load(other, MatrixOf(in).Rows({0, 4}));
+  core.Store(MatrixOf(out).Rows({0, 4}), tile.Rows({0, 4}));
+  core.Store(MatrixOf(out).Rows(again), other);
+  return made;
 }
 
 }  // namespace cubist::testing
