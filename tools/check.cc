@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "npu_model/sync/check.h"
@@ -11,10 +13,13 @@
 #include "npu_model/sync/slack.h"
 #include "tools/bad_input.h"
 #include "tools/files.h"
+#include "tools/json_writer.h"
 #include "tools/progress.h"
 
 namespace cubist {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 // Runs the record in program order, eagerly, late, and at random as often as asked for; whether all give the same
 // bytes.
@@ -41,55 +46,58 @@ bool ExecuteOrders(const trace::Record& record, const sync::Plan& plan, int rand
   return same;
 }
 
+Json SettingsJson(const CheckOptions& options, const Subject& subject) {
+  Json json;
+  JsonWriter settings{json};
+  WriteSettings(settings, options.subject, subject);
+  settings("execute", options.execute);
+  return json;
+}
+
 }  // namespace
 
 int CheckCommand(const CheckOptions& options) {
-  KernelCallOptions wanted = options.call;
-  wanted.with_data = options.execute > 0;
-  KernelCall call;
-  if (const Status status = MakeKernelCall(wanted, &call); !status.ok())
-    return BadInput("cubist check", status.message());
-  if (options.policy != "minimal" && options.policy != "per-tile") {
-    return BadInput("cubist check", fmt::format("policy '{}' is not minimal or per-tile", options.policy));
-  }
-  ChipSpec chip;
-  Status ready = LoadChip(options.chip, &chip);
+  SubjectOptions wanted = options.subject;
+  wanted.call.with_data = options.execute > 0;
+  Subject subject;
+  Status status = MakeSubject(wanted, &subject);
   for (const auto& [option, file] : {std::pair("--json", options.json), std::pair("--dot", options.dot)}) {
-    if (ready.ok()) ready = PrepareOutput(option, file);
+    if (status.ok()) status = PrepareOutput(option, file);
   }
-  if (!ready.ok()) return BadInput("cubist check", ready.message());
-
   trace::Record record;
-  const Device device = Npu(chip, {.with_data = wanted.with_data, .record = &record});
-  if (const Status status = call(device); !status.ok()) return BadInput("cubist check", status.message());
-  const sync::Plan plan =
-      sync::PlanFlags(record, options.policy == "minimal" ? sync::Policy::kMinimal : sync::Policy::kPerTile);
+  if (status.ok()) {
+    status = subject.call(
+        Npu(subject.chip, {.with_data = wanted.call.with_data, .record = &record, .tuning = subject.tuning}),
+        nullptr);
+  }
+  if (!status.ok()) return BadInput("cubist check", status.message());
+  const sync::Plan plan = sync::PlanFlags(record, subject.policy);
   const sync::CheckResult result = sync::Check(record, plan);
 
   if (options.plan) fmt::print("{}\n", sync::PlanTable(record, plan));
   fmt::print("{}", sync::CheckText(result));
   if (!options.dot.empty()) {
-    if (const Status status = WriteFile(options.dot, result.deadlock_dot); !status.ok())
+    if (status = WriteFile(options.dot, result.deadlock_dot); !status.ok())
       return BadInput("cubist check", status.message());
   }
-  std::string slack_json = "null";
+  std::optional<sync::Slack> slack;
   if (options.slack && result.ok()) {
     Progress progress(stderr);
-    const sync::Slack slack = FindSlack(record, plan, [&](std::size_t done, std::size_t all) {
+    slack = FindSlack(record, plan, [&](std::size_t done, std::size_t all) {
       progress.Show(fmt::format("slack: {} of {} flags left out", done, all));
     });
     progress.Clear();
-    fmt::print("{}", sync::SlackTable(slack));
-    slack_json = sync::SlackJson(slack);
+    fmt::print("{}", sync::SlackTable(*slack));
   }
   const bool same = options.execute == 0 || ExecuteOrders(record, plan, options.execute);
   if (!options.json.empty()) {
-    const std::string executed = options.execute == 0 ? "null" : same ? "true" : "false";
-    const Status status = WriteFile(
-        options.json,
-        fmt::format("{{\"plan\": {},\n \"check\": {},\n \"slack\": {},\n \"executed_alike\": {}}}\n",
-                    sync::PlanJson(record, plan), sync::CheckJson(result), slack_json, executed));
-    if (!status.ok()) return BadInput("cubist check", status.message());
+    Json json = SettingsJson(options, subject);
+    json["plan"] = Json::parse(sync::PlanJson(record, plan));
+    json["check"] = Json::parse(sync::CheckJson(result));
+    json["slack"] = slack ? Json::parse(sync::SlackJson(*slack)) : Json();
+    json["executed_alike"] = options.execute == 0 ? Json() : Json(same);
+    if (status = WriteFile(options.json, json.dump(2) + "\n"); !status.ok())
+      return BadInput("cubist check", status.message());
   }
   return result.ok() && same ? 0 : 1;
 }

@@ -4,16 +4,13 @@
 
 #include <string>
 
-#include "tools/kernel_call.h"
-#include "tools/what_if.h"
+#include "tools/subject.h"
 
 namespace cubist {
 
 struct CheckOptions {
-  KernelCallOptions call;
-  ChipOptions chip;
-  std::string policy = "minimal";
-  std::string json;    // file for plan and findings
+  SubjectOptions subject;
+  std::string json;    // file for settings, plan and findings
   std::string dot;     // file for the graph of a deadlock
   bool plan = false;   // print the plan
   bool slack = false;  // print what each wait costs

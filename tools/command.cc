@@ -161,14 +161,20 @@ void AddKernelCall(CLI::App* command, cubist::KernelCallOptions& options) {
   command->add_flag("--causal", options.causal, "Mask keys behind the query: for attention alone");
 }
 
+void AddSubject(CLI::App* command, cubist::SubjectOptions& options) {
+  AddKernelCall(command, options.call);
+  AddChip(command, options.chip);
+  AddPolicy(command, options.policy);
+  command->add_option("--tuning", options.tuning, "File of tilings to use, as `cubist tune` writes it");
+  command->add_option("--tiling", options.tiling, "name=value,..: fields of the tiling to change");
+}
+
 void AddCheck(CLI::App& app, cubist::CheckOptions& options, std::function<int()>& command) {
   CLI::App* check =
       AddCommand(app, "check", "Plan the flags of a kernel on a chip and prove that they suffice",
                  "cubist check flash_attention --shape 8x2048x192x128 --causal --plan", &cubist::CheckCommand,
                  options, command);
-  AddKernelCall(check, options.call);
-  AddChip(check, options.chip);
-  AddPolicy(check, options.policy);
+  AddSubject(check, options.subject);
   check->add_flag("--slack", options.slack, "Print what each wait costs, and what would be saved without it");
   check->add_flag("--plan", options.plan, "Print the plan: pipe pair, event ids, source lines");
   check
@@ -177,7 +183,7 @@ void AddCheck(CLI::App& app, cubist::CheckOptions& options, std::function<int()>
           "Compute the kernel on numbers in program order, eagerly, late and in this many random orders, and "
           "compare the bytes: for small shapes")
       ->check(CLI::Range(1, 1000));
-  AddJson(check, options.json, "plan and findings");
+  AddJson(check, options.json, "settings, plan and findings");
   check->add_option("--dot", options.dot, "File to write the graph of a deadlock to");
 }
 
@@ -213,14 +219,6 @@ void AddAblate(CLI::App& app, cubist::AblateOptions& options, std::function<int(
   ablate->add_flag("--list", options.list, "List the cases, run nothing")->excludes("--json");
 }
 
-void AddSubject(CLI::App* command, cubist::SubjectOptions& options) {
-  AddKernelCall(command, options.call);
-  AddChip(command, options.chip);
-  AddPolicy(command, options.policy);
-  command->add_option("--tuning", options.tuning, "File of tilings to use, as `cubist tune` writes it");
-  command->add_option("--tiling", options.tiling, "name=value,..: fields of the tiling to change");
-}
-
 void AddProfile(CLI::App& app, cubist::ProfileOptions& options, std::function<int()>& command) {
   CLI::App* profile =
       AddCommand(app, "profile", "Show what a kernel's time on a chip goes into, and why",
@@ -244,7 +242,7 @@ void AddProfile(CLI::App& app, cubist::ProfileOptions& options, std::function<in
                       "File to write a Chrome trace to, for Perfetto or MindStudio Insight");
   profile->add_option("--window", options.window,
                       "FROM:TO, in us: the part of the time that the trace and the page's timeline show");
-  AddJson(profile, options.json, "all figures");
+  AddJson(profile, options.json, "settings and all figures");
   profile->add_option("--csv", options.csv, "File to write the figures to");
 }
 

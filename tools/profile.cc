@@ -102,14 +102,14 @@ Status Cut(const Window& window, Profile* profile) {
 // Of larger records the beginning is replayed for the interval, about a second's work, if not all is asked for.
 constexpr std::int64_t kMostForInterval = 500000;
 
-Status Run(const SubjectOptions& options, bool interval, ProfiledCall* call) {
-  call->policy = options.policy;
+Status Run(const SubjectOptions& options, bool interval_of_all, ProfiledCall* call) {
+  call->options = options, call->interval_of_all = interval_of_all;
   CUBIST_RETURN_IF_ERROR(call->subject.Run(&call->profile, /*timeline=*/true, &call->record));
   if (call->profile.launches == 1) {
     RecordedLaunch launch;
     launch.plan = sync::PlanFlags(call->record, call->subject.policy);
     launch.record = std::move(call->record);
-    const bool all = interval || call->profile.instructions <= kMostForInterval;
+    const bool all = interval_of_all || call->profile.instructions <= kMostForInterval;
     const ChipSpec& chip = call->subject.chip;
     const double us = call->profile.time_s * 1e6;
     call->interval =
@@ -146,7 +146,8 @@ int ProfileCommand(const ProfileOptions& options) {
   if (!status.ok()) return BadInput("cubist profile", status.message());
 
   fmt::print("{}", ProfileText(a));
-  if (compares) fmt::print("\nB: {}, {} flags\n{}", b.subject.Title(), b.policy, DifferenceText(a, b));
+  if (compares)
+    fmt::print("\nB: {}, {} flags\n{}", b.subject.Title(), b.options.policy, DifferenceText(a, b));
   nlohmann::ordered_json json = ProfileJson(a);
   if (options.slack) {
     Progress progress(stderr);

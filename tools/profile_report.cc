@@ -115,8 +115,8 @@ std::string ProfileText(const ProfiledCall& call) {
   const Profile& p = call.profile;
   std::string text =
       fmt::format("{}, {} flags\n{}{}, {:.0f} cycles, {} core{}, {} instructions: {}\n\n",
-                  call.subject.Title(), call.policy, FormatSeconds(p.time_s), IntervalText(call), p.cycles,
-                  p.cores_used, p.cores_used == 1 ? "" : "s", p.instructions, p.verdict);
+                  call.subject.Title(), call.options.policy, FormatSeconds(p.time_s), IntervalText(call),
+                  p.cycles, p.cores_used, p.cores_used == 1 ? "" : "s", p.instructions, p.verdict);
   text += PipesText(call.analysis) + "\n";
   if (!call.analysis.critical_path.empty()) text += PathText(call.analysis, p.time_s * 1e6) + "\n";
   text += TrafficText(p) + RooflineText(call.analysis.roofline) + BuffersText(call.analysis);
@@ -146,10 +146,11 @@ std::string DifferenceText(const ProfiledCall& a, const ProfiledCall& b) {
 }
 
 Json ProfileJson(const ProfiledCall& call) {
-  Json json = {{"title", call.subject.Title()},  {"kernel", call.subject.kernel},
-               {"shape", call.subject.shape},    {"dtype", call.subject.dtype},
-               {"chip", call.subject.chip.name}, {"policy", call.policy}};
+  Json json;
   JsonWriter writer{json};
+  writer("title", call.subject.Title());
+  WriteSettings(writer, call.options, call.subject);
+  writer("interval", call.interval_of_all);
   WriteProfileFields(writer, call.profile);
   if (call.interval.known()) json["interval_us"] = {call.interval.low, call.interval.high};
   WriteAnalysisFields(writer, call.profile, call.analysis);

@@ -14,11 +14,12 @@
 namespace cubist {
 
 struct ProfiledCall {
+  SubjectOptions options;
+  bool interval_of_all = false;  // --interval
   Subject subject;
-  std::string policy;
   trace::Record record;
   Profile profile;
-  Interval interval;  // of its time; unknown of several launches, and where it was not asked for
+  Interval interval;  // of its time; unknown of several launches
   Analysis analysis;
 };
 

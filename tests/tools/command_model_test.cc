@@ -103,27 +103,45 @@ TEST_F(CommandTest, SweepsConstantsSizesAndTilings) {
 }
 
 // What stands in a file is enough to have it again.
-TEST_F(CommandTest, SweepsAndAblationsTellTheirSettings) {
+TEST_F(CommandTest, FilesTellTheirSettings) {
   const auto run = [&](const std::string& arguments) {
     const Outcome outcome = Cubist(arguments + " --json '" + Path("file.json") + "'");
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     return Json::parse(Read("file.json"));
   };
-  const Json sweep = run(
-      "sweep flash_attention --shape 2x128x32x32 --dtype fp16 --causal --chip ascend910b4 --policy per-tile "
-      "--set memory.hbm_bytes_per_s=1e12 --tiling q_stages=1 --over LENGTH --values 128,256");
-  EXPECT_EQ(sweep["kernel"], "flash_attention");
-  EXPECT_EQ(sweep["shape"], "2x128x32x32x0");
-  EXPECT_EQ(sweep["dtype"], "fp16");
-  EXPECT_EQ(sweep["causal"], true);
-  EXPECT_EQ(sweep["chip"], "ascend910b4*");
-  EXPECT_EQ(sweep["base"], "ascend910b4");
-  EXPECT_EQ(sweep["set"], Json::array({"memory.hbm_bytes_per_s=1e12"}));
-  EXPECT_EQ(sweep["policy"], "per-tile");
-  EXPECT_EQ(sweep["tuning"], "");
-  EXPECT_EQ(sweep["tiling"], "q_stages=1");
+  const std::string call =
+      "flash_attention --shape 2x128x32x32 --dtype fp16 --causal --chip ascend910b4 --policy per-tile "
+      "--set memory.hbm_bytes_per_s=1e12 --tiling q_stages=1 ";
+  const auto expect_settings = [](const Json& json, const char* shape, const char* hbm) {
+    EXPECT_EQ(json["kernel"], "flash_attention");
+    EXPECT_EQ(json["shape"], shape);
+    EXPECT_EQ(json["dtype"], "fp16");
+    EXPECT_EQ(json["causal"], true);
+    EXPECT_EQ(json["chip"], "ascend910b4*");
+    EXPECT_EQ(json["base"], "ascend910b4");
+    EXPECT_EQ(json["set"].back(), hbm);
+    EXPECT_EQ(json["policy"], "per-tile");
+    EXPECT_EQ(json["tuning"], "");
+    EXPECT_EQ(json["tiling"], "q_stages=1");
+  };
+  const char* const kHbm = "memory.hbm_bytes_per_s=1e12";
+  const Json sweep = run("sweep " + call + "--over LENGTH --values 128,256");
+  expect_settings(sweep, "2x128x32x32x0", kHbm);
   EXPECT_EQ(sweep["over"], "LENGTH");
   EXPECT_EQ(sweep["points"].size(), 2u);
+
+  const Json profile =
+      run("profile " + call + "--interval --vs shape=2x256x32x32 --vs memory.hbm_bytes_per_s=2e12");
+  expect_settings(profile, "2x128x32x32x0", kHbm);
+  EXPECT_EQ(profile["interval"], true);
+  expect_settings(profile["vs"], "2x256x32x32x0", "memory.hbm_bytes_per_s=2e12");
+  EXPECT_EQ(run("profile matmul --shape 64x64x64")["interval"], false);
+
+  const Json check = run("check " + call + "--execute 2");
+  expect_settings(check, "2x128x32x32x0", kHbm);
+  EXPECT_EQ(check["execute"], 2);
+  EXPECT_EQ(check["executed_alike"], true);
+  EXPECT_EQ(check["plan"]["policy"], "per-tile");
 
   const Json ablation =
       run("ablate matmul --only 1024x1024x1024 --budget 2 --chip ascend910b4 --set cube_cores=10");
