@@ -210,6 +210,7 @@ void MakeFlashAttentionGrad(const Shape& shape, DType dtype, const KernelCallOpt
 // Every token to top_k neighbouring experts.
 std::vector<std::int32_t> NeighbouringExperts(std::int64_t tokens, std::int64_t top_k, std::int64_t experts) {
   std::vector<std::int32_t> ids;
+  ids.reserve(static_cast<std::size_t>(tokens * top_k));  // Fails at once where the machine has not so much.
   for (std::int64_t t = 0; t < tokens; ++t) {
     for (std::int64_t j = 0; j < top_k; ++j)
       ids.push_back(static_cast<std::int32_t>((t * 7 + j) % std::max<std::int64_t>(experts, 1)));
