@@ -26,6 +26,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default) /* All of this is what the shared library shows. */
 
 /* ---- Errors */
 
@@ -606,6 +607,7 @@ float cubist_loss_scaler_scale(const cubist_loss_scaler* scaler);
 cubist_status cubist_loss_scaler_unscale(cubist_loss_scaler* scaler, const cubist_tensor* gradients,
                                          size_t count, bool* apply);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

@@ -2,10 +2,12 @@
 #ifndef CUBIST_CUBIST_VERSION_H_
 #define CUBIST_CUBIST_VERSION_H_
 
+#include "npu_model/export.h"
+
 namespace cubist {
 
 // "0.1.0"; the library's interface is the same within 0.1.
-const char* Version();
+CUBIST_EXPORT const char* Version();
 
 }  // namespace cubist
 

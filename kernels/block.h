@@ -16,7 +16,7 @@ namespace cubist {
 
 // What a block's forward pass keeps for the backward one, and the scratch memory of both. Grows with the largest call and
 // is reused by the next ones. One per block and call in flight.
-class BlockState {
+class CUBIST_EXPORT BlockState {
  public:
   // A tensor of that name, dtype and shape; its contents last until it is asked for with another.
   Tensor Take(const std::string& name, DType dtype, std::initializer_list<std::int64_t> sizes);
@@ -29,7 +29,7 @@ class BlockState {
 };
 
 // The kernels of a block as the model predicts them, in order; empty on the host.
-struct BlockProfile {
+struct CUBIST_EXPORT BlockProfile {
   std::vector<std::pair<std::string, Profile>> kernels;
   double time_s() const;
 };

@@ -56,7 +56,7 @@ struct SumArgs {
   ConstTensor a, b, c = {};
   Tensor out;
 };
-Status Sum(const Device& device, const SumArgs& args, Profile* profile);
+CUBIST_COMMAND_EXPORT Status Sum(const Device& device, const SumArgs& args, Profile* profile);
 
 // A block's memory on a device: a tensor of that name, or, where the device does not compute, only its shape.
 class BlockMemory {

@@ -43,10 +43,10 @@ Status TakeTuned(const ChipSpec& chip, const Shape& shape, const std::string& te
 
 // body(0) .. body(count - 1), on the threads of the caller's arena; ForEach of parallel.h without oneTBB for those who
 // include this.
-void SideBySide(std::size_t count, const std::function<void(std::size_t)>& body);
+CUBIST_EXPORT void SideBySide(std::size_t count, const std::function<void(std::size_t)>& body);
 
 // What a choice hangs on, as bytes.
-class ChoiceKey {
+class CUBIST_EXPORT ChoiceKey {
  public:
   template <class T>
   requires std::is_arithmetic_v<T> || std::is_enum_v<T>

@@ -66,11 +66,13 @@ struct FlashAttentionArgs {
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.
-Status FlashAttention(const Device& device, const FlashAttentionArgs& args, Profile* profile = nullptr);
+CUBIST_EXPORT Status FlashAttention(const Device& device, const FlashAttentionArgs& args,
+                                    Profile* profile = nullptr);
 
 // The bytes of GM that the call works in besides its tensors: packed and turned keys, outputs of parts of the keys.
 // Threads of a host keep the tiles of one core besides, whatever the shape.
-Status FlashAttentionWorkspace(const Device& device, const FlashAttentionArgs& args, std::int64_t* bytes);
+CUBIST_EXPORT Status FlashAttentionWorkspace(const Device& device, const FlashAttentionArgs& args,
+                                             std::int64_t* bytes);
 
 }  // namespace cubist
 

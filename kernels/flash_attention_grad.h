@@ -59,12 +59,12 @@ struct FlashAttentionGradArgs {
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.
-Status FlashAttentionGrad(const Device& device, const FlashAttentionGradArgs& args,
-                          Profile* profile = nullptr);
+CUBIST_EXPORT Status FlashAttentionGrad(const Device& device, const FlashAttentionGradArgs& args,
+                                        Profile* profile = nullptr);
 
 // The bytes of GM that the call works in besides its tensors.
-Status FlashAttentionGradWorkspace(const Device& device, const FlashAttentionGradArgs& args,
-                                   std::int64_t* bytes);
+CUBIST_EXPORT Status FlashAttentionGradWorkspace(const Device& device, const FlashAttentionGradArgs& args,
+                                                 std::int64_t* bytes);
 
 }  // namespace cubist
 

@@ -59,7 +59,8 @@ struct GroupedMatmulArgs {
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled; groups
 // are read there too, with or without data.
-Status GroupedMatmul(const Device& device, const GroupedMatmulArgs& args, Profile* profile = nullptr);
+CUBIST_EXPORT Status GroupedMatmul(const Device& device, const GroupedMatmulArgs& args,
+                                   Profile* profile = nullptr);
 
 // The gradients of out with respect to x and to the weights, given dy = d out; either, or both in one launch:
 //   dx(i, p)   = sum over j of dy(i, j) * w_g(p, j) for the rows i of group g; 0 in the rows after the last group
@@ -92,7 +93,8 @@ struct GroupedMatmulGradArgs {
   bool transpose_weights = false;
 };
 
-Status GroupedMatmulGrad(const Device& device, const GroupedMatmulGradArgs& args, Profile* profile = nullptr);
+CUBIST_EXPORT Status GroupedMatmulGrad(const Device& device, const GroupedMatmulGradArgs& args,
+                                       Profile* profile = nullptr);
 
 }  // namespace cubist
 

@@ -19,7 +19,7 @@ struct LossScaleOptions {
 };
 
 // The scale that a loss is multiplied by, so that its fp16 gradients neither vanish nor overflow.
-class LossScaler {
+class CUBIST_EXPORT LossScaler {
  public:
   explicit LossScaler(const LossScaleOptions& options = {}) : options_(options), scale_(options.initial) {}
 

@@ -49,7 +49,7 @@ struct MatmulArgs {
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.
-Status Matmul(const Device& device, const MatmulArgs& args, Profile* profile = nullptr);
+CUBIST_EXPORT Status Matmul(const Device& device, const MatmulArgs& args, Profile* profile = nullptr);
 
 }  // namespace cubist
 

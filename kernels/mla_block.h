@@ -64,10 +64,10 @@ struct MlaBlockGradArgs {
 };
 
 // Errors name the argument, its value and the limit; no output is written then.
-Status MlaBlock(const Device& device, const MlaBlockArgs& args, BlockState* state,
-                BlockProfile* profile = nullptr);
-Status MlaBlockGrad(const Device& device, const MlaBlockGradArgs& args, BlockState* state,
-                    BlockProfile* profile = nullptr);
+CUBIST_EXPORT Status MlaBlock(const Device& device, const MlaBlockArgs& args, BlockState* state,
+                              BlockProfile* profile = nullptr);
+CUBIST_EXPORT Status MlaBlockGrad(const Device& device, const MlaBlockGradArgs& args, BlockState* state,
+                                  BlockProfile* profile = nullptr);
 
 }  // namespace cubist
 

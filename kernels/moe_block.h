@@ -59,10 +59,10 @@ struct MoeBlockGradArgs {
 // Errors name the argument, its value and the limit; no output is written then. On an Npu device without data MoeBlock
 // takes the routes of the state's last call on one that computes, and its tensors may be without data; MoeBlockGrad needs
 // data.
-Status MoeBlock(const Device& device, const MoeBlockArgs& args, BlockState* state,
-                BlockProfile* profile = nullptr);
-Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockState* state,
-                    BlockProfile* profile = nullptr);
+CUBIST_EXPORT Status MoeBlock(const Device& device, const MoeBlockArgs& args, BlockState* state,
+                              BlockProfile* profile = nullptr);
+CUBIST_EXPORT Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockState* state,
+                                  BlockProfile* profile = nullptr);
 
 }  // namespace cubist
 

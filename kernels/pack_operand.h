@@ -33,8 +33,8 @@ struct PackedOperand {
 inline constexpr std::int64_t kPackedAlignment = 64;
 
 // Bytes that PackOperand writes for such matrices; 0 where sizes are negative or beyond 2^62 bytes, or the chip is refused.
-std::int64_t PackedOperandBytes(const Device& device, Side side, DType dtype, std::int64_t rows,
-                                std::int64_t cols, std::int64_t matrices = 1);
+CUBIST_EXPORT std::int64_t PackedOperandBytes(const Device& device, Side side, DType dtype, std::int64_t rows,
+                                              std::int64_t cols, std::int64_t matrices = 1);
 
 //   source     (rows, cols) or (matrices, rows, cols), any strides; fp32, bf16 or fp16
 //   transpose  packs the transpose of each matrix: (cols, rows)
@@ -49,8 +49,8 @@ struct PackOperandArgs {
 
 // Packs. `packed` describes the result, for the arguments of products. Errors name the argument, its value and
 // the limit; nothing is written then.
-Status PackOperand(const Device& device, const PackOperandArgs& args, PackedOperand* packed,
-                   Profile* profile = nullptr);
+CUBIST_EXPORT Status PackOperand(const Device& device, const PackOperandArgs& args, PackedOperand* packed,
+                                 Profile* profile = nullptr);
 
 }  // namespace cubist
 

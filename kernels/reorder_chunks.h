@@ -35,7 +35,8 @@ struct ReorderChunksArgs {
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.
-Status ReorderChunks(const Device& device, const ReorderChunksArgs& args, Profile* profile = nullptr);
+CUBIST_EXPORT Status ReorderChunks(const Device& device, const ReorderChunksArgs& args,
+                                   Profile* profile = nullptr);
 
 }  // namespace cubist
 

@@ -47,8 +47,9 @@ struct RmsNormGradArgs {
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.
-Status RmsNorm(const Device& device, const RmsNormArgs& args, Profile* profile = nullptr);
-Status RmsNormGrad(const Device& device, const RmsNormGradArgs& args, Profile* profile = nullptr);
+CUBIST_EXPORT Status RmsNorm(const Device& device, const RmsNormArgs& args, Profile* profile = nullptr);
+CUBIST_EXPORT Status RmsNormGrad(const Device& device, const RmsNormGradArgs& args,
+                                 Profile* profile = nullptr);
 
 }  // namespace cubist
 

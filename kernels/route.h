@@ -107,8 +107,8 @@ struct RouteGradArgs {
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.
-Status Route(const Device& device, const RouteArgs& args, Profile* profile = nullptr);
-Status RouteGrad(const Device& device, const RouteGradArgs& args, Profile* profile = nullptr);
+CUBIST_EXPORT Status Route(const Device& device, const RouteArgs& args, Profile* profile = nullptr);
+CUBIST_EXPORT Status RouteGrad(const Device& device, const RouteGradArgs& args, Profile* profile = nullptr);
 
 }  // namespace cubist
 

@@ -36,8 +36,8 @@ struct SwiGluGradArgs {
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.
-Status SwiGlu(const Device& device, const SwiGluArgs& args, Profile* profile = nullptr);
-Status SwiGluGrad(const Device& device, const SwiGluGradArgs& args, Profile* profile = nullptr);
+CUBIST_EXPORT Status SwiGlu(const Device& device, const SwiGluArgs& args, Profile* profile = nullptr);
+CUBIST_EXPORT Status SwiGluGrad(const Device& device, const SwiGluGradArgs& args, Profile* profile = nullptr);
 
 }  // namespace cubist
 

@@ -108,8 +108,10 @@ struct TokenUnpermuteArgs {
 };
 
 // Errors name the argument, its value and the limit; nothing is written then. On Npu devices `profile` is filled.
-Status TokenPermute(const Device& device, const TokenPermuteArgs& args, Profile* profile = nullptr);
-Status TokenUnpermute(const Device& device, const TokenUnpermuteArgs& args, Profile* profile = nullptr);
+CUBIST_EXPORT Status TokenPermute(const Device& device, const TokenPermuteArgs& args,
+                                  Profile* profile = nullptr);
+CUBIST_EXPORT Status TokenUnpermute(const Device& device, const TokenUnpermuteArgs& args,
+                                    Profile* profile = nullptr);
 
 }  // namespace cubist
 

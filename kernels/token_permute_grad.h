@@ -65,9 +65,10 @@ struct TokenUnpermuteGradArgs {
 
 // Errors name the argument, its value and the limit; nothing is written then. Outputs may not overlap anything. On Npu
 // devices `profile` is filled.
-Status TokenPermuteGrad(const Device& device, const TokenPermuteGradArgs& args, Profile* profile = nullptr);
-Status TokenUnpermuteGrad(const Device& device, const TokenUnpermuteGradArgs& args,
-                          Profile* profile = nullptr);
+CUBIST_EXPORT Status TokenPermuteGrad(const Device& device, const TokenPermuteGradArgs& args,
+                                      Profile* profile = nullptr);
+CUBIST_EXPORT Status TokenUnpermuteGrad(const Device& device, const TokenUnpermuteGradArgs& args,
+                                        Profile* profile = nullptr);
 
 }  // namespace cubist
 

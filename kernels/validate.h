@@ -29,11 +29,13 @@ struct Argument {
 };
 
 // The fewest digits that tell a number from its neighbours, as "1e-20".
-std::string TextOf(float value);
+CUBIST_EXPORT std::string TextOf(float value);
 // An option of a kernel that is no tensor: "route: scale is inf, needs a finite value".
-Status OptionError(const char* kernel, const char* name, const std::string& value, const std::string& needs);
-Status OptionError(const char* kernel, const char* name, float value, const std::string& needs);
-Status OptionError(const char* kernel, const char* name, std::int64_t value, const std::string& needs);
+CUBIST_EXPORT Status OptionError(const char* kernel, const char* name, const std::string& value,
+                                 const std::string& needs);
+CUBIST_EXPORT Status OptionError(const char* kernel, const char* name, float value, const std::string& needs);
+CUBIST_EXPORT Status OptionError(const char* kernel, const char* name, std::int64_t value,
+                                 const std::string& needs);
 
 // A dimension that must have a known size, and where that size comes from, e.g. {"K of a", 7}.
 struct Dim {
@@ -43,25 +45,25 @@ struct Dim {
 };
 
 // Given, of this rank, with sizes >= 0 and as `dims` says.
-Status CheckShape(const Argument& arg, std::span<const Dim> dims);
+CUBIST_EXPORT Status CheckShape(const Argument& arg, std::span<const Dim> dims);
 inline Status CheckShape(const Argument& arg, std::initializer_list<Dim> dims) {
   return CheckShape(arg, std::span(dims.begin(), dims.size()));
 }
-Status CheckDType(const Argument& arg, std::initializer_list<DType> allowed);
+CUBIST_EXPORT Status CheckDType(const Argument& arg, std::initializer_list<DType> allowed);
 inline constexpr std::initializer_list<DType> kFloatTypes{DType::kF32, DType::kBF16, DType::kF16};
 // Strides >= 0, no overflow of 64-bit byte offsets, data not null (where it is
 // needed) and aligned to its elements.
-Status CheckStorage(const Argument& arg, bool needs_data);
+CUBIST_EXPORT Status CheckStorage(const Argument& arg, bool needs_data);
 // No two elements in one place.
-Status CheckWritable(const Argument& arg);
+CUBIST_EXPORT Status CheckWritable(const Argument& arg);
 // An output shares no element with another argument. Tensors that interleave
 // (columns of one matrix) may be apart.
-Status CheckApart(const Argument& output, const Argument& other);
+CUBIST_EXPORT Status CheckApart(const Argument& output, const Argument& other);
 // Outputs of a list share no element with each other; `name` is the list's.
-Status CheckListApart(const char* kernel, const char* name, std::span<const Tensor> outputs);
+CUBIST_EXPORT Status CheckListApart(const char* kernel, const char* name, std::span<const Tensor> outputs);
 // All of the above for a call's tensors, given or not, whose data is needed where the device computes.
-Status CheckTensors(const Device& device, std::initializer_list<const Argument*> inputs,
-                    std::initializer_list<const Argument*> outputs);
+CUBIST_EXPORT Status CheckTensors(const Device& device, std::initializer_list<const Argument*> inputs,
+                                  std::initializer_list<const Argument*> outputs);
 
 }  // namespace cubist
 

@@ -109,7 +109,7 @@ struct BufferSpec {
 // Hand-over slots stand in GM, of which there is more than any kernel hands over.
 inline constexpr std::int64_t kHandOverBytes = std::int64_t{1} << 40;
 
-struct ChipSpec {
+struct CUBIST_EXPORT ChipSpec {
   std::string name;
   // A host runs all pipes of a core on one thread, one after the other; an NPU runs them side by side.
   bool pipes_overlap = true;
@@ -244,17 +244,17 @@ struct ChipSpec {
 };
 
 // "ascend910b1" .. "ascend910b4". An unknown name is an error that lists the known ones.
-Status FindChip(std::string_view name, ChipSpec* chip);
-std::vector<std::string> ChipNames();
+CUBIST_EXPORT Status FindChip(std::string_view name, ChipSpec* chip);
+CUBIST_EXPORT std::vector<std::string> ChipNames();
 
-const ChipSpec& Ascend910B1();
-const ChipSpec& Ascend910B2();
-const ChipSpec& Ascend910B3();
-const ChipSpec& Ascend910B4();
+CUBIST_EXPORT const ChipSpec& Ascend910B1();
+CUBIST_EXPORT const ChipSpec& Ascend910B2();
+CUBIST_EXPORT const ChipSpec& Ascend910B3();
+CUBIST_EXPORT const ChipSpec& Ascend910B4();
 
 // This machine: caches read from the operating system, Cube and panel shapes from
 // the SIMD target in use. One table per target, made on first use.
-const ChipSpec& HostChip();
+CUBIST_EXPORT const ChipSpec& HostChip();
 
 }  // namespace cubist
 

@@ -21,14 +21,14 @@ struct NamedConstant {
 };
 
 // All of them, in the order of the table.
-std::vector<NamedConstant> ConstantsOf(const ChipSpec& chip);
+CUBIST_EXPORT std::vector<NamedConstant> ConstantsOf(const ChipSpec& chip);
 
 // Whether each is one that could be set: a chip that somebody else has made is checked before it is modelled.
-Status CheckChip(const ChipSpec& chip);
+CUBIST_EXPORT Status CheckChip(const ChipSpec& chip);
 
 // Sets one. An unknown name is an error that tells the nearest one, an impossible value one that tells the limits.
 // cube_cores sets how many run side by side, too. The constant becomes a guess whose source is "set by the user".
-Status SetConstant(ChipSpec* chip, std::string_view name, double value);
+CUBIST_EXPORT Status SetConstant(ChipSpec* chip, std::string_view name, double value);
 
 }  // namespace cubist
 

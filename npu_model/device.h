@@ -52,7 +52,7 @@ struct CallerWorkspace {
   bool given() const { return data != nullptr || bytes != 0; }
 };
 
-class Device {
+class CUBIST_EXPORT Device {
  public:
   enum class Kind { kHost, kNpu };
 
@@ -82,8 +82,8 @@ class Device {
   Status status_;
 };
 
-Device Host(HostOptions options = {});
-Device Npu(const ChipSpec& chip, NpuOptions options = {});
+CUBIST_EXPORT Device Host(HostOptions options = {});
+CUBIST_EXPORT Device Npu(const ChipSpec& chip, NpuOptions options = {});
 
 }  // namespace cubist
 

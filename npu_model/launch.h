@@ -24,7 +24,7 @@
 
 namespace cubist {
 
-class Launch {
+class CUBIST_EXPORT Launch {
  public:
   // To run; or to measure the workspace alone: phases do nothing then, and workspaces have no memory.
   enum class Purpose { kRun, kMeasure };
@@ -175,7 +175,8 @@ Status MeasureLaunch(const Device& device, const char* kernel, Body&& body, std:
 }
 
 // Whether a caller's workspace has the bytes that a call needs.
-Status CheckWorkspace(const char* kernel, const CallerWorkspace& workspace, std::int64_t needed);
+CUBIST_EXPORT Status CheckWorkspace(const char* kernel, const CallerWorkspace& workspace,
+                                    std::int64_t needed);
 
 // Runs body(launch), a call's phases, in the caller's workspace where one is given and large enough for all of it.
 template <class Body>

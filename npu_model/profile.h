@@ -26,7 +26,7 @@ struct TimelineSlice {
   std::uint32_t phase = 0, instr = 0;  // in the record: of the launch, and in program order of the core
 };
 
-struct Profile {
+struct CUBIST_EXPORT Profile {
   std::string kernel, chip;
   double time_s = 0;   // launch, all phases and the barriers between them
   double cycles = 0;   // time_s in cycles of the chip's clock

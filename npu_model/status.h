@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "npu_model/export.h"
+
 namespace cubist {
 
 enum class StatusCode { kOk, kInvalidArgument, kUnsupported, kOutOfMemory };
@@ -28,10 +30,12 @@ inline Status InvalidArgument(std::string message) {
   return {StatusCode::kInvalidArgument, std::move(message)};
 }
 
-[[noreturn]] void CheckFailed(const char* file, int line, const char* condition, const std::string& message);
-[[noreturn]] void CheckFailed(const char* file, int line, const char* condition, const char* message);
-[[noreturn]] void CheckFailed(const char* file, int line, const char* condition, const char* owner,
-                              const char* message);
+[[noreturn]] CUBIST_EXPORT void CheckFailed(const char* file, int line, const char* condition,
+                                            const std::string& message);
+[[noreturn]] CUBIST_EXPORT void CheckFailed(const char* file, int line, const char* condition,
+                                            const char* message);
+[[noreturn]] CUBIST_EXPORT void CheckFailed(const char* file, int line, const char* condition,
+                                            const char* owner, const char* message);
 
 }  // namespace cubist
 

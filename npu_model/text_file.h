@@ -4,12 +4,13 @@
 
 #include <string>
 
+#include "npu_model/export.h"
 #include "npu_model/status.h"
 
 namespace cubist {
 
 // An error names the file and says why it cannot be read: it is not there, or a folder, or may not be.
-Status ReadTextFile(const std::string& path, std::string* text);
+CUBIST_COMMAND_EXPORT Status ReadTextFile(const std::string& path, std::string* text);
 
 }  // namespace cubist
 

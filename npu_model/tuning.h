@@ -32,7 +32,7 @@ struct TilingChoice {
   std::string chosen;  // what the call used
 };
 
-class Tuning {
+class CUBIST_EXPORT Tuning {
  public:
   // What an earlier entry for the same kernel, chip and shape said is replaced.
   void Set(const std::string& kernel, const std::string& chip, const std::string& shape,

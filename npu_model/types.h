@@ -10,6 +10,8 @@
 #include <initializer_list>
 #include <type_traits>
 
+#include "npu_model/export.h"
+
 namespace cubist {
 
 // bfloat16: the upper half of a float. Conversion rounds to nearest, ties to even; NaN stays (quiet) NaN.

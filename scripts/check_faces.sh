@@ -60,8 +60,8 @@ found=$(awk '
     sub(/\/\/.*/, "", line); gsub(/\/\*[^*]*\*\//, "", line)
     if (FILENAME ~ /\.py$/ && match(line, /^def [a-z_0-9]+/)) functions[substr(line, 5, RLENGTH - 4)] = 1
     if (FILENAME ~ /\.(h|cc)$/ && FILENAME !~ /^tools/) {
-      if (match(line, /^Status [A-Za-z]+\(const Device& device, const [A-Za-z]+Args& args/)) {
-        name = line; sub(/^Status /, "", name); sub(/\(.*/, "", name)
+      if (match(line, /^CUBIST_EXPORT Status [A-Za-z]+\(const Device& device, const [A-Za-z]+Args& args/)) {
+        name = line; sub(/^CUBIST_EXPORT Status /, "", name); sub(/\(.*/, "", name)
         if (name !~ /Workspace$/) kernels[name] = 1
       }
       if (line ~ /^(typedef )?struct [A-Za-z_]+ \{/) {

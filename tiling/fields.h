@@ -37,7 +37,7 @@ std::string FieldText(const T& value) {
   }
 }
 
-class FieldPrinter {
+class CUBIST_EXPORT FieldPrinter {
  public:
   template <class T>
   void operator()(const Field& field, const T& value) {
@@ -65,7 +65,7 @@ std::string TilingText(const ChipSpec& chip, const Shape& shape, const Tiling& t
 }
 
 // Reads the fields that a text names, once each, into a struct's members; the others keep what they hold.
-class FieldParser {
+class CUBIST_EXPORT FieldParser {
  public:
   explicit FieldParser(std::string_view text);
 

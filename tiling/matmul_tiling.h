@@ -152,11 +152,11 @@ void VisitFields(const ChipSpec& chip, const MatmulShape& s, Tiling& t, Visit&& 
 struct KParts {
   std::int64_t count = 1, length = 0;
 };
-KParts PartsOf(const ChipSpec& chip, const MatmulShape& shape);
+CUBIST_EXPORT KParts PartsOf(const ChipSpec& chip, const MatmulShape& shape);
 
 // Rows of a tile in UB, with what the shape needs there besides: all of a block's where a Vector core takes it as the
 // Cube leaves it, otherwise as many as fit.
-std::int64_t UbRows(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling);
+CUBIST_EXPORT std::int64_t UbRows(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling);
 
 inline int UbStages(const ChipSpec& chip) { return chip.pipes_overlap ? 2 : 1; }
 
@@ -208,10 +208,10 @@ inline std::int64_t ReplayWork(const MatmulShape& s, const MatmulTiling& t) {
 }
 
 // Whether every ring fits its buffer.
-bool Fits(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling);
+CUBIST_EXPORT bool Fits(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling);
 
 // All tilings worth pricing; those that do not fit are left out.
-std::vector<MatmulTiling> Candidates(const ChipSpec& chip, const MatmulShape& shape);
+CUBIST_EXPORT std::vector<MatmulTiling> Candidates(const ChipSpec& chip, const MatmulShape& shape);
 
 // Whether a Mmad reads A's rows where they lie in GM. Rows as long as a way of a first-level cache would stand in one of
 // its sets: a Mmad copies them again for every block of columns. A few rows are read wherever they are.
@@ -233,11 +233,11 @@ inline bool PassesB(const ChipSpec& chip, const MatmulShape& s, const MatmulTili
 
 // Predicted cycles. Without `one_product` blocks of a row or column belong to different operands (GroupedMatmul), and no
 // cores queue for the same lines.
-double Price(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling,
-             bool one_product = true);
+CUBIST_EXPORT double Price(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling,
+                           bool one_product = true);
 
 // The cheapest candidate. Remembers its last answers. An error names the buffer that nothing fits.
-Status Choose(const ChipSpec& chip, const MatmulShape& shape, MatmulTiling* tiling);
+CUBIST_EXPORT Status Choose(const ChipSpec& chip, const MatmulShape& shape, MatmulTiling* tiling);
 
 }  // namespace cubist
 

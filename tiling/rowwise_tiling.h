@@ -74,10 +74,10 @@ inline std::int64_t ReplayWork(const RowwiseShape& s, const RowwiseTiling& t) {
   return tiles * (s.loads + s.stores + s.vector_passes) / kInstructions;
 }
 
-bool Fits(const ChipSpec& chip, const RowwiseShape& shape, const RowwiseTiling& tiling);
-std::vector<RowwiseTiling> RowwiseCandidates(const ChipSpec& chip, const RowwiseShape& shape);
-double Price(const ChipSpec& chip, const RowwiseShape& shape, const RowwiseTiling& tiling);
-Status Choose(const ChipSpec& chip, const RowwiseShape& shape, RowwiseTiling* tiling);
+CUBIST_EXPORT bool Fits(const ChipSpec& chip, const RowwiseShape& shape, const RowwiseTiling& tiling);
+CUBIST_EXPORT std::vector<RowwiseTiling> RowwiseCandidates(const ChipSpec& chip, const RowwiseShape& shape);
+CUBIST_EXPORT double Price(const ChipSpec& chip, const RowwiseShape& shape, const RowwiseTiling& tiling);
+CUBIST_EXPORT Status Choose(const ChipSpec& chip, const RowwiseShape& shape, RowwiseTiling* tiling);
 
 }  // namespace cubist
 

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "npu_model/export.h"
+
 namespace cubist {
 
 struct Ceilings {
@@ -20,19 +22,20 @@ struct Ceilings {
 // Each is the best of several repetitions of some milliseconds, in a oneTBB arena of `threads` threads (0:
 // all that the machine has). Memory is measured over buffers well beyond the last-level cache, filled with
 // random bits: non-temporal stores of zeros are two to three times as fast as those of anything else.
-double MeasurePeakFma(int threads);
-double MeasurePeakDotBf16(int threads);  // 0 where the CPU has no such product
-double MeasureStreamRead(int threads);
-double MeasureStreamWrite(int threads);
-double MeasureStreamCopy(int threads);
-Ceilings MeasureCeilings(int threads);
+CUBIST_COMMAND_EXPORT double MeasurePeakFma(int threads);
+CUBIST_COMMAND_EXPORT double MeasurePeakDotBf16(int threads);  // 0 where the CPU has no such product
+CUBIST_COMMAND_EXPORT double MeasureStreamRead(int threads);
+CUBIST_COMMAND_EXPORT double MeasureStreamWrite(int threads);
+CUBIST_COMMAND_EXPORT double MeasureStreamCopy(int threads);
+CUBIST_COMMAND_EXPORT Ceilings MeasureCeilings(int threads);
 
 // The least time that moving these bytes takes: each direction has its ceiling, and both together have one.
-double MemoryFloorSeconds(const Ceilings& ceilings, double bytes_read, double bytes_written);
+CUBIST_COMMAND_EXPORT double MemoryFloorSeconds(const Ceilings& ceilings, double bytes_read,
+                                                double bytes_written);
 
 // Bytes of the data or unified cache of a level (1 to 3) that the first core sees, from Linux's sysfs; 0 where
 // it does not say. (On some AMD processors sysconf adds up L3 caches that this core does not share.)
-std::int64_t CacheBytes(int level);
+CUBIST_COMMAND_EXPORT std::int64_t CacheBytes(int level);
 
 }  // namespace cubist
 

@@ -27,7 +27,7 @@
 namespace cubist {
 
 // What the cores of one virtual AI core share.
-struct HostContext {
+struct CUBIST_EXPORT HostContext {
   HostContext(const ChipSpec& chip, Scratch& scratch, int index, int count);
   ~HostContext() { FlushStreams(); }
 
@@ -78,7 +78,7 @@ struct HostContext {
 };
 
 // Cube core, computing. Method by method the Cube instructions of core.h.
-class HostCube {
+class CUBIST_EXPORT HostCube {
  public:
   explicit HostCube(HostContext& context) : context_(&context) {}
 
@@ -106,7 +106,7 @@ class HostCube {
 };
 
 // Vector core, computing.
-class HostVector {
+class CUBIST_EXPORT HostVector {
  public:
   HostVector(HostContext& context, int lane) : context_(&context), lane_(lane) {}
 

@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "npu_model/export.h"
+
 namespace cubist {
 
-class Scratch {
+class CUBIST_EXPORT Scratch {
  public:
   Scratch() = default;
   Scratch(const Scratch&) = delete;
@@ -44,7 +46,7 @@ class Scratch {
 };
 
 // The calling thread's own.
-Scratch& ThreadScratch();
+CUBIST_EXPORT Scratch& ThreadScratch();
 
 }  // namespace cubist
 

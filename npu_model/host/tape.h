@@ -20,7 +20,7 @@ struct ProductData {
 };
 
 // One core's.
-class CoreTape {
+class CUBIST_EXPORT CoreTape {
  public:
   using Mmad = decltype(CubeOps::mmad_f32);
   using Pack = decltype(CubeOps::pack_b);

@@ -111,10 +111,10 @@ struct VectorOps {
 
 // Orders the calling thread's non-temporal stores before whatever it stores next. One per core, not one per row: it
 // waits for the write buffers to drain.
-void FlushStreams();
+CUBIST_EXPORT void FlushStreams();
 
 // The tables of the best target that the CPU has (or that hwy::SetSupportedTargetsForTest left). Cheap, not cached.
-const CubeOps& BestCubeOps();
+CUBIST_COMMAND_EXPORT const CubeOps& BestCubeOps();
 const VectorOps& BestVectorOps();
 
 }  // namespace cubist

@@ -40,7 +40,7 @@ enum class Fault : std::uint8_t {
   kPadding,     // read of bytes that a move into UB lost, because it writes whole blocks
 };
 inline constexpr int kFaultCount = 13;
-const char* NameOf(Fault fault);
+CUBIST_EXPORT const char* NameOf(Fault fault);
 
 // An instruction of a record, or (op empty) a synchronisation instruction near it.
 struct Place {
@@ -63,7 +63,7 @@ struct Finding {
   std::int64_t count = 1;           // findings of this kind between these lines
 };
 // One or more lines for people.
-std::string ToString(const Finding& finding);
+CUBIST_EXPORT std::string ToString(const Finding& finding);
 
 struct CheckResult {
   std::vector<Finding> findings;
@@ -73,7 +73,7 @@ struct CheckResult {
   bool ok() const { return findings.empty(); }
 };
 
-CheckResult Check(const trace::Record& record, const Plan& plan);
+CUBIST_EXPORT CheckResult Check(const trace::Record& record, const Plan& plan);
 
 }  // namespace cubist::sync
 

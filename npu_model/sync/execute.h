@@ -13,8 +13,8 @@ namespace cubist::sync {
 // pipes and the plan's flags allow. False if a core gets stuck; `gm` then holds what was done so far. The record
 // must hold no instruction that trace::UnknownTo names, and be made with data where a kernel reads numbers that it
 // computes with. Interpreted element by element: for small shapes.
-bool Execute(const trace::Record& record, const Plan& plan, Schedule schedule, unsigned seed,
-             trace::GmImage* gm);
+CUBIST_COMMAND_EXPORT bool Execute(const trace::Record& record, const Plan& plan, Schedule schedule,
+                                   unsigned seed, trace::GmImage* gm);
 
 }  // namespace cubist::sync
 

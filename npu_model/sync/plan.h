@@ -25,7 +25,7 @@ enum class Kind : std::uint8_t {
   kCrossSet,   // CrossCoreSetFlag<2, pipe>(id)
   kCrossWait,  // CrossCoreWaitFlag<2, pipe>(id)
 };
-const char* NameOf(Kind kind);
+CUBIST_EXPORT const char* NameOf(Kind kind);
 inline bool IsSet(Kind kind) { return kind == Kind::kSetFlag || kind == Kind::kCrossSet; }
 
 struct SyncOp {
@@ -72,9 +72,9 @@ struct Plan {
 
 // Orders every pair of instructions of a core that touch the same bytes, one of them writing, in program
 // order. Every wait stands behind its set in program order, so that a plan cannot deadlock.
-Plan PlanFlags(const trace::Record& record, Policy policy);
+CUBIST_EXPORT Plan PlanFlags(const trace::Record& record, Policy policy);
 // The same as if the record were of a chip with other flags.
-Plan PlanFlags(const trace::Record& record, Policy policy, const ChipSpec& chip);
+CUBIST_EXPORT Plan PlanFlags(const trace::Record& record, Policy policy, const ChipSpec& chip);
 
 }  // namespace cubist::sync
 

@@ -39,27 +39,27 @@ struct OpPlace {
 
 // By phase, core, pipes and lines. Flags that do not pair are left out; the checker reports them. `members`, where
 // given, gets the ops of every row.
-std::vector<PlanRow> Fold(const trace::Record& record, const Plan& plan,
-                          std::vector<std::vector<OpPlace>>* members = nullptr);
+CUBIST_EXPORT std::vector<PlanRow> Fold(const trace::Record& record, const Plan& plan,
+                                        std::vector<std::vector<OpPlace>>* members = nullptr);
 // "MTE2_MTE1", "PipeBarrier<V>", ..
-std::string FlagText(const PlanRow& row);
+CUBIST_EXPORT std::string FlagText(const PlanRow& row);
 // "Cube", "Vector to Cube", ..
-const char* SideText(const PlanRow& row);
+CUBIST_EXPORT const char* SideText(const PlanRow& row);
 // "kernels/multiply_block_kernel.h:70 Load L1"
-std::string LineText(const PlanRow::Line& line);
+CUBIST_EXPORT std::string LineText(const PlanRow::Line& line);
 
 // A table to carry to the device: pipe pair, event ids, behind which line, in front of which, how often; then
 // where ids ran out.
-std::string PlanTable(const trace::Record& record, const Plan& plan);
+CUBIST_EXPORT std::string PlanTable(const trace::Record& record, const Plan& plan);
 // {"kernel", "chip", "policy", "rows": [{"phase", "core", "kind", "from", "to", "ids", "set", "wait", "count"}],
 //  "shortages": [..]}
-std::string PlanJson(const trace::Record& record, const Plan& plan);
+CUBIST_EXPORT std::string PlanJson(const trace::Record& record, const Plan& plan);
 
 // A verdict in a line, then every finding.
-std::string CheckText(const CheckResult& result);
+CUBIST_EXPORT std::string CheckText(const CheckResult& result);
 // {"ok", "instructions", "flags", "findings": [{"fault", "phase", "core", "memory", "begin", "end", "first",
 //  "second", "missing", "chain", "count"}]}
-std::string CheckJson(const CheckResult& result);
+CUBIST_EXPORT std::string CheckJson(const CheckResult& result);
 
 }  // namespace cubist::sync
 

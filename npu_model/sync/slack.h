@@ -29,13 +29,14 @@ struct Slack {
 
 // Replays the record without each row of the plan (Fold), one after the other; `progress`, where given, is told how
 // many of how many are done.
-Slack FindSlack(const trace::Record& record, const Plan& plan,
-                const std::function<void(std::size_t done, std::size_t all)>& progress = {});
+CUBIST_COMMAND_EXPORT Slack
+FindSlack(const trace::Record& record, const Plan& plan,
+          const std::function<void(std::size_t done, std::size_t all)>& progress = {});
 
 // Rows in which a pipe stands still or time could be saved, as a table.
-std::string SlackTable(const Slack& slack);
+CUBIST_COMMAND_EXPORT std::string SlackTable(const Slack& slack);
 // {"time_us", "shortage_us", "rows": [{"core", "flag", "set", "wait", "count", "waited_us", "saved_us"}]}
-std::string SlackJson(const Slack& slack);
+CUBIST_COMMAND_EXPORT std::string SlackJson(const Slack& slack);
 
 }  // namespace cubist::sync
 

@@ -38,7 +38,7 @@ struct Dependency {
 // for: the last writer of bytes that it reads (RAW), and the last readers (WAR) and writer
 // (WAW) of bytes that it writes. Waits that an earlier instruction of the same agent
 // already has are left out. Order inside an agent is the program's and is not listed.
-class Dependencies {
+class CUBIST_COMMAND_EXPORT Dependencies {
  public:
   explicit Dependencies(const CoreRecord& record);
 

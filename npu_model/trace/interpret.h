@@ -22,10 +22,10 @@ using GmImage = std::vector<std::vector<std::byte>>;
 
 // What a launch finds: inputs as the record's caller gave them. Bytes that a record does not hold, because it was made
 // without data, are small numbers made from `seed`, of the tensor's dtype.
-GmImage InitialGm(const Record& record, unsigned seed);
+CUBIST_COMMAND_EXPORT GmImage InitialGm(const Record& record, unsigned seed);
 
 // The first instruction of a record that the interpreter does not know, by name; null if it knows all.
-const char* UnknownTo(const Record& record);
+CUBIST_COMMAND_EXPORT const char* UnknownTo(const Record& record);
 
 // One core of a phase.
 class Interpreter {

@@ -87,7 +87,7 @@ enum class Op : std::uint8_t {
   kReceiveL1,  // MTE2  workspace -> L1
 };
 inline constexpr int kOpCount = static_cast<int>(Op::kReceiveL1) + 1;
-const char* NameOf(Op op);
+CUBIST_EXPORT const char* NameOf(Op op);
 
 // A rectangle of a slot. `slot` is an index into CoreRecord::slots, or ~i for CoreRecord::workspace[i].
 struct Operand {
@@ -249,10 +249,10 @@ struct Record {
 };
 
 // Whether it takes Cube and Vector cores.
-bool IsMixed(const Record& record);
+CUBIST_EXPORT bool IsMixed(const Record& record);
 
 // From the launch to the first instruction, in seconds.
-double LaunchSeconds(const Record& record);
+CUBIST_EXPORT double LaunchSeconds(const Record& record);
 
 }  // namespace cubist::trace
 

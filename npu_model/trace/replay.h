@@ -36,10 +36,10 @@ struct ReplayOptions {
 
 // A pure function of its arguments, so that a tool may leave out a flag and replay. A plan in which a WaitFlag has no
 // set is a programming error.
-Profile Replay(const Record& record, const sync::Plan& plan, const ReplayOptions& options = {});
+CUBIST_EXPORT Profile Replay(const Record& record, const sync::Plan& plan, const ReplayOptions& options = {});
 
 // By a minimal plan.
-Profile Replay(const Record& record, bool timeline);
+CUBIST_EXPORT Profile Replay(const Record& record, bool timeline);
 
 }  // namespace cubist::trace
 

@@ -24,7 +24,7 @@ namespace cubist {
 namespace trace {
 
 // Writes a CoreRecord: interns operands, accesses and source lines.
-class Recorder {
+class CUBIST_EXPORT Recorder {
  public:
   Recorder(const ChipSpec& chip, CoreRecord* out) : line_(chip.memory.l2_line), out_(out) {}
 
@@ -58,7 +58,7 @@ class Recorder {
 };
 
 // What the cores of one recorded AI core share.
-struct TraceState {
+struct CUBIST_EXPORT TraceState {
   TraceState(const ChipSpec& chip, Scratch& scratch, int index, int count, bool with_data, CoreRecord* out)
       : context(chip, scratch, index, count), with_data(with_data), recorder(chip, out) {}
 
@@ -77,7 +77,7 @@ struct TraceState {
 GmAccess AccessOf(const Gm& gm, Path path, bool writes);
 GmAccess AccessOf(const ChipSpec& chip, const PackedGm& packed, Path path, bool writes);
 
-class TraceCube {
+class CUBIST_EXPORT TraceCube {
  public:
   explicit TraceCube(TraceState& state) : state_(&state), host_(state.context) {}
 
@@ -162,7 +162,7 @@ class VectorRecorder {
   int lane_;
 };
 
-class TraceVector {
+class CUBIST_EXPORT TraceVector {
  public:
   TraceVector(TraceState& state, int lane)
       : state_(&state), lane_(lane), host_(state.context, lane), record_(state.recorder, lane) {}

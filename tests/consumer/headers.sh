@@ -57,7 +57,7 @@ ${CC:-cc} -std=c11 -Wall -Wextra -pedantic -Werror $include -fsyntax-only "$work
 echo '#include "cubist/cubist.h"' >"$work/one.cc"
 # shellcheck disable=SC2086
 $compiler -std=c++20 -MM $include "$work/one.cc" >"$work/all"
-for header in $(grep -l '^Status [A-Za-z]*(const Device& device, const [A-Za-z]*Args& args' "$prefix"/include/cubist/kernels/*.h); do
+for header in $(grep -l '^CUBIST_EXPORT Status [A-Za-z]*(const Device& device, const [A-Za-z]*Args& args' "$prefix"/include/cubist/kernels/*.h); do
   grep -q "kernels/$(basename "$header")" "$work/all" || fail "cubist/cubist.h lacks kernels/$(basename "$header")"
 done
 exit $failed
