@@ -34,6 +34,16 @@ ScoreOperands AddScoreOperands(Launch& launch, const Args& args, const Shape& sh
   return g;
 }
 
+// The pairs that the mask hides, counted by `cell` of its rows.
+inline HiddenPairs CountHidden(Launch& launch, const GmTensor& mask, std::int64_t cell) {
+  HiddenPairs hidden{&mask, nullptr, cell};
+  const std::int64_t batches = hidden.Distinct(0), heads = hidden.Distinct(1),
+                     cells = CeilDiv(hidden.Distinct(2), cell);
+  hidden.counts = launch.Workspace("hidden", DType::kI32, {batches, heads, cells, mask.sizes[3] + 1});
+  launch.OnVectorCores(batches * heads * cells, [&](auto& core) { CountHiddenKernel(core, hidden); });
+  return hidden;
+}
+
 // How rows of queries and of keys are turned to their positions.
 struct Rotations {
   RotateOperands of_queries, of_keys;

@@ -8,6 +8,7 @@
 #include <limits>
 #include <optional>
 
+#include "kernels/attention_mask_kernel.h"
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
 #include "tiling/attention_band.h"
@@ -31,6 +32,7 @@ struct ScoreOperands {
   float soft_cap = 0;              // 0: none.
   const GmTensor* bias = nullptr;  // (sequence, n, sq, skv)
   const GmTensor* mask = nullptr;  // (sequence, n, sq, skv)
+  HiddenPairs hidden;              // By the mask.
   AlibiOperands alibi;
   DropoutStream dropout;
   float dropout_factor = 1;  // Of kept weights.

@@ -121,6 +121,8 @@ class ForwardCall {
   Status Run(const Device& device, const FlashAttentionTiling* forced = nullptr) {
     CUBIST_RETURN_IF_ERROR(device.status());
     const ChipSpec& chip = launch_.chip();
+    if (!device.computes())
+      args_.mask.data = nullptr;  // It hides nothing then, so that no tiling depends on it.
     step_ = std::max(chip.PackedStep(Role::kB, shape_.in), chip.mmad.n_step);
     sequences_ =
         SequencesOf(args_.causal, args_.window, args_.prefix, args_.lengths, shape_.sq, shape_.skv, step_);
@@ -136,6 +138,7 @@ class ForwardCall {
     const FlashAttentionSchedule schedule(shape_, tiling_, sequences_);
     const KeysInUse keys(schedule, args_);
     AddTensors();
+    if (shape_.mask) g_.hidden = CountHidden(launch_, *g_.mask, tiling_.mask_cell(shape_));
     if (shape_.rotate) TurnRows(schedule, keys);
     if (tiling_.pack_kv) PackKeys(keys);
     const std::int64_t heads = shape_.heads, part_rows = schedule.part_rows();

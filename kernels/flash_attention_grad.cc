@@ -152,6 +152,8 @@ class GradCall {
 
   // With `forced` in place of the tiling of its choice, where that is given.
   Status Run(const Device& device, const FlashAttentionGradTiling* forced = nullptr) {
+    if (!device.computes())
+      args_.mask.data = nullptr;  // It hides nothing then, so that no tiling depends on it.
     if (forced != nullptr) {
       t_ = *forced;
     } else {
@@ -165,6 +167,7 @@ class GradCall {
     sequences_ = GradSequencesOf(args_, s_, step_);
     schedule_.emplace(s_, t_, sequences_);
     AddTensors();
+    if (s_.mask) g_.hidden = CountHidden(launch_, *g_.mask, t_.mask_cell(s_));
     PrepareRows();
     TurnRows();
     AddWorkspaces();
@@ -276,7 +279,7 @@ class GradCall {
     const auto& sizes = g_.dbias->sizes;
     const bool one_row = sizes[2] == 1 && s_.sq != 1, one_column = sizes[3] == 1 && s_.skv != 1;
     const bool summed = s_.shared_batches || s_.shared_heads || one_row || one_column;
-    if (!summed && !s_.band.bounded() && !args_.lengths.given()) return;
+    if (!summed && !s_.band.bounded() && !s_.mask && !args_.lengths.given()) return;
     if (summed) {
       const std::int64_t parts = one_column ? t_.chunks * launch_.chip().vector_per_cube : 1;
       g_.dbias_parts = Workspace("dbias_parts", parts, sizes[0] * sizes[1], sizes[2], sizes[3]);

@@ -34,9 +34,9 @@ namespace cubist {
 // computed with, keys near its diagonal that are hidden from it among them.
 // Outputs may overlap neither each other nor an input; rows and keys of no sequence (see AttentionLengths) keep what
 // dq, dk and dv hold there. Workspace: fp32 copies of dq (as often as the keys are cut into chunks: up to 16 / (B * Nkv)
-// times on the host), on an NPU of dk and dv, two numbers per query row, with a mask a copy of k, turned rope parts, and on
-// the host q and dout in two packed layouts; memory is linear in S but for an fp32 copy of a dbias that is summed over
-// heads or batches.
+// times on the host), on an NPU of dk and dv, two numbers per query row, with a mask a copy of k and counts of what it hides
+// (as in the forward pass), turned rope parts, and on the host q and dout in two packed layouts; memory is linear in S but
+// for those counts and an fp32 copy of a dbias that is summed over heads or batches.
 // After FlashAttention-2 (Dao, 2023), algorithm 2; operator contract: aclnnFlashAttentionScoreGrad.
 struct FlashAttentionGradArgs {
   ConstTensor q, k, v;

@@ -108,6 +108,7 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
 
   L1Tile<T> k1, k_rope1, v1, q1, q_rope1, dout1;  // Of the block of keys and of queries in the scores stage.
   const auto scores = [&](Step& step) {
+    if (step.hidden) return;
     if (step.first_of_keys()) {
       k1 = load_keys(k_l1, *g.k, step), v1 = load_keys(v_l1, *g.v, step);
       if (rope) k_rope1 = load_keys(k_rope_l1, step.block.empty() ? *g.k_rope_unseen : *g.k_rope, step);
@@ -137,6 +138,7 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
 
   L1Tile<T> p1, ds1;  // Of the block of queries in the weights stage.
   const auto weights = [&](Step& step) {
+    if (step.hidden) return;
     if (step.first_of_block()) {
       p1 = p_l1.Next(step.keys.size(), step.block.size());
       ds1 = ds_l1.Next(step.keys.size(), step.block.size());
@@ -216,17 +218,19 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
     if (step.last_block) finish(step, sum);
   };
   const auto add_queries = [&](const Step& step, const GmTensor& parts, L1Tile<T> right) {
+    const Gm all = MatrixOf(parts, step.chunk, step.sequence.batch * s.heads + step.h);
+    const Gm gm = all.Rows(step.QueryRows(step.queries));
+    if (step.hidden) return StoreZeros(*lanes[0], gm);
     const L0CTile<float> part = part_l0.Next(step.queries.size(), right.cols());
     multiply(part, step.ds.Cols(step.Piece()), Transpose::kYes, right, Transpose::kNo, Accumulate::kNo);
-    const Gm all = MatrixOf(parts, step.chunk, step.sequence.batch * s.heads + step.h);
-    core.Store(all.Rows(step.QueryRows(step.queries)), part, step.adds ? Accumulate::kYes : Accumulate::kNo);
+    core.Store(gm, part, step.adds ? Accumulate::kYes : Accumulate::kNo);
   };
   const auto products = [&](Step& step) {
     if (!step.queries.empty()) {
       add_queries(step, *g.dq_parts, step.k);
       if (rope) add_queries(step, *g.dq_rope_parts, step.k_rope);
     }
-    if (!step.last_of_block()) return;
+    if (step.hidden || !step.last_of_block()) return;
     add_keys(step, {dv_l0, dv, g.dv_sums, g.dv, nullptr, nullptr}, step.p, step.dout);
     add_keys(step, {dk_l0, dk, g.dk_sums, g.dk, &dk_sent, &Lane::keys_ub}, step.ds, step.q);
     if (rope) {
@@ -235,9 +239,13 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
     }
   };
 
+  HiddenQueryBlocks<Vector> hidden(core.vectors()[0], g.hidden, t.mask_cells(s));
+  const auto hides = [&](std::int64_t sequence, std::int64_t head, Range queries, Range keys) {
+    return hidden.Hides(sequence, head, queries, keys);
+  };
   FlashAttentionGradSteps steps(schedule, s, t, core.index(), core.count());
   Pipeline<Step>(
-      t.depth, [&](Step& step) { return steps.Next(step); }, scores, weights, products);
+      t.depth, [&](Step& step) { return steps.Next(step, hides); }, scores, weights, products);
 }
 
 }  // namespace cubist

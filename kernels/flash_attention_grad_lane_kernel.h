@@ -2,6 +2,7 @@
 #ifndef CUBIST_KERNELS_FLASH_ATTENTION_GRAD_LANE_KERNEL_H_
 #define CUBIST_KERNELS_FLASH_ATTENTION_GRAD_LANE_KERNEL_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
@@ -32,6 +33,7 @@ struct FlashAttentionGradLane {
         slope_ub(core, "slope_ub", s.soft_cap > 0 ? rows : 0, t.piece(), 1),
         hidden_ub(core, "hidden_ub", s.mask ? rows : 0, 1, 1),
         flags_ub(core, "flags_ub", s.mask ? t.piece() : 0, rows, 1),
+        zeros_ub(core, "zeros_ub", s.mask ? kZeroRows : 0, std::max(s.d_qk, s.d_rope), 1),
         dropped_ub(core, "dropped_ub", s.dropout ? rows : 0, t.piece(), 1),
         slopes_ub(core, "slopes_ub", 1, s.alibi ? s.heads : 0, 1),
         keys_ub(core, "keys_ub", t.keep_sums ? rows : 0, s.d_qk, 1),
@@ -46,11 +48,21 @@ struct FlashAttentionGradLane {
   Ring<Buffer::kUB, float> scratch_ub, slope_ub;  // (keys, queries); the latter of the cap.
   Ring<Buffer::kUB, float> hidden_ub;             // A column of what a hidden score becomes.
   Ring<Buffer::kUB, std::uint8_t> flags_ub;       // (queries, keys)
+  Ring<Buffer::kUB, float> zeros_ub;              // Rows of dQ.
   Ring<Buffer::kUB, std::uint8_t> dropped_ub;     // (keys, queries)
   Ring<Buffer::kUB, float> slopes_ub;
   Ring<Buffer::kUB, float> keys_ub, rope_keys_ub;  // Finished rows of dK.
   float alibi_slope = 0;                           // Of the block of queries in the weights stage.
 };
+
+// Begins a part of dQ that no product has been added to.
+template <class Lane>
+void StoreZeros(Lane& lane, const Gm& gm) {
+  const UbTile<float> zeros = lane.zeros_ub.Next(std::min(gm.rows, kZeroRows), gm.cols);
+  lane.core.Fill(zeros, 0.0f);
+  for (const Range rows : Split(gm.rows, kZeroRows))
+    lane.core.Store(gm.Rows(rows), zeros.Rows({0, rows.size()}));
+}
 
 // A tile of a (queries, keys) matrix in GM, turned.
 template <class Lane>

@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels/attention_mask_kernel.h"
 #include "kernels/flash_attention_lane_kernel.h"
 #include "kernels/operand_kernel.h"
 #include "npu_model/core.h"
@@ -188,9 +189,17 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
       lanes[i]->core.Load(lanes[i]->sinks, MatrixOf(*g.sinks));
     }
   }
+  HiddenKeyBlocks<Vector> hidden(core.vectors()[0], g.hidden, t.mask_cells(s));
+  const auto first_seen = [&](const FlashAttentionSchedule::Task& task, const AttentionSequence& sequence,
+                              Range rows, const Split& blocks, std::int64_t i) {
+    const auto for_each_run = [&](auto&& body) {
+      ForEachRun(sequence, task.head, rows, [&](const QueryRun& run) { body(run.heads, run.positions); });
+    };
+    return hidden.FirstSeen(task.sequence, for_each_run, blocks, i);
+  };
   FlashAttentionSteps steps(schedule, t, core.index(), core.count());
   Pipeline<Step>(
-      t.depth, [&](Step& step) { return steps.Next(step); }, scores, softmax, product, rescale);
+      t.depth, [&](Step& step) { return steps.Next(step, first_seen); }, scores, softmax, product, rescale);
   if (spoilt.empty()) return;
 
   packed = false, alone = true;

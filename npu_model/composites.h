@@ -72,6 +72,13 @@ void ExpandMulAdd(V& v, TileRef acc, TileRef factor, TileRef x, Loc loc) {
   v.Binary(BinaryOp::kAdd, acc, acc, x, loc);
 }
 
+// dst (1, c) = how many of each column of flags (r, c) are true; scratch has the shape of flags.
+template <class V>
+void ExpandCountTrue(V& v, TileRef dst, TileRef scratch, TileRef flags, Loc loc) {
+  v.Cast(scratch, flags, loc);
+  v.ColumnSum(dst, scratch, loc);
+}
+
 // acc (+)= sum over i, ascending, of weights[i] * rows[i], in fp32. acc, scratch and every row are (1, c).
 template <class V>
 void ExpandWeightedSum(V& v, TileRef acc, TileRef scratch, std::span<const TileRef> rows,

@@ -195,6 +195,11 @@ class VectorFront : protected E {
     CUBIST_CHECK(dst.rows() == 1 && dst.cols() == a.cols(), "shapes differ");
     E::ColumnSum(dst, a, loc);
   }
+  void CountTrue(UbTile<std::int32_t> dst, UbTile<std::int32_t> scratch, UbTile<std::uint8_t> flags,
+                 Loc loc = Loc::current()) {
+    CUBIST_CHECK(dst.rows() == 1 && dst.cols() == flags.cols() && Same(scratch, flags), "shapes differ");
+    E::CountTrue(dst, scratch, flags, loc);
+  }
   void ExclusiveScan(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, std::int32_t initial,
                      Loc loc = Loc::current()) {
     CUBIST_CHECK(a.rows() == 1 && dst.rows() == 1 && dst.cols() == a.cols() + 1, "shapes differ");

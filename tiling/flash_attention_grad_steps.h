@@ -104,7 +104,8 @@ struct FlashAttentionGradStep {
   Range keys;            // Seen by any of `block`; a block of keys, or the head of one.
   Range block, queries;  // A block of queries, and the piece of it.
   bool first_block = false, last_block = false;  // Of queries, for the block of keys.
-  bool adds = false;  // An earlier block of keys of the chunk has given these queries a part of dQ.
+  bool adds = false;    // An earlier block of keys of the chunk has given these queries a part of dQ.
+  bool hidden = false;  // A mask hides all keys from the block, whose part of dQ begins here all the same.
 
   Range Piece() const { return queries.From(block.begin); }
   bool first_of_block() const { return queries.begin == block.begin; }
@@ -118,31 +119,57 @@ struct FlashAttentionGradStep {
 // The steps of core `index` of `count`. Tasks are dealt forth and back; in a task the sequences and KV heads, of each the
 // blocks of keys of the chunk in ascending order, for each the query heads of the group, and of each the queries that see
 // the block from the last to the first, so that the first ones see all of its keys, in narrow blocks where the mask
-// cuts it. A block of keys that no query sees is one step without queries.
+// cuts it. A block of keys that no query sees is one step without queries. Blocks of queries that a mask hides whole are
+// left out, but for those that no earlier block of keys has given a part of dQ.
 class FlashAttentionGradSteps {
  public:
   FlashAttentionGradSteps(const FlashAttentionGradSchedule& schedule, const FlashAttentionGradShape& s,
                           const FlashAttentionGradTiling& t, int index, int count)
-      : schedule_(schedule), s_(s), t_(t), index_(index), count_(count) {}
+      : schedule_(schedule), s_(s), t_(t), index_(index), count_(count), at_{s.group(), {}} {}
 
   bool Next(FlashAttentionGradStep& step) {
-    if (done_ && !NextKeys()) return false;
-    if (piece_ == block_.end) NextBlock();
+    return Next(step, [](std::int64_t, std::int64_t, Range, Range) { return false; });
+  }
+  // hides(sequence, head, queries, keys): whether a mask hides all of the keys from all of the queries.
+  template <class Hides>
+  bool Next(FlashAttentionGradStep& step, Hides&& hides) {
+    const auto sees = [&](const Place& at) {
+      return !hides(at_sequence_, HeadOf(at), at.block, SeenBy(at.block));
+    };
+    while (piece_ == at_.block.end && !NextBlock(sees)) {
+      if (unseen_) break;
+      if (!NextKeys()) return false;
+      seeing_ = NextSeeing(at_, sees);
+      unseen_ = seeing_.head == s_.group();
+    }
     step.sequence = sequence_, step.sequence_index = at_sequence_;
     step.kv_head = kv_head_, step.chunk = task_.chunk;
-    step.h = kv_head_ * s_.group() + std::max<std::int64_t>(head_, 0);
-    step.keys = seen_, step.block = block_;
-    step.queries = {piece_, std::min(piece_ + t_.piece(), block_.end)};
+    step.h = HeadOf(at_);
+    step.keys = seen_, step.block = at_.block;
+    step.queries = {piece_, std::min(piece_ + t_.piece(), at_.block.end)};
     step.adds = step.queries.begin < written_;
-    step.first_block = first_block_;
-    step.last_block = block_.begin == queries_.begin && head_ + 1 >= s_.group();
+    step.hidden = hidden_;
+    step.first_block = !hidden_ && first_block_;
+    step.last_block = !hidden_ && seeing_.head == s_.group();
     piece_ = step.queries.end;
-    done_ = step.last_block && step.last_of_block();
-    if (step.last_of_block()) first_block_ = false;
+    if (step.queries.empty()) unseen_ = false;
+    if (!hidden_ && step.last_of_block()) first_block_ = false;
     return true;
   }
 
  private:
+  // A block of queries of a head of the group.
+  struct Place {
+    std::int64_t head = 0;
+    Range block;
+    friend bool operator==(const Place&, const Place&) = default;
+  };
+
+  std::int64_t HeadOf(const Place& at) const {
+    return kv_head_ * s_.group() +
+           std::clamp<std::int64_t>(at.head, 0, std::max<std::int64_t>(s_.group() - 1, 0));
+  }
+
   bool NextTask() {
     const std::int64_t task = dealt_ * count_ + (dealt_ % 2 == 0 ? index_ : count_ - 1 - index_);
     if (task >= schedule_.tasks()) return false;
@@ -171,7 +198,7 @@ class FlashAttentionGradSteps {
     }
     const Split blocks = schedule_.KeyBlocks(sequence_);
     const AttentionBand& band = sequence_.band;
-    seen_ = keys_ = blocks[key_block_];
+    keys_ = blocks[key_block_];
     queries_ = schedule_.Seeing(sequence_, keys_);
     // Rows before this see the chunk's block before this one, too.
     written_ = key_block_ < t_.chunks ? 0 : schedule_.Seeing(sequence_, blocks[key_block_ - t_.chunks]).end;
@@ -179,28 +206,50 @@ class FlashAttentionGradSteps {
     full_ = band.prefix >= keys_.end
                 ? 0
                 : RoundUp(std::max<std::int64_t>(keys_.end - 1 - band.highest, 0), t_.strip);
-    head_ = queries_.empty() ? s_.group() - 1 : -1;
-    block_ = {queries_.begin, queries_.begin};
-    piece_ = block_.end;
+    at_ = {queries_.empty() ? s_.group() : -1, {queries_.begin, queries_.begin}};
+    piece_ = at_.block.end;
     first_block_ = true;
     return true;
   }
 
-  // The block of queries before this one, or the last of the next head.
-  void NextBlock() {
-    if (queries_.empty()) return;
-    std::int64_t end = block_.begin;
-    if (end == queries_.begin) ++head_, end = queries_.end;
-    const std::int64_t width = end > full_ ? t_.m() : t_.strip;
-    block_ = {std::max((end - 1) / width * width, queries_.begin), end};
-    for (const std::int64_t border : {full_, written_}) {
-      if (block_.begin < border && border < block_.end) block_.begin = border;
+  // The block of queries before this one, or the last of the next head; behind the last of those head group().
+  bool Before(Place& at) const {
+    std::int64_t end = at.block.begin;
+    if (end == queries_.begin) {
+      at.block = {end, end};
+      if (at.head >= s_.group() || ++at.head >= s_.group()) return false;
+      end = queries_.end;
     }
-    piece_ = block_.begin;
-    // The first block starts the sums of all keys; any other leaves out those behind the last that it sees.
+    const std::int64_t width = end > full_ ? t_.m() : t_.strip;
+    at.block = {std::max((end - 1) / width * width, queries_.begin), end};
+    for (const std::int64_t border : {full_, written_}) {
+      if (at.block.begin < border && border < end) at.block.begin = border;
+    }
+    return true;
+  }
+  template <class Sees>
+  Place NextSeeing(Place at, Sees& sees) const {
+    while (Before(at) && !sees(at)) continue;
+    return at;
+  }
+  // Of the block of keys what any query of a block sees.
+  Range SeenBy(Range block) const {
     const AttentionBand& band = sequence_.band;
-    const std::int64_t last = first_block_ ? keys_.end : std::max(block_.end + band.highest, band.prefix);
-    seen_.end = std::clamp(last, keys_.begin, keys_.end);
+    return {keys_.begin, std::clamp(std::max(block.end + band.highest, band.prefix), keys_.begin, keys_.end)};
+  }
+  // The next block of queries that is walked. The first one that sees keys starts the sums of all of them.
+  template <class Sees>
+  bool NextBlock(Sees& sees) {
+    while (Before(at_)) {
+      hidden_ = at_ != seeing_;
+      if (hidden_ && at_.block.begin < written_) continue;
+      piece_ = at_.block.begin;
+      seen_ = first_block_ ? keys_ : SeenBy(at_.block);
+      if (!hidden_) seeing_ = NextSeeing(at_, sees);
+      return true;
+    }
+    hidden_ = false, piece_ = at_.block.end, seen_ = keys_;
+    return false;
   }
 
   const FlashAttentionGradSchedule& schedule_;
@@ -208,11 +257,13 @@ class FlashAttentionGradSteps {
   const FlashAttentionGradTiling& t_;
   std::int64_t index_, count_, dealt_ = 0;
   FlashAttentionGradSchedule::Task task_;
-  std::int64_t at_sequence_ = 0, kv_head_ = 0, key_block_ = 0, head_ = 0;
+  std::int64_t at_sequence_ = 0, kv_head_ = 0, key_block_ = 0;
   AttentionSequence sequence_;
-  Range keys_, queries_, block_, seen_;
+  Range keys_, queries_, seen_;
+  Place at_, seeing_;  // Where the walk is, and the next place that sees keys.
   std::int64_t piece_ = 0, written_ = 0, full_ = 0;
-  bool first_block_ = true, done_ = true;
+  bool first_block_ = true, hidden_ = false;
+  bool unseen_ = false;  // No place sees the keys, which have a step yet.
 };
 
 }  // namespace cubist

@@ -46,6 +46,8 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
              slots((s.soft_cap > 0 ? 1 : 0) + (s.scratch() ? 1 : 0), DType::kF32, lane_rows, t.piece()) +
              slots(s.mask ? 1 : 0, DType::kBool, t.piece(), lane_rows) +
              slots(s.mask ? 1 : 0, DType::kF32, lane_rows, 1) +
+             slots(s.mask ? 1 : 0, DType::kI32, t.mask_cells(s), 2) +
+             slots(s.mask ? 1 : 0, DType::kF32, kZeroRows, std::max(s.d_qk, s.d_rope)) +
              slots(s.dropout ? 1 : 0, DType::kBool, lane_rows, t.piece()) +
              slots(s.alibi ? 1 : 0, DType::kF32, 1, s.heads) +
              slots(t.keep_sums ? 1 : 0, DType::kF32, lane_rows, s.d_qk) +

@@ -17,6 +17,9 @@
 
 namespace cubist {
 
+// Rows of dQ that are made zero at a time.
+inline constexpr std::int64_t kZeroRows = 16;
+
 struct FlashAttentionGradShape {
   std::int64_t batches = 0, heads = 0, kv_heads = 0,
                rope_heads = 0;  // rope_heads: of k_rope, 0 without rope parts
@@ -68,6 +71,11 @@ struct FlashAttentionGradTiling {
 
   std::int64_t piece() const { return strips * strip; }
   std::int64_t m() const { return pieces * piece(); }
+  // Rows of a cell of HiddenPairs, of which blocks of queries are whole ones, and how many are fetched at a time.
+  std::int64_t mask_cell(const FlashAttentionGradShape& s) const { return s.band.bounded() ? strip : m(); }
+  std::int64_t mask_cells(const FlashAttentionGradShape& s) const {
+    return std::max(m() / mask_cell(s), kHiddenCells);
+  }
   std::int64_t key_blocks(const FlashAttentionGradShape& s) const { return CeilDiv(s.skv, n); }
   std::int64_t tasks(const FlashAttentionGradShape& s) const { return s.shares() * chunks; }
 

@@ -232,12 +232,29 @@ class FlashAttentionSteps {
       : schedule_(schedule), t_(t), team_(schedule.TeamOf(index, count)) {}
 
   bool Next(FlashAttentionStep& step) {
-    if (at_ == blocks_.count() && !NextPiece()) return false;
+    return Next(step, [](const auto&, const auto&, Range, const Split&, std::int64_t i) { return i; });
+  }
+  // first_seen(task, sequence, rows, blocks, i): of blocks of keys that `rows` walk the first from the i-th on that a mask
+  // does not hide whole; blocks.count() where there is none. Rows whose last piece is hidden end with an empty block.
+  template <class FirstSeen>
+  bool Next(FlashAttentionStep& step, FirstSeen&& first_seen) {
+    const auto find = [&](std::int64_t i) {
+      at_ = piece_.keys.empty() ? i : first_seen(task_, sequence_, piece_.rows, blocks_, i);
+    };
+    while (at_ == blocks_.count()) {
+      if (!NextPiece()) return false;
+      blocks_ = BlocksOf(piece_.keys, t_);
+      find(0);
+      if (at_ < blocks_.count() || !piece_.last) continue;
+      blocks_ = BlocksOf(Range{}, t_), at_ = 0;
+      piece_.keys = {};
+    }
     step.task = task_, step.sequence = sequence_;
     schedule_.SetPart(step);
-    step.rows = piece_.rows, step.kv = blocks_[at_++];
+    step.rows = piece_.rows, step.kv = blocks_[at_];
     step.round = round_++;
     step.first = first_, first_ = false;
+    find(at_ + 1);
     step.last = piece_.last && at_ == blocks_.count();
     return true;
   }
@@ -256,7 +273,6 @@ class FlashAttentionSteps {
       first_ = true, common_rounds_ = round_ = 0;
     }
     if (piece_.rows != before) round_ = common_rounds_;
-    blocks_ = BlocksOf(piece_.keys, t_), at_ = 0;
     return true;
   }
 

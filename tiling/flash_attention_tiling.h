@@ -6,6 +6,7 @@
 #include <compare>
 #include <concepts>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <tuple>
 #include <type_traits>
@@ -90,6 +91,13 @@ struct FlashAttentionTiling {
   std::int64_t v_cols(std::int64_t d_v) const {
     return v_parts == 1 ? d_v : std::min(RoundUp(CeilDiv(d_v, v_parts), key_step), d_v);
   }
+
+  // Rows of a cell of HiddenPairs, of which all rows that walk keys together are whole ones, and how many these are.
+  std::int64_t mask_cell(const FlashAttentionShape& s) const {
+    if (s.folds()) return 1;
+    return s.band.bounded() && strip < m ? std::gcd(strip, m) : m;
+  }
+  std::int64_t mask_cells(const FlashAttentionShape& s) const { return m / mask_cell(s); }
 
   std::int64_t query_blocks(const FlashAttentionShape& s) const { return CeilDiv(s.sq, m); }
   // Where all sequences are alike.

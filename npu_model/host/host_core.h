@@ -133,6 +133,7 @@ class CUBIST_EXPORT HostVector {
   void FillInt(TileRef x, std::int32_t value, Loc loc = {});
   void AddInt(TileRef dst, TileRef a, TileRef b, Loc loc = {});
   void ColumnSum(TileRef dst, TileRef a, Loc loc = {});
+  void CountTrue(TileRef dst, TileRef scratch, TileRef flags, Loc loc = {});
   void ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc = {});
   void AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc loc = {});
   void CopyElement(TileRef dst, TileRef src, Loc loc = {});  // 4 bytes

@@ -1,5 +1,7 @@
 // Instructions on integers: ids, counts and places, in plain loops.
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <numeric>
 #include <vector>
@@ -50,6 +52,30 @@ void HostVector::ColumnSum(TileRef dst, TileRef a, Loc) {
   for (std::int64_t i = 0; i < a.rows(); ++i) {
     const auto* row = Ints(a) + i * a.slot->shows.pitch;
     for (std::int64_t j = 0; j < dst.cols(); ++j) sum[j] = Sum(sum[j], row[j]);
+  }
+}
+
+// A strip of columns at a time, whose counts stay in registers for as many rows as a byte can count.
+void HostVector::CountTrue(TileRef dst, TileRef, TileRef flags, Loc) {
+  constexpr std::int64_t kColumns = 64, kRows = 255;
+  std::int32_t* const count = Ints(dst);
+  std::fill_n(count, dst.cols(), 0);
+  for (const Range rows : Split(flags.rows(), kRows)) {
+    for (const Range cols : Split(flags.cols(), kColumns)) {
+      std::array<std::uint8_t, kColumns> some{};
+      const auto add = [&](std::int64_t width) {
+        for (std::int64_t i = rows.begin; i < rows.end; ++i) {
+          const std::uint8_t* const row = RowAt<std::uint8_t>(flags, i) + cols.begin;
+          for (std::int64_t j = 0; j < width; ++j) {
+            std::uint8_t& column = some[static_cast<std::size_t>(j)];
+            column = static_cast<std::uint8_t>(column + (row[j] != 0 ? 1 : 0));
+          }
+        }
+      };
+      cols.size() == kColumns ? add(kColumns) : add(cols.size());
+      for (std::int64_t j = 0; j < cols.size(); ++j)
+        count[cols.begin + j] += some[static_cast<std::size_t>(j)];
+    }
   }
 }
 

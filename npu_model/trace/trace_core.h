@@ -190,6 +190,7 @@ class CUBIST_EXPORT TraceVector {
   void FillInt(TileRef x, std::int32_t value, Loc loc = {});
   void AddInt(TileRef dst, TileRef a, TileRef b, Loc loc = {});
   void ColumnSum(TileRef dst, TileRef a, Loc loc = {});
+  void CountTrue(TileRef dst, TileRef scratch, TileRef flags, Loc loc = {});
   void ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc = {});
   void AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc loc = {});
   std::int64_t ReadInt(TileRef a, std::int64_t j, Loc loc = {});

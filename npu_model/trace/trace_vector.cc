@@ -1,15 +1,19 @@
+#include <algorithm>
+#include <cstdint>
 #include <string>
 
 #include "npu_model/composites.h"
+#include "npu_model/host/tile_layout-inl.h"
 #include "npu_model/trace/recording.h"
 #include "npu_model/trace/trace_core.h"
 
 namespace cubist::trace {
 
 void TraceVector::LoadUb(TileRef dst, const Gm& src, Loc loc) {
-  const bool masks =
-      src.dtype() == DType::kBool && src.data() == nullptr;  // They steer nothing by themselves.
-  if (state_->Computes(dst) && !masks) {
+  const bool masks = src.dtype() == DType::kBool && src.data() == nullptr;  // Without data nothing is masked.
+  if (masks) {
+    for (std::int64_t i = 0; i < dst.rows(); ++i) std::fill_n(RowAt<std::uint8_t>(dst, i), dst.cols(), 0);
+  } else if (state_->Computes(dst)) {
     CUBIST_CHECK(Empty(dst) || src.data() != nullptr,
                  std::string("no data in index tensor ") + src.tensor->name);
     host_.LoadUb(dst, src, loc);
@@ -97,6 +101,11 @@ void TraceVector::AddInt(TileRef dst, TileRef a, TileRef b, Loc loc) {
 void TraceVector::ColumnSum(TileRef dst, TileRef a, Loc loc) {
   host_.ColumnSum(dst, a, loc);
   record_.ColumnSum(dst, a, loc);
+}
+
+void TraceVector::CountTrue(TileRef dst, TileRef scratch, TileRef flags, Loc loc) {
+  host_.CountTrue(dst, scratch, flags, loc);
+  ExpandCountTrue(record_, dst, scratch, flags, loc);
 }
 
 void TraceVector::ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc) {

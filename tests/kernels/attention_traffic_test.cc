@@ -71,6 +71,15 @@ std::vector<AttentionCase> AttentionCases() {
           {2, 1, 1, 1, 128, 1024, 512, 64, 512, DType::kBF16, DType::kBF16}};
 }
 
+// What a piece fetches to know which of its blocks a mask hides, some blocks at a time: counts at both ends of each.
+std::int64_t HiddenCountsFetched(const FlashAttentionShape& s, const FlashAttentionTiling& t,
+                                 const FlashAttentionPiece& piece) {
+  std::int64_t counts = 0;
+  for (const Range some : Split(BlocksOf(piece.keys, t).count(), kHiddenCounts - 1))
+    counts += some.size() + 1;
+  return counts * CeilDiv(piece.rows.size(), t.mask_cell(s)) * 4;
+}
+
 TEST(TrafficTest, FlashAttention) {
   for (const ChipSpec* chip : {&Ascend910B2(), &Ascend910B4()}) {
     for (const AttentionCase& x : AttentionCases()) {
@@ -91,6 +100,7 @@ TEST(TrafficTest, FlashAttention) {
         FlashAttentionPieces pieces(shape.band, q, {0, x.skv}, t);
         for (FlashAttentionPiece piece; pieces.Next(piece);) {
           const std::int64_t rows = piece.rows.size();
+          if (x.mask && !piece.keys.empty()) one_head[Path::kGmToUb] += HiddenCountsFetched(shape, t, piece);
           for (const Range kv : BlocksOf(piece.keys, t)) {
             const std::int64_t keys = kv.size();
             macs += rows * keys * (d_scores + x.dv);
@@ -115,6 +125,11 @@ TEST(TrafficTest, FlashAttention) {
         }
       }
       for (auto& [path, bytes] : one_head) bytes *= heads;
+      if (x.mask) {  // Read once for all heads, and counted.
+        one_head[Path::kGmToUb] += x.batch * x.sq * x.skv;
+        one_head[Path::kUbToGm] +=
+            x.batch * CeilDiv(x.sq, t.mask_cell(shape)) * (x.skv + CeilDiv(x.skv, 512)) * 4;
+      }
       EXPECT_EQ(profile.macs, macs * heads);
       EXPECT_EQ(profile.cores_used, std::min<std::int64_t>(t.tasks(shape), chip->cube_cores));
       ExpectTraffic(profile, one_head);

@@ -288,6 +288,7 @@ std::vector<NamedRecord> Kernels() {
         {.heads = 1, .sq = 70, .skv = 130, .d = 40, .d_rope = 16, .causal = Causal::kBottomRight}));
     all.push_back(RecordAttention(*chip, DType::kBF16, {.heads = 1, .sq = 5, .skv = 600}));
     all.push_back(RecordAttentionGrad(*chip, DType::kBF16, {.sq = 40, .skv = 70, .d = 16}));
+    for (const bool grad : {false, true}) all.push_back(RecordHiddenBlocks(*chip, 300, 150, grad));
     all.push_back(RecordPermute(*chip, 200, 96, 3, 8, DType::kI64));
     all.push_back(RecordUnpermute(*chip, 200, 96, 3));
   }

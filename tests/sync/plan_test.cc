@@ -82,6 +82,13 @@ TEST(PlanTest, DecodingIsProved) {
   }
 }
 
+TEST(PlanTest, HiddenBlocksAreProved) {
+  for (const bool grad : {false, true}) {
+    ExpectProved(RecordHiddenBlocks(Ascend910B2(), 2100, 700, grad));
+    ExpectProved(RecordHiddenBlocks(Ascend910B4(), 1200, 200, grad));
+  }
+}
+
 // Windows far from some keys, or from all: those are not turned, and nothing that is not turned is read.
 TEST(PlanTest, KeysThatNobodySeesAreProved) {
   for (const auto& [sq, right] : {std::pair<std::int64_t, std::int64_t>{3, -60}, {40, -60}, {40, -120}}) {

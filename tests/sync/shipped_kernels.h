@@ -179,6 +179,36 @@ inline NamedRecord RecordAttentionGrad(const ChipSpec& chip, DType dtype, const 
   return made;
 }
 
+// Attention with numbers, forward or backward, under a mask of documents, which hides blocks whole, and from the last rows
+// all.
+inline NamedRecord RecordHiddenBlocks(const ChipSpec& chip, std::int64_t s, std::int64_t document,
+                                      bool grad) {
+  constexpr std::int64_t kHeads = 2, kD = 16;
+  NamedRecord made;
+  made.name = std::string(grad ? "flash_attention_grad" : "flash_attention") + " of documents, " +
+              std::to_string(s) + " on " + chip.name;
+  std::vector<std::uint8_t> mask;
+  for (std::int64_t i = 0; i < s; ++i) {
+    for (std::int64_t j = 0; j < s; ++j) mask.push_back(i / document != j / document || i + document > s);
+  }
+  std::vector<float> rows(static_cast<std::size_t>(kHeads * s * kD), 0.5f), d_rows[3] = {rows, rows, rows};
+  const ConstTensor in(rows.data(), {1, kHeads, s, kD}), lse(rows.data(), {1, kHeads, s});
+  const ConstTensor hidden(mask.data(), DType::kBool, {1, 1, s, s});
+  const auto out = [&](int i) { return Tensor(d_rows[i].data(), {1, kHeads, s, kD}); };
+  const Device device = Npu(chip, {.record = &made.record});
+  Status status;
+  if (grad) {
+    FlashAttentionGradArgs args;
+    args.q = args.k = args.v = args.out = args.dout = in, args.lse = lse, args.mask = hidden;
+    args.dq = out(0), args.dk = out(1), args.dv = out(2);
+    status = FlashAttentionGrad(device, args);
+  } else {
+    status = FlashAttention(device, {.q = in, .k = in, .v = in, .out = out(0), .mask = hidden});
+  }
+  CUBIST_CHECK(status.ok(), status.message());
+  return made;
+}
+
 inline NamedRecord RecordPermute(const ChipSpec& chip, std::int64_t tokens, std::int64_t hidden,
                                  std::int64_t top_k, std::int64_t experts, DType id_type) {
   NamedRecord made;
