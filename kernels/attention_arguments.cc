@@ -152,7 +152,7 @@ Status AttentionArguments::CheckNumbers() const {
 Status AttentionArguments::Check() const {
   CUBIST_RETURN_IF_ERROR(CheckShapes());
   CUBIST_RETURN_IF_ERROR(CheckDTypes());
-  CUBIST_RETURN_IF_ERROR(CheckSequences(kernel, window, prefix, lengths, batches(), sq(), skv()));
+  CUBIST_RETURN_IF_ERROR(CheckSequences(kernel, prefix, lengths, batches(), sq(), skv()));
   CUBIST_RETURN_IF_ERROR(CheckNumbers());
   CUBIST_RETURN_IF_ERROR(CheckRope());
   CUBIST_RETURN_IF_ERROR(CheckBias());

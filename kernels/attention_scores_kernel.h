@@ -94,22 +94,22 @@ inline float MaskedScore(float scale) {
 
 // Whether the band hides some of `keys` from some of `rows`.
 inline bool BandCuts(const AttentionSequence& sequence, Range rows, Range keys) {
-  const Range all = sequence.band.SeenByAll(rows, {0, sequence.skv});
-  return !keys.empty() && !(all.begin <= keys.begin && keys.end <= all.end);
+  return !keys.empty() && !sequence.band.ShowsAll(rows, keys);
 }
 
 // `value` to every score that the band hides from `rows`, of which so many follow each other at each position.
 template <VectorCore V>
 void HideFromFoldedRows(V& core, UbTile<float> s, const AttentionBand& band, Range rows, Range keys,
                         float value) {
+  const Range behind = band.Behind(keys);  // Keys of a prefix are seen by all.
   const auto fill = [&](Range part, Range hidden) {
     if (!hidden.empty()) core.Fill(s.Part(part.From(rows.begin), hidden.From(keys.begin)), value);
   };
   for (std::int64_t begin = rows.begin, end; begin < rows.end; begin = end) {
     end = std::min((begin / band.fold + 1) * band.fold, rows.end);
-    Range seen = band.Seen({begin, end}, keys);
+    Range seen = band.WithoutPrefix().Seen({begin, end}, behind);
     if (seen.empty()) seen = {keys.end, keys.end};
-    fill({begin, end}, {keys.begin, seen.begin});
+    fill({begin, end}, {behind.begin, seen.begin});
     fill({begin, end}, {seen.end, keys.end});
   }
 }

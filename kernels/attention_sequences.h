@@ -71,9 +71,9 @@ inline Status CheckEnds(const std::string& what, std::span<const std::int64_t> e
 }
 
 // Lengths and prefix of a call with B batch entries of Sq rows and Skv keys.
-inline Status CheckSequences(const std::string& kernel, const std::optional<AttentionWindow>& window,
-                             std::span<const std::int64_t> prefix, const AttentionLengths& lengths,
-                             std::int64_t batches, std::int64_t sq, std::int64_t skv) {
+inline Status CheckSequences(const std::string& kernel, std::span<const std::int64_t> prefix,
+                             const AttentionLengths& lengths, std::int64_t batches, std::int64_t sq,
+                             std::int64_t skv) {
   if (lengths.given()) {
     if (batches != 1) {
       return InvalidArgument(
@@ -98,10 +98,6 @@ inline Status CheckSequences(const std::string& kernel, const std::optional<Atte
     if (keys >= 0 && keys <= skv) continue;
     return InvalidArgument(kernel + ": prefix is " + std::to_string(keys) + ", needs 0 to the " +
                            std::to_string(skv) + " of Skv, of k");
-  }
-  if (window && window->left) {
-    return InvalidArgument(kernel + ": prefix goes with no left side of window, which is " +
-                           std::to_string(*window->left));
   }
   return {};
 }

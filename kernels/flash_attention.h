@@ -57,7 +57,7 @@ struct FlashAttentionArgs {
   Causal causal = Causal::kNone;
   std::optional<AttentionWindow> window = {};  // A key is seen where both let it be,
   std::span<const std::int64_t> prefix =
-      {};                         // and keys j < prefix[b] always; B entries. Not with window.left.
+      {};  // and keys j < prefix[b] always, whatever window and causal order say; B entries.
   AttentionLengths lengths = {};  // Masks and positions count within a sequence.
   AttentionRope rope = {};
   ConstTensor bias = {}, sinks = {}, mask = {};

@@ -10,8 +10,8 @@
 
 namespace cubist {
 
-// A row at position i sees the keys j with i + lowest <= j <= i + highest, and those below `prefix`. A prefix goes with
-// an unbounded lower side only, so that what a row sees is one range.
+// A row at position i sees the keys j with i + lowest <= j <= i + highest, and those below `prefix`: one run of keys, or
+// two where the lower side is bounded.
 //   full: both unbounded;  causal: highest = 0, or Skv - Sq where the last row sees the last key.
 // Row r stands at position r / fold: of heads that share their keys, `fold` rows of one position follow each other.
 struct AttentionBand {
@@ -22,6 +22,8 @@ struct AttentionBand {
   std::int64_t fold = 1;
 
   bool bounded() const { return lowest > -kUnbounded || highest < kUnbounded; }
+  // Whether keys between the prefix and a row's own may be hidden from it.
+  bool parted() const { return prefix > 0 && lowest > -kUnbounded; }
 
   // Those of `rows`.
   Range Positions(Range rows) const { return {rows.begin / fold, CeilDiv(rows.end, fold)}; }
@@ -30,16 +32,36 @@ struct AttentionBand {
     const Range at = Positions(rows);
     return rows.empty() ? Range{} : Within(at.begin + lowest, at.end + highest, keys);
   }
-  // Those that each of `rows` sees.
+  // Those that each of `rows` sees; of two runs the second.
   Range SeenByAll(Range rows, Range keys) const {
+    if (parted()) return WithoutPrefix().SeenByAll(rows, Behind(keys));
     const Range at = Positions(rows);
     return rows.empty() ? Range{} : Within(at.end - 1 + lowest, at.begin + highest + 1, keys);
+  }
+  // The first run of `keys` that any of `rows` sees.
+  Range FirstRun(Range rows, Range keys) const {
+    return parted() && keys.begin < prefix ? Range{keys.begin, std::min(prefix, keys.end)} : Seen(rows, keys);
+  }
+  // Whether every one of `rows` sees all of `keys`.
+  bool ShowsAll(Range rows, Range keys) const {
+    const Range behind = Behind(keys);
+    if (behind.empty()) return true;
+    const Range all = WithoutPrefix().SeenByAll(rows, behind);
+    return all.begin <= behind.begin && behind.end <= all.end;
+  }
+  // Of `keys` those that the prefix does not show, and the band that tells which rows see them.
+  Range Behind(Range keys) const { return {std::clamp(prefix, keys.begin, keys.end), keys.end}; }
+  AttentionBand WithoutPrefix() const {
+    AttentionBand band = *this;
+    band.prefix = 0;
+    return band;
   }
 
   friend auto operator<=>(const AttentionBand&, const AttentionBand&) = default;
 
  private:
   Range Within(std::int64_t begin, std::int64_t end, Range keys) const {
+    if (prefix > keys.begin) begin = keys.begin;
     const Range seen{std::max(begin, keys.begin), std::min(std::max(end, prefix), keys.end)};
     return seen.empty() ? Range{} : seen;
   }

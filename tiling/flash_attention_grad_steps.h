@@ -200,8 +200,12 @@ class FlashAttentionGradSteps {
     const AttentionBand& band = sequence_.band;
     keys_ = blocks[key_block_];
     queries_ = schedule_.Seeing(sequence_, keys_);
-    // Rows before this see the chunk's block before this one, too.
-    written_ = key_block_ < t_.chunks ? 0 : schedule_.Seeing(sequence_, blocks[key_block_ - t_.chunks]).end;
+    // Rows before this see an earlier block of the chunk, too: the one before this, or the first, of a prefix.
+    written_ = 0;
+    if (key_block_ != task_.chunk) {
+      for (const std::int64_t earlier : {task_.chunk, key_block_ - t_.chunks})
+        written_ = std::max(written_, schedule_.Seeing(sequence_, blocks[earlier]).end);
+    }
     // From this row on they see all keys, as far as causal order goes.
     full_ = band.prefix >= keys_.end
                 ? 0

@@ -113,12 +113,12 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionGradShape& s, Tiling&
   visit({"by_head", 0, 1}, t.by_head);
 }
 
-// Of `sq` query rows those that see any of the keys, as whole pieces of `step`; what they do not see is masked. Both ends
-// grow with the keys.
+// Of `sq` query rows those that see any of the keys, as whole pieces of `step`; what they do not see is masked. Keys of a
+// prefix are seen by all rows; of others both ends grow with the keys.
 constexpr Range SeeingQueries(const AttentionBand& band, Range keys, std::int64_t sq, std::int64_t step) {
-  const std::int64_t begin =
-      keys.begin < band.prefix ? 0 : std::max<std::int64_t>(keys.begin - band.highest, 0);
-  const std::int64_t end = std::min(keys.end - band.lowest, sq);
+  const bool by_all = keys.begin < band.prefix;
+  const std::int64_t begin = by_all ? 0 : std::max<std::int64_t>(keys.begin - band.highest, 0);
+  const std::int64_t end = by_all ? sq : std::min(keys.end - band.lowest, sq);
   return begin >= end ? Range{} : Range{begin / step * step, std::min(RoundUp(end, step), sq)};
 }
 

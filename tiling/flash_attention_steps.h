@@ -23,12 +23,20 @@ struct FlashAttentionPiece {
 
 // How a block of queries `q` walks the keys that it sees. Keys that all its rows see are met by all rows at once. Where
 // a mask cuts the block, strips of t.strip rows walk what is left of their keys, so that strip^2 / 2 and not m^2 / 2
-// scores are computed in vain at each edge. Rows without keys walk one empty piece.
+// scores are computed in vain at each edge. Rows without keys walk one empty piece. Of two runs of keys the prefix comes
+// first, a piece of all rows.
 class FlashAttentionPieces {
  public:
   FlashAttentionPieces(const AttentionBand& band, Range q, Range keys, const FlashAttentionTiling& t)
-      : band_(band), q_(q), keys_(keys), t_(t), all_(Aligned(band.Seen(q, keys))) {
-    common_ = band.SeenByAll(q, keys);
+      : band_(band), q_(q), keys_(keys), t_(t) {
+    if (band.parted() && keys.begin < band.prefix) {
+      prefix_ = {keys.begin, std::min(RoundUp(band.prefix, t.key_step), keys.end)};
+      keys = keys_ = {prefix_.end, keys.end};
+      at_ = -1;
+    }
+    if (band.parted()) band_ = band.WithoutPrefix();
+    all_ = Aligned(band_.Seen(q, keys));
+    common_ = band_.SeenByAll(q, keys);
     common_ = {std::min(RoundUp(common_.begin, t.key_step), keys.end),
                common_.end == keys.end ? keys.end : common_.end / t.key_step * t.key_step};
     stripped_ = t.strip < q.size() && common_ != all_;
@@ -36,7 +44,8 @@ class FlashAttentionPieces {
   }
 
   bool Next(FlashAttentionPiece& piece) {
-    const std::int64_t pieces = stripped_ ? 1 + 2 * Split(q_, t_.strip).count() : 1;
+    const std::int64_t behind = stripped_ ? 1 + 2 * Split(q_, t_.strip).count() : 1;
+    const std::int64_t pieces = !prefix_.empty() && all_.empty() ? 0 : behind;
     for (; at_ < pieces; ++at_) {
       piece = At(at_);
       if (piece.keys.empty() && !piece.last) continue;
@@ -52,6 +61,7 @@ class FlashAttentionPieces {
   // All rows first; then for every strip its keys before and behind those of all rows. The second of the two is
   // the strip's last unless it alone is empty.
   FlashAttentionPiece At(std::int64_t i) const {
+    if (i < 0) return {q_, prefix_, all_.empty()};
     if (!stripped_) return {q_, all_, true};
     if (i == 0) return {q_, common_, false};
     const Range rows = Split(q_, t_.strip)[(i - 1) / 2], seen = Aligned(band_.Seen(rows, keys_));
@@ -65,7 +75,7 @@ class FlashAttentionPieces {
   AttentionBand band_;
   Range q_, keys_;
   const FlashAttentionTiling& t_;
-  Range all_, common_;
+  Range prefix_, all_, common_;  // What lies before other keys, those, and what all rows see of them.
   bool stripped_ = false;
   std::int64_t at_ = 0;
 };
@@ -307,7 +317,9 @@ class FlashAttentionRowSteps {
     if (round_ == 0) keys_ = step.sequence.band.Seen(step.rows, schedule_.KeysOf(step.task));
     Range run;
     while (!keys_.empty() && run.empty()) {
-      const Range part{keys_.begin, std::min(keys_.begin + t_.n, keys_.end)};
+      Range part = step.sequence.band.FirstRun(step.rows, keys_);
+      if (part.empty()) break;
+      part.end = std::min(part.begin + t_.n, part.end);
       run = seen(step.task, step.sequence, part);
       keys_.begin = run.empty() ? part.end : run.end;
     }

@@ -190,9 +190,6 @@ TEST(BadArgumentsTest, FlashAttentionShapes) {
       {"prefix of one", [](auto& x) { x.prefix = kPrefixOfOne; }, {who + "prefix", "1 entries", "2 of B"}},
       {"prefix negative", [](auto& x) { x.prefix = kNegativePrefix; }, {who + "prefix is -1", "0 to the 7"}},
       {"prefix beyond Skv", [](auto& x) { x.prefix = kLongPrefix; }, {who + "prefix is 8", "0 to the 7"}},
-      {"prefix with a left side",
-       [](auto& x) { x.prefix = kPrefix, x.window = AttentionWindow{.left = 3}; },
-       {who + "prefix", "left side", "3"}},
   };
   ExpectErrors<AttentionFixture>(calls, RunAttention);
 }
@@ -364,9 +361,6 @@ TEST(BadArgumentsTest, FlashAttentionGrad) {
       {"dv fp16", [](auto& x) { x.dv.dtype = DType::kF16; }, {who + "dv", "fp16", "fp32 or bf16"}},
       {"prefix of one", [](auto& x) { x.prefix = kPrefixOfOne; }, {who + "prefix", "1 entries", "2 of B"}},
       {"prefix beyond Skv", [](auto& x) { x.prefix = kLongPrefix; }, {who + "prefix is 8", "0 to the 7"}},
-      {"prefix with a left side",
-       [](auto& x) { x.prefix = kPrefix, x.window = AttentionWindow{.left = 3}; },
-       {who + "prefix", "left side", "3"}},
       {"bias of six keys", [](auto& x) { x.bias.sizes[3] = 6; }, {who + "bias", "size 6", "1 or 7"}},
       {"dbias of one row", [](auto& x) { x.dbias.sizes[2] = 1; }, {who + "dbias", "size 1", "of bias", "5"}},
       {"dbias without bias", [](auto& x) { x.bias = {}; }, {who + "dbias is given, but bias is not"}},

@@ -82,6 +82,11 @@ std::vector<std::pair<std::string, std::function<void(Features&)>>> AllFeatures(
              f.causal = Causal::kTopLeft;
              for (const std::int64_t keys : kKeys) f.prefix.push_back(keys / 2);
            }},
+          {"prefix and window",
+           [](Features& f) {
+             f.window = AttentionWindow{.left = 30, .right = 0};
+             for (const std::int64_t keys : kKeys) f.prefix.push_back(keys / 3);
+           }},
           {"dropout", [](Features& f) { f.keep = 0.75f; }},
           {"rope", [](Features& f) { f.shape.dr = 8, f.turned = 8, f.q_offset = 5; }},
           {"rope of part",
@@ -311,7 +316,8 @@ TEST(FlashAttentionDecodeTest, RandomCalls) {
     if (yes()) f.window = AttentionWindow{{}, random.Integer(-50, 300), anchor};
     if (yes()) {
       for (std::int64_t s = 0; s < sequences; ++s) f.prefix.push_back(random.Integer(0, f.shape.skv));
-    } else if (yes()) {
+    }
+    if (yes()) {
       f.window = AttentionWindow{random.Integer(-10, 3000), random.Integer(-10, 90), anchor};
     }
     if (yes()) f.soft_cap = static_cast<float>(random.Uniform(1, 40));

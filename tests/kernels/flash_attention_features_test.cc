@@ -481,7 +481,7 @@ TEST(FlashAttentionFeaturesTest, RandomCalls) {
       f.q_ends = RandomEnds(random, f.shape.sq), f.kv_ends = RandomEnds(random, f.shape.skv);
     }
     const auto sequences = f.q_ends.empty() ? f.shape.batch : static_cast<std::int64_t>(f.q_ends.size());
-    const bool prefixed = (!f.window || !f.window->left) && yes();
+    const bool prefixed = yes();
     for (std::int64_t b = 0; prefixed && b < sequences; ++b)
       f.prefix.push_back(random.Integer(0, f.shape.skv));
     if (yes()) f.soft_cap = static_cast<float>(random.Uniform(1, 40));

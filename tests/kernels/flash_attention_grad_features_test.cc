@@ -477,7 +477,7 @@ TEST(FlashAttentionGradFeaturesTest, RandomCalls) {
     if (shape.batch == 1 && o.bias.empty() && o.mask.empty() && yes())
       o.q_ends = RandomEnds(random, shape.sq), o.kv_ends = RandomEnds(random, shape.skv);
     const auto sequences = o.q_ends.empty() ? shape.batch : static_cast<std::int64_t>(o.q_ends.size());
-    const bool prefixed = (!o.window || !o.window->left) && yes();
+    const bool prefixed = yes();
     for (std::int64_t b = 0; prefixed && b < sequences; ++b) o.prefix.push_back(random.Integer(0, shape.skv));
     GradCall call(shape, o);
     call.FillNormal(random);

@@ -167,6 +167,21 @@ TEST(FlashAttentionGradTest, Prefixes) {
   }
 }
 
+// Keys of a prefix and of a window, and none between: several blocks of keys in every chunk.
+TEST(FlashAttentionGradTest, PrefixesWithWindows) {
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    for (int i = 0; i < 3; ++i) {
+      GradCall call({1, 2, 1, 800, 1100, 16, 0, 16},
+                    {.in = kFloatTypes[i],
+                     .causal = i == 1 ? Causal::kTopLeft : Causal::kBottomRight,
+                     .window = AttentionWindow{.left = 40, .anchor = Causal::kBottomRight},
+                     .prefix = {70 + 200 * i}});
+      call.FillNormal();
+      ExpectRight(device, call);
+    }
+  }
+}
+
 TEST(FlashAttentionGradTest, SameBitsForAnyThreads) {
   const tbb::global_control more_threads_than_cores(tbb::global_control::max_allowed_parallelism, 8);
   for (int i = 0; i < 3; ++i) {

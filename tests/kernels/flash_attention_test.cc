@@ -212,6 +212,10 @@ std::vector<Options> Bands() {
     bands.push_back({.causal = causal, .prefix = {0, 21}});
     bands.push_back(
         {.causal = causal, .window = AttentionWindow{{}, 2, Causal::kTopLeft}, .prefix = {66, 100}});
+    bands.push_back(
+        {.causal = causal, .window = AttentionWindow{11, {}, Causal::kBottomRight}, .prefix = {17, 0}});
+    bands.push_back(
+        {.causal = causal, .window = AttentionWindow{-3, 20, Causal::kTopLeft}, .prefix = {32, 101}});
   }
   return bands;
 }

@@ -274,6 +274,9 @@ TEST(FlashAttentionStepsTest, EveryRowMeetsWhatItSeesOnce) {
     }
   }
   bands.push_back({-kFar, 0, 33}), bands.push_back({-kFar, -50, 100});
+  for (const std::int64_t prefix : {1, 32, 41, 200}) {  // Two runs of keys.
+    bands.push_back({-9, 0, prefix}), bands.push_back({-30, kFar, prefix}), bands.push_back({20, 60, prefix});
+  }
   for (std::size_t i = bands.size(); i-- > 0;) {
     bands.push_back(bands[i]);
     bands.back().fold = 5;
@@ -451,6 +454,22 @@ TEST(FlashAttentionStepsTest, TheDiagonalIsWalkedInStrips) {
       for (FlashAttentionPiece piece; pieces.Next(piece);) scores += piece.rows.size() * piece.keys.size();
     }
     EXPECT_EQ(scores, s.sq * (s.sq + strip) / 2);
+  }
+}
+
+// Nothing between a prefix and a window is walked.
+TEST(FlashAttentionStepsTest, TwoRunsOfKeysAreWalkedWithoutWhatLiesBetween) {
+  constexpr std::int64_t kS = 4096, kPrefix = 100, kLeft = 300;
+  for (std::int64_t strip : {32, 256}) {
+    FlashAttentionTiling t;
+    t.m = 256, t.n = 128, t.strip = strip, t.key_step = 16;
+    const AttentionBand band{-kLeft, 0, kPrefix};
+    for (const Range q : Split(kS, t.m)) {
+      std::int64_t scores = 0;
+      FlashAttentionPieces pieces(band, q, {0, kS}, t);
+      for (FlashAttentionPiece piece; pieces.Next(piece);) scores += piece.rows.size() * piece.keys.size();
+      EXPECT_LE(scores, t.m * (RoundUp(kPrefix, 16) + kLeft + strip + 16));
+    }
   }
 }
 
