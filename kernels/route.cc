@@ -1,6 +1,8 @@
 #include "kernels/route.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <new>
 #include <string>
 
@@ -8,9 +10,11 @@
 #include "kernels/element_type.h"
 #include "kernels/route_kernel.h"
 #include "kernels/route_options.h"
+#include "kernels/route_parts_kernel.h"
 #include "kernels/rowwise.h"
 #include "kernels/validate.h"
 #include "npu_model/launch.h"
+#include "tiling/cost.h"
 
 namespace cubist {
 namespace {
@@ -120,6 +124,12 @@ float AuxFactor(const RouteOptions& o, std::int64_t tokens, std::int64_t experts
                             (static_cast<double>(top_k) * t * t));
 }
 
+// Of RouteTotalsKernel: seven tiles of them, beside two of one number, fit.
+std::int64_t SummedExperts(const ChipSpec& chip, std::int64_t experts) {
+  const std::int64_t blocks = chip.buffer(Buffer::kUB).capacity / kBlockBytes - 2;
+  return std::min({experts, kSummedExperts, std::max<std::int64_t>(blocks / 7, 1) * kBlockBytes / 4});
+}
+
 RouteFunction ForwardOf(const RouteWeighting& weighting) {
   return
       [&weighting](std::span<const std::int32_t> ids, std::span<const float> scores, std::span<const float>,
@@ -155,6 +165,51 @@ RowwiseShape ShapeOf(const RouteGradArgs& args) {
           .vector_passes = 12,
           .whole_rows = true,
           .uncut_rows = true};
+}
+
+// The rings of route_parts_kernel.h.
+RowwiseShape PartsOf(const RouteArgs& args) {
+  const RouteOptions& o = args.options;
+  const bool grouped = o.groups > 1;
+  RowwiseShape s = ShapeOf(args);
+  s.scratch = grouped ? 3 : 2;
+  s.row_vectors = o.expert_dropout > 0 ? 7 : 5;
+  s.column_vectors = 10;
+  s.side_tiles = grouped ? 3 : 2, s.side_cols = std::max(args.weights.size(1), grouped ? o.top_groups : 0);
+  s.vector_passes = 40;
+  s.kept = {args.weights.size(1), grouped ? o.top_groups : 0, grouped ? o.group_top : 0};
+  s.uncut_rows = false, s.cut_rows = true;
+  return s;
+}
+RowwiseShape PartsOf(const RouteGradArgs& args) {
+  RowwiseShape s = ShapeOf(args);
+  s.column_vectors = 6;
+  s.side_tiles = 5;
+  s.vector_passes = 30;
+  s.uncut_rows = false, s.cut_rows = true;
+  return s;
+}
+
+// How the rows of a call are cut: whole where one of them fits.
+template <class Args>
+Status ChooseRows(const Device& device, const char* kernel, const Args& args, RowwiseTiling* tiling) {
+  const RowwiseShape whole = ShapeOf(args);
+  RowwiseTiling one_row;
+  one_row.rows = 1, one_row.cols = whole.cols, one_row.stages = 1;
+  if (!device.status().ok() || Fits(device.chip(), whole, one_row))
+    return ChooseFor(device, kernel, whole, &RowwiseCandidates, tiling);
+  const RowwiseShape parts = PartsOf(args);
+  const char* const names[] = {"K", "top_groups", "group_top"};
+  for (std::size_t i = 0; i < parts.kept.size(); ++i) {
+    if (parts.kept[i] > kMergedRun) {
+      return {StatusCode::kUnsupported,
+              std::string(kernel) + ": " + names[i] + " is " + std::to_string(parts.kept[i]) +
+                  ", needs at most " + std::to_string(kMergedRun) + " where " + std::to_string(whole.cols) +
+                  " experts do not fit UB, of which " + device.chip().name + " has " +
+                  std::to_string(device.chip().buffer(Buffer::kUB).capacity) + " bytes"};
+    }
+  }
+  return ChooseFor(device, kernel, parts, &RowwiseCandidates, tiling);
 }
 
 }  // namespace
@@ -200,7 +255,7 @@ Status Route(const Device& device, const RouteArgs& args, Profile* profile) try 
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   Launch launch(device, kRoute);
   RowwiseTiling tiling;
-  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kRoute, ShapeOf(args), &RowwiseCandidates, &tiling));
+  CUBIST_RETURN_IF_ERROR(ChooseRows(device, kRoute, args, &tiling));
   const RouteOptions& o = args.options;
   const std::int64_t experts = args.logits.size(1);
   RouteOperands g;
@@ -222,10 +277,19 @@ Status Route(const Device& device, const RouteArgs& args, Profile* profile) try 
   g.groups = o.groups, g.top_groups = o.top_groups, g.group_top = o.group_top, g.seed = o.seed;
   const RouteFunction weighting = ForwardOf(o.weighting);
   if (o.weighting.given()) g.weighting = &weighting;
-  launch.OnVectorCores(tiling.chunks, [&](auto& core) { RouteKernel(core, g, tiling); });
+  if (tiling.cols < experts) {
+    if (g.scores == nullptr) {
+      g.row_scores =
+          MatrixOf(*launch.Workspace("row_scores", DType::kF32, {tiling.chunks * tiling.rows, experts}));
+    }
+    launch.OnVectorCores(tiling.chunks, [&](auto& core) { RoutePartsKernel(core, g, tiling); });
+  } else {
+    launch.OnVectorCores(tiling.chunks, [&](auto& core) { RouteKernel(core, g, tiling); });
+  }
   if (counts != nullptr) {
     RouteTotals totals{g.chunk_counts, g.chunk_shares, MatrixOf(*counts), aux_loss};
     totals.factor = AuxFactor(o, args.logits.size(0), experts, args.weights.size(1));
+    totals.experts = SummedExperts(launch.chip(), experts);
     launch.OnVectorCores(1, [&](auto& core) { RouteTotalsKernel(core, totals); });
   }
   return launch.Finish(profile);
@@ -237,7 +301,7 @@ Status RouteGrad(const Device& device, const RouteGradArgs& args, Profile* profi
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   Launch launch(device, kGrad);
   RowwiseTiling tiling;
-  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kGrad, ShapeOf(args), &RowwiseCandidates, &tiling));
+  CUBIST_RETURN_IF_ERROR(ChooseRows(device, kGrad, args, &tiling));
   const RouteOptions& o = args.options;
   RouteGradOperands g;
   g.d_weights = MatrixOf(*launch.Input("d_weights", args.d_weights));
@@ -250,7 +314,11 @@ Status RouteGrad(const Device& device, const RouteGradArgs& args, Profile* profi
   g.aux_factor = args.d_aux_loss * AuxFactor(o, args.scores.size(0), args.scores.size(1), args.ids.size(1));
   const RouteFunction weighting = ForwardOf(o.weighting);
   if (o.weighting.given()) g.weighting = &weighting, g.weighting_grad = &o.weighting.backward;
-  launch.OnVectorCores(tiling.chunks, [&](auto& core) { RouteGradKernel(core, g, tiling); });
+  if (tiling.cols < args.scores.size(1)) {
+    launch.OnVectorCores(tiling.chunks, [&](auto& core) { RouteGradPartsKernel(core, g, tiling); });
+  } else {
+    launch.OnVectorCores(tiling.chunks, [&](auto& core) { RouteGradKernel(core, g, tiling); });
+  }
   return launch.Finish(profile);
 } catch (const std::bad_alloc&) {
   return OutOfMemory();

@@ -81,8 +81,8 @@ struct RouteOptions {
 //   bad      (T)      optional, fp32: how many bad logits each row had (see BadLogits)
 //
 // Semantics of aclnnMoeGatingTopK, aclnnMoeGatingTopKSoftmax and Megatron's topk_routing_with_score_function, renormalised
-// over the selected experts. 1 <= K <= E, K <= E / groups * top_groups. Any T; an NPU takes the experts
-// that a row's tiles in UB can hold. Outputs may not overlap anything.
+// over the selected experts. 1 <= K <= E, K <= E / groups * top_groups. Any T and E; where a token's experts do not fit
+// UB, an NPU takes K, top_groups and group_top up to 4095. Outputs may not overlap anything.
 struct RouteArgs {
   ConstTensor logits;
   ConstTensor bias = {};

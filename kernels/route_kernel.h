@@ -1,4 +1,5 @@
-// The router: scores of experts, group-limited top-k, weights; and its gradient. A token is a row, and rows are not cut.
+// The router: scores of experts, group-limited top-k, weights; and its gradient. A token is a row, and here rows are not
+// cut; route_parts_kernel.h has those that do not fit.
 #ifndef CUBIST_KERNELS_ROUTE_KERNEL_H_
 #define CUBIST_KERNELS_ROUTE_KERNEL_H_
 
@@ -18,6 +19,7 @@ struct RouteOperands {
   const GmTensor* scores = nullptr;  // (T, E)
   const GmTensor* bad = nullptr;     // (T, 1)
   Gm chunk_counts, chunk_shares;     // Workspaces (chunks, E); no columns where not wanted.
+  Gm row_scores;  // Where rows are cut and `scores` is null: workspace (chunks * rows of a tile, E).
 
   ScoreFunction score = ScoreFunction::kSoftmax;
   bool renormalise = false, mean_for_bad = false;
@@ -33,10 +35,11 @@ inline constexpr float kLeastSum = std::numeric_limits<float>::min();
 // Streams of random numbers.
 inline constexpr std::uint32_t kGumbelStream = 0, kDropoutStream = 1, kExpertStream = 2;
 
-// x = (x + g) / temperature with g = -ln(-ln(u)), u the numbers of rows `rows`.
+// x = (x + g) / temperature with g = -ln(-ln(u)), u the numbers of rows `rows`, of experts `first` on.
 template <VectorCore V>
-void AddGumbelNoise(V& core, const RouteOperands& g, Range rows, UbTile<float> x, UbTile<float> u) {
-  core.Random(u, RandomStream{g.seed, kGumbelStream}, rows.begin * x.cols(), x.cols());
+void AddGumbelNoise(V& core, const RouteOperands& g, Range rows, std::int64_t first, UbTile<float> x,
+                    UbTile<float> u) {
+  core.Random(u, RandomStream{g.seed, kGumbelStream}, rows.begin * g.logits.cols + first, g.logits.cols);
   core.Ln(u, u);
   core.MulScalar(u, u, -1.0f);
   core.Ln(u, u);
@@ -44,12 +47,33 @@ void AddGumbelNoise(V& core, const RouteOperands& g, Range rows, UbTile<float> x
   core.MulScalar(x, x, 1.0f / g.temperature);
 }
 
-// bias (1, E) = -inf where an expert is left out of the call.
+// bias (1, experts from `first` on) = -inf where an expert is left out of the call.
 template <VectorCore V>
-void DropExperts(V& core, const RouteOperands& g, UbTile<float> bias, UbTile<float> u, UbTile<float> lowest) {
-  core.Random(u, RandomStream{g.seed, kExpertStream}, 0, u.cols());
+void DropExperts(V& core, const RouteOperands& g, std::int64_t first, UbTile<float> bias, UbTile<float> u,
+                 UbTile<float> lowest) {
+  core.Random(u, RandomStream{g.seed, kExpertStream}, first, u.cols());
   core.Fill(lowest, -std::numeric_limits<float>::infinity());
   core.SelectLe(bias, u, g.expert_dropout, lowest, bias);
+}
+
+// The weights of selected routes from their scores, in place: `chosen` is what selected them, chances a scratch tile that
+// may be the same one. Ids of dropped routes become -1.
+template <VectorCore V>
+void WeighRoutes(V& core, const RouteOperands& g, Range rows, UbTile<std::int32_t> ids, UbTile<float> weights,
+                 UbTile<float> chosen, UbTile<float> chances, UbTile<float> column) {
+  // Dropped experts are chosen where no others are left.
+  if (g.expert_dropout > 0) core.DropRoutes(ids, weights, chosen, std::numeric_limits<float>::lowest());
+  if (g.dropout > 0) {
+    core.Random(chances, RandomStream{g.seed, kDropoutStream}, rows.begin * ids.cols(), ids.cols());
+    core.DropRoutes(ids, weights, chances, g.dropout);
+  }
+  if (g.weighting != nullptr) core.MapRoutes(weights, ids, weights, {}, *g.weighting);
+  if (g.renormalise) {
+    core.RowSum(column, weights);
+    core.AddScalar(column, column, g.eps);
+    core.Div(weights, weights, column);
+  }
+  core.MulScalar(weights, weights, g.scale);
 }
 
 // Each chunk of tokens, and its counts of routes and sums of scores per expert.
@@ -80,7 +104,7 @@ void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
   } else if (biased) {
     core.Fill(bias, 0.0f);
   }
-  if (drops_experts) DropExperts(core, g, bias, expert_ub.Next(1, experts), expert_ub.Next(1, experts));
+  if (drops_experts) DropExperts(core, g, 0, bias, expert_ub.Next(1, experts), expert_ub.Next(1, experts));
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     if (counts_routes) core.Fill(counts, 0);
     if (sums_scores) core.Fill(shares, 0.0f);
@@ -93,7 +117,7 @@ void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
       core.Load(x, g.logits.Rows(rows));
       core.Repair(x, bad, s0, s1, column, g.limit, g.mean_for_bad);
       if (g.bad != nullptr) core.Store(MatrixOf(*g.bad).Rows(rows), bad);
-      if (g.temperature > 0) AddGumbelNoise(core, g, rows, x, s0);
+      if (g.temperature > 0) AddGumbelNoise(core, g, rows, 0, x, s0);
       core.Scores(g.score, x, s0, s1, column);
       if (g.scores != nullptr) core.Store(MatrixOf(*g.scores).Rows(rows), x);
 
@@ -114,20 +138,7 @@ void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
       const UbTile<float> chosen = chances_ub.Next(rows.size(), top_k);
       core.TopK(biased ? chosen : weights, ids, choice);
       if (biased) core.Gather(weights, x, ids);
-      // Dropped experts are chosen where no others are left.
-      if (drops_experts) core.DropRoutes(ids, weights, chosen, std::numeric_limits<float>::lowest());
-      if (g.dropout > 0) {
-        const UbTile<float> chances = chances_ub.Next(rows.size(), top_k);
-        core.Random(chances, RandomStream{g.seed, kDropoutStream}, rows.begin * top_k, top_k);
-        core.DropRoutes(ids, weights, chances, g.dropout);
-      }
-      if (g.weighting != nullptr) core.MapRoutes(weights, ids, weights, {}, *g.weighting);
-      if (g.renormalise) {
-        core.RowSum(column, weights);
-        core.AddScalar(column, column, g.eps);
-        core.Div(weights, weights, column);
-      }
-      core.MulScalar(weights, weights, g.scale);
+      WeighRoutes(core, g, rows, ids, weights, chosen, chosen, column);
       core.Store(g.ids.Rows(rows), ids);
       if (counts_routes) core.Histogram(counts, ids, {});
       if (sums_scores) {
@@ -149,23 +160,24 @@ struct RouteTotals {
   Gm chunk_counts, chunk_shares;  // (chunks, E)
   Gm counts;                      // (1, E) int32
   const GmTensor* aux_loss = nullptr;
-  float factor = 0;  // aux_coefficient * E / (K * T * T)
+  float factor = 0;          // aux_coefficient * E / (K * T * T)
+  std::int64_t experts = 1;  // whose totals are in UB at once, in seven tiles.
 };
 
-// Experts whose totals are in UB at once.
+// As many as there is room for, up to this.
 inline constexpr std::int64_t kSummedExperts = 4096;
 
 // counts = the chunks' counts added up; aux_loss = factor * sum over e of counts(e) * (the chunks' shares added up)(e).
 template <VectorCore V>
 void RouteTotalsKernel(V& core, const RouteTotals& g) {
-  const std::int64_t chunks = g.chunk_counts.rows, width = std::min(g.counts.cols, kSummedExperts);
+  const std::int64_t chunks = g.chunk_counts.rows, width = g.experts;
   Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, width, 1),
       part_ub(core, "part_ub", 1, width, 2);
   Ring<Buffer::kUB, float> shares_ub(core, "shares_ub", 1, width, 1), share_ub(core, "share_ub", 1, width, 2);
   Ring<Buffer::kUB, float> weights_ub(core, "weights_ub", 1, width, 1), loss_ub(core, "loss_ub", 1, 1, 1),
       sum_ub(core, "sum_ub", 1, 1, 1);
   const UbTile<float> loss = loss_ub.Next(1, 1), sum = sum_ub.Next(1, 1);
-  for (const Range experts : AtLeastOnce(Split(g.counts.cols, kSummedExperts))) {
+  for (const Range experts : AtLeastOnce(Split(g.counts.cols, width))) {
     const UbTile<std::int32_t> counts = counts_ub.Next(1, experts.size());
     const UbTile<float> shares = shares_ub.Next(1, experts.size()),
                         weights = weights_ub.Next(1, experts.size());
@@ -204,7 +216,7 @@ struct RouteGradOperands {
   const RouteFunction *weighting = nullptr, *weighting_grad = nullptr;
 };
 
-// d_x of x = the logits, from u = n d_n of the scores n, in u's place:
+// d_x of x = the logits, from u = n d_n of the scores n, in u's place; of a softmax, column holds the rows' sums of u:
 //   softmax u - n sum of u;  sigmoid u (1 - n);  sqrt-softplus u (1 - exp(-y)) / (2 y), y = n^2
 // Every slope has the factor n, which is taken early: d_n is a quotient by sums of scores, and may be infinite where
 // these are as small as floats can be.
@@ -213,7 +225,6 @@ void ScoreGradient(V& core, ScoreFunction score, UbTile<float> u, UbTile<float> 
                    UbTile<float> series, UbTile<float> column) {
   switch (score) {
     case ScoreFunction::kSoftmax:
-      core.RowSum(column, u);
       core.Mul(s, n, column);
       core.Sub(u, u, s);
       return;
@@ -243,6 +254,39 @@ void ScoreGradient(V& core, ScoreFunction score, UbTile<float> u, UbTile<float> 
       core.MulScalar(u, u, 0.5f);
       return;
   }
+}
+
+// e = w d_n of the selected routes, from e = scale * d_weights and their scores w; see RouteGradKernel.
+template <VectorCore V>
+void RoutesGradient(V& core, const RouteGradOperands& g, UbTile<std::int32_t> ids, UbTile<float> e,
+                    UbTile<float> w, UbTile<float> v, UbTile<float> sum, UbTile<float> column) {
+  const bool weighs = g.weighting != nullptr;
+  if (g.renormalise) {
+    if (weighs) core.MapRoutes(v, ids, w, {}, *g.weighting);
+    const UbTile<float> weight = weighs ? v : w;
+    core.RowSum(sum, weight);
+    core.AddScalar(sum, sum, g.eps);
+    core.Mul(v, weight, e);
+    core.RowSum(column, v);
+    core.Div(column, column, sum);
+    core.Sub(e, e, column);
+    const UbTile<float> divided = weighs ? e : w;
+    core.Div(divided, divided, sum);
+  }
+  if (weighs) core.MapRoutes(e, ids, w, e, *g.weighting_grad);
+  core.Mul(e, e, w);
+}
+
+// d += n times the loss's gradient for n; sum holds S and mean the sum of (c n) / S.
+template <VectorCore V>
+void AddLossGradient(V& core, UbTile<float> d, UbTile<float> n, UbTile<float> c, UbTile<float> sum,
+                     UbTile<float> mean, UbTile<float> s, UbTile<float> s1) {
+  core.Fill(s, 0.0f);
+  core.Add(s, s, c);
+  core.Sub(s, s, mean);
+  core.Div(s1, n, sum);
+  core.Mul(s, s, s1);
+  core.Add(d, d, s);
 }
 
 // With w = n of the selected routes (or the weighting of these), D = sum of w + eps and e = scale * d_weights:
@@ -282,21 +326,7 @@ void RouteGradKernel(V& core, const RouteGradOperands& g, const RowwiseTiling& t
       core.Load(ids, g.ids.Rows(rows));
       core.MulScalar(e, e, g.scale);
       core.Gather(w, n, ids);
-      const bool weighs = g.weighting != nullptr;
-      if (g.renormalise) {
-        if (weighs) core.MapRoutes(v, ids, w, {}, *g.weighting);
-        const UbTile<float> weight = weighs ? v : w;
-        core.RowSum(sum, weight);
-        core.AddScalar(sum, sum, g.eps);
-        core.Mul(v, weight, e);
-        core.RowSum(column, v);
-        core.Div(column, column, sum);
-        core.Sub(e, e, column);
-        const UbTile<float> divided = weighs ? e : w;
-        core.Div(divided, divided, sum);
-      }
-      if (weighs) core.MapRoutes(e, ids, w, e, *g.weighting_grad);
-      core.Mul(e, e, w);
+      RoutesGradient(core, g, ids, e, w, v, sum, column);
       core.Fill(d, 0.0f);
       core.Scatter(d, ids, e);
       if (g.counts != nullptr) {
@@ -306,13 +336,9 @@ void RouteGradKernel(V& core, const RouteGradOperands& g, const RowwiseTiling& t
         core.Fill(s1, 1.0f);
         core.RowDot(column, s, s1, n, s1, c);
         core.Div(column, column, sum);
-        core.Fill(s, 0.0f);
-        core.Add(s, s, c);
-        core.Sub(s, s, column);
-        core.Div(s1, n, sum);
-        core.Mul(s, s, s1);
-        core.Add(d, d, s);
+        AddLossGradient(core, d, n, c, sum, column, s, s1);
       }
+      if (g.score == ScoreFunction::kSoftmax) core.RowSum(column, d);
       ScoreGradient(core, g.score, d, n, s, s1, column);
       if (g.temperature > 0) core.MulScalar(d, d, 1.0f / g.temperature);
       core.Store(g.d_logits.Rows(rows), d);

@@ -169,8 +169,8 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.KeepGroups(x, ids, n);               // V     (a, ids, c): -inf outside the parts of c columns that ids
                                             //       name
   core.Gather(x, x, ids);                   // V     dst(i, j) = a(i, ids(i, j)), 0 where that is negative
-  core.Scatter(x, ids, x);                  // S     dst(i, ids(i, j)) = values(i, j), nothing where that is
-                                            //       negative
+  core.Scatter(x, ids, x);                  // S     dst(i, ids(i, j)) = values(i, j), nothing where there is
+                                            //       no such column
   core.Random(x, RandomStream{}, n, n);     // V     (u, stream, first, step): element (i, j) is number first
                                             //       + i * step + j, in (0, 1)
   core.DropRoutes(ids, x, x, 0.5f);         // V     (ids, weights, u, rate): -1 and 0 where u < rate

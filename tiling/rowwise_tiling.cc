@@ -14,6 +14,15 @@ using Tiling = RowwiseTiling;
 
 bool WalksRows(const ChipSpec& chip, const Shape& s) { return !chip.pipes_overlap && s.row_by_row; }
 
+std::int64_t KeptBytes(const ChipSpec& chip, const Shape& s, const Tiling& t) {
+  std::int64_t bytes = 0;
+  for (const std::int64_t kept : s.kept) {
+    if (kept > 0)
+      bytes += 4 * chip.SlotBytes(Buffer::kUB, DType::kF32, t.rows, kept + std::min(kept, t.cols));
+  }
+  return bytes;
+}
+
 std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t) {
   const auto bytes = [&](DType dtype, std::int64_t rows, std::int64_t cols) {
     return chip.SlotBytes(Buffer::kUB, dtype, WalksRows(chip, s) ? std::min<std::int64_t>(rows, 1) : rows,
@@ -22,11 +31,11 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t) {
   return t.stages * (s.loads + s.stores) * bytes(s.dtype, t.rows, t.cols) +
          s.scratch * bytes(DType::kF32, t.rows, t.cols) + s.row_vectors * bytes(DType::kF32, 1, t.cols) +
          s.column_vectors * bytes(DType::kF32, t.rows, 1) +
-         s.side_tiles * bytes(DType::kF32, t.rows, s.side_cols);
+         s.side_tiles * bytes(DType::kF32, t.rows, s.side_cols) + KeptBytes(chip, s, t);
 }
 
-// Fewer rows do not pay for a chunk's own start: weights to load, a partial sum to store.
-constexpr std::int64_t kLeastChunk = 16;
+// Fewer rows do not pay for a chunk's own start: weights to load, a partial sum to store. Rows that are cut pass several times.
+constexpr std::int64_t kLeastChunk = 16, kLeastChunkOfCut = 4;
 
 // Elements of a host's tile, unless it is one row: what it reads and writes of them stays in the first-level cache.
 constexpr std::int64_t kHostElements = 8192;
@@ -34,10 +43,12 @@ constexpr std::int64_t kHostElements = 8192;
 std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
   std::vector<Tiling> tilings;
   Tiling t;
-  t.chunk_rows = std::max(CeilDiv(s.rows, chip.cube_cores * chip.vector_per_cube), kLeastChunk);
+  t.chunk_rows = std::max(CeilDiv(s.rows, chip.cube_cores * chip.vector_per_cube),
+                          s.cut_rows ? kLeastChunkOfCut : kLeastChunk);
   t.chunks = std::max<std::int64_t>(CeilDiv(s.rows, t.chunk_rows), 1);
   const std::vector<std::int64_t> widths =
       s.uncut_rows ? std::vector<std::int64_t>{std::max<std::int64_t>(s.cols, 1)}
+      : s.cut_rows ? TileSizes({8, 32, 128, 512, 1024, 2048, 4096, 8192}, 8, s.cols - 1)
                    : TileSizes({32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768}, 32, s.cols);
   for (std::int64_t cols : widths) {
     for (std::int64_t rows : TileSizes({1, 2, 4, 8, 16, 32, 64, 128}, 1, t.chunk_rows)) {
@@ -61,6 +72,8 @@ std::int64_t UbNeed(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffe
 
 bool Fits(const ChipSpec& chip, const Shape& shape, const Tiling& tiling) {
   if (shape.uncut_rows && tiling.cols < shape.cols) return false;
+  if (shape.cut_rows && tiling.cols >= shape.cols) return false;
+  if (*std::max_element(shape.kept.begin(), shape.kept.end()) > kMergedRun) return false;
   return Need(chip, shape, tiling) <= chip.buffer(Buffer::kUB).capacity;
 }
 

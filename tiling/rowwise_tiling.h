@@ -3,6 +3,7 @@
 #define CUBIST_TILING_ROWWISE_TILING_H_
 
 #include <algorithm>
+#include <array>
 #include <compare>
 #include <concepts>
 #include <cstdint>
@@ -27,7 +28,11 @@ struct RowwiseShape {
   std::int64_t side_cols = 0;
   int vector_passes = 0;    // Instructions over the whole tile.
   bool whole_rows = false;  // A second pass over a row needs the first one's sum: a cut row is read again.
-  bool uncut_rows = false;  // Rows are not cut at all.
+  bool uncut_rows = false;  // Rows are not cut at all,
+  bool cut_rows = false;    // or they always are.
+  // How many of a row's highest are kept while its parts pass: so many, and those of a part, in four tiles of four bytes.
+  // They are merged: kMergedRun at most.
+  std::array<std::int64_t, 3> kept{};
   bool row_by_row =
       false;  // One instruction does all of a tile, where a host has one row after the other in its cache.
 

@@ -265,7 +265,9 @@ void HostVector::Scatter(TileRef dst, TileRef ids, TileRef values, Loc) {
     const auto* at = RowAt<std::int32_t>(ids, i);
     const auto* from = RowAt<float>(values, i);
     for (std::int64_t j = 0; j < ids.cols(); ++j) {
-      if (at[j] >= 0) RowAt<float>(dst, i)[at[j]] = from[j];
+      // Negative columns are beyond any tile's, as unsigned numbers.
+      if (static_cast<std::uint32_t>(at[j]) < static_cast<std::uint64_t>(dst.cols()))
+        RowAt<float>(dst, i)[at[j]] = from[j];
     }
   }
 }

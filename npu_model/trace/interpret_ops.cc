@@ -354,7 +354,8 @@ Interpreter::Computed Interpreter::Pick(const Instr& instr) {
       const Values ids = ReadUse(instr, 0), values = ReadUse(instr, 1);
       const std::size_t width = dst.size() / rows;
       for (std::size_t e = 0; e < ids.size(); ++e) {
-        if (ids[e] >= 0) dst[e / cols * width + static_cast<std::size_t>(ids[e])] = values[e];
+        if (ids[e] >= 0 && ids[e] < static_cast<double>(width))
+          dst[e / cols * width + static_cast<std::size_t>(ids[e])] = values[e];
       }
       return dst;
     }

@@ -188,7 +188,7 @@ void TraceVector::SelectLe(TileRef dst, TileRef key, float limit, TileRef a, Til
   record_.SelectLe(dst, key, limit, a, b, loc);
 }
 
-// Without data the first columns stand for the highest.
+// Without data the first of a row stand for the highest.
 void TraceVector::TopK(TileRef values, TileRef ids, TileRef a, Loc loc) {
   if (state_->with_data) {
     host_.TopK(values, ids, a, loc);
@@ -316,7 +316,11 @@ void TraceVector::Sort32(TileRef keys, TileRef values, TileRef from, TileRef val
 
 void TraceVector::MergeSort(TileRef keys, TileRef values, TileRef from, TileRef values_from, std::int64_t run,
                             Loc loc) {
-  if (state_->with_data) host_.MergeSort(keys, values, from, values_from, run, loc);
+  if (state_->with_data) {
+    host_.MergeSort(keys, values, from, values_from, run, loc);
+  } else {
+    host_.FillInt(values, 0, loc);
+  }
   record_.MergeSort(keys, values, from, values_from, run, loc);
 }
 

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "npu_model/chip.h"
 #include "npu_model/device.h"
 #include "npu_model/status.h"
 #include "npu_model/types.h"
@@ -53,6 +54,15 @@ inline std::vector<double> RoundTo(DType dtype, std::span<const double> values) 
 // The other executor, of one text: it computes as the chip would be tiled.
 inline Device NpuWithData(const ChipSpec& chip) { return Npu(chip, {.with_data = true}); }
 inline Device NpuWithoutData(const ChipSpec& chip) { return Npu(chip, {.with_data = false}); }
+
+// A 910B2 with less of a buffer.
+inline ChipSpec WithCapacity(Buffer buffer, std::int64_t bytes) {
+  ChipSpec chip = Ascend910B2();
+  BufferSpec& spec = chip.buffers[static_cast<std::size_t>(buffer)];
+  spec.capacity = spec.fast = bytes;
+  chip.name = "small chip";
+  return chip;
+}
 
 }  // namespace cubist::testing
 

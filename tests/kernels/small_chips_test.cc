@@ -24,14 +24,6 @@
 namespace cubist::testing {
 namespace {
 
-ChipSpec WithCapacity(Buffer buffer, std::int64_t bytes) {
-  ChipSpec chip = Ascend910B2();
-  BufferSpec& spec = chip.buffers[static_cast<std::size_t>(buffer)];
-  spec.capacity = spec.fast = bytes;
-  chip.name = "small chip";
-  return chip;
-}
-
 // Grows a buffer from next to nothing, in large steps once the call fits. While it does not, its error names the buffer and
 // how much of it there is, and nothing is written; from some size on it fits, and the answer is right.
 template <class Fixture, class Run, class Check>

@@ -288,6 +288,15 @@ TEST_P(HostVectorTest, ReadScalars) {
   EXPECT_EQ(vector_.ReadScalar(TileOf(values).Rows({2, 3}), 4), static_cast<float>(values->at({2, 4})));
 }
 
+TEST_P(HostVectorTest, ScatterPassesOverWhatIsNoColumn) {
+  const auto dst = NewTile<Buffer::kUB, float>(vector_, 2, 3);
+  GmMatrix values(DType::kF32, 2, 4);
+  for (std::int64_t i = 0; i < 8; ++i) values->set({i / 4, i % 4}, static_cast<double>(i + 1));
+  vector_.Fill(dst, 0.0f);
+  vector_.Scatter(dst, IntsOf({2, -1, 3, 0, -7, 1, 1 << 30, 2}, 2), TileOf(values));
+  EXPECT_EQ(ValuesOf(dst), (Values{4, 0, 1, 0, 6, 8}));
+}
+
 TEST_P(HostVectorTest, HistogramCountsItsRange) {
   const std::vector<std::int32_t> ids{3, 1, 3, 9, -1, 7, 3, 4, 8, 2, 5, 7};
   const auto counts = NewTile<Buffer::kUB, std::int32_t>(vector_, 1, 5);

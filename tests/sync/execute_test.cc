@@ -13,6 +13,8 @@
 #include "npu_model/sync/check.h"
 #include "npu_model/sync/plan.h"
 #include "npu_model/sync/report.h"
+#include "tests/kernels/kernel_test.h"
+#include "tests/support/shapes.h"
 #include "tools/kernel_call.h"
 
 namespace cubist::testing {
@@ -73,24 +75,28 @@ std::vector<std::vector<std::byte>> OutputsOf(const KernelCall& call, const trac
   return outputs;
 }
 
+void ExpectOneAnswer(const std::string& name, const trace::Record& record) {
+  for (const Policy policy : kPolicies) {
+    const sync::Plan plan = sync::PlanFlags(record, policy);
+    trace::GmImage first;
+    unsigned seed = 1;
+    for (const Schedule schedule : kSchedules) {
+      trace::GmImage gm = trace::InitialGm(record, 5);
+      ASSERT_TRUE(sync::Execute(record, plan, schedule, seed++, &gm)) << name << NameOf(schedule);
+      if (first.empty()) {
+        first = gm;
+      } else {
+        EXPECT_EQ(first, gm) << name << ", " << NameOf(policy) << ", " << NameOf(schedule);
+      }
+    }
+  }
+}
+
 TEST(ExecuteTest, EveryOrderGivesTheSameBytes) {
   for (const auto& [name, call] : Calls()) {
     const trace::Record record = RecordOf(call);
     ASSERT_EQ(trace::UnknownTo(record), nullptr) << name;
-    for (const Policy policy : kPolicies) {
-      const sync::Plan plan = sync::PlanFlags(record, policy);
-      trace::GmImage first;
-      unsigned seed = 1;
-      for (const Schedule schedule : kSchedules) {
-        trace::GmImage gm = trace::InitialGm(record, 5);
-        ASSERT_TRUE(sync::Execute(record, plan, schedule, seed++, &gm)) << name << NameOf(schedule);
-        if (first.empty()) {
-          first = gm;
-        } else {
-          EXPECT_EQ(first, gm) << name << ", " << NameOf(policy) << ", " << NameOf(schedule);
-        }
-      }
-    }
+    ExpectOneAnswer(name, record);
   }
 }
 
@@ -149,6 +155,46 @@ TEST(ExecuteTest, ChipsOfOneToFourVectorCoresComputeTheSame) {
       ExpectWhatTheHostComputes(call, record, plan);
     }
   }
+}
+
+// Whether lines of that file issued any of a record.
+bool IsOf(const trace::Record& record, const std::string& file) {
+  for (const auto& phase : record.phases) {
+    for (const trace::CoreRecord& core : phase.cores) {
+      for (const trace::Instr& instr : core.instrs) {
+        if (std::string(core.lines[instr.line].file).ends_with(file)) return true;
+      }
+    }
+  }
+  return false;
+}
+
+// Of bf16 and fp32: planned, proved, in one answer, and that the host's.
+void ExpectRightOn(const ChipSpec& chip, const std::string& kernel, const std::string& shape,
+                   const std::string& file) {
+  for (const char* dtype : {"bf16", "fp32"}) {
+    const auto [name, call] = CallOf(kernel, shape, dtype, false);
+    SCOPED_TRACE(Join(name, " with ", chip.buffer(Buffer::kUB).capacity, " bytes of UB"));
+    const trace::Record record = RecordOf(call, chip);
+    EXPECT_TRUE(IsOf(record, file));
+    ASSERT_EQ(trace::UnknownTo(record), nullptr);
+    ExpectOneAnswer(name, record);
+    for (const Policy policy : kPolicies) {
+      const sync::Plan plan = sync::PlanFlags(record, policy);
+      const sync::CheckResult checked = sync::Check(record, plan);
+      ASSERT_TRUE(checked.ok()) << sync::CheckText(checked);
+      ExpectWhatTheHostComputes(call, record, plan);
+    }
+  }
+}
+
+// Experts that do not fit UB go in parts.
+TEST(ExecuteTest, ExpertsInPartsComputeTheSame) {
+  const char* const file = "route_parts_kernel.h";
+  ExpectRightOn(WithCapacity(Buffer::kUB, 3072), "route", "9x150x7x5", file);
+  ExpectRightOn(WithCapacity(Buffer::kUB, 2560), "route", "4x150x3x2", file);
+  ExpectRightOn(WithCapacity(Buffer::kUB, 2880), "route", "3x96x30x1", file);
+  ExpectRightOn(WithCapacity(Buffer::kUB, 2048), "route_grad", "9x150x5", file);
 }
 
 // Without its flags a kernel goes wrong in some order; and never where the checker finds nothing.

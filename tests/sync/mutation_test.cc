@@ -17,6 +17,7 @@
 #include "kernels/block_steps.h"
 #include "npu_model/sync/check.h"
 #include "npu_model/sync/plan.h"
+#include "tests/kernels/kernel_test.h"
 #include "tests/sync/happens_before.h"
 #include "tests/sync/shipped_kernels.h"
 #include "tools/kernel_call.h"
@@ -237,15 +238,15 @@ class MutationTest : public ::testing::Test {
   std::map<std::string, Tally> tallies_;
 };
 
-NamedRecord RecordOf(const KernelForm& form) {
+NamedRecord RecordOf(const char* kernel, const char* shape, const ChipSpec& chip = Ascend910B2()) {
   KernelCallOptions options;
-  options.kernel = form.name, options.shape = form.small;
+  options.kernel = kernel, options.shape = shape;
   KernelCall call;
   Status status = MakeKernelCall(options, &call);
   CUBIST_CHECK(status.ok(), status.message());
   NamedRecord made;
-  made.name = form.name;
-  status = call(Recorder(Ascend910B2(), &made.record));
+  made.name = std::string(kernel) + " " + shape + " on " + chip.name;
+  status = call(Recorder(chip, &made.record));
   CUBIST_CHECK(status.ok(), status.message());
   return made;
 }
@@ -278,7 +279,7 @@ NamedRecord RecordSum() {
 // Every kernel of the library, and what is awkward about some.
 std::vector<NamedRecord> Kernels() {
   std::vector<NamedRecord> all;
-  for (const KernelForm& form : KernelForms()) all.push_back(RecordOf(form));
+  for (const KernelForm& form : KernelForms()) all.push_back(RecordOf(form.name, form.small));
   for (const ChipSpec* chip : {&Ascend910B2(), &Ascend910B4()}) {
     all.push_back(RecordMatmul(*chip, DType::kBF16, 300, 500, 600, false, true));
     all.push_back(RecordMatmul(*chip, DType::kF32, 40, 50, 900, true, false));
@@ -300,6 +301,10 @@ std::vector<NamedRecord> Kernels() {
   all.push_back(RecordTiled("flash_attention", "2x300x64x64x0", "kv_splits=2"));
   all.push_back(RecordSum());
   all.push_back(RecordOverlappingMoves(true));
+  // Rows in parts.
+  all.push_back(RecordOf("route", "3x150x7x5", WithCapacity(Buffer::kUB, 3072)));
+  all.push_back(RecordOf("route", "2x150x3x2", WithCapacity(Buffer::kUB, 2560)));
+  all.push_back(RecordOf("route_grad", "3x150x5", WithCapacity(Buffer::kUB, 2048)));
   // Few ids and a short counter: what the plan does when they run out is mutated too.
   ChipSpec scarce = Ascend910B2();
   scarce.name = "scarce";
