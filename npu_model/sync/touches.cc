@@ -62,8 +62,9 @@ std::vector<char> TensorsInOrder(const trace::CoreRecord& record, const ChipSpec
       return false;
     }
     // By their first bytes: each against those before it that reach as far.
-    std::stable_sort(of_tensor.begin(), of_tensor.end(),
-                     [](const Use& x, const Use& y) { return x.gm->offset < y.gm->offset; });
+    const auto before = [](const Use& x, const Use& y) { return x.gm->offset < y.gm->offset; };
+    if (!std::is_sorted(of_tensor.begin(), of_tensor.end(), before))
+      std::stable_sort(of_tensor.begin(), of_tensor.end(), before);
     constexpr std::int64_t kMostPairs = 1 << 20;  // Beyond, they are taken to meet.
     std::int64_t pairs = 0;
     std::vector<Use> open;
