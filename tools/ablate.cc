@@ -174,7 +174,7 @@ int AblateCommand(const AblateOptions& options) {
   }
   fmt::print("{}\n{}", StepTable().Rule(), SummaryText(*ablation, results));
   if (options.json.empty()) return 0;
-  const Status status = WriteFile(options.json, json.dump(2) + "\n");
+  const Status status = WriteJson(options.json, json);
   return status.ok() ? 0 : BadInput("cubist ablate", status.message());
 }
 

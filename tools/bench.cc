@@ -10,6 +10,7 @@
 #include "npu_model/host/ceilings.h"
 #include "tools/bad_input.h"
 #include "tools/files.h"
+#include "tools/json_writer.h"
 #include "tools/subject.h"
 #include "tools/table.h"
 
@@ -120,7 +121,7 @@ int BenchCommand(const BenchOptions& options) {
     }
   }
   if (options.json.empty()) return 0;
-  status = WriteFile(options.json, json.dump(2) + "\n");
+  status = WriteJson(options.json, json);
   return status.ok() ? 0 : BadInput("cubist bench", status.message());
 }
 

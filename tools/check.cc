@@ -92,11 +92,11 @@ int CheckCommand(const CheckOptions& options) {
   const bool same = options.execute == 0 || ExecuteOrders(record, plan, options.execute);
   if (!options.json.empty()) {
     Json json = SettingsJson(options, subject);
-    json["plan"] = Json::parse(sync::PlanJson(record, plan));
-    json["check"] = Json::parse(sync::CheckJson(result));
-    json["slack"] = slack ? Json::parse(sync::SlackJson(*slack)) : Json();
+    json["plan"] = ParseJson(sync::PlanJson(record, plan));
+    json["check"] = ParseJson(sync::CheckJson(result));
+    json["slack"] = slack ? ParseJson(sync::SlackJson(*slack)) : Json();
     json["executed_alike"] = options.execute == 0 ? Json() : Json(same);
-    if (status = WriteFile(options.json, json.dump(2) + "\n"); !status.ok())
+    if (status = WriteJson(options.json, json); !status.ok())
       return BadInput("cubist check", status.message());
   }
   return result.ok() && same ? 0 : 1;

@@ -15,6 +15,7 @@
 #include "npu_model/host/tile_ops.h"
 #include "tools/bad_input.h"
 #include "tools/files.h"
+#include "tools/json_writer.h"
 #include "tools/table.h"
 #include "tools/what_if.h"
 
@@ -115,7 +116,7 @@ int ConstantsCommand(const InfoOptions& options) {
   if (status.ok() && !options.json.empty()) {
     Json json = ChipJson(chip);
     json["constants"] = ConstantsJson(chip);
-    status = WriteFile(options.json, json.dump(2) + "\n");
+    status = WriteJson(options.json, json);
   }
   return status.ok() ? 0 : BadInput("cubist info", status.message());
 }
@@ -158,7 +159,7 @@ int InfoCommand(const InfoOptions& options) {
   if (options.json.empty()) return 0;
   json["chips"] = Json::array();
   for (const ChipSpec& chip : KnownChips()) json["chips"].push_back(ChipJson(chip));
-  status = WriteFile(options.json, json.dump(2) + "\n");
+  status = WriteJson(options.json, json);
   return status.ok() ? 0 : BadInput("cubist info", status.message());
 }
 

@@ -1,8 +1,12 @@
-// A writer of fields, as profile_fields.h takes it, into a JSON object.
+// JSON of the command: a writer of fields, as profile_fields.h takes it, into an object; texts from and to it, which are
+// compiled once.
 #ifndef CUBIST_TOOLS_JSON_WRITER_H_
 #define CUBIST_TOOLS_JSON_WRITER_H_
 
 #include <nlohmann/json.hpp>
+#include <string>
+
+#include "npu_model/status.h"
 
 namespace cubist {
 
@@ -27,6 +31,12 @@ struct JsonWriter {
     write(fields);
   }
 };
+
+// Of a text of ours.
+nlohmann::ordered_json ParseJson(const std::string& text);
+
+// Indented; as WriteFile.
+Status WriteJson(const std::string& file, const nlohmann::ordered_json& json);
 
 }  // namespace cubist
 

@@ -22,6 +22,7 @@
 #include "tools/bad_input.h"
 #include "tools/files.h"
 #include "tools/interval.h"
+#include "tools/json_writer.h"
 #include "tools/profile_page.h"
 #include "tools/profile_report.h"
 #include "tools/progress.h"
@@ -157,14 +158,14 @@ int ProfileCommand(const ProfileOptions& options) {
     });
     progress.Clear();
     fmt::print("\n{}", sync::SlackTable(slack));
-    json["slack"] = nlohmann::ordered_json::parse(sync::SlackJson(slack));
+    json["slack"] = ParseJson(sync::SlackJson(slack));
   }
   if (compares) json["vs"] = ProfileJson(b);
   if (!options.window.empty()) {
     status = Cut(window, &a.profile);
     if (status.ok() && compares) status = Cut(window, &b.profile);
   }
-  if (status.ok() && !options.json.empty()) status = WriteFile(options.json, json.dump(2) + "\n");
+  if (status.ok() && !options.json.empty()) status = WriteJson(options.json, json);
   if (status.ok() && !options.csv.empty()) status = WriteFile(options.csv, ProfileCsv(a));
   if (status.ok() && !options.html.empty())
     status = WriteFile(options.html, ProfilePage(a, compares ? &b : nullptr));

@@ -219,8 +219,7 @@ int SweepCommand(const SweepOptions& options) {
   Plot plot{.title = base.Title(), .x = options.over, .y = "time, us", .log_x = options.log};
   for (const Point& point : points) plot.points.push_back({point.value, point.profile.time_s * 1e6});
   if (!options.svg.empty()) status = WriteFile(options.svg, PlotSvg(plot));
-  if (status.ok() && !options.json.empty())
-    status = WriteFile(options.json, ToJson(options, base, points).dump(2) + "\n");
+  if (status.ok() && !options.json.empty()) status = WriteJson(options.json, ToJson(options, base, points));
   if (status.ok() && !options.csv.empty()) status = WriteFile(options.csv, ToCsv(options, points));
   return status.ok() ? 0 : BadInput("cubist sweep", status.message());
 }

@@ -91,7 +91,7 @@ int TuneCommand(const TuneOptions& options) {
     fmt::print("written to {}: give it to --tuning, or to a device as its tuning\n", options.output);
   }
   if (options.json.empty()) return 0;
-  status = WriteFile(options.json, ToJson(options, subject, found).dump(2) + "\n");
+  status = WriteJson(options.json, ToJson(options, subject, found));
   return status.ok() ? 0 : BadInput("cubist tune", status.message());
 }
 

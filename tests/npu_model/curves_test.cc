@@ -9,13 +9,13 @@
 #include <cmath>
 #include <fstream>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "npu_model/trace/costs.h"
 #include "npu_model/trace/trace_core.h"
 #include "tests/npu_model/trace_support.h"
+#include "tests/support/json.h"
 
 namespace cubist {
 namespace {
@@ -30,7 +30,7 @@ struct Point {
 
 nlohmann::json Curves(const char* kind) {
   std::ifstream file(std::string(CUBIST_DATA_IN_SOURCE) + "/instruction_curves_910b.json");
-  return nlohmann::json::parse(file).at(kind).at("curves");
+  return testing::ParseJson(file).at(kind).at("curves");
 }
 
 // Of a path: by rate, which msKPP converts at 1.8 GHz, or by the cycles of 1024 transfers where they are told.

@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <tuple>
@@ -17,6 +16,7 @@
 #include "npu_model/trace/trace_core.h"
 #include "tests/npu_model/random_record.h"
 #include "tests/npu_model/trace_support.h"
+#include "tests/support/json.h"
 
 namespace cubist {
 namespace {
@@ -266,7 +266,7 @@ TEST(TimelineTest, IsValidJsonWithoutOverlaps) {
   std::ifstream file(path);
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   EXPECT_LT(text.find("\"profilingType\":\"op\""), text.find('['));
-  const nlohmann::json json = nlohmann::json::parse(text);
+  const nlohmann::json json = testing::ParseJson(text);
 
   std::map<std::pair<int, int>, std::vector<std::pair<double, double>>> tracks;
   std::map<int, std::string> processes;
@@ -315,7 +315,7 @@ TEST(TimelineTest, StringsAreEscaped) {
   const std::string path = TemporaryFile("escaped.json");
   ASSERT_TRUE(p.WriteTimeline(path).ok());
   std::ifstream file(path);
-  const nlohmann::json json = nlohmann::json::parse(file);
+  const nlohmann::json json = testing::ParseJson(file);
   EXPECT_EQ(json.at("traceEvents").back().at("name"), "a \"name\"");
   EXPECT_EQ(json.at("traceEvents").back().at("args").at("source"), "C:\\kernels\tx.h:0");
   std::remove(path.c_str());
@@ -329,7 +329,7 @@ TEST(TimelineTest, TellsWhatItLeavesOut) {
   const std::string path = TemporaryFile("long.json");
   ASSERT_TRUE(p.WriteTimeline(path).ok());
   std::ifstream file(path);
-  const nlohmann::json json = nlohmann::json::parse(file);
+  const nlohmann::json json = testing::ParseJson(file);
   const auto& events = json.at("traceEvents");
   EXPECT_EQ(std::count_if(events.begin(), events.end(), [](const auto& e) { return e.at("ph") == "X"; }),
             static_cast<std::ptrdiff_t>(Profile::kMostEvents));

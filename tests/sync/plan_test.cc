@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
 #include <set>
@@ -21,6 +20,7 @@
 #include "npu_model/sync/slack.h"
 #include "npu_model/trace/replay.h"
 #include "tests/npu_model/random_record.h"
+#include "tests/support/json.h"
 #include "tests/sync/happens_before.h"
 #include "tests/sync/shipped_kernels.h"
 #include "tests/sync/symbols.h"
@@ -403,7 +403,7 @@ TEST(PlanTest, TheTableFoldsLoops) {
 TEST(PlanTest, JsonParsesAndAddsUp) {
   const NamedRecord made = RecordAttention(Ascend910B2(), DType::kBF16, {.sq = 200, .skv = 300});
   sync::Plan plan = sync::PlanFlags(made.record, Policy::kMinimal);
-  const nlohmann::json json = nlohmann::json::parse(sync::PlanJson(made.record, plan));
+  const nlohmann::json json = ParseJson(sync::PlanJson(made.record, plan));
   EXPECT_EQ(json.at("kernel"), "flash_attention");
   EXPECT_EQ(json.at("policy"), "minimal");
   std::int64_t flags = 0, cross = 0, barriers = 0;
@@ -418,10 +418,10 @@ TEST(PlanTest, JsonParsesAndAddsUp) {
 
   plan.phases[0].cores[0].ops.clear();
   const sync::CheckResult broken = sync::Check(made.record, plan);
-  const nlohmann::json report = nlohmann::json::parse(sync::CheckJson(broken));
+  const nlohmann::json report = ParseJson(sync::CheckJson(broken));
   EXPECT_EQ(report.at("ok"), false);
   EXPECT_EQ(report.at("findings").size(), broken.findings.size());
-  EXPECT_EQ(nlohmann::json::parse(sync::CheckJson(sync::CheckResult{})).at("ok"), true);
+  EXPECT_EQ(ParseJson(sync::CheckJson(sync::CheckResult{})).at("ok"), true);
 }
 
 TEST(PlanTest, FileNamesAreEscaped) {
@@ -431,10 +431,10 @@ TEST(PlanTest, FileNamesAreEscaped) {
     for (trace::SourceLine& line : core.lines) line.file = file.c_str();
   }
   const sync::Plan plan = sync::PlanFlags(made.record, Policy::kMinimal);
-  const nlohmann::json json = nlohmann::json::parse(sync::PlanJson(made.record, plan));
+  const nlohmann::json json = ParseJson(sync::PlanJson(made.record, plan));
   ASSERT_FALSE(json.at("rows").empty());
   for (const auto& row : json.at("rows")) EXPECT_EQ(row.at("wait").at("file"), file);
-  const nlohmann::json slack = nlohmann::json::parse(sync::SlackJson(sync::FindSlack(made.record, plan)));
+  const nlohmann::json slack = ParseJson(sync::SlackJson(sync::FindSlack(made.record, plan)));
   for (const auto& row : slack.at("rows")) EXPECT_EQ(row.at("wait").get<std::string>().find(file + ":"), 0u);
 }
 
@@ -549,7 +549,7 @@ TEST(PlanTest, SlackSaysWhatEachWaitCosts) {
   EXPECT_TRUE(std::is_sorted(slack.rows.begin(), slack.rows.end(),
                              [](const auto& x, const auto& y) { return x.saved_us > y.saved_us; }));
   EXPECT_EQ(slack.shortage_us, 0);
-  const nlohmann::json json = nlohmann::json::parse(sync::SlackJson(slack));
+  const nlohmann::json json = ParseJson(sync::SlackJson(slack));
   EXPECT_EQ(json.at("rows").size(), slack.rows.size());
   EXPECT_NEAR(json.at("time_us").get<double>(), slack.time_us, 1e-3);
   EXPECT_NE(sync::SlackTable(slack).find("of " + std::string()), std::string::npos);

@@ -10,8 +10,9 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <string>
+
+#include "tests/support/json.h"
 
 namespace cubist {
 

@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,7 +20,7 @@ TEST_F(CommandTest, AblatesAndWritesTheSteps) {
   const Outcome outcome =
       Cubist("ablate matmul --only 1024x1024x1024 --budget 2 --json '" + Path("rows.json") + "'");
   ASSERT_EQ(outcome.status, 0) << outcome.out << outcome.err;
-  const Json json = Json::parse(Read("rows.json"));
+  const Json json = testing::ParseJson(Read("rows.json"));
   ASSERT_EQ(json.size(), 1u);
   EXPECT_EQ(json[0]["case"], "1024x1024x1024");
   const Json& steps = json[0]["steps"];
@@ -47,7 +46,7 @@ TEST_F(CommandTest, TunesAndTakesWhatItWrote) {
   const Outcome tuned = Cubist("tune matmul --shape 300x520x400 --budget 20 --output '" + Path("tiles.txt") +
                                "' --json '" + Path("tune.json") + "'");
   ASSERT_EQ(tuned.status, 0) << tuned.err;
-  const Json json = Json::parse(Read("tune.json"));
+  const Json json = testing::ParseJson(Read("tune.json"));
   EXPECT_GE(json["gain"].get<double>(), 1);
   EXPECT_EQ(json["budget"], 20);
   EXPECT_EQ(json["dtype"], "bf16");
@@ -78,7 +77,7 @@ TEST_F(CommandTest, SweepsConstantsSizesAndTilings) {
                Path("sweep.csv") + "' --svg '" + Path("sweep.svg") + "' " + arguments);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     std::vector<double> us;
-    const Json json = Json::parse(Read("sweep.json"));
+    const Json json = testing::ParseJson(Read("sweep.json"));
     for (const Json& point : json["points"]) us.push_back(point["time_us"]);
     EXPECT_NE(Read("sweep.svg").find("polyline"), std::string::npos);
     return us;
@@ -107,7 +106,7 @@ TEST_F(CommandTest, FilesTellTheirSettings) {
   const auto run = [&](const std::string& arguments) {
     const Outcome outcome = Cubist(arguments + " --json '" + Path("file.json") + "'");
     EXPECT_EQ(outcome.status, 0) << outcome.err;
-    return Json::parse(Read("file.json"));
+    return testing::ParseJson(Read("file.json"));
   };
   const std::string call =
       "flash_attention --shape 2x128x32x32 --dtype fp16 --causal --chip ascend910b4 --policy per-tile "
@@ -143,6 +142,12 @@ TEST_F(CommandTest, FilesTellTheirSettings) {
   EXPECT_EQ(check["executed_alike"], true);
   EXPECT_EQ(check["plan"]["policy"], "per-tile");
 
+  // A file's name may hold any bytes.
+  std::ofstream(Path("\xff.txt")) << "";
+  EXPECT_TRUE(run("check matmul --shape 16x16x16 --tuning '" + Path("\xff.txt") + "'")["tuning"]
+                  .get<std::string>()
+                  .ends_with("\xEF\xBF\xBD.txt"));
+
   const Json ablation =
       run("ablate matmul --only 1024x1024x1024 --budget 2 --chip ascend910b4 --set cube_cores=10");
   ASSERT_EQ(ablation.size(), 1u);
@@ -164,7 +169,7 @@ TEST_F(CommandTest, TitlesSayWhatWasChanged) {
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_NE(outcome.out.find("memory.hbm_bytes_per_s=1e12, k0=32"), std::string::npos) << outcome.out;
   EXPECT_NE(outcome.out.find("memory.hbm_bytes_per_s=2e12, k0=32"), std::string::npos) << outcome.out;
-  const Json json = Json::parse(Read("profile.json"));
+  const Json json = testing::ParseJson(Read("profile.json"));
   EXPECT_EQ(json["vs"]["title"],
             "matmul 256x256x256 bf16 on ascend910b2*, memory.hbm_bytes_per_s=2e12, k0=32");
 }
@@ -178,7 +183,7 @@ TEST_F(CommandTest, ProfilesAddUp) {
     const Outcome outcome = Cubist("profile " + subject + " --json '" + Path("profile.json") + "' --csv '" +
                                    Path("profile.csv") + "' --trace '" + Path("trace.json") + "'");
     ASSERT_EQ(outcome.status, 0) << outcome.err;
-    const Json json = Json::parse(Read("profile.json"));
+    const Json json = testing::ParseJson(Read("profile.json"));
     const double time_us = json["time_us"], low_us = json["interval_us"][0], high_us = json["interval_us"][1];
     EXPECT_LT(low_us, 0.97 * time_us) << "no constant is known that well";
     EXPECT_GT(high_us, 1.03 * time_us);
@@ -204,7 +209,8 @@ TEST_F(CommandTest, ProfilesAddUp) {
     EXPECT_LE(json["roofline"]["share"].get<double>(), 1);
     EXPECT_NE(outcome.out.find(json["verdict"].get<std::string>()), std::string::npos);
     EXPECT_NE(Read("profile.csv").find("total,time_us,"), std::string::npos);
-    EXPECT_GT(Json::parse(Read("trace.json"))["traceEvents"].size(), json["instructions"].get<std::size_t>());
+    EXPECT_GT(testing::ParseJson(Read("trace.json"))["traceEvents"].size(),
+              json["instructions"].get<std::size_t>());
   }
 }
 
@@ -213,7 +219,7 @@ TEST_F(CommandTest, ProfilesAnswerWhatIf) {
     const Outcome outcome =
         Cubist("profile matmul --shape 512x512x512 --json '" + Path("profile.json") + "' " + arguments);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
-    const Json json = Json::parse(Read("profile.json"));
+    const Json json = testing::ParseJson(Read("profile.json"));
     return json["time_us"].get<double>();
   };
   const double base = time_us("");
@@ -224,7 +230,7 @@ TEST_F(CommandTest, ProfilesAnswerWhatIf) {
   EXPECT_GE(time_us("--policy per-tile"), base);
   EXPECT_NE(time_us("--tiling m=16,n=16,k1=32,k0=16"), base);
   time_us("--slack");
-  const Json slack = Json::parse(Read("profile.json"))["slack"];
+  const Json slack = testing::ParseJson(Read("profile.json"))["slack"];
   EXPECT_FALSE(slack["rows"].empty());
   for (const char* bad : {"--set memory.hbm=1", "--policy none", "--vs shape", "--vs shape=1x2",
                           "--html /nonexistent/x", "--tiling m=1000000", "--shape 1x1"}) {
@@ -241,7 +247,7 @@ TEST_F(CommandTest, ProfilesShowAWindowOfTheTime) {
         Cubist("profile matmul --shape 512x512x512 --trace '" + Path("trace.json") + "' " + window);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     std::vector<std::pair<double, double>> all;  // from, to
-    const Json trace = Json::parse(Read("trace.json"));
+    const Json trace = testing::ParseJson(Read("trace.json"));
     for (const Json& event : trace["traceEvents"]) {
       if (event["ph"] != "X") continue;
       const double from = event["ts"];
@@ -286,8 +292,8 @@ class ProfilePageTest : public CommandTest {
 TEST_F(ProfilePageTest, HoldsTheFigures) {
   const std::string page = Read("page.html"), mark = "id=\"data\">";
   const std::size_t begin = page.find(mark) + mark.size();
-  const Json data = Json::parse(page.substr(begin, page.find("</script>", begin) - begin));
-  Json json = Json::parse(Read("profile.json"));
+  const Json data = testing::ParseJson(page.substr(begin, page.find("</script>", begin) - begin));
+  Json json = testing::ParseJson(Read("profile.json"));
   EXPECT_EQ(data["b"], json["vs"]);
   json.erase("vs");
   EXPECT_EQ(data["a"], json);
@@ -300,7 +306,7 @@ TEST_F(ProfilePageTest, HoldsTheFigures) {
 TEST_F(ProfilePageTest, ABrowserDrawsTheFigures) {
   if (std::system("command -v chromium >/dev/null 2>&1") != 0)
     GTEST_SKIP() << "no chromium: the page was not drawn in a browser";
-  const Json json = Json::parse(Read("profile.json"));
+  const Json json = testing::ParseJson(Read("profile.json"));
   const std::string draw = "HOME='" + folder_ +
                            "' timeout 60 chromium --headless --no-sandbox --disable-gpu --dump-dom 'file://" +
                            Path("page.html") + "' >'" + Path("dom") + "' 2>/dev/null";

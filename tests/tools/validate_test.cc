@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "npu_model/chip.h"
 #include "npu_model/device.h"
 #include "npu_model/sync/plan.h"
+#include "tests/support/json.h"
 #include "tools/interval.h"
 #include "tools/kernel_call.h"
 #include "tools/validation/csv.h"
@@ -152,7 +152,7 @@ TEST(ValidateTest, WritesJsonAndGoesOnAfterBadRows) {
   options.json = ::testing::TempDir() + "/cubist_validate.json";
   ASSERT_EQ(ValidateCommand(options), 0);
   std::ifstream file(options.json);
-  const nlohmann::json json = nlohmann::json::parse(file);
+  const nlohmann::json json = testing::ParseJson(file);
   ASSERT_EQ(json.at("rows").size(), 1u);
   const auto& row = json.at("rows")[0];
   EXPECT_EQ(row.at("case"), "sigmoid 1");
@@ -247,7 +247,7 @@ TEST(ValidateTest, GroupsKeepToTheirTargets) {
   options.intervals = false;
   ASSERT_EQ(ValidateCommand(options), 0);
   std::ifstream file(options.json);
-  const nlohmann::json json = nlohmann::json::parse(file);
+  const nlohmann::json json = testing::ParseJson(file);
   EXPECT_LE(json.at("mape").get<double>(), 0.05);
   const auto mape = [&](const char* group) { return json.at("groups").at(group).at("mape").get<double>(); };
   EXPECT_LE(mape(kMemoryBound), 0.15);
@@ -264,7 +264,7 @@ TEST(ValidateTest, DISABLED_IntervalsHoldWhatWasMeasured) {
   options.json = ::testing::TempDir() + "/cubist_validate_intervals.json";
   ASSERT_EQ(ValidateCommand(options), 0);
   std::ifstream file(options.json);
-  const nlohmann::json json = nlohmann::json::parse(file);
+  const nlohmann::json json = testing::ParseJson(file);
   EXPECT_GE(json.at("inside_interval").get<double>(), 0.9);
   EXPECT_LE(json.at("median_interval_width").get<double>(), 0.15);
 }
