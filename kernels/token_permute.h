@@ -51,7 +51,7 @@ enum class CapacityKeeps : std::uint8_t { kFirst, kHighest };
 // Movement only: rows arrive bit for bit, and rows of no slot are zero (padding, what -1 leaves over). Semantics of
 // aclnnMoeTokenPermute, its WithEp and WithRoutingMap forms, and aclnnMoeInitRoutingV2's drop and pad; note that
 // sorted_indices maps slot to row (the inverse of an argsort). T * K and all rows < 2^31, as int32 counts them. Any H, K,
-// num_experts >= 0 (on an NPU K, and the experts of a map, as far as those of one token fit its UB). Outputs may not overlap anything.
+// num_experts >= 0. Outputs may not overlap anything.
 struct TokenPermuteArgs {
   ConstTensor tokens;
   ConstTensor topk_ids = {};

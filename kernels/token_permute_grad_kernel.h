@@ -3,6 +3,7 @@
 #ifndef CUBIST_KERNELS_TOKEN_PERMUTE_GRAD_KERNEL_H_
 #define CUBIST_KERNELS_TOKEN_PERMUTE_GRAD_KERNEL_H_
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstddef>
@@ -45,20 +46,20 @@ void ClearOwnedKernel(V& core, const TokenUnpermuteGradOperands& g, const TokenU
 // Phase 2, likewise: owned = 1 in the rows of slots.
 template <VectorCore V>
 void MarkOwnedKernel(V& core, const TokenUnpermuteGradOperands& g, const TokenUnpermuteGradTiling& t) {
-  const std::int64_t top_k = g.sorted_indices.cols;
-  Ring<Buffer::kUB, std::int32_t> places_ub(core, "places_ub", t.piece_tokens, top_k, 2),
-      ones_ub(core, "ones_ub", t.piece_tokens, top_k, 1),
+  const std::int64_t top_k = g.sorted_indices.cols, routes = std::min(top_k, t.routes);
+  Ring<Buffer::kUB, std::int32_t> places_ub(core, "places_ub", t.piece_tokens, routes, 2),
+      ones_ub(core, "ones_ub", t.piece_tokens, routes, 1),
       staging_ub(core, "staging_ub", kStagingRows, kBlockWords, 1);
-  const UbTile<std::int32_t> ones = ones_ub.Next(t.piece_tokens, top_k),
+  const UbTile<std::int32_t> ones = ones_ub.Next(t.piece_tokens, routes),
                              staging = staging_ub.Next(kStagingRows, kBlockWords);
   core.Fill(ones, 1);
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
-    for (const Range piece : Split(Split(g.out_grad.rows, t.chunk_tokens)[c], t.piece_tokens)) {
-      const UbTile<std::int32_t> places = places_ub.Next(piece.size(), top_k);
-      core.Load(places, g.sorted_indices.Rows(piece));
+    ForPiecesOf(Split(g.out_grad.rows, t.chunk_tokens)[c], t, top_k, [&](Range piece, Range slots) {
+      const UbTile<std::int32_t> places = places_ub.Next(piece.size(), slots.size());
+      core.Load(places, g.sorted_indices.Block(piece, slots));
       if (g.first_row != 0) core.AddScalar(places, places, static_cast<std::int32_t>(-g.first_row));
-      core.Scatter(MatrixOf(*g.owned), places, ones.Rows({0, piece.size()}), staging);
-    }
+      core.Scatter(MatrixOf(*g.owned), places, ones.Part({0, piece.size()}, {0, slots.size()}), staging);
+    });
   }
 }
 
@@ -86,9 +87,10 @@ void ClearRowsOfNoSlot(V& core, const TokenUnpermuteGradOperands& g, const Token
 template <class T, VectorCore V>
 void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
                               const TokenUnpermuteGradTiling& t) {
-  const std::int64_t top_k = g.sorted_indices.cols;
-  Ring<Buffer::kUB, std::int32_t> places_ub(core, "places_ub", t.piece_tokens, top_k, 2);
-  Ring<Buffer::kUB, float> probs_ub(core, "probs_ub", t.piece_tokens, top_k, 2);
+  const std::int64_t top_k = g.sorted_indices.cols, routes = std::min(top_k, t.routes);
+  const bool whole = routes == top_k;  // All slots of a piece of tokens are here at once.
+  Ring<Buffer::kUB, std::int32_t> places_ub(core, "places_ub", t.piece_tokens, routes, 2);
+  Ring<Buffer::kUB, float> probs_ub(core, "probs_ub", t.piece_tokens, routes, 2);
   Ring<Buffer::kUB, float> scaled_ub(core, "scaled_ub", 1, t.cols, 2),
       scratch_ub(core, "scratch_ub", 1, t.cols, 1),
       wide_ub(core, "wide_ub", 1, std::same_as<T, float> ? 1 : t.cols, 1),
@@ -98,7 +100,7 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
   const std::int64_t entries = g.bias == nullptr ? 1 : 2;  // Of a slot: its row, and its expert's bias.
   Ring<Buffer::kUB, T> bias_ub(core, "bias_ub", 1, g.bias == nullptr ? 0 : t.cols,
                                2 * static_cast<int>(t.rows), Role::kRelay);
-  IntTiles<V> expert_ids = ExpertsOfSlots(core, g.topk_ids, g.sorted_indices, t.piece_tokens);
+  IntTiles<V> expert_ids = ExpertsOfSlots(core, g.topk_ids, g.sorted_indices, t);
   if (g.owned != nullptr) ClearRowsOfNoSlot(core, g, t, scaled_ub);
 
   // Rows that meet a part of their token's gradient at once; after the last of them its dot products are stored.
@@ -131,50 +133,59 @@ void TokenUnpermuteGradKernel(V& core, const TokenUnpermuteGradOperands& g,
     group->first = before->first && before->count == 0;
   };
 
+  UbTile<std::int32_t> places, experts;
+  UbTile<float> probs;
+  std::int64_t first_slot = 0;  // Of those.
+  const auto load = [&](Range tokens, Range slots) {
+    places = places_ub.Next(tokens.size(), slots.size()), probs = probs_ub.Next(tokens.size(), slots.size());
+    core.Load(places, g.sorted_indices.Block(tokens, slots));
+    if (g.first_row != 0) core.AddScalar(places, places, static_cast<std::int32_t>(-g.first_row));
+    if (g.probs != nullptr) core.Load(probs, MatrixOf(*g.probs).Block(tokens, slots));
+    if (g.bias != nullptr) experts = expert_ids.Load(tokens, slots);
+    first_slot = slots.begin;
+  };
+
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     for (const Range piece : Split(Split(g.out_grad.rows, t.chunk_tokens)[c], t.piece_tokens)) {
-      const UbTile<std::int32_t> places = places_ub.Next(piece.size(), top_k);
-      const UbTile<float> probs = probs_ub.Next(piece.size(), top_k);
-      core.Load(places, g.sorted_indices.Rows(piece));
-      if (g.first_row != 0) core.AddScalar(places, places, static_cast<std::int32_t>(-g.first_row));
-      if (g.probs != nullptr) core.Load(probs, MatrixOf(*g.probs).Rows(piece));
-      UbTile<std::int32_t> experts;
-      if (g.bias != nullptr) experts = expert_ids.Load(piece);
+      if (whole) load(piece, {0, top_k});
 
       for (std::int64_t i = 0; i < piece.size(); ++i) {
-        const Range token{piece.begin + i, piece.begin + i + 1};
-        const UbTile<std::int32_t> its_places = places.Rows({i, i + 1});
-        const UbTile<float> its_probs = probs.Rows({i, i + 1});
-        for (const Range slots : Split(top_k, t.slots)) {
-          group->dots = dots_ub.Next(slots.size(), kBlockWords);
-          if (g.probs_grad != nullptr) core.Fill(group->dots, 0.0f);
-          for (const Range cols : Split(g.out_grad.cols, t.cols)) {
-            group->grad = grad_ub.Next(1, cols.size()), group->first = true;
-            core.Load(group->grad, g.out_grad.Block(token, cols));
-            for (std::int64_t j = slots.begin; j < slots.end; ++j) {
-              const std::int64_t place = core.ReadScalar(its_places, j);
-              if (place < 0 || place >= g.permuted_grad.rows) continue;
-              const Range here{place, place + 1};
-              const float weight = g.probs == nullptr ? 1.0f : core.ReadScalar(its_probs, j);
-              if (group->count == static_cast<std::size_t>(entries * t.rows)) hand_on();
-              ScaledDot<T>& row = group->rows[group->count++];
-              row = {g.permuted_grad.Block(here, cols), weight};
-              if (g.probs_grad != nullptr) {
-                row.sum = group->dots.Part({j - slots.begin, j - slots.begin + 1}, {0, 1});
-                row.row = row_ub.Next(1, cols.size());
-                core.Load(row.row, MatrixOf(*g.permuted).Block(here, cols));
+        const Range token{piece.begin + i, piece.begin + i + 1}, its = whole ? Range{i, i + 1} : Range{0, 1};
+        for (const Range part : Split(top_k, routes)) {
+          if (!whole) load(token, part);
+          const UbTile<std::int32_t> its_places = places.Rows(its);
+          const UbTile<float> its_probs = probs.Rows(its);
+          for (const Range slots : Split(part, t.slots)) {
+            group->dots = dots_ub.Next(slots.size(), kBlockWords);
+            if (g.probs_grad != nullptr) core.Fill(group->dots, 0.0f);
+            for (const Range cols : Split(g.out_grad.cols, t.cols)) {
+              group->grad = grad_ub.Next(1, cols.size()), group->first = true;
+              core.Load(group->grad, g.out_grad.Block(token, cols));
+              for (std::int64_t j = slots.begin; j < slots.end; ++j) {
+                const std::int64_t at = j - first_slot, place = core.ReadScalar(its_places, at);
+                if (place < 0 || place >= g.permuted_grad.rows) continue;
+                const Range here{place, place + 1};
+                const float weight = g.probs == nullptr ? 1.0f : core.ReadScalar(its_probs, at);
+                if (group->count == static_cast<std::size_t>(entries * t.rows)) hand_on();
+                ScaledDot<T>& row = group->rows[group->count++];
+                row = {g.permuted_grad.Block(here, cols), weight};
+                if (g.probs_grad != nullptr) {
+                  row.sum = group->dots.Part({j - slots.begin, j - slots.begin + 1}, {0, 1});
+                  row.row = row_ub.Next(1, cols.size());
+                  core.Load(row.row, MatrixOf(*g.permuted).Block(here, cols));
+                }
+                if (g.bias == nullptr) continue;
+                const std::int64_t expert = core.ReadScalar(experts.Rows(its), at);
+                const UbTile<T> bias = bias_ub.Next(1, cols.size());
+                core.Load(bias, MatrixOf(*g.bias).Block({expert, expert + 1}, cols));
+                group->rows[group->count++] = {.sum = row.sum, .row = bias};
               }
-              if (g.bias == nullptr) continue;
-              const std::int64_t expert = core.ReadScalar(experts.Rows({i, i + 1}), j);
-              const UbTile<T> bias = bias_ub.Next(1, cols.size());
-              core.Load(bias, MatrixOf(*g.bias).Block({expert, expert + 1}, cols));
-              group->rows[group->count++] = {.sum = row.sum, .row = bias};
+              if (cols.end < g.out_grad.cols || g.probs_grad == nullptr) hand_on();
             }
-            if (cols.end < g.out_grad.cols || g.probs_grad == nullptr) hand_on();
+            if (g.probs_grad == nullptr) continue;
+            group->probs_grad = MatrixOf(*g.probs_grad).Block(token, slots).Transposed();
+            hand_on();
           }
-          if (g.probs_grad == nullptr) continue;
-          group->probs_grad = MatrixOf(*g.probs_grad).Block(token, slots).Transposed();
-          hand_on();
         }
       }
     }

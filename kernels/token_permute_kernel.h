@@ -63,7 +63,6 @@ class IntTiles {
     }
     return ids;
   }
-  UbTile<std::int32_t> Load(Range rows) { return Load(rows, {0, source_.cols}); }
 
  private:
   V& core_;
@@ -73,36 +72,44 @@ class IntTiles {
   Ring<Buffer::kUB, std::int64_t> wide_ub_;
 };
 
+// body(piece, slots) for pieces of the tokens of a chunk, and parts of a single token's slots where not all of them fit.
+template <class Tiling, class Body>
+void ForPiecesOf(Range chunk, const Tiling& t, std::int64_t top_k, Body body) {
+  for (const Range piece : Split(chunk, t.piece_tokens)) {
+    for (const Range slots : AtLeastOnce(Split(top_k, std::min(top_k, t.routes)))) body(piece, slots);
+  }
+}
+
 // What ids are counted and ranked with: tiles to sort them in, where the tiling says so, else none.
 template <VectorCore V>
 class SortScratch {
  public:
-  SortScratch(V& core, const TokenPermuteTiling& t, std::int64_t top_k, std::int64_t bins)
+  // Of so many routes of a token.
+  SortScratch(V& core, const TokenPermuteTiling& t, std::int64_t routes, std::int64_t bins)
       : bins_(bins),
-        places_ub_(core, "places_ub", t.sorts ? t.piece_tokens : 0, top_k, 1),
-        values_ub_(core, "values_ub", t.sorts ? t.piece_tokens : 0, top_k, 2),
-        count_ub_(core, "count_ub", t.sorts ? 2 : 0, top_k + 1, 1),
+        places_ub_(core, "places_ub", t.sorts ? t.piece_tokens : 0, routes, 1),
+        values_ub_(core, "values_ub", t.sorts ? t.piece_tokens : 0, routes, 2),
+        count_ub_(core, "count_ub", t.sorts ? 2 : 0, routes + 1, 1),
         offsets_ub_(core, "offsets_ub", t.sorts ? 1 : 0, bins, 1),
-        keys_ub_(core, "keys_ub", t.sorts ? t.piece_tokens : 0, top_k, 2) {
+        keys_ub_(core, "keys_ub", t.sorts ? t.piece_tokens : 0, routes, 2) {
     if (!t.sorts) return;
-    places_ = places_ub_.Next(t.piece_tokens, top_k);
-    const UbTile<std::int32_t> both = count_ub_.Next(2, top_k + 1), ones = both.Part({0, 1}, {0, top_k});
+    places_ = places_ub_.Next(t.piece_tokens, routes);
+    const UbTile<std::int32_t> both = count_ub_.Next(2, routes + 1), ones = both.Part({0, 1}, {0, routes});
     core.Fill(ones, 1);
     core.ExclusiveScan(both.Rows({1, 2}), ones, 0);
-    core.AddScalar(places_.Rows({0, 1}), both.Part({1, 2}, {0, top_k}), 0);
+    core.AddScalar(places_.Rows({0, 1}), both.Part({1, 2}, {0, routes}), 0);
     for (std::int64_t made = 1; made < t.piece_tokens;
          made *= 2) {  // As many rows again, with higher numbers.
       const std::int64_t more = std::min(made, t.piece_tokens - made);
       core.AddScalar(places_.Rows({made, made + more}), places_.Rows({0, more}),
-                     static_cast<std::int32_t>(made * top_k));
+                     static_cast<std::int32_t>(made * routes));
     }
   }
 
-  // For a piece of so many rows of ids.
-  SortTiles Tiles(std::int64_t rows) {
+  // For so many rows of ids, and columns: all of them but of a single row's last part.
+  SortTiles Tiles(std::int64_t rows, std::int64_t cols) {
     if (places_.slot == nullptr) return {};
-    const std::int64_t cols = places_.cols();
-    return {places_.Rows({0, rows}),
+    return {places_.Part({0, rows}, {0, cols}),
             offsets_ub_.Next(1, bins_),
             {keys_ub_.Next(rows, cols), keys_ub_.Next(rows, cols)},
             {values_ub_.Next(rows, cols), values_ub_.Next(rows, cols)}};
@@ -119,15 +126,18 @@ class SortScratch {
 template <VectorCore V>
 void CountKernel(V& core, const Gm& ids, const Gm& chunk_counts, const IdBins& bins,
                  const TokenPermuteTiling& t) {
-  IntTiles<V> id_tiles(core, ids, t.piece_tokens, ids.cols, Role::kRelay);
+  const std::int64_t routes = std::min(ids.cols, t.routes);
+  IntTiles<V> id_tiles(core, ids, t.piece_tokens, routes, Role::kRelay);
   Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, chunk_counts.cols, 2);
-  SortScratch<V> scratch(core, t, ids.cols, chunk_counts.cols);
+  SortScratch<V> scratch(core, t, routes, chunk_counts.cols);
   const Split chunks(ids.rows, t.chunk_tokens);
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     const UbTile<std::int32_t> counts = counts_ub.Next(1, chunk_counts.cols);
     core.Fill(counts, 0);
-    for (const Range piece : Split(AtLeastOnce(chunks)[c], t.piece_tokens))
-      core.Histogram(counts, id_tiles.Load(piece), bins, scratch.Tiles(piece.size()));
+    ForPiecesOf(AtLeastOnce(chunks)[c], t, ids.cols, [&](Range piece, Range slots) {
+      const UbTile<std::int32_t> some = id_tiles.Load(piece, slots);
+      core.Histogram(counts, some, bins, scratch.Tiles(some.rows(), some.cols()));
+    });
     core.Store(chunk_counts.Rows({c, c + 1}), counts);
   }
 }
@@ -207,8 +217,8 @@ void FillTail(ZeroRows<V>& zero_rows, const TokenPermuteOperands& g, std::int64_
   zero_rows.Fill({end + tail.begin, end + tail.end});
 }
 
-// Tokens to the rows of their slots, with their probabilities. They are walked in source order: each row is read once and
-// written to its K places.
+// Tokens to the rows of their slots, with their probabilities. They are walked in source order: each row is read once, or
+// once for each part of its slots, and written to its K places.
 template <class T, VectorCore V>
 class TokenMover {
  public:
@@ -216,16 +226,16 @@ class TokenMover {
       : core_(core),
         g_(g),
         part_cols_(t.cols),
-        probs_ub_(core, "probs_ub", t.piece_tokens, g.topk_ids.cols, 2),
+        probs_ub_(core, "probs_ub", t.piece_tokens, std::min(g.topk_ids.cols, t.routes), 2),
         staging_ub_(core, "staging_ub", kStagingRows, kBlockWords, 1),
         row_ub_(core, "row_ub", 1, t.cols, t.row_stages, Role::kRelay) {}
 
-  // ranks (n, K) are global rows, and lost.
-  void Move(Range piece, UbTile<std::int32_t> ranks) {
+  // ranks, of those slots, are global rows, and lost.
+  void Move(Range piece, Range slots, UbTile<std::int32_t> ranks) {
     if (g_.first_row != 0) core_.AddScalar(ranks, ranks, static_cast<std::int32_t>(-g_.first_row));
     if (g_.permuted_probs != nullptr) {
       const UbTile<float> probs = probs_ub_.Next(piece.size(), ranks.cols());
-      core_.Load(probs, MatrixOf(*g_.probs).Rows(piece));
+      core_.Load(probs, MatrixOf(*g_.probs).Block(piece, slots));
       core_.Scatter(MatrixOf(*g_.permuted_probs), ranks, probs, staging_ub_.Next(kStagingRows, kBlockWords));
     }
     if (g_.tokens.cols == 0) return;
@@ -271,7 +281,8 @@ class TokenMover {
 // is beyond the capacity.
 template <class T, VectorCore V>
 void RankAndMoveKernel(V& core, const TokenPermuteOperands& g, const TokenPermuteTiling& t) {
-  IntTiles<V> expert_ids(core, g.topk_ids, t.piece_tokens, g.topk_ids.cols, Role::kRelay);
+  const std::int64_t top_k = g.topk_ids.cols, routes = std::min(top_k, t.routes);
+  IntTiles<V> expert_ids(core, g.topk_ids, t.piece_tokens, routes, Role::kRelay);
   ZeroRows<V> zero_rows(core, g);
   TokenMover<T, V> mover(core, g, t);
   Ring<Buffer::kUB, std::int32_t> counts_ub(core, "chunk_counts_ub", t.sums_chunks ? 1 : t.chunks, g.experts,
@@ -279,8 +290,8 @@ void RankAndMoveKernel(V& core, const TokenPermuteOperands& g, const TokenPermut
   Ring<Buffer::kUB, std::int32_t> total_ub(core, "total_ub", 1, g.experts, 1),
       before_ub(core, "before_ub", 1, g.experts, 1), sizes_ub(core, "sizes_ub", 1, g.experts, 1),
       first_ub(core, "first_ub", 1, g.experts + 1, 1), next_ub(core, "next_ub", 1, g.experts, 1);
-  Ring<Buffer::kUB, std::int32_t> ranks_ub(core, "ranks_ub", t.piece_tokens, g.topk_ids.cols, 2);
-  SortScratch<V> scratch(core, t, g.topk_ids.cols, g.experts);
+  Ring<Buffer::kUB, std::int32_t> ranks_ub(core, "ranks_ub", t.piece_tokens, routes, 2);
+  SortScratch<V> scratch(core, t, routes, g.experts);
 
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     const UbTile<std::int32_t> total = total_ub.Next(1, g.experts), before = before_ub.Next(1, g.experts);
@@ -308,25 +319,26 @@ void RankAndMoveKernel(V& core, const TokenPermuteOperands& g, const TokenPermut
     }
     FillTail(zero_rows, g, end, c, t);
 
-    for (const Range piece : Split(AtLeastOnce(Split(g.tokens.rows, t.chunk_tokens))[c], t.piece_tokens)) {
-      const UbTile<std::int32_t> ids = expert_ids.Load(piece);
+    const Range chunk = AtLeastOnce(Split(g.tokens.rows, t.chunk_tokens))[c];
+    ForPiecesOf(chunk, t, top_k, [&](Range piece, Range slots) {
+      const UbTile<std::int32_t> ids = expert_ids.Load(piece, slots);
       const UbTile<std::int32_t> ranks = ranks_ub.Next(piece.size(), ids.cols());
       if (g.capacity > 0) {
         core.RankWithin(ranks, next, first.Cols({1, g.experts + 1}), ids, {});
       } else {
-        core.Rank(ranks, next, ids, {}, scratch.Tiles(piece.size()));
+        core.Rank(ranks, next, ids, {}, scratch.Tiles(ids.rows(), ids.cols()));
       }
-      core.Store(g.sorted_indices.Rows(piece), ranks);
-      mover.Move(piece, ranks);
-    }
+      core.Store(g.sorted_indices.Block(piece, slots), ranks);
+      mover.Move(piece, slots, ranks);
+    });
   }
 }
 
 // The experts of slots, or, where they are not given, tiles of nothing.
-template <VectorCore V>
-IntTiles<V> ExpertsOfSlots(V& core, const GmTensor* topk_ids, const Gm& sorted_indices, std::int64_t rows) {
+template <class Tiling, VectorCore V>
+IntTiles<V> ExpertsOfSlots(V& core, const GmTensor* topk_ids, const Gm& sorted_indices, const Tiling& t) {
   const Gm ids = topk_ids == nullptr ? sorted_indices.Cols({0, 0}) : MatrixOf(*topk_ids);
-  return IntTiles<V>(core, ids, rows, ids.cols);
+  return IntTiles<V>(core, ids, t.piece_tokens, std::min(ids.cols, t.routes));
 }
 
 struct TokenUnpermuteOperands {
@@ -345,10 +357,11 @@ struct TokenUnpermuteOperands {
 // read once, each token written once; dropped slots and rows of probability 0 are not read.
 template <class T, VectorCore V>
 void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenUnpermuteTiling& t) {
-  const std::int64_t top_k = g.sorted_indices.cols;
-  Ring<Buffer::kUB, std::int32_t> places_ub(core, "places_ub", t.piece_tokens, top_k, 2);
-  Ring<Buffer::kUB, float> probs_ub(core, "probs_ub", t.piece_tokens, top_k, 2);
-  IntTiles<V> expert_ids = ExpertsOfSlots(core, g.topk_ids, g.sorted_indices, t.piece_tokens);
+  const std::int64_t top_k = g.sorted_indices.cols, routes = std::min(top_k, t.routes);
+  const bool whole = routes == top_k;  // All slots of a piece of tokens are here at once.
+  Ring<Buffer::kUB, std::int32_t> places_ub(core, "places_ub", t.piece_tokens, routes, 2);
+  Ring<Buffer::kUB, float> probs_ub(core, "probs_ub", t.piece_tokens, routes, 2);
+  IntTiles<V> expert_ids = ExpertsOfSlots(core, g.topk_ids, g.sorted_indices, t);
   Ring<Buffer::kUB, T> row_ub(core, "row_ub", 1, t.cols, t.stages * static_cast<int>(t.rows), Role::kRelay);
   Ring<Buffer::kUB, float> sum_ub(core, "sum_ub", 1, t.cols, t.stages, Role::kRelay),
       scratch_ub(core, "scratch_ub", 1, t.cols, 1),
@@ -391,26 +404,38 @@ void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenU
     group->count = 0, group->accumulate = Accumulate::kYes, group->out = {};
   };
 
+  UbTile<std::int32_t> places, experts;
+  UbTile<float> probs;
+  const auto load_places = [&](Range tokens, Range slots) {
+    places = places_ub.Next(tokens.size(), slots.size()), probs = probs_ub.Next(tokens.size(), slots.size());
+    core.Load(places, g.sorted_indices.Block(tokens, slots));
+    if (g.first_row != 0) core.AddScalar(places, places, static_cast<std::int32_t>(-g.first_row));
+  };
+  const auto load = [&](Range tokens, Range slots) {
+    load_places(tokens, slots);
+    if (g.probs != nullptr) core.Load(probs, MatrixOf(*g.probs).Block(tokens, slots));
+    if (g.bias != nullptr) experts = expert_ids.Load(tokens, slots);
+  };
+  const auto gather = [&](Range tokens, Range slots) {
+    const UbTile<float> values = probs_ub.Next(tokens.size(), slots.size());
+    core.Gather(values, MatrixOf(*g.row_values), places, staging_ub.Next(kStagingRows, kBlockWords));
+    core.Store(MatrixOf(*g.slot_values).Block(tokens, slots), values);
+  };
+
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     for (const Range piece : Split(Split(g.out.rows, t.chunk_tokens)[c], t.piece_tokens)) {
-      const UbTile<std::int32_t> places = places_ub.Next(piece.size(), top_k);
-      const UbTile<float> probs = probs_ub.Next(piece.size(), top_k);
-      core.Load(places, g.sorted_indices.Rows(piece));
-      if (g.first_row != 0) core.AddScalar(places, places, static_cast<std::int32_t>(-g.first_row));
-      if (g.probs != nullptr) core.Load(probs, MatrixOf(*g.probs).Rows(piece));
-      UbTile<std::int32_t> experts;
-      if (g.bias != nullptr) experts = expert_ids.Load(piece);
+      if (whole) load(piece, {0, top_k});
       if (g.slot_values != nullptr) {
-        const UbTile<float> values = probs_ub.Next(piece.size(), top_k);
-        core.Gather(values, MatrixOf(*g.row_values), places, staging_ub.Next(kStagingRows, kBlockWords));
-        core.Store(MatrixOf(*g.slot_values).Rows(piece), values);
+        for (const Range slots : AtLeastOnce(Split(top_k, routes))) {
+          if (!whole) load_places(piece, slots);
+          gather(piece, slots);
+        }
       }
 
       for (std::int64_t i = 0; i < piece.size(); ++i) {
-        const UbTile<std::int32_t> its_places = places.Rows({i, i + 1});
-        const UbTile<float> its_probs = probs.Rows({i, i + 1});
+        const Range token{piece.begin + i, piece.begin + i + 1};
         for (const Range cols : Split(g.out.cols, t.cols)) {
-          const Gm destination = g.out.Block({piece.begin + i, piece.begin + i + 1}, cols);
+          const Gm destination = g.out.Block(token, cols);
           group->sum = one_group ? sum_ub.Next(destination) : sum_ub.Next(1, cols.size());
           group->accumulate = Accumulate::kNo;
           const auto add = [&](const Gm& rows, std::int64_t index, float weight) {
@@ -423,13 +448,18 @@ void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenU
           for (const GmTensor* residual : {g.residual, g.residual2}) {
             if (residual != nullptr) add(MatrixOf(*residual), piece.begin + i, 1.0f);
           }
-          for (std::int64_t j = 0; j < top_k; ++j) {
-            const std::int64_t place = core.ReadScalar(its_places, j);
-            const float weight = g.probs == nullptr ? 1.0f : core.ReadScalar(its_probs, j);
-            if (place < 0 || place >= g.permuted.rows || weight == 0.0f) continue;
-            add(g.permuted, place, weight);
-            if (g.bias != nullptr)
-              add(MatrixOf(*g.bias), core.ReadScalar(experts.Rows({i, i + 1}), j), weight);
+          for (const Range slots : Split(top_k, routes)) {
+            if (!whole) load(token, slots);
+            const Range its = whole ? Range{i, i + 1} : Range{0, 1};
+            const UbTile<std::int32_t> its_places = places.Rows(its);
+            const UbTile<float> its_probs = probs.Rows(its);
+            for (std::int64_t j = 0; j < slots.size(); ++j) {
+              const std::int64_t place = core.ReadScalar(its_places, j);
+              const float weight = g.probs == nullptr ? 1.0f : core.ReadScalar(its_probs, j);
+              if (place < 0 || place >= g.permuted.rows || weight == 0.0f) continue;
+              add(g.permuted, place, weight);
+              if (g.bias != nullptr) add(MatrixOf(*g.bias), core.ReadScalar(experts.Rows(its), j), weight);
+            }
           }
           group->out = destination;
           hand_on();

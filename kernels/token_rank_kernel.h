@@ -3,6 +3,7 @@
 #ifndef CUBIST_KERNELS_TOKEN_RANK_KERNEL_H_
 #define CUBIST_KERNELS_TOKEN_RANK_KERNEL_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/token_permute_kernel.h"
@@ -37,28 +38,28 @@ struct RadixPassOperands {
 // Routes to their ranks by a digit. Ids below 0 are the highest of all: a last digit holds one more bit than the experts.
 template <VectorCore V>
 void RadixPassKernel(V& core, const RadixPassOperands& p, const TokenPermuteTiling& t) {
-  const std::int64_t top_k = p.ids.cols, bins = p.chunk_sums.cols;
-  IntTiles<V> id_tiles(core, p.ids, t.piece_tokens, top_k);
-  Ring<Buffer::kUB, std::int32_t> slots_ub(core, "slots_ub", t.piece_tokens, top_k, 2),
-      ranks_ub(core, "ranks_ub", t.piece_tokens, top_k, 2),
-      flags_ub(core, "flags_ub", t.piece_tokens, top_k, 1),
+  const std::int64_t top_k = p.ids.cols, routes = std::min(top_k, t.routes), bins = p.chunk_sums.cols;
+  IntTiles<V> id_tiles(core, p.ids, t.piece_tokens, routes);
+  Ring<Buffer::kUB, std::int32_t> slots_ub(core, "slots_ub", t.piece_tokens, routes, 2),
+      ranks_ub(core, "ranks_ub", t.piece_tokens, routes, 2),
+      flags_ub(core, "flags_ub", t.piece_tokens, routes, 1),
       staging_ub(core, "staging_ub", kStagingRows, kBlockWords, 1);
-  Ring<Buffer::kUB, std::int32_t> ones_ub(core, "ones_ub", 1, top_k, 1),
-      count_ub(core, "count_ub", 1, top_k + 1, 1);
+  Ring<Buffer::kUB, std::int32_t> ones_ub(core, "ones_ub", 1, routes, 1),
+      count_ub(core, "count_ub", 1, routes + 1, 1);
   Ring<Buffer::kUB, std::int32_t> total_ub(core, "total_ub", 1, bins, 1),
       before_ub(core, "before_ub", 1, bins, 1), first_ub(core, "first_ub", 1, bins + 1, 1),
       next_ub(core, "next_ub", 1, bins, 1);
-  const UbTile<std::int32_t> ones = ones_ub.Next(1, top_k), count = count_ub.Next(1, top_k + 1);
+  const UbTile<std::int32_t> ones = ones_ub.Next(1, routes), count = count_ub.Next(1, routes + 1);
   core.Fill(ones, 1);
   core.ExclusiveScan(count, ones, 0);
-  const auto slots_of = [&](Range piece) {
-    const UbTile<std::int32_t> slots = slots_ub.Next(piece.size(), top_k);
+  const auto slots_of = [&](Range piece, Range part) {
+    const UbTile<std::int32_t> slots = slots_ub.Next(piece.size(), part.size());
     if (p.slots != nullptr) {
-      core.Load(slots, p.slots->Rows(piece));
+      core.Load(slots, p.slots->Block(piece, part));
     } else {
       for (std::int64_t i = 0; i < piece.size(); ++i) {
-        core.AddScalar(slots.Rows({i, i + 1}), count.Cols({0, top_k}),
-                       static_cast<std::int32_t>((piece.begin + i) * top_k));
+        core.AddScalar(slots.Rows({i, i + 1}), count.Cols({0, part.size()}),
+                       static_cast<std::int32_t>((piece.begin + i) * top_k + part.begin));
       }
     }
     return slots;
@@ -70,18 +71,19 @@ void RadixPassKernel(V& core, const RadixPassOperands& p, const TokenPermuteTili
     core.Load(before, p.chunk_sums.Rows({c, c + 1}));
     core.ExclusiveScan(first, total, 0);
     core.Add(next, first.Cols({0, bins}), before);
-    for (const Range piece : Split(AtLeastOnce(Split(p.ids.rows, t.chunk_tokens))[c], t.piece_tokens)) {
-      const UbTile<std::int32_t> ids = id_tiles.Load(piece), slots = slots_of(piece),
-                                 ranks = ranks_ub.Next(piece.size(), top_k);
+    const Range chunk = AtLeastOnce(Split(p.ids.rows, t.chunk_tokens))[c];
+    ForPiecesOf(chunk, t, top_k, [&](Range piece, Range part) {
+      const UbTile<std::int32_t> ids = id_tiles.Load(piece, part), slots = slots_of(piece, part),
+                                 ranks = ranks_ub.Next(piece.size(), part.size());
       core.Rank(ranks, next, ids, p.digit);
       core.Scatter(p.sorted.ids, ranks, ids, staging_ub.Next(kStagingRows, kBlockWords));
       core.Scatter(p.sorted.slots, ranks, slots, staging_ub.Next(kStagingRows, kBlockWords));
-      if (p.slot_rows == nullptr) continue;
-      const UbTile<std::int32_t> flags = flags_ub.Next(piece.size(), top_k);
+      if (p.slot_rows == nullptr) return;
+      const UbTile<std::int32_t> flags = flags_ub.Next(piece.size(), part.size());
       core.AddScalar(flags, ids, 1);
       core.KeepWhere(ranks, ranks, flags);
       core.Scatter(*p.slot_rows, slots, ranks, staging_ub.Next(kStagingRows, kBlockWords));
-    }
+    });
   }
 }
 
@@ -245,16 +247,18 @@ void MoveKernel(V& core, const TokenPermuteOperands& g, const ExpertRangesOperan
   SortedRoutes<V> routes(core, r.routes.ids);
   RowsOfRanges<V> range_rows(core, r.range_rows);
   ZeroRows<V> zero_rows(core, g);
-  Ring<Buffer::kUB, std::int32_t> ranks_ub(core, "ranks_ub", t.piece_tokens, g.sorted_indices.cols, 2);
+  const std::int64_t top_k = g.sorted_indices.cols;
+  Ring<Buffer::kUB, std::int32_t> ranks_ub(core, "ranks_ub", t.piece_tokens, std::min(top_k, t.routes), 2);
   TokenMover<T, V> mover(core, g, t);
   const std::int64_t end = g.pads() ? range_rows.All() : routes.FirstOf(g.experts);
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     FillTail(zero_rows, g, end, c, t);
-    for (const Range piece : Split(AtLeastOnce(Split(g.tokens.rows, t.chunk_tokens))[c], t.piece_tokens)) {
-      const UbTile<std::int32_t> ranks = ranks_ub.Next(piece.size(), g.sorted_indices.cols);
-      core.Load(ranks, g.sorted_indices.Rows(piece));
-      mover.Move(piece, ranks);
-    }
+    const Range chunk = AtLeastOnce(Split(g.tokens.rows, t.chunk_tokens))[c];
+    ForPiecesOf(chunk, t, top_k, [&](Range piece, Range slots) {
+      const UbTile<std::int32_t> ranks = ranks_ub.Next(piece.size(), slots.size());
+      core.Load(ranks, g.sorted_indices.Block(piece, slots));
+      mover.Move(piece, slots, ranks);
+    });
   }
 }
 

@@ -25,7 +25,7 @@ struct TokenRoutesOperands {
   const GmTensor* slot_probs = nullptr;
 };
 
-// body(piece) for the pieces of all tokens that are this core's.
+// body(piece) for the pieces of all tokens that are this core's; tokens alone where their routes or maps are cut.
 template <VectorCore V, class Body>
 void ForMyPieces(V& core, std::int64_t tokens, const TokenRoutesTiling& t, Body body) {
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
@@ -34,16 +34,24 @@ void ForMyPieces(V& core, std::int64_t tokens, const TokenRoutesTiling& t, Body 
   }
 }
 
+// body(piece, slots) for them and `routes` of the slots (T, K) at a time, all of them where there are none.
+template <VectorCore V, class Body>
+void ForMyRoutes(V& core, const Gm& slots, const TokenRoutesTiling& t, std::int64_t routes, Body body) {
+  ForMyPieces(core, slots.rows, t, [&](Range piece) {
+    for (const Range some : AtLeastOnce(Split(slots.cols, routes))) body(piece, some);
+  });
+}
+
 // Ids of experts as their places in the order of rows, a range of the table at a time.
 template <VectorCore V>
 class PlacesOfExperts {
  public:
-  PlacesOfExperts(V& core, const GmTensor* table, const TokenRoutesTiling& t, std::int64_t top_k)
+  PlacesOfExperts(V& core, const GmTensor* table, const TokenRoutesTiling& t, std::int64_t routes)
       : core_(core),
         table_(table),
         step_(t.table_cols),
         table_ub_(core, "table_ub", 1, table == nullptr ? 1 : step_, 2),
-        placed_ub_(core, "placed_ub", table == nullptr ? 1 : t.piece_tokens, table == nullptr ? 1 : top_k,
+        placed_ub_(core, "placed_ub", table == nullptr ? 1 : t.piece_tokens, table == nullptr ? 1 : routes,
                    1) {}
 
   UbTile<std::int32_t> operator()(UbTile<std::int32_t> ids) {
@@ -65,24 +73,107 @@ class PlacesOfExperts {
   Ring<Buffer::kUB, std::int32_t> table_ub_, placed_ub_;
 };
 
+// Routes of tokens that do not count become -1.
+template <VectorCore V>
+class ValidTokens {
+ public:
+  ValidTokens(V& core, const GmTensor* valid, const TokenRoutesTiling& t)
+      : core_(core),
+        valid_(valid),
+        valid_ub_(core, "valid_ub", t.piece_tokens, 1, 2),
+        counts_ub_(core, "counts_ub", t.piece_tokens, 1, 1) {}
+
+  void Keep(Range tokens, UbTile<std::int32_t> ids) {
+    if (valid_ == nullptr) return;
+    const UbTile<std::uint8_t> valid = valid_ub_.Next(tokens.size(), 1);
+    const UbTile<std::int32_t> counts = counts_ub_.Next(tokens.size(), 1);
+    core_.Load(valid, MatrixOf(*valid_).Rows(tokens));
+    core_.Cast(counts, valid);
+    core_.KeepWhere(ids, ids, counts);
+  }
+
+ private:
+  V& core_;
+  const GmTensor* valid_;
+  Ring<Buffer::kUB, std::uint8_t> valid_ub_;
+  Ring<Buffer::kUB, std::int32_t> counts_ub_;
+};
+
+// SelectRoutesKernel for maps that are read in parts: the experts of each go behind those of the parts before it.
+template <VectorCore V>
+void SelectFromPartsKernel(V& core, const TokenRoutesOperands& g, const TokenRoutesTiling& t) {
+  const Gm map = MatrixOf(*g.routing_map);
+  Ring<Buffer::kUB, std::uint8_t> map_ub(core, "map_ub", 1, t.map_cols, 2);
+  Ring<Buffer::kUB, std::int32_t> flags_ub(core, "flags_ub", 1, t.map_cols, 1),
+      found_ub(core, "found_ub", 1, t.map_cols + 1, 1), ids_ub(core, "map_ids_ub", 1, t.map_cols, 2);
+  Ring<Buffer::kUB, float> map_probs_ub(core, "map_probs_ub", 1, t.map_cols, 2),
+      slot_probs_ub(core, "slot_probs_ub", 1, t.map_cols, 2);
+  ValidTokens<V> valid(core, g.valid, t);
+  PlacesOfExperts<V> places(core, g.expert_places, t, t.map_cols);
+
+  const auto select = [&](Range token) {
+    std::int64_t found = 0;
+    for (const Range part : Split(map.cols, t.map_cols)) {
+      const UbTile<std::uint8_t> its_map = map_ub.Next(1, part.size());
+      const UbTile<std::int32_t> flags = flags_ub.Next(1, part.size()),
+                                 counts = found_ub.Next(1, part.size() + 1);
+      core.Load(its_map, map.Block(token, part));
+      core.Cast(flags, its_map);
+      core.ExclusiveScan(counts, flags, 0);
+      const Range slots{found, found + core.ReadScalar(counts, part.size())};
+      if (slots.empty()) continue;
+      const UbTile<std::int32_t> ids = ids_ub.Next(1, slots.size());
+      core.TrueColumns(ids, flags);
+      if (g.slot_probs != nullptr) {
+        const UbTile<float> probs = map_probs_ub.Next(1, part.size()),
+                            slot_probs = slot_probs_ub.Next(1, slots.size());
+        core.Load(probs, MatrixOf(*g.map_probs).Block(token, part));
+        core.Gather(slot_probs, probs, ids);
+        core.Store(MatrixOf(*g.slot_probs).Block(token, slots), slot_probs);
+      }
+      core.AddScalar(ids, ids, static_cast<std::int32_t>(part.begin));
+      const UbTile<std::int32_t> placed = places(ids);
+      valid.Keep(token, placed);
+      core.Store(g.ids.Block(token, slots), placed);
+      found = slots.end;
+    }
+    return found;
+  };
+  ForMyPieces(core, g.ids.rows, t, [&](Range token) {
+    if (token.empty()) return;
+    for (const Range slots : Split(Range{select(token), g.ids.cols}, t.map_cols)) {
+      const UbTile<std::int32_t> none = ids_ub.Next(1, slots.size());
+      core.Fill(none, -1);
+      core.Store(g.ids.Block(token, slots), none);
+      if (g.slot_probs == nullptr) continue;
+      const UbTile<float> zeros = slot_probs_ub.Next(1, slots.size());
+      core.Fill(zeros, 0.0f);
+      core.Store(MatrixOf(*g.slot_probs).Block(token, slots), zeros);
+    }
+  });
+}
+
 // ids(t, j) = the j-th expert of token t: as given, or by its map, ascending; then as the place of that expert, and -1
 // for tokens that do not count. slot_probs(t, j) = map_probs(t, that expert), 0 where there is none.
 template <VectorCore V>
 void SelectRoutesKernel(V& core, const TokenRoutesOperands& g, const TokenRoutesTiling& t) {
-  const std::int64_t top_k = g.ids.cols, mapped = g.routing_map == nullptr ? 0 : g.routing_map->sizes[3];
+  if (g.routing_map != nullptr && g.routing_map->sizes[3] > t.map_cols)
+    return SelectFromPartsKernel(core, g, t);
+  const std::int64_t mapped = g.routing_map == nullptr ? 0 : g.routing_map->sizes[3];
+  const std::int64_t top_k = g.ids.cols,
+                     routes = g.routing_map == nullptr ? std::min(top_k, t.routes) : top_k;
   const std::int64_t map_rows = mapped > 0 ? t.piece_tokens : 1, map_cols = std::max<std::int64_t>(mapped, 1);
-  Ring<Buffer::kUB, std::uint8_t> map_ub(core, "map_ub", map_rows, map_cols, 2),
-      valid_ub(core, "valid_ub", t.piece_tokens, 1, 2);
+  Ring<Buffer::kUB, std::uint8_t> map_ub(core, "map_ub", map_rows, map_cols, 2);
   Ring<Buffer::kUB, std::int32_t> flags_ub(core, "flags_ub", map_rows, map_cols, 1),
-      counts_ub(core, "counts_ub", t.piece_tokens, 1, 1),
-      map_ids_ub(core, "map_ids_ub", g.routing_map == nullptr ? 1 : t.piece_tokens, top_k, 2);
+      map_ids_ub(core, "map_ids_ub", g.routing_map == nullptr ? 1 : t.piece_tokens, routes, 2);
   Ring<Buffer::kUB, float> map_probs_ub(core, "map_probs_ub", map_rows, map_cols, 2),
-      slot_probs_ub(core, "slot_probs_ub", t.piece_tokens, top_k, 2);
-  IntTiles<V> expert_ids(core, g.topk_ids == nullptr ? g.ids : MatrixOf(*g.topk_ids), t.piece_tokens, top_k);
-  PlacesOfExperts<V> places(core, g.expert_places, t, top_k);
+      slot_probs_ub(core, "slot_probs_ub", t.piece_tokens, routes, 2);
+  IntTiles<V> expert_ids(core, g.topk_ids == nullptr ? g.ids : MatrixOf(*g.topk_ids), t.piece_tokens, routes);
+  ValidTokens<V> valid(core, g.valid, t);
+  PlacesOfExperts<V> places(core, g.expert_places, t, routes);
 
-  const auto ids_of = [&](Range piece) {
-    if (g.routing_map == nullptr) return expert_ids.Load(piece);
+  const auto ids_of = [&](Range piece, Range slots) {
+    if (g.routing_map == nullptr) return expert_ids.Load(piece, slots);
     const UbTile<std::int32_t> ids = map_ids_ub.Next(piece.size(), top_k);
     if (mapped == 0) {
       core.Fill(ids, -1);
@@ -95,24 +186,18 @@ void SelectRoutesKernel(V& core, const TokenRoutesOperands& g, const TokenRoutes
     core.TrueColumns(ids, flags);
     return ids;
   };
-  ForMyPieces(core, g.ids.rows, t, [&](Range piece) {
-    const UbTile<std::int32_t> ids = ids_of(piece);
+  ForMyRoutes(core, g.ids, t, routes, [&](Range piece, Range slots) {
+    const UbTile<std::int32_t> ids = ids_of(piece, slots);
     if (g.slot_probs != nullptr && mapped > 0) {
       const UbTile<float> probs = map_probs_ub.Next(piece.size(), mapped);
-      const UbTile<float> slots = slot_probs_ub.Next(piece.size(), top_k);
+      const UbTile<float> slot_probs = slot_probs_ub.Next(piece.size(), top_k);
       core.Load(probs, MatrixOf(*g.map_probs).Rows(piece));
-      core.Gather(slots, probs, ids);
-      core.Store(MatrixOf(*g.slot_probs).Rows(piece), slots);
+      core.Gather(slot_probs, probs, ids);
+      core.Store(MatrixOf(*g.slot_probs).Rows(piece), slot_probs);
     }
     const UbTile<std::int32_t> placed = places(ids);
-    if (g.valid != nullptr) {
-      const UbTile<std::uint8_t> valid = valid_ub.Next(piece.size(), 1);
-      const UbTile<std::int32_t> counts = counts_ub.Next(piece.size(), 1);
-      core.Load(valid, MatrixOf(*g.valid).Rows(piece));
-      core.Cast(counts, valid);
-      core.KeepWhere(placed, placed, counts);
-    }
-    core.Store(g.ids.Rows(piece), placed);
+    valid.Keep(piece, placed);
+    core.Store(g.ids.Block(piece, slots), placed);
   });
 }
 
@@ -120,18 +205,25 @@ void SelectRoutesKernel(V& core, const TokenRoutesOperands& g, const TokenRoutes
 template <VectorCore V>
 void SpreadSlotsKernel(V& core, const Gm& ids, const Gm& slot_values, const Gm& map_values,
                        const TokenRoutesTiling& t) {
-  Ring<Buffer::kUB, std::int32_t> ids_ub(core, "ids_ub", t.piece_tokens, ids.cols, 2);
-  Ring<Buffer::kUB, float> slots_ub(core, "slots_ub", t.piece_tokens, ids.cols, 2),
-      map_ub(core, "map_ub", t.piece_tokens, map_values.cols, 2);
+  const std::int64_t routes = std::min(ids.cols, t.routes);
+  Ring<Buffer::kUB, std::int32_t> ids_ub(core, "ids_ub", t.piece_tokens, routes, 2);
+  Ring<Buffer::kUB, float> slots_ub(core, "slots_ub", t.piece_tokens, routes, 2),
+      map_ub(core, "map_ub", t.piece_tokens, std::min(map_values.cols, t.map_cols), 2);
+  const auto spread = [&](Range piece, Range part) {
+    const UbTile<float> map = map_ub.Next(piece.size(), part.size());
+    for (const Range slots : AtLeastOnce(Split(ids.cols, routes))) {
+      const UbTile<std::int32_t> experts = ids_ub.Next(piece.size(), slots.size());
+      const UbTile<float> values = slots_ub.Next(piece.size(), slots.size());
+      core.Load(experts, ids.Block(piece, slots));
+      core.Load(values, slot_values.Block(piece, slots));
+      if (part.begin != 0) core.AddScalar(experts, experts, static_cast<std::int32_t>(-part.begin));
+      if (slots.begin == 0) core.Fill(map, 0.0f);
+      core.Scatter(map, experts, values);
+    }
+    core.Store(map_values.Block(piece, part), map);
+  };
   ForMyPieces(core, ids.rows, t, [&](Range piece) {
-    const UbTile<std::int32_t> experts = ids_ub.Next(piece.size(), ids.cols);
-    const UbTile<float> slots = slots_ub.Next(piece.size(), ids.cols),
-                        map = map_ub.Next(piece.size(), map_values.cols);
-    core.Load(experts, ids.Rows(piece));
-    core.Load(slots, slot_values.Rows(piece));
-    core.Fill(map, 0.0f);
-    core.Scatter(map, experts, slots);
-    core.Store(map_values.Rows(piece), map);
+    for (const Range part : AtLeastOnce(Split(map_values.cols, t.map_cols))) spread(piece, part);
   });
 }
 
@@ -178,19 +270,20 @@ void KeepHighestKernel(V& core, const HighestRoutesOperands& g, const TokenRoute
 template <VectorCore V>
 void DropLowestKernel(V& core, const HighestRoutesOperands& g, const Gm& topk_ids,
                       const TokenRoutesTiling& t) {
-  const std::int64_t top_k = topk_ids.cols;
-  IntTiles<V> expert_ids(core, topk_ids, t.piece_tokens, top_k);
-  Ring<Buffer::kUB, std::int32_t> ranks_ub(core, "ranks_ub", t.piece_tokens, top_k, 2);
-  Ring<Buffer::kUB, float> kept_ub(core, "kept_ub", t.piece_tokens, top_k, 2),
-      weights_ub(core, "weights_ub", t.piece_tokens, top_k, 1),
+  const std::int64_t routes = std::min(topk_ids.cols, t.routes);
+  IntTiles<V> expert_ids(core, topk_ids, t.piece_tokens, routes);
+  Ring<Buffer::kUB, std::int32_t> ranks_ub(core, "ranks_ub", t.piece_tokens, routes, 2);
+  Ring<Buffer::kUB, float> kept_ub(core, "kept_ub", t.piece_tokens, routes, 2),
+      weights_ub(core, "weights_ub", t.piece_tokens, routes, 1),
       staging_ub(core, "staging_ub", kStagingRows, kBlockWords, 1);
-  ForMyPieces(core, topk_ids.rows, t, [&](Range piece) {
-    const UbTile<std::int32_t> ids = expert_ids.Load(piece), ranks = ranks_ub.Next(piece.size(), top_k);
-    const UbTile<float> kept = kept_ub.Next(piece.size(), top_k);
-    core.Load(ranks, g.ranks.Rows(piece));
+  ForMyRoutes(core, topk_ids, t, routes, [&](Range piece, Range slots) {
+    const UbTile<std::int32_t> ids = expert_ids.Load(piece, slots),
+                               ranks = ranks_ub.Next(piece.size(), slots.size());
+    const UbTile<float> kept = kept_ub.Next(piece.size(), slots.size());
+    core.Load(ranks, g.ranks.Block(piece, slots));
     core.Gather(kept, g.kept, ranks, staging_ub.Next(kStagingRows, kBlockWords));
-    core.DropRoutes(ids, weights_ub.Next(piece.size(), top_k), kept, 0.5f);
-    core.Store(g.kept_ids.Rows(piece), ids);
+    core.DropRoutes(ids, weights_ub.Next(piece.size(), slots.size()), kept, 0.5f);
+    core.Store(g.kept_ids.Block(piece, slots), ids);
   });
 }
 
@@ -263,14 +356,14 @@ void NoRowTokensKernel(V& core, const Gm& row_tokens, const TokenRoutesTiling& t
 template <VectorCore V>
 void RowTokensKernel(V& core, const Gm& sorted_indices, const Gm& row_tokens, std::int64_t first_row,
                      const TokenRoutesTiling& t) {
-  const std::int64_t top_k = sorted_indices.cols;
-  Ring<Buffer::kUB, std::int32_t> places_ub(core, "places_ub", t.piece_tokens, top_k, 2),
-      numbers_ub(core, "numbers_ub", t.piece_tokens, top_k, 2),
+  const std::int64_t routes = std::min(sorted_indices.cols, t.routes);
+  Ring<Buffer::kUB, std::int32_t> places_ub(core, "places_ub", t.piece_tokens, routes, 2),
+      numbers_ub(core, "numbers_ub", t.piece_tokens, routes, 2),
       staging_ub(core, "staging_ub", kStagingRows, kBlockWords, 1);
-  ForMyPieces(core, sorted_indices.rows, t, [&](Range piece) {
-    const UbTile<std::int32_t> places = places_ub.Next(piece.size(), top_k),
-                               numbers = numbers_ub.Next(piece.size(), top_k);
-    core.Load(places, sorted_indices.Rows(piece));
+  ForMyRoutes(core, sorted_indices, t, routes, [&](Range piece, Range slots) {
+    const UbTile<std::int32_t> places = places_ub.Next(piece.size(), slots.size()),
+                               numbers = numbers_ub.Next(piece.size(), slots.size());
+    core.Load(places, sorted_indices.Block(piece, slots));
     if (first_row != 0) core.AddScalar(places, places, static_cast<std::int32_t>(-first_row));
     for (std::int64_t i = 0; i < piece.size(); ++i)
       core.Fill(numbers.Rows({i, i + 1}), static_cast<std::int32_t>(piece.begin + i));

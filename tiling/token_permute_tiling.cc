@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "tiling/choose.h"
 #include "tiling/cost.h"
@@ -19,29 +20,36 @@ std::int64_t UbBytes(const ChipSpec& chip, DType dtype, std::int64_t rows, std::
   return chip.SlotBytes(Buffer::kUB, dtype, rows, cols);
 }
 
+// Of a token, at once.
+template <class Tiling>
+std::int64_t RoutesOf(const Shape& s, const Tiling& t) {
+  return std::min(s.top_k, t.routes);
+}
+
 // Bytes of UB that the kernels' rings take; the rings are those of token_permute_kernel.h. Of the phases of permute the
 // last takes most, or the one that adds up counts.
 std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling& t) {
-  const std::int64_t ids = UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k);
+  const std::int64_t at_once = RoutesOf(s, t);
+  const std::int64_t ids = UbBytes(chip, DType::kI32, t.piece_tokens, at_once);
   const std::int64_t wide_ids =
-      s.wide_ids ? UbBytes(chip, DType::kI64, t.piece_tokens, s.top_k) : UbBytes(chip, DType::kI64, 1, 1);
+      s.wide_ids ? UbBytes(chip, DType::kI64, t.piece_tokens, at_once) : UbBytes(chip, DType::kI64, 1, 1);
   const std::int64_t bins = t.Bins(s.experts), staging = StagingBytes(chip);
   const std::int64_t sum = t.sums_chunks ? 4 * UbBytes(chip, DType::kI32, 1, kSummedBins) : 0;
   const std::int64_t table =
       3 * UbBytes(chip, DType::kI32, 1, bins) + UbBytes(chip, DType::kI32, 1, bins + 1);
-  const std::int64_t move = 2 * ids + 2 * UbBytes(chip, DType::kF32, t.piece_tokens, s.top_k) + staging +
+  const std::int64_t move = 2 * ids + 2 * UbBytes(chip, DType::kF32, t.piece_tokens, at_once) + staging +
                             UbBytes(chip, DType::kF32, 1, kZeroCols) +
                             t.row_stages * UbBytes(chip, s.dtype, 1, t.cols);
   if (t.digit_bits == 0) {
     const std::int64_t counts = UbBytes(chip, DType::kI32, t.sums_chunks ? 1 : t.chunks, bins);
-    const std::int64_t sort = t.sorts ? 5 * ids + 2 * UbBytes(chip, DType::kI32, 1, s.top_k + 1) +
+    const std::int64_t sort = t.sorts ? 5 * ids + 2 * UbBytes(chip, DType::kI32, 1, at_once + 1) +
                                             UbBytes(chip, DType::kI32, 1, bins)
                                       : 0;
     return std::max(sum,
                     2 * ids + wide_ids + counts + table + UbBytes(chip, DType::kI32, 1, bins) + sort + move);
   }
-  const std::int64_t pass = 7 * ids + wide_ids + UbBytes(chip, DType::kI32, 1, s.top_k) +
-                            UbBytes(chip, DType::kI32, 1, s.top_k + 1) + staging + table;
+  const std::int64_t pass = 7 * ids + wide_ids + UbBytes(chip, DType::kI32, 1, at_once) +
+                            UbBytes(chip, DType::kI32, 1, at_once + 1) + staging + table;
   const std::int64_t search = 2 * UbBytes(chip, DType::kI32, 1, 1),
                      rows = UbBytes(chip, DType::kI32, 1, kSummedRanges) +
                             UbBytes(chip, DType::kI32, 1, kSummedRanges + 1),
@@ -55,24 +63,27 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling
 }
 
 // Of the tiles of experts' ids, which are of nothing where none are read.
-std::int64_t IdsNeed(const ChipSpec& chip, const Shape& s, std::int64_t piece) {
-  const std::int64_t cols = s.reads_ids ? s.top_k : 0;
+template <class Tiling>
+std::int64_t IdsNeed(const ChipSpec& chip, const Shape& s, const Tiling& t) {
+  const std::int64_t piece = t.piece_tokens, cols = s.reads_ids ? RoutesOf(s, t) : 0;
   const bool wide = s.reads_ids && s.wide_ids;
   return 2 * UbBytes(chip, DType::kI32, piece, cols) +
          UbBytes(chip, DType::kI64, wide ? piece : 1, wide ? cols : 1);
 }
 
 std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenUnpermuteTiling& t) {
-  return IdsNeed(chip, s, t.piece_tokens) + 2 * UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k) +
-         2 * UbBytes(chip, DType::kF32, t.piece_tokens, s.top_k) +
+  const std::int64_t routes = RoutesOf(s, t);
+  return IdsNeed(chip, s, t) + 2 * UbBytes(chip, DType::kI32, t.piece_tokens, routes) +
+         2 * UbBytes(chip, DType::kF32, t.piece_tokens, routes) +
          t.stages * t.rows * UbBytes(chip, s.dtype, 1, t.cols) +
          (t.stages + 1) * UbBytes(chip, DType::kF32, 1, t.cols) + StagingBytes(chip);
 }
 
 // Of the three phases the last takes most.
 std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenUnpermuteGradTiling& t) {
-  return IdsNeed(chip, s, t.piece_tokens) + 2 * UbBytes(chip, DType::kI32, t.piece_tokens, s.top_k) +
-         2 * UbBytes(chip, DType::kF32, t.piece_tokens, s.top_k) + 3 * UbBytes(chip, DType::kF32, 1, t.cols) +
+  const std::int64_t routes = RoutesOf(s, t);
+  return IdsNeed(chip, s, t) + 2 * UbBytes(chip, DType::kI32, t.piece_tokens, routes) +
+         2 * UbBytes(chip, DType::kF32, t.piece_tokens, routes) + 3 * UbBytes(chip, DType::kF32, 1, t.cols) +
          UbBytes(chip, DType::kF32, 1, s.dtype == DType::kF32 ? 1 : t.cols) +
          (t.row_stages * t.rows + 2) * UbBytes(chip, s.dtype, 1, t.cols) +
          (s.reads_ids ? 2 * t.rows * UbBytes(chip, s.dtype, 1, t.cols) : 0) +
@@ -116,10 +127,45 @@ std::int64_t UbNeed(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffe
   return buffer == Buffer::kUB ? Need(chip, s, t) : 0;
 }
 
+// Parts of routes are of single tokens.
+template <class Tiling>
+bool FitsUb(const ChipSpec& chip, const Shape& s, const Tiling& t) {
+  return (t.piece_tokens == 1 || t.routes >= s.top_k) &&
+         Need(chip, s, t) <= chip.buffer(Buffer::kUB).capacity;
+}
+
 template <class Tiling>
 std::vector<Tiling> ThatFit(const ChipSpec& chip, const Shape& shape, std::vector<Tiling> tilings) {
   std::erase_if(tilings, [&](const Tiling& t) { return !Fits(chip, shape, t); });
   return tilings;
+}
+
+// Tokens that are read at once; where not even one token's routes fit, parts of these.
+struct Piece {
+  std::int64_t tokens, routes;
+};
+template <class Tiling>
+std::vector<Piece> PiecesOf(const Shape& s, const Tiling& t, bool cut) {
+  std::vector<Piece> pieces;
+  if (cut) {
+    for (const std::int64_t routes : TileSizes({8, 64, 512, 2048, 4096}, 8, s.top_k - 1))
+      pieces.push_back({1, routes});
+  } else {
+    for (const std::int64_t tokens : TileSizes({1, 8, 64, 512}, 1, t.chunk_tokens))
+      pieces.push_back({tokens, kAllRoutes});
+  }
+  return pieces;
+}
+
+// all(chip, shape, false), or, where none of these fits an NPU, all(chip, shape, true).
+template <class Tiling>
+std::vector<Tiling> WholeOrCut(const ChipSpec& chip, const Shape& s,
+                               std::vector<Tiling> (*all)(const ChipSpec&, const Shape&, bool)) {
+  std::vector<Tiling> whole = all(chip, s, /*cut=*/false);
+  const auto fits = [&](const Tiling& t) { return Fits(chip, s, t); };
+  if (!chip.pipes_overlap || s.top_k <= kBlockWords || std::any_of(whole.begin(), whole.end(), fits))
+    return whole;
+  return all(chip, s, /*cut=*/true);
 }
 
 // Parts of a row, the whole row first.
@@ -136,15 +182,15 @@ std::int64_t LeastChunk(const ChipSpec& chip, const Shape& s) {
   return std::max(kTokens, std::min(CeilDiv(kRoutes, k), CeilDiv(kBytes, row) / (k + 1)));
 }
 
-// Routes of a piece that is sorted: lists of MrgSort hold 4095 pairs of key and value, and the last merge has four.
-constexpr std::int64_t kMostSorted = kMergedRuns * 4095;
+// Routes of a piece that is sorted.
+constexpr std::int64_t kMostSorted = kMergedRuns * kMergedRun;
 constexpr std::int64_t kMostTabled = std::int64_t{1}
                                      << 20;  // Experts of a table: a host's UB would hold any number.
 constexpr std::int64_t kMostSortedExperts = std::int64_t{1} << 24;  // Keys are floats.
 
 // With what fills up the blocks of UB.
 std::int64_t SortedRoutes(const Shape& s, const TokenPermuteTiling& t) {
-  return t.piece_tokens * RoundUp(s.top_k, kBlockWords);
+  return t.piece_tokens * RoundUp(RoutesOf(s, t), kBlockWords);
 }
 
 bool CanSort(const Shape& s, const TokenPermuteTiling& t) {
@@ -177,15 +223,15 @@ double RankCycles(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling
 }
 
 // Every tiling that is considered, whether it fits or not.
-std::vector<TokenPermuteTiling> AllPermuteTilings(const ChipSpec& chip, const Shape& s) {
+std::vector<TokenPermuteTiling> PermuteTilings(const ChipSpec& chip, const Shape& s, bool cut) {
   std::vector<TokenPermuteTiling> tilings;
   TokenPermuteTiling t;
   CutTokens(chip, s, LeastChunk(chip, s), &t);
   const auto add = [&] {
-    for (std::int64_t piece : TileSizes({1, 8, 64, 512}, 1, t.chunk_tokens)) {
+    for (const Piece& piece : PiecesOf(s, t, cut)) {
       for (std::int64_t cols : RowParts(s)) {
         for (int stages : {2, 4, 8}) {
-          t.piece_tokens = piece, t.cols = cols, t.row_stages = stages;
+          t.piece_tokens = piece.tokens, t.routes = piece.routes, t.cols = cols, t.row_stages = stages;
           tilings.push_back(t);
         }
       }
@@ -220,17 +266,18 @@ constexpr std::int64_t kHostCols = 8192;
 // Rows of a gradient that a host reads at once: as many streams as memory serves well.
 constexpr std::int64_t kHostRows = 4;
 
-std::vector<TokenUnpermuteTiling> AllUnpermuteTilings(const ChipSpec& chip, const Shape& s) {
+std::vector<TokenUnpermuteTiling> UnpermuteTilings(const ChipSpec& chip, const Shape& s, bool cut) {
   std::vector<TokenUnpermuteTiling> tilings;
   TokenUnpermuteTiling t;
   CutTokens(chip, s, 1, &t);
-  for (std::int64_t piece : TileSizes({1, 8, 64, 512}, 1, t.chunk_tokens)) {
+  for (const Piece& piece : PiecesOf(s, t, cut)) {
     for (std::int64_t cols : RowParts(s)) {
       if (!chip.pipes_overlap && cols > kHostCols) continue;
       for (std::int64_t rows : {1, 2, 4, 8}) {
         for (int stages : {1, 2}) {
           if (!chip.pipes_overlap && stages == 1) continue;  // A host asks for rows one group ahead.
-          t.piece_tokens = piece, t.cols = cols, t.rows = rows, t.stages = stages;
+          t.piece_tokens = piece.tokens, t.routes = piece.routes, t.cols = cols, t.rows = rows,
+          t.stages = stages;
           tilings.push_back(t);
         }
       }
@@ -239,17 +286,18 @@ std::vector<TokenUnpermuteTiling> AllUnpermuteTilings(const ChipSpec& chip, cons
   return tilings;
 }
 
-std::vector<TokenUnpermuteGradTiling> AllUnpermuteGradTilings(const ChipSpec& chip, const Shape& s) {
+std::vector<TokenUnpermuteGradTiling> UnpermuteGradTilings(const ChipSpec& chip, const Shape& s, bool cut) {
   std::vector<TokenUnpermuteGradTiling> tilings;
   TokenUnpermuteGradTiling t;
   CutTokens(chip, s, 1, &t);
-  for (std::int64_t piece : TileSizes({1, 8, 64, 512}, 1, t.chunk_tokens)) {
+  for (const Piece& piece : PiecesOf(s, t, cut)) {
     for (std::int64_t cols : RowParts(s)) {
       if (!chip.pipes_overlap && cols > kHostCols) continue;
       for (std::int64_t slots : TileSizes({8, 64}, 1, s.top_k)) {
         for (int stages : {2, 4}) {
           if (!chip.pipes_overlap && stages > 2) continue;
-          t.piece_tokens = piece, t.cols = cols, t.slots = slots, t.row_stages = stages;
+          t.piece_tokens = piece.tokens, t.routes = piece.routes, t.cols = cols, t.slots = slots,
+          t.row_stages = stages;
           t.rows = chip.pipes_overlap ? 1 : kHostRows;
           tilings.push_back(t);
         }
@@ -259,20 +307,30 @@ std::vector<TokenUnpermuteGradTiling> AllUnpermuteGradTilings(const ChipSpec& ch
   return tilings;
 }
 
+std::vector<TokenPermuteTiling> AllPermuteTilings(const ChipSpec& chip, const Shape& s) {
+  return WholeOrCut(chip, s, &PermuteTilings);
+}
+std::vector<TokenUnpermuteTiling> AllUnpermuteTilings(const ChipSpec& chip, const Shape& s) {
+  return WholeOrCut(chip, s, &UnpermuteTilings);
+}
+std::vector<TokenUnpermuteGradTiling> AllUnpermuteGradTilings(const ChipSpec& chip, const Shape& s) {
+  return WholeOrCut(chip, s, &UnpermuteGradTilings);
+}
+
 }  // namespace
 
 bool Fits(const ChipSpec& chip, const Shape& shape, const TokenPermuteTiling& tiling) {
   if (tiling.sorts && !CanSort(shape, tiling)) return false;
   if (tiling.digit_bits != 0 && !tiling.sums_chunks) return false;
-  return Need(chip, shape, tiling) <= chip.buffer(Buffer::kUB).capacity;
+  return FitsUb(chip, shape, tiling);
 }
 
 bool Fits(const ChipSpec& chip, const Shape& shape, const TokenUnpermuteTiling& tiling) {
-  return Need(chip, shape, tiling) <= chip.buffer(Buffer::kUB).capacity;
+  return FitsUb(chip, shape, tiling);
 }
 
 bool Fits(const ChipSpec& chip, const Shape& shape, const TokenUnpermuteGradTiling& tiling) {
-  return Need(chip, shape, tiling) <= chip.buffer(Buffer::kUB).capacity;
+  return FitsUb(chip, shape, tiling);
 }
 
 double Price(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling& t) {

@@ -7,6 +7,7 @@
 #include <compare>
 #include <concepts>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 #include <vector>
 
@@ -37,6 +38,9 @@ inline std::int64_t StagingBytes(const ChipSpec& chip) {
 // Sorted routes are read by that many, and the rows of ranges of experts.
 inline constexpr std::int64_t kSortedRoutes = 512, kSummedRanges = 64;
 
+// Of a token, read at once: all of them, unless they do not fit.
+inline constexpr std::int64_t kAllRoutes = std::numeric_limits<std::int64_t>::max();
+
 // Of any tiling here: as many chunks as there are tokens for.
 template <class Tiling>
 void Complete(const TokenPermuteShape& s, Tiling& t) {
@@ -44,11 +48,12 @@ void Complete(const TokenPermuteShape& s, Tiling& t) {
 }
 
 // Tokens are cut into `chunks` of `chunk_tokens`, ranked side by side. A chunk's ids are read `piece_tokens` tokens at a
-// time, and rows move in parts of `cols`. Routes are ranked by a table of all experts, or, with `digit_bits`, by as many
-// passes over tables of 2^digit_bits as the ids have digits, and experts then counted in ranges of `range_experts`.
+// time, or those of single tokens by `routes`, and rows move in parts of `cols`. Routes are ranked by a table of all
+// experts, or, with `digit_bits`, by as many passes over tables of 2^digit_bits as the ids have digits, and experts then
+// counted in ranges of `range_experts`.
 struct TokenPermuteTiling {
   std::int64_t chunks = 0, chunk_tokens = 0;
-  std::int64_t piece_tokens = 0;
+  std::int64_t piece_tokens = 0, routes = kAllRoutes;
   int digit_bits = 0;
   std::int64_t range_experts = 1;
   std::int64_t cols = 0;
@@ -93,11 +98,11 @@ std::vector<TokenPermuteTiling> PermuteCandidates(const ChipSpec& chip, const To
 double Price(const ChipSpec& chip, const TokenPermuteShape& shape, const TokenPermuteTiling& tiling);
 Status Choose(const ChipSpec& chip, const TokenPermuteShape& shape, TokenPermuteTiling* tiling);
 
-// Unpermute: tokens are cut into `chunks`; a token's rows meet in UB in parts of
-// `cols`, `rows` of them at a time.
+// Unpermute: tokens are cut into `chunks`, their routes read as permute's; a token's rows meet in UB in parts of `cols`,
+// `rows` of them at a time.
 struct TokenUnpermuteTiling {
   std::int64_t chunks = 0, chunk_tokens = 0;
-  std::int64_t piece_tokens = 0;
+  std::int64_t piece_tokens = 0, routes = kAllRoutes;
   std::int64_t cols = 0, rows = 0;
   int stages = 2;
 
@@ -121,7 +126,7 @@ Status Choose(const ChipSpec& chip, const TokenPermuteShape& shape, TokenUnpermu
 // slot are looked for `owned_rows` at a time. `rows` of its rows are multiplied at once, while as many are on their way.
 struct TokenUnpermuteGradTiling {
   std::int64_t chunks = 0, chunk_tokens = 0;
-  std::int64_t piece_tokens = 0;
+  std::int64_t piece_tokens = 0, routes = kAllRoutes;
   std::int64_t cols = 0, slots = 0;
   std::int64_t owned_rows = 512;
   std::int64_t rows = 1;

@@ -8,23 +8,47 @@
 namespace cubist {
 namespace {
 
+// Bytes of UB of SelectFromPartsKernel; SpreadSlotsKernel takes less.
+std::int64_t PartsNeed(const ChipSpec& chip, const TokenRoutesTiling& t) {
+  const auto bytes = [&](DType dtype, std::int64_t cols) {
+    return chip.SlotBytes(Buffer::kUB, dtype, 1, cols);
+  };
+  return 2 * bytes(DType::kBool, t.map_cols) + 2 * bytes(DType::kBool, 1) + bytes(DType::kI32, 1) +
+         8 * bytes(DType::kI32, t.map_cols) + bytes(DType::kI32, t.map_cols + 1) +
+         2 * bytes(DType::kI32, t.table_cols);
+}
+
 // Bytes of UB of the kernels of token_routes_kernel.h that walk tokens; SelectRoutesKernel takes most.
 std::int64_t PieceNeed(const ChipSpec& chip, const TokenRoutesShape& s, const TokenRoutesTiling& t) {
   const auto bytes = [&](DType dtype, std::int64_t rows, std::int64_t cols) {
     return chip.SlotBytes(Buffer::kUB, dtype, rows, cols);
   };
   const std::int64_t piece = t.piece_tokens, map_rows = s.map_cols > 0 ? piece : 1,
-                     map_cols = std::max<std::int64_t>(s.map_cols, 1);
+                     map_cols = std::max<std::int64_t>(s.map_cols, 1),
+                     routes = s.map_cols > 0 ? s.top_k : std::min(s.top_k, t.routes);
   const std::int64_t select = 2 * bytes(DType::kBool, map_rows, map_cols) +
                               2 * bytes(DType::kBool, piece, 1) + bytes(DType::kI32, map_rows, map_cols) +
-                              bytes(DType::kI32, piece, 1) + 2 * bytes(DType::kI32, map_rows, s.top_k) +
+                              bytes(DType::kI32, piece, 1) + 2 * bytes(DType::kI32, map_rows, routes) +
                               2 * bytes(DType::kF32, map_rows, map_cols) +
-                              2 * bytes(DType::kF32, piece, s.top_k) +
-                              2 * bytes(DType::kI32, piece, s.top_k) + bytes(DType::kI64, piece, s.top_k) +
-                              2 * bytes(DType::kI32, 1, t.table_cols) + bytes(DType::kI32, piece, s.top_k);
-  const std::int64_t drop = 4 * bytes(DType::kI32, piece, s.top_k) + bytes(DType::kI64, piece, s.top_k) +
-                            3 * bytes(DType::kF32, piece, s.top_k) + StagingBytes(chip);
-  return std::max(select, drop);
+                              2 * bytes(DType::kF32, piece, routes) + 2 * bytes(DType::kI32, piece, routes) +
+                              bytes(DType::kI64, piece, routes) + 2 * bytes(DType::kI32, 1, t.table_cols) +
+                              bytes(DType::kI32, piece, routes);
+  const std::int64_t some = std::min(s.top_k, t.routes);
+  const std::int64_t drop = 4 * bytes(DType::kI32, piece, some) + bytes(DType::kI64, piece, some) +
+                            3 * bytes(DType::kF32, piece, some) + StagingBytes(chip);
+  return std::max(t.map_cols < s.map_cols ? PartsNeed(chip, t) : select, drop);
+}
+
+// Parts of half the size, of a single token's routes and of its map; false where they are as small as they get.
+bool Halve(const TokenRoutesShape& s, TokenRoutesTiling* t) {
+  constexpr std::int64_t kLeast = 8;
+  const std::int64_t widest =
+                         std::max({std::min(s.top_k, t->routes), std::min(s.map_cols, t->map_cols), kLeast}),
+                     half = RoundUp(CeilDiv(widest, 2), kLeast);
+  if (half >= widest && t->table_cols <= kLeast) return false;
+  t->routes = std::min(t->routes, half), t->map_cols = std::min(t->map_cols, half);
+  if (half < t->table_cols || half >= widest) t->table_cols = RoundUp(CeilDiv(t->table_cols, 2), kLeast);
+  return true;
 }
 
 std::int64_t ExpertNeed(const ChipSpec& chip, const TokenRoutesShape& s) {
@@ -51,6 +75,8 @@ Status ChooseRoutes(const ChipSpec& chip, const char* kernel, const TokenRoutesS
   t.chunks = std::max<std::int64_t>(CeilDiv(s.tokens, t.chunk_tokens), 1);
   t.piece_tokens = t.chunk_tokens;
   while (t.piece_tokens > 1 && PieceNeed(chip, s, t) > room) t.piece_tokens = CeilDiv(t.piece_tokens, 2);
+  while (PieceNeed(chip, s, t) > room && Halve(s, &t)) {
+  }
   if (const std::int64_t need = PieceNeed(chip, s, t); need > room) {
     return DoesNotFit(chip, kernel,
                       "one token of top_k " + std::to_string(s.top_k) + " and a routing map of " +

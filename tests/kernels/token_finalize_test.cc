@@ -14,6 +14,7 @@
 #include "reference/bounds.h"
 #include "reference/token_permute.h"
 #include "tests/kernels/kernel_test.h"
+#include "tests/kernels/routes_in_parts.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/matrix.h"
 #include "tests/support/random.h"
@@ -112,6 +113,19 @@ TEST(TokenFinalizeTest, IsItsFormula) {
     for (const PermuteShape& shape : FinalizeShapes()) {
       for (const Additions& what : Cases(shape)) ExpectFinalized(device, shape, what);
     }
+  }
+}
+
+TEST(TokenFinalizeTest, RoutesInParts) {
+  const PermuteShape shape{7, 90, 13, 40};
+  const auto chips = ChipsThatCutRoutes<TokenUnpermuteTiling>({.tokens = shape.tokens,
+                                                               .hidden = shape.hidden,
+                                                               .top_k = shape.topk,
+                                                               .wide_ids = true,
+                                                               .reads_ids = true});
+  EXPECT_FALSE(chips.empty());
+  for (const ChipSpec& chip : chips) {
+    for (const Additions& what : Cases(shape)) ExpectFinalized(NpuWithData(chip), shape, what);
   }
 }
 

@@ -13,6 +13,7 @@
 #include "kernels/token_permute_grad.h"
 #include "reference/token_permute.h"
 #include "tests/kernels/kernel_test.h"
+#include "tests/kernels/routes_in_parts.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/matrix.h"
 #include "tests/support/random.h"
@@ -131,6 +132,21 @@ void ExpectForms(const Device& device) {
 }
 TEST(TokenPermuteFormsTest, OnHost) { ExpectForms(Host()); }
 TEST(TokenPermuteFormsTest, OnNpu) { ExpectForms(NpuWithData(Ascend910B2())); }
+
+TEST(TokenPermuteFormsTest, RoutesInParts) {
+  for (const PermuteShape& shape : {PermuteShape{7, 200, 9, 5}, PermuteShape{5, 600, 3000, 4}}) {
+    const auto chips = ChipsThatCutRoutes<TokenPermuteTiling>(
+        {.tokens = shape.tokens, .hidden = shape.hidden, .top_k = shape.topk, .experts = shape.experts});
+    EXPECT_FALSE(chips.empty());
+    for (const ChipSpec& chip : chips) {
+      for (Form form : Forms(shape)) {
+        if (form.ids == DType::kI64) continue;
+        if (form.capacity > 1 && !form.rows.has_value()) form.rows = Range{4, form.capacity + 40};
+        ExpectForm(NpuWithData(chip), shape, form);
+      }
+    }
+  }
+}
 
 // Experts beyond what a table holds are ranked digit by digit: of one expert more or less than the digits tell apart, and
 // spread so that routes meet at the ends and in between.

@@ -15,6 +15,7 @@
 #include "reference/bounds.h"
 #include "reference/token_permute.h"
 #include "tests/kernels/kernel_test.h"
+#include "tests/kernels/routes_in_parts.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/matrix.h"
 #include "tests/support/random.h"
@@ -183,6 +184,24 @@ TEST(TokenPermuteGradOnNpuTest, WithinBounds) {
 
 // Forward with weights of L-1 loss: out = sum of weights(t, h) out(t, h). Its slopes by central differences, in every
 // permuted element and every probability of a small problem.
+TEST(TokenPermuteGradOnNpuTest, RoutesInParts) {
+  for (const PermuteShape& shape : {PermuteShape{9, 100, 1, 5}, PermuteShape{3, 700, 1, 130}}) {
+    const TokenPermuteShape tiled{.tokens = shape.tokens, .hidden = shape.hidden, .top_k = shape.topk};
+    auto chips = ChipsThatCutRoutes<TokenUnpermuteGradTiling>(tiled);
+    EXPECT_FALSE(chips.empty());
+    for (const ChipSpec& chip : chips) ExpectGrads(NpuWithData(chip), shape);
+    // The gradient of permute is an unpermute.
+    chips = ChipsThatCutRoutes<TokenUnpermuteTiling>(tiled);
+    EXPECT_FALSE(chips.empty());
+    for (const ChipSpec& chip : chips) {
+      for (const std::int64_t first : {0, 40}) {
+        GradCall call(shape, {.first = first});
+        ExpectPermuteGrad(NpuWithData(chip), call);
+      }
+    }
+  }
+}
+
 TEST(TokenPermuteGradTest, UnpermuteGradIsTheSlope) {
   const PermuteShape shape{4, 3, 5, 6};
   GradCall call(shape, {});

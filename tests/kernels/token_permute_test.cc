@@ -18,6 +18,7 @@
 #include "reference/token_permute.h"
 #include "tests/kernels/kernel_test.h"
 #include "tests/kernels/permute_call.h"
+#include "tests/kernels/routes_in_parts.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/matrix.h"
 #include "tests/support/random.h"
@@ -89,6 +90,26 @@ TEST(TokenPermuteOnNpuTest, RowsArriveBitForBit) {
     ExpectPermutes(NpuWithData(Ascend910B2()), shape);
     ExpectPermutes(NpuWithData(Ascend910B4()), shape);
     ExpectPermutes(Host(), shape);
+  }
+}
+
+// Of a token whose routes do not fit, parts of them.
+TEST(TokenPermuteOnNpuTest, RoutesInParts) {
+  for (const PermuteShape& shape :
+       {PermuteShape{9, 300, 20, 5}, PermuteShape{3, 1000, 7, 33}, PermuteShape{10, 600, 5000, 3}}) {
+    const auto chips = ChipsThatCutRoutes<TokenPermuteTiling>({.tokens = shape.tokens,
+                                                               .hidden = shape.hidden,
+                                                               .top_k = shape.topk,
+                                                               .experts = shape.experts,
+                                                               .wide_ids = true});
+    EXPECT_FALSE(chips.empty());
+    for (const ChipSpec& chip : chips) ExpectPermutes(NpuWithData(chip), shape);
+  }
+  for (const std::int64_t experts : {64, 100'000}) {
+    Random random;
+    PermuteCall call({1, 1 << 20, experts, 1}, {});
+    call.FillTokens(random), call.FillIds(random);
+    ExpectPermuted(NpuWithData(Ascend910B2()), call);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/token_permute.h"
@@ -17,6 +18,7 @@
 #include "reference/bounds.h"
 #include "reference/token_permute.h"
 #include "tests/kernels/kernel_test.h"
+#include "tests/kernels/routes_in_parts.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/matrix.h"
 #include "tests/support/random.h"
@@ -207,6 +209,40 @@ TEST(TokenRoutesTest, ManyPlacedExperts) {
   }
 }
 
+// Of a token whose map or whose routes do not fit, parts of them.
+TEST(TokenRoutesTest, InParts) {
+  for (const PermuteShape& shape :
+       {PermuteShape{12, 5, 400, 9}, PermuteShape{7, 90, 300, 5}, PermuteShape{3, 150, 150, 4}}) {
+    for (const bool map : {true, false}) {
+      const auto chips = ChipsThatCutSelections({.tokens = shape.tokens,
+                                                 .hidden = shape.hidden,
+                                                 .top_k = shape.topk,
+                                                 .map_cols = map ? shape.experts : 0});
+      EXPECT_TRUE(shape.topk < 90 || !chips.empty());
+      int made = 0;
+      for (const ChipSpec& chip : chips) {
+        for (const Form& form : Forms(shape)) {
+          if (form.map != map) continue;
+          Call call(shape, form);
+          if (!TokenPermute(NpuWithData(chip), call.args()).ok())
+            continue;  // For another step there is too little.
+          ExpectForm(NpuWithData(chip), shape, form);
+          ++made;
+        }
+      }
+      EXPECT_TRUE(chips.empty() || made > 3) << made;
+    }
+  }
+}
+
+// A row of a map of a million experts, and one of twenty thousand that are all chosen.
+TEST(TokenRoutesTest, LargeMaps) {
+  const Device npu = NpuWithData(Ascend910B2());
+  ExpectForm(npu, {2, 9, 1 << 20, 3}, {.places = true});
+  ExpectForm(npu, {2, 20'000, 20'000, 3}, {.valid = true});
+  ExpectForm(npu, {2, 20'000, 20'000, 3}, {.keeps = CapacityKeeps::kHighest, .capacity = 1});
+}
+
 // More tokens than cores, so that pieces have several rows of no columns.
 TEST(TokenRoutesTest, MapsOfNoExperts) {
   for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
@@ -268,8 +304,12 @@ TEST(TokenRoutesTest, CountsOfDevicesAndNodes) {
 // There and back with weights of 1 / k over k routes is the token, whatever k is; gradients against the reference and
 // against the forms by slot.
 TEST(TokenRoutesTest, MapThereAndBackAndGradients) {
-  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
-    const PermuteShape s{61, 4, 9, 70};
+  const PermuteShape few{61, 4, 9, 70}, many{61, 4, 700, 70};
+  const std::pair<Device, PermuteShape> all[] = {{Host(), few},
+                                                 {NpuWithData(Ascend910B2()), few},
+                                                 {NpuWithData(WithCapacity(Buffer::kUB, 24 << 10)), many},
+                                                 {NpuWithData(WithCapacity(Buffer::kUB, 20 << 10)), many}};
+  for (const auto& [device, s] : all) {
     Call call(s, {.dtype = DType::kF32});
     call.tokens.FillIntegers(call.random, -50, 50);
     call.map.Fill(0), call.probs.Fill(0);

@@ -17,6 +17,7 @@
 #include "reference/token_permute.h"
 #include "tests/kernels/kernel_test.h"
 #include "tests/kernels/permute_call.h"
+#include "tests/kernels/routes_in_parts.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/matrix.h"
 #include "tests/support/random.h"
@@ -132,6 +133,19 @@ TEST(TokenUnpermuteOnNpuTest, RandomRealsAreWithinBounds) {
 }
 
 // Without probabilities rows only move back, bit for bit but for NaN payloads; dropped ones become zero.
+TEST(TokenUnpermuteOnNpuTest, RoutesInParts) {
+  for (const PermuteShape& shape : {PermuteShape{9, 100, 1, 5}, PermuteShape{3, 700, 1, 130}}) {
+    const auto chips = ChipsThatCutRoutes<TokenUnpermuteTiling>(
+        {.tokens = shape.tokens, .hidden = shape.hidden, .top_k = shape.topk});
+    EXPECT_FALSE(chips.empty());
+    for (const ChipSpec& chip : chips) ExpectUnpermutes(NpuWithData(chip), shape, 3);
+  }
+  Random random;
+  UnpermuteCall call(1, 1 << 20, 1, 1000, DType::kF32, DType::kF32);
+  call.Fill(random);
+  ExpectUnpermuted(NpuWithData(Ascend910B2()), call);
+}
+
 TEST(TokenUnpermuteTest, WithoutProbsRowsMove) {
   for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
     for (DType dtype : kFloatTypes) {

@@ -289,11 +289,12 @@ TEST_P(HostVectorTest, ReadScalars) {
 }
 
 TEST_P(HostVectorTest, ScatterPassesOverWhatIsNoColumn) {
+  const std::vector<std::int32_t> ids{2, -1, 3, 0, -7, 1, 1 << 30, 2};
   const auto dst = NewTile<Buffer::kUB, float>(vector_, 2, 3);
   GmMatrix values(DType::kF32, 2, 4);
   for (std::int64_t i = 0; i < 8; ++i) values->set({i / 4, i % 4}, static_cast<double>(i + 1));
   vector_.Fill(dst, 0.0f);
-  vector_.Scatter(dst, IntsOf({2, -1, 3, 0, -7, 1, 1 << 30, 2}, 2), TileOf(values));
+  vector_.Scatter(dst, IntsOf(ids, 2), TileOf(values));
   EXPECT_EQ(ValuesOf(dst), (Values{4, 0, 1, 0, 6, 8}));
 }
 
