@@ -18,6 +18,7 @@
 #include "npu_model/sync/check.h"
 #include "npu_model/sync/plan.h"
 #include "tests/kernels/kernel_test.h"
+#include "tests/kernels/routes_in_parts.h"
 #include "tests/sync/happens_before.h"
 #include "tests/sync/shipped_kernels.h"
 #include "tools/kernel_call.h"
@@ -305,6 +306,14 @@ std::vector<NamedRecord> Kernels() {
   all.push_back(RecordOf("route", "3x150x7x5", WithCapacity(Buffer::kUB, 3072)));
   all.push_back(RecordOf("route", "2x150x3x2", WithCapacity(Buffer::kUB, 2560)));
   all.push_back(RecordOf("route_grad", "3x150x5", WithCapacity(Buffer::kUB, 2048)));
+  all.push_back(RecordOf("token_permute_by_map", "2x5x7x1000", WithCapacity(Buffer::kUB, 16 << 10)));
+  const TokenPermuteShape routes{.tokens = 1, .hidden = 5, .top_k = 200, .experts = 8};
+  all.push_back(
+      RecordOf("token_permute", "1x5x200x8", ChipsThatCutRoutes<TokenPermuteTiling>(routes).back()));
+  all.push_back(
+      RecordOf("token_unpermute", "1x5x200", ChipsThatCutRoutes<TokenUnpermuteTiling>(routes).back()));
+  all.push_back(RecordOf("token_unpermute_grad_dropped", "1x5x200",
+                         ChipsThatCutRoutes<TokenUnpermuteGradTiling>(routes).back()));
   // Few ids and a short counter: what the plan does when they run out is mutated too.
   ChipSpec scarce = Ascend910B2();
   scarce.name = "scarce";
