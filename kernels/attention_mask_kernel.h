@@ -55,11 +55,13 @@ struct HiddenPairs {
 // First phase, on Vector cores: g.counts, cell by cell. The mask is read once, whatever it serves.
 template <VectorCore Core>
 void CountHiddenKernel(Core& core, const HiddenPairs& g) {
-  constexpr std::int64_t kRows = 32, kColumns = 512;
-  Ring<Buffer::kUB, std::uint8_t> flags_ub(core, "flags_ub", kRows, kColumns, 2);
-  Ring<Buffer::kUB, std::int32_t> scratch_ub(core, "scratch_ub", kRows, kColumns, 1),
-      some_ub(core, "some_ub", 1, kColumns, 1), column_ub(core, "column_ub", 1, kColumns, 1),
-      counts_ub(core, "counts_ub", 1, kColumns + 1, 2);
+  constexpr std::int64_t kMostRows = 32, kMostColumns = 4096, kFlags = 16384;
+  const std::int64_t rows_at_once = std::clamp<std::int64_t>(std::min(g.cell, g.Distinct(2)), 1, kMostRows);
+  const std::int64_t cols_at_once = std::min(kMostColumns, kFlags / rows_at_once);
+  Ring<Buffer::kUB, std::uint8_t> flags_ub(core, "flags_ub", rows_at_once, cols_at_once, 2);
+  Ring<Buffer::kUB, std::int32_t> scratch_ub(core, "scratch_ub", rows_at_once, cols_at_once, 1),
+      some_ub(core, "some_ub", 1, cols_at_once, 1), column_ub(core, "column_ub", 1, cols_at_once, 1),
+      counts_ub(core, "counts_ub", 1, cols_at_once + 1, 2);
   const Split cells(g.Distinct(2), g.cell);
   const std::int64_t keys = g.mask->sizes[3], heads = g.Distinct(1);
   for (std::int64_t task = core.index(); task < g.Distinct(0) * heads * cells.count(); task += core.count()) {
@@ -67,9 +69,9 @@ void CountHiddenKernel(Core& core, const HiddenPairs& g) {
     const Gm mask = MatrixOf(*g.mask, matrix / heads, matrix % heads).Rows(cells[cell]);
     const Gm counts = MatrixOf(*g.counts, matrix / heads, matrix % heads).Rows({cell, cell + 1});
     std::int64_t before = 0;
-    for (const Range cols : AtLeastOnce(Split(keys, kColumns))) {
+    for (const Range cols : AtLeastOnce(Split(keys, cols_at_once))) {
       const UbTile<std::int32_t> column = column_ub.Next(1, cols.size());
-      for (const Range rows : Split(mask.rows, kRows)) {
+      for (const Range rows : Split(mask.rows, rows_at_once)) {
         const UbTile<std::uint8_t> flags = flags_ub.Next(rows.size(), cols.size());
         const UbTile<std::int32_t> scratch = scratch_ub.Next(rows.size(), cols.size());
         core.Load(flags, mask.Block(rows, cols));
@@ -93,11 +95,11 @@ void CountHiddenKernel(Core& core, const HiddenPairs& g) {
 template <VectorCore V>
 class HiddenKeyBlocks {
  public:
-  // For rows that are counted in up to `most` cells of a head, or of several.
+  // For rows that are counted in up to `most` cells of a head, or of several; 0 without a mask.
   HiddenKeyBlocks(V& core, const HiddenPairs& pairs, std::int64_t most)
       : core_(core),
         pairs_(pairs),
-        most_(pairs.given() ? most : 0),
+        most_(most),
         counts_ub_(core, "hidden_ub", most_, kHiddenCounts, 1),
         sum_ub_(core, "hidden_sum_ub", std::min<std::int64_t>(most_, 1), kHiddenCounts, 1) {}
 
@@ -153,12 +155,9 @@ class HiddenKeyBlocks {
 template <VectorCore V>
 class HiddenQueryBlocks {
  public:
-  // For blocks of up to `most` cells.
+  // For blocks of up to `most` cells; 0 without a mask.
   HiddenQueryBlocks(V& core, const HiddenPairs& pairs, std::int64_t most)
-      : core_(core),
-        pairs_(pairs),
-        most_(most),
-        counts_ub_(core, "hidden_ub", pairs.given() ? most : 0, 2, 1) {}
+      : core_(core), pairs_(pairs), most_(most), counts_ub_(core, "hidden_ub", most, 2, 1) {}
 
   // Whether the mask leaves nothing of `keys` to `rows` of a head.
   bool Hides(std::int64_t sequence, std::int64_t head, Range rows, Range keys) {

@@ -138,7 +138,7 @@ class ForwardCall {
     const FlashAttentionSchedule schedule(shape_, tiling_, sequences_);
     const KeysInUse keys(schedule, args_);
     AddTensors();
-    if (shape_.mask) g_.hidden = CountHidden(launch_, *g_.mask, tiling_.mask_cell(shape_));
+    if (shape_.skips_hidden()) g_.hidden = CountHidden(launch_, *g_.mask, tiling_.mask_cell(shape_));
     if (shape_.rotate) TurnRows(schedule, keys);
     if (tiling_.pack_kv) PackKeys(keys);
     const std::int64_t heads = shape_.heads, part_rows = schedule.part_rows();

@@ -239,7 +239,7 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
     }
   };
 
-  HiddenQueryBlocks<Vector> hidden(core.vectors()[0], g.hidden, t.mask_cells(s));
+  HiddenQueryBlocks<Vector> hidden(core.vectors()[0], g.hidden, s.mask ? t.mask_cells(s) : 0);
   const auto hides = [&](std::int64_t sequence, std::int64_t head, Range queries, Range keys) {
     return hidden.Hides(sequence, head, queries, keys);
   };

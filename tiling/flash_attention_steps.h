@@ -29,7 +29,7 @@ class FlashAttentionPieces {
  public:
   FlashAttentionPieces(const AttentionBand& band, Range q, Range keys, const FlashAttentionTiling& t)
       : band_(band), q_(q), keys_(keys), t_(t) {
-    if (band.parted() && keys.begin < band.prefix) {
+    if (band.parted() && keys.begin < std::min(band.prefix, keys.end)) {
       prefix_ = {keys.begin, std::min(RoundUp(band.prefix, t.key_step), keys.end)};
       keys = keys_ = {prefix_.end, keys.end};
       at_ = -1;

@@ -38,7 +38,8 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
              (s.hides() ? slots(1, DType::kF32, lane_rows, 1) : 0) +
              (s.bias ? slots(t.ub_stages, DType::kF32, lane_rows, t.n) : 0) +
              slots(s.score_scratch(), DType::kF32, lane_rows, t.n) +
-             (s.mask ? slots(1, DType::kI32, t.mask_cells(s) + 1, kHiddenCounts) : 0) +
+             (s.skips_hidden() ? slots(1, DType::kI32, t.mask_cells(s), kHiddenCounts) : 0) +
+             (s.skips_hidden() ? slots(1, DType::kI32, 1, kHiddenCounts) : 0) +
              (s.mask || s.dropout ? slots(t.ub_stages, DType::kBool, lane_rows, t.n) : 0) +
              ((s.sinks ? 1 : 0) + (s.alibi ? 1 : 0)) *
                  slots(1, DType::kF32, s.folds() ? lane_rows : 1, s.folds() ? 1 : s.heads) +

@@ -34,6 +34,8 @@ struct FlashAttentionShape {
 
   // Whether keys may be hidden from rows that meet them.
   bool hides() const { return mask || band.bounded(); }
+  // Whether blocks that the mask hides whole are left out: to count them first costs a lone row more than it saves.
+  bool skips_hidden() const { return mask && sq > 1; }
   // Whether heads that share their keys are rows of one: then `heads` are those of K, and sq counts rows of all.
   bool folds() const { return band.fold > 1; }
   // Tiles of the scores' shape that finishing them takes.
