@@ -113,7 +113,8 @@ class HiddenKeyBlocks {
     for (; i < blocks.count(); ++i) {
       if (i >= fetched_.end) Fetch(sequence, for_each_run, blocks, i);
       const std::int64_t at = i - fetched_.begin;
-      const std::int64_t hidden = core_.ReadScalar(sum_, at + 1) - core_.ReadScalar(sum_, at);
+      const std::int64_t next = i + 1 < fetched_.end ? at + 1 : end_;
+      const std::int64_t hidden = core_.ReadScalar(sum_, next) - core_.ReadScalar(sum_, at);
       if (hidden != rows_ * blocks[i].size()) break;
     }
     return i;
@@ -122,33 +123,38 @@ class HiddenKeyBlocks {
  private:
   template <class ForEachRun>
   void Fetch(std::int64_t sequence, ForEachRun&& for_each_run, const Split& blocks, std::int64_t i) {
-    fetched_ = {i, std::min(i + kHiddenCounts - 1, blocks.count())};
-    const std::int64_t count = fetched_.size();
-    const UbTile<std::int32_t> all = counts_ub_.Next(most_, count + 1);
+    fetched_ = {i, std::min(i + kHiddenCounts - kBlockWords, blocks.count())};
+    end_ = RoundUp(fetched_.size(), kBlockWords);
+    const Range of_begins{0, fetched_.size()}, of_end{end_, end_ + 1};
+    const UbTile<std::int32_t> all = counts_ub_.Next(most_, of_end.end);
     std::int64_t counted = 0;
     rows_ = 0;
     for_each_run([&](Range heads, Range positions) {
-      const Gm begins = pairs_.Of(sequence, heads, positions, blocks[i].begin, count, blocks[i].size());
+      const Gm begins =
+          pairs_.Of(sequence, heads, positions, blocks[i].begin, of_begins.size(), blocks[i].size());
       const Gm end = pairs_.Of(sequence, heads, positions, blocks[fetched_.end - 1].end, 1, 1);
       const UbTile<std::int32_t> some = all.Rows({counted, counted + begins.rows});
-      core_.Load(some.Cols({0, count}), begins);
-      core_.Load(some.Cols({count, count + 1}), end);
+      core_.Load(some.Cols(of_begins), begins);
+      core_.Load(some.Cols(of_end), end);
       counted += begins.rows;
       rows_ += pairs_.RowsOf(heads, positions);
     });
     sum_ = all.Rows({0, 1});
     if (counted == 1) return;
-    sum_ = sum_ub_.Next(1, count + 1);
-    core_.ColumnSum(sum_, all.Rows({0, counted}));
+    sum_ = sum_ub_.Next(1, of_end.end);
+    for (const Range cols : {of_begins, of_end})
+      core_.ColumnSum(sum_.Cols(cols), all.Part({0, counted}, cols));
   }
 
   V& core_;
   const HiddenPairs& pairs_;
   std::int64_t most_;
   Ring<Buffer::kUB, std::int32_t> counts_ub_, sum_ub_;
-  Range fetched_;             // Blocks,
-  UbTile<std::int32_t> sum_;  // what is hidden before each and before their end,
-  std::int64_t rows_ = 0;     // and of how many rows.
+  Range fetched_;  // Blocks,
+  UbTile<std::int32_t>
+      sum_;  // what is hidden before each and, from the next whole block of UB on, before their end,
+  std::int64_t end_ = 0;
+  std::int64_t rows_ = 0;  // and of how many rows.
 };
 
 // Likewise of blocks of queries, which meet the same keys from the last to the first.

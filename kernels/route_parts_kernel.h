@@ -24,7 +24,8 @@ void ForExpertParts(std::int64_t experts, std::int64_t groups, std::int64_t step
 }
 
 // The `most` highest elements of rows that pass part by part, the largest part first: descending, of equals the one that
-// came first, with their numbers.
+// came first, with their numbers. -inf counts as the lowest number: it fills up those so far to whole blocks, where what a
+// part adds may begin, and so comes behind them all.
 template <VectorCore V>
 class RunningTop {
  public:
@@ -32,35 +33,41 @@ class RunningTop {
              std::int64_t part_cols)
       : core_(core),
         most_(most),
-        cols_(most + std::min(most, part_cols)),
+        cols_(RoundUp(most, kBlockWords) + std::min(most, part_cols)),
         values_ub_(core, values_name, rows, cols_, 2),
         ids_ub_(core, ids_name, rows, cols_, 2) {}
 
   void Clear() { count_ = 0; }
   // Column j of x is number first + j.
   void Add(UbTile<float> x, std::int64_t first) {
+    core_.MaxScalar(x, x, std::numeric_limits<float>::lowest());
     if (count_ == 0) Next(x.rows());
-    const std::int64_t both = count_ + std::min(most_, x.cols());
-    const UbTile<float> values = values_.Cols({0, both});
-    const UbTile<std::int32_t> ids = ids_.Cols({0, both}), its_ids = ids.Cols({count_, both});
-    core_.TopK(values.Cols({count_, both}), its_ids, x);
+    const std::int64_t added = std::min(most_, x.cols()), begin = RoundUp(count_, kBlockWords);
+    const Range cols{0, begin + added}, its{begin, cols.end};
+    const UbTile<float> values = values_.Cols(cols);
+    const UbTile<std::int32_t> ids = ids_.Cols(cols), its_ids = ids.Cols(its);
+    core_.TopK(values.Cols(its), its_ids, x);
     if (first != 0) core_.AddScalar(its_ids, its_ids, static_cast<std::int32_t>(first));
     if (count_ > 0) {
       Next(x.rows());
       for (std::int64_t i = 0; i < x.rows(); ++i) {
-        const Range row{i, i + 1}, cols{0, both};
+        const Range row{i, i + 1};
         core_.MergeSort(values_.Part(row, cols), ids_.Part(row, cols), values.Rows(row), ids.Rows(row),
-                        count_);
+                        begin);
       }
     }
-    count_ = std::min(most_, both);
+    count_ = std::min(most_, count_ + added);
   }
   // Until the next Add after a Clear.
   UbTile<float> values() const { return values_.Cols({0, count_}); }
   UbTile<std::int32_t> ids() const { return ids_.Cols({0, count_}); }
 
  private:
-  void Next(std::int64_t rows) { values_ = values_ub_.Next(rows, cols_), ids_ = ids_ub_.Next(rows, cols_); }
+  void Next(std::int64_t rows) {
+    values_ = values_ub_.Next(rows, cols_), ids_ = ids_ub_.Next(rows, cols_);
+    core_.Fill(values_, -std::numeric_limits<float>::infinity());
+    core_.Fill(ids_, 0);
+  }
 
   V& core_;
   std::int64_t most_, cols_, count_ = 0;

@@ -94,7 +94,7 @@ inline constexpr int kVectorOpCount = 12;
 // Bytes of a block; a fractal of L1, L0A and L0B is 16 rows of one block. What Vector instructions and moves take in UB begins
 // at one (developer guide, alignment of operands), and a move into UB fills the last block of each row with anything
 // (asc-devkit, DataCopyPad(ISASI)).
-inline constexpr std::int64_t kBlockBytes = 32;
+inline constexpr std::int64_t kBlockBytes = 32, kBlockWords = kBlockBytes / 4;
 
 // Sort32 sorts runs of so many keys; MrgSort makes one of so many runs, and so many keys are a repeat of it.
 inline constexpr std::int64_t kSortedRun = 32, kMergedRuns = 4, kMergedKeys = 64;

@@ -140,8 +140,8 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.Fill(ids, 0);                        // V     the same on int32
   core.Add(ids, ids, ids);                  // V     the same on int32
   core.ColumnSum(ids, ids);                 // V     dst (1, c) = sum of the rows of a (r, c); r may be 0
-  core.CountTrue(ids, ids, flags);          // V     (dst, scratch, flags): dst (1, c) = how many rows of flags (r,
-                                            //       c) are true, column by column; r may be 0
+  core.CountTrue(ids, ids, flags);          // (dst, scratch, flags): dst (1, c) = how many rows of flags (r, c)
+                                            // are true, column by column; r may be 0
   core.ExclusiveScan(ids, ids, n);          // V     dst (1, c + 1): dst[j] = initial + a[0] + .. + a[j - 1]
   core.AddScalar(ids, ids, n);              // V     dst = a + value
   { core.ReadScalar(ids, n) } -> std::same_as<std::int64_t>;  // S     element j of a (1, c) tile

@@ -69,7 +69,7 @@ struct AttentionBand {
 
 // Where a mask hides blocks whole (HiddenPairs): counts of a row of cells that are fetched at a time, and cells of one
 // column.
-inline constexpr std::int64_t kHiddenCounts = 16, kHiddenCells = 64;
+inline constexpr std::int64_t kHiddenCounts = 24, kHiddenCells = 64;
 
 // One sequence of a batch: its query rows from row `q_begin` and `skv` keys from key `kv_begin` of the matrices of
 // batch entry `batch`. Several may lie in one entry, one behind the other; packed operands begin with key packed_begin

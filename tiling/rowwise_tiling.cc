@@ -18,7 +18,8 @@ std::int64_t KeptBytes(const ChipSpec& chip, const Shape& s, const Tiling& t) {
   std::int64_t bytes = 0;
   for (const std::int64_t kept : s.kept) {
     if (kept > 0)
-      bytes += 4 * chip.SlotBytes(Buffer::kUB, DType::kF32, t.rows, kept + std::min(kept, t.cols));
+      bytes += 4 * chip.SlotBytes(Buffer::kUB, DType::kF32, t.rows,
+                                  RoundUp(kept, kBlockWords) + std::min(kept, t.cols));
   }
   return bytes;
 }

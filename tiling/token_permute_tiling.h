@@ -31,7 +31,7 @@ inline constexpr std::int64_t kZeroCols = 512;    // Rows of no token are filled
 inline constexpr std::int64_t kSummedBins = 512;  // A core adds up the counts of that many over all chunks.
 // What goes between UB and GM element by element passes through staging: moves begin at whole blocks, so that a row of it
 // is one block, of 8 words, and rows take turns, so that one is filled while the other is on its way.
-inline constexpr std::int64_t kStagingRows = 2, kBlockWords = kBlockBytes / 4;
+inline constexpr std::int64_t kStagingRows = 2;
 inline std::int64_t StagingBytes(const ChipSpec& chip) {
   return chip.SlotBytes(Buffer::kUB, DType::kF32, kStagingRows, kBlockWords);
 }
