@@ -100,6 +100,18 @@ TEST(MeasuredTest, RowsThatMakeNoSenseAreSkipped) {
   }
 }
 
+TEST(MeasuredTest, RoutingWithoutTokensIsReplayed) {
+  MeasuredRows rows;
+  const std::string line =
+      "910b2,moe_init_routing_v3,1,\"[[0,2048],[0,8]]\",\"[\"\"bf16\"\",\"\"int32\"\"]\",\"{\"\"expert_"
+      "num\"\":256}\",K,1.7\n";
+  ASSERT_TRUE(ReadMeasured(Temporary("none.csv", kOperators + line), &rows).ok());
+  ASSERT_EQ(rows.rows.size(), 1u) << rows.bad.at(0);
+  const Recorded recorded = RecordRow(rows.rows[0], Ascend910B2());
+  EXPECT_EQ(recorded.skipped, "");
+  EXPECT_FALSE(recorded.launches.empty());
+}
+
 TEST(MeasuredTest, OtherFilesAreErrors) {
   MeasuredRows rows;
   EXPECT_FALSE(ReadMeasured("/no/such.csv", &rows).ok());
