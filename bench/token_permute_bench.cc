@@ -302,8 +302,11 @@ void UnpermuteChain(Problem& problem, Bytes& products, oneapi::tbb::task_arena& 
   });
   const auto product = [&](std::int64_t s) { return products.data() + s * kHidden * 4; };
   ForEach(arena, kRoutes, [&](std::int64_t s) {
-    BestMovementOps().scale(product(s), DType::kF32, Widened(problem, s).data(), probs[s], kHidden,
-                            /*stream=*/true, nullptr);
+    void* const to = product(s);
+    const void* const no_row = nullptr;
+    float sum;
+    BestMovementOps().scale_dots(&to, &sum, Widened(problem, s).data(), kHidden,
+                                 {DType::kF32, &no_row, probs + s, 1}, /*stream=*/true);
   });
   ForEach(arena, kTokens, [&](std::int64_t t) {
     alignas(64) float sum[kHidden];

@@ -251,7 +251,8 @@ class TokenMover {
         const UbTile<T> next = row_ub_.Next(1, cols.size());
         core_.Load(next, g_.tokens.Block({piece.begin + i, piece.begin + i + 1}, cols));
         Store();
-        row_ = next, row_cols_ = cols, there_ = here_;
+        row_ = next, there_.clear();
+        for (const std::int64_t place : here_) there_.push_back(g_.permuted.Block({place, place + 1}, cols));
       }
     }
     Store();
@@ -260,8 +261,9 @@ class TokenMover {
 
  private:
   void Store() {
-    for (const std::int64_t place : there_)
-      core_.Store(g_.permuted.Block({place, place + 1}, row_cols_), row_);
+    const std::span<const Gm> rows(there_);
+    for (std::size_t done = 0; done < rows.size(); done += V::kMaxSummands)
+      core_.StoreEach(rows.subspan(done, std::min(V::kMaxSummands, rows.size() - done)), row_);
   }
 
   V& core_;
@@ -269,9 +271,9 @@ class TokenMover {
   std::int64_t part_cols_;
   Ring<Buffer::kUB, float> probs_ub_, staging_ub_;
   Ring<Buffer::kUB, T> row_ub_;
-  std::vector<std::int64_t> here_, there_;
-  UbTile<T> row_;
-  Range row_cols_;
+  std::vector<std::int64_t> here_;  // Places of the token.
+  UbTile<T> row_;                   // The row that goes next, and where to.
+  std::vector<Gm> there_;
 };
 
 // Phase 2: ranks the slots of each chunk and moves its tokens. With size(e) rows for expert e (its slots, these rounded

@@ -387,6 +387,12 @@ void ExpandStoreScaledDots(V& v, TileRef wide, TileRef s0, TileRef s1, TileRef x
   }
 }
 
+// Each of dsts = src, a row.
+template <class V>
+void ExpandStoreEach(V& v, std::span<const Gm> dsts, TileRef src, Loc loc) {
+  for (const Gm& dst : dsts) v.StoreUb(dst, src, loc);
+}
+
 // Keys and values in descending order of keys 0, stable: runs, then runs four times as long as those before. Returns
 // which tiles hold them.
 template <class V>

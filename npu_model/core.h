@@ -102,7 +102,8 @@ template <class V>
 concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narrow, UbTile<std::int32_t> ids,
                               UbTile<std::int64_t> wide_ids, UbTile<std::uint8_t> flags,
                               std::span<const UbTile<BF16>> rows, std::span<const float> weights,
-                              std::span<const ScaledDot<BF16>> dots, SlotRequest request, std::int64_t n) {
+                              std::span<const ScaledDot<BF16>> dots, std::span<const Gm> gms,
+                              SlotRequest request, std::int64_t n) {
   { core.Allocate(request) } -> std::same_as<Slot*>;
   { core.index() } -> std::convertible_to<int>;
   { core.count() } -> std::convertible_to<int>;
@@ -195,6 +196,7 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.StoreScaledDots(x, x, x, narrow, true, dots);
                                             // (wide, s0, s1, x, widens, dots): GM = weight * x and AddDot of
                                             // x, for several rows
+  core.StoreEach(gms, narrow);              // (gms, row): each of several rows of GM = row, of its dtype
   core.Gather(x, gm, ids, x);               // (dst, column, places, staging): dst(i, j) = column(places(i,
                                             // j)), else 0
   core.Scatter(gm, ids, x, x);              // (column, places, src, staging): column(places(i, j)) = src(i,

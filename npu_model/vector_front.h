@@ -358,6 +358,15 @@ class VectorFront : protected E {
     }
     E::StoreScaledDots(wide, s0, s1, x, widens, refs.all(), loc);
   }
+  template <RowType T>
+  void StoreEach(std::span<const Gm> dsts, UbTile<T> src, Loc loc = Loc::current()) {
+    CUBIST_CHECK(src.rows() == 1 && dsts.size() <= kMaxSummands, "more rows than one StoreEach takes");
+    for (const Gm& dst : dsts) {
+      CUBIST_CHECK(dst.rows == 1 && dst.cols == src.cols(), "shapes differ");
+      CUBIST_CHECK(dst.dtype() == DTypeOf<T>(), "StoreEach keeps the dtype");
+    }
+    E::StoreEach(dsts, src, loc);
+  }
   // Places outside [0, rows of the column) are passed over: a Gather leaves 0 there.
   void Gather(UbTile<float> dst, const Gm& column, UbTile<std::int32_t> places, UbTile<float> staging,
               Loc loc = Loc::current()) {

@@ -263,8 +263,8 @@ std::vector<TokenPermuteTiling> PermuteTilings(const ChipSpec& chip, const Shape
 // has to be costs as much: every part of every row starts in a page of its own.
 constexpr std::int64_t kHostCols = 8192;
 
-// Rows of a gradient that a host reads at once: as many streams as memory serves well.
-constexpr std::int64_t kHostRows = 4;
+// Rows of a gradient that a host reads and writes side by side.
+constexpr std::int64_t kHostRows = 8;
 
 std::vector<TokenUnpermuteTiling> UnpermuteTilings(const ChipSpec& chip, const Shape& s, bool cut) {
   std::vector<TokenUnpermuteTiling> tilings;

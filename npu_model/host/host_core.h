@@ -116,6 +116,7 @@ class CUBIST_EXPORT HostVector {
 
   void LoadUb(TileRef dst, const Gm& src, Loc loc = {});
   void StoreUb(const Gm& dst, TileRef src, Loc loc = {});
+  void StoreEach(std::span<const Gm> dsts, TileRef src, Loc loc = {});
   void Fill(TileRef x, float value, Loc loc = {});
   void Cast(TileRef dst, TileRef a, Loc loc = {});
   void Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc loc = {});
@@ -206,6 +207,10 @@ class CUBIST_EXPORT HostVector {
   void Use(const void* data);
   // Takes the last one, where there is one of `bytes` and it is not `own`; else null.
   const void* TakeShown(std::int64_t bytes, const void* own);
+
+  // A row that a relay tile shows, to rows past the caches, while the row that was shown last comes. False where one of
+  // them has to go another way.
+  bool CopyShownRow(std::span<const Gm> dsts, const TileRef& src);
 
   static constexpr std::size_t kMostShown = 32;  // Two WeightedSums of most rows.
   std::array<Shown, kMostShown> shown_{};

@@ -58,16 +58,30 @@ void HostVector::LoadUb(TileRef dst, const Gm& src, Loc) {
   }
 }
 
-void HostVector::StoreUb(const Gm& dst, TileRef src, Loc) {
-  const std::int64_t bytes = src.cols() * SizeOf(src.dtype());
-  if (src.slot->destination.tensor != nullptr && RowsOf(src).data == dst.data()) return;  // See OutputRowsOf.
-  if (src.slot->role == Role::kRelay && src.rows() == 1 && src.cols() > 1 && dst.tensor->stream &&
-      dst.col_stride == 1 && dst.dtype() == src.dtype()) {
-    const void* const row = RowsOf(src).data;
-    if (const void* next = TakeShown(bytes, row))
-      return context_->movement->copy_row(dst.data(), row, bytes, next);
+bool HostVector::CopyShownRow(std::span<const Gm> dsts, const TileRef& src) {
+  if (src.slot->role != Role::kRelay || src.rows() != 1 || src.cols() == 1) return false;
+  std::array<void*, HostVectorCore::kMaxSummands> to;
+  for (std::size_t i = 0; i < dsts.size(); ++i) {
+    const Gm& dst = dsts[i];
+    if (!dst.tensor->stream || dst.col_stride != 1 || dst.dtype() != src.dtype()) return false;
+    to[i] = dst.data();
   }
+  const void* const row = RowsOf(src).data;
+  const std::int64_t bytes = src.cols() * SizeOf(src.dtype());
+  context_->movement->copy_rows(to.data(), static_cast<std::int64_t>(dsts.size()), row, bytes,
+                                TakeShown(bytes, row));
+  return true;
+}
+
+void HostVector::StoreUb(const Gm& dst, TileRef src, Loc) {
+  if (src.slot->destination.tensor != nullptr && RowsOf(src).data == dst.data()) return;  // See OutputRowsOf.
+  if (CopyShownRow({&dst, 1}, src)) return;
   StoreRows(*context_->vector, dst, RowsOf(src), src.dtype());
+}
+
+void HostVector::StoreEach(std::span<const Gm> dsts, TileRef src, Loc loc) {
+  if (CopyShownRow(dsts, src)) return;
+  for (const Gm& dst : dsts) StoreUb(dst, src, loc);
 }
 
 void HostVector::Fill(TileRef x, float value, Loc) { context_->vector->fill(WritableRowsOf(x), value); }

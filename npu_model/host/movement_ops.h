@@ -20,14 +20,11 @@ struct WeightedRows {
 };
 
 struct MovementOps {
-  // dst (n) = weight * x (n), rounded to `dtype`. With `stream`, non-temporal stores for all but the unaligned ends, and
-  // n elements of `dtype` at `next`, unless null, are fetched into the cache between them.
-  void (*scale)(void* dst, DType dtype, const float* x, float weight, std::int64_t n, bool stream,
-                const void* next);
   // The dot product of x (n) and row (n) of `dtype`, in an order that depends on n and the SIMD target alone.
   float (*dot)(const float* x, const void* row, DType dtype, std::int64_t n);
   // dst[i] (n) = weights[i] * x (n), and sums[i] = the dot product of x and rows[i] (n), of the same bits as `dot`'s; x, dst
-  // and rows are of one dtype, and either may be null for an i. Stores as `scale` does.
+  // and rows are of one dtype, and either may be null for an i. With `stream`, by non-temporal stores for all but the
+  // unaligned ends.
   void (*scale_dots)(void* const* dst, float* sums, const void* x, std::int64_t n, const WeightedRows& rows,
                      bool stream);
   // acc (n) (+)= sum over i ascending of weights[i] * rows[i] (n).
@@ -35,8 +32,10 @@ struct MovementOps {
   // The sum alone, rounded to the rows' dtype, by non-temporal stores for all but the unaligned ends of out (n). `sum` is
   // room for n floats, which more than eight rows are added in.
   void (*stream_weighted_sum)(void* out, float* sum, std::int64_t n, const WeightedRows& rows);
-  // dst = `bytes` bytes of src, by non-temporal stores for all but the unaligned ends, while those at `next` are fetched.
-  void (*copy_row)(void* dst, const void* src, std::int64_t bytes, const void* next);
+  // dst[i] = `bytes` bytes of src, by non-temporal stores for all but the unaligned ends, while those at `next`, unless
+  // null, are fetched.
+  void (*copy_rows)(void* const* dst, std::int64_t count, const void* src, std::int64_t bytes,
+                    const void* next);
 };
 
 const MovementOps& BestMovementOps();

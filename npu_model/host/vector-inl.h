@@ -503,14 +503,6 @@ HWY_INLINE auto WithType(DType dtype, Call call) {
 
 constexpr std::uintptr_t kLineBytes = 64;
 
-// Asks for the lines of the two vectors of T at p, for the second-level cache: on the way to the first, misses wait for
-// its few buffers.
-template <class T>
-HWY_INLINE void PrefetchTwo(const T* p) {
-  constexpr auto kLine = static_cast<std::int64_t>(kLineBytes / sizeof(T));
-  for (std::int64_t j = 0; j < 2 * kLanes; j += kLine) __builtin_prefetch(p + j, 0, 2);
-}
-
 // Elements before the first at the start of a cache line, which is aligned enough for any vector.
 template <class T>
 HWY_INLINE std::int64_t BeforeLine(const T* p, std::int64_t n) {

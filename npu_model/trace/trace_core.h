@@ -225,6 +225,7 @@ class CUBIST_EXPORT TraceVector {
   void SwiGluGrad(const SwiGluGradTiles& t, Loc loc = {});
   void StoreActivated(const Gm& dst, const EpilogueRefs& t, const EpilogueScalars& e, Loc loc = {});
   void AddDot(TileRef sum, TileRef scratch, TileRef x, TileRef row, Loc loc = {});
+  void StoreEach(std::span<const Gm> dsts, TileRef src, Loc loc);
   void StoreScaledDots(TileRef wide, TileRef s0, TileRef s1, TileRef x, bool widens,
                        std::span<const ScaledDotRef> dots, Loc loc = {});
   void Gather(TileRef dst, const Gm& column, TileRef places, TileRef staging, Loc loc = {});

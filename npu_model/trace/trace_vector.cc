@@ -257,6 +257,11 @@ void TraceVector::WeightedSum(TileRef acc, TileRef scratch, std::span<const Tile
   ExpandWeightedSum(record_, acc, scratch, rows, weights, accumulate, loc);
 }
 
+void TraceVector::StoreEach(std::span<const Gm> dsts, TileRef src, Loc loc) {
+  if (state_->with_data) host_.StoreEach(dsts, src, loc);
+  ExpandStoreEach(record_, dsts, src, loc);
+}
+
 void TraceVector::StoreActivated(const Gm& dst, const EpilogueRefs& t, const EpilogueScalars& e, Loc loc) {
   if (state_->with_data) host_.StoreActivated(dst, t, e, loc);
   if (!Empty(t.x)) ExpandStoreActivated(record_, dst, t, e, loc);

@@ -71,6 +71,10 @@ concept WeightedSums = requires(C& core, Args... args) {
   core.WeightedSum(args...);
 };
 template <class C, class... Args>
+concept StoresEach = requires(C& core, Args... args) {
+  core.StoreEach(args...);
+};
+template <class C, class... Args>
 concept Ranks = requires(C& core, Args... args) {
   core.Rank(args...);
 };
@@ -181,6 +185,7 @@ constexpr Rule kLegalOnVector[] = {
     {"ReadScalar fp32", ReadsScalars<V, Ub, std::int64_t>},
     {"SoftmaxStep", SoftmaxSteps<V, UbTile<BF16>, Ub, Ub, Ub, Ub, float>},
     {"AttentionGradStep", AttentionGradSteps<V, UbTile<BF16>, UbTile<BF16>, Ub, Ub, Ub, Ub, float>},
+    {"StoreEach", StoresEach<V, std::span<const Gm>, UbTile<F16>>},
     {"WeightedSum",
      WeightedSums<V, Ub, Ub, std::span<const UbTile<F16>>, std::span<const float>, Accumulate>},
     {"Rank", Ranks<V, Ids, Ids, Ids, IdBins>},
@@ -242,6 +247,7 @@ constexpr Rule kIllegalTypesOnVector[] = {
     {"Cast int64 to bf16", Casts<V, UbTile<BF16>, WideIds>},
     {"Cast int32 to int64", Casts<V, WideIds, Ids>},
     {"SoftmaxStep to int32", SoftmaxSteps<V, Ids, Ub, Ub, Ub, Ub, float>},
+    {"StoreEach from L1", StoresEach<V, std::span<const Gm>, L1Tile<F16>>},
     {"WeightedSum of int32",
      WeightedSums<V, Ub, Ub, std::span<const Ids>, std::span<const float>, Accumulate>},
 };

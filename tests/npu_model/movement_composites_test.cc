@@ -150,6 +150,49 @@ TEST_P(MovementCompositesTest, StoreScaledDotsAreTheirExpansion) {
   });
 }
 
+// The bytes of the expansion and none beside them: from the start of a cache line on and elsewhere, streamed or not, in
+// memory or through a tile, while another row is shown and while none is.
+TEST_P(MovementCompositesTest, StoreEachIsItsExpansion) {
+  ForEachFloatType([&](auto zero) {
+    using T = decltype(zero);
+    for (std::int64_t cols : {1, 2, 31, 32, 33, 64, 129, 1030, 4099}) {
+      for (int form = 0; form < 12; ++form) {
+        const bool stream = form % 2 == 0, relay = form / 2 % 2 == 0;
+        const std::int64_t count = std::array{1, 3, 9}[static_cast<std::size_t>(form / 4)];
+        Rig rig;
+        Matrix x(DTypeOf<T>(), {2, cols});
+        x.FillNormal(random_);
+        const GmTensor rows = TensorOf(x);
+        alignas(64) static std::byte memory[2][kRows][2 * (kMostCols + 61) * sizeof(float)];
+        std::memset(memory, 0xff, sizeof(memory));
+        const Role role = relay ? Role::kRelay : Role::kRows;
+        const auto tile = rig.NewTile<T>(1, cols, role), other = rig.NewTile<T>(1, cols, role);
+        rig.vector.Load(tile, MatrixOf(rows).Rows({0, 1}));
+        if (form < 8) rig.vector.Load(other, MatrixOf(rows).Rows({1, 2}));  // What comes next.
+        std::array<GmTensor, 2 * kRows> tensors;
+        std::array<std::vector<Gm>, 2> to;
+        for (std::int64_t r = 0; r < count; ++r) {
+          for (std::size_t half : {0, 1}) {
+            GmTensor& t = tensors[static_cast<std::size_t>(2 * r) + half];
+            t = rows, t.data = memory[half][r] + (form % 3) * r * SizeOf(DTypeOf<T>());
+            t.sizes = {1, 1, 1, cols}, t.strides = {0, 0, cols, 1}, t.stream = stream;
+            to[half].push_back(MatrixOf(t));
+          }
+        }
+        rig.vector.StoreEach(std::span<const Gm>(to[0]), tile);
+        ExpandStoreEach(rig.executor, std::span<const Gm>(to[1]), tile, Loc::current());
+        FlushStreams();
+        ASSERT_EQ(std::memcmp(memory[0], memory[1], sizeof(memory[0])), 0) << cols << " " << form;
+        for (std::int64_t r = 0; r < count; ++r)
+          ASSERT_EQ(std::memcmp(to[0][static_cast<std::size_t>(r)].data(), x.view().data,
+                                static_cast<std::size_t>(cols * SizeOf(DTypeOf<T>()))),
+                    0)
+              << cols << " " << form << " row " << r;
+      }
+    }
+  });
+}
+
 // Places beyond both ends are passed over.
 UbTile<std::int32_t> SomePlaces(Rig& rig, const std::vector<std::int32_t>& places, std::int64_t rows) {
   const auto cols = static_cast<std::int64_t>(places.size()) / rows;
