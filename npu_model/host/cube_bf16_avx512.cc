@@ -31,19 +31,21 @@ CUBIST_AVX512_BF16 inline __m512bh Spread(int bits) {
   return (__m512bh)pairs;
 }
 
-// A pair of A may stand at any even address.
-CUBIST_AVX512_BF16 inline __m512bh BroadcastPair(const BF16* p) {
+// A pair may stand at any even address.
+inline int PairAt(const BF16* p) {
   int pair;
   std::memcpy(&pair, p, sizeof(pair));
-  return Spread(pair);
+  return pair;
 }
+CUBIST_AVX512_BF16 inline __m512bh BroadcastPair(const BF16* p) { return Spread(PairAt(p)); }
 
 // The same of the last element of an odd k, whose pair is zero: what stands behind it may be anything.
-CUBIST_AVX512_BF16 inline __m512bh BroadcastOne(const BF16* p) {
+inline int OneAt(const BF16* p) {
   std::uint16_t one;
   std::memcpy(&one, p, sizeof(one));
-  return Spread(one);
+  return one;
 }
+CUBIST_AVX512_BF16 inline __m512bh BroadcastOne(const BF16* p) { return Spread(OneAt(p)); }
 
 // The elements of two rows in turn: those of columns 0 to 15 first, or those of 16 to 31.
 template <int kFirst>
@@ -211,10 +213,75 @@ CUBIST_AVX512_BF16 void FewTile(const MmadTile<BF16>& tile) {
 // Three rows and more take as long as panels, or longer.
 constexpr MmadTiles<BF16>::Few kFew[] = {{&FewTile<1, 8>, 8}, {&FewTile<2, 8>, 8}};
 
+// The vectors of a ColumnTile: eight rows, or sixteen.
+struct Half {
+  using Sum = __m256;
+  static constexpr int kRows = 8;
+  CUBIST_AVX512_BF16 static Sum Load(const float* p) { return _mm256_load_ps(p); }
+  CUBIST_AVX512_BF16 static void Store(Sum x, float* p) { _mm256_store_ps(p, x); }
+  CUBIST_AVX512_BF16 static Sum Add(Sum sum, const BF16* a, int word) {
+    __m256i pairs = _mm256_set1_epi32(word);
+#ifdef __clang__
+    asm("" : "+v"(pairs));  // As in Spread.
+#endif
+    return _mm256_dpbf16_ps(sum, (__m256bh)_mm256_load_si256(reinterpret_cast<const __m256i*>(a)),
+                            (__m256bh)pairs);
+  }
+};
+struct Full {
+  using Sum = __m512;
+  static constexpr int kRows = 16;
+  CUBIST_AVX512_BF16 static Sum Load(const float* p) { return _mm512_load_ps(p); }
+  CUBIST_AVX512_BF16 static void Store(Sum x, float* p) { _mm512_store_ps(p, x); }
+  CUBIST_AVX512_BF16 static Sum Add(Sum sum, const BF16* a, int word) {
+    return _mm512_dpbf16_ps(sum, LoadPairs(a), Spread(word));
+  }
+};
+
+template <class Vector, int kVectors>
+CUBIST_AVX512_BF16 void MultiplyColumns(const ColumnTile<BF16>& tile) {
+  constexpr int kColumns = ColumnTile<BF16>::kColumns, kRows = kVectors * Vector::kRows;
+  constexpr std::int64_t kRun = ColumnTile<BF16>::kRunBytes / 4, kLine = 32;
+  typename Vector::Sum sum[kColumns][kVectors];
+#pragma GCC unroll 8
+  for (int c = 0; c < kColumns; ++c) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) sum[c][v] = Vector::Load(tile.sums + c * kRows + v * Vector::kRows);
+  }
+  const BF16 *a = tile.a, *b = tile.b, *next = tile.next;
+  const std::int64_t b_col = tile.b_col;
+  const auto add = [&](auto at) CUBIST_AVX512_BF16 {
+#pragma GCC unroll 8
+    for (int c = 0; c < kColumns; ++c) {
+      const int word = at(b + c * b_col);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) sum[c][v] = Vector::Add(sum[c][v], a + v * 2 * Vector::kRows, word);
+    }
+  };
+  for (std::int64_t left = tile.words; left > 0; left -= kRun) {
+    if (next != nullptr) {
+      for (int c = 0; c < kColumns; ++c) {
+        for (std::int64_t line = 0; line < 2 * kRun; line += kLine)
+          __builtin_prefetch(next + c * b_col + line, 0, 2);
+      }
+      next += 2 * kRun;
+    }
+    for (std::int64_t word = left < kRun ? left : kRun; word > 0; --word, a += 2 * kRows, b += 2) add(PairAt);
+  }
+  if (tile.half) add(OneAt);
+#pragma GCC unroll 8
+  for (int c = 0; c < kColumns; ++c) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) Vector::Store(sum[c][v], tile.sums + c * kRows + v * Vector::kRows);
+  }
+}
+constexpr ColumnTiles<BF16> kColumnTiles[] = {
+    {32, &MultiplyColumns<Full, 2>}, {16, &MultiplyColumns<Full, 1>}, {8, &MultiplyColumns<Half, 1>}};
+
 }  // namespace
 
-const MmadTiles<BF16> kBF16TilesAvx512{kTiles<2, false>, kTiles<1, false>, kTiles<2, true>, kFew,
-                                       std::size(kFew)};
+const MmadTiles<BF16> kBF16TilesAvx512{kTiles<2, false>, kTiles<1, false>, kTiles<2, true>,       kFew,
+                                       std::size(kFew),  kColumnTiles,     /*least_in_columns=*/4};
 
 CUBIST_AVX512_BF16 std::int64_t PeakDotBF16Avx512(std::int64_t rounds) {
   constexpr int kChains = 2 * kMr;  // As many as a Mmad has, several times what the latency asks for.

@@ -41,6 +41,26 @@ template <class Float>
   asm("" : "+r"(p));
 }
 
+// A few columns of B, each of whose words lie one after the other, times some rows of A: the lanes of a vector are rows.
+template <class T>
+struct ColumnTile {
+  static constexpr std::int64_t kColumns = 8, kRunBytes = 256;
+  const T* a =
+      nullptr;  // Of each word of k all rows, `rows` of them, aligned; the half word's pairs end with a zero.
+  const T* b = nullptr;
+  std::int64_t b_col = 0;  // Elements from column to column.
+  std::int64_t words = 0;
+  bool half = false;      // As of MmadTile.
+  float* sums = nullptr;  // (kColumns, rows), aligned: added to.
+  const T* next =
+      nullptr;  // Of the first column, what is asked for meanwhile: runs of every column. Or null.
+};
+template <class T>
+struct ColumnTiles {
+  std::int64_t rows;
+  void (*function)(const ColumnTile<T>&);
+};
+
 // The tiles of one operand type; of each form the first has one row, the next two.
 template <class T>
 struct MmadTiles {
@@ -54,6 +74,8 @@ struct MmadTiles {
   };
   const Few* few;
   std::int64_t most_few;
+  const ColumnTiles<T>* columns;  // Of most rows first,
+  std::int64_t least_in_columns;  // and from how many rows on they pay.
 };
 
 // The tiles of VDPBF16PS, as large as those of fp32 on AVX-512: 12 rows of 32 columns. Each step adds two products per

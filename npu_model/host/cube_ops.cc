@@ -159,11 +159,15 @@ constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1, kVectors, kInRows>,
                                                  &Tile<12, kVectors, kInRows>
 #endif
 };
-#if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
-constexpr MmadTiles<float> kTilesF32{kTiles<2, false>, kTiles<1, false>, kTiles<2, true>, kFewF32,
-                                     std::size(kFewF32)};
+#if HWY_TARGET <= HWY_AVX3
+constexpr MmadTiles<float> kTilesF32{kTiles<2, false>,   kTiles<1, false>, kTiles<2, true>,       kFewF32,
+                                     std::size(kFewF32), kColumnTilesF32,  /*least_in_columns=*/2};
+#elif HWY_ARCH_ARM_A64
+constexpr MmadTiles<float> kTilesF32{
+    kTiles<2, false>, kTiles<1, false>, kTiles<2, true>, kFewF32, std::size(kFewF32), nullptr, 0};
 #else
-constexpr MmadTiles<float> kTilesF32{kTiles<2, false>, kTiles<1, false>, kTiles<2, true>, nullptr, 0};
+constexpr MmadTiles<float> kTilesF32{
+    kTiles<2, false>, kTiles<1, false>, kTiles<2, true>, nullptr, 0, nullptr, 0};
 #endif
 
 // Rows in strips of at most kMr, as few as there can be and of about one height: a low one costs the reading of B all

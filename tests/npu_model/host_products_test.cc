@@ -81,7 +81,8 @@ TEST_P(HostProductsTest, FewRowsHaveTheBitsOfPackedPanels) {
   Random random;
   ForEachFloatType([&](auto zero) {
     using T = decltype(zero);
-    const auto check = [&](std::int64_t m, std::int64_t n, std::int64_t k, const Layout& layout) {
+    const auto check = [&](std::int64_t m, std::int64_t n, std::int64_t k, const Layout& layout,
+                           std::int64_t step = 40) {
       GmMatrix a(DTypeOf<T>(), m, k), b(DTypeOf<T>(), k, n, layout), bias(DType::kF32, 1, n);
       a->FillNormal(random), b->FillNormal(random), bias->FillNormal(random);
       const auto product = [&](Role role, bool with_bias, const GmMatrix& c) {
@@ -93,7 +94,7 @@ TEST_P(HostProductsTest, FewRowsHaveTheBitsOfPackedPanels) {
         const auto row = NewTile<Buffer::kBT, float>(rig.core, 1, n);
         rig.core.Load(row, bias.gm());
         const auto acc = NewTile<Buffer::kL0C, float>(rig.core, m, n, Role::kRelay);
-        for (const Range k0 : Split(k, 40)) {
+        for (const Range k0 : Split(k, step)) {
           const auto a0 = ToL0A(rig.core, a1.Cols(k0));
           const auto b0 = ToL0B(rig.core, b1.Rows(k0));
           if (k0.begin == 0 && with_bias) {
@@ -115,6 +116,11 @@ TEST_P(HostProductsTest, FewRowsHaveTheBitsOfPackedPanels) {
       for (std::int64_t m = 1; m <= 5; ++m) check(m, 301, 77, layout);
       check(8, 1100, 41, layout);  // More columns, and more of k, than a body takes at a time.
       check(4, 37, 1100, layout);
+      // Every number of parts of rows, and rows that fill none of them.
+      for (std::int64_t m : {6, 8, 9, 16, 17, 24, 25, 32, 33, 41, 57, 64, 72, 73}) check(m, 21, 77, layout);
+      // Whole columns: fewer words than are asked for ahead, and more than are turned at a time.
+      for (std::int64_t k : {1, 2, 15, 33, 515, 1301, 2307}) check(64, 13, k, layout, k);
+      check(8, 13, 9001, layout, 9001);
     }
   });
 }
