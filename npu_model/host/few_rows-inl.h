@@ -40,6 +40,7 @@ inline MmadArgs ColumnsFrom(MmadArgs args, std::int64_t col) {
   args.n -= col, args.c += col;
   args.b_source.data = static_cast<const std::byte*>(args.b_source.data) +
                        col * args.b_source.col_stride * SizeOf(args.b_type);
+  args.exact = args.exact || col % kNr != 0;  // A panel from there on reaches beyond the room of C.
   if (args.bias != nullptr) args.bias += col;
   if (args.sums != nullptr) args.sums += col;
   return args;
@@ -316,9 +317,7 @@ MmadArgs AfterFew(const MmadArgs& args, const MmadTiles<T>& tiles) {
   if (in_columns && args.m >= tiles.least_in_columns && args.m <= ColumnParts<T>::kMostRows && args.k > 0) {
     const std::int64_t cols = RoundDown(args.n, ColumnTile<T>::kColumns);
     if (cols > 0) FewInColumns<T>(args, tiles, cols);
-    MmadArgs rest = ColumnsFrom(args, cols);
-    rest.exact = args.exact || cols % kNr != 0;  // A panel from there on would reach beyond the room of C.
-    return rest;
+    return ColumnsFrom(args, cols);
   }
 #endif
   const bool in_rows = args.b_source.col_stride == 1 && args.b_type == DTypeOf<T>();
