@@ -50,7 +50,8 @@ struct Rotations {
 };
 inline Rotations AddRotations(Launch& launch, const AttentionRope& rope, std::int64_t batches) {
   const RotateOperands tables{launch.Input("cos", rope.cos), launch.Input("sin", rope.sin),
-                              rope.layout != RopeLayout::kHalf, /*inverse=*/false};
+                              rope.layout != RopeLayout::kHalf, /*inverse=*/false,
+                              SecondHalfInUb(launch.chip(), 2 * rope.cos.size(rope.cos.rank - 1))};
   Rotations r{tables, tables};
   const auto positions = [&](const char* name, const ConstTensor& rows) {
     return rows.given() ? launch.Input(name, RowForEach(rows, batches)) : nullptr;

@@ -164,8 +164,8 @@ class ForwardCall {
   const GmTensor* Like(const char* name, const GmTensor& x) {
     return launch_.Workspace(name, shape_.in, {x.sizes[0], x.sizes[1], x.sizes[2], x.sizes[3]});
   }
-  // Keys, and queries too where several tasks or the heads of one matrix ask for them, before all else; other queries are
-  // turned on their way to the products.
+  // Keys, and queries too where several tasks or the heads of one matrix ask for them or their halves stand apart in UB,
+  // before all else; other queries are turned on their way to the products.
   void TurnRows(const FlashAttentionSchedule& schedule, const KeysInUse& keys) {
     const Rotations rotations = AddRotations(launch_, args_.rope, args_.q.size(0));
     g_.rotate = rotations.of_queries;
@@ -174,14 +174,14 @@ class ForwardCall {
     std::int64_t rows = 0;
     for (const RowsToTurn& part : keys.turned) rows += k.sizes[1] * part.rows.size();
     std::vector<RowsToTurn> queries;
-    if (schedule.part_rows() > 0 || shape_.folds()) {
+    if (schedule.part_rows() > 0 || shape_.folds() || g_.rotate.halves_apart()) {
       queries = QueriesToTurn(schedule);
       g_.q_rope = Like("q_turned", q);
       rows += q.sizes[0] * q.sizes[1] * q.sizes[2];
       shape_.rotate = false;
     }
     launch_.OnVectorCores(CeilDiv(rows, kRotateRows), [&](auto& core) {
-      Rotator rotator(core, g_.rotate.cols());
+      Rotator rotator(core, g_.rotate.ub_cols());
       std::int64_t task = 0;
       RotateKernel(core, rotator, rotations.of_keys, k, *g_.k_rope, keys.turned, task);
       RotateKernel(core, rotator, rotations.of_queries, q, *g_.q_rope, queries, task);

@@ -250,7 +250,7 @@ class GradCall {
       rows = Workspace(name, plain.sizes[0], plain.sizes[1], plain.sizes[2], plain.sizes[3], s_.in);
       launch_.OnVectorCores(CeilDiv(plain.sizes[0] * plain.sizes[1] * plain.sizes[2], kRotateRows),
                             [&](auto& core) {
-                              Rotator rotator(core, rotate.cols());
+                              Rotator rotator(core, rotate.ub_cols());
                               std::int64_t task = 0;
                               RotateKernel(core, rotator, rotate, plain, *rows, parts, task);
                             });
@@ -313,7 +313,7 @@ class GradCall {
     for (const Sum& sum : sums) {
       if (sum.gradient == nullptr || sum.parts == nullptr) continue;
       const auto& sizes = sum.gradient->sizes;
-      ForAllRows(sizes[0] * sizes[1], sizes[2], sizes[3], [&](auto& core, std::int64_t at_once) {
+      ForAllRows(sizes[0] * sizes[1], sizes[2], sum.ub_cols(), [&](auto& core, std::int64_t at_once) {
         FlashAttentionGradSumKernel(core, sum, s_, t_, *schedule_, at_once);
       });
     }

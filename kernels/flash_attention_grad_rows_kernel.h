@@ -192,6 +192,14 @@ struct FlashAttentionGradSum {
   std::int64_t count(const FlashAttentionGradShape& s, const FlashAttentionGradTiling& t) const {
     return of == Of::kChunks ? t.chunks : of == Of::kHeads ? s.kv_heads : 1;
   }
+  bool turned() const { return rotate.cos != nullptr; }
+  std::int64_t ub_cols() const { return turned() ? rotate.ub_cols() : gradient->sizes[3]; }
+  // Calls visit(columns in GM, the same in UB) for the runs of a row.
+  template <class Visit>
+  void ForEachRun(Visit&& visit) const {
+    if (turned()) return rotate.ForEachRun(visit);
+    visit(Range{0, ub_cols()}, Range{0, ub_cols()});
+  }
   Gm Part(std::int64_t b, std::int64_t n, std::int64_t part) const {
     if (of == Of::kChunks) return MatrixOf(*parts, part, b * gradient->sizes[1] + n);
     return MatrixOf(*parts, b, of == Of::kHeads ? part : n);
@@ -217,24 +225,22 @@ template <VectorCore Core>
 void FlashAttentionGradSumKernel(Core& core, const FlashAttentionGradSum& sum,
                                  const FlashAttentionGradShape& s, const FlashAttentionGradTiling& t,
                                  const FlashAttentionGradSchedule& schedule, std::int64_t rows_at_once) {
-  const std::int64_t cols = sum.gradient->sizes[3];
-  Ring<Buffer::kUB, float> sum_ub(core, "sum_ub", rows_at_once, cols, 2);
-  Ring<Buffer::kUB, float> part_ub(core, "part_ub", rows_at_once, cols, 2);
-  const bool turned = sum.rotate.cos != nullptr;
-  Rotator<Core> rotator(core, turned ? cols : 0);
-  const auto add_up = [&](const AttentionSequence& sequence, std::int64_t n, Range some) {
-    const std::int64_t first = sum.keys ? sequence.kv_begin : sequence.q_begin, b = sequence.batch;
-    const Range rows = some.From(-first);
-    const UbTile<float> total = sum_ub.Next(rows.size(), cols);
+  const std::int64_t ub_cols = sum.ub_cols();
+  Ring<Buffer::kUB, float> sum_ub(core, "sum_ub", rows_at_once, ub_cols, 2);
+  Ring<Buffer::kUB, float> part_ub(core, "part_ub", rows_at_once, ub_cols, 2);
+  Rotator<Core> rotator(core, sum.turned() ? ub_cols : 0);
+  const auto first_row = [&](const AttentionSequence& x) { return sum.keys ? x.kv_begin : x.q_begin; };
+  const auto add_up = [&](UbTile<float> total, const AttentionSequence& sequence, std::int64_t n, Range some,
+                          Range cols) {
     bool started = false;
     for (std::int64_t i = 0; i < sum.count(s, t); ++i) {
       sum.ForEachRange(schedule, t, sequence, i, some, [&](Range has) {
-        const Gm from = sum.Part(b, n, i).Rows(has.From(-first));
+        const Gm from = sum.Part(sequence.batch, n, i).Block(has.From(-first_row(sequence)), cols);
         if (!started && has == some) {
           core.Load(total, from);
         } else {
           if (!started) core.Fill(total, 0.0f);
-          const UbTile<float> part = part_ub.Next(has.size(), cols);
+          const UbTile<float> part = part_ub.Next(has.size(), cols.size());
           const UbTile<float> to = total.Rows(has.From(some.begin));
           core.Load(part, from);
           core.Add(to, to, part);
@@ -244,16 +250,21 @@ void FlashAttentionGradSumKernel(Core& core, const FlashAttentionGradSum& sum,
     }
     if (!started) core.Fill(total, 0.0f);
     core.MulScalar(total, total, sum.scale);
-    const Gm gradient = MatrixOf(*sum.gradient, b, n).Rows(rows);
-    if (!turned) return core.Store(gradient, total);
-    for (const Range r : Split(rows.size(), Rotator<Core>::kRows)) {
+  };
+  const auto finish = [&](const AttentionSequence& sequence, std::int64_t n, Range some) {
+    const std::int64_t first = first_row(sequence), b = sequence.batch;
+    const UbTile<float> total = sum_ub.Next(some.size(), ub_cols);
+    sum.ForEachRun([&](Range cols, Range in_ub) { add_up(total.Cols(in_ub), sequence, n, some, cols); });
+    const Gm gradient = MatrixOf(*sum.gradient, b, n).Rows(some.From(-first));
+    if (!sum.turned()) return core.Store(gradient, total);
+    for (const Range r : Split(some.size(), Rotator<Core>::kRows)) {
       const UbTile<float> y =
           rotator.Turn(sum.rotate, total.Rows(r), sum.rotate.At(b, r.From(-some.begin), first));
-      core.Store(sum.rotate.First(gradient.Rows(r)), y.Cols({0, cols / 2}));
-      core.Store(sum.rotate.Second(gradient.Rows(r)), y.Cols({cols / 2, cols}));
+      core.Store(sum.rotate.First(gradient.Rows(r)), y.Cols(sum.rotate.FirstHalf()));
+      core.Store(sum.rotate.Second(gradient.Rows(r)), y.Cols(sum.rotate.SecondHalf()));
     }
   };
-  ForEachShare(core, schedule, sum.keys, sum.gradient->sizes[1], rows_at_once, add_up);
+  ForEachShare(core, schedule, sum.keys, sum.gradient->sizes[1], rows_at_once, finish);
 }
 
 // dbias from its parts, in their order.

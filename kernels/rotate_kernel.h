@@ -27,6 +27,7 @@ struct RotateOperands {
   const GmTensor *cos = nullptr, *sin = nullptr;
   bool interleaved = false;             // Pairs are neighbours, else halves.
   bool inverse = false;                 // Turns back: what the gradient of a turned row asks for.
+  std::int64_t second = 0;              // Column of UB where second halves begin, see SecondHalfInUb.
   std::int64_t offset = 0;              // Row i of a sequence stands there + i,
   const GmTensor* positions = nullptr;  // or where this says, (1, 1, b, s).
 
@@ -36,7 +37,19 @@ struct RotateOperands {
     return RotatePositions(MatrixOf(*positions).Block({b, b + 1}, rows.From(-begin)));
   }
 
-  std::int64_t cols() const { return 2 * cos->sizes[3]; }
+  std::int64_t half() const { return cos->sizes[3]; }
+  // Columns of UB, and those of the halves among them.
+  std::int64_t ub_cols() const { return second + half(); }
+  Range FirstHalf() const { return {0, half()}; }
+  Range SecondHalf() const { return {second, ub_cols()}; }
+  bool halves_apart() const { return second != half(); }
+  // Calls body(columns in GM, the same in UB) for the runs of a row whose pairs are halves.
+  template <class Body>
+  void ForEachRun(Body&& body) const {
+    if (!halves_apart()) return body(Range{0, 2 * half()}, Range{0, 2 * half()});
+    body(FirstHalf(), FirstHalf());
+    body(Range{half(), 2 * half()}, SecondHalf());
+  }
   // The first and second elements of all pairs of rows (r, R) in GM.
   Gm First(const Gm& rows) const { return Every(rows, 0); }
   Gm Second(const Gm& rows) const { return Every(rows, interleaved ? 1 : rows.cols / 2); }
@@ -51,7 +64,8 @@ struct RotateOperands {
   }
 };
 
-// Turns rows: (y1, y2) = (x1 c - x2 s, x2 c + x1 s); inverse with -s. Turned pairs stand in halves of a row of R.
+// Turns rows: (y1, y2) = (x1 c - x2 s, x2 c + x1 s); inverse with -s. Turned pairs stand in halves of a row of R, at
+// RotateOperands::FirstHalf and SecondHalf of `cols` of UB.
 template <VectorCore V>
 class Rotator {
  public:
@@ -68,17 +82,17 @@ class Rotator {
 
   // Up to kRows rows in GM; the result may be changed and stands until the next call.
   UbTile<float> Rotate(const RotateOperands& g, const Gm& rows, const RotatePositions& positions) {
-    const UbTile<float> x = x_ub_.Next(rows.rows, rows.cols);
-    core_.Load(x.Cols({0, rows.cols / 2}), g.First(rows));
-    core_.Load(x.Cols({rows.cols / 2, rows.cols}), g.Second(rows));
+    const UbTile<float> x = x_ub_.Next(rows.rows, g.ub_cols());
+    core_.Load(x.Cols(g.FirstHalf()), g.First(rows));
+    core_.Load(x.Cols(g.SecondHalf()), g.Second(rows));
     return Turn(g, x, positions);
   }
-  // The same of rows in UB, pairs in halves.
+  // The same of rows in UB, of ub_cols.
   UbTile<float> Turn(const RotateOperands& g, UbTile<float> x, const RotatePositions& positions) {
     const std::int64_t rows = x.rows(), cols = x.cols();
     const UbTile<float> y = y_ub_.Next(rows, cols), product = product_ub_.Next(rows, cols);
     const UbTile<float> angles = angles_ub_.Next(rows, cols);
-    const Range first{0, cols / 2}, second{cols / 2, cols};
+    const Range first = g.FirstHalf(), second = g.SecondHalf();
     const UbTile<float> cos = angles.Cols(first), sin = angles.Cols(second);
     ForEachRun(positions, rows, [&](Range part, std::int64_t position) {
       const Range at{position, position + part.size()};
@@ -139,7 +153,8 @@ void RotateKernel(V& core, Rotator<V>& rotator, const RotateOperands& g, const G
         for (const Range r : Split(part, Rotator<V>::kRows)) {
           const UbTile<float> y = rotator.Rotate(g, MatrixOf(source, p.batch, n).Rows(r),
                                                  g.At(p.batch, r.From(p.begin), p.begin));
-          core.Store(MatrixOf(turned, p.batch, n).Rows(r), y);
+          const Gm to = MatrixOf(turned, p.batch, n).Rows(r);
+          g.ForEachRun([&](Range cols, Range in_ub) { core.Store(to.Cols(cols), y.Cols(in_ub)); });
         }
       }
     }

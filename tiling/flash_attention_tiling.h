@@ -47,13 +47,18 @@ struct FlashAttentionShape {
 // Rows are turned to their position few at a time, as UB is needed for other things, through so many tiles of floats.
 inline constexpr std::int64_t kRotateRows = 16;
 inline constexpr int kRotateTiles = 4;
+// Column of UB where the second half of such a row of `cols` begins: a block's first, where instructions ask for one. Then
+// there may be a gap behind the first half.
+inline std::int64_t SecondHalfInUb(const ChipSpec& chip, std::int64_t cols) {
+  return chip.pipes_overlap ? RoundUp(cols / 2, kBlockWords) : cols / 2;
+}
 // What a Rotator of rows of `cols` takes of UB.
 inline std::int64_t RotatorBytes(const ChipSpec& chip, std::int64_t cols) {
   const auto bytes = [&](DType dtype, std::int64_t rows, std::int64_t columns) {
     return chip.SlotBytes(Buffer::kUB, dtype, rows, columns);
   };
-  return kRotateTiles * bytes(DType::kF32, kRotateRows, cols) + bytes(DType::kI32, 1, kRotateRows) +
-         bytes(DType::kI64, 1, kRotateRows);
+  return kRotateTiles * bytes(DType::kF32, kRotateRows, SecondHalfInUb(chip, cols) + cols / 2) +
+         bytes(DType::kI32, 1, kRotateRows) + bytes(DType::kI64, 1, kRotateRows);
 }
 
 // Br = m query rows meet Bc = n keys at a time. Stages of neighbouring blocks of keys overlap `depth` deep.

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/flash_attention.h"
+#include "kernels/flash_attention_grad.h"
 #include "npu_model/chip_constants.h"
 #include "npu_model/sync/check.h"
 #include "npu_model/sync/plan.h"
@@ -170,21 +172,89 @@ bool IsOf(const trace::Record& record, const std::string& file) {
   return false;
 }
 
-// Of bf16 and fp32: planned, proved, in one answer, and that the host's.
+// Planned, proved, in one answer, and that the host's.
+void ExpectRightOn(const ChipSpec& chip, const NamedCall& made, const std::string& file = {}) {
+  SCOPED_TRACE(Join(made.name, " with ", chip.buffer(Buffer::kUB).capacity, " bytes of UB"));
+  const trace::Record record = RecordOf(made.call, chip);
+  EXPECT_TRUE(file.empty() || IsOf(record, file));
+  ASSERT_EQ(trace::UnknownTo(record), nullptr);
+  ExpectOneAnswer(made.name, record);
+  for (const Policy policy : kPolicies) {
+    const sync::Plan plan = sync::PlanFlags(record, policy);
+    const sync::CheckResult checked = sync::Check(record, plan);
+    ASSERT_TRUE(checked.ok()) << sync::CheckText(checked);
+    ExpectWhatTheHostComputes(made.call, record, plan);
+  }
+}
 void ExpectRightOn(const ChipSpec& chip, const std::string& kernel, const std::string& shape,
                    const std::string& file = {}) {
-  for (const char* dtype : {"bf16", "fp32"}) {
-    const auto [name, call] = CallOf(kernel, shape, dtype, false);
-    SCOPED_TRACE(Join(name, " with ", chip.buffer(Buffer::kUB).capacity, " bytes of UB"));
-    const trace::Record record = RecordOf(call, chip);
-    EXPECT_TRUE(file.empty() || IsOf(record, file));
-    ASSERT_EQ(trace::UnknownTo(record), nullptr);
-    ExpectOneAnswer(name, record);
-    for (const Policy policy : kPolicies) {
-      const sync::Plan plan = sync::PlanFlags(record, policy);
-      const sync::CheckResult checked = sync::Check(record, plan);
-      ASSERT_TRUE(checked.ok()) << sync::CheckText(checked);
-      ExpectWhatTheHostComputes(call, record, plan);
+  for (const char* dtype : {"bf16", "fp32"})
+    ExpectRightOn(chip, CallOf(kernel, shape, dtype, /*causal=*/false), file);
+}
+
+// Attention, forward or backward, of 4 heads that share one of keys, whose rows are turned: parts of their own, or the
+// first columns of q and k.
+struct TurnedCase {
+  bool grad = false;
+  std::int64_t sq = 40, rope = 0;
+  bool apart = true;
+  DType dtype = DType::kF32;
+  RopeLayout layout = RopeLayout::kHalf;
+};
+
+template <class Args>
+Args TurnedInputs(const TurnedCase& c, KernelCall* call) {
+  Args args;
+  args.q = call->Input(c.dtype, {1, 4, c.sq, 44}), args.k = call->Input(c.dtype, {1, 1, 50, 44});
+  args.v = call->Input(c.dtype, {1, 1, 50, 24});
+  if (c.apart) {
+    args.q_rope = call->Input(c.dtype, {1, 4, c.sq, c.rope});
+    args.k_rope = call->Input(c.dtype, {1, 1, 50, c.rope});
+  }
+  args.rope.cos = call->Input(DType::kF32, {90, c.rope / 2});
+  args.rope.sin = call->Input(DType::kF32, {90, c.rope / 2});
+  args.rope.layout = c.layout, args.rope.q_offset = 7;
+  return args;
+}
+
+NamedCall TurnedCall(const TurnedCase& c) {
+  NamedCall made{Join(c.grad ? "gradient" : "attention", " of ", c.sq, " rows, ", NameOf(c.dtype),
+                      ", turned ", c.rope, c.apart ? " apart" : "", ", layout ", static_cast<int>(c.layout)),
+                 KernelCall(/*with_data=*/true)};
+  KernelCall& call = made.call;
+  if (!c.grad) {
+    auto args = TurnedInputs<FlashAttentionArgs>(c, &call);
+    args.out = call.Output(c.dtype, {1, 4, c.sq, 24});
+    call.set_run([=](const Device& device, Profile* p) { return FlashAttention(device, args, p); });
+    return made;
+  }
+  auto args = TurnedInputs<FlashAttentionGradArgs>(c, &call);
+  args.out = call.Input(c.dtype, {1, 4, c.sq, 24}), args.dout = call.Input(c.dtype, {1, 4, c.sq, 24});
+  args.lse = call.Input(DType::kF32, {1, 4, c.sq});
+  args.dq = call.Output(c.dtype, {1, 4, c.sq, 44}), args.dk = call.Output(c.dtype, {1, 1, 50, 44});
+  args.dv = call.Output(c.dtype, {1, 1, 50, 24});
+  if (c.apart) {
+    args.dq_rope = call.Output(c.dtype, {1, 4, c.sq, c.rope});
+    args.dk_rope = call.Output(c.dtype, {1, 1, 50, c.rope});
+  }
+  call.set_run([=](const Device& device, Profile* p) { return FlashAttentionGrad(device, args, p); });
+  return made;
+}
+
+// Of any width: halves that are no whole blocks of UB have a gap behind the first.
+TEST(ExecuteTest, RowsTurnedByAnyWidthComputeTheSame) {
+  for (const std::int64_t rope : {6, 10, 20, 36, 40}) {
+    for (const DType dtype : kFloatTypes) {
+      for (const bool apart : {false, true}) {
+        const auto layout = static_cast<RopeLayout>((rope / 2 + (apart ? 1 : 0)) % 3);
+        // Many rows, and few, whose heads are rows of one matrix; and backward, where each output is one tensor.
+        for (const std::int64_t sq : {40, 2}) {
+          for (const bool grad : {false, true}) {
+            if (grad && !apart) continue;
+            ExpectRightOn(Ascend910B2(), TurnedCall({grad, sq, rope, apart, dtype, layout}));
+          }
+        }
+      }
     }
   }
 }

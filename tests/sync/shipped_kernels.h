@@ -84,6 +84,7 @@ struct AttentionCase {
   Causal causal = Causal::kNone;
   std::optional<AttentionWindow> window = {};
   bool turned = false;
+  RopeLayout layout = RopeLayout::kHalf;
 };
 
 inline NamedRecord RecordAttention(const ChipSpec& chip, DType dtype, const AttentionCase& c) {
@@ -99,6 +100,7 @@ inline NamedRecord RecordAttention(const ChipSpec& chip, DType dtype, const Atte
     args.q_rope = ConstTensor(nullptr, dtype, {c.batches, c.heads, c.sq, c.d_rope});
     args.k_rope = ConstTensor(nullptr, dtype, {c.batches, 1, c.skv, c.d_rope});
     if (c.turned) args.rope.cos = args.rope.sin = ConstTensor(nullptr, DType::kF32, {c.skv, c.d_rope / 2});
+    args.rope.layout = c.layout;
   }
   args.out = Tensor(nullptr, dtype, {c.batches, c.heads, c.sq, c.d});
   args.lse = Tensor(nullptr, DType::kF32, {c.batches, c.heads, c.sq});
@@ -111,7 +113,7 @@ inline NamedRecord RecordAttention(const ChipSpec& chip, DType dtype, const Atte
 // Decoding: few rows of each of several sequences, some without rows or without keys, heads that share keys, and all that
 // may be done to their scores.
 inline NamedRecord RecordDecoding(const ChipSpec& chip, DType dtype, std::int64_t positions,
-                                  bool with_features, float keep = 1) {
+                                  bool with_features, float keep = 1, std::int64_t turned = 16) {
   NamedRecord made;
   made.name = "flash_attention of ragged sequences, " + std::to_string(positions) + " rows each" +
               (with_features ? " with features" : "") + (keep < 1 ? " and dropout" : "") + " on " + chip.name;
@@ -129,7 +131,7 @@ inline NamedRecord RecordDecoding(const ChipSpec& chip, DType dtype, std::int64_
   args.window = AttentionWindow{.left = 2000};
   args.dropout.keep = keep;
   if (with_features) {
-    args.rope.cos = args.rope.sin = ConstTensor(nullptr, DType::kF32, {longest, 8});
+    args.rope.cos = args.rope.sin = ConstTensor(nullptr, DType::kF32, {longest, turned / 2});
     args.sinks = ConstTensor(nullptr, DType::kF32, {kHeads});
     args.alibi.slopes = ConstTensor(nullptr, DType::kF32, {kHeads});
     args.bias = ConstTensor(nullptr, dtype, {5, kHeads, 1, longest});
@@ -167,6 +169,7 @@ inline NamedRecord RecordAttentionGrad(const ChipSpec& chip, DType dtype, const 
     args.q_rope = in(c.heads, c.sq, c.d_rope), args.k_rope = in(1, c.skv, c.d_rope);
     args.dq_rope = out(c.heads, c.sq, c.d_rope), args.dk_rope = out(1, c.skv, c.d_rope);
     args.rope.cos = args.rope.sin = ConstTensor(nullptr, DType::kF32, {c.sq + c.skv, c.d_rope / 2});
+    args.rope.layout = c.layout;
     args.lengths = {q_ends, kv_ends};
   } else {
     args.bias = in(1, 1, c.skv), args.dbias = out(1, 1, c.skv);
