@@ -22,14 +22,77 @@ bool SameText(const trace::SourceLine& x, const trace::SourceLine& y) {
   return x.file == y.file && x.line == y.line;
 }
 
-// But for the bytes of GM.
+// But for operands and the bytes of GM. Sizes count where they tell whether a Mmad is over when the next one begins.
 bool SameWork(const Instr& x, const Instr& y) {
-  const auto same_use = [](trace::OperandUse a, trace::OperandUse b) { return a.bits == b.bits; };
   return x.op == y.op && x.pipe == y.pipe && x.lane == y.lane && x.line == y.line &&
-         std::equal(std::begin(x.dims), std::end(x.dims), std::begin(y.dims)) &&
-         (x.access < 0) == (y.access < 0) &&
-         std::equal(x.uses.begin(), x.uses.end(), y.uses.begin(), same_use);
+         (x.pipe != Pipe::kM || std::ranges::equal(x.dims, y.dims)) && (x.access < 0) == (y.access < 0);
 }
+
+// Where a core's operands lie among the bounds of all that it writes. The planner asks whether one area meets or covers
+// another of which one is written, and of what has been read, only for the last of each pipe that meets what is written
+// next: of operands with the same places among the bounds it learns the same.
+class Places {
+ public:
+  struct Place {
+    std::int32_t slot = 0;
+    std::uint64_t rows = 0, cols = 0;  // begin and end
+
+    friend bool operator==(const Place&, const Place&) = default;
+  };
+
+  Places() = default;
+  Places(const CoreRecord& core, const ChipSpec& chip) : places_(2 * core.operands.size()) {
+    std::vector<char> used(places_.size()), written(places_.size());
+    for (const Instr& instr : core.instrs) {
+      for (const trace::OperandUse use : instr.uses) {
+        if (!use.used()) continue;
+        used[At(instr, use)] = 1;
+        written[At(instr, use)] |= use.writes();
+      }
+    }
+    std::vector<std::int64_t> rows, cols;
+    const auto area_at = [&](std::size_t at) {
+      return AreaOf(core, chip, core.operands[at / 2], /*pads=*/at % 2 == 1);
+    };
+    for (std::size_t at = 0; at < places_.size(); ++at) {
+      if (!written[at]) continue;
+      const std::int32_t slot = core.operands[at / 2].slot;
+      const Area area = area_at(at);
+      for (const std::int64_t bound : {area.row_begin, area.row_end}) rows.push_back(Bound(slot, bound));
+      for (const std::int64_t bound : {area.col_begin, area.col_end}) cols.push_back(Bound(slot, bound));
+    }
+    for (auto* bounds : {&rows, &cols}) {
+      std::sort(bounds->begin(), bounds->end());
+      bounds->erase(std::unique(bounds->begin(), bounds->end()), bounds->end());
+    }
+    for (std::size_t at = 0; at < places_.size(); ++at) {
+      if (!used[at]) continue;
+      const std::int32_t slot = core.operands[at / 2].slot;
+      const Area area = area_at(at);
+      const auto both = [&](const std::vector<std::int64_t>& bounds, std::int64_t begin, std::int64_t end) {
+        return Among(bounds, Bound(slot, begin)) << 32 | Among(bounds, Bound(slot, end));
+      };
+      places_[at] = {slot, both(rows, area.row_begin, area.row_end),
+                     both(cols, area.col_begin, area.col_end)};
+    }
+  }
+
+  const Place& Of(const Instr& instr, trace::OperandUse use) const { return places_[At(instr, use)]; }
+
+ private:
+  static std::size_t At(const Instr& instr, trace::OperandUse use) {
+    return 2 * std::size_t{use.operand()} + (Pads(instr, use) ? 1 : 0);
+  }
+  static std::int64_t Bound(std::int32_t slot, std::int64_t at) { return (std::int64_t{slot} << 32) + at; }
+  // Even at a bound, odd in front of it.
+  static std::uint64_t Among(const std::vector<std::int64_t>& bounds, std::int64_t at) {
+    const auto next = std::lower_bound(bounds.begin(), bounds.end(), at);
+    const auto number = static_cast<std::uint64_t>(next - bounds.begin());
+    return 2 * number + (next != bounds.end() && *next == at ? 2 : 1);
+  }
+
+  std::vector<Place> places_;  // by operand: as it is, and as a move writes it
+};
 
 // Of tensors whose bytes make a core wait for itself, what counts is how its accesses meet, so two cores may stand at
 // a constant distance from each other. Of other tensors it does not matter where.
@@ -53,9 +116,10 @@ class SameGm {
   std::vector<std::optional<std::int64_t>> apart_;
 };
 
-bool Alike(const CoreRecord& x, const CoreRecord& y, const std::vector<char>& shared) {
-  if (x.instrs.size() != y.instrs.size() || x.operands != y.operands ||
-      x.workspace.size() != y.workspace.size() ||
+// Calls same_uses(x's instruction, y's) for each.
+template <class SameUses>
+bool Alike(const CoreRecord& x, const CoreRecord& y, const std::vector<char>& shared, SameUses&& same_uses) {
+  if (x.instrs.size() != y.instrs.size() || x.workspace.size() != y.workspace.size() ||
       !std::equal(x.slots.begin(), x.slots.end(), y.slots.begin(), y.slots.end(), SamePlace) ||
       !std::equal(x.lines.begin(), x.lines.end(), y.lines.begin(), y.lines.end(), SameText)) {
     return false;
@@ -63,7 +127,7 @@ bool Alike(const CoreRecord& x, const CoreRecord& y, const std::vector<char>& sh
   SameGm same_gm(shared);
   for (std::size_t i = 0; i < x.instrs.size(); ++i) {
     const Instr &a = x.instrs[i], &b = y.instrs[i];
-    if (!SameWork(a, b)) return false;
+    if (!SameWork(a, b) || !same_uses(a, b)) return false;
     if (a.access >= 0 && !same_gm(x.accesses[static_cast<std::size_t>(a.access)],
                                   y.accesses[static_cast<std::size_t>(b.access)])) {
       return false;
@@ -72,48 +136,74 @@ bool Alike(const CoreRecord& x, const CoreRecord& y, const std::vector<char>& sh
   return true;
 }
 
-// Of much of what Alike compares, so that few cores of one digest differ.
-std::uint64_t DigestOf(const CoreRecord& core) {
+// Of cores whose operands are the same, number by number.
+bool AlikeInBytes(const CoreRecord& x, const CoreRecord& y, const std::vector<char>& shared) {
+  return x.operands == y.operands &&
+         Alike(x, y, shared, [](const Instr& a, const Instr& b) { return a.uses == b.uses; });
+}
+
+bool AlikeInPlaces(const CoreRecord& x, const Places& of_x, const CoreRecord& y, const Places& of_y,
+                   const std::vector<char>& shared) {
+  return Alike(x, y, shared, [&](const Instr& a, const Instr& b) {
+    for (std::size_t u = 0; u < a.uses.size(); ++u) {
+      const trace::OperandUse p = a.uses[u], q = b.uses[u];
+      if (p.used() != q.used() || p.writes() != q.writes()) return false;
+      if (p.used() && of_x.Of(a, p) != of_y.Of(b, q)) return false;
+    }
+    return true;
+  });
+}
+
+// Of much of what AlikeInPlaces compares, so that few cores of one digest differ.
+std::uint64_t DigestOf(const CoreRecord& core, const Places& places) {
   std::uint64_t digest = core.instrs.size();
   const auto add = [&](std::uint64_t bits) {
     digest = (digest ^ bits) * 0x9e3779b97f4a7c15u;
     digest ^= digest >> 32;
   };
   for (const Instr& instr : core.instrs) {
-    add(std::uint64_t{instr.line} << 32 | static_cast<std::uint32_t>(instr.dims[0]));
-    for (const trace::OperandUse use : instr.uses) add(use.bits);
+    add(instr.line);
+    for (const trace::OperandUse use : instr.uses) {
+      if (!use.used()) continue;
+      const Places::Place& place = places.Of(instr, use);
+      add(place.rows ^ place.cols << 16 ^ static_cast<std::uint64_t>(place.slot));
+    }
   }
   return digest;
 }
 
 }  // namespace
 
-std::vector<std::size_t> FirstAlike(const trace::Phase& phase, const ChipSpec& chip) {
+std::vector<std::size_t> FirstAlike(const trace::Phase& phase, const ChipSpec& chip,
+                                    const std::vector<std::vector<char>>& in_order) {
   const std::size_t cores = phase.cores.size();
   std::vector<std::size_t> first(cores);
-  std::vector<std::vector<char>> shared(cores);
-  ForEach(cores, [&](std::size_t c) { shared[c] = TensorsInOrder(phase.cores[c], chip); });
-  const auto alike = [&](std::size_t x, std::size_t y) {
-    return shared[x] == shared[y] && Alike(phase.cores[x], phase.cores[y], shared[x]);
-  };
   // Cores of one length are compared with the first of them: many kernels have one kind of cores, or two.
   ForEach(cores, [&](std::size_t c) {
     const std::size_t length = phase.cores[c].instrs.size();
     std::size_t candidate = 0;
     while (phase.cores[candidate].instrs.size() != length) ++candidate;
-    first[c] = candidate == c || alike(candidate, c) ? candidate : c;
+    const bool alike = candidate != c && in_order[candidate] == in_order[c] &&
+                       AlikeInBytes(phase.cores[candidate], phase.cores[c], in_order[c]);
+    first[c] = alike ? candidate : c;
   });
   // What differs from it, with the first of its digest, which is no proof.
+  std::vector<Places> places(cores);
   std::vector<std::uint64_t> digests(cores);
   ForEach(cores, [&](std::size_t c) {
-    if (first[c] == c) digests[c] = DigestOf(phase.cores[c]);
+    if (first[c] != c) return;
+    places[c] = Places(phase.cores[c], chip);
+    digests[c] = DigestOf(phase.cores[c], places[c]);
   });
   const std::vector<std::size_t> own = first;
   ForEach(cores, [&](std::size_t c) {
     if (own[c] != c) return;
     std::size_t candidate = 0;
     while (own[candidate] != candidate || digests[candidate] != digests[c]) ++candidate;
-    if (candidate != c && alike(candidate, c)) first[c] = candidate;
+    if (candidate != c && in_order[candidate] == in_order[c] &&
+        AlikeInPlaces(phase.cores[candidate], places[candidate], phase.cores[c], places[c], in_order[c])) {
+      first[c] = candidate;
+    }
   });
   return first;
 }

@@ -1,5 +1,5 @@
-// Cores of a phase that the planner cannot tell apart: they do the same to the same places of their own buffers, and
-// differ at most in where they stand in GM.
+// Cores of a phase that the planner cannot tell apart: what they do to their own buffers meets and covers the same things
+// of their own, and they differ at most in where they stand in GM, and in buffers.
 #ifndef CUBIST_NPU_MODEL_SYNC_ALIKE_H_
 #define CUBIST_NPU_MODEL_SYNC_ALIKE_H_
 
@@ -11,8 +11,9 @@
 namespace cubist::sync {
 
 // For each core the first one like it, itself where there is none. Decided on everything that a plan depends on, not
-// on a digest.
-std::vector<std::size_t> FirstAlike(const trace::Phase& phase, const ChipSpec& chip);
+// on a digest. in_order[c] is TensorsInOrder of core c.
+std::vector<std::size_t> FirstAlike(const trace::Phase& phase, const ChipSpec& chip,
+                                    const std::vector<std::vector<char>>& in_order);
 
 }  // namespace cubist::sync
 

@@ -12,9 +12,32 @@
 
 namespace cubist::sync {
 
-// Calls visit(begin, end) for the bytes of a rectangle of a slot, adjacent ones joined. UB, BT and hand-over
-// slots are row-major, exact to the byte; the Cube's buffers hold panels of a block (L0C: 16 columns), row after
-// row, and are moved by whole panels. Padding at a slot's edges belongs to its last row and column.
+// A rectangle of a slot in cells: of UB, BT and hand-over slots, which are row-major, bytes of rows `pitch` apart; of the
+// Cube's buffers, which are moved by whole panels of a block (L0C: 16 columns), panels of `height` rows of `pitch` bytes.
+// Padding at a slot's edges belongs to its last row and column.
+struct Cells {
+  bool row_major = true;
+  std::int64_t row_begin = 0, row_end = 0, begin = 0, end = 0;
+  std::int64_t pitch = 0, height = 0;
+};
+inline Cells CellsOf(const ChipSpec& chip, const trace::SlotInfo& slot, bool in_gm, const trace::Operand& o) {
+  if (in_gm || slot.buffer == Buffer::kUB || slot.buffer == Buffer::kBT) {
+    const std::int64_t element = slot.buffer == Buffer::kBT ? 4 : SizeOf(slot.dtype);
+    const std::int64_t pitch = in_gm ? slot.cols * element : RoundUp(slot.cols * element, kBlockBytes);
+    const std::int64_t stop = o.col_end == slot.cols ? pitch : o.col_end * element;
+    return {true, o.row_begin, o.row_end, o.col_begin * element, stop, pitch, 1};
+  }
+  const bool sums = slot.buffer == Buffer::kL0C;
+  const std::int64_t element = sums                  ? 4
+                               : IsFloat(slot.dtype) ? chip.OperandBytes(slot.dtype)
+                                                     : SizeOf(slot.dtype);
+  const std::int64_t width = sums ? chip.mmad.n_step : std::max<std::int64_t>(kBlockBytes / element, 1);
+  const std::int64_t rows = RoundUp(slot.rows, sums ? chip.mmad.m_step : chip.packing.row_multiple);
+  const std::int64_t row_end = o.row_end == slot.rows ? rows : o.row_end;
+  return {false, o.row_begin, row_end, o.col_begin / width, CeilDiv(o.col_end, width), width * element, rows};
+}
+
+// Calls visit(begin, end) for the bytes of a rectangle of a slot, adjacent ones joined.
 template <class Visit>
 void ForEachByteRange(const ChipSpec& chip, const trace::SlotInfo& slot, bool in_gm, const trace::Operand& o,
                       Visit visit) {
@@ -27,23 +50,12 @@ void ForEachByteRange(const ChipSpec& chip, const trace::SlotInfo& slot, bool in
     if (from != to) visit(slot.address + from, slot.address + to);
     from = begin, to = begin + bytes;
   };
-  if (in_gm || slot.buffer == Buffer::kUB || slot.buffer == Buffer::kBT) {
-    const std::int64_t element = slot.buffer == Buffer::kBT ? 4 : SizeOf(slot.dtype);
-    const std::int64_t pitch = in_gm ? slot.cols * element : RoundUp(slot.cols * element, kBlockBytes);
-    const std::int64_t stop = o.col_end == slot.cols ? pitch : o.col_end * element;
-    for (std::int64_t r = o.row_begin; r < o.row_end; ++r)
-      add(r * pitch + o.col_begin * element, stop - o.col_begin * element);
+  const Cells c = CellsOf(chip, slot, in_gm, o);
+  if (c.row_major) {
+    for (std::int64_t r = c.row_begin; r < c.row_end; ++r) add(r * c.pitch + c.begin, c.end - c.begin);
   } else {
-    const bool sums = slot.buffer == Buffer::kL0C;
-    const std::int64_t element = sums                  ? 4
-                                 : IsFloat(slot.dtype) ? chip.OperandBytes(slot.dtype)
-                                                       : SizeOf(slot.dtype);
-    const std::int64_t width = sums ? chip.mmad.n_step : std::max<std::int64_t>(kBlockBytes / element, 1);
-    const std::int64_t rows = RoundUp(slot.rows, sums ? chip.mmad.m_step : chip.packing.row_multiple);
-    const std::int64_t row_end = o.row_end == slot.rows ? rows : o.row_end;
-    const std::int64_t pitch = width * element;
-    for (std::int64_t panel = o.col_begin / width; panel * width < o.col_end; ++panel)
-      add((panel * rows + o.row_begin) * pitch, (row_end - o.row_begin) * pitch);
+    for (std::int64_t panel = c.begin; panel < c.end; ++panel)
+      add((panel * c.height + c.row_begin) * c.pitch, (c.row_end - c.row_begin) * c.pitch);
   }
   if (from != to) visit(slot.address + from, slot.address + to);
 }

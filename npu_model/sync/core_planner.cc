@@ -38,14 +38,14 @@ std::uint32_t AtLane0(std::uint32_t agent) {
 }  // namespace
 
 CorePlanner::CorePlanner(const CoreRecord& record, const ChipSpec& chip, bool vector_only, Policy policy,
-                         bool relays)
+                         std::vector<char> in_order, bool relays)
     : record_(record),
       chip_(chip),
       policy_(policy),
       relays_(relays),
       lanes_(vector_only ? 1 : chip.vector_per_cube),
       agents_(static_cast<std::size_t>(kCubeAgents + lanes_ * kVectorAgents)),
-      shared_(TensorsInOrder(record, chip)),
+      shared_(std::move(in_order)),
       slots_(record.slots.size()),
       workspace_(record.workspace.size()),
       tensors_(shared_.size()) {
@@ -158,7 +158,7 @@ void CorePlanner::FindNeeds(std::uint32_t i, std::uint32_t agent, const Instr& i
     const Operand& o = record_.operands[use.operand()];
     Past& past = o.slot >= 0 ? slots_[static_cast<std::size_t>(o.slot)]
                              : workspace_[static_cast<std::size_t>(~o.slot)];
-    touch(past, AreaOf(o, /*pads=*/instr.pipe == Pipe::kMte2 && use.writes()), use.writes());
+    touch(past, AreaOf(record_, chip_, o, Pads(instr, use)), use.writes());
   }
   if (instr.access >= 0) {
     const GmAccess& gm = record_.accesses[static_cast<std::size_t>(instr.access)];
@@ -179,21 +179,6 @@ void CorePlanner::FindNeeds(std::uint32_t i, std::uint32_t agent, const Instr& i
     if (agent != Issuer(agent) || now.writes) past->Add(now);
   }
   FindReuse(i, agent);
-}
-
-// The Cube's buffers are moved by whole panels of columns. A move that `pads` writes whole blocks of UB.
-Area CorePlanner::AreaOf(const Operand& o, bool pads) const {
-  Area area{o.row_begin, o.row_end, o.col_begin, o.col_end};
-  if (o.slot < 0) return area;
-  const trace::SlotInfo& slot = record_.slots[static_cast<std::size_t>(o.slot)];
-  if (slot.buffer == Buffer::kUB && pads)
-    area.col_end = RoundUp(area.col_end, kBlockBytes / SizeOf(slot.dtype));
-  if (slot.buffer == Buffer::kUB || slot.buffer == Buffer::kBT) return area;
-  const std::int64_t panel =
-      slot.buffer == Buffer::kL0C ? chip_.mmad.n_step : kBlockBytes / chip_.OperandBytes(slot.dtype);
-  area.col_begin -= area.col_begin % panel;
-  area.col_end = RoundUp(area.col_end, panel);
-  return area;
 }
 
 // The latest of each pipe; by kPerTile of each operand and pipe.

@@ -23,10 +23,10 @@ namespace cubist::sync {
 // set that a wait needs is placed back behind the instruction that it waits for.
 class CorePlanner {
  public:
-  // With `relays` the last cross-core id of each direction goes from scalar unit to scalar unit, for all pairs of pipes
+  // `in_order` is TensorsInOrder of the core. With `relays` the last cross-core id of each direction goes from scalar unit to scalar unit, for all pairs of pipes
   // that have none of their own.
   CorePlanner(const trace::CoreRecord& record, const ChipSpec& chip, bool vector_only, Policy policy,
-              bool relays = false);
+              std::vector<char> in_order, bool relays = false);
 
   CorePlan Run() { return *RunBelow(SIZE_MAX); }
   // Gives up, and returns nothing, once there are so many sets.
@@ -76,7 +76,6 @@ class CorePlanner {
 
   // What an instruction has to wait for.
   void FindNeeds(std::uint32_t i, std::uint32_t agent, const trace::Instr& instr);
-  Area AreaOf(const trace::Operand& o, bool pads) const;
   void AddNeed(const Need& need, std::size_t of_operand);
   void FindReuse(std::uint32_t i, std::uint32_t agent);
 
@@ -109,7 +108,7 @@ class CorePlanner {
   bool relays_, lacks_ids_ = false;
   int lanes_;
   std::size_t agents_;
-  std::vector<char> shared_;
+  std::vector<char> shared_;  // tensors that make the core wait for itself
   std::vector<Past> slots_, workspace_, tensors_;
   std::array<Place, trace::kMaxAgents> places_{};
 

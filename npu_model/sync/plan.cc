@@ -10,6 +10,7 @@
 #include "npu_model/parallel.h"
 #include "npu_model/sync/alike.h"
 #include "npu_model/sync/core_planner.h"
+#include "npu_model/sync/touches.h"
 
 namespace cubist::sync {
 
@@ -27,10 +28,10 @@ std::size_t SetsOf(const CorePlan& plan) {
 
 // Nothing if it takes so many sets or more.
 std::optional<Planned> PlanCore(const trace::CoreRecord& core, const ChipSpec& chip, bool vector_only,
-                                Policy policy, std::size_t below) {
+                                Policy policy, const std::vector<char>& in_order, std::size_t below) {
   // Without relays a plan that lacks ids has holes, and is no measure of the one with them.
   const auto plan_with = [&](bool relays, bool* lacks) -> std::optional<Planned> {
-    CorePlanner planner(core, chip, vector_only, policy, relays);
+    CorePlanner planner(core, chip, vector_only, policy, in_order, relays);
     std::optional<CorePlan> plan = planner.RunBelow(relays || vector_only ? below : SIZE_MAX);
     *lacks = planner.LacksIds();
     if (!plan.has_value() || SetsOf(*plan) >= below) return std::nullopt;
@@ -60,14 +61,16 @@ Plan PlanFlags(const trace::Record& record, Policy policy, const ChipSpec& chip)
     const trace::Phase& phase = record.phases[p];
     plan.phases[p].cores.resize(phase.cores.size());
     std::vector<std::vector<Shortage>> shortages(phase.cores.size());
-    const std::vector<std::size_t> first = FirstAlike(phase, chip);
+    std::vector<std::vector<char>> in_order(phase.cores.size());
+    ForEach(phase.cores.size(), [&](std::size_t c) { in_order[c] = TensorsInOrder(phase.cores[c], chip); });
+    const std::vector<std::size_t> first = FirstAlike(phase, chip, in_order);
     ForEach(phase.cores.size(), [&](std::size_t c) {
       if (first[c] != c) return;
-      Planned made = *PlanCore(phase.cores[c], chip, phase.vector_only, policy, SIZE_MAX);
+      Planned made = *PlanCore(phase.cores[c], chip, phase.vector_only, policy, in_order[c], SIZE_MAX);
       // What stands in for missing ids may cost more flags than were dropped.
       if (policy == Policy::kMinimal && !made.shortages.empty()) {
-        std::optional<Planned> per_tile =
-            PlanCore(phase.cores[c], chip, phase.vector_only, Policy::kPerTile, SetsOf(made.plan));
+        std::optional<Planned> per_tile = PlanCore(phase.cores[c], chip, phase.vector_only, Policy::kPerTile,
+                                                   in_order[c], SetsOf(made.plan));
         if (per_tile.has_value()) made = std::move(*per_tile);
       }
       plan.phases[p].cores[c] = std::move(made.plan);

@@ -39,28 +39,45 @@ bool Covers(const Area& a, const Area& b) {
          b.col_end <= a.col_end;
 }
 
+Area AreaOf(const trace::CoreRecord& record, const ChipSpec& chip, const trace::Operand& o, bool pads) {
+  Area area{o.row_begin, o.row_end, o.col_begin, o.col_end};
+  if (o.slot < 0) return area;
+  const trace::SlotInfo& slot = record.slots[static_cast<std::size_t>(o.slot)];
+  if (slot.buffer == Buffer::kUB && pads)
+    area.col_end = RoundUp(area.col_end, kBlockBytes / SizeOf(slot.dtype));
+  if (slot.buffer == Buffer::kUB || slot.buffer == Buffer::kBT) return area;
+  const std::int64_t panel =
+      slot.buffer == Buffer::kL0C ? chip.mmad.n_step : kBlockBytes / chip.OperandBytes(slot.dtype);
+  area.col_begin -= area.col_begin % panel;
+  area.col_end = RoundUp(area.col_end, panel);
+  return area;
+}
+
 std::vector<char> TensorsInOrder(const trace::CoreRecord& record, const ChipSpec& chip) {
   struct Use {
     const trace::GmAccess* gm;
     int agent;
   };
-  std::vector<std::vector<Use>> uses;
+  std::vector<char> written;
+  for (const trace::GmAccess& access : record.accesses) {
+    if (access.tensor < 0) continue;
+    const auto tensor = static_cast<std::size_t>(access.tensor);
+    if (written.size() <= tensor) written.resize(tensor + 1);
+    if (access.writes) written[tensor] = 1;
+  }
+  std::vector<std::vector<Use>> uses(written.size());
   for (const trace::Instr& instr : record.instrs) {
     if (instr.access < 0) continue;
     const trace::GmAccess& access = record.accesses[static_cast<std::size_t>(instr.access)];
-    if (access.tensor < 0) continue;
-    const auto tensor = static_cast<std::size_t>(access.tensor);
-    if (uses.size() <= tensor) uses.resize(tensor + 1);
-    uses[tensor].push_back({&access, trace::AgentOf(instr.pipe, instr.lane)});
+    if (access.tensor < 0 || !written[static_cast<std::size_t>(access.tensor)]) continue;
+    uses[static_cast<std::size_t>(access.tensor)].push_back(
+        {&access, trace::AgentOf(instr.pipe, instr.lane)});
   }
   const auto meet = [&chip](std::vector<Use>& of_tensor) {
     const int first = of_tensor.empty() ? 0 : of_tensor.front().agent;
     const auto by_first = [&](const Use& use) { return use.agent == first; };
-    const auto reads = [](const Use& use) { return !use.gm->writes; };
-    if (std::all_of(of_tensor.begin(), of_tensor.end(), reads) ||
-        (!chip.sync.moves_need_barrier && std::all_of(of_tensor.begin(), of_tensor.end(), by_first))) {
+    if (!chip.sync.moves_need_barrier && std::all_of(of_tensor.begin(), of_tensor.end(), by_first))
       return false;
-    }
     // By their first bytes: each against those before it that reach as far.
     const auto before = [](const Use& x, const Use& y) { return x.gm->offset < y.gm->offset; };
     if (!std::is_sorted(of_tensor.begin(), of_tensor.end(), before))

@@ -28,6 +28,12 @@ inline bool Meet(const Area& a, const Area& b) {
 // Whether every byte of b is one of a.
 bool Covers(const Area& a, const Area& b);
 
+// Where an operand lies. The Cube's buffers are moved by whole panels of columns. A move that pads writes whole blocks of UB.
+Area AreaOf(const trace::CoreRecord& record, const ChipSpec& chip, const trace::Operand& o, bool pads);
+inline bool Pads(const trace::Instr& instr, trace::OperandUse use) {
+  return instr.pipe == Pipe::kMte2 && use.writes();
+}
+
 // By tensor: whether two instructions of the core that are not in order by themselves touch the same bytes of it, one of
 // them writing: of two pipes, or of one whose moves need a barrier. Only these tensors make the core wait for itself.
 std::vector<char> TensorsInOrder(const trace::CoreRecord& record, const ChipSpec& chip);

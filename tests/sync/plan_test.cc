@@ -444,6 +444,12 @@ TEST(PlanTest, FileNamesAreEscaped) {
 }
 
 // A plan that cores share is the one that each would have got on its own.
+std::vector<std::size_t> FirstAlike(const trace::Phase& phase, const ChipSpec& chip) {
+  std::vector<std::vector<char>> in_order;
+  for (const trace::CoreRecord& core : phase.cores) in_order.push_back(sync::TensorsInOrder(core, chip));
+  return sync::FirstAlike(phase, chip, in_order);
+}
+
 TEST(PlanTest, CoresAlikeShareOnePlan) {
   std::size_t shared = 0;
   const auto expect_own = [&](const NamedRecord& made) {
@@ -452,12 +458,13 @@ TEST(PlanTest, CoresAlikeShareOnePlan) {
       const sync::Plan plan = sync::PlanFlags(made.record, policy);
       for (std::size_t p = 0; p < made.record.phases.size(); ++p) {
         const trace::Phase& phase = made.record.phases[p];
-        const std::vector<std::size_t> first = sync::FirstAlike(phase, made.record.chip);
+        const std::vector<std::size_t> first = FirstAlike(phase, made.record.chip);
         for (std::size_t c = 0; c < phase.cores.size(); ++c) {
           ASSERT_LE(first[c], c);
           EXPECT_EQ(first[first[c]], first[c]);
           shared += first[c] != c ? 1 : 0;
-          sync::CorePlanner planner(phase.cores[c], made.record.chip, phase.vector_only, policy);
+          sync::CorePlanner planner(phase.cores[c], made.record.chip, phase.vector_only, policy,
+                                    sync::TensorsInOrder(phase.cores[c], made.record.chip));
           EXPECT_EQ(plan.phases[p].cores[c].ops, planner.Run().ops) << "core " << c;
         }
       }
@@ -474,8 +481,10 @@ TEST(PlanTest, CoresThatDifferArePlannedApart) {
   trace::Record record = RecordMatmul(Ascend910B2(), DType::kBF16, 2048, 2048, 512, false, false).record;
   trace::Phase phase;
   phase.cores = {record.phases[0].cores[0], record.phases[0].cores[0], record.phases[0].cores[0]};
-  phase.cores[1].instrs.back().dims[0] -= 16;
-  EXPECT_EQ(sync::FirstAlike(phase, record.chip), (std::vector<std::size_t>{0, 1, 0}));
+  const auto mmad =
+      std::ranges::find(phase.cores[1].instrs, Pipe::kM, [](const trace::Instr& i) { return i.pipe; });
+  mmad->dims[0] -= 16;
+  EXPECT_EQ(FirstAlike(phase, record.chip), (std::vector<std::size_t>{0, 1, 0}));
 
   trace::CoreRecord writes_and_reads;
   writes_and_reads.lines.resize(1);
@@ -492,7 +501,7 @@ TEST(PlanTest, CoresThatDifferArePlannedApart) {
   phase.cores = {writes_and_reads, writes_and_reads, writes_and_reads};
   for (trace::GmAccess& access : phase.cores[1].accesses) access.offset = 640;
   phase.cores[2].accesses[1].offset = 640;
-  EXPECT_EQ(sync::FirstAlike(phase, record.chip), (std::vector<std::size_t>{0, 0, 2}));
+  EXPECT_EQ(FirstAlike(phase, record.chip), (std::vector<std::size_t>{0, 0, 2}));
 }
 
 // One row of GM is written by two moves of a pipe, or two rows by one each.
