@@ -266,6 +266,37 @@ TEST_P(HostVectorTest, ColumnSums) {
   EXPECT_EQ(ValuesOf(sums), Values(4, 0));
 }
 
+// More rows than a byte counts, strips of columns that end anywhere, and booleans of any bits; part of a tile.
+TEST_P(HostVectorTest, CountTrueIsItsExpansion) {
+  for (const std::int64_t rows : {0, 1, 5, 255, 256, 600}) {
+    for (const std::int64_t cols : {1, 63, 64, 65, 130}) {
+      GmMatrix a(DType::kBool, rows + 1, cols + 3);
+      auto* bytes = static_cast<std::uint8_t*>(a->view().data);
+      const auto strides = a->view().strides;
+      Values expected(Index(cols), 0);
+      for (std::int64_t i = 0; i <= rows; ++i) {
+        for (std::int64_t j = 0; j < cols + 3; ++j) {
+          const bool is_true = j == 4 || random_.Integer(0, 2) == 0;
+          bytes[i * strides[0] + j * strides[1]] =
+              static_cast<std::uint8_t>(is_true ? random_.Integer(1, 255) : 0);
+          if (i > 0 && j >= 2 && j < cols + 2) expected[Index(j - 2)] += is_true ? 1 : 0;
+        }
+      }
+      const auto all = NewTile<Buffer::kUB, std::uint8_t>(vector_, rows + 1, cols + 3);
+      vector_.Load(all, a.gm());
+      const auto flags = all.Part({1, rows + 1}, {2, cols + 2});
+      const auto scratch = NewTile<Buffer::kUB, std::int32_t>(vector_, rows, cols);
+      const auto body = NewTile<Buffer::kUB, std::int32_t>(vector_, 1, cols),
+                 expansion = NewTile<Buffer::kUB, std::int32_t>(vector_, 1, cols);
+      vector_.CountTrue(body, scratch, flags);
+      EXPECT_EQ(ValuesOf(body), expected) << rows << "x" << cols;
+      HostVector executor(rig_.context, 0);
+      ExpandCountTrue(executor, expansion, scratch, flags, Loc::current());
+      EXPECT_EQ(ValuesOf(expansion), expected) << rows << "x" << cols;
+    }
+  }
+}
+
 TEST_P(HostVectorTest, ExclusiveScans) {
   for (std::int64_t n : {0, 1, 2, 37}) {
     std::vector<std::int32_t> values(Index(n));
