@@ -38,6 +38,8 @@ inline void Assign(const Tensor& to, std::span<const double> values) {
       static_cast<std::int64_t*>(to.data)[offset] = static_cast<std::int64_t>(value);
     } else if (to.dtype == DType::kI32) {
       static_cast<std::int32_t*>(to.data)[offset] = static_cast<std::int32_t>(value);
+    } else if (to.dtype == DType::kBool) {
+      static_cast<std::uint8_t*>(to.data)[offset] = value != 0;
     } else {
       StoreFloat(to.data, to.dtype, offset, static_cast<float>(value));
     }
