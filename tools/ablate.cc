@@ -122,6 +122,12 @@ bool Wanted(const std::vector<std::string>& only, const std::string& name) {
 
 }  // namespace
 
+std::vector<std::string> AblationNames() {
+  std::vector<std::string> names;
+  for (const Ablation& ablation : Ablations()) names.emplace_back(ablation.kernel);
+  return names;
+}
+
 std::string AblationsText() {
   std::string text;
   for (const Ablation& ablation : Ablations()) {
@@ -136,10 +142,8 @@ int AblateCommand(const AblateOptions& options) {
   const auto ablation =
       std::find_if(all.begin(), all.end(), [&](const Ablation& a) { return options.kernel == a.kernel; });
   if (ablation == all.end()) {
-    std::vector<std::string> names;
-    for (const Ablation& a : all) names.emplace_back(a.kernel);
-    return BadInput("cubist ablate", fmt::format("no ablation is named '{}'; the nearest is {}",
-                                                 options.kernel, Nearest(options.kernel, names)));
+    return BadInput("cubist ablate", fmt::format("no ablation is named '{}'; {}", options.kernel,
+                                                 KnownAndNearest(options.kernel, AblationNames())));
   }
   ChipSpec chip;
   Workload workload;

@@ -20,7 +20,9 @@ struct AblateOptions {
   bool list = false;              // list the cases, run nothing
 };
 
-// Names and descriptions, a line each.
+std::vector<std::string> AblationNames();
+
+// Names and descriptions, one after the other.
 std::string AblationsText();
 
 // Exit status: 0, or 2 for bad input.

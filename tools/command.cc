@@ -312,10 +312,15 @@ void AddInfo(CLI::App& app, cubist::InfoOptions& options, std::function<int()>& 
   AddJson(info, options.json, "all of it");
 }
 
-// What the parser takes, for a shell.
-cubist::CommandWords WordsOf(const CLI::App& app) {
+std::vector<std::string> KernelsOf(const CLI::App& sub) {
+  if (sub.get_name() == "ablate") return cubist::AblationNames();
   std::vector<std::string> kernels;
   for (const cubist::KernelForm& form : cubist::KernelForms()) kernels.emplace_back(form.name);
+  return kernels;
+}
+
+// What the parser takes, for a shell.
+cubist::CommandWords WordsOf(const CLI::App& app) {
   const std::map<std::string, std::vector<std::string>> values = {
       {"chip", cubist::ChipNames()},
       {"dtype", kDTypes},
@@ -329,7 +334,7 @@ cubist::CommandWords WordsOf(const CLI::App& app) {
     command.name = sub->get_name(), command.help = sub->get_description();
     if (command.name == "completion") command.first = kShells;
     for (const CLI::Option* option : sub->get_options()) {
-      if (option->get_positional() && option->get_name(true) == "kernel") command.first = kernels;
+      if (option->get_positional() && option->get_name(true) == "kernel") command.first = KernelsOf(*sub);
       for (const std::string& name : option->get_lnames()) {
         const auto known = values.find(name);
         command.options.push_back({name, option->get_description(),

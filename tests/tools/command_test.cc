@@ -347,6 +347,8 @@ TEST_F(CommandTest, CompletesWordsInBash) {
   EXPECT_EQ(complete("cubist pro", 1), "profile\n");
   EXPECT_EQ(complete("cubist check swiglu_", 2), "swiglu_grad\n");
   EXPECT_EQ(complete("cubist tune matmul --bud", 3), "--budget\n");
+  EXPECT_EQ(complete("cubist ablate l", 2), "layer\n");
+  EXPECT_EQ(complete("cubist ablate swi", 2), "\n");
   EXPECT_EQ(complete("cubist profile matmul --chip ascend910b3", 4), "ascend910b3\n");
   EXPECT_NE(complete("cubist x", 1), complete("cubist r", 1));
   for (const char* shell : {"zsh", "fish"}) {
