@@ -43,7 +43,7 @@ const char* cubist_last_error(void);
 /* "0.1.0" */
 const char* cubist_version(void);
 
-/* ---- Tensors: strided views, strides in elements */
+/* ---- Tensors: strided views, strides in elements; negative ones step down from data */
 
 #define CUBIST_MAX_RANK 4
 

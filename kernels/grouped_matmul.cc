@@ -1,6 +1,7 @@
 #include "kernels/grouped_matmul.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <new>
 #include <string>
@@ -277,7 +278,9 @@ std::int64_t StrideBytesOf(const RowProducts& p, bool columns) {
   const auto of = [&](const ConstTensor& t) {
     const bool transposed = p.transpose_weights != columns;
     const int outer = t.rank - (transposed ? 1 : 2), inner = t.rank - (transposed ? 2 : 1);
-    return t.stride(inner) == 1 && (!columns || t.stride(outer) != 1) ? t.stride(outer) * SizeOf(t.dtype) : 0;
+    return t.stride(inner) == 1 && (!columns || t.stride(outer) != 1)
+               ? std::abs(t.stride(outer)) * SizeOf(t.dtype)
+               : 0;
   };
   if (p.weights.given()) return of(p.weights);
   std::int64_t bytes = 0;
@@ -300,7 +303,7 @@ Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, 
   shape.product.epilogue = g.epilogue.shape;
   shape.product.bias = p.bias.given() && !g.epilogue.shape.bias;
   shape.product.b_packed = p.packed_weights.given();
-  shape.product.a_row_bytes = p.x.stride(1) == 1 ? p.x.stride(0) * SizeOf(p.x.dtype) : 0;
+  shape.product.a_row_bytes = p.x.stride(1) == 1 ? std::abs(p.x.stride(0)) * SizeOf(p.x.dtype) : 0;
   shape.product.b_row_bytes = StrideBytesOf(p, /*columns=*/false);
   shape.product.b_col_bytes = StrideBytesOf(p, /*columns=*/true);
   GroupedMatmulTiling tiling;

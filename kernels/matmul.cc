@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <new>
 #include <span>
 #include <string>
@@ -219,12 +220,12 @@ void PackWhere(bool pack, Launch& launch, const char* name, Role role, OperandSt
 // Bytes from row to row where columns are adjacent, else 0.
 std::int64_t RowBytesOf(const OperandStack& operand) {
   if (operand.is_packed() || operand.plain->strides[3] != 1) return 0;
-  return operand.plain->strides[2] * SizeOf(operand.plain->dtype);
+  return std::abs(operand.plain->strides[2]) * SizeOf(operand.plain->dtype);
 }
 // Bytes from column to column where rows are adjacent and columns are not, else 0.
 std::int64_t ColBytesOf(const OperandStack& operand) {
   if (operand.is_packed() || operand.plain->strides[2] != 1 || operand.plain->strides[3] == 1) return 0;
-  return operand.plain->strides[3] * SizeOf(operand.plain->dtype);
+  return std::abs(operand.plain->strides[3]) * SizeOf(operand.plain->dtype);
 }
 
 MatmulShape ShapeOf(const MatmulArgs& args, const MatmulOperands& operands) {

@@ -31,7 +31,7 @@ namespace cubist {
 //
 // Sums are fp32 in ascending p, in an order that depends on shape, dtype and SIMD target alone (where M N is small
 // against K, parts of the sum are added up in ascending order); the epilogue is fp32, with one rounding to c's dtype.
-// M, N, K >= 0; K = 0 is an empty sum. Strides of the inputs are free (0 repeats, none negative); c's elements may
+// M, N, K >= 0; K = 0 is an empty sum. Strides are free (of inputs 0 repeats, negative ones step down); c's elements may
 // not overlap each other, nor an input.
 struct MatmulArgs {
   ConstTensor a = {}, b = {};

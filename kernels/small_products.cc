@@ -14,14 +14,6 @@ struct Layout {
   Layout() = default;
   explicit Layout(const ConstTensor& t) : dtype(t.dtype), rank(t.rank), sizes(t.sizes), strides(t.strides) {}
 
-  // From the first to the last byte; of a valid tensor.
-  std::int64_t bytes() const {
-    std::int64_t last = 0;
-    for (std::size_t d = 0; d < static_cast<std::size_t>(rank); ++d)
-      last += std::max<std::int64_t>(sizes[d] - 1, 0) * strides[d];
-    return (last + 1) * SizeOf(dtype);
-  }
-
   friend bool operator==(const Layout&, const Layout&) = default;
 
   DType dtype = DType::kF32;
@@ -96,9 +88,11 @@ bool IsSmallProduct(const Device& device, const MatmulArgs& args, std::int64_t m
                     std::int64_t k) {
   // About 0.3 ms of one thread of a fast machine, in which all that is around the multiplications is less than one percent.
   constexpr std::int64_t kMostProducts = std::int64_t{1} << 25, kMostSize = std::int64_t{1} << 20;
+  // Known by where they begin, which has to be their lowest byte.
+  const auto ascends = [](const ConstTensor& t) { return t.origin() == 0; };
   const bool small = std::max({m, n, k}) <= kMostSize && std::min({m, n, k}) > 0 &&
                      std::max(m, n) * k <= kMostProducts / std::min(m, n);
-  return small && IsPlain(device, args);
+  return small && IsPlain(device, args) && ascends(args.a) && ascends(args.b) && ascends(args.c);
 }
 
 // What depends on where tensors are is checked again. Tensors whose bytes are not simply apart may be valid all the same:
@@ -119,7 +113,9 @@ const Tape* FindSmallProduct(const Device& device, const MatmulArgs& args) {
 void KeepSmallProduct(const Device& device, const MatmulArgs& args, Tape tape) {
   const Key key(device.chip(), args);
   const PackedStamp stamp = args.packed_b.given() ? PackedStamp(device, args.packed_b) : PackedStamp();
-  Products().Keep(key, {std::move(tape), stamp, key.a.bytes(), key.b.bytes(), key.c.bytes()});
+  const auto bytes = [](const ConstTensor& t) { return t.extent() * SizeOf(t.dtype); };
+  const ConstTensor b = args.packed_b.given() ? args.packed_b.memory() : args.b;
+  Products().Keep(key, {std::move(tape), stamp, bytes(args.a), bytes(b), bytes(args.c)});
 }
 
 }  // namespace cubist

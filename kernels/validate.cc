@@ -15,7 +15,20 @@ struct Axis {
   std::int64_t size, stride;
 };
 
-// The dimensions that move, innermost (smallest stride) first.
+// The same elements, every step of them upwards.
+ConstTensor Upwards(ConstTensor t) {
+  const auto lowest =
+      reinterpret_cast<std::uintptr_t>(t.data) - static_cast<std::uintptr_t>(t.origin() * SizeOf(t.dtype));
+  t.data = reinterpret_cast<const void*>(lowest);  // NOLINT(performance-no-int-to-ptr)
+  for (int d = 0; d < t.rank; ++d) {
+    std::int64_t& stride = t.strides[static_cast<std::size_t>(d)];
+    if (t.size(d) > 1) stride = std::abs(stride);
+  }
+  return t;
+}
+
+// The dimensions that move, innermost (smallest stride) first; of a tensor whose steps are upwards, as are those of all that
+// follows.
 int SortedAxes(const ConstTensor& t, std::array<Axis, ConstTensor::kMaxRank>* axes) {
   int count = 0;
   for (int d = 0; d < t.rank; ++d) {
@@ -40,10 +53,8 @@ struct Bytes {
   std::uintptr_t begin, end;
 };
 Bytes BytesOf(const ConstTensor& t) {
-  std::int64_t last = 0;
-  for (int d = 0; d < t.rank; ++d) last += std::max<std::int64_t>(t.size(d) - 1, 0) * t.stride(d);
   const auto begin = reinterpret_cast<std::uintptr_t>(t.data);
-  return {begin, begin + static_cast<std::uintptr_t>((last + 1) * SizeOf(t.dtype))};
+  return {begin, begin + static_cast<std::uintptr_t>(t.extent() * SizeOf(t.dtype))};
 }
 
 // Whether both tensors have an axis of the same step in bytes, steps of their outer axes are multiples of it, and what
@@ -125,31 +136,34 @@ Status CheckStorage(const Argument& arg, bool needs_data) {
   // Half of the widest address space; what only the model sees may be larger.
   const int bits = needs_data ? 56 : 62;
   const std::int64_t most = std::int64_t{1} << bits;
-  std::int64_t last = 0, count = 1;
+  std::int64_t highest = 0, lowest = 0, count = 1;
   bool overflow = false, empty = false;
   for (int d = 0; d < t.rank; ++d) {
-    if (t.stride(d) < 0) {
-      return arg.Error("has stride " + std::to_string(t.stride(d)) + " in dimension " + std::to_string(d) +
-                       ", the least is 0");
-    }
     empty = empty || t.size(d) == 0;
     std::int64_t reach = 0;
+    std::int64_t* const end = t.stride(d) < 0 ? &lowest : &highest;
     overflow = overflow ||
                __builtin_mul_overflow(std::max<std::int64_t>(t.size(d) - 1, 0), t.stride(d), &reach) ||
-               __builtin_add_overflow(last, reach, &last) ||
+               __builtin_add_overflow(*end, reach, end) ||
                __builtin_mul_overflow(count, std::max<std::int64_t>(t.size(d), 1), &count);
   }
   // No division: it would take longer than all else.
   const std::int64_t size = SizeOf(t.dtype);
   std::int64_t bytes = 0;
-  if (overflow || last >= most || __builtin_mul_overflow(std::max(last + 1, count), size, &bytes) ||
-      bytes > most) {
+  if (overflow || highest >= most || lowest <= -most ||
+      __builtin_mul_overflow(std::max(highest - lowest + 1, count), size, &bytes) || bytes > most) {
     return arg.Error("spans more than 2^" + std::to_string(bits) + " bytes");
   }
   if (empty || !needs_data) return {};
   if (t.data == nullptr) return arg.Error("has null data");
+  const auto at = reinterpret_cast<std::uintptr_t>(t.data),
+             below = static_cast<std::uintptr_t>(-lowest * size);
+  if (at < below) {
+    return arg.Error("begins " + std::to_string(below) + " bytes before its data at address " +
+                     std::to_string(at) + ", the lowest address is 0");
+  }
   // Sizes are powers of two.
-  if ((reinterpret_cast<std::uintptr_t>(t.data) & static_cast<std::uintptr_t>(size - 1)) != 0) {
+  if ((at & static_cast<std::uintptr_t>(size - 1)) != 0) {
     return arg.Error("is not aligned to its elements of " + std::to_string(SizeOf(t.dtype)) + " bytes");
   }
   return {};
@@ -157,7 +171,7 @@ Status CheckStorage(const Argument& arg, bool needs_data) {
 
 Status CheckWritable(const Argument& arg) {
   std::array<Axis, ConstTensor::kMaxRank> axes;
-  const int count = SortedAxes(arg.tensor, &axes);
+  const int count = SortedAxes(Upwards(arg.tensor), &axes);
   for (int d = 0; d < count; ++d) {
     const std::int64_t stride = axes[static_cast<std::size_t>(d)].stride, inner = Extent(axes, d);
     if (stride < inner && arg.tensor.count() > 0) {
@@ -169,9 +183,9 @@ Status CheckWritable(const Argument& arg) {
 }
 
 Status CheckApart(const Argument& output, const Argument& other) {
-  const ConstTensor &x = output.tensor, &y = other.tensor;
-  if (!x.given() || !y.given() || x.data == nullptr || y.data == nullptr || x.count() == 0 || y.count() == 0)
-    return {};
+  const auto nowhere = [](const ConstTensor& t) { return !t.given() || t.data == nullptr || t.count() == 0; };
+  if (nowhere(output.tensor) || nowhere(other.tensor)) return {};
+  const ConstTensor x = Upwards(output.tensor), y = Upwards(other.tensor);
   const Bytes a = BytesOf(x), b = BytesOf(y);
   if (a.end <= b.begin || b.end <= a.begin || InterleaveApart(x, y) || InterleaveApart(y, x)) return {};
   return output.Error(std::string("overlaps ") + other.name + " in memory");
@@ -185,7 +199,8 @@ Status CheckListApart(const char* kernel, const char* name, std::span<const Tens
   };
   std::vector<Placed> placed, open;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    if (outputs[i].data != nullptr && outputs[i].count() > 0) placed.push_back({i, BytesOf(outputs[i])});
+    if (outputs[i].data != nullptr && outputs[i].count() > 0)
+      placed.push_back({i, BytesOf(Upwards(outputs[i]))});
   }
   std::sort(placed.begin(), placed.end(),
             [](const Placed& x, const Placed& y) { return x.bytes.begin < y.bytes.begin; });

@@ -51,8 +51,8 @@ inline Status CheckShape(const Argument& arg, std::initializer_list<Dim> dims) {
 }
 CUBIST_EXPORT Status CheckDType(const Argument& arg, std::initializer_list<DType> allowed);
 inline constexpr std::initializer_list<DType> kFloatTypes{DType::kF32, DType::kBF16, DType::kF16};
-// Strides >= 0, no overflow of 64-bit byte offsets, data not null (where it is
-// needed) and aligned to its elements.
+// No overflow of 64-bit byte offsets, nothing below address 0, data not null (where it is needed) and aligned to its
+// elements.
 CUBIST_EXPORT Status CheckStorage(const Argument& arg, bool needs_data);
 // No two elements in one place.
 CUBIST_EXPORT Status CheckWritable(const Argument& arg);

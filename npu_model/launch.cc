@@ -51,16 +51,16 @@ GmTensor* Launch::Add(const char* name, const ConstTensor& tensor, bool writable
   t.index = static_cast<std::int32_t>(tensor_count_++);
   t.name = name;
   t.sizes = {1, 1, 1, 1};
-  std::int64_t last = 0;
   for (int d = 0; d < tensor.rank; ++d) {
     const auto to = static_cast<std::size_t>(d + 4 - tensor.rank);
     t.sizes[to] = tensor.size(d);
     // Along a dimension of one element nobody steps, and its stride may be longer than a step in bytes can be.
     constexpr std::int64_t kLongestStride = std::numeric_limits<std::int64_t>::max() / 64;
-    t.strides[to] = std::min(tensor.stride(d), kLongestStride);
-    last += std::max<std::int64_t>(tensor.size(d) - 1, 0) * tensor.stride(d);
+    t.strides[to] = std::clamp(tensor.stride(d), -kLongestStride, kLongestStride);
   }
-  t.bytes = tensor.count() == 0 ? 0 : (last + 1) * SizeOf(tensor.dtype);
+  if (tensor.count() > 0) {
+    t.bytes = tensor.extent() * SizeOf(tensor.dtype), t.origin = tensor.origin() * SizeOf(tensor.dtype);
+  }
   // In the modelled GM tensors stand at whole lines, apart from each other.
   const auto line = static_cast<std::uint64_t>(chip_->memory.l2_line);
   t.address = next_address_;
@@ -109,8 +109,9 @@ void Launch::TakeMemory(GmTensor* t) {
   try {
     std::int64_t capacity = 0;
     workspaces_.reserve(workspaces_.size() + 1);  // So that what was taken is given back.
-    t->data = Workspaces().Take(t->bytes, &capacity);
-    workspaces_.emplace_back(t->data, capacity);
+    std::byte* const memory = Workspaces().Take(t->bytes, &capacity);
+    workspaces_.emplace_back(memory, capacity);
+    t->data = memory + t->origin;
   } catch (const std::bad_alloc&) {
     status_ = {StatusCode::kOutOfMemory, std::string("no memory for a workspace of ") +
                                              std::to_string(t->bytes) + " bytes (" + t->name + ")"};
@@ -270,8 +271,8 @@ Status Launch::Finish(Profile* profile) {
     if (device_.npu().record != nullptr) {
       for (std::size_t i = 0; i < tensor_count_; ++i) {
         const GmTensor& t = TensorAt(i);
-        record_->tensors.push_back(
-            {t.name, t.address, t.bytes, t.input, t.dtype, t.writable ? nullptr : t.data});
+        const std::byte* const lowest = t.writable || t.data == nullptr ? nullptr : t.data - t.origin;
+        record_->tensors.push_back({t.name, t.address, t.bytes, t.input, t.dtype, lowest});
       }
       *device_.npu().record = std::move(*record_);
     }

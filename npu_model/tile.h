@@ -61,15 +61,17 @@ struct HostLayout {
 
 // A tensor in global memory as a launch knows it. Kernels cut views out of it and never touch its bytes.
 struct GmTensor {
-  std::byte* data = nullptr;  // Null when a kernel is recorded without data.
+  std::byte* data = nullptr;  // Of the element at index 0; null when a kernel is recorded without data.
   DType dtype = DType::kF32;
   bool writable = false;
   bool input = true;       // Holds values before the launch.
   bool stream = false;     // Written once and too large to stay cached: a hint for the host's stores.
   std::int32_t index = 0;  // Position among the launch's tensors.
   const char* name = "";
-  std::uint64_t address = 0;  // First byte in the modelled GM.
-  std::int64_t bytes = 0;     // From the first to the last element.
+  std::uint64_t address = 0;  // Lowest byte in the modelled GM.
+  std::int64_t bytes = 0;     // From the lowest to the highest element,
+  std::int64_t origin =
+      0;  // and from the lowest to the one at index 0, which differ where strides are negative.
   BasicTensor<void>::Sizes
       sizes{};  // Up to four dimensions, the last ones innermost; missing ones are 1 in front.
   BasicTensor<void>::Sizes strides{};

@@ -92,7 +92,7 @@ constexpr double UnitRoundoff(DType dtype) {
 }
 
 // A non-owning view of up to four dimensions: element (i, j, ..) stands at data + i*strides[0] + j*strides[1]
-// + .. Strides count elements. A default-constructed tensor means "not given".
+// + .. Strides count elements; negative ones step down. A default-constructed tensor means "not given".
 template <class Void>
 struct BasicTensor {
   static constexpr int kMaxRank = 4;
@@ -147,8 +147,18 @@ struct BasicTensor {
     for (int d = 0; d < rank; ++d) n *= size(d);
     return n;
   }
+  // Elements from the lowest to the highest one, and from the lowest to the one at index 0; of sizes that a call admits.
+  std::int64_t extent() const { return Reach(1) + Reach(-1) + 1; }
+  std::int64_t origin() const { return Reach(-1); }
 
  private:
+  // How far elements stand from the one at index 0, upwards (1) or downwards (-1).
+  std::int64_t Reach(std::int64_t sign) const {
+    std::int64_t reach = 0;
+    for (int d = 0; d < rank; ++d)
+      if (size(d) > 1 && sign * stride(d) > 0) reach += (size(d) - 1) * sign * stride(d);
+    return reach;
+  }
   // What is beyond kMaxRank is left out: validation names the rank.
   static void Copy(std::initializer_list<std::int64_t> list, Sizes* to) {
     std::copy_n(list.begin(), std::min<std::size_t>(list.size(), kMaxRank), to->begin());

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 
 #include "npu_model/host/host_core.h"
@@ -14,7 +15,8 @@ namespace {
 bool ReadableInPlace(const HostContext& context, const TileRef& dst, const Gm& src) {
   const std::int64_t bytes = SizeOf(src.dtype());
   if (src.col_stride != 1 || context.host->OperandBytes(src.dtype()) != bytes || !Whole(dst)) return false;
-  return src.row_stride * bytes <= context.host->packing.a_in_place_bytes || src.rows <= context.cube->mr;
+  return std::abs(src.row_stride) * bytes <= context.host->packing.a_in_place_bytes ||
+         src.rows <= context.cube->mr;
 }
 
 }  // namespace

@@ -23,10 +23,14 @@ class Costs {
   // Of an instruction that does not touch GM.
   Cost Of(const CoreRecord& record, const Instr& instr) const;
 
-  // Of a transfer to or from GM: until the next one may begin, and until its first bytes flow.
+  // Of a transfer to or from GM: until the next one may begin, and until its first bytes flow. One of several moves is later
+  // by as much as their gaps are longer than their bytes take.
   Cost Of(const GmAccess& access) const {
     const PathSpec& path = chip_->path(access.path);
-    return {path.gap, path.startup};
+    const auto moves = static_cast<double>(access.moves());
+    if (moves == 1) return {path.gap, path.startup};
+    const double bytes = static_cast<double>(access.bytes()) / moves / path.bytes_per_cycle;
+    return {moves * path.gap, path.startup + (moves - 1) * std::max(0.0, path.gap - bytes)};
   }
   // Until it is complete, at least.
   double LeastOf(const GmAccess& access) const { return chip_->path(access.path).least; }

@@ -119,7 +119,7 @@ Interpreter::Elements Interpreter::ElementsOf(const Operand& o) {
   return elements;
 }
 
-// A packed operand lies in panels, row after row; a plain one as its strides say.
+// A packed operand lies in panels, row after row; a plain one as its strides say, from its lowest row and burst on.
 Interpreter::Elements Interpreter::ElementsOf(const Instr& instr, const GmAccess& access) {
   Elements elements;
   elements.bytes = access.tensor < 0 ? &workspace_ : &gm_[static_cast<std::size_t>(access.tensor)];
@@ -128,15 +128,21 @@ Interpreter::Elements Interpreter::ElementsOf(const Instr& instr, const GmAccess
   const bool packed =
       instr.op == Op::kStorePacked || (instr.op == Op::kLoadL1 && access.path == Path::kGmToL1);
   const std::int64_t panel_bytes = chip_.packing.a_width_bytes;
+  const auto row_at = [&](std::int64_t i) {
+    return (access.rows_down ? access.rows - 1 - i : i) * access.row_stride;
+  };
+  const auto burst_at = [&](std::int64_t i) {
+    return (access.bursts_down ? access.bursts - 1 - i : i) * access.burst_stride;
+  };
   for (std::int64_t r = 0; r < instr.dims[0]; ++r) {
     for (std::int64_t c = 0; c < instr.dims[1]; ++c) {
       std::int64_t at = access.offset;
       if (packed) {
         at += c * element / panel_bytes * access.row_stride + r * panel_bytes + c * element % panel_bytes;
       } else if (access.transposed) {
-        at += c * access.row_stride + r * element;
+        at += row_at(c) + r * element;
       } else {
-        at += r * access.row_stride + c * (access.bursts > 1 ? access.burst_stride : element);
+        at += row_at(r) + (access.bursts > 1 ? burst_at(c) : c * element);
       }
       elements.at.push_back(at);
     }

@@ -1,6 +1,7 @@
 #include "npu_model/trace/trace_core.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <iterator>
 
@@ -12,11 +13,19 @@ namespace {
 
 // Rows of one length, one after the other without a gap, are one row.
 GmAccess Contiguous(GmAccess access) {
-  if (access.bursts == 1 && access.rows > 1 && access.row_stride == access.burst_bytes) {
+  if (access.bursts == 1 && access.rows > 1 && access.row_stride == access.burst_bytes && !access.rows_down) {
     access.burst_bytes *= access.rows;
     access.rows = 1;
   }
   return access;
+}
+
+// From the lowest of `count` pieces on, where they step down; returns whether they do.
+bool Upwards(std::int64_t count, std::int64_t* stride, std::int64_t* offset) {
+  const bool down = *stride < 0 && count > 1;
+  if (down) *offset += (count - 1) * *stride;
+  *stride = std::abs(*stride);
+  return down;
 }
 
 std::uint64_t Hash(const Operand& o) {
@@ -150,7 +159,7 @@ GmAccess AccessOf(const Gm& gm, Path path, bool writes) {
   access.tensor = gm.tensor->index;
   access.path = path;
   access.writes = writes;
-  access.offset = gm.offset * element;
+  access.offset = gm.tensor->origin + gm.offset * element;
   if (gm.col_stride == 1 || (gm.cols == 1 && gm.row_stride != 1)) {
     access.rows = gm.rows, access.row_stride = gm.row_stride * element;
     access.burst_bytes = gm.cols * element;
@@ -163,6 +172,8 @@ GmAccess AccessOf(const Gm& gm, Path path, bool writes) {
     access.bursts = gm.cols, access.burst_stride = gm.col_stride * element;
     access.burst_bytes = element;
   }
+  access.rows_down = Upwards(access.rows, &access.row_stride, &access.offset);
+  access.bursts_down = Upwards(access.bursts, &access.burst_stride, &access.offset);
   return Contiguous(access);
 }
 

@@ -45,6 +45,22 @@ def test_views_are_not_copied(rng):
     np.testing.assert_array_equal(transposed, view)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_flipped_views_are_not_copied(rng, dtype):
+    a, b = rng.standard_normal((9, 16)).astype(dtype), rng.standard_normal((16, 12)).astype(dtype)
+    expected = cubist.matmul(a, b, out_dtype=np.float32)
+    np.testing.assert_array_equal(cubist.matmul(a[::-1], b, out_dtype=np.float32), expected[::-1])
+    np.testing.assert_array_equal(cubist.matmul(a, b[:, ::-1], out_dtype=np.float32), expected[:, ::-1])
+    flipped = [np.ascontiguousarray(x)[::-1, ::-1] for x in (a[::-1, ::-1], b[::-1, ::-1])]
+    out = np.zeros((18, 24), np.float32)
+    view = out[::-2, ::-2]
+    assert cubist.matmul(*flipped, out=view) is view
+    np.testing.assert_array_equal(view, expected)
+    assert np.count_nonzero(out) <= view.size
+    with pytest.raises(ValueError, match="matmul: c overlaps a"):
+        cubist.matmul(out[:9, :16], b.astype(np.float32), out=out[8::-1, 11::-1])
+
+
 def test_out_dtype_accumulate_and_bias(rng):
     a, b = rng.standard_normal((5, 8)).astype(BF16), rng.standard_normal((8, 6)).astype(BF16)
     bias = rng.standard_normal(6).astype(np.float32)

@@ -50,13 +50,14 @@ inline constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16};
 inline constexpr Causal kCausal[] = {Causal::kNone, Causal::kTopLeft, Causal::kBottomRight};
 inline constexpr DType kInts[] = {DType::kI32, DType::kI64};
 
-// Where all tensors lie: every one has a part of its own that holds any view that a spoilt size or stride may ask for.
+// Where all tensors lie: every one has a part of its own that holds any view that a spoilt size or stride may ask for. In
+// front is one that views step down into.
 inline constexpr std::int64_t kMost = 8;  // of a size
 inline constexpr std::int64_t kPart = 64 * 1024, kParts = 32;
 
 class Memory {
  public:
-  Memory() : bytes_(kPart * kParts) {}
+  Memory() : bytes_(kPart * (kParts + 1)) {}
 
   // Floats of size about 1, integers from -1 to 6, a third of booleans true: `salt` varies them. Bytes are copied, not
   // made: under sanitizers this takes a call as long as the kernel does.
@@ -84,15 +85,15 @@ class Memory {
   bool Is(const std::vector<std::byte>& bytes) const {
     return std::memcmp(bytes.data(), bytes_.data(), bytes_.size()) == 0;
   }
-  std::byte* NextPart() { return &bytes_[static_cast<std::size_t>(kPart * (used_++ % kParts))]; }
-  std::byte* Part(std::int64_t i) { return &bytes_[static_cast<std::size_t>(kPart * i)]; }
+  std::byte* NextPart() { return Part(used_++ % kParts); }
+  std::byte* Part(std::int64_t i) { return &bytes_[static_cast<std::size_t>(kPart * (i + 1))]; }
   const std::vector<std::byte>& bytes() const { return bytes_; }
 
  private:
   static constexpr std::size_t kSalts = 256;
 
   static std::vector<float> Floats() {
-    std::vector<float> floats(kPart * kParts / sizeof(float) + kSalts);
+    std::vector<float> floats(kPart * (kParts + 1) / sizeof(float) + kSalts);
     for (std::size_t i = 0; i < floats.size(); ++i) {
       const auto noise = static_cast<std::uint32_t>(i * 2654435761u);
       floats[i] = static_cast<float>(noise >> 16) / 32768.0f - 1.0f;
@@ -112,7 +113,7 @@ class Caller {
   std::int64_t Size() { return choose_.Below(kMost); }
   DType Float() { return choose_.Of(kFloats); }
 
-  // A right view, contiguous or with gaps, and seldom a spoilt one.
+  // A right view, contiguous or with gaps, upwards or downwards, and seldom a spoilt one.
   Tensor Of(DType dtype, std::initializer_list<std::int64_t> sizes) {
     Tensor t(memory().NextPart(), dtype, sizes);
     if (!IsFloat(dtype)) memory().FillIntegers(static_cast<std::byte*>(t.data), dtype, choose_.Byte());
@@ -120,6 +121,7 @@ class Caller {
     if (choose_.Seldom()) {
       for (auto& stride : t.strides) stride *= 2;
     }
+    if (choose_.Seldom()) Flip(&t);
     if (choose_.Seldom()) Spoil(&t);
     return t;
   }
@@ -152,9 +154,16 @@ class Caller {
     return memory;
   }
 
+  void Flip(Tensor* t) {
+    const auto d = static_cast<std::size_t>(choose_.Below(std::max(t->rank, 1)));
+    if (t->sizes[d] == 0) return;
+    t->data = static_cast<std::byte*>(t->data) + (t->sizes[d] - 1) * t->strides[d] * SizeOf(t->dtype);
+    t->strides[d] = -t->strides[d];
+  }
+
   void Spoil(Tensor* t) {
     const auto d = static_cast<std::size_t>(choose_.Below(std::max(t->rank, 1)));
-    constexpr std::int64_t kStrides[] = {-1, 0, 1, 3, std::int64_t{1} << 61};
+    constexpr std::int64_t kStrides[] = {-3, -1, 0, 1, 3, std::int64_t{1} << 61, INT64_MIN};
     switch (choose_.Byte() % 7) {
       case 0:
         t->sizes[d] = choose_.Below(kMost + 1) - 1;

@@ -162,7 +162,7 @@ TEST(GroupedBadArgumentsTest, ForwardTypesAndStorage) {
       {"weights misaligned",
        [](auto& x) { x.weights = Misaligned(x.weights); },
        {who + "weights", "aligned"}},
-      {"weights backwards", [](auto& x) { x.weights.strides[0] = -1; }, {who + "weights", "stride -1"}},
+      {"weights far backwards", [](auto& x) { x.weights.strides[0] = -kHuge; }, {who + "weights", "2^56"}},
       {"rows of out overlap", [](auto& x) { x.out.strides[0] = 6; }, {who + "out", "overlap", "6"}},
       {"out on x", [](auto& x) { x.out.data = const_cast<void*>(x.x.data); }, {who + "out", "overlaps x"}},
       {"out on weights",

@@ -201,7 +201,7 @@ TEST(PackOperandTest, BadPacking) {
   expect([](auto& x) { x.source.rank = 1; }, {"source", "rank 1"});
   expect([](auto& x) { x.source.dtype = DType::kI32; }, {"source", "int32", "fp32"});
   expect([](auto& x) { x.source.data = nullptr; }, {"source", "null"});
-  expect([](auto& x) { x.source.strides[0] = -1; }, {"source", "stride -1"});
+  expect([](auto& x) { x.source.strides[0] = -(std::int64_t{1} << 60); }, {"source", "2^56"});
   expect([](auto& x) { x.source.sizes[0] = std::int64_t{1} << 60; }, {"source", "2^56"});
   expect([&](auto& x) { x.bytes = 100; }, {"data", "has 100 bytes", "needs"});
   expect([](auto& x) { x.data = nullptr; }, {"data", "null"});

@@ -50,6 +50,43 @@ TEST(CheckApartTest, RowsThatShiftTheHeadsMeet) {
       Apart(Part(matrix, kRows, 1, kWidth, kPitch, 0, 6), Part(matrix, kRows, 1, kWidth, kPitch, 6, 8)));
 }
 
+// Downwards from the last of its rows, columns, or both.
+TEST(CheckApartTest, FlippedViewsAreApartAsWhatTheyFlip) {
+  std::vector<float> memory(200);
+  const auto at = [&](std::int64_t first, std::int64_t rows, std::int64_t row, std::int64_t cols,
+                      std::int64_t col) {
+    return Tensor(memory.data() + first, {rows, cols}, {row, col});
+  };
+  const Tensor upper = at(0, 4, 10, 6, 1), lower = at(40, 4, 10, 6, 1), beside = at(6, 4, 10, 4, 1);
+  const Tensor flips_of_upper[] = {at(30, 4, -10, 6, 1), at(5, 4, 10, 6, -1), at(35, 4, -10, 6, -1)};
+  for (const Tensor& flipped : flips_of_upper) {
+    EXPECT_FALSE(Apart(flipped, upper));
+    EXPECT_TRUE(Apart(flipped, lower));
+    EXPECT_TRUE(Apart(flipped, beside));
+    EXPECT_TRUE(Apart(flipped, at(39, 4, -10, 4, -1)));
+    EXPECT_FALSE(Apart(flipped, at(39, 4, -10, 5, -1)));
+    EXPECT_TRUE(CheckWritable({"test", "x", flipped}).ok());
+  }
+  EXPECT_FALSE(Apart(at(75, 8, -10, 6, -1), upper));  // Begins beyond, reaches down into it.
+  EXPECT_FALSE(CheckWritable({"test", "x", at(50, 4, -5, 6, 1)}).ok());
+  EXPECT_FALSE(CheckWritable({"test", "x", at(50, 4, -10, 6, -2)}).ok());
+}
+
+TEST(CheckStorageTest, CountsWhatLiesBelow) {
+  const auto message = [](const Tensor& x, bool needs_data) {
+    return CheckStorage({"test", "x", x}, needs_data).message();
+  };
+  constexpr std::int64_t kFar = std::int64_t{1} << 53, kLeast = INT64_MIN;
+  std::vector<float> memory(8);
+  float* const end = memory.data() + 7;
+  EXPECT_EQ(message(Tensor(end, {8}, {-1}), true), "");
+  EXPECT_EQ(message(Tensor(end, {1, 8}, {kLeast, -1}), true), "");  // Nobody steps along one element.
+  EXPECT_NE(message(Tensor(end, {8, 2}, {-1, kLeast}), true).find("2^56"), std::string::npos);
+  EXPECT_NE(message(Tensor(end, {2, 2}, {kFar, -kFar}), true).find("2^56"), std::string::npos);
+  EXPECT_EQ(message(Tensor(end, {2, 2}, {kFar, -kFar}), false), "");
+  EXPECT_NE(message(Tensor(end, {2}, {-(kFar >> 1)}), true).find("before its data"), std::string::npos);
+}
+
 TEST(CheckListApartTest, MeetsAllThatReachThatFar) {
   std::vector<float> memory(100);
   const auto columns = [&](std::int64_t begin) { return Tensor(memory.data() + begin, {3, 2}, {10, 1}); };
