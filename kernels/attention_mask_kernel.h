@@ -1,11 +1,12 @@
 // Which blocks of scores a boolean mask hides whole: hidden pairs are counted once, before the products, whose walk leaves
-// out the blocks that consist of them.
+// out the blocks that consist of them and, where the tiling says so, steps of keys at the ends of others.
 #ifndef CUBIST_KERNELS_ATTENTION_MASK_KERNEL_H_
 #define CUBIST_KERNELS_ATTENTION_MASK_KERNEL_H_
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
@@ -91,48 +92,66 @@ void CountHiddenKernel(Core& core, const HiddenPairs& g) {
   }
 }
 
-// What the mask hides of blocks of keys from the rows that walk them: several blocks are fetched at a time.
+// What the mask hides of blocks of keys from the rows that walk them, in steps of keys: counts of several are fetched at a
+// time.
 template <VectorCore V>
 class HiddenKeyBlocks {
  public:
-  // For rows that are counted in up to `most` cells of a head, or of several; 0 without a mask.
-  HiddenKeyBlocks(V& core, const HiddenPairs& pairs, std::int64_t most)
+  // For rows that are counted in up to `most` cells of a head, or of several; 0 without a mask. Steps are multiples of
+  // `step`, or whole blocks where that is 0.
+  HiddenKeyBlocks(V& core, const HiddenPairs& pairs, std::int64_t most, std::int64_t step)
       : core_(core),
         pairs_(pairs),
         most_(most),
+        least_step_(step),
         counts_ub_(core, "hidden_ub", most_, kHiddenCounts, 1),
         sum_ub_(core, "hidden_sum_ub", std::min<std::int64_t>(most_, 1), kHiddenCounts, 1) {}
 
-  // The first from block `i` on of `blocks` of keys of which the mask leaves anything; blocks.count() where there is none.
-  // for_each_run(body) calls body(heads, positions) for the rows. With i = 0 another walk begins.
+  // The first from block `i` on of `blocks` of keys of which the mask leaves anything, and that without the steps at its ends
+  // that it hides; blocks.count() where there is none. for_each_run(body) calls body(heads, positions) for the rows. With
+  // i = 0 another walk begins.
   template <class ForEachRun>
-  std::int64_t FirstSeen(std::int64_t sequence, ForEachRun&& for_each_run, const Split& blocks,
-                         std::int64_t i) {
-    if (!pairs_.given()) return i;
+  SeenKeys FirstSeen(std::int64_t sequence, ForEachRun&& for_each_run, const Split& blocks, std::int64_t i) {
+    if (!pairs_.given()) return {i, blocks[i]};
     if (i == 0) fetched_ = {};
     for (; i < blocks.count(); ++i) {
-      if (i >= fetched_.end) Fetch(sequence, for_each_run, blocks, i);
-      const std::int64_t at = i - fetched_.begin;
-      const std::int64_t next = i + 1 < fetched_.end ? at + 1 : end_;
-      const std::int64_t hidden = core_.ReadScalar(sum_, next) - core_.ReadScalar(sum_, at);
-      if (hidden != rows_ * blocks[i].size()) break;
+      if (blocks[i].end > fetched_.end) Fetch(sequence, for_each_run, blocks, i);
+      const Range seen = SeenOf(blocks[i]);
+      if (!seen.empty()) return {i, seen};
     }
-    return i;
+    return {i, {}};
   }
 
  private:
+  Range SeenOf(Range block) {
+    const Split steps(block, step_);
+    std::int64_t begin = 0, end = steps.count();
+    while (begin < end && Hides(steps[begin])) ++begin;
+    while (begin < end - 1 && Hides(steps[end - 1])) --end;
+    return begin == end ? Range{} : Range{steps[begin].begin, steps[end - 1].end};
+  }
+  bool Hides(Range keys) { return CountBefore(keys.end) - CountBefore(keys.begin) == rows_ * keys.size(); }
+  std::int64_t CountBefore(std::int64_t key) {
+    return core_.ReadScalar(sum_, key == fetched_.end ? end_ : (key - fetched_.begin) / step_);
+  }
+
+  // As many blocks as there is room for, where they are whole steps.
   template <class ForEachRun>
   void Fetch(std::int64_t sequence, ForEachRun&& for_each_run, const Split& blocks, std::int64_t i) {
-    fetched_ = {i, std::min(i + kHiddenCounts - kBlockWords, blocks.count())};
-    end_ = RoundUp(fetched_.size(), kBlockWords);
-    const Range of_begins{0, fetched_.size()}, of_end{end_, end_ + 1};
+    constexpr std::int64_t kMost = kHiddenCounts - kBlockWords;
+    const std::int64_t size = blocks[i].size();
+    step_ = least_step_ == 0 ? size : std::min(RoundUp(CeilDiv(size, kMost), least_step_), size);
+    const std::int64_t together = size % step_ == 0 ? kMost * step_ / size : 1;
+    fetched_ = {blocks[i].begin, blocks[std::min(i + together, blocks.count()) - 1].end};
+    const Range of_begins{0, CeilDiv(fetched_.size(), step_)};
+    end_ = RoundUp(of_begins.end, kBlockWords);
+    const Range of_end{end_, end_ + 1};
     const UbTile<std::int32_t> all = counts_ub_.Next(most_, of_end.end);
     std::int64_t counted = 0;
     rows_ = 0;
     for_each_run([&](Range heads, Range positions) {
-      const Gm begins =
-          pairs_.Of(sequence, heads, positions, blocks[i].begin, of_begins.size(), blocks[i].size());
-      const Gm end = pairs_.Of(sequence, heads, positions, blocks[fetched_.end - 1].end, 1, 1);
+      const Gm begins = pairs_.Of(sequence, heads, positions, fetched_.begin, of_begins.size(), step_);
+      const Gm end = pairs_.Of(sequence, heads, positions, fetched_.end, 1, 1);
       const UbTile<std::int32_t> some = all.Rows({counted, counted + begins.rows});
       core_.Load(some.Cols(of_begins), begins);
       core_.Load(some.Cols(of_end), end);
@@ -148,11 +167,12 @@ class HiddenKeyBlocks {
 
   V& core_;
   const HiddenPairs& pairs_;
-  std::int64_t most_;
+  std::int64_t most_, least_step_;
   Ring<Buffer::kUB, std::int32_t> counts_ub_, sum_ub_;
-  Range fetched_;  // Blocks,
+  Range fetched_;  // Keys, in steps of so many,
+  std::int64_t step_ = 0;
   UbTile<std::int32_t>
-      sum_;  // what is hidden before each and, from the next whole block of UB on, before their end,
+      sum_;  // what is hidden before each step and, from the next whole block of UB on, before their end,
   std::int64_t end_ = 0;
   std::int64_t rows_ = 0;  // and of how many rows.
 };
@@ -161,26 +181,32 @@ class HiddenKeyBlocks {
 template <VectorCore V>
 class HiddenQueryBlocks {
  public:
-  // For blocks of up to `most` cells; 0 without a mask.
-  HiddenQueryBlocks(V& core, const HiddenPairs& pairs, std::int64_t most)
-      : core_(core), pairs_(pairs), most_(most), counts_ub_(core, "hidden_ub", most, 2, 1) {}
+  // For blocks of up to `most` cells, 0 without a mask. Steps of keys are multiples of `step`, or all where that is 0.
+  HiddenQueryBlocks(V& core, const HiddenPairs& pairs, std::int64_t most, std::int64_t step)
+      : core_(core),
+        pairs_(pairs),
+        most_(most),
+        least_step_(step),
+        counts_ub_(core, "hidden_ub", most, step == 0 ? 2 : kHiddenParts, 1) {}
 
-  // Whether the mask leaves nothing of `keys` to `rows` of a head.
-  bool Hides(std::int64_t sequence, std::int64_t head, Range rows, Range keys) {
-    if (!pairs_.given()) return false;
+  // What the mask leaves of `keys` to `rows` of a head, without the steps at its ends that it hides; nothing where it hides
+  // all.
+  std::optional<Range> SeenOf(std::int64_t sequence, std::int64_t head, Range rows, Range keys) {
+    if (!pairs_.given()) return keys;
     const Range heads{head, head + 1}, cells = pairs_.CellsOf(rows);
     const Matrix matrix{pairs_.MatrixAt(sequence, heads).offset, keys};
     if (matrix != matrix_ || cells.begin < fetched_.begin || cells.end > fetched_.end) {
       matrix_ = matrix, fetched_ = {std::max<std::int64_t>(cells.end - most_, 0), cells.end};
-      counts_ = counts_ub_.Next(fetched_.size(), 2);
-      core_.Load(counts_, pairs_.OfCells(sequence, heads, fetched_, keys.begin, 2, keys.size()));
+      Fetch(sequence, heads);
     }
-    std::int64_t hidden = 0;
-    for (std::int64_t cell = cells.begin - fetched_.begin; cell < cells.end - fetched_.begin; ++cell) {
-      const UbTile<std::int32_t> counts = counts_.Rows({cell, cell + 1});
-      hidden += core_.ReadScalar(counts, 1) - core_.ReadScalar(counts, 0);
-    }
-    return hidden == pairs_.RowsOf(heads, rows) * keys.size();
+    const std::int64_t row_count = pairs_.RowsOf(heads, rows);
+    const auto hides = [&](Range step) { return Hidden(cells, step) == row_count * step.size(); };
+    const Split steps(keys, step_);
+    std::int64_t begin = 0, end = steps.count();
+    while (begin < end && hides(steps[begin])) ++begin;
+    while (begin < end - 1 && hides(steps[end - 1])) --end;
+    if (begin == end) return {};
+    return Range{steps[begin].begin, steps[end - 1].end};
   }
 
  private:
@@ -190,13 +216,42 @@ class HiddenQueryBlocks {
     friend bool operator==(const Matrix&, const Matrix&) = default;
   };
 
+  void Fetch(std::int64_t sequence, Range heads) {
+    constexpr std::int64_t kMost = kHiddenParts - kBlockWords;
+    const Range keys = matrix_.keys;
+    const std::int64_t size = std::max<std::int64_t>(keys.size(), 1);
+    step_ = least_step_ == 0 ? size : std::min(RoundUp(CeilDiv(size, kMost), least_step_), size);
+    const std::int64_t steps = CeilDiv(size, step_);
+    const auto load = [&](Range cols, std::int64_t first_key) {
+      core_.Load(counts_.Cols(cols),
+                 pairs_.OfCells(sequence, heads, fetched_, first_key, cols.size(), step_));
+    };
+    end_ = steps == 1 ? 1 : kMost;
+    counts_ = counts_ub_.Next(fetched_.size(), end_ + 1);
+    if (steps == 1) return load({0, 2}, keys.begin);
+    load({0, steps}, keys.begin), load({end_, end_ + 1}, keys.end);
+  }
+
+  // Pairs of those cells and keys.
+  std::int64_t Hidden(Range cells, Range keys) {
+    const std::int64_t begin = (keys.begin - matrix_.keys.begin) / step_,
+                       end = keys.end == matrix_.keys.end ? end_ : begin + 1;
+    std::int64_t hidden = 0;
+    for (const Range cell : Split(cells.From(fetched_.begin), 1)) {
+      const UbTile<std::int32_t> counts = counts_.Rows(cell);
+      hidden += core_.ReadScalar(counts, end) - core_.ReadScalar(counts, begin);
+    }
+    return hidden;
+  }
+
   V& core_;
   const HiddenPairs& pairs_;
-  std::int64_t most_;
+  std::int64_t most_, least_step_;
   Ring<Buffer::kUB, std::int32_t> counts_ub_;
-  Matrix matrix_;  // What is fetched: of these keys,
-  Range fetched_;  // cells,
-  UbTile<std::int32_t> counts_;
+  Matrix matrix_;                // What is fetched: of these keys,
+  Range fetched_;                // cells,
+  UbTile<std::int32_t> counts_;  // what is hidden before each step and, in column end_, before the keys' end.
+  std::int64_t step_ = 1, end_ = 1;
 };
 
 }  // namespace cubist

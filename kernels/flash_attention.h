@@ -32,9 +32,9 @@ namespace cubist {
 //                                   Ascend's attenMask has it (a boolean attn_mask of PyTorch says the opposite); any
 //                                   of its sizes may be 1 and serves all. With lengths, its entry b is of sequence b,
 //                                   and rows and keys count within that. Blocks of scores that it hides whole are not
-//                                   computed: what it hides is counted before, 4 bytes of workspace for each column
-//                                   and block of rows that differ (each row, of joined heads). On a model without data
-//                                   it hides nothing.
+//                                   computed, nor on a host hidden keys at the ends of others: what it hides is
+//                                   counted before, 4 bytes of workspace for each column and block of rows that
+//                                   differ (each row, of joined heads). On a model without data it hides nothing.
 //   out     (B, Nq, Sq, Dv)         fp32 or the input dtype
 //   lse     (B, Nq, Sq)             optional, fp32
 //

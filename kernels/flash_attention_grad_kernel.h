@@ -69,7 +69,8 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
   for (std::size_t i = 0; i < lane_count; ++i) lanes[i].emplace(core.vectors()[i], lane_rows[0].size(), s, t);
 
   struct Step : FlashAttentionGradStep {
-    L1Tile<T> k, k_rope, v;     // Of `keys`.
+    L1Tile<T> k, k_rope, v;     // Of `keys`,
+    L1Tile<T> all_k;            // and of `key_block`.
     L1Tile<T> q, q_rope, dout;  // Of `block`.
     L1Tile<T> p, ds;            // (keys, block)
     HandOverTile<float> s, dp;  // (keys, queries)
@@ -95,7 +96,8 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
   };
   const auto load_keys = [&](Ring<Buffer::kL1, T>& ring, const GmTensor& keys, const Step& step) {
     const std::int64_t head = keys.sizes[1] == 1 ? 0 : step.kv_head;
-    return load(ring, {MatrixOf(keys, step.sequence.batch, head).Rows(step.KeyRows(step.keys)), {}, false});
+    return load(ring,
+                {MatrixOf(keys, step.sequence.batch, head).Rows(step.KeyRows(step.key_block)), {}, false});
   };
   // For every Vector core with some of `count` keys its lane, its number and its rows of them.
   const auto for_each_lane = [&](std::int64_t count, auto&& body) {
@@ -118,8 +120,8 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
       dout1 = load(dout_l1, g.QueriesOf(*g.dout, g.dout_packed, t, step, s.d_v));
       if (rope) q_rope1 = load(q_rope_l1, g.QueriesOf(*g.q_rope, g.q_rope_packed, t, step, s.d_rope));
     }
-    const Range keys{0, step.keys.size()};
-    step.k = k1.Rows(keys), step.v = v1.Rows(keys), step.q = q1, step.dout = dout1;
+    const Range keys = step.KeysInBlock();
+    step.all_k = k1, step.k = k1.Rows(keys), step.v = v1.Rows(keys), step.q = q1, step.dout = dout1;
     if (rope) step.k_rope = k_rope1.Rows(keys), step.q_rope = q_rope1;
 
     const L0CTile<float> score = score_l0.Next(keys.size(), step.queries.size());
@@ -191,7 +193,7 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
     Ring<Buffer::kUB, float> Lane::*received;
   };
   const auto finish = [&](const Step& step, const KeySum& sum) {
-    const Range keys{step.keys.begin, step.keys.begin + sum.kept.rows()};
+    const Range keys = step.key_block;
     const GmTensor& to = sum.sums != nullptr ? *sum.sums : *sum.gradient;
     const Gm gm = MatrixOf(to, step.sequence.batch, step.kv_head).Rows(step.KeyRows(keys));
     if (sum.sums != nullptr || sum.sent == nullptr) return core.Store(gm, sum.kept);
@@ -205,7 +207,7 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
     });
   };
   const auto add_keys = [&](const Step& step, const KeySum& sum, L1Tile<T> left, L1Tile<T> right) {
-    const Accumulate accumulate = step.first_block ? Accumulate::kNo : Accumulate::kYes;
+    Accumulate accumulate = step.first_block ? Accumulate::kNo : Accumulate::kYes;
     if (!t.keep_sums) {
       const L0CTile<float> part = part_l0.Next(step.keys.size(), right.cols());
       multiply(part, left, Transpose::kNo, right, Transpose::kNo, Accumulate::kNo);
@@ -213,8 +215,13 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
                  accumulate);
       return;
     }
-    if (step.first_block) sum.kept = sum.ring.Next(step.keys.size(), right.cols());
-    multiply(sum.kept.Rows({0, step.keys.size()}), left, Transpose::kNo, right, Transpose::kNo, accumulate);
+    if (step.first_block) sum.kept = sum.ring.Next(step.key_block.size(), right.cols());
+    if (step.first_block && step.keys != step.key_block) {  // The others' sums start from nothing.
+      multiply(sum.kept, step.all_k.Cols({0, 0}), Transpose::kNo, right.Rows({0, 0}), Transpose::kNo,
+               accumulate);
+      accumulate = Accumulate::kYes;
+    }
+    multiply(sum.kept.Rows(step.KeysInBlock()), left, Transpose::kNo, right, Transpose::kNo, accumulate);
     if (step.last_block) finish(step, sum);
   };
   const auto add_queries = [&](const Step& step, const GmTensor& parts, L1Tile<T> right) {
@@ -239,13 +246,13 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
     }
   };
 
-  HiddenQueryBlocks<Vector> hidden(core.vectors()[0], g.hidden, s.mask ? t.mask_cells(s) : 0);
-  const auto hides = [&](std::int64_t sequence, std::int64_t head, Range queries, Range keys) {
-    return hidden.Hides(sequence, head, queries, keys);
+  HiddenQueryBlocks<Vector> hidden(core.vectors()[0], g.hidden, s.mask ? t.mask_cells(s) : 0, t.mask_step);
+  const auto seen_of = [&](std::int64_t sequence, std::int64_t head, Range queries, Range keys) {
+    return hidden.SeenOf(sequence, head, queries, keys);
   };
   FlashAttentionGradSteps steps(schedule, s, t, core.index(), core.count());
   Pipeline<Step>(
-      t.depth, [&](Step& step) { return steps.Next(step, hides); }, scores, weights, products);
+      t.depth, [&](Step& step) { return steps.Next(step, seen_of); }, scores, weights, products);
 }
 
 }  // namespace cubist

@@ -189,7 +189,8 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
       lanes[i]->core.Load(lanes[i]->sinks, MatrixOf(*g.sinks));
     }
   }
-  HiddenKeyBlocks<Vector> hidden(core.vectors()[0], g.hidden, s.skips_hidden() ? t.mask_cells(s) : 0);
+  HiddenKeyBlocks<Vector> hidden(core.vectors()[0], g.hidden, s.skips_hidden() ? t.mask_cells(s) : 0,
+                                 t.mask_step);
   const auto first_seen = [&](const FlashAttentionSchedule::Task& task, const AttentionSequence& sequence,
                               Range rows, const Split& blocks, std::int64_t i) {
     const auto for_each_run = [&](auto&& body) {

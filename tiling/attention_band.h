@@ -67,9 +67,15 @@ struct AttentionBand {
   }
 };
 
-// Where a mask hides blocks whole (HiddenPairs): counts of a row of cells that are fetched at a time, and cells of one
-// column.
-inline constexpr std::int64_t kHiddenCounts = 24, kHiddenCells = 64;
+// What a mask leaves of a block of keys, and which block it is.
+struct SeenKeys {
+  std::int64_t block = 0;
+  Range keys;
+};
+
+// Where a mask hides blocks (HiddenPairs): counts of a row of cells that are fetched at a time, cells of one column, and
+// counts of a row of cells for one block of keys.
+inline constexpr std::int64_t kHiddenCounts = 24, kHiddenCells = 64, kHiddenParts = 16;
 
 // One sequence of a batch: its query rows from row `q_begin` and `skv` keys from key `kv_begin` of the matrices of
 // batch entry `batch`. Several may lie in one entry, one behind the other; packed operands begin with key packed_begin

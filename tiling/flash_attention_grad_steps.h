@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -101,13 +102,15 @@ class FlashAttentionGradSchedule {
 struct FlashAttentionGradStep {
   AttentionSequence sequence;
   std::int64_t sequence_index = 0, kv_head = 0, h = 0, chunk = 0;
-  Range keys;            // Seen by any of `block`; a block of keys, or the head of one.
-  Range block, queries;  // A block of queries, and the piece of it.
+  Range key_block;                               // A block of keys,
+  Range keys;                                    // and what of it any of `block` sees.
+  Range block, queries;                          // A block of queries, and the piece of it.
   bool first_block = false, last_block = false;  // Of queries, for the block of keys.
   bool adds = false;    // An earlier block of keys of the chunk has given these queries a part of dQ.
   bool hidden = false;  // A mask hides all keys from the block, whose part of dQ begins here all the same.
 
   Range Piece() const { return queries.From(block.begin); }
+  Range KeysInBlock() const { return keys.From(key_block.begin); }
   bool first_of_block() const { return queries.begin == block.begin; }
   bool last_of_block() const { return queries.end == block.end; }
   bool first_of_keys() const { return first_block && first_of_block(); }
@@ -128,24 +131,24 @@ class FlashAttentionGradSteps {
       : schedule_(schedule), s_(s), t_(t), index_(index), count_(count), at_{s.group(), {}} {}
 
   bool Next(FlashAttentionGradStep& step) {
-    return Next(step, [](std::int64_t, std::int64_t, Range, Range) { return false; });
+    return Next(step, [](std::int64_t, std::int64_t, Range, Range keys) { return std::optional(keys); });
   }
-  // hides(sequence, head, queries, keys): whether a mask hides all of the keys from all of the queries.
-  template <class Hides>
-  bool Next(FlashAttentionGradStep& step, Hides&& hides) {
+  // seen_of(sequence, head, queries, keys): what a mask leaves of the keys to the queries, or nothing where it hides all.
+  template <class SeenOf>
+  bool Next(FlashAttentionGradStep& step, SeenOf&& seen_of) {
     const auto sees = [&](const Place& at) {
-      return !hides(at_sequence_, HeadOf(at), at.block, SeenBy(at.block));
+      return seen_of(at_sequence_, HeadOf(at), at.block, SeenBy(at.block));
     };
     while (piece_ == at_.block.end && !NextBlock(sees)) {
       if (unseen_) break;
       if (!NextKeys()) return false;
-      seeing_ = NextSeeing(at_, sees);
+      FindSeeing(at_, sees);
       unseen_ = seeing_.head == s_.group();
     }
     step.sequence = sequence_, step.sequence_index = at_sequence_;
     step.kv_head = kv_head_, step.chunk = task_.chunk;
     step.h = HeadOf(at_);
-    step.keys = seen_, step.block = at_.block;
+    step.key_block = keys_, step.keys = seen_, step.block = at_.block;
     step.queries = {piece_, std::min(piece_ + t_.piece(), at_.block.end)};
     step.adds = step.queries.begin < written_;
     step.hidden = hidden_;
@@ -231,25 +234,29 @@ class FlashAttentionGradSteps {
     }
     return true;
   }
+  // The next place behind `at` that sees keys, and which.
   template <class Sees>
-  Place NextSeeing(Place at, Sees& sees) const {
-    while (Before(at) && !sees(at)) continue;
-    return at;
+  void FindSeeing(Place at, Sees& sees) {
+    std::optional<Range> keys;
+    while (!keys && Before(at)) keys = sees(at);
+    seeing_ = at, seeing_keys_ = keys.value_or(Range{});
   }
   // Of the block of keys what any query of a block sees.
   Range SeenBy(Range block) const {
     const AttentionBand& band = sequence_.band;
     return {keys_.begin, std::clamp(std::max(block.end + band.highest, band.prefix), keys_.begin, keys_.end)};
   }
-  // The next block of queries that is walked. The first one that sees keys starts the sums of all of them.
+  // The next block of queries that is walked. The first one that sees keys meets all of them, so that their sums start, but
+  // where sums that are kept may start from nothing.
   template <class Sees>
   bool NextBlock(Sees& sees) {
     while (Before(at_)) {
       hidden_ = at_ != seeing_;
       if (hidden_ && at_.block.begin < written_) continue;
       piece_ = at_.block.begin;
-      seen_ = first_block_ ? keys_ : SeenBy(at_.block);
-      if (!hidden_) seeing_ = NextSeeing(at_, sees);
+      const bool starts = first_block_ && (t_.mask_step == 0 || !t_.keep_sums);
+      seen_ = starts ? keys_ : hidden_ ? SeenBy(at_.block) : seeing_keys_;
+      if (!hidden_) FindSeeing(at_, sees);
       return true;
     }
     hidden_ = false, piece_ = at_.block.end, seen_ = keys_;
@@ -264,7 +271,8 @@ class FlashAttentionGradSteps {
   std::int64_t at_sequence_ = 0, kv_head_ = 0, key_block_ = 0;
   AttentionSequence sequence_;
   Range keys_, queries_, seen_;
-  Place at_, seeing_;  // Where the walk is, and the next place that sees keys.
+  Place at_, seeing_;  // Where the walk is, and the next place that sees keys: these.
+  Range seeing_keys_;
   std::int64_t piece_ = 0, written_ = 0, full_ = 0;
   bool first_block_ = true, hidden_ = false;
   bool unseen_ = false;  // No place sees the keys, which have a step yet.

@@ -46,7 +46,7 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
              slots((s.soft_cap > 0 ? 1 : 0) + (s.scratch() ? 1 : 0), DType::kF32, lane_rows, t.piece()) +
              slots(s.mask ? 1 : 0, DType::kBool, t.piece(), lane_rows) +
              slots(s.mask ? 1 : 0, DType::kF32, lane_rows, 1) +
-             slots(s.mask ? 1 : 0, DType::kI32, t.mask_cells(s), 2) +
+             slots(s.mask ? 1 : 0, DType::kI32, t.mask_cells(s), t.mask_step == 0 ? 2 : kHiddenParts) +
              slots(s.mask ? 1 : 0, DType::kF32, kZeroRows, std::max(s.d_qk, s.d_rope)) +
              slots(s.dropout ? 1 : 0, DType::kBool, lane_rows, t.piece()) +
              slots(s.alibi ? 1 : 0, DType::kF32, 1, s.heads) +
@@ -77,6 +77,8 @@ void AddHostTilings(const ChipSpec& chip, const Shape& s, std::vector<Tiling>& t
       t.l0_stages = 1;
       t.keep_sums = t.by_head = true;
       t.chunks = HostChunks(s, t.key_blocks(s));
+      // Whole tiles of registers, and pairs of keys. A bias of one column adds up the keys of a tile in an order of its own.
+      t.mask_step = s.mask && !s.dbias ? 2 * chip.mmad.m_step : 0;
       for (bool pack : {false, true}) {
         t.pack_queries = pack;
         if (pack && t.key_blocks(s) <= 1) continue;

@@ -61,6 +61,8 @@ struct FlashAttentionGradTiling {
   int l0_stages = 2, ub_stages = 1, sum_stages = 1;
   bool keep_sums = false;     // dK and dV of a block of keys stay in L0C; else they are added up in GM.
   bool pack_queries = false;  // Q and dO are packed once per head by a phase before.
+  // What a mask hides at the ends of a block of keys is left out in multiples of so many; 0: in whole blocks alone.
+  std::int64_t mask_step = 0;
   bool by_head =
       false;  // The chunks of a KV head are neighbours: they meet the same queries. Else heads alternate.
 
@@ -111,6 +113,7 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionGradShape& s, Tiling&
   visit({"sum_stages", 1, 16}, t.sum_stages);
   visit({"keep_sums", 0, 1}, t.keep_sums), visit({"pack_queries", 0, 1}, t.pack_queries);
   visit({"by_head", 0, 1}, t.by_head);
+  visit({"mask_step", 0, kLargest, 2 * chip.mmad.m_step}, t.mask_step);
 }
 
 // Of `sq` query rows those that see any of the keys, as whole pieces of `step`; what they do not see is masked. Keys of a

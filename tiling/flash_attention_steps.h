@@ -242,30 +242,33 @@ class FlashAttentionSteps {
       : schedule_(schedule), t_(t), team_(schedule.TeamOf(index, count)) {}
 
   bool Next(FlashAttentionStep& step) {
-    return Next(step, [](const auto&, const auto&, Range, const Split&, std::int64_t i) { return i; });
+    return Next(step, [](const auto&, const auto&, Range, const Split& blocks, std::int64_t i) {
+      return SeenKeys{i, blocks[i]};
+    });
   }
   // first_seen(task, sequence, rows, blocks, i): of blocks of keys that `rows` walk the first from the i-th on that a mask
-  // does not hide whole; blocks.count() where there is none. Rows whose last piece is hidden end with an empty block.
+  // does not hide whole, and what of it they meet; blocks.count() where there is none. Rows whose last piece is hidden end
+  // with an empty block.
   template <class FirstSeen>
   bool Next(FlashAttentionStep& step, FirstSeen&& first_seen) {
     const auto find = [&](std::int64_t i) {
-      at_ = piece_.keys.empty() ? i : first_seen(task_, sequence_, piece_.rows, blocks_, i);
+      at_ = piece_.keys.empty() ? SeenKeys{i, {}} : first_seen(task_, sequence_, piece_.rows, blocks_, i);
     };
-    while (at_ == blocks_.count()) {
+    while (at_.block == blocks_.count()) {
       if (!NextPiece()) return false;
       blocks_ = BlocksOf(piece_.keys, t_);
       find(0);
-      if (at_ < blocks_.count() || !piece_.last) continue;
-      blocks_ = BlocksOf(Range{}, t_), at_ = 0;
+      if (at_.block < blocks_.count() || !piece_.last) continue;
+      blocks_ = BlocksOf(Range{}, t_), at_ = {};
       piece_.keys = {};
     }
     step.task = task_, step.sequence = sequence_;
     schedule_.SetPart(step);
-    step.rows = piece_.rows, step.kv = blocks_[at_];
+    step.rows = piece_.rows, step.kv = at_.keys;
     step.round = round_++;
     step.first = first_, first_ = false;
-    find(at_ + 1);
-    step.last = piece_.last && at_ == blocks_.count();
+    find(at_.block + 1);
+    step.last = piece_.last && at_.block == blocks_.count();
     return true;
   }
 
@@ -295,7 +298,8 @@ class FlashAttentionSteps {
   std::optional<FlashAttentionPieces> pieces_;
   FlashAttentionPiece piece_;
   Split blocks_ = Split(0, 1);
-  std::int64_t at_ = 0, round_ = 0, common_rounds_ = 0;
+  SeenKeys at_;
+  std::int64_t round_ = 0, common_rounds_ = 0;
   bool first_ = false;
 };
 

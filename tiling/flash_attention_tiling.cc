@@ -97,6 +97,8 @@ void AddHostTilings(const ChipSpec& chip, const Shape& s, Tiling t, std::int64_t
   t.k0 = std::max({t.n, RoundUp(s.d_qk, k_step), RoundUp(s.d_rope, k_step)});
   t.kv_stages = t.l0_stages = 1;
   t.by_head = true;
+  // Blocks are long, and to ask for their parts costs next to nothing.
+  t.mask_step = t.key_step;
   for (std::int64_t strip : TileSizes({48, 96, 1024}, chip.mmad.m_step, t.m)) {
     if (strip < t.m && !s.band.bounded()) continue;
     t.strip = strip;

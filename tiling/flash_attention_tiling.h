@@ -86,6 +86,8 @@ struct FlashAttentionTiling {
   // Blocks of queries of one KV head follow each other, not those of all heads: where L2 does not hold all keys, and no
   // block sees fewer of them than another.
   bool by_keys = false;
+  // What a mask hides at the ends of a block of keys is left out in multiples of so many; 0: in whole blocks alone.
+  std::int64_t mask_step = 0;
 
   // A tile that is made in one stage and used in the next outlives `depth` more of its kind.
   int hand_over_stages() const { return depth + 1; }
@@ -145,7 +147,7 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionShape& s, Tiling& t, 
   visit({"l0_stages", 1, 16}, t.l0_stages), visit({"l0c_stages", 1, 16}, t.l0c_stages);
   visit({"s_stages", 1, 16}, t.s_stages), visit({"ub_stages", 1, 16}, t.ub_stages);
   visit({"kv_splits", 1, 4096}, t.kv_splits), visit({"pack_kv", 0, 1}, t.pack_kv);
-  visit({"by_head", 0, 1}, t.by_head);
+  visit({"by_head", 0, 1}, t.by_head), visit({"mask_step", 0, kLargest, n_step}, t.mask_step);
 }
 
 // What a tiling's price errs in with others: the blocks, and how stages overlap.

@@ -6,12 +6,16 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/attention_sequences.h"
 #include "kernels/flash_attention.h"
 #include "kernels/flash_attention_grad.h"
+#include "npu_model/sync/check.h"
+#include "npu_model/sync/plan.h"
+#include "npu_model/sync/report.h"
 #include "npu_model/trace/record.h"
 #include "npu_model/tuning.h"
 #include "tests/kernels/attention_features_call.h"
@@ -325,6 +329,114 @@ TEST(HiddenBlocksTest, BackwardMultipliesWhatTheMaskShows) {
         }
       }
       EXPECT_EQ(MacsOf(record), 2 * pairs * 5 * kD);
+    }
+  }
+}
+
+// What a mask leaves of the keys to the rows, but for hidden steps at the ends.
+Range SeenSteps(Range rows, Range keys, std::int64_t step, const Hidden& hidden) {
+  const auto hides = [&](Range some) {
+    for (std::int64_t i = rows.begin; i < rows.end; ++i) {
+      for (std::int64_t j = some.begin; j < some.end; ++j) {
+        if (!hidden(i, j)) return false;
+      }
+    }
+    return true;
+  };
+  Range seen;
+  for (const Range some : Split(keys, step)) {
+    if (hides(some)) continue;
+    if (seen.empty()) seen.begin = some.begin;
+    seen.end = some.end;
+  }
+  return seen;
+}
+
+// A device with the tilings of its choice but for some fields: `with` is what their texts end in.
+Device Altered(const Device& device, std::function<Status(const Device&)> call, const std::string& with,
+               NpuOptions options) {
+  auto listening = std::make_shared<Tuning>(), altered = std::make_shared<Tuning>();
+  listening->on_choice = [altered, with](const TilingChoice& met) {
+    std::string tiling = met.chosen;
+    for (const std::string field : {"mask_step", "keep_sums"}) {
+      const std::size_t at = tiling.find("," + field + "=");
+      if (at == std::string::npos || with.find(field) == std::string::npos) continue;
+      tiling.erase(at, std::min(tiling.find(',', at + 1), tiling.size()) - at);
+    }
+    altered->Set(met.kernel, met.chip, met.shape, tiling + with);
+  };
+  EXPECT_TRUE(IsOk(call(Npu(device.chip(), {.with_data = true, .tuning = listening}))));
+  options.tuning = altered;
+  return Npu(device.chip(), options);
+}
+
+// Hosts leave out what a mask hides at the ends of their long blocks, in steps. On the model what that is can be counted.
+TEST(HiddenBlocksTest, StepsAtTheEndsOfBlocksAreLeftOutWhereTheTilingSaysSo) {
+  constexpr std::int64_t kS = 700, kD = 16, kStep = 32;
+  Random random;
+  const std::vector<Hidden> masks = {Documents(275), RandomDocuments(random, kS), RandomSquares(random, kS)};
+  for (const Hidden& hidden : masks) {
+    const Features f{.shape = {1, 2, 2, kS, kS, kD, 0, kD}, .in = DType::kBF16, .mask = {1, 1, kS, kS}};
+    FeaturesCall call(f, random);
+    SetMask(call.mask, [&](std::int64_t, std::int64_t) { return hidden; });
+    FlashAttentionShape s;
+    s.batches = 1, s.heads = s.kv_heads = 2, s.sq = s.skv = kS, s.d_qk = s.d_v = kD;
+    s.in = DType::kBF16, s.mask = true;
+    FlashAttentionTiling t;
+    trace::Record record;
+    const auto run = [&](const Device& device) { return FlashAttention(device, call.args()); };
+    ASSERT_TRUE(IsOk(run(Recording(s, true, &record, &t))));
+    const std::vector<double> right = call.out.ToDoubles();
+    call.out.FillNaN();
+    ASSERT_TRUE(IsOk(run(Altered(NpuWithData(Ascend910B2()), run, Join(",mask_step=", kStep),
+                                 {.with_data = true, .record = &record}))));
+    EXPECT_EQ(call.out.ToDoubles(), right);
+    std::int64_t pairs = 0;
+    for (const Range q : Split(kS, t.m)) {
+      for (const Range keys : BlocksOf({0, kS}, t))
+        pairs += q.size() * SeenSteps(q, keys, kStep, hidden).size();
+    }
+    EXPECT_EQ(MacsOf(record), 2 * pairs * 2 * kD);
+    const sync::CheckResult checked = sync::Check(record, sync::PlanFlags(record, sync::Policy::kMinimal));
+    EXPECT_TRUE(checked.ok()) << sync::CheckText(checked);
+  }
+  FlashAttentionShape s;
+  s.batches = s.heads = s.kv_heads = 1, s.sq = s.skv = 4096, s.d_qk = s.d_v = 64, s.mask = true;
+  for (const FlashAttentionTiling& t : Candidates(HostChip(), s)) EXPECT_GT(t.mask_step, 0);
+}
+
+// Sums of keys that stay in L0C start from nothing where the first block of queries does not see all of them.
+TEST(HiddenBlocksTest, StepsOfBlocksOfKeysAreLeftOutBackward) {
+  constexpr std::int64_t kS = 700, kD = 16;
+  Random random;
+  const std::vector<Hidden> masks = {Documents(275), RandomDocuments(random, kS), RandomSquares(random, kS)};
+  for (const Hidden& hidden : masks) {
+    GradCall call({1, 2, 2, kS, kS, kD, 0, kD}, {.in = DType::kBF16, .mask = {1, 1, kS, kS}});
+    SetMask(call.mask, [&](std::int64_t, std::int64_t) { return hidden; });
+    for (Matrix* x : {&call.q, &call.k, &call.v, &call.dout, &call.out, &call.lse}) x->FillNormal(random);
+    const auto run = [&](const Device& device) { return FlashAttentionGrad(device, call.args()); };
+    const auto results = [&] {
+      std::vector<std::vector<double>> all;
+      for (Matrix* x : {&call.dq, &call.dk, &call.dv}) all.push_back(x->ToDoubles()), x->FillNaN();
+      return all;
+    };
+    std::vector<std::vector<double>> right;
+    std::int64_t before = 0;
+    for (const int step : {0, 32}) {
+      trace::Record record;
+      const Device device = Altered(NpuWithData(Ascend910B2()), run, Join(",keep_sums=1,mask_step=", step),
+                                    {.with_data = true, .record = &record});
+      results();
+      ASSERT_TRUE(IsOk(run(device)));
+      const auto got = results();
+      if (step == 0) {
+        right = got, before = MacsOf(record);
+      } else {
+        EXPECT_EQ(got, right);
+        EXPECT_LT(MacsOf(record), before);
+      }
+      const sync::CheckResult checked = sync::Check(record, sync::PlanFlags(record, sync::Policy::kMinimal));
+      EXPECT_TRUE(checked.ok()) << sync::CheckText(checked);
     }
   }
 }
