@@ -65,6 +65,7 @@ struct Finding {
 // One or more lines for people.
 CUBIST_EXPORT std::string ToString(const Finding& finding);
 
+// Of cores with one proof, the accesses are those of the first.
 struct CheckResult {
   std::vector<Finding> findings;
   std::string deadlock_dot;                                // graph of the first deadlock
