@@ -37,7 +37,8 @@ CheckResult Check(const trace::Record& record, const Plan& plan) {
     Findings shared;
     const std::vector<Tensors> written_twice = FindSharedGm(record, p, shared);
     std::vector<GmWatch> watches;
-    const std::vector<std::size_t> first = FirstWithProof(record.chip, phase, plans, written_twice, gm, &watches);
+    const std::vector<std::size_t> first =
+        FirstWithProof(record.chip, phase, plans, written_twice, gm, &watches);
     std::vector<Outcome> outcomes(phase.cores.size());
     const auto run = [&](std::size_t c, const GmWatch& watch) {
       CoreChecker checker(record, gm, watch, p, c, *plans[c]);

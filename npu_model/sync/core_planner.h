@@ -23,8 +23,8 @@ namespace cubist::sync {
 // set that a wait needs is placed back behind the instruction that it waits for.
 class CorePlanner {
  public:
-  // `in_order` is TensorsInOrder of the core. With `relays` the last cross-core id of each direction goes from scalar unit to scalar unit, for all pairs of pipes
-  // that have none of their own.
+  // `in_order` is TensorsInOrder of the core. With `relays` the last cross-core id of each direction goes from scalar unit
+  // to scalar unit, for all pairs of pipes that have none of their own.
   CorePlanner(const trace::CoreRecord& record, const ChipSpec& chip, bool vector_only, Policy policy,
               std::vector<char> in_order, bool relays = false);
 

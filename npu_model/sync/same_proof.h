@@ -13,9 +13,9 @@
 namespace cubist::sync {
 
 // For each core the first one with its proof, itself where there is none. They run the same instructions under the same
-// flags, on the same bytes of their own buffers, or on bytes that lie alike among the edges of all that is written there, and
-// write bytes of the same tensors twice. Of GM that pipes may quarrel about they stand at a constant distance from each other,
-// elsewhere it does not matter where; what a core counts on of earlier phases is its own (HoldsReads).
+// flags, on the same bytes of their own buffers, or on bytes that lie alike among the edges of all that is written there,
+// and write bytes of the same tensors twice. Of GM that pipes may quarrel about they stand at a constant distance from each
+// other, elsewhere it does not matter where; what a core counts on of earlier phases is its own (HoldsReads).
 // watches[c] is there for the first ones.
 std::vector<std::size_t> FirstWithProof(const ChipSpec& chip, const trace::Phase& phase,
                                         const std::vector<const CorePlan*>& plans,

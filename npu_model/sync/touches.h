@@ -28,7 +28,8 @@ inline bool Meet(const Area& a, const Area& b) {
 // Whether every byte of b is one of a.
 bool Covers(const Area& a, const Area& b);
 
-// Where an operand lies. The Cube's buffers are moved by whole panels of columns. A move that pads writes whole blocks of UB.
+// Where an operand lies. The Cube's buffers are moved by whole panels of columns. A move that pads writes whole blocks
+// of UB.
 Area AreaOf(const trace::CoreRecord& record, const ChipSpec& chip, const trace::Operand& o, bool pads);
 inline bool Pads(const trace::Instr& instr, trace::OperandUse use) {
   return instr.pipe == Pipe::kMte2 && use.writes();
