@@ -205,10 +205,10 @@ void SelectRoutesKernel(V& core, const TokenRoutesOperands& g, const TokenRoutes
 template <VectorCore V>
 void SpreadSlotsKernel(V& core, const Gm& ids, const Gm& slot_values, const Gm& map_values,
                        const TokenRoutesTiling& t) {
-  const std::int64_t routes = std::min(ids.cols, t.routes);
+  const std::int64_t routes = std::min(ids.cols, t.routes), map_cols = std::min(map_values.cols, t.map_cols);
   Ring<Buffer::kUB, std::int32_t> ids_ub(core, "ids_ub", t.piece_tokens, routes, 2);
   Ring<Buffer::kUB, float> slots_ub(core, "slots_ub", t.piece_tokens, routes, 2),
-      map_ub(core, "map_ub", t.piece_tokens, std::min(map_values.cols, t.map_cols), 2);
+      map_ub(core, "map_ub", t.piece_tokens, map_cols, 2);
   const auto spread = [&](Range piece, Range part) {
     const UbTile<float> map = map_ub.Next(piece.size(), part.size());
     for (const Range slots : AtLeastOnce(Split(ids.cols, routes))) {
@@ -223,7 +223,7 @@ void SpreadSlotsKernel(V& core, const Gm& ids, const Gm& slot_values, const Gm& 
     core.Store(map_values.Block(piece, part), map);
   };
   ForMyPieces(core, ids.rows, t, [&](Range piece) {
-    for (const Range part : AtLeastOnce(Split(map_values.cols, t.map_cols))) spread(piece, part);
+    for (const Range part : AtLeastOnce(Split(map_values.cols, map_cols))) spread(piece, part);
   });
 }
 
