@@ -169,6 +169,9 @@ void MultiplyColumns(const ColumnTile<float>& tile) {
 constexpr ColumnTiles<float> kColumnTilesF32[] = {
     {32, &MultiplyColumns<2, 16>}, {16, &MultiplyColumns<1, 16>}, {8, &MultiplyColumns<1, 8>}};
 
+// Bytes of a column that are asked for ahead. Of shorter columns, turning sums costs more than panels do.
+constexpr std::int64_t kShortestColumn = 8 * ColumnTile<float>::kRunBytes;
+
 // The rows of A in parts, each with what multiplies it: of most rows as long as they are fairly full.
 template <class T>
 struct ColumnParts {
@@ -269,7 +272,7 @@ void FewInColumns(const MmadArgs& args, const MmadTiles<T>& all, std::int64_t co
                          kRun = ColumnTile<T>::kRunBytes / static_cast<std::int64_t>(sizeof(T));
   constexpr std::int64_t kMostLanes = 32;    // Of a part.
   constexpr std::int64_t kTurned = 1 << 15;  // Words at once: an eighth of the core's own cache.
-  constexpr std::int64_t kAhead = 8 * kRun;  // 2 KiB of each column.
+  constexpr std::int64_t kAhead = kShortestColumn / static_cast<std::int64_t>(sizeof(T));
   alignas(64) T turned[kTurned * kPerWord];
   const ColumnParts<T> parts(args.m, all);
   const auto* const b = static_cast<const T*>(args.b_source.data);
@@ -312,9 +315,10 @@ void FewInColumns(const MmadArgs& args, const MmadTiles<T>& all, std::int64_t co
 template <class T>
 MmadArgs AfterFew(const MmadArgs& args, const MmadTiles<T>& tiles) {
 #if HWY_TARGET <= HWY_AVX3
-  const bool in_columns =
-      args.b_source.row_stride == 1 && args.b_source.col_stride != 1 && args.b_type == DTypeOf<T>();
-  if (in_columns && args.m >= tiles.least_in_columns && args.m <= ColumnParts<T>::kMostRows && args.k > 0) {
+  const bool in_columns = args.b_source.row_stride == 1 && args.b_source.col_stride != 1 &&
+                          args.b_type == DTypeOf<T>() &&
+                          args.k * static_cast<std::int64_t>(sizeof(T)) >= kShortestColumn;
+  if (in_columns && args.m >= tiles.least_in_columns && args.m <= ColumnParts<T>::kMostRows) {
     const std::int64_t cols = RoundDown(args.n, ColumnTile<T>::kColumns);
     if (cols > 0) FewInColumns<T>(args, tiles, cols);
     return ColumnsFrom(args, cols);

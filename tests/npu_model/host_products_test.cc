@@ -116,10 +116,11 @@ TEST_P(HostProductsTest, FewRowsHaveTheBitsOfPackedPanels) {
       for (std::int64_t m = 1; m <= 5; ++m) check(m, 301, 77, layout);
       check(8, 1100, 41, layout);  // More columns, and more of k, than a body takes at a time.
       check(4, 37, 1100, layout);
-      // Every number of parts of rows, and rows that fill none of them.
-      for (std::int64_t m : {6, 8, 9, 16, 17, 24, 25, 32, 33, 41, 57, 64, 72, 73}) check(m, 21, 77, layout);
-      // Whole columns: fewer words than are asked for ahead, and more than are turned at a time.
-      for (std::int64_t k : {1, 2, 15, 33, 515, 1301, 2307}) check(64, 13, k, layout, k);
+      // Every number of parts of rows, and rows that fill none of them, in columns of 2 KiB and more.
+      for (std::int64_t m : {6, 8, 9, 16, 17, 24, 25, 32, 33, 41, 57, 64, 72, 73})
+        check(m, 21, 1029, layout, 1029);
+      // More words than are turned at a time.
+      for (std::int64_t k : {15, 515, 1301, 2307}) check(64, 13, k, layout, k);
       check(8, 13, 9001, layout, 9001);
     }
   });
