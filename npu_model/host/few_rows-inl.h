@@ -1,4 +1,4 @@
-// Products of few rows with a B that lies where the caller has it, its rows (or, without AVX-512, its columns) in runs.
+// Products of few rows with a B that lies where the caller has it, its rows or columns in runs.
 // Included once per Highway target by cube_ops.cc, after foreach_target.h.
 #include <algorithm>
 #include <cstddef>
