@@ -24,7 +24,9 @@ struct HiddenPairs {
 
   bool given() const { return counts != nullptr; }
   // Of the mask's batch entries, heads or rows those that differ.
-  std::int64_t Distinct(std::size_t d) const { return mask->strides[d] == 0 ? 1 : mask->sizes[d]; }
+  std::int64_t Distinct(std::size_t d) const {
+    return mask->strides[d] == 0 ? std::min<std::int64_t>(mask->sizes[d], 1) : mask->sizes[d];
+  }
   Range CellsOf(Range rows) const {
     return Distinct(2) == 1 ? Range{0, 1} : Range{rows.begin / cell, CeilDiv(rows.end, cell)};
   }

@@ -126,7 +126,16 @@ TEST(HiddenBlocksTest, ForwardAgreesWithTheReference) {
             {.shape = {2, 8, 2, 3, 4200, 16, 0, 16}, .causal = causal, .mask = {2, 1, 3, 4200}},
             {.shape = {2, 8, 2, 1, 4200, 16, 0, 16}, .sinks = true, .mask = {2, 8, 1, 4200}},
             {.shape = {2, 4, 2, 4, 4200, 16, 0, 16}, .mask = {2, 1, 1, 4200}},
-            {.shape = {1, 2, 1, 310, 300, 24, 0, 16}, .mask = {1, 2, 310, 1}}};
+            {.shape = {1, 2, 1, 310, 300, 24, 0, 16}, .mask = {1, 2, 310, 1}},
+            // One row of the mask for no rows of queries, and one column for no keys.
+            {.shape = {1, 2, 1, 3, 60, 16, 0, 16},
+             .q_ends = {0, 0},
+             .kv_ends = {20, 60},
+             .mask = {1, 1, 1, 40}},
+            {.shape = {1, 2, 1, 60, 3, 16, 0, 16},
+             .q_ends = {20, 60},
+             .kv_ends = {0, 0},
+             .mask = {1, 1, 40, 1}}};
         for (Features f : calls) {
           f.in = in;
           SCOPED_TRACE(Join(f.Name(), " kind ", kind));
@@ -162,7 +171,9 @@ TEST(HiddenBlocksTest, BackwardAgreesWithTheReference) {
               .kv_ends = {200, 200, 590},
               .mask = {kind == 0 ? 1 : 3, 1, 340, 390},
               .slopes = true}},
-            {{2, 2, 2, 310, 300, 24, 0, 16}, {.bias = {1, 1, 1, 300}, .mask = {2, 1, 1, 300}}}};
+            {{2, 2, 2, 310, 300, 24, 0, 16}, {.bias = {1, 1, 1, 300}, .mask = {2, 1, 1, 300}}},
+            {{1, 2, 1, 3, 60, 16, 0, 16}, {.q_ends = {0, 0}, .kv_ends = {20, 60}, .mask = {1, 1, 1, 40}}},
+            {{1, 2, 1, 60, 3, 16, 0, 16}, {.q_ends = {20, 60}, .kv_ends = {0, 0}, .mask = {1, 1, 40, 1}}}};
         for (auto [shape, options] : calls) {
           options.in = options.out = in;
           SCOPED_TRACE(Join("kind ", kind));
