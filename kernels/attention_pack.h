@@ -36,8 +36,8 @@ PackedGm PackSequences(Launch& launch, const char* name, const GmTensor& source,
     const Range at{p.packed_begin, p.packed_begin + p.rows.size()};
     const PackedGm block = transposed ? packed.Block({0, d}, at) : packed.Block(at, {0, d});
     list.push_back({&source, p.rows, block,
-                    ChoosePackTiling(launch.chip(), packed.role, source.dtype, block.row_part.size(),
-                                     block.col_part.size(), matrices)});
+                    PackTilingOf(launch, source, transposed, packed.role, block.row_part.size(),
+                                 block.col_part.size())});
     tasks += list.back().tiling.tasks();
   }
   launch.OnAiCores(tasks,

@@ -2,6 +2,8 @@
 #ifndef CUBIST_KERNELS_PACK_H_
 #define CUBIST_KERNELS_PACK_H_
 
+#include <cstdint>
+#include <cstdlib>
 #include <utility>
 
 #include "kernels/pack_kernel.h"
@@ -9,14 +11,22 @@
 
 namespace cubist {
 
+// How a matrix of so many `rows` and `cols` is cut that is a part of `source`'s, or of their transposes.
+inline PackTiling PackTilingOf(const Launch& launch, const GmTensor& source, bool transposed, Role role,
+                               std::int64_t rows, std::int64_t cols) {
+  const std::int64_t from_row = std::abs(source.strides[transposed ? 3 : 2]),
+                     from_col = std::abs(source.strides[transposed ? 2 : 3]);
+  return ChoosePackTiling(launch.chip(), role, source.dtype, rows, cols, source.sizes[0] * source.sizes[1],
+                          /*by_columns=*/from_row < from_col);
+}
+
 // Packs every (rows, cols) matrix of a (b, n, rows, cols) tensor, transposed where asked, one after the other.
 template <class T>
 void PackInto(Launch& launch, const GmTensor& source, bool transposed, const PackedGm& packed) {
   const PackPart part{&source,
                       {0, source.sizes[2]},
                       packed,
-                      ChoosePackTiling(launch.chip(), packed.role, source.dtype, packed.rows, packed.cols,
-                                       source.sizes[0] * source.sizes[1])};
+                      PackTilingOf(launch, source, transposed, packed.role, packed.rows, packed.cols)};
   launch.OnAiCores(part.tiling.tasks(), [&](auto& core) { PackKernel<T>(core, {&part, 1}, transposed); });
 }
 

@@ -348,7 +348,8 @@ double Price(const ChipSpec& chip, const MatmulShape& whole, const MatmulTiling&
   const double bytes = D(chip.OperandBytes(s.in));
   const auto pack = [&](Role role, std::int64_t rows, std::int64_t cols, bool turned) {
     if (chip.pipes_overlap)
-      return PackCycles(chip, ChoosePackTiling(chip, role, s.in, rows, cols, s.batches), s.in);
+      return PackCycles(chip, ChoosePackTiling(chip, role, s.in, rows, cols, s.batches, /*by_columns=*/false),
+                        s.in);
     // A host writes lines that it has read; columns along which B is packed are met one panel at a time.
     const double passes = (turned ? 1.7 : 1.25) / kLongRows, cores = D(chip.concurrent_cores);
     return chip.sync.barrier_s * chip.clock_hz + D(s.batches) * D(rows) * D(cols) * bytes * passes /

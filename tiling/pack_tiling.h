@@ -23,18 +23,26 @@ struct PackTiling {
 
 // Tiles of about 64 KiB, whole panels wide where panels are narrow: both the tile and its source stay in a private cache,
 // or fill half of L1. On an NPU a small operand is cut finer, that all cores have a part, into no less than takes as long as
-// it waits for its startups.
+// it waits for its startups. A host reads a source that lies column by column in long pieces of few columns: short ones, each
+// of a page of its own, come at two thirds of the pace.
 inline PackTiling ChoosePackTiling(const ChipSpec& chip, Role role, DType dtype, std::int64_t rows,
-                                   std::int64_t cols, std::int64_t matrices) {
-  constexpr std::int64_t kTileBytes = 64 << 10, kLeastBytes = 16 << 10, kTileCols = 256;
+                                   std::int64_t cols, std::int64_t matrices, bool by_columns) {
+  constexpr std::int64_t kTileBytes = 64 << 10, kLeastBytes = 16 << 10, kTileCols = 256,
+                         kPieceBytes = 2 << 10;
   const std::int64_t panel = std::min(chip.PackedStep(role, dtype), kTileCols),
                      element = chip.OperandBytes(dtype);
   const std::int64_t share = CeilDiv(matrices * rows * cols * element, chip.concurrent_cores);
   const std::int64_t bytes = chip.pipes_overlap ? std::clamp(share, kLeastBytes, kTileBytes) : kTileBytes;
   PackTiling t;
-  t.cols = std::min(RoundUp(cols, panel), RoundUp(kTileCols, panel));
   const std::int64_t step = std::max<std::int64_t>(16, panel);
-  t.rows = std::min(RoundUp(rows, step), RoundUp(bytes / std::max(t.cols * element, std::int64_t{1}), step));
+  const auto fill = [&](std::int64_t others) { return bytes / std::max(others * element, std::int64_t{1}); };
+  if (by_columns && !chip.pipes_overlap) {
+    t.rows = std::min(RoundUp(rows, step), RoundUp(std::min(kPieceBytes / element, fill(panel)), step));
+    t.cols = std::min(RoundUp(cols, panel), RoundUp(fill(t.rows), panel));
+  } else {
+    t.cols = std::min(RoundUp(cols, panel), RoundUp(kTileCols, panel));
+    t.rows = std::min(RoundUp(rows, step), RoundUp(fill(t.cols), step));
+  }
   t.matrices = matrices;
   t.grid = {CeilDiv(rows, std::max<std::int64_t>(t.rows, 1)),
             CeilDiv(cols, std::max<std::int64_t>(t.cols, 1))};
