@@ -109,7 +109,7 @@ class ChoiceByReplay {
   template <class Allow>
   Status Run(std::vector<Tiling> all, const Allow& allow, Tiling* tiling) {
     constexpr ShortListLimits kFamilies = Replay::kFamilies, kWalks = Replay::kWalks;
-    const PricedTilings<Tiling> priced(chip_, shape_, std::move(all));
+    const PricedTilings<Tiling> priced(chip_, shape_, std::move(all), SideBySide);
     const auto work = [&](const Tiling& t) { return ReplayWork(shape_, t); };
     std::vector<Tiling> list = ShortList(
         priced, kFamilies, [](const Tiling& t) { return FamilyOf(t); }, work,
@@ -200,7 +200,7 @@ Status ChooseOnNpu(const ChipSpec& chip, const char* kernel, const Shape& shape,
         (ChoiceByReplay<Shape, Tiling, Replay>(chip, shape, replay).Run(std::move(all), has_given, tiling)));
     Choices<Tiling>::All().Keep(key, *tiling);
   } else {
-    *tiling = PricedTilings<Tiling>(chip, shape, std::move(all))[0];
+    *tiling = PricedTilings<Tiling>(chip, shape, std::move(all), SideBySide)[0];
   }
   return {};
 }

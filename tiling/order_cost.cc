@@ -46,42 +46,44 @@ class Uses {
 // Rows or columns of blocks.
 class Bands {
  public:
+  struct Band {
+    std::int64_t now = -1, last = -1;  // the waves that use it: the newest, and the one before
+    double missing =
+        0;  // the share that comes from HBM, for the first core that reads it and for those beside it
+  };
+
   explicit Bands(std::int64_t bytes) : bytes_(static_cast<double>(bytes)) {}
 
-  // Those that wave `w` uses; returns their bytes.
-  double Add(std::int64_t number, std::int64_t w) {
+  // Wave `w` uses it. The band stays where it is.
+  const Band* Add(std::int64_t number, std::int64_t w) {
     Band& band = bands_[number];
-    if (band.now == w) return 0;
-    band.last = band.now, band.now = w;
-    touched_.push_back(number);
-    return bytes_;
+    if (band.now != w) {
+      band.last = band.now, band.now = w;
+      touched_.push_back(&band);
+    }
+    return &band;
   }
+  // Of those added.
+  double bytes() const { return static_cast<double>(touched_.size()) * bytes_; }
   // What of those added comes from HBM.
   double Fetch(const Uses& uses) {
     double fetched = 0;
-    for (const std::int64_t number : touched_) {
-      Band& band = bands_[number];
-      band.missing = uses.Missing(band.last);
-      fetched += band.missing * bytes_;
+    for (Band* band : touched_) {
+      band->missing = uses.Missing(band->last);
+      fetched += band->missing * bytes_;
     }
     return fetched;
   }
   // Those added have been used.
   void Use(Uses& uses) {
-    for (const std::int64_t number : touched_) uses.Use(bytes_, bands_[number].last);
+    for (const Band* band : touched_) uses.Use(bytes_, band->last);
     touched_.clear();
   }
-  // The share that comes from HBM, for the first core that reads it and for those beside it.
-  double Missing(std::int64_t number) const { return bands_.at(number).missing; }
 
  private:
-  struct Band {
-    std::int64_t now = -1, last = -1;  // the waves that use it: the newest, and the one before
-    double missing = 0;
-  };
   double bytes_;
   std::unordered_map<std::int64_t, Band> bands_;
-  std::vector<std::int64_t> touched_;
+  std::vector<Band*> touched_;
 };
 
 // Cores of the first wave in front of another on the same band: half of the others.
@@ -124,28 +126,33 @@ OrderCost Walk(const OrderShape& s) {
   Uses uses(s.l2_bytes);
   std::vector<Walker> walkers(static_cast<std::size_t>(s.cores));
   std::vector<std::int64_t> first_rows, first_cols;
-  std::vector<BlockCoord> blocks(static_cast<std::size_t>(s.cores));
+  struct Visited {
+    BlockCoord block;
+    const Bands::Band *row = nullptr, *col = nullptr;  // none where the core has no block in this wave
+  };
+  std::vector<Visited> visited(static_cast<std::size_t>(s.cores));
   for (std::int64_t w = 0; w < std::min(waves, kMostWaves); ++w) {
     Wave wave;
-    double bytes = 0;
     for (std::int64_t core = 0; core < s.cores; ++core) {
       const CoreTasks tasks(s.grid, s.deal, count, core, s.cores);
-      BlockCoord& block = blocks[static_cast<std::size_t>(core)];
-      block.row = -1;
+      Visited& v = visited[static_cast<std::size_t>(core)];
+      v.row = nullptr;
       if (w >= tasks.count()) continue;
-      block = s.grid.At(tasks[w]);
+      v.block = s.grid.At(tasks[w]);
+      const BlockCoord& block = v.block;
       if (w == 0) first_rows.push_back(block.row), first_cols.push_back(block.col);
       ++wave.blocks;
       wave.last_row &= block.row == s.grid.rows - 1, wave.last_col &= block.col == s.grid.cols - 1;
-      bytes += rows.Add(block.row, w) + cols.Add(block.col, w);
+      v.row = rows.Add(block.row, w), v.col = cols.Add(block.col, w);
     }
+    const double bytes = rows.bytes() + cols.bytes();
     const double written = wave.blocks * static_cast<double>(s.block_bytes);  // Which takes room, too.
     uses.Begin(bytes + written);
     wave.fetched = rows.Fetch(uses) + cols.Fetch(uses);
     rows.Use(uses), cols.Use(uses), uses.Use(written, -1);
-    for (std::size_t core = 0; core < blocks.size(); ++core) {
-      if (const BlockCoord& block = blocks[core]; block.row >= 0)
-        walkers[core].Visit(block, {rows.Missing(block.row), cols.Missing(block.col)});
+    for (std::size_t core = 0; core < visited.size(); ++core) {
+      if (const Visited& v = visited[core]; v.row != nullptr)
+        walkers[core].Visit(v.block, {v.row->missing, v.col->missing});
     }
     cost.waves.push_back(wave);
   }

@@ -19,11 +19,16 @@ namespace cubist {
 template <class Tiling>
 class PricedTilings {
  public:
-  template <class Shape>
-  PricedTilings(const ChipSpec& chip, const Shape& shape, std::vector<Tiling> tilings)
-      : tilings_(std::move(tilings)) {
-    order_.reserve(tilings_.size());
-    for (std::size_t i = 0; i < tilings_.size(); ++i) order_.emplace_back(Price(chip, shape, tilings_[i]), i);
+  // for_each(count, body) calls body(0) .. body(count - 1), on any threads.
+  template <class Shape, class ForEach>
+  PricedTilings(const ChipSpec& chip, const Shape& shape, std::vector<Tiling> tilings,
+                const ForEach& for_each)
+      : tilings_(std::move(tilings)), order_(tilings_.size()) {
+    constexpr std::size_t kPart = 1024;  // Neighbours share much of what their prices stand on (memo.h).
+    for_each((order_.size() + kPart - 1) / kPart, [&](std::size_t part) {
+      const std::size_t end = std::min((part + 1) * kPart, order_.size());
+      for (std::size_t i = part * kPart; i < end; ++i) order_[i] = {Price(chip, shape, tilings_[i]), i};
+    });
     std::sort(order_.begin(), order_.end());
   }
 

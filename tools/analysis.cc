@@ -277,7 +277,7 @@ Analysis Analyse(const ChipSpec& chip, const trace::Record& record, const Profil
   LineCosts lines = CostsOf(profile);
   std::map<std::string, double> causes;
   double on_path = 0, longest = -1;
-  double phase_begin = trace::LaunchSeconds(record) * 1e6;
+  double phase_begin = trace::LaunchSeconds(record, chip) * 1e6;
   for (std::size_t p = 0; p < record.phases.size(); ++p) {
     const PhaseTimes times(record, record.phases[p], SlicesOf(profile, p));
     if (p > 0) phase_begin += chip.sync.barrier_s * 1e6;

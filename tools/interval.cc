@@ -1,6 +1,7 @@
 #include "tools/interval.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <iterator>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "npu_model/chip_constants.h"
+#include "npu_model/parallel.h"
 #include "npu_model/trace/replay.h"
 
 namespace cubist {
@@ -89,7 +91,7 @@ double BarriersOf(const trace::Record& record) {
 
 // What a launch takes whatever its cores do.
 double FixedUs(const trace::Record& record, const ChipSpec& chip) {
-  return (trace::LaunchSeconds(record) + BarriersOf(record) * chip.sync.barrier_s) * 1e6;
+  return (trace::LaunchSeconds(record, chip) + BarriersOf(record) * chip.sync.barrier_s) * 1e6;
 }
 
 // The same launch, but each core stops early in each phase, so that about so many instructions are left. Waits stand
@@ -133,14 +135,14 @@ RecordedLaunch BeginningOf(const RecordedLaunch& launch, std::int64_t instructio
 
 // `us` by the changes of the replayed launches, each `scale` times, and what the launches themselves are not known by.
 Interval WithChanges(std::span<const RecordedLaunch> launches, const ChipSpec& chip, double us,
-                     std::span<RecordedLaunch> replayed, double replayed_us, double scale) {
+                     std::span<const RecordedLaunch> replayed, double replayed_us, double scale) {
+  std::array<double, kKinds> slowed;
+  ForEach(kKinds, [&](std::size_t kind) { slowed[kind] = PredictedUs(replayed, Slowed(chip, kind)); });
   double squares = 0;
   const auto add = [&](double change) { squares += change * change; };
-  for (std::size_t kind = 0; kind < kKinds; ++kind)
-    add((PredictedUs(replayed, Slowed(chip, kind)) - replayed_us) * scale);
-  for (auto& [record, plan, before_us] : replayed) record.chip = chip;
+  for (const double slow_us : slowed) add((slow_us - replayed_us) * scale);
   double launched = 0, mixed = 0, barriers = 0, started = 0;
-  for (auto& [record, plan, before_us] : launches) {
+  for (const auto& [record, plan, before_us] : launches) {
     launched += 1;
     mixed += trace::IsMixed(record) ? 1 : 0;
     started += StartShare(record);
@@ -158,32 +160,29 @@ Interval WithChanges(std::span<const RecordedLaunch> launches, const ChipSpec& c
 
 }  // namespace
 
-double PredictedUs(std::span<RecordedLaunch> launches, const ChipSpec& chip) {
+double PredictedUs(std::span<const RecordedLaunch> launches, const ChipSpec& chip) {
   double us = 0;
-  for (auto& [record, plan, before_us] : launches) {
-    record.chip = chip;
-    us += before_us + trace::Replay(record, plan).time_s * 1e6;
-  }
+  for (const auto& [record, plan, before_us] : launches)
+    us += before_us + trace::Replay(record, plan, {.chip = &chip}).time_s * 1e6;
   return us;
 }
 
-Interval IntervalOf(std::span<RecordedLaunch> launches, const ChipSpec& chip, double us) {
+Interval IntervalOf(std::span<const RecordedLaunch> launches, const ChipSpec& chip, double us) {
   return WithChanges(launches, chip, us, launches, us, 1);
 }
 
-Interval IntervalFromBeginning(RecordedLaunch& launch, const ChipSpec& chip, double us,
+Interval IntervalFromBeginning(const RecordedLaunch& launch, const ChipSpec& chip, double us,
                                std::int64_t instructions) {
-  RecordedLaunch begun = BeginningOf(launch, instructions);
+  const RecordedLaunch begun = BeginningOf(launch, instructions);
   const double begun_us = PredictedUs({&begun, 1}, chip);
   const double fixed = launch.before_us + FixedUs(launch.record, chip);
   return WithChanges({&launch, 1}, chip, us, {&begun, 1}, begun_us, (us - fixed) / (begun_us - fixed));
 }
 
-Interval AnySchedule(std::span<RecordedLaunch> launches, const ChipSpec& chip) {
+Interval AnySchedule(std::span<const RecordedLaunch> launches, const ChipSpec& chip) {
   Interval all;
-  for (auto& [record, plan, before_us] : launches) {
-    record.chip = chip;
-    const Profile profile = trace::Replay(record, plan);
+  for (const auto& [record, plan, before_us] : launches) {
+    const Profile profile = trace::Replay(record, plan, {.chip = &chip});
     const double us = profile.time_s * 1e6;
     const double fixed = before_us + FixedUs(record, chip);
     // Shares are of all cores of the chip; those that have nothing to do hold nothing up.

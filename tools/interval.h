@@ -20,7 +20,7 @@ struct RecordedLaunch {
 };
 
 // Microseconds of all launches on a chip that differs from the recorded one in costs alone.
-double PredictedUs(std::span<RecordedLaunch> launches, const ChipSpec& chip);
+double PredictedUs(std::span<const RecordedLaunch> launches, const ChipSpec& chip);
 
 struct Interval {
   double low = 0, high = 0;  // us
@@ -29,16 +29,16 @@ struct Interval {
 
 // `us`, give or take what the spread of the chip's constants implies: each kind of constant (launch, start, flags and
 // issue, HBM, what L2 held, misses, L2, latencies and rates of paths, Vector, Cube) is as slow as its sources allow in
-// turn, and the changes add like independent errors. The records are those of `chip` again afterwards.
-Interval IntervalOf(std::span<RecordedLaunch> launches, const ChipSpec& chip, double us);
+// turn, and the changes add like independent errors.
+Interval IntervalOf(std::span<const RecordedLaunch> launches, const ChipSpec& chip, double us);
 
 // The same of a large launch, by the beginnings of its cores alone, about so many instructions: what changes there of their
 // time changes of all of it.
-Interval IntervalFromBeginning(RecordedLaunch& launch, const ChipSpec& chip, double us,
+Interval IntervalFromBeginning(const RecordedLaunch& launch, const ChipSpec& chip, double us,
                                std::int64_t instructions);
 
 // What the same work takes under any schedule: from launch and busiest pipe alone to all pipes one after the other.
-Interval AnySchedule(std::span<RecordedLaunch> launches, const ChipSpec& chip);
+Interval AnySchedule(std::span<const RecordedLaunch> launches, const ChipSpec& chip);
 
 // `us` with the errors of both, as independent ones, on each side.
 Interval Together(double us, const Interval& x, const Interval& y);

@@ -1,6 +1,8 @@
 #include "npu_model/sync/core_planner.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <span>
 #include <utility>
 
 #include "npu_model/status.h"
@@ -44,13 +46,13 @@ CorePlanner::CorePlanner(const CoreRecord& record, const ChipSpec& chip, bool ve
       policy_(policy),
       relays_(relays),
       lanes_(vector_only ? 1 : chip.vector_per_cube),
-      agents_(static_cast<std::size_t>(kCubeAgents + lanes_ * kVectorAgents)),
       shared_(std::move(in_order)),
       slots_(record.slots.size()),
       workspace_(record.workspace.size()),
       tensors_(shared_.size()) {
   CUBIST_CHECK(lanes_ <= kMaxVectorPerCube, "more Vector cores per Cube core than a plan holds");
-  for (int a = 0; a < static_cast<int>(agents_); ++a) places_[static_cast<std::size_t>(a)] = PlaceOf(a);
+  for (int a = 0; a < kCubeAgents + lanes_ * kVectorAgents; ++a)
+    places_[static_cast<std::size_t>(a)] = PlaceOf(a);
   for (auto& clock : clocks_) clock.fill(0);
   stale_.fill(true);
   current_.fill(0);
@@ -96,36 +98,37 @@ void CorePlanner::JoinIssue(std::uint32_t agent) {
   const std::uint32_t issuer = Issuer(agent);
   if (agent == issuer || seen_issue_[agent] == issue_version_[issuer]) return;
   seen_issue_[agent] = issue_version_[issuer];
-  Merge(agent, clocks_[issuer].data());
+  Merge(agent, clocks_[issuer]);
 }
 
-void CorePlanner::Merge(std::uint32_t agent, const std::uint32_t* known) {
+void CorePlanner::Merge(std::uint32_t agent, const Clock& known) {
   Clock& clock = clocks_[agent];
-  for (std::size_t b = 0; b < agents_; ++b) {
-    if (known[b] > clock[b]) {
-      clock[b] = known[b];
-      stale_[agent] = true;
-    }
+  std::uint32_t changed = 0;  // bits
+  for (std::size_t b = 0; b < clock.size(); ++b) {
+    const std::uint32_t newer = std::max(clock[b], known[b]);
+    changed |= newer ^ clock[b];
+    clock[b] = newer;
   }
+  if (changed != 0) stale_[agent] = true;
   if (stale_[agent] && agent == Issuer(agent)) ++issue_version_[agent];
 }
 
 // What `agent` knew behind a place in program order; null before its first instruction.
-const std::uint32_t* CorePlanner::Row(std::uint32_t agent, std::uint32_t instr) const {
+const CorePlanner::Clock* CorePlanner::ClockAt(std::uint32_t agent, std::uint32_t instr) const {
   const std::vector<Known>& known = history_[agent];
   if (known.empty() || known.front().instr > instr) return nullptr;
-  auto at = known.end() - 1;
-  if (at->instr > instr) {
-    at = std::upper_bound(known.begin(), known.end(), instr,
-                          [](std::uint32_t i, const Known& k) { return i < k.instr; }) -
-         1;
-  }
-  return snapshots_.data() + std::size_t{at->row} * agents_;
+  // Mostly one of the last.
+  auto end = known.end();
+  std::ptrdiff_t step = 1;
+  for (; end - known.begin() > step && (end - step)->instr > instr; step *= 2) end -= step;
+  const auto after = std::upper_bound(end - std::min(step, end - known.begin()), end, instr,
+                                      [](std::uint32_t i, const Known& k) { return i < k.instr; });
+  return &snapshots_[(after - 1)->snapshot];
 }
 
 // `agent` now knows all that is complete once `from` is past `instr`.
-void CorePlanner::Join(std::uint32_t agent, std::uint32_t from, std::uint32_t instr) {
-  if (const std::uint32_t* row = Row(from, instr)) Merge(agent, row);
+void CorePlanner::Join(std::uint32_t agent, std::uint32_t from, std::uint32_t instr, const Clock* known) {
+  if (known != nullptr) Merge(agent, *known);
   waited_[agent][from] = std::max(waited_[agent][from], instr + 1);
   std::uint32_t& own = clocks_[agent][from];
   if (own < instr + 1) {
@@ -138,23 +141,30 @@ void CorePlanner::Join(std::uint32_t agent, std::uint32_t from, std::uint32_t in
 void CorePlanner::Snapshot(std::uint32_t agent, std::uint32_t instr) {
   if (stale_[agent]) {
     stale_[agent] = false;
-    current_[agent] = static_cast<std::uint32_t>(snapshots_.size() / agents_);
-    const Clock& clock = clocks_[agent];
-    snapshots_.insert(snapshots_.end(), clock.begin(), clock.begin() + static_cast<std::ptrdiff_t>(agents_));
+    current_[agent] = static_cast<std::uint32_t>(snapshots_.size());
+    snapshots_.push_back(clocks_[agent]);
   }
   history_[agent].push_back({instr, current_[agent]});
 }
 
 // ---- What an instruction has to wait for ----
 
-void CorePlanner::FindNeeds(std::uint32_t i, std::uint32_t agent, const Instr& instr) {
-  needs_.clear();
-  touched_.clear();
+// What is changed in place is listed as read, too: whoever writes it waits for at least as much, if for the latest of each
+// pipe alone.
+bool CorePlanner::SaysMore(const Instr& instr, OperandUse use) const {
+  if (policy_ != Policy::kMinimal || use.writes() || instr.pipe == Pipe::kMte2) return true;
+  return std::find(instr.uses.begin(), instr.uses.end(), OperandUse(use.operand(), /*writes=*/true)) ==
+         instr.uses.end();
+}
+
+// Puts them in front of touched_, and returns how many.
+std::size_t CorePlanner::FindTouched(std::uint32_t i, std::uint32_t agent, const Instr& instr) {
+  std::size_t count = 0;
   const auto touch = [&](Past& past, const Area& area, bool writes) {
-    touched_.push_back({&past, {area, i, static_cast<std::uint8_t>(agent), writes}});
+    touched_[count++] = {&past, {area, i, static_cast<std::uint8_t>(agent), writes}};
   };
   for (const OperandUse use : instr.uses) {
-    if (!use.used()) continue;
+    if (!use.used() || !SaysMore(instr, use)) continue;
     const Operand& o = record_.operands[use.operand()];
     Past& past = o.slot >= 0 ? slots_[static_cast<std::size_t>(o.slot)]
                              : workspace_[static_cast<std::size_t>(~o.slot)];
@@ -166,7 +176,13 @@ void CorePlanner::FindNeeds(std::uint32_t i, std::uint32_t agent, const Instr& i
       touch(tensors_[static_cast<std::size_t>(gm.tensor)], {0, 1, gm.offset, gm.end(), &gm}, gm.writes);
     }
   }
-  for (const auto& [past, now] : touched_) {
+  return count;
+}
+
+void CorePlanner::FindNeeds(std::uint32_t i, std::uint32_t agent, const Instr& instr) {
+  needs_.clear();
+  const std::span touched(touched_.data(), FindTouched(i, agent, instr));
+  for (const auto& [past, now] : touched) {
     const std::size_t of_operand = needs_.size();
     past->ForEachConflict(now, [&](const Touch& old) {
       // Same scalar unit: in order. A scalar read is complete when its unit issues what follows.
@@ -175,7 +191,7 @@ void CorePlanner::FindNeeds(std::uint32_t i, std::uint32_t agent, const Instr& i
     });
   }
   // What a scalar unit reads is read before it issues anything else, so nobody has to wait for it.
-  for (const auto& [past, now] : touched_) {
+  for (const auto& [past, now] : touched) {
     if (agent != Issuer(agent) || now.writes) past->Add(now);
   }
   FindReuse(i, agent);
@@ -197,7 +213,7 @@ void CorePlanner::AddNeed(const Need& need, std::size_t of_operand) {
 void CorePlanner::FindReuse(std::uint32_t i, std::uint32_t agent) {
   for (const std::uint32_t to : partners_[agent]) {
     const Pair& pair = pairs_[agent][to];
-    if (FreeId(pair, agent, to, clocks_[agent].data(), i) >= 0) continue;
+    if (FreeId(pair, agent, to, clocks_[agent], i) >= 0) continue;
     const std::uint32_t oldest = *std::min_element(pair.wait_before.begin(), pair.wait_before.end());
     needs_.push_back({to, oldest, true});
   }
@@ -219,9 +235,11 @@ void CorePlanner::Settle(std::uint32_t i, std::uint32_t agent) {
   std::erase_if(needs_, [&](const Need& n) {
     return policy_ == Policy::kMinimal || n.for_reuse ? IsKnown(agent, n) : IsWaitedFor(agent, n);
   });
-  std::sort(needs_.begin(), needs_.end(), [](const Need& x, const Need& y) {
-    return std::tie(x.agent, x.instr) < std::tie(y.agent, y.instr);
-  });
+  if (needs_.size() > 1) {
+    std::sort(needs_.begin(), needs_.end(), [](const Need& x, const Need& y) {
+      return std::tie(x.agent, x.instr) < std::tie(y.agent, y.instr);
+    });
+  }
   const Need* own = nullptr;
   for (std::size_t k = 0; k < needs_.size(); ++k) {
     const Need n = needs_[k];
@@ -264,8 +282,8 @@ bool CorePlanner::IsImplied(std::size_t k, std::uint32_t agent) const {
   return std::any_of(needs_.begin(), needs_.end(), [&](const Need& other) {
     if (other.agent == agent) return false;
     if (other.agent == n.agent) return other.instr > n.instr;
-    const std::uint32_t* row = Row(other.agent, other.instr);
-    return row != nullptr && row[n.agent] > n.instr;
+    const Clock* known = ClockAt(other.agent, other.instr);
+    return known != nullptr && (*known)[n.agent] > n.instr;
   });
 }
 
@@ -279,7 +297,7 @@ SyncOp CorePlanner::Make(std::uint32_t instr, bool after, Kind kind, std::uint32
 }
 
 // An id whose last wait is over, as far as `from` knows by `clock` at its instruction `at`; -1 for none.
-int CorePlanner::FreeId(const Pair& pair, std::uint32_t from, std::uint32_t to, const std::uint32_t* clock,
+int CorePlanner::FreeId(const Pair& pair, std::uint32_t from, std::uint32_t to, const Clock& clock,
                         std::uint32_t at) const {
   const int used = static_cast<int>(pair.wait_before.size());
   for (int id = 0; id < used; ++id) {
@@ -296,14 +314,14 @@ void CorePlanner::PlaceFlag(std::uint32_t i, std::uint32_t agent, const Need& n)
     pair.active = true;
     partners_[from].push_back(agent);
   }
-  const std::uint32_t* row = Row(from, n.instr);
-  int id = row == nullptr ? -1 : FreeId(pair, from, agent, row, n.instr);
+  const Clock* known = ClockAt(from, n.instr);
+  int id = known == nullptr ? -1 : FreeId(pair, from, agent, *known, n.instr);
   if (id < 0 && pair.last_wait > n.instr) {
     // All ids are up between the instruction waited for and the waits before this one: the last of these
     // waits for it too.
     ops_[pair.last_set].instr = std::max(ops_[pair.last_set].instr, n.instr);
     NoteShortage(from, agent, pair.last_wait, Shortage::Remedy::kWaitsForLater);
-    Join(agent, from, n.instr);
+    Join(agent, from, n.instr, known);
     return;
   }
   id = std::max(id, 0);  // FindReuse has seen to it that there is one.
@@ -313,7 +331,7 @@ void CorePlanner::PlaceFlag(std::uint32_t i, std::uint32_t agent, const Need& n)
   pair.wait_before[static_cast<std::size_t>(id)] = i;
   ops_.push_back(Make(n.instr, true, Kind::kSetFlag, from, agent, id));
   ops_.push_back(Make(i, false, Kind::kWaitFlag, agent, from, id));
-  Join(agent, from, n.instr);
+  Join(agent, from, n.instr, known);
 }
 
 // Null when the chip has no more ids. A counter is the waiting side's, so that both directions may count by one id.
@@ -446,9 +464,9 @@ void CorePlanner::MoveSets(Channel& c, std::uint32_t from, std::uint32_t instr) 
 // Whether every setter knows, where it sets for `instr`, that the waits before `wait` are over.
 bool CorePlanner::WaitsOver(const Channel& c, std::uint32_t wait, std::uint32_t instr) const {
   for (int setter = 0; setter < (c.from_cube ? 1 : lanes_); ++setter) {
-    const std::uint32_t* row = Row(c.from_cube ? c.from : AtLane(c.from, setter), instr);
+    const Clock* known = ClockAt(c.from_cube ? c.from : AtLane(c.from, setter), instr);
     for (int waiter = 0; waiter < (c.from_cube ? lanes_ : 1); ++waiter) {
-      if (row == nullptr || row[c.from_cube ? AtLane(c.to, waiter) : c.to] <= wait) return false;
+      if (known == nullptr || (*known)[c.from_cube ? AtLane(c.to, waiter) : c.to] <= wait) return false;
     }
   }
   return true;

@@ -69,13 +69,18 @@ class CorePlanner {
 
   static Place PlaceOf(int agent);
   void JoinIssue(std::uint32_t agent);
-  void Merge(std::uint32_t agent, const std::uint32_t* known);
-  const std::uint32_t* Row(std::uint32_t agent, std::uint32_t instr) const;
-  void Join(std::uint32_t agent, std::uint32_t from, std::uint32_t instr);
+  void Merge(std::uint32_t agent, const Clock& known);
+  const Clock* ClockAt(std::uint32_t agent, std::uint32_t instr) const;
+  void Join(std::uint32_t agent, std::uint32_t from, std::uint32_t instr) {
+    Join(agent, from, instr, ClockAt(from, instr));
+  }
+  void Join(std::uint32_t agent, std::uint32_t from, std::uint32_t instr, const Clock* known);
   void Snapshot(std::uint32_t agent, std::uint32_t instr);
 
   // What an instruction has to wait for.
   void FindNeeds(std::uint32_t i, std::uint32_t agent, const trace::Instr& instr);
+  std::size_t FindTouched(std::uint32_t i, std::uint32_t agent, const trace::Instr& instr);
+  bool SaysMore(const trace::Instr& instr, trace::OperandUse use) const;
   void AddNeed(const Need& need, std::size_t of_operand);
   void FindReuse(std::uint32_t i, std::uint32_t agent);
 
@@ -86,7 +91,7 @@ class CorePlanner {
   bool IsImplied(std::size_t k, std::uint32_t agent) const;
   SyncOp Make(std::uint32_t instr, bool after, Kind kind, std::uint32_t agent, std::uint32_t peer,
               int id) const;
-  int FreeId(const Pair& pair, std::uint32_t from, std::uint32_t to, const std::uint32_t* clock,
+  int FreeId(const Pair& pair, std::uint32_t from, std::uint32_t to, const Clock& clock,
              std::uint32_t at) const;
   void PlaceFlag(std::uint32_t i, std::uint32_t agent, const Need& n);
   Channel* ChannelOf(std::uint32_t from, std::uint32_t to);
@@ -107,7 +112,6 @@ class CorePlanner {
   Policy policy_;
   bool relays_, lacks_ids_ = false;
   int lanes_;
-  std::size_t agents_;
   std::vector<char> shared_;  // tensors that make the core wait for itself
   std::vector<Past> slots_, workspace_, tensors_;
   std::array<Place, trace::kMaxAgents> places_{};
@@ -118,14 +122,15 @@ class CorePlanner {
   std::array<std::uint32_t, trace::kMaxAgents> current_;
   std::array<std::uint32_t, trace::kMaxAgents> seen_issue_;
   std::array<std::uint32_t, trace::kMaxAgents> issue_version_{};
-  std::vector<std::uint32_t> snapshots_;  // clocks, rows of agents_
+  std::vector<Clock> snapshots_;
   struct Known {
-    std::uint32_t instr, row;
+    std::uint32_t instr, snapshot;
   };
   std::array<std::vector<Known>, trace::kMaxAgents>
       history_;  // at each instruction, and where it waits without one
 
-  std::vector<std::pair<Past*, Touch>> touched_;  // by the present instruction
+  // By the present instruction: its operands, and GM.
+  std::array<std::pair<Past*, Touch>, trace::kMaxOperands + 1> touched_;
   std::vector<Need> needs_;
   std::array<std::array<Pair, trace::kMaxAgents>, trace::kMaxAgents> pairs_{};
   std::array<std::vector<std::uint32_t>, trace::kMaxAgents> partners_;

@@ -29,14 +29,9 @@ bool BytesMeet(const trace::GmAccess& a, const trace::GmAccess& b) {
   return x.row_stride <= 0 || x.row_stride != y.row_stride || RowsMeet(x, y);
 }
 
-bool Covers(const Area& a, const Area& b) {
-  if (a.gm != nullptr && (a.gm->rows > 1 || a.gm->bursts > 1)) {
-    return b.gm != nullptr && a.gm->offset == b.gm->offset && a.gm->rows == b.gm->rows &&
-           a.gm->row_stride == b.gm->row_stride && a.gm->bursts == b.gm->bursts &&
-           a.gm->burst_stride == b.gm->burst_stride && a.gm->burst_bytes == b.gm->burst_bytes;
-  }
-  return a.row_begin <= b.row_begin && b.row_end <= a.row_end && a.col_begin <= b.col_begin &&
-         b.col_end <= a.col_end;
+bool CoversRows(const trace::GmAccess& a, const trace::GmAccess* b) {
+  return b != nullptr && a.offset == b->offset && a.rows == b->rows && a.row_stride == b->row_stride &&
+         a.bursts == b->bursts && a.burst_stride == b->burst_stride && a.burst_bytes == b->burst_bytes;
 }
 
 Area AreaOf(const trace::CoreRecord& record, const ChipSpec& chip, const trace::Operand& o, bool pads) {

@@ -26,7 +26,12 @@ inline bool Meet(const Area& a, const Area& b) {
   return BoundsMeet(a, b) && (a.gm == nullptr || b.gm == nullptr || BytesMeet(*a.gm, *b.gm));
 }
 // Whether every byte of b is one of a.
-bool Covers(const Area& a, const Area& b);
+bool CoversRows(const trace::GmAccess& a, const trace::GmAccess* b);
+inline bool Covers(const Area& a, const Area& b) {
+  if (a.gm != nullptr && (a.gm->rows > 1 || a.gm->bursts > 1)) return CoversRows(*a.gm, b.gm);
+  return a.row_begin <= b.row_begin && b.row_end <= a.row_end && a.col_begin <= b.col_begin &&
+         b.col_end <= a.col_end;
+}
 
 // Where an operand lies. The Cube's buffers are moved by whole panels of columns. A move that pads writes whole blocks
 // of UB.

@@ -12,6 +12,9 @@ bool SamePlace(const SlotInfo& x, const SlotInfo& y) {
   return x.buffer == y.buffer && x.dtype == y.dtype && x.rows == y.rows && x.cols == y.cols &&
          x.address == y.address;
 }
+bool SameSize(const Instr& x, const Instr& y) {
+  return x.dtype == y.dtype && std::ranges::equal(x.dims, y.dims);
+}
 bool SamePath(const GmAccess& x, const GmAccess& y) { return x.path == y.path; }
 
 }  // namespace
@@ -23,7 +26,7 @@ Steps::Steps(const CoreRecord& record, const sync::CorePlan& plan, const Costs& 
   };
   for (const Instr& instr : record.instrs) {
     use(instr.pipe, instr.lane);
-    if (instr.pipe == Pipe::kM) mmad_cycles_ += costs.Of(record, instr).busy;
+    if (instr.pipe == Pipe::kM) mmad_cycles_ += CostOf(instr).busy;
   }
   for (const sync::SyncOp& op : plan.ops) {
     use(op.pipe, op.lane);
@@ -105,10 +108,17 @@ void Steps::FeedInstr(std::uint32_t i, Stretch& to) {
     const Cost cost = costs_->Of(access);
     step.busy = static_cast<float>(cost.busy), step.done = static_cast<float>(cost.done);
   } else {
-    const Cost cost = costs_->Of(*record_, instr);
+    const Cost cost = CostOf(instr);
     step.busy = static_cast<float>(cost.busy), step.done = static_cast<float>(cost.done);
   }
   Put(step, to);
+}
+
+Cost Steps::CostOf(const Instr& instr) {
+  if (instr.pipe != Pipe::kM && instr.pipe != Pipe::kMte1) return costs_->Of(*record_, instr);
+  Priced& last = priced_[static_cast<std::size_t>(instr.op)];
+  if (last.instr == nullptr || !SameSize(*last.instr, instr)) last = {&instr, costs_->Of(*record_, instr)};
+  return last.cost;
 }
 
 void Steps::FeedOp(const sync::SyncOp& op, Stretch& to) {

@@ -66,6 +66,7 @@ class Steps {
   void Feed(Stretch& to);
   void FeedOp(const sync::SyncOp& op, Stretch& to);
   void FeedInstr(std::uint32_t i, Stretch& to);
+  Cost CostOf(const Instr& instr);
   std::uint32_t FlagOf(int pair, std::size_t id, bool cross);
   static void Put(const Step& step, Stretch& to) {
     to.sides[static_cast<std::size_t>(SideOf(step.agent))].push_back(step);
@@ -76,6 +77,12 @@ class Steps {
   const Costs* costs_;
   int lanes_;
   double mmad_cycles_ = 0;
+  // By Op, of the Cube's arithmetic and of its loads to L0: mostly the next one is like the last.
+  struct Priced {
+    const Instr* instr = nullptr;
+    Cost cost;
+  };
+  std::array<Priced, kOpCount> priced_;
   std::array<bool, kSides> used_{};
   int sides_used_ = 0, readers_ = 0;  // a reader per core and side
   std::uint32_t next_instr_ = 0;

@@ -6,10 +6,10 @@
 #include "npu_model/line_slots.h"
 
 namespace cubist::trace {
-GlobalMemory::GlobalMemory(const Record& record)
-    : line_(record.chip.memory.l2_line),
-      miss_rate_(record.chip.memory.core_miss_bytes_per_cycle),
-      turn_around_(record.chip.memory.turn_around) {
+GlobalMemory::GlobalMemory(const Record& record, const ChipSpec& chip)
+    : line_(chip.memory.l2_line),
+      miss_rate_(chip.memory.core_miss_bytes_per_cycle),
+      turn_around_(chip.memory.turn_around) {
   std::vector<std::int64_t> extents(record.tensors.size());
   for (std::size_t t = 0; t < extents.size(); ++t) extents[t] = record.tensors[t].bytes;
   for (const Phase& phase : record.phases) {
@@ -32,8 +32,8 @@ GlobalMemory::GlobalMemory(const Record& record)
     end += RoundUp(extent, kApart * line_);
   }
   workspace_ = end;
-  l2_ = std::make_unique<L2Cache>(record.chip.memory.l2_bytes, line_, end + workspace_bytes_,
-                                  record.chip.memory.found_dirty);
+  l2_ =
+      std::make_unique<L2Cache>(chip.memory.l2_bytes, line_, end + workspace_bytes_, chip.memory.found_dirty);
 }
 
 // Lines' worth of time that HBM turns from reading to writing and back. Controllers collect what is to be written, so the

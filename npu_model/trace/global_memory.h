@@ -19,7 +19,7 @@ class GlobalMemory {
     double late_bytes = 0;  // in L2, but still on their way there for another transfer
   };
 
-  explicit GlobalMemory(const Record& record);
+  GlobalMemory(const Record& record, const ChipSpec& chip);
 
   // Bytes of hand-over slots, of all cores of a phase together.
   std::int64_t workspace_bytes() const { return workspace_bytes_; }

@@ -67,8 +67,9 @@ bool L2Cache::TouchAll(const Rows& all, bool write, Tally* tally, double now, do
   bool there = true;
   const auto touch = [&](std::uint64_t number, std::uint32_t lines) {
     Run& run = runs_[number];
-    if ((lines & ~std::uint32_t{run.present}) == 0 && run.there_at <= now && !write) {
+    if ((lines & ~std::uint32_t{run.present}) == 0 && !write) {
       run.hit = true;
+      if (run.there_at > now) there = false, tally->on_the_way += kBits[lines];
     } else {
       there = false;
       TouchSlowly(number, static_cast<std::uint8_t>(lines), write, tally, now, fetched_at);
@@ -103,7 +104,7 @@ bool L2Cache::TouchAll(const Rows& all, bool write, Tally* tally, double now, do
   return there;
 }
 
-// Lines of one run that are not all there, or not yet, or change.
+// Lines of one run that are not all there, or change.
 void L2Cache::TouchSlowly(std::uint64_t number, std::uint8_t lines, bool write, Tally* tally, double now,
                           double fetched_at) {
   Run& run = runs_[number];

@@ -219,14 +219,13 @@ bool PhaseReplay::Take(std::uint32_t c, std::uint32_t a, const Step& step, doubl
 bool PhaseReplay::Wait(std::uint32_t c, std::uint32_t a, const Step& step, double ready) {
   Core& core = cores_[c];
   Flag& flag = FlagOf(core, step.what);
-  if (flag.head == flag.set_at.size()) {
+  if (flag.sets == 0) {
     flag.waiters |= 1u << a;
     return false;
   }
   const double latency = (step.what & Steps::kCross) != 0 ? chip_->sync.cross_core : chip_->sync.flag;
   Agent& agent = core.agents[a];
-  const double up = std::max(ready, flag.set_at[flag.head++] + latency);
-  DropFront(flag.set_at, flag.head);
+  const double up = std::max(ready, flag.Take() + latency);
   NoteWait(agent, ready, up);
   if (on_wait_ && up > ready) on_wait_(c, step.op, up - ready);
   if (agent.idle()) agent.times.busy += chip_->sync.execute;  // Else it is, with what flows.
@@ -257,9 +256,26 @@ PhaseReplay::Flag& PhaseReplay::FlagOf(Core& core, std::uint32_t number) {
   return core.flags[at];
 }
 
+void PhaseReplay::Flag::Set(double time) {
+  if (sets++ == 0) {
+    first = time;
+  } else {
+    others.push_back(time);
+  }
+}
+
+double PhaseReplay::Flag::Take() {
+  const double time = first;
+  if (--sets > 0) {
+    first = others[head++];
+    DropFront(others, head);
+  }
+  return time;
+}
+
 std::uint32_t PhaseReplay::Set(Core& core, std::uint32_t number, double time) {
   Flag& flag = FlagOf(core, number);
-  flag.set_at.push_back(time);
+  flag.Set(time);
   return std::exchange(flag.waiters, 0);
 }
 

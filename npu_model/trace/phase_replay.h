@@ -87,11 +87,16 @@ class PhaseReplay {
 
     bool idle() const { return first_pending == pending.size(); }
   };
-  // Times at which a flag was set and not yet waited for, first in first out.
+  // Times at which a flag was set and not yet waited for, first in first out. Most flags are up once at a time.
   struct Flag {
-    std::vector<double> set_at;
-    std::size_t head = 0;
+    double first = 0;  // of `sets`
+    std::uint32_t sets = 0;
     std::uint32_t waiters = 0;
+    std::vector<double> others;  // behind it, from `head` on
+    std::size_t head = 0;
+
+    void Set(double time);
+    double Take();
   };
   struct Core {
     Core(const CoreRecord& record, std::shared_ptr<Steps> steps, std::int64_t workspace)
@@ -120,7 +125,7 @@ class PhaseReplay {
   static void NoteWait(Agent& agent, double from, double to);
   static void TakeFlowFromWaits(Agent& agent, double ended);
   std::uint32_t Set(Core& core, std::uint32_t flag, double time);
-  Flag& FlagOf(Core& core, std::uint32_t number);
+  static Flag& FlagOf(Core& core, std::uint32_t number);
   const GmAccess& AccessOf(const Core& core, const Step& step) const {
     return core.record->accesses[step.op];
   }

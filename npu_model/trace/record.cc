@@ -32,9 +32,8 @@ bool IsMixed(const Record& record) {
   return false;
 }
 
-double LaunchSeconds(const Record& record) {
-  const ChipSpec::Sync& sync = record.chip.sync;
-  return sync.launch_s + (IsMixed(record) ? sync.mixed_launch_s.value : 0);
+double LaunchSeconds(const Record& record, const ChipSpec& chip) {
+  return chip.sync.launch_s + (IsMixed(record) ? chip.sync.mixed_launch_s.value : 0);
 }
 
 }  // namespace cubist::trace

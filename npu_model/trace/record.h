@@ -256,7 +256,7 @@ struct Record {
 CUBIST_EXPORT bool IsMixed(const Record& record);
 
 // From the launch to the first instruction, in seconds.
-CUBIST_EXPORT double LaunchSeconds(const Record& record);
+CUBIST_EXPORT double LaunchSeconds(const Record& record, const ChipSpec& chip);
 
 }  // namespace cubist::trace
 

@@ -29,7 +29,9 @@ struct Cycles {
 // Adds up what the phases did, and draws the conclusion.
 class Summary {
  public:
-  explicit Summary(const Record& record) : record_(&record), chip_(&record.chip) {}
+  // `launched`: cycles until the first phase begins.
+  Summary(const Record& record, const ChipSpec& chip, double launched)
+      : record_(&record), chip_(&chip), launched_(launched) {}
 
   void Add(const Phase& phase, const PhaseReplay& replay) {
     std::size_t last = 0;
@@ -62,7 +64,7 @@ class Summary {
   }
 
   Profile Finish(const GlobalMemory& memory) {
-    fixed_ += LaunchSeconds(*record_) * chip_->clock_hz;
+    fixed_ += launched_;
     const double cycles = fixed_ + working_;
     profile_.kernel = record_->kernel;
     profile_.launches = 1;
@@ -157,6 +159,7 @@ class Summary {
 
   const Record* record_;
   const ChipSpec* chip_;
+  double launched_;
   Profile profile_;
   Cycles all_, waited_, critical_;
   double working_ = 0;  // cycles of the phases
@@ -164,10 +167,10 @@ class Summary {
   double hbm_limited_ = 0, l2_limited_ = 0;
 };
 
-TimelineSlice SliceOf(const Record& record, const Phase& phase, std::size_t core, const Instr& instr,
-                      double start_us, double end_us) {
+TimelineSlice SliceOf(const Record& record, const ChipSpec& chip, const Phase& phase, std::size_t core,
+                      const Instr& instr, double start_us, double end_us) {
   const CoreRecord& from = phase.cores[core];
-  const int per_cube = record.chip.vector_per_cube;
+  const int per_cube = chip.vector_per_cube;
   const int index = static_cast<int>(core);
   TimelineSlice slice;
   slice.core = phase.vector_only ? index / per_cube : index;
@@ -180,7 +183,7 @@ TimelineSlice SliceOf(const Record& record, const Phase& phase, std::size_t core
   slice.file = from.lines[instr.line].file;
   slice.start_us = start_us, slice.end_us = end_us;
   if (instr.access >= 0) slice.bytes = from.accesses[static_cast<std::size_t>(instr.access)].bytes();
-  if (instr.pipe == Pipe::kMte1) slice.bytes = Costs(record.chip).FractalBytes(instr);
+  if (instr.pipe == Pipe::kMte1) slice.bytes = Costs(chip).FractalBytes(instr);
   return slice;
 }
 
@@ -194,9 +197,10 @@ Profile GivenUp() {
 
 Profile Replay(const Record& record, const sync::Plan& plan, const ReplayOptions& options) {
   CUBIST_CHECK(plan.phases.size() == record.phases.size(), "the plan is of another record");
-  const ChipSpec& chip = record.chip;
-  GlobalMemory memory(record);
-  Summary summary(record);
+  const ChipSpec& chip = options.chip == nullptr ? record.chip : *options.chip;
+  const double launched = LaunchSeconds(record, chip) * chip.clock_hz;
+  GlobalMemory memory(record, chip);
+  Summary summary(record, chip, launched);
   auto slices = std::make_shared<std::vector<TimelineSlice>>();
   if (options.timeline) {  // A slice for every instruction.
     std::size_t count = 0;
@@ -207,14 +211,14 @@ Profile Replay(const Record& record, const sync::Plan& plan, const ReplayOptions
   }
   // Sums are rounded; what is cut short is longer beyond that.
   const double most_cycles = options.give_up_s * chip.clock_hz * (1 + 1e-9);
-  double phase_start = LaunchSeconds(record) * chip.clock_hz;  // cycles
+  double phase_start = launched;  // cycles
   for (std::size_t p = 0; p < record.phases.size(); ++p) {
     const Phase& phase = record.phases[p];
     PhaseReplay::OnSlice on_slice;
     if (options.timeline) {
       on_slice = [&](std::size_t core, const Instr& instr, double start, double end) {
         const double us_per_cycle = 1e6 / chip.clock_hz;
-        slices->push_back(SliceOf(record, phase, core, instr, (phase_start + start) * us_per_cycle,
+        slices->push_back(SliceOf(record, chip, phase, core, instr, (phase_start + start) * us_per_cycle,
                                   (phase_start + end) * us_per_cycle));
       };
     }

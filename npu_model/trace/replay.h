@@ -30,6 +30,8 @@ struct ReplayOptions {
   bool timeline = false;  // Keep every instruction's start and end in the profile.
   // Go on until it is certain that the launch takes longer; its time is infinite then, and nothing else is told of it.
   double give_up_s = std::numeric_limits<double>::infinity();
+  // In place of the record's, from which it differs in costs alone.
+  const ChipSpec* chip = nullptr;
   // Told of every stop at a WaitFlag or barrier: which op of the plan, and for how many cycles.
   std::function<void(std::size_t phase, std::size_t core, std::uint32_t op, double cycles)> on_wait = {};
 };

@@ -637,7 +637,7 @@ Interval IntervalOf(Recorded& recorded, const ChipSpec& chip, double us) {
   if (recorded.schedule == Schedule::kKnown) return all;
   double before = 0, launching = 0;
   for (const RecordedLaunch& launch : recorded.launches)
-    before += launch.before_us, launching += trace::LaunchSeconds(launch.record) * 1e6;
+    before += launch.before_us, launching += trace::LaunchSeconds(launch.record, chip) * 1e6;
   const double scheduled = us - before - launching;
   all = Together(us, all,
                  {us - scheduled * kOtherSchedule / (1 + kOtherSchedule), us + scheduled * kOtherSchedule});
