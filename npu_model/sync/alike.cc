@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "npu_model/parallel.h"
+#include "npu_model/sync/ordered.h"
 #include "npu_model/sync/touches.h"
 
 namespace cubist::sync {
@@ -42,12 +43,13 @@ class Places {
 
   Places() = default;
   Places(const CoreRecord& core, const ChipSpec& chip) : places_(2 * core.operands.size()) {
-    std::vector<char> used(places_.size()), written(places_.size());
+    constexpr std::uint8_t kRead = 1, kWritten = 2;
+    std::vector<std::uint8_t> uses(places_.size());
     for (const Instr& instr : core.instrs) {
       for (const trace::OperandUse use : instr.uses) {
         if (!use.used()) continue;
-        used[At(instr, use)] = 1;
-        written[At(instr, use)] |= use.writes();
+        std::uint8_t& of = uses[At(instr, use)];
+        of = static_cast<std::uint8_t>(of | (use.writes() ? kWritten : kRead));
       }
     }
     std::vector<std::int64_t> rows, cols;
@@ -55,25 +57,23 @@ class Places {
       return AreaOf(core, chip, core.operands[at / 2], /*pads=*/at % 2 == 1);
     };
     for (std::size_t at = 0; at < places_.size(); ++at) {
-      if (!written[at]) continue;
+      if ((uses[at] & kWritten) == 0) continue;
       const std::int32_t slot = core.operands[at / 2].slot;
       const Area area = area_at(at);
       for (const std::int64_t bound : {area.row_begin, area.row_end}) rows.push_back(Bound(slot, bound));
       for (const std::int64_t bound : {area.col_begin, area.col_end}) cols.push_back(Bound(slot, bound));
     }
-    for (auto* bounds : {&rows, &cols}) {
-      std::sort(bounds->begin(), bounds->end());
-      bounds->erase(std::unique(bounds->begin(), bounds->end()), bounds->end());
-    }
+    Ascending row_bounds(std::move(rows)), col_bounds(std::move(cols));
     for (std::size_t at = 0; at < places_.size(); ++at) {
-      if (!used[at]) continue;
+      if (uses[at] == 0) continue;
       const std::int32_t slot = core.operands[at / 2].slot;
       const Area area = area_at(at);
-      const auto both = [&](const std::vector<std::int64_t>& bounds, std::int64_t begin, std::int64_t end) {
-        return Among(bounds, Bound(slot, begin)) << 32 | Among(bounds, Bound(slot, end));
+      const auto both = [&](Ascending& bounds, std::int64_t begin, std::int64_t end) {
+        const std::uint64_t place = bounds.PlaceOf(Bound(slot, begin));
+        return place << 32 | bounds.PlaceOf(Bound(slot, end));
       };
-      places_[at] = {slot, both(rows, area.row_begin, area.row_end),
-                     both(cols, area.col_begin, area.col_end)};
+      places_[at] = {slot, both(row_bounds, area.row_begin, area.row_end),
+                     both(col_bounds, area.col_begin, area.col_end)};
     }
   }
 
@@ -84,12 +84,6 @@ class Places {
     return 2 * std::size_t{use.operand()} + (Pads(instr, use) ? 1 : 0);
   }
   static std::int64_t Bound(std::int32_t slot, std::int64_t at) { return (std::int64_t{slot} << 32) + at; }
-  // Even at a bound, odd in front of it.
-  static std::uint64_t Among(const std::vector<std::int64_t>& bounds, std::int64_t at) {
-    const auto next = std::lower_bound(bounds.begin(), bounds.end(), at);
-    const auto number = static_cast<std::uint64_t>(next - bounds.begin());
-    return 2 * number + (next != bounds.end() && *next == at ? 2 : 1);
-  }
 
   std::vector<Place> places_;  // by operand: as it is, and as a move writes it
 };
@@ -116,52 +110,47 @@ class SameGm {
   std::vector<std::optional<std::int64_t>> apart_;
 };
 
-// Calls same_uses(x's instruction, y's) for each.
-template <class SameUses>
-bool Alike(const CoreRecord& x, const CoreRecord& y, const std::vector<char>& shared, SameUses&& same_uses) {
-  if (x.instrs.size() != y.instrs.size() || x.workspace.size() != y.workspace.size() ||
-      !std::equal(x.slots.begin(), x.slots.end(), y.slots.begin(), y.slots.end(), SamePlace) ||
-      !std::equal(x.lines.begin(), x.lines.end(), y.lines.begin(), y.lines.end(), SameText)) {
-    return false;
-  }
-  SameGm same_gm(shared);
-  for (std::size_t i = 0; i < x.instrs.size(); ++i) {
-    const Instr &a = x.instrs[i], &b = y.instrs[i];
-    if (!SameWork(a, b) || !same_uses(a, b)) return false;
-    if (a.access >= 0 && !same_gm(x.accesses[static_cast<std::size_t>(a.access)],
-                                  y.accesses[static_cast<std::size_t>(b.access)])) {
-      return false;
-    }
-  }
-  return true;
+// Whether they have the same slots, and say the same by the number of a line.
+bool SameNames(const CoreRecord& x, const CoreRecord& y) {
+  return x.instrs.size() == y.instrs.size() && x.workspace.size() == y.workspace.size() &&
+         std::equal(x.slots.begin(), x.slots.end(), y.slots.begin(), y.slots.end(), SamePlace) &&
+         std::equal(x.lines.begin(), x.lines.end(), y.lines.begin(), y.lines.end(), SameText);
 }
 
 // Of cores whose operands are the same, number by number.
 bool AlikeInBytes(const CoreRecord& x, const CoreRecord& y, const std::vector<char>& shared) {
-  return x.operands == y.operands &&
-         Alike(x, y, shared, [](const Instr& a, const Instr& b) { return a.uses == b.uses; });
+  const auto same = [](const Instr& a, const Instr& b) {
+    return SameWork(a, b) && a.uses == b.uses && a.access == b.access;
+  };
+  return trace::SameBytes(x.operands, y.operands) && SameNames(x, y) && AllSame(x.instrs, y.instrs, same) &&
+         std::ranges::equal(x.accesses, y.accesses, SameGm(shared));
 }
 
 bool AlikeInPlaces(const CoreRecord& x, const Places& of_x, const CoreRecord& y, const Places& of_y,
                    const std::vector<char>& shared) {
-  return Alike(x, y, shared, [&](const Instr& a, const Instr& b) {
+  const auto same = [&](const Instr& a, const Instr& b) {
+    if (!SameWork(a, b) || a.access != b.access) return false;
     for (std::size_t u = 0; u < a.uses.size(); ++u) {
       const trace::OperandUse p = a.uses[u], q = b.uses[u];
       if (p.used() != q.used() || p.writes() != q.writes()) return false;
       if (p.used() && of_x.Of(a, p) != of_y.Of(b, q)) return false;
     }
     return true;
-  });
+  };
+  return SameNames(x, y) && std::ranges::equal(x.instrs, y.instrs, same) &&
+         std::ranges::equal(x.accesses, y.accesses, SameGm(shared));
 }
 
 // Of much of what AlikeInPlaces compares, so that few cores of one digest differ.
 std::uint64_t DigestOf(const CoreRecord& core, const Places& places) {
+  constexpr std::size_t kApart = 4;  // Most that differ do so in many instructions.
   std::uint64_t digest = core.instrs.size();
   const auto add = [&](std::uint64_t bits) {
     digest = (digest ^ bits) * 0x9e3779b97f4a7c15u;
     digest ^= digest >> 32;
   };
-  for (const Instr& instr : core.instrs) {
+  for (std::size_t i = 0; i < core.instrs.size(); i += kApart) {
+    const Instr& instr = core.instrs[i];
     add(instr.line);
     for (const trace::OperandUse use : instr.uses) {
       if (!use.used()) continue;
@@ -187,7 +176,7 @@ std::vector<std::size_t> FirstAlike(const trace::Phase& phase, const ChipSpec& c
                        AlikeInBytes(phase.cores[candidate], phase.cores[c], in_order[c]);
     first[c] = alike ? candidate : c;
   });
-  // What differs from it, with the first of its digest, which is no proof.
+  // What differs from it, with those of its digest, which is no proof.
   std::vector<Places> places(cores);
   std::vector<std::uint64_t> digests(cores);
   ForEach(cores, [&](std::size_t c) {
@@ -198,12 +187,14 @@ std::vector<std::size_t> FirstAlike(const trace::Phase& phase, const ChipSpec& c
   const std::vector<std::size_t> own = first;
   ForEach(cores, [&](std::size_t c) {
     if (own[c] != c) return;
+    const auto is_alike = [&](std::size_t candidate) {
+      return own[candidate] == candidate && digests[candidate] == digests[c] &&
+             in_order[candidate] == in_order[c] &&
+             AlikeInPlaces(phase.cores[candidate], places[candidate], phase.cores[c], places[c], in_order[c]);
+    };
     std::size_t candidate = 0;
-    while (own[candidate] != candidate || digests[candidate] != digests[c]) ++candidate;
-    if (candidate != c && in_order[candidate] == in_order[c] &&
-        AlikeInPlaces(phase.cores[candidate], places[candidate], phase.cores[c], places[c], in_order[c])) {
-      first[c] = candidate;
-    }
+    while (candidate < c && !is_alike(candidate)) ++candidate;
+    first[c] = candidate;
   });
   return first;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "npu_model/chip.h"
+#include "npu_model/sync/ordered.h"
 #include "npu_model/trace/record.h"
 
 namespace cubist::sync {
@@ -62,6 +63,7 @@ void ForEachByteRange(const ChipSpec& chip, const trace::SlotInfo& slot, bool in
 
 template <class Visit>
 void ForEachByteRange(const trace::GmAccess& gm, Visit visit) {
+  if (gm.rows == 1 && gm.bursts == 1) return visit(gm.offset, gm.offset + gm.burst_bytes);
   for (std::int64_t row = 0; row < gm.rows; ++row) {
     for (std::int64_t burst = 0; burst < gm.bursts; ++burst) {
       const std::int64_t begin = gm.offset + row * gm.row_stride + burst * gm.burst_stride;
@@ -81,7 +83,7 @@ class ByteSet {
     }
   }
   void Merge() {
-    std::sort(ranges_.begin(), ranges_.end());
+    SortBy(ranges_, [](const auto& range) { return range.first; });
     std::size_t kept = 0;
     for (const auto& range : ranges_) {
       if (kept > 0 && range.first <= ranges_[kept - 1].second) {

@@ -36,6 +36,7 @@ struct SyncOp {
   std::int8_t lane = -1;  // of the Cube core (-1) or of a Vector core
   Pipe peer = Pipe::kS;   // the other pipe of a SetFlag or WaitFlag, on the same core
   std::uint8_t id = 0;
+  std::uint16_t unused = 0;  // No byte is left out: like ops are like bytes.
 
   // Program order: instruction i stands between 2 i and 2 i + 1.
   std::uint64_t position() const { return 2 * std::uint64_t{instr} + (after ? 1 : 0); }

@@ -7,6 +7,7 @@
 
 #include "npu_model/parallel.h"
 #include "npu_model/sync/bytes.h"
+#include "npu_model/sync/ordered.h"
 
 namespace cubist::sync {
 namespace {
@@ -57,11 +58,15 @@ std::uint64_t Mix(std::uint64_t digest, std::uint64_t bits) {
   return digest ^ digest >> 32;
 }
 
+constexpr std::size_t kDigestStep = 4;  // instructions: most cores that differ do so in many
+
 // Of much of what is compared, so that few cores of one digest differ; no proof.
 std::uint64_t DigestOf(const CoreRecord& core, const CorePlan& plan) {
   std::uint64_t digest = core.instrs.size() << 32 ^ plan.ops.size();
-  for (const trace::Instr& instr : core.instrs)
+  for (std::size_t i = 0; i < core.instrs.size(); i += kDigestStep) {
+    const trace::Instr& instr = core.instrs[i];
     digest = Mix(digest, instr.uses[0].bits ^ std::uint64_t{instr.uses[1].bits} << 32);
+  }
   for (const trace::Operand& o : core.operands) {
     digest =
         Mix(digest, static_cast<std::uint64_t>(o.col_begin) << 32 ^
@@ -82,7 +87,8 @@ class Grid {
     FindEdges();
     places_.reserve(core.operands.size());
     for (const trace::Operand& o : core.operands) places_.push_back(PlaceOf(o));
-    for (const trace::Instr& instr : core.instrs) {
+    for (std::size_t i = 0; i < core.instrs.size(); i += kDigestStep) {
+      const Instr& instr = core.instrs[i];
       digest_ = Mix(digest_, static_cast<std::uint64_t>(instr.pipe));
       for (const trace::OperandUse use : instr.uses) {
         if (use.used())
@@ -152,43 +158,39 @@ class Grid {
   }
 
   void FindEdges() {
-    std::vector<char> written(core_->operands.size()), padded(core_->operands.size());
+    std::vector<std::int64_t> rows, bytes;
+    constexpr std::uint8_t kWritten = 1, kPadded = 2;
+    std::vector<std::uint8_t> uses(core_->operands.size());
     for (const Instr& instr : core_->instrs) {
       for (const trace::OperandUse use : instr.uses) {
         if (!use.used() || !use.writes()) continue;
-        written[use.operand()] = 1;
-        if (Pads(instr, use)) padded[use.operand()] = 1;
+        std::uint8_t& of = uses[use.operand()];
+        of = static_cast<std::uint8_t>(of | (Pads(instr, use) ? kPadded : kWritten));
       }
     }
-    for (std::size_t i = 0; i < written.size(); ++i) {
-      if (written[i] == 0) continue;
+    for (std::size_t i = 0; i < uses.size(); ++i) {
+      if (uses[i] == 0) continue;
       const Operand& o = core_->operands[i];
       const Cells cells = Of(o);
-      for (const std::int64_t at : {cells.row_begin, cells.row_end}) rows_.push_back(Edge(o, at));
-      for (const std::int64_t at : {cells.begin, cells.end}) cells_.push_back(Edge(o, at));
-      if (padded[i] != 0 && InUb(o)) cells_.push_back(Edge(o, RoundUp(cells.end, kBlockBytes)));
+      for (const std::int64_t at : {cells.row_begin, cells.row_end}) rows.push_back(Edge(o, at));
+      for (const std::int64_t at : {cells.begin, cells.end}) bytes.push_back(Edge(o, at));
+      if ((uses[i] & kPadded) != 0 && InUb(o)) bytes.push_back(Edge(o, RoundUp(cells.end, kBlockBytes)));
     }
-    for (auto* edges : {&rows_, &cells_}) {
-      std::ranges::sort(*edges);
-      edges->erase(std::unique(edges->begin(), edges->end()), edges->end());
-    }
+    rows_ = Ascending(std::move(rows)), cells_ = Ascending(std::move(bytes));
   }
 
-  // Even at an edge, odd in front of it.
-  static std::uint64_t Among(const std::vector<std::int64_t>& edges, std::int64_t at) {
-    const auto next = std::ranges::lower_bound(edges, at);
-    return 2 * static_cast<std::uint64_t>(next - edges.begin()) +
-           (next != edges.end() && *next == at ? 2 : 1);
-  }
-
-  Place PlaceOf(const Operand& o) const {
+  Place PlaceOf(const Operand& o) {
     const Cells cells = Of(o);
+    const auto both = [&](Ascending& edges, std::int64_t begin, std::int64_t end) {
+      const std::uint64_t place = edges.PlaceOf(Edge(o, begin));
+      return place << 32 | edges.PlaceOf(Edge(o, end));
+    };
     Place place;
     place.slot = o.slot;
-    place.rows = Among(rows_, Edge(o, cells.row_begin)) << 32 | Among(rows_, Edge(o, cells.row_end));
-    place.cells = Among(cells_, Edge(o, cells.begin)) << 32 | Among(cells_, Edge(o, cells.end));
+    place.rows = both(rows_, cells.row_begin, cells.row_end);
+    place.cells = both(cells_, cells.begin, cells.end);
     if (InUb(o)) {
-      place.pad = Among(cells_, Edge(o, RoundUp(cells.end, kBlockBytes)));
+      place.pad = cells_.PlaceOf(Edge(o, RoundUp(cells.end, kBlockBytes)));
       place.lane = cells.begin % kBlockBytes;
     }
     return place;
@@ -207,8 +209,8 @@ class Grid {
   const CoreRecord* core_ = nullptr;
   const ChipSpec* chip_ = nullptr;
   bool apart_ = false;
-  std::vector<std::int64_t> rows_, cells_;  // edges, by slot
-  std::vector<Place> places_;               // by operand
+  Ascending rows_, cells_;     // edges, by slot
+  std::vector<Place> places_;  // by operand
   std::uint64_t digest_ = 0;
 };
 
@@ -225,14 +227,14 @@ std::vector<std::size_t> FirstWithProof(const ChipSpec& chip, const trace::Phase
   const auto may_be_like = [&](std::size_t k, std::size_t c) {
     const CoreRecord &x = phase.cores[k], &y = phase.cores[c];
     return written_twice[k] == written_twice[c] && SameSlots(x.slots, y.slots) &&
-           SameSlots(x.workspace, y.workspace) && plans[k]->ops == plans[c]->ops;
+           SameSlots(x.workspace, y.workspace) && trace::SameBytes(plans[k]->ops, plans[c]->ops);
   };
   for (std::size_t c = 0; c < phase.cores.size(); ++c) {
     const CoreRecord& y = phase.cores[c];
     const auto is_like = [&](std::size_t k) {
       const CoreRecord& x = phase.cores[k];
-      return digests[k] == digests[c] && x.operands == y.operands &&
-             std::ranges::equal(x.instrs, y.instrs, SameUse) &&
+      return digests[k] == digests[c] && trace::SameBytes(x.operands, y.operands) &&
+             AllSame(x.instrs, y.instrs, SameUse) &&
              std::ranges::equal(x.accesses, y.accesses, SameGm((*watches)[k].in_order)) && may_be_like(k, c);
     };
     const auto like = std::find_if(kinds.begin(), kinds.end(), is_like);

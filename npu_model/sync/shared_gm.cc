@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "npu_model/sync/agents.h"
+#include "npu_model/sync/ordered.h"
 
 namespace cubist::sync {
 namespace {
@@ -30,9 +31,9 @@ class SharedGm {
     for (std::uint32_t c = 0; c < cores.size(); ++c) Collect(cores[c], c);
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
       auto& [reads, writes] = touched_[t];
-      const auto by_begin = [](const CoreBytes& x, const CoreBytes& y) { return x.begin < y.begin; };
-      std::sort(writes.begin(), writes.end(), by_begin);
+      SortBy(writes, [](const CoreBytes& w) { return w.begin; });
       std::vector<CoreBytes> disjoint;
+      disjoint.reserve(writes.size());
       for (CoreBytes w : writes) {
         if (!disjoint.empty() && disjoint.back().end > w.begin) {
           CoreBytes& last = disjoint.back();
@@ -63,6 +64,7 @@ class SharedGm {
   struct Seen {
     std::int64_t core = -1;
     bool by_several = false, written = false;
+    std::size_t writes = 0;  // ranges
   };
   struct Touched {
     std::vector<CoreBytes> reads, writes;
@@ -80,9 +82,11 @@ class SharedGm {
         seen.by_several |= seen.core >= 0 && seen.core != core;
         seen.core = core;
         seen.written |= gm.writes;
+        if (gm.writes) seen.writes += static_cast<std::size_t>(gm.rows * gm.bursts);
       }
     }
     touched_.resize(tensors_.size());
+    for (std::size_t t = 0; t < tensors_.size(); ++t) touched_[t].writes.reserve(tensors_[t].writes);
   }
 
   void Collect(const CoreRecord& from, std::uint32_t core) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "npu_model/sync/ordered.h"
 #include "npu_model/trace/dependencies.h"
 
 namespace cubist::sync {
@@ -74,9 +75,9 @@ std::vector<char> TensorsInOrder(const trace::CoreRecord& record, const ChipSpec
     if (!chip.sync.moves_need_barrier && std::all_of(of_tensor.begin(), of_tensor.end(), by_first))
       return false;
     // By their first bytes: each against those before it that reach as far.
-    const auto before = [](const Use& x, const Use& y) { return x.gm->offset < y.gm->offset; };
-    if (!std::is_sorted(of_tensor.begin(), of_tensor.end(), before))
-      std::stable_sort(of_tensor.begin(), of_tensor.end(), before);
+    SortBy(of_tensor, [](const Use& use) { return use.gm->offset; });
+    const auto reaches = [](const Use& x, const Use& y) { return x.gm->end() > y.gm->offset; };
+    if (std::ranges::adjacent_find(of_tensor, reaches) == of_tensor.end()) return false;
     constexpr std::int64_t kMostPairs = 1 << 20;  // Beyond, they are taken to meet.
     std::int64_t pairs = 0;
     std::vector<Use> open;

@@ -38,8 +38,8 @@ Steps::Steps(const CoreRecord& record, const sync::CorePlan& plan, const Costs& 
 
 bool Steps::AreThoseOf(const CoreRecord& record, const sync::CorePlan& plan) const {
   const CoreRecord& own = *record_;
-  return own.instrs == record.instrs && own.operands == record.operands && plan_->ops == plan.ops &&
-         std::ranges::equal(own.slots, record.slots, SamePlace) &&
+  return SameBytes(own.instrs, record.instrs) && SameBytes(own.operands, record.operands) &&
+         SameBytes(plan_->ops, plan.ops) && std::ranges::equal(own.slots, record.slots, SamePlace) &&
          std::ranges::equal(own.workspace, record.workspace, SamePlace) &&
          std::ranges::equal(own.accesses, record.accesses, SamePath);
 }

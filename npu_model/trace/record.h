@@ -10,7 +10,9 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "npu_model/chip.h"
@@ -125,12 +127,20 @@ struct Instr {
   std::array<OperandUse, kMaxOperands> uses;
   bool broadcasts = false;   // the second source is a column, spread over the columns of the first
   bool accumulates = false;  // a Mmad that adds to what its accumulator holds; a store that adds to GM
+  std::uint16_t unused = 0;  // No byte is left out: like instructions are like bytes.
   // The number that an instruction brings along, where Op says so: an int32, or the bits of a float.
   std::int32_t immediate = 0;
 
   friend bool operator==(const Instr&, const Instr&) = default;
 };
 static_assert(sizeof(Instr) <= 64);
+
+// x == y, as bytes.
+template <class T>
+bool SameBytes(const std::vector<T>& x, const std::vector<T>& y) {
+  static_assert(std::has_unique_object_representations_v<T>);
+  return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(T)) == 0);
+}
 
 // What is packed into dims[2] and immediate.
 
