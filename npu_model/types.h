@@ -202,7 +202,7 @@ inline std::int64_t LoadInt(const void* data, DType dtype, std::int64_t index) {
   }
 }
 
-constexpr std::int64_t CeilDiv(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr std::int64_t CeilDiv(std::int64_t a, std::int64_t b) { return a / b + (a % b > 0 ? 1 : 0); }
 constexpr std::int64_t RoundUp(std::int64_t a, std::int64_t b) { return CeilDiv(a, b) * b; }
 
 // Half-open interval [begin, end).
@@ -242,7 +242,8 @@ class Split {
     return std::max(at_least_, CeilDiv(std::max<std::int64_t>(whole_.size(), 0), step_));
   }
   constexpr Range operator[](std::int64_t i) const {
-    return {whole_.begin + i * step_, std::min(whole_.begin + (i + 1) * step_, whole_.end)};
+    const std::int64_t begin = whole_.begin + i * step_;
+    return {begin, step_ < whole_.end - begin ? begin + step_ : whole_.end};
   }
 
  private:

@@ -152,8 +152,8 @@ bool CoreChecker::EndsInOrder(const Instr& instr) const {
   if (instr.pipe == Pipe::kV) return !chip_.sync.vector_needs_barrier;
   if (instr.pipe == Pipe::kS) return true;
   if (instr.pipe != Pipe::kM) return !chip_.sync.moves_need_barrier;
-  const std::int64_t m = (instr.dims[0] + chip_.mmad.m_step - 1) / chip_.mmad.m_step;
-  const std::int64_t n = (instr.dims[1] + chip_.mmad.n_step - 1) / chip_.mmad.n_step;
+  const std::int64_t m = CeilDiv(instr.dims[0], chip_.mmad.m_step);
+  const std::int64_t n = CeilDiv(instr.dims[1], chip_.mmad.n_step);
   return m * n >= chip_.sync.mmad_barrier_below;
 }
 

@@ -14,7 +14,7 @@ namespace {
 bool RowsMeet(const trace::GmAccess& a, const trace::GmAccess& b) {
   const std::int64_t stride = a.row_stride, apart = b.offset - a.offset;
   // k = r - s with apart - a.burst_bytes < k * stride < apart + b.burst_bytes
-  const auto floor_div = [](std::int64_t x, std::int64_t y) { return x >= 0 ? x / y : -((-x + y - 1) / y); };
+  const auto floor_div = [](std::int64_t x, std::int64_t y) { return x / y - (x % y < 0 ? 1 : 0); };
   const std::int64_t least = floor_div(apart - a.burst_bytes, stride) + 1;
   const std::int64_t most = -floor_div(-(apart + b.burst_bytes), stride) - 1;
   return std::max(least, -(b.rows - 1)) <= std::min(most, a.rows - 1);

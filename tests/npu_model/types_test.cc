@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "tests/support/random.h"
@@ -188,6 +189,28 @@ TEST(SplitTest, CoversTheRangeWithoutOverlap) {
       EXPECT_EQ(pieces, Split(size, step).count());
     }
   }
+}
+
+// A caller's step or multiple may be as large as an int64.
+TEST(SplitTest, HugeSizesAndStepsDoNotOverflow) {
+  constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t step : {kHuge, kHuge - 1, kHuge / 2 + 1}) {
+    for (const std::int64_t size : {std::int64_t{0}, std::int64_t{1}, std::int64_t{7}, step - 1, step}) {
+      SCOPED_TRACE(std::to_string(size) + " by " + std::to_string(step));
+      EXPECT_EQ(CeilDiv(size, step), size > 0 ? 1 : 0);
+      EXPECT_EQ(RoundUp(size, step), size > 0 ? step : 0);
+      EXPECT_EQ(Split(size, step).count(), size > 0 ? 1 : 0);
+      for (const Range r : Split(size, step)) EXPECT_EQ(r, (Range{0, size}));
+      for (const Range r : AtLeastOnce(Split(size, step))) EXPECT_EQ(r, (Range{0, size}));
+      const Range shifted{kHuge - size, kHuge};
+      for (const Range r : Split(shifted, step)) EXPECT_EQ(r, shifted);
+    }
+    EXPECT_EQ(CeilDiv(kHuge, step), step == kHuge ? 1 : 2);
+    EXPECT_EQ(Split(kHuge, step)[CeilDiv(kHuge, step) - 1].end, kHuge);
+  }
+  EXPECT_EQ(CeilDiv(kHuge, 1), kHuge);
+  EXPECT_EQ(CeilDiv(kHuge, 2), kHuge / 2 + 1);
+  static_assert(CeilDiv(kHuge, kHuge - 1) == 2);
 }
 
 }  // namespace
