@@ -90,8 +90,12 @@ int BenchCommand(const BenchOptions& options) {
   const double median = seconds[seconds.size() / 2], best = seconds.front();
   const Work work = WorkOf(call);
   const std::string shape = FullShape(options.call);
-  fmt::print("{} {} {}, {} threads: median {}, best {}, {} runs\n", wanted.kernel, shape, wanted.dtype,
-             host.concurrency(), FormatSeconds(median), FormatSeconds(best), seconds.size());
+  const auto counted = [](auto count, const char* what) {
+    return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+  };
+  fmt::print("{} {} {}, {}: median {}, best {}, {}\n", wanted.kernel, shape, wanted.dtype,
+             counted(host.concurrency(), "thread"), FormatSeconds(median), FormatSeconds(best),
+             counted(seconds.size(), "run"));
   if (work.products > 0)
     fmt::print("arithmetic  {}\n", FormatPerSecond(2 * work.products / median, "FLOP/s"));
   fmt::print("memory      {}, every tensor once\n", FormatPerSecond(work.bytes() / median, "B/s"));

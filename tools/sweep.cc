@@ -96,15 +96,22 @@ bool IsWhole(const SweepOptions& options) {
 Status Values(const SweepOptions& options, std::vector<std::string>* values) {
   *values = options.values;
   if (!values->empty()) return {};
-  if (!(options.to > options.from) || (options.log && options.from <= 0)) {
+  if (!options.from || !options.to) {
+    const bool both = !options.from && !options.to;
     return InvalidArgument(
-        fmt::format("--from is {:g} and --to is {:g}: needs --values, or --from below --to{}", options.from,
-                    options.to, options.log ? ", both above 0 with --log" : ""));
+        fmt::format("{} missing: needs --values, or --from and --to", both           ? "--from and --to are"
+                                                                      : options.from ? "--to is"
+                                                                                     : "--from is"));
+  }
+  const double from = *options.from, to = *options.to;
+  if (!(to > from) || (options.log && from <= 0)) {
+    return InvalidArgument(
+        fmt::format("--from is {:g} and --to is {:g}: needs --values, or --from below --to{}", from, to,
+                    options.log ? ", both above 0 with --log" : ""));
   }
   for (int i = 0; i < options.points; ++i) {
     const double share = options.points == 1 ? 0 : static_cast<double>(i) / (options.points - 1);
-    double value = options.log ? options.from * std::pow(options.to / options.from, share)
-                               : options.from + (options.to - options.from) * share;
+    double value = options.log ? from * std::pow(to / from, share) : from + (to - from) * share;
     if (IsWhole(options)) value = std::round(value);
     const std::string text = IsWhole(options) ? fmt::format("{:.0f}", value) : fmt::format("{:.6g}", value);
     if (values->empty() || values->back() != text) values->push_back(text);

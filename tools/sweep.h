@@ -2,6 +2,7 @@
 #ifndef CUBIST_TOOLS_SWEEP_H_
 #define CUBIST_TOOLS_SWEEP_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,7 @@ struct SweepOptions {
   // A constant ("memory.hbm_bytes_per_s"), a size by its name in the kernel's form ("M"), or "tiling.NAME".
   std::string over;
   std::vector<std::string> values;  // or from, to and points
-  double from = 0, to = 0;
+  std::optional<double> from, to;
   int points = 9;
   bool log = false;  // points evenly in the logarithm
   std::string json, csv, svg;

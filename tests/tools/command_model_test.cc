@@ -97,7 +97,15 @@ TEST_F(CommandTest, SweepsConstantsSizesAndTilings) {
   const Outcome unknown = Cubist("sweep matmul --over cube_core --values 1");
   EXPECT_EQ(unknown.status, 2);
   EXPECT_NE(unknown.err.find("the nearest is cube_cores"), std::string::npos) << unknown.err;
-  EXPECT_EQ(Cubist("sweep matmul --over cube_cores").status, 2);
+  const Outcome no_values = Cubist("sweep matmul --over cube_cores");
+  EXPECT_EQ(no_values.status, 2);
+  EXPECT_NE(no_values.err.find("--from and --to are missing"), std::string::npos) << no_values.err;
+  const Outcome no_start = Cubist("sweep matmul --over M --to 4096");
+  EXPECT_EQ(no_start.status, 2);
+  EXPECT_NE(no_start.err.find("--from is missing"), std::string::npos) << no_start.err;
+  const Outcome backwards = Cubist("sweep matmul --over M --from 64 --to 32");
+  EXPECT_EQ(backwards.status, 2);
+  EXPECT_NE(backwards.err.find("--from is 64 and --to is 32"), std::string::npos) << backwards.err;
   EXPECT_EQ(Cubist("sweep matmul --over cube_cores --values 0").status, 2);
 }
 
