@@ -15,7 +15,9 @@ bool SamePlace(const SlotInfo& x, const SlotInfo& y) {
 bool SameSize(const Instr& x, const Instr& y) {
   return x.dtype == y.dtype && std::ranges::equal(x.dims, y.dims);
 }
-bool SamePath(const GmAccess& x, const GmAccess& y) { return x.path == y.path; }
+bool SameMoves(const GmAccess& x, const GmAccess& y) {
+  return x.path == y.path && x.moves() == y.moves() && (x.moves() == 1 || x.bytes() == y.bytes());
+}
 
 }  // namespace
 
@@ -41,7 +43,7 @@ bool Steps::AreThoseOf(const CoreRecord& record, const sync::CorePlan& plan) con
   return SameBytes(own.instrs, record.instrs) && SameBytes(own.operands, record.operands) &&
          SameBytes(plan_->ops, plan.ops) && std::ranges::equal(own.slots, record.slots, SamePlace) &&
          std::ranges::equal(own.workspace, record.workspace, SamePlace) &&
-         std::ranges::equal(own.accesses, record.accesses, SamePath);
+         std::ranges::equal(own.accesses, record.accesses, SameMoves);
 }
 
 const std::vector<Step>* Steps::Enter(std::size_t stretch, int side) {

@@ -243,6 +243,25 @@ TEST(ReplayTest, ShortAndMisalignedRowsCostWholeLines) {
   EXPECT_NEAR(cycles(1, 128, 1024), 16 * 4 * kLine, 1e-6);   // 508 = 256 + 128 + 124, and 4.
 }
 
+// Rows that step down are a move each, also where another core does the same upwards.
+TEST(ReplayTest, EveryCorePaysForItsOwnMoves) {
+  const GmTensor source = TensorOf(0, DType::kF32, 32, 4);
+  const auto cycles = [&](bool first_down, bool second_down) {
+    Record record = RecordOf<TraceVectorCore>(RoundChip(), 2, [&](auto& core) {
+      Ring<Buffer::kUB, float> ring(core, "x", 16, 2, 1);
+      core.Load(ring.Next(16, 2),
+                MatrixOf(source).Rows({16 * core.index(), 16 * core.index() + 16}).Cols({0, 2}));
+    });
+    auto& cores = record.phases[0].cores;
+    cores[0].accesses[0].rows_down = first_down, cores[1].accesses[0].rows_down = second_down;
+    return Replay(record, false).cycles;
+  };
+  const double up = cycles(false, false);
+  EXPECT_GT(cycles(true, true), up + 10);
+  EXPECT_GT(cycles(true, false), up + 10);
+  EXPECT_GT(cycles(false, true), up + 10);
+}
+
 TEST(ReplayTest, TrafficEqualsTheClosedForm) {
   // C (384, 512) = A (384, 256) B (256, 512) by blocks of (128, 256), K by 64; two cores.
   constexpr std::int64_t kM = 384, kN = 512, kK = 256, kBm = 128, kBn = 256, kBk = 64;

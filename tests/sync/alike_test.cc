@@ -136,6 +136,34 @@ TEST(AlikeTest, DataMakesFewKinds) {
   }
 }
 
+// Rows that a core takes from the last one on are the same bytes: neither plan nor proof asks for their order, and both go
+// on to be shared.
+TEST(AlikeTest, RowsTakenDownwardsAreTheSameBytes) {
+  Random random(11);
+  for (const auto& [kernel, shape] : Kernels()) {
+    SCOPED_TRACE(kernel);
+    const trace::Record record = RecordOf(kernel, shape);
+    trace::Record turned = record;
+    for (trace::Phase& phase : turned.phases) {
+      for (trace::CoreRecord& core : phase.cores) {
+        for (trace::GmAccess& gm : core.accesses) {
+          gm.rows_down = gm.rows > 1 && random.Integer(0, 1) == 0;
+          gm.bursts_down = gm.bursts > 1 && random.Integer(0, 1) == 0;
+        }
+      }
+    }
+    EXPECT_EQ(ExpectOwnPlans(turned), ExpectOwnPlans(record));
+    const sync::Plan plan = sync::PlanFlags(record, Policy::kMinimal),
+                     of_turned = sync::PlanFlags(turned, Policy::kMinimal);
+    EXPECT_FALSE(ExpectOwnFindings(turned, plan));
+    for (std::size_t p = 0; p < record.phases.size(); ++p) {
+      EXPECT_EQ(KindsOfProof(turned, plan, p), KindsOfProof(record, plan, p)) << p;
+      for (std::size_t c = 0; c < plan.phases[p].cores.size(); ++c)
+        EXPECT_EQ(of_turned.phases[p].cores[c].ops, plan.phases[p].cores[c].ops) << p << ", core " << c;
+    }
+  }
+}
+
 // A flag less in all cores of one plan, so that they stay alike.
 TEST(AlikeTest, HolesAreFoundInEveryCore) {
   Random random(3);
