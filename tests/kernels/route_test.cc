@@ -67,8 +67,8 @@ TEST(RoutePropertiesTest, ExpertsAreDistinctAndGroupsLimited) {
   }
 }
 
-// Gumbel's maximum: expert e is drawn with probability softmax(logits / 1)(e). Chi-square with 15 degrees of freedom: beyond
-// 37.7 once in a thousand.
+// Gumbel's maximum: expert e is drawn with probability softmax(logits / 1)(e). Chi-square with 15 degrees of freedom:
+// beyond 37.7 once in a thousand.
 TEST(RoutePropertiesTest, SampledFrequenciesFollowTheSoftmax) {
   constexpr std::int64_t kTokens = 20000, kExperts = 16;
   RouteCall call({"gumbel", kTokens, kExperts, 1, {.temperature = 1, .seed = 12}});

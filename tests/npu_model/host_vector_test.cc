@@ -402,8 +402,8 @@ SoftmaxValues RunSoftmax(HostRig& rig, const GmMatrix& s, const GmMatrix& m_old,
   return {values(p), values(m_new), values(old), values(sums)};
 }
 
-// One rounding each of scale * s and of the difference move the argument by eps (|scale s| + |scale s - m|), the product with
-// a rounded log2(e) by 1.25 eps |scale s - m| more; the fused forms round less. A sum of c terms rounds c + 1 times.
+// One rounding each of scale * s and of the difference move the argument by eps (|scale s| + |scale s - m|), the product
+// with a rounded log2(e) by 1.25 eps |scale s - m| more; the fused forms round less. A sum of c terms rounds c + 1 times.
 template <class T>
 void CheckSoftmax(const SoftmaxValues& got, const GmMatrix& s, const GmMatrix& m_old, const GmMatrix& l,
                   float scale, const char* what) {
