@@ -63,9 +63,10 @@ std::int64_t MostSplits(const ChipSpec& chip, const Shape& s, std::int64_t keys)
 // lengths and the chip's cores alone, as they order sums. time(splits) is in keys that a block of queries walks.
 template <class Time>
 std::int64_t QuickestSplits(const ChipSpec& chip, const Shape& s, std::int64_t keys, Time time) {
-  std::int64_t best = 1, shortest = time(1);
+  std::int64_t best = 1;
+  auto shortest = time(1);
   for (std::int64_t splits = 2; splits <= MostSplits(chip, s, keys); ++splits) {
-    const std::int64_t needed = time(splits);
+    const auto needed = time(splits);
     if (needed < shortest) best = splits, shortest = needed;
   }
   return best;
@@ -87,7 +88,8 @@ std::int64_t KvSplits(const ChipSpec& chip, const Shape& s, std::int64_t m) {
   }
   return QuickestSplits(chip, s, keys, [&](std::int64_t splits) {
     const std::int64_t task = CeilDiv(keys, splits) + kTaskKeys + (splits > 1 ? kPartKeys : 0);
-    return CeilDiv(tasks * splits, chip.cube_cores) * task + (splits > 1 ? kCombineKeys : 0);
+    const auto rounds = static_cast<double>(CeilDiv(tasks * splits, chip.cube_cores));
+    return rounds * static_cast<double>(task) + static_cast<double>(splits > 1 ? kCombineKeys : 0);
   });
 }
 

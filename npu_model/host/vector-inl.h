@@ -210,7 +210,7 @@ template <bool kAtMostZero, int kVectors>
 HWY_INLINE void ExpEach(Vec (&x)[kVectors]) {
   constexpr float kMagic =
       0x1.8p23f;  // Added to a small float it leaves the nearest integer in the low bits.
-  constexpr float kPolynomial[] = {
+  static constexpr float kPolynomial[] = {
       1.38144639e-3f, 8.36878038e-3f, 4.16683943e-2f, 1.66665201e-1f, 4.99999934e-1f, 1.0f, 1.0f};
   Vec shifted[kVectors], r[kVectors], y[kVectors];
 #pragma GCC unroll 4
