@@ -82,8 +82,8 @@ void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
   const std::int64_t experts = g.logits.cols, top_k = g.ids.cols;
   const bool counts_routes = g.chunk_counts.cols > 0, sums_scores = g.chunk_shares.cols > 0;
   const bool grouped = g.groups > 1, drops_experts = g.expert_dropout > 0,
-             biased = g.bias != nullptr || drops_experts, edits = grouped || biased;
-  Ring<Buffer::kUB, float> x_ub(core, "x_ub", t.rows, t.cols, t.stages),
+             biased = g.bias != nullptr || drops_experts;
+  Ring<Buffer::kUB, float> x_ub(core, "x_ub", t.rows, t.cols, t.stages, Role::kRelay),
       s0_ub(core, "s0_ub", t.rows, t.cols, 1), s1_ub(core, "s1_ub", t.rows, t.cols, 1);
   Ring<Buffer::kUB, float> bias_ub(core, "bias_ub", 1, t.cols, 1), shares_ub(core, "shares_ub", 1, t.cols, 1);
   Ring<Buffer::kUB, float> expert_ub(core, "expert_ub", 1, drops_experts ? t.cols : 0, 2);
@@ -121,22 +121,21 @@ void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
       core.Scores(g.score, x, s0, s1, column);
       if (g.scores != nullptr) core.Store(MatrixOf(*g.scores).Rows(rows), x);
 
-      const UbTile<float> choice = edits ? s0 : x;
-      if (biased) {
-        core.Add(choice, x, bias);
-      } else if (edits) {
-        core.MulScalar(choice, x, 1.0f);
-      }
+      const UbTile<float> chosen = chances_ub.Next(rows.size(), top_k), values = biased ? chosen : weights;
       if (grouped) {
-        const UbTile<float> worths = worths_ub.Next(rows.size(), g.groups),
-                            best = best_ub.Next(rows.size(), g.top_groups);
-        const UbTile<std::int32_t> kept = groups_ub.Next(rows.size(), g.top_groups);
-        core.GroupTop(worths, choice, g.group_top);
-        core.TopK(best, kept, worths);
-        core.KeepGroups(choice, kept, experts / g.groups);
+        core.GroupedTopK({.values = values,
+                          .ids = ids,
+                          .a = x,
+                          .bias = biased ? bias : UbTile<float>(),
+                          .choice = s0,
+                          .worths = worths_ub.Next(rows.size(), g.groups),
+                          .best = best_ub.Next(rows.size(), g.top_groups),
+                          .kept = groups_ub.Next(rows.size(), g.top_groups)},
+                         g.group_top);
+      } else {
+        if (biased) core.Add(s0, x, bias);
+        core.TopK(values, ids, biased ? s0 : x);
       }
-      const UbTile<float> chosen = chances_ub.Next(rows.size(), top_k);
-      core.TopK(biased ? chosen : weights, ids, choice);
       if (biased) core.Gather(weights, x, ids);
       WeighRoutes(core, g, rows, ids, weights, chosen, chosen, column);
       core.Store(g.ids.Rows(rows), ids);

@@ -149,6 +149,21 @@ void ExpandScores(V& v, ScoreFunction function, TileRef n, TileRef s0, TileRef s
   }
 }
 
+// choice = a + bias, or a where none is given; worths = the sums of the `count` highest of each group of choice; kept = the
+// groups that are worth most; values and ids = TopK of choice in those.
+template <class V>
+void ExpandGroupedTopK(V& v, const GroupedTopKRefs& t, std::int64_t count, Loc loc) {
+  if (t.bias.given()) {
+    v.Binary(BinaryOp::kAdd, t.choice, t.a, t.bias, loc);
+  } else {
+    v.Scalar(ScalarOp::kMul, t.choice, t.a, 1.0f, loc);
+  }
+  v.GroupTop(t.worths, t.choice, count, loc);
+  v.TopK(t.best, t.kept, t.worths, loc);
+  v.KeepGroups(t.choice, t.kept, t.a.cols() / t.worths.cols(), loc);
+  v.TopK(t.values, t.ids, t.choice, loc);
+}
+
 // Elements of x that are NaN or beyond +-limit become 0, or the mean of their row's others (0 where there are none);
 // bad (r, 1) = how many there were. s0, s1 scratch tiles of x's shape, column (r, 1).
 template <class V>

@@ -51,6 +51,17 @@ struct NormGradTiles {
   UbTile<T> more{};             // (r, c), or not given
 };
 
+// Operands of GroupedTopK: of each row's g groups of columns p are kept.
+struct GroupedTopKTiles {
+  UbTile<float> values;        // (r, k)
+  UbTile<std::int32_t> ids;    // (r, k)
+  UbTile<float> a;             // (r, c)
+  UbTile<float> bias{};        // (1, c), or not given
+  UbTile<float> choice;        // (r, c): scratch
+  UbTile<float> worths, best;  // (r, g), (r, p): scratch
+  UbTile<std::int32_t> kept;   // (r, p): scratch
+};
+
 // A row of StoreScaledDots: GM = weight * x and sum (1, 1) += sum_j x_j * row_j, as far as `dst` and `row` are given.
 template <class T>
 struct ScaledDot {
@@ -169,6 +180,8 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
                                             //       parts of a row
   core.KeepGroups(x, ids, n);               // V     (a, ids, c): -inf outside the parts of c columns that ids
                                             //       name
+  core.GroupedTopK(GroupedTopKTiles{}, n);  // (tiles, n): TopK of a + bias in the groups whose n highest add up
+                                            // to most; see ExpandGroupedTopK
   core.Gather(x, x, ids);                   // V     dst(i, j) = a(i, ids(i, j)), 0 where that is negative
   core.Scatter(x, ids, x);                  // S     dst(i, ids(i, j)) = values(i, j), nothing where there is
                                             //       no such column

@@ -122,6 +122,11 @@ struct NormGradRefs {
   TileRef d_x, d_gamma, shift, s0, s1, d_out, x, gamma, rstd, more;
 };
 
+// Operands of GroupedTopK; see GroupedTopKTiles in core.h.
+struct GroupedTopKRefs {
+  TileRef values, ids, a, bias, choice, worths, best, kept;
+};
+
 // A row of StoreScaledDots; see ExpandStoreScaledDots in composites.h.
 struct ScaledDotRef {
   Gm dst{};

@@ -32,9 +32,9 @@ enum class Role : std::uint8_t {
   kA,      // Left operand of Mmad, (m, k).
   kB,      // Right operand of Mmad, (k, n).
   kBOnce,  // The same, read once or multiplied with few rows: the host leaves it in GM, for the Mmad or the packing that reads it.
-  kRelay,  // Loaded and stored again, never computed on: the host shows the source in place. An accumulator is stored or
-  // sent right after its last Mmad, a tile that was given for a block of GM (see Ring::Next) right after the one
-  // instruction that writes it: the host lets that write to where it goes.
+  kRelay,  // Loaded and read, or stored again: the host shows the source in place, till arithmetic of two tiles, Repair or
+  // Scores write all of it. An accumulator is stored or sent right after its last Mmad, a tile that was given for a block
+  // of GM (see Ring::Next) right after the one instruction that writes it: the host lets that write to where it goes.
   // Second roles of a ring whose tiles play two (see Ring): the transpose as an operand, (k, m) and (n, k).
   kATransposed,
   kBTransposed,

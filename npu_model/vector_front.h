@@ -118,6 +118,17 @@ class VectorFront : protected E {
     CUBIST_CHECK(a.rows() == ids.rows() && group_cols > 0, "shapes differ");
     E::KeepGroups(a, ids, group_cols, loc);
   }
+  void GroupedTopK(const GroupedTopKTiles& t, std::int64_t count, Loc loc = Loc::current()) {
+    const GroupedTopKRefs refs{t.values, t.ids, t.a, RefIfGiven(t.bias), t.choice, t.worths, t.best, t.kept};
+    const std::int64_t rows = t.a.rows(), cols = t.a.cols(), groups = t.worths.cols();
+    CUBIST_CHECK(Same(refs.choice, refs.a) && (!refs.bias.given() || IsRowOf(refs.bias, refs.a)) &&
+                     Same(refs.values, refs.ids) && t.ids.rows() == rows && t.ids.cols() <= cols &&
+                     t.worths.rows() == rows && groups > 0 && cols % groups == 0 && count >= 1 &&
+                     count <= cols / groups && Same(refs.best, refs.kept) && t.kept.rows() == rows &&
+                     t.kept.cols() <= groups,
+                 "shapes differ");
+    E::GroupedTopK(refs, count, loc);
+  }
   void Gather(UbTile<float> dst, UbTile<float> a, UbTile<std::int32_t> ids, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, ids) && dst.rows() == a.rows(), "shapes differ");
     E::Gather(dst, a, ids, loc);

@@ -150,39 +150,61 @@ struct SqrtSoftplus {
   }
 };
 
-void SoftmaxRow(float* x, std::int64_t n) {
+// Of n logits to x, which may be the same row. Blocks are summed by themselves: the sum of a long row errs by what that of a
+// block does.
+void SoftmaxRow(float* x, const float* logits, std::int64_t n) {
+  constexpr std::int64_t kBlock = 512 * kLanes;
   const FloatTag d;
-  Vec most = Set(-kInfinity), sum = Set(0.0f);
-  ForEachVector(x, n, -kInfinity,
+  Vec most = Set(-kInfinity), sum = Set(0.0f), more = Set(0.0f);
+  ForEachVector(logits, n, -kInfinity,
                 [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR { most = MaxOrNaN(most, v); });
   const bool has_nan = !hn::AllFalse(d, hn::IsNaN(most));
   const Vec maximum = Set(has_nan ? kNaN : ExtremeLane</*kMinimum=*/false>(most));
-  ForEachVector(x, n, -kInfinity, [&](Vec v, std::int64_t j, std::int64_t count) HWY_ATTR {
-    const Vec e = Exp</*kAtMostZero=*/true>(hn::Sub(v, maximum));
-    sum = hn::Add(sum, e);
-    StoreCount(e, x + j, count);
-  });
+  for (std::int64_t begin = 0; begin < n; begin += kBlock) {
+    Vec part = Set(0.0f);
+    ForEachVector(logits + begin, Min(n - begin, kBlock), -kInfinity,
+                  [&](Vec v, std::int64_t j, std::int64_t count) HWY_ATTR {
+                    const Vec e = Exp</*kAtMostZero=*/true>(hn::Sub(v, maximum));
+                    part = hn::Add(part, e);
+                    StoreCount(e, x + begin + j, count);
+                  });
+    part = hn::Sub(part, more);
+    const Vec next = hn::Add(sum, part);
+    more = hn::Sub(hn::Sub(next, sum), part);  // What the sum is above its terms (Kahan).
+    sum = next;
+  }
   const Vec total = hn::SumOfLanes(d, sum);
   ForEachVector(x, n, 0.0f, [&](Vec v, std::int64_t j, std::int64_t count) HWY_ATTR {
     StoreCount(hn::Div(v, total), x + j, count);
   });
 }
 
-void Scores(ScoreFunction function, const Rows& n) {
-  const auto each = [&](auto of) HWY_ATTR {
-    for (std::int64_t i = 0; i < n.rows; ++i) {
-      float* const x = RowAs<float>(n, i);
-      ZipRow<Narrowing::kAny>(NoPrefetch(), of, n.cols, /*stream=*/false, x, x);
+// Logits that lie elsewhere are the caller's: the next tile's, which most often follow, come meanwhile.
+template <class Function>
+HWY_INLINE void ScoresOf(Function function, const Rows& n, const Rows& logits) {
+  const bool elsewhere = n.data != logits.data;
+  for (std::int64_t i = 0; i < n.rows; ++i) {
+    const float* const from = RowAs<float>(logits, i);
+    float* const to = RowAs<float>(n, i);
+    if (elsewhere) {
+      const PrefetchRows<float> ahead{from, nullptr, n.rows * RowBytes<float>(logits), 0};
+      ZipRow<Narrowing::kAny>(ahead, function, n.cols, /*stream=*/false, to, from);
+    } else {
+      ZipRow<Narrowing::kAny>(NoPrefetch(), function, n.cols, /*stream=*/false, to, from);
     }
-  };
+  }
+}
+
+void Scores(ScoreFunction function, const Rows& n, const Rows& logits) {
   switch (function) {
     case ScoreFunction::kSoftmax:
-      for (std::int64_t i = 0; i < n.rows; ++i) SoftmaxRow(RowAs<float>(n, i), n.cols);
+      for (std::int64_t i = 0; i < n.rows; ++i)
+        SoftmaxRow(RowAs<float>(n, i), RowAs<float>(logits, i), n.cols);
       return;
     case ScoreFunction::kSigmoid:
-      return each(Sigmoid{});
+      return ScoresOf(Sigmoid{}, n, logits);
     case ScoreFunction::kSqrtSoftplus:
-      return each(Each<SqrtSoftplus>{});
+      return ScoresOf(Each<SqrtSoftplus>{}, n, logits);
   }
 }
 

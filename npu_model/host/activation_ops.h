@@ -17,9 +17,9 @@ struct SwiGluGradRows {
 // zero.
 struct ActivationOps {
   void (*swiglu)(DType dtype, const Rows& out, const Rows& gate, const Rows& up,
-                 const Rows& probs);                                 // out, gate, up
-  void (*swiglu_grad)(DType dtype, const SwiGluGradRows& operands);  // d_gate, d_up, d_out, gate, up
-  void (*scores)(ScoreFunction function, const Rows& n);             // ExpandScores
+                 const Rows& probs);                                          // out, gate, up
+  void (*swiglu_grad)(DType dtype, const SwiGluGradRows& operands);           // d_gate, d_up, d_out, gate, up
+  void (*scores)(ScoreFunction function, const Rows& n, const Rows& logits);  // ExpandScores; maybe in place
 };
 
 // The table of the best target that the CPU has; see BestVectorOps.

@@ -122,7 +122,8 @@ void HostVector::Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc) {
 void HostVector::Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc) {
   Rows second = RowsOf(b);
   if (b.rows() == 1 && a.rows() > 1) second.pitch = 0, second.rows = a.rows();  // One row for all.
-  context_->vector->binary(op, WritableRowsOf(dst), RowsOf(a), second);
+  const Rows first = RowsOf(a);
+  context_->vector->binary(op, OwnRowsOf(*context_, dst), first, second);
 }
 void HostVector::Unary(UnaryOp op, TileRef dst, TileRef a, Loc) {
   context_->vector->unary(op, WritableRowsOf(dst), RowsOf(a));
@@ -255,14 +256,31 @@ void HostVector::GroupTop(TileRef sums, TileRef a, std::int64_t count, Loc) {
   context_->routing->group_top(WritableRowsOf(sums), RowsOf(a), count);
 }
 void HostVector::Scores(ScoreFunction function, TileRef n, TileRef, TileRef, TileRef, Loc) {
-  context_->activation->scores(function, WritableRowsOf(n));
+  const Rows logits = RowsOf(n);
+  context_->activation->scores(function, OwnRowsOf(*context_, n), logits);
 }
-void HostVector::Repair(TileRef x, TileRef bad, TileRef, TileRef, TileRef, float limit, bool by_mean, Loc) {
-  context_->routing->repair(WritableRowsOf(x), WritableRowsOf(bad), limit, by_mean);
+// A tile that shows GM goes on to while all of it is good.
+void HostVector::Repair(TileRef x, TileRef bad, TileRef, TileRef, TileRef, float limit, bool by_mean,
+                        Loc loc) {
+  const Rows from = RowsOf(x);
+  if (context_->routing->all_within(from, limit)) return Fill(bad, 0.0f, loc);
+  const Rows to = OwnRowsOf(*context_, x);
+  if (to.data != from.data) {
+    context_->vector->copy(to.data, to.pitch * 4, from.data, from.pitch * 4, to.rows, to.cols * 4,
+                           /*stream=*/false);
+  }
+  context_->routing->repair(to, WritableRowsOf(bad), limit, by_mean);
 }
 
 void HostVector::KeepGroups(TileRef a, TileRef ids, std::int64_t group_cols, Loc) {
   context_->routing->keep_groups(WritableRowsOf(a), RowsOf(ids), group_cols);
+}
+
+void HostVector::GroupedTopK(const GroupedTopKRefs& t, std::int64_t count, Loc) {
+  context_->routing->grouped_top_k(
+      {WritableRowsOf(t.values), WritableRowsOf(t.ids), RowsOf(t.a), RowsIfGiven(t.bias),
+       WritableRowsOf(t.choice), WritableRowsOf(t.worths), WritableRowsOf(t.best), WritableRowsOf(t.kept)},
+      count);
 }
 
 void HostVector::Gather(TileRef dst, TileRef a, TileRef ids, Loc) {

@@ -56,81 +56,82 @@ struct TwoHighest {
   }
 };
 
-// The two highest of each lane's elements.
-HWY_INLINE TwoHighest LanesOf(const float* a, std::int64_t n) {
-  if (n < 2 * kLanes) {
-    TwoHighest lanes{Set(-kInfinity), Set(-kInfinity)};
-    ForEachVector(a, n, -kInfinity, [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR { lanes.Add(v); });
-    return lanes;
+// The two highest of each lane's elements, of columns [begin, begin + n).
+template <bool kBiased>
+HWY_INLINE TwoHighest LanesOf(const Elements<kBiased>& row, std::int64_t begin, std::int64_t n) {
+  TwoHighest lanes{Set(-kInfinity), Set(-kInfinity)};
+  std::int64_t j = 0;
+  if (n >= 2 * kLanes) {
+    const Vec v0 = row.At(begin), v1 = row.At(begin + kLanes);
+    lanes = {hn::Max(v0, v1), hn::Min(v0, v1)};
+    j = 2 * kLanes;
   }
-  const Vec v0 = Load(a), v1 = Load(a + kLanes);
-  TwoHighest lanes{hn::Max(v0, v1), hn::Min(v0, v1)};
-  const std::int64_t rest = n - 2 * kLanes;
-  ForEachVector(a + 2 * kLanes, rest, -kInfinity,
-                [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR { lanes.Add(v); });
+  for (; j < n; j += kLanes) lanes.Add(row.At(begin + j, n - j));
   return lanes;
 }
 
-// Walks the parts of a matrix row by row: `parts` of `width` elements in each.
-template <class T>
-struct Parts {
-  T* at;
-  std::int64_t width, parts, to_next_row;
-  std::int64_t part = 0;
+// Walks the groups of `width` columns of rows, group by group and row by row.
+template <bool kBiased>
+struct Groups {
+  Elements<kBiased> row;
+  std::int64_t width, groups, pitch;
+  std::int64_t group = 0;
 
-  Parts(const Rows& x, std::int64_t part_width, std::int64_t row_parts)
-      : at(RowAs<T>(x, 0)), width(part_width), parts(row_parts), to_next_row(x.pitch - (parts - 1) * width) {}
-  HWY_INLINE T* Next() {
-    T* const here = at;
-    const bool last = ++part == parts;
-    at += last ? to_next_row : width;
-    if (last) part = 0;
-    return here;
+  Groups(const Rows& a, const float* bias, std::int64_t groups)
+      : row{RowOf(a, 0), bias}, width(a.cols / groups), groups(groups), pitch(a.pitch) {}
+  HWY_INLINE TwoHighest Next() {
+    const TwoHighest lanes = LanesOf(row, group * width, width);
+    if (++group == groups) group = 0, row.a += pitch;
+    return lanes;
   }
 };
 
-// The two highest of each of the next `count` <= kLanes parts, a part in each lane.
-HWY_INLINE TwoHighest TwoHighestOf(Parts<const float>& parts, std::int64_t count) {
 #if HWY_TARGET <= HWY_AVX3
+// What stands in some lanes of two, and in the others: of each one half.
+template <class Some, class Others>
+HWY_INLINE TwoHighest Merged(const TwoHighest& x, const TwoHighest& y, Some some, Others others) {
+  TwoHighest both{some(x.high, y.high), some(x.next, y.next)};
+  both.Merge(others(x.high, y.high), others(x.next, y.next));
+  return both;
+}
+#endif
+
+// The two highest of each of the next `count` <= kLanes groups, a group in each lane.
+template <bool kBiased>
+HWY_INLINE TwoHighest TwoHighestOf(Groups<kBiased>& groups, std::int64_t count) {
   const FloatTag d;
+#if HWY_TARGET <= HWY_AVX3
   const hn::Repartition<double, FloatTag> d64;
-  TwoHighest t[kLanes];
-#pragma GCC unroll 1
-  for (std::int64_t p = 0; p < kLanes; ++p) t[p] = p < count ? LanesOf(parts.Next(), parts.width) : t[0];
-  // Half of the lanes of two, and the other half of them, until one has a lane of each part.
-  const auto merge = [](const TwoHighest& x, const TwoHighest& y, auto some, auto others) HWY_ATTR {
-    TwoHighest both{some(x.high, y.high), some(x.next, y.next)};
-    both.Merge(others(x.high, y.high), others(x.next, y.next));
-    return both;
-  };
   const auto wide = [&](Vec v) HWY_ATTR { return hn::BitCast(d64, v); };
-#pragma GCC unroll 8
-  for (int p = 0; p < 8; ++p) {
-    t[p] = merge(
-        t[2 * p], t[2 * p + 1], [&](Vec x, Vec y) HWY_ATTR { return hn::InterleaveLower(d, x, y); },
-        [&](Vec x, Vec y) HWY_ATTR { return hn::InterleaveUpper(d, x, y); });
+  TwoHighest t[4], last{Set(-kInfinity), Set(-kInfinity)};
+  const auto next = [&]() HWY_ATTR { return count-- > 0 ? groups.Next() : last; };
+  const auto next_two = [&]() HWY_ATTR {
+    const TwoHighest x = next(), y = next();
+    return Merged(
+        x, y, [&](Vec a, Vec b) HWY_ATTR { return hn::InterleaveLower(d, a, b); },
+        [&](Vec a, Vec b) HWY_ATTR { return hn::InterleaveUpper(d, a, b); });
+  };
+#pragma GCC unroll 1
+  for (TwoHighest& four : t) {  // Four groups in each block of four lanes.
+    const TwoHighest x = next_two(), y = next_two();
+    four = Merged(
+        x, y,
+        [&](Vec a, Vec b) HWY_ATTR { return hn::BitCast(d, hn::InterleaveLower(d64, wide(a), wide(b))); },
+        [&](Vec a, Vec b) HWY_ATTR { return hn::BitCast(d, hn::InterleaveUpper(d64, wide(a), wide(b))); });
   }
-#pragma GCC unroll 4
-  for (int p = 0; p < 4; ++p) {
-    t[p] = merge(
-        t[2 * p], t[2 * p + 1],
-        [&](Vec x, Vec y) HWY_ATTR { return hn::BitCast(d, hn::InterleaveLower(d64, wide(x), wide(y))); },
-        [&](Vec x, Vec y) HWY_ATTR { return hn::BitCast(d, hn::InterleaveUpper(d64, wide(x), wide(y))); });
-  }
-#pragma GCC unroll 2
-  for (int p = 0; p < 2; ++p) {
-    t[p] = merge(
-        t[p], t[p + 2], [&](Vec x, Vec y) HWY_ATTR { return hn::ConcatLowerLower(d, y, x); },
-        [&](Vec x, Vec y) HWY_ATTR { return hn::ConcatUpperUpper(d, y, x); });
-  }
-  return merge(
-      t[0], t[1], [&](Vec x, Vec y) HWY_ATTR { return hn::OddEvenBlocks(hn::SwapAdjacentBlocks(y), x); },
-      [&](Vec x, Vec y) HWY_ATTR { return hn::OddEvenBlocks(y, hn::SwapAdjacentBlocks(x)); });
+  const auto halves = [&](const TwoHighest& x, const TwoHighest& y) HWY_ATTR {
+    return Merged(
+        x, y, [&](Vec a, Vec b) HWY_ATTR { return hn::ConcatLowerLower(d, b, a); },
+        [&](Vec a, Vec b) HWY_ATTR { return hn::ConcatUpperUpper(d, b, a); });
+  };
+  return Merged(
+      halves(t[0], t[1]), halves(t[2], t[3]),
+      [&](Vec a, Vec b) HWY_ATTR { return Vec{_mm512_shuffle_f32x4(a.raw, b.raw, 0x88)}; },
+      [&](Vec a, Vec b) HWY_ATTR { return Vec{_mm512_shuffle_f32x4(a.raw, b.raw, 0xdd)}; });
 #else
-  const FloatTag d;
   HWY_ALIGN float high[kLanes] = {}, next[kLanes] = {};
   for (std::int64_t p = 0; p < count; ++p) {
-    const TwoHighest lanes = LanesOf(parts.Next(), parts.width);
+    const TwoHighest lanes = groups.Next();
     high[p] = ExtremeLane</*kMinimum=*/false>(lanes.high);
     const auto is_first = hn::Eq(lanes.high, Set(high[p]));
     // The highest stands in one lane or in several; with one, what is second in its lane takes part.
@@ -142,23 +143,34 @@ HWY_INLINE TwoHighest TwoHighestOf(Parts<const float>& parts, std::int64_t count
 #endif
 }
 
-// The highest of each part, or the sum of its two highest where the second is more than -inf.
-void TopTwoOfGroups(const Rows& sums, const Rows& a, bool both) {
+// The highest of each group, or the sum of its two highest where the second is more than -inf. store(worths, first, count)
+// gets those of groups [first, first + count), counted over the rows.
+template <bool kBiased, class Store>
+HWY_INLINE void TopTwoOfGroups(Groups<kBiased> groups, std::int64_t rows, bool both, Store store) {
   const Vec none = Set(both ? -kInfinity : kInfinity);
-  const std::int64_t groups = sums.cols, all = a.rows * groups;
-  Parts<const float> parts(a, a.cols / groups, groups);
-  Parts<float> worths(sums, 1, groups);
-  HWY_ALIGN float lanes[kLanes];
+  const std::int64_t all = rows * groups.groups;
   for (std::int64_t p = 0; p < all; p += kLanes) {
     const std::int64_t count = Min(all - p, kLanes);
-    const TwoHighest t = TwoHighestOf(parts, count);
-    Store(hn::IfThenElse(hn::Gt(t.next, none), hn::Add(t.high, t.next), t.high), lanes);
-    for (std::int64_t l = 0; l < count; ++l) *worths.Next() = lanes[l];
+    const TwoHighest t = TwoHighestOf(groups, count);
+    store(hn::IfThenElse(hn::Gt(t.next, none), hn::Add(t.high, t.next), t.high), p, count);
   }
+}
+template <bool kBiased>
+void TopTwoOfGroups(const Rows& sums, const Rows& a, const float* bias, bool both) {
+  HWY_ALIGN float lanes[kLanes];
+  std::int64_t row = 0, group = 0;
+  TopTwoOfGroups(Groups<kBiased>(a, bias, sums.cols), a.rows, both,
+                 [&](Vec worths, std::int64_t, std::int64_t count) HWY_ATTR {
+                   Store(worths, lanes);
+                   for (std::int64_t l = 0; l < count; ++l) {
+                     RowOf(sums, row)[group] = lanes[l];
+                     if (++group == sums.cols) group = 0, ++row;
+                   }
+                 });
 }
 
 void GroupTop(const Rows& sums, const Rows& a, std::int64_t count) {
-  if (count <= 2) return TopTwoOfGroups(sums, a, count == 2);
+  if (count <= 2) return TopTwoOfGroups</*kBiased=*/false>(sums, a, nullptr, count == 2);
   const std::int64_t width = a.cols / sums.cols;
   std::vector<float> part(static_cast<std::size_t>(width));
   for (std::int64_t i = 0; i < a.rows; ++i) {
@@ -213,19 +225,138 @@ void KeepGroups(const Rows& a, const Rows& ids, std::int64_t group_cols) {
   }
 }
 
+// ---- The highest of some groups
+
+#if HWY_TARGET <= HWY_AVX2
+
+// So many groups at most are sorted with a row in each lane.
+constexpr std::int64_t kMostGroups = kMostTop;
+
+// kept[r][..]: the `top` groups of row r that are worth most, of `groups` <= kMostGroups; of equals the lower one. NaN counts
+// as -inf. Behind the worths there is a vector more.
+HWY_INLINE void KeepBest(const float* worths, std::int64_t groups, std::int64_t top,
+                         std::int32_t kept[kLanes][kLanes]) {
+  const IntTag di;
+  Vec w[kLanes], sorted[kMostGroups];
+  for (std::int64_t r = 0; r < kLanes; ++r) w[r] = Load(worths + r * groups);
+  Transpose(w);
+  for (std::int64_t g = 0; g < kMostGroups; ++g) {
+    if (g >= groups) w[g] = Set(-kInfinity);
+    sorted[g] = w[g] = MaxOrSecond(w[g], Set(-kInfinity));
+  }
+  SortEight(sorted);
+  HWY_ALIGN float bounds[kMostGroups][kLanes];
+  for (std::int64_t g = 0; g < kMostGroups; ++g) Store(sorted[g], bounds[g]);
+  const Vec bound = Load(bounds[top - 1]);
+  // Those above the bound, and as many of those that equal it as there is room for.
+  Vec room = Set(static_cast<float>(top));
+  for (std::int64_t g = 0; g < groups; ++g)
+    room = hn::Sub(room, hn::IfThenElseZero(hn::Gt(w[g], bound), Set(1.0f)));
+  Ints bits = hn::Zero(di);
+  for (std::int64_t g = 0; g < groups; ++g) {
+    const auto equal = hn::And(hn::Eq(w[g], bound), hn::Gt(room, Set(0.0f)));
+    room = hn::Sub(room, hn::IfThenElseZero(equal, Set(1.0f)));
+    const auto keep = hn::RebindMask(di, hn::Or(equal, hn::Gt(w[g], bound)));
+    bits = hn::Or(bits, hn::IfThenElseZero(keep, hn::Set(di, 1 << g)));
+  }
+  HWY_ALIGN std::int32_t rows[kLanes];
+  hn::Store(bits, di, rows);
+  for (std::int64_t r = 0; r < kLanes; ++r) {
+    const std::uint8_t mask[8] = {static_cast<std::uint8_t>(rows[r])};
+    hn::StoreU(hn::Compress(hn::Iota(di, 0), hn::LoadMaskBits(di, mask)), di, kept[r]);
+  }
+}
+
+// Row i of a sum, -inf outside the groups that it keeps.
+template <bool kBiased>
+void StoreKept(const PartsOfRow<kBiased>& row, const Rows& choice, std::int64_t i) {
+  float* const to = RowOf(choice, i);
+  std::fill(to, to + choice.cols, -kInfinity);
+  for (std::int64_t p = 0; p < row.count; ++p) {
+    const std::int64_t begin = row.parts[p] * row.width;
+    for (std::int64_t j = 0; j < row.width; j += kLanes) {
+      const Vec v = row.row.At(begin + j, row.width - j);
+      StoreCount(v, to + begin + j, Min(row.width - j, kLanes));
+    }
+  }
+}
+
+template <bool kBiased>
+void TopOfGroups(const GroupedTopKRows& t, bool both) {
+  const std::int64_t groups = t.worths.cols, kept_groups = t.kept.cols, k = t.values.cols;
+  const auto* const bias = static_cast<const float*>(t.bias.data);
+  HWY_ALIGN float worths[kLanes * (kMostGroups + 1)] = {};
+  std::int32_t kept[kLanes][kLanes];
+  for (std::int64_t i = 0; i < t.a.rows; i += kLanes) {
+    const std::int64_t count = Min(t.a.rows - i, kLanes);
+    Rows some = t.a;
+    some.data = RowOf(t.a, i), some.rows = count;
+    TopTwoOfGroups(Groups<kBiased>(some, bias, groups), count, both,
+                   [&](Vec v, std::int64_t first, std::int64_t) HWY_ATTR { Store(v, worths + first); });
+    KeepBest(worths, groups, kept_groups, kept);
+    PartsOfRow<kBiased> rows[kLanes];
+    for (std::int64_t r = 0; r < kLanes; ++r)
+      rows[r] = {
+          {RowOf(t.a, i + Min(r, count - 1)), bias}, kept[Min(r, count - 1)], kept_groups, t.a.cols / groups};
+    const TopRows top{t.values, t.ids, i, count, k};
+    TopOfParts(rows, top, [&](std::int64_t r) HWY_ATTR {
+      StoreKept(rows[r], t.choice, i + r);
+      TopFew(RowOf(t.choice, i + r), t.a.cols, k, top.ValuesOf(r), top.IdsOf(r));
+    });
+  }
+}
+
+// Whether TopOfGroups serves: a few groups, each of them as wide as bounds what is sorted of a row well.
+constexpr bool HasTopOfGroups(std::int64_t cols, std::int64_t groups, std::int64_t k, std::int64_t summed) {
+  return HasTopOfRows(cols, k) && groups <= kMostGroups && cols / groups >= kFew && summed <= 2;
+}
+
+#endif
+
+void GroupedTopK(const GroupedTopKRows& t, std::int64_t summed) {
+  const std::int64_t cols = t.a.cols, groups = t.worths.cols;
+  const bool biased = t.bias.data != nullptr;
+#if HWY_TARGET <= HWY_AVX2
+  if (HasTopOfGroups(cols, groups, t.values.cols, summed)) {
+    return biased ? TopOfGroups<true>(t, summed == 2) : TopOfGroups<false>(t, summed == 2);
+  }
+#endif
+  for (std::int64_t i = 0; i < t.a.rows; ++i) {
+    const Elements<true> sums{RowOf(t.a, i), RowOf(t.bias, 0)};
+    const Elements<false> own{RowOf(t.a, i)};
+    for (std::int64_t j = 0; j < cols; j += kLanes)
+      StoreCount(biased ? sums.At(j, cols - j) : own.At(j, cols - j), RowOf(t.choice, i) + j,
+                 Min(cols - j, kLanes));
+  }
+  GroupTop(t.worths, t.choice, summed);
+  TopK(t.best, t.kept, t.worths);
+  KeepGroups(t.choice, t.kept, cols / groups);
+  TopK(t.values, t.ids, t.choice);
+}
+
 // ---- Repair
+
+bool AllWithin(const float* a, std::int64_t n, Vec limit) {
+  auto within = hn::Le(Set(0.0f), limit);
+  ForEachVector(a, n, 0.0f, [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR {
+    within = hn::And(within, hn::Le(hn::Abs(v), limit));
+  });
+  return hn::AllTrue(FloatTag(), within);
+}
+bool AllWithin(const Rows& x, float limit) {
+  for (std::int64_t i = 0; i < x.rows; ++i) {
+    if (!AllWithin(RowOf(x, i), x.cols, Set(limit))) return false;
+  }
+  return true;
+}
 
 void Repair(const Rows& x, const Rows& bad, float limit, bool by_mean) {
   const FloatTag d;
   const Vec most = Set(limit);
   for (std::int64_t i = 0; i < x.rows; ++i) {
     float* row = RowOf(x, i);
-    auto all_good = hn::Le(Set(0.0f), most);
-    ForEachVector(row, x.cols, 0.0f, [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR {
-      all_good = hn::And(all_good, hn::Le(hn::Abs(v), most));
-    });
     *RowOf(bad, i) = 0;
-    if (hn::AllTrue(d, all_good)) continue;
+    if (AllWithin(row, x.cols, most)) continue;
     std::int64_t good = 0;
     ForEachVector(row, x.cols, kInfinity, [&](Vec v, std::int64_t, std::int64_t count) HWY_ATTR {
       const auto valid = hn::And(hn::Le(hn::Abs(v), most), hn::FirstN(d, static_cast<std::size_t>(count)));
@@ -251,6 +382,8 @@ const RoutingOps* GetRoutingOps() {
                                    .top_k = &TopK,
                                    .group_top = &GroupTop,
                                    .keep_groups = &KeepGroups,
+                                   .grouped_top_k = &GroupedTopK,
+                                   .all_within = &AllWithin,
                                    .repair = &Repair};
   return &kOps;
 }

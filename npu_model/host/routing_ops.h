@@ -8,6 +8,13 @@
 
 namespace cubist {
 
+// Operands of RoutingOps::grouped_top_k, as GroupedTopKTiles names them. No bias: null data. What is scratch there may stay
+// as it is.
+struct GroupedTopKRows {
+  Rows values, ids, a, bias;
+  Rows choice, worths, best, kept;
+};
+
 // A matrix of floats, or of int32 where it is called ids.
 struct RoutingOps {
   // dst = key <= limit ? a : b; b of the same shape or (r, 1).
@@ -18,6 +25,10 @@ struct RoutingOps {
   void (*group_top)(const Rows& sums, const Rows& a, std::int64_t count);
   // -inf in a outside the parts of group_cols columns that a row of ids names.
   void (*keep_groups)(const Rows& a, const Rows& ids, std::int64_t group_cols);
+  // ExpandGroupedTopK.
+  void (*grouped_top_k)(const GroupedTopKRows& operands, std::int64_t summed);
+  // Whether all of x is within +-limit. NaN is not.
+  bool (*all_within)(const Rows& x, float limit);
   // ExpandRepair; bad is (r, 1).
   void (*repair)(const Rows& x, const Rows& bad, float limit, bool by_mean);
 };

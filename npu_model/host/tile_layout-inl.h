@@ -46,7 +46,7 @@ inline Rows RowsOf(const TileRef& tile) {
 
 // Tiles that are computed on own their bytes; a relay tile may show the caller's.
 inline Rows WritableRowsOf(const TileRef& tile) {
-  CUBIST_DCHECK(tile.slot->shows.data == tile.slot->storage, "an instruction writes to a tile that shows GM");
+  CUBIST_DCHECK(!ShowsGm(tile), "an instruction writes to a tile that shows GM");
   return RowsOf(tile);
 }
 
@@ -57,6 +57,9 @@ template <class T>
 T* RowAt(const TileRef& tile, std::int64_t i) {
   return reinterpret_cast<T*>(At(tile, static_cast<std::int64_t>(sizeof(T)))) + i * tile.slot->shows.pitch;
 }
+
+// Whether a tile shows GM, which nobody may write.
+inline bool ShowsGm(const TileRef& tile) { return tile.slot->shows.data != tile.slot->storage; }
 
 // The layout of a slot's own storage.
 inline HostLayout OwnLayout(const HostContext& context, const Slot& slot) {
@@ -73,6 +76,15 @@ inline HostLayout OwnLayout(const HostContext& context, const Slot& slot) {
 
 inline bool Whole(const TileRef& tile) {
   return tile.row_part == Range{0, tile.slot->tile_rows} && tile.col_part == Range{0, tile.slot->tile_cols};
+}
+
+// Where an instruction writes all of a tile that it may have read: the tile's own bytes, also where it showed GM till now.
+inline Rows OwnRowsOf(const HostContext& context, const TileRef& tile) {
+  if (ShowsGm(tile)) {
+    CUBIST_CHECK(Whole(tile), "an instruction writes to part of a tile that shows GM");
+    tile.slot->shows = OwnLayout(context, *tile.slot);
+  }
+  return RowsOf(tile);
 }
 
 // Where an instruction writes a tile of its own: to the block of GM that a relay tile goes to, as far as that is row-major

@@ -24,6 +24,30 @@ using Ints = hn::Vec<IntTag>;
 
 HWY_INLINE float* RowOf(const Rows& x, std::int64_t i) { return RowAs<float>(x, i); }
 
+// The elements of a row: its own numbers or, kBiased, their sums with those of another row.
+template <bool kBiased>
+struct Elements {
+  const float *a = nullptr, *bias = nullptr;
+
+  HWY_INLINE Vec At(std::int64_t j) const {
+    if constexpr (kBiased) return hn::Add(Load(a + j), Load(bias + j));
+    return Load(a + j);
+  }
+  // The first `some` of kLanes elements, and -inf.
+  HWY_INLINE Vec At(std::int64_t j, std::int64_t some) const {
+    if (some >= kLanes) return At(j);
+    if (some <= 0) return Set(-kInfinity);
+    Vec v = Load(a + j, some);
+    if constexpr (kBiased) v = hn::Add(v, Load(bias + j, some));
+    return hn::IfThenElse(hn::FirstN(FloatTag(), static_cast<std::size_t>(some)), v, Set(-kInfinity));
+  }
+  HWY_INLINE Vec Gather(Ints columns) const {
+    const Vec v = hn::GatherIndex(FloatTag(), a, columns);
+    if constexpr (kBiased) return hn::Add(v, hn::GatherIndex(FloatTag(), bias, columns));
+    return v;
+  }
+};
+
 // ---- Few of a row
 
 // Up to kLanes elements, descending, in one register, with their columns.
@@ -168,20 +192,38 @@ HWY_INLINE void TopEight(V v[16]) {
   }
 }
 
+// Where the highest of a row are looked for: in some parts of `width` columns, or in the whole row as one.
+template <bool kBiased>
+struct PartsOfRow {
+  Elements<kBiased> row;
+  const std::int32_t* parts = nullptr;
+  std::int64_t count = 0, width = 0;
+
+  // visit(elements, elements behind them, column of the first): two vectors at a time of every part; what the last ones of
+  // a part lack is -inf.
+  template <class Visit>
+  HWY_INLINE void ForTwoVectors(Visit visit) const {
+    for (std::int64_t p = 0; p < count; ++p) {
+      std::int64_t j = parts[p] * width;
+      const std::int64_t end = j + width;
+      for (; j + 2 * kLanes <= end; j += 2 * kLanes) visit(row.At(j), row.At(j + kLanes), j);
+      if (j < end) visit(row.At(j, end - j), row.At(j + kLanes, end - j - kLanes), j);
+    }
+  }
+};
+constexpr std::int32_t kWholeRow[] = {0};
+
 // least[r]: a number that at least k elements of row r reach, and few more do: the k-th highest of the maxima of its columns
 // modulo kFew.
-HWY_INLINE void ReachedBy(const float* const rows[kLanes], std::int64_t n, std::int64_t k, float* least) {
+template <bool kBiased>
+HWY_INLINE void ReachedBy(const PartsOfRow<kBiased> rows[kLanes], std::int64_t k, float* least) {
   Vec most[kFew];
 #pragma GCC unroll 1
   for (std::int64_t r = 0; r < kLanes; ++r) {
     Vec high[2] = {Set(-kInfinity), Set(-kInfinity)};
-    std::int64_t j = 0;
-    for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
-      high[0] = MaxOrSecond(Load(rows[r] + j), high[0]);  // Not the NaN.
-      high[1] = MaxOrSecond(Load(rows[r] + j + kLanes), high[1]);
-    }
-    ForEachVector(rows[r] + j, n - j, -kInfinity,
-                  [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR { high[0] = MaxOrSecond(v, high[0]); });
+    rows[r].ForTwoVectors([&](Vec v0, Vec v1, std::int64_t) HWY_ATTR {
+      high[0] = MaxOrSecond(v0, high[0]), high[1] = MaxOrSecond(v1, high[1]);  // Not the NaN.
+    });
     if constexpr (kFewVectors == 1) {
       most[r] = hn::Max(high[0], high[1]);
     } else {
@@ -196,7 +238,7 @@ HWY_INLINE void ReachedBy(const float* const rows[kLanes], std::int64_t n, std::
   Store(Load(sorted[k - 1]), least);
 }
 
-// Columns of a row, ascending: `count`, or more than there is room for. Whole vectors are written behind those found so far.
+// Columns of a row: `count`, or more than there is room for. Whole vectors are written behind those found so far.
 struct Columns {
   std::uint16_t at[kFew + 2 * kLanes];
   std::int64_t count = kFew + 1;
@@ -207,30 +249,7 @@ struct Columns {
   }
 };
 
-// The columns of a row's elements that reach a finite number.
-#if HWY_TARGET <= HWY_AVX3
-HWY_INLINE void FindColumns(const float* a, std::int64_t n, float least, Columns& columns) {
-  using ColumnTag = hn::Repartition<std::uint16_t, FloatTag>;
-  const ColumnTag d;
-  const Vec limit = Set(least);
-  auto column = hn::Iota(d, 0);
-  std::int64_t count = 0;
-  const auto find = [&](Vec v0, Vec v1) HWY_ATTR {
-    const auto low = hn::Ge(v0, limit), high = hn::Ge(v1, limit);
-    const hn::Mask<ColumnTag> reach{_mm512_kunpackw(high.raw, low.raw)};
-    hn::StoreU(hn::Compress(column, reach), d, columns.at + Min(count, kFew));
-    count += __builtin_popcount(reach.raw);
-    column = hn::Add(column, hn::Set(d, 2 * kLanes));
-  };
-  std::int64_t j = 0;
-  for (; j + 2 * kLanes <= n; j += 2 * kLanes) find(Load(a + j), Load(a + j + kLanes));
-  Vec rest[2] = {Set(-kInfinity), Set(-kInfinity)};
-  ForEachVector(a + j, n - j, -kInfinity,
-                [&](Vec v, std::int64_t at, std::int64_t) HWY_ATTR { rest[at / kLanes] = v; });
-  if (j < n) find(rest[0], rest[1]);
-  columns.count = count;
-}
-#else
+#if HWY_TARGET > HWY_AVX3
 // [b]: the bits that are set in b, ascending.
 struct SetBits {
   std::uint8_t of[256][8];
@@ -244,22 +263,38 @@ constexpr SetBits BitsOfBytes() {
   }
   return bits;
 }
-HWY_INLINE void FindColumns(const float* a, std::int64_t n, float least, Columns& columns) {
+#endif
+
+// The columns of a row's elements that reach a finite number.
+template <bool kBiased>
+HWY_INLINE void FindColumns(const PartsOfRow<kBiased>& row, float least, Columns& columns) {
+  const Vec limit = Set(least);
+  std::int64_t count = 0;
+#if HWY_TARGET <= HWY_AVX3
+  using ColumnTag = hn::Repartition<std::uint16_t, FloatTag>;
+  const ColumnTag d;
+  const auto iota = hn::Iota(d, 0);
+  row.ForTwoVectors([&](Vec v0, Vec v1, std::int64_t j) HWY_ATTR {
+    const hn::Mask<ColumnTag> reach{_mm512_kunpackw(hn::Ge(v1, limit).raw, hn::Ge(v0, limit).raw)};
+    const auto column = hn::Add(iota, hn::Set(d, static_cast<std::uint16_t>(j)));
+    hn::StoreU(hn::Compress(column, reach), d, columns.at + Min(count, kFew));
+    count += __builtin_popcount(reach.raw);
+  });
+#else
   static constexpr SetBits kBits = BitsOfBytes();
   const HalfTag d;
   const hn::Rebind<std::uint8_t, HalfTag> bytes;
-  const Vec limit = Set(least);
-  std::int64_t count = 0;
-  ForEachVector(a, n, -kInfinity, [&](Vec v, std::int64_t j, std::int64_t) HWY_ATTR {
+  const auto find = [&](Vec v, std::int64_t j) HWY_ATTR {
     std::uint8_t reach[8];
     hn::StoreMaskBits(FloatTag(), hn::Ge(v, limit), reach);
     const Halves lanes = hn::PromoteTo(d, hn::LoadU(bytes, kBits.of[reach[0]]));
     hn::StoreU(hn::Add(lanes, hn::Set(d, static_cast<std::uint16_t>(j))), d, columns.at + Min(count, kFew));
     count += __builtin_popcount(reach[0]);
-  });
+  };
+  row.ForTwoVectors([&](Vec v0, Vec v1, std::int64_t j) HWY_ATTR { find(v0, j), find(v1, j + kLanes); });
+#endif
   columns.count = count;
 }
-#endif
 
 // Up to kLanes elements and their columns as integers that are greater for a greater element and, of equal ones, for the
 // lower column. NaN counts as -inf; what is not valid is less than anything.
@@ -288,45 +323,26 @@ HWY_INLINE void StoreKeys(Keys keys, std::int64_t k, float* values, std::int32_t
   hn::BlendedStore(columns, hn::FirstN(d, static_cast<std::size_t>(k)), d, ids);
 }
 
-// The k <= kMostTop highest of rows [begin, begin + kLanes) of `a`, as far as there are such, of at most kMostColumns: of
-// each row the few columns that can be among them are found; with a row in each lane these are sorted.
-HWY_INLINE void TopOfRows(const Rows& a, std::int64_t begin, std::int64_t k, const Rows& values,
-                          const Rows& ids) {
-  const IntTag d;
-  const std::int64_t n = a.cols, count = Min(a.rows - begin, kLanes);
-  const bool short_rows = n <= kFew;
-  const float* rows[kLanes];
-  for (std::int64_t r = 0; r < kLanes; ++r) rows[r] = RowOf(a, begin + Min(r, count - 1));
-  HWY_ALIGN float least[kLanes];
-  Columns columns[kLanes];
-  if (!short_rows) {
-    ReachedBy(rows, n, k, least);
-    for (std::int64_t r = 0; r < kLanes; ++r) {
-      if (least[r] > -kInfinity) FindColumns(rows[r], n, least[r], columns[r]);
-    }
-  }
-  for (std::int64_t part = 0; part < count; part += kKeyRows) {
+// Where kLanes rows' values and ids go, as far as there are so many.
+struct TopRows {
+  const Rows& values;
+  const Rows& ids;
+  std::int64_t begin, count, k;
+
+  HWY_INLINE float* ValuesOf(std::int64_t r) const { return RowOf(values, begin + r); }
+  HWY_INLINE std::int32_t* IdsOf(std::int64_t r) const { return RowAs<std::int32_t>(ids, begin + r); }
+};
+
+// The k <= kMostTop highest of kFew elements of each row. keys_of(r, v, first, second): the keys of vector v of row r's
+// elements; instead(r) sees to the rows that have more than those, and says whether it did.
+template <class KeysOfRow, class Instead>
+HWY_INLINE void SortFew(const TopRows& top, KeysOfRow keys_of, Instead instead) {
+  for (std::int64_t part = 0; part < top.count; part += kKeyRows) {
     Keys keys[kFew];  // [s * kKeyRows + r]: some of row r; transposed, element s * kKeyRows + r of each row.
 #pragma GCC unroll 1
     for (std::int64_t r = 0; r < kKeyRows; ++r) {
-      const float* const row = rows[part + r];
-      const Columns& few = columns[part + r];
-      for (std::int64_t v = 0; v < kFewVectors; ++v) {
-        Keys &first = keys[2 * v * kKeyRows + r], &second = keys[(2 * v + 1) * kKeyRows + r];
-        if (short_rows) {
-          const std::int64_t at = Min(v * kLanes, n), some = Min(n - at, kLanes);
-          KeysOf(some == kLanes ? Load(row + at)
-                 : some == 0    ? Set(0.0f)
-                                : Load(row + at, some),
-                 hn::Iota(d, static_cast<std::int32_t>(v * kLanes)),
-                 hn::FirstN(d, static_cast<std::size_t>(some)), first, second);
-        } else {
-          const auto valid = hn::FirstN(d, few.CountIn(v));
-          const Ints found =
-              hn::IfThenElseZero(valid, hn::PromoteTo(d, hn::LoadU(HalfTag(), few.at + v * kLanes)));
-          KeysOf(hn::GatherIndex(FloatTag(), row, found), found, valid, first, second);
-        }
-      }
+      for (std::int64_t v = 0; v < kFewVectors; ++v)
+        keys_of(part + r, v, keys[2 * v * kKeyRows + r], keys[(2 * v + 1) * kKeyRows + r]);
     }
     for (std::int64_t s = 0; s < kFew; s += kKeyRows) TransposeLong(keys + s);
     TopEight(keys);
@@ -335,17 +351,63 @@ HWY_INLINE void TopOfRows(const Rows& a, std::int64_t begin, std::int64_t k, con
 #pragma GCC unroll 8
     for (std::int64_t j = 0; j < kMostTop; ++j)
       hn::Store(keys[j], KeyTag(), sorted[j % kKeyRows] + j / kKeyRows * kKeyRows);
-    for (std::int64_t r = part; r < Min(part + kKeyRows, count); ++r) {
-      float* const highest = RowOf(values, begin + r);
-      auto* const places = RowAs<std::int32_t>(ids, begin + r);
-      if (!short_rows && !columns[r].fit()) {
-        TopFew(rows[r], n, k, highest, places);
-        continue;
+    for (std::int64_t r = part; r < Min(part + kKeyRows, top.count); ++r) {
+      if (instead(r)) continue;
+      for (std::int64_t s = 0; s < top.k; s += kKeyRows) {
+        StoreKeys(hn::Load(KeyTag(), sorted[r - part] + s), Min(top.k - s, kKeyRows), top.ValuesOf(r) + s,
+                  top.IdsOf(r) + s);
       }
-      for (std::int64_t s = 0; s < k; s += kKeyRows)
-        StoreKeys(hn::Load(KeyTag(), sorted[r - part] + s), Min(k - s, kKeyRows), highest + s, places + s);
     }
   }
+}
+
+// Of rows of n <= kFew columns.
+HWY_INLINE void TopOfShortRows(const Rows& a, const TopRows& top) {
+  const IntTag d;
+  const auto keys = [&](std::int64_t r, std::int64_t v, Keys& first, Keys& second) HWY_ATTR {
+    const std::int64_t at = Min(v * kLanes, a.cols), some = Min(a.cols - at, kLanes);
+    const float* const from = RowOf(a, top.begin + Min(r, top.count - 1)) + at;
+    KeysOf(some == kLanes ? Load(from)
+           : some == 0    ? Set(0.0f)
+                          : Load(from, some),
+           hn::Iota(d, static_cast<std::int32_t>(v * kLanes)), hn::FirstN(d, static_cast<std::size_t>(some)),
+           first, second);
+  };
+  SortFew(top, keys, [](std::int64_t) { return false; });
+}
+
+// Of rows of at most kMostColumns columns: of each one the few columns that can be among the highest are found; with a row
+// in each lane these are sorted. slow(r) where a row has no such few.
+template <bool kBiased, class Slow>
+HWY_INLINE void TopOfParts(const PartsOfRow<kBiased> rows[kLanes], const TopRows& top, Slow slow) {
+  const IntTag d;
+  HWY_ALIGN float least[kLanes];
+  Columns columns[kLanes];
+  ReachedBy(rows, top.k, least);
+  for (std::int64_t r = 0; r < kLanes; ++r) {
+    if (least[r] > -kInfinity) FindColumns(rows[r], least[r], columns[r]);
+  }
+  const auto keys = [&](std::int64_t r, std::int64_t v, Keys& first, Keys& second) HWY_ATTR {
+    const auto valid = hn::FirstN(d, columns[r].CountIn(v));
+    const Ints found =
+        hn::IfThenElseZero(valid, hn::PromoteTo(d, hn::LoadU(HalfTag(), columns[r].at + v * kLanes)));
+    KeysOf(rows[r].row.Gather(found), found, valid, first, second);
+  };
+  SortFew(top, keys, [&](std::int64_t r) HWY_ATTR {
+    if (columns[r].fit()) return false;
+    slow(r);
+    return true;
+  });
+}
+
+HWY_INLINE void TopOfRows(const Rows& a, const TopRows& top) {
+  if (a.cols <= kFew) return TopOfShortRows(a, top);
+  PartsOfRow<false> rows[kLanes];
+  for (std::int64_t r = 0; r < kLanes; ++r)
+    rows[r] = {{RowOf(a, top.begin + Min(r, top.count - 1))}, kWholeRow, 1, a.cols};
+  TopOfParts(rows, top, [&](std::int64_t r) HWY_ATTR {
+    TopFew(rows[r].row.a, a.cols, top.k, top.ValuesOf(r), top.IdsOf(r));
+  });
 }
 
 // Whether TopOfRows serves: the lanes' maxima bound well what only some lanes' elements are among.
@@ -354,17 +416,19 @@ constexpr bool HasTopOfRows(std::int64_t n, std::int64_t k) { return k <= kMostT
 #else
 
 constexpr bool HasTopOfRows(std::int64_t, std::int64_t) { return false; }
-void TopOfRows(const Rows&, std::int64_t, std::int64_t, const Rows&, const Rows&) {}
 
 #endif
 
 void TopK(const Rows& values, const Rows& ids, const Rows& a) {
   const std::int64_t n = a.cols, k = values.cols;
   if (k == 0) return;
+#if HWY_TARGET <= HWY_AVX2
   if (HasTopOfRows(n, k)) {
-    for (std::int64_t i = 0; i < a.rows; i += kLanes) TopOfRows(a, i, k, values, ids);
+    for (std::int64_t i = 0; i < a.rows; i += kLanes)
+      TopOfRows(a, {values, ids, i, Min(a.rows - i, kLanes), k});
     return;
   }
+#endif
   const auto top = k <= kLanes ? &TopFew : &TopMany;
   for (std::int64_t i = 0; i < a.rows; ++i) {
     top(RowOf(a, i), n, k, RowOf(values, i), RowAs<std::int32_t>(ids, i));

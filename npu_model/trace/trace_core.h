@@ -206,6 +206,7 @@ class CUBIST_EXPORT TraceVector {
   void TopK(TileRef values, TileRef ids, TileRef a, Loc loc = {});
   void GroupTop(TileRef sums, TileRef a, std::int64_t count, Loc loc = {});
   void KeepGroups(TileRef a, TileRef ids, std::int64_t group_cols, Loc loc = {});
+  void GroupedTopK(const GroupedTopKRefs& t, std::int64_t count, Loc loc = {});
   void Gather(TileRef dst, TileRef a, TileRef ids, Loc loc = {});
   void Scatter(TileRef dst, TileRef ids, TileRef values, Loc loc = {});
   void Random(TileRef u, const RandomStream& stream, std::int64_t first, std::int64_t row_step, Loc loc = {});

@@ -208,6 +208,15 @@ void TraceVector::KeepGroups(TileRef a, TileRef ids, std::int64_t group_cols, Lo
   record_.KeepGroups(a, ids, group_cols, loc);
 }
 
+void TraceVector::GroupedTopK(const GroupedTopKRefs& t, std::int64_t count, Loc loc) {
+  if (state_->with_data) {
+    host_.GroupedTopK(t, count, loc);
+  } else {
+    host_.FillInt(t.ids, 0, loc);
+  }
+  ExpandGroupedTopK(record_, t, count, loc);
+}
+
 void TraceVector::Gather(TileRef dst, TileRef a, TileRef ids, Loc loc) {
   if (state_->with_data) host_.Gather(dst, a, ids, loc);
   record_.Gather(dst, a, ids, loc);

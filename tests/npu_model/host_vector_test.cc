@@ -1,4 +1,6 @@
 // The same for Vector instructions and composites.
+#include <functional>
+
 #include "tests/npu_model/host_rig.h"
 
 namespace cubist::host_test {
@@ -46,6 +48,45 @@ class HostVectorTest : public SimdTargetTest {
 INSTANTIATE_TEST_SUITE_P(Simd, HostVectorTest, ::testing::ValuesIn(SimdTargets()), SimdTargetName);
 
 constexpr Shape kVectorShapes[] = {{1, 1}, {4, 1}, {1, 40}, {5, 17}, {3, 64}, {7, 33}};
+
+// What writes all of a relay tile that shows GM leaves GM as it is.
+TEST_P(HostVectorTest, RelayTilesAreWrittenBesideGm) {
+  using Tile = UbTile<float>;
+  const std::int64_t rows = 3, cols = 40;
+  const auto tile_of = [&](const GmMatrix& x, Role role) {
+    const auto tile = NewTile<Buffer::kUB, float>(vector_, rows, cols, role);
+    vector_.Load(tile, x.gm());
+    return tile;
+  };
+  const Tile s0 = NewTile<Buffer::kUB, float>(vector_, rows, cols),
+             s1 = NewTile<Buffer::kUB, float>(vector_, rows, cols),
+             column = NewTile<Buffer::kUB, float>(vector_, rows, 1),
+             bad = NewTile<Buffer::kUB, float>(vector_, rows, 1);
+  const auto scores = [&](ScoreFunction function) {
+    return [&, function](Tile x) { vector_.Scores(function, x, s0, s1, column); };
+  };
+  const auto repair = [&](float limit, bool by_mean) {
+    return [&, limit, by_mean](Tile x) { vector_.Repair(x, bad, s0, s1, column, limit, by_mean); };
+  };
+  const std::function<void(Tile)> kWrites[] = {
+      [&](Tile x) { vector_.Add(x, x, x); }, scores(ScoreFunction::kSoftmax), scores(ScoreFunction::kSigmoid),
+      scores(ScoreFunction::kSqrtSoftplus),  repair(1.0f, /*by_mean=*/false), repair(1.0f, /*by_mean=*/true),
+      repair(1e9f, /*by_mean=*/false)};
+  vector_.Fill(bad, 0.0f);
+  for (const auto& write : kWrites) {
+    GmMatrix x(DType::kF32, rows, cols);
+    x->FillNormal(random_);
+    x->set({1, 7}, 3.0);  // Beyond a limit of 1, as others are.
+    const Values before = x->ToDoubles();
+    const Tile shown = tile_of(x, Role::kRelay), copied = tile_of(x, Role::kRows);
+    write(copied);
+    const Values bad_of_copied = ValuesOf(bad);
+    write(shown);
+    EXPECT_EQ(ValuesOf(shown), ValuesOf(copied));
+    EXPECT_EQ(ValuesOf(bad), bad_of_copied);
+    EXPECT_EQ(x->ToDoubles(), before);
+  }
+}
 
 TEST_P(HostVectorTest, BinaryInstructions) {
   using Tile = UbTile<float>;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <numeric>
 #include <vector>
 
@@ -125,6 +126,91 @@ TEST_P(TileOpsTest, KeepGroups) {
   }
 }
 
+// One body, and one for each step.
+void CheckGroupedTopK(std::int64_t rows, std::int64_t width, std::int64_t groups, std::int64_t kept_groups,
+                      std::int64_t k, std::int64_t summed, bool biased, Contents contents, Random& random) {
+  SCOPED_TRACE(::testing::Message() << rows << " rows, " << kept_groups << " of " << groups << " groups of "
+                                    << width << ", " << k << " highest, sums of " << summed << ", biased "
+                                    << biased << ", contents " << static_cast<int>(contents));
+  const RoutingOps& ops = BestRoutingOps();
+  const std::int64_t cols = groups * width;
+  Matrix<float> a(rows, cols, cols + 3), bias(1, cols, cols), choice(rows, cols, cols + 1),
+      sum(rows, cols, cols), worths(rows, groups, groups + 1), best(rows, kept_groups, kept_groups + 1),
+      values(rows, k, k + 1), expected(rows, k, k + 1);
+  Matrix<std::int32_t> kept(rows, kept_groups, kept_groups + 1), ids(rows, k, k + 2),
+      expected_ids(rows, k, k + 2);
+  FillWith(contents, a, random);
+  bias.Fill([&] { return random.Small(); });
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < cols; ++j) sum(i, j) = biased ? a(i, j) + bias(0, j) : a(i, j);
+  }
+  ops.group_top(worths.view(), sum.view(), summed);
+  ops.top_k(best.view(), kept.view(), worths.view());
+  ops.keep_groups(sum.view(), kept.view(), width);
+  ops.top_k(expected.view(), expected_ids.view(), sum.view());
+  ops.grouped_top_k({values.view(), ids.view(), a.view(), biased ? bias.view() : Rows(), choice.view(),
+                     worths.view(), best.view(), kept.view()},
+                    summed);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < k; ++j) {
+      ASSERT_EQ(ids(i, j), expected_ids(i, j)) << i << ", " << j;
+      ASSERT_EQ(values(i, j), expected(i, j)) << i << ", " << j;
+    }
+  }
+}
+
+TEST_P(TileOpsTest, GroupedTopK) {
+  constexpr std::int64_t kRows[] = {16, 1, 19, 7};
+  Random random(9);
+  std::size_t turn = 0;
+  for (const std::int64_t width : {1, 7, 8, 16, 17, 24, 32, 40, 64, 100}) {
+    for (const std::int64_t groups : {1, 2, 5, 8, 9, 17}) {
+      for (const std::int64_t kept : {std::int64_t{1}, (groups + 1) / 2, groups}) {
+        for (const std::int64_t k : {1, 5, 8, 9}) {
+          for (const std::int64_t summed : {1, 2, 3}) {
+            if (k > kept * width || summed > width) continue;
+            const Contents contents = kContents[turn % std::size(kContents)];
+            for (const bool biased : {false, true})
+              CheckGroupedTopK(kRows[turn % std::size(kRows)], width, groups, kept, k, summed, biased,
+                               contents, random);
+            ++turn;
+          }
+        }
+      }
+    }
+  }
+  for (const Contents contents : kContents) CheckGroupedTopK(37, 32, 8, 4, 8, 2, true, contents, random);
+}
+
+TEST_P(TileOpsTest, AllWithin) {
+  const RoutingOps& ops = BestRoutingOps();
+  for (const std::int64_t cols : Columns()) {
+    Matrix<float> x(2, cols, cols + 1);
+    for (const float value : {2.0f, -2.0f, 2.5f, -2.5f, kInfinity, -kInfinity, kNaN}) {
+      for (const std::int64_t at : {std::int64_t{0}, cols - 1, 2 * cols - 1}) {
+        x.Fill([] { return 1.0f; });
+        x(at / cols, at % cols) = value;
+        ASSERT_EQ(ops.all_within(x.view(), 2.0f), std::abs(value) <= 2.0f) << value << " at " << at;
+      }
+    }
+  }
+}
+
+// The sum of a row of 2^20 is off by a few roundings, not by as many as it has terms.
+TEST_P(TileOpsTest, SoftmaxOfManyColumns) {
+  const std::int64_t cols = 1 << 20;
+  Random random(10);
+  Matrix<float> x(1, cols, cols), n(1, cols, cols);
+  x.Fill([&] { return random.Real(); });
+  BestActivationOps().scores(ScoreFunction::kSoftmax, n.view(), x.view());
+  double sum = 0;
+  for (std::int64_t j = 0; j < cols; ++j) sum += std::exp(static_cast<double>(x(0, j)));
+  for (std::int64_t j = 0; j < cols; ++j) {
+    const double expected = std::exp(static_cast<double>(x(0, j))) / sum;
+    ASSERT_NEAR(n(0, j), expected, 10 * kEps * expected) << j;
+  }
+}
+
 TEST_P(TileOpsTest, Scores) {
   const ActivationOps& ops = BestActivationOps();
   for (const std::int64_t cols : Columns()) {
@@ -133,8 +219,13 @@ TEST_P(TileOpsTest, Scores) {
     x.Fill([&] { return random.Real(-100.0f, 100.0f) * random.Real(); });
     x(0, 0) = kNaN, x(1, 0) = 200.0f, x(2, 0) = -170.0f;
     const auto run = [&](ScoreFunction function) {
+      Matrix<float> elsewhere(3, cols, cols + 2);
+      ops.scores(function, elsewhere.view(), x.view());
       for (std::int64_t i = 0; i < 3; ++i) std::copy_n(&x(i, 0), cols, &n(i, 0));
-      ops.scores(function, n.view());
+      ops.scores(function, n.view(), n.view());
+      for (std::int64_t i = 0; i < 3; ++i) {
+        for (std::int64_t j = 0; j < cols; ++j) ASSERT_EQ(BitsOf(n(i, j)), BitsOf(elsewhere(i, j)));
+      }
     };
     const auto expect = [&](const char* name, const std::function<double(double)>& formula) {
       for (std::int64_t i = 0; i < 3; ++i) {
