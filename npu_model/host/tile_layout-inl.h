@@ -44,6 +44,9 @@ inline Rows RowsOf(const TileRef& tile) {
   return {At(tile, SizeOf(tile.dtype())), tile.slot->shows.pitch, tile.rows(), tile.cols()};
 }
 
+// Whether a tile shows GM, which nobody may write.
+inline bool ShowsGm(const TileRef& tile) { return tile.slot->shows.data != tile.slot->storage; }
+
 // Tiles that are computed on own their bytes; a relay tile may show the caller's.
 inline Rows WritableRowsOf(const TileRef& tile) {
   CUBIST_DCHECK(!ShowsGm(tile), "an instruction writes to a tile that shows GM");
@@ -57,9 +60,6 @@ template <class T>
 T* RowAt(const TileRef& tile, std::int64_t i) {
   return reinterpret_cast<T*>(At(tile, static_cast<std::int64_t>(sizeof(T)))) + i * tile.slot->shows.pitch;
 }
-
-// Whether a tile shows GM, which nobody may write.
-inline bool ShowsGm(const TileRef& tile) { return tile.slot->shows.data != tile.slot->storage; }
 
 // The layout of a slot's own storage.
 inline HostLayout OwnLayout(const HostContext& context, const Slot& slot) {
