@@ -1,4 +1,4 @@
-#include "npu_model/host/cube_bf16_avx512.h"
+#include "npu_model/host/cube_bf16.h"
 
 #include <array>
 #include <cstddef>
@@ -211,7 +211,7 @@ CUBIST_AVX512_BF16 void FewTile(const MmadTile<BF16>& tile) {
 }
 
 // Three rows and more take as long as panels, or longer.
-constexpr MmadTiles<BF16>::Few kFew[] = {{&FewTile<1, 8>, 8}, {&FewTile<2, 8>, 8}};
+constexpr FewRowTiles<BF16>::InRows kFew[] = {{&FewTile<1, 8>, 8}, {&FewTile<2, 8>, 8}};
 
 // The vectors of a ColumnTile: eight rows, or sixteen.
 struct Half {
@@ -280,8 +280,10 @@ constexpr ColumnTiles<BF16> kColumnTiles[] = {
 
 }  // namespace
 
-const MmadTiles<BF16> kBF16TilesAvx512{kTiles<2, false>, kTiles<1, false>, kTiles<2, true>,       kFew,
-                                       std::size(kFew),  kColumnTiles,     /*least_in_columns=*/4};
+const MmadTiles<BF16, kMr> kBF16TilesAvx512{kTiles<2, false>,
+                                            kTiles<1, false>,
+                                            kTiles<2, true>,
+                                            {kFew, std::size(kFew), kColumnTiles, /*least_in_columns=*/4}};
 
 CUBIST_AVX512_BF16 std::int64_t PeakDotBF16Avx512(std::int64_t rounds) {
   constexpr int kChains = 2 * kMr;  // As many as a Mmad has, several times what the latency asks for.

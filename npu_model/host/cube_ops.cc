@@ -5,7 +5,7 @@
 #include <cstring>
 #include <iterator>
 
-#include "npu_model/host/cube_bf16_avx512.h"
+#include "npu_model/host/cube_bf16.h"
 #include "npu_model/host/simd_targets.h"
 #include "npu_model/host/tile_ops.h"
 
@@ -160,32 +160,32 @@ constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1, kVectors, kInRows>,
 #endif
 };
 #if HWY_TARGET <= HWY_AVX3
-constexpr MmadTiles<float> kTilesF32{kTiles<2, false>,   kTiles<1, false>, kTiles<2, true>,       kFewF32,
-                                     std::size(kFewF32), kColumnTilesF32,  /*least_in_columns=*/2};
+constexpr FewRowTiles<float> kFewRowsF32{kFewF32, std::size(kFewF32), kColumnTilesF32, /*least_in_columns=*/2};
 #elif HWY_ARCH_ARM_A64
-constexpr MmadTiles<float> kTilesF32{
-    kTiles<2, false>, kTiles<1, false>, kTiles<2, true>, kFewF32, std::size(kFewF32), nullptr, 0};
+constexpr FewRowTiles<float> kFewRowsF32{kFewF32, std::size(kFewF32)};
 #else
-constexpr MmadTiles<float> kTilesF32{
-    kTiles<2, false>, kTiles<1, false>, kTiles<2, true>, nullptr, 0, nullptr, 0};
+constexpr FewRowTiles<float> kFewRowsF32;
 #endif
+constexpr MmadTiles<float, kMr> kTilesF32{kTiles<2, false>, kTiles<1, false>, kTiles<2, true>, kFewRowsF32};
 
-// Rows in strips of at most kMr, as few as there can be and of about one height: a low one costs the reading of B all
-// the same.
+// Rows in strips of at most kTileRows, as few as there can be and of about one height: a low one costs the reading of B all
+// the same. Tiles of sixteen rows and more are whole, but for the last: they take their time by sixteen rows.
+template <int kTileRows>
 class Strips {
  public:
   explicit Strips(std::int64_t rows)
-      : count_(CeilDiv(rows, kMr)),
-        height_(rows / (count_ > 0 ? count_ : 1)),
-        higher_(rows - count_ * height_) {}
+      : count_(CeilDiv(rows, kTileRows)),
+        height_(kTileRows >= 16 ? kTileRows : rows / (count_ > 0 ? count_ : 1)),
+        higher_(kTileRows >= 16 ? 0 : rows - count_ * height_),
+        rows_(rows) {}
   std::int64_t count() const { return count_; }
   Range operator[](std::int64_t i) const {
     const std::int64_t begin = i * height_ + Min(i, higher_);
-    return {begin, begin + height_ + (i < higher_ ? 1 : 0)};
+    return {begin, Min(begin + height_ + (i < higher_ ? 1 : 0), rows_)};
   }
 
  private:
-  std::int64_t count_, height_, higher_;
+  std::int64_t count_, height_, higher_, rows_;
 };
 
 // Rows of A that come next, to be asked for meanwhile: so many lines of each for every panel.
@@ -207,9 +207,9 @@ struct NextRows {
 };
 
 // A tile of C of fewer columns than a panel has: the panel's others may be another's, or nobody's.
-template <class T>
+template <int kTileRows, class T>
 void MmadEdge(MmadTileFunction<T> function, std::int64_t rows, std::int64_t cols, const MmadTile<T>& tile) {
-  alignas(64) float sums[kMr * kNr];
+  alignas(64) float sums[kTileRows * kNr];
   const auto bytes = static_cast<std::size_t>(cols) * sizeof(float);
   MmadTile<T> own = tile;
   own.c = sums, own.c_pitch = kNr;
@@ -249,10 +249,11 @@ HWY_INLINE const float* TileToFetch(const MmadArgs& args, MmadStart start, std::
 
 // One tile of C, rows `m` and columns `n` of one panel, from operands that `tile` has, and beside it the lines of the tile
 // `fetched`. `tile` is one object, written field by field: a copy would wait for the stores of the tile before it.
-template <class T>
+template <int kTileRows, class T>
 HWY_INLINE void RunTile(const MmadArgs& args, Range m, Range n, MmadStart start, MmadTileFunction<T> function,
                         const float* fetched, MmadTile<T>& tile) {
   alignas(64) float bias[kNr];
+  tile.rows = m.size();
   tile.c = args.c + m.begin * args.c_pitch + n.begin;
   if (start == MmadStart::kAdd) {
     tile.start = args.sums == nullptr ? tile.c : args.sums + m.begin * args.sums_pitch + n.begin;
@@ -262,14 +263,14 @@ HWY_INLINE void RunTile(const MmadArgs& args, Range m, Range n, MmadStart start,
     std::fill(bias + n.size(), bias + kNr, 0.0f);
     tile.start = bias, tile.start_pitch = 0;
   }
-  if (args.exact && n.size() < kNr) return MmadEdge(function, m.size(), n.size(), tile);
+  if (args.exact && n.size() < kNr) return MmadEdge<kTileRows>(function, m.size(), n.size(), tile);
   FetchTile(fetched, args.c_pitch, m.size());
   function(tile);
 }
 
 // The tiles of panels, by the number of rows less one.
-template <class T>
-HWY_INLINE const MmadTileFunction<T>* TilesOf(const MmadTiles<T>& tiles, Range n) {
+template <class T, int kTileRows>
+HWY_INLINE const MmadTileFunction<T>* TilesOf(const MmadTiles<T, kTileRows>& tiles, Range n) {
   return n.size() > kLanes ? tiles.wide : tiles.narrow;
 }
 
@@ -282,15 +283,15 @@ constexpr std::int64_t kStreamAhead = 16 << 10, kRowsThatAsk = 5;
 // met for the first time come from L3, a panel ahead of their use, and so do the next rows of A: without that 0.01 to 0.05
 // of the peak is lost, the more the busier the neighbours of L3 are. The others are not asked for: two prefetches a word
 // take 0.01.
-template <class T>
+template <class T, int kTileRows>
 void MmadStrip(const MmadArgs& args, Range m, MmadTile<T>& tile, MmadStart start, const NextRows<T>& next,
-               const MmadTiles<T>& tiles) {
+               const MmadTiles<T, kTileRows>& tiles) {
   const T* b = tile.b;
   const Split panels(args.n, kNr);
   for (std::int64_t panel = 0; panel < panels.count(); ++panel) {
     const Range n = panels[panel];
     tile.b = b + panel * args.b_panel_stride;
-    if (args.m <= kMr) {
+    if (args.m <= kTileRows) {
       tile.prefetch = reinterpret_cast<const std::byte*>(tile.b) + kStreamAhead;
       tile.prefetch_words = args.m >= kRowsThatAsk ? tile.words : 0;
     } else {
@@ -300,7 +301,7 @@ void MmadStrip(const MmadArgs& args, Range m, MmadTile<T>& tile, MmadStart start
     next.Fetch(panel);
     const bool last = panel + 1 == panels.count();
     const float* c = TileToFetch(args, start, m.begin, n.begin, last ? m.end : m.begin, last ? 0 : n.end);
-    RunTile(args, m, n, start, TilesOf(tiles, n)[m.size() - 1], c, tile);
+    RunTile<kTileRows>(args, m, n, start, TilesOf(tiles, n)[m.size() - 1], c, tile);
   }
 }
 
@@ -309,15 +310,15 @@ void MmadStrip(const MmadArgs& args, Range m, MmadTile<T>& tile, MmadStart start
 // bytes per cycle at any time: with rows of tiles the first one has to wait for all of B. Beside the first panel each strip
 // of A comes while the one before it is multiplied. Worth 0.02 to 0.04 of the peak
 // where k is long; where it is short, tiles of C that lie far apart cost more.
-template <class T>
-void MmadColumns(const MmadArgs& args, MmadTile<T>& tile, const MmadTiles<T>& tiles) {
+template <class T, int kTileRows>
+void MmadColumns(const MmadArgs& args, MmadTile<T>& tile, const MmadTiles<T, kTileRows>& tiles) {
   constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
   const T *a = tile.a, *b = tile.b;
   // Rows of A that are nearly one piece of memory, and how many words of B take as many bytes as one.
   const bool in_one_piece = args.a_pitch <= args.k + args.k / 8;
   const std::int64_t a_words = CeilDiv(args.a_pitch, kNr * kPerWord);
   const Split panels(args.n, kNr);
-  const Strips strips(args.m);
+  const Strips<kTileRows> strips(args.m);
   for (std::int64_t panel = 0; panel < panels.count(); ++panel) {
     const Range n = panels[panel];
     tile.b = b + panel * args.b_panel_stride;
@@ -339,23 +340,23 @@ void MmadColumns(const MmadArgs& args, MmadTile<T>& tile, const MmadTiles<T>& ti
       const bool last = i + 1 == strips.count();
       const float* c =
           TileToFetch(args, args.start, m.begin, n.begin, last ? 0 : m.end, last ? n.end : n.begin);
-      RunTile(args, m, n, args.start, TilesOf(tiles, n)[m.size() - 1], c, tile);
+      RunTile<kTileRows>(args, m, n, args.start, TilesOf(tiles, n)[m.size() - 1], c, tile);
     }
   }
 }
 
-// Rows of A a multiple of this apart fall into one set of L1, which cannot hold kMr lines: the strip is
+// Rows of A a multiple of this apart fall into one set of L1, which cannot hold as many lines: the strip is
 // copied, a piece of k at a time. Without that the loop runs at 0.90 of the peak. The copy costs as much as
 // one panel loses.
 constexpr std::int64_t kConflictBytes = 4096;
 constexpr std::int64_t kPieceBytes = 2048;
 
-template <class T>
-void Mmad(const MmadArgs& args, const MmadTiles<T>& tiles) {
+template <class T, int kTileRows>
+void Mmad(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles) {
   constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T)),
                          kPiece = kPieceBytes / 4 * kPerWord;
   constexpr std::int64_t kCopyPitch = kPiece + 16 * kPerWord;
-  alignas(64) std::byte storage[kMr * kCopyPitch * sizeof(T)];  // Bytes, which nothing initialises.
+  alignas(64) std::byte storage[kTileRows * kCopyPitch * sizeof(T)];  // Bytes, which nothing initialises.
   T* const copy = reinterpret_cast<T*>(storage);
   const bool conflict = args.a_pitch * static_cast<std::int64_t>(sizeof(T)) % kConflictBytes == 0 &&
                         args.n > 2 * kNr && !args.adds;  // What is added is one sum over all of k.
@@ -370,12 +371,12 @@ void Mmad(const MmadArgs& args, const MmadTiles<T>& tiles) {
                        .c_pitch = args.c_pitch,
                        .adds = args.adds};
   };
-  if (args.by_columns && !conflict && args.m > kMr) {
+  if (args.by_columns && !conflict && args.m > kTileRows) {
     MmadTile<T> tile = tile_at(0, args.k);
     tile.a = static_cast<const T*>(args.a);
     return MmadColumns(args, tile, tiles);
   }
-  const Strips strips(args.m);
+  const Strips<kTileRows> strips(args.m);
   const auto a_at = [&](std::int64_t row, std::int64_t p) {
     return static_cast<const T*>(args.a) + row * args.a_pitch + p;
   };
@@ -435,21 +436,22 @@ std::int64_t PeakFma(std::int64_t rounds) {
 // The panel that comes next is asked for meanwhile, or one some way ahead. Sums go through C from panel to panel of a
 // column. Panels follow each other along the source's lines: B's rows, or its columns.
 constexpr std::int64_t kInPlaceWords = 128;  // Of k in a panel, at most.
-constexpr std::int64_t kStrips = 72 / kMr;   // Of rows of A that a panel serves.
+constexpr std::int64_t kMostRowsInPlace = 72;  // Of A that a panel serves.
 
-template <class T>
-void MmadInPlace(const MmadArgs& args, const MmadTiles<T>& tiles, decltype(CubeOps::pack_b) pack) {
+template <class T, int kTileRows>
+void MmadInPlace(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, decltype(CubeOps::pack_b) pack) {
   constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T)), kElement = sizeof(T);
-  constexpr std::int64_t kCopyPitch = (kInPlaceWords + 16) * kPerWord;
+  constexpr std::int64_t kCopyPitch = (kInPlaceWords + 16) * kPerWord,
+                         kRows = RoundDown(kMostRowsInPlace, std::int64_t{kTileRows});  // At a time.
   alignas(64) std::byte panel[kInPlaceWords * kNr * 4];
-  alignas(64) std::byte storage[kStrips * kMr * kCopyPitch * sizeof(T)];
+  alignas(64) std::byte storage[kRows * kCopyPitch * sizeof(T)];
   T* const copy = reinterpret_cast<T*>(storage);
   const bool conflict = args.a_pitch * kElement % kConflictBytes == 0;
   const StridedSource& source = args.b_source;
   const std::int64_t b_bytes = SizeOf(args.b_type);
   const bool in_rows = source.col_stride == 1, as_stored = in_rows && args.b_type == DTypeOf<T>();
   // The fewer strips ask for the next panel the shorter it has to be.
-  const std::int64_t words = args.m <= kMr ? 32 : args.m <= 3 * kMr ? 64 : kInPlaceWords;
+  const std::int64_t words = args.m <= kTileRows ? 32 : args.m <= 3 * kTileRows ? 64 : kInPlaceWords;
   MmadArgs rest = args;  // Of a tile of C, after its first panel.
   rest.sums = nullptr, rest.start = MmadStart::kAdd;
   const auto at = [&](std::int64_t p, std::int64_t j) {
@@ -459,12 +461,12 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T>& tiles, decltype(CubeO
 
   // A's rows `m`, all of them with B's panel (k, n). `next` is where the next panel begins.
   const auto multiply = [&](Range m, Range k, Range n, const std::byte* next) {
-    bool as_it_lies = as_stored && n.size() == kNr;  // And for further strips, as the first one keeps it.
+    bool as_it_lies = as_stored && tiles.in_rows != nullptr && n.size() == kNr;  // And for further strips, as the first one keeps it.
     MmadTile<T> tile{.words = k.size() / kPerWord,
                      .b = reinterpret_cast<const T*>(panel),
                      .half = k.size() % kPerWord != 0,
                      .c_pitch = args.c_pitch};
-    const Strips strips(m.size());
+    const Strips<kTileRows> strips(m.size());
     if (as_it_lies) {
       tile.b = reinterpret_cast<const T*>(at(k.begin, n.begin));
       tile.b_step = source.row_stride * kPerWord, tile.b_pair = source.row_stride;
@@ -492,7 +494,7 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T>& tiles, decltype(CubeO
       tile.prefetch_words = i < fetching ? Min(tile.words, in_rows ? words : kNr) : 0;
       const auto function = (as_it_lies ? tiles.in_rows : TilesOf(tiles, n))[strip.size() - 1];
       const float* c = TileToFetch(args, MmadStart::kZero, strip.begin, n.begin, strip.begin, n.begin);
-      RunTile(into, strip, n, into.start, function, c, tile);
+      RunTile<kTileRows>(into, strip, n, into.start, function, c, tile);
       as_it_lies = false;
       tile.b = reinterpret_cast<const T*>(panel);
     }
@@ -511,8 +513,8 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T>& tiles, decltype(CubeO
                      count = pieces.count() * panels.count();
   const auto k_at = [&](std::int64_t i) { return pieces[in_rows ? i / inner : i % inner]; };
   const auto n_at = [&](std::int64_t i) { return panels[in_rows ? i % inner : i / inner]; };
-  const std::int64_t ahead = args.m <= kMr ? kStreamAhead / (words * kNr * 4) : 1;
-  for (const Range m : Split(args.m, kStrips * kMr)) {
+  const std::int64_t ahead = args.m <= kTileRows ? kStreamAhead / (words * kNr * 4) : 1;
+  for (const Range m : Split(args.m, kRows)) {
     for (std::int64_t i = 0; i < count; ++i) {
       const Range k = k_at(i);
       if (!in_rows || i % inner == 0) copy_rows(m, k);
@@ -523,16 +525,23 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T>& tiles, decltype(CubeO
 }
 
 void MmadF32(const MmadArgs& args) {
-  if (args.b_source.data == nullptr) return Mmad<float>(args, kTilesF32);
-  MmadInPlace<float>(AfterFew(args, kTilesF32), kTilesF32, &PackB);
+  if (args.b_source.data == nullptr) return Mmad(args, kTilesF32);
+  MmadInPlace(AfterFew(args, kTilesF32.few), kTilesF32, &PackB);
 }
 
 // ---- Native bf16
 
 #if HWY_TARGET <= HWY_AVX3
 void MmadBF16(const MmadArgs& args) {
-  if (args.b_source.data == nullptr) return Mmad<BF16>(args, kBF16TilesAvx512);
-  MmadInPlace<BF16>(AfterFew(args, kBF16TilesAvx512), kBF16TilesAvx512, &PackBNative);
+  if (args.b_source.data == nullptr) return Mmad(args, kBF16TilesAvx512);
+  MmadInPlace(AfterFew(args, kBF16TilesAvx512.few), kBF16TilesAvx512, &PackBNative);
+}
+#endif
+#if HWY_TARGET <= HWY_AVX3_DL
+void MmadAmx(const MmadArgs& args) {
+  const AmxUse use;
+  if (args.b_source.data == nullptr) return Mmad(args, kBF16TilesAmx);
+  MmadInPlace(args, kBF16TilesAmx, &PackBNative);
 }
 #endif
 
@@ -547,6 +556,7 @@ const CubeOps& GetCubeOps() {
                                  .pack_b = &PackB,
                                  .mmad_f32 = &MmadF32,
                                  .mmad_bf16 = nullptr,
+                                 .mmad_bf16_any_cut = nullptr,
                                  .peak_fma = &PeakFma,
                                  .peak_dot_bf16 = nullptr};
 #if HWY_TARGET <= HWY_AVX3
@@ -558,8 +568,17 @@ const CubeOps& GetCubeOps() {
                                .pack_b = &PackBNative,
                                .mmad_f32 = &MmadF32,
                                .mmad_bf16 = &MmadBF16,
+                               .mmad_bf16_any_cut = &MmadBF16,
                                .peak_fma = &PeakFma,
                                .peak_dot_bf16 = &PeakDotBF16Avx512};
+#if HWY_TARGET <= HWY_AVX3_DL  // What has AMX has this. The targets below are those without.
+  static const CubeOps kAmx = [] {
+    CubeOps ops = kNative;
+    ops.amx = true, ops.mmad_bf16 = &MmadAmx, ops.peak_dot_bf16 = &PeakDotBF16Amx;
+    return ops;
+  }();
+  if (HasBF16Avx512() && HasBF16Amx()) return kAmx;
+#endif
   if (HasBF16Avx512()) return kNative;
 #endif
   return kWidening;

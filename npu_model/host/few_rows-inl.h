@@ -6,7 +6,7 @@
 #include <cstring>
 #include <iterator>
 
-#include "npu_model/host/cube_bf16_avx512.h"
+#include "npu_model/host/cube_bf16.h"
 #include "npu_model/host/tile_ops.h"
 
 #if defined(CUBIST_NPU_MODEL_HOST_FEW_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -91,12 +91,12 @@ void FewTile(const MmadTile<float>& tile) {
 }
 
 template <int kRows>
-constexpr MmadTiles<float>::Few kFewOf = {&FewTile<kRows, FewVectors(kRows)>, FewVectors(kRows)};
-constexpr MmadTiles<float>::Few kFewF32[] = {kFewOf<1>, kFewOf<2>, kFewOf<3>, kFewOf<4>};
+constexpr FewRowTiles<float>::InRows kFewOf = {&FewTile<kRows, FewVectors(kRows)>, FewVectors(kRows)};
+constexpr FewRowTiles<float>::InRows kFewF32[] = {kFewOf<1>, kFewOf<2>, kFewOf<3>, kFewOf<4>};
 
 // The columns that whole tiles make; of a B of the operands' type, in rows.
 template <class T>
-void MmadFew(const MmadArgs& args, const typename MmadTiles<T>::Few& few, std::int64_t cols) {
+void MmadFew(const MmadArgs& args, const typename FewRowTiles<T>::InRows& few, std::int64_t cols) {
   constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T)), kMostRows = 4;
   alignas(64) std::byte storage[kMostRows * kFewRows * sizeof(T)];
   T* const rows = reinterpret_cast<T*>(storage);
@@ -180,9 +180,9 @@ struct ColumnParts {
   const ColumnTiles<T>* tiles[kMostParts];
   std::int64_t count = 0, lanes = 0;  // All parts' rows, with those that fill them up.
 
-  ColumnParts(std::int64_t m, const MmadTiles<T>& all) {
+  ColumnParts(std::int64_t m, const FewRowTiles<T>& all) {
     for (std::int64_t row = 0; row < m;) {
-      const ColumnTiles<T>* tile = all.columns;
+      const ColumnTiles<T>* tile = all.in_columns;
       while (tile->rows - (m - row) >= 8) ++tile;
       rows[count] = {row, Min(row + tile->rows, m)}, tiles[count++] = tile;
       row += tile->rows, lanes += tile->rows;
@@ -266,7 +266,7 @@ inline void RowsOfSums(const float* sums, std::int64_t lanes, std::int64_t count
 
 // Of the columns that whole tiles make.
 template <class T>
-void FewInColumns(const MmadArgs& args, const MmadTiles<T>& all, std::int64_t cols) {
+void FewInColumns(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t cols) {
   constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T)),
                          kColumns = ColumnTile<T>::kColumns,
                          kRun = ColumnTile<T>::kRunBytes / static_cast<std::int64_t>(sizeof(T));
@@ -313,20 +313,20 @@ void FewInColumns(const MmadArgs& args, const MmadTiles<T>& all, std::int64_t co
 
 // Does what of a product with B in place few rows are good for, and returns the rest: all, or the last columns.
 template <class T>
-MmadArgs AfterFew(const MmadArgs& args, const MmadTiles<T>& tiles) {
+MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<T>& tiles) {
 #if HWY_TARGET <= HWY_AVX3
   const bool in_columns = args.b_source.row_stride == 1 && args.b_source.col_stride != 1 &&
                           args.b_type == DTypeOf<T>() &&
                           args.k * static_cast<std::int64_t>(sizeof(T)) >= kShortestColumn;
-  if (in_columns && args.m >= tiles.least_in_columns && args.m <= ColumnParts<T>::kMostRows) {
+  if (in_columns && tiles.in_columns != nullptr && args.m >= tiles.least_in_columns && args.m <= ColumnParts<T>::kMostRows) {
     const std::int64_t cols = RoundDown(args.n, ColumnTile<T>::kColumns);
     if (cols > 0) FewInColumns<T>(args, tiles, cols);
     return ColumnsFrom(args, cols);
   }
 #endif
   const bool in_rows = args.b_source.col_stride == 1 && args.b_type == DTypeOf<T>();
-  if (!in_rows || args.m < 1 || args.m > tiles.most_few) return args;
-  const auto& few = tiles.few[args.m - 1];
+  if (!in_rows || args.m < 1 || args.m > tiles.most_in_rows) return args;
+  const auto& few = tiles.in_rows[args.m - 1];
   const std::int64_t cols = RoundDown(args.n, few.vectors * kLanes);
   if (cols > 0) MmadFew<T>(args, few, cols);
   return ColumnsFrom(args, cols);
@@ -334,7 +334,7 @@ MmadArgs AfterFew(const MmadArgs& args, const MmadTiles<T>& tiles) {
 
 #elif HWY_TARGET == HWY_SCALAR
 
-inline MmadArgs AfterFew(const MmadArgs& args, const MmadTiles<float>&) { return args; }
+inline MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<float>&) { return args; }
 
 #else
 
@@ -459,7 +459,7 @@ constexpr void (*kInColumns[kMostOfColumns])(const MmadArgs&, std::int64_t) = {
     &FewInColumns<1, E>, &FewInColumns<2, E>, &FewInColumns<3, E>, &FewInColumns<4, E>};
 
 // Does what of a product with B in place few rows are good for, and returns the rest: all, or the last columns.
-inline MmadArgs AfterFew(const MmadArgs& args, const MmadTiles<float>&) {
+inline MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<float>&) {
   const bool in_rows = args.b_source.col_stride == 1;
   const std::int64_t cols = RoundDown(args.n, in_rows ? kNr : kLanes);
   if (args.m < 1 || args.m > (in_rows ? kMostOfRows : kMostOfColumns) || args.k < 1 || cols == 0) return args;

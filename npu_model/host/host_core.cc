@@ -13,6 +13,7 @@ HostContext::HostContext(const ChipSpec& chip, Scratch& scratch, int index, int 
       scratch(&scratch),
       host(&HostChip()),
       cube(&BestCubeOps()),
+      mmad_bf16(chip.mmad.k_bytes % host->mmad.k_bytes == 0 ? cube->mmad_bf16 : cube->mmad_bf16_any_cut),
       vector(&BestVectorOps()),
       activation(&BestActivationOps()),
       norm(&BestNormOps()),

@@ -62,6 +62,7 @@ struct CUBIST_EXPORT HostContext {
   Scratch* scratch;
   const ChipSpec* host;  // HostChip() of the SIMD target in use.
   const CubeOps* cube;
+  CoreTape::Mmad mmad_bf16;  // Of `cube`: the one whose bits stay wherever the chip's kernels cut k.
   const VectorOps* vector;
   const ActivationOps* activation;
   const NormOps* norm;

@@ -173,7 +173,7 @@ void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bi
   context_->RunDeferred();
   const std::int64_t bytes = context_->host->OperandBytes(a.dtype()), nr = context_->cube->nr;
   const bool pairs = bytes == 2;
-  const auto mmad = pairs ? context_->cube->mmad_bf16 : context_->cube->mmad_f32;
+  const auto mmad = pairs ? context_->mmad_bf16 : context_->cube->mmad_f32;
   const HostLayout left = From(a.slot->shows, Role::kA, bytes, a.row_part, a.col_part);
   const std::int64_t b_bytes = BytesOfB(b);
   const HostLayout right = From(b.slot->shows, Role::kB, b_bytes, b.row_part, b.col_part);

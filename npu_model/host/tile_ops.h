@@ -1,7 +1,7 @@
 // The seam between the host executor and SIMD: tables of instruction bodies, one table per Highway target.
 //
-// The *_ops.cc, and the *-inl.h, which they share, are the only files that include Highway; cube_bf16_avx512.cc holds
-// the native bf16 dot-product body. Everything here is plain pointers, sizes and strides in elements. Nothing is
+// The *_ops.cc, and the *-inl.h, which they share, are the only files that include Highway; cube_bf16_avx512.cc and
+// cube_bf16_amx.cc hold the native bf16 bodies. Everything here is plain pointers, sizes and strides in elements. Nothing is
 // allocated, nothing fails.
 #ifndef CUBIST_NPU_MODEL_HOST_TILE_OPS_H_
 #define CUBIST_NPU_MODEL_HOST_TILE_OPS_H_
@@ -57,6 +57,7 @@ struct CubeOps {
   std::int64_t nr = 0;      // its columns, which is the width of a B panel
   bool native_bf16 =
       false;  // bf16 operands stay 16 bits wide (in pairs of k); otherwise they are widened to float
+  bool amx = false;      // And multiplied in the tile registers of AMX.
 
   // (m, k) of the source to row-major `dst` of operand elements: float for fp32 and fp16, BF16 or float for bf16. Any
   // strides, quick where either is 1.
@@ -67,7 +68,10 @@ struct CubeOps {
                  std::int64_t panel_stride);
 
   void (*mmad_f32)(const MmadArgs& args);   // float operands
-  void (*mmad_bf16)(const MmadArgs& args);  // native bf16 operands; null where not native_bf16
+  // Native bf16 operands; null where not native_bf16. AMX keeps its bits where k is cut at multiples of HostChip()'s
+  // mmad.k_bytes, the second one wherever it is.
+  void (*mmad_bf16)(const MmadArgs& args);
+  void (*mmad_bf16_any_cut)(const MmadArgs& args);
 
   // Ceilings: run independent register-resident multiply-adds for `rounds` rounds, return how many were done.
   std::int64_t (*peak_fma)(std::int64_t rounds);

@@ -5,7 +5,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "npu_model/host/cube_bf16_avx512.h"
+#include "npu_model/host/cube_bf16.h"
 #include "npu_model/host/tile_ops.h"
 
 #if defined(CUBIST_NPU_MODEL_HOST_VECTOR_INL_H_) == defined(HWY_TARGET_TOGGLE)

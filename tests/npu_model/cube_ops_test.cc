@@ -151,13 +151,21 @@ void CheckMmadShapes(MmadBody mmad, std::int64_t mr, std::int64_t nr) {
   }
 }
 
+// The bodies of native bf16, and the rows of their register tiles.
+std::vector<std::pair<MmadBody, std::int64_t>> NativeBodies(const CubeOps& cube) {
+  if (!cube.native_bf16) return {};
+  std::vector<std::pair<MmadBody, std::int64_t>> bodies{{cube.mmad_bf16_any_cut, cube.mr}};
+  if (cube.amx) bodies.emplace_back(cube.mmad_bf16, 32);
+  return bodies;
+}
+
 TEST_P(TileOpsTest, MmadF32) { CheckMmadShapes<float>(cube_->mmad_f32, cube_->mr, cube_->nr); }
 
 TEST_P(TileOpsTest, MmadBF16) {
   ASSERT_EQ(cube_->native_bf16, cube_->mmad_bf16 != nullptr);
   ASSERT_EQ(cube_->native_bf16, cube_->peak_dot_bf16 != nullptr);
   if (!cube_->native_bf16) GTEST_SKIP() << "bf16 is widened on this target";
-  CheckMmadShapes<BF16>(cube_->mmad_bf16, cube_->mr, cube_->nr);
+  for (const auto& [mmad, mr] : NativeBodies(*cube_)) CheckMmadShapes<BF16>(mmad, mr, cube_->nr);
 }
 
 // Sums that start elsewhere and go to a matrix of exactly n columns, of which none beyond may be touched, tile by tile along
@@ -193,7 +201,7 @@ void CheckExactMmad(MmadBody mmad, std::int64_t mr, std::int64_t nr) {
 }
 TEST_P(TileOpsTest, ExactMmad) {
   CheckExactMmad<float>(cube_->mmad_f32, cube_->mr, cube_->nr);
-  if (cube_->native_bf16) CheckExactMmad<BF16>(cube_->mmad_bf16, cube_->mr, cube_->nr);
+  for (const auto& [mmad, mr] : NativeBodies(*cube_)) CheckExactMmad<BF16>(mmad, mr, cube_->nr);
 }
 
 // Rows of A a multiple of 4096 bytes apart, and long sums: whatever the body does about them must not show.
@@ -284,8 +292,8 @@ TEST_P(TileOpsTest, AddedMmad) {
   for (const bool exact : {false, true}) {
     for (const std::int64_t n : {std::int64_t{1}, cube_->nr - 1, cube_->nr, 5 * cube_->nr + 3}) {
       CheckAddedMmad<float>(cube_->mmad_f32, cube_->nr, 2 * cube_->mr + 1, n, 37, exact);
-      if (cube_->mmad_bf16 == nullptr) continue;
-      CheckAddedMmad<BF16>(cube_->mmad_bf16, cube_->nr, 2 * cube_->mr + 1, n, 37, exact);
+      for (const auto& [mmad, mr] : NativeBodies(*cube_))
+        CheckAddedMmad<BF16>(mmad, cube_->nr, 2 * mr + 1, n, 37, exact);
     }
     // Rows of A that would be copied a piece of k at a time.
     CheckAddedMmad<float>(cube_->mmad_f32, cube_->nr, cube_->mr, 3 * cube_->nr, 1024, exact);

@@ -1,6 +1,6 @@
-// The native bf16 bodies of the Cube table: AVX512-BF16, which Highway 1.0.3 cannot express.
-#ifndef CUBIST_NPU_MODEL_HOST_CUBE_BF16_AVX512_H_
-#define CUBIST_NPU_MODEL_HOST_CUBE_BF16_AVX512_H_
+// The register tiles of Mmad, and those of native bf16: AVX512-BF16 and AMX, which Highway 1.0.3 cannot express.
+#ifndef CUBIST_NPU_MODEL_HOST_CUBE_BF16_H_
+#define CUBIST_NPU_MODEL_HOST_CUBE_BF16_H_
 
 #include <cstdint>
 
@@ -12,6 +12,7 @@ namespace cubist {
 // start + i * start_pitch, or from zero where it is null.
 template <class T>
 struct MmadTile {
+  std::int64_t rows = 0;
   std::int64_t words = 0;  // Steps of k: elements of fp32, pairs of bf16.
   const T* a = nullptr;
   std::int64_t a_pitch = 0;
@@ -61,29 +62,50 @@ struct ColumnTiles {
   void (*function)(const ColumnTile<T>&);
 };
 
-// The tiles of one operand type; of each form the first has one row, the next two.
+// What multiplies few rows with a B that lies where the caller has it; nothing where no such tile pays.
 template <class T>
-struct MmadTiles {
-  const MmadTileFunction<T>* wide;     // All columns of a panel.
-  const MmadTileFunction<T>* narrow;   // The first half of them.
-  const MmadTileFunction<T>* in_rows;  // All, where b lies row after row of k.
-  // Of few rows, where b lies so: as many as there are, each of so many vectors of columns. `a` has pitch a_pitch.
-  struct Few {
+struct FewRowTiles {
+  // Of a B in rows: as many rows as there are, the first has one, each of so many vectors of columns. `a` has pitch a_pitch.
+  struct InRows {
     MmadTileFunction<T> function;
     std::int64_t vectors;
   };
-  const Few* few;
-  std::int64_t most_few;
-  const ColumnTiles<T>* columns;  // Of most rows first,
-  std::int64_t least_in_columns;  // and from how many rows on they pay.
+  const InRows* in_rows = nullptr;
+  std::int64_t most_in_rows = 0;
+  const ColumnTiles<T>* in_columns = nullptr;  // Of a B in columns: of most rows first,
+  std::int64_t least_in_columns = 0;           // and from how many rows on they pay.
+};
+
+// The tiles of one operand type, of up to kTileRows rows; of each form the first has one row, the next two.
+template <class T, int kTileRows>
+struct MmadTiles {
+  const MmadTileFunction<T>* wide;     // All columns of a panel.
+  const MmadTileFunction<T>* narrow;   // The first half of them.
+  const MmadTileFunction<T>* in_rows;  // All, where b lies row after row of k; null: b is packed.
+  FewRowTiles<T> few;
 };
 
 // The tiles of VDPBF16PS, as large as those of fp32 on AVX-512: 12 rows of 32 columns. Each step adds two products per
 // lane; denormal operands and results count as zero. Only where HasBF16Avx512().
 bool HasBF16Avx512();
-extern const MmadTiles<BF16> kBF16TilesAvx512;
+extern const MmadTiles<BF16, 12> kBF16TilesAvx512;
 std::int64_t PeakDotBF16Avx512(std::int64_t rounds);
+
+// The tiles of TDPBF16PS: 32 rows of 32 columns, four accumulators of sixteen by sixteen. Sixteen pairs of k are summed from
+// zero, the first products of the pairs and the second ones apart, then both sums are added to the accumulator; denormals count
+// as zero as above. So bits depend on where a product's k is cut, unless at multiples of 32. Only where HasBF16Amx(), and
+// between the two ends of an AmxUse, of which a thread has one at a time.
+bool HasBF16Amx();  // Asks the kernel for the tile registers when called first.
+extern const MmadTiles<BF16, 32> kBF16TilesAmx;
+std::int64_t PeakDotBF16Amx(std::int64_t rounds);
+class AmxUse {
+ public:
+  AmxUse();
+  ~AmxUse();
+  AmxUse(const AmxUse&) = delete;
+  AmxUse& operator=(const AmxUse&) = delete;
+};
 
 }  // namespace cubist
 
-#endif  // CUBIST_NPU_MODEL_HOST_CUBE_BF16_AVX512_H_
+#endif  // CUBIST_NPU_MODEL_HOST_CUBE_BF16_H_

@@ -1,0 +1,227 @@
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "npu_model/host/cube_bf16.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
+#include <immintrin.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+// Per function, as in cube_bf16_avx512.cc.
+#define CUBIST_AMX __attribute__((target("avx512f,avx512bw,amx-tile,amx-bf16")))
+
+namespace cubist {
+namespace {
+
+constexpr int kSide = 16;            // Rows of a tile register, and its 32-bit columns.
+constexpr int kWords = kSide;        // Steps of k, of a pair each, that one instruction multiplies.
+constexpr int kNr = 2 * kSide;       // Columns of a panel of B.
+constexpr int kMr = 2 * kSide;       // Rows of A.
+constexpr std::int64_t kRowBytes = 64;  // Of a tile register.
+
+// The tile registers: sums (i, j) at 2 i + j, A's rows, B's columns. Macros, as GCC's intrinsics paste their text.
+#define CUBIST_C00 0
+#define CUBIST_C01 1
+#define CUBIST_C10 2
+#define CUBIST_C11 3
+#define CUBIST_A0 4
+#define CUBIST_A1 5
+#define CUBIST_B0 6
+#define CUBIST_B1 7
+constexpr int kRegisters = 8;
+
+// What LDTILECFG reads.
+struct alignas(64) Palette {
+  std::uint8_t palette = 1, start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t bytes[16] = {};
+  std::uint8_t rows[16] = {};
+};
+static_assert(sizeof(Palette) == 64);
+
+thread_local std::int64_t configured_rows = 0;
+
+// The registers for `rows` rows of A. Takes a few hundred cycles, so only where they change.
+CUBIST_AMX void Configure(std::int64_t rows) {
+  if (configured_rows == rows) return;
+  configured_rows = rows;
+  const auto first = static_cast<std::uint8_t>(rows < kSide ? rows : kSide),
+             second = static_cast<std::uint8_t>(rows > kSide ? rows - kSide : first);
+  Palette palette;
+  for (int i = 0; i < kRegisters; ++i) palette.bytes[i] = kRowBytes, palette.rows[i] = kSide;
+  palette.rows[CUBIST_C00] = palette.rows[CUBIST_C01] = palette.rows[CUBIST_A0] = first;
+  palette.rows[CUBIST_C10] = palette.rows[CUBIST_C11] = palette.rows[CUBIST_A1] = second;
+  asm volatile("" ::: "memory");
+  _tile_loadconfig(&palette);
+}
+
+// What a tile load reads and a store wrote has to be in memory: the intrinsics of GCC 12 do not say so.
+inline void Settle() { asm volatile("" ::: "memory"); }
+
+// Adds sixteen words, or fewer that zeros fill up: of A in rows of `a_bytes`, of B in rows of a panel.
+template <bool kTwoRows, bool kTwoColumns>
+CUBIST_AMX inline void AddWords(const BF16* a, std::int64_t a_bytes, const BF16* b) {
+  constexpr std::int64_t kPanelBytes = kNr * 4;
+  _tile_loadd(CUBIST_B0, b, kPanelBytes);
+  _tile_loadd(CUBIST_A0, a, a_bytes);
+  _tile_dpbf16ps(CUBIST_C00, CUBIST_A0, CUBIST_B0);
+  if constexpr (kTwoColumns) {
+    _tile_loadd(CUBIST_B1, b + 2 * kSide, kPanelBytes);
+    _tile_dpbf16ps(CUBIST_C01, CUBIST_A0, CUBIST_B1);
+  }
+  if constexpr (kTwoRows) {
+    _tile_loadd(CUBIST_A1, a + kSide * (a_bytes / 2), a_bytes);
+    _tile_dpbf16ps(CUBIST_C10, CUBIST_A1, CUBIST_B0);
+    if constexpr (kTwoColumns) _tile_dpbf16ps(CUBIST_C11, CUBIST_A1, CUBIST_B1);
+  }
+}
+
+// The last words, fewer than sixteen: copies that zeros fill up, of A to whole words, of B to whole registers.
+template <bool kTwoRows, bool kTwoColumns>
+CUBIST_AMX void AddRest(const BF16* a, std::int64_t a_pitch, std::int64_t rows, const BF16* b,
+                        std::int64_t words, bool half) {
+  alignas(64) BF16 a_rest[kMr * 2 * kWords], b_rest[kWords * 2 * kNr];
+  const auto elements = static_cast<__mmask32>((std::uint64_t{1} << (2 * words + (half ? 1 : 0))) - 1);
+  for (std::int64_t i = 0; i < rows; ++i)
+    _mm512_store_si512(a_rest + i * 2 * kWords, _mm512_maskz_loadu_epi16(elements, a + i * a_pitch));
+  const std::int64_t there = words + (half ? 1 : 0);
+  for (std::int64_t word = 0; word < kWords; ++word) {
+    for (std::int64_t j = 0; j < 2; ++j) {
+      const std::int64_t at = (word * 2 + j) * 2 * kSide;
+      _mm512_store_si512(b_rest + at, word < there ? _mm512_loadu_si512(b + at) : _mm512_setzero_si512());
+    }
+  }
+  Settle();
+  AddWords<kTwoRows, kTwoColumns>(a_rest, kRowBytes, b_rest);
+}
+
+template <bool kTwoRows, bool kTwoColumns>
+CUBIST_AMX inline void StartSums(const float* start, std::int64_t pitch) {
+  if (start == nullptr) {
+    _tile_zero(CUBIST_C00);
+    if constexpr (kTwoColumns) _tile_zero(CUBIST_C01);
+    if constexpr (kTwoRows) _tile_zero(CUBIST_C10);
+    if constexpr (kTwoRows && kTwoColumns) _tile_zero(CUBIST_C11);
+    return;
+  }
+  const std::int64_t bytes = pitch * 4;
+  _tile_loadd(CUBIST_C00, start, bytes);
+  if constexpr (kTwoColumns) _tile_loadd(CUBIST_C01, start + kSide, bytes);
+  if constexpr (kTwoRows) _tile_loadd(CUBIST_C10, start + kSide * pitch, bytes);
+  if constexpr (kTwoRows && kTwoColumns) _tile_loadd(CUBIST_C11, start + kSide * pitch + kSide, bytes);
+}
+
+template <bool kTwoRows, bool kTwoColumns>
+CUBIST_AMX inline void StoreSums(float* c, std::int64_t pitch) {
+  const std::int64_t bytes = pitch * 4;
+  _tile_stored(CUBIST_C00, c, bytes);
+  if constexpr (kTwoColumns) _tile_stored(CUBIST_C01, c + kSide, bytes);
+  if constexpr (kTwoRows) _tile_stored(CUBIST_C10, c + kSide * pitch, bytes);
+  if constexpr (kTwoRows && kTwoColumns) _tile_stored(CUBIST_C11, c + kSide * pitch + kSide, bytes);
+}
+
+template <bool kTwoRows, bool kTwoColumns>
+CUBIST_AMX void Tile(const MmadTile<BF16>& tile) {
+  Configure(tile.rows);
+  Settle();
+  StartSums<kTwoRows, kTwoColumns>(tile.start, tile.start_pitch);
+  const BF16 *a = tile.a, *b = tile.b;
+  const std::int64_t a_bytes = tile.a_pitch * 2;
+  const char* prefetch = static_cast<const char*>(tile.prefetch);
+  std::int64_t ahead = tile.prefetch_words;
+  for (std::int64_t words = tile.words; words >= kWords; words -= kWords) {
+    AddWords<kTwoRows, kTwoColumns>(a, a_bytes, b);
+    a += 2 * kWords, b += kWords * 2 * kNr;
+    for (const std::int64_t end = ahead - kWords; ahead > 0 && ahead > end; --ahead) {
+      __builtin_prefetch(prefetch, 0, 2);
+      __builtin_prefetch(prefetch + tile.prefetch_pair, 0, 2);
+      prefetch += tile.prefetch_step;
+    }
+  }
+  if (const std::int64_t rest = tile.words % kWords; rest > 0 || tile.half)
+    AddRest<kTwoRows, kTwoColumns>(a, tile.a_pitch, tile.rows, b, rest, tile.half);
+  if (!tile.adds) {
+    StoreSums<kTwoRows, kTwoColumns>(tile.c, tile.c_pitch);
+    return Settle();
+  }
+  alignas(64) float sums[kMr * kNr];
+  StoreSums<kTwoRows, kTwoColumns>(sums, kNr);
+  Settle();
+  float* c = tile.c;
+  for (std::int64_t i = 0; i < tile.rows; ++i, c += tile.c_pitch) {
+    for (int j = 0; j < (kTwoColumns ? kNr : kSide); j += kSide)
+      _mm512_storeu_ps(c + j, _mm512_add_ps(_mm512_loadu_ps(c + j), _mm512_load_ps(sums + i * kNr + j)));
+  }
+}
+
+// By the number of rows less one.
+template <bool kTwoColumns>
+struct ByRows {
+  MmadTileFunction<BF16> functions[kMr];
+  constexpr ByRows() : functions() {
+    for (int i = 0; i < kMr; ++i) functions[i] = i < kSide ? &Tile<false, kTwoColumns> : &Tile<true, kTwoColumns>;
+  }
+};
+constexpr ByRows<true> kWide;
+constexpr ByRows<false> kNarrow;
+
+CUBIST_AMX void Release() { _tile_release(); }
+
+// Whether the CPU has the tiles, the kernel keeps their registers, and gives them to this process and its threads.
+bool AskForTiles() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+  std::uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr std::uint32_t kOsXsave = 1u << 27, kAmxBF16 = 1u << 22, kAmxTile = 1u << 24;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & kOsXsave) == 0) return false;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  if ((edx & kAmxBF16) == 0 || (edx & kAmxTile) == 0) return false;
+  std::uint32_t low = 0, high = 0;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  constexpr std::uint32_t kTileState = 3u << 17;
+  if ((low & kTileState) != kTileState) return false;
+  constexpr long kAskForState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA.
+  return syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+bool HasBF16Amx() {
+  static const bool has = AskForTiles();
+  return has;
+}
+
+AmxUse::AmxUse() { configured_rows = 0; }
+AmxUse::~AmxUse() { Release(); }
+
+const MmadTiles<BF16, kMr> kBF16TilesAmx{kWide.functions, kNarrow.functions, nullptr, {}};
+
+CUBIST_AMX std::int64_t PeakDotBF16Amx(std::int64_t rounds) {
+  const AmxUse use;
+  Configure(kMr);
+  alignas(64) BF16 operand[kSide * 2 * kSide] = {};
+  Settle();
+  StartSums<true, true>(nullptr, 0);
+  _tile_loadd(CUBIST_A0, operand, kRowBytes);
+  _tile_loadd(CUBIST_A1, operand, kRowBytes);
+  _tile_loadd(CUBIST_B0, operand, kRowBytes);
+  _tile_loadd(CUBIST_B1, operand, kRowBytes);
+  for (std::int64_t round = 0; round < rounds; ++round) {
+    _tile_dpbf16ps(CUBIST_C00, CUBIST_A0, CUBIST_B0);
+    _tile_dpbf16ps(CUBIST_C01, CUBIST_A0, CUBIST_B1);
+    _tile_dpbf16ps(CUBIST_C10, CUBIST_A1, CUBIST_B0);
+    _tile_dpbf16ps(CUBIST_C11, CUBIST_A1, CUBIST_B1);
+  }
+  return rounds * (kMr * kNr * 2 * kWords);
+}
+
+}  // namespace cubist
+
+#endif  // __x86_64__
