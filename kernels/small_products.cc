@@ -62,7 +62,7 @@ Memo<Key, Known>& Products() {
 bool IsPlain(const Device& device, const MatmulArgs& args) {
   return device.kind() == Device::Kind::kHost && device.tuning() == nullptr && device.status().ok() &&
          args.c.rank == 2 && args.a.rank == 2 && args.b.rank == (args.packed_b.given() ? 0 : 2) &&
-         args.c.dtype == DType::kF32 && !args.packed_a.given() && !args.bias.given() &&
+         IsFloat(args.c.dtype) && !args.packed_a.given() && !args.bias.given() &&
          !args.residual.given() && args.alpha == 1 && args.activation == Activation::kNone;
 }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
@@ -10,11 +11,14 @@ namespace cubist {
 
 namespace {
 
-// Whether a Mmad may read its A operand where it lies in GM. Long rows cost it more
-// than the copy (TLB, cache sets).
+// Whether a Mmad may read its A operand where it lies in GM. Long rows cost it more than the copy (TLB, cache sets), and so do
+// rows that begin inside a line where tile registers are loaded a line of each at a time.
 bool ReadableInPlace(const HostContext& context, const TileRef& dst, const Gm& src) {
   const std::int64_t bytes = SizeOf(src.dtype());
   if (src.col_stride != 1 || context.host->OperandBytes(src.dtype()) != bytes || !Whole(dst)) return false;
+  constexpr std::int64_t kLine = 64;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(src.data()) % kLine == 0 && src.row_stride * bytes % kLine == 0;
+  if (bytes == 2 && context.cube->amx && !aligned) return false;
   return std::abs(src.row_stride) * bytes <= context.host->packing.a_in_place_bytes ||
          src.rows <= context.cube->mr;
 }
@@ -250,12 +254,24 @@ bool StoreDeferred(HostContext& context, const Gm& dst, const TileRef& src, cons
   return true;
 }
 
+// Whether a store is one that a tape holds: a conversion as StoreRows does it.
+bool NotesCast(const HostContext& context, const Gm& dst, const TileRef& src, const FixOptions& options) {
+  const bool plain = options.scale == 1 && !options.relu && options.accumulate == Accumulate::kNo;
+  return context.tape != nullptr && plain && dst.dtype() != DType::kF32 && dst.col_stride == 1 && src.cols() > 1 &&
+         src.rows() > 0 && !dst.tensor->stream;
+}
+
 }  // namespace
 
 void HostCube::StoreL0C(const Gm& dst, TileRef src, const FixOptions& options, Loc) {
   if (StoreDeferred(*context_, dst, src, options)) return;
   context_->RunDeferred();
-  context_->BreakTape();
+  if (NotesCast(*context_, dst, src, options)) {
+    const Rows out{dst.data(), dst.row_stride, src.rows(), src.cols()};
+    context_->tape->NoteCast(context_->vector->cast, out, dst.dtype(), RowsOf(src));
+  } else {
+    context_->BreakTape();
+  }
   CUBIST_CHECK(src.slot->shows.data != nullptr,
                std::string(src.slot->owner) + ": a relay accumulator stored twice");
   const bool adds = options.accumulate == Accumulate::kYes;

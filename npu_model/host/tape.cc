@@ -41,6 +41,14 @@ void CoreTape::NotePack(bool of_b, Pack pack, DType dtype, std::int64_t rows, st
   step->b = PlaceOf(source.data, of_b ? data_.b : data_.a), step->c = PlaceOf(dst, data_.c);
 }
 
+void CoreTape::NoteCast(Cast cast, const Rows& dst, DType dtype, const Rows& sums) {
+  Step* const step = Next();
+  if (step == nullptr) return;
+  step->cast = cast, step->dtype = dtype;
+  step->rows = sums.rows, step->cols = sums.cols, step->pitch = dst.pitch, step->args.c_pitch = sums.pitch;
+  step->sums = PlaceOf(sums.data, data_.c), step->c = PlaceOf(dst.data, data_.c);
+}
+
 // Memory that was added meanwhile stands elsewhere.
 void CoreTape::End() {
   scratch_bytes_ = scratch_->used();
@@ -57,7 +65,12 @@ void CoreTape::Run(const ProductData& data, Scratch& scratch) const {
   };
   const auto writable = [&](const Place& place) { return const_cast<std::byte*>(at(place, data.c)); };
   for (const Step& step : steps_) {
-    if (step.mmad == nullptr) {
+    if (step.cast != nullptr) {
+      step.cast({writable(step.c), step.pitch, step.rows, step.cols}, step.dtype,
+                {writable(step.sums), step.args.c_pitch, step.rows, step.cols}, DType::kF32, /*stream=*/false);
+      continue;
+    }
+    if (step.pack != nullptr) {
       StridedSource source = step.args.b_source;
       source.data = at(step.b, step.packs_b ? data.b : data.a);
       step.pack(step.dtype, step.rows, step.cols, source, writable(step.c), step.pitch);

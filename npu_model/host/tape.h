@@ -24,6 +24,7 @@ class CUBIST_EXPORT CoreTape {
  public:
   using Mmad = decltype(CubeOps::mmad_f32);
   using Pack = decltype(CubeOps::pack_b);
+  using Cast = decltype(VectorOps::cast);
 
   // A core begins to work for a product in scratch memory that has just been reset.
   void Begin(const ProductData& data, const Scratch& scratch);
@@ -31,6 +32,8 @@ class CUBIST_EXPORT CoreTape {
   void Note(Mmad mmad, const MmadArgs& args);
   void NotePack(bool of_b, Pack pack, DType dtype, std::int64_t rows, std::int64_t cols,
                 const StridedSource& source, const void* dst, std::int64_t pitch);
+  // Sums of an accumulator to c.
+  void NoteCast(Cast cast, const Rows& dst, DType dtype, const Rows& sums);
   // It does what no tape holds.
   void Break() { whole_ = false; }
   void End();
@@ -46,10 +49,11 @@ class CUBIST_EXPORT CoreTape {
     std::int64_t offset = 0;
   };
   struct Step {
-    Mmad mmad = nullptr;  // Where null, a packing: of b, or of a, to `c`.
+    Mmad mmad = nullptr;  // One of these three.
+    Cast cast = nullptr;  // Of `sums`, whose pitch is args.c_pitch, to `c`.
+    Pack pack = nullptr;  // Of b, or of a, to `c`.
     MmadArgs args;        // Without pointers.
     Place a, b, c, sums;
-    Pack pack = nullptr;
     bool packs_b = false;
     DType dtype = DType::kF32;
     std::int64_t rows = 0, cols = 0, pitch = 0;

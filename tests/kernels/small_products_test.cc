@@ -24,9 +24,10 @@ namespace {
 struct Kind {
   DType in = DType::kF32;
   bool transpose_a = false, transpose_b = false, packed = false, accumulate = false;
+  DType out = DType::kF32;
 
   std::string Name() const {
-    return Join(NameOf(in), transpose_a ? " T" : " N", transpose_b ? "T" : "N", packed ? ", packed" : "",
+    return Join(NameOf(in), " to ", NameOf(out), transpose_a ? " T" : " N", transpose_b ? "T" : "N", packed ? ", packed" : "",
                 accumulate ? ", accumulates" : "");
   }
 };
@@ -36,7 +37,11 @@ std::vector<Kind> AllKinds() {
   for (DType in : kFloatTypes) {
     for (int bits = 0; bits < 16; ++bits) {
       const Kind kind{in, (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0};
-      if (!kind.packed || !kind.transpose_b) all.push_back(kind);
+      if (kind.packed && kind.transpose_b) continue;
+      all.push_back(kind);
+      if (kind.accumulate || in == DType::kF32) continue;
+      all.push_back(kind);
+      all.back().out = in;
     }
   }
   return all;
@@ -51,7 +56,7 @@ struct Call {
       : kind(kind),
         a(kind.in, {kind.transpose_a ? s.k : s.m, kind.transpose_a ? s.m : s.k}, layout),
         b(kind.in, {kind.transpose_b ? s.n : s.k, kind.transpose_b ? s.k : s.n}, layout),
-        c(DType::kF32, {s.m, s.n}, layout) {
+        c(kind.out, {s.m, s.n}, layout) {
     Random random(seed);
     a.FillNormal(random), b.FillNormal(random), c.FillNormal(random);
     if (!kind.packed) return;
@@ -103,8 +108,10 @@ TEST_P(SmallProductsTest, OtherTensorsHaveTheBitsOfAFirstCall) {
         SCOPED_TRACE(shape.Name() + " " + kind.Name());
         Call one(shape, kind, 1), other(shape, kind, 2), expected(shape, kind, 2);
         ASSERT_TRUE(IsOk(Matmul(device, one.args())));
-        // A sum that is added to C where few rows read B in place takes another instruction.
-        ASSERT_TRUE(kind.accumulate || IsRemembered(device, other.args()));
+        // A sum that is added to C where few rows read B in place takes another instruction, and the longest of these may
+        // pack operands first where C is narrow.
+        const bool takes_more = kind.accumulate || (kind.out != DType::kF32 && shape.k >= 300);
+        ASSERT_TRUE(takes_more || IsRemembered(device, other.args()));
         ASSERT_TRUE(IsOk(Matmul(device, other.args())));
         ASSERT_TRUE(IsOk(FirstCall(device, expected.args())));
         EXPECT_EQ(other.c.ToDoubles(), expected.c.ToDoubles());
