@@ -62,8 +62,8 @@ Memo<Key, Known>& Products() {
 bool IsPlain(const Device& device, const MatmulArgs& args) {
   return device.kind() == Device::Kind::kHost && device.tuning() == nullptr && device.status().ok() &&
          args.c.rank == 2 && args.a.rank == 2 && args.b.rank == (args.packed_b.given() ? 0 : 2) &&
-         IsFloat(args.c.dtype) && !args.packed_a.given() && !args.bias.given() &&
-         !args.residual.given() && args.alpha == 1 && args.activation == Activation::kNone;
+         IsFloat(args.c.dtype) && !args.packed_a.given() && !args.bias.given() && !args.residual.given() &&
+         args.alpha == 1 && args.activation == Activation::kNone;
 }
 
 bool IsAligned(const void* data, DType dtype) {

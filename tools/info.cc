@@ -132,7 +132,10 @@ int InfoCommand(const InfoOptions& options) {
   const CubeOps& cube = BestCubeOps();
   fmt::print("version      {}\n", Version());
   fmt::print("SIMD target  {}{}; register tile {} x {}\n", cube.target,
-             cube.amx ? " with AMX" : cube.native_bf16 ? " with native bf16" : "", cube.mr, cube.nr);
+             cube.amx           ? " with AMX"
+             : cube.native_bf16 ? " with native bf16"
+                                : "",
+             cube.mr, cube.nr);
   fmt::print("caches       L1d {}, L2 {}, L3 {}\n", Bytes(CacheBytes(1)), Bytes(CacheBytes(2)),
              Bytes(CacheBytes(3)));
   fmt::print("threads      {}\n", host.concurrency());

@@ -18,10 +18,10 @@
 namespace cubist {
 namespace {
 
-constexpr int kSide = 16;            // Rows of a tile register, and its 32-bit columns.
-constexpr int kWords = kSide;        // Steps of k, of a pair each, that one instruction multiplies.
-constexpr int kNr = 2 * kSide;       // Columns of a panel of B.
-constexpr int kMr = 2 * kSide;       // Rows of A.
+constexpr int kSide = 16;               // Rows of a tile register, and its 32-bit columns.
+constexpr int kWords = kSide;           // Steps of k, of a pair each, that one instruction multiplies.
+constexpr int kNr = 2 * kSide;          // Columns of a panel of B.
+constexpr int kMr = 2 * kSide;          // Rows of A.
 constexpr std::int64_t kRowBytes = 64;  // Of a tile register.
 
 // The tile registers: sums (i, j) at 2 i + j, A's rows, B's columns. Macros, as GCC's intrinsics paste their text.
@@ -134,10 +134,20 @@ CUBIST_AMX void Tile(const MmadTile<BF16>& tile) {
   const std::int64_t a_bytes = tile.a_pitch * 2;
   const char* prefetch = static_cast<const char*>(tile.prefetch);
   std::int64_t ahead = tile.prefetch_words;
+  const std::int64_t steps = tile.words / kWords, beside = steps > 0 ? (ahead + steps - 1) / steps : 0;
+  // Some lines of C beside each step: all at once, loads would wait for them.
+  constexpr std::int64_t kRowsBeside = 4;
+  const float* c_row = tile.c;
+  std::int64_t c_rows = tile.adds ? 0 : tile.rows;
   for (std::int64_t words = tile.words; words >= kWords; words -= kWords) {
     AddWords<kTwoRows, kTwoColumns>(a, a_bytes, b);
     a += 2 * kWords, b += kWords * 2 * kNr;
-    for (const std::int64_t end = ahead - kWords; ahead > 0 && ahead > end; --ahead) {
+    for (const std::int64_t end = c_rows - kRowsBeside; c_rows > 0 && c_rows > end;
+         --c_rows, c_row += tile.c_pitch) {
+      __builtin_prefetch(c_row, 1);
+      __builtin_prefetch(c_row + (kTwoColumns ? kNr : kSide) - 1, 1);
+    }
+    for (const std::int64_t end = ahead - beside; ahead > 0 && ahead > end; --ahead) {
       __builtin_prefetch(prefetch, 0, 2);
       __builtin_prefetch(prefetch + tile.prefetch_pair, 0, 2);
       prefetch += tile.prefetch_step;
@@ -164,7 +174,8 @@ template <bool kTwoColumns>
 struct ByRows {
   MmadTileFunction<BF16> functions[kMr];
   constexpr ByRows() : functions() {
-    for (int i = 0; i < kMr; ++i) functions[i] = i < kSide ? &Tile<false, kTwoColumns> : &Tile<true, kTwoColumns>;
+    for (int i = 0; i < kMr; ++i)
+      functions[i] = i < kSide ? &Tile<false, kTwoColumns> : &Tile<true, kTwoColumns>;
   }
 };
 constexpr ByRows<true> kWide;

@@ -1,10 +1,10 @@
-#include "npu_model/host/cube_bf16.h"
-
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <iterator>
+
+#include "npu_model/host/cube_bf16.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>

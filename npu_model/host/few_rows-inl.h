@@ -318,7 +318,8 @@ MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<T>& tiles) {
   const bool in_columns = args.b_source.row_stride == 1 && args.b_source.col_stride != 1 &&
                           args.b_type == DTypeOf<T>() &&
                           args.k * static_cast<std::int64_t>(sizeof(T)) >= kShortestColumn;
-  if (in_columns && tiles.in_columns != nullptr && args.m >= tiles.least_in_columns && args.m <= ColumnParts<T>::kMostRows) {
+  if (in_columns && tiles.in_columns != nullptr && args.m >= tiles.least_in_columns &&
+      args.m <= ColumnParts<T>::kMostRows) {
     const std::int64_t cols = RoundDown(args.n, ColumnTile<T>::kColumns);
     if (cols > 0) FewInColumns<T>(args, tiles, cols);
     return ColumnsFrom(args, cols);

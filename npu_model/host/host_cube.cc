@@ -17,7 +17,8 @@ bool ReadableInPlace(const HostContext& context, const TileRef& dst, const Gm& s
   const std::int64_t bytes = SizeOf(src.dtype());
   if (src.col_stride != 1 || context.host->OperandBytes(src.dtype()) != bytes || !Whole(dst)) return false;
   constexpr std::int64_t kLine = 64;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(src.data()) % kLine == 0 && src.row_stride * bytes % kLine == 0;
+  const bool aligned =
+      reinterpret_cast<std::uintptr_t>(src.data()) % kLine == 0 && src.row_stride * bytes % kLine == 0;
   if (bytes == 2 && context.cube->amx && !aligned) return false;
   return std::abs(src.row_stride) * bytes <= context.host->packing.a_in_place_bytes ||
          src.rows <= context.cube->mr;
@@ -257,8 +258,8 @@ bool StoreDeferred(HostContext& context, const Gm& dst, const TileRef& src, cons
 // Whether a store is one that a tape holds: a conversion as StoreRows does it.
 bool NotesCast(const HostContext& context, const Gm& dst, const TileRef& src, const FixOptions& options) {
   const bool plain = options.scale == 1 && !options.relu && options.accumulate == Accumulate::kNo;
-  return context.tape != nullptr && plain && dst.dtype() != DType::kF32 && dst.col_stride == 1 && src.cols() > 1 &&
-         src.rows() > 0 && !dst.tensor->stream;
+  return context.tape != nullptr && plain && dst.dtype() != DType::kF32 && dst.col_stride == 1 &&
+         src.cols() > 1 && src.rows() > 0 && !dst.tensor->stream;
 }
 
 }  // namespace

@@ -67,7 +67,8 @@ void CoreTape::Run(const ProductData& data, Scratch& scratch) const {
   for (const Step& step : steps_) {
     if (step.cast != nullptr) {
       step.cast({writable(step.c), step.pitch, step.rows, step.cols}, step.dtype,
-                {writable(step.sums), step.args.c_pitch, step.rows, step.cols}, DType::kF32, /*stream=*/false);
+                {writable(step.sums), step.args.c_pitch, step.rows, step.cols}, DType::kF32,
+                /*stream=*/false);
       continue;
     }
     if (step.pack != nullptr) {

@@ -56,8 +56,8 @@ struct CubeOps {
   std::int64_t mr = 0;      // rows of the register tile
   std::int64_t nr = 0;      // its columns, which is the width of a B panel
   bool native_bf16 =
-      false;  // bf16 operands stay 16 bits wide (in pairs of k); otherwise they are widened to float
-  bool amx = false;      // And multiplied in the tile registers of AMX.
+      false;         // bf16 operands stay 16 bits wide (in pairs of k); otherwise they are widened to float
+  bool amx = false;  // And multiplied in the tile registers of AMX.
 
   // (m, k) of the source to row-major `dst` of operand elements: float for fp32 and fp16, BF16 or float for bf16. Any
   // strides, quick where either is 1.
@@ -67,7 +67,7 @@ struct CubeOps {
   void (*pack_b)(DType dtype, std::int64_t k, std::int64_t n, const StridedSource& src, void* dst,
                  std::int64_t panel_stride);
 
-  void (*mmad_f32)(const MmadArgs& args);   // float operands
+  void (*mmad_f32)(const MmadArgs& args);  // float operands
   // Native bf16 operands; null where not native_bf16. AMX keeps its bits where k is cut at multiples of HostChip()'s
   // mmad.k_bytes, the second one wherever it is.
   void (*mmad_bf16)(const MmadArgs& args);

@@ -27,8 +27,8 @@ struct Kind {
   DType out = DType::kF32;
 
   std::string Name() const {
-    return Join(NameOf(in), " to ", NameOf(out), transpose_a ? " T" : " N", transpose_b ? "T" : "N", packed ? ", packed" : "",
-                accumulate ? ", accumulates" : "");
+    return Join(NameOf(in), " to ", NameOf(out), transpose_a ? " T" : " N", transpose_b ? "T" : "N",
+                packed ? ", packed" : "", accumulate ? ", accumulates" : "");
   }
 };
 

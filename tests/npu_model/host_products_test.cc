@@ -206,7 +206,8 @@ void CheckPlaceOfA(std::int64_t m, std::int64_t k, const Layout& layout, bool in
   GmMatrix a(DTypeOf<T>(), m, k, layout), b(DTypeOf<T>(), k, 9), c(DType::kF32, m, 9);
   a->FillIntegers(random), b->FillIntegers(random);
   const Operands<T> operands(rig.core, a.gm(), b.gm());
-  const bool in_lines = reinterpret_cast<std::uintptr_t>(a.gm().data()) % 64 == 0 && a.gm().row_stride * SizeOf(DTypeOf<T>()) % 64 == 0;
+  const bool in_lines = reinterpret_cast<std::uintptr_t>(a.gm().data()) % 64 == 0 &&
+                        a.gm().row_stride * SizeOf(DTypeOf<T>()) % 64 == 0;
   if (DTypeOf<T>() == DType::kBF16 && BestCubeOps().amx && !in_lines) in_place = false;
   EXPECT_EQ(operands.a1.slot->shows.data == a.gm().data(), in_place);
   EXPECT_EQ(operands.a1.slot->shows.data == operands.a1.slot->storage, !in_place);
