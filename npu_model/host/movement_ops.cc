@@ -202,29 +202,26 @@ struct DotRows {
   const T* row[kDotsPerPass];
   float weight[kDotsPerPass];
 };
-// Of a row two chains of sums, of the first and of the second of each two vectors, whose order does not depend on X.
-struct Chains {
-  Vec even, odd;
-};
 
-// Columns [begin, end) of a row: chains += x * row, and with kStores dst = weight * x by non-temporal stores.
+// Columns [begin, end) of a row: even + odd += x * row, and with kStores dst = weight * x by non-temporal stores. Two chains of
+// sums, of the first and of the second of each two vectors, whose order does not depend on X.
 template <bool kDots, bool kStores, Narrowing kNarrowing, class T, class X>
 HWY_INLINE void DotPart(T* dst, const X* x, const T* row, std::int64_t begin, std::int64_t end, float weight,
-                        Chains& chains) {
+                        Vec& even, Vec& odd) {
   constexpr Order kOrder = kOrderOf<kNarrowing, T>;
   const Vec w = Set(weight);
-  Chains sum = chains;
+  Vec even_sum = even, odd_sum = odd;
   for (std::int64_t j = begin; j < end; j += 2 * kLanes) {
     Vec v0, v1;
     LoadTwo<kOrder>(x + j, v0, v1);
     if constexpr (kDots) {
       Vec r0, r1;
       LoadTwo<kOrder>(row + j, r0, r1);
-      sum.even = hn::MulAdd(v0, r0, sum.even), sum.odd = hn::MulAdd(v1, r1, sum.odd);
+      even_sum = hn::MulAdd(v0, r0, even_sum), odd_sum = hn::MulAdd(v1, r1, odd_sum);
     }
     if constexpr (kStores) StreamTwo<kNarrowing, kOrder>(hn::Mul(w, v0), hn::Mul(w, v1), dst + j);
   }
-  chains = sum;
+  even = even_sum, odd = odd_sum;
 }
 
 // sums[i] = the dot product of x and row[i], and with kStores dst[i] = weight[i] * x by non-temporal stores from the first
@@ -235,8 +232,8 @@ void DotsPass(const DotRows<T>& rows, float* sums, const X* x, std::int64_t n, c
                  kPiece = static_cast<std::int64_t>(kPieceBytes / sizeof(T)),
                  kLine = static_cast<std::int64_t>(kLineBytes / sizeof(T));
   constexpr bool kFetchesX = std::is_same_v<T, X>;  // Otherwise it is a tile, in the cache.
-  Chains chains[kDotsPerPass];
-  for (std::int64_t r = 0; r < rows.count; ++r) chains[r] = {Set(0.0f), Set(0.0f)};
+  Vec evens[kDotsPerPass], odds[kDotsPerPass];
+  for (std::int64_t r = 0; r < rows.count; ++r) evens[r] = odds[r] = Set(0.0f);
   const T* own[kFetchedPerPass];
   const T* next[kFetchedPerPass];
   std::int64_t own_count = 0;
@@ -261,19 +258,19 @@ void DotsPass(const DotRows<T>& rows, float* sums, const X* x, std::int64_t n, c
       fetch(next, next_count, -last_own);
     }
     for (std::int64_t r = 0; r < rows.count; ++r) {
-      DotPart<kDots, kStores, kNarrowing>(rows.dst[r], x, rows.row[r], begin, stop, rows.weight[r],
-                                          chains[r]);
+      DotPart<kDots, kStores, kNarrowing>(rows.dst[r], x, rows.row[r], begin, stop, rows.weight[r], evens[r],
+                                          odds[r]);
     }
   }
   for (std::int64_t r = 0; r < rows.count; ++r) {
     if constexpr (kStores) ScalePart<kNarrowing>(rows.dst[r] + end, x + end, Set(rows.weight[r]), n - end);
     if constexpr (!kDots) continue;
-    Vec even = chains[r].even;
+    Vec even = evens[r];
     for (std::int64_t j = end; j < n; j += kLanes) {
       const std::int64_t count = Min(n - j, kLanes);
       even = hn::MulAdd(Load(x + j, count), Load(rows.row[r] + j, count), even);
     }
-    sums[r] = hn::GetLane(hn::SumOfLanes(FloatTag(), hn::Add(even, chains[r].odd)));
+    sums[r] = hn::GetLane(hn::SumOfLanes(FloatTag(), hn::Add(even, odds[r])));
   }
 }
 

@@ -309,7 +309,8 @@ TEST(TokenRoutesTest, MapThereAndBackAndGradients) {
                                                  {NpuWithData(Ascend910B2()), few},
                                                  {NpuWithData(WithCapacity(Buffer::kUB, 24 << 10)), many},
                                                  {NpuWithData(WithCapacity(Buffer::kUB, 20 << 10)), many}};
-  for (const auto& [device, s] : all) {
+  for (const auto& [device, shape] : all) {
+    const auto& s = shape;  // Clang 14 captures no structured binding.
     Call call(s, {.dtype = DType::kF32});
     call.tokens.FillIntegers(call.random, -50, 50);
     call.map.Fill(0), call.probs.Fill(0);
