@@ -1,6 +1,4 @@
-#include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 #include "npu_model/host/cube_bf16.h"
 
@@ -44,6 +42,9 @@ struct alignas(64) Palette {
 };
 static_assert(sizeof(Palette) == 64);
 
+// What a tile load reads and a store wrote has to be in memory: the intrinsics of GCC 12 do not say so.
+inline void Settle() { asm volatile("" ::: "memory"); }
+
 thread_local std::int64_t configured_rows = 0;
 
 // The registers for `rows` rows of A. Takes a few hundred cycles, so only where they change.
@@ -56,12 +57,9 @@ CUBIST_AMX void Configure(std::int64_t rows) {
   for (int i = 0; i < kRegisters; ++i) palette.bytes[i] = kRowBytes, palette.rows[i] = kSide;
   palette.rows[CUBIST_C00] = palette.rows[CUBIST_C01] = palette.rows[CUBIST_A0] = first;
   palette.rows[CUBIST_C10] = palette.rows[CUBIST_C11] = palette.rows[CUBIST_A1] = second;
-  asm volatile("" ::: "memory");
+  Settle();
   _tile_loadconfig(&palette);
 }
-
-// What a tile load reads and a store wrote has to be in memory: the intrinsics of GCC 12 do not say so.
-inline void Settle() { asm volatile("" ::: "memory"); }
 
 // Adds sixteen words, or fewer that zeros fill up: of A in rows of `a_bytes`, of B in rows of a panel.
 template <bool kTwoRows, bool kTwoColumns>
