@@ -587,6 +587,41 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, dec
   }
 }
 
+// For tiles whose instructions need so much of B at a time that its lines would come one by one: B a slab at a time, packed into
+// L2 in runs that are long enough for the machine's own prefetching, then multiplied. Asked for line by line, 32 x 64 bytes of
+// B come at the pace of L1's fill buffers: one row of A at .28 of the read bandwidth.
+constexpr std::int64_t kSlabK = 128, kSlabN = 512;          // Where each row of B is one run of memory,
+constexpr std::int64_t kTallSlabK = 1024, kTallSlabN = 64;  // and where each column is.
+
+template <class T, int kTileRows>
+void MmadBySlabs(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, decltype(CubeOps::pack_b) pack) {
+  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
+  constexpr std::int64_t kApart = 4 * kNr * kPerWord;  // Or panels would be written to the same sets of L1.
+  constexpr std::int64_t kSpace = kSlabN / kNr * (kSlabK * kNr + kApart);
+  static_assert(kTallSlabN / kNr * (kTallSlabK * kNr + kApart) <= kSpace);
+  alignas(64) std::byte slab[kSpace * sizeof(T)];
+  const StridedSource& source = args.b_source;
+  const bool in_rows = source.col_stride == 1;
+  MmadArgs part = args;
+  part.b = slab, part.b_source = {};
+  for (const Range n : Split(args.n, in_rows ? kSlabN : kTallSlabN)) {
+    part.n = n.size(), part.c = args.c + n.begin;
+    part.start = args.start, part.bias = args.bias == nullptr ? nullptr : args.bias + n.begin;
+    part.sums = args.sums == nullptr ? nullptr : args.sums + n.begin;
+    for (const Range k : AtLeastOnce(Split(args.k, in_rows ? kSlabK : kTallSlabK))) {
+      const std::int64_t first = k.begin * source.row_stride + n.begin * source.col_stride;
+      part.k = k.size(), part.a = static_cast<const T*>(args.a) + k.begin;
+      part.b_panel_stride = RoundUp(k.size(), kPerWord) * kNr + kApart;
+      pack(args.b_type, k.size(), n.size(),
+           {static_cast<const std::byte*>(source.data) + first * SizeOf(args.b_type), source.row_stride,
+            source.col_stride},
+           slab, part.b_panel_stride);
+      MmadByPieces(part, tiles);
+      part.start = MmadStart::kAdd, part.sums = nullptr;
+    }
+  }
+}
+
 void MmadF32(const MmadArgs& args) {
   if (args.b_source.data == nullptr) return Mmad(args, kTilesF32);
   MmadInPlace(AfterFew(args, kTilesF32.few), kTilesF32, &PackB);
@@ -604,6 +639,10 @@ void MmadBF16(const MmadArgs& args) {
 void MmadAmx(const MmadArgs& args) {
   const AmxUse use;
   if (args.b_source.data == nullptr) return MmadByPieces(args, kBF16TilesAmx);
+  // A few rows take columns as fast as memory gives them, word by word as well.
+  constexpr std::int64_t kFewRows = 24;
+  if (args.b_source.col_stride == 1 || args.m > kFewRows)
+    return MmadBySlabs(args, kBF16TilesAmx, &PackBNative);
   MmadInPlace(args, kBF16TilesAmx, &PackBNative);
 }
 #endif

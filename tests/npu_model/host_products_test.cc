@@ -122,6 +122,8 @@ TEST_P(HostProductsTest, FewRowsHaveTheBitsOfPackedPanels) {
       // More words than are turned at a time.
       for (std::int64_t k : {15, 515, 1301, 2307}) check(64, 13, k, layout, k);
       check(8, 13, 9001, layout, 9001);
+      // More of either than is packed at a time.
+      for (std::int64_t m : {3, 40}) check(m, 533, 290, layout, 290), check(m, 77, 2100, layout, 2100);
     }
   });
 }
