@@ -1,0 +1,461 @@
+// The walks of a Mmad over its register tiles: which strip of A meets which panel of B when, and what is asked for meanwhile.
+// Included once per Highway target by cube_ops.cc, after foreach_target.h.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "npu_model/host/cube_bf16.h"
+#include "npu_model/host/tile_ops.h"
+
+#if defined(CUBIST_NPU_MODEL_HOST_MMAD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef CUBIST_NPU_MODEL_HOST_MMAD_INL_H_
+#undef CUBIST_NPU_MODEL_HOST_MMAD_INL_H_
+#else
+#define CUBIST_NPU_MODEL_HOST_MMAD_INL_H_
+#endif
+
+#include "hwy/highway.h"
+#include "npu_model/host/packing-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cubist {
+namespace HWY_NAMESPACE {
+namespace {
+
+// Rows in strips of at most kTileRows, as few as there can be and of about one height: a low one costs the reading of B all
+// the same. Tiles of sixteen rows and more are whole, but for the last: they take their time by sixteen rows.
+template <int kTileRows>
+class Strips {
+ public:
+  explicit Strips(std::int64_t rows)
+      : count_(CeilDiv(rows, kTileRows)),
+        height_(kTileRows >= 16 ? kTileRows : rows / (count_ > 0 ? count_ : 1)),
+        higher_(kTileRows >= 16 ? 0 : rows - count_ * height_),
+        rows_(rows) {}
+  std::int64_t count() const { return count_; }
+  Range operator[](std::int64_t i) const {
+    const std::int64_t begin = i * height_ + Min(i, higher_);
+    return {begin, Min(begin + height_ + (i < higher_ ? 1 : 0), rows_)};
+  }
+
+ private:
+  std::int64_t count_, height_, higher_, rows_;
+};
+
+// Rows of A that come next, to be asked for meanwhile: so many lines of each for every panel.
+template <class T>
+struct NextRows {
+  static constexpr std::int64_t kLineElements = static_cast<std::int64_t>(64 / sizeof(T));
+
+  void Fetch(std::int64_t panel) const {
+    const std::int64_t end = Min((panel + 1) * lines_per_panel, lines);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t line = panel * lines_per_panel; line < end; ++line) {
+        __builtin_prefetch(a + i * pitch + line * kLineElements);
+      }
+    }
+  }
+
+  const T* a = nullptr;
+  std::int64_t pitch = 0, rows = 0, lines = 0, lines_per_panel = 0;
+};
+
+// A tile of C of fewer columns than a panel has: the panel's others may be another's, or nobody's.
+template <int kTileRows, class T>
+void MmadEdge(MmadTileFunction<T> function, std::int64_t rows, std::int64_t cols, const MmadTile<T>& tile) {
+  alignas(64) float sums[kTileRows * kNr];
+  const auto bytes = static_cast<std::size_t>(cols) * sizeof(float);
+  MmadTile<T> own = tile;
+  own.c = sums, own.c_pitch = kNr;
+  if (tile.start != nullptr) {
+    for (std::int64_t i = 0; i < rows; ++i)
+      std::memcpy(sums + i * kNr, tile.start + i * tile.start_pitch, bytes);
+    own.start = sums, own.start_pitch = kNr;
+  } else if (tile.adds) {
+    for (std::int64_t i = 0; i < rows; ++i) std::memcpy(sums + i * kNr, tile.c + i * tile.c_pitch, bytes);
+  }
+  function(own);
+  for (std::int64_t i = 0; i < rows; ++i) std::memcpy(tile.c + i * tile.c_pitch, sums + i * kNr, bytes);
+}
+
+// Rows of C that lie within so many bytes are taken to be in L1.
+constexpr std::int64_t kNearBytes = 1 << 15;
+
+// Asks for the lines of a whole tile of C, which the stores at its end would wait for; for none where `c` is null.
+HWY_INLINE void FetchTile(const float* c, std::int64_t pitch, std::int64_t rows) {
+  if (c == nullptr) return;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    __builtin_prefetch(c + i * pitch, 1);
+    __builtin_prefetch(c + i * pitch + kNr - 1, 1);
+  }
+}
+
+// Whether C is too far to be read or written at once.
+HWY_INLINE bool FetchesC(const MmadArgs& args) { return args.c_pitch * args.m * 4 > kNearBytes; }
+
+// The tile of C to ask for beside one at (i, j), whose neighbour at (next_i, next_j) comes after it. Sums that start from C
+// would wait at once: it is the neighbour then.
+HWY_INLINE const float* TileToFetch(const MmadArgs& args, MmadStart start, std::int64_t i, std::int64_t j,
+                                    std::int64_t next_i, std::int64_t next_j) {
+  if (!FetchesC(args)) return nullptr;
+  return start == MmadStart::kAdd ? args.c + next_i * args.c_pitch + next_j : args.c + i * args.c_pitch + j;
+}
+
+// Where the sums of a tile of C, rows `m` and columns `n` of one panel, begin; `bias` has room for those of a panel.
+template <class T>
+HWY_INLINE void StartOf(const MmadArgs& args, const Range& m, const Range& n, float* bias,
+                        MmadTile<T>* tile) {
+  if (args.start == MmadStart::kAdd) {
+    tile->start = args.sums == nullptr ? args.c + m.begin * args.c_pitch + n.begin
+                                       : args.sums + m.begin * args.sums_pitch + n.begin;
+    tile->start_pitch = args.sums == nullptr ? args.c_pitch : args.sums_pitch;
+  } else if (args.start == MmadStart::kBias) {
+    std::memcpy(bias, args.bias + n.begin, static_cast<std::size_t>(n.size()) * sizeof(float));
+    std::fill(bias + n.size(), bias + kNr, 0.0f);
+    tile->start = bias, tile->start_pitch = 0;
+  } else {
+    tile->start = nullptr;
+  }
+}
+
+// Such a tile from operands that `tile` has, and beside it the lines of the tile `fetched`. `tile` is one object, written
+// field by field: a copy would wait for the stores of the tile before it.
+template <int kTileRows, class T>
+HWY_INLINE void RunTile(const MmadArgs& args, Range m, Range n, MmadTileFunction<T> function,
+                        const float* fetched, MmadTile<T>& tile) {
+  alignas(64) float bias[kNr];
+  tile.rows = m.size();
+  tile.c = args.c + m.begin * args.c_pitch + n.begin;
+  StartOf(args, m, n, bias, &tile);
+  if (args.exact && n.size() < kNr) return MmadEdge<kTileRows>(function, m.size(), n.size(), tile);
+  FetchTile(fetched, args.c_pitch, m.size());
+  function(tile);
+}
+
+// The tiles of panels, by the number of rows less one.
+template <class T, int kTileRows>
+HWY_INLINE const MmadTileFunction<T>* TilesOf(const MmadTiles<T, kTileRows>& tiles, Range n) {
+  return n.size() > kLanes ? tiles.wide : tiles.narrow;
+}
+
+// How far ahead of its use B is asked for where one strip of A takes all of it, which is then as fast as memory is. The
+// machine's own prefetching is enough for a panel that passes by fewer rows: 0.97 of the read bandwidth for one row, where
+// asking would leave 0.89.
+constexpr std::int64_t kStreamAhead = 16 << 10, kRowsThatAsk = 5;
+
+// One row of tiles, for `tile.words` steps of k: the strip of A stays in L1, the panels of B come from L2. Panels that are
+// met for the first time come from L3, a panel ahead of their use, and so do the next rows of A: without that 0.01 to 0.05
+// of the peak is lost, the more the busier the neighbours of L3 are. The others are not asked for: two prefetches a word
+// take 0.01.
+template <class T, int kTileRows>
+void MmadStrip(const MmadArgs& args, Range m, MmadTile<T>& tile, const NextRows<T>& next,
+               const MmadTiles<T, kTileRows>& tiles) {
+  const T* b = tile.b;
+  const Split panels(args.n, kNr);
+  for (std::int64_t panel = 0; panel < panels.count(); ++panel) {
+    const Range n = panels[panel];
+    tile.b = b + panel * args.b_panel_stride;
+    if (args.m <= kTileRows) {
+      tile.prefetch = reinterpret_cast<const std::byte*>(tile.b) + kStreamAhead;
+      tile.prefetch_words = args.m >= kRowsThatAsk ? tile.words : 0;
+    } else {
+      tile.prefetch = tile.b + args.b_panel_stride;
+      tile.prefetch_words = m.begin == 0 && panel + 1 < panels.count() ? tile.words : 0;
+    }
+    next.Fetch(panel);
+    const bool last = panel + 1 == panels.count();
+    const float* c =
+        TileToFetch(args, args.start, m.begin, n.begin, last ? m.end : m.begin, last ? 0 : n.end);
+    RunTile<kTileRows>(args, m, n, TilesOf(tiles, n)[m.size() - 1], c, tile);
+  }
+}
+
+// Columns of tiles: all of A stays in L2, and a panel of B, which comes from L3 or memory, meets all strips of A before the
+// next one. That one is on its way meanwhile, a part of it beside each tile, so that the farther memory is asked for few
+// bytes per cycle at any time: with rows of tiles the first one has to wait for all of B. Beside the first panel each strip
+// of A comes while the one before it is multiplied. Worth 0.02 to 0.04 of the peak
+// where k is long; where it is short, tiles of C that lie far apart cost more.
+template <class T, int kTileRows>
+void MmadColumns(const MmadArgs& args, MmadTile<T>& tile, const MmadTiles<T, kTileRows>& tiles) {
+  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
+  const T *a = tile.a, *b = tile.b;
+  // Rows of A that are nearly one piece of memory, and how many words of B take as many bytes as one.
+  const bool in_one_piece = args.a_pitch <= args.k + args.k / 8;
+  const std::int64_t a_words = CeilDiv(args.a_pitch, kNr * kPerWord);
+  const Split panels(args.n, kNr);
+  const Strips<kTileRows> strips(args.m);
+  for (std::int64_t panel = 0; panel < panels.count(); ++panel) {
+    const Range n = panels[panel];
+    tile.b = b + panel * args.b_panel_stride;
+    // Behind the last panel stands what the next Mmad begins with, where each k is one panel long.
+    const bool has_next = panel + 1 < panels.count() || args.b_panel_stride < args.k * kNr + kNr * kPerWord;
+    for (std::int64_t i = 0; i < strips.count(); ++i) {
+      const Range m = strips[i];
+      const bool a_comes = panel == 0 && i + 1 < strips.count();
+      tile.a = a + m.begin * args.a_pitch;
+      if (a_comes) {
+        tile.prefetch = a + m.end * args.a_pitch;
+        tile.prefetch_words = in_one_piece ? Min(strips[i + 1].size() * a_words, tile.words) : 0;
+      } else {
+        const std::int64_t first = panel == 0 ? 0 : tile.words * i / strips.count(),
+                           end = tile.words * (i + 1) / strips.count();
+        tile.prefetch = tile.b + args.b_panel_stride + first * kNr * kPerWord;
+        tile.prefetch_words = has_next ? end - first : 0;
+      }
+      const bool last = i + 1 == strips.count();
+      const float* c =
+          TileToFetch(args, args.start, m.begin, n.begin, last ? 0 : m.end, last ? n.end : n.begin);
+      RunTile<kTileRows>(args, m, n, TilesOf(tiles, n)[m.size() - 1], c, tile);
+    }
+  }
+}
+
+// Rows of A a multiple of this apart fall into one set of L1, which cannot hold as many lines: the strip is
+// copied, a piece of k at a time. Without that the loop runs at 0.90 of the peak. The copy costs as much as
+// one panel loses.
+constexpr std::int64_t kConflictBytes = 4096;
+constexpr std::int64_t kPieceBytes = 2048;
+
+template <class T, int kTileRows>
+void Mmad(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles) {
+  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T)),
+                         kPiece = kPieceBytes / 4 * kPerWord;
+  constexpr std::int64_t kCopyPitch = kPiece + 16 * kPerWord;
+  alignas(64) std::byte storage[kTileRows * kCopyPitch * sizeof(T)];  // Bytes, which nothing initialises.
+  T* const copy = reinterpret_cast<T*>(storage);
+  const bool conflict = args.a_pitch * static_cast<std::int64_t>(sizeof(T)) % kConflictBytes == 0 &&
+                        args.n > 2 * kNr && !args.adds;  // What is added is one sum over all of k.
+  const std::int64_t piece = conflict ? kPiece : args.k;
+  const auto tile_at = [&](std::int64_t p, std::int64_t k) {
+    return MmadTile<T>{.words = k / kPerWord,
+                       .a_pitch = args.a_pitch,
+                       .b = static_cast<const T*>(args.b) + p * kNr,
+                       .half = k % kPerWord != 0,
+                       .prefetch_step = kNr * 4,
+                       .prefetch_pair = kNr * 2,
+                       .c_pitch = args.c_pitch,
+                       .adds = args.adds};
+  };
+  if (args.by_columns && !conflict && args.m > kTileRows) {
+    MmadTile<T> tile = tile_at(0, args.k);
+    tile.a = static_cast<const T*>(args.a);
+    return MmadColumns(args, tile, tiles);
+  }
+  const Strips<kTileRows> strips(args.m);
+  const auto a_at = [&](std::int64_t row, std::int64_t p) {
+    return static_cast<const T*>(args.a) + row * args.a_pitch + p;
+  };
+  NextRows<T> next{.pitch = args.a_pitch, .lines = CeilDiv(Min(piece, args.k), 16 * kPerWord)};
+  next.lines_per_panel = CeilDiv(next.lines, std::max<std::int64_t>(CeilDiv(args.n, kNr), 1));
+  MmadArgs rest = args;  // Of a strip, after its first piece.
+  rest.sums = nullptr, rest.start = MmadStart::kAdd;
+  for (std::int64_t strip = 0; strip < strips.count(); ++strip) {
+    const Range m = strips[strip];
+    std::int64_t p = 0;
+    do {
+      const std::int64_t k = Min(piece, args.k - p);
+      MmadTile<T> tile = tile_at(p, k);
+      tile.a = a_at(m.begin, p);
+      if (conflict) {
+        for (std::int64_t i = 0; i < m.size(); ++i) {
+          std::memcpy(static_cast<void*>(copy + i * kCopyPitch), tile.a + i * args.a_pitch,
+                      static_cast<std::size_t>(k) * sizeof(T));
+        }
+        tile.a = copy, tile.a_pitch = kCopyPitch;
+      }
+      const bool ends = p + piece >= args.k;
+      next.rows = !ends ? m.size() : strip + 1 < strips.count() ? strips[strip + 1].size() : 0;
+      next.a = ends ? a_at(m.end, 0) : a_at(m.begin, p + piece);
+      MmadStrip(p == 0 ? args : rest, m, tile, next, tiles);
+      p += piece;
+    } while (p < args.k);
+  }
+}
+
+// Tiles of sixteen rows and more take as many operands as multiply-adds are quick: at 32 x 32, 64 bytes a cycle, twice what L2
+// gives. So k passes by pieces of which a panel of B, read once, stays in L1 while the strips of A go by it, some at a time, as
+// many as have room for their sums beside it. What lies behind the piece is asked for meanwhile, a part by each strip: 1.13 times
+// as fast where B comes from L3. Rows of A that share sets of L1 cost nothing, as none of their lines is met twice. 256 x 512 x
+// 1024 on a Granite Rapids, B in L3: .43 of the peak, .34 with all of k at once.
+constexpr std::int64_t kNearWords = 128, kNearRows = 256;
+
+template <class T, int kTileRows>
+void MmadByPieces(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles) {
+  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
+  alignas(64) float sums[kNearRows * kNr], bias[kNr];
+  // What is added is one sum over all of k, and a strip alone finds nothing in L1 twice.
+  const bool whole = args.adds || args.m <= kTileRows;
+  const Split panels(args.n, kNr), groups(args.m, kNearRows),
+      pieces = AtLeastOnce(Split(args.k, whole ? args.k : kNearWords * kPerWord));
+  MmadTile<T> tile{
+      .a_pitch = args.a_pitch, .prefetch_step = kNr * 4, .prefetch_pair = kNr * 2, .adds = args.adds};
+  const auto multiply = [&](const Range& m, const Range& n, const Range& k, float* own) {
+    tile.rows = m.size(), tile.words = k.size() / kPerWord, tile.half = k.size() % kPerWord != 0;
+    tile.a = static_cast<const T*>(args.a) + m.begin * args.a_pitch + k.begin;
+    tile.start = own, tile.start_pitch = kNr;
+    if (k.begin == 0) StartOf(args, m, n, bias, &tile);
+    const auto function = TilesOf(tiles, n)[m.size() - 1];
+    if (k.end < args.k) {
+      tile.c = own, tile.c_pitch = kNr;
+      return function(tile);
+    }
+    tile.c = args.c + m.begin * args.c_pitch + n.begin, tile.c_pitch = args.c_pitch;
+    if (args.exact && n.size() < kNr) return MmadEdge<kTileRows>(function, m.size(), n.size(), tile);
+    function(tile);
+  };
+  for (std::int64_t panel = 0; panel < panels.count(); ++panel) {
+    for (const Range group : groups) {
+      const Strips<kTileRows> strips(group.size());
+      for (const Range k : pieces) {
+        tile.b = static_cast<const T*>(args.b) + panel * args.b_panel_stride + k.begin * kNr;
+        const std::int64_t words = CeilDiv(k.size(), kPerWord), asks = CeilDiv(words, strips.count());
+        for (std::int64_t i = 0; i < strips.count(); ++i) {
+          const Range strip = strips[i];
+          tile.prefetch = tile.b + (words + i * asks) * kNr * kPerWord, tile.prefetch_words = asks;
+          multiply({group.begin + strip.begin, group.begin + strip.end}, panels[panel], k,
+                   sums + strip.begin * kNr);
+        }
+      }
+    }
+  }
+}
+
+// ---- Products whose B lies where the caller has it
+
+// B a panel of a few rows at a time: read where it lies by the first strip of A, which leaves a packed one in the
+// first-level cache for the others, or packed there if it must be; multiplied with every row of A, forgotten. Nothing is
+// written to farther memory, which is what counts where few rows use B: its bytes come from memory at a few per cycle.
+// The panel that comes next is asked for meanwhile, or one some way ahead. Sums go through C from panel to panel of a
+// column. Panels follow each other along the source's lines: B's rows, or its columns.
+constexpr std::int64_t kInPlaceWords = 128;    // Of k in a panel, at most.
+constexpr std::int64_t kMostRowsInPlace = 72;  // Of A that a panel serves.
+
+template <class T, int kTileRows>
+void MmadInPlace(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, decltype(CubeOps::pack_b) pack) {
+  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T)), kElement = sizeof(T);
+  constexpr std::int64_t kCopyPitch = (kInPlaceWords + 16) * kPerWord,
+                         kRows = RoundDown(kMostRowsInPlace, std::int64_t{kTileRows});  // At a time.
+  alignas(64) std::byte panel[kInPlaceWords * kNr * 4];
+  alignas(64) std::byte storage[kRows * kCopyPitch * sizeof(T)];
+  T* const copy = reinterpret_cast<T*>(storage);
+  const bool conflict = args.a_pitch * kElement % kConflictBytes == 0;
+  const StridedSource& source = args.b_source;
+  const std::int64_t b_bytes = SizeOf(args.b_type);
+  const bool in_rows = source.col_stride == 1, as_stored = in_rows && args.b_type == DTypeOf<T>();
+  // The fewer strips ask for the next panel the shorter it has to be.
+  const std::int64_t words = args.m <= kTileRows ? 32 : args.m <= 3 * kTileRows ? 64 : kInPlaceWords;
+  MmadArgs rest = args;  // Of a tile of C, after its first panel.
+  rest.sums = nullptr, rest.start = MmadStart::kAdd;
+  const auto at = [&](std::int64_t p, std::int64_t j) {
+    return static_cast<const std::byte*>(source.data) +
+           (p * source.row_stride + j * source.col_stride) * b_bytes;
+  };
+
+  // A's rows `m`, all of them with B's panel (k, n). `next` is where the next panel begins.
+  const auto multiply = [&](Range m, Range k, Range n, const std::byte* next) {
+    bool as_it_lies = as_stored && tiles.in_rows != nullptr &&
+                      n.size() == kNr;  // And for further strips, as the first one keeps it.
+    MmadTile<T> tile{.words = k.size() / kPerWord,
+                     .b = reinterpret_cast<const T*>(panel),
+                     .half = k.size() % kPerWord != 0,
+                     .c_pitch = args.c_pitch};
+    const Strips<kTileRows> strips(m.size());
+    if (as_it_lies) {
+      tile.b = reinterpret_cast<const T*>(at(k.begin, n.begin));
+      tile.b_step = source.row_stride * kPerWord, tile.b_pair = source.row_stride;
+      if (strips.count() > 1) tile.keep = reinterpret_cast<T*>(panel);
+    } else {
+      pack(args.b_type, k.size(), n.size(), {at(k.begin, n.begin), source.row_stride, source.col_stride},
+           panel, RoundUp(k.size(), kPerWord) * kNr);
+    }
+    // Beside a word of k: the kPerWord rows that it has in the next panel, by the first strip; or two lines of one of its
+    // columns, by as many strips as it takes.
+    constexpr std::int64_t kLine = 64;
+    tile.prefetch_step = (in_rows ? source.row_stride * kPerWord : source.col_stride) * b_bytes;
+    tile.prefetch_pair = in_rows ? (kPerWord == 2 ? source.row_stride * b_bytes : kLanes * 4) : kLine;
+    const std::int64_t fetching = in_rows ? 1 : CeilDiv(words * kPerWord * b_bytes, 2 * kLine);
+    const MmadArgs& into = k.begin == 0 ? args : rest;
+    for (std::int64_t i = 0; i < strips.count(); ++i) {
+      const Range strip{m.begin + strips[i].begin, m.begin + strips[i].end};
+      if (conflict) {
+        tile.a = copy + (strip.begin - m.begin) * kCopyPitch, tile.a_pitch = kCopyPitch;
+      } else {
+        tile.a = static_cast<const T*>(args.a) + strip.begin * args.a_pitch + k.begin,
+        tile.a_pitch = args.a_pitch;
+      }
+      tile.prefetch = next + 2 * kLine * i;
+      tile.prefetch_words = i < fetching ? Min(tile.words, in_rows ? words : kNr) : 0;
+      const auto function = (as_it_lies ? tiles.in_rows : TilesOf(tiles, n))[strip.size() - 1];
+      const float* c = TileToFetch(args, MmadStart::kZero, strip.begin, n.begin, strip.begin, n.begin);
+      RunTile<kTileRows>(into, strip, n, function, c, tile);
+      as_it_lies = false;
+      tile.b = reinterpret_cast<const T*>(panel);
+    }
+  };
+  const auto copy_rows = [&](Range m, Range k) {
+    if (!conflict) return;
+    for (std::int64_t i = m.begin; i < m.end; ++i) {
+      std::memcpy(static_cast<void*>(copy + (i - m.begin) * kCopyPitch),
+                  static_cast<const T*>(args.a) + i * args.a_pitch + k.begin,
+                  static_cast<std::size_t>(k.size()) * sizeof(T));
+    }
+  };
+  // Along the lines of the source: its rows, or its columns.
+  const Split pieces = AtLeastOnce(Split(args.k, words * kPerWord)), panels(args.n, kNr);
+  const std::int64_t inner = in_rows ? panels.count() : pieces.count(),
+                     count = pieces.count() * panels.count();
+  const auto k_at = [&](std::int64_t i) { return pieces[in_rows ? i / inner : i % inner]; };
+  const auto n_at = [&](std::int64_t i) { return panels[in_rows ? i % inner : i / inner]; };
+  const std::int64_t ahead = args.m <= kTileRows ? kStreamAhead / (words * kNr * 4) : 1;
+  for (const Range m : Split(args.m, kRows)) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      const Range k = k_at(i);
+      if (!in_rows || i % inner == 0) copy_rows(m, k);
+      const std::int64_t next = Min(i + ahead, count - 1);
+      multiply(m, k, n_at(i), at(k_at(next).begin, n_at(next).begin));
+    }
+  }
+}
+
+// For tiles whose instructions need so much of B at a time that its lines would come one by one: B a slab at a time, packed into
+// L2 in runs that are long enough for the machine's own prefetching, then multiplied. Asked for line by line, 32 x 64 bytes of
+// B come at the pace of L1's fill buffers: one row of A at .28 of the read bandwidth.
+constexpr std::int64_t kSlabK = 128, kSlabN = 512;          // Where each row of B is one run of memory,
+constexpr std::int64_t kTallSlabK = 1024, kTallSlabN = 64;  // and where each column is.
+
+template <class T, int kTileRows>
+void MmadBySlabs(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, decltype(CubeOps::pack_b) pack) {
+  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
+  constexpr std::int64_t kApart = 4 * kNr * kPerWord;  // Or panels would be written to the same sets of L1.
+  constexpr std::int64_t kSpace = kSlabN / kNr * (kSlabK * kNr + kApart);
+  static_assert(kTallSlabN / kNr * (kTallSlabK * kNr + kApart) <= kSpace);
+  alignas(64) std::byte slab[kSpace * sizeof(T)];
+  const StridedSource& source = args.b_source;
+  const bool in_rows = source.col_stride == 1;
+  MmadArgs part = args;
+  part.b = slab, part.b_source = {};
+  for (const Range n : Split(args.n, in_rows ? kSlabN : kTallSlabN)) {
+    part.n = n.size(), part.c = args.c + n.begin;
+    part.start = args.start, part.bias = args.bias == nullptr ? nullptr : args.bias + n.begin;
+    part.sums = args.sums == nullptr ? nullptr : args.sums + n.begin;
+    for (const Range k : AtLeastOnce(Split(args.k, in_rows ? kSlabK : kTallSlabK))) {
+      const std::int64_t first = k.begin * source.row_stride + n.begin * source.col_stride;
+      part.k = k.size(), part.a = static_cast<const T*>(args.a) + k.begin;
+      part.b_panel_stride = RoundUp(k.size(), kPerWord) * kNr + kApart;
+      pack(args.b_type, k.size(), n.size(),
+           {static_cast<const std::byte*>(source.data) + first * SizeOf(args.b_type), source.row_stride,
+            source.col_stride},
+           slab, part.b_panel_stride);
+      MmadByPieces(part, tiles);
+      part.start = MmadStart::kAdd, part.sums = nullptr;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace cubist
+HWY_AFTER_NAMESPACE();
+
+#endif  // CUBIST_NPU_MODEL_HOST_MMAD_INL_H_
