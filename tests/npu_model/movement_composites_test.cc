@@ -172,7 +172,7 @@ TEST_P(MovementCompositesTest, StoreEachIsItsExpansion) {
         std::array<GmTensor, 2 * kRows> tensors;
         std::array<std::vector<Gm>, 2> to;
         for (std::int64_t r = 0; r < count; ++r) {
-          for (std::size_t half : {0, 1}) {
+          for (std::size_t half = 0; half < 2; ++half) {
             GmTensor& t = tensors[static_cast<std::size_t>(2 * r) + half];
             t = rows, t.data = memory[half][r] + (form % 3) * r * SizeOf(DTypeOf<T>());
             t.sizes = {1, 1, 1, cols}, t.strides = {0, 0, cols, 1}, t.stream = stream;
