@@ -1,8 +1,5 @@
 // The Cube's instruction bodies, compiled once per Highway target.
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <iterator>
 
 #include "npu_model/host/cube_bf16.h"
