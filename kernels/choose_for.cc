@@ -22,7 +22,8 @@ void ChoiceKey::Add(const ChipSpec& chip) {
   for (const NamedConstant& constant : ConstantsOf(chip)) Add(constant.constant.value);
   // What only a table of one's own can change.
   for (const BufferSpec& buffer : chip.buffers) Add(buffer.fast), Add(buffer.alignment);
-  Add(chip.mmad.m_step), Add(chip.mmad.n_step), Add(chip.mmad.k_bytes), Add(chip.vector.repeat_bytes);
+  Add(chip.mmad.m_step), Add(chip.mmad.narrow_m_step), Add(chip.mmad.n_step), Add(chip.mmad.k_bytes);
+  Add(chip.vector.repeat_bytes);
   Add(chip.memory.l2_line), Add(chip.sync.vector_needs_barrier), Add(chip.sync.moves_need_barrier);
   Add(chip.sync.mmad_barrier_below);
   const ChipSpec::Packing& packing = chip.packing;

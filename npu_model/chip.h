@@ -127,6 +127,9 @@ struct CUBIST_EXPORT ChipSpec {
   // barriers wait for the idle one.
   struct Mmad {
     std::int64_t m_step = 16, n_step = 16;
+    // Where 16-bit operands have tile registers of their own (AMX): rows of a step of them, else 0. Such a Mmad keeps its
+    // rows of A near and lets panels of B pass.
+    std::int64_t narrow_m_step = 0;
     std::int64_t k_bytes = 32;
     Constant fp32_passes;  // cycles per step for 32-bit operands,
     Constant narrow_passes{1, "cycles", Basis::kDocumented, 0,
@@ -219,6 +222,11 @@ struct CUBIST_EXPORT ChipSpec {
   std::int64_t OperandBytes(DType dtype) const {
     if (dtype == DType::kF32) return 4;
     return dtype == DType::kBF16 && packing.native_bf16 ? 2 : packing.narrow_element_bytes;
+  }
+  bool InTileRegisters(DType dtype) const { return mmad.narrow_m_step > 0 && OperandBytes(dtype) == 2; }
+  // Rows of a step of a Mmad of such operands.
+  std::int64_t RowStep(DType dtype) const {
+    return InTileRegisters(dtype) ? mmad.narrow_m_step : mmad.m_step;
   }
   // Columns of a panel of a packed operand; blocks of it begin at multiples of this.
   std::int64_t PackedStep(Role role, DType dtype) const {

@@ -178,6 +178,7 @@ Status CheckChip(const ChipSpec& chip) {
   check("concurrent_cores", chip.concurrent_cores, kSize);
   for (const BufferSpec& buffer : chip.buffers) check("a buffer's alignment", buffer.alignment, kSize);
   check("mmad.m_step", chip.mmad.m_step, kSize);
+  check("mmad.narrow_m_step", chip.mmad.narrow_m_step, Limits{0, kSize.most});
   check("mmad.n_step", chip.mmad.n_step, kSize);
   check("mmad.k_bytes", chip.mmad.k_bytes, kWidth);
   check("vector.repeat_bytes", chip.vector.repeat_bytes, Limits{32, kSize.most});

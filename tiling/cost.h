@@ -19,7 +19,7 @@ namespace cubist {
 inline double MmadCycles(const ChipSpec& chip, DType dtype, std::int64_t m, std::int64_t k, std::int64_t n) {
   const std::int64_t bytes = chip.OperandBytes(dtype);
   const std::int64_t steps =
-      CeilDiv(m, chip.mmad.m_step) * CeilDiv(k, chip.mmad.k_bytes / bytes) * CeilDiv(n, chip.mmad.n_step);
+      CeilDiv(m, chip.RowStep(dtype)) * CeilDiv(k, chip.mmad.k_bytes / bytes) * CeilDiv(n, chip.mmad.n_step);
   return chip.mmad.head_busy +
          static_cast<double>(steps) * (bytes == 4 ? chip.mmad.fp32_passes : chip.mmad.narrow_passes);
 }

@@ -66,7 +66,7 @@ std::int64_t HostChunks(const Shape& s, std::int64_t key_blocks) {
 
 void AddHostTilings(const ChipSpec& chip, const Shape& s, std::vector<Tiling>& tilings) {
   const std::int64_t panel = chip.PackedStep(Role::kB, s.in);
-  for (std::int64_t n : TileSizes({16, 32, 64, 128, 192, 256, 320}, chip.mmad.m_step, s.skv)) {
+  for (std::int64_t n : TileSizes({16, 32, 64, 128, 192, 256, 320}, chip.RowStep(s.in), s.skv)) {
     for (std::int64_t piece : TileSizes({32, 64, 128, 192, 256}, panel, s.sq)) {
       // Two panels wide where a mask cuts the keys: half of them saves as much as its Mmads lose.
       const std::int64_t narrow = 2 * panel;
@@ -78,7 +78,7 @@ void AddHostTilings(const ChipSpec& chip, const Shape& s, std::vector<Tiling>& t
       t.keep_sums = t.by_head = true;
       t.chunks = HostChunks(s, t.key_blocks(s));
       // Whole tiles of registers, and pairs of keys. A bias of one column adds up the keys of a tile in an order of its own.
-      t.mask_step = s.mask && !s.dbias ? 2 * chip.mmad.m_step : 0;
+      t.mask_step = s.mask && !s.dbias ? 2 * chip.RowStep(s.in) : 0;
       for (bool pack : {false, true}) {
         t.pack_queries = pack;
         if (pack && t.key_blocks(s) <= 1) continue;

@@ -113,7 +113,7 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionGradShape& s, Tiling&
   visit({"sum_stages", 1, 16}, t.sum_stages);
   visit({"keep_sums", 0, 1}, t.keep_sums), visit({"pack_queries", 0, 1}, t.pack_queries);
   visit({"by_head", 0, 1}, t.by_head);
-  visit({"mask_step", 0, kLargest, 2 * chip.mmad.m_step}, t.mask_step);
+  visit({"mask_step", 0, kLargest, 2 * chip.RowStep(s.in)}, t.mask_step);
 }
 
 // Of `sq` query rows those that see any of the keys, as whole pieces of `step`; what they do not see is masked. Keys of a

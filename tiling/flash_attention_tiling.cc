@@ -101,7 +101,7 @@ void AddHostTilings(const ChipSpec& chip, const Shape& s, Tiling t, std::int64_t
   t.by_head = true;
   // Blocks are long, and to ask for their parts costs next to nothing.
   t.mask_step = t.key_step;
-  for (std::int64_t strip : TileSizes({48, 96, 1024}, chip.mmad.m_step, t.m)) {
+  for (std::int64_t strip : TileSizes({48, 96, 1024}, chip.RowStep(s.in), t.m)) {
     if (strip < t.m && !s.band.bounded()) continue;
     t.strip = strip;
     for (bool pack : {false, true}) {
@@ -147,7 +147,7 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
       std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
   const std::int64_t n_step = std::max(chip.mmad.n_step, chip.PackedStep(Role::kB, s.in));
   std::vector<Tiling> tilings;
-  for (std::int64_t m : TileSizes({16, 32, 64, 96, 128, 192, 256}, chip.mmad.m_step, s.sq)) {
+  for (std::int64_t m : TileSizes({16, 32, 64, 96, 128, 192, 256}, chip.RowStep(s.in), s.sq)) {
     if (!chip.pipes_overlap && m > kMostHostRows && m < s.sq) continue;
     for (std::int64_t n : TileSizes({16, 32, 64, 128, 256, 512, 1024}, n_step, s.skv)) {
       Tiling t;

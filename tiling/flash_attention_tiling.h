@@ -138,8 +138,8 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionShape& s, Tiling& t, 
   const std::int64_t n_step = std::max(chip.mmad.n_step, chip.PackedStep(Role::kB, s.in));
   const std::int64_t k_step =
       std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
-  visit({"m", 1, kLargest, chip.mmad.m_step}, t.m), visit({"n", 1, kLargest, n_step}, t.n);
-  visit({"k0", 1, kLargest, k_step}, t.k0), visit({"strip", 1, kLargest, chip.mmad.m_step}, t.strip);
+  visit({"m", 1, kLargest, chip.RowStep(s.in)}, t.m), visit({"n", 1, kLargest, n_step}, t.n);
+  visit({"k0", 1, kLargest, k_step}, t.k0), visit({"strip", 1, kLargest, chip.RowStep(s.in)}, t.strip);
   visit({"v_parts", 1, chip.pipes_overlap ? 64 : 1}, t.v_parts);
   visit({"key_step", 1, kLargest, n_step}, t.key_step);
   visit({"depth", 0, FlashAttentionTiling::kMaxDepth}, t.depth);

@@ -32,7 +32,7 @@ struct Stacked {
       : shape(s.product), tiling(block), row_blocks(CeilDiv(s.product.m, block.m)) {
     if (s.axis == GroupedAxis::kM) {
       row_blocks = CeilDiv(rows, block.m);
-      tiling.m = RoundUp(CeilDiv(rows, row_blocks), chip.mmad.m_step);
+      tiling.m = RoundUp(CeilDiv(rows, row_blocks), chip.RowStep(s.product.in));
     } else {
       shape.k = rows;
     }
@@ -120,7 +120,7 @@ void SetFew(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTili
 // and of many.
 void SetWork(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTiling* t) {
   const MatmulTiling& block = t->block;
-  const std::int64_t few = chip.mmad.m_step,
+  const std::int64_t few = chip.RowStep(s.product.in),
                      many = std::max(s.axis == GroupedAxis::kM ? block.m : 4 * block.k1, 2 * few);
   const std::int64_t groups = 16 * static_cast<std::int64_t>(chip.concurrent_cores);
   const auto price = [&](std::int64_t rows) {
@@ -155,7 +155,7 @@ std::vector<GroupedMatmulTiling> Tilings(const ChipSpec& chip, const GroupedMatm
     block.grid = {};
     GroupedMatmulTiling tiling{.block = block,
                                .dealing = chip.pipes_overlap ? Dealing::kTurns : Dealing::kRuns,
-                               .row_step = chip.mmad.m_step};
+                               .row_step = chip.RowStep(shape.product.in)};
     tilings.push_back(tiling);
     if (ahead == 0 || block.pack_a || block.l1_stages < 2) continue;
     tiling.block.prefetch = ahead;

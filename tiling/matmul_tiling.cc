@@ -123,7 +123,7 @@ class TilingList {
   }
 
   std::vector<MatmulTiling> Make() && {
-    for (std::int64_t m : BlockSizes(chip_.mmad.m_step, s_.m)) {
+    for (std::int64_t m : BlockSizes(chip_.RowStep(s_.in), s_.m)) {
       for (std::int64_t n : BlockSizes(n_step_, s_.n)) {
         for (std::int64_t k0 : TileSizes({16, 32, 64, 128, 256, 384, 512, 1024, 2048}, k_step_, s_.k)) {
           if (chip_.pipes_overlap && k0 > 512) break;
@@ -173,10 +173,22 @@ class TilingList {
 
   // Where a cache stands for the buffers, panels of B or an accumulator beyond their share are not worth pricing.
   void AddNear(const MatmulTiling& t) {
+    if (chip_.InTileRegisters(s_.in) && !t.b_once) return AddInTileRegisters(t);
     const bool b_is_near =
         t.b_once || t.k0 * t.n * chip_.OperandBytes(s_.in) <= chip_.buffer(Buffer::kL0B).fast;
     if (t.m * t.n * 4 > 2 * chip_.buffer(Buffer::kL0C).fast || (!b_is_near && !PassesB(chip_, s_, t))) return;
     Add(t);
+  }
+
+  // Rows of A that stay in L2 while all of B passes, or a step of both beside their sums. Rows as far apart as a way of the
+  // first-level cache is long fill all sets of L2 only as whole rows.
+  void AddInTileRegisters(const MatmulTiling& t) {
+    constexpr std::int64_t kMostRows = 256, kWayBytes = 4096;
+    const bool whole = t.k0 >= s_.k, sums_are_near = t.m * t.n * 4 <= 2 * chip_.buffer(Buffer::kL0C).fast,
+               a_is_near = t.m * t.k0 * chip_.OperandBytes(s_.in) <= chip_.buffer(Buffer::kL0A).fast,
+               shares_sets =
+                   s_.a_row_bytes > 0 && s_.a_row_bytes % kWayBytes == 0 && AIsReadInPlace(chip_, s_);
+    if (t.m <= kMostRows && a_is_near && (whole || (sums_are_near && !shares_sets))) Add(t);
   }
 
   // Steps of L1, stages of the buffers and parts of L0C.

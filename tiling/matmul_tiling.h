@@ -130,7 +130,7 @@ void VisitFields(const ChipSpec& chip, const MatmulShape& s, Tiling& t, Visit&& 
   constexpr std::int64_t kLargest = 1 << 20;
   const std::int64_t k_step =
       std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
-  visit({"m", 1, kLargest, chip.mmad.m_step}, t.m);
+  visit({"m", 1, kLargest, chip.RowStep(s.in)}, t.m);
   visit({"n", 1, kLargest, s.b_packed ? kWidestPanel : chip.mmad.n_step}, t.n);
   visit({"k1", 1, kLargest, k_step}, t.k1), visit({"k0", 1, kLargest, k_step}, t.k0);
   visit({"l1_stages", 1, 16}, t.l1_stages), visit({"l0_stages", 1, 16}, t.l0_stages);
@@ -217,15 +217,16 @@ CUBIST_EXPORT std::vector<MatmulTiling> Candidates(const ChipSpec& chip, const M
 // its sets: a Mmad copies them again for every block of columns. A few rows are read wherever they are.
 inline bool AIsReadInPlace(const ChipSpec& chip, const MatmulShape& s) {
   constexpr std::int64_t kWayBytes = 4096;
+  const bool shares_sets = s.a_row_bytes % kWayBytes == 0 && !chip.InTileRegisters(s.in);
   if (chip.packing.a_in_place_bytes == 0 || s.a_row_bytes == 0 || chip.OperandBytes(s.in) != SizeOf(s.in))
     return false;
-  return s.m <= chip.mmad.m_step ||
-         (s.a_row_bytes <= chip.packing.a_in_place_bytes && s.a_row_bytes % kWayBytes != 0);
+  return s.m <= chip.RowStep(s.in) || (s.a_row_bytes <= chip.packing.a_in_place_bytes && !shares_sets);
 }
 
 // Whether a host's Mmad keeps A near and lets the panels of a packed B pass, one while the next is on its way: for as long
 // steps of k as packed rows of A are.
 inline bool PassesB(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
+  if (chip.InTileRegisters(s.in)) return false;  // Whatever it is: see narrow_m_step.
   const std::int64_t step = t.k0 * chip.OperandBytes(s.in);
   return !chip.pipes_overlap && (s.b_packed || t.pack_b) && step >= chip.packing.a_width_bytes &&
          t.m * step <= chip.buffer(Buffer::kL0A).fast && t.n * step > chip.buffer(Buffer::kL0B).fast;

@@ -74,17 +74,21 @@ ChipSpec MakeHostChip(const CubeOps& cube) {
   set(Buffer::kHandOver, kHandOverBytes);
 
   // A register tile of (mr, nr), whose columns are two vectors, takes a multiply-add per row, vector and k (pair of k for
-  // native bf16). AMX takes 32 elements of k at a time, 512 multiply-adds a cycle: k is cut at multiples of them, since
-  // elsewhere a cut would change bits.
+  // native bf16). AMX takes 32 elements of k at a time, 512 multiply-adds a cycle, of which operands in L2 leave about half: k
+  // is cut at multiples of them, since elsewhere a cut would change bits.
+  constexpr double kAmxMultiplyAdds = 512 * 0.54;
+  constexpr std::int64_t kAmxRows = 32;
   const auto cycles = [](double count) { return Constant{count, "cycles", Basis::kMeasured, 0.05, kWidths}; };
-  constexpr double kAmxMultiplyAdds = 512;
   chip.mmad.m_step = cube.mr;
+  chip.mmad.narrow_m_step = cube.amx ? kAmxRows : 0;
   chip.mmad.n_step = cube.nr;
   chip.mmad.k_bytes = cube.amx ? 64 : 4;
-  const auto step = static_cast<double>(cube.mr * cube.nr * chip.mmad.k_bytes);
+  const auto step = [&](std::int64_t rows) {
+    return static_cast<double>(rows * cube.nr * chip.mmad.k_bytes);
+  };
   chip.mmad.fp32_passes =
-      cycles(step / 4 / static_cast<double>(MultiplyAddsPerCycle(cube.nr / 2) * cube.nr / 2));
-  chip.mmad.narrow_passes = cube.amx ? cycles(step / 2 / kAmxMultiplyAdds) : chip.mmad.fp32_passes;
+      cycles(step(cube.mr) / 4 / static_cast<double>(MultiplyAddsPerCycle(cube.nr / 2) * cube.nr / 2));
+  chip.mmad.narrow_passes = cube.amx ? cycles(step(kAmxRows) / 2 / kAmxMultiplyAdds) : chip.mmad.fp32_passes;
   chip.mmad.head_idle = {100, "cycles", Basis::kGuessed, 0.5, kProbe};
   chip.mmad.head_busy = chip.mmad.head_idle;
 

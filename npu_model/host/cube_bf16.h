@@ -30,6 +30,7 @@ struct MmadTile {
   const float* start = nullptr;
   std::int64_t start_pitch = 0;
   bool adds = false;  // The sums are added to c at the end.
+  bool asks_for_c = false;  // AMX: the lines of c are asked for while the sums are made.
 };
 template <class T>
 using MmadTileFunction = void (*)(const MmadTile<T>&);

@@ -136,7 +136,7 @@ CUBIST_AMX void Tile(const MmadTile<BF16>& tile) {
   // Some lines of C beside each step: all at once, loads would wait for them.
   constexpr std::int64_t kRowsBeside = 4;
   const float* c_row = tile.c;
-  std::int64_t c_rows = tile.adds ? 0 : tile.rows;
+  std::int64_t c_rows = tile.asks_for_c ? tile.rows : 0;
   for (std::int64_t words = tile.words; words >= kWords; words -= kWords) {
     AddWords<kTwoRows, kTwoColumns>(a, a_bytes, b);
     a += 2 * kWords, b += kWords * 2 * kNr;

@@ -274,10 +274,10 @@ void Mmad(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles) {
 }
 
 // Tiles of sixteen rows and more take as many operands as multiply-adds are quick: at 32 x 32, 64 bytes a cycle, twice what L2
-// gives. So k passes by pieces of which a panel of B, read once, stays in L1 while the strips of A go by it, some at a time, as
-// many as have room for their sums beside it. What lies behind the piece is asked for meanwhile, a part by each strip: 1.13 times
-// as fast where B comes from L3. Rows of A that share sets of L1 cost nothing, as none of their lines is met twice. 256 x 512 x
-// 1024 on a Granite Rapids, B in L3: .43 of the peak, .34 with all of k at once.
+// gives. So k passes by pieces of which a panel of B, read once, stays in L1 while the strips of A go by it, as many as have
+// room for their sums beside it: they stay in L2 while all of B passes. What lies behind the piece is asked for meanwhile, a part
+// by each strip: 1.13 times as fast where B comes from L3. Rows of A that share sets of L1 cost nothing, as none of their lines
+// is met twice. 256 x 512 x 1024 on a Granite Rapids, B in L3: .43 of the peak, .34 with all of k at once.
 constexpr std::int64_t kNearWords = 128, kNearRows = 256;
 
 template <class T, int kTileRows>
@@ -286,7 +286,8 @@ void MmadByPieces(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles) {
   alignas(64) float sums[kNearRows * kNr], bias[kNr];
   // What is added is one sum over all of k, and a strip alone finds nothing in L1 twice.
   const bool whole = args.adds || args.m <= kTileRows;
-  const Split panels(args.n, kNr), groups(args.m, kNearRows),
+  const std::int64_t in_strips = RoundDown(args.m, std::int64_t{kTileRows});
+  const Split panels(args.n, kNr), groups(in_strips, kNearRows),
       pieces = AtLeastOnce(Split(args.k, whole ? args.k : kNearWords * kPerWord));
   MmadTile<T> tile{
       .a_pitch = args.a_pitch, .prefetch_step = kNr * 4, .prefetch_pair = kNr * 2, .adds = args.adds};
@@ -296,6 +297,7 @@ void MmadByPieces(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles) {
     tile.start = own, tile.start_pitch = kNr;
     if (k.begin == 0) StartOf(args, m, n, bias, &tile);
     const auto function = TilesOf(tiles, n)[m.size() - 1];
+    tile.asks_for_c = k.end == args.k && !args.adds;
     if (k.end < args.k) {
       tile.c = own, tile.c_pitch = kNr;
       return function(tile);
@@ -304,20 +306,26 @@ void MmadByPieces(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles) {
     if (args.exact && n.size() < kNr) return MmadEdge<kTileRows>(function, m.size(), n.size(), tile);
     function(tile);
   };
-  for (std::int64_t panel = 0; panel < panels.count(); ++panel) {
-    for (const Range group : groups) {
-      const Strips<kTileRows> strips(group.size());
+  for (const Range group : groups) {
+    const std::int64_t strips = group.size() / kTileRows;
+    for (std::int64_t panel = 0; panel < panels.count(); ++panel) {
       for (const Range k : pieces) {
         tile.b = static_cast<const T*>(args.b) + panel * args.b_panel_stride + k.begin * kNr;
-        const std::int64_t words = CeilDiv(k.size(), kPerWord), asks = CeilDiv(words, strips.count());
-        for (std::int64_t i = 0; i < strips.count(); ++i) {
-          const Range strip = strips[i];
+        const std::int64_t words = CeilDiv(k.size(), kPerWord), asks = CeilDiv(words, strips);
+        for (std::int64_t i = 0; i < strips; ++i) {
+          const std::int64_t row = i * kTileRows;
           tile.prefetch = tile.b + (words + i * asks) * kNr * kPerWord, tile.prefetch_words = asks;
-          multiply({group.begin + strip.begin, group.begin + strip.end}, panels[panel], k,
-                   sums + strip.begin * kNr);
+          multiply({group.begin + row, group.begin + row + kTileRows}, panels[panel], k, sums + row * kNr);
         }
       }
     }
+  }
+  // Rows that fill no strip set the registers anew, which takes hundreds of cycles: once, and for all of k at a time.
+  if (in_strips == args.m) return;
+  for (std::int64_t panel = 0; panel < panels.count(); ++panel) {
+    tile.b = static_cast<const T*>(args.b) + panel * args.b_panel_stride;
+    tile.prefetch = tile.b + args.b_panel_stride, tile.prefetch_words = CeilDiv(args.k, kPerWord);
+    multiply({in_strips, args.m}, panels[panel], {0, args.k}, nullptr);
   }
 }
 

@@ -195,7 +195,7 @@ TEST(FlashAttentionTilingTest, CandidatesFitInMultiplesOfTheChipsSteps) {
         SCOPED_TRACE(chip->name + " " + NameOf(s) + " " + NameOf(t));
         ASSERT_TRUE(Fits(*chip, s, t));
         ASSERT_TRUE(t.m > 0 && t.n > 0 && t.k0 > 0);
-        ASSERT_EQ(t.m % chip->mmad.m_step, 0);
+        ASSERT_EQ(t.m % chip->RowStep(s.in), 0);
         ASSERT_EQ(t.n % chip->mmad.n_step, 0);
         ASSERT_EQ(t.n % chip->PackedStep(Role::kB, s.in), 0);
         ASSERT_EQ(t.k0 % (chip->mmad.k_bytes / chip->OperandBytes(s.in)), 0);

@@ -167,7 +167,7 @@ TEST(MatmulTilingTest, SizesAreMultiplesOfTheChipsSteps) {
       for (const MatmulTiling& t : Candidates(*chip, s)) {
         SCOPED_TRACE(chip->name + " " + NameOf(s) + " " + NameOf(t));
         ASSERT_GT(t.m, 0);
-        ASSERT_EQ(t.m % chip->mmad.m_step, 0);
+        ASSERT_EQ(t.m % chip->RowStep(s.in), 0);
         ASSERT_EQ(t.n % chip->mmad.n_step, 0);
         ASSERT_EQ(t.n % (t.pack_b ? chip->PackedStep(Role::kB, s.in) : 1), 0);
         ASSERT_EQ(t.k0 % (chip->mmad.k_bytes / chip->OperandBytes(s.in)), 0);
@@ -259,7 +259,7 @@ TEST(MatmulTilingTest, TheCubeIsAFloor) {
   for (const ChipSpec* chip : Chips()) {
     for (DType dtype : {DType::kF32, DType::kBF16}) {
       const MatmulShape s{4096, 4096, 4096, dtype, dtype};
-      const double steps = 4096.0 / static_cast<double>(chip->mmad.m_step) * 4096.0 /
+      const double steps = 4096.0 / static_cast<double>(chip->RowStep(dtype)) * 4096.0 /
                            static_cast<double>(chip->mmad.n_step) * 4096.0 /
                            static_cast<double>(chip->mmad.k_bytes / chip->OperandBytes(dtype));
       const double passes =
@@ -267,7 +267,9 @@ TEST(MatmulTilingTest, TheCubeIsAFloor) {
       const double floor = steps * passes / chip->concurrent_cores, price = BestPrice(*chip, s);
       const double l2 = L2Floor(*chip, s);
       EXPECT_GE(price, std::max(floor, l2)) << chip->name << " " << NameOf(dtype);
-      EXPECT_LE(price, floor > l2 ? 1.3 * floor : 1.2 * l2) << chip->name << " " << NameOf(dtype);
+      // Tile registers multiply more quickly than a host copies operands.
+      const double above = chip->InTileRegisters(dtype) ? 1.6 : 1.3;
+      EXPECT_LE(price, floor > l2 ? above * floor : 1.2 * l2) << chip->name << " " << NameOf(dtype);
     }
   }
 }
