@@ -30,7 +30,9 @@ struct MmadTile {
   const float* start = nullptr;
   std::int64_t start_pitch = 0;
   bool adds = false;  // The sums are added to c at the end.
-  bool asks_for_c = false;  // AMX: the lines of c are asked for while the sums are made.
+  const void* asks =
+      nullptr;  // AMX: rows of so many bytes that are asked for, to be written, while the sums are made.
+  std::int64_t asks_bytes = 0, asks_pitch = 0;
 };
 template <class T>
 using MmadTileFunction = void (*)(const MmadTile<T>&);
@@ -84,6 +86,10 @@ struct MmadTiles {
   const MmadTileFunction<T>* narrow;   // The first half of them.
   const MmadTileFunction<T>* in_rows;  // All, where b lies row after row of k; null: b is packed.
   FewRowTiles<T> few;
+  // Of AMX: sums as a tile leaves them, a panel wide, rounded to bf16. False where a denormal is among them, which count as
+  // zero here and as what they are in VectorOps::cast.
+  bool (*to_bf16)(const float* sums, std::int64_t rows, std::int64_t cols, BF16* c, std::int64_t c_pitch,
+                  bool stream) = nullptr;
 };
 
 // The tiles of VDPBF16PS, as large as those of fp32 on AVX-512: 12 rows of 32 columns. Each step adds two products per

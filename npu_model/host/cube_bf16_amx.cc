@@ -11,7 +11,7 @@
 #endif
 
 // Per function, as in cube_bf16_avx512.cc.
-#define CUBIST_AMX __attribute__((target("avx512f,avx512bw,amx-tile,amx-bf16")))
+#define CUBIST_AMX __attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16,amx-tile,amx-bf16")))
 
 namespace cubist {
 namespace {
@@ -135,15 +135,15 @@ CUBIST_AMX void Tile(const MmadTile<BF16>& tile) {
   const std::int64_t steps = tile.words / kWords, beside = steps > 0 ? (ahead + steps - 1) / steps : 0;
   // Some lines of C beside each step: all at once, loads would wait for them.
   constexpr std::int64_t kRowsBeside = 4;
-  const float* c_row = tile.c;
-  std::int64_t c_rows = tile.asks_for_c ? tile.rows : 0;
+  const char* c_row = static_cast<const char*>(tile.asks);
+  std::int64_t c_rows = tile.asks != nullptr ? tile.rows : 0;
   for (std::int64_t words = tile.words; words >= kWords; words -= kWords) {
     AddWords<kTwoRows, kTwoColumns>(a, a_bytes, b);
     a += 2 * kWords, b += kWords * 2 * kNr;
     for (const std::int64_t end = c_rows - kRowsBeside; c_rows > 0 && c_rows > end;
-         --c_rows, c_row += tile.c_pitch) {
+         --c_rows, c_row += tile.asks_pitch) {
       __builtin_prefetch(c_row, 1);
-      __builtin_prefetch(c_row + (kTwoColumns ? kNr : kSide) - 1, 1);
+      __builtin_prefetch(c_row + tile.asks_bytes - 1, 1);
     }
     for (const std::int64_t end = ahead - beside; ahead > 0 && ahead > end; --ahead) {
       __builtin_prefetch(prefetch, 0, 2);
@@ -165,6 +165,25 @@ CUBIST_AMX void Tile(const MmadTile<BF16>& tile) {
     for (int j = 0; j < (kTwoColumns ? kNr : kSide); j += kSide)
       _mm512_storeu_ps(c + j, _mm512_add_ps(_mm512_loadu_ps(c + j), _mm512_load_ps(sums + i * kNr + j)));
   }
+}
+
+CUBIST_AMX bool ToBF16(const float* sums, std::int64_t rows, std::int64_t cols, BF16* c, std::int64_t c_pitch,
+                       bool stream) {
+  constexpr int kDenormal = 0x20;
+  const auto there = static_cast<__mmask32>((std::uint64_t{1} << cols) - 1);
+  __mmask16 denormal = 0;
+  for (std::int64_t i = 0; i < rows; ++i, sums += kNr, c += c_pitch) {
+    const __m512 left = _mm512_load_ps(sums), right = cols > kSide ? _mm512_load_ps(sums + kSide) : left;
+    denormal = static_cast<__mmask16>(denormal | _mm512_fpclass_ps_mask(left, kDenormal) |
+                                      _mm512_fpclass_ps_mask(right, kDenormal));
+    const auto words = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(right, left));
+    if (stream && cols == kNr) {
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(c), words);
+    } else {
+      _mm512_mask_storeu_epi16(c, there, words);
+    }
+  }
+  return denormal == 0;
 }
 
 // By the number of rows less one.
@@ -210,12 +229,13 @@ bool HasBF16Amx() {
 AmxUse::AmxUse() { configured_rows = 0; }
 AmxUse::~AmxUse() { Release(); }
 
-const MmadTiles<BF16, kMr> kBF16TilesAmx{kWide.functions, kNarrow.functions, nullptr, {}};
+const MmadTiles<BF16, kMr> kBF16TilesAmx{kWide.functions, kNarrow.functions, nullptr, {}, &ToBF16};
 
 CUBIST_AMX std::int64_t PeakDotBF16Amx(std::int64_t rounds) {
   const AmxUse use;
   Configure(kMr);
-  alignas(64) BF16 operand[kSide * 2 * kSide] = {};
+  alignas(64) BF16 operand[kSide * 2 * kSide];
+  for (int i = 0; i < kSide * 2 * kSide; ++i) operand[i] = BF16(static_cast<float>(i % 15 - 7));
   Settle();
   StartSums<true, true>(nullptr, 0);
   _tile_loadd(CUBIST_A0, operand, kRowBytes);

@@ -240,7 +240,11 @@ namespace {
 bool StoreDeferred(HostContext& context, const Gm& dst, const TileRef& src, const FixOptions& options) {
   HostContext::DeferredMmad& deferred = context.deferred;
   const bool plain = options.scale == 1 && !options.relu;
-  if (deferred.mmad == nullptr || !plain || dst.dtype() != DType::kF32 || dst.col_stride != 1) return false;
+  if (deferred.mmad == nullptr || !plain || dst.col_stride != 1) return false;
+  const bool narrows = dst.dtype() != DType::kF32;
+  if (narrows && (options.accumulate == Accumulate::kYes || !context.cube->amx ||
+                  deferred.mmad != context.cube->mmad_bf16 || deferred.args.b == nullptr))
+    return false;
   if (deferred.c.slot != src.slot || deferred.c.row_part != src.row_part ||
       deferred.c.col_part != src.col_part)
     return false;
@@ -250,6 +254,13 @@ bool StoreDeferred(HostContext& context, const Gm& dst, const TileRef& src, cons
   if (args.start == MmadStart::kAdd) args.sums = args.c, args.sums_pitch = args.c_pitch;
   args.c = reinterpret_cast<float*>(dst.data()), args.c_pitch = dst.row_stride;
   args.exact = true;
+  if (narrows) {
+    constexpr std::int64_t kLine = 64;  // A row of a tile is one, which is streamed whole or not at all.
+    const bool whole_lines = reinterpret_cast<std::uintptr_t>(dst.data()) % kLine == 0 &&
+                             dst.row_stride * SizeOf(dst.dtype()) % kLine == 0;
+    args.cast = context.vector->cast, args.c_type = dst.dtype();
+    args.stream = dst.tensor->stream && whole_lines;
+  }
   context.RunDeferred();
   src.slot->shows.data = nullptr;  // The sums are nowhere else.
   return true;

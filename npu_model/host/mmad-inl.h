@@ -291,16 +291,26 @@ void MmadByPieces(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles) {
       pieces = AtLeastOnce(Split(args.k, whole ? args.k : kNearWords * kPerWord));
   MmadTile<T> tile{
       .a_pitch = args.a_pitch, .prefetch_step = kNr * 4, .prefetch_pair = kNr * 2, .adds = args.adds};
+  const std::int64_t c_bytes = SizeOf(args.c_type);
   const auto multiply = [&](const Range& m, const Range& n, const Range& k, float* own) {
     tile.rows = m.size(), tile.words = k.size() / kPerWord, tile.half = k.size() % kPerWord != 0;
     tile.a = static_cast<const T*>(args.a) + m.begin * args.a_pitch + k.begin;
     tile.start = own, tile.start_pitch = kNr;
     if (k.begin == 0) StartOf(args, m, n, bias, &tile);
     const auto function = TilesOf(tiles, n)[m.size() - 1];
-    tile.asks_for_c = k.end == args.k && !args.adds;
-    if (k.end < args.k) {
+    const bool ends = k.end == args.k;
+    auto* const c = reinterpret_cast<std::byte*>(args.c) + (m.begin * args.c_pitch + n.begin) * c_bytes;
+    tile.asks = ends && !args.adds ? c : nullptr;
+    tile.asks_bytes = n.size() * c_bytes, tile.asks_pitch = args.c_pitch * c_bytes;
+    if (!ends || args.cast != nullptr) {
       tile.c = own, tile.c_pitch = kNr;
-      return function(tile);
+      function(tile);
+      if (!ends) return;
+      if (args.c_type == DType::kBF16 &&
+          tiles.to_bf16(own, m.size(), n.size(), reinterpret_cast<BF16*>(c), args.c_pitch, args.stream))
+        return;
+      return args.cast({c, args.c_pitch, m.size(), n.size()}, args.c_type, {own, kNr, m.size(), n.size()},
+                       DType::kF32, args.stream);
     }
     tile.c = args.c + m.begin * args.c_pitch + n.begin, tile.c_pitch = args.c_pitch;
     if (args.exact && n.size() < kNr) return MmadEdge<kTileRows>(function, m.size(), n.size(), tile);
@@ -321,11 +331,10 @@ void MmadByPieces(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles) {
     }
   }
   // Rows that fill no strip set the registers anew, which takes hundreds of cycles: once, and for all of k at a time.
-  if (in_strips == args.m) return;
-  for (std::int64_t panel = 0; panel < panels.count(); ++panel) {
+  for (std::int64_t panel = 0; in_strips < args.m && panel < panels.count(); ++panel) {
     tile.b = static_cast<const T*>(args.b) + panel * args.b_panel_stride;
     tile.prefetch = tile.b + args.b_panel_stride, tile.prefetch_words = CeilDiv(args.k, kPerWord);
-    multiply({in_strips, args.m}, panels[panel], {0, args.k}, nullptr);
+    multiply({in_strips, args.m}, panels[panel], {0, args.k}, sums);
   }
 }
 

@@ -19,6 +19,14 @@ struct StridedSource {
   std::int64_t row_stride = 0, col_stride = 1;
 };
 
+// A matrix of floats, or of another dtype where a function says so.
+struct Rows {
+  void* data = nullptr;
+  std::int64_t pitch = 0;  // elements
+  std::int64_t rows = 0, cols = 0;
+  bool stream = false;  // Written with non-temporal stores, by the functions that say so.
+};
+
 // c (m, n) (+)= a (m, k) * b (k, n), fp32 accumulation in ascending k.
 //
 // a: row-major, element (i, p) at a + i * a_pitch + p.
@@ -49,6 +57,11 @@ struct MmadArgs {
       nullptr;  // kAdd: what c starts from, with room as c has without `exact`; null: from c itself
   std::int64_t sums_pitch = 0;
   bool adds = false;  // kZero: c += a * b, the product summed before it is added. Where b lies in panels.
+  // CubeOps::mmad_bf16 with AMX, where b lies in panels: c is of c_type, and this, as VectorOps::cast, makes it from sums that
+  // stand in L1. What c is added to stands in `sums`.
+  void (*cast)(const Rows& dst, DType dst_type, const Rows& src, DType src_type, bool stream) = nullptr;
+  DType c_type = DType::kF32;
+  bool stream = false;
 };
 
 struct CubeOps {
@@ -76,14 +89,6 @@ struct CubeOps {
   // Ceilings: run independent register-resident multiply-adds for `rounds` rounds, return how many were done.
   std::int64_t (*peak_fma)(std::int64_t rounds);
   std::int64_t (*peak_dot_bf16)(std::int64_t rounds);  // null where not native_bf16
-};
-
-// A matrix of floats, or of another dtype where a function says so.
-struct Rows {
-  void* data = nullptr;
-  std::int64_t pitch = 0;  // elements
-  std::int64_t rows = 0, cols = 0;
-  bool stream = false;  // Written with non-temporal stores, by the functions that say so.
 };
 
 // Bodies of the Vector instructions of core.h. Sources and destination may coincide. Column tiles are (rows, 1).

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <utility>
@@ -202,6 +203,52 @@ void CheckExactMmad(MmadBody mmad, std::int64_t mr, std::int64_t nr) {
 TEST_P(TileOpsTest, ExactMmad) {
   CheckExactMmad<float>(cube_->mmad_f32, cube_->mr, cube_->nr);
   for (const auto& [mmad, mr] : NativeBodies(*cube_)) CheckExactMmad<BF16>(mmad, mr, cube_->nr);
+}
+
+// Sums that a Mmad casts tile by tile have the bits of VectorOps::cast, whatever they are, and nothing behind a row is touched.
+TEST_P(TileOpsTest, SumsAreCastAsTheVectorDoes) {
+  if (!cube_->amx) GTEST_SKIP() << "only tile registers hand sums on so";
+  constexpr float kSpecial[] = {0x1p-130f,
+                                -0x1.8p-149f,
+                                std::numeric_limits<float>::infinity(),
+                                std::numeric_limits<float>::quiet_NaN(),
+                                -0.0f,
+                                0x1.fffffep127f,
+                                0x1.ffp-127f,
+                                0x1.01p0f,
+                                0x1.03p0f};
+  Random random(5);
+  for (const DType type : {DType::kBF16, DType::kF16}) {
+    for (const std::int64_t k : {0, 5, 300}) {
+      for (const auto& [m, n] : {std::pair(1, 1), std::pair(16, 16), std::pair(31, 17), std::pair(32, 32),
+                                 std::pair(40, 31), std::pair(300, 70)}) {
+        SCOPED_TRACE(std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k));
+        MmadOperands<BF16> operands(m, n, k, cube_->nr);
+        std::size_t next = 0;
+        operands.Fill([&] { return random.Real(); });
+        operands.SetStart(MmadStart::kAdd);
+        for (std::int64_t i = 0; i < m; i += 3) {
+          for (std::int64_t j = i % 2; j < n; j += 7)
+            operands.c(i, j) = kSpecial[next++ % std::size(kSpecial)];
+        }
+        const std::int64_t pitch = n + 3;
+        Matrix<std::uint16_t> c(m, pitch, pitch), expected(m, pitch, pitch);
+        for (Matrix<std::uint16_t>* out : {&c, &expected}) out->Fill([] { return 0x5a5a; });
+        MmadArgs args = operands.args;
+        args.sums = operands.c.data(), args.sums_pitch = operands.args.c_pitch;
+        args.c = reinterpret_cast<float*>(c.data()), args.c_pitch = pitch, args.exact = true;
+        args.cast = BestVectorOps().cast, args.c_type = type;
+        cube_->mmad_bf16(args);
+        cube_->mmad_bf16(operands.args);
+        BestVectorOps().cast({expected.data(), pitch, m, n}, type,
+                             {operands.c.data(), operands.args.c_pitch, m, n}, DType::kF32, /*stream=*/false);
+        for (std::int64_t i = 0; i < m; ++i) {
+          for (std::int64_t j = 0; j < pitch; ++j)
+            ASSERT_EQ(c(i, j), expected(i, j)) << "at " << i << ", " << j;
+        }
+      }
+    }
+  }
 }
 
 // Rows of A a multiple of 4096 bytes apart, and long sums: whatever the body does about them must not show.
