@@ -66,7 +66,10 @@ class Blocks {
       // The accumulators come from and go to L2 once.
       const double sums = 0.5 * D(x.m * (s_.d_qk + s_.d_rope)) +
                           0.5 * D(x.n * columns() + x.m * (s_.d_qk + s_.d_rope) + 2 * x.n * x.m);
-      return p.mmad + p.mte1 + x.loads + p.issue + x.vector + x.stores + sums;
+      constexpr double kSpilled = 2.2, kBytes = 12;  // of a score, its gradient, and both as operands
+      const double scores = D(x.n * x.m);
+      return p.mmad + p.mte1 + x.loads + p.issue + x.vector + x.stores + sums +
+             kSpilled * scores * SpilledShare(chip_, s_.in, scores * kBytes);
     }
     // With one stage the Vector core waits for part of what comes and leaves. Stages of neighbouring blocks overlap, but for
     // what they wait for each other. Both fitted to replays.

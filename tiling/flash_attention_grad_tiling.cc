@@ -66,7 +66,9 @@ std::int64_t HostChunks(const Shape& s, std::int64_t key_blocks) {
 
 void AddHostTilings(const ChipSpec& chip, const Shape& s, std::vector<Tiling>& tilings) {
   const std::int64_t panel = chip.PackedStep(Role::kB, s.in);
+  constexpr std::int64_t kMostInRegisters = 256;  // Rows that pass a panel of B together.
   for (std::int64_t n : TileSizes({16, 32, 64, 128, 192, 256, 320}, chip.RowStep(s.in), s.skv)) {
+    if (chip.InTileRegisters(s.in) && n > kMostInRegisters) break;
     for (std::int64_t piece : TileSizes({32, 64, 128, 192, 256}, panel, s.sq)) {
       // Two panels wide where a mask cuts the keys: half of them saves as much as its Mmads lose.
       const std::int64_t narrow = 2 * panel;

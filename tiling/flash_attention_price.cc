@@ -21,6 +21,7 @@ struct Step {
   double stores = 0;                     // scores and outputs, out of L0C
   double scores_in = 0, outputs_in = 0;  // the same, into UB
   double p_out = 0, p_in = 0;            // P, out of UB and into L1
+  double spilled = 0;                    // for scores that L2 has no room for
 };
 
 // Of the scores of `rows` queries with `n` keys, and of rescaling their outputs.
@@ -72,13 +73,15 @@ class Steps {
     step.outputs_in = PathCycles(chip_, Path::kGmToUb, lane_rows * D(s_.d_v) * 4, 1);
     step.p_out = PathCycles(chip_, Path::kUbToGm, scores * bytes, 1);
     step.p_in = PathCycles(chip_, Path::kGmToL1Nd2Nz, D(rows * n) * bytes, 1);
+    constexpr double kSpilled = 0.6;
+    step.spilled = kSpilled * D(rows * n) * SpilledShare(chip_, s_.in, D(rows * n) * 4);
     return step;
   }
 
   // One of many: the slowest pipe counts where stages overlap, their sum where they do not.
   double Amid(const Step& x) const {
     const ProductCycles& p = x.products;
-    if (!chip_.pipes_overlap) return p.mmad + p.mte1 + x.loads + p.issue + x.softmax;
+    if (!chip_.pipes_overlap) return p.mmad + p.mte1 + x.loads + p.issue + x.softmax + x.spilled;
     const double received = x.scores_in + x.outputs_in;
     if (t_.depth == 0) {  // Each of the three hand-overs is waited for.
       return std::max({p.mmad, p.mte1, x.loads, p.issue}) + x.softmax + x.stores + received + x.p_out +

@@ -101,7 +101,9 @@ void AddHostTilings(const ChipSpec& chip, const Shape& s, Tiling t, std::int64_t
   t.by_head = true;
   // Blocks are long, and to ask for their parts costs next to nothing.
   t.mask_step = t.key_step;
-  for (std::int64_t strip : TileSizes({48, 96, 1024}, chip.RowStep(s.in), t.m)) {
+  // Of tile registers two at least, or B serves one alone.
+  const std::int64_t narrow = chip.InTileRegisters(s.in) ? 2 * chip.RowStep(s.in) : 48;
+  for (std::int64_t strip : TileSizes({narrow, 96, 1024}, chip.RowStep(s.in), t.m)) {
     if (strip < t.m && !s.band.bounded()) continue;
     t.strip = strip;
     for (bool pack : {false, true}) {
