@@ -93,11 +93,13 @@ class Block {
 
 // ---- A host: its pipes share a thread, and so their times add up ----
 
-// What register tiles cost a block besides their multiply-adds. Of tile registers, whose sums wait in L1 at every piece of k, and in L2 at every step. Fitted to 4000 measured
-// tilings of twenty products on a Granite Rapids, as are the other constants of theirs.
+// Whether both operands have room in a quarter of L2.
 bool IsNear(const ChipSpec& chip, const MatmulShape& s) {
   return (s.m + s.n) * s.k * chip.OperandBytes(s.in) <= chip.buffer(Buffer::kL0C).fast;
 }
+
+// What register tiles cost a block besides their multiply-adds. Of tile registers, whose sums wait in L1 at every piece of k, and in L2 at every step. Fitted to 4000 measured
+// tilings of twenty products on a Granite Rapids, as are the other constants of theirs.
 double TileRegisterCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t,
                           const Block& block) {
   constexpr double kStep = 90, kPiece = 160;

@@ -185,7 +185,8 @@ class TilingList {
   void AddInTileRegisters(const MatmulTiling& t) {
     constexpr std::int64_t kMostRows = 256, kWayBytes = 4096;
     const bool whole = t.k0 >= s_.k, sums_are_near = t.m * t.n * 4 <= 2 * chip_.buffer(Buffer::kL0C).fast,
-               a_is_near = t.m * t.k0 * chip_.OperandBytes(s_.in) <= chip_.buffer(Buffer::kL0A).fast,
+               a_is_near = t.m <= chip_.RowStep(s_.in) ||  // However small L2 is said to be.
+                           t.m * t.k0 * chip_.OperandBytes(s_.in) <= chip_.buffer(Buffer::kL0A).fast,
                shares_sets =
                    s_.a_row_bytes > 0 && s_.a_row_bytes % kWayBytes == 0 && AIsReadInPlace(chip_, s_);
     if (t.m <= kMostRows && a_is_near && (whole || (sums_are_near && !shares_sets))) Add(t);
