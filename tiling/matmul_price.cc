@@ -145,7 +145,7 @@ struct SerialLoads {
   static constexpr double kBeside = 0.5, kDrivesOutA = 2;
 
   SerialLoads(const ChipSpec& chip, const MatmulShape& s)
-      : drives_out_b(chip.InTileRegisters(s.in) && !IsNear(chip, s) ? 2.1 : 1.2),
+      : drives_out_b(chip.InTileRegisters(s.in) && !IsNear(chip, s) ? 2.6 : 1.2),
         in_layout(1 / chip.path(Path::kGmToL1).bytes_per_cycle),
         packing(1 / (chip.path(Path::kGmToL1Nd2Nz).bytes_per_cycle * kLongRows)) {}
   double OfA(bool as_it_is) const { return as_it_is ? in_layout * kBeside : packing * kDrivesOutA; }

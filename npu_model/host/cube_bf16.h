@@ -29,7 +29,8 @@ struct MmadTile {
   std::int64_t c_pitch = 0;
   const float* start = nullptr;
   std::int64_t start_pitch = 0;
-  bool adds = false;  // The sums are added to c at the end.
+  bool adds = false;      // The sums are added to c at the end.
+  bool b_passes = false;  // AMX: b comes from L2 once for each tile, and is not to drive a out of L1.
   const void* asks =
       nullptr;  // AMX: rows of so many bytes that are asked for, to be written, while the sums are made.
   std::int64_t asks_bytes = 0, asks_pitch = 0;

@@ -61,15 +61,25 @@ CUBIST_AMX void Configure(std::int64_t rows) {
   _tile_loadconfig(&palette);
 }
 
+// A register of B.
+#define CUBIST_LOAD_B(tile, from)                  \
+  do {                                             \
+    if constexpr (kPasses) {                       \
+      _tile_stream_loadd(tile, from, kPanelBytes); \
+    } else {                                       \
+      _tile_loadd(tile, from, kPanelBytes);        \
+    }                                              \
+  } while (false)
+
 // Adds sixteen words, or fewer that zeros fill up: of A in rows of `a_bytes`, of B in rows of a panel.
-template <bool kTwoRows, bool kTwoColumns>
+template <bool kTwoRows, bool kTwoColumns, bool kPasses = false>
 CUBIST_AMX inline void AddWords(const BF16* a, std::int64_t a_bytes, const BF16* b) {
   constexpr std::int64_t kPanelBytes = kNr * 4;
-  _tile_loadd(CUBIST_B0, b, kPanelBytes);
+  CUBIST_LOAD_B(CUBIST_B0, b);
   _tile_loadd(CUBIST_A0, a, a_bytes);
   _tile_dpbf16ps(CUBIST_C00, CUBIST_A0, CUBIST_B0);
   if constexpr (kTwoColumns) {
-    _tile_loadd(CUBIST_B1, b + 2 * kSide, kPanelBytes);
+    CUBIST_LOAD_B(CUBIST_B1, b + 2 * kSide);
     _tile_dpbf16ps(CUBIST_C01, CUBIST_A0, CUBIST_B1);
   }
   if constexpr (kTwoRows) {
@@ -123,11 +133,9 @@ CUBIST_AMX inline void StoreSums(float* c, std::int64_t pitch) {
   if constexpr (kTwoRows && kTwoColumns) _tile_stored(CUBIST_C11, c + kSide * pitch + kSide, bytes);
 }
 
-template <bool kTwoRows, bool kTwoColumns>
-CUBIST_AMX void Tile(const MmadTile<BF16>& tile) {
-  Configure(tile.rows);
-  Settle();
-  StartSums<kTwoRows, kTwoColumns>(tile.start, tile.start_pitch);
+// All of k, and beside its steps the lines that are asked for.
+template <bool kTwoRows, bool kTwoColumns, bool kPasses>
+CUBIST_AMX inline void AddAll(const MmadTile<BF16>& tile) {
   const BF16 *a = tile.a, *b = tile.b;
   const std::int64_t a_bytes = tile.a_pitch * 2;
   const char* prefetch = static_cast<const char*>(tile.prefetch);
@@ -138,7 +146,7 @@ CUBIST_AMX void Tile(const MmadTile<BF16>& tile) {
   const char* c_row = static_cast<const char*>(tile.asks);
   std::int64_t c_rows = tile.asks != nullptr ? tile.rows : 0;
   for (std::int64_t words = tile.words; words >= kWords; words -= kWords) {
-    AddWords<kTwoRows, kTwoColumns>(a, a_bytes, b);
+    AddWords<kTwoRows, kTwoColumns, kPasses>(a, a_bytes, b);
     a += 2 * kWords, b += kWords * 2 * kNr;
     for (const std::int64_t end = c_rows - kRowsBeside; c_rows > 0 && c_rows > end;
          --c_rows, c_row += tile.asks_pitch) {
@@ -153,6 +161,18 @@ CUBIST_AMX void Tile(const MmadTile<BF16>& tile) {
   }
   if (const std::int64_t rest = tile.words % kWords; rest > 0 || tile.half)
     AddRest<kTwoRows, kTwoColumns>(a, tile.a_pitch, tile.rows, b, rest, tile.half);
+}
+
+template <bool kTwoRows, bool kTwoColumns>
+CUBIST_AMX void Tile(const MmadTile<BF16>& tile) {
+  Configure(tile.rows);
+  Settle();
+  StartSums<kTwoRows, kTwoColumns>(tile.start, tile.start_pitch);
+  if (tile.b_passes) {
+    AddAll<kTwoRows, kTwoColumns, true>(tile);
+  } else {
+    AddAll<kTwoRows, kTwoColumns, false>(tile);
+  }
   if (!tile.adds) {
     StoreSums<kTwoRows, kTwoColumns>(tile.c, tile.c_pitch);
     return Settle();

@@ -206,7 +206,7 @@ void MmadBF16(const MmadArgs& args) {
 #if HWY_TARGET <= HWY_AVX3_DL
 void MmadAmx(const MmadArgs& args) {
   const AmxUse use;
-  if (args.b_source.data == nullptr) return MmadByPieces(args, kBF16TilesAmx);
+  if (args.b_source.data == nullptr) return MmadNear(args, kBF16TilesAmx).Run();
   // A few rows take columns as fast as memory gives them, word by word as well.
   constexpr std::int64_t kFewRows = 24;
   if (args.b_source.col_stride == 1 || args.m > kFewRows)
