@@ -204,14 +204,19 @@ void MmadBF16(const MmadArgs& args) {
 }
 #endif
 #if HWY_TARGET <= HWY_AVX3_DL
+// A few rows take columns as fast as memory gives them, word by word as well.
+bool TakesSlabs(const MmadArgs& args) {
+  constexpr std::int64_t kFewRows = 24;
+  return args.b_source.col_stride == 1 || args.m > kFewRows;
+}
 void MmadAmx(const MmadArgs& args) {
   const AmxUse use;
   if (args.b_source.data == nullptr) return MmadNear(args, kBF16TilesAmx).Run();
-  // A few rows take columns as fast as memory gives them, word by word as well.
-  constexpr std::int64_t kFewRows = 24;
-  if (args.b_source.col_stride == 1 || args.m > kFewRows)
-    return MmadBySlabs(args, kBF16TilesAmx, &PackBNative);
+  if (TakesSlabs(args)) return MmadBySlabs(args, kBF16TilesAmx, &PackBNative);
   MmadInPlace(args, kBF16TilesAmx, &PackBNative);
+}
+bool CastsAmx(const MmadArgs& args) {
+  return args.b_source.data == nullptr || (TakesSlabs(args) && args.k <= SlabK(args.b_source));
 }
 #endif
 
@@ -244,7 +249,8 @@ const CubeOps& GetCubeOps() {
 #if HWY_TARGET <= HWY_AVX3_DL  // What has AMX has this. The targets below are those without.
   static const CubeOps kAmx = [] {
     CubeOps ops = kNative;
-    ops.amx = true, ops.mmad_bf16 = &MmadAmx, ops.peak_dot_bf16 = &PeakDotBF16Amx;
+    ops.amx = true, ops.peak_dot_bf16 = &PeakDotBF16Amx;
+    ops.mmad_bf16 = &MmadAmx, ops.casts_bf16 = &CastsAmx;
     return ops;
   }();
   if (HasBF16Avx512() && HasBF16Amx()) return kAmx;

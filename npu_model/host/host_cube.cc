@@ -242,8 +242,8 @@ bool StoreDeferred(HostContext& context, const Gm& dst, const TileRef& src, cons
   const bool plain = options.scale == 1 && !options.relu;
   if (deferred.mmad == nullptr || !plain || dst.col_stride != 1) return false;
   const bool narrows = dst.dtype() != DType::kF32;
-  if (narrows && (options.accumulate == Accumulate::kYes || !context.cube->amx ||
-                  deferred.mmad != context.cube->mmad_bf16 || deferred.args.b == nullptr))
+  if (narrows && (options.accumulate == Accumulate::kYes || deferred.mmad != context.cube->mmad_bf16 ||
+                  context.cube->casts_bf16 == nullptr || !context.cube->casts_bf16(deferred.args)))
     return false;
   if (deferred.c.slot != src.slot || deferred.c.row_part != src.row_part ||
       deferred.c.col_part != src.col_part)

@@ -513,6 +513,9 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, dec
 constexpr std::int64_t kSlabK = 128, kSlabN = 512;          // Where each row of B is one run of memory,
 constexpr std::int64_t kTallSlabK = 1024, kTallSlabN = 64;  // and where each column is.
 
+// The longest k of one slab. Sums of more than one stand in C, which is of fp32 then.
+constexpr std::int64_t SlabK(const StridedSource& b) { return b.col_stride == 1 ? kSlabK : kTallSlabK; }
+
 template <class T, int kTileRows>
 void MmadBySlabs(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, decltype(CubeOps::pack_b) pack) {
   constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
@@ -525,10 +528,11 @@ void MmadBySlabs(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, dec
   MmadArgs part = args;
   part.b = slab, part.b_source = {};
   for (const Range n : Split(args.n, in_rows ? kSlabN : kTallSlabN)) {
-    part.n = n.size(), part.c = args.c + n.begin;
+    auto* const c = reinterpret_cast<std::byte*>(args.c) + n.begin * SizeOf(args.c_type);
+    part.n = n.size(), part.c = reinterpret_cast<float*>(c);
     part.start = args.start, part.bias = args.bias == nullptr ? nullptr : args.bias + n.begin;
     part.sums = args.sums == nullptr ? nullptr : args.sums + n.begin;
-    for (const Range k : AtLeastOnce(Split(args.k, in_rows ? kSlabK : kTallSlabK))) {
+    for (const Range k : AtLeastOnce(Split(args.k, SlabK(source)))) {
       const std::int64_t first = k.begin * source.row_stride + n.begin * source.col_stride;
       part.k = k.size(), part.a = static_cast<const T*>(args.a) + k.begin;
       part.b_panel_stride = RoundUp(k.size(), kPerWord) * kNr + kApart;

@@ -57,7 +57,7 @@ struct MmadArgs {
       nullptr;  // kAdd: what c starts from, with room as c has without `exact`; null: from c itself
   std::int64_t sums_pitch = 0;
   bool adds = false;  // kZero: c += a * b, the product summed before it is added. Where b lies in panels.
-  // CubeOps::mmad_bf16 with AMX, where b lies in panels: c is of c_type, and this, as VectorOps::cast, makes it from sums that
+  // Where CubeOps::casts_bf16: c is of c_type, and this, as VectorOps::cast, makes it from sums that
   // stand in L1. What c is added to stands in `sums`.
   void (*cast)(const Rows& dst, DType dst_type, const Rows& src, DType src_type, bool stream) = nullptr;
   DType c_type = DType::kF32;
@@ -85,6 +85,8 @@ struct CubeOps {
   // mmad.k_bytes, the second one wherever it is.
   void (*mmad_bf16)(const MmadArgs& args);
   void (*mmad_bf16_any_cut)(const MmadArgs& args);
+  // Whether mmad_bf16 can hand its sums on by MmadArgs::cast; null: it never does.
+  bool (*casts_bf16)(const MmadArgs& args) = nullptr;
 
   // Ceilings: run independent register-resident multiply-adds for `rounds` rounds, return how many were done.
   std::int64_t (*peak_fma)(std::int64_t rounds);

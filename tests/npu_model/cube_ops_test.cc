@@ -251,6 +251,46 @@ TEST_P(TileOpsTest, SumsAreCastAsTheVectorDoes) {
   }
 }
 
+// The same of a B that lies where the caller has it, in rows or in columns, wherever the body says that it casts.
+TEST_P(TileOpsTest, SumsOfABInPlaceAreCast) {
+  if (!cube_->amx) GTEST_SKIP() << "only tile registers hand sums on so";
+  Random random(6);
+  int casts = 0;
+  for (const bool in_rows : {true, false}) {
+    for (const std::int64_t k : {1, 77, 128, 129, 1024, 1025}) {
+      for (const auto& [m, n] :
+           {std::pair(3, 40), std::pair(25, 70), std::pair(64, 64), std::pair(70, 1100)}) {
+        SCOPED_TRACE(std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k));
+        MmadOperands<BF16> operands(m, n, k, cube_->nr);
+        operands.Fill([&] { return random.Real(); });
+        Matrix<BF16> b(k, n, n);
+        b.Fill([&] { return BF16(static_cast<float>(random.Real())); });
+        Matrix<BF16> turned(n, k, k);
+        for (std::int64_t i = 0; i < k; ++i)
+          for (std::int64_t j = 0; j < n; ++j) turned(j, i) = b(i, j);
+        MmadArgs args = operands.args;
+        args.b = nullptr, args.b_type = DType::kBF16;
+        args.b_source = in_rows ? StridedSource{b.data(), n, 1} : StridedSource{turned.data(), 1, k};
+        if (!cube_->casts_bf16(args)) continue;
+        ++casts;
+        cube_->mmad_bf16(args);
+        Matrix<BF16> c(m, n, n), expected(m, n, n);
+        BestVectorOps().cast({expected.data(), n, m, n}, DType::kBF16, {args.c, args.c_pitch, m, n},
+                             DType::kF32, /*stream=*/false);
+        args.c = reinterpret_cast<float*>(c.data()), args.c_pitch = n, args.exact = true;
+        args.cast = BestVectorOps().cast, args.c_type = DType::kBF16;
+        cube_->mmad_bf16(args);
+        for (std::int64_t i = 0; i < m; ++i) {
+          for (std::int64_t j = 0; j < n; ++j)
+            ASSERT_EQ(BitsOf(c(i, j)), BitsOf(expected(i, j))) << "at " << i << ", " << j;
+        }
+      }
+    }
+  }
+  // Rows of one slab, and columns of one element are such; columns that more than 24 rows use.
+  EXPECT_EQ(casts, 4 * 4 + 4 * 3);
+}
+
 // Rows of A a multiple of 4096 bytes apart, and long sums: whatever the body does about them must not show.
 TEST_P(TileOpsTest, MmadWithPowerOfTwoPitches) {
   const std::int64_t m = 2 * cube_->mr + 5, n = 2 * cube_->nr, k = 1000;
