@@ -128,6 +128,7 @@ class CUBIST_EXPORT Launch {
                              : *more_tensors_[i - kFirstTensors];
   }
   // Memory of the launch's own.
+  GmTensor* AddWorkspace(const char* name, DType dtype, std::initializer_list<std::int64_t> sizes);
   void TakeMemory(GmTensor* t);
   GmTensor* Add(const char* name, const ConstTensor& tensor, bool writable);
   std::vector<trace::CoreRecord>& BeginPhase(bool vector_only, int cores);

@@ -192,7 +192,7 @@ std::int64_t PeakFma(std::int64_t rounds) {
 
 void MmadF32(const MmadArgs& args) {
   if (args.b_source.data == nullptr) return Mmad(args, kTilesF32);
-  MmadInPlace(AfterFew(args, kTilesF32.few), kTilesF32, &PackB);
+  MmadInPlace(AfterFew(args, kTilesF32.few), kTilesF32, &PackB<false>);
 }
 
 // ---- Native bf16
@@ -200,7 +200,7 @@ void MmadF32(const MmadArgs& args) {
 #if HWY_TARGET <= HWY_AVX3
 void MmadBF16(const MmadArgs& args) {
   if (args.b_source.data == nullptr) return Mmad(args, kBF16TilesAvx512);
-  MmadInPlace(AfterFew(args, kBF16TilesAvx512.few), kBF16TilesAvx512, &PackBNative);
+  MmadInPlace(AfterFew(args, kBF16TilesAvx512.few), kBF16TilesAvx512, &PackBNative<false>);
 }
 #endif
 #if HWY_TARGET <= HWY_AVX3_DL
@@ -212,8 +212,8 @@ bool TakesSlabs(const MmadArgs& args) {
 void MmadAmx(const MmadArgs& args) {
   const AmxUse use;
   if (args.b_source.data == nullptr) return MmadNear(args, kBF16TilesAmx).Run();
-  if (TakesSlabs(args)) return MmadBySlabs(args, kBF16TilesAmx, &PackBNative);
-  MmadInPlace(args, kBF16TilesAmx, &PackBNative);
+  if (TakesSlabs(args)) return MmadBySlabs(args, kBF16TilesAmx, &PackBNative<false>);
+  MmadInPlace(args, kBF16TilesAmx, &PackBNative<false>);
 }
 bool CastsAmx(const MmadArgs& args) {
   return args.b_source.data == nullptr || (TakesSlabs(args) && args.k <= SlabK(args.b_source));
@@ -228,7 +228,8 @@ const CubeOps& GetCubeOps() {
                                  .nr = kNr,
                                  .native_bf16 = false,
                                  .pack_a = &PackA,
-                                 .pack_b = &PackB,
+                                 .pack_b = &PackB<false>,
+                                 .stream_pack_b = &PackB<true>,
                                  .mmad_f32 = &MmadF32,
                                  .mmad_bf16 = nullptr,
                                  .mmad_bf16_any_cut = nullptr,
@@ -240,7 +241,8 @@ const CubeOps& GetCubeOps() {
                                .nr = kNr,
                                .native_bf16 = true,
                                .pack_a = &PackANative,
-                               .pack_b = &PackBNative,
+                               .pack_b = &PackBNative<false>,
+                               .stream_pack_b = &PackBNative<true>,
                                .mmad_f32 = &MmadF32,
                                .mmad_bf16 = &MmadBF16,
                                .mmad_bf16_any_cut = &MmadBF16,

@@ -105,12 +105,6 @@ void HostContext::Release(const TileRef& tile) {
 
 namespace {
 
-// Whether a tile can be handed on by giving its slot's storage away.
-bool Alike(const TileRef& dst, const TileRef& src) {
-  return Whole(src) && Whole(dst) && dst.slot->storage_bytes == src.slot->storage_bytes &&
-         dst.slot->cols == src.slot->cols;
-}
-
 // dst = src, from slot to slot: its storage where the slots are alike, otherwise a copy.
 void HandOn(HostContext& context, TileRef dst, TileRef src) {
   Slot &to = *dst.slot, &from = *src.slot;

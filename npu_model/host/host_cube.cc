@@ -90,8 +90,9 @@ void HostCube::StorePacked(const PackedGm& dst, TileRef src, Loc) {
   if (const HostLayout& shows = src.slot->shows;
       dst.role == Role::kB && shows.row_major) {  // Not packed yet.
     const HostLayout plain = From(shows, Role::kB, SizeOf(src.dtype()), src.row_part, src.col_part);
-    context_->cube->pack_b(src.dtype(), src.rows(), src.cols(), {plain.data, plain.pitch, plain.panel_stride},
-                           to.data, to.panel_stride);
+    const auto pack = dst.tensor->stream ? context_->cube->stream_pack_b : context_->cube->pack_b;
+    pack(src.dtype(), src.rows(), src.cols(), {plain.data, plain.pitch, plain.panel_stride}, to.data,
+         to.panel_stride);
     return;
   }
   const HostLayout from = From(src.slot->shows, dst.role, bytes, src.row_part, src.col_part);

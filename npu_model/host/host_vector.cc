@@ -164,11 +164,27 @@ void HostVector::AddAlibi(TileRef s, TileRef, float scale, float slope, std::int
   context_->attention->add_alibi(WritableRowsOf(s), scale, slope, first, root);
 }
 
+namespace {
+
+// `lost` is read for the last time while `dst` is written, which stands in its place where the two are alike: one tile less in
+// the caches. Narrower elements would lie over some that a row with NaN reads twice. Returns where `lost` is read.
+Rows TakePlace(const HostContext& context, const TileRef& dst, const TileRef& lost) {
+  const Rows from = WritableRowsOf(lost);
+  if (dst.dtype() == lost.dtype() && Alike(dst, lost)) {
+    std::swap(dst.slot->storage, lost.slot->storage);
+    lost.slot->shows = OwnLayout(context, *lost.slot);
+  }
+  dst.slot->shows = OwnLayout(context, *dst.slot);
+  return from;
+}
+
+}  // namespace
+
 void HostVector::SoftmaxStep(TileRef p, TileRef s, TileRef m_new, TileRef m_old, TileRef l, float scale,
                              Loc) {
-  p.slot->shows = OwnLayout(*context_, *p.slot);
-  context_->vector->softmax_step(RowsOf(p), p.dtype(), WritableRowsOf(s), RowsOf(m_new), RowsOf(m_old),
-                                 RowsOf(l), scale);
+  const Rows scores = TakePlace(*context_, p, s);
+  context_->vector->softmax_step(RowsOf(p), p.dtype(), scores, RowsOf(m_new), RowsOf(m_old), RowsOf(l),
+                                 scale);
   context_->Release(s);
 }
 
@@ -237,10 +253,9 @@ void HostVector::SwiGluGrad(const SwiGluGradTiles& t, Loc) {
 
 void HostVector::AttentionGradStep(TileRef p, TileRef ds, TileRef s, TileRef dp, TileRef lse, TileRef delta,
                                    float scale, Loc) {
-  p.slot->shows = OwnLayout(*context_, *p.slot);
-  ds.slot->shows = OwnLayout(*context_, *ds.slot);
-  context_->attention_grad->step(RowsOf(p), RowsOf(ds), p.dtype(), WritableRowsOf(s), WritableRowsOf(dp),
-                                 RowsOf(lse), RowsOf(delta), scale);
+  const Rows scores = TakePlace(*context_, p, s), gradients = TakePlace(*context_, ds, dp);
+  context_->attention_grad->step(RowsOf(p), RowsOf(ds), p.dtype(), scores, gradients, RowsOf(lse),
+                                 RowsOf(delta), scale);
   context_->Release(s), context_->Release(dp);
 }
 

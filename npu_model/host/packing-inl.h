@@ -14,6 +14,7 @@
 #define CUBIST_NPU_MODEL_HOST_PACKING_INL_H_
 #endif
 
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "npu_model/host/transpose-inl.h"
 
@@ -187,6 +188,13 @@ void PackA(DType dtype, std::int64_t m, std::int64_t k, const StridedSource& src
 
 // ---- PackB
 
+// Words of a panel. With kStream past the caches, a whole line at a time: `p` begins one.
+template <bool kStream>
+HWY_INLINE void StorePanel(Words words, void* p) {
+  if constexpr (kStream) return hn::Stream(words, WordTag(), static_cast<std::uint32_t*>(p));
+  StoreWords(words, p);
+}
+
 // Where element (p, j) stands in the panels.
 template <class To>
 HWY_INLINE std::int64_t PanelOffset(std::int64_t p, std::int64_t j, std::int64_t panel_stride) {
@@ -222,7 +230,7 @@ HWY_INLINE const T* AheadOf(const T* data, std::int64_t row_stride, std::int64_t
                         : data + (p + group) * row_stride + (j + kAhead - n);
 }
 
-template <class Source>
+template <bool kStream, class Source>
 void PackBPlain(Widen<Source> convert, std::int64_t k, std::int64_t n, const StridedSource& src, float* dst,
                 std::int64_t panel_stride) {
   const auto* data = static_cast<const Source*>(src.data);
@@ -238,14 +246,15 @@ void PackBPlain(Widen<Source> convert, std::int64_t k, std::int64_t n, const Str
         const Source* ahead = AheadOf(data, src.row_stride, p, j, n, kWordsAtATime);
         __builtin_prefetch(ahead);
         __builtin_prefetch(ahead + kLanes);
-        StoreWords(LoadWords(from), to);
-        StoreWords(LoadWords(from + kLanes), to + kLanes);
+        StorePanel<kStream>(LoadWords(from), to);
+        StorePanel<kStream>(LoadWords(from + kLanes), to + kLanes);
       }
     }
   }
 }
 #if HWY_TARGET <= HWY_AVX3
 // Two rows at a time, interleaved.
+template <bool kStream>
 void PackBPlain(KeepBF16 convert, std::int64_t k, std::int64_t n, const StridedSource& src, BF16* dst,
                 std::int64_t panel_stride) {
   const auto* data = static_cast<const BF16*>(src.data);
@@ -261,7 +270,7 @@ void PackBPlain(KeepBF16 convert, std::int64_t k, std::int64_t n, const StridedS
         const auto pack = [&](std::int64_t j) {
           const Words pairs = hn::Or(LoadHalves(from + panel + j),
                                      hn::ShiftLeft<16>(LoadHalves(from + src.row_stride + panel + j)));
-          StoreWords(pairs, to + 2 * j);
+          StorePanel<kStream>(pairs, to + 2 * j);
         };
         pack(0);
         if (panel + kLanes < n_full) pack(kLanes);
@@ -288,7 +297,7 @@ HWY_INLINE Words LoadRun(KeepBF16, const BF16* p) {  // Pairs of k are adjacent 
 // The source's columns are adjacent in memory: transposes kLanes columns by kLanes words. The next columns are asked for
 // meanwhile: their lines lie in no order that the machine would foresee. Into the second-level cache: the first has too few
 // fill buffers, which would take a third longer.
-template <class Convert>
+template <bool kStream, class Convert>
 void PackBTransposed(Convert convert, std::int64_t k, std::int64_t n, const StridedSource& src,
                      typename Convert::To* dst, std::int64_t panel_stride) {
   using To = typename Convert::To;
@@ -308,7 +317,7 @@ void PackBTransposed(Convert convert, std::int64_t k, std::int64_t n, const Stri
       Transpose(block);
       To* to = dst + PanelOffset<To>(p, j, panel_stride);
 #pragma GCC unroll 16
-      for (int r = 0; r < kLanes; ++r) StoreWords(block[r], to + r * kNr * kPerWord);
+      for (int r = 0; r < kLanes; ++r) StorePanel<kStream>(block[r], to + r * kNr * kPerWord);
     }
   }
   PackBElements(convert, {0, k_full}, {n_full, n}, src, dst, panel_stride);
@@ -331,15 +340,15 @@ void ZeroPanelEdges(std::int64_t k, std::int64_t n, To* dst, std::int64_t panel_
   }
 }
 
-template <class Convert>
+template <bool kStream, class Convert>
 void PackBs(Convert convert, std::int64_t k, std::int64_t n, const StridedSource& src, void* dst_data,
             std::int64_t panel_stride) {
   auto* dst = static_cast<typename Convert::To*>(dst_data);
   if (src.col_stride == 1) {
-    PackBPlain(convert, k, n, src, dst, panel_stride);
+    PackBPlain<kStream>(convert, k, n, src, dst, panel_stride);
 #if HWY_TARGET != HWY_SCALAR
   } else if (src.row_stride == 1) {
-    PackBTransposed(convert, k, n, src, dst, panel_stride);
+    PackBTransposed<kStream>(convert, k, n, src, dst, panel_stride);
 #endif
   } else {
     PackBElements(convert, {0, k}, {0, n}, src, dst, panel_stride);
@@ -347,9 +356,26 @@ void PackBs(Convert convert, std::int64_t k, std::int64_t n, const StridedSource
   ZeroPanelEdges(k, n, dst, panel_stride);
 }
 
+// Where a vector is a line, and panels begin at one.
+template <class To>
+bool StreamsPanels(const void* dst, std::int64_t panel_stride) {
+  constexpr std::int64_t kLine = 64;
+  return kLanes * 4 == kLine && reinterpret_cast<std::uintptr_t>(dst) % kLine == 0 &&
+         panel_stride * static_cast<std::int64_t>(sizeof(To)) % kLine == 0;
+}
+
+template <class Convert>
+void PackBAs(Convert convert, std::int64_t k, std::int64_t n, const StridedSource& src, void* dst,
+             std::int64_t panel_stride, bool stream) {
+  if (stream && StreamsPanels<typename Convert::To>(dst, panel_stride))
+    return PackBs<true>(convert, k, n, src, dst, panel_stride);
+  PackBs<false>(convert, k, n, src, dst, panel_stride);
+}
+
+template <bool kStream>
 void PackB(DType dtype, std::int64_t k, std::int64_t n, const StridedSource& src, void* dst,
            std::int64_t panel_stride) {
-  WithWidening(dtype, [&](auto convert) { PackBs(convert, k, n, src, dst, panel_stride); });
+  WithWidening(dtype, [&](auto convert) { PackBAs(convert, k, n, src, dst, panel_stride, kStream); });
 }
 
 #if HWY_TARGET <= HWY_AVX3
@@ -359,10 +385,11 @@ void PackANative(DType dtype, std::int64_t m, std::int64_t k, const StridedSourc
   PackAs(KeepBF16(), m, k, src, dst, pitch);
 }
 
+template <bool kStream>
 void PackBNative(DType dtype, std::int64_t k, std::int64_t n, const StridedSource& src, void* dst,
                  std::int64_t panel_stride) {
-  if (dtype != DType::kBF16) return PackB(dtype, k, n, src, dst, panel_stride);
-  PackBs(KeepBF16(), k, n, src, dst, panel_stride);
+  if (dtype != DType::kBF16) return PackB<kStream>(dtype, k, n, src, dst, panel_stride);
+  PackBAs(KeepBF16(), k, n, src, dst, panel_stride, kStream);
 }
 #endif
 

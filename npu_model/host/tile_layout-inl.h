@@ -78,6 +78,12 @@ inline bool Whole(const TileRef& tile) {
   return tile.row_part == Range{0, tile.slot->tile_rows} && tile.col_part == Range{0, tile.slot->tile_cols};
 }
 
+// Whether a tile can be handed on by giving its slot's storage away.
+inline bool Alike(const TileRef& dst, const TileRef& src) {
+  return Whole(src) && Whole(dst) && dst.slot->storage_bytes == src.slot->storage_bytes &&
+         dst.slot->cols == src.slot->cols;
+}
+
 // Where an instruction writes all of a tile that it may have read: the tile's own bytes, also where it showed GM till now.
 inline Rows OwnRowsOf(const HostContext& context, const TileRef& tile) {
   if (ShowsGm(tile)) {

@@ -79,6 +79,10 @@ struct CubeOps {
   // (k, n) of the source to panels, as MmadArgs says; the last panel is zero-padded. Any strides, quick where either is 1.
   void (*pack_b)(DType dtype, std::int64_t k, std::int64_t n, const StridedSource& src, void* dst,
                  std::int64_t panel_stride);
+  // The same, with non-temporal stores where a vector is a line and panels begin at one. They are visible to other threads
+  // after FlushStreams.
+  void (*stream_pack_b)(DType dtype, std::int64_t k, std::int64_t n, const StridedSource& src, void* dst,
+                        std::int64_t panel_stride);
 
   void (*mmad_f32)(const MmadArgs& args);  // float operands
   // Native bf16 operands; null where not native_bf16. AMX keeps its bits where k is cut at multiples of HostChip()'s
