@@ -18,7 +18,7 @@ struct MmadTile {
   std::int64_t a_pitch = 0;
   const T* b = nullptr;
   std::int64_t b_step = 0;           // Elements of b from word to word, where b is in rows,
-  std::int64_t b_pair = 0;           // and from a pair's first row to its second.
+  std::int64_t b_pair = 0;           // and from a pair's first row to its second. Or from column to column.
   bool half = false;                 // One more word, of which a and b have the first element alone.
   T* keep = nullptr;                 // Where b is in rows: what becomes the panel of it, if anything.
   const void* prefetch = nullptr;    // What to bring into L2 meanwhile: two lines beside each
@@ -37,6 +37,26 @@ struct MmadTile {
 };
 template <class T>
 using MmadTileFunction = void (*)(const MmadTile<T>&);
+
+// Asks for the columns of a tile that come next in the order of their addresses: of each as many lines as it has words for,
+// sixteen at a time. What is asked for behind a column's last line is what lies there.
+template <class T>
+class ColumnsAhead {
+ public:
+  [[gnu::always_inline]] ColumnsAhead(const MmadTile<T>& tile, std::int64_t lines)
+      : next_(static_cast<const T*>(tile.prefetch)), col_(tile.b_step), lines_(lines) {}
+  [[gnu::always_inline]] void Ask() {
+    constexpr std::int64_t kLine = static_cast<std::int64_t>(64 / sizeof(T)), kLines = 16;
+#pragma GCC unroll 16
+    for (std::int64_t i = 0; i < kLines; ++i) __builtin_prefetch(next_ + (line_ + i) * kLine, 0, 2);
+    line_ += kLines;
+    if (line_ >= lines_) line_ = 0, next_ += col_;
+  }
+
+ private:
+  const T* next_;
+  std::int64_t col_, lines_, line_ = 0;
+};
 
 // Row by row: addresses of all rows at once would be more than there are registers for, and the detour by way of the vector
 // registers costs 1 to 4 % of a tile whose k is short.
@@ -76,6 +96,10 @@ struct FewRowTiles {
   };
   const InRows* in_rows = nullptr;
   std::int64_t most_in_rows = 0;
+  // Of a B in columns, as many as a vector has lanes: the first for one row. `prefetch` is the first of the columns that
+  // come next.
+  const MmadTileFunction<T>* turned = nullptr;
+  std::int64_t most_turned = 0;
   const ColumnTiles<T>* in_columns = nullptr;  // Of a B in columns: of most rows first,
   std::int64_t least_in_columns = 0;           // and from how many rows on they pay.
 };

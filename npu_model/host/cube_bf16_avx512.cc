@@ -7,7 +7,14 @@
 #include "npu_model/host/cube_bf16.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
+#ifndef __clang__  // GCC 12 takes the operand that its own shuffles leave undefined for one that is used (its bug 105593).
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#ifndef __clang__
+#pragma GCC diagnostic pop
+#endif
 
 // Per function, so that no inline function of a header is ever compiled with AVX-512.
 #define CUBIST_AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
@@ -213,6 +220,67 @@ CUBIST_AVX512_BF16 void FewTile(const MmadTile<BF16>& tile) {
 // Three rows and more take as long as panels, or longer.
 constexpr FewRowTiles<BF16>::InRows kFew[] = {{&FewTile<1, 8>, 8}, {&FewTile<2, 8>, 8}};
 
+// Sixteen words of each of sixteen vectors turned: first blocks of four vectors, then of four blocks.
+CUBIST_AVX512_BF16 inline void Transpose(__m512i (&v)[16]) {
+  __m512i t[16];
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    const __m512i ab = _mm512_unpacklo_epi32(v[i], v[i + 1]), ab_high = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+    const __m512i ce = _mm512_unpacklo_epi32(v[i + 2], v[i + 3]),
+                  ce_high = _mm512_unpackhi_epi32(v[i + 2], v[i + 3]);
+    t[i] = _mm512_unpacklo_epi64(ab, ce), t[i + 1] = _mm512_unpackhi_epi64(ab, ce);
+    t[i + 2] = _mm512_unpacklo_epi64(ab_high, ce_high), t[i + 3] = _mm512_unpackhi_epi64(ab_high, ce_high);
+  }
+  constexpr int kEven = 0x88, kOdd = 0xdd;  // Blocks of 128 bits of either operand.
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i ab = _mm512_shuffle_i32x4(t[i], t[i + 4], kEven),
+                  ab_odd = _mm512_shuffle_i32x4(t[i], t[i + 4], kOdd);
+    const __m512i ce = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], kEven),
+                  ce_odd = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], kOdd);
+    v[i] = _mm512_shuffle_i32x4(ab, ce, kEven), v[i + 8] = _mm512_shuffle_i32x4(ab, ce, kOdd);
+    v[i + 4] = _mm512_shuffle_i32x4(ab_odd, ce_odd, kEven),
+          v[i + 12] = _mm512_shuffle_i32x4(ab_odd, ce_odd, kOdd);
+  }
+}
+
+// See TurnedTile of few_rows-inl.h.
+template <int kRows>
+CUBIST_AVX512_BF16 void TurnedTile(const MmadTile<BF16>& tile) {
+  __m512 sum[kRows];
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i)
+    sum[i] = tile.start == nullptr ? _mm512_setzero_ps() : _mm512_loadu_ps(tile.start + i * tile.start_pitch);
+  const BF16 *a = tile.a, *b = tile.b;
+  const std::int64_t a_pitch = tile.a_pitch, b_col = tile.b_step, blocks = tile.words / kLanes;
+  ColumnsAhead<BF16> ahead(tile, blocks);
+  for (std::int64_t block = 0; block < blocks; ++block, a += 2 * kLanes, b += 2 * kLanes) {
+    __m512i words[kLanes];
+#pragma GCC unroll 16
+    for (int c = 0; c < kLanes; ++c) words[c] = _mm512_loadu_si512(b + c * b_col);
+    ahead.Ask();
+    Transpose(words);
+#pragma GCC unroll 16
+    for (int w = 0; w < kLanes; ++w) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kRows; ++i)
+        sum[i] = _mm512_dpbf16_ps(sum[i], BroadcastPair(a + i * a_pitch + 2 * w), (__m512bh)words[w]);
+    }
+  }
+  const auto add = [&](auto at) CUBIST_AVX512_BF16 {
+    alignas(64) int lanes[kLanes];
+    for (int c = 0; c < kLanes; ++c) lanes[c] = at(b + c * b_col);
+    for (int i = 0; i < kRows; ++i)
+      sum[i] = _mm512_dpbf16_ps(sum[i], Spread(at(a + i * a_pitch)), (__m512bh)_mm512_load_si512(lanes));
+  };
+  for (std::int64_t word = blocks * kLanes; word < tile.words; ++word, a += 2, b += 2) add(PairAt);
+  if (tile.half) add(OneAt);
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i) _mm512_storeu_ps(tile.c + i * tile.c_pitch, sum[i]);
+}
+constexpr MmadTileFunction<BF16> kTurned[] = {&TurnedTile<1>, &TurnedTile<2>, &TurnedTile<3>, &TurnedTile<4>,
+                                              &TurnedTile<5>, &TurnedTile<6>, &TurnedTile<7>, &TurnedTile<8>};
+
 // The vectors of a ColumnTile: eight rows, or sixteen.
 struct Half {
   using Sum = __m256;
@@ -283,7 +351,8 @@ constexpr ColumnTiles<BF16> kColumnTiles[] = {
 const MmadTiles<BF16, kMr> kBF16TilesAvx512{kTiles<2, false>,
                                             kTiles<1, false>,
                                             kTiles<2, true>,
-                                            {kFew, std::size(kFew), kColumnTiles, /*least_in_columns=*/4}};
+                                            {kFew, std::size(kFew), kTurned, std::size(kTurned), kColumnTiles,
+                                             /*least_in_columns=*/4}};
 
 CUBIST_AVX512_BF16 std::int64_t PeakDotBF16Avx512(std::int64_t rounds) {
   constexpr int kChains = 2 * kMr;  // As many as a Mmad has, several times what the latency asks for.

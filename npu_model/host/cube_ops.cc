@@ -160,8 +160,8 @@ constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1, kVectors, kInRows>,
 #endif
 };
 #if HWY_TARGET <= HWY_AVX3
-constexpr FewRowTiles<float> kFewRowsF32{kFewF32, std::size(kFewF32), kColumnTilesF32,
-                                         /*least_in_columns=*/2};
+constexpr FewRowTiles<float> kFewRowsF32{
+    kFewF32, std::size(kFewF32), kTurnedF32, std::size(kTurnedF32), kColumnTilesF32, /*least_in_columns=*/2};
 #elif HWY_ARCH_ARM_A64
 constexpr FewRowTiles<float> kFewRowsF32{kFewF32, std::size(kFewF32)};
 #else
