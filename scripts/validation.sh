@@ -6,11 +6,15 @@ set -eu
 cd "$(dirname "$0")/.."
 cubist=${1:-build/release/bin/cubist}
 tables=$(mktemp)
-trap 'rm -f "$tables"' EXIT
+held_out=$(mktemp)
+trap 'rm -f "$tables" "$held_out"' EXIT
 "$cubist" validate --markdown "$tables" > /dev/null
+"$cubist" validate npu_model/data/measured_attention_910b2.csv --markdown "$held_out" > /dev/null
 {
   sed '/^<!-- tables -->$/q' npu_model/VALIDATION.md
   echo
   cat "$tables"
+  printf '\n## Held out: attention with known blocks\n\n'
+  sed 's/^## /### /' "$held_out"
 } > npu_model/VALIDATION.md.new
 mv npu_model/VALIDATION.md.new npu_model/VALIDATION.md

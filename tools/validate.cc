@@ -265,11 +265,11 @@ std::string Markdown(const std::vector<Result>& results) {
     text += fmt::format("| {} | {} | {:.1f} | {:.1f} | {} | {:.1f} .. {:.1f} |\n", r.name, r.group,
                         r.predicted, r.measured, Percent(r.error()), r.low, r.high);
   }
-  text += "\n## Skipped\n\n";
+  std::string skipped;
   for (const Result& r : results) {
-    if (!r.skipped.empty()) text += fmt::format("- {}: {}\n", r.name, r.skipped);
+    if (!r.skipped.empty()) skipped += fmt::format("- {}: {}\n", r.name, r.skipped);
   }
-  return text;
+  return skipped.empty() ? text : text + "\n## Skipped\n\n" + skipped;
 }
 
 }  // namespace

@@ -246,10 +246,10 @@ class RowRecorder {
     const auto call = [args](const Device& device, Profile* profile) {
       return Matmul(device, args, profile);
     };
-    AddWithoutPrefetch(call, "");
+    AddTuned(call, "prefetch=0");
     // Well scheduled: the best of the library's own choice, of that with the guide's blocks turned round, and of the best of
     // the known schedules in two orders.
-    KeepBetter([&] { AddWithoutPrefetch(call, ",m=256,n=128"); });
+    KeepBetter([&] { AddTuned(call, "prefetch=0,m=256,n=128"); });
     for (const std::int64_t width : {0, 5}) {
       MatmulSchedule s;
       s.grid = {CeilDiv(m, s.m), CeilDiv(n, s.n), width > 0 ? BlockOrder::kSwizzled : BlockOrder::kRowMajor,
@@ -270,15 +270,14 @@ class RowRecorder {
     out_.launches = std::move(before);
   }
 
-  // A call with the best tilings of those in which Vector cores read nothing ahead, as the vendor's products leave them
-  // idle, and that have `fields` besides.
-  void AddWithoutPrefetch(const Call& call, const std::string& fields) {
+  // A call with the best tilings of those that have `fields`, or the one that has all of its own there. The vendor's
+  // products leave their Vector cores idle: nothing is read ahead.
+  void AddTuned(const Call& call, const std::string& fields) {
     std::vector<TilingChoice> choices;
     if (const Status status = MeetChoices(call, chip_, {}, &choices); !status.ok())
       return Skip(out_.group, status.message());
     auto tuning = std::make_shared<Tuning>();
-    for (const TilingChoice& choice : choices)
-      tuning->Set(choice.kernel, choice.chip, choice.shape, "prefetch=0" + fields);
+    for (const TilingChoice& choice : choices) tuning->Set(choice.kernel, choice.chip, choice.shape, fields);
     Add([&](const Device& device) { return call(device, nullptr); }, sync::Policy::kMinimal, tuning);
   }
 
@@ -334,7 +333,7 @@ class RowRecorder {
     const auto call = [args](const Device& device, Profile* profile) {
       return GroupedMatmul(device, args, profile);
     };
-    AddWithoutPrefetch(call, "");
+    AddTuned(call, "prefetch=0");
     StartsSlowly();
     out_.schedule = Schedule::kUnknown;
   }
@@ -373,9 +372,25 @@ class RowRecorder {
       }
     }
     args.out = Tensor(nullptr, in, {args.q.size(0), args.q.size(1), args.q.size(2), args.v.size(3)});
+    if (const std::int64_t block = row_.attrs.value("block_q", std::int64_t{0}); block > 0)
+      return AttentionOfBlocks(args, block);
     Add([&](const Device& device) { return FlashAttention(device, args); });
     StartsSlowly();
     out_.schedule = Schedule::kUnknown;
+  }
+
+  // pto-isa's kernels: a core takes a block of so many queries through all keys, loads, scores and weights have double
+  // buffers, and the scores of the next blocks of keys come first. 128 keys at a time: theirs, 256 in two halves, would leave
+  // no room in L0C here. Compiled for their shapes, they start at once.
+  void AttentionOfBlocks(const FlashAttentionArgs& args, std::int64_t block) {
+    out_.group = kKnownBlocks;
+    out_.other_schedule = kOtherAttention;
+    AddTuned(
+        [args](const Device& device, Profile* profile) { return FlashAttention(device, args, profile); },
+        fmt::format(
+            "m={0},strip={0},n=128,k0=64,depth=2,kv_splits=1,v_parts=1,key_step=16,kv_stages=2,l0_stages=2,"
+            "l0c_stages=1,s_stages=2,ub_stages=1,q_stages=1,pack_kv=0,by_head=0,mask_step=0",
+            block));
   }
 
   // ---- Memory-bound operators ----
@@ -638,9 +653,8 @@ Interval IntervalOf(Recorded& recorded, const ChipSpec& chip, double us) {
   double before = 0, launching = 0;
   for (const RecordedLaunch& launch : recorded.launches)
     before += launch.before_us, launching += trace::LaunchSeconds(launch.record, chip) * 1e6;
-  const double scheduled = us - before - launching;
-  all = Together(us, all,
-                 {us - scheduled * kOtherSchedule / (1 + kOtherSchedule), us + scheduled * kOtherSchedule});
+  const double scheduled = us - before - launching, other = recorded.other_schedule;
+  all = Together(us, all, {us - scheduled * other / (1 + other), us + scheduled * other});
   if (recorded.schedule == Schedule::kStandard) {
     const double spread = before / kOperatorStart * kStandardStart;
     return Together(us, all, {us - spread, us + spread});

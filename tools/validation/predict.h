@@ -16,10 +16,18 @@ namespace cubist {
 // Rows that one summary takes together.
 inline constexpr const char* kKnownSchedules = "known schedules";
 inline constexpr const char* kMemoryBound = "memory-bound";
+inline constexpr const char* kKnownBlocks = "known blocks";
 
 // How far the schedule of a row's kernels is known: to the last buffer; by what such kernels do anyhow (double buffers, all
 // cores, the better order of blocks); or not even by how far its pipes overlap.
 enum class Schedule : std::uint8_t { kKnown, kStandard, kUnknown };
+
+// Share of the time after launch and start, of kernels whose schedule is not known to the last buffer. pto-dsl guide: steps
+// 2 to 4, all with double buffers, differ by 13 to 19 %, of which the better of several is taken.
+inline constexpr double kOtherSchedule = 0.107;
+// The same of attention with known blocks. pto-isa: a block takes 75.8, 97.5 and 107.8 us for 8192 keys where 24, 24 and 16
+// cores have such at a time (16384 x 16384, 8192 x 8192, 2048 x 8192), which is 92 +-18 %.
+inline constexpr double kOtherAttention = 0.18;
 
 // The launches of a row, recorded and planned: replayed with other constants as often as one likes.
 struct Recorded {
@@ -27,15 +35,12 @@ struct Recorded {
   std::string skipped;  // why there is nothing to replay; empty otherwise
   std::vector<RecordedLaunch> launches;
   Schedule schedule = Schedule::kStandard;
+  double other_schedule = kOtherSchedule;
 };
 
 // What the spreads of the chip's constants imply and, of vendor kernels, those of the two below and, where the schedule is
 // unknown, any schedule of the same work.
 Interval IntervalOf(Recorded& recorded, const ChipSpec& chip, double us);
-
-// Share of the time after launch and start, of kernels whose schedule is not known to the last buffer. pto-dsl guide: steps
-// 2 to 4, all with double buffers, differ by 13 to 19 %, of which the better of several is taken.
-inline constexpr double kOtherSchedule = 0.107;
 
 // Before its first transfer an operator of the vendor's Ascend C copies its tiling from GM, works out where its tiles are
 // and sets up its queues, all by the scalar unit with cold caches. Products (MatMul) and the compiled elementwise operators
