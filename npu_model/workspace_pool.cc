@@ -1,7 +1,5 @@
 #include "npu_model/workspace_pool.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 
 #include "npu_model/types.h"
@@ -21,7 +19,7 @@ std::byte* WorkspacePool::Take(std::int64_t bytes, std::int64_t* capacity) {
   }
   *capacity = RoundUp(std::max<std::int64_t>(bytes, 1), bytes < kHugePage ? kPage : kHugePage);
   void* data = ::operator new(static_cast<std::size_t>(*capacity), kAlignment);
-  if (bytes >= kHugePage) madvise(data, static_cast<std::size_t>(*capacity), MADV_HUGEPAGE);
+  AskForHugePages(data, *capacity);
   return static_cast<std::byte*>(data);
 }
 

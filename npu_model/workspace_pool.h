@@ -8,6 +8,8 @@
 #include <mutex>
 #include <new>
 
+#include "npu_model/pages.h"
+
 namespace cubist {
 
 class WorkspacePool {
@@ -22,10 +24,7 @@ class WorkspacePool {
   bool Keep(std::byte* data, std::int64_t capacity);
 
   static constexpr std::int64_t kPage = 4096;
-  // Large workspaces stand on huge pages: packed operands are read in more places at once than there are TLB entries
-  // for small ones.
-  static constexpr std::int64_t kHugePage = 2 << 20;
-  static constexpr std::align_val_t kAlignment{kHugePage};
+  static constexpr std::align_val_t kAlignment{kHugePage};  // Large workspaces stand on huge pages.
   static constexpr std::int64_t kMaxKept = std::int64_t{1} << 30;
   std::mutex mutex_;
   std::multimap<std::int64_t, std::byte*> free_;

@@ -10,6 +10,7 @@
 #include <new>
 #include <utility>
 
+#include "npu_model/pages.h"
 #include "npu_model/parallel.h"
 
 namespace cubist {
@@ -92,6 +93,7 @@ OwnedTensor::OwnedTensor(DType dtype, Shape shape)
   if (bytes_ < 0) throw std::bad_alloc();
   memory_.reset(static_cast<std::byte*>(
       ::operator new[](static_cast<std::size_t>(bytes_ + 2 * kGuardBytes), kAlignment)));
+  AskForHugePages(memory_.get(), bytes_ + 2 * kGuardBytes);
 }
 
 void OwnedTensor::Mark() {

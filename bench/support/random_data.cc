@@ -6,6 +6,8 @@
 #include <random>
 #include <set>
 
+#include "npu_model/pages.h"
+
 namespace cubist::bench {
 namespace {
 
@@ -34,7 +36,9 @@ void Fill(T* data, std::int64_t count, std::uint64_t state) {
 
 Bytes::Bytes(std::int64_t size)
     : data_(static_cast<char*>(
-          ::operator new(static_cast<std::size_t>(std::max<std::int64_t>(size, 1)), kPage))) {}
+          ::operator new(static_cast<std::size_t>(std::max<std::int64_t>(size, 1)), kPage))) {
+  AskForHugePages(data(), size);
+}
 
 void Bytes::Free::operator()(char* data) const { ::operator delete(data, kPage); }
 

@@ -12,7 +12,7 @@
 
 namespace cubist::bench {
 
-// Owned memory at a page boundary.
+// Owned memory at a page boundary, on huge pages where there are any.
 class Bytes {
  public:
   explicit Bytes(std::int64_t size);

@@ -1,24 +1,20 @@
 #include "npu_model/host/scratch.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <new>
 
+#include "npu_model/pages.h"
 #include "npu_model/types.h"
 
 namespace cubist {
 namespace {
 
-constexpr std::int64_t kAlignment = 128;  // Two cache lines: the widest row of a register tile.
-constexpr std::int64_t kHugePage =
-    2 << 20;  // Chunks are whole huge pages: a Mmad's operands need few TLB entries.
-constexpr std::align_val_t kChunkAlignment{kHugePage};
+constexpr std::int64_t kAlignment = 128;                // Two cache lines: the widest row of a register tile.
+constexpr std::align_val_t kChunkAlignment{kHugePage};  // Chunks are whole huge pages.
 
 std::byte* AllocateChunk(std::int64_t bytes) {
   void* memory = ::operator new(static_cast<std::size_t>(bytes), kChunkAlignment);
-  madvise(memory, static_cast<std::size_t>(bytes),
-          MADV_HUGEPAGE);  // A wish: failure changes nothing but speed.
+  AskForHugePages(memory, bytes);
   return static_cast<std::byte*>(memory);
 }
 
