@@ -17,10 +17,10 @@ struct MmadTile {
   const T* a = nullptr;
   std::int64_t a_pitch = 0;
   const T* b = nullptr;
-  std::int64_t b_step = 0;           // Elements of b from word to word, where b is in rows,
-  std::int64_t b_pair = 0;           // and from a pair's first row to its second. Or from column to column.
-  bool half = false;                 // One more word, of which a and b have the first element alone.
-  T* keep = nullptr;                 // Where b is in rows: what becomes the panel of it, if anything.
+  std::int64_t b_step = 0;  // Elements of b from word to word, where b is in rows (in columns: to the next),
+  std::int64_t b_pair = 0;  // and from a pair's first row to its second.
+  bool half = false;        // One more word, of which a and b have the first element alone.
+  T* keep = nullptr;        // Where b is in rows: what becomes the panel of it, if anything.
   const void* prefetch = nullptr;    // What to bring into L2 meanwhile: two lines beside each
   std::int64_t prefetch_words = 0;   // of so many words of k,
   std::int64_t prefetch_step = 128;  // so many bytes from word to word,
