@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace cubist {
@@ -12,16 +13,19 @@ namespace {
 // Whether all of `count` adjacent values lie in [least, limit).
 template <class Int>
 bool AllWithin(const void* data, std::int64_t count, std::int64_t least, std::int64_t limit) {
-  const auto* values = static_cast<const Int*>(data);
-  // In blocks, whose ifs are sums: the compiler makes vectors of them on any CPU.
-  constexpr std::int64_t kBlock = 1024, kMost = std::numeric_limits<Int>::max();
+  using Word = std::make_unsigned_t<Int>;
+  constexpr std::int64_t kBlock = 4096, kMost = std::numeric_limits<Int>::max();
+  const auto* values = static_cast<const Word*>(data);
   if (count > 0 && (least < std::numeric_limits<Int>::min() || least > kMost || limit <= least)) return false;
-  const auto first = static_cast<Int>(least), last = static_cast<Int>(std::min(limit - 1, kMost));
+  // Shifted so that the first is the least of all integers, one comparison tells; of vectors on any CPU, in blocks whose ifs
+  // are sums.
+  const auto first = static_cast<Word>(least), last = static_cast<Word>(std::min(limit - 1, kMost));
+  const Word shift = first - static_cast<Word>(std::numeric_limits<Int>::min());
+  const auto most = static_cast<Int>(last - shift);
   for (const Range block : Split(count, kBlock)) {
     Int outside = 0;
-    for (std::int64_t i = block.begin; i < block.end; ++i) {
-      outside |= static_cast<Int>(values[i] < first) | static_cast<Int>(values[i] > last);
-    }
+    for (std::int64_t i = block.begin; i < block.end; ++i)
+      outside |= -static_cast<Int>(static_cast<Int>(values[i] - shift) > most);
     if (outside != 0) return false;
   }
   return true;

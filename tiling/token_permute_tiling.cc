@@ -175,7 +175,7 @@ std::vector<std::int64_t> RowParts(const Shape& s) {
 
 // Tokens of a chunk: fewer do not pay for a row of counts, nor on a host for setting a core up.
 std::int64_t LeastChunk(const ChipSpec& chip, const Shape& s) {
-  constexpr std::int64_t kTokens = 16, kRoutes = 4096, kBytes = 1 << 19;
+  constexpr std::int64_t kTokens = 16, kRoutes = 8192, kBytes = 1 << 19;
   if (chip.pipes_overlap) return kTokens;
   const std::int64_t k = std::max<std::int64_t>(s.top_k, 1),
                      row = std::max<std::int64_t>(s.hidden * SizeOf(s.dtype), 1);

@@ -100,22 +100,40 @@ void HostVector::CopyElement(TileRef dst, TileRef src, Loc) { *Ints(dst) = *Ints
 
 namespace {
 
-// visit(bin, row, column) for every id, row by row, or as one row; the bin is -1 where it is not one of `count`.
-template <class BinOf, class Visit>
-void ForEachId(const TileRef& ids, BinOf bin_of, std::int64_t count, bool in_one_row, Visit visit) {
+// visit(bin, row, column) for every id of one of `count` bins and rest(row, column) for every other, row by row, or as one row.
+// Four ids at a time, which nearly always have bins: a test and a jump around each one would take as long as the rest.
+template <class BinOf, class Visit, class Rest>
+void ForEachId(const TileRef& ids, BinOf bin_of, std::int64_t count, bool in_one_row, Visit visit,
+               Rest rest) {
+  constexpr std::int64_t kTogether = 4;
   const std::int64_t rows = in_one_row ? 1 : ids.rows(),
                      cols = in_one_row ? ids.rows() * ids.cols() : ids.cols();
+  const auto is_bin = [count](std::int64_t bin) {  // A negative one is beyond any count, as an unsigned number.
+    return static_cast<std::uint64_t>(bin) < static_cast<std::uint64_t>(count);
+  };
   for (std::int64_t i = 0; i < rows; ++i) {
     const std::int32_t* row = Ints(ids) + i * ids.slot->shows.pitch;
-#pragma GCC unroll 4
-    for (std::int64_t j = 0; j < cols; ++j) {
+    const auto one = [&](std::int64_t j) {
       const std::int64_t bin = bin_of(row[j]);
-      visit(static_cast<std::uint64_t>(bin) < static_cast<std::uint64_t>(count) ? bin : -1, i, j);
+      is_bin(bin) ? visit(bin, i, j) : rest(i, j);
+    };
+    std::int64_t j = 0;
+    for (; j + kTogether <= cols; j += kTogether) {
+      const std::int64_t bins[kTogether] = {bin_of(row[j]), bin_of(row[j + 1]), bin_of(row[j + 2]),
+                                            bin_of(row[j + 3])};
+      if (is_bin(bins[0]) && is_bin(bins[1]) && is_bin(bins[2]) && is_bin(bins[3])) [[likely]] {
+#pragma GCC unroll 4
+        for (std::int64_t n = 0; n < kTogether; ++n) visit(bins[n], i, j + n);
+      } else {
+        for (std::int64_t n = 0; n < kTogether; ++n) one(j + n);
+      }
     }
+    for (; j < cols; ++j) one(j);
   }
 }
-template <class Visit>
-void ForEachId(const TileRef& ids, const IdBins& bins, std::int64_t count, bool in_one_row, Visit visit) {
+template <class Visit, class Rest>
+void ForEachId(const TileRef& ids, const IdBins& bins, std::int64_t count, bool in_one_row, Visit visit,
+               Rest rest) {
   if (bins.whole()) {
     const std::int64_t first = bins.first;
     return ForEachId(
@@ -123,17 +141,15 @@ void ForEachId(const TileRef& ids, const IdBins& bins, std::int64_t count, bool 
         [first](std::int32_t id) {
           return static_cast<std::int64_t>(static_cast<std::uint32_t>(id)) - first;
         },
-        count, in_one_row, visit);
+        count, in_one_row, visit, rest);
   }
   ForEachId(
-      ids, [bins](std::int32_t id) { return bins.Of(id); }, count, in_one_row, visit);
+      ids, [bins](std::int32_t id) { return bins.Of(id); }, count, in_one_row, visit, rest);
 }
-// Likewise for those that have a bin.
+// Of those that have a bin.
 template <class Visit>
 void ForEachBin(const TileRef& ids, const IdBins& bins, std::int64_t count, bool in_one_row, Visit visit) {
-  ForEachId(ids, bins, count, in_one_row, [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
-    if (bin >= 0) visit(bin, i, j);
-  });
+  ForEachId(ids, bins, count, in_one_row, visit, [](std::int64_t, std::int64_t) {});
 }
 
 }  // namespace
@@ -144,11 +160,12 @@ void HostVector::Histogram(TileRef counts, TileRef ids, const IdBins& bins, Loc)
 }
 
 void HostVector::Rank(TileRef ranks, TileRef next, TileRef ids, const IdBins& bins, Loc) {
-  ForEachId(ids, bins, next.cols(), InOneRow(ids, ranks),
-            [at = Ints(next), rank = Ints(ranks), pitch = ranks.slot->shows.pitch](
-                std::int64_t bin, std::int64_t i, std::int64_t j) {
-              rank[i * pitch + j] = bin < 0 ? -1 : at[bin]++;
-            });
+  const auto rank = [to = Ints(ranks), pitch = ranks.slot->shows.pitch](
+                        std::int64_t i, std::int64_t j) -> std::int32_t& { return to[i * pitch + j]; };
+  ForEachId(
+      ids, bins, next.cols(), InOneRow(ids, ranks),
+      [rank, at = Ints(next)](std::int64_t bin, std::int64_t i, std::int64_t j) { rank(i, j) = at[bin]++; },
+      [rank](std::int64_t i, std::int64_t j) { rank(i, j) = -1; });
 }
 
 void HostVector::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, const IdBins& bins,
@@ -156,10 +173,12 @@ void HostVector::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef
   std::int32_t *at = Ints(next), *rank = Ints(ranks);
   const std::int32_t* limit = Ints(limits);
   const std::int64_t pitch = ranks.slot->shows.pitch;
-  ForEachId(ids, bins, next.cols(), InOneRow(ids, ranks),
-            [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
-              rank[i * pitch + j] = bin >= 0 && at[bin] < limit[bin] ? at[bin]++ : -1;
-            });
+  ForEachId(
+      ids, bins, next.cols(), InOneRow(ids, ranks),
+      [&](std::int64_t bin, std::int64_t i, std::int64_t j) {
+        rank[i * pitch + j] = at[bin] < limit[bin] ? at[bin]++ : -1;
+      },
+      [&](std::int64_t i, std::int64_t j) { rank[i * pitch + j] = -1; });
 }
 
 namespace {

@@ -336,16 +336,29 @@ void GroupedTopK(const GroupedTopKRows& t, std::int64_t summed) {
 
 // ---- Repair
 
-bool AllWithin(const float* a, std::int64_t n, Vec limit) {
-  auto within = hn::Le(Set(0.0f), limit);
-  ForEachVector(a, n, 0.0f, [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR {
-    within = hn::And(within, hn::Le(hn::Abs(v), limit));
+// Magnitudes as integers, which are in the order of the numbers, NaN above all.
+bool AllWithin(const float* a, std::int64_t n, float limit) {
+  if (!(limit >= 0)) return false;
+  const IntTag d;
+  const auto magnitude = [&](Vec v) HWY_ATTR {
+    return hn::And(hn::BitCast(d, v), hn::Set(d, std::numeric_limits<std::int32_t>::max()));
+  };
+  Ints most[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  std::int64_t j = 0;
+  for (; j + 4 * kLanes <= n; j += 4 * kLanes) {
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) most[v] = hn::Max(most[v], magnitude(Load(a + j + v * kLanes)));
+  }
+  ForEachVector(a + j, n - j, 0.0f, [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR {
+    most[0] = hn::Max(most[0], magnitude(v));
   });
-  return hn::AllTrue(FloatTag(), within);
+  const Ints all = hn::Max(hn::Max(most[0], most[1]), hn::Max(most[2], most[3]));
+  return hn::AllFalse(d, hn::Gt(all, hn::BitCast(d, Set(limit))));
 }
 bool AllWithin(const Rows& x, float limit) {
+  if (x.pitch == x.cols) return x.rows == 0 || AllWithin(RowOf(x, 0), x.rows * x.cols, limit);
   for (std::int64_t i = 0; i < x.rows; ++i) {
-    if (!AllWithin(RowOf(x, i), x.cols, Set(limit))) return false;
+    if (!AllWithin(RowOf(x, i), x.cols, limit)) return false;
   }
   return true;
 }
@@ -356,7 +369,7 @@ void Repair(const Rows& x, const Rows& bad, float limit, bool by_mean) {
   for (std::int64_t i = 0; i < x.rows; ++i) {
     float* row = RowOf(x, i);
     *RowOf(bad, i) = 0;
-    if (AllWithin(row, x.cols, most)) continue;
+    if (AllWithin(row, x.cols, limit)) continue;
     std::int64_t good = 0;
     ForEachVector(row, x.cols, kInfinity, [&](Vec v, std::int64_t, std::int64_t count) HWY_ATTR {
       const auto valid = hn::And(hn::Le(hn::Abs(v), most), hn::FirstN(d, static_cast<std::size_t>(count)));

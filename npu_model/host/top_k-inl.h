@@ -241,6 +241,9 @@ HWY_INLINE void ReachedBy(const PartsOfRow<kBiased> rows[kLanes], std::int64_t k
 // Columns of a row: `count`, or more than there is room for. Whole vectors are written behind those found so far.
 struct Columns {
   std::uint16_t at[kFew + 2 * kLanes];
+#if HWY_TARGET <= HWY_AVX3
+  float elements[kFew + 2 * kLanes];  // Which cost less to keep than to gather again.
+#endif
   std::int64_t count = kFew + 1;
   HWY_INLINE bool fit() const { return count <= kFew; }
   // How many of them vector v of the few holds.
@@ -275,9 +278,13 @@ HWY_INLINE void FindColumns(const PartsOfRow<kBiased>& row, float least, Columns
   const ColumnTag d;
   const auto iota = hn::Iota(d, 0);
   row.ForTwoVectors([&](Vec v0, Vec v1, std::int64_t j) HWY_ATTR {
-    const hn::Mask<ColumnTag> reach{_mm512_kunpackw(hn::Ge(v1, limit).raw, hn::Ge(v0, limit).raw)};
+    const auto reach0 = hn::Ge(v0, limit), reach1 = hn::Ge(v1, limit);
+    const hn::Mask<ColumnTag> reach{_mm512_kunpackw(reach1.raw, reach0.raw)};
     const auto column = hn::Add(iota, hn::Set(d, static_cast<std::uint16_t>(j)));
-    hn::StoreU(hn::Compress(column, reach), d, columns.at + Min(count, kFew));
+    const std::int64_t end = Min(count, kFew);
+    hn::StoreU(hn::Compress(column, reach), d, columns.at + end);
+    Store(hn::Compress(v0, reach0), columns.elements + end);
+    Store(hn::Compress(v1, reach1), columns.elements + end + __builtin_popcount(reach0.raw));
     count += __builtin_popcount(reach.raw);
   });
 #else
@@ -391,7 +398,12 @@ HWY_INLINE void TopOfParts(const PartsOfRow<kBiased> rows[kLanes], const TopRows
     const auto valid = hn::FirstN(d, columns[r].CountIn(v));
     const Ints found =
         hn::IfThenElseZero(valid, hn::PromoteTo(d, hn::LoadU(HalfTag(), columns[r].at + v * kLanes)));
-    KeysOf(rows[r].row.Gather(found), found, valid, first, second);
+#if HWY_TARGET <= HWY_AVX3
+    const Vec elements = Load(columns[r].elements + v * kLanes);
+#else
+    const Vec elements = rows[r].row.Gather(found);
+#endif
+    KeysOf(elements, found, valid, first, second);
   };
   SortFew(top, keys, [&](std::int64_t r) HWY_ATTR {
     if (columns[r].fit()) return false;

@@ -169,7 +169,8 @@ TEST(BadArgumentsTest, TokenPermuteIds) {
   };
   for (const Device& device : {Host(), NpuWithData(Ascend910B2()), NpuWithoutData(Ascend910B2())}) {
     for (const Case& bad : {Case{0, 0, 7}, Case{2, 1, -2}, Case{4, 2, 8}, Case{1, 1, std::int64_t{1} << 32},
-                            Case{3, 0, std::numeric_limits<std::int64_t>::min()}}) {
+                            Case{3, 0, std::numeric_limits<std::int64_t>::min()},
+                            Case{0, 1, std::numeric_limits<std::int64_t>::max()}}) {
       PermuteFixture fixture;
       const TokenPermuteArgs valid = fixture.args();
       TokenPermuteArgs args = valid;
