@@ -108,9 +108,10 @@ void ForEachId(const TileRef& ids, BinOf bin_of, std::int64_t count, bool in_one
   constexpr std::int64_t kTogether = 4;
   const std::int64_t rows = in_one_row ? 1 : ids.rows(),
                      cols = in_one_row ? ids.rows() * ids.cols() : ids.cols();
-  const auto is_bin = [count](std::int64_t bin) {  // A negative one is beyond any count, as an unsigned number.
-    return static_cast<std::uint64_t>(bin) < static_cast<std::uint64_t>(count);
-  };
+  const auto is_bin =
+      [count](std::int64_t bin) {  // A negative one is beyond any count, as an unsigned number.
+        return static_cast<std::uint64_t>(bin) < static_cast<std::uint64_t>(count);
+      };
   for (std::int64_t i = 0; i < rows; ++i) {
     const std::int32_t* row = Ints(ids) + i * ids.slot->shows.pitch;
     const auto one = [&](std::int64_t j) {
