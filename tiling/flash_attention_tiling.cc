@@ -101,8 +101,8 @@ void AddHostTilings(const ChipSpec& chip, const Shape& s, Tiling t, std::int64_t
   t.by_head = true;
   // Blocks are long, and to ask for their parts costs next to nothing.
   t.mask_step = t.key_step;
-  // Of tile registers two at least, or B serves one alone.
-  const std::int64_t narrow = chip.InTileRegisters(s.in) ? 2 * chip.RowStep(s.in) : 48;
+  // Register tiles of a strip; of tile registers two at least, or B serves one alone.
+  const std::int64_t narrow = (chip.InTileRegisters(s.in) ? 2 : 4) * chip.RowStep(s.in);
   for (std::int64_t strip : TileSizes({narrow, 96, 1024}, chip.RowStep(s.in), t.m)) {
     if (strip < t.m && !s.band.bounded()) continue;
     t.strip = strip;

@@ -194,10 +194,12 @@ void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bi
   args.c = reinterpret_cast<float*>(At(c, 4));
   args.c_pitch = c.slot->shows.pitch;
   args.start = start;
-  // Sums that stay in L0C are near: panels of pairs pass by A however small B is, those of floats, twice as large, do not.
+  // Sums that stay in L0C are near: panels of pairs pass by A however small B is; those of floats, twice as large, do where a
+  // tile of few rows would ask L2 for them twice as often.
+  constexpr std::int64_t kFewRows = 6;
   const bool by_columns = c.slot->role == Role::kRelay
                               ? args.n * a.cols() * bytes > context_->host->buffer(Buffer::kL0B).fast
-                              : pairs;
+                              : pairs || context_->cube->mr <= kFewRows;
   args.by_columns = by_columns && !right.row_major &&
                     args.m * a.cols() * bytes <= context_->host->buffer(Buffer::kL0A).fast;
   if (start == MmadStart::kBias) {
