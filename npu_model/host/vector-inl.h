@@ -268,11 +268,34 @@ HWY_INLINE void ExpScores(Vec (&x)[kVectors]) {
   constexpr float kPolynomial[2][6] = {
       {2.16129149e-4f, 1.2467847e-3f, 9.67545155e-3f, 5.54852821e-2f, 2.40229309e-1f, 6.93147063e-1f},
       {1.86713005e-3f, 9.01703071e-3f, 5.57999127e-2f, 2.40164444e-1f, 6.93151295e-1f}};
-  Vec f[kVectors], y[kVectors];
+#else
+  constexpr float kPolynomial[2][6] = {
+      {1.53533736e-4f, 1.33988797e-3f, 9.61843692e-3f, 5.55033237e-2f, 2.40226477e-1f, 6.93147182e-1f},
+      {1.32646644e-3f, 9.67151206e-3f, 5.55073395e-2f, 2.40222424e-1f, 6.93147004e-1f}};
+  // Added to a small float it leaves the nearest integer, with an exponent's bias, in the low bits. Of n = -127 remains 0.
+  constexpr float kMagic = 0x1.8p23f + 127.0f;
+#endif
+  Vec f[kVectors], y[kVectors];  // x becomes t, or n with its bias.
 #pragma GCC unroll 4
-  for (int i = 0; i < kVectors; ++i) x[i] = hn::Mul(x[i], Set(kLog2E)), y[i] = Set(kPolynomial[kNarrow][0]);
+  for (int i = 0; i < kVectors; ++i) {
+#if HWY_TARGET <= HWY_AVX3
+    x[i] = hn::Mul(x[i], Set(kLog2E));
+#else
+    x[i] = MaxOrSecond(Set(-127.0f / kLog2E), x[i]);
+    if constexpr (!kBounded) x[i] = MinOrSecond(Set(128.0f / kLog2E), x[i]);
+#endif
+    y[i] = Set(kPolynomial[kNarrow][0]);
+  }
 #pragma GCC unroll 4
-  for (int i = 0; i < kVectors; ++i) f[i] = Vec{_mm512_reduce_ps(x[i].raw, _MM_FROUND_TO_NEG_INF)};
+  for (int i = 0; i < kVectors; ++i) {
+#if HWY_TARGET <= HWY_AVX3
+    f[i] = Vec{_mm512_reduce_ps(x[i].raw, _MM_FROUND_TO_NEG_INF)};
+#else
+    const Vec shifted = hn::MulAdd(x[i], Set(kLog2E), Set(kMagic));
+    f[i] = hn::MulSub(x[i], Set(kLog2E), hn::Sub(shifted, Set(kMagic)));
+    x[i] = shifted;
+#endif
+  }
 #pragma GCC unroll 6
   for (int degree = 1; degree <= kDegree; ++degree) {
     const Vec next = Set(degree == kDegree ? 1.0f : kPolynomial[kNarrow][degree]);
@@ -280,32 +303,13 @@ HWY_INLINE void ExpScores(Vec (&x)[kVectors]) {
     for (int i = 0; i < kVectors; ++i) y[i] = hn::MulAdd(y[i], f[i], next);
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < kVectors; ++i) x[i] = Vec{_mm512_scalef_ps(y[i].raw, x[i].raw)};
-#else
-  constexpr float kPolynomial[2][6] = {
-      {1.53533736e-4f, 1.33988797e-3f, 9.61843692e-3f, 5.55033237e-2f, 2.40226477e-1f, 6.93147182e-1f},
-      {1.32646644e-3f, 9.67151206e-3f, 5.55073395e-2f, 2.40222424e-1f, 6.93147004e-1f}};
-  // Added to a small float it leaves the nearest integer, with an exponent's bias, in the low bits. Of n = -127 remains 0.
-  constexpr float kMagic = 0x1.8p23f + 127.0f;
-  Vec shifted[kVectors], y[kVectors];
-#pragma GCC unroll 4
   for (int i = 0; i < kVectors; ++i) {
-    x[i] = MaxOrSecond(Set(-127.0f / kLog2E), x[i]);
-    if constexpr (!kBounded) x[i] = MinOrSecond(Set(128.0f / kLog2E), x[i]);
-    shifted[i] = hn::MulAdd(x[i], Set(kLog2E), Set(kMagic));
-    x[i] = hn::MulSub(x[i], Set(kLog2E), hn::Sub(shifted[i], Set(kMagic)));  // f
-    y[i] = Set(kPolynomial[kNarrow][0]);
-  }
-#pragma GCC unroll 6
-  for (int degree = 1; degree <= kDegree; ++degree) {
-    const Vec next = Set(degree == kDegree ? 1.0f : kPolynomial[kNarrow][degree]);
-#pragma GCC unroll 4
-    for (int i = 0; i < kVectors; ++i) y[i] = hn::MulAdd(y[i], x[i], next);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < kVectors; ++i)
-    x[i] = hn::Mul(y[i], hn::BitCast(FloatTag(), hn::ShiftLeft<23>(hn::BitCast(IntTag(), shifted[i]))));
+#if HWY_TARGET <= HWY_AVX3
+    x[i] = Vec{_mm512_scalef_ps(y[i].raw, x[i].raw)};
+#else
+    x[i] = hn::Mul(y[i], hn::BitCast(FloatTag(), hn::ShiftLeft<23>(hn::BitCast(IntTag(), x[i]))));
 #endif
+  }
 }
 // How many at a time; of sixteen registers they leave none for constants, which loads bring as quickly.
 constexpr int kScoreVectors = 4;
