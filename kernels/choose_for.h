@@ -231,18 +231,19 @@ Status ChooseFor(const Device& device, const char* kernel, const Shape& shape,
   CUBIST_RETURN_IF_ERROR(device.status());
   const ChipSpec& chip = device.chip();
   const Tuning* tuning = device.tuning();
-  const std::string* tuned = tuning == nullptr ? nullptr : tuning->Find(kernel, chip.name, ShapeText(shape));
+  const std::string tuned_for = chip.name + chip.changes;
+  const std::string* tuned = tuning == nullptr ? nullptr : tuning->Find(kernel, tuned_for, ShapeText(shape));
   const Status untuned = chip.pipes_overlap
                              ? ChooseOnNpu(chip, kernel, shape, tuned, candidates, replay, tiling)
                              : Choose(chip, shape, tiling);
   if (tuned == nullptr) {
     if (!untuned.ok()) return untuned;
   } else if (const Status status = TakeTuned(chip, shape, *tuned, candidates, tiling); !status.ok()) {
-    return InvalidArgument(std::string(kernel) + ": " + status.message() + " (in the tuned tiling '" +
-                           *tuned + "' for " + ShapeText(shape) + ")");
+    return InvalidArgument(std::string(kernel) + ": " + status.message() + " (in the tiling '" + *tuned +
+                           "' given for " + ShapeText(shape) + ")");
   }
   if (tuning == nullptr || !tuning->on_choice) return {};
-  TilingChoice choice{kernel, chip.name, ShapeText(shape), {}, TilingText(chip, shape, *tiling)};
+  TilingChoice choice{kernel, tuned_for, ShapeText(shape), {}, TilingText(chip, shape, *tiling)};
   Families<Tiling> families;
   for (const Tiling& candidate : candidates(chip, shape)) {
     choice.candidates.push_back(

@@ -111,6 +111,9 @@ inline constexpr std::int64_t kHandOverBytes = std::int64_t{1} << 40;
 
 struct CUBIST_EXPORT ChipSpec {
   std::string name;
+  // What was set of a table's constants, "clock_hz=1800000000,cube_cores=8": with the name it says which chip a tiling was
+  // tuned for.
+  std::string changes = {};
   // A host runs all pipes of a core on one thread, one after the other; an NPU runs them side by side.
   bool pipes_overlap = true;
 

@@ -1,10 +1,11 @@
 #include "npu_model/text_file.h"
 
+#include <array>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <system_error>
 
 namespace cubist {
@@ -15,7 +16,14 @@ Status ReadTextFile(const std::string& path, std::string* text) {
     return InvalidArgument(path + ": is a folder, expected a file");
   std::ifstream file(path, std::ios::binary);
   if (!file) return InvalidArgument(path + ": cannot be read: " + std::strerror(errno));
-  text->assign(std::istreambuf_iterator<char>(file), {});
+  text->clear();
+  for (std::array<char, 1 << 16> part; file;) {
+    file.read(part.data(), part.size());
+    text->append(part.data(), static_cast<std::size_t>(file.gcount()));
+    if (text->size() > kMostTextBytes)
+      return InvalidArgument(path + ": has more than " + std::to_string(kMostTextBytes) +
+                             " bytes, the most that is read");
+  }
   return file.bad() ? InvalidArgument(path + ": cannot be read to its end") : Status();
 }
 

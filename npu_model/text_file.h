@@ -2,6 +2,7 @@
 #ifndef CUBIST_NPU_MODEL_TEXT_FILE_H_
 #define CUBIST_NPU_MODEL_TEXT_FILE_H_
 
+#include <cstddef>
 #include <string>
 
 #include "npu_model/export.h"
@@ -9,7 +10,10 @@
 
 namespace cubist {
 
-// An error names the file and says why it cannot be read: it is not there, or a folder, or may not be.
+// No text that is read here is nearly as long; devices have no end.
+inline constexpr std::size_t kMostTextBytes = std::size_t{1} << 26;
+
+// An error names the file and says why it cannot be read: it is not there, or a folder, or may not be, or is longer than that.
 CUBIST_COMMAND_EXPORT Status ReadTextFile(const std::string& path, std::string* text);
 
 }  // namespace cubist

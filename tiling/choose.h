@@ -12,39 +12,32 @@
 #include "npu_model/chip.h"
 #include "npu_model/status.h"
 #include "tiling/memo.h"
+#include "tiling/overflow.h"
 
 namespace cubist {
 
-// Whether a tiling takes no more of any buffer than there is. need(buffer) is in bytes.
-template <class Need>
-bool FitsBuffers(const ChipSpec& chip, Need need) {
+// Whether a tiling takes no more of any buffer than there is.
+template <class Shape, class Tiling>
+bool FitsBuffers(const ChipSpec& chip, const Shape& shape, const Tiling& tiling) {
   for (int b = 0; b < kBufferCount; ++b) {
     const auto buffer = static_cast<Buffer>(b);
-    if (need(buffer) > chip.buffer(buffer).capacity) return false;
+    if (BufferBytes(chip, shape, tiling, buffer) > chip.buffer(buffer).capacity) return false;
   }
   return true;
 }
 
-// Names the buffer that the least demanding of `tilings` overflows. need(tiling, buffer) is in bytes.
-template <class Tiling, class Need>
-Status NothingFits(const ChipSpec& chip, const char* kernel, const std::vector<Tiling>& tilings, Need need) {
+// Names the buffer that the least demanding of `tilings` overflows.
+template <class Shape, class Tiling>
+Status NothingFits(const ChipSpec& chip, const Shape& shape, const char* kernel,
+                   const std::vector<Tiling>& tilings) {
   double least = std::numeric_limits<double>::infinity();
-  Buffer tightest = Buffer::kL1;
-  std::int64_t needed = 0;
+  Overflow tightest;
   for (const Tiling& tiling : tilings) {
-    double worst = 0;
-    Buffer worst_buffer = Buffer::kL1;
-    for (int b = 0; b < kBufferCount; ++b) {
-      const auto buffer = static_cast<Buffer>(b);
-      const double share = static_cast<double>(need(tiling, buffer)) /
-                           static_cast<double>(std::max<std::int64_t>(chip.buffer(buffer).capacity, 1));
-      if (share > worst) worst = share, worst_buffer = buffer;
-    }
-    if (worst < least) least = worst, tightest = worst_buffer, needed = need(tiling, worst_buffer);
+    const Overflow worst = WorstOf(chip, shape, tiling);
+    if (worst.share < least) least = worst.share, tightest = worst;
   }
-  return {StatusCode::kUnsupported, std::string(kernel) + ": even the smallest tiles need " +
-                                        std::to_string(needed) + " bytes of " + NameOf(tightest) + ", " +
-                                        chip.name + " has " + std::to_string(chip.buffer(tightest).capacity)};
+  return {StatusCode::kUnsupported,
+          std::string(kernel) + ": even the smallest tiles need " + tightest.Text(chip)};
 }
 
 // The cheapest of `tilings` that fits, of equals the first; false where none fits.
@@ -76,12 +69,13 @@ Status ChooseOnce(const ChipSpec& chip, const Shape& shape, F choose, Tiling* ti
 }
 
 // The cheapest of the tilings all(chip, shape) that fits.
-template <class Tiling, class Shape, class Need>
+template <class Tiling, class Shape>
 Status ChooseCheapest(const ChipSpec& chip, const Shape& shape, const char* kernel,
-                      std::vector<Tiling> (*all)(const ChipSpec&, const Shape&), Need need, Tiling* tiling) {
+                      std::vector<Tiling> (*all)(const ChipSpec&, const Shape&), Tiling* tiling) {
   const auto choose = [&](Tiling* cheapest) -> Status {
     const std::vector<Tiling> tilings = all(chip, shape);
-    return FindCheapest(chip, shape, tilings, cheapest) ? Status() : NothingFits(chip, kernel, tilings, need);
+    return FindCheapest(chip, shape, tilings, cheapest) ? Status()
+                                                        : NothingFits(chip, shape, kernel, tilings);
   };
   return ChooseOnce(chip, shape, choose, tiling);
 }

@@ -18,6 +18,7 @@
 
 #include "npu_model/chip.h"
 #include "npu_model/status.h"
+#include "tiling/overflow.h"
 
 namespace cubist {
 
@@ -116,6 +117,11 @@ Status ParseTiling(const ChipSpec& chip, const Shape& shape, std::string_view te
   if constexpr (requires { Complete(shape, parsed); }) Complete(shape, parsed);
   if constexpr (requires { Complete(chip, shape, parsed); }) Complete(chip, shape, parsed);
   if (!Fits(chip, shape, parsed)) {
+    if constexpr (requires { BufferBytes(chip, shape, parsed, Buffer::kL1); }) {
+      const Overflow worst = WorstOf(chip, shape, parsed);
+      if (worst.share > 1) return InvalidArgument("needs " + worst.Text(chip));
+      return InvalidArgument("has fields that do not go together, or not with the shape");
+    }
     return InvalidArgument("does not fit the buffers of " + chip.name);
   }
   *tiling = parsed;

@@ -135,6 +135,9 @@ inline std::vector<FlashAttentionGradTiling> OtherOrders(const FlashAttentionGra
 // What the replay of a call costs, in Mmads of a matrix product.
 std::int64_t ReplayWork(const FlashAttentionGradShape& shape, const FlashAttentionGradTiling& tiling);
 
+// What the kernel's rings take of a buffer.
+std::int64_t BufferBytes(const ChipSpec& chip, const FlashAttentionGradShape& shape,
+                         const FlashAttentionGradTiling& tiling, Buffer buffer);
 bool Fits(const ChipSpec& chip, const FlashAttentionGradShape& shape, const FlashAttentionGradTiling& tiling);
 std::vector<FlashAttentionGradTiling> Candidates(const ChipSpec& chip, const FlashAttentionGradShape& shape);
 double Price(const ChipSpec& chip, const FlashAttentionGradShape& shape,

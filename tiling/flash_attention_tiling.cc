@@ -216,8 +216,12 @@ std::int64_t RaggedSplits(const ChipSpec& chip, const Shape& shape,
   });
 }
 
+std::int64_t BufferBytes(const ChipSpec& chip, const Shape& shape, const Tiling& tiling, Buffer buffer) {
+  return Need(chip, shape, tiling, buffer);
+}
+
 bool Fits(const ChipSpec& chip, const Shape& shape, const Tiling& tiling) {
-  return FitsBuffers(chip, [&](Buffer buffer) { return Need(chip, shape, tiling, buffer); });
+  return FitsBuffers(chip, shape, tiling);
 }
 
 std::vector<Tiling> Candidates(const ChipSpec& chip, const Shape& shape) {
@@ -227,9 +231,7 @@ std::vector<Tiling> Candidates(const ChipSpec& chip, const Shape& shape) {
 }
 
 Status Choose(const ChipSpec& chip, const Shape& shape, Tiling* tiling) {
-  return ChooseCheapest(
-      chip, shape, "flash_attention", &AllTilings,
-      [&](const Tiling& t, Buffer buffer) { return Need(chip, shape, t, buffer); }, tiling);
+  return ChooseCheapest(chip, shape, "flash_attention", &AllTilings, tiling);
 }
 
 }  // namespace cubist

@@ -181,6 +181,9 @@ std::int64_t ReplayWork(const FlashAttentionShape& shape, const FlashAttentionTi
 // FlashAttentionTiling::kv_splits of a call with these sequences.
 std::int64_t RaggedSplits(const ChipSpec& chip, const FlashAttentionShape& shape,
                           std::span<const AttentionSequence> sequences);
+// What the kernel's rings take of a buffer.
+std::int64_t BufferBytes(const ChipSpec& chip, const FlashAttentionShape& shape,
+                         const FlashAttentionTiling& tiling, Buffer buffer);
 bool Fits(const ChipSpec& chip, const FlashAttentionShape& shape, const FlashAttentionTiling& tiling);
 std::vector<FlashAttentionTiling> Candidates(const ChipSpec& chip, const FlashAttentionShape& shape);
 double Price(const ChipSpec& chip, const FlashAttentionShape& shape, const FlashAttentionTiling& tiling);

@@ -166,6 +166,11 @@ std::vector<GroupedMatmulTiling> Tilings(const ChipSpec& chip, const GroupedMatm
 
 }  // namespace
 
+std::int64_t BufferBytes(const ChipSpec& chip, const GroupedMatmulShape& shape,
+                         const GroupedMatmulTiling& tiling, Buffer buffer) {
+  return BufferBytes(chip, shape.product, tiling.block, buffer);
+}
+
 bool Fits(const ChipSpec& chip, const GroupedMatmulShape& shape, const GroupedMatmulTiling& tiling) {
   if (tiling.block.pack_b || (tiling.block.pack_a && shape.axis == GroupedAxis::kK)) return false;
   if (tiling.block.keep_a > 0) return false;  // Of the grid of one product.

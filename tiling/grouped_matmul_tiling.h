@@ -83,6 +83,9 @@ inline auto FamilyOf(const GroupedMatmulTiling& t) {
 }
 
 // Whether every ring fits its buffer, and what is packed can be: not the weights, and x only where groups share out
+// What the kernel's rings take of a buffer.
+std::int64_t BufferBytes(const ChipSpec& chip, const GroupedMatmulShape& shape,
+                         const GroupedMatmulTiling& tiling, Buffer buffer);
 // its rows.
 bool Fits(const ChipSpec& chip, const GroupedMatmulShape& shape, const GroupedMatmulTiling& tiling);
 

@@ -309,8 +309,13 @@ std::int64_t UbRows(const ChipSpec& chip, const MatmulShape& shape, const Matmul
   return t.ub_rows;
 }
 
+std::int64_t BufferBytes(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling,
+                         Buffer buffer) {
+  return Need(chip, shape, tiling, buffer);
+}
+
 bool Fits(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling) {
-  return FitsBuffers(chip, [&](Buffer buffer) { return Need(chip, shape, tiling, buffer); });
+  return FitsBuffers(chip, shape, tiling);
 }
 
 KParts PartsOf(const ChipSpec& chip, const MatmulShape& s) {
@@ -355,9 +360,7 @@ std::vector<MatmulTiling> Candidates(const ChipSpec& chip, const MatmulShape& sh
 }
 
 Status Choose(const ChipSpec& chip, const MatmulShape& shape, MatmulTiling* tiling) {
-  return ChooseCheapest(
-      chip, shape, "matmul", &AllTilings,
-      [&](const MatmulTiling& t, Buffer buffer) { return Need(chip, shape, t, buffer); }, tiling);
+  return ChooseCheapest(chip, shape, "matmul", &AllTilings, tiling);
 }
 
 }  // namespace cubist

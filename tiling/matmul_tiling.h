@@ -207,6 +207,9 @@ inline std::int64_t ReplayWork(const MatmulShape& s, const MatmulTiling& t) {
   return s.batches * t.grid.count() * CeilDiv(s.k, std::max<std::int64_t>(t.k0, 1)) * t.c_parts;
 }
 
+// What the kernel's rings take of a buffer.
+CUBIST_EXPORT std::int64_t BufferBytes(const ChipSpec& chip, const MatmulShape& shape,
+                                       const MatmulTiling& tiling, Buffer buffer);
 // Whether every ring fits its buffer.
 CUBIST_EXPORT bool Fits(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling);
 

@@ -48,8 +48,12 @@ std::vector<Tiling> AllTilings(const ChipSpec&, const Shape& s) {
 
 }  // namespace
 
+std::int64_t BufferBytes(const ChipSpec& chip, const Shape& shape, const Tiling& tiling, Buffer buffer) {
+  return buffer == Buffer::kUB ? Need(chip, shape, tiling) : 0;
+}
+
 bool Fits(const ChipSpec& chip, const Shape& shape, const Tiling& tiling) {
-  return Need(chip, shape, tiling) <= chip.buffer(Buffer::kUB).capacity;
+  return FitsBuffers(chip, shape, tiling);
 }
 
 std::vector<Tiling> ReorderChunksCandidates(const ChipSpec& chip, const Shape& shape) {
@@ -73,10 +77,7 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
 }
 
 Status Choose(const ChipSpec& chip, const Shape& shape, Tiling* tiling) {
-  return ChooseCheapest(
-      chip, shape, "reorder_chunks", &AllTilings,
-      [&](const Tiling& t, Buffer buffer) { return buffer == Buffer::kUB ? Need(chip, shape, t) : 0; },
-      tiling);
+  return ChooseCheapest(chip, shape, "reorder_chunks", &AllTilings, tiling);
 }
 
 }  // namespace cubist

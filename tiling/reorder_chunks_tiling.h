@@ -48,6 +48,9 @@ void VisitFields(const ChipSpec&, const ReorderChunksShape&, Tiling& t, Visit&& 
   visit({"stages", 1, 64}, t.stages);
 }
 
+// What the kernel's rings take of a buffer.
+std::int64_t BufferBytes(const ChipSpec& chip, const ReorderChunksShape& shape,
+                         const ReorderChunksTiling& tiling, Buffer buffer);
 bool Fits(const ChipSpec& chip, const ReorderChunksShape& shape, const ReorderChunksTiling& tiling);
 std::vector<ReorderChunksTiling> ReorderChunksCandidates(const ChipSpec& chip,
                                                          const ReorderChunksShape& shape);

@@ -68,17 +68,17 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
   return tilings;
 }
 
-std::int64_t UbNeed(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer buffer) {
-  return buffer == Buffer::kUB ? Need(chip, s, t) : 0;
-}
-
 }  // namespace
+
+std::int64_t BufferBytes(const ChipSpec& chip, const Shape& shape, const Tiling& tiling, Buffer buffer) {
+  return buffer == Buffer::kUB ? Need(chip, shape, tiling) : 0;
+}
 
 bool Fits(const ChipSpec& chip, const Shape& shape, const Tiling& tiling) {
   if (shape.uncut_rows && tiling.cols < shape.cols) return false;
   if (shape.cut_rows && tiling.cols >= shape.cols) return false;
   if (*std::max_element(shape.kept.begin(), shape.kept.end()) > kMergedRun) return false;
-  return Need(chip, shape, tiling) <= chip.buffer(Buffer::kUB).capacity;
+  return FitsBuffers(chip, shape, tiling);
 }
 
 double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
@@ -117,9 +117,7 @@ std::vector<Tiling> RowwiseCandidates(const ChipSpec& chip, const Shape& shape) 
 }
 
 Status Choose(const ChipSpec& chip, const Shape& shape, Tiling* tiling) {
-  return ChooseCheapest(
-      chip, shape, "rowwise", &AllTilings,
-      [&](const Tiling& t, Buffer buffer) { return UbNeed(chip, shape, t, buffer); }, tiling);
+  return ChooseCheapest(chip, shape, "rowwise", &AllTilings, tiling);
 }
 
 }  // namespace cubist

@@ -79,6 +79,9 @@ inline std::int64_t ReplayWork(const RowwiseShape& s, const RowwiseTiling& t) {
   return tiles * (s.loads + s.stores + s.vector_passes) / kInstructions;
 }
 
+// What the kernel's rings take of a buffer.
+CUBIST_EXPORT std::int64_t BufferBytes(const ChipSpec& chip, const RowwiseShape& shape,
+                                       const RowwiseTiling& tiling, Buffer buffer);
 CUBIST_EXPORT bool Fits(const ChipSpec& chip, const RowwiseShape& shape, const RowwiseTiling& tiling);
 CUBIST_EXPORT std::vector<RowwiseTiling> RowwiseCandidates(const ChipSpec& chip, const RowwiseShape& shape);
 CUBIST_EXPORT double Price(const ChipSpec& chip, const RowwiseShape& shape, const RowwiseTiling& tiling);

@@ -122,16 +122,10 @@ double PieceCycles(const ChipSpec& chip, const Shape& s, std::int64_t tokens, st
              chip.path(Path::kGmToUb).bytes_per_cycle;
 }
 
-template <class Tiling>
-std::int64_t UbNeed(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer buffer) {
-  return buffer == Buffer::kUB ? Need(chip, s, t) : 0;
-}
-
 // Parts of routes are of single tokens.
 template <class Tiling>
 bool FitsUb(const ChipSpec& chip, const Shape& s, const Tiling& t) {
-  return (t.piece_tokens == 1 || t.routes >= s.top_k) &&
-         Need(chip, s, t) <= chip.buffer(Buffer::kUB).capacity;
+  return (t.piece_tokens == 1 || t.routes >= s.top_k) && FitsBuffers(chip, s, t);
 }
 
 template <class Tiling>
@@ -319,6 +313,19 @@ std::vector<TokenUnpermuteGradTiling> AllUnpermuteGradTilings(const ChipSpec& ch
 
 }  // namespace
 
+std::int64_t BufferBytes(const ChipSpec& chip, const Shape& shape, const TokenPermuteTiling& tiling,
+                         Buffer buffer) {
+  return buffer == Buffer::kUB ? Need(chip, shape, tiling) : 0;
+}
+std::int64_t BufferBytes(const ChipSpec& chip, const Shape& shape, const TokenUnpermuteTiling& tiling,
+                         Buffer buffer) {
+  return buffer == Buffer::kUB ? Need(chip, shape, tiling) : 0;
+}
+std::int64_t BufferBytes(const ChipSpec& chip, const Shape& shape, const TokenUnpermuteGradTiling& tiling,
+                         Buffer buffer) {
+  return buffer == Buffer::kUB ? Need(chip, shape, tiling) : 0;
+}
+
 bool Fits(const ChipSpec& chip, const Shape& shape, const TokenPermuteTiling& tiling) {
   if (tiling.sorts && !CanSort(shape, tiling)) return false;
   if (tiling.digit_bits != 0 && !tiling.sums_chunks) return false;
@@ -428,22 +435,15 @@ std::vector<TokenUnpermuteGradTiling> UnpermuteGradCandidates(const ChipSpec& ch
 }
 
 Status Choose(const ChipSpec& chip, const Shape& shape, TokenUnpermuteGradTiling* tiling) {
-  return ChooseCheapest(
-      chip, shape, "token_unpermute_grad", &AllUnpermuteGradTilings,
-      [&](const TokenUnpermuteGradTiling& t, Buffer buffer) { return UbNeed(chip, shape, t, buffer); },
-      tiling);
+  return ChooseCheapest(chip, shape, "token_unpermute_grad", &AllUnpermuteGradTilings, tiling);
 }
 
 Status Choose(const ChipSpec& chip, const Shape& shape, TokenPermuteTiling* tiling) {
-  return ChooseCheapest(
-      chip, shape, "token_permute", &AllPermuteTilings,
-      [&](const TokenPermuteTiling& t, Buffer buffer) { return UbNeed(chip, shape, t, buffer); }, tiling);
+  return ChooseCheapest(chip, shape, "token_permute", &AllPermuteTilings, tiling);
 }
 
 Status Choose(const ChipSpec& chip, const Shape& shape, TokenUnpermuteTiling* tiling) {
-  return ChooseCheapest(
-      chip, shape, "token_unpermute", &AllUnpermuteTilings,
-      [&](const TokenUnpermuteTiling& t, Buffer buffer) { return UbNeed(chip, shape, t, buffer); }, tiling);
+  return ChooseCheapest(chip, shape, "token_unpermute", &AllUnpermuteTilings, tiling);
 }
 
 }  // namespace cubist

@@ -93,6 +93,9 @@ void VisitFields(const ChipSpec&, const TokenPermuteShape&, Tiling& t, Visit&& v
   visit({"sums_chunks", 0, 1}, t.sums_chunks), visit({"sorts", 0, 1}, t.sorts);
 }
 
+// What the kernel's rings take of a buffer.
+std::int64_t BufferBytes(const ChipSpec& chip, const TokenPermuteShape& shape,
+                         const TokenPermuteTiling& tiling, Buffer buffer);
 bool Fits(const ChipSpec& chip, const TokenPermuteShape& shape, const TokenPermuteTiling& tiling);
 std::vector<TokenPermuteTiling> PermuteCandidates(const ChipSpec& chip, const TokenPermuteShape& shape);
 double Price(const ChipSpec& chip, const TokenPermuteShape& shape, const TokenPermuteTiling& tiling);
@@ -117,6 +120,9 @@ void VisitFields(const ChipSpec&, const TokenPermuteShape&, Tiling& t, Visit&& v
   visit({"stages", 1, 64}, t.stages);
 }
 
+// What the kernel's rings take of a buffer.
+std::int64_t BufferBytes(const ChipSpec& chip, const TokenPermuteShape& shape,
+                         const TokenUnpermuteTiling& tiling, Buffer buffer);
 bool Fits(const ChipSpec& chip, const TokenPermuteShape& shape, const TokenUnpermuteTiling& tiling);
 std::vector<TokenUnpermuteTiling> UnpermuteCandidates(const ChipSpec& chip, const TokenPermuteShape& shape);
 double Price(const ChipSpec& chip, const TokenPermuteShape& shape, const TokenUnpermuteTiling& tiling);
@@ -143,6 +149,9 @@ void VisitFields(const ChipSpec&, const TokenPermuteShape&, Tiling& t, Visit&& v
   visit({"rows", 1, 8}, t.rows), visit({"row_stages", 1, 64}, t.row_stages);
 }
 
+// What the kernel's rings take of a buffer.
+std::int64_t BufferBytes(const ChipSpec& chip, const TokenPermuteShape& shape,
+                         const TokenUnpermuteGradTiling& tiling, Buffer buffer);
 bool Fits(const ChipSpec& chip, const TokenPermuteShape& shape, const TokenUnpermuteGradTiling& tiling);
 std::vector<TokenUnpermuteGradTiling> UnpermuteGradCandidates(const ChipSpec& chip,
                                                               const TokenPermuteShape& shape);

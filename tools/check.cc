@@ -31,17 +31,21 @@ bool ExecuteOrders(const trace::Record& record, const sync::Plan& plan, int rand
   using sync::Schedule;
   trace::GmImage first;
   int orders = 0;
+  Progress progress(stderr);
   const auto run = [&](Schedule schedule, unsigned seed) {
+    progress.Show(fmt::format("executing order {} of {}", orders + 1, 3 + random_orders));
     trace::GmImage gm = trace::InitialGm(record, /*seed=*/1);
     const bool ends = sync::Execute(record, plan, schedule, seed, &gm);
     if (first.empty()) first = gm;
     if (ends && gm == first) return ++orders, true;
+    progress.Clear();
     fmt::print("executed {} (seed {}): {}\n", NameOf(schedule), seed,
                ends ? "other bytes than in program order" : "a pipe waits for a flag that never comes");
     return false;
   };
   bool same = run(Schedule::kProgramOrder, 0) && run(Schedule::kEager, 0) && run(Schedule::kLate, 0);
   for (int i = 0; same && i < random_orders; ++i) same = run(Schedule::kRandom, static_cast<unsigned>(i));
+  progress.Clear();
   if (same) fmt::print("executed in {} orders: the same bytes in each\n", orders);
   return same;
 }
@@ -76,7 +80,7 @@ int CheckCommand(const CheckOptions& options) {
 
   if (options.plan) fmt::print("{}\n", sync::PlanTable(record, plan));
   fmt::print("{}", sync::CheckText(result));
-  if (!options.dot.empty()) {
+  if (!options.dot.empty() && !result.deadlock_dot.empty()) {
     if (status = WriteFile(options.dot, result.deadlock_dot); !status.ok())
       return BadInput("cubist check", status.message());
   }

@@ -190,9 +190,10 @@ void AddCheck(CLI::App& app, cubist::CheckOptions& options, std::function<int()>
 void AddValidate(CLI::App& app, cubist::ValidateOptions& options, std::function<int()>& command) {
   CLI::App* validate = AddCommand(
       app, "validate", "Replay what others measured on a device, and show the model's errors",
-      "cubist validate measured.csv --json errors.json", &cubist::ValidateCommand, options, command);
-  validate->add_option("file", options.file,
-                       "CSV of either form of npu_model/data/; the two there by default");
+      "cubist validate --no-intervals --json errors.json", &cubist::ValidateCommand, options, command);
+  validate->add_option(
+      "file", options.file,
+      "CSV of one of the forms of npu_model/data/; the schedules and the operators there by default");
   validate->add_option("--set", options.sets, "name=value: change a constant of every chip; repeatable")
       ->allow_extra_args(false);
   AddJson(validate, options.json, "rows, errors and what was skipped");
@@ -385,6 +386,13 @@ std::string Misspelt(const CLI::App& app, int argc, char** argv) {
   return "";
 }
 
+// "cubist run", as errors begin.
+std::string Named(const CLI::App& app) {
+  std::string name = "cubist";
+  for (const CLI::App* sub : app.get_subcommands()) name += " " + sub->get_name();
+  return name;
+}
+
 // A command's exit code, or what says that its text did not arrive: the disk is full, nobody reads.
 int Printed(int code) {
   std::cout.flush();
@@ -425,17 +433,15 @@ int CommandMain(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return Printed(app.exit(error));  // help, version
-    std::string name = "cubist";
-    for (const CLI::App* sub : app.get_subcommands()) name += " " + sub->get_name();
-    const std::string misspelt = Misspelt(app, argc, argv);
+    const std::string name = Named(app), misspelt = Misspelt(app, argc, argv);
     return BadInput(name, misspelt.empty() ? error.what() + ("; " + name + " --help tells more") : misspelt);
   }
   try {
     return Printed(command());
   } catch (const std::bad_alloc&) {
-    return BadInput("cubist", "the machine has no memory left");
+    return BadInput(Named(app), "the machine has no memory left");
   } catch (const std::exception& error) {  // system_error is what fmt::print throws
-    return BadInput("cubist", error.what());
+    return BadInput(Named(app), error.what());
   }
 }
 

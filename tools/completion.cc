@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <map>
+#include <set>
 
 namespace cubist {
 namespace {
@@ -31,13 +32,25 @@ std::vector<std::string> Names(const CommandWords& words) {
   return names;
 }
 
+// Options that take some value or other, for which a shell has its files.
+std::set<std::string> OthersWithValues(const CommandWords& words) {
+  std::set<std::string> names;
+  for (const auto& command : words.commands) {
+    for (const auto& option : command.options) {
+      if (option.takes_value && option.values.empty()) names.insert("--" + option.name);
+    }
+  }
+  return names;
+}
+
 // Shared by bash and zsh: sets $choices by the word before ($before), the subcommand ($command) and whether it is still
 // to come ($first is 1).
 std::string Choice(const CommandWords& words) {
-  std::string text = "  case $before in\n";
+  std::string text = "  local value=0\n  case $before in\n";
   for (const auto& [name, values] : ValuesOf(words))
     text += fmt::format("    --{}) choices=\"{}\" ;;\n", name, fmt::join(values, " "));
-  text += "  esac\n  if [ -z \"$choices\" ]; then\n    case $command in\n";
+  text += fmt::format("    {}) value=1 ;;\n", fmt::join(OthersWithValues(words), "|"));
+  text += "  esac\n  if [ -z \"$choices\" ] && [ $value = 0 ]; then\n    case $command in\n";
   for (const auto& command : words.commands)
     text += fmt::format("      {}) choices=\"{}\" ;;\n", command.name, fmt::join(WordsOf(command), " "));
   text +=

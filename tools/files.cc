@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <system_error>
 
 namespace cubist {
@@ -15,6 +16,20 @@ namespace {
 
 // The standard output since printed text goes elsewhere.
 int only_stdout = -1;
+
+// Files that options have asked for, by their full names.
+std::map<std::filesystem::path, std::string> asked_for;
+
+// Each file is one option's. Devices take whatever is written to them.
+Status AskFor(const char* option, const std::string& file) {
+  std::error_code error;
+  const std::filesystem::path name = std::filesystem::weakly_canonical(file, error);
+  if (error || (std::filesystem::exists(name, error) && !std::filesystem::is_regular_file(name, error)))
+    return {};
+  const auto [first, is_new] = asked_for.emplace(name, option);
+  if (is_new || first->second == option) return {};
+  return InvalidArgument(fmt::format("{} {}: {} writes to this file", option, file, first->second));
+}
 
 // Keeps the standard output for one file.
 Status ReserveStdout(const char* option) {
@@ -68,7 +83,7 @@ Status PrepareFile(const char* option, const std::string& file) {
   if (access(exists ? file.c_str() : folder.c_str(), W_OK) != 0) {
     return InvalidArgument(fmt::format("{} {}: may not be written", option, file));
   }
-  return {};
+  return AskFor(option, file);
 }
 
 Status WriteFile(const std::string& file, std::string_view text) {

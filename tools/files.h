@@ -10,7 +10,8 @@
 
 namespace cubist {
 
-// Whether a file can be made or replaced, before any work. An empty name is fine. `option` is named in errors.
+// Whether a file can be made or replaced, before any work, and no other option has asked for it. An empty name is fine.
+// `option` is named in errors.
 Status PrepareFile(const char* option, const std::string& file);
 
 // The same for what WriteFile writes, where "-" is the standard output: what is printed from now on goes to the standard

@@ -105,6 +105,8 @@ constexpr std::int64_t kMostForInterval = 500000;
 
 Status Run(const SubjectOptions& options, bool interval_of_all, ProfiledCall* call) {
   call->options = options, call->interval_of_all = interval_of_all;
+  Progress progress(stderr);
+  progress.Show(fmt::format("{}: choosing a tiling, recording, replaying", call->subject.kernel));
   CUBIST_RETURN_IF_ERROR(call->subject.Run(&call->profile, /*timeline=*/true, &call->record));
   if (call->profile.launches == 1) {
     RecordedLaunch launch;
@@ -113,6 +115,8 @@ Status Run(const SubjectOptions& options, bool interval_of_all, ProfiledCall* ca
     const bool all = interval_of_all || call->profile.instructions <= kMostForInterval;
     const ChipSpec& chip = call->subject.chip;
     const double us = call->profile.time_s * 1e6;
+    progress.Show(fmt::format("{}: interval, from {} instructions replayed with other constants",
+                              call->subject.kernel, all ? call->profile.instructions : kMostForInterval));
     call->interval =
         all ? IntervalOf({&launch, 1}, chip, us) : IntervalFromBeginning(launch, chip, us, kMostForInterval);
     call->record = std::move(launch.record);

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "npu_model/host/tile_ops.h"
+#include "tools/files.h"
 #include "tools/table.h"
 
 namespace cubist {
@@ -182,10 +182,7 @@ Status WriteReport(const std::string& path, const RunSettings& settings, const C
                {"passed", CountFailed(rows) == 0},
                {"rows", Json::array()}};
   for (const RunRow& row : rows) json["rows"].push_back(ToJson(row));
-  std::ofstream file(path);
-  file << json.dump(2, ' ', true, Json::error_handler_t::replace) << "\n";
-  file.close();
-  return file ? Status() : InvalidArgument(fmt::format("{}: cannot be written", path));
+  return WriteFile(path, json.dump(2, ' ', true, Json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace cubist

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -37,6 +39,24 @@ Status ChangeTilings(const Call& call, const ChipSpec& chip, const std::string& 
   const Status status =
       call(Npu(chip, {.with_data = false, .tuning = std::make_shared<Tuning>(*tuning)}), nullptr);
   return status.ok() ? status : InvalidArgument("--tiling: " + status.message());
+}
+
+// Says so where a file has no tiling for what the call chooses: a call of another shape, dtype or chip.
+Status NoteUnused(const Call& call, const ChipSpec& chip, const std::string& file, const Tuning& tuning) {
+  std::vector<TilingChoice> choices;
+  CUBIST_RETURN_IF_ERROR(MeetChoices(call, chip, tuning, &choices));
+  const auto is_tuned = [&](const TilingChoice& choice) {
+    return tuning.Find(choice.kernel, choice.chip, choice.shape) != nullptr;
+  };
+  if (std::any_of(choices.begin(), choices.end(), is_tuned)) return {};
+  static std::set<std::string> noted;  // Once, however many points a sweep has.
+  if (!noted.insert(file).second || choices.empty()) return {};
+  const TilingChoice& first = choices.front();
+  fmt::print(
+      stderr,
+      "--tuning {}: has no tiling for this call, which goes on without; it would begin with\n  {} {} {}\n",
+      file, first.kernel, first.chip, first.shape);
+  return {};
 }
 
 // Constants as they were set last, and fields of the tiling.
@@ -90,7 +110,10 @@ Status MakeSubject(const SubjectOptions& options, Subject* subject) {
   s.shape = FullShape(options.call);
   s.call = [call](const Device& device, Profile* profile) { return (*call)(device, profile); };
   s.tuning = std::make_shared<Tuning>();
-  if (!options.tuning.empty()) CUBIST_RETURN_IF_ERROR(s.tuning->Read(options.tuning));
+  if (!options.tuning.empty()) {
+    CUBIST_RETURN_IF_ERROR(s.tuning->Read(options.tuning));
+    CUBIST_RETURN_IF_ERROR(NoteUnused(s.call, s.chip, options.tuning, *s.tuning));
+  }
   if (!options.tiling.empty())
     CUBIST_RETURN_IF_ERROR(ChangeTilings(s.call, s.chip, options.tiling, s.tuning.get()));
   s.changes = ChangesOf(options);

@@ -95,6 +95,8 @@ bool IsWhole(const SweepOptions& options) {
 
 Status Values(const SweepOptions& options, std::vector<std::string>* values) {
   *values = options.values;
+  if (!values->empty() && (options.from || options.to))
+    return InvalidArgument("--values are given, and --from or --to: needs the one or the other");
   if (!values->empty()) return {};
   if (!options.from || !options.to) {
     const bool both = !options.from && !options.to;

@@ -67,7 +67,7 @@ int TuneCommand(const TuneOptions& options) {
   search.on_progress = [&](int tried, int budget, double best_s) {
     const double share = std::min(1.0, static_cast<double>(tried) / std::max(budget, 1));
     progress.Show(
-        fmt::format("{} {} of {} tilings, best {}", Bar(share), tried, budget, FormatSeconds(best_s)));
+        fmt::format("{} {} of about {} tilings, best {}", Bar(share), tried, budget, FormatSeconds(best_s)));
   };
   SearchResult found;
   status = SearchTilings(subject.call, subject.chip, search, &found);
@@ -88,7 +88,8 @@ int TuneCommand(const TuneOptions& options) {
   if (!options.output.empty()) {
     if (status = WriteFile(options.output, file.Text()); !status.ok())
       return BadInput("cubist tune", status.message());
-    fmt::print("written to {}: give it to --tuning, or to a device as its tuning\n", options.output);
+    if (options.output != "-")
+      fmt::print("written to {}: give it to --tuning, or to a device as its tuning\n", options.output);
   }
   if (options.json.empty()) return 0;
   status = WriteJson(options.json, ToJson(options, subject, found));

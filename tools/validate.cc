@@ -238,32 +238,35 @@ void Print(const std::vector<Result>& results, bool intervals) {
   if (skipped > 0) fmt::print("skipped {} of {} rows\n", skipped, results.size());
 }
 
-std::string Markdown(const std::vector<Result>& results) {
-  std::string text =
-      "| group | rows | MAPE | median error | Spearman | inside interval | median width | worst rows |\n";
-  text += "|---|---|---|---|---|---|---|---|\n";
+std::string Markdown(const std::vector<Result>& results, bool intervals) {
+  std::string text = fmt::format(
+      "| group | rows | MAPE | median error | Spearman |{} worst rows |\n|---|---|---|---|---|{}---|\n",
+      intervals ? " inside interval | median width |" : "", intervals ? "---|---|" : "");
+  const auto coverage = [&](const std::vector<const Result*>& rows) {
+    if (!intervals) return std::string();
+    const Coverage c = CoverageOf(rows);
+    return fmt::format(" {:.0f} % | +-{:.0f} % |", 100 * c.inside, 100 * c.width);
+  };
   for (const auto& [group, of_group] : ByGroup(results)) {
     const ErrorSummary s = SummaryOf(of_group);
-    const Coverage c = CoverageOf(of_group);
     std::string worst;
     for (const Result* r : Worst(of_group))
       worst += fmt::format("{}{} {}", worst.empty() ? "" : "; ", r->name, Percent(r->error()));
-    text += fmt::format("| {} | {} | {:.1f} % | {} | {:.3f} | {:.0f} % | +-{:.0f} % | {} |\n", group, s.rows,
-                        100 * s.mape, Percent(s.median), s.spearman, 100 * c.inside, 100 * c.width, worst);
+    text += fmt::format("| {} | {} | {:.1f} % | {} | {:.3f} |{} {} |\n", group, s.rows, 100 * s.mape,
+                        Percent(s.median), s.spearman, coverage(of_group), worst);
   }
-  const Coverage all = CoverageOf(Replayed(results));
-  text += fmt::format("| all | {} |  |  |  | {:.0f} % | +-{:.0f} % |  |\n", Replayed(results).size(),
-                      100 * all.inside, 100 * all.width);
+  text += fmt::format("| all | {} |  |  |  |{}  |\n", Replayed(results).size(), coverage(Replayed(results)));
   for (const auto& [group, of_group] : ByGroup(results)) {
     if (group == kKnownSchedules) text.append("\n").append(HeldOut(of_group));
   }
-  text +=
-      "\n## Rows\n\n| case | group | predicted, us | measured, us | error | interval, us "
-      "|\n|---|---|---|---|---|---|\n";
+  text += fmt::format(
+      "\n## Rows\n\n| case | group | predicted, us | measured, us | error |{}\n|---|---|---|---|---|{}\n",
+      intervals ? " interval, us |" : "", intervals ? "---|" : "");
   for (const Result& r : results) {
     if (!r.skipped.empty()) continue;
-    text += fmt::format("| {} | {} | {:.1f} | {:.1f} | {} | {:.1f} .. {:.1f} |\n", r.name, r.group,
-                        r.predicted, r.measured, Percent(r.error()), r.low, r.high);
+    text +=
+        fmt::format("| {} | {} | {:.1f} | {:.1f} | {} |{}\n", r.name, r.group, r.predicted, r.measured,
+                    Percent(r.error()), intervals ? fmt::format(" {:.1f} .. {:.1f} |", r.low, r.high) : "");
   }
   std::string skipped;
   for (const Result& r : results) {
@@ -346,10 +349,11 @@ int ValidateCommand(const ValidateOptions& options) {
       return BadInput("cubist validate", status.message());
   }
   if (!options.markdown.empty()) {
-    if (const Status status = WriteFile(options.markdown, Markdown(results)); !status.ok())
+    if (const Status status = WriteFile(options.markdown, Markdown(results, options.intervals)); !status.ok())
       return BadInput("cubist validate", status.message());
   }
-  return 0;
+  // Bad lines were named; what is told is of the others.
+  return measured.bad.empty() ? 0 : kBadInput;
 }
 
 }  // namespace cubist

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
@@ -54,14 +55,16 @@ Status ReadChip(const std::string& path, ChipSpec* chip) {
   Status status;
   try {
     status = FromJson(Json::parse(text), chip);
+  } catch (const Json::parse_error& error) {
+    status = InvalidArgument(fmt::format("is no JSON: byte {} is not what may stand there", error.byte));
   } catch (const Json::exception& error) {
     status = InvalidArgument(error.what());
   }
   return status.ok() ? status : InvalidArgument(path + ": " + status.message());
 }
 
-// The name of the change is part of the chip's own.
-Status Set(const std::string& text, ChipSpec* chip) {
+// Notes the change in `changes`, where the last of a constant's counts.
+Status Set(const std::string& text, ChipSpec* chip, std::map<std::string, double>* changes) {
   const std::size_t equals = text.find('=');
   if (equals == std::string::npos)
     return InvalidArgument(fmt::format("--set is '{}', expected name=value", text));
@@ -72,6 +75,7 @@ Status Set(const std::string& text, ChipSpec* chip) {
     return InvalidArgument(fmt::format("--set {}: '{}' is not a number", text, number));
   if (const Status status = SetConstant(chip, text.substr(0, equals), value); !status.ok())
     return InvalidArgument("--set: " + status.message());
+  (*changes)[text.substr(0, equals)] = value;
   return {};
 }
 
@@ -84,8 +88,12 @@ Status LoadChip(const ChipOptions& options, ChipSpec* chip) {
   } else {
     CUBIST_RETURN_IF_ERROR(FindChip(name, chip));
   }
-  for (const std::string& set : options.sets) CUBIST_RETURN_IF_ERROR(Set(set, chip));
-  if (!options.sets.empty() && !chip->name.ends_with('*')) chip->name += '*';
+  std::map<std::string, double> changes;
+  for (const std::string& set : options.sets) CUBIST_RETURN_IF_ERROR(Set(set, chip, &changes));
+  if (changes.empty()) return {};
+  chip->name += '*';
+  for (const auto& [constant, value] : changes)
+    chip->changes += fmt::format("{}{}={}", chip->changes.empty() ? "" : ",", constant, value);
   return {};
 }
 

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 
@@ -383,8 +384,45 @@ TEST_F(CommandTest, TextThatDoesNotArriveIsAnError) {
     const int status = std::system(command.c_str());
     ASSERT_TRUE(WIFEXITED(status)) << arguments;
     EXPECT_EQ(WEXITSTATUS(status), 2) << arguments;
-    EXPECT_NE(Read("err").find("cubist: cannot write to "), std::string::npos) << arguments << Read("err");
+    EXPECT_NE(Read("err").find(": cannot write to "), std::string::npos) << arguments << Read("err");
   }
+}
+
+TEST_F(CommandTest, RowsOfARunGoToTheStandardOutput) {
+  const Outcome run = Cubist("run --quick --only attention --json -");
+  EXPECT_EQ(run.status, 0) << run.err;
+  EXPECT_TRUE(nlohmann::json::parse(run.out)["passed"].get<bool>());
+}
+
+TEST_F(CommandTest, EachFileIsOneOptions) {
+  const Outcome refused =
+      Cubist("profile matmul --shape 64x64x64 --json '" + Path("same") + "' --csv '" + Path("same") + "'");
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_NE(refused.err.find("--json writes to this file"), std::string::npos) << refused.err;
+  EXPECT_FALSE(std::filesystem::exists(Path("same")));
+}
+
+TEST_F(CommandTest, FilesWithoutAnEndAreRefused) {
+  if (!std::filesystem::exists("/dev/zero")) GTEST_SKIP() << "there is no /dev/zero";
+  for (const char* arguments :
+       {"profile matmul --tuning /dev/zero", "validate /dev/zero", "info --chip /dev/zero"}) {
+    const Outcome refused = Cubist(arguments);
+    EXPECT_EQ(refused.status, 2) << arguments;
+    EXPECT_NE(refused.err.find("/dev/zero: has more than "), std::string::npos) << arguments << refused.err;
+  }
+}
+
+// A tiling that was searched for with one --set is none for a chip with another.
+TEST_F(CommandTest, TilingsAreOfTheChipTheyWereTunedFor) {
+  const std::string file = Path("tilings");
+  const Outcome tuned =
+      Cubist("tune rms_norm --shape 64x512 --set cube_cores=8 --budget 2 --output '" + file + "'");
+  ASSERT_EQ(tuned.status, 0) << tuned.err;
+  const auto profile = [&](const std::string& set) {
+    return Cubist("profile rms_norm --shape 64x512 --set " + set + " --tuning '" + file + "'");
+  };
+  EXPECT_EQ(profile("cube_cores=8").err.find("has no tiling"), std::string::npos);
+  EXPECT_NE(profile("cube_cores=9").err.find("has no tiling for this call"), std::string::npos);
 }
 
 TEST_F(CommandTest, MisspeltWordsGetTheNearest) {

@@ -31,6 +31,7 @@ TEST(WhatIfTest, SetsConstantsAndMarksTheName) {
                             .sets = {"memory.hbm_bytes_per_s=3.2e12", "cube_cores=30"}};
   ASSERT_TRUE(LoadChip(options, &chip).ok());
   EXPECT_EQ(chip.name, "ascend910b3*");
+  EXPECT_EQ(chip.changes, "cube_cores=30,memory.hbm_bytes_per_s=3200000000000");
   EXPECT_EQ(chip.memory.hbm_bytes_per_s.value, 3.2e12);
   EXPECT_EQ(chip.cube_cores, 30);
 }
@@ -59,7 +60,7 @@ TEST(WhatIfTest, ErrorsNameWhatIsWrong) {
   refused({.sets = {"clock=1e9"}}, "--set: no constant of a chip is named 'clock'; the nearest is clock_hz");
   refused({.sets = {"clock_hz=-1"}}, "--set: clock_hz is -1, needs a number from 1e+06 to 1e+12");
   refused({.chip = "/nonexistent.json"}, "/nonexistent.json: cannot be read");
-  refused({.chip = FileWith("{")}, "parse error");
+  refused({.chip = FileWith("{")}, "is no JSON: byte 2");
   refused({.chip = FileWith("[]")}, "is not an object");
   refused({.chip = FileWith(R"({"name": "x"})")}, "base is missing");
   refused({.chip = FileWith(R"({"name": "a b", "base": "ascend910b2"})")}, "name is 'a b'");
