@@ -81,8 +81,10 @@ Status CheckGradient(const Tensor& gradient, const std::string& name) {
 
 }  // namespace
 
+Status LossScaler::status() const { return CheckOptions(options_); }
+
 Status LossScaler::Unscale(std::span<const Tensor> gradients, bool* apply) try {
-  CUBIST_RETURN_IF_ERROR(CheckOptions(options_));
+  CUBIST_RETURN_IF_ERROR(status());
   if (apply == nullptr) return InvalidArgument(std::string(kKernel) + ": apply is a null pointer");
   for (std::size_t i = 0; i < gradients.size(); ++i)
     CUBIST_RETURN_IF_ERROR(CheckGradient(gradients[i], "gradients[" + std::to_string(i) + "]"));

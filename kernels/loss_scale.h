@@ -23,6 +23,8 @@ class CUBIST_EXPORT LossScaler {
  public:
   explicit LossScaler(const LossScaleOptions& options = {}) : options_(options), scale_(options.initial) {}
 
+  // What is wrong with the options, if anything; Unscale says so too.
+  Status status() const;
   float scale() const { return scale_; }
   std::int64_t clean_steps() const { return clean_steps_; }
 

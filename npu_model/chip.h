@@ -66,6 +66,10 @@ constexpr const char* NameOf(Path path) {
 //   startup + r * row + B / bytes_per_cycle, and `least` at the earliest,
 // cycles when nothing else is slower. Startups overlap: behind a transfer the next one on the pipe begins `gap`
 // cycles after it began, and its bytes flow once the first one's have.
+// Elements from row to row that a move which changes the layout can step, at most: its srcDValue has 16 bits (Ascend C
+// DataCopy, Nd2NzParams). Rows farther apart are a move each.
+inline constexpr std::int64_t kMostNd2NzStride = 65535;
+
 struct PathSpec {
   Constant startup;          // cycles
   Constant bytes_per_cycle;  // bytes/cycle

@@ -59,14 +59,16 @@ class Block {
     const std::int64_t piece = std::min(t_.a_span > 1 ? t_.a_k1() : t_.piece(), s_.k),
                        rows = std::max<std::int64_t>(std::min(t_.m, s_.m), 1);
     if (s_.a_row_bytes > 0) return ByPieces(m_, piece, s_.a_row_bytes);
-    return AcrossPieces(SlotBytes(chip_, D(s_.k), rows * bytes_, s_.m * bytes_) * m_ / D(rows), a_bytes());
+    return AcrossPieces(SlotBytes(chip_, D(s_.k), rows * bytes_, s_.m * bytes_) * m_ / D(rows), a_bytes(),
+                        s_.m * bytes_);
   }
   Load LoadB() const {
     if (t_.pack_b || t_.b_once || s_.b_packed) return {b_bytes(), b_bytes(), steps1_, Path::kGmToL1};
     const std::int64_t piece = std::min(t_.piece(), s_.k),
                        cols = std::max<std::int64_t>(std::min(t_.n, s_.n), 1);
     if (s_.b_row_bytes == 0) return ByPieces(n_, piece, s_.k * bytes_);
-    return AcrossPieces(SlotBytes(chip_, D(s_.k), cols * bytes_, s_.b_row_bytes) * n_ / D(cols), b_bytes());
+    return AcrossPieces(SlotBytes(chip_, D(s_.k), cols * bytes_, s_.b_row_bytes) * n_ / D(cols), b_bytes(),
+                        s_.b_row_bytes);
   }
 
  private:
@@ -74,10 +76,17 @@ class Block {
   Load ByPieces(double rows, std::int64_t piece, std::int64_t stride) const {
     const double pieces = piece > 0 ? D(s_.k) / D(piece) : 0;
     return {SlotBytes(chip_, rows * pieces, piece * bytes_, stride), rows * D(s_.k * bytes_),
-            steps1_ * t_.pieces};
+            Moves(rows, stride)};
   }
-  // Rows across k: none is.
-  Load AcrossPieces(double bytes, double once) const { return {bytes, once, steps1_ * t_.pieces}; }
+  // Rows across k, `stride` bytes apart: none is.
+  Load AcrossPieces(double bytes, double once, std::int64_t stride) const {
+    return {bytes, once, Moves(D(s_.k) / steps1_, stride)};
+  }
+  // Of so many rows in each step along k, cut into pieces.
+  double Moves(double rows, std::int64_t stride) const {
+    const bool far = stride > kMostNd2NzStride * bytes_;
+    return steps1_ * std::max(D(t_.pieces), far ? rows : 1);
+  }
   double Mmads(std::int64_t rows, std::int64_t cols) const {
     const std::int64_t part = CeilDiv(cols, t_.c_parts);
     return t_.c_parts * (std::floor(D(s_.k) / D(t_.k0)) * MmadCycles(chip_, s_.in, rows, t_.k0, part) +

@@ -35,8 +35,19 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t) {
          s.side_tiles * bytes(DType::kF32, t.rows, s.side_cols) + KeptBytes(chip, s, t);
 }
 
-// Fewer rows do not pay for a chunk's own start: weights to load, a partial sum to store. Rows that are cut pass several times.
+// On a host fewer rows do not pay for a chunk's own start: weights to load, a partial sum to store. Rows that are cut pass several
+// times. Cores of an NPU stand idle where there are few: it may deal them one by one.
 constexpr std::int64_t kLeastChunk = 16, kLeastChunkOfCut = 4;
+
+// Rows of a chunk, largest first.
+std::vector<std::int64_t> ChunksOf(const ChipSpec& chip, const Shape& s) {
+  const std::int64_t share = CeilDiv(s.rows, chip.cube_cores * chip.vector_per_cube),
+                     least = s.cut_rows ? kLeastChunkOfCut : kLeastChunk;
+  std::vector<std::int64_t> chunks = {std::max(share, least)};
+  for (std::int64_t rows = least / 4; chip.pipes_overlap && rows > 0 && chunks.back() > share; rows /= 4)
+    chunks.push_back(std::max(share, rows));
+  return chunks;
+}
 
 // Elements of a host's tile, unless it is one row: what it reads and writes of them stays in the first-level cache.
 constexpr std::int64_t kHostElements = 8192;
@@ -46,15 +57,12 @@ constexpr std::int64_t kHostUncutElements = 16384;
 
 std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
   std::vector<Tiling> tilings;
-  Tiling t;
-  t.chunk_rows = std::max(CeilDiv(s.rows, chip.cube_cores * chip.vector_per_cube),
-                          s.cut_rows ? kLeastChunkOfCut : kLeastChunk);
-  t.chunks = std::max<std::int64_t>(CeilDiv(s.rows, t.chunk_rows), 1);
   const std::vector<std::int64_t> widths =
       s.uncut_rows ? std::vector<std::int64_t>{std::max<std::int64_t>(s.cols, 1)}
       : s.cut_rows ? TileSizes({8, 32, 128, 512, 1024, 2048, 4096, 8192}, 8, s.cols - 1)
                    : TileSizes({32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768}, 32, s.cols);
-  for (std::int64_t cols : widths) {
+  Tiling t;
+  const auto add = [&](std::int64_t cols) {
     for (std::int64_t rows : TileSizes({1, 2, 4, 8, 16, 32, 64, 128}, 1, t.chunk_rows)) {
       for (int stages : {1, 2}) {
         t.rows = rows, t.cols = cols, t.stages = stages;
@@ -64,6 +72,10 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
         tilings.push_back(t);
       }
     }
+  };
+  for (const std::int64_t chunk : ChunksOf(chip, s)) {
+    t.chunk_rows = chunk, t.chunks = std::max<std::int64_t>(CeilDiv(s.rows, chunk), 1);
+    for (std::int64_t cols : widths) add(cols);
   }
   return tilings;
 }

@@ -68,7 +68,7 @@ inline void Complete(const RowwiseShape& s, RowwiseTiling& t) {
 }
 
 // No two candidates are of one kind.
-inline auto FamilyOf(const RowwiseTiling& t) { return std::tuple(t.rows, t.cols, t.stages); }
+inline auto FamilyOf(const RowwiseTiling& t) { return std::tuple(t.chunk_rows, t.rows, t.cols, t.stages); }
 inline auto WalkOf(const RowwiseTiling& t) { return FamilyOf(t); }
 inline std::vector<RowwiseTiling> OtherOrders(const RowwiseTiling&) { return {}; }
 // What the replay of a call costs, in Mmads of a matrix product.

@@ -167,7 +167,8 @@ std::vector<std::int64_t> RowParts(const Shape& s) {
   return TileSizes({32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768}, 32, s.hidden);
 }
 
-// Tokens of a chunk: fewer do not pay for a row of counts, nor on a host for setting a core up.
+// Tokens of a chunk: fewer do not pay for a row of counts, nor on a host for setting a core up. Cores of an NPU stand idle where
+// there are few: PermuteTilings tries fewer there.
 std::int64_t LeastChunk(const ChipSpec& chip, const Shape& s) {
   constexpr std::int64_t kTokens = 16, kRoutes = 8192, kBytes = 1 << 19;
   if (chip.pipes_overlap) return kTokens;
@@ -220,8 +221,7 @@ double RankCycles(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling
 std::vector<TokenPermuteTiling> PermuteTilings(const ChipSpec& chip, const Shape& s, bool cut) {
   std::vector<TokenPermuteTiling> tilings;
   TokenPermuteTiling t;
-  CutTokens(chip, s, LeastChunk(chip, s), &t);
-  const auto add = [&] {
+  const auto add_cut = [&] {
     for (const Piece& piece : PiecesOf(s, t, cut)) {
       for (std::int64_t cols : RowParts(s)) {
         for (int stages : {2, 4, 8}) {
@@ -229,6 +229,16 @@ std::vector<TokenPermuteTiling> PermuteTilings(const ChipSpec& chip, const Shape
           tilings.push_back(t);
         }
       }
+    }
+  };
+  const auto add = [&] {
+    std::int64_t least = LeastChunk(chip, s);
+    CutTokens(chip, s, least, &t);
+    add_cut();
+    for (std::int64_t before = t.chunk_tokens; chip.pipes_overlap && least > 1; before = t.chunk_tokens) {
+      CutTokens(chip, s, least /= 4, &t);
+      if (t.chunk_tokens == before) break;
+      add_cut();
     }
   };
   for (bool sums_chunks : {false, true}) {

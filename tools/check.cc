@@ -11,6 +11,7 @@
 #include "npu_model/sync/plan.h"
 #include "npu_model/sync/report.h"
 #include "npu_model/sync/slack.h"
+#include "npu_model/trace/replay.h"
 #include "tools/bad_input.h"
 #include "tools/files.h"
 #include "tools/json_writer.h"
@@ -80,6 +81,11 @@ int CheckCommand(const CheckOptions& options) {
 
   if (options.plan) fmt::print("{}\n", sync::PlanTable(record, plan));
   fmt::print("{}", sync::CheckText(result));
+  if (!plan.shortages.empty() && !options.plan) fmt::print("{}", sync::ShortagesText(plan));
+  if (!plan.shortages.empty() && result.ok()) {
+    const double us = trace::Replay(record, plan).time_s * 1e6;
+    fmt::print("ids that run out cost {:.2f} us of {:.2f}\n", sync::ShortageUs(record, plan, us), us);
+  }
   if (!options.dot.empty() && !result.deadlock_dot.empty()) {
     if (status = WriteFile(options.dot, result.deadlock_dot); !status.ok())
       return BadInput("cubist check", status.message());

@@ -257,7 +257,7 @@ cubist_status cubist_loss_scaler_create(const cubist_loss_scale_options* options
                               .growth_interval = o.growth_interval,
                               .least = o.least,
                               .most = o.most});
-    return {};
+    return made.scaler.status();
   });
 }
 void cubist_loss_scaler_destroy(cubist_loss_scaler* scaler) { delete scaler; }

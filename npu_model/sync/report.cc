@@ -59,6 +59,12 @@ class CoreFold {
       row.count += count;
       row.most_on_core = std::max(row.most_on_core, count);
     }
+    for (auto& [key, flags] : new_rows_) {
+      std::sort(flags.begin(), flags.end(), [](const Flag& x, const Flag& y) { return x.set < y.set; });
+      PlanRow& row = rows_[key];
+      row.turn = TurnOf(flags);
+      row.first_set = ExecutionOf(flags.front().set), row.first_wait = ExecutionOf(flags.front().wait);
+    }
   }
 
  private:
@@ -69,6 +75,33 @@ class CoreFold {
   struct Event {
     std::vector<Numbered> sets, waits;
   };
+  struct Flag {
+    std::uint32_t set, wait;  // instructions
+    int id;
+  };
+
+  // The shortest run of ids that, repeated, is all of theirs; none where that is long.
+  static std::vector<int> TurnOf(const std::vector<Flag>& flags) {
+    constexpr std::size_t kLongest = 16;
+    for (std::size_t length = 1; length <= std::min(kLongest, flags.size()); ++length) {
+      std::size_t i = length;
+      while (i < flags.size() && flags[i].id == flags[i - length].id) ++i;
+      if (i < flags.size()) continue;
+      std::vector<int> turn;
+      for (std::size_t n = 0; n < length; ++n) turn.push_back(flags[n].id);
+      return turn;
+    }
+    return {};
+  }
+  // How often an instruction's line has been executed when it has.
+  std::int64_t ExecutionOf(std::uint32_t number) const {
+    const trace::Instr& instr = record_.instrs[number];
+    const auto alike = [&](const trace::Instr& other) {
+      return other.line == instr.line && other.op == instr.op && other.pipe == instr.pipe &&
+             other.lane == instr.lane;
+    };
+    return 1 + std::count_if(record_.instrs.begin(), record_.instrs.begin() + number, alike);
+  }
 
   void Pair(std::deque<Numbered>& sets, const Numbered& wait) {
     if (sets.empty()) return;
@@ -109,7 +142,11 @@ class CoreFold {
     row.set = LineOf(set), row.wait = LineOf(wait);
     const Key key{phase_,       !row.on_cube, row.cross_core, row.barrier,   row.from,      row.to,
                   row.set.file, row.set.line, row.set.what,   row.wait.file, row.wait.line, row.wait.what};
-    PlanRow& known = rows_.try_emplace(key, row).first->second;
+    const auto [place, is_new] = rows_.try_emplace(key, row);
+    PlanRow& known = place->second;
+    if (is_new) new_rows_[key];
+    if (const auto mine = new_rows_.find(key); mine != new_rows_.end())
+      mine->second.push_back({set.instr, wait.instr, set.id});
     if (!row.barrier && std::find(known.ids.begin(), known.ids.end(), set.id) == known.ids.end())
       known.ids.push_back(set.id);
     ++counts_[key];
@@ -124,6 +161,7 @@ class CoreFold {
   std::map<std::tuple<bool, int, int>, std::size_t> nth_;
   std::map<std::tuple<bool, int, std::size_t>, Event> events_;
   std::map<Key, std::int64_t> counts_;
+  std::map<Key, std::vector<Flag>> new_rows_;  // Those that no core before this one has.
 };
 
 // 0, 1, 2, 5 as "0-2 5".
@@ -152,10 +190,13 @@ std::string RowJson(const PlanRow& row) {
                                     : row.cross_core ? "cross-core flag"
                                                      : "flag") +
                      ", " + Member("from", NameOf(row.from)) + ", " + Member("to", NameOf(row.to)) +
-                     ", \"ids\": " + List(row.ids, [](int id) { return std::to_string(id); });
+                     ", \"ids\": " + List(row.ids, [](int id) { return std::to_string(id); }) +
+                     ", \"turn\": " + List(row.turn, [](int id) { return std::to_string(id); });
+  if (!row.barrier) json += ", " + Member("first_set", row.first_set);
   if (!row.barrier) json += ", \"set\": " + LineJson(row.set.file, row.set.line, row.set.what);
   json += ", \"wait\": " + LineJson(row.wait.file, row.wait.line, row.wait.what);
-  return json + ", " + Member("count", row.count) + ", " + Member("most_on_core", row.most_on_core) + "}";
+  return json + ", " + Member("first_wait", row.first_wait) + ", " + Member("count", row.count) + ", " +
+         Member("most_on_core", row.most_on_core) + "}";
 }
 
 std::string ShortageText(const Shortage& s) {
@@ -168,6 +209,15 @@ std::string ShortageText(const Shortage& s) {
   return std::string(what) + NameOf(s.from) + "_" + NameOf(s.to) + " run out: " + s.line.file + ":" +
          std::to_string(s.line.line) + kRemedies[static_cast<int>(s.remedy)] + std::to_string(s.count) +
          (s.count == 1 ? " time" : " times");
+}
+
+// "0 1" of flags that take these ids by turns; of those that take them as they come free which ones they are.
+std::string TurnText(const PlanRow& row) {
+  if (row.barrier) return "";
+  if (row.turn.empty()) return "any of " + Ranges(row.ids);
+  std::string text;
+  for (const int id : row.turn) text.append(text.empty() ? "" : " ").append(std::to_string(id));
+  return text;
 }
 
 std::string PlaceJson(const Place& place) {
@@ -216,11 +266,13 @@ std::vector<PlanRow> Fold(const Record& record, const Plan& plan,
 
 std::string PlanTable(const Record& record, const Plan& plan) {
   std::vector<std::vector<std::string>> cells = {
-      {"phase", "core", "flag", "ids", "after", "before", "count", "most on a core"}};
+      {"phase", "core", "flag", "ids in turn", "after", "before", "first", "count", "most on a core"}};
   for (const PlanRow& row : Fold(record, plan)) {
-    cells.push_back({std::to_string(row.phase), SideText(row), FlagText(row), Ranges(row.ids),
-                     row.barrier ? "" : LineText(row.set), LineText(row.wait), std::to_string(row.count),
-                     std::to_string(row.most_on_core)});
+    const std::string wait = std::to_string(row.first_wait);
+    cells.push_back({std::to_string(row.phase), SideText(row), FlagText(row), TurnText(row),
+                     row.barrier ? "" : LineText(row.set), LineText(row.wait),
+                     row.barrier ? wait : std::to_string(row.first_set) + ", " + wait,
+                     std::to_string(row.count), std::to_string(row.most_on_core)});
   }
   std::vector<std::size_t> widths(cells[0].size());
   for (const auto& row : cells) {
@@ -231,10 +283,15 @@ std::string PlanTable(const Record& record, const Plan& plan) {
     std::string line;
     for (std::size_t c = 0; c < row.size(); ++c) {
       const std::string pad(widths[c] - row[c].size(), ' ');
-      line += c >= 6 ? pad + row[c] + "  " : row[c] + pad + "  ";
+      line += c >= 7 ? pad + row[c] + "  " : row[c] + pad + "  ";
     }
     text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
   }
+  return text + "first: at which execution of the two lines the first flag stands\n" + ShortagesText(plan);
+}
+
+std::string ShortagesText(const Plan& plan) {
+  std::string text;
   for (const Shortage& s : plan.shortages) text += ShortageText(s) + "\n";
   return text;
 }

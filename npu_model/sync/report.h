@@ -30,6 +30,11 @@ struct PlanRow {
   } set, wait;
   std::int64_t count = 0;  // on all cores
   std::int64_t most_on_core = 0;
+  // On the first core that has the row. The ids of its flags one after the other: the n-th takes turn[n % size]; none where they
+  // do not repeat. And at which execution of the two lines, counted from 1, its first flag stands: a loop may wait from its
+  // third round on.
+  std::vector<int> turn;
+  std::int64_t first_set = 0, first_wait = 0;
 };
 
 // An op of a plan.
@@ -48,12 +53,15 @@ CUBIST_EXPORT const char* SideText(const PlanRow& row);
 // "kernels/multiply_block_kernel.h:70 Load L1"
 CUBIST_EXPORT std::string LineText(const PlanRow::Line& line);
 
-// A table to carry to the device: pipe pair, event ids, behind which line, in front of which, how often; then
-// where ids ran out.
+// A table to carry to the device: pipe pair, event ids in the order in which flags take them, behind which line, in front of
+// which, from which execution of the two on, how often; then where ids ran out.
 CUBIST_EXPORT std::string PlanTable(const trace::Record& record, const Plan& plan);
-// {"kernel", "chip", "policy", "rows": [{"phase", "core", "kind", "from", "to", "ids", "set", "wait", "count"}],
-//  "shortages": [..]}
+// {"kernel", "chip", "policy", "rows": [{"phase", "core", "kind", "from", "to", "ids", "turn", "set", "first_set", "wait",
+//  "first_wait", "count"}], "shortages": [..]}
 CUBIST_EXPORT std::string PlanJson(const trace::Record& record, const Plan& plan);
+
+// Where ids ran out, a line each; empty where they did not.
+CUBIST_EXPORT std::string ShortagesText(const Plan& plan);
 
 // A verdict in a line, then every finding.
 CUBIST_EXPORT std::string CheckText(const CheckResult& result);

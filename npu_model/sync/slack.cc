@@ -71,13 +71,15 @@ Slack FindSlack(const trace::Record& record, const Plan& plan,
     slack.rows[r].saved_us = slack.time_us - MicrosecondsOf(record, Without(plan, members[r]));
     if (progress) progress(r + 1, slack.rows.size());
   }
-  if (!plan.shortages.empty()) {
-    const Plan ample = PlanFlags(record, plan.policy, WithManyFlags(record.chip));
-    slack.shortage_us = slack.time_us - MicrosecondsOf(record, ample);
-  }
+  slack.shortage_us = ShortageUs(record, plan, slack.time_us);
   std::stable_sort(slack.rows.begin(), slack.rows.end(),
                    [](const SlackRow& x, const SlackRow& y) { return x.saved_us > y.saved_us; });
   return slack;
+}
+
+double ShortageUs(const trace::Record& record, const Plan& plan, double time_us) {
+  if (plan.shortages.empty()) return 0;
+  return time_us - MicrosecondsOf(record, PlanFlags(record, plan.policy, WithManyFlags(record.chip)));
 }
 
 std::string SlackTable(const Slack& slack) {

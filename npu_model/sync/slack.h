@@ -33,6 +33,9 @@ CUBIST_COMMAND_EXPORT Slack
 FindSlack(const trace::Record& record, const Plan& plan,
           const std::function<void(std::size_t done, std::size_t all)>& progress = {});
 
+// By how many us the record would be over sooner if event ids and counters never ran out; 0 where they do not.
+CUBIST_COMMAND_EXPORT double ShortageUs(const trace::Record& record, const Plan& plan, double time_us);
+
 // Rows in which a pipe stands still or time could be saved, as a table.
 CUBIST_COMMAND_EXPORT std::string SlackTable(const Slack& slack);
 // {"time_us", "shortage_us", "rows": [{"core", "flag", "set", "wait", "count", "waited_us", "saved_us"}]}

@@ -185,7 +185,8 @@ inline IdBins BinsOf(const Instr& instr) {
 // Bytes of global memory, in their stored orientation: rows of `bursts` pieces of
 // `burst_bytes` each. A plain matrix has one burst per row, contiguous bytes are one
 // row, and a view whose columns are not adjacent has a burst per element. Strides are never negative: rows or bursts
-// that a view takes downwards are named from the lowest on. No move of a device steps down, so each of them is one.
+// that a view takes downwards are named from the lowest on. No move of a device steps down, so each of them is one, and so is
+// each row that lies farther from the next than a move's stride can say.
 struct GmAccess {
   std::int32_t tensor = -1;  // Record::tensors; -1 for the core's own hand-over workspace
   Path path = Path::kGmToL1;
@@ -196,10 +197,13 @@ struct GmAccess {
   std::int64_t burst_bytes = 0;
   bool transposed = false;                      // rows of the view are columns here
   bool rows_down = false, bursts_down = false;  // the lowest one is the view's last
+  bool rows_far = false;                        // farther apart than one move can step
 
   std::int64_t bytes() const { return rows * bursts * burst_bytes; }
   // Moves of a device that it takes.
-  std::int64_t moves() const { return (rows_down || bursts_down ? rows : 1) * (bursts_down ? bursts : 1); }
+  std::int64_t moves() const {
+    return (rows_down || bursts_down || rows_far ? rows : 1) * (bursts_down ? bursts : 1);
+  }
   // One past the last byte, from the start of the tensor.
   std::int64_t end() const {
     return offset + (rows - 1) * row_stride + (bursts - 1) * burst_stride + burst_bytes;

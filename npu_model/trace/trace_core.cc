@@ -174,7 +174,10 @@ GmAccess AccessOf(const Gm& gm, Path path, bool writes) {
   }
   access.rows_down = Upwards(access.rows, &access.row_stride, &access.offset);
   access.bursts_down = Upwards(access.bursts, &access.burst_stride, &access.offset);
-  return Contiguous(access);
+  access = Contiguous(access);
+  access.rows_far =
+      path == Path::kGmToL1Nd2Nz && access.rows > 1 && access.row_stride > kMostNd2NzStride * element;
+  return access;
 }
 
 GmAccess AccessOf(const ChipSpec& chip, const PackedGm& packed, Path path, bool writes) {

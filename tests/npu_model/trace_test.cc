@@ -149,6 +149,18 @@ TEST(AccessTest, IsDescribedAsItIsStored) {
   EXPECT_EQ(access_of(scattered).end(), 3 * 400 + 4 * 6 + 2);
 }
 
+// The stride of a move that changes the layout has 16 bits.
+TEST(AccessTest, RowsTooFarApartAreAMoveEach) {
+  const GmTensor tensor = TensorOf(0, DType::kBF16, 64, 100);
+  const auto moves = [&](std::int64_t row_stride, Path path) {
+    return trace::AccessOf(Gm{&tensor, 0, 8, 32, row_stride, 1}, path, false).moves();
+  };
+  EXPECT_EQ(moves(kMostNd2NzStride, Path::kGmToL1Nd2Nz), 1);
+  EXPECT_EQ(moves(kMostNd2NzStride + 1, Path::kGmToL1Nd2Nz), 8);
+  EXPECT_EQ(moves(kMostNd2NzStride + 1, Path::kGmToUb), 1);
+  EXPECT_EQ(trace::AccessOf(Gm{&tensor, 0, 1, 32, 1 << 20, 1}, Path::kGmToL1Nd2Nz, false).moves(), 1);
+}
+
 TEST(AccessTest, PackedBlocksAreWholePanels) {
   const ChipSpec chip = RoundChip();
   const GmTensor tensor = TensorOf(0, DType::kF32, 1, 1 << 16);
