@@ -74,7 +74,7 @@ struct PathSpec {
   Constant startup;          // cycles
   Constant bytes_per_cycle;  // bytes/cycle
   Constant gap{1, "cycles", Basis::kGuessed, 1, "an instruction per cycle"};
-  Constant row{0, "cycles", Basis::kDocumented, 0, "no rows on this path"};
+  Constant row{0, "cycles", Basis::kDocumented, 0, "rows take no longer than their bytes"};
   Constant least{0, "cycles", Basis::kDocumented, 0, "none"};  // Of the smallest transfer.
 };
 

@@ -64,15 +64,24 @@ const std::array<std::string, kCount>& KeysOf() {
   return keys;
 }
 
-// Calls visit(name, member, limits) for each. A chip without pipes that overlap has one thread per core: what belongs to
+// What a count, which is no Constant, is of, and who says so.
+struct Known {
+  const char *unit = "", *source = "";
+};
+
+// Calls visit(name, member, limits), and with Known for counts, for each. A chip without pipes that overlap has one thread per core: what belongs to
 // flags and queues is listed all the same.
 template <class Chip, class Visit>
 void VisitConstants(Chip& chip, Visit visit) {
-  visit("cube_cores", chip.cube_cores, Limits{1, 4096});
-  visit("vector_per_cube", chip.vector_per_cube, Limits{1, kMaxVectorPerCube});
+  visit("cube_cores", chip.cube_cores, Limits{1, 4096},
+        Known{"cores", "CANN's platform files, catlass, pto-dsl guide"});
+  visit("vector_per_cube", chip.vector_per_cube, Limits{1, kMaxVectorPerCube},
+        Known{"cores", "CANN's platform files: twice as many Vector cores as Cubes"});
   visit("clock_hz", chip.clock_hz, kHertz);
   for (std::size_t b = 0; b < kBufferCount; ++b)
-    visit({"buffer.", KeysOf<Buffer, kBufferCount>()[b]}, chip.buffers[b].capacity, kBytes);
+    visit({"buffer.", KeysOf<Buffer, kBufferCount>()[b]}, chip.buffers[b].capacity, kBytes,
+          Known{"bytes", static_cast<Buffer>(b) == Buffer::kHandOver ? "workspace in GM: any size"
+                                                                     : "CANN's platform files, catlass"});
   visit("mmad.fp32_passes", chip.mmad.fp32_passes, kCyclesOfWork);
   visit("mmad.narrow_passes", chip.mmad.narrow_passes, kCyclesOfWork);
   visit("mmad.head_idle", chip.mmad.head_idle, kCycles);
@@ -92,11 +101,13 @@ void VisitConstants(Chip& chip, Visit visit) {
     visit({"vector.cycles.", kVectorOps[op]}, chip.vector.cycles[op], kCyclesOfWork);
   visit("scalar.issue", chip.scalar.issue, kCycles);
   visit("scalar.issue_flag", chip.scalar.issue_flag, kCycles);
-  visit("scalar.queue_depth", chip.scalar.queue_depth, Limits{1, 1024});
+  visit("scalar.queue_depth", chip.scalar.queue_depth, Limits{1, 1024},
+        Known{"instructions", "developer guide, tuning of a matmul: MTE1 and M; the others likewise"});
   visit("scalar.read", chip.scalar.read, kCycles);
   visit("scalar.read_gm", chip.scalar.read_gm, kCycles);
   visit("scalar.update", chip.scalar.update, kCycles);
-  visit("memory.l2_bytes", chip.memory.l2_bytes, Limits{4096, kBytes.most});
+  visit("memory.l2_bytes", chip.memory.l2_bytes, Limits{4096, kBytes.most},
+        Known{"bytes", "CANN's platform files, catlass, pto-dsl guide"});
   visit("memory.hbm_bytes_per_s", chip.memory.hbm_bytes_per_s, kBytesPerSecond);
   visit("memory.l2_read_bytes_per_s", chip.memory.l2_read_bytes_per_s, kBytesPerSecond);
   visit("memory.cube_read_bytes_per_s", chip.memory.cube_read_bytes_per_s, kBytesPerSecond);
@@ -115,9 +126,13 @@ void VisitConstants(Chip& chip, Visit visit) {
   visit("sync.launch_s", chip.sync.launch_s, kSeconds);
   visit("sync.mixed_launch_s", chip.sync.mixed_launch_s, kSeconds);
   visit("sync.start_spread_s", chip.sync.start_spread_s, kSeconds);
-  visit("sync.event_ids", chip.sync.event_ids, Limits{1, 64});
-  visit("sync.cross_core_ids", chip.sync.cross_core_ids, Limits{1, 64});
-  visit("sync.cross_core_limit", chip.sync.cross_core_limit, Limits{1, 255});
+  visit("sync.event_ids", chip.sync.event_ids, Limits{1, 64},
+        Known{"ids",
+              "developer guide: 0 to 7 of an ordered pair of pipes, of which the framework keeps 6 and 7"});
+  visit("sync.cross_core_ids", chip.sync.cross_core_ids, Limits{1, 64},
+        Known{"ids", "developer guide: CrossCoreSetFlag takes 0 to 10"});
+  visit("sync.cross_core_limit", chip.sync.cross_core_limit, Limits{1, 255},
+        Known{"sets", "developer guide: the counter of an id goes to 15"});
 }
 
 std::string Number(double value) {
@@ -144,13 +159,13 @@ template <class Member>
 constexpr bool kWhole = !std::is_same_v<std::remove_cvref_t<Member>, Constant>;
 
 template <class Member>
-NamedConstant Describe(const Name& name, const Member& member, const Limits& limits) {
+NamedConstant Describe(const Name& name, const Member& member, const Limits& limits, const Known& known) {
   NamedConstant named;
   named.name = name.text();
   named.least = limits.least, named.most = limits.most, named.or_zero = limits.or_zero;
   named.whole = kWhole<Member>;
   if constexpr (kWhole<Member>) {
-    named.constant = {static_cast<double>(member), "", Basis::kDocumented, 0, ""};
+    named.constant = {static_cast<double>(member), known.unit, Basis::kDocumented, 0, known.source};
   } else {
     named.constant = member;
   }
@@ -161,15 +176,16 @@ NamedConstant Describe(const Name& name, const Member& member, const Limits& lim
 
 std::vector<NamedConstant> ConstantsOf(const ChipSpec& chip) {
   std::vector<NamedConstant> constants;
-  VisitConstants(chip, [&](const Name& name, const auto& member, const Limits& limits) {
-    constants.push_back(Describe(name, member, limits));
-  });
+  VisitConstants(chip,
+                 [&](const Name& name, const auto& member, const Limits& limits, const Known& known = {}) {
+                   constants.push_back(Describe(name, member, limits, known));
+                 });
   return constants;
 }
 
 Status CheckChip(const ChipSpec& chip) {
   Status status;
-  const auto check = [&](const Name& name, const auto& member, const Limits& limits) {
+  const auto check = [&](const Name& name, const auto& member, const Limits& limits, const Known& = {}) {
     if (status.ok()) status = CheckValue(name, limits, kWhole<decltype(member)>, static_cast<double>(member));
   };
   VisitConstants(chip, check);
@@ -197,7 +213,7 @@ Status SetConstant(ChipSpec* chip, std::string_view name, double value) {
   bool found = false;
   Status status;
   std::vector<std::string> names;
-  VisitConstants(*chip, [&](const Name& known, auto& member, const Limits& limits) {
+  VisitConstants(*chip, [&](const Name& known, auto& member, const Limits& limits, const Known& = {}) {
     names.push_back(known.text());
     if (names.back() != name) return;
     found = true;

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <iterator>
-#include <limits>
 #include <new>
 #include <optional>
 
@@ -54,9 +53,11 @@ GmTensor* Launch::Add(const char* name, const ConstTensor& tensor, bool writable
   for (int d = 0; d < tensor.rank; ++d) {
     const auto to = static_cast<std::size_t>(d + 4 - tensor.rank);
     t.sizes[to] = tensor.size(d);
-    // Along a dimension of one element nobody steps, and its stride may be longer than a step in bytes can be.
-    constexpr std::int64_t kLongestStride = std::numeric_limits<std::int64_t>::max() / 64;
-    t.strides[to] = std::clamp(tensor.stride(d), -kLongestStride, kLongestStride);
+    // Along a dimension of one element nobody steps, and its stride may be longer than a step in bytes can be; instructions
+    // that ask for what lies some steps ahead name addresses there all the same.
+    constexpr std::int64_t kLongestStride = std::int64_t{1} << 40;
+    const std::int64_t stride = tensor.stride(d);
+    t.strides[to] = t.sizes[to] > 1 ? stride : std::clamp(stride, -kLongestStride, kLongestStride);
   }
   if (tensor.count() > 0) {
     t.bytes = tensor.extent() * SizeOf(tensor.dtype), t.origin = tensor.origin() * SizeOf(tensor.dtype);

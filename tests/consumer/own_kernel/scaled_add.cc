@@ -28,13 +28,16 @@ void VisitFields(const ChipSpec&, const ScaledAddShape&, Tiling& t, Visit&& visi
 }
 void Complete(const ScaledAddShape& s, ScaledAddTiling& t) { t.tiles = cubist::CeilDiv(s.rows, t.rows); }
 
-std::int64_t Need(const ChipSpec& chip, const ScaledAddShape& s, const ScaledAddTiling& t) {
-  return t.stages * (2 * chip.SlotBytes(Buffer::kUB, DType::kF32, t.rows, s.cols) +
-                     chip.SlotBytes(Buffer::kUB, s.dtype, t.rows, s.cols));
+// What the kernel's rings take of a buffer: errors and ChooseCheapest ask for it.
+std::int64_t BufferBytes(const ChipSpec& chip, const ScaledAddShape& s, const ScaledAddTiling& t,
+                         Buffer buffer) {
+  return buffer == Buffer::kUB ? t.stages * (2 * chip.SlotBytes(Buffer::kUB, DType::kF32, t.rows, s.cols) +
+                                             chip.SlotBytes(Buffer::kUB, s.dtype, t.rows, s.cols))
+                               : 0;
 }
 
 bool Fits(const ChipSpec& chip, const ScaledAddShape& s, const ScaledAddTiling& t) {
-  return Need(chip, s, t) <= chip.buffer(Buffer::kUB).capacity;
+  return cubist::FitsBuffers(chip, s, t);
 }
 
 std::vector<ScaledAddTiling> AllTilings(const ChipSpec&, const ScaledAddShape& s) {
@@ -63,10 +66,7 @@ double Price(const ChipSpec& chip, const ScaledAddShape& s, const ScaledAddTilin
 }
 
 Status Choose(const ChipSpec& chip, const ScaledAddShape& s, ScaledAddTiling* tiling) {
-  return cubist::ChooseCheapest(
-      chip, s, "scaled_add", &AllTilings,
-      [&](const ScaledAddTiling& t, Buffer buffer) { return buffer == Buffer::kUB ? Need(chip, s, t) : 0; },
-      tiling);
+  return cubist::ChooseCheapest(chip, s, "scaled_add", &AllTilings, tiling);
 }
 
 Status Validate(const cubist::Device& device, const ScaledAddArgs& args) {
