@@ -155,8 +155,13 @@ int AblateCommand(const AblateOptions& options) {
   std::erase_if(cases, [&](const AblationCase& c) { return !Wanted(options.only, c.name); });
   if (cases.empty()) return BadInput("cubist ablate", "--only: no case has such a name; --list shows them");
   if (options.list) {
-    for (const AblationCase& c : cases) fmt::print("{:40} {}\n", c.name, c.group);
-    return 0;
+    Json list = Json::array();
+    for (const AblationCase& c : cases) {
+      fmt::print("{:40} {}\n", c.name, c.group);
+      list.push_back({{"case", c.name}, {"group", c.group}});
+    }
+    const Status status = options.json.empty() ? Status() : WriteJson(options.json, list);
+    return status.ok() ? 0 : BadInput("cubist ablate", status.message());
   }
 
   Progress progress(stderr);

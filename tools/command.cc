@@ -148,7 +148,7 @@ void AddRun(CLI::App& app, cubist::RunOptions& options, std::function<int()>& co
   run->add_option("--check-seed", options.check_seed, "Draw the checked rows with this, to repeat a check")
       ->check(kSeeds);
   run->add_flag("--quick", options.quick, "Fewer tokens, repetitions and checked rows");
-  run->add_flag("--list", options.list, "List cases and tensors, run nothing")->excludes("--json");
+  run->add_flag("--list", options.list, "List cases and tensors, run nothing");
 }
 
 // A kernel by name and shape.
@@ -217,7 +217,7 @@ void AddAblate(CLI::App& app, cubist::AblateOptions& options, std::function<int(
       ->check(CLI::Range(1, 100000));
   ablate->add_flag("--tilings", options.tilings, "Print the tiling of each step");
   AddJson(ablate, options.json, "cases and steps");
-  ablate->add_flag("--list", options.list, "List the cases, run nothing")->excludes("--json");
+  ablate->add_flag("--list", options.list, "List the cases, run nothing");
 }
 
 void AddProfile(CLI::App& app, cubist::ProfileOptions& options, std::function<int()>& command) {

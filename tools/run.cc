@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <map>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <system_error>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "tools/cases.h"
 #include "tools/files.h"
 #include "tools/inputs.h"
+#include "tools/json_writer.h"
 #include "tools/npy.h"
 #include "tools/profile_report.h"
 #include "tools/progress.h"
@@ -282,7 +284,21 @@ int Runner::RunAll() {
 
 // ---- Listing ----
 
-int PrintList(const Plan& plan) {
+nlohmann::ordered_json ListJson(const Plan& plan) {
+  using Json = nlohmann::ordered_json;
+  Json list{{"cases", Json::array()}, {"inputs", Json::array()}};
+  for (const Case& c : plan.cases)
+    list["cases"].push_back(
+        {{"case", c.name}, {"kernel", c.kernel}, {"shape", c.shape}, {"dtype", NameOf(c.dtype)}});
+  for (const TensorSpec& spec : ReplaceableInputs(plan.cases))
+    list["inputs"].push_back({{"input", spec.name}, {"shape", spec.shape}, {"floats", IsFloat(spec.dtype)}});
+  return list;
+}
+
+int PrintList(const Plan& plan, const std::string& json) {
+  if (!json.empty()) {
+    if (const Status status = WriteJson(json, ListJson(plan)); !status.ok()) return Fail(status);
+  }
   fmt::print("cases:\n");
   for (const Case& c : plan.cases)
     fmt::print("  {:<20} {:<15} {:<26} {}\n", c.name, c.kernel, c.shape, NameOf(c.dtype));
@@ -300,7 +316,7 @@ int RunCommand(const RunOptions& options) {
   try {
     Plan plan;
     if (const Status status = MakePlan(options, &plan); !status.ok()) return Fail(status);
-    if (options.list) return PrintList(plan);
+    if (options.list) return PrintList(plan, options.json);
     Inputs inputs(plan.settings.scaled, options.seed);
     for (const std::string& input : options.inputs) {
       if (const Status status = inputs.Replace(input, plan.cases); !status.ok()) return Fail(status);
