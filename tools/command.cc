@@ -234,7 +234,9 @@ void AddProfile(CLI::App& app, cubist::ProfileOptions& options, std::function<in
           "name=value: compare with a call that differs in this: shape, dtype, policy, chip, tuning, "
           "tiling.NAME or a constant of the chip; repeatable")
       ->allow_extra_args(false);
-  profile->add_flag("--slack", options.slack, "Tell what each wait costs, by replays without it");
+  profile->add_flag(
+      "--slack", options.slack,
+      "Tell what each wait costs, by replays without it; of short calls the five dearest are told unasked");
   profile->add_flag("--interval", options.interval,
                     "Tell between which times the spread of the chip's constants leaves it by all of a "
                     "record, not by the first half million instructions of a longer one");

@@ -10,6 +10,7 @@
 #include <iterator>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -125,6 +126,19 @@ Status Run(const SubjectOptions& options, bool interval_of_all, ProfiledCall* ca
   return {};
 }
 
+// By a replay for each row of the plan; where it is not asked for, only what takes no longer than a tenth of a second.
+std::optional<sync::Slack> SlackOf(const ProfiledCall& call, bool asked) {
+  constexpr std::int64_t kMostInstructions = 500000;
+  const std::int64_t instructions = call.profile.instructions;
+  if (!asked && instructions > kMostInstructions) return {};
+  const sync::Plan plan = sync::PlanFlags(call.record, call.subject.policy);
+  if (!asked && instructions * std::ssize(sync::Fold(call.record, plan)) > kMostInstructions) return {};
+  Progress progress(stderr);
+  return sync::FindSlack(call.record, plan, [&](std::size_t done, std::size_t all) {
+    progress.Show(fmt::format("slack: {} of {} flags left out", done, all));
+  });
+}
+
 }  // namespace
 
 int ProfileCommand(const ProfileOptions& options) {
@@ -153,17 +167,12 @@ int ProfileCommand(const ProfileOptions& options) {
   fmt::print("{}", ProfileText(a));
   if (compares)
     fmt::print("\nB: {}, {} flags\n{}", b.subject.Title(), b.options.policy, DifferenceText(a, b));
-  nlohmann::ordered_json json = ProfileJson(a);
-  if (options.slack) {
-    Progress progress(stderr);
-    const sync::Plan plan = sync::PlanFlags(a.record, a.subject.policy);
-    const sync::Slack slack = sync::FindSlack(a.record, plan, [&](std::size_t done, std::size_t all) {
-      progress.Show(fmt::format("slack: {} of {} flags left out", done, all));
-    });
-    progress.Clear();
-    fmt::print("\n{}", sync::SlackTable(slack));
-    json["slack"] = ParseJson(sync::SlackJson(slack));
+  a.slack = SlackOf(a, options.slack);
+  if (a.slack) {
+    constexpr std::size_t kUnasked = 5;
+    fmt::print("\n{}", options.slack ? sync::SlackTable(*a.slack) : sync::SlackTable(*a.slack, kUnasked));
   }
+  nlohmann::ordered_json json = ProfileJson(a);
   if (compares) json["vs"] = ProfileJson(b);
   if (!options.window.empty()) {
     status = Cut(window, &a.profile);

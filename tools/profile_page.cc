@@ -70,6 +70,12 @@ function traffic(p) {
       [["GM read", n(bytes(p.gm_read))], ["GM written", n(bytes(p.gm_written))],
        ["found in L2, %", n(number(100 * p.l2_hit_rate))], ["workspace", n(bytes(p.workspace_bytes))]]));
 }
+function slack(p) {
+  if (!p.slack) return '<p class="hint">Not told of this call: --slack replays it without each flag.</p>';
+  const seen = p.slack.rows.filter((x) => x.waited_us >= 0.01 || Math.abs(x.saved_us) >= 0.01);
+  return table(["core", "flag", "after", "before", n("flags"), n("waited us"), n("saved us without")],
+      seen.map((x) => [x.core, x.flag, x.set, x.wait, n(x.count.toLocaleString("en")), n(number(x.waited_us, 2)), n(number(x.saved_us, 2))]));
+}
 function lines(p) {
   const most = Math.max(1e-9, ...p.lines.map((x) => x.busy_us));
   return table(["source line", "instruction", "pipe", n("count"), n("bytes"), n("busy us/core"), n("critical us"), ""],
@@ -181,6 +187,7 @@ data.timelines.forEach((t, i) => { const e = add(page, (data.b ? `<p class="hint
 if (data.b) { add(page, "<h2>Roofline</h2>" + roofline(calls)).className = "half"; section("Traffic", traffic); }
 else add(page, '<div class="columns"><div><h2>Roofline</h2>' + roofline(calls) + "</div><div><h2>Traffic</h2>" + traffic(data.a) + "</div></div>");
 section("Buffers over time, on that core: bytes still to be read", occupancy);
+if (data.a.slack) section("What waits cost", slack, true);
 section("Source lines", lines, true);
 document.body.dataset.ready = "yes";
 </script></body></html>

@@ -154,6 +154,7 @@ Json ProfileJson(const ProfiledCall& call) {
   WriteProfileFields(writer, call.profile);
   if (call.interval.known()) json["interval_us"] = {call.interval.low, call.interval.high};
   WriteAnalysisFields(writer, call.profile, call.analysis);
+  if (call.slack) json["slack"] = ParseJson(sync::SlackJson(*call.slack));
   return json;
 }
 

@@ -3,9 +3,11 @@
 #define CUBIST_TOOLS_PROFILE_REPORT_H_
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "npu_model/profile.h"
+#include "npu_model/sync/slack.h"
 #include "npu_model/trace/record.h"
 #include "tools/analysis.h"
 #include "tools/interval.h"
@@ -21,6 +23,7 @@ struct ProfiledCall {
   Profile profile;
   Interval interval;  // of its time; unknown of several launches
   Analysis analysis;
+  std::optional<sync::Slack> slack;  // Where it was asked for, or found in no time.
 };
 
 std::string ProfileText(const ProfiledCall& call);

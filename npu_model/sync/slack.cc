@@ -82,11 +82,12 @@ double ShortageUs(const trace::Record& record, const Plan& plan, double time_us)
   return time_us - MicrosecondsOf(record, PlanFlags(record, plan.policy, WithManyFlags(record.chip)));
 }
 
-std::string SlackTable(const Slack& slack) {
+std::string SlackTable(const Slack& slack, std::size_t most) {
   constexpr double kSeen = 0.01;  // us
   std::string text = "waited us   saved us   count  flag\n";
   for (const SlackRow& s : slack.rows) {
     if (s.waited_us < kSeen && std::abs(s.saved_us) < kSeen) continue;
+    if (most-- == 0) break;
     char count[32];
     std::snprintf(count, sizeof count, "%8lld", static_cast<long long>(s.row.count));
     text += Cell("%9.2f", s.waited_us) + Cell("%11.2f", s.saved_us) + count + "  " + SideText(s.row) + " " +

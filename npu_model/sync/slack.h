@@ -2,6 +2,8 @@
 #ifndef CUBIST_NPU_MODEL_SYNC_SLACK_H_
 #define CUBIST_NPU_MODEL_SYNC_SLACK_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -36,8 +38,8 @@ FindSlack(const trace::Record& record, const Plan& plan,
 // By how many us the record would be over sooner if event ids and counters never ran out; 0 where they do not.
 CUBIST_COMMAND_EXPORT double ShortageUs(const trace::Record& record, const Plan& plan, double time_us);
 
-// Rows in which a pipe stands still or time could be saved, as a table.
-CUBIST_COMMAND_EXPORT std::string SlackTable(const Slack& slack);
+// Rows in which a pipe stands still or time could be saved, as a table: the first `most` of them.
+CUBIST_COMMAND_EXPORT std::string SlackTable(const Slack& slack, std::size_t most = SIZE_MAX);
 // {"time_us", "shortage_us", "rows": [{"core", "flag", "set", "wait", "count", "waited_us", "saved_us"}]}
 CUBIST_COMMAND_EXPORT std::string SlackJson(const Slack& slack);
 
