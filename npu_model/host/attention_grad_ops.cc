@@ -42,7 +42,9 @@ HWY_INLINE float StepRow(T* p, T* ds, const float* s, const float* dp, const flo
     }
   };
   while (j + kScoreVectors * kLanes <= n) vectors.template operator()<kScoreVectors>();
-  if (j + 2 * kLanes <= n) vectors.template operator()<2>();
+  if constexpr (kScoreVectors > 2) {
+    if (j + 2 * kLanes <= n) vectors.template operator()<2>();
+  }
   for (; j < n; j += kLanes) {
     const std::int64_t count = Min(kLanes, n - j);
     const auto valid = hn::FirstN(d, static_cast<std::size_t>(count));

@@ -284,17 +284,17 @@ HWY_INLINE void ExpScores(Vec (&x)[kVectors]) {
     x[i] = MaxOrSecond(Set(-127.0f / kLog2E), x[i]);
     if constexpr (!kBounded) x[i] = MinOrSecond(Set(128.0f / kLog2E), x[i]);
 #endif
-    y[i] = Set(kPolynomial[kNarrow][0]);
   }
 #pragma GCC unroll 4
   for (int i = 0; i < kVectors; ++i) {
 #if HWY_TARGET <= HWY_AVX3
     f[i] = Vec{_mm512_reduce_ps(x[i].raw, _MM_FROUND_TO_NEG_INF)};
 #else
-    const Vec shifted = hn::MulAdd(x[i], Set(kLog2E), Set(kMagic));
-    f[i] = hn::MulSub(x[i], Set(kLog2E), hn::Sub(shifted, Set(kMagic)));
-    x[i] = shifted;
+    y[i] = hn::MulAdd(x[i], Set(kLog2E), Set(kMagic));
+    f[i] = hn::MulSub(x[i], Set(kLog2E), hn::Sub(y[i], Set(kMagic)));
+    x[i] = y[i];
 #endif
+    y[i] = Set(kPolynomial[kNarrow][0]);
   }
 #pragma GCC unroll 6
   for (int degree = 1; degree <= kDegree; ++degree) {
@@ -311,8 +311,8 @@ HWY_INLINE void ExpScores(Vec (&x)[kVectors]) {
 #endif
   }
 }
-// How many at a time; of sixteen registers they leave none for constants, which loads bring as quickly.
-constexpr int kScoreVectors = 4;
+// How many at a time; of AVX2's sixteen registers four leave none for constants, which loads bring as quickly.
+constexpr int kScoreVectors = HWY_TARGET <= HWY_AVX2 ? 4 : 2;
 
 // ln(x) = e ln 2 + ln(1 + f), x = 2^e (1 + f), 1 + f in [sqrt(1/2), sqrt(2)); ln(1 + f) = f - f^2 / 2 + f^3
 // P(f) with P minimax of degree 7 (relative error 6e-9; with rounding below 0.9 ulp). ln(0) = -inf,

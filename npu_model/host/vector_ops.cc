@@ -404,7 +404,9 @@ HWY_INLINE float ExpRow(T* p, const float* s, const float* next, std::int64_t n,
     }
   };
   while (j + kScoreVectors * kLanes <= n) vectors.template operator()<kScoreVectors>();
-  if (j + 2 * kLanes <= n) vectors.template operator()<2>();
+  if constexpr (kScoreVectors > 2) {
+    if (j + 2 * kLanes <= n) vectors.template operator()<2>();
+  }
   extreme.AddRest(next + j, n - j);
   for (; j < n; j += kLanes) {
     const std::int64_t count = Min(kLanes, n - j);
