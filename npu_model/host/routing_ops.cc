@@ -75,12 +75,14 @@ template <bool kBiased>
 struct Groups {
   Elements<kBiased> row;
   std::int64_t width, groups, pitch;
+  float* highest;  // Where not null, each group's lanes' highest are written there.
   std::int64_t group = 0;
 
-  Groups(const Rows& a, const float* bias, std::int64_t groups)
-      : row{RowOf(a, 0), bias}, width(a.cols / groups), groups(groups), pitch(a.pitch) {}
+  Groups(const Rows& a, const float* bias, std::int64_t groups, float* highest = nullptr)
+      : row{RowOf(a, 0), bias}, width(a.cols / groups), groups(groups), pitch(a.pitch), highest(highest) {}
   HWY_INLINE TwoHighest Next() {
     const TwoHighest lanes = LanesOf(row, group * width, width);
+    if (highest != nullptr) Store(lanes.high, highest), highest += kLanes;
     if (++group == groups) group = 0, row.a += pitch;
     return lanes;
   }
@@ -96,15 +98,15 @@ HWY_INLINE TwoHighest Merged(const TwoHighest& x, const TwoHighest& y, Some some
 }
 #endif
 
-// The two highest of each of the next `count` <= kLanes groups, a group in each lane.
-template <bool kBiased>
+// The two highest of each of the next `count` <= kLanes groups, a group in each lane. kAll: as many as there are lanes.
+template <bool kAll, bool kBiased>
 HWY_INLINE TwoHighest TwoHighestOf(Groups<kBiased>& groups, std::int64_t count) {
   const FloatTag d;
 #if HWY_TARGET <= HWY_AVX3
   const hn::Repartition<double, FloatTag> d64;
   const auto wide = [&](Vec v) HWY_ATTR { return hn::BitCast(d64, v); };
   TwoHighest t[4], last{Set(-kInfinity), Set(-kInfinity)};
-  const auto next = [&]() HWY_ATTR { return count-- > 0 ? groups.Next() : last; };
+  const auto next = [&]() HWY_ATTR { return kAll || count-- > 0 ? groups.Next() : last; };
   const auto next_two = [&]() HWY_ATTR {
     const TwoHighest x = next(), y = next();
     return Merged(
@@ -151,7 +153,8 @@ HWY_INLINE void TopTwoOfGroups(Groups<kBiased> groups, std::int64_t rows, bool b
   const std::int64_t all = rows * groups.groups;
   for (std::int64_t p = 0; p < all; p += kLanes) {
     const std::int64_t count = Min(all - p, kLanes);
-    const TwoHighest t = TwoHighestOf(groups, count);
+    const TwoHighest t = count == kLanes ? TwoHighestOf</*kAll=*/true>(groups, count)
+                                         : TwoHighestOf</*kAll=*/false>(groups, count);
     store(hn::IfThenElse(hn::Gt(t.next, none), hn::Add(t.high, t.next), t.high), p, count);
   }
 }
@@ -235,7 +238,7 @@ constexpr std::int64_t kMostGroups = kMostTop;
 // kept[r][..]: the `top` groups of row r that are worth most, of `groups` <= kMostGroups; of equals the lower one. NaN counts
 // as -inf. Behind the worths there is a vector more.
 HWY_INLINE void KeepBest(const float* worths, std::int64_t groups, std::int64_t top,
-                         std::int32_t kept[kLanes][kLanes]) {
+                         std::int32_t kept[kLanes][kMostGroups]) {
   const IntTag di;
   Vec w[kLanes], sorted[kMostGroups];
   for (std::int64_t r = 0; r < kLanes; ++r) w[r] = Load(worths + r * groups);
@@ -262,8 +265,8 @@ HWY_INLINE void KeepBest(const float* worths, std::int64_t groups, std::int64_t 
   HWY_ALIGN std::int32_t rows[kLanes];
   hn::Store(bits, di, rows);
   for (std::int64_t r = 0; r < kLanes; ++r) {
-    const std::uint8_t mask[8] = {static_cast<std::uint8_t>(rows[r])};
-    hn::StoreU(hn::Compress(hn::Iota(di, 0), hn::LoadMaskBits(di, mask)), di, kept[r]);
+    auto rest = static_cast<std::uint32_t>(rows[r]);
+    for (std::int64_t g = 0; g < top; ++g, rest &= rest - 1) kept[r][g] = __builtin_ctz(rest);
   }
 }
 
@@ -286,18 +289,23 @@ void TopOfGroups(const GroupedTopKRows& t, bool both) {
   const std::int64_t groups = t.worths.cols, kept_groups = t.kept.cols, k = t.values.cols;
   const auto* const bias = static_cast<const float*>(t.bias.data);
   HWY_ALIGN float worths[kLanes * (kMostGroups + 1)] = {};
-  std::int32_t kept[kLanes][kLanes];
+  std::int32_t kept[kLanes][kMostGroups];
+  HWY_ALIGN float highest[kKnowsHighest ? kLanes * kMostGroups * kLanes : 1];
+  const auto highest_of = [&](std::int64_t r) {
+    return kKnowsHighest ? highest + r * groups * kLanes : nullptr;
+  };
   for (std::int64_t i = 0; i < t.a.rows; i += kLanes) {
     const std::int64_t count = Min(t.a.rows - i, kLanes);
     Rows some = t.a;
     some.data = RowOf(t.a, i), some.rows = count;
-    TopTwoOfGroups(Groups<kBiased>(some, bias, groups), count, both,
+    TopTwoOfGroups(Groups<kBiased>(some, bias, groups, highest_of(0)), count, both,
                    [&](Vec v, std::int64_t first, std::int64_t) HWY_ATTR { Store(v, worths + first); });
     KeepBest(worths, groups, kept_groups, kept);
     PartsOfRow<kBiased> rows[kLanes];
-    for (std::int64_t r = 0; r < kLanes; ++r)
-      rows[r] = {
-          {RowOf(t.a, i + Min(r, count - 1)), bias}, kept[Min(r, count - 1)], kept_groups, t.a.cols / groups};
+    for (std::int64_t r = 0; r < kLanes; ++r) {
+      const std::int64_t row = Min(r, count - 1);
+      rows[r] = {{RowOf(t.a, i + row), bias}, kept[row], kept_groups, t.a.cols / groups, highest_of(row)};
+    }
     const TopRows top{t.values, t.ids, i, count, k};
     TopOfParts(rows, top, [&](std::int64_t r) HWY_ATTR {
       StoreKept(rows[r], t.choice, i + r);

@@ -160,6 +160,8 @@ constexpr std::int64_t kKeyRows = static_cast<std::int64_t>(hn::MaxLanes(KeyTag(
 constexpr std::int64_t kMostTop = 8, kMostColumns = 1 << 16;
 // As many of a row are sorted, in so many vectors of elements.
 constexpr std::int64_t kFew = 16, kFewVectors = kFew / kLanes;
+// Whether the highest of a part's columns modulo kLanes tell those modulo kFew.
+constexpr bool kKnowsHighest = kFewVectors == 1;
 
 template <class V>
 HWY_INLINE void Order(V& high, V& low) {
@@ -198,6 +200,7 @@ struct PartsOfRow {
   Elements<kBiased> row;
   const std::int32_t* parts = nullptr;
   std::int64_t count = 0, width = 0;
+  const float* highest = nullptr;  // [p][l], where known: of part p's columns l modulo kLanes; or NaN
 
   // visit(elements, elements behind them, column of the first): two vectors at a time of every part; what the last ones of
   // a part lack is -inf.
@@ -210,6 +213,25 @@ struct PartsOfRow {
       if (j < end) visit(row.At(j, end - j), row.At(j + kLanes, end - j - kLanes), j);
     }
   }
+
+  // The same, a pair for each Next, which returns its column; pairs of -inf behind the last.
+  struct Pairs {
+    const PartsOfRow& row;
+    std::int64_t part = 0, j = row.parts[0] * row.width, end = j + row.width;
+
+    HWY_INLINE bool done() const { return part == row.count; }
+    HWY_INLINE std::int64_t Next(Vec& v0, Vec& v1) {
+      if (done()) {
+        v0 = v1 = Set(-kInfinity);
+        return 0;
+      }
+      const std::int64_t column = j;
+      v0 = row.row.At(j, end - j), v1 = row.row.At(j + kLanes, end - j - kLanes);
+      j += 2 * kLanes;
+      if (j >= end && ++part < row.count) j = row.parts[part] * row.width, end = j + row.width;
+      return column;
+    }
+  };
 };
 constexpr std::int32_t kWholeRow[] = {0};
 
@@ -221,9 +243,14 @@ HWY_INLINE void ReachedBy(const PartsOfRow<kBiased> rows[kLanes], std::int64_t k
 #pragma GCC unroll 1
   for (std::int64_t r = 0; r < kLanes; ++r) {
     Vec high[2] = {Set(-kInfinity), Set(-kInfinity)};
-    rows[r].ForTwoVectors([&](Vec v0, Vec v1, std::int64_t) HWY_ATTR {
-      high[0] = MaxOrSecond(v0, high[0]), high[1] = MaxOrSecond(v1, high[1]);  // Not the NaN.
-    });
+    if (rows[r].highest != nullptr) {
+      for (std::int64_t p = 0; p < rows[r].count; ++p)
+        high[0] = MaxOrSecond(Load(rows[r].highest + rows[r].parts[p] * kLanes), high[0]);
+    } else {
+      rows[r].ForTwoVectors([&](Vec v0, Vec v1, std::int64_t) HWY_ATTR {
+        high[0] = MaxOrSecond(v0, high[0]), high[1] = MaxOrSecond(v1, high[1]);  // Not the NaN.
+      });
+    }
     if constexpr (kFewVectors == 1) {
       most[r] = hn::Max(high[0], high[1]);
     } else {
@@ -252,6 +279,71 @@ struct Columns {
   }
 };
 
+#if HWY_TARGET <= HWY_AVX3_DL
+// Four pairs of vectors, and the columns that each pair begins at.
+struct FourPairs {
+  Vec v[8];
+  std::int32_t at[4];
+};
+// The first kFew elements that reach a limit, with their columns, and how many do.
+struct Reaching {
+  __m512 elements;
+  __m512i columns;
+  std::int64_t count;
+};
+
+// The lanes from `count` on.
+HWY_INLINE __mmask16 From(std::int64_t count) { return static_cast<__mmask16>(0xffffu << Min(count, kFew)); }
+
+// The bytes that count 128 elements are compressed, and pick the elements out of eight registers.
+HWY_INLINE Reaching ReachingOf(const FourPairs& pairs, Vec limit) {
+  const auto* v = pairs.v;
+  const auto* at = pairs.at;
+  __mmask32 reach[4];
+  __m512 picked[4];
+#pragma GCC unroll 4
+  for (int p = 0; p < 4; ++p)
+    reach[p] = _mm512_kunpackw(hn::Ge(v[2 * p + 1], limit).raw, hn::Ge(v[2 * p], limit).raw);
+  const __mmask64 first = _mm512_kunpackd(reach[1], reach[0]), second = _mm512_kunpackd(reach[3], reach[2]);
+  const auto bytes = hn::Iota(hn::Repartition<std::uint8_t, FloatTag>(), 0).raw;
+  const auto compressed = [](__mmask64 mask, __m512i of) HWY_ATTR {
+    return _mm512_castsi512_si128(_mm512_maskz_compress_epi8(mask, of));
+  };
+  const std::int64_t of_first = __builtin_popcountll(first);
+  const __m512i index = _mm512_cvtepu8_epi32(
+      _mm_mask_expand_epi8(compressed(first, bytes), From(of_first),
+                           compressed(second, _mm512_xor_si512(bytes, _mm512_set1_epi8(64)))));
+#pragma GCC unroll 4
+  for (int p = 0; p < 4; ++p) picked[p] = _mm512_permutex2var_ps(v[2 * p].raw, index, v[2 * p + 1].raw);
+  const auto odd = _mm512_test_epi32_mask(index, _mm512_set1_epi32(32)),
+             late = _mm512_test_epi32_mask(index, _mm512_set1_epi32(64));
+  const __m512i from = _mm512_castsi128_si512(_mm_setr_epi32(at[0], at[1], at[2], at[3]));
+  return {_mm512_mask_blend_ps(late, _mm512_mask_blend_ps(odd, picked[0], picked[1]),
+                               _mm512_mask_blend_ps(odd, picked[2], picked[3])),
+          _mm512_add_epi32(_mm512_permutexvar_epi32(_mm512_srli_epi32(index, 5), from),
+                           _mm512_and_si512(index, _mm512_set1_epi32(31))),
+          of_first + __builtin_popcountll(second)};
+}
+
+// The columns of a row's elements that reach a finite number.
+template <bool kBiased>
+HWY_INLINE void FindColumns(const PartsOfRow<kBiased>& row, float least, Columns& columns) {
+  Reaching all{_mm512_setzero_ps(), _mm512_setzero_si512(), 0};
+  for (typename PartsOfRow<kBiased>::Pairs pairs{row}; !pairs.done();) {
+    FourPairs four;
+#pragma GCC unroll 4
+    for (int p = 0; p < 4; ++p)
+      four.at[p] = static_cast<std::int32_t>(pairs.Next(four.v[2 * p], four.v[2 * p + 1]));
+    const Reaching some = ReachingOf(four, Set(least));
+    const __mmask16 behind = From(all.count);
+    all = {_mm512_mask_expand_ps(all.elements, behind, some.elements),
+           _mm512_mask_expand_epi32(all.columns, behind, some.columns), all.count + some.count};
+  }
+  Store(Vec{all.elements}, columns.elements);
+  hn::StoreU(hn::TruncateTo(HalfTag(), Words{all.columns}), HalfTag(), columns.at);
+  columns.count = all.count;
+}
+#else
 #if HWY_TARGET > HWY_AVX3
 // [b]: the bits that are set in b, ascending.
 struct SetBits {
@@ -302,6 +394,7 @@ HWY_INLINE void FindColumns(const PartsOfRow<kBiased>& row, float least, Columns
 #endif
   columns.count = count;
 }
+#endif
 
 // Up to kLanes elements and their columns as integers that are greater for a greater element and, of equal ones, for the
 // lower column. NaN counts as -inf; what is not valid is less than anything.
