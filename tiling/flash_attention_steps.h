@@ -116,6 +116,7 @@ class FlashAttentionSchedule {
     std::stable_sort(ragged_.begin(), ragged_.end(),
                      [](const Item& x, const Item& y) { return x.scores > y.scores; });
     if (!sequences.empty()) return;
+    SetOrder();
     alike_parts_ = s.batches > 0 ? PartsOf(0) : 1;
     if (alike_parts_ > 1) part_rows_ = s.batches * alike_parts_ * s.sq;
   }
@@ -130,8 +131,16 @@ class FlashAttentionSchedule {
     const std::int64_t kv = sequences_.empty() ? s_.batches * s_.kv_heads : s_.kv_heads;
     const std::int64_t apart = t_.by_head && sequences_.empty() ? std::gcd(kv, count) : 1;
     const std::int64_t teams = std::max<std::int64_t>(apart, 1);
-    const std::int64_t cores = std::max<std::int64_t>(count / teams, 1), team = index / cores;
-    return {{team * (kv / teams), (team + 1) * (kv / teams)}, index % cores, cores};
+    const std::int64_t cores = std::max<std::int64_t>(count / teams, 1);
+    const auto member = [&](std::int64_t team, std::int64_t i) {
+      return Team{{team * (kv / teams), (team + 1) * (kv / teams)}, i, cores};
+    };
+    if (teams == 1 || count != tasks()) return member(index / cores, index % cores);
+    // Tasks that begin in the order of their cores: the cheapest block of queries of all heads behind the others, so that
+    // whoever works on them ends at about the same time.
+    const std::int64_t late = cores / static_cast<std::int64_t>(order_.size()), early = cores - late,
+                       behind = index - teams * early;
+    return behind < 0 ? member(index / early, index % early) : member(behind / late, early + behind % late);
   }
 
   std::int64_t tasks() const {
@@ -145,8 +154,7 @@ class FlashAttentionSchedule {
     if (!sequences_.empty()) return sequences_[static_cast<std::size_t>(i)];
     return {.batch = i, .sq = s_.sq, .skv = s_.skv, .band = s_.band};
   }
-  // The i-th task of a team, if it has as many. Later rows see more keys where the mask is causal, so blocks of queries
-  // come last first. With t.by_keys, and on a core alone, those of a KV head follow each other.
+  // The i-th task of a team, if it has as many. With t.by_keys, and on a core alone, those of a KV head follow each other.
   std::optional<Task> At(const Team& team, std::int64_t i) const {
     const std::int64_t blocks =
         sequences_.empty() ? t_.query_blocks(s_) : static_cast<std::int64_t>(ragged_.size());
@@ -164,7 +172,7 @@ class FlashAttentionSchedule {
       task = ragged_[static_cast<std::size_t>(block)].task;
     } else {
       task.sequence = kv / s_.kv_heads, task.split = split;
-      task.q = Split(s_.sq, t_.m)[blocks - 1 - block];
+      task.q = Split(s_.sq, t_.m)[order_[static_cast<std::size_t>(block)]];
     }
     task.head = kv % s_.kv_heads * group + member;
     return task;
@@ -204,6 +212,18 @@ class FlashAttentionSchedule {
     std::int64_t scores = 0;
   };
 
+  // Where the mask is causal, later rows see more keys. What remains of the rows is a block of few: behind the others it evens
+  // out when cores end.
+  void SetOrder() {
+    const Split blocks(s_.sq, t_.m);
+    const auto scores = [&](std::int64_t block) {
+      return blocks[block].size() * s_.band.Seen(blocks[block], {0, s_.skv}).size();
+    };
+    for (std::int64_t block = t_.query_blocks(s_); block-- > 0;) order_.push_back(block);
+    std::stable_sort(order_.begin(), order_.end(),
+                     [&](std::int64_t x, std::int64_t y) { return scores(x) > scores(y); });
+  }
+
   void SetPartKeys() {
     std::int64_t longest = 1;
     for (std::int64_t i = 0; i < (sequences_.empty() ? 1 : sequences()); ++i)
@@ -215,7 +235,8 @@ class FlashAttentionSchedule {
   const FlashAttentionTiling& t_;
   std::span<const AttentionSequence> sequences_;
   std::int64_t part_keys_ = 1, part_rows_ = 0;
-  std::int64_t alike_parts_ = 1;  // Of each sequence, where there is no list.
+  std::int64_t alike_parts_ = 1;     // Of each sequence, where there is no list.
+  std::vector<std::int64_t> order_;  // Of blocks of queries, likewise.
   std::vector<Item> ragged_;
   std::vector<std::int64_t> parts_begin_;
 };
