@@ -157,9 +157,11 @@ class RowRecorder {
     sync::Plan plan = sync::PlanFlags(record, policy);
     out_.launches.push_back({std::move(record), std::move(plan)});
   }
-  // The launch added last is of an Ascend C operator.
-  void StartsSlowly() {
-    if (out_.skipped.empty()) out_.launches.back().before_us = kOperatorStart;
+  // The launch added last is of an Ascend C operator, whose tiling has so many bytes.
+  void StartsSlowly(std::int64_t tiling_bytes = kUsualTiling) {
+    if (!out_.skipped.empty()) return;
+    const double numbers = static_cast<double>(std::max(tiling_bytes - kUsualTiling, std::int64_t{0})) / 8;
+    out_.launches.back().before_us = kOperatorStart + numbers * chip_.scalar.read_gm / chip_.clock_hz * 1e6;
   }
   // A launch of `kernel(core, inputs, outputs)` on all Vector cores; tensors are matrices.
   struct Operand {
@@ -375,7 +377,7 @@ class RowRecorder {
     if (const std::int64_t block = row_.attrs.value("block_q", std::int64_t{0}); block > 0)
       return AttentionOfBlocks(args, block);
     Add([&](const Device& device) { return FlashAttention(device, args); });
-    StartsSlowly();
+    StartsSlowly(kAttentionTiling);
     out_.schedule = Schedule::kUnknown;
   }
 
@@ -650,16 +652,18 @@ class RowRecorder {
 Interval IntervalOf(Recorded& recorded, const ChipSpec& chip, double us) {
   Interval all = IntervalOf(recorded.launches, chip, us);
   if (recorded.schedule == Schedule::kKnown) return all;
-  double before = 0, launching = 0;
-  for (const RecordedLaunch& launch : recorded.launches)
+  double before = 0, starts = 0, launching = 0;
+  for (const RecordedLaunch& launch : recorded.launches) {
     before += launch.before_us, launching += trace::LaunchSeconds(launch.record, chip) * 1e6;
+    if (launch.before_us > 0) starts += 1;
+  }
   const double scheduled = us - before - launching, other = recorded.other_schedule;
   all = Together(us, all, {us - scheduled * other / (1 + other), us + scheduled * other});
   if (recorded.schedule == Schedule::kStandard) {
-    const double spread = before / kOperatorStart * kStandardStart;
+    const double spread = starts * kStandardStart;
     return Together(us, all, {us - spread, us + spread});
   }
-  all = Together(us, all, {us - before, us + before * kOperatorStart.spread});
+  all = Together(us, all, {us - before, us + starts * kOperatorStart * kOperatorStart.spread});
   return Together(us, all, AnySchedule(recorded.launches, chip));
 }
 

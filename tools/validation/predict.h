@@ -50,6 +50,10 @@ inline constexpr Constant kOperatorStart{
     2.75, "us", Basis::kMeasured, 3.6,
     "vendor guide: a tiling known to the compiler saves 2.75 us of 10.6; rows of SwiGlu ask for 7 to 9, of "
     "MoeFinalizeRouting for up to 12, attention of a few heads for 13"};
+// Attention's tiling is longer, and its kernel copies all of it, eight bytes at a time (ops-transformer,
+// fused_infer_attention_score_tilingdata.h, of 12 numbers for every Cube core; fused_infer_attention_score_v3.cpp). The
+// guide's operator had that of one product, about kUsualTiling.
+inline constexpr std::int64_t kUsualTiling = 200, kAttentionTiling = 1480;  // bytes
 inline constexpr double kStandardStart = 1.5;  // rows of MoeReRouting ask for 1 to 3
 
 Recorded RecordRow(const MeasuredRow& row, const ChipSpec& chip);
