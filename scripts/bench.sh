@@ -4,7 +4,7 @@
 #
 #   scripts/bench.sh [-b BUILD] [-o OUT] [-r REPETITIONS] [-t THREADS] [SET]
 #
-#   SET           targets (default), matmul, grouped, attention, permute, rows, block, peaks, all; or a regular expression
+#   SET           targets (default: one or two of every kernel), matmul, grouped, attention, permute, rows, block, peaks, all; or a regular expression
 #                 of case names
 #   BUILD         build/release; its bin/ holds the benchmark binaries
 #   OUT           BUILD/bench; one JSON file per binary
@@ -34,9 +34,11 @@ programs="matmul_bench grouped_matmul_bench flash_attention_bench flash_attentio
   token_rank_bench rowwise_bench moe_block_bench"
 case $set in
   targets)
-    cases='^(Mmad/.*(fp32/252x256x256|bf16/252x256x512)|Matmul/.*/(fp32|bf16)/NN/2048x2048x2048'
-    cases="$cases|FlashAttention/.*/bf16/full/8x2048x192x128|TokenPermute/.*/bf16/uniform/.*of64)"
-    programs="matmul_bench flash_attention_bench token_permute_bench"
+    cases='^(Mmad/.*(fp32/252x256x256|bf16/252x256x512)|Matmul/.*/(fp32|bf16)/N(N/2048x2048x2048|T/1x7168x2048)'
+    cases="$cases|GroupedMatmul/.*/bf16/NN/skewed4096of32/2048x7168"
+    cases="$cases|FlashAttention/.*/(fp32|bf16)/(full|causal)/8x2048x192x128"
+    cases="$cases|FlashAttentionGrad/.*/(fp32|bf16)/causal/8x2048x192x128"
+    cases="$cases|Token(Permute|Unpermute)/.*/bf16/uniform/4096x7168/top8of64|Rank/.*/uniform/32768of256|Route/)"
     ;;
   matmul) cases='^(Mmad|Matmul)/' programs=matmul_bench ;;
   grouped) cases='^Grouped' programs=grouped_matmul_bench ;;
@@ -79,6 +81,11 @@ if [ -z "$files" ]; then
   exit 2
 fi
 
+# Family and model tell CPUs apart whose names a virtual machine keeps to itself.
+LC_ALL=C lscpu | awk -F ': *' '
+  { of[$1] = $2 }
+  END { printf "# %s, family %s model %s, %s threads, L3 %s\n", of["Model name"], of["CPU family"], of["Model"],
+               of["CPU(s)"], of["L3 cache"] }'
 # shellcheck disable=SC2086
 awk '
   function value(line) { sub(/^[^:]*: */, "", line); sub(/,$/, "", line); gsub(/"/, "", line); return line }
