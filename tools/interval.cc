@@ -189,7 +189,7 @@ Interval AnySchedule(std::span<const RecordedLaunch> launches, const ChipSpec& c
     const bool vector_only = std::all_of(record.phases.begin(), record.phases.end(),
                                          [](const trace::Phase& phase) { return phase.vector_only; });
     const double cores = chip.cube_cores * (vector_only ? chip.vector_per_cube : 1.0);
-    const double idle = cores / std::max(profile.cores_used, 1);
+    const double idle = std::max(cores / std::max(profile.cores_used, 1), 1.0);  // Phases count Vector cores.
     double busiest = 0, sum = 0;
     for (const Profile::Busy& busy : profile.busy) {
       busiest = std::max({busiest, busy.cube_side, busy.vector_side});
