@@ -227,8 +227,8 @@ Status SetConstant(ChipSpec* chip, std::string_view name, double value) {
     }
   });
   if (!found) {
-    return InvalidArgument("no constant of a chip is named '" + std::string(name) + "'; the nearest is " +
-                           Nearest(name, names));
+    return InvalidArgument("no constant of a chip is named '" + std::string(name) + "'" +
+                           NearestText(name, names));
   }
   if (!status.ok()) return status;
   if (name == "cube_cores") chip->concurrent_cores = chip->cube_cores;

@@ -42,8 +42,8 @@ FieldParser::FieldParser(std::string_view text) {
 std::string FieldParser::Finish() {
   for (const Item& item : items_) {
     if (!item.used) {
-      Note("no field is named '" + item.name + "'; the nearest is " + Nearest(item.name, names_) +
-           "; they are " + Listed(names_));
+      Note("no field is named '" + item.name + "'" + NearestText(item.name, names_) + "; they are " +
+           Listed(names_));
     }
   }
   return error_;

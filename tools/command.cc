@@ -71,8 +71,8 @@ CLI::Validator OneOf(const Choices& choices) {
   return CLI::Validator(
       [&choices](const std::string& value) {
         if (std::find(choices.begin(), choices.end(), value) != choices.end()) return std::string();
-        return Quoted(value) + " is none of " + CLI::detail::join(choices, ", ") + "; the nearest is " +
-               cubist::Nearest(value, choices);
+        return Quoted(value) + " is none of " + CLI::detail::join(choices, ", ") +
+               cubist::NearestText(value, choices);
       },
       "");
 }
@@ -373,7 +373,7 @@ std::string Misspelt(const CLI::App& app, int argc, char** argv) {
   const std::vector<CLI::App*> parsed = app.get_subcommands();
   const std::string word = argc > 1 ? argv[1] : "";
   if (parsed.empty() && !word.empty() && word[0] != '-')
-    return "there is no command " + Quoted(word) + "; the nearest is " + cubist::Nearest(word, commands);
+    return "there is no command " + Quoted(word) + cubist::NearestText(word, commands);
   const CLI::App& command = parsed.empty() ? app : *parsed.front();
   Choices options;
   for (const CLI::Option* option : command.get_options()) {
@@ -383,7 +383,7 @@ std::string Misspelt(const CLI::App& app, int argc, char** argv) {
     const std::string option = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
     if (option.rfind("--", 0) != 0 || option.size() == 2) continue;
     if (std::find(options.begin(), options.end(), option) == options.end())
-      return "there is no option " + option + "; the nearest is " + cubist::Nearest(option, options);
+      return "there is no option " + option + cubist::NearestText(option, options);
   }
   return "";
 }

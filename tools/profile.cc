@@ -39,8 +39,8 @@ Status CheckConstant(const std::string& name) {
     names.push_back(constant.name);
   }
   return InvalidArgument(
-      fmt::format("--vs is '{}': neither an option of the call nor a constant of the chip; the nearest is {}",
-                  name, Nearest(name, names)));
+      fmt::format("--vs is '{}': neither an option of the call nor a constant of the chip{}", name,
+                  NearestText(name, names)));
 }
 
 // The options of the other configuration.

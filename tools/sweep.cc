@@ -77,9 +77,8 @@ Status CheckOver(const SweepOptions& options) {
   for (const NamedConstant& constant : ConstantsOf(Ascend910B2())) names.push_back(constant.name);
   if (std::find(names.begin(), names.end(), options.over) != names.end()) return {};
   return InvalidArgument(fmt::format(
-      "--over is '{}': neither a size of the kernel's shape, nor tiling.NAME, nor a constant of the chip; "
-      "the nearest is {}",
-      options.over, Nearest(options.over, names)));
+      "--over is '{}': neither a size of the kernel's shape, nor tiling.NAME, nor a constant of the chip{}",
+      options.over, NearestText(options.over, names)));
 }
 
 // Sizes and counts are whole.

@@ -84,7 +84,7 @@ TEST(TilingTextTest, ErrorsNameTheField) {
   expect("m=0", "m is 0, needs 1 to");
   expect("m=sixteen", "m is 'sixteen', needs a whole number");
   expect("m=16,m=16", "m is given twice");
-  expect("rows=16", "no field is named 'rows'; the nearest is m; they are m, n, k1, k0");
+  expect("rows=16", "no field is named 'rows'; they are m, n, k1, k0");
   expect("order=zigzag", "order is 'zigzag'; known are row-major, swizzled, diagonal");
   expect("m", "'m' is not name=value");
   expect("m=2048,n=2048", " bytes of L0C, ascend910b2 has 131072");

@@ -364,7 +364,7 @@ TEST_F(CommandTest, CheckRefusesWhatItDoesNotKnow) {
   refused("check matmull", "no kernel is named 'matmull'; known are matmul");
   refused("check matmul --shape 4x5", "shape '4x5' of matmul needs MxNxK");
   refused("check matmul --shape 4x5x-6", "needs MxNxK");
-  refused("check matmul --dtype int8", "--dtype: 'int8' is none of fp32, bf16, fp16; the nearest is");
+  refused("check matmul --dtype int8", "--dtype: 'int8' is none of fp32, bf16, fp16\n");
   refused("check matmul --chip ascend910", "nearest is");
   refused("check matmul --set memory.hbm=1", "memory.hbm");
   refused("check matmul --json /nonexistent/x", "--json /nonexistent/x: there is no folder");

@@ -115,7 +115,7 @@ TEST_F(CommandTest, RefusesBadInput) {
   };
 
   ExpectRefused("--chip ascend999", "ascend910b2");
-  ExpectRefused("--routing random", "--routing: 'random' is none of skewed, uniform, both; the nearest is");
+  ExpectRefused("--routing random", "--routing: 'random' is none of skewed, uniform, both\n");
   ExpectRefused("--only nothing", "--only is 'nothing'; known are q_down, q_up");
   ExpectRefused("--only atention", "; the nearest is attention");
   ExpectRefused("--threads 0", "--threads");
@@ -138,7 +138,7 @@ TEST_F(CommandTest, RefusesBadInput) {
   const Outcome unknown = Cubist("run --workload nothing");
   EXPECT_EQ(unknown.status, 2);
   EXPECT_NE(unknown.err.find(
-                "no workload is named 'nothing'; known are deepseek_v3, pangu_ultra_moe; the nearest is "),
+                "no workload is named 'nothing'; known are deepseek_v3, pangu_ultra_moe; a path"),
             std::string::npos);
   const Outcome malformed = Cubist("run --workload '" + Path("bad.json") + "'");
   EXPECT_EQ(malformed.status, 2);
