@@ -11,6 +11,7 @@
 
 #include "npu_model/chip_constants.h"
 #include "npu_model/text_file.h"
+#include "tools/json_reader.h"
 
 namespace cubist {
 namespace {
@@ -52,14 +53,9 @@ Status FromJson(const Json& json, ChipSpec* chip) {
 Status ReadChip(const std::string& path, ChipSpec* chip) {
   std::string text;
   CUBIST_RETURN_IF_ERROR(ReadTextFile(path, &text));
-  Status status;
-  try {
-    status = FromJson(Json::parse(text), chip);
-  } catch (const Json::parse_error& error) {
-    status = InvalidArgument(fmt::format("is no JSON: byte {} is not what may stand there", error.byte));
-  } catch (const Json::exception& error) {
-    status = InvalidArgument(error.what());
-  }
+  Json json;
+  Status status = ReadJson(text, &json);
+  if (status.ok()) status = FromJson(json, chip);
   return status.ok() ? status : InvalidArgument(path + ": " + status.message());
 }
 

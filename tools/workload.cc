@@ -13,6 +13,7 @@
 
 #include "npu_model/nearest.h"
 #include "tools/files.h"
+#include "tools/json_reader.h"
 
 namespace cubist {
 namespace {
@@ -192,27 +193,6 @@ Status ReadFields(const Json& json, Workload* workload) {
   return CheckSplits(*workload);
 }
 
-// Parses, and names the first key that an object has twice (the last would win silently).
-Status ParseJson(std::string_view text, Json* json) {
-  std::vector<std::set<std::string>> keys;
-  std::string repeated;
-  const auto note = [&](int, Json::parse_event_t event, Json& parsed) {
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second) {
-      repeated = parsed.get<std::string>();
-    }
-    return true;
-  };
-  try {
-    *json = Json::parse(text, note);
-  } catch (const Json::exception& error) {
-    return InvalidArgument(fmt::format("is not JSON: {}", error.what()));
-  }
-  if (!repeated.empty()) return InvalidArgument(fmt::format("has the key {} twice in one object", repeated));
-  return {};
-}
-
 std::vector<std::string> KnownNames(const std::vector<std::string>& folders) {
   std::set<std::string> names;
   for (const std::string& folder : folders) {
@@ -244,7 +224,7 @@ Status LoadFile(const std::string& path, Workload* workload) {
 
 Status ParseWorkload(std::string_view json, const std::string& origin, Workload* workload) {
   Json parsed;
-  Status status = ParseJson(json, &parsed);
+  Status status = ReadJson(json, &parsed);
   Workload read;
   if (status.ok()) status = ReadFields(parsed, &read);
   if (!status.ok()) return InvalidArgument(fmt::format("{}: {}", origin, status.message()));

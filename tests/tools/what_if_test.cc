@@ -60,7 +60,7 @@ TEST(WhatIfTest, ErrorsNameWhatIsWrong) {
   refused({.sets = {"clock=1e9"}}, "--set: no constant of a chip is named 'clock'; the nearest is clock_hz");
   refused({.sets = {"clock_hz=-1"}}, "--set: clock_hz is -1, needs a number from 1e+06 to 1e+12");
   refused({.chip = "/nonexistent.json"}, "/nonexistent.json: cannot be read");
-  refused({.chip = FileWith("{")}, "is no JSON: byte 2");
+  refused({.chip = FileWith("{")}, "cubist_what_if_test.json: is not JSON: parse error at line 1, column 2");
   refused({.chip = FileWith("[]")}, "is not an object");
   refused({.chip = FileWith(R"({"name": "x"})")}, "base is missing");
   refused({.chip = FileWith(R"({"name": "a b", "base": "ascend910b2"})")}, "name is 'a b'");
@@ -71,6 +71,13 @@ TEST(WhatIfTest, ErrorsNameWhatIsWrong) {
           "buffer.l1 is -5, needs a whole number from 1");
   refused({.chip = FileWith(R"({"name": "x", "base": "ascend910b2", "set": {"buffer.l1": "big"}})")},
           "buffer.l1 is \"big\", needs a number");
+  refused({.chip = FileWith(R"({"name": "x", "base": "ascend910b2", "base": "ascend910b4"})")},
+          "cubist_what_if_test.json: has the key 'base' twice in one object");
+  refused({.chip = FileWith(
+               R"({"name": "x", "base": "ascend910b2", "set": {"clock_hz": 1e9, "clock_hz": 2e9}})")},
+          "has the key 'clock_hz' twice in one object");
+  refused({.chip = FileWith(R"({"name": "x", "base": "ascend910b2", "set": {"clock_hz": 1e999}})")},
+          "is not JSON: number overflow");
 }
 
 // Calls that a chip is asked about.

@@ -82,7 +82,7 @@ TEST(WorkloadTest, ErrorsNameFieldValueAndLimit) {
       {With(R"("hidden")", R"("hiden": 3, "hidden")"),
        "toy.json: hiden is not a known key; known are attention, dense_layers, hidden, layers, moe, name, "
        "run, training; the nearest is hidden"},
-      {With(R"("hidden")", R"("layers": 3, "hidden")"), "toy.json: has the key layers twice in one object"},
+      {With(R"("hidden")", R"("layers": 3, "hidden")"), "toy.json: has the key 'layers' twice in one object"},
       {With(R"("name": "toy")", R"("name": "")"), "toy.json: name is \"\", expected a text of 1 to 80 bytes"},
       {With(R"("name": "toy")", R"("name": 3)"), "toy.json: name is 3, expected a text of 1 to 80 bytes"},
       {With(R"("heads": 8)", R"("heads": 70000)"),
