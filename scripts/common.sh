@@ -10,6 +10,17 @@ packages=(
 )
 readonly build_dir=build/release
 
+# only "CHOICE.." ARGUMENT..: ends the script, before it does anything, over the first argument that is none of the choices.
+only() {
+  local argument
+  for argument in "${@:2}"; do
+    if [[ " $1 " != *" $argument "* ]]; then
+      echo "${0##*/}: there is no '$argument'; it takes ${1:-no arguments}" >&2
+      exit 2
+    fi
+  done
+}
+
 # Names those of our packages that are not installed.
 missing_packages() {
   local package

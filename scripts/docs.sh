@@ -8,10 +8,17 @@
 # `// [NAME]`, or all of FILE where no name is given.
 set -eu
 cd "$(dirname "$0")/.."
+check=false
+case "$*" in
+  "") ;;
+  --check) check=true ;;
+  *)
+    echo "docs.sh: there is no '$*'; it takes --check" >&2
+    exit 2
+    ;;
+esac
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-check=false
-if [ "${1:-}" = --check ]; then check=true; fi
 status=0
 
 # take FILE: what it should be is in $work/new.
