@@ -200,20 +200,39 @@ std::vector<Analysis::Occupancy> OccupancyOf(const ChipSpec& chip, const CoreRec
   return all;
 }
 
-Analysis::Roofline RooflineOf(const ChipSpec& chip, const Profile& p) {
+Analysis::Roofline RooflineOf(const ChipSpec& chip, const Profile& p, double operations, double peak_per_s) {
   Analysis::Roofline r;
-  r.flops = 2 * static_cast<double>(p.macs);
-  r.bytes = p.hbm_bytes;
-  // A step of the Cube, 16 bits wide, per cycle.
-  const double step = 2 * static_cast<double>(chip.mmad.m_step * chip.mmad.n_step * chip.mmad.k_bytes / 2);
-  r.peak_flops_per_s = step / chip.mmad.narrow_passes * chip.clock_hz * chip.cube_cores;
-  r.peak_bytes_per_s = chip.memory.hbm_bytes_per_s;
+  r.operations = operations, r.peak_per_s = peak_per_s;
+  r.bytes = p.hbm_bytes, r.peak_bytes_per_s = chip.memory.hbm_bytes_per_s;
   if (p.time_s <= 0) return r;
-  r.attained_flops_per_s = r.flops / p.time_s;
+  r.attained_per_s = r.operations / p.time_s;
   r.attained_bytes_per_s = r.bytes / p.time_s;
-  r.share =
-      std::max(r.attained_flops_per_s / r.peak_flops_per_s, r.attained_bytes_per_s / r.peak_bytes_per_s);
+  r.share = std::max(r.attained_per_s / r.peak_per_s, r.attained_bytes_per_s / r.peak_bytes_per_s);
   return r;
+}
+
+// A step of every Cube, 16 bits wide, per cycle.
+double CubePeak(const ChipSpec& chip) {
+  const double step = 2 * static_cast<double>(chip.mmad.m_step * chip.mmad.n_step * chip.mmad.k_bytes / 2);
+  return step / chip.mmad.narrow_passes * chip.clock_hz * chip.cube_cores;
+}
+
+double VectorPeak(const ChipSpec& chip) {
+  const auto lanes = static_cast<double>(chip.vector.repeat_bytes) / 4;
+  return lanes * chip.clock_hz * chip.cube_cores * chip.vector_per_cube;
+}
+
+// Elements of the instructions on pipe V.
+double VectorOperations(const trace::Record& record) {
+  double operations = 0;
+  for (const trace::Phase& phase : record.phases) {
+    for (const CoreRecord& core : phase.cores) {
+      for (const Instr& instr : core.instrs) {
+        if (instr.pipe == Pipe::kV) operations += static_cast<double>(instr.dims[0]) * instr.dims[1];
+      }
+    }
+  }
+  return operations;
 }
 
 std::vector<Analysis::PipeShare> PipesOf(const Profile& p) {
@@ -271,7 +290,9 @@ std::span<const TimelineSlice> SlicesOf(const Profile& profile, std::size_t phas
 Analysis Analyse(const ChipSpec& chip, const trace::Record& record, const Profile& profile) {
   Analysis analysis;
   analysis.pipes = PipesOf(profile);
-  analysis.roofline = RooflineOf(chip, profile);
+  analysis.roofline = RooflineOf(chip, profile, 2 * static_cast<double>(profile.macs), CubePeak(chip));
+  const double of_vector = profile.launches > 1 ? 0 : VectorOperations(record);
+  analysis.vector_roofline = RooflineOf(chip, profile, of_vector, VectorPeak(chip));
   if (profile.timeline == nullptr || profile.launches > 1) return analysis;
 
   LineCosts lines = CostsOf(profile);

@@ -36,11 +36,12 @@ struct Analysis {
     std::int64_t capacity = 0, most = 0;
     std::vector<std::pair<double, std::int64_t>> bytes;  // from a time in us on
   };
+  // Of one kind of unit, all of the chip's together.
   struct Roofline {
-    double flops = 0, bytes = 0;  // of the Cube; from and to HBM
-    double attained_flops_per_s = 0, attained_bytes_per_s = 0;
-    double peak_flops_per_s = 0, peak_bytes_per_s = 0;
-    double intensity() const { return bytes > 0 ? flops / bytes : 0; }
+    double operations = 0, bytes = 0;  // bytes from and to HBM, of whatever the call does
+    double attained_per_s = 0, attained_bytes_per_s = 0;
+    double peak_per_s = 0, peak_bytes_per_s = 0;
+    double intensity() const { return bytes > 0 ? operations / bytes : 0; }
     // Of what the roof allows at this intensity.
     double share = 0;
   };
@@ -49,7 +50,10 @@ struct Analysis {
   std::vector<Cause> critical_path;  // adds up to the time; the largest first
   std::vector<LineCost> lines;       // the largest on the critical path first
   std::vector<Occupancy> occupancy;  // on the core that ends last, of the longest phase
-  Roofline roofline;
+  Roofline roofline;                 // of the Cubes: two operations for each multiply-add
+  // Of the Vector cores: one for each element of an instruction on pipe V, whatever it does; the peak is one for each 32-bit
+  // lane and cycle. Nothing of several launches, of which not all are recorded.
+  Roofline vector_roofline;
   int critical_core =
       0;  // AI core, or Vector core of a Vector-only phase, that ends last in the longest phase
   int critical_phase = 0;

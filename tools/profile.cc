@@ -179,7 +179,8 @@ int ProfileCommand(const ProfileOptions& options) {
     if (status.ok() && compares) status = Cut(window, &b.profile);
   }
   if (status.ok() && !options.json.empty()) status = WriteJson(options.json, json);
-  if (status.ok() && !options.csv.empty()) status = WriteFile(options.csv, ProfileCsv(a));
+  if (status.ok() && !options.csv.empty())
+    status = WriteFile(options.csv, ProfileCsv(a, compares ? &b : nullptr));
   if (status.ok() && !options.html.empty())
     status = WriteFile(options.html, ProfilePage(a, compares ? &b : nullptr));
   if (status.ok() && !options.trace.empty()) {

@@ -90,17 +90,24 @@ void WriteAnalysisFields(Writer& out, const Profile& p, const Analysis& a) {
     item("most", o.most);
     item("bytes", o.bytes);
   });
-  out.Group("roofline", [&](Writer& group) {
-    const Analysis::Roofline& r = a.roofline;
-    group("flops", r.flops);
-    group("hbm_bytes", r.bytes);
-    group("intensity", r.intensity());
-    group("attained_flops_per_s", r.attained_flops_per_s);
-    group("attained_bytes_per_s", r.attained_bytes_per_s);
-    group("peak_flops_per_s", r.peak_flops_per_s);
-    group("peak_bytes_per_s", r.peak_bytes_per_s);
-    group("share", r.share);
-  });
+  struct Names {
+    const char *group, *operations, *attained, *peak;
+  };
+  const auto write_roofline = [&](const Names& names, const Analysis::Roofline& r) {
+    out.Group(names.group, [&](Writer& group) {
+      group(names.operations, r.operations);
+      group("hbm_bytes", r.bytes);
+      group("intensity", r.intensity());
+      group(names.attained, r.attained_per_s);
+      group("attained_bytes_per_s", r.attained_bytes_per_s);
+      group(names.peak, r.peak_per_s);
+      group("peak_bytes_per_s", r.peak_bytes_per_s);
+      group("share", r.share);
+    });
+  };
+  write_roofline({"roofline", "flops", "attained_flops_per_s", "peak_flops_per_s"}, a.roofline);
+  write_roofline({"vector_roofline", "operations", "attained_operations_per_s", "peak_operations_per_s"},
+                 a.vector_roofline);
 }
 
 }  // namespace cubist

@@ -83,28 +83,32 @@ function lines(p) {
       n(number(x.busy_us, 2)), n(number(x.critical_us, 2)), bar([[x.busy_us / most, colours[x.pipe]]])]));
 }
 function roofline(all) {
-  const w = 560, h = 300, l = 60, b = 40, r0 = all[0].roofline;
-  const lo = -3, hi = 5, top = Math.log10(r0.peak_flops_per_s) + 0.4, floor = top - 5;
+  const units = [{of: "roofline", rate: "flops_per_s", name: "Cubes", colour: colours.M},
+      {of: "vector_roofline", rate: "operations_per_s", name: "Vector cores", colour: colours.V}];
+  const used = units.filter((u) => all.some((p) => p[u.of]["attained_" + u.rate] > 0));
+  const roofs = used.length ? used : [units[0]], peak = (u) => all[0][u.of]["peak_" + u.rate], memory = all[0].roofline.peak_bytes_per_s;
+  const w = 560, h = 300, l = 60, b = 40, lo = -3, hi = 5, top = Math.log10(Math.max(...roofs.map(peak))) + 0.4, floor = top - 5;
   const x = (v) => l + (Math.min(hi, Math.max(lo, Math.log10(Math.max(v, 1e-9)))) - lo) / (hi - lo) * (w - l - 10);
   const y = (v) => 10 + (top - Math.min(top, Math.max(floor, Math.log10(Math.max(v, 1))))) / (top - floor) * (h - b - 10);
-  const ridge = r0.peak_flops_per_s / r0.peak_bytes_per_s;
   let s = `<svg viewBox="0 0 ${w} ${h}" font-size="11" font-family="sans-serif">`;
   for (let e = lo; e <= hi; e += 2) s += `<text x="${x(10 ** e)}" y="${h - b + 16}" text-anchor="middle">1e${e}</text>`;
   for (let e = Math.ceil(floor); e <= top; ++e) s += `<line x1="${l}" x2="${w - 10}" y1="${y(10 ** e)}" y2="${y(10 ** e)}" stroke="#eee"/><text x="${l - 6}" y="${y(10 ** e) + 4}" text-anchor="end">1e${e}</text>`;
-  const first = 10 ** lo;
-  s += `<polyline fill="none" stroke="#334155" stroke-width="2" points="${x(first)},${y(first * r0.peak_bytes_per_s)} ${x(ridge)},${y(r0.peak_flops_per_s)} ${x(10 ** hi)},${y(r0.peak_flops_per_s)}"/>`;
-  all.forEach((p, i) => {
-    const r = p.roofline, letter = data.b ? (i ? "B: " : "A: ") : "";
-    // Without products the roof is what HBM gives.
-    if (!r.attained_flops_per_s) {
-      s += `<text x="${l + 16}" y="${30 + 16 * i}">${letter}no products; ${number(100 * r.share)} % of what HBM gives</text>`;
-      return;
-    }
-    const name = `${letter}${number(100 * r.share)} % of the roof`;
-    s += `<circle cx="${x(r.intensity)}" cy="${y(r.attained_flops_per_s)}" r="6" fill="${i ? "#f59e0b" : "#dc2626"}"><title>${name}</title></circle>` +
-        `<text x="${Math.min(x(r.intensity) + 10, w - 150)}" y="${Math.min(y(r.attained_flops_per_s) + 14 + 14 * i, h - b - 18 + 14 * i)}">${name}</text>`;
+  roofs.forEach((u) => {
+    const most = peak(u), ridge = most / memory, first = Math.max(10 ** lo, 10 ** floor / memory);
+    s += `<polyline fill="none" stroke="${u.colour}" stroke-width="2" points="${x(first)},${y(first * memory)} ${x(ridge)},${y(most)} ${x(10 ** hi)},${y(most)}"/>` +
+        `<text x="${w - 10}" y="${y(most) - 4}" text-anchor="end" fill="${u.colour}">${u.name}</text>`;
   });
-  return s + `<text x="${w / 2}" y="${h - 6}" text-anchor="middle">FLOP per byte of HBM</text><text x="4" y="10">FLOP/s</text></svg>`;
+  // A's points are full, B's are rings.
+  all.forEach((p, i) => {
+    const letter = data.b ? (i ? "B: " : "A: ") : "", mine = used.filter((u) => p[u.of]["attained_" + u.rate] > 0);
+    if (!mine.length) s += `<text x="${l + 16}" y="${30 + 16 * i}">${letter}no arithmetic; ${number(100 * p.roofline.share)} % of what HBM gives</text>`;
+    mine.forEach((u) => {
+      const r = p[u.of], attained = r["attained_" + u.rate], name = `${letter}${number(100 * r.share)} % of the roof`;
+      s += `<circle cx="${x(r.intensity)}" cy="${y(attained)}" r="5" fill="${i ? "#fff" : u.colour}" stroke="${u.colour}" stroke-width="2"><title>${u.name}, ${name}</title></circle>` +
+          `<text x="${Math.min(x(r.intensity) + 10, w - 150)}" y="${Math.min(y(attained) + 14 + 14 * i, h - b - 18 + 14 * i)}">${name}</text>`;
+    });
+  });
+  return s + `<text x="${w / 2}" y="${h - 6}" text-anchor="middle">FLOP of the Cubes, operations of the Vector cores per byte of HBM</text><text x="4" y="10">per second</text></svg>`;
 }
 function occupancy(p) {
   const w = 560, h = 70, l = 60;

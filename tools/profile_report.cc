@@ -89,12 +89,25 @@ std::string LinesText(const Analysis& analysis) {
   return text;
 }
 
-std::string RooflineText(const Analysis::Roofline& r) {
-  return fmt::format(
-      "roofline: {:.1f} FLOP per byte of HBM; {:.1f} of {:.1f} TFLOP/s, {:.2f} of {:.2f} TB/s: {} % of the "
-      "roof\n",
-      r.intensity(), r.attained_flops_per_s / 1e12, r.peak_flops_per_s / 1e12, r.attained_bytes_per_s / 1e12,
-      r.peak_bytes_per_s / 1e12, Percent(r.share));
+// Of the units that did anything; where none did, what of HBM's bandwidth is used.
+std::string RooflineText(const Analysis& analysis) {
+  const auto of_memory = [](const Analysis::Roofline& r) {
+    return fmt::format("{:.2f} of {:.2f} TB/s", r.attained_bytes_per_s / 1e12, r.peak_bytes_per_s / 1e12);
+  };
+  std::string text;
+  const auto add = [&](const char* units, const char* operations, const char* rate,
+                       const Analysis::Roofline& r) {
+    if (r.operations <= 0) return;
+    text += fmt::format(
+        "roofline of the {}: {:.4g} {} per byte of HBM; {:.4g} of {:.4g} {}, {}: {} % of the roof\n", units,
+        r.intensity(), operations, r.attained_per_s / 1e12, r.peak_per_s / 1e12, rate, of_memory(r),
+        Percent(r.share));
+  };
+  add("Cubes", "FLOP", "TFLOP/s", analysis.roofline);
+  add("Vector cores", "operations", "T operations/s", analysis.vector_roofline);
+  if (!text.empty()) return text;
+  return fmt::format("roofline: no arithmetic; {} of HBM: {} % of the roof\n", of_memory(analysis.roofline),
+                     Percent(analysis.roofline.share));
 }
 
 std::string BuffersText(const Analysis& analysis) {
@@ -119,7 +132,7 @@ std::string ProfileText(const ProfiledCall& call) {
                   p.cycles, p.cores_used, p.cores_used == 1 ? "" : "s", p.instructions, p.verdict);
   text += PipesText(call.analysis) + "\n";
   if (!call.analysis.critical_path.empty()) text += PathText(call.analysis, p.time_s * 1e6) + "\n";
-  text += TrafficText(p) + RooflineText(call.analysis.roofline) + BuffersText(call.analysis);
+  text += TrafficText(p) + RooflineText(call.analysis) + BuffersText(call.analysis);
   if (!call.analysis.lines.empty()) text.append("\n").append(LinesText(call.analysis));
   return text;
 }
@@ -158,11 +171,18 @@ Json ProfileJson(const ProfiledCall& call) {
   return json;
 }
 
-std::string ProfileCsv(const ProfiledCall& call) {
+namespace {
+
+struct CsvRow {
+  std::string name;  // "section,name"
+  double value = 0;
+};
+
+std::vector<CsvRow> CsvRows(const ProfiledCall& call) {
   const Profile& p = call.profile;
-  std::string csv = "section,name,value\n";
+  std::vector<CsvRow> rows;
   const auto row = [&](const char* section, const std::string& name, double value) {
-    csv += fmt::format("{},{},{:.9g}\n", section, name, value);
+    rows.push_back({fmt::format("{},{}", section, name), value});
   };
   row("total", "time_us", p.time_s * 1e6);
   if (call.interval.known()) {
@@ -187,6 +207,26 @@ std::string ProfileCsv(const ProfiledCall& call) {
   }
   for (const auto& l : call.analysis.lines)
     row("line_us", fmt::format("{}:{} {}", l.file, l.line, l.what), l.busy_us);
+  return rows;
+}
+
+}  // namespace
+
+std::string ProfileCsv(const ProfiledCall& a, const ProfiledCall* b) {
+  std::string csv = b == nullptr ? "section,name,value\n" : "section,name,value,value_b\n";
+  std::vector<CsvRow> of_b = b == nullptr ? std::vector<CsvRow>() : CsvRows(*b);
+  for (const CsvRow& row : CsvRows(a)) {
+    csv += fmt::format("{},{:.9g}", row.name, row.value);
+    const auto other =
+        std::find_if(of_b.begin(), of_b.end(), [&](const CsvRow& r) { return r.name == row.name; });
+    if (b != nullptr) csv += ',';
+    if (other != of_b.end()) {
+      csv += fmt::format("{:.9g}", other->value);
+      of_b.erase(other);
+    }
+    csv += '\n';
+  }
+  for (const CsvRow& row : of_b) csv += fmt::format("{},,{:.9g}\n", row.name, row.value);
   return csv;
 }
 

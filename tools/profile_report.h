@@ -30,8 +30,9 @@ std::string ProfileText(const ProfiledCall& call);
 // What the second does otherwise: times and shares side by side.
 std::string DifferenceText(const ProfiledCall& a, const ProfiledCall& b);
 nlohmann::ordered_json ProfileJson(const ProfiledCall& call);
-// Lines "section,name,value".
-std::string ProfileCsv(const ProfiledCall& call);
+// Lines "section,name,value"; where there is a second call "section,name,value,value_b", what only one of them has empty in the
+// other's column.
+std::string ProfileCsv(const ProfiledCall& a, const ProfiledCall* b);
 // What a trace file leaves out of the timeline; empty where it takes all.
 std::string LeftOutText(const Profile& profile);
 

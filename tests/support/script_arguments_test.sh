@@ -1,8 +1,8 @@
 #!/bin/sh
-#   script_arguments_test.sh TREE
-#
 # Scripts refuse arguments that they do not know, before they install anything. A package manager that notes its calls, and has
 # nothing installed, stands in for Debian's.
+#
+#   script_arguments_test.sh TREE
 set -eu
 cd "$1"
 work=$(mktemp -d)

@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <map>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -219,6 +221,66 @@ TEST_F(CommandTest, ProfilesAddUp) {
     EXPECT_NE(Read("profile.csv").find("total,time_us,"), std::string::npos);
     EXPECT_GT(testing::ParseJson(Read("trace.json"))["traceEvents"].size(),
               json["instructions"].get<std::size_t>());
+  }
+}
+
+// Elements times instructions of kernels/swiglu_kernel.h and of rms_norm_kernel.h: what their expansions in
+// npu_model/composites.h have for each element and for each row.
+TEST_F(CommandTest, VectorCoresHaveARoofline) {
+  const auto profile = [&](const std::string& call) {
+    const Outcome outcome = Cubist("profile " + call + " --json '" + Path("profile.json") + "'");
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return std::pair(testing::ParseJson(Read("profile.json")), outcome.out);
+  };
+  for (const auto& [call, operations] :
+       {std::pair("swiglu --shape 70x520 --dtype fp32", 70.0 * 520 * 6),
+        std::pair("swiglu --shape 70x520 --dtype bf16", 70.0 * 520 * 9),
+        std::pair("rms_norm --shape 70x520 --dtype fp32", 70.0 * (520 * 4 + 7))}) {
+    SCOPED_TRACE(call);
+    const auto [json, text] = profile(call);
+    const Json& roofline = json["vector_roofline"];
+    EXPECT_EQ(roofline["operations"], operations);
+    EXPECT_DOUBLE_EQ(roofline["attained_operations_per_s"].get<double>(),
+                     operations / (json["time_us"].get<double>() * 1e-6));
+    EXPECT_DOUBLE_EQ(roofline["peak_operations_per_s"].get<double>(), 48 * 64 * 1.8e9) << "cores, lanes, Hz";
+    EXPECT_DOUBLE_EQ(roofline["intensity"].get<double>(), operations / json["hbm_bytes"].get<double>());
+    EXPECT_EQ(json["roofline"]["flops"], 0);
+    EXPECT_NE(text.find("roofline of the Vector cores: "), std::string::npos) << text;
+    EXPECT_EQ(text.find("roofline of the Cubes"), std::string::npos) << text;
+  }
+  EXPECT_NE(profile("flash_attention --shape 2x128x32x32").second.find("roofline of the Cubes: "),
+            std::string::npos);
+  EXPECT_NE(profile("matmul --shape 0x64x64").second.find("roofline: no arithmetic; "), std::string::npos);
+}
+
+// Each figure of either call is there once, in the column of its own.
+TEST_F(CommandTest, FiguresOfBothCallsStandInTheCsv) {
+  const auto rows = [&](const std::string& arguments) {
+    const Outcome outcome =
+        Cubist("profile matmul --shape 520x300x400 --csv '" + Path("profile.csv") + "' " + arguments);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    std::istringstream lines(Read("profile.csv"));
+    std::map<std::string, std::string> values;  // behind the section and the name
+    for (std::string line; std::getline(lines, line);) {
+      const std::size_t name = line.find(',', line.find(',') + 1);
+      EXPECT_TRUE(values.emplace(line.substr(0, name), line.substr(name + 1)).second) << line;
+    }
+    return values;
+  };
+  const auto a = rows(""), b = rows("--policy per-tile --tiling m=64,n=64");
+  auto both = rows("--vs policy=per-tile --vs tiling.m=64 --vs tiling.n=64");
+  EXPECT_EQ(both.at("section,name"), "value,value_b");
+  EXPECT_NE(a.at("total,time_us"), b.at("total,time_us"));
+  both.erase("section,name");
+  for (const auto& [name, values] : both) {
+    const auto in_a = a.find(name), in_b = b.find(name);
+    EXPECT_TRUE(in_a != a.end() || in_b != b.end()) << name;
+    EXPECT_EQ(values, (in_a == a.end() ? "" : in_a->second) + "," + (in_b == b.end() ? "" : in_b->second))
+        << name;
+  }
+  for (const auto* call : {&a, &b}) {
+    for (const auto& [name, value] : *call)
+      EXPECT_TRUE(name == "section,name" || both.contains(name)) << name;
   }
 }
 

@@ -137,9 +137,9 @@ TEST_F(CommandTest, RefusesBadInput) {
   ExpectRefused(input("uniform.topk_ids", "ids.npy"), "the id at (50, 1) is 16; expert ids go from 0 to 15");
   const Outcome unknown = Cubist("run --workload nothing");
   EXPECT_EQ(unknown.status, 2);
-  EXPECT_NE(unknown.err.find(
-                "no workload is named 'nothing'; known are deepseek_v3, pangu_ultra_moe; a path"),
-            std::string::npos);
+  EXPECT_NE(
+      unknown.err.find("no workload is named 'nothing'; known are deepseek_v3, pangu_ultra_moe; a path"),
+      std::string::npos);
   const Outcome malformed = Cubist("run --workload '" + Path("bad.json") + "'");
   EXPECT_EQ(malformed.status, 2);
   EXPECT_NE(malformed.err.find("bad.json: name is 3, expected a text"), std::string::npos) << malformed.err;
