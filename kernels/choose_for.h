@@ -239,8 +239,8 @@ Status ChooseFor(const Device& device, const char* kernel, const Shape& shape,
   if (tuned == nullptr) {
     if (!untuned.ok()) return untuned;
   } else if (const Status status = TakeTuned(chip, shape, *tuned, candidates, tiling); !status.ok()) {
-    return InvalidArgument(std::string(kernel) + ": " + status.message() + " (in the tiling '" + *tuned +
-                           "' given for " + ShapeText(shape) + ")");
+    return {status.code(), std::string(kernel) + ": " + status.message() + " (in the tiling '" + *tuned +
+                               "' given for " + ShapeText(shape) + ")"};
   }
   if (tuning == nullptr || !tuning->on_choice) return {};
   TilingChoice choice{kernel, tuned_for, ShapeText(shape), {}, TilingText(chip, shape, *tiling)};

@@ -107,7 +107,7 @@ class CUBIST_EXPORT FieldParser {
 };
 
 // A tiling from its text. Fields that the text leaves out keep what `tiling` holds. It must keep to the limits of
-// its fields and fit the chip's buffers.
+// its fields and fit the chip's buffers, or is unsupported where these alone are too small.
 template <class Shape, class Tiling>
 Status ParseTiling(const ChipSpec& chip, const Shape& shape, std::string_view text, Tiling* tiling) {
   Tiling parsed = *tiling;
@@ -119,7 +119,7 @@ Status ParseTiling(const ChipSpec& chip, const Shape& shape, std::string_view te
   if (!Fits(chip, shape, parsed)) {
     if constexpr (requires { BufferBytes(chip, shape, parsed, Buffer::kL1); }) {
       const Overflow worst = WorstOf(chip, shape, parsed);
-      if (worst.share > 1) return InvalidArgument("needs " + worst.Text(chip));
+      if (worst.share > 1) return {StatusCode::kUnsupported, "needs " + worst.Text(chip)};
       return InvalidArgument("has fields that do not go together, or not with the shape");
     }
     return InvalidArgument("does not fit the buffers of " + chip.name);

@@ -63,7 +63,7 @@ std::string XmlEscaped(const std::string& text) {
 
 std::string PlotSvg(const Plot& plot) {
   double most = 0;
-  for (const auto& [x, y] : plot.points) most = std::max(most, y);
+  for (const auto& [x, y] : plot.points) most = std::max(most, std::isnan(y) ? 0 : y);
   const double top = RoundUpNicely(most);
   const std::vector<double> places = Places(plot);
   const auto x_of = [](double share) { return kLeft + share * (kWidth - kLeft - kRight); };
@@ -82,16 +82,28 @@ std::string PlotSvg(const Plot& plot) {
         kLeft, kWidth - kRight, y_of(y), y_of(y), kLeft - 8, y_of(y) + 4, y);
   }
   std::string line;
+  const auto draw_line = [&] {
+    if (line.empty()) return;
+    svg +=
+        fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"#2563eb\" stroke-width=\"2\"/>\n", line);
+    line.clear();
+  };
   for (std::size_t i = 0; i < places.size(); ++i) {
+    const bool drawn = !std::isnan(plot.points[i].second);
     const double x = x_of(places[i]), y = y_of(plot.points[i].second);
+    svg += fmt::format(
+        "<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\" font-size=\"11\" fill=\"{}\">{}</text>\n", x,
+        kHeight - kBottom + 18, drawn ? "black" : "#aaa", XmlEscaped(plot.points[i].first));
+    if (!drawn) {
+      draw_line();
+      continue;
+    }
     line += fmt::format("{:.1f},{:.1f} ", x, y);
     svg += fmt::format(
         "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4\" fill=\"#2563eb\"><title>{}: {:.4g}</title></circle>\n",
         x, y, XmlEscaped(plot.points[i].first), plot.points[i].second);
-    svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\" font-size=\"11\">{}</text>\n", x,
-                       kHeight - kBottom + 18, XmlEscaped(plot.points[i].first));
   }
-  svg += fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"#2563eb\" stroke-width=\"2\"/>\n", line);
+  draw_line();
   svg += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n", kWidth / 2, kHeight - 12,
                      XmlEscaped(plot.x));
   svg += fmt::format("<text x=\"{}\" y=\"{}\">{}</text>\n</svg>\n", 12, kTop - 4, XmlEscaped(plot.y));

@@ -11,7 +11,7 @@ namespace cubist {
 struct Plot {
   std::string title, x, y;
   bool log_x = false;
-  // x as text, and y. Where an x is no number, points stand side by side.
+  // x as text, and y. Where an x is no number, points stand side by side. The line has a gap where y is NaN.
   std::vector<std::pair<std::string, double>> points = {};
 };
 

@@ -38,7 +38,7 @@ Status ChangeTilings(const Call& call, const ChipSpec& chip, const std::string& 
   }
   const Status status =
       call(Npu(chip, {.with_data = false, .tuning = std::make_shared<Tuning>(*tuning)}), nullptr);
-  return status.ok() ? status : InvalidArgument("--tiling: " + status.message());
+  return status.ok() ? status : Status(status.code(), "--tiling: " + status.message());
 }
 
 // Says so where a file has no tiling for what the call chooses: a call of another shape, dtype or chip.

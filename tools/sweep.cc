@@ -27,6 +27,9 @@ using Json = nlohmann::ordered_json;
 struct Point {
   std::string value;
   Profile profile;
+  std::string error;  // why there is no profile
+
+  bool ok() const { return error.empty(); }
 };
 
 std::vector<std::string> SplitAtX(const std::string& text) {
@@ -135,18 +138,29 @@ Json ToJson(const SweepOptions& options, const Subject& base, const std::vector<
   for (const Point& point : points) {
     JsonWriter fields{json["points"].emplace_back(Json::object())};
     fields("value", point.value);
-    WriteFields(fields, point.profile);
+    if (point.ok()) {
+      WriteFields(fields, point.profile);
+    } else {
+      fields("error", point.error);
+    }
   }
   return json;
 }
 
-// Names and values of a line of CSV, each behind a comma.
+std::string CsvQuoted(const std::string& text) {
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? std::string(2, c) : std::string(1, c);
+  return quoted + '"';
+}
+
+// Names, values and blanks of a line of CSV, each behind a comma.
 struct CsvWriter {
-  std::string names, values;
+  std::string names, values, blanks;
 
   template <class Value>
   void operator()(const char* name, const Value& value) {
     names += fmt::format(",{}", name);
+    blanks += ',';
     if constexpr (std::is_floating_point_v<Value>) {
       values += fmt::format(",{:.6g}", value);
     } else {
@@ -158,11 +172,11 @@ struct CsvWriter {
 std::string ToCsv(const SweepOptions& options, const std::vector<Point>& points) {
   CsvWriter header;
   WriteFields(header, {});
-  std::string csv = options.over + header.names + "\n";
+  std::string csv = options.over + header.names + ",error\n";
   for (const Point& point : points) {
     CsvWriter line;
     WriteFields(line, point.profile);
-    csv += point.value + line.values + "\n";
+    csv += point.value + (point.ok() ? line.values + "," : line.blanks + "," + CsvQuoted(point.error)) + "\n";
   }
   return csv;
 }
@@ -181,6 +195,10 @@ void Print(const SweepOptions& options, const std::vector<Point>& points) {
   for (const Point& point : points) slowest = std::max(slowest, point.profile.time_s);
   const auto percent = [](double share) { return fmt::format("{:.1f}", 100 * share); };
   for (const Point& point : points) {
+    if (!point.ok()) {
+      fmt::print("{}\n", table.Row({point.value, "-", "-", "-", "-", "-", point.error}));
+      continue;
+    }
     const Profile& p = point.profile;
     const auto length = static_cast<std::size_t>(std::lround(40 * p.time_s / slowest));
     fmt::print("{}\n", table.Row({point.value, FormatSeconds(p.time_s), percent(p.cube_utilisation),
@@ -202,30 +220,38 @@ int SweepCommand(const SweepOptions& options) {
     if (status.ok()) status = PrepareOutput(option, file);
   }
   std::vector<Subject> subjects(values.size());
+  std::vector<Point> points(values.size());
+  const auto at_point = [&](std::size_t i, const std::string& error) {
+    return fmt::format("{} = {}: {}", options.over, values[i], error);
+  };
   for (std::size_t i = 0; status.ok() && i < values.size(); ++i) {
     SubjectOptions one = options.subject;
+    points[i].value = values[i];
     status = Apply(options, values[i], &one);
     if (status.ok()) status = MakeSubject(one, &subjects[i]);
-    if (!status.ok())
-      status = InvalidArgument(fmt::format("{} = {}: {}", options.over, values[i], status.message()));
+    if (status.ok()) continue;
+    if (status.code() == StatusCode::kInvalidArgument) {
+      status = InvalidArgument(at_point(i, status.message()));
+    } else {
+      points[i].error = std::exchange(status, {}).message();
+    }
   }
   if (!status.ok()) return BadInput("cubist sweep", status.message());
 
   Progress progress(stderr);
-  std::vector<Point> points;
   for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!points[i].ok()) continue;
     progress.Show(fmt::format("{}/{}  {} = {}", i + 1, values.size(), options.over, values[i]));
-    points.push_back({values[i], {}});
-    if (status = subjects[i].Run(&points.back().profile); !status.ok()) {
-      return progress.Clear(),
-             BadInput("cubist sweep", fmt::format("{} = {}: {}", options.over, values[i], status.message()));
-    }
+    points[i].error = subjects[i].Run(&points[i].profile).message();
   }
   progress.Clear();
+  if (std::none_of(points.begin(), points.end(), [](const Point& point) { return point.ok(); }))
+    return BadInput("cubist sweep", at_point(0, points[0].error));
   fmt::print("{}\n", base.Title());
   Print(options, points);
   Plot plot{.title = base.Title(), .x = options.over, .y = "time, us", .log_x = options.log};
-  for (const Point& point : points) plot.points.push_back({point.value, point.profile.time_s * 1e6});
+  for (const Point& point : points)
+    plot.points.push_back({point.value, point.ok() ? point.profile.time_s * 1e6 : std::nan("")});
   if (!options.svg.empty()) status = WriteFile(options.svg, PlotSvg(plot));
   if (status.ok() && !options.json.empty()) status = WriteJson(options.json, ToJson(options, base, points));
   if (status.ok() && !options.csv.empty()) status = WriteFile(options.csv, ToCsv(options, points));

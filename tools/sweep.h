@@ -21,7 +21,8 @@ struct SweepOptions {
   std::string json, csv, svg;
 };
 
-// Exit status: 0, or 2 for bad input.
+// A point that the kernel cannot do, as where no tiling fits the buffers, is listed with the reason, and the others are modelled
+// all the same. Exit status: 0, or 2 for bad input and where no point can be done.
 int SweepCommand(const SweepOptions& options);
 
 }  // namespace cubist

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <sstream>
@@ -109,6 +110,48 @@ TEST_F(CommandTest, SweepsConstantsSizesAndTilings) {
   EXPECT_EQ(backwards.status, 2);
   EXPECT_NE(backwards.err.find("--from is 64 and --to is 32"), std::string::npos) << backwards.err;
   EXPECT_EQ(Cubist("sweep matmul --over cube_cores --values 0").status, 2);
+}
+
+// What does not fit at some points is told there, with the buffer, and the others are modelled.
+TEST_F(CommandTest, SweepsGoOnPastWhatCannotBe) {
+  const std::string files = " --json '" + Path("sweep.json") + "' --csv '" + Path("sweep.csv") + "' --svg '" +
+                            Path("sweep.svg") + "'";
+  const auto sweep = [&](const std::string& arguments) { return Cubist("sweep " + arguments + files); };
+  const Outcome some = sweep("matmul --shape 256x256x256 --over buffer.l0c --values 65536,512,131072");
+  EXPECT_EQ(some.status, 0) << some.err;
+  const std::string reason = "matmul: even the smallest tiles need 1024 bytes of L0C, ascend910b2* has 512";
+  EXPECT_NE(some.out.find(reason), std::string::npos) << some.out;
+  const Json json = testing::ParseJson(Read("sweep.json"));
+  const Json& points = json["points"];
+  ASSERT_EQ(points.size(), 3u);
+  EXPECT_EQ(points[1], Json({{"value", "512"}, {"error", reason}}));
+  for (const int i : {0, 2}) {
+    EXPECT_GT(points[i]["time_us"].get<double>(), 0);
+    EXPECT_FALSE(points[i].contains("error"));
+  }
+  EXPECT_NE(Read("sweep.csv").find("\n512,,,,,,,,\"" + reason + "\"\n"), std::string::npos)
+      << Read("sweep.csv");
+  const std::string svg = Read("sweep.svg");
+  EXPECT_NE(svg.find("<polyline"), svg.rfind("<polyline")) << "two lines with a gap between them";
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+
+  EXPECT_EQ(sweep("matmul --shape 256x256x256 --over tiling.m --values 64,4096").status, 0);
+  EXPECT_NE(Read("sweep.json").find(" bytes of L"), std::string::npos) << Read("sweep.json");
+
+  for (const char* file : {"sweep.json", "sweep.csv", "sweep.svg"}) std::filesystem::remove(Path(file));
+  for (const auto& [arguments, message] :
+       {std::pair("--over buffer.l0c --values 16,512",
+                  "buffer.l0c = 16: matmul: even the smallest tiles need"),
+        std::pair("--over tiling.m --values 17,64", "tiling.m = 17: --tiling: matmul: m is 17, needs 1 to"),
+        std::pair("--over cube_cores --values 8,0",
+                  "cube_cores = 0: --set: cube_cores is 0, needs a whole")}) {
+    const Outcome none = sweep(std::string("matmul --shape 256x256x256 ") + arguments);
+    EXPECT_EQ(none.status, 2) << arguments;
+    EXPECT_EQ(none.err.rfind("cubist sweep: " + std::string(message), 0), 0u) << none.err;
+    EXPECT_EQ(none.out, "");
+    for (const char* file : {"sweep.json", "sweep.csv", "sweep.svg"})
+      EXPECT_FALSE(std::filesystem::exists(Path(file))) << arguments;
+  }
 }
 
 // What stands in a file is enough to have it again.
