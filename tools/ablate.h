@@ -15,7 +15,7 @@ struct AblateOptions {
   std::string workload = "deepseek_v3";
   std::vector<std::string> only;  // cases whose name contains one of these; all when empty
   std::string json;               // file for the cases
-  int budget = 32;                // replays per step
+  int budget = 32;                // replays per step at most
   bool tilings = false;           // print the tiling of each step
   bool list = false;              // list the cases, run nothing
 };

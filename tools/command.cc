@@ -212,7 +212,7 @@ void AddAblate(CLI::App& app, cubist::AblateOptions& options, std::function<int(
   AddWorkload(ablate, options.workload);
   ablate->add_option("--only", options.only, "Cases whose names contain this; repeatable")
       ->allow_extra_args(false);
-  ablate->add_option("--budget", options.budget, "Tilings to replay for each step, about")
+  ablate->add_option("--budget", options.budget, "Tilings to replay for each step, at most")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
   ablate->add_flag("--tilings", options.tilings, "Print the tiling of each step");
@@ -255,7 +255,8 @@ void AddTune(CLI::App& app, cubist::TuneOptions& options, std::function<int()>& 
                  "cubist tune matmul --shape 512x4096x7168 --output tilings.txt", &cubist::TuneCommand,
                  options, command);
   AddSubject(tune, options.subject);
-  tune->add_option("--budget", options.budget, "Tilings to replay, about")
+  tune->add_option("--budget", options.budget,
+                   "Tilings to replay, at most; fewer of calls with very many instructions")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000000));
   tune->add_option("--output", options.output, "Tuning file to make, or to add to");

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -59,11 +61,17 @@ class Search {
       Take(choice, choice.chosen, &r.tuning);
       r.untuned_tilings.push_back(choice.chosen);
     }
-    CUBIST_RETURN_IF_ERROR(Replay(r.tuning, &r.untuned));
+    CUBIST_RETURN_IF_ERROR(Replay(r.tuning, std::numeric_limits<double>::infinity(), &r.untuned));
     r.best = r.untuned;
-    r.tried = 1;
-    for (std::size_t i = 0; i < r.choices.size(); ++i)
-      CUBIST_RETURN_IF_ERROR(Improve(r.choices[i], StartOf(i)));
+    const std::int64_t affordable =
+        options_->most_instructions / std::max<std::int64_t>(r.untuned.instructions, 1);
+    r.budget = static_cast<int>(std::min<std::int64_t>(options_->budget, affordable));
+    const auto count = std::ssize(r.choices);
+    for (std::ptrdiff_t i = 0; i < count; ++i) {
+      left_ = static_cast<int>(r.budget * (i + 1) / count - r.budget * i / count);
+      CUBIST_RETURN_IF_ERROR(
+          Improve(r.choices[static_cast<std::size_t>(i)], StartOf(static_cast<std::size_t>(i))));
+    }
     return {};
   }
 
@@ -74,10 +82,12 @@ class Search {
     tuning->Set(choice.kernel, choice.chip, choice.shape, tiling);
   }
 
-  Status Replay(const Tuning& tuning, Profile* profile) const {
+  // No further than to `give_up_s`.
+  Status Replay(const Tuning& tuning, double give_up_s, Profile* profile) const {
     return (*call_)(Npu(*chip_, {.with_data = false,
                                  .policy = options_->policy,
-                                 .tuning = std::make_shared<const Tuning>(tuning)}),
+                                 .tuning = std::make_shared<const Tuning>(tuning),
+                                 .give_up_s = give_up_s}),
                     profile);
   }
 
@@ -90,8 +100,6 @@ class Search {
 
   Status Improve(TilingChoice& choice, const std::string* start) {
     seen_ = {choice.chosen};
-    const int budget = std::max(1, options_->budget / static_cast<int>(result_->choices.size()));
-    left_ = budget;
     CUBIST_RETURN_IF_ERROR(TryAll(choice, SeedsOf(choice, start)));
     while (left_ > 0) {
       std::vector<std::string> next = Neighbours(choice);
@@ -100,6 +108,12 @@ class Search {
       CUBIST_RETURN_IF_ERROR(TryAll(choice, next));
     }
     return {};
+  }
+
+  // No price errs so much that one of several times the cheapest's would be the quickest, and its record may be as many times
+  // as long.
+  static bool IsHopeless(const TilingChoice& choice, const Candidate& candidate) {
+    return candidate.price > 4 * choice.candidates.front().price;
   }
 
   // The cheapest of each family; where there is but one, one of each price: equals differ in what the price does not see,
@@ -112,30 +126,30 @@ class Search {
     if (start != nullptr) seeds.push_back(*start);
     std::set<std::pair<int, double>> met;
     for (const Candidate& c : choice.candidates) {
-      if (seeds.size() >= kSeeds) break;
+      if (seeds.size() >= kSeeds || IsHopeless(choice, c)) break;
       if (met.emplace(c.family, families ? 0 : c.price).second) seeds.push_back(c.tiling);
     }
     return seeds;
   }
 
-  // Candidates that differ from the best in one field, the cheapest first.
-  std::vector<std::string> Neighbours(const TilingChoice& choice) const {
-    std::vector<std::string> neighbours;
+  // Candidates that were not tried yet and are `wanted`, the cheapest first.
+  template <class Wanted>
+  std::vector<std::string> Untried(const TilingChoice& choice, Wanted wanted) const {
+    std::vector<std::string> untried;
     for (const Candidate& c : choice.candidates) {
-      if (neighbours.size() >= kNeighbours) break;
-      if (!seen_.contains(c.tiling) && Differences(c.tiling, choice.chosen) == 1)
-        neighbours.push_back(c.tiling);
+      if (untried.size() >= kNeighbours || IsHopeless(choice, c)) break;
+      if (!seen_.contains(c.tiling) && wanted(c)) untried.push_back(c.tiling);
     }
-    return neighbours;
+    return untried;
+  }
+
+  // Those that differ from the best in one field.
+  std::vector<std::string> Neighbours(const TilingChoice& choice) const {
+    return Untried(choice, [&](const Candidate& c) { return Differences(c.tiling, choice.chosen) == 1; });
   }
 
   std::vector<std::string> CheapestUntried(const TilingChoice& choice) const {
-    std::vector<std::string> cheapest;
-    for (const Candidate& c : choice.candidates) {
-      if (cheapest.size() >= kNeighbours) break;
-      if (!seen_.contains(c.tiling)) cheapest.push_back(c.tiling);
-    }
-    return cheapest;
+    return Untried(choice, [](const Candidate&) { return true; });
   }
 
   Status TryAll(TilingChoice& choice, std::vector<std::string> tilings) {
@@ -144,21 +158,25 @@ class Search {
     left_ -= static_cast<int>(tilings.size());
     std::vector<Profile> profiles(tilings.size());
     std::vector<Status> statuses(tilings.size());
+    const double best_s = result_->best.time_s;
+    std::mutex mutex;
     ForEach(tilings.size(), [&](std::size_t i) {
       Tuning tuning = result_->tuning;
       Take(choice, tilings[i], &tuning);
-      statuses[i] = Replay(tuning, &profiles[i]);
+      statuses[i] = Replay(tuning, best_s, &profiles[i]);
+      const std::scoped_lock lock(mutex);
+      ++result_->tried;
+      if (options_->on_progress) options_->on_progress(result_->tried, result_->budget, best_s);
     });
     for (std::size_t i = 0; i < tilings.size(); ++i) {
+      if (statuses[i].code() == StatusCode::kOutOfMemory) continue;
       if (!statuses[i].ok()) return statuses[i];
-      ++result_->tried;
       if (profiles[i].time_s < result_->best.time_s) {
         result_->best = std::move(profiles[i]);
         choice.chosen = tilings[i];
         Take(choice, tilings[i], &result_->tuning);
       }
     }
-    if (options_->on_progress) options_->on_progress(result_->tried, options_->budget, result_->best.time_s);
     return {};
   }
 
@@ -167,7 +185,7 @@ class Search {
   const SearchOptions* options_;
   SearchResult* result_;
   std::set<std::string> seen_;
-  int left_ = 0;
+  int left_ = 0;  // of the budget of a choice
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -64,10 +65,12 @@ int TuneCommand(const TuneOptions& options) {
   SearchOptions search;
   search.policy = subject.policy;
   search.budget = options.budget;
+  // A minute or two on two cores.
+  search.most_instructions = std::int64_t{1} << 26;
   search.on_progress = [&](int tried, int budget, double best_s) {
     const double share = std::min(1.0, static_cast<double>(tried) / std::max(budget, 1));
     progress.Show(
-        fmt::format("{} {} of about {} tilings, best {}", Bar(share), tried, budget, FormatSeconds(best_s)));
+        fmt::format("{} {} of {} tilings, best {}", Bar(share), tried, budget, FormatSeconds(best_s)));
   };
   SearchResult found;
   status = SearchTilings(subject.call, subject.chip, search, &found);
@@ -85,6 +88,10 @@ int TuneCommand(const TuneOptions& options) {
   }
   fmt::print("default {}, best {}: {:.3f}x after {} replays\n", FormatSeconds(found.untuned.time_s),
              FormatSeconds(found.best.time_s), found.untuned.time_s / found.best.time_s, found.tried);
+  if (found.budget < options.budget && found.tried == found.budget) {
+    fmt::print("the call has {} instructions, which leave {} of the budget of {} replays\n",
+               found.untuned.instructions, found.budget, options.budget);
+  }
   if (!options.output.empty()) {
     if (status = WriteFile(options.output, file.Text()); !status.ok())
       return BadInput("cubist tune", status.message());

@@ -10,7 +10,7 @@ namespace cubist {
 
 struct TuneOptions {
   SubjectOptions subject;
-  int budget = 200;    // replays, about
+  int budget = 200;    // replays at most
   std::string output;  // tuning file to add the tiling to
   std::string json;
 };

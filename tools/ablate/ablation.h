@@ -51,7 +51,7 @@ struct CaseResult {
 };
 
 struct AblationOptions {
-  int budget = 32;  // replays per step, about
+  int budget = 32;  // replays per step at most
   std::function<void(const std::string& what)> on_progress = {};
 };
 
