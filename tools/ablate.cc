@@ -6,7 +6,11 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
+#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
 
 #include "npu_model/nearest.h"
 #include "tools/ablate/ablation.h"
@@ -126,6 +130,28 @@ std::vector<std::string> AblationNames() {
   std::vector<std::string> names;
   for (const Ablation& ablation : Ablations()) names.emplace_back(ablation.kernel);
   return names;
+}
+
+std::vector<std::string> AblationWords(const std::string& kernel) {
+  constexpr std::size_t kLeastLetters = 3;
+  Workload workload;
+  if (!LoadWorkload(AblateOptions().workload, WorkloadFolders(), &workload).ok()) return {};
+  std::map<std::string, std::size_t> counts;
+  std::size_t cases = 0;
+  for (const Ablation& ablation : Ablations()) {
+    if (kernel != ablation.kernel) continue;
+    for (const AblationCase& c : ablation.cases(workload)) {
+      ++cases;
+      std::istringstream stream(c.name);
+      const std::set<std::string> words(std::istream_iterator<std::string>(stream), {});
+      for (const std::string& word : words) ++counts[word];
+    }
+  }
+  std::vector<std::string> words;
+  for (const auto& [word, count] : counts) {
+    if (count < cases && word.size() >= kLeastLetters) words.push_back(word);
+  }
+  return words;
 }
 
 std::string AblationsText() {

@@ -22,6 +22,9 @@ struct AblateOptions {
 
 std::vector<std::string> AblationNames();
 
+// What --only may be given to leave some cases of an ablation out: words of their names that not all of them have.
+std::vector<std::string> AblationWords(const std::string& kernel);
+
 // Names and descriptions, one after the other.
 std::string AblationsText();
 

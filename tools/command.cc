@@ -16,6 +16,7 @@
 
 #include "cubist/version.h"
 #include "npu_model/chip.h"
+#include "npu_model/chip_constants.h"
 #include "npu_model/device.h"
 #include "npu_model/nearest.h"
 #include "tools/ablate.h"
@@ -32,6 +33,7 @@
 #include "tools/tune.h"
 #include "tools/validate.h"
 #include "tools/what_if.h"
+#include "tools/workload.h"
 
 namespace {
 
@@ -323,14 +325,32 @@ std::vector<std::string> KernelsOf(const CLI::App& sub) {
   return kernels;
 }
 
+// "name=" of each.
+Choices WithEquals(Choices names) {
+  for (std::string& name : names) name += '=';
+  return names;
+}
+
 // What the parser takes, for a shell.
 cubist::CommandWords WordsOf(const CLI::App& app) {
-  const std::map<std::string, std::vector<std::string>> values = {
+  Choices constants, cases = cubist::RunCaseNames();
+  for (const cubist::NamedConstant& constant : cubist::ConstantsOf(cubist::Ascend910B2()))
+    constants.push_back(constant.name);
+  Choices settings = WithEquals(constants), changes = settings;
+  for (const char* option : {"shape=", "dtype=", "policy=", "chip=", "tuning=", "tiling."})
+    changes.emplace_back(option);
+  // By option, or by command and option.
+  const std::map<std::string, Choices> values = {
       {"chip", cubist::ChipNames()},
       {"dtype", kDTypes},
       {"policy", kPolicies},
       {"routing", kRoutings},
-      {"workload", {"deepseek_v3", "pangu_ultra_moe"}},
+      {"workload", cubist::WorkloadNames(cubist::WorkloadFolders())},
+      {"set", settings},
+      {"vs", changes},
+      {"over", constants},
+      {"run only", cases},
+      {"timeline", WithEquals(cases)},
   };
   cubist::CommandWords words;
   for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
@@ -340,10 +360,19 @@ cubist::CommandWords WordsOf(const CLI::App& app) {
     for (const CLI::Option* option : sub->get_options()) {
       if (option->get_positional() && option->get_name(true) == "kernel") command.first = KernelsOf(*sub);
       for (const std::string& name : option->get_lnames()) {
-        const auto known = values.find(name);
-        command.options.push_back({name, option->get_description(),
-                                   known == values.end() ? std::vector<std::string>() : known->second,
-                                   option->get_items_expected_max() > 0});
+        cubist::CommandWords::Option& added = command.options.emplace_back();
+        added.name = name, added.help = option->get_description();
+        added.takes_value = option->get_items_expected_max() > 0;
+        for (const std::string& key : {name, command.name + " " + name}) {
+          if (const auto known = values.find(key); known != values.end()) added.values = known->second;
+        }
+      }
+    }
+    for (cubist::CommandWords::Option& option : command.options) {
+      for (const std::string& kernel : command.first) {
+        if (option.name == "over") option.more[kernel] = cubist::SizeNames(kernel);
+        if (command.name == "ablate" && option.name == "only")
+          option.more[kernel] = cubist::AblationWords(kernel);
       }
     }
   }

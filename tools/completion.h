@@ -2,6 +2,7 @@
 #ifndef CUBIST_TOOLS_COMPLETION_H_
 #define CUBIST_TOOLS_COMPLETION_H_
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -10,9 +11,10 @@ namespace cubist {
 // What may stand on the command line, as its parser knows it.
 struct CommandWords {
   struct Option {
-    std::string name, help;  // without the dashes
-    std::vector<std::string> values;
+    std::string name, help;           // without the dashes
+    std::vector<std::string> values;  // One that ends in "=" goes on.
     bool takes_value = false;
+    std::map<std::string, std::vector<std::string>> more;  // values, by the first of the command's own words
   };
   struct Command {
     std::string name, help;

@@ -312,6 +312,15 @@ int PrintList(const Plan& plan, const std::string& json) {
 
 }  // namespace
 
+std::vector<std::string> RunCaseNames() {
+  Workload workload;
+  if (!LoadWorkload(RunOptions().workload, WorkloadFolders(), &workload).ok()) return {};
+  std::vector<std::string> names;
+  for (const Case& c : MakeCases(Scale(workload, 1, 1), {Skew::kSkewed, Skew::kUniform}))
+    names.push_back(c.name);
+  return names;
+}
+
 int RunCommand(const RunOptions& options) {
   try {
     Plan plan;

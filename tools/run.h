@@ -28,6 +28,9 @@ struct RunOptions {
   bool list = false;
 };
 
+// Of the default workload.
+std::vector<std::string> RunCaseNames();
+
 // Exit status: 0 every check passed, 1 one failed, 2 bad input; then nothing was run or written.
 int RunCommand(const RunOptions& options);
 

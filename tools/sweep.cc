@@ -44,13 +44,16 @@ std::vector<std::string> SplitAtX(const std::string& text) {
   return parts;
 }
 
-// Names of the sizes of a kernel's shape.
+}  // namespace
+
 std::vector<std::string> SizeNames(const std::string& kernel) {
   for (const KernelForm& form : KernelForms()) {
     if (kernel == form.name) return SplitAtX(form.dims);
   }
   return {};
 }
+
+namespace {
 
 constexpr const char* kTilingPrefix = "tiling.";
 

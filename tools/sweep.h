@@ -21,6 +21,9 @@ struct SweepOptions {
   std::string json, csv, svg;
 };
 
+// Names of the sizes of a kernel's shape, which may be varied.
+std::vector<std::string> SizeNames(const std::string& kernel);
+
 // A point that the kernel cannot do, as where no tiling fits the buffers, is listed with the reason, and the others are modelled
 // all the same. Exit status: 0, or 2 for bad input and where no point can be done.
 int SweepCommand(const SweepOptions& options);

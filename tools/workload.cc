@@ -193,17 +193,6 @@ Status ReadFields(const Json& json, Workload* workload) {
   return CheckSplits(*workload);
 }
 
-std::vector<std::string> KnownNames(const std::vector<std::string>& folders) {
-  std::set<std::string> names;
-  for (const std::string& folder : folders) {
-    std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-      if (entry.path().extension() == ".json") names.insert(entry.path().stem().string());
-    }
-  }
-  return {names.begin(), names.end()};
-}
-
 Status LoadFile(const std::string& path, Workload* workload) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return InvalidArgument(fmt::format("{}: no such file", path));
@@ -236,6 +225,17 @@ std::vector<std::string> WorkloadFolders() {
   return FoldersOf(CUBIST_WORKLOADS_FROM_PREFIX, CUBIST_WORKLOADS_IN_SOURCE, CUBIST_WORKLOADS_INSTALLED);
 }
 
+std::vector<std::string> WorkloadNames(const std::vector<std::string>& folders) {
+  std::set<std::string> names;
+  for (const std::string& folder : folders) {
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+      if (entry.path().extension() == ".json") names.insert(entry.path().stem().string());
+    }
+  }
+  return {names.begin(), names.end()};
+}
+
 Status LoadWorkload(const std::string& name_or_path, const std::vector<std::string>& folders,
                     Workload* workload) {
   const bool path = name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".json");
@@ -246,7 +246,7 @@ Status LoadWorkload(const std::string& name_or_path, const std::vector<std::stri
     if (std::filesystem::exists(file, error)) return LoadFile(file, workload);
   }
   return InvalidArgument(fmt::format("no workload is named '{}'; {}; a path ends in .json", name_or_path,
-                                     KnownAndNearest(name_or_path, KnownNames(folders))));
+                                     KnownAndNearest(name_or_path, WorkloadNames(folders))));
 }
 
 }  // namespace cubist

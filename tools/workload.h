@@ -45,6 +45,9 @@ Status ParseWorkload(std::string_view json, const std::string& origin, Workload*
 // tree, in the install prefix.
 std::vector<std::string> WorkloadFolders();
 
+// Those that are there, by the alphabet.
+std::vector<std::string> WorkloadNames(const std::vector<std::string>& folders);
+
 // A name, or a path where it has a slash or ends in ".json". For an unknown name the error lists the known ones.
 Status LoadWorkload(const std::string& name_or_path, const std::vector<std::string>& folders,
                     Workload* workload);

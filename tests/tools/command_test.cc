@@ -355,6 +355,29 @@ TEST_F(CommandTest, CompletesWordsInBash) {
   EXPECT_EQ(complete("cubist ablate swi", 2), "\n");
   EXPECT_EQ(complete("cubist profile matmul --chip ascend910b3", 4), "ascend910b3\n");
   EXPECT_NE(complete("cubist x", 1), complete("cubist r", 1));
+  EXPECT_EQ(complete("cubist --v", 1), "--version\n");
+  // Values where they are known, behind "--option value" and "--option=value", which bash cuts at "=".
+  EXPECT_EQ(complete("cubist profile matmul --chip = ascend910b4", 5), "ascend910b4\n");
+  EXPECT_EQ(complete("cubist run --workload pan", 3), "pangu_ultra_moe\n");
+  EXPECT_EQ(complete("cubist run --only unpermute.s", 3), "unpermute.skewed\n");
+  EXPECT_EQ(complete("cubist run --timeline moe", 3), "moe_block=\n");
+  for (const char* command :
+       {"run", "profile matmul", "sweep matmul", "ablate layer", "validate", "check matmul"}) {
+    const int words = std::string(command).find(' ') == std::string::npos ? 2 : 3;
+    EXPECT_EQ(complete("cubist " + std::string(command) + " --set memory.hbm", words + 1),
+              "memory.hbm_bytes_per_s=\n")
+        << command;
+  }
+  EXPECT_EQ(complete("cubist profile matmul --vs pol", 4), "policy=\n");
+  EXPECT_EQ(complete("cubist sweep matmul --over sync.event", 4), "sync.event_ids\n");
+  EXPECT_EQ(complete("cubist sweep flash_attention --over HEA", 4), "HEADS\n");
+  EXPECT_EQ(complete("cubist sweep matmul --over HEA", 4), "\n");
+  EXPECT_EQ(complete("cubist ablate flash_attention --only back", 4), "backward\n");
+  EXPECT_EQ(complete("cubist ablate matmul --only 4096x512x1", 4), "4096x512x16384\n");
+  // The value of a constant, a file: nothing of ours.
+  EXPECT_EQ(complete("cubist profile matmul --set clock_hz =", 5), "\n");
+  EXPECT_EQ(complete("cubist profile matmul --set clock_hz = 1", 6), "\n");
+  EXPECT_EQ(complete("cubist profile matmul --json x", 4), "\n");
   for (const char* shell : {"zsh", "fish"}) {
     const Outcome other = Cubist(std::string("completion ") + shell);
     EXPECT_EQ(other.status, 0);
