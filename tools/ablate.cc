@@ -157,8 +157,7 @@ std::vector<std::string> AblationWords(const std::string& kernel) {
 std::string AblationsText() {
   std::string text;
   for (const Ablation& ablation : Ablations()) {
-    if (!text.empty()) text += "; ";
-    text += fmt::format("{} ({})", ablation.kernel, ablation.what);
+    text += fmt::format("  {:<20}{}\n", ablation.kernel, ablation.what);
   }
   return text;
 }

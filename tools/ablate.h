@@ -25,7 +25,7 @@ std::vector<std::string> AblationNames();
 // What --only may be given to leave some cases of an ablation out: words of their names that not all of them have.
 std::vector<std::string> AblationWords(const std::string& kernel);
 
-// Names and descriptions, one after the other.
+// Lines of name and description, aligned.
 std::string AblationsText();
 
 // Exit status: 0, or 2 for bad input.

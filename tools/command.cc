@@ -1,6 +1,8 @@
 // The `cubist` command line: one subcommand per job.
 #include "cubist/command.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
@@ -9,6 +11,7 @@
 #include <exception>
 #include <functional>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <new>
 #include <string>
@@ -37,9 +40,6 @@
 
 namespace {
 
-// The largest scales that leave anything: the limits of a workload's sequence and heads.
-const CLI::Range kTokenScales(1, 1 << 24), kHeadScales(1, 1 << 16);
-
 // Options with fixed values; completion knows them too.
 using Choices = std::vector<std::string>;
 const Choices kDTypes = {"fp32", "bf16", "fp16"}, kPolicies = {"minimal", "per-tile"},
@@ -47,27 +47,47 @@ const Choices kDTypes = {"fp32", "bf16", "fp16"}, kPolicies = {"minimal", "per-t
 
 std::string Quoted(const std::string& text) { return "'" + text + "'"; }
 
-// Any 64 bits. (CLI11 takes what is out of their range modulo 2^64.)
+// Whether all of a text is a number within limits.
+template <class Number>
+bool IsNumber(const std::string& text, Number least, Number most) {
+  Number value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && stop == end && value >= least && value <= most;
+}
+
+// (CLI::Range takes what is no number, and CLI11 what is out of 64 bits modulo 2^64.)
+CLI::Validator Whole(std::int64_t least, std::int64_t most) {
+  return CLI::Validator(
+      [=](const std::string& text) {
+        if (IsNumber(text, least, most)) return std::string();
+        return fmt::format("'{}' is no whole number from {} to {}", text, least, most);
+      },
+      fmt::format("{}..{}", least, most));
+}
+
 const CLI::Validator kSeeds(
-    [](std::string& text) -> std::string {
-      std::uint64_t seed = 0;
-      const char* const end = text.data() + text.size();
-      const auto [stop, error] = std::from_chars(text.data(), end, seed);
-      return error == std::errc() && stop == end ? ""
-                                                 : Quoted(text) + " is no whole number from 0 to 2^64 - 1";
+    [](const std::string& text) {
+      const bool good = IsNumber<std::uint64_t>(text, 0, std::numeric_limits<std::uint64_t>::max());
+      return good ? "" : Quoted(text) + " is no whole number from 0 to 2^64 - 1";
     },
     "");
 
-// (CLI::Range takes what is no number.)
 const CLI::Validator kSeconds(
-    [](std::string& text) -> std::string {
-      double seconds = 0;
-      const char* const end = text.data() + text.size();
-      const auto [stop, error] = std::from_chars(text.data(), end, seconds);
-      const bool good = error == std::errc() && stop == end && seconds >= 0 && seconds <= 3600;
-      return good ? "" : Quoted(text) + " is no number of seconds from 0 to 3600";
+    [](const std::string& text) {
+      return IsNumber(text, 0.0, 3600.0) ? "" : Quoted(text) + " is no number of seconds from 0 to 3600";
+    },
+    "0..3600");
+
+const CLI::Validator kNumbers(
+    [](const std::string& text) {
+      constexpr double kMost = std::numeric_limits<double>::max();
+      return IsNumber(text, -kMost, kMost) ? "" : Quoted(text) + " is no number";
     },
     "");
+
+// The largest scales that leave anything: the limits of a workload's sequence and heads.
+const CLI::Validator kTokenScales = Whole(1, 1 << 24), kHeadScales = Whole(1, 1 << 16);
 
 CLI::Validator OneOf(const Choices& choices) {
   return CLI::Validator(
@@ -89,6 +109,12 @@ CLI::App* AddCommand(CLI::App& app, const char* name, const char* text, const ch
   return added;
 }
 
+// A flag that takes back what is done without it. ("!--name" of CLI11 shows as "--name{false}".)
+void AddFlagAgainst(CLI::App* command, const char* name, bool& what, const char* text) {
+  command->add_flag_callback(
+      name, [&what] { what = false; }, text);
+}
+
 void AddJson(CLI::App* command, std::string& path, const std::string& what) {
   command->add_option("--json", path,
                       "File to write " + what + " to; - is the standard output, for it alone");
@@ -96,7 +122,7 @@ void AddJson(CLI::App* command, std::string& path, const std::string& what) {
 
 void AddThreads(CLI::App* command, int& threads, const std::string& use) {
   command->add_option("--threads", threads, "Threads to " + use + " with; all by default")
-      ->check(CLI::Range(1, cubist::kMostThreads));
+      ->check(Whole(1, cubist::kMostThreads));
 }
 
 void AddPolicy(CLI::App* command, std::string& policy) {
@@ -155,8 +181,11 @@ void AddRun(CLI::App& app, cubist::RunOptions& options, std::function<int()>& co
 
 // A kernel by name and shape.
 void AddKernelCall(CLI::App* command, cubist::KernelCallOptions& options) {
-  command->add_option("kernel", options.kernel, "One of: " + cubist::KernelFormsText())->required();
-  command->add_option("--shape", options.shape, "Sizes as the kernel's name shows; an example by default");
+  command->add_option("kernel", options.kernel, "One of those below")->required();
+  command->add_option("--shape", options.shape,
+                      "Sizes, as they stand beside the kernel below; the example there by default");
+  command->footer("Kernels, their sizes and an example:\n" + cubist::KernelFormsText() + "\n" +
+                  command->get_footer());
   command->add_option("--dtype", options.dtype, "fp32, bf16 or fp16")
       ->capture_default_str()
       ->check(OneOf(kDTypes));
@@ -184,7 +213,7 @@ void AddCheck(CLI::App& app, cubist::CheckOptions& options, std::function<int()>
           "--execute", options.execute,
           "Compute the kernel on numbers in program order, eagerly, late and in this many random orders, and "
           "compare the bytes: for small shapes")
-      ->check(CLI::Range(1, 1000));
+      ->check(Whole(1, 1000));
   AddJson(check, options.json, "settings, plan and findings");
   check->add_option("--dot", options.dot, "File to write the graph of a deadlock to");
 }
@@ -201,7 +230,8 @@ void AddValidate(CLI::App& app, cubist::ValidateOptions& options, std::function<
   AddJson(validate, options.json, "rows, errors and what was skipped");
   validate->add_option("--markdown", options.markdown,
                        "File to write the tables of npu_model/VALIDATION.md to");
-  validate->add_flag("!--no-intervals", options.intervals, "Leave the intervals out: ten times as quick");
+  AddFlagAgainst(validate, "--no-intervals", options.intervals,
+                 "Leave the intervals out: ten times as quick");
 }
 
 void AddAblate(CLI::App& app, cubist::AblateOptions& options, std::function<int()>& command) {
@@ -209,14 +239,15 @@ void AddAblate(CLI::App& app, cubist::AblateOptions& options, std::function<int(
       app, "ablate", "Set a kernel's conventional form beside ours on the model, one idea at a time",
       "cubist ablate matmul --only 4096x7168x1536 --chip ascend910b2 --json rows.json",
       &cubist::AblateCommand, options, command);
-  ablate->add_option("kernel", options.kernel, "One of: " + cubist::AblationsText())->required();
+  ablate->add_option("kernel", options.kernel, "One of those below")->required();
+  ablate->footer("Kernels:\n" + cubist::AblationsText() + "\n" + ablate->get_footer());
   AddChip(ablate, options.chip);
   AddWorkload(ablate, options.workload);
   ablate->add_option("--only", options.only, "Cases whose names contain this; repeatable")
       ->allow_extra_args(false);
   ablate->add_option("--budget", options.budget, "Tilings to replay for each step, at most")
       ->capture_default_str()
-      ->check(CLI::Range(1, 100000));
+      ->check(Whole(1, 100000));
   ablate->add_flag("--tilings", options.tilings, "Print the tiling of each step");
   AddJson(ablate, options.json, "cases and steps");
   ablate->add_flag("--list", options.list, "List the cases, run nothing");
@@ -260,7 +291,7 @@ void AddTune(CLI::App& app, cubist::TuneOptions& options, std::function<int()>& 
   tune->add_option("--budget", options.budget,
                    "Tilings to replay, at most; fewer of calls with very many instructions")
       ->capture_default_str()
-      ->check(CLI::Range(1, 1000000));
+      ->check(Whole(1, 1000000));
   tune->add_option("--output", options.output, "Tuning file to make, or to add to");
   AddJson(tune, options.json, "the result");
 }
@@ -277,11 +308,11 @@ void AddSweep(CLI::App& app, cubist::SweepOptions& options, std::function<int()>
   sweep->add_option("--over", options.over, "What is varied: such as cube_cores, M, or tiling.k1")
       ->required();
   sweep->add_option("--values", options.values, "The values, with commas between them")->delimiter(',');
-  sweep->add_option("--from", options.from, "The least value");
-  sweep->add_option("--to", options.to, "The largest value");
+  sweep->add_option("--from", options.from, "The least value")->check(kNumbers);
+  sweep->add_option("--to", options.to, "The largest value")->check(kNumbers);
   sweep->add_option("--points", options.points, "How many values")
       ->capture_default_str()
-      ->check(CLI::Range(1, 10000));
+      ->check(Whole(1, 10000));
   sweep->add_flag("--log", options.log, "Values evenly in the logarithm");
   sweep->add_option("--svg", options.svg, "File to draw the plot to");
   sweep->add_option("--csv", options.csv, "File to write the points to");
@@ -300,8 +331,8 @@ void AddBench(CLI::App& app, cubist::BenchOptions& options, std::function<int()>
       ->capture_default_str()
       ->check(kSeconds);
   bench->add_option("--repetitions", options.repetitions, "How often, in place of how long")
-      ->check(CLI::Range(1, 1000000));
-  bench->add_flag("!--no-ceilings", options.ceilings, "Do not measure what the machine can do");
+      ->check(Whole(1, 1000000));
+  AddFlagAgainst(bench, "--no-ceilings", options.ceilings, "Do not measure what the machine can do");
   AddJson(bench, options.json, "the figures");
 }
 
@@ -314,7 +345,7 @@ void AddInfo(CLI::App& app, cubist::InfoOptions& options, std::function<int()>& 
       "--chip", options.chip.chip,
       "List the constants of this chip, a name or a .json file, that --set of other commands takes");
   AddThreads(info, options.threads, "measure peaks");
-  info->add_flag("!--no-peaks", options.measure, "Measure no peaks");
+  AddFlagAgainst(info, "--no-peaks", options.measure, "Measure no peaks");
   AddJson(info, options.json, "all of it");
 }
 
@@ -403,7 +434,8 @@ std::string Misspelt(const CLI::App& app, int argc, char** argv) {
   const std::vector<CLI::App*> parsed = app.get_subcommands();
   const std::string word = argc > 1 ? argv[1] : "";
   if (parsed.empty() && !word.empty() && word[0] != '-')
-    return "there is no command " + Quoted(word) + cubist::NearestText(word, commands);
+    return "there is no command " + Quoted(word) + cubist::NearestText(word, commands) +
+           "; cubist --help lists them";
   const CLI::App& command = parsed.empty() ? app : *parsed.front();
   Choices options;
   for (const CLI::Option* option : command.get_options()) {
@@ -414,6 +446,26 @@ std::string Misspelt(const CLI::App& app, int argc, char** argv) {
     if (option.rfind("--", 0) != 0 || option.size() == 2) continue;
     if (std::find(options.begin(), options.end(), option) == options.end())
       return "there is no option " + option + cubist::NearestText(option, options);
+  }
+  return "";
+}
+
+// What the parser says of its error, in words of ours where they are about a missing value.
+std::string What(const CLI::ParseError& error) {
+  const std::string what = error.what();  // "--shape: 1 required TEXT missing"
+  const std::size_t colon = what.find(": 1 required ");
+  return dynamic_cast<const CLI::ArgumentMismatch*>(&error) == nullptr || colon == std::string::npos
+             ? what
+             : what.substr(0, colon) + " is given without a value";
+}
+
+// The option that is given a value without a letter, as a variable of a shell that is not set; empty where there is none.
+std::string GivenEmpty(const CLI::App& app) {
+  for (const CLI::App* sub : app.get_subcommands()) {
+    for (const CLI::Option* option : sub->get_options()) {
+      const auto& results = option->results();
+      if (std::find(results.begin(), results.end(), "") != results.end()) return option->get_name();
+    }
   }
   return "";
 }
@@ -466,8 +518,10 @@ int CommandMain(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return Printed(app.exit(error));  // help, version
     const std::string name = Named(app), misspelt = Misspelt(app, argc, argv);
-    return BadInput(name, misspelt.empty() ? error.what() + ("; " + name + " --help tells more") : misspelt);
+    return BadInput(name, misspelt.empty() ? What(error) + "; " + name + " --help tells more" : misspelt);
   }
+  if (const std::string option = GivenEmpty(app); !option.empty())
+    return BadInput(Named(app), option + " is given an empty value");
   try {
     return Printed(command());
   } catch (const std::bad_alloc&) {

@@ -23,7 +23,9 @@ std::map<std::filesystem::path, std::string> asked_for;
 // Each file is one option's. Devices take whatever is written to them.
 Status AskFor(const char* option, const std::string& file) {
   std::error_code error;
-  const std::filesystem::path name = std::filesystem::weakly_canonical(file, error);
+  // (Of a relative name that is not there yet, weakly_canonical alone makes no whole one.)
+  const std::filesystem::path name =
+      std::filesystem::weakly_canonical(std::filesystem::absolute(file), error);
   if (error || (std::filesystem::exists(name, error) && !std::filesystem::is_regular_file(name, error)))
     return {};
   const auto [first, is_new] = asked_for.emplace(name, option);

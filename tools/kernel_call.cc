@@ -562,7 +562,7 @@ Status RegisterKernel(const KernelForm& form, MakeCall make) {
 std::string KernelFormsText() {
   std::string text;
   for (const KernelForm& form : KernelForms())
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", form.name, form.dims);
+    text += fmt::format("  {:<30}{:<42} {}\n", form.name, form.dims, form.example);
   return text;
 }
 

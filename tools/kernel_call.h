@@ -37,7 +37,7 @@ struct KernelForm {
   bool masks = false;    // whether KernelCallOptions::causal means anything to it
 };
 std::vector<KernelForm> KernelForms();
-// "matmul MxNxK, flash_attention .."
+// Lines of name, dims and example, aligned.
 std::string KernelFormsText();
 
 // A call with its tensors. Index inputs always have values, because kernels steer by them.

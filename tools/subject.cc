@@ -38,7 +38,9 @@ Status ChangeTilings(const Call& call, const ChipSpec& chip, const std::string& 
   }
   const Status status =
       call(Npu(chip, {.with_data = false, .tuning = std::make_shared<Tuning>(*tuning)}), nullptr);
-  return status.ok() ? status : Status(status.code(), "--tiling: " + status.message());
+  // Without the whole tiling, of which the user gave a part.
+  const std::string what = status.message().substr(0, status.message().find(" (in the tiling '"));
+  return status.ok() ? status : Status(status.code(), "--tiling: " + what);
 }
 
 // Says so where a file has no tiling for what the call chooses: a call of another shape, dtype or chip.

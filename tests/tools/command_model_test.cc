@@ -469,7 +469,7 @@ TEST_F(CommandTest, CheckRefusesWhatItDoesNotKnow) {
   refused("check matmull", "no kernel is named 'matmull'; known are matmul");
   refused("check matmul --shape 4x5", "shape '4x5' of matmul needs MxNxK");
   refused("check matmul --shape 4x5x-6", "needs MxNxK");
-  refused("check matmul --dtype int8", "--dtype: 'int8' is none of fp32, bf16, fp16\n");
+  refused("check matmul --dtype int8", "--dtype: 'int8' is none of fp32, bf16, fp16; cubist check --help");
   refused("check matmul --chip ascend910", "nearest is");
   refused("check matmul --set memory.hbm=1", "memory.hbm");
   refused("check matmul --json /nonexistent/x", "--json /nonexistent/x: there is no folder");
@@ -477,8 +477,7 @@ TEST_F(CommandTest, CheckRefusesWhatItDoesNotKnow) {
   refused("profile matmul --vs polcy=per-tile",
           "--vs is 'polcy': neither an option of the call nor a constant");
   refused("run --chip ascend910b9", "ascend910b9");
-  refused("check matmul --policy none",
-          "--policy: 'none' is none of minimal, per-tile; the nearest is minimal");
+  refused("check matmul --policy none", "--policy: 'none' is none of minimal, per-tile; cubist check --help");
 }
 
 }  // namespace

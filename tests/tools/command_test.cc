@@ -115,7 +115,8 @@ TEST_F(CommandTest, RefusesBadInput) {
   };
 
   ExpectRefused("--chip ascend999", "ascend910b2");
-  ExpectRefused("--routing random", "--routing: 'random' is none of skewed, uniform, both\n");
+  ExpectRefused("--routing random",
+                "--routing: 'random' is none of skewed, uniform, both; cubist run --help");
   ExpectRefused("--only nothing", "--only is 'nothing'; known are q_down, q_up");
   ExpectRefused("--only atention", "; the nearest is attention");
   ExpectRefused("--threads 0", "--threads");
@@ -435,6 +436,12 @@ TEST_F(CommandTest, EachFileIsOneOptions) {
   EXPECT_EQ(refused.status, 2);
   EXPECT_NE(refused.err.find("--json writes to this file"), std::string::npos) << refused.err;
   EXPECT_FALSE(std::filesystem::exists(Path("same")));
+  // However it is spelt.
+  const std::string command = "cd '" + folder_ + "' && '" + CUBIST_COMMAND +
+                              "' profile matmul --shape 64x64x64 --json same --csv ./same >out 2>err";
+  const int status = std::system(command.c_str());
+  EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : -1, 2);
+  EXPECT_NE(Read("err").find("--csv ./same: --json writes to this file"), std::string::npos) << Read("err");
 }
 
 TEST_F(CommandTest, FilesWithoutAnEndAreRefused) {
@@ -467,7 +474,8 @@ TEST_F(CommandTest, MisspeltWordsGetTheNearest) {
     EXPECT_EQ(outcome.err, message + "\n") << arguments;
     EXPECT_EQ(outcome.out, "") << arguments;
   };
-  refused("profle matmul", "cubist: there is no command 'profle'; the nearest is profile");
+  refused("profle matmul",
+          "cubist: there is no command 'profle'; the nearest is profile; cubist --help lists them");
   refused("--versoin", "cubist: there is no option --versoin; the nearest is --version");
   refused("check matmul --shap 3x3x3", "cubist check: there is no option --shap; the nearest is --shape");
   refused("check matmul --shap=3x3x3", "cubist check: there is no option --shap; the nearest is --shape");
@@ -487,11 +495,24 @@ TEST_F(CommandTest, ErrorsBeginWithTheCommand) {
   };
   refused("", "cubist: ");
   refused("bench", "cubist bench: kernel is required; cubist bench --help tells more");
-  refused("bench matmul --threads 0", "cubist bench: --threads: ");
   refused("profile matmul --dtype bf17", "cubist profile: --dtype: 'bf17' is none of");
-  refused("check matmul --execute", "cubist check: --execute: ");
+  refused("check matmul --execute", "cubist check: --execute is given without a value; ");
   refused("check matmul more", "cubist check: ");
   refused("run --check-seed -1", "cubist run: --check-seed: '-1' is no whole number");
+  for (const char* threads : {"0", "1025", "1.5", "two", "1e3", "18446744073709551617"}) {
+    refused(std::string("bench matmul --threads ") + threads,
+            std::string("cubist bench: --threads: '") + threads + "' is no whole number from 1 to 1024");
+  }
+  for (const char* number : {"a", "inf", "nan", "1e999", "3x"}) {
+    refused(std::string("sweep matmul --over M --to 4 --from ") + number,
+            std::string("cubist sweep: --from: '") + number + "' is no number");
+  }
+  refused("profile matmul --shape",
+          "cubist profile: --shape is given without a value; cubist profile --help");
+  refused("profile matmul --shape ''", "cubist profile: --shape is given an empty value");
+  refused("profile matmul --json ''", "cubist profile: --json is given an empty value");
+  refused("fly", "cubist: there is no command 'fly'; cubist --help lists them");
+  refused("profile matmul --tiling m=", "cubist profile: --tiling: matmul: m is '', needs a whole number\n");
 }
 
 TEST_F(CommandTest, OnlyAttentionHasMasks) {
