@@ -76,6 +76,24 @@ TEST(TilingSearchTest, KeepsToTheBudget) {
   }
 }
 
+// Parts of 16 columns would be a hundred times as many instructions as what the call takes.
+TEST(TilingSearchTest, HopelessTilingsAreNotReplayed) {
+  const Call norm = [](const Device& device, Profile* profile) {
+    KernelCallOptions options;
+    options.kernel = "rms_norm", options.shape = "16x262144";
+    KernelCall call;
+    CUBIST_RETURN_IF_ERROR(MakeKernelCall(options, &call));
+    return call(device, profile);
+  };
+  SearchOptions options;
+  options.budget = 200;
+  SearchResult result;
+  ASSERT_TRUE(SearchTilings(norm, Ascend910B2(), options, &result).ok());
+  EXPECT_GT(result.choices[0].candidates.size(), 80u);
+  EXPECT_GT(result.tried, 3);
+  EXPECT_LT(result.tried, 40);
+}
+
 TEST(TilingSearchTest, CallsOfManyInstructionsHaveFewerReplays) {
   SearchOptions options;
   options.budget = 20;
