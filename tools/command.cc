@@ -27,6 +27,7 @@
 #include "tools/bench.h"
 #include "tools/check.h"
 #include "tools/completion.h"
+#include "tools/files.h"
 #include "tools/info.h"
 #include "tools/kernel_call.h"
 #include "tools/profile.h"
@@ -470,6 +471,21 @@ std::string GivenEmpty(const CLI::App& app) {
   return "";
 }
 
+// Files that are read: none of them is to be written over by a slip. (`tune` may write its tilings to where it has them from.)
+void NoteInputs(const CLI::App& app) {
+  for (const CLI::App* sub : app.get_subcommands()) {
+    for (const CLI::Option* option : sub->get_options()) {
+      const std::string name = option->get_name();
+      const bool file_or_name = name == "--chip" || name == "--workload";
+      const bool file = name == "file" || (name == "--tuning" && sub->get_name() != "tune");
+      for (const std::string& text : option->results()) {
+        const bool path = text.find('/') != std::string::npos || text.ends_with(".json");
+        if (file || (file_or_name && path)) cubist::NoteInput(name, text);
+      }
+    }
+  }
+}
+
 // "cubist run", as errors begin.
 std::string Named(const CLI::App& app) {
   std::string name = "cubist";
@@ -522,6 +538,7 @@ int CommandMain(int argc, char** argv) {
   }
   if (const std::string option = GivenEmpty(app); !option.empty())
     return BadInput(Named(app), option + " is given an empty value");
+  NoteInputs(app);
   try {
     return Printed(command());
   } catch (const std::bad_alloc&) {

@@ -17,20 +17,26 @@ namespace {
 // The standard output since printed text goes elsewhere.
 int only_stdout = -1;
 
-// Files that options have asked for, by their full names.
-std::map<std::filesystem::path, std::string> asked_for;
+// Files that options have, by their full names.
+struct Use {
+  std::string option;
+  bool reads = false;
+};
+std::map<std::filesystem::path, Use> uses;
 
 // Each file is one option's. Devices take whatever is written to them.
-Status AskFor(const char* option, const std::string& file) {
+Status Take(const Use& use, const std::string& file) {
   std::error_code error;
   // (Of a relative name that is not there yet, weakly_canonical alone makes no whole one.)
   const std::filesystem::path name =
       std::filesystem::weakly_canonical(std::filesystem::absolute(file), error);
   if (error || (std::filesystem::exists(name, error) && !std::filesystem::is_regular_file(name, error)))
     return {};
-  const auto [first, is_new] = asked_for.emplace(name, option);
-  if (is_new || first->second == option) return {};
-  return InvalidArgument(fmt::format("{} {}: {} writes to this file", option, file, first->second));
+  const auto [first, is_new] = uses.emplace(name, use);
+  const Use& other = first->second;
+  if (is_new || other.option == use.option) return {};
+  return InvalidArgument(fmt::format("{} {}: {} {} this file", use.option, file, other.option,
+                                     other.reads ? "reads" : "writes to"));
 }
 
 // Keeps the standard output for one file.
@@ -65,6 +71,10 @@ std::vector<std::string> FoldersOf(const char* from_prefix, const char* in_sourc
   return folders;
 }
 
+void NoteInput(const std::string& option, const std::string& file) {
+  static_cast<void>(Take({option, /*reads=*/true}, file));  // Two options may well read one file.
+}
+
 Status PrepareOutput(const char* option, const std::string& file) {
   return file == "-" ? ReserveStdout(option) : PrepareFile(option, file);
 }
@@ -85,7 +95,7 @@ Status PrepareFile(const char* option, const std::string& file) {
   if (access(exists ? file.c_str() : folder.c_str(), W_OK) != 0) {
     return InvalidArgument(fmt::format("{} {}: may not be written", option, file));
   }
-  return AskFor(option, file);
+  return Take({option}, file);
 }
 
 Status WriteFile(const std::string& file, std::string_view text) {

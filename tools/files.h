@@ -10,7 +10,10 @@
 
 namespace cubist {
 
-// Whether a file can be made or replaced, before any work, and no other option has asked for it. An empty name is fine.
+// Notes that an option names a file to be read, which no option may write to then.
+void NoteInput(const std::string& option, const std::string& file);
+
+// Whether a file can be made or replaced, before any work, and no other option has it. An empty name is fine.
 // `option` is named in errors.
 Status PrepareFile(const char* option, const std::string& file);
 

@@ -436,6 +436,13 @@ TEST_F(CommandTest, EachFileIsOneOptions) {
   EXPECT_EQ(refused.status, 2);
   EXPECT_NE(refused.err.find("--json writes to this file"), std::string::npos) << refused.err;
   EXPECT_FALSE(std::filesystem::exists(Path("same")));
+  std::ofstream(Path("chip.json")) << R"({"name": "mine", "base": "ascend910b2"})";
+  const std::string chip = Read("chip.json");
+  const Outcome overwrites = Cubist("profile matmul --shape 64x64x64 --chip '" + Path("chip.json") +
+                                    "' --json '" + Path("chip.json") + "'");
+  EXPECT_EQ(overwrites.status, 2);
+  EXPECT_NE(overwrites.err.find("--chip reads this file"), std::string::npos) << overwrites.err;
+  EXPECT_EQ(Read("chip.json"), chip);
   // However it is spelt.
   const std::string command = "cd '" + folder_ + "' && '" + CUBIST_COMMAND +
                               "' profile matmul --shape 64x64x64 --json same --csv ./same >out 2>err";
