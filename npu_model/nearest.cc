@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cctype>
-#include <compare>
 #include <cstddef>
 #include <iterator>
 #include <numeric>
 #include <sstream>
+#include <tuple>
 #include <utility>
 
 namespace cubist {
@@ -55,7 +55,9 @@ struct Likeness {
   int tier = 0;      // 2: goes on where the wanted one ends; 1: has it inside
   double share = 0;  // of letters or of words that are the same
 
-  auto operator<=>(const Likeness&) const = default;
+  bool operator<(const Likeness& other) const {
+    return std::tie(near, tier, share) < std::tie(other.near, other.tier, other.share);
+  }
 };
 
 // Of names in lower case.

@@ -211,9 +211,9 @@ Analysis::Roofline RooflineOf(const ChipSpec& chip, const Profile& p, double ope
   return r;
 }
 
-// A step of every Cube, 16 bits wide, per cycle.
+// A step of every Cube, two operations for each pair of 16-bit elements, per cycle.
 double CubePeak(const ChipSpec& chip) {
-  const double step = 2 * static_cast<double>(chip.mmad.m_step * chip.mmad.n_step * chip.mmad.k_bytes / 2);
+  const auto step = static_cast<double>(chip.mmad.m_step * chip.mmad.n_step * chip.mmad.k_bytes);
   return step / chip.mmad.narrow_passes * chip.clock_hz * chip.cube_cores;
 }
 
