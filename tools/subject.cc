@@ -33,7 +33,7 @@ Status ChangeTilings(const Call& call, const ChipSpec& chip, const std::string& 
     TilingFields all = FieldsOf(choice.chosen);
     std::vector<std::string> texts = {fields};
     for (const auto& [name, value] : FieldsOf(fields)) all.erase(name);
-    for (const auto& [name, value] : all) texts.push_back(name + "=" + value);
+    for (const auto& [name, value] : all) texts.push_back(fmt::format("{}={}", name, value));
     tuning->Set(choice.kernel, choice.chip, choice.shape, fmt::format("{}", fmt::join(texts, ",")));
   }
   const Status status =
