@@ -241,7 +241,7 @@ Status LoadWorkload(const std::string& name_or_path, const std::vector<std::stri
   const bool path = name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".json");
   if (path) return LoadFile(name_or_path, workload);
   for (const std::string& folder : folders) {
-    const std::string file = folder + "/" + name_or_path + ".json";
+    const std::string file = fmt::format("{}/{}.json", folder, name_or_path);
     std::error_code error;
     if (std::filesystem::exists(file, error)) return LoadFile(file, workload);
   }
