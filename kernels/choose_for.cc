@@ -1,5 +1,9 @@
 #include "kernels/choose_for.h"
 
+#include <atomic>
+#include <map>
+#include <mutex>
+
 #include "npu_model/chip_constants.h"
 #include "npu_model/parallel.h"
 
@@ -30,6 +34,56 @@ void ChoiceKey::Add(const ChipSpec& chip) {
   Add(packing.a_width_bytes), Add(packing.b_width_bytes), Add(packing.b_width), Add(packing.a_in_place_bytes);
   Add(packing.a_line_bytes), Add(packing.row_multiple), Add(packing.narrow_element_bytes);
   Add(packing.native_bf16);
+}
+
+namespace {
+
+struct Choices {
+  static constexpr std::size_t kMost = 256;
+  std::mutex mutex;
+  std::map<std::string, std::string> known;
+};
+
+Choices& AllChoices() {
+  static Choices choices;
+  return choices;
+}
+
+}  // namespace
+
+bool FindChoice(const ChoiceKey& key, std::string* tiling) {
+  Choices& all = AllChoices();
+  const std::scoped_lock lock(all.mutex);
+  const auto known = all.known.find(key.bytes());
+  if (known == all.known.end()) return false;
+  *tiling = known->second;
+  return true;
+}
+
+void KeepChoice(const ChoiceKey& key, const std::string& tiling) {
+  Choices& all = AllChoices();
+  const std::scoped_lock lock(all.mutex);
+  if (all.known.size() >= Choices::kMost) all.known.clear();
+  all.known.insert_or_assign(key.bytes(), tiling);
+}
+
+Status ReplayCalls(const ChipSpec& chip, double known,
+                   const std::function<Status(const Device&, std::size_t, Profile*)>& replay,
+                   std::span<double> seconds) {
+  std::vector<Status> statuses(seconds.size());
+  // Which are given up depends on which end first, but never one of the quickest.
+  std::atomic<double> bound = known;
+  ForEach(seconds.size(), [&](std::size_t i) {
+    Profile profile;
+    statuses[i] = replay(Npu(chip, {.with_data = false, .give_up_s = bound.load()}), i, &profile);
+    if (!statuses[i].ok()) return;
+    seconds[i] = profile.time_s;
+    double least = bound.load();
+    while (seconds[i] < least && !bound.compare_exchange_weak(least, seconds[i])) {
+    }
+  });
+  for (const Status& status : statuses) CUBIST_RETURN_IF_ERROR(status);
+  return {};
 }
 
 }  // namespace cubist

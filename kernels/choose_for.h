@@ -4,14 +4,11 @@
 #define CUBIST_KERNELS_CHOOSE_FOR_H_
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <iterator>
 #include <limits>
 #include <map>
-#include <mutex>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -64,32 +61,17 @@ class CUBIST_EXPORT ChoiceKey {
   std::string bytes_;
 };
 
-// Choices that took replays, of all threads: as many as a run of a model has shapes.
-template <class Tiling>
-class Choices {
- public:
-  static Choices& All() {
-    static Choices choices;
-    return choices;
-  }
-  bool Find(const ChoiceKey& key, Tiling* tiling) {
-    const std::scoped_lock lock(mutex_);
-    const auto known = known_.find(key.bytes());
-    if (known == known_.end()) return false;
-    *tiling = known->second;
-    return true;
-  }
-  void Keep(const ChoiceKey& key, const Tiling& tiling) {
-    const std::scoped_lock lock(mutex_);
-    if (known_.size() >= kMost) known_.clear();
-    known_.insert_or_assign(key.bytes(), tiling);
-  }
+// Choices that took replays, the texts of their tilings, of all threads: as many as a run of a model has shapes. False where
+// there is none.
+CUBIST_EXPORT bool FindChoice(const ChoiceKey& key, std::string* tiling);
+CUBIST_EXPORT void KeepChoice(const ChoiceKey& key, const std::string& tiling);
 
- private:
-  static constexpr std::size_t kMost = 256;
-  std::mutex mutex_;
-  std::map<std::string, Tiling> known_;
-};
+// Seconds of calls on a chip, one for each of `seconds`, side by side: replay(device, i, &profile) makes call i without data.
+// One that takes longer than `known`, or than one that has ended, is given up.
+CUBIST_EXPORT Status
+ReplayCalls(const ChipSpec& chip, double known,
+            const std::function<Status(const Device& device, std::size_t i, Profile* profile)>& replay,
+            std::span<double> seconds);
 
 // Stands for the replay of calls whose tiling the price alone decides on.
 struct NoReplay {};
@@ -138,22 +120,14 @@ class ChoiceByReplay {
   Status Try(std::vector<Tiling> tilings, Tiling* best) {
     std::erase_if(
         tilings, [&](const Tiling& t) { return std::find(tried_.begin(), tried_.end(), t) != tried_.end(); });
-    std::vector<Profile> profiles(tilings.size());
-    std::vector<Status> statuses(tilings.size());
-    // Which are given up depends on which end first, but never one of the quickest.
-    std::atomic<double> bound = least_;
-    SideBySide(tilings.size(), [&](std::size_t i) {
-      const Device device = Npu(chip_, {.with_data = false, .give_up_s = bound.load()});
-      statuses[i] = replay_(device, tilings[i], &profiles[i]);
-      if (!statuses[i].ok()) return;
-      double known = bound.load();
-      while (profiles[i].time_s < known && !bound.compare_exchange_weak(known, profiles[i].time_s)) {
-      }
-    });
+    std::vector<double> seconds(tilings.size());
+    const auto replay = [&](const Device& device, std::size_t i, Profile* profile) {
+      return replay_(device, tilings[i], profile);
+    };
+    CUBIST_RETURN_IF_ERROR(ReplayCalls(chip_, least_, replay, seconds));
     for (std::size_t i = 0; i < tilings.size(); ++i) {
-      CUBIST_RETURN_IF_ERROR(statuses[i]);
       tried_.push_back(tilings[i]);
-      if (profiles[i].time_s < least_) least_ = profiles[i].time_s, *best = tilings[i];
+      if (seconds[i] < least_) least_ = seconds[i], *best = tilings[i];
     }
     return {};
   }
@@ -185,7 +159,7 @@ Status ChooseOnNpu(const ChipSpec& chip, const char* kernel, const Shape& shape,
     key.Add(chip), key.Add(kernel), key.Add(ShapeText(shape));
     key.Add(given == nullptr || any_serves ? std::string() : *given);
     replay.AddTo(&key);
-    if (Choices<Tiling>::All().Find(key, tiling)) return {};
+    if (std::string known; FindChoice(key, &known) && ParseTiling(chip, shape, known, tiling).ok()) return {};
   }
   if (any_serves || (given == nullptr && !kReplays)) return Choose(chip, shape, tiling);
   const auto has_given = [&](const Tiling& t) {
@@ -198,7 +172,7 @@ Status ChooseOnNpu(const ChipSpec& chip, const char* kernel, const Shape& shape,
   if constexpr (kReplays) {
     CUBIST_RETURN_IF_ERROR(
         (ChoiceByReplay<Shape, Tiling, Replay>(chip, shape, replay).Run(std::move(all), has_given, tiling)));
-    Choices<Tiling>::All().Keep(key, *tiling);
+    KeepChoice(key, TilingText(chip, shape, *tiling));
   } else {
     *tiling = PricedTilings<Tiling>(chip, shape, std::move(all), SideBySide)[0];
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <iterator>
+#include <mutex>
 #include <new>
 #include <optional>
 
@@ -248,7 +249,8 @@ void Launch::RunCores(int cores, CoreBody body) {
 
 void Launch::NoteFinding(const std::string& finding) {
   if (finding.empty()) return;
-  const std::scoped_lock lock(mutex_);
+  static std::mutex mutex;  // Of all launches: a finding is the end of one.
+  const std::scoped_lock lock(mutex);
   if (status_.ok()) status_ = {StatusCode::kUnsupported, finding};
 }
 

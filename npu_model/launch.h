@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <string>
 #include <type_traits>
@@ -162,7 +161,6 @@ class CUBIST_EXPORT Launch {
   std::unique_ptr<trace::Record> record_;
   ProductData data_;
   Tape* tape_ = nullptr;
-  std::mutex mutex_;
   Status status_;
 };
 

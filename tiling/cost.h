@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstdint>
 #include <initializer_list>
 #include <vector>
@@ -56,10 +55,7 @@ inline double SlotBytes(const ChipSpec& chip, double rows, std::int64_t row, std
 }
 
 // Cycles of a Vector instruction over `elements` floats.
-inline double VectorCycles(const ChipSpec& chip, VectorOp op, double elements) {
-  return chip.vector.head +
-         std::ceil(elements * 4 / static_cast<double>(chip.vector.repeat_bytes)) * chip.vector_cycles(op);
-}
+CUBIST_EXPORT double VectorCycles(const ChipSpec& chip, VectorOp op, double elements);
 
 // Cycles of a block whose pipes are busy that long: side by side the slowest counts,
 // one after the other their sum.
