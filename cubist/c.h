@@ -12,7 +12,7 @@
  * (cubist/matmul.h, ..); the fields here have the names there. A tensor or a pointer that is zero is not given.
  *
  * Argument structs begin with their size and must be initialised by the macro beside them: a later library takes the
- * structs of an earlier one. Structs without a size (tensors, ranges, ..) do not grow. Calls may be made from several
+ * structs of an earlier one, which end behind one of its fields. Structs without a size (tensors, ranges, ..) do not grow. Calls may be made from several
  * threads at once; handles may be shared by calls, but for profiles, block states and loss scalers, which belong to one
  * call at a time. No exception leaves a call.
  */
@@ -23,10 +23,28 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cubist/version.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 #pragma GCC visibility push(default) /* All of this is what the shared library shows. */
+
+/* CUBIST_INITIAL(type, CUBIST_SET(field, value) ..) initialises a struct with its size, these values, and zeros: a constant, in
+ * C and from C++17 on. */
+#ifdef __cplusplus
+#define CUBIST_INITIAL(type, sets)      \
+  [] {                                  \
+    type cubist_initial{};              \
+    cubist_initial.size = sizeof(type); \
+    sets return cubist_initial;         \
+  }()
+#define CUBIST_SET(field, value) cubist_initial.field = value;
+#else
+#define CUBIST_INITIAL(type, sets) \
+  { .size = sizeof(type), sets }
+#define CUBIST_SET(field, value) .field = value,
+#endif
 
 /* ---- Errors */
 
@@ -40,7 +58,7 @@ typedef enum cubist_status {
 
 /* Of this thread's last call that failed: the argument at fault, its value and the limit. Valid until the next one. */
 const char* cubist_last_error(void);
-/* "0.1.0" */
+/* Of the library that runs; CUBIST_VERSION_STRING is that of the headers (cubist/version.h). */
 const char* cubist_version(void);
 
 /* ---- Tensors: strided views, strides in elements; negative ones step down from data */
@@ -78,8 +96,7 @@ typedef struct cubist_host_options {
   bool pin;           /* each thread to a processor while it computes */
   const char* tuning; /* a file of tilings, as `cubist tune` writes it; may be null */
 } cubist_host_options;
-#define CUBIST_HOST_OPTIONS \
-  { sizeof(cubist_host_options), 0, false, NULL }
+#define CUBIST_HOST_OPTIONS CUBIST_INITIAL(cubist_host_options, )
 
 typedef struct cubist_npu_options {
   size_t size;
@@ -91,8 +108,7 @@ typedef struct cubist_npu_options {
   const char* const* constants;
   const double* values;
 } cubist_npu_options;
-#define CUBIST_NPU_OPTIONS \
-  { sizeof(cubist_npu_options), false, false, false, NULL, 0, NULL, NULL }
+#define CUBIST_NPU_OPTIONS CUBIST_INITIAL(cubist_npu_options, )
 
 /* `options` may be null. The handle is the caller's to destroy. */
 cubist_status cubist_device_host(const cubist_host_options* options, cubist_device** device);
@@ -128,8 +144,7 @@ typedef struct cubist_pack_args {
   cubist_side side;
   bool transpose;
 } cubist_pack_args;
-#define CUBIST_PACK_ARGS \
-  { .size = sizeof(cubist_pack_args), .side = CUBIST_SIDE_B }
+#define CUBIST_PACK_ARGS CUBIST_INITIAL(cubist_pack_args, CUBIST_SET(side, CUBIST_SIDE_B))
 
 cubist_status cubist_pack_operand(const cubist_device* device, const cubist_pack_args* args,
                                   cubist_packed** packed, cubist_profile* profile);
@@ -155,8 +170,7 @@ typedef struct cubist_matmul_args {
   cubist_tensor residual;
   cubist_activation activation;
 } cubist_matmul_args;
-#define CUBIST_MATMUL_ARGS \
-  { .size = sizeof(cubist_matmul_args), .alpha = 1, .beta = 1 }
+#define CUBIST_MATMUL_ARGS CUBIST_INITIAL(cubist_matmul_args, CUBIST_SET(alpha, 1) CUBIST_SET(beta, 1))
 
 cubist_status cubist_matmul(const cubist_device* device, const cubist_matmul_args* args,
                             cubist_profile* profile);
@@ -178,7 +192,7 @@ typedef struct cubist_grouped_matmul_args {
   cubist_activation activation;
 } cubist_grouped_matmul_args;
 #define CUBIST_GROUPED_MATMUL_ARGS \
-  { .size = sizeof(cubist_grouped_matmul_args), .alpha = 1, .beta = 1 }
+  CUBIST_INITIAL(cubist_grouped_matmul_args, CUBIST_SET(alpha, 1) CUBIST_SET(beta, 1))
 
 cubist_status cubist_grouped_matmul(const cubist_device* device, const cubist_grouped_matmul_args* args,
                                     cubist_profile* profile);
@@ -197,8 +211,7 @@ typedef struct cubist_grouped_matmul_grad_args {
   bool transpose_weights;
   const cubist_packed* packed_weights; /* in place of weights: their transposes */
 } cubist_grouped_matmul_grad_args;
-#define CUBIST_GROUPED_MATMUL_GRAD_ARGS \
-  { .size = sizeof(cubist_grouped_matmul_grad_args) }
+#define CUBIST_GROUPED_MATMUL_GRAD_ARGS CUBIST_INITIAL(cubist_grouped_matmul_grad_args, )
 
 cubist_status cubist_grouped_matmul_grad(const cubist_device* device,
                                          const cubist_grouped_matmul_grad_args* args,
@@ -272,10 +285,7 @@ typedef struct cubist_flash_attention_args {
   cubist_dropout dropout;
   cubist_workspace workspace; /* of at least cubist_flash_attention_workspace's bytes */
 } cubist_flash_attention_args;
-#define CUBIST_FLASH_ATTENTION_ARGS                                      \
-  {                                                                      \
-    .size = sizeof(cubist_flash_attention_args), .dropout = {.keep = 1 } \
-  }
+#define CUBIST_FLASH_ATTENTION_ARGS CUBIST_INITIAL(cubist_flash_attention_args, CUBIST_SET(dropout.keep, 1))
 
 cubist_status cubist_flash_attention_workspace(const cubist_device* device,
                                                const cubist_flash_attention_args* args, int64_t* bytes);
@@ -301,10 +311,8 @@ typedef struct cubist_flash_attention_grad_args {
   cubist_tensor dbias, dsinks;
   cubist_workspace workspace; /* of at least cubist_flash_attention_grad_workspace's bytes */
 } cubist_flash_attention_grad_args;
-#define CUBIST_FLASH_ATTENTION_GRAD_ARGS                                      \
-  {                                                                           \
-    .size = sizeof(cubist_flash_attention_grad_args), .dropout = {.keep = 1 } \
-  }
+#define CUBIST_FLASH_ATTENTION_GRAD_ARGS \
+  CUBIST_INITIAL(cubist_flash_attention_grad_args, CUBIST_SET(dropout.keep, 1))
 
 cubist_status cubist_flash_attention_grad_workspace(const cubist_device* device,
                                                     const cubist_flash_attention_grad_args* args,
@@ -339,8 +347,7 @@ typedef struct cubist_token_permute_args {
   bool pad_with_tokens;
   cubist_tensor row_tokens, device_counts, node_counts;
 } cubist_token_permute_args;
-#define CUBIST_TOKEN_PERMUTE_ARGS \
-  { .size = sizeof(cubist_token_permute_args), .row_multiple = 1 }
+#define CUBIST_TOKEN_PERMUTE_ARGS CUBIST_INITIAL(cubist_token_permute_args, CUBIST_SET(row_multiple, 1))
 
 cubist_status cubist_token_permute(const cubist_device* device, const cubist_token_permute_args* args,
                                    cubist_profile* profile);
@@ -354,8 +361,7 @@ typedef struct cubist_token_unpermute_args {
   cubist_tensor routing_map;
   cubist_tensor bias, topk_ids, residual, residual2;
 } cubist_token_unpermute_args;
-#define CUBIST_TOKEN_UNPERMUTE_ARGS \
-  { .size = sizeof(cubist_token_unpermute_args), .top_k = 1 }
+#define CUBIST_TOKEN_UNPERMUTE_ARGS CUBIST_INITIAL(cubist_token_unpermute_args, CUBIST_SET(top_k, 1))
 
 cubist_status cubist_token_unpermute(const cubist_device* device, const cubist_token_unpermute_args* args,
                                      cubist_profile* profile);
@@ -368,8 +374,7 @@ typedef struct cubist_token_permute_grad_args {
   cubist_tensor tokens_grad, probs_grad;
   cubist_tensor routing_map;
 } cubist_token_permute_grad_args;
-#define CUBIST_TOKEN_PERMUTE_GRAD_ARGS \
-  { .size = sizeof(cubist_token_permute_grad_args), .top_k = 1 }
+#define CUBIST_TOKEN_PERMUTE_GRAD_ARGS CUBIST_INITIAL(cubist_token_permute_grad_args, CUBIST_SET(top_k, 1))
 
 cubist_status cubist_token_permute_grad(const cubist_device* device,
                                         const cubist_token_permute_grad_args* args, cubist_profile* profile);
@@ -384,7 +389,7 @@ typedef struct cubist_token_unpermute_grad_args {
   cubist_tensor bias, topk_ids;
 } cubist_token_unpermute_grad_args;
 #define CUBIST_TOKEN_UNPERMUTE_GRAD_ARGS \
-  { .size = sizeof(cubist_token_unpermute_grad_args), .top_k = 1 }
+  CUBIST_INITIAL(cubist_token_unpermute_grad_args, CUBIST_SET(top_k, 1))
 
 cubist_status cubist_token_unpermute_grad(const cubist_device* device,
                                           const cubist_token_unpermute_grad_args* args,
@@ -396,8 +401,7 @@ typedef struct cubist_reorder_chunks_args {
   bool inverse;
   cubist_tensor out, out_probs, row_ids, expert_counts;
 } cubist_reorder_chunks_args;
-#define CUBIST_REORDER_CHUNKS_ARGS \
-  { .size = sizeof(cubist_reorder_chunks_args) }
+#define CUBIST_REORDER_CHUNKS_ARGS CUBIST_INITIAL(cubist_reorder_chunks_args, )
 
 cubist_status cubist_reorder_chunks(const cubist_device* device, const cubist_reorder_chunks_args* args,
                                     cubist_profile* profile);
@@ -436,11 +440,10 @@ typedef struct cubist_route_options {
   float aux_coefficient;
   cubist_route_weighting weighting;
 } cubist_route_options;
-#define CUBIST_ROUTE_OPTIONS                                                                       \
-  {                                                                                                \
-    .size = sizeof(cubist_route_options), .eps = 1e-20f, .scale = 1, .groups = 1, .top_groups = 1, \
-    .group_top = 2, .limit = 3.40282347e+38f                                                       \
-  }
+#define CUBIST_ROUTE_OPTIONS                                                        \
+  CUBIST_INITIAL(cubist_route_options,                                              \
+                 CUBIST_SET(eps, 1e-20f) CUBIST_SET(scale, 1) CUBIST_SET(groups, 1) \
+                     CUBIST_SET(top_groups, 1) CUBIST_SET(group_top, 2) CUBIST_SET(limit, 3.40282347e+38f))
 
 typedef struct cubist_route_args {
   size_t size;
@@ -448,8 +451,7 @@ typedef struct cubist_route_args {
   cubist_tensor weights, ids, scores, counts, aux_loss, bad;
   const cubist_route_options* options; /* NULL: CUBIST_ROUTE_OPTIONS */
 } cubist_route_args;
-#define CUBIST_ROUTE_ARGS \
-  { .size = sizeof(cubist_route_args) }
+#define CUBIST_ROUTE_ARGS CUBIST_INITIAL(cubist_route_args, )
 
 cubist_status cubist_route(const cubist_device* device, const cubist_route_args* args,
                            cubist_profile* profile);
@@ -460,8 +462,7 @@ typedef struct cubist_route_grad_args {
   float d_aux_loss;
   const cubist_route_options* options; /* NULL: CUBIST_ROUTE_OPTIONS */
 } cubist_route_grad_args;
-#define CUBIST_ROUTE_GRAD_ARGS \
-  { .size = sizeof(cubist_route_grad_args) }
+#define CUBIST_ROUTE_GRAD_ARGS CUBIST_INITIAL(cubist_route_grad_args, )
 
 cubist_status cubist_route_grad(const cubist_device* device, const cubist_route_grad_args* args,
                                 cubist_profile* profile);
@@ -474,8 +475,7 @@ typedef struct cubist_rms_norm_args {
   float eps;
   cubist_tensor out, sum, rstd;
 } cubist_rms_norm_args;
-#define CUBIST_RMS_NORM_ARGS \
-  { .size = sizeof(cubist_rms_norm_args), .eps = 1e-6f }
+#define CUBIST_RMS_NORM_ARGS CUBIST_INITIAL(cubist_rms_norm_args, CUBIST_SET(eps, 1e-6f))
 
 cubist_status cubist_rms_norm(const cubist_device* device, const cubist_rms_norm_args* args,
                               cubist_profile* profile);
@@ -485,8 +485,7 @@ typedef struct cubist_rms_norm_grad_args {
   cubist_tensor d_out, x, rstd, gamma, d_sum;
   cubist_tensor d_x, d_gamma;
 } cubist_rms_norm_grad_args;
-#define CUBIST_RMS_NORM_GRAD_ARGS \
-  { .size = sizeof(cubist_rms_norm_grad_args) }
+#define CUBIST_RMS_NORM_GRAD_ARGS CUBIST_INITIAL(cubist_rms_norm_grad_args, )
 
 cubist_status cubist_rms_norm_grad(const cubist_device* device, const cubist_rms_norm_grad_args* args,
                                    cubist_profile* profile);
@@ -495,8 +494,7 @@ typedef struct cubist_swiglu_args {
   size_t size;
   cubist_tensor gate, up, probs, out;
 } cubist_swiglu_args;
-#define CUBIST_SWIGLU_ARGS \
-  { .size = sizeof(cubist_swiglu_args) }
+#define CUBIST_SWIGLU_ARGS CUBIST_INITIAL(cubist_swiglu_args, )
 
 cubist_status cubist_swiglu(const cubist_device* device, const cubist_swiglu_args* args,
                             cubist_profile* profile);
@@ -506,8 +504,7 @@ typedef struct cubist_swiglu_grad_args {
   cubist_tensor d_out, gate, up, probs;
   cubist_tensor d_gate, d_up, d_probs;
 } cubist_swiglu_grad_args;
-#define CUBIST_SWIGLU_GRAD_ARGS \
-  { .size = sizeof(cubist_swiglu_grad_args) }
+#define CUBIST_SWIGLU_GRAD_ARGS CUBIST_INITIAL(cubist_swiglu_grad_args, )
 
 cubist_status cubist_swiglu_grad(const cubist_device* device, const cubist_swiglu_grad_args* args,
                                  cubist_profile* profile);
@@ -532,7 +529,7 @@ typedef struct cubist_moe_block_args {
   bool weighs_activation;
 } cubist_moe_block_args;
 #define CUBIST_MOE_BLOCK_ARGS \
-  { .size = sizeof(cubist_moe_block_args), .top_k = 1, .eps = 1e-6f }
+  CUBIST_INITIAL(cubist_moe_block_args, CUBIST_SET(top_k, 1) CUBIST_SET(eps, 1e-6f))
 
 cubist_status cubist_moe_block(const cubist_device* device, const cubist_moe_block_args* args,
                                cubist_block_state* state, cubist_profile* profile);
@@ -546,8 +543,7 @@ typedef struct cubist_moe_block_grad_args {
   cubist_tensor norm, router, gate_up, down, shared_gate_up, shared_down,
       post_norm; /* gradients; what is given */
 } cubist_moe_block_grad_args;
-#define CUBIST_MOE_BLOCK_GRAD_ARGS \
-  { .size = sizeof(cubist_moe_block_grad_args) }
+#define CUBIST_MOE_BLOCK_GRAD_ARGS CUBIST_INITIAL(cubist_moe_block_grad_args, )
 
 cubist_status cubist_moe_block_grad(const cubist_device* device, const cubist_moe_block_grad_args* args,
                                     cubist_block_state* state, cubist_profile* profile);
@@ -564,11 +560,9 @@ typedef struct cubist_mla_block_args {
   float eps;
   cubist_tensor out;
 } cubist_mla_block_args;
-#define CUBIST_MLA_BLOCK_ARGS                                                                        \
-  {                                                                                                  \
-    .size = sizeof(cubist_mla_block_args), .heads = 1, .batch = 1, .causal = CUBIST_CAUSAL_TOP_LEFT, \
-    .eps = 1e-6f                                                                                     \
-  }
+#define CUBIST_MLA_BLOCK_ARGS                                                                 \
+  CUBIST_INITIAL(cubist_mla_block_args, CUBIST_SET(heads, 1) CUBIST_SET(batch, 1) CUBIST_SET( \
+                                            causal, CUBIST_CAUSAL_TOP_LEFT) CUBIST_SET(eps, 1e-6f))
 
 cubist_status cubist_mla_block(const cubist_device* device, const cubist_mla_block_args* args,
                                cubist_block_state* state, cubist_profile* profile);
@@ -580,8 +574,7 @@ typedef struct cubist_mla_block_grad_args {
   cubist_tensor norm, q_down, q_norm, q_up, kv_down, kv_norm, kv_up, out_weight,
       post_norm; /* gradients; what is given */
 } cubist_mla_block_grad_args;
-#define CUBIST_MLA_BLOCK_GRAD_ARGS \
-  { .size = sizeof(cubist_mla_block_grad_args) }
+#define CUBIST_MLA_BLOCK_GRAD_ARGS CUBIST_INITIAL(cubist_mla_block_grad_args, )
 
 cubist_status cubist_mla_block_grad(const cubist_device* device, const cubist_mla_block_grad_args* args,
                                     cubist_block_state* state, cubist_profile* profile);
@@ -596,8 +589,10 @@ typedef struct cubist_loss_scale_options {
   int64_t growth_interval;
   float least, most;
 } cubist_loss_scale_options;
-#define CUBIST_LOSS_SCALE_OPTIONS \
-  { sizeof(cubist_loss_scale_options), 65536, 2, 0.5f, 2000, 1, 16777216 }
+#define CUBIST_LOSS_SCALE_OPTIONS                                                           \
+  CUBIST_INITIAL(cubist_loss_scale_options,                                                 \
+                 CUBIST_SET(initial, 65536) CUBIST_SET(growth, 2) CUBIST_SET(backoff, 0.5f) \
+                     CUBIST_SET(growth_interval, 2000) CUBIST_SET(least, 1) CUBIST_SET(most, 16777216))
 
 /* `options` may be null. */
 cubist_status cubist_loss_scaler_create(const cubist_loss_scale_options* options,

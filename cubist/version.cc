@@ -2,6 +2,6 @@
 
 namespace cubist {
 
-const char* Version() { return CUBIST_VERSION; }
+const char* Version() { return CUBIST_VERSION_STRING; }
 
 }  // namespace cubist

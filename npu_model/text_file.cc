@@ -10,10 +10,22 @@
 
 namespace cubist {
 
+namespace {
+
+// The standard input, a shell's <(..): what this process holds open is read without waiting for another to open it.
+bool IsHeldOpen(const std::string& path) {
+  return path == "/dev/stdin" || path.starts_with("/dev/fd/") || path.starts_with("/proc/self/fd/");
+}
+
+}  // namespace
+
 Status ReadTextFile(const std::string& path, std::string* text) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error))
     return InvalidArgument(path + ": is a folder, expected a file");
+  if (std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error) &&
+      !IsHeldOpen(path))
+    return InvalidArgument(path + ": is not a regular file");
   std::ifstream file(path, std::ios::binary);
   if (!file) return InvalidArgument(path + ": cannot be read: " + std::strerror(errno));
   text->clear();

@@ -14,8 +14,6 @@
 #include "npu_model/nearest.h"
 #include "tools/profile_fields.h"
 
-#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
-
 struct cubist_loss_scaler {
   cubist::LossScaler scaler;
 };
@@ -136,7 +134,8 @@ cubist_tensor cubist_output(void* data, cubist_dtype dtype, std::int32_t rank, c
 cubist_status cubist_device_host(const cubist_host_options* options, cubist_device** device) {
   return Create("device_host", device, [&](cubist_device& made) -> Status {
     const cubist_host_options defaults = CUBIST_HOST_OPTIONS;
-    const cubist_host_options o = options == nullptr ? defaults : Complete("device_host", options, defaults);
+    const cubist_host_options o =
+        options == nullptr ? defaults : Complete("device_host", options, defaults, "options");
     if (o.threads < 0 || o.threads > kMostThreads)
       return InvalidArgument("device_host: threads is " + std::to_string(o.threads) + ", needs 0 to " +
                              std::to_string(kMostThreads));
@@ -150,7 +149,8 @@ cubist_status cubist_device_host(const cubist_host_options* options, cubist_devi
 cubist_status cubist_device_npu(const char* chip, const cubist_npu_options* options, cubist_device** device) {
   return Create("device_npu", device, [&](cubist_device& made) -> Status {
     const cubist_npu_options defaults = CUBIST_NPU_OPTIONS;
-    const cubist_npu_options o = options == nullptr ? defaults : Complete("device_npu", options, defaults);
+    const cubist_npu_options o =
+        options == nullptr ? defaults : Complete("device_npu", options, defaults, "options");
     const Reader reader("device_npu");
     ChipSpec spec;
     CUBIST_RETURN_IF_ERROR(FindChip(&reader.NotNull("chip", chip), &spec));
@@ -250,7 +250,8 @@ cubist_status cubist_loss_scaler_create(const cubist_loss_scale_options* options
                                         cubist_loss_scaler** scaler) {
   return Create("loss_scaler_create", scaler, [&](cubist_loss_scaler& made) -> Status {
     const cubist_loss_scale_options defaults = CUBIST_LOSS_SCALE_OPTIONS;
-    const auto o = options == nullptr ? defaults : Complete("loss_scaler_create", options, defaults);
+    const auto o =
+        options == nullptr ? defaults : Complete("loss_scaler_create", options, defaults, "options");
     made.scaler = LossScaler({.initial = o.initial,
                               .growth = o.growth,
                               .backoff = o.backoff,

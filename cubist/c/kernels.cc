@@ -13,8 +13,6 @@
 #include "kernels/token_permute.h"
 #include "kernels/token_permute_grad.h"
 
-#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
-
 // A field that has one name in C and C++: in(FIELD(a))(FIELD(b)).
 #define FIELD(name) #name, from.name, to.name
 
@@ -281,23 +279,21 @@ cubist_status Block(const char* name, Status (*block)(const Device&, const To&, 
 }  // namespace cubist::c
 
 // cubist_NAME(device, args, profile) is FUNCTION, of arguments that start as DEFAULTS.
-#define KERNEL(name, function, defaults)                                                            \
-  cubist_status cubist_##name(const cubist_device* device, const cubist_##name##_args* args,        \
-                              cubist_profile* profile) {                                            \
-    return cubist::c::Kernel(#name, &cubist::function, device, args, cubist_##name##_args defaults, \
-                             profile);                                                              \
+#define KERNEL(name, function, defaults)                                                     \
+  cubist_status cubist_##name(const cubist_device* device, const cubist_##name##_args* args, \
+                              cubist_profile* profile) {                                     \
+    return cubist::c::Kernel(#name, &cubist::function, device, args, defaults, profile);     \
   }
-#define WORKSPACE(name, function, defaults)                                                              \
-  cubist_status cubist_##name##_workspace(const cubist_device* device, const cubist_##name##_args* args, \
-                                          std::int64_t* bytes) {                                         \
-    return cubist::c::Workspace(#name "_workspace", &cubist::function##Workspace, device, args,          \
-                                cubist_##name##_args defaults, bytes);                                   \
+#define WORKSPACE(name, function, defaults)                                                               \
+  cubist_status cubist_##name##_workspace(const cubist_device* device, const cubist_##name##_args* args,  \
+                                          std::int64_t* bytes) {                                          \
+    return cubist::c::Workspace(#name "_workspace", &cubist::function##Workspace, device, args, defaults, \
+                                bytes);                                                                   \
   }
-#define BLOCK(name, function, defaults)                                                                   \
-  cubist_status cubist_##name(const cubist_device* device, const cubist_##name##_args* args,              \
-                              cubist_block_state* state, cubist_profile* profile) {                       \
-    return cubist::c::Block(#name, &cubist::function, device, args, cubist_##name##_args defaults, state, \
-                            profile);                                                                     \
+#define BLOCK(name, function, defaults)                                                        \
+  cubist_status cubist_##name(const cubist_device* device, const cubist_##name##_args* args,   \
+                              cubist_block_state* state, cubist_profile* profile) {            \
+    return cubist::c::Block(#name, &cubist::function, device, args, defaults, state, profile); \
   }
 
 KERNEL(matmul, Matmul, CUBIST_MATMUL_ARGS)

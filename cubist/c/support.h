@@ -67,16 +67,64 @@ cubist_status Guarded(Run run) noexcept {
   }
 }
 
+// Where the fields of a struct stand, in bytes from its begin. Something that turns into a field of any type learns their types
+// as a struct is made of it, one for each field.
+class FieldPlaces {
+ public:
+  template <class Struct>
+  static constexpr FieldPlaces Of() {
+    FieldPlaces places;
+    places.Make<Struct>();
+    return places;
+  }
+  // Whether so many bytes are whole fields.
+  constexpr bool AreWhole(std::size_t bytes) const {
+    for (int i = 0; i < count_; ++i) {
+      if (begins_[i] < bytes && bytes < ends_[i]) return false;
+    }
+    return true;
+  }
+  constexpr std::size_t last() const { return ends_[count_ - 1]; }
+
+ private:
+  struct Any {
+    FieldPlaces* places;
+    template <class Field>
+    constexpr operator Field() const {  // NOLINT(google-explicit-constructor)
+      places->Add(sizeof(Field), alignof(Field));
+      return {};
+    }
+  };
+  template <class Struct, class... Anys>
+  constexpr void Make(Anys... fields) {
+    if constexpr (requires { Struct{fields..., Any{}}; }) {
+      Make<Struct>(fields..., Any{this});
+    } else {
+      static_cast<void>(Struct{fields...});
+    }
+  }
+  constexpr void Add(std::size_t bytes, std::size_t alignment) {
+    const std::size_t begin = count_ == 0 ? 0 : (last() + alignment - 1) / alignment * alignment;
+    begins_[count_] = begin, ends_[count_++] = begin + bytes;
+  }
+
+  int count_ = 0;
+  std::size_t begins_[64] = {}, ends_[64] = {};
+};
+
 // The struct as this library knows it: what an earlier one lacked is as in `defaults`.
 template <class Args>
 Args Complete(const char* function, const Args* given, Args defaults, const std::string& name = "args") {
   const auto error = [&](const std::string& what) {
     return BadInput{std::string(function) + ": " + name + what};
   };
+  static constexpr FieldPlaces kFields = FieldPlaces::Of<Args>();
+  static_assert(kFields.last() <= sizeof(Args) && sizeof(Args) < kFields.last() + alignof(Args));
   if (given == nullptr) throw error(" is null");
-  if (given->size < sizeof(std::size_t) * 2 || given->size > sizeof(Args)) {
+  if (given->size < sizeof(std::size_t) * 2 || given->size > sizeof(Args) || !kFields.AreWhole(given->size)) {
     throw error(".size is " + std::to_string(given->size) + ", needs " + std::to_string(sizeof(Args)) +
-                " or an earlier version's: initialise " + name + " with the macro beside its type");
+                " or an earlier version's, where a field ends: initialise " + name +
+                " with the macro beside its type");
   }
   std::memcpy(&defaults, given, given->size);
   return defaults;

@@ -48,10 +48,26 @@ done
 other=$(grep -rE '^ *# *include *"' "$prefix/include/cubist" | grep -v 'include "cubist/') || true
 [ -z "$other" ] || fail "not by its path below cubist/: $other"
 
-# Of C too.
-echo '#include "cubist/c.h"' >"$work/one.c"
-# shellcheck disable=SC2086
-${CC:-cc} -std=c11 -Wall -Wextra -pedantic -Werror $include -fsyntax-only "$work/one.c" || fail "cubist/c.h: is not C11"
+# cubist/c.h, with every initialiser as a constant and as a value, in each language that takes it, by Clang too where it is.
+{
+  echo '#include "cubist/c.h"'
+  sed -e ':join' -e '/\\$/ { N; s/\\\n *//; b join' -e '}' "$prefix/include/cubist/c.h" |
+    sed -n 's/^#define \(CUBIST_[A-Z_]*\) *CUBIST_INITIAL(\([a-z_]*\),.*/\2 constant_\2 = \1; size_t use_\2(void); size_t use_\2(void) { const \2 value = \1; return value.size; }/p'
+} >"$work/initial.h"
+[ "$(grep -c constant_ "$work/initial.h")" -eq "$(grep -c '^  size_t size;' "$prefix/include/cubist/c.h")" ] ||
+  fail "cubist/c.h: a struct with a size lacks its initialiser"
+for language in c11 c17 c++17 c++20; do
+  case $language in
+    c++*) type=c++ compilers="$compiler clang++" ;;
+    *) type=c compilers="${CC:-cc} clang" ;;
+  esac
+  for one in $compilers; do
+    command -v "$one" >/dev/null || continue
+    # shellcheck disable=SC2086
+    "$one" -x "$type" -std="$language" -Wall -Wextra -Wpedantic -Wconversion -Werror $include -fsyntax-only "$work/initial.h" ||
+      fail "cubist/c.h: is not $language without warnings of $one"
+  done
+done
 
 # Every public kernel is in cubist/cubist.h.
 echo '#include "cubist/cubist.h"' >"$work/one.cc"

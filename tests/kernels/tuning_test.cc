@@ -2,11 +2,14 @@
 #include "npu_model/tuning.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -471,6 +474,12 @@ TEST(TuningTest, FilesComeBackAndErrorsNameTheLine) {
   EXPECT_EQ(read.size(), 2u) << "a bad text adds nothing";
   EXPECT_NE(read.Read("/nonexistent/tuning").message().find("/nonexistent/tuning: cannot be read"),
             std::string::npos);
+  EXPECT_EQ(read.Read(::testing::TempDir()).message(),
+            ::testing::TempDir() + ": is a folder, expected a file");
+  const std::string pipe = ::testing::TempDir() + "cubist_tuning_test_" + std::to_string(getpid());
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);  // Nobody writes to it.
+  EXPECT_EQ(read.Read(pipe).message(), pipe + ": is not a regular file");
+  std::filesystem::remove(pipe);
   EXPECT_NE(tuning.Write("/nonexistent/tuning").message().find("cannot be written"), std::string::npos);
 }
 

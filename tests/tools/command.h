@@ -48,9 +48,10 @@ class CommandTest : public ::testing::Test {
     std::ifstream file(Path(name), std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
   }
-  Outcome Cubist(const std::string& arguments) const {
-    const std::string command = std::string("'") + CUBIST_COMMAND + "' " + arguments + " >'" + Path("out") +
-                                "' 2>'" + Path("err") + "'";
+  // `before` is what the shell runs in front of it, as "cat file | ".
+  Outcome Cubist(const std::string& arguments, const std::string& before = "") const {
+    const std::string command =
+        before + "'" + CUBIST_COMMAND + "' " + arguments + " >'" + Path("out") + "' 2>'" + Path("err") + "'";
     const int status = std::system(command.c_str());
     return {.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1, .out = Read("out"), .err = Read("err")};
   }

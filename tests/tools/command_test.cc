@@ -2,6 +2,7 @@
 #include "tests/tools/command.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -453,12 +454,29 @@ TEST_F(CommandTest, EachFileIsOneOptions) {
 
 TEST_F(CommandTest, FilesWithoutAnEndAreRefused) {
   if (!std::filesystem::exists("/dev/zero")) GTEST_SKIP() << "there is no /dev/zero";
-  for (const char* arguments :
-       {"profile matmul --tuning /dev/zero", "validate /dev/zero", "info --chip /dev/zero"}) {
+  const auto expect_refused = [&](const std::string& arguments, const std::string& message) {
     const Outcome refused = Cubist(arguments);
     EXPECT_EQ(refused.status, 2) << arguments;
-    EXPECT_NE(refused.err.find("/dev/zero: has more than "), std::string::npos) << arguments << refused.err;
+    EXPECT_NE(refused.err.find(message), std::string::npos) << arguments << refused.err;
+  };
+  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
+  for (const std::string command : {"profile matmul --tuning ", "validate ", "info --chip "}) {
+    expect_refused(command + "/dev/zero", "/dev/zero: is not a regular file");
+    expect_refused(command + "'" + Path("pipe") + "'", "pipe: is not a regular file");
+    expect_refused(command + "/dev/stdin </dev/zero", "/dev/stdin: has more than ");
   }
+}
+
+TEST_F(CommandTest, ReadsWhatIsPipedIn) {
+  const std::string profile = "profile matmul --shape 64x64x64 --tuning /dev/stdin";
+  const std::string cat = "cat '" + Path("tilings") + "' | ";
+  const Outcome tuned = Cubist("tune matmul --shape 64x64x64 --budget 2 --output '" + Path("tilings") + "'");
+  ASSERT_EQ(tuned.status, 0) << tuned.err;
+  EXPECT_EQ(Cubist(profile, cat).status, 0);
+  std::ofstream(Path("tilings")) << "three words alone\n";
+  const Outcome refused = Cubist(profile, cat);
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_NE(refused.err.find("/dev/stdin:1: has 3 words"), std::string::npos) << refused.err;
 }
 
 // A tiling that was searched for with one --set is none for a chip with another.
