@@ -12,6 +12,7 @@ released while a kernel runs. Every function takes the `device` that it runs on,
 a method of devices. `cubist.torch` has the kernels with gradients, for PyTorch.
 """
 
+from cubist import _cubist
 from cubist._arrays import Spec, spec
 from cubist._attention import (
     Alibi,
@@ -24,8 +25,8 @@ from cubist._attention import (
     mla_block,
     mla_block_grad,
 )
-from cubist._cubist import BlockState, LossScaler, Packed, __version__, chips
-from cubist._device import Device, host, npu
+from cubist._cubist import BlockState, LossScaler, Packed, chips
+from cubist._device import Device, Host, Npu, host, npu
 from cubist._matmul import grouped_matmul, grouped_matmul_grad, matmul, pack
 from cubist._moe import MoeBlock, Routes, moe_block, moe_block_grad, route, route_grad
 from cubist._permute import (
@@ -39,13 +40,17 @@ from cubist._permute import (
 )
 from cubist._rows import SwiGluGradients, rms_norm, rms_norm_grad, swiglu, swiglu_grad
 
+__version__: str = _cubist.__version__
+
 __all__ = [
     "Alibi",
     "BlockState",
     "Device",
     "Dropout",
+    "Host",
     "LossScaler",
     "MoeBlock",
+    "Npu",
     "Packed",
     "Permuted",
     "Reordered",

@@ -119,7 +119,7 @@ def flash_attention(
     lse: Output = None,
     workspace: Array | None = None,
     device: Device | None = None,
-) -> Any:
+) -> Any | Profile:
     """out(i) = sum over j of softmax_j(scale (q(i) . k(j) + q_rope(i) . k_rope(j))) v(j), for every batch and head.
 
     q        (B, Nq, Sq, Dqk)        fp32, bf16 or fp16; all inputs share it. Layouts are strides: pass a view.

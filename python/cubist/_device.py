@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
-from typing import Any, Callable, Mapping, TypeVar
+from typing import Any, Callable, Mapping, NoReturn, TypeVar
 
 from cubist import _cubist
 from cubist._arrays import Array, Maker, Spec, dtype_of, is_jax, shape_of
 
-Profile = dict
+Profile = dict[str, Any]
 """What the model predicts of a call: the fields of ``cubist profile --json``, under the same names."""
 
 _kernels: dict[str, Callable[..., Any]] = {}
@@ -35,26 +36,29 @@ class Device:
         """Whether calls read and write the elements of arrays."""
         return self._device.computes
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name not in _kernels:
-            raise AttributeError(f"a device has no kernel '{name}'; there are {', '.join(sorted(_kernels))}")
-        return functools.partial(_kernels[name], device=self)
-
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *_kernels]
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a device has no kernel '{name}'; there are {', '.join(sorted(_kernels))}")
 
     def __repr__(self) -> str:
-        return f"<cubist.Device {self.chip}>"
+        return f"<cubist.{type(self).__name__} {self.chip}>"
 
 
-def host(threads: int = 0, *, pin: bool = False, tuning: str | os.PathLike[str] = "") -> Device:
+class Host(Device):
+    """This machine: its methods give arrays."""
+
+
+class Npu(Device):
+    """A modelled chip: its methods give a `Profile`."""
+
+
+def host(threads: int = 0, *, pin: bool = False, tuning: str | os.PathLike[str] = "") -> Host:
     """This machine: calls compute, and give arrays. Several threads of Python may call at once.
 
     threads   Up to 1024; 0: what CUBIST_NUM_THREADS says, else all that the machine has. Results do not depend on it.
     pin       each thread stays on a processor while it computes
     tuning    a file of tilings, as ``cubist tune --output`` writes them
     """
-    return Device(_cubist.host(threads, os.fspath(tuning), pin))
+    return Host(_cubist.host(threads, os.fspath(tuning), pin))
 
 
 def npu(
@@ -66,7 +70,7 @@ def npu(
     details: bool = True,
     timeline: str | os.PathLike[str] = "",
     tuning: str | os.PathLike[str] = "",
-) -> Device:
+) -> Npu:
     """A chip, as the model sees it: calls give a `Profile`.
 
     chip       one of `chips()`, as "ascend910b2"
@@ -78,13 +82,13 @@ def npu(
     timeline   a file for the Chrome trace of each call, which opens in Perfetto
     tuning     as for `host`
     """
-    return Device(
+    return Npu(
         _cubist.npu(chip, dict(set), with_data, policy, details, os.fspath(timeline), os.fspath(tuning))
     )
 
 
 @functools.cache
-def default_device() -> Device:
+def default_device() -> Host:
     return host()
 
 
@@ -92,7 +96,17 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 
 def kernel(function: Kernel) -> Kernel:
-    """A function with a `device` keyword becomes a method of devices."""
+    """A function with a `device` keyword becomes a method of devices; stubs.py tells type checkers."""
+
+    @functools.wraps(function)
+    def method(self: Device, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, device=self, **kwargs)
+
+    signature = inspect.signature(function)
+    parameters = [p for p in signature.parameters.values() if p.name != "device"]
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    method.__signature__ = signature.replace(parameters=[own, *parameters])  # type: ignore[attr-defined]
+    setattr(Device, function.__name__, method)
     _kernels[function.__name__] = function
     return function
 

@@ -163,7 +163,7 @@ def grouped_matmul_grad(
     dw: Output = None,
     accumulate_dw: bool = False,
     device: Device | None = None,
-) -> Any:
+) -> Any | Profile:
     """Gradients of `grouped_matmul`: dx where weights are given, dw where x is; both as (dx, dw).
 
     dy       (M, N), the gradient of out: fp32, bf16 or fp16

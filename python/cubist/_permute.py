@@ -178,7 +178,7 @@ def token_permute_grad(
     tokens_grad: Array | None = None,
     probs_grad: Output = None,
     device: Device | None = None,
-) -> Any:
+) -> Any | Profile:
     """Gradients of `token_permute`: tokens_grad, or (tokens_grad, probs_grad) with permuted_probs_grad.
 
     permuted_grad  (M, H): fp32, bf16 or fp16;   permuted_probs_grad  (M), any float dtype
@@ -211,7 +211,7 @@ def token_unpermute_grad(
     permuted_grad: Array | None = None,
     probs_grad: Output = None,
     device: Device | None = None,
-) -> Any:
+) -> Any | Profile:
     """Gradients of `token_unpermute`: permuted_grad, or (permuted_grad, probs_grad) with permuted and probs.
 
     out_grad       (T, H): fp32, bf16 or fp16

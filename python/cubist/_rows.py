@@ -19,7 +19,7 @@ def rms_norm(
     sum: Output = None,
     rstd: Output = None,
     device: Device | None = None,
-) -> Any:
+) -> Any | Profile:
     """out(t, h) = z(t, h) rstd(t) gamma(h), rstd(t) = 1 / sqrt(mean over h of z(t, h)^2 + eps), z = x (+ residual).
 
     x, residual   (T, H): fp32, bf16 or fp16
@@ -48,7 +48,7 @@ def rms_norm_grad(
     d_x: Array | None = None,
     d_gamma: Output = None,
     device: Device | None = None,
-) -> Any:
+) -> Any | Profile:
     """Gradients of `rms_norm`: d_x, or (d_x, d_gamma) where gamma is given.
 
     d_out, x   (T, H), one dtype; x is z: the sum where there was a residual

@@ -1,4 +1,4 @@
-#include "python/src/arguments.h"
+#include "src/arguments.h"
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

@@ -1,4 +1,4 @@
-#include "python/src/device.h"
+#include "src/device.h"
 
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>

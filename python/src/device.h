@@ -11,7 +11,7 @@
 #include "kernels/block.h"
 #include "npu_model/device.h"
 #include "npu_model/trace/record.h"
-#include "python/src/arguments.h"
+#include "src/arguments.h"
 
 namespace cubist::python {
 

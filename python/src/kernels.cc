@@ -1,4 +1,4 @@
-#include "python/src/kernels.h"
+#include "src/kernels.h"
 
 #include <nanobind/stl/set.h>
 #include <nanobind/stl/string.h>
@@ -19,8 +19,8 @@
 #include "kernels/swiglu.h"
 #include "kernels/token_permute.h"
 #include "kernels/token_permute_grad.h"
-#include "python/src/arguments.h"
-#include "python/src/device.h"
+#include "src/arguments.h"
+#include "src/device.h"
 
 namespace cubist::python {
 namespace {

@@ -5,9 +5,9 @@
 #include <nanobind/stl/vector.h>
 
 #include "cubist/version.h"
-#include "python/src/arguments.h"
-#include "python/src/device.h"
-#include "python/src/kernels.h"
+#include "src/arguments.h"
+#include "src/device.h"
+#include "src/kernels.h"
 
 namespace cubist::python {
 namespace {
