@@ -37,7 +37,8 @@ extern "C" {
   [] {                                  \
     type cubist_initial{};              \
     cubist_initial.size = sizeof(type); \
-    sets return cubist_initial;         \
+    sets;                               \
+    return cubist_initial;              \
   }()
 #define CUBIST_SET(field, value) cubist_initial.field = value;
 #else

@@ -116,7 +116,7 @@ cubist_status StatusOf(const Status& status) noexcept {
 }  // namespace cubist::c
 
 using namespace cubist;
-using c::BadInput, c::Complete, c::Create, c::Guarded, c::Reader;
+using c::Complete, c::Create, c::Guarded, c::Reader;
 
 const char* cubist_last_error(void) { return c::last_error; }
 const char* cubist_version(void) { return Version(); }

@@ -90,8 +90,8 @@ class FieldPlaces {
   struct Any {
     FieldPlaces* places;
     template <class Field>
-    constexpr operator Field() const {  // NOLINT(google-explicit-constructor)
-      places->Add(sizeof(Field), alignof(Field));
+    constexpr operator Field() const {             // NOLINT(google-explicit-constructor)
+      places->Add(sizeof(Field), alignof(Field));  // NOLINT(bugprone-sizeof-expression)
       return {};
     }
   };
