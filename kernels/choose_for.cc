@@ -41,7 +41,7 @@ namespace {
 struct Choices {
   static constexpr std::size_t kMost = 256;
   std::mutex mutex;
-  std::map<std::string, std::string> known;
+  std::map<std::string, std::shared_ptr<const void>> known;
 };
 
 Choices& AllChoices() {
@@ -51,20 +51,18 @@ Choices& AllChoices() {
 
 }  // namespace
 
-bool FindChoice(const ChoiceKey& key, std::string* tiling) {
+std::shared_ptr<const void> FindChoice(const ChoiceKey& key) {
   Choices& all = AllChoices();
   const std::scoped_lock lock(all.mutex);
   const auto known = all.known.find(key.bytes());
-  if (known == all.known.end()) return false;
-  *tiling = known->second;
-  return true;
+  return known == all.known.end() ? nullptr : known->second;
 }
 
-void KeepChoice(const ChoiceKey& key, const std::string& tiling) {
+void KeepChoice(const ChoiceKey& key, std::shared_ptr<const void> tiling) {
   Choices& all = AllChoices();
   const std::scoped_lock lock(all.mutex);
   if (all.known.size() >= Choices::kMost) all.known.clear();
-  all.known.insert_or_assign(key.bytes(), tiling);
+  all.known.insert_or_assign(key.bytes(), std::move(tiling));
 }
 
 Status ReplayCalls(const ChipSpec& chip, double known,

@@ -9,9 +9,11 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -61,10 +63,10 @@ class CUBIST_EXPORT ChoiceKey {
   std::string bytes_;
 };
 
-// Choices that took replays, the texts of their tilings, of all threads: as many as a run of a model has shapes. False where
-// there is none.
-CUBIST_EXPORT bool FindChoice(const ChoiceKey& key, std::string* tiling);
-CUBIST_EXPORT void KeepChoice(const ChoiceKey& key, const std::string& tiling);
+// Choices that took replays, of all threads, each a tiling whose type the key names: as many as a run of a model has shapes. Null
+// where there is none.
+CUBIST_EXPORT std::shared_ptr<const void> FindChoice(const ChoiceKey& key);
+CUBIST_EXPORT void KeepChoice(const ChoiceKey& key, std::shared_ptr<const void> tiling);
 
 // Seconds of calls on a chip, one for each of `seconds`, side by side: replay(device, i, &profile) makes call i without data.
 // One that takes longer than `known`, or than one that has ended, is given up.
@@ -156,10 +158,13 @@ Status ChooseOnNpu(const ChipSpec& chip, const char* kernel, const Shape& shape,
   const bool any_serves = given != nullptr && NamesAll<Tiling>(chip, shape, *given);
   ChoiceKey key;
   if constexpr (kReplays) {
-    key.Add(chip), key.Add(kernel), key.Add(ShapeText(shape));
+    key.Add(typeid(Tiling).name()), key.Add(chip), key.Add(kernel), key.Add(ShapeText(shape));
     key.Add(given == nullptr || any_serves ? std::string() : *given);
     replay.AddTo(&key);
-    if (std::string known; FindChoice(key, &known) && ParseTiling(chip, shape, known, tiling).ok()) return {};
+    if (const std::shared_ptr<const void> known = FindChoice(key)) {
+      *tiling = *static_cast<const Tiling*>(known.get());
+      return {};
+    }
   }
   if (any_serves || (given == nullptr && !kReplays)) return Choose(chip, shape, tiling);
   const auto has_given = [&](const Tiling& t) {
@@ -172,7 +177,7 @@ Status ChooseOnNpu(const ChipSpec& chip, const char* kernel, const Shape& shape,
   if constexpr (kReplays) {
     CUBIST_RETURN_IF_ERROR(
         (ChoiceByReplay<Shape, Tiling, Replay>(chip, shape, replay).Run(std::move(all), has_given, tiling)));
-    KeepChoice(key, TilingText(chip, shape, *tiling));
+    KeepChoice(key, std::make_shared<const Tiling>(*tiling));
   } else {
     *tiling = PricedTilings<Tiling>(chip, shape, std::move(all), SideBySide)[0];
   }

@@ -28,6 +28,7 @@
 #include "tests/kernels/kernel_test.h"
 #include "tests/support/random.h"
 #include "tiling/fields.h"
+#include "tiling/flash_attention_grad_tiling.h"
 #include "tiling/flash_attention_tiling.h"
 #include "tiling/grouped_matmul_tiling.h"
 #include "tiling/matmul_tiling.h"
@@ -62,6 +63,11 @@ TEST(TilingTextTest, ComesBackForEveryCandidate) {
     attention.sq = 300, attention.skv = 515, attention.d_qk = 128, attention.d_rope = 64, attention.d_v = 128;
     attention.in = attention.out = DType::kBF16;
     ExpectTextsComeBack(*chip, attention, Candidates(*chip, attention));
+    FlashAttentionGradShape backward;
+    backward.batches = 1, backward.heads = 4, backward.kv_heads = 2, backward.rope_heads = 1;
+    backward.sq = 300, backward.skv = 515, backward.d_qk = 128, backward.d_rope = 64, backward.d_v = 128;
+    backward.in = DType::kBF16;
+    ExpectTextsComeBack(*chip, backward, Candidates(*chip, backward));
     TokenPermuteShape permute;
     permute.tokens = 1000, permute.hidden = 777, permute.top_k = 3, permute.experts = 100;
     permute.dtype = DType::kBF16;
