@@ -12,9 +12,9 @@
  * (cubist/matmul.h, ..); the fields here have the names there. A tensor or a pointer that is zero is not given.
  *
  * Argument structs begin with their size and must be initialised by the macro beside them: a later library takes the
- * structs of an earlier one, which end behind one of its fields. Structs without a size (tensors, ranges, ..) do not grow. Calls may be made from several
- * threads at once; handles may be shared by calls, but for profiles, block states and loss scalers, which belong to one
- * call at a time. No exception leaves a call.
+ * structs of an earlier one, which end behind one of its fields. Structs without a size (tensors, ranges, ..) do not
+ * grow. Calls may be made from several threads at once; handles may be shared by calls, but for profiles, block states
+ * and loss scalers, which belong to one call at a time. No exception leaves a call.
  */
 #ifndef CUBIST_CUBIST_C_H_
 #define CUBIST_CUBIST_C_H_
