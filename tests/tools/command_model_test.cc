@@ -125,7 +125,7 @@ TEST_F(CommandTest, SweepsGoOnPastWhatCannotBe) {
   const Json& points = json["points"];
   ASSERT_EQ(points.size(), 3u);
   EXPECT_EQ(points[1], Json({{"value", "512"}, {"error", reason}}));
-  for (const int i : {0, 2}) {
+  for (const std::size_t i : {0u, 2u}) {
     EXPECT_GT(points[i]["time_us"].get<double>(), 0);
     EXPECT_FALSE(points[i].contains("error"));
   }
