@@ -5,6 +5,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <sstream>
 #include <utility>
 
@@ -25,6 +26,7 @@ const std::string* Tuning::Find(const std::string& kernel, const std::string& ch
 
 Status Tuning::Parse(std::string_view text, const std::string& origin) {
   auto entries = entries_;
+  std::map<Key, int> line_of;
   std::istringstream lines{std::string(text)};
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
@@ -41,7 +43,10 @@ Status Tuning::Parse(std::string_view text, const std::string& origin) {
       if (word.find('=') == std::string::npos)
         return InvalidArgument(where + "'" + word + "' is not name=value,..");
     }
-    entries[{words[0], words[1], words[2]}] = words[3];
+    const Key key{words[0], words[1], words[2]};
+    if (const auto [first, is_new] = line_of.emplace(key, number); !is_new)
+      return InvalidArgument(where + "the call of line " + std::to_string(first->second) + " again");
+    entries[key] = words[3];
   }
   entries_ = std::move(entries);
   return {};

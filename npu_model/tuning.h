@@ -41,8 +41,8 @@ class CUBIST_EXPORT Tuning {
   const std::string* Find(const std::string& kernel, const std::string& chip, const std::string& shape) const;
   std::size_t size() const { return entries_.size(); }
 
-  // Adds the entries of a text or a file. An error names the line; nothing is added then. What a tiling's fields
-  // say is checked when a call takes it.
+  // Adds the entries of a text or a file, or puts them in the place of earlier ones for the same calls; a text has no call
+  // twice. An error names the line; nothing is added then. What a tiling's fields say is checked when a call takes it.
   Status Parse(std::string_view text, const std::string& origin);
   Status Read(const std::string& path);
   // A file that Read takes.
@@ -53,7 +53,8 @@ class CUBIST_EXPORT Tuning {
   std::function<void(const TilingChoice&)> on_choice;
 
  private:
-  std::map<std::tuple<std::string, std::string, std::string>, std::string> entries_;
+  using Key = std::tuple<std::string, std::string, std::string>;  // kernel, chip, shape
+  std::map<Key, std::string> entries_;
 };
 
 }  // namespace cubist

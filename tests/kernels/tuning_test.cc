@@ -477,6 +477,8 @@ TEST(TuningTest, FilesComeBackAndErrorsNameTheLine) {
             "file:3: has 3 words, needs kernel, chip, shape and tiling");
   EXPECT_EQ(read.Parse("a b m=1 n=1\nmatmul x shape m=16\n", "file").message(),
             "file:2: 'shape' is not name=value,..");
+  EXPECT_EQ(read.Parse("a b m=1 n=1\n# comment\na b m=1 n=2\n", "file").message(),
+            "file:3: the call of line 1 again");
   EXPECT_EQ(read.size(), 2u) << "a bad text adds nothing";
   EXPECT_NE(read.Read("/nonexistent/tuning").message().find("/nonexistent/tuning: cannot be read"),
             std::string::npos);
