@@ -188,7 +188,8 @@ void PackA(DType dtype, std::int64_t m, std::int64_t k, const StridedSource& src
 
 // ---- PackB
 
-// Words of a panel. With kStream past the caches, a whole line at a time: `p` begins one.
+// Words of a panel. With kStream past the caches, whose stores have to fill each line one right after the other.
+constexpr std::int64_t kLineWords = 16;
 template <bool kStream>
 HWY_INLINE void StorePanel(Words words, void* p) {
   if constexpr (kStream) return hn::Stream(words, WordTag(), static_cast<std::uint32_t*>(p));
@@ -303,21 +304,26 @@ void PackBTransposed(Convert convert, std::int64_t k, std::int64_t n, const Stri
   using To = typename Convert::To;
   constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(To));
   const auto* data = static_cast<const typename Convert::From*>(src.data);
+  constexpr std::int64_t kStep =
+      kStream ? std::max<std::int64_t>(kLanes, kLineWords) : kLanes;  // Columns of whole lines.
   const std::int64_t n_full = RoundDown(n, kLanes), k_full = RoundDown(k, kLanes * kPerWord);
-  for (std::int64_t j = 0; j < n_full; j += kLanes) {
+  const auto turn = [&](std::int64_t p, std::int64_t j) HWY_ATTR {
+    Words block[kLanes];
+    const auto* from = data + j * src.col_stride + p;
+    const auto* ahead = j + kStep < n_full ? from + kStep * src.col_stride : from;
+#pragma GCC unroll 16
+    for (int r = 0; r < kLanes; ++r) {
+      block[r] = LoadRun(convert, from + r * src.col_stride);
+      __builtin_prefetch(ahead + r * src.col_stride, 0, 2);
+    }
+    Transpose(block);
+    To* to = dst + PanelOffset<To>(p, j, panel_stride);
+#pragma GCC unroll 16
+    for (int r = 0; r < kLanes; ++r) StorePanel<kStream>(block[r], to + r * kNr * kPerWord);
+  };
+  for (std::int64_t first = 0; first < n_full; first += kStep) {
     for (std::int64_t p = 0; p < k_full; p += kLanes * kPerWord) {
-      Words block[kLanes];
-      const auto* from = data + j * src.col_stride + p;
-      const auto* ahead = j + kLanes < n_full ? from + kLanes * src.col_stride : from;
-#pragma GCC unroll 16
-      for (int r = 0; r < kLanes; ++r) {
-        block[r] = LoadRun(convert, from + r * src.col_stride);
-        __builtin_prefetch(ahead + r * src.col_stride, 0, 2);
-      }
-      Transpose(block);
-      To* to = dst + PanelOffset<To>(p, j, panel_stride);
-#pragma GCC unroll 16
-      for (int r = 0; r < kLanes; ++r) StorePanel<kStream>(block[r], to + r * kNr * kPerWord);
+      for (std::int64_t j = first; j < Min(first + kStep, n_full); j += kLanes) turn(p, j);
     }
   }
   PackBElements(convert, {0, k_full}, {n_full, n}, src, dst, panel_stride);
@@ -356,11 +362,11 @@ void PackBs(Convert convert, std::int64_t k, std::int64_t n, const StridedSource
   ZeroPanelEdges(k, n, dst, panel_stride);
 }
 
-// Where a vector is a line, and panels begin at one.
+// Where a panel's words of one step of k are whole lines.
 template <class To>
 bool StreamsPanels(const void* dst, std::int64_t panel_stride) {
   constexpr std::int64_t kLine = 64;
-  return kLanes * 4 == kLine && reinterpret_cast<std::uintptr_t>(dst) % kLine == 0 &&
+  return kNr % kLineWords == 0 && reinterpret_cast<std::uintptr_t>(dst) % kLine == 0 &&
          panel_stride * static_cast<std::int64_t>(sizeof(To)) % kLine == 0;
 }
 
