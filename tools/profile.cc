@@ -87,18 +87,19 @@ Status ParseWindow(const std::string& text, Window* window) {
   return {};
 }
 
+Status BeginsWithin(const Window& window, const Profile& profile) {
+  if (window.from == 0 || window.from < profile.time_s * 1e6) return {};
+  return InvalidArgument(fmt::format("--window begins at {} us, the call ends at {:.3f} us", window.from,
+                                     profile.time_s * 1e6));
+}
+
 // Slices that lie in it, if only in part.
-Status Cut(const Window& window, Profile* profile) {
-  if (profile->timeline == nullptr) return {};
-  if (window.from >= profile->time_s * 1e6) {
-    return InvalidArgument(fmt::format("--window begins at {} us, the call ends at {:.3f} us", window.from,
-                                       profile->time_s * 1e6));
-  }
+void Cut(const Window& window, Profile* profile) {
+  if (profile->timeline == nullptr) return;
   auto inside = std::make_shared<std::vector<TimelineSlice>>();
   std::copy_if(profile->timeline->begin(), profile->timeline->end(), std::back_inserter(*inside),
                [&](const TimelineSlice& s) { return s.end_us > window.from && s.start_us < window.to; });
   profile->timeline = std::move(inside);
-  return {};
 }
 
 // Of larger records the beginning is replayed for the interval, about a second's work, if not all is asked for.
@@ -161,7 +162,9 @@ int ProfileCommand(const ProfileOptions& options) {
   }
   if (status.ok()) status = PrepareFile("--trace", options.trace);
   if (status.ok()) status = Run(options.subject, options.interval, &a);
+  if (status.ok()) status = BeginsWithin(window, a.profile);
   if (status.ok() && compares) status = Run(other, options.interval, &b);
+  if (status.ok() && compares) status = BeginsWithin(window, b.profile);
   if (!status.ok()) return BadInput("cubist profile", status.message());
 
   fmt::print("{}", ProfileText(a));
@@ -175,8 +178,8 @@ int ProfileCommand(const ProfileOptions& options) {
   nlohmann::ordered_json json = ProfileJson(a);
   if (compares) json["vs"] = ProfileJson(b);
   if (!options.window.empty()) {
-    status = Cut(window, &a.profile);
-    if (status.ok() && compares) status = Cut(window, &b.profile);
+    Cut(window, &a.profile);
+    if (compares) Cut(window, &b.profile);
   }
   if (status.ok() && !options.json.empty()) status = WriteJson(options.json, json);
   if (status.ok() && !options.csv.empty())

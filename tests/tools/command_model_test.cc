@@ -388,6 +388,7 @@ TEST_F(CommandTest, ProfilesShowAWindowOfTheTime) {
     const Outcome outcome = Cubist(std::string("profile matmul --shape 64x64x64 --window=") + bad);
     EXPECT_EQ(outcome.status, 2) << bad;
     EXPECT_NE(outcome.err.find("--window"), std::string::npos) << outcome.err;
+    EXPECT_EQ(outcome.out, "") << bad;
   }
 }
 
