@@ -125,7 +125,8 @@ Status Profile::WriteTimeline(const std::string& path) const {
 }
 
 void Profile::Append(const Profile& next) {
-  if (kernel.empty()) {
+  if (std::isinf(time_s)) return;
+  if (kernel.empty() || std::isinf(next.time_s)) {
     *this = next;
     return;
   }

@@ -59,7 +59,7 @@ struct CUBIST_EXPORT Profile {
   std::shared_ptr<const std::vector<TimelineSlice>> timeline;  // when asked for
 
   // Another call behind this one: times, work and traffic add up, shares become means over the time. An empty
-  // profile becomes the other.
+  // profile becomes the other; where one of them was given up (NpuOptions::give_up_s), both together were.
   void Append(const Profile& next);
 
   // Chrome trace JSON: a process per core, a track per pipe, and more of them where slices overlap. Opens in
