@@ -54,7 +54,16 @@ Status AttentionArguments::CheckDTypes() const {
 }
 
 Status AttentionArguments::CheckRope() const {
-  if (!rope.given()) return {};
+  if (!rope.given()) {
+    for (const Argument* positions : {&q_positions, &k_positions}) {
+      if (positions->tensor.given()) return positions->Error("are given, but rope.cos is not");
+    }
+    for (const auto& [name, offset] :
+         {std::pair("rope.q_offset", rope.q_offset), std::pair("rope.k_offset", rope.k_offset)}) {
+      if (offset != 0) return OptionError(kernel, name, offset, "0 without rope.cos");
+    }
+    return {};
+  }
   const bool whole = q_rope.tensor.given();
   const Argument& turned = whole ? q_rope : q;
   CUBIST_RETURN_IF_ERROR(CheckShape(cos, {{"P"}, {"R / 2"}}));
@@ -79,6 +88,10 @@ Status AttentionArguments::CheckPositions(const Argument& positions, const char*
                                           std::int64_t offset, std::int64_t rows,
                                           std::int64_t longest) const {
   const std::int64_t count = cos.tensor.size(0), last = positions.tensor.given() ? 0 : count - longest;
+  if (last < 0) {
+    return cos.Error("has " + std::to_string(count) + " positions, needs one for each of " +
+                     std::to_string(longest) + " rows");
+  }
   if (offset < 0 || offset > last) {
     return OptionError(kernel, offset_name, offset,
                        positions.tensor.given()
@@ -130,7 +143,12 @@ Status AttentionArguments::CheckMask() const {
 }
 
 Status AttentionArguments::CheckSlopes() const {
-  if (!slopes.tensor.given()) return {};
+  if (!slopes.tensor.given()) {
+    if (alibi.offset) return OptionError(kernel, "alibi.offset", *alibi.offset, "alibi.slopes beside it");
+    if (alibi.root)
+      return InvalidArgument(std::string(kernel) + ": alibi.root is set, but there are no alibi.slopes");
+    return {};
+  }
   CUBIST_RETURN_IF_ERROR(slopes.tensor.rank == 2
                              ? CheckShape(slopes, {{"sequences", sequences()}, {"Nq, of q", heads()}})
                              : CheckShape(slopes, {{"Nq, of q", heads()}}));
@@ -149,7 +167,15 @@ Status AttentionArguments::CheckNumbers() const {
   return {};
 }
 
+Status AttentionArguments::CheckChoices() const {
+  CUBIST_RETURN_IF_ERROR(CheckChoice(kernel, "causal", causal, Causal::kBottomRight));
+  if (window)
+    CUBIST_RETURN_IF_ERROR(CheckChoice(kernel, "window.anchor", window->anchor, Causal::kBottomRight));
+  return CheckChoice(kernel, "rope.layout", rope.layout, RopeLayout::kInterleavedToHalf);
+}
+
 Status AttentionArguments::Check() const {
+  CUBIST_RETURN_IF_ERROR(CheckChoices());
   CUBIST_RETURN_IF_ERROR(CheckShapes());
   CUBIST_RETURN_IF_ERROR(CheckDTypes());
   CUBIST_RETURN_IF_ERROR(CheckSequences(kernel, prefix, lengths, batches(), sq(), skv()));

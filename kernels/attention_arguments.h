@@ -34,7 +34,9 @@ struct AttentionArguments {
         sinks{kernel, "sinks", args.sinks},
         mask{kernel, "mask", args.mask},
         slopes{kernel, "alibi.slopes", args.alibi.slopes},
+        causal(args.causal),
         rope(args.rope),
+        alibi(args.alibi),
         dropout(args.dropout),
         window(args.window),
         prefix(args.prefix),
@@ -66,7 +68,9 @@ struct AttentionArguments {
 
   const char* kernel;
   Argument q, k, v, q_rope, k_rope, cos, sin, q_positions, k_positions, bias, sinks, mask, slopes;
+  Causal causal;
   AttentionRope rope;
+  AttentionAlibi alibi;
   AttentionDropout dropout;
   std::optional<AttentionWindow> window;
   std::span<const std::int64_t> prefix;
@@ -85,6 +89,7 @@ struct AttentionArguments {
   Status CheckSlopes() const;
   std::int64_t sequences() const;
   Status CheckNumbers() const;
+  Status CheckChoices() const;
 };
 
 // A caller's workspace as the bytes that it is, which no other argument may share.

@@ -3,6 +3,7 @@
 #define CUBIST_KERNELS_ATTENTION_SEQUENCES_H_
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -94,10 +95,11 @@ inline Status CheckSequences(const std::string& kernel, std::span<const std::int
     return InvalidArgument(kernel + ": prefix has " + std::to_string(prefix.size()) + " entries, needs the " +
                            std::to_string(batches) + (lengths.given() ? " sequences" : " of B, of q"));
   }
-  for (const std::int64_t keys : prefix) {
+  for (std::size_t i = 0; i < prefix.size(); ++i) {
+    const std::int64_t keys = prefix[i];
     if (keys >= 0 && keys <= skv) continue;
-    return InvalidArgument(kernel + ": prefix is " + std::to_string(keys) + ", needs 0 to the " +
-                           std::to_string(skv) + " of Skv, of k");
+    return InvalidArgument(kernel + ": prefix[" + std::to_string(i) + "] is " + std::to_string(keys) +
+                           ", needs 0 to the " + std::to_string(skv) + " of Skv, of k");
   }
   return {};
 }

@@ -29,6 +29,7 @@ std::string At(std::int64_t i) { return "at (" + std::to_string(i) + ")"; }
 
 // The groups' sizes: not negative, and within `rows`.
 Status CheckGroups(const Argument& arg, GroupList list, std::int64_t rows) {
+  CUBIST_RETURN_IF_ERROR(CheckChoice(arg.kernel, "group_list", list, GroupList::kEnds));
   CUBIST_RETURN_IF_ERROR(CheckShape(arg, {{"E"}}));
   CUBIST_RETURN_IF_ERROR(CheckDType(arg, {DType::kI32, DType::kI64}));
   CUBIST_RETURN_IF_ERROR(CheckStorage(arg, /*needs_data=*/true));

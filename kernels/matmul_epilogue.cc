@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "kernels/validate.h"
+
 namespace cubist {
 
 bool SameView(const ConstTensor& x, const ConstTensor& y) {
@@ -13,10 +15,7 @@ bool SameView(const ConstTensor& x, const ConstTensor& y) {
 }
 
 Status CheckActivation(const char* kernel, Activation activation) {
-  if (activation <= Activation::kGeluTanh) return {};
-  return InvalidArgument(std::string(kernel) + ": activation is " +
-                         std::to_string(static_cast<int>(activation)) + ", the last is " +
-                         std::to_string(static_cast<int>(Activation::kGeluTanh)));
+  return CheckChoice(kernel, "activation", activation, Activation::kGeluTanh);
 }
 
 Epilogue EpilogueOf(const EpilogueArgs& args, const ConstTensor& c, bool late) {

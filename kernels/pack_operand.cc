@@ -106,6 +106,7 @@ Status CheckPacked(const Device& device, const char* kernel, const char* name, c
   if (packed.matrices < 0 || packed.rows < 0 || packed.cols < 0) {
     return Error(kernel, name, "has negative sizes");
   }
+  CUBIST_RETURN_IF_ERROR(CheckChoice(kernel, (std::string(name) + ".side").c_str(), packed.side, Side::kB));
   const std::int64_t needed =
       PackedOperandBytes(device, packed.side, packed.dtype, packed.rows, packed.cols, packed.matrices);
   if (needed == 0) return Error(kernel, name, "spans more than 2^62 bytes");
@@ -146,7 +147,7 @@ PackedGm PackedInput(Launch& launch, const char* name, const PackedOperand& pack
 std::int64_t PackedOperandBytes(const Device& device, Side side, DType dtype, std::int64_t rows,
                                 std::int64_t cols, std::int64_t matrices) {
   constexpr std::int64_t kMost = std::int64_t{1} << 62;
-  if (!device.status().ok() || rows < 0 || cols < 0 || matrices < 0) return 0;
+  if (!device.status().ok() || side > Side::kB || rows < 0 || cols < 0 || matrices < 0) return 0;
   // Padding and widening add at most a panel and a fractal each way, and a factor of two.
   std::int64_t elements = 0, total = 0;
   if (__builtin_mul_overflow(rows + 64, cols + 1024, &elements) ||
@@ -161,6 +162,7 @@ Status PackOperand(const Device& device, const PackOperandArgs& args, PackedOper
   constexpr const char* kKernel = "pack_operand";
   CUBIST_RETURN_IF_ERROR(device.status());
   if (packed == nullptr) return InvalidArgument(std::string(kKernel) + ": packed is a null pointer");
+  CUBIST_RETURN_IF_ERROR(CheckChoice(kKernel, "side", args.side, Side::kB));
   const Argument source{kKernel, "source", args.source};
   if (args.source.rank == 3) {
     CUBIST_RETURN_IF_ERROR(CheckShape(source, {{"matrices"}, {"rows"}, {"columns"}}));

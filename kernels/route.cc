@@ -232,6 +232,8 @@ Status CheckRouteOptions(const char* kernel, const RouteOptions& o, std::int64_t
     return OptionError(kernel, "K", top_k,
                        "at most the experts of top_groups groups, " + text(width * o.top_groups));
   }
+  CUBIST_RETURN_IF_ERROR(CheckChoice(kernel, "score", o.score, ScoreFunction::kSqrtSoftplus));
+  CUBIST_RETURN_IF_ERROR(CheckChoice(kernel, "bad_logits", o.bad_logits, BadLogits::kMean));
   if (!(o.eps >= 0) || std::isinf(o.eps)) return OptionError(kernel, "eps", o.eps, "a finite value >= 0");
   if (!std::isfinite(o.scale)) return OptionError(kernel, "scale", o.scale, "a finite value");
   if (!(o.temperature >= 0) || std::isinf(o.temperature)) {

@@ -4,6 +4,7 @@
 #define CUBIST_KERNELS_ROUTE_KERNEL_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -56,13 +57,16 @@ void DropExperts(V& core, const RouteOperands& g, std::int64_t first, UbTile<flo
   core.SelectLe(bias, u, g.expert_dropout, lowest, bias);
 }
 
+// Experts that are left out are chosen by this or less, others by more: by -inf, or by the lowest number where RunningTop has
+// met them.
+inline constexpr float kLeftOut = std::numeric_limits<float>::lowest();
 // The weights of selected routes from their scores, in place: `chosen` is what selected them, chances a scratch tile that
 // may be the same one. Ids of dropped routes become -1.
 template <VectorCore V>
 void WeighRoutes(V& core, const RouteOperands& g, Range rows, UbTile<std::int32_t> ids, UbTile<float> weights,
                  UbTile<float> chosen, UbTile<float> chances, UbTile<float> column) {
   // Dropped experts are chosen where no others are left.
-  if (g.expert_dropout > 0) core.DropRoutes(ids, weights, chosen, std::numeric_limits<float>::lowest());
+  if (g.expert_dropout > 0) core.DropRoutes(ids, weights, chosen, std::nextafter(kLeftOut, 0.0f));
   if (g.dropout > 0) {
     core.Random(chances, RandomStream{g.seed, kDropoutStream}, rows.begin * ids.cols(), ids.cols());
     core.DropRoutes(ids, weights, chances, g.dropout);

@@ -40,7 +40,7 @@ class RunningTop {
   void Clear() { count_ = 0; }
   // Column j of x is number first + j.
   void Add(UbTile<float> x, std::int64_t first) {
-    core_.MaxScalar(x, x, std::numeric_limits<float>::lowest());
+    core_.MaxScalar(x, x, kLeftOut);
     if (count_ == 0) Next(x.rows());
     const std::int64_t added = std::min(most_, x.cols()), begin = RoundUp(count_, kBlockWords);
     const Range cols{0, begin + added}, its{begin, cols.end};

@@ -91,6 +91,8 @@ Status CheckRoutes(const TokenPermuteArgs& args) {
 
 // What a capacity asks for besides its number.
 Status CheckCapacity(const TokenPermuteArgs& args) {
+  CUBIST_RETURN_IF_ERROR(
+      CheckChoice(kPermute, "capacity_keeps", args.capacity_keeps, CapacityKeeps::kHighest));
   if (args.capacity_keeps == CapacityKeeps::kHighest) {
     if (args.capacity == 0)
       return OptionError(kPermute, "capacity", args.capacity, "1 or more to keep the highest probabilities");
@@ -301,6 +303,7 @@ void Annotate(Launch& launch, const TokenPermuteArgs& args, const TokenPermuteOp
     PadWithTokensOperands pad;
     pad.tokens = g.tokens, pad.permuted = g.permuted;
     pad.routing_map = MatrixOf(*launch.Input("routing_map", args.routing_map));
+    pad.valid = launch.Input("valid", AsColumn(args.valid));
     pad.expert_counts = MatrixOf(*expert_counts);
     pad.map_probs = map_probs, pad.permuted_probs = g.permuted_probs, pad.row_tokens = wanted.row_tokens;
     pad.capacity = g.capacity, pad.first_row = g.first_row;

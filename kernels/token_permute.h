@@ -39,8 +39,9 @@ enum class CapacityKeeps : std::uint8_t { kFirst, kHighest };
 //   capacity        0, or how many rows every expert has: slots beyond it are dropped, as `capacity_keeps` says (probs
 //                   are needed for kHighest), M = num_experts * capacity (drop and pad)
 //   pad_with_tokens with a map and a capacity of at most T: rows beyond an expert's slots are the first tokens that do not
-//                   go to it, with their probs, and not zero (aclnnMoeTokenPermuteWithRoutingMap's drop_and_pad, whose
-//                   indices are row_tokens). No slot has these rows: they take no part in unpermute and gradients
+//                   go to it, those that are not valid among them, with their probs, and not zero
+//                   (aclnnMoeTokenPermuteWithRoutingMap's drop_and_pad, whose indices are row_tokens). No slot has these
+//                   rows: they take no part in unpermute and gradients
 //   row_multiple    the rows of every expert are padded to a multiple of it
 //   num_out_tokens  how many rows there are room for. With R = T * K, with padding R = T * K + min(T * K, num_experts) *
 //                   (row_multiple - 1): M = R where num_out_tokens is 0, min(num_out_tokens, R) where positive, max(R +

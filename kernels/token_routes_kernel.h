@@ -291,6 +291,7 @@ void DropLowestKernel(V& core, const HighestRoutesOperands& g, const Gm& topk_id
 struct PadWithTokensOperands {
   Gm tokens, permuted;                       // (T, H), (M, H)
   Gm routing_map;                            // (T, E)
+  const GmTensor* valid = nullptr;           // (T, 1): a token that is not is routed nowhere.
   Gm expert_counts;                          // (1, E)
   const GmTensor* map_probs = nullptr;       // (T, E), given with
   const GmTensor* permuted_probs = nullptr;  // (M, 1)
@@ -300,9 +301,12 @@ struct PadWithTokensOperands {
 
 template <class T, VectorCore V>
 void PadWithTokensKernel(V& core, const PadWithTokensOperands& g, const TokenRoutesTiling& t) {
+  const std::int64_t valid_tokens = g.valid == nullptr ? 0 : t.pad_tokens;
   Ring<Buffer::kUB, std::int32_t> count_ub(core, "count_ub", 1, 1, 2),
-      flags_ub(core, "flags_ub", 1, t.pad_tokens, 1), number_ub(core, "number_ub", 1, 1, 2);
-  Ring<Buffer::kUB, std::uint8_t> map_ub(core, "map_ub", 1, t.pad_tokens, 2);
+      flags_ub(core, "flags_ub", 1, t.pad_tokens, 1), valid_ub(core, "valid_ub", 1, valid_tokens, 1),
+      number_ub(core, "number_ub", 1, 1, 2);
+  Ring<Buffer::kUB, std::uint8_t> map_ub(core, "map_ub", 1, t.pad_tokens, 2),
+      valid_map_ub(core, "valid_map_ub", 1, valid_tokens, 2);
   Ring<Buffer::kUB, float> prob_ub(core, "prob_ub", 1, 1, 2);
   Ring<Buffer::kUB, T> row_ub(core, "row_ub", 1, t.pad_cols, 4, Role::kRelay);
   const auto pad = [&](std::int64_t row, std::int64_t token, std::int64_t expert) {
@@ -335,8 +339,15 @@ void PadWithTokensKernel(V& core, const PadWithTokensOperands& g, const TokenRou
       const UbTile<std::int32_t> flags = flags_ub.Next(1, piece.size());
       core.Load(map, g.routing_map.Block(piece, {e, e + 1}).Transposed());
       core.Cast(flags, map);
+      UbTile<std::int32_t> valid = flags;
+      if (g.valid != nullptr) {
+        const UbTile<std::uint8_t> valid_map = valid_map_ub.Next(1, piece.size());
+        valid = valid_ub.Next(1, piece.size());
+        core.Load(valid_map, MatrixOf(*g.valid).Rows(piece).Transposed());
+        core.Cast(valid, valid_map);
+      }
       for (std::int64_t i = 0; i < piece.size() && row < end; ++i) {
-        if (core.ReadScalar(flags, i) == 0) pad(row++, piece.begin + i, e);
+        if (core.ReadScalar(flags, i) == 0 || core.ReadScalar(valid, i) == 0) pad(row++, piece.begin + i, e);
       }
     }
   }

@@ -37,6 +37,15 @@ CUBIST_EXPORT Status OptionError(const char* kernel, const char* name, float val
 CUBIST_EXPORT Status OptionError(const char* kernel, const char* name, std::int64_t value,
                                  const std::string& needs);
 
+// An option that is one of several, numbered from 0 to `last`: "matmul: activation is 9, the last is 4".
+template <class Choice>
+Status CheckChoice(const char* kernel, const char* name, Choice value, Choice last) {
+  const auto number = static_cast<std::int64_t>(value), most = static_cast<std::int64_t>(last);
+  if (number >= 0 && number <= most) return {};
+  return InvalidArgument(std::string(kernel) + ": " + name + " is " + std::to_string(number) +
+                         ", the last is " + std::to_string(most));
+}
+
 // A dimension that must have a known size, and where that size comes from, e.g. {"K of a", 7}.
 struct Dim {
   static constexpr std::int64_t kAny = -1;

@@ -117,7 +117,7 @@ TEST(BadArgumentsTest, FlashAttentionShapes) {
        [](auto& x) {
          x.rope.cos = x.rope.sin = ConstTensor(x.q.data, DType::kF32, {6, 1});
        },
-       {who + "rope.k_offset is 0", "6 positions for 7 rows"}},
+       {who + "rope.cos has 6 positions", "7 rows"}},
       {"rope offset negative",
        [](auto& x) {
          x.rope.cos = x.rope.sin = ConstTensor(x.q.data, DType::kF32, {9, 1});
@@ -148,6 +148,30 @@ TEST(BadArgumentsTest, FlashAttentionShapes) {
          x.rope.q_positions = ConstTensor(nullptr, DType::kI32, {5});
        },
        {who + "rope.q_positions", "null"}},
+      {"rope positions without tables",
+       [](auto& x) { x.rope.q_positions = ConstTensor(kPositions, {5}); },
+       {who + "rope.q_positions", "rope.cos is not"}},
+      {"rope offset without tables",
+       [](auto& x) { x.rope.k_offset = 2; },
+       {who + "rope.k_offset is 2", "needs 0 without rope.cos"}},
+      {"alibi offset without slopes",
+       [](auto& x) { x.alibi.offset = 4; },
+       {who + "alibi.offset is 4", "alibi.slopes"}},
+      {"alibi root without slopes",
+       [](auto& x) { x.alibi.root = true; },
+       {who + "alibi.root", "alibi.slopes"}},
+      {"causal unknown",
+       [](auto& x) { x.causal = static_cast<Causal>(7); },
+       {who + "causal is 7, the last is 2"}},
+      {"causal negative",
+       [](auto& x) { x.causal = static_cast<Causal>(-1); },
+       {who + "causal is -1, the last is 2"}},
+      {"anchor unknown",
+       [](auto& x) { x.window = AttentionWindow{.left = 1, .anchor = static_cast<Causal>(9)}; },
+       {who + "window.anchor is 9, the last is 2"}},
+      {"rope layout unknown",
+       [](auto& x) { x.rope.layout = static_cast<RopeLayout>(3); },
+       {who + "rope.layout is 3, the last is 2"}},
       {"mask of other heads",
        [](auto& x) {
          x.mask = ConstTensor(x.q.data, DType::kBool, {1, 3, 5, 7});
@@ -188,8 +212,10 @@ TEST(BadArgumentsTest, FlashAttentionShapes) {
        },
        {who + "workspace", "1073741824 bytes", "null"}},
       {"prefix of one", [](auto& x) { x.prefix = kPrefixOfOne; }, {who + "prefix", "1 entries", "2 of B"}},
-      {"prefix negative", [](auto& x) { x.prefix = kNegativePrefix; }, {who + "prefix is -1", "0 to the 7"}},
-      {"prefix beyond Skv", [](auto& x) { x.prefix = kLongPrefix; }, {who + "prefix is 8", "0 to the 7"}},
+      {"prefix negative",
+       [](auto& x) { x.prefix = kNegativePrefix; },
+       {who + "prefix[1] is -1", "0 to the 7"}},
+      {"prefix beyond Skv", [](auto& x) { x.prefix = kLongPrefix; }, {who + "prefix[0] is 8", "0 to the 7"}},
   };
   ExpectErrors<AttentionFixture>(calls, RunAttention);
 }
@@ -359,7 +385,7 @@ TEST(BadArgumentsTest, FlashAttentionGrad) {
       {"lse bf16", [](auto& x) { x.lse.dtype = DType::kBF16; }, {who + "lse", "bf16", "needs fp32"}},
       {"dv fp16", [](auto& x) { x.dv.dtype = DType::kF16; }, {who + "dv", "fp16", "fp32 or bf16"}},
       {"prefix of one", [](auto& x) { x.prefix = kPrefixOfOne; }, {who + "prefix", "1 entries", "2 of B"}},
-      {"prefix beyond Skv", [](auto& x) { x.prefix = kLongPrefix; }, {who + "prefix is 8", "0 to the 7"}},
+      {"prefix beyond Skv", [](auto& x) { x.prefix = kLongPrefix; }, {who + "prefix[0] is 8", "0 to the 7"}},
       {"bias of six keys", [](auto& x) { x.bias.sizes[3] = 6; }, {who + "bias", "size 6", "1 or 7"}},
       {"dbias of one row", [](auto& x) { x.dbias.sizes[2] = 1; }, {who + "dbias", "size 1", "of bias", "5"}},
       {"dbias without bias", [](auto& x) { x.bias = {}; }, {who + "dbias is given, but bias is not"}},

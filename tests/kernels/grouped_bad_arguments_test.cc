@@ -57,6 +57,9 @@ void SetGroups(Args& args, std::array<std::int64_t, 3> values) {
 TEST(GroupedBadArgumentsTest, ForwardShapes) {
   const std::string who = "grouped_matmul: ";
   const std::vector<Forward> calls = {
+      {"groups listed in no known way",
+       [](auto& x) { x.group_list = static_cast<GroupList>(9); },
+       {who + "group_list is 9, the last is 1"}},
       {"x missing", [](auto& x) { x.x = {}; }, {who + "x is not given"}},
       {"groups missing", [](auto& x) { x.groups = {}; }, {who + "groups is not given"}},
       {"weights missing", [](auto& x) { x.weights = {}; }, {who + "weights is not given"}},

@@ -197,6 +197,8 @@ TEST(PackOperandTest, BadPacking) {
     }
     for (std::int64_t i = 0; i < bytes; ++i) ASSERT_EQ(memory.data()[i], std::byte{0xa5});
   };
+  expect([](auto& x) { x.side = static_cast<Side>(7); }, {"pack_operand: side is 7, the last is 1"});
+  EXPECT_EQ(PackedOperandBytes(Host(), static_cast<Side>(7), DType::kF32, 20, 30), 0);
   expect([](auto& x) { x.source = {}; }, {"pack_operand: source is not given"});
   expect([](auto& x) { x.source.rank = 1; }, {"source", "rank 1"});
   expect([](auto& x) { x.source.dtype = DType::kI32; }, {"source", "int32", "fp32"});

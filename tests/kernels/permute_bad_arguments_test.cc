@@ -31,6 +31,9 @@ void SetId(TokenPermuteArgs& args, std::int64_t t, std::int64_t j, std::int64_t 
 TEST(BadArgumentsTest, TokenPermuteShapesAndDTypes) {
   const std::string who = "token_permute: ";
   const std::vector<BadPermute> calls = {
+      {"capacity of no known policy",
+       [](auto& x) { x.capacity_keeps = static_cast<CapacityKeeps>(9); },
+       {who + "capacity_keeps is 9, the last is 1"}},
       {"tokens missing", [](auto& x) { x.tokens = {}; }, {who + "tokens is not given"}},
       {"ids missing", [](auto& x) { x.topk_ids = {}; }, {who + "topk_ids is not given"}},
       {"permuted missing", [](auto& x) { x.permuted = {}; }, {who + "permuted is not given"}},

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "kernels/route.h"
 #include "npu_model/tuning.h"
@@ -84,6 +85,35 @@ TEST(RoutePartsTest, RandomCallsAgreeWithTheReference) {
   }
   EXPECT_GT(all.forward, 40);
   EXPECT_GT(all.backward, 20);
+}
+
+// A token with fewer experts left than it has routes, in its groups or at all.
+TEST(RoutePartsTest, LeftOutExpertsAreTheHosts) {
+  for (const auto& [top_k, options] :
+       {std::pair(100, RouteOptions{.expert_dropout = 0.5f, .seed = 3}),
+        std::pair(120, RouteOptions{.score = ScoreFunction::kSigmoid, .expert_dropout = 0.1f, .seed = 4}),
+        std::pair(36, RouteOptions{.groups = 3, .top_groups = 1, .expert_dropout = 0.5f, .seed = 5}),
+        std::pair(20, RouteOptions{.groups = 12, .top_groups = 2, .expert_dropout = 0.5f, .seed = 6})}) {
+    const RouteCase c{"left out", 5, 120, top_k, options, /*biased=*/true};
+    RouteCall host(c);
+    ASSERT_TRUE(IsOk(Route(Host(), host.args())));
+    int cut = 0, left_out = 0;
+    for (std::int64_t j = 0; j < top_k; ++j) left_out += host.ids.at({0, j}) < 0 ? 1 : 0;
+    EXPECT_GT(left_out, 0);
+    for (std::int64_t bytes = 12 << 10; bytes >= 1 << 10; bytes = bytes * 3 / 4 / 32 * 32) {
+      SmallChip chip(bytes);
+      RouteCall call(c);
+      call.logits = host.logits, call.bias = host.bias;
+      if (!Route(chip.device, call.args()).ok()) break;
+      SCOPED_TRACE(Join("top ", top_k, " of ", options.groups, " groups, parts of ", chip.cols["route"]));
+      cut += chip.Cuts("route", 120) ? 1 : 0;
+      ExpectSameBits(call.ids.view(), host.ids.view());
+      ExpectSameBits(call.counts.view(), host.counts.view());
+      for (std::int64_t j = 0; j < top_k; ++j)
+        EXPECT_EQ(call.weights.at({0, j}) == 0, host.ids.at({0, j}) < 0);
+    }
+    EXPECT_GT(cut, 0);
+  }
 }
 
 // Logits of four values, so that almost every choice is one among equals, within parts and across them, and of groups.

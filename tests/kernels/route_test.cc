@@ -150,6 +150,8 @@ TEST(RoutePropertiesTest, BadOptionsAreNamed) {
     EXPECT_TRUE(std::isnan(call.weights.at({0, 0})));
   };
   says({.expert_dropout = 0.6f}, "route: expert_dropout is 0.6");
+  says({.score = static_cast<ScoreFunction>(9)}, "route: score is 9, the last is 2");
+  says({.bad_logits = static_cast<BadLogits>(3)}, "route: bad_logits is 3, the last is 2");
   says({.dropout = -1}, "route: dropout is -1");
   says({.weighting = {.backward = OwnWeighting().backward}}, "route: weighting has no forward function");
   RouteOptions forward_only;

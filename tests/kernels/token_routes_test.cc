@@ -140,8 +140,12 @@ void ExpectForm(const Device& device, const PermuteShape& s, const Form& form) {
   ExpectExactly(call.counts.view(), AsDoubles(before.expert_counts));
   ExpectExactly(call.offsets.view(), AsDoubles(routing.expert_offsets));
 
+  Matrix pad_map = call.map;  // Who goes where: nobody who is not valid.
+  for (std::int64_t t = 0; form.valid && t < s.tokens; ++t) {
+    for (std::int64_t e = 0; e < s.experts && call.valid.at({t}) == 0; ++e) pad_map.set({t, e}, 0);
+  }
   std::vector<reference::RowSource> rows = reference::RowSources(
-      routing, routes, form.pad_with_tokens ? args.routing_map : ConstTensor(), args.probs, form.capacity);
+      routing, routes, form.pad_with_tokens ? pad_map.view() : ConstTensor(), args.probs, form.capacity);
   const std::int64_t first = form.rows.value_or(Range()).begin;
   std::vector<double> expected, expected_probs, expected_tokens;
   for (std::int64_t r = 0; r < form.Rows(s); ++r) {
@@ -187,6 +191,8 @@ std::vector<Form> Forms(const PermuteShape& s) {
     const std::int64_t capacity = std::min(few, s.tokens);
     forms.push_back({.pad_with_tokens = true, .capacity = capacity, .dtype = DType::kF32});
     forms.push_back({.pad_with_tokens = true, .capacity = s.tokens});
+    forms.push_back({.valid = true, .pad_with_tokens = true, .capacity = capacity});
+    forms.push_back({.valid = true, .pad_with_tokens = true, .capacity = s.tokens});
     forms.push_back({.pad_with_tokens = true, .keeps = CapacityKeeps::kHighest, .capacity = capacity});
     forms.push_back({.pad_with_tokens = true, .capacity = s.tokens, .rows = Range{2, 2 + s.tokens}});
   }
