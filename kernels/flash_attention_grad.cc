@@ -168,6 +168,7 @@ class GradCall {
     schedule_.emplace(s_, t_, sequences_);
     AddTensors();
     if (s_.mask) g_.hidden = CountHidden(launch_, *g_.mask, t_.mask_cell(s_));
+    LeaveOutUnseen();
     PrepareRows();
     TurnRows();
     AddWorkspaces();
@@ -209,6 +210,35 @@ class GradCall {
     if (args_.dsinks.given()) {
       g_.sinks = launch_.Input("sinks", args_.sinks), g_.dsinks = launch_.Output("dsinks", args_.dsinks);
     }
+  }
+
+  // Whether a row may see no key, though there are some.
+  bool MayHideRows() const {
+    if (s_.mask) return true;
+    for (std::int64_t i = 0; i < schedule_->sequences(); ++i) {
+      const AttentionSequence x = schedule_->Sequence(i);
+      if (x.sq == 0 || x.skv == 0) continue;
+      // A band moves along with the rows.
+      for (const Range row : {Range{0, 1}, Range{x.sq - 1, x.sq}}) {
+        if (x.band.Seen(row, {0, x.skv}).empty()) return true;
+      }
+    }
+    return false;
+  }
+  void LeaveOutUnseen() {
+    if (!MayHideRows()) return;
+    std::vector<SeenRows> list;
+    const auto leave_out = [&](const char* name, const GmTensor*& rows) {
+      const auto& sizes = rows->sizes;
+      list.push_back({rows, Workspace(name, sizes[0], sizes[1], sizes[2], sizes[3], s_.in)});
+      rows = list.back().seen;
+    };
+    leave_out("dout_seen", g_.dout), leave_out("q_seen", g_.q);
+    if (g_.q_rope != nullptr) leave_out("q_rope_seen", g_.q_rope);
+    ForAllRows(batches() * s_.heads, args_.q.size(2), std::max({s_.d_v, s_.d_qk, s_.d_rope}),
+               [&](auto& core, std::int64_t at_once) {
+                 SeenRowsKernel(core, *g_.lse, std::span<const SeenRows>(list), at_once);
+               });
   }
 
   void PrepareRows() {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 #include "kernels/attention_scores_kernel.h"
 #include "kernels/operand_kernel.h"
@@ -67,6 +68,43 @@ void ForEachShare(Core& core, const FlashAttentionGradSchedule& schedule, bool k
       if (block < 0) block += core.count();
       for (; block < blocks.count(); block += core.count()) visit(sequence, n, blocks[block]);
       share = (share + blocks.count()) % core.count();
+    }
+  }
+}
+
+// Before it, where rows may see no key at all: seen (b, n, s, d) = source with 0 for the rows whose lse is -inf. Their p and
+// ds are 0, and 0 times what dout or q have there may be NaN.
+struct SeenRows {
+  const GmTensor *source = nullptr, *seen = nullptr;
+};
+template <VectorCore Core>
+void SeenRowsKernel(Core& core, const GmTensor& lse, std::span<const SeenRows> list, std::int64_t most_rows) {
+  constexpr std::int64_t kRows = 16;
+  const std::int64_t at_once = std::min(kRows, most_rows);
+  std::int64_t columns = 0;
+  for (const SeenRows& rows : list) columns = std::max(columns, rows.source->sizes[3]);
+  Ring<Buffer::kUB, float> x_ub(core, "seen_x_ub", at_once, columns, 2),
+      key_ub(core, "seen_key_ub", at_once, columns, 1), zero_ub(core, "seen_zero_ub", at_once, columns, 1),
+      lse_ub(core, "seen_lse_ub", at_once, 1, 2);
+  const UbTile<float> zero = zero_ub.Next(at_once, columns);
+  core.Fill(zero, 0.0f);
+  const Split blocks(lse.sizes[2], at_once);
+  for (std::int64_t task = core.index(); task < lse.sizes[0] * lse.sizes[1] * blocks.count();
+       task += core.count()) {
+    const std::int64_t matrix = task / blocks.count(), b = matrix / lse.sizes[1], n = matrix % lse.sizes[1];
+    const Range rows = blocks[task % blocks.count()];
+    const UbTile<float> row_lse = lse_ub.Next(rows.size(), 1);
+    core.Load(row_lse, MatrixOf(lse, b, n).Rows(rows));
+    for (const auto& [source, seen] : list) {
+      const Range cols{0, source->sizes[3]};
+      if (cols.empty()) continue;
+      const UbTile<float> x = x_ub.Next(rows.size(), cols.size()),
+                          key = key_ub.Next(rows.size(), cols.size());
+      core.Load(x, MatrixOf(*source, b, n).Rows(rows));
+      core.Fill(key, 0.0f);
+      core.Add(key, key, row_lse);
+      core.SelectLe(x, key, std::numeric_limits<float>::lowest(), zero.Part({0, rows.size()}, cols), x);
+      core.Store(MatrixOf(*seen, b, n).Rows(rows), x);
     }
   }
 }

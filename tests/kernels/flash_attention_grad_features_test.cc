@@ -141,6 +141,39 @@ TEST(FlashAttentionGradFeaturesTest, FullyMaskedRows) {
   }
 }
 
+// By a mask, by a band, by both: what such rows hold reaches no gradient, and they have none.
+TEST(FlashAttentionGradFeaturesTest, FullyMaskedRowsMayHoldAnything) {
+  for (const Device& device : Both()) {
+    for (DType in : kFloatTypes) {
+      for (int kind = 0; kind < 4; ++kind) {
+        GradOptions options{.in = in};
+        AttentionShape shape{1, 4, 2, 150, 120, 24, 8, 16};
+        std::vector<std::int64_t> rows{0, 5, 149};
+        if (kind == 0) options.mask = {1, 1, 150, 1}, options.keep = 0.5f;
+        if (kind == 1) options.causal = Causal::kBottomRight, rows = {0, 11, 29};
+        if (kind == 2)
+          options.window = AttentionWindow{.left = 3, .anchor = Causal::kTopLeft}, rows = {130, 149};
+        if (kind == 3) options.mask = {1, 4, 150, 1}, options.causal = Causal::kBottomRight, rows = {7, 101};
+        GradCall call(shape, options);
+        call.FillNormal();
+        for (std::int64_t i = 0; (kind == 0 || kind == 3) && i < std::ssize(rows); ++i) {
+          for (std::int64_t h = 0; h < call.mask.view().size(1); ++h)
+            call.mask.set({0, h, rows[static_cast<std::size_t>(i)], 0}, 1);
+        }
+        call.Forward();
+        for (const std::int64_t i : rows) {
+          call.dout.set({0, 1, i, 5}, i % 2 == 0 ? kNaN : kInfinity);
+          call.q.set({0, 2, i, 7}, i % 2 == 0 ? kInfinity : kNaN);
+          call.q_rope.set({0, 3, i, 0}, kNaN);
+        }
+        SCOPED_TRACE(Join(NameOf(in), " kind ", kind));
+        ExpectRight(device, call);
+        for (const std::int64_t i : rows) ASSERT_EQ(call.dq.at({0, 1, i, 3}), 0);
+      }
+    }
+  }
+}
+
 // Hidden by the band, by a mask, by both; in keys, in their rope parts and in values.
 TEST(FlashAttentionGradFeaturesTest, HiddenValuesReachNoGradient) {
   constexpr std::int64_t kFirst = 3, kStep = 61;

@@ -368,13 +368,13 @@ Device Altered(const Device& device, std::function<Status(const Device&)> call, 
                NpuOptions options) {
   auto listening = std::make_shared<Tuning>(), altered = std::make_shared<Tuning>();
   listening->on_choice = [altered, with](const TilingChoice& met) {
-    std::string tiling = met.chosen;
-    for (const std::string field : {"mask_step", "keep_sums"}) {
-      const std::size_t at = tiling.find("," + field + "=");
+    std::string tiling = "," + met.chosen;
+    for (const std::string field : {",n=", ",chunks=", ",mask_step=", ",keep_sums="}) {
+      const std::size_t at = tiling.find(field);
       if (at == std::string::npos || with.find(field) == std::string::npos) continue;
       tiling.erase(at, std::min(tiling.find(',', at + 1), tiling.size()) - at);
     }
-    altered->Set(met.kernel, met.chip, met.shape, tiling + with);
+    altered->Set(met.kernel, met.chip, met.shape, (tiling + with).substr(1));
   };
   EXPECT_TRUE(IsOk(call(Npu(device.chip(), {.with_data = true, .tuning = listening}))));
   options.tuning = altered;
@@ -435,8 +435,9 @@ TEST(HiddenBlocksTest, StepsOfBlocksOfKeysAreLeftOutBackward) {
     std::int64_t before = 0;
     for (const int step : {0, 32}) {
       trace::Record record;
-      const Device device = Altered(NpuWithData(Ascend910B2()), run, Join(",keep_sums=1,mask_step=", step),
-                                    {.with_data = true, .record = &record});
+      const Device device =
+          Altered(NpuWithData(Ascend910B2()), run, Join(",n=64,chunks=1,keep_sums=1,mask_step=", step),
+                  {.with_data = true, .record = &record});
       results();
       ASSERT_TRUE(IsOk(run(device)));
       const auto got = results();
