@@ -156,6 +156,7 @@ void Profile::Append(const Profile& next) {
   workspace_bytes = std::max(workspace_bytes, next.workspace_bytes);
   macs += next.macs;
   instructions += next.instructions;
+  transfers += next.transfers;
   cores_used = std::max(cores_used, next.cores_used);
   cycles += next.cycles;
   time_s = together_s;

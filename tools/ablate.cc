@@ -40,6 +40,7 @@ Table StepTable() {
                 {"GM", "MB", 8},
                 {"L2 hits", "%", 7},
                 {"launches", "", 8},
+                {"moves", "of GM", 8},
                 {"bound", "", 8, Align::kLeft}});
 }
 
@@ -52,7 +53,8 @@ std::string CaseText(const CaseResult& result, bool tilings) {
                              fmt::format("{:.3f}x", result.steps.front().profile.time_s / p.time_s),
                              percent(p.cube_utilisation), percent(p.vector_utilisation),
                              percent(p.mte_utilisation), fmt::format("{:.1f}", GmBytes(p) / 1e6),
-                             percent(p.l2_hit_rate), fmt::format("{}", p.launches), p.bound}) +
+                             percent(p.l2_hit_rate), fmt::format("{}", p.launches),
+                             fmt::format("{}", p.transfers), p.bound}) +
             "\n";
     if (tilings) text += fmt::format("    {}\n", step.tiling);
   }
@@ -68,6 +70,7 @@ Json CaseJson(const AblateOptions& options, const ChipSpec& chip, const CaseResu
     WriteBusyFields(fields, p);
     fields("launches", p.launches);
     fields("instructions", p.instructions);
+    fields("transfers", p.transfers);
     fields("bound", p.bound);
     fields("tiling", step.tiling);
   }

@@ -21,6 +21,7 @@ void WriteProfileFields(Writer& out, const Profile& p) {
   out("cycles", p.cycles);
   out("cores_used", p.cores_used);
   out("instructions", p.instructions);
+  out("transfers", p.transfers);
   out("launches", p.launches);
   out("bound", p.bound);
   out("verdict", p.verdict);

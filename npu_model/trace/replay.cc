@@ -107,6 +107,7 @@ class Summary {
     const Costs costs(*chip_);
     profile_.instructions += static_cast<std::int64_t>(record.instrs.size());
     for (const Instr& instr : record.instrs) {
+      if (instr.access >= 0) ++profile_.transfers;
       if (instr.pipe == Pipe::kM) {
         profile_.macs += std::int64_t{instr.dims[0]} * instr.dims[1] * instr.dims[2];
       } else if (instr.pipe == Pipe::kMte1) {

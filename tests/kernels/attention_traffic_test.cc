@@ -174,6 +174,10 @@ class GradTraffic {
     const std::int64_t rows = x_.batch * x_.heads * x_.sq;
     traffic[Path::kGmToUb] += rows * (x_.dv * (SizeOf(x_.out) + e_) + 4);
     traffic[Path::kUbToGm] += rows * 2 * 4;
+    if (x_.causal == Causal::kBottomRight && x_.sq > x_.skv && x_.skv > 0) {  // The first rows see no key.
+      const std::int64_t copies = rows * (x_.dqk + x_.dr + x_.dv) * e_;
+      traffic[Path::kGmToUb] += copies + rows * 4, traffic[Path::kUbToGm] += copies;
+    }
     if (!s_.hides()) return;  // A copy of k.
     const std::int64_t keys = x_.batch * x_.skv * (x_.kv_heads * x_.dqk + x_.rope_heads * x_.dr) * e_;
     traffic[Path::kGmToUb] += keys, traffic[Path::kUbToGm] += keys;

@@ -34,6 +34,8 @@ TEST_F(CommandTest, AblatesAndWritesTheSteps) {
   for (const Json& step : steps) {
     EXPECT_GT(step["gm_bytes"].get<double>(), 3 * 2 * 1024 * 1024);
     EXPECT_GT(step["cube_busy"].get<double>(), 0);
+    EXPECT_GT(step["transfers"].get<int>(), 10);
+    EXPECT_LT(step["transfers"].get<int>(), step["instructions"].get<int>());
     EXPECT_NE(outcome.out.find(step["name"].get<std::string>()), std::string::npos);
   }
   const Outcome unknown = Cubist("ablate matmull");
