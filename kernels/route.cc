@@ -236,8 +236,10 @@ Status CheckRouteOptions(const char* kernel, const RouteOptions& o, std::int64_t
   CUBIST_RETURN_IF_ERROR(CheckChoice(kernel, "bad_logits", o.bad_logits, BadLogits::kMean));
   if (!(o.eps >= 0) || std::isinf(o.eps)) return OptionError(kernel, "eps", o.eps, "a finite value >= 0");
   if (!std::isfinite(o.scale)) return OptionError(kernel, "scale", o.scale, "a finite value");
-  if (!(o.temperature >= 0) || std::isinf(o.temperature)) {
-    return OptionError(kernel, "temperature", o.temperature, "a finite value >= 0");
+  constexpr float kLeastTemperature = 0x1p-20f;  // By less, logits that are none too large become infinite.
+  if (o.temperature != 0 && (!(o.temperature >= kLeastTemperature) || std::isinf(o.temperature))) {
+    return OptionError(kernel, "temperature", o.temperature,
+                       "0, or a finite value from " + TextOf(kLeastTemperature) + " on");
   }
   if (!(o.dropout >= 0 && o.dropout <= 1)) return OptionError(kernel, "dropout", o.dropout, "0 to 1");
   if (!(o.expert_dropout >= 0 && o.expert_dropout <= 0.5f))

@@ -47,8 +47,8 @@ struct RouteOptions {
   // With groups > 1, experts are `groups` equal neighbouring parts. A part is worth the sum of its `group_top` highest
   // selection scores; only the `top_groups` best parts are selected from.
   std::int64_t groups = 1, top_groups = 1, group_top = 2;
-  // Gumbel-softmax sampling (Jang, Gu and Poole, 2017) where > 0: logits become (logits + g) / temperature with
-  // g = -ln(-ln(u)), u random.
+  // Gumbel-softmax sampling (Jang, Gu and Poole, 2017) where not 0, from 2^-20 on: logits become (logits + g) / temperature
+  // with g = -ln(-ln(u)), u random.
   float temperature = 0;
   // Every selected route is dropped with this probability: its id becomes -1 and its weight 0. Before renormalisation.
   float dropout = 0;
@@ -58,6 +58,7 @@ struct RouteOptions {
   float expert_dropout = 0;
   // Random numbers are functions of seed, token and expert (or route): runs repeat, whatever the threads and the chip.
   std::uint64_t seed = 0;
+  // Where a mean is taken, and where a temperature below 1 is, logits near the largest number overflow unless `limit` is lower.
   BadLogits bad_logits = BadLogits::kError;
   float limit = std::numeric_limits<float>::max();
   // Load-balance loss (Fedus, Zoph and Shazeer, Switch Transformers, 2021), with S the sum of a token's scores, 2^-126 at

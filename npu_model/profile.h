@@ -33,7 +33,7 @@ struct CUBIST_EXPORT Profile {
   int cores_used = 0;  // of the busiest phase
   std::int64_t instructions = 0;
   std::int64_t transfers = 0;  // of the instructions those that move data to or from GM
-  int launches = 0;  // kernels, one after the other
+  int launches = 0;            // kernels, one after the other
 
   // Busy share of a pipe: its busy time over time_s, averaged over all cores of the chip that have the pipe.
   struct Busy {

@@ -89,8 +89,8 @@ Status ParseWindow(const std::string& text, Window* window) {
 
 Status BeginsWithin(const Window& window, const Profile& profile) {
   if (window.from == 0 || window.from < profile.time_s * 1e6) return {};
-  return InvalidArgument(fmt::format("--window begins at {} us, the call ends at {:.3f} us", window.from,
-                                     profile.time_s * 1e6));
+  return InvalidArgument(
+      fmt::format("--window begins at {} us, the call ends at {:.3f} us", window.from, profile.time_s * 1e6));
 }
 
 // Slices that lie in it, if only in part.

@@ -152,6 +152,9 @@ TEST(RoutePropertiesTest, BadOptionsAreNamed) {
   says({.expert_dropout = 0.6f}, "route: expert_dropout is 0.6");
   says({.score = static_cast<ScoreFunction>(9)}, "route: score is 9, the last is 2");
   says({.bad_logits = static_cast<BadLogits>(3)}, "route: bad_logits is 3, the last is 2");
+  says({.temperature = -1}, "route: temperature is -1, needs 0, or");
+  says({.temperature = 1e-9f},
+       "route: temperature is 1e-09, needs 0, or a finite value from 9.536743e-07 on");
   says({.dropout = -1}, "route: dropout is -1");
   says({.weighting = {.backward = OwnWeighting().backward}}, "route: weighting has no forward function");
   RouteOptions forward_only;
