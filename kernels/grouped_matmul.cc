@@ -301,6 +301,7 @@ Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, 
   shape.product.in = p.x.dtype, shape.product.out = p.out.dtype;
   GroupedMatmulOperands g;
   g.epilogue = EpilogueOf(p.epilogue, p.out, /*late=*/false);
+  g.sum_epilogue = EpilogueOf(p.epilogue, p.out, /*late=*/true);
   shape.product.epilogue = g.epilogue.shape;
   shape.product.bias = p.bias.given() && !g.epilogue.shape.bias;
   shape.product.b_packed = p.packed_weights.given();
@@ -316,11 +317,12 @@ Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, 
   if (p.packed_weights.given()) g.packed_weights = PackedInput(launch, "packed_weights", p.packed_weights);
   g.weights = AddMatrices(p.weights, p.weight_list, p.transpose_weights, &list,
                           [&](const ConstTensor& t) { return launch.Input("weights", t); });
-  (shape.product.bias ? g.bias : g.late_bias) = launch.Input("bias", p.bias);
+  g.late_bias = launch.Input("bias", p.bias);
+  if (shape.product.bias) g.bias = g.late_bias;
   const ConstTensor& residual = p.epilogue.residual;
   const bool adds_to_out = residual.given() && SameView(residual, p.out);
   g.out = MatrixOf(adds_to_out ? *launch.InOut(p.out_name, p.out) : *launch.Output(p.out_name, p.out));
-  if (g.epilogue.shape.residual)
+  if (g.sum_epilogue.shape.residual)
     g.residual = adds_to_out ? g.out : MatrixOf(*launch.Input("residual", residual));
   g.k = p.epilogue.alpha == 0 ? 0 : shape.product.k;
   if (tiling.block.pack_a) {
@@ -374,6 +376,8 @@ Status AddGradWeights(const Device& device, const char* kernel, Launch& launch,
     return args.accumulate_dw ? launch.InOut("dw", t) : launch.Output("dw", t);
   });
   g.accumulate = args.accumulate_dw ? Accumulate::kYes : Accumulate::kNo;
+  g.epilogue.fix.accumulate = g.accumulate;
+  g.sum_epilogue = EpilogueOf({.accumulate = args.accumulate_dw}, {}, /*late=*/true);
   g.k = shape.product.m, g.n = shape.product.n;
   const std::int64_t blocks =
       shape.groups * CeilDiv(shape.product.m, tiling.block.m) * CeilDiv(shape.product.n, tiling.block.n);

@@ -38,7 +38,7 @@ enum class GroupList : std::uint8_t {
 // Groups are read by the kernel from global memory: nothing waits for their sizes, and the tiling does not depend on
 // them. Blocks of all groups form one list, dealt to the cores in runs of equal work; empty groups cost nothing.
 // Sums are fp32 in ascending p, in an order that depends on N, K, dtype and SIMD target alone: each group is, bit for
-// bit, what Matmul gives for its rows (where that does not split K). Strides of the inputs are free; out's elements may
+// bit, what Matmul gives for its rows (on an NPU where that does not split K). Strides of the inputs are free; out's elements may
 // not overlap each other, nor an input. M, N, K, E >= 0.
 //
 // CANN's aclnnGroupedMatmul with groupType 0, except that it leaves the rows after the last group unwritten.
@@ -76,8 +76,9 @@ CUBIST_EXPORT Status GroupedMatmul(const Device& device, const GroupedMatmulArgs
 //   dw       (E, K, N), or (E, N, K) with transpose_weights     fp32, or the dtype of dy unless accumulated
 //   dw_list  in place of dw: E matrices
 //
-// dx is GroupedMatmul with the weights transposed. In dw the sum over a group's rows is fp32 in ascending i, rounded or
-// added once. CANN's aclnnGroupedMatmul with groupType 2, and aclnnGroupedMatmulAdd.
+// dx is GroupedMatmul with the weights transposed. In dw the sum over a group's rows is fp32, rounded or added once; each
+// group's is, bit for bit, what Matmul gives, as above. CANN's aclnnGroupedMatmul with groupType 2, and
+// aclnnGroupedMatmulAdd.
 struct GroupedMatmulGradArgs {
   ConstTensor dy;
   ConstTensor groups;

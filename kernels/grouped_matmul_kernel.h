@@ -121,11 +121,11 @@ struct GroupedMatmulOperands {
   GroupedMatrices weights;              // (K, N), or
   PackedGm packed_weights;              // packed, with a tensor,
   const GmTensor* bias = nullptr;       // (E, N)
-  const GmTensor* late_bias = nullptr;  // The same, added by a Vector core.
+  const GmTensor* late_bias = nullptr;  // The same, where a Vector core adds it.
   Gm residual;                          // (M, N), or without a tensor
   Gm out;                               // (M, N)
   std::int64_t k = 0;
-  Epilogue epilogue;
+  Epilogue epilogue, sum_epilogue;  // the second of sums in parts
 
   EpilogueBlock Target(std::int64_t group, Range m, Range n) const {
     EpilogueBlock block;
@@ -152,18 +152,53 @@ struct GroupedMatmulOperands {
   }
 };
 
+// What blocks of one tiling go through, from GM to GM.
+template <class T, AiCore Core>
+class GroupPipeline {
+ public:
+  GroupPipeline(Core& core, const MatmulTiling& t, bool with_bias, const Epilogue& epilogue,
+                const Epilogue& sum_epilogue, bool cuts_k)
+      : core_(core), tiling_(t), rings_(core, t, with_bias), stage_(core, t, epilogue) {
+    if (cuts_k) sum_stage_.emplace(core, t, sum_epilogue, kMostHostParts);
+  }
+
+  // finished(part, cols) takes the block's sums.
+  template <class Finished>
+  void Multiply(const MatmulBlock& block, Finished&& finished) {
+    MultiplyBlock<T>(core_, rings_, block, tiling_, finished);
+  }
+
+  // The block's sum over k, in parts where it is cut; without its bias then, which the target has.
+  void Store(const MatmulBlock& block, const KParts& parts, const EpilogueBlock& target) {
+    if (parts.count == 1) {
+      return Multiply(block, [&](L0CTile<float> acc, Range cols) { stage_.Store(acc, target.Cols(cols)); });
+    }
+    std::array<HandOverTile<float>, kMostHostParts> sent;
+    const Split k(block.k, parts.length);
+    for (std::int64_t i = 0; i < k.count(); ++i) {
+      HandOverTile<float>& part = sent[static_cast<std::size_t>(i)];
+      part = sum_stage_->NextPart(block.m, block.n);
+      Multiply(block.Part(k[i]),
+               [&](L0CTile<float> acc, Range cols) { core_.Send(part.Cols(cols), acc); });
+    }
+    sum_stage_->StoreSum(std::span(sent).first(static_cast<std::size_t>(k.count())), target);
+  }
+
+ private:
+  Core& core_;
+  const MatmulTiling& tiling_;
+  MatmulRings<T> rings_;
+  EpilogueStage<Core> stage_;
+  std::optional<EpilogueStage<Core>> sum_stage_;
+};
+
 // out = x w_g + bias_g for the rows of each group, as the epilogue has it; 0 after the last: a product with an empty k. A
 // group's rows are cut evenly; its blocks go down the rows, so that a panel of weights is read while it is near.
 template <class T, AiCore Core>
 void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const GroupedMatmulTiling& t) {
-  MatmulRings<T> rings(core, t.block, g.bias != nullptr);
-  std::optional<MatmulRings<T>> few_rings;
-  EpilogueStage<Core> stage(core, t.block, g.epilogue);
-  std::optional<EpilogueStage<Core>> few_stage;
-  if (t.few_rows > 0) {
-    few_rings.emplace(core, t.few, g.bias != nullptr);
-    few_stage.emplace(core, t.few, g.epilogue);
-  }
+  GroupPipeline<T, Core> many(core, t.block, g.bias != nullptr, g.epilogue, g.sum_epilogue, t.cuts_k);
+  std::optional<GroupPipeline<T, Core>> few;
+  if (t.few_rows > 0) few.emplace(core, t.few, g.bias != nullptr, g.epilogue, g.sum_epilogue, t.cuts_k);
   std::optional<GroupPrefetch<T, Core>> ahead;
   if (t.block.prefetch > 0) ahead.emplace(core, g.Operands(core), t.block);
   const std::int64_t groups = g.groups.groups();
@@ -184,27 +219,25 @@ void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const Group
     return {grid, group < groups ? step + t.fixed_work + t.column_work / grid.cols : 1};
   };
   ForMyGroupBlocks(core, g.groups, t.dealing, blocks_of, [&](std::int64_t group, Range rows, BlockCoord at) {
-    const bool few = is_few(group, rows);
-    const MatmulTiling& tiling = few ? t.few : t.block;
-    const Range m = few ? rows : Split(rows, rows_of_block(rows))[at.col],
-                n = Split(g.out.cols, tiling.n)[at.row];
-    MatmulBlock block;
-    block.m = m.size(), block.n = n.size();
-    if (group < groups) {
-      block.k = g.k;
-      block.a = g.x.Block(m, {0, g.k});
-      block.b = g.WeightsOf(group, n);
-      if (g.bias != nullptr) block.bias = MatrixOf(*g.bias).Block({group, group + 1}, n);
-    } else {
-      block.a = g.x.Block(m, {0, 0});
-      block.b.plain = {g.x.plain.tensor, 0, 0, n.size()};  // Of no row.
-    }
+    const bool as_few = is_few(group, rows);
+    const Range m = as_few ? rows : Split(rows, rows_of_block(rows))[at.col],
+                n = Split(g.out.cols, as_few ? t.few.n : t.block.n)[at.row];
+    GroupPipeline<T, Core>& pipeline = as_few ? *few : many;
     const Gm out = g.out.Block(m, n);
     if (ahead) ahead->At(group, out);
-    MultiplyBlock<T>(core, few ? *few_rings : rings, block, tiling, [&](L0CTile<float> part, Range cols) {
-      if (group == groups) return core.Store(out.Cols(cols), part);
-      (few ? *few_stage : stage).Store(part, g.Target(group, m, n).Cols(cols));
-    });
+    MatmulBlock block;
+    block.m = m.size(), block.n = n.size();
+    if (group == groups) {
+      block.a = g.x.Block(m, {0, 0});
+      block.b.plain = {g.x.plain.tensor, 0, 0, n.size()};  // Of no row.
+      pipeline.Multiply(block, [&](L0CTile<float> acc, Range cols) { core.Store(out.Cols(cols), acc); });
+      return;
+    }
+    block.k = g.k;
+    block.a = g.x.Block(m, {0, g.k});
+    block.b = g.WeightsOf(group, n);
+    if (g.bias != nullptr) block.bias = MatrixOf(*g.bias).Block({group, group + 1}, n);
+    pipeline.Store(block, t.PartsOf(rows.size(), g.out.cols, g.k), g.Target(group, m, n));
   });
   if (ahead) ahead->Finish();
 }
@@ -215,12 +248,18 @@ struct GroupedGradWeightsOperands {
   GroupedMatrices dw;  // (K, N)
   Accumulate accumulate = Accumulate::kNo;
   std::int64_t k = 0, n = 0;
+  Epilogue epilogue, sum_epilogue;
+
+  EpilogueBlock Target(std::int64_t group, Range m, Range n_block) const {
+    const Gm block = dw.Of(group).Block(m, n_block);
+    return {block, {}, accumulate == Accumulate::kYes ? block : Gm()};
+  }
 };
 
 // dw_g (+)= x_g^T dy_g. An empty group is written as a product with an empty sum, unless it is accumulated onto.
 template <class T, CubeCore Core>
 void GroupedGradWeightsKernel(Core& core, const GroupedGradWeightsOperands& g, const GroupedMatmulTiling& t) {
-  MatmulRings<T> rings(core, t.block, /*with_bias=*/false);
+  GroupPipeline<T, Core> pipeline(core, t.block, /*with_bias=*/false, g.epilogue, g.sum_epilogue, t.cuts_k);
   const auto blocks_of = [&](std::int64_t group, Range rows) -> GroupBlocks {
     if (group == g.groups.groups() || (rows.empty() && g.accumulate == Accumulate::kYes)) return {};
     return {{CeilDiv(g.k, t.block.m), CeilDiv(g.n, t.block.n)}, rows.size() + t.fixed_work + 1};
@@ -231,9 +270,7 @@ void GroupedGradWeightsKernel(Core& core, const GroupedGradWeightsOperands& g, c
     block.m = m.size(), block.n = n.size(), block.k = rows.size();
     block.a.plain = g.x.Block(rows, m).Transposed();
     block.b.plain = g.dy.Block(rows, n);
-    const Gm dw = g.dw.Of(group).Block(m, n);
-    MultiplyBlock<T>(core, rings, block, t.block,
-                     [&](L0CTile<float> part, Range cols) { core.Store(dw.Cols(cols), part, g.accumulate); });
+    pipeline.Store(block, t.PartsOf(g.k, g.n, rows.size()), g.Target(group, m, n));
   });
 }
 

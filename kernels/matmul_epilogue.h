@@ -16,7 +16,7 @@ struct EpilogueArgs {
   float alpha = 1, beta = 1;
   Activation activation = Activation::kNone;
   bool bias = false;
-  ConstTensor residual;     // Not given where beta is 0.
+  ConstTensor residual = {};  // Not given where beta is 0.
   bool accumulate = false;  // Adds to c.
 };
 

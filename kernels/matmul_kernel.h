@@ -50,8 +50,7 @@ void MatmulKernel(Core& core, const MatmulOperands& g, const MatmulTiling& t) {
 // C = what the epilogue makes of the parts' sum, in ascending order.
 template <VectorCore Core>
 void AddParts(Core& core, const MatmulOperands& g, const MatmulTiling& t) {
-  EpilogueLane<Core> lane(core, t, g.epilogue);
-  Ring<Buffer::kUB, float> part_ub(core, "part_ub", t.ub_rows, t.n, t.ub_stages);
+  EpilogueLane<Core> lane(core, t, g.epilogue, t.splits);
   const BlockGrid strips{CeilDiv(g.c->sizes[2], t.ub_rows), t.grid.cols};
   const std::int64_t tasks = g.batches() * strips.count();
   for (std::int64_t task = core.index(); task < tasks; task += core.count()) {
@@ -61,7 +60,7 @@ void AddParts(Core& core, const MatmulOperands& g, const MatmulTiling& t) {
     const UbTile<float> sum = lane.x_ub.Next(m.size(), n.size());
     core.Load(sum, MatrixOf(*g.parts, 0, batch).Block(m, n));
     for (std::int64_t split = 1; split < t.splits; ++split) {
-      const UbTile<float> part = part_ub.Next(m.size(), n.size());
+      const UbTile<float> part = lane.part_ub.Next(m.size(), n.size());
       core.Load(part, MatrixOf(*g.parts, split, batch).Block(m, n));
       core.Add(sum, sum, part);
     }

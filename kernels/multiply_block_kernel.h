@@ -48,6 +48,14 @@ struct MatmulBlock {
   std::int64_t m = 0, n = 0, k = 0;
   std::int64_t first_a = 0;  // Tile of A where the walk along k begins. It ends in front of it.
   bool a_stands = false;     // What is kept of its rows of A is that of the block before.
+
+  // Its sum over some of k alone, without the bias.
+  MatmulBlock Part(Range part) const {
+    MatmulBlock block;
+    block.a = a.Block({0, m}, part), block.b = b.Block(part, {0, n});
+    block.m = m, block.n = n, block.k = part.size();
+    return block;
+  }
 };
 
 // A block's tile of A in L1, and whether it is yet to be loaded.

@@ -144,10 +144,20 @@ void SetWork(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTil
   }
 }
 
+// Whether some group's sums may be cut.
+bool MayCutK(const ChipSpec& chip, const GroupedMatmulShape& s) {
+  if (chip.pipes_overlap) return false;
+  const std::int64_t n = s.product.n, k = s.product.k;
+  if (s.axis == GroupedAxis::kK) return HostPartsOf(s.product.m, n, k).count > 1;
+  const std::int64_t most_rows = kMostCutOutputs / std::max<std::int64_t>(n, 1);
+  return HostPartsOf(std::min(s.product.m, most_rows), n, k).count > 1;
+}
+
 // Every tiling that is considered, whether it fits or not, without what follows from it.
 std::vector<GroupedMatmulTiling> Tilings(const ChipSpec& chip, const GroupedMatmulShape& shape) {
   std::vector<GroupedMatmulTiling> tilings;
   const std::int64_t ahead = GroupsAhead(chip, shape);
+  const bool cuts_k = MayCutK(chip, shape);
   for (MatmulTiling block : Candidates(chip, shape.product)) {
     // Groups have grids of their own. All weights are too much to pack for one use, and the rows of a group begin
     // anywhere, so that a sum over them cannot be cut at the panels of a packed operand.
@@ -159,6 +169,7 @@ std::vector<GroupedMatmulTiling> Tilings(const ChipSpec& chip, const GroupedMatm
     GroupedMatmulTiling tiling{.block = block,
                                .dealing = chip.pipes_overlap ? Dealing::kTurns : Dealing::kRuns,
                                .row_step = chip.RowStep(shape.product.in)};
+    tiling.cuts_k = cuts_k;
     tilings.push_back(tiling);
     if (ahead == 0 || block.pack_a || block.l1_stages < 2) continue;
     tiling.block.prefetch = ahead;

@@ -51,6 +51,12 @@ struct GroupedMatmulTiling {
   // Work is counted in rows: a block costs its rows and fixed_work, a column of a group's blocks column_work besides,
   // as its weights come from farther away the first time.
   std::int64_t fixed_work = 0, column_work = 0;
+  bool cuts_k = false;  // Some group's sums may be cut, as Matmul's are.
+
+  // How a group's sums are.
+  KParts PartsOf(std::int64_t m, std::int64_t n, std::int64_t k) const {
+    return cuts_k ? HostPartsOf(m, n, k) : KParts();
+  }
 
   // What is not of the block follows from it.
   friend bool operator==(const GroupedMatmulTiling& a, const GroupedMatmulTiling& b) {

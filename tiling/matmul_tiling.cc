@@ -289,6 +289,14 @@ class TilingList {
   std::vector<MatmulTiling> tilings_;
 };
 
+KParts CutK(std::int64_t k, std::int64_t count) {
+  constexpr std::int64_t kStep = 64;  // Whole steps of k on any chip.
+  KParts parts;
+  parts.length = RoundUp(CeilDiv(k, std::max<std::int64_t>(count, 1)), kStep);
+  parts.count = CeilDiv(k, parts.length);
+  return parts;
+}
+
 std::vector<MatmulTiling> AllTilings(const ChipSpec& chip, const MatmulShape& s) {
   return TilingList(chip, s, PartsOf(chip, s)).Make();
 }
@@ -318,23 +326,18 @@ bool Fits(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& ti
   return FitsBuffers(chip, shape, tiling);
 }
 
+KParts HostPartsOf(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t batches) {
+  // Worth more than to wake a thread, and less to add up than to multiply, whatever the machine.
+  constexpr std::int64_t kLeastK = 1 << 12, kLeastElements = 1 << 18;
+  if (m <= 0 || n <= 0 || batches <= 0) return {};
+  const bool few = k >= kLeastK && m <= kMostCutOutputs && n <= kMostCutOutputs &&
+                   batches <= kMostCutOutputs / m / n && (m + n) * batches >= kLeastElements / k;
+  return few ? CutK(k, std::min<std::int64_t>(kMostHostParts, k / (kLeastK / 4))) : KParts();
+}
+
 KParts PartsOf(const ChipSpec& chip, const MatmulShape& s) {
-  constexpr std::int64_t kStep = 64;  // Whole steps of k on any chip.
-  const auto cut = [&](std::int64_t count) {
-    KParts parts;
-    parts.length = RoundUp(CeilDiv(s.k, std::max<std::int64_t>(count, 1)), kStep);
-    parts.count = CeilDiv(s.k, parts.length);
-    return parts;
-  };
+  if (!chip.pipes_overlap) return HostPartsOf(s.m, s.n, s.k, s.batches);
   if (s.m <= 0 || s.n <= 0 || s.batches <= 0) return {};
-  if (!chip.pipes_overlap) {
-    // Worth more than to wake a thread, and less to add up than to multiply: sixteen parts at most, whatever the machine.
-    constexpr std::int64_t kMostOutputs = 1 << 14, kLeastK = 1 << 12, kLeastElements = 1 << 18,
-                           kMostParts = 16;
-    const bool few = s.k >= kLeastK && s.m <= kMostOutputs && s.n <= kMostOutputs &&
-                     s.batches <= kMostOutputs / s.m / s.n && (s.m + s.n) * s.batches >= kLeastElements / s.k;
-    return few ? cut(std::min(kMostParts, s.k / (kLeastK / 4))) : KParts();
-  }
   constexpr std::int64_t kRows = 128, kCols = 256, kLeastK = 512;
   const std::int64_t blocks = CeilDiv(s.m, kRows) * CeilDiv(s.n, kCols) * s.batches;
   if (2 * blocks > chip.concurrent_cores || s.k < 4 * kLeastK) return {};
@@ -349,7 +352,7 @@ KParts PartsOf(const ChipSpec& chip, const MatmulShape& s) {
     }
     return least;
   };
-  const KParts whole, parts = cut(std::min(chip.concurrent_cores / blocks, s.k / kLeastK));
+  const KParts whole, parts = CutK(s.k, std::min(chip.concurrent_cores / blocks, s.k / kLeastK));
   return best(parts) < best(whole) ? parts : whole;
 }
 

@@ -51,6 +51,13 @@ inline std::vector<Groups> SomeGroups() {
           {{3, 301, 2}, 0}};
 }
 
+// Rows of a matrix.
+inline Tensor RowsOf(Tensor t, Range rows) {
+  t.data = static_cast<char*>(t.data) + rows.begin * t.stride(0) * SizeOf(t.dtype);
+  t.sizes[0] = rows.size();
+  return t;
+}
+
 struct GroupedOptions {
   DType in = DType::kF32, out = DType::kF32;
   std::optional<DType> bias = {};

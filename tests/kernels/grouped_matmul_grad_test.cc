@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/grouped_matmul.h"
+#include "kernels/matmul.h"
 #include "kernels/pack_operand.h"
 #include "reference/grouped_matmul.h"
 #include "tests/kernels/grouped_call.h"
@@ -120,6 +121,40 @@ TEST(GroupedMatmulGradTest, RandomRealsAreWithinBounds) {
         ExpectGrad(device, {{130, 1, 0, 127, 2}, 70}, 67, 45, {.in = in, .out = in}, accumulate, false);
         ExpectGrad(device, {{130, 1, 0, 127, 2}, 70}, 67, 45, {.in = in, .transpose = true, .list = true},
                    accumulate, false);
+      }
+    }
+  }
+}
+
+// Each group's gradients, bit for bit, as two products of its own, those among them whose sums are cut: dx along n, dw along
+// the group's rows.
+TEST(GroupedMatmulGradTest, SameBitsAsSingleProducts) {
+  const struct { Groups groups; std::int64_t n, k; } shapes[] = {{{{5, 0, 140}, 3}, 4250, 96},
+                                                                 {{{4200, 3, 9000}, 0}, 90, 110}};
+  for (const auto& [groups, n, k] : shapes) {
+    for (const DType in : kFloatTypes) {
+      for (const bool accumulate : {false, true}) {
+        SCOPED_TRACE(Join(groups.Name(), " n ", n, " ", NameOf(in), accumulate ? " accumulated" : ""));
+        GradCall call(groups, n, k, {.in = in, .out = in}, DType::kF32);
+        GradCall single(groups, n, k, {.in = in, .out = in}, DType::kF32);
+        call.Fill(/*integers=*/false), single.Fill(/*integers=*/false);
+        ASSERT_TRUE(IsOk(GroupedMatmulGrad(Host(), call.args(accumulate))));
+        const std::vector<Range> ranges = single.forward.ranges();
+        for (std::int64_t g = 0; g < groups.count(); ++g) {
+          const Range rows = ranges[static_cast<std::size_t>(g)];
+          const Tensor dy = RowsOf(single.dy.view(), rows), dx = RowsOf(single.dx.view(), rows);
+          ASSERT_TRUE(IsOk(
+              Matmul(Host(), {.a = dy, .b = single.forward.weights.Stored(g), .c = dx, .transpose_b = true})));
+          if (accumulate && rows.empty()) continue;
+          ASSERT_TRUE(IsOk(Matmul(Host(), {.a = RowsOf(single.forward.x.view(), rows),
+                                           .b = dy,
+                                           .c = single.dw.Plain(g),
+                                           .transpose_a = true,
+                                           .accumulate = accumulate})));
+          ExpectSameBits(RowsOf(call.dx.view(), rows), dx);
+          ExpectSameBits(call.dw.Plain(g), single.dw.Plain(g));
+        }
+        call.ExpectGuards();
       }
     }
   }

@@ -96,10 +96,10 @@ TEST(GroupedMatmulOnNpuTest, SmallIntegersAreExact) {
   }
 }
 
-// Each group, bit for bit, as one product of its own.
+// Each group, bit for bit, as one product of its own, those among them whose sums are cut.
 TEST(GroupedMatmulTest, SameBitsAsSingleProducts) {
   const Groups all[] = {{{8, 8, 0, 8, 8}, 3}, {{1, 200, 13, 64}, 0}, {{515, 7}, 5}};
-  const struct { std::int64_t n, k; } sizes[] = {{256, 512}, {131, 1027}, {1024, 640}};
+  const struct { std::int64_t n, k; } sizes[] = {{256, 512}, {131, 1027}, {1024, 640}, {256, 4099}, {80, 4200}};
   for (const Groups& groups : all) {
     for (const auto& [n, k] : sizes) {
       for (GroupedOptions o : AllOptions()) {
@@ -113,17 +113,12 @@ TEST(GroupedMatmulTest, SameBitsAsSingleProducts) {
         const std::vector<Range> ranges = call.ranges();
         for (std::int64_t g = 0; g < groups.count(); ++g) {
           const Range rows = ranges[static_cast<std::size_t>(g)];
-          const auto part = [&](Tensor t, std::int64_t row, std::int64_t count) {
-            t.data = static_cast<char*>(t.data) + row * t.stride(0) * SizeOf(t.dtype);
-            t.sizes[0] = count;
-            return t;
-          };
           MatmulArgs args;
-          args.a = part(call.x.view(), rows.begin, rows.size());
+          args.a = RowsOf(call.x.view(), rows);
           args.b = call.weights.Stored(g), args.transpose_b = o.transpose;
-          args.c = part(single.view(), rows.begin, rows.size());
+          args.c = RowsOf(single.view(), rows);
           if (o.bias) {
-            Tensor row = part(call.bias.view(), g, 1);
+            Tensor row = RowsOf(call.bias.view(), {g, g + 1});
             args.bias = Tensor(row.data, row.dtype, {n});
           }
           ASSERT_TRUE(IsOk(Matmul(Host(), args)));
@@ -135,17 +130,17 @@ TEST(GroupedMatmulTest, SameBitsAsSingleProducts) {
 }
 
 // Each group as one product of its own with all that an epilogue has, residual among it; rows after the groups stay 0.
-TEST(GroupedMatmulTest, SameBitsAsSingleProductsWithEpilogues) {
-  const std::int64_t n = 150, k = 70, rows = 160;
+void ExpectSingleProductsWithEpilogues(std::int64_t k, const std::vector<Device>& devices) {
+  const std::int64_t n = 150, rows = 160;
   const std::int64_t begins[] = {0, 5, 5, 22, 152};
   const std::vector<std::int32_t> counts{5, 0, 17, 130};
   for (const DType in : kFloatTypes) {
     for (const Activation activation : {Activation::kNone, Activation::kRelu, Activation::kGelu}) {
       for (const float alpha : {1.0f, 0.5f}) {
         for (const bool in_place : {false, true}) {
-          for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+          for (const Device& device : devices) {
             SCOPED_TRACE(
-                Join(NameOf(in), " ", static_cast<int>(activation), " ", alpha, in_place ? " in place" : ""));
+                Join(NameOf(in), " k ", k, " ", static_cast<int>(activation), " ", alpha, in_place ? " in place" : ""));
             Random random;
             Matrix x(in, {rows, k}), weights(in, {4, k, n}), bias(DType::kF32, {4, n}),
                 residual(in, {rows, n}), out(in, {rows, n}), single(in, {rows, n});
@@ -194,6 +189,14 @@ TEST(GroupedMatmulTest, SameBitsAsSingleProductsWithEpilogues) {
       }
     }
   }
+}
+
+TEST(GroupedMatmulTest, SameBitsAsSingleProductsWithEpilogues) {
+  ExpectSingleProductsWithEpilogues(70, {Host(), NpuWithData(Ascend910B2())});
+}
+
+TEST(GroupedMatmulTest, SameBitsAsSingleProductsWithEpiloguesAndCutSums) {
+  ExpectSingleProductsWithEpilogues(4200, {Host()});
 }
 
 // Weights packed beforehand give the same bits, on both executors.
