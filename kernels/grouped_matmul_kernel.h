@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "kernels/epilogue_kernel.h"
@@ -178,8 +179,7 @@ class GroupPipeline {
     for (std::int64_t i = 0; i < k.count(); ++i) {
       HandOverTile<float>& part = sent[static_cast<std::size_t>(i)];
       part = sum_stage_->NextPart(block.m, block.n);
-      Multiply(block.Part(k[i]),
-               [&](L0CTile<float> acc, Range cols) { core_.Send(part.Cols(cols), acc); });
+      Multiply(block.Part(k[i]), [&](L0CTile<float> acc, Range cols) { core_.Send(part.Cols(cols), acc); });
     }
     sum_stage_->StoreSum(std::span(sent).first(static_cast<std::size_t>(k.count())), target);
   }
@@ -197,21 +197,27 @@ class GroupPipeline {
 template <class T, AiCore Core>
 void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const GroupedMatmulTiling& t) {
   GroupPipeline<T, Core> many(core, t.block, g.bias != nullptr, g.epilogue, g.sum_epilogue, t.cuts_k);
-  std::optional<GroupPipeline<T, Core>> few;
-  if (t.few_rows > 0) few.emplace(core, t.few, g.bias != nullptr, g.epilogue, g.sum_epilogue, t.cuts_k);
+  std::array<std::optional<GroupPipeline<T, Core>>, std::tuple_size_v<decltype(t.few)>> few;
+  for (std::size_t i = 0; i < few.size(); ++i) {
+    if (t.few[i].rows == 0) continue;
+    few[i].emplace(core, t.few[i].block, g.bias != nullptr, g.epilogue, g.sum_epilogue, t.cuts_k);
+  }
   std::optional<GroupPrefetch<T, Core>> ahead;
   if (t.block.prefetch > 0) ahead.emplace(core, g.Operands(core), t.block);
   const std::int64_t groups = g.groups.groups();
-  const auto is_few = [&](std::int64_t group, Range rows) {
-    return group < groups && rows.size() <= t.few_rows;
+  const auto few_of = [&](std::int64_t group, Range rows) {  // few.size(): none
+    std::size_t i = group < groups ? 0 : few.size();
+    while (i < few.size() && rows.size() > t.few[i].rows) ++i;
+    return i;
   };
   const auto rows_of_block = [&](Range rows) {
     return RoundUp(CeilDiv(rows.size(), CeilDiv(rows.size(), t.block.m)), t.row_step);
   };
   const auto blocks_of = [&](std::int64_t group, Range rows) -> GroupBlocks {
     if (rows.empty()) return {};
-    if (is_few(group, rows)) {
-      return {{CeilDiv(g.out.cols, t.few.n), 1}, (rows.size() + t.fixed_work) * t.few.n / t.block.n + 1};
+    if (const std::size_t i = few_of(group, rows); i < few.size()) {
+      const std::int64_t n = t.few[i].block.n;
+      return {{CeilDiv(g.out.cols, n), 1}, (rows.size() + t.fixed_work) * n / t.block.n + 1};
     }
     const std::int64_t step = rows_of_block(rows);
     // By columns of blocks: the grid is transposed.
@@ -219,10 +225,11 @@ void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const Group
     return {grid, group < groups ? step + t.fixed_work + t.column_work / grid.cols : 1};
   };
   ForMyGroupBlocks(core, g.groups, t.dealing, blocks_of, [&](std::int64_t group, Range rows, BlockCoord at) {
-    const bool as_few = is_few(group, rows);
-    const Range m = as_few ? rows : Split(rows, rows_of_block(rows))[at.col],
-                n = Split(g.out.cols, as_few ? t.few.n : t.block.n)[at.row];
-    GroupPipeline<T, Core>& pipeline = as_few ? *few : many;
+    const std::size_t i = few_of(group, rows);
+    const bool is_few = i < few.size();
+    const Range m = is_few ? rows : Split(rows, rows_of_block(rows))[at.col],
+                n = Split(g.out.cols, is_few ? t.few[i].block.n : t.block.n)[at.row];
+    GroupPipeline<T, Core>& pipeline = is_few ? *few[i] : many;
     const Gm out = g.out.Block(m, n);
     if (ahead) ahead->At(group, out);
     MatmulBlock block;

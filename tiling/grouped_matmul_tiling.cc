@@ -106,17 +106,20 @@ double PriceEven(const ChipSpec& chip, const GroupedMatmulShape& s, const Matmul
   return std::max({price, Waves(chip, t.grid.count()) * (load + touch), HbmCycles(chip, once)});
 }
 
-// The tiling of groups so small that their weights are best read where they lie.
+// The tilings of groups so small that their weights are best read where they lie: of one to four rows, which wait for memory
+// alone, and of more.
 void SetFew(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTiling* t) {
-  constexpr std::int64_t kFewRows = 64;
+  constexpr std::int64_t kFewRows[] = {4, 64};
   if (chip.pipes_overlap || s.axis == GroupedAxis::kK) return;
-  MatmulShape few = s.product;
-  few.m = std::min(few.m, kFewRows);
-  MatmulTiling tiling;
-  if (!Choose(chip, few, &tiling).ok() || !tiling.b_once || tiling.m < few.m) return;
-  t->few = tiling, t->few_rows = few.m;
-  t->few.pack_a = t->few.pack_b = false;
-  t->few.splits = 1, t->few.part_k = 0;
+  for (std::size_t i = 0; i < t->few.size(); ++i) {
+    MatmulShape few = s.product;
+    few.m = std::min(few.m, kFewRows[i]);
+    MatmulTiling tiling;
+    if (!Choose(chip, few, &tiling).ok() || !tiling.b_once || tiling.m < few.m) continue;
+    tiling.pack_a = tiling.pack_b = false;
+    tiling.splits = 1, tiling.part_k = 0;
+    t->few[i] = {few.m, tiling};
+  }
 }
 
 // What a block costs besides its rows, and a column of blocks besides its blocks, from the price of blocks of few rows

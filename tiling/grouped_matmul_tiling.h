@@ -2,6 +2,7 @@
 #ifndef CUBIST_TILING_GROUPED_MATMUL_TILING_H_
 #define CUBIST_TILING_GROUPED_MATMUL_TILING_H_
 
+#include <array>
 #include <compare>
 #include <concepts>
 #include <cstdint>
@@ -39,13 +40,17 @@ enum class Dealing : std::uint8_t {
 constexpr const char* NameOf(Dealing dealing) { return dealing == Dealing::kRuns ? "runs" : "turns"; }
 inline constexpr std::int64_t kMostCoresInTurns = 64;
 
+// What groups of up to `rows` rows are cut by, each row block of it whole: Matmul's tiling for as many, where that reads
+// weights in place. 0 rows: there is none.
+struct FewRowsTiling {
+  std::int64_t rows = 0;
+  MatmulTiling block;
+};
+
 // Blocks of up to (block.m, block.n), none across two groups. block.grid is not used: groups have grids of their own.
 struct GroupedMatmulTiling {
   MatmulTiling block;
-  // Groups of up to few_rows rows have a tiling of their own, Matmul's for as many, where that reads weights in place;
-  // 0: there is none.
-  MatmulTiling few = {};
-  std::int64_t few_rows = 0;
+  std::array<FewRowsTiling, 2> few = {};  // The first that a group fits is its own.
   Dealing dealing = Dealing::kRuns;
   std::int64_t row_step = 1;  // Rows of a block are a multiple of this, but for a group's last.
   // Work is counted in rows: a block costs its rows and fixed_work, a column of a group's blocks column_work besides,

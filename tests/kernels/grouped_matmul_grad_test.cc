@@ -129,8 +129,10 @@ TEST(GroupedMatmulGradTest, RandomRealsAreWithinBounds) {
 // Each group's gradients, bit for bit, as two products of its own, those among them whose sums are cut: dx along n, dw along
 // the group's rows.
 TEST(GroupedMatmulGradTest, SameBitsAsSingleProducts) {
-  const struct { Groups groups; std::int64_t n, k; } shapes[] = {{{{5, 0, 140}, 3}, 4250, 96},
-                                                                 {{{4200, 3, 9000}, 0}, 90, 110}};
+  const struct {
+    Groups groups;
+    std::int64_t n, k;
+  } shapes[] = {{{{5, 0, 140}, 3}, 4250, 96}, {{{4200, 3, 9000}, 0}, 90, 110}};
   for (const auto& [groups, n, k] : shapes) {
     for (const DType in : kFloatTypes) {
       for (const bool accumulate : {false, true}) {
@@ -143,8 +145,8 @@ TEST(GroupedMatmulGradTest, SameBitsAsSingleProducts) {
         for (std::int64_t g = 0; g < groups.count(); ++g) {
           const Range rows = ranges[static_cast<std::size_t>(g)];
           const Tensor dy = RowsOf(single.dy.view(), rows), dx = RowsOf(single.dx.view(), rows);
-          ASSERT_TRUE(IsOk(
-              Matmul(Host(), {.a = dy, .b = single.forward.weights.Stored(g), .c = dx, .transpose_b = true})));
+          ASSERT_TRUE(IsOk(Matmul(
+              Host(), {.a = dy, .b = single.forward.weights.Stored(g), .c = dx, .transpose_b = true})));
           if (accumulate && rows.empty()) continue;
           ASSERT_TRUE(IsOk(Matmul(Host(), {.a = RowsOf(single.forward.x.view(), rows),
                                            .b = dy,

@@ -99,7 +99,9 @@ TEST(GroupedMatmulOnNpuTest, SmallIntegersAreExact) {
 // Each group, bit for bit, as one product of its own, those among them whose sums are cut.
 TEST(GroupedMatmulTest, SameBitsAsSingleProducts) {
   const Groups all[] = {{{8, 8, 0, 8, 8}, 3}, {{1, 200, 13, 64}, 0}, {{515, 7}, 5}};
-  const struct { std::int64_t n, k; } sizes[] = {{256, 512}, {131, 1027}, {1024, 640}, {256, 4099}, {80, 4200}};
+  const struct {
+    std::int64_t n, k;
+  } sizes[] = {{256, 512}, {131, 1027}, {1024, 640}, {256, 4099}, {80, 4200}};
   for (const Groups& groups : all) {
     for (const auto& [n, k] : sizes) {
       for (GroupedOptions o : AllOptions()) {
@@ -139,8 +141,8 @@ void ExpectSingleProductsWithEpilogues(std::int64_t k, const std::vector<Device>
       for (const float alpha : {1.0f, 0.5f}) {
         for (const bool in_place : {false, true}) {
           for (const Device& device : devices) {
-            SCOPED_TRACE(
-                Join(NameOf(in), " k ", k, " ", static_cast<int>(activation), " ", alpha, in_place ? " in place" : ""));
+            SCOPED_TRACE(Join(NameOf(in), " k ", k, " ", static_cast<int>(activation), " ", alpha,
+                              in_place ? " in place" : ""));
             Random random;
             Matrix x(in, {rows, k}), weights(in, {4, k, n}), bias(DType::kF32, {4, n}),
                 residual(in, {rows, n}), out(in, {rows, n}), single(in, {rows, n});
