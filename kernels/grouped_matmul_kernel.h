@@ -231,7 +231,7 @@ void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const Group
                 n = Split(g.out.cols, is_few ? t.few[i].block.n : t.block.n)[at.row];
     GroupPipeline<T, Core>& pipeline = is_few ? *few[i] : many;
     const Gm out = g.out.Block(m, n);
-    if (ahead) ahead->At(group, out);
+    if (ahead) ahead->At(group, n.begin, out);
     MatmulBlock block;
     block.m = m.size(), block.n = n.size();
     if (group == groups) {

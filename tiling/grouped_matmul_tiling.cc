@@ -69,20 +69,20 @@ double HbmCycles(const ChipSpec& chip, double bytes) {
   return bytes / chip.memory.hbm_bytes_per_s * chip.clock_hz;
 }
 
-// Groups that Vector cores may read ahead, so that L2 holds them and the one that Cube cores are at. An eighth of L2 is ahead
-// enough: more is no quicker, and with an HBM that gives more than the table says it would drive out what is still needed.
-std::int64_t GroupsAhead(const ChipSpec& chip, const GroupedMatmulShape& s) {
+// Columns of blocks that Vector cores may read ahead (see GroupPrefetch), so that L2 holds them and those that Cube cores are
+// at: of two waves. Four gain nothing, and drive out what is still needed where waves are a tenth of L2.
+std::int64_t ColumnsAhead(const ChipSpec& chip, const GroupedMatmulShape& s, const MatmulTiling& t) {
   if (s.axis != GroupedAxis::kM || !MayPrefetch(chip, s.product) || s.groups < 2) return 0;
-  constexpr double kMost = 4, kEnough = 1.0 / 8;
-  constexpr double kShare =
-      0.8;  // The rest is for what is written, and what of the last group still stands there.
-  const auto element = static_cast<double>(chip.OperandBytes(s.product.in)),
-             l2 = static_cast<double>(chip.memory.l2_bytes);
-  const double rows = static_cast<double>(CeilDiv(s.product.m, s.groups)),
-               group = element * static_cast<double>(s.product.k) * (static_cast<double>(s.product.n) + rows);
-  const double held = std::floor(kShare * l2 / std::max(group, 1.0)) - 1,
-               enough = std::ceil(kEnough * l2 / std::max(group, 1.0));
-  return static_cast<std::int64_t>(std::clamp(std::min(held, enough), 0.0, kMost));
+  constexpr double kEnough = 2, kShare = 0.95;  // The rest of L2 is for what is written.
+  const std::int64_t rows = CeilDiv(s.product.m, s.groups),
+                     together = std::max<std::int64_t>(chip.concurrent_cores / CeilDiv(rows, t.m), 1),
+                     columns = std::min(CeilDiv(s.product.n, t.n), together);
+  const double wave = static_cast<double>(chip.OperandBytes(s.product.in)) *
+                      static_cast<double>(s.product.k) *
+                      static_cast<double>(std::min(s.product.n, columns * t.n) + rows);
+  const double held =
+      std::floor(kShare * static_cast<double>(chip.memory.l2_bytes) / std::max(wave, 1.0)) - 1;
+  return columns * static_cast<std::int64_t>(std::clamp(held, 0.0, kEnough));
 }
 
 // Cycles of `groups` products of `rows` rows. Each group's weights come from HBM once, and until they are there the
@@ -159,7 +159,6 @@ bool MayCutK(const ChipSpec& chip, const GroupedMatmulShape& s) {
 // Every tiling that is considered, whether it fits or not, without what follows from it.
 std::vector<GroupedMatmulTiling> Tilings(const ChipSpec& chip, const GroupedMatmulShape& shape) {
   std::vector<GroupedMatmulTiling> tilings;
-  const std::int64_t ahead = GroupsAhead(chip, shape);
   const bool cuts_k = MayCutK(chip, shape);
   for (MatmulTiling block : Candidates(chip, shape.product)) {
     // Groups have grids of their own. All weights are too much to pack for one use, and the rows of a group begin
@@ -174,6 +173,7 @@ std::vector<GroupedMatmulTiling> Tilings(const ChipSpec& chip, const GroupedMatm
                                .row_step = chip.RowStep(shape.product.in)};
     tiling.cuts_k = cuts_k;
     tilings.push_back(tiling);
+    const std::int64_t ahead = ColumnsAhead(chip, shape, block);
     if (ahead == 0 || block.pack_a || block.l1_stages < 2) continue;
     tiling.block.prefetch = ahead;
     tilings.push_back(tiling);

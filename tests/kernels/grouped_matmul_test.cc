@@ -351,11 +351,12 @@ TEST(GroupedMatmulTest, OffsetsBeyond32Bits) {
 // ---- On the model ----
 
 // Recorded without data, bf16.
-Profile ProfileOf(const std::vector<std::int64_t>& counts, std::int64_t n, std::int64_t k, bool grad) {
+Profile ProfileOf(const std::vector<std::int64_t>& counts, std::int64_t n, std::int64_t k, bool grad,
+                  const ChipSpec& chip = Ascend910B2()) {
   const auto groups = static_cast<std::int64_t>(counts.size());
   const std::int64_t rows = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
   const ConstTensor list(counts.data(), {groups}), x(nullptr, DType::kBF16, {rows, k});
-  const Device device = Npu(Ascend910B2(), {.with_data = false, .timeline = true});
+  const Device device = Npu(chip, {.with_data = false, .timeline = true});
   Profile profile;
   if (grad) {
     EXPECT_TRUE(IsOk(GroupedMatmulGrad(device,
@@ -411,6 +412,17 @@ TEST(GroupedMatmulOnNpuTest, TimeIsLinearInTheGroups) {
   const double few = time(128);
   EXPECT_LT(time(512), 4.4 * few);
   EXPECT_LT(time(1024), 8.8 * few);
+}
+
+// What Vector cores read ahead is still in L2 when it is needed: with room for two groups and a half, HBM gives every
+// operand once, but for a tenth.
+TEST(GroupedMatmulOnNpuTest, WhatIsReadAheadIsReadOnce) {
+  constexpr std::int64_t kGroups = 12, kRows = 1024, kN = 1024, kK = 2048, kBytes = 2;
+  ChipSpec chip = Ascend910B2();
+  chip.memory.l2_bytes = 20 << 20;
+  const Profile profile = ProfileOf(std::vector<std::int64_t>(kGroups, kRows), kN, kK, false, chip);
+  ASSERT_GT(profile.gm_read, 0);
+  EXPECT_LT(profile.hbm_bytes, 1.1 * kGroups * kBytes * (kRows * kK + kK * kN + kRows * kN));
 }
 
 }  // namespace
