@@ -64,7 +64,7 @@ const char* cubist_version(void);
 
 /* ---- Tensors: strided views, strides in elements; negative ones step down from data */
 
-#define CUBIST_MAX_RANK 4
+#define CUBIST_MAX_RANK 6
 
 typedef enum cubist_dtype {
   CUBIST_F32 = 0,
@@ -83,7 +83,7 @@ typedef struct cubist_tensor {
   int64_t strides[CUBIST_MAX_RANK];
 } cubist_tensor;
 
-/* Contiguous, the last dimension innermost; rank 0, which kernels name as missing, where the rank is not 0 to 4. */
+/* Contiguous, the last dimension innermost; rank 0, which kernels name as missing, where the rank is not 0 to 6. */
 cubist_tensor cubist_input(const void* data, cubist_dtype dtype, int32_t rank, const int64_t* sizes);
 cubist_tensor cubist_output(void* data, cubist_dtype dtype, int32_t rank, const int64_t* sizes);
 

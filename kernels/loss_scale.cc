@@ -7,6 +7,7 @@
 #include <new>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "kernels/validate.h"
 
@@ -18,16 +19,15 @@ constexpr const char* kKernel = "loss_scale";
 // visit(offset) for every element.
 template <class Visit>
 void ForEachOffset(const ConstTensor& x, Visit visit) {
-  std::array<std::int64_t, 4> n{1, 1, 1, 1}, step{};
-  for (int d = 0; d < x.rank; ++d) {
-    n[static_cast<std::size_t>(d + 4 - x.rank)] = x.size(d);
-    step[static_cast<std::size_t>(d + 4 - x.rank)] = x.stride(d);
-  }
-  for (std::int64_t a = 0; a < n[0]; ++a) {
-    for (std::int64_t b = 0; b < n[1]; ++b) {
-      for (std::int64_t c = 0; c < n[2]; ++c) {
-        for (std::int64_t d = 0; d < n[3]; ++d) visit(a * step[0] + b * step[1] + c * step[2] + d * step[3]);
-      }
+  ConstTensor::Sizes index{};
+  const std::int64_t count = x.count();
+  for (std::int64_t i = 0, offset = 0; i < count; ++i) {
+    visit(offset);
+    for (int d = x.rank - 1; d >= 0; --d) {
+      std::int64_t& at = index[static_cast<std::size_t>(d)];
+      offset += x.stride(d);
+      if (++at < x.size(d)) break;
+      offset -= std::exchange(at, 0) * x.stride(d);
     }
   }
 }
@@ -71,7 +71,8 @@ Status CheckGradient(const Tensor& gradient, const std::string& name) {
   if (gradient.rank > Tensor::kMaxRank)
     return arg.Error("has rank " + std::to_string(gradient.rank) + ", needs 1 to " +
                      std::to_string(Tensor::kMaxRank));
-  const std::array<Dim, Tensor::kMaxRank> dims{Dim{"any"}, Dim{"any"}, Dim{"any"}, Dim{"any"}};
+  std::array<Dim, Tensor::kMaxRank> dims;
+  dims.fill({"any"});
   CUBIST_RETURN_IF_ERROR(
       CheckShape(arg, std::span(dims).first(static_cast<std::size_t>(std::max(gradient.rank, 0)))));
   CUBIST_RETURN_IF_ERROR(CheckDType(arg, kFloatTypes));

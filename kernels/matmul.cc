@@ -37,85 +37,143 @@ DType InputType(const MatmulArgs& args) { return args.packed_a.given() ? args.pa
 
 // ---- Validation ----
 
-// A matrix, or several: the dimensions in front are those of c, or 1, or missing.
-Status CheckMatrices(const Argument& arg, Dim rows, Dim cols, const Tensor& c) {
-  std::array<Dim, ConstTensor::kMaxRank> dims{};
-  const int batch = std::clamp(arg.tensor.rank, 2, std::clamp(c.rank, 2, ConstTensor::kMaxRank)) - 2;
-  for (int d = 0; d < batch; ++d) {
-    const std::int64_t size = c.size(c.rank - 2 - batch + d);
-    dims[static_cast<std::size_t>(d)] = {"batch, of c", arg.tensor.size(d) == 1 ? Dim::kAny : size};
-  }
-  dims[static_cast<std::size_t>(batch)] = rows, dims[static_cast<std::size_t>(batch + 1)] = cols;
-  return CheckShape(arg, std::span(dims).first(static_cast<std::size_t>(batch + 2)));
+// Operands of one dimension: a row as a, a column as b, which c and residual have no dimension for.
+struct Vectors {
+  explicit Vectors(const MatmulArgs& args)
+      : a(!args.packed_a.given() && args.a.rank == 1), b(!args.packed_b.given() && args.b.rank == 1) {}
+
+  bool any() const { return a || b; }
+  bool both() const { return a && b; }
+
+  bool a, b;
+};
+
+// The dimensions behind the batch.
+struct Inner {
+  Inner(Dim only) : dims{only}, count(1) {}
+  Inner(Dim rows, Dim cols) : dims{rows, cols}, count(2) {}
+
+  std::array<Dim, 2> dims;
+  int count;
+};
+
+Inner InnerOfA(const MatmulArgs& args, Vectors vectors) {
+  if (vectors.a) return {{"K"}};
+  return args.transpose_a ? Inner({"K"}, {"M"}) : Inner({"M"}, {"K"});
+}
+Inner InnerOfB(const MatmulArgs& args, Vectors vectors, std::int64_t k) {
+  if (vectors.b) return {{"K, of a", k}};
+  return args.transpose_b ? Inner({"N"}, {"K, of a", k}) : Inner({"K, of a", k}, {"N"});
+}
+// Of two vectors there is one number, and a tensor of no dimensions is none.
+Inner InnerOfC(Vectors vectors, std::int64_t m, std::int64_t n) {
+  if (vectors.both()) return {{"of two vectors", 1}};
+  if (vectors.a) return {{"N, of b", n}};
+  if (vectors.b) return {{"M, of a", m}};
+  return {{"M, of a", m}, {"N, of b", n}};
 }
 
-std::int64_t BatchesOf(const Tensor& c) {
+int BatchRank(const Tensor& c, Vectors vectors) {
+  return std::clamp(c.rank - InnerOfC(vectors, 0, 0).count, 0, Tensor::kMaxRank - 2);
+}
+
+// Matrices: the dimensions in front are those of c, or 1, or missing.
+Status CheckMatrices(const Argument& arg, const Inner& inner, const Tensor& c, Vectors vectors) {
+  std::array<Dim, ConstTensor::kMaxRank> dims{};
+  const int of_c = BatchRank(c, vectors), batch = std::clamp(arg.tensor.rank - inner.count, 0, of_c);
+  for (int d = 0; d < batch; ++d) {
+    const std::int64_t size = c.size(of_c - batch + d);
+    dims[static_cast<std::size_t>(d)] = {"batch, of c", arg.tensor.size(d) == 1 ? Dim::kAny : size};
+  }
+  std::copy_n(inner.dims.begin(), inner.count, dims.begin() + batch);
+  return CheckShape(arg, std::span(dims).first(static_cast<std::size_t>(batch + inner.count)));
+}
+
+std::int64_t BatchesOf(const Tensor& c, Vectors vectors) {
   std::int64_t batches = 1;
-  for (int d = 0; d < std::min(c.rank, ConstTensor::kMaxRank) - 2; ++d) batches *= c.size(d);
+  for (int d = 0; d < BatchRank(c, vectors); ++d) batches *= c.size(d);
   return batches;
 }
 
-Status CheckPackedSide(const Device& device, const char* name, const PackedOperand& packed, Side side,
-                       const Argument& plain, bool transposed, const Tensor& c) {
-  const auto error = [&](const std::string& what) {
-    return InvalidArgument(std::string("matmul: ") + name + " " + what);
-  };
-  if (plain.tensor.given()) return error(std::string("and ") + plain.name + " are both given");
-  if (packed.side != side)
-    return error(std::string("was packed as the operand ") + (side == Side::kA ? "b" : "a"));
-  if (const std::int64_t batches = BatchesOf(c); packed.matrices != 1 && packed.matrices != batches) {
-    return error("holds " + std::to_string(packed.matrices) + " matrices, needs 1" +
-                 (batches == 1 ? "" : " or " + std::to_string(batches) + " (batch, of c)"));
+Status PackedError(const char* name, const std::string& what) {
+  return InvalidArgument(std::string("matmul: ") + name + " " + what);
+}
+
+// Before all sizes: an operand packed for the other side has none that fit.
+Status CheckSide(const char* name, const PackedOperand& packed, Side side, const Argument& plain) {
+  if (!packed.given()) return {};
+  if (plain.tensor.given()) return PackedError(name, std::string("and ") + plain.name + " are both given");
+  CUBIST_RETURN_IF_ERROR(CheckChoice(kKernel, (std::string(name) + ".side").c_str(), packed.side, Side::kB));
+  if (packed.side == side) return {};
+  return PackedError(name, side == Side::kA ? "was packed for side b (c = a b), needs side a"
+                                            : "was packed for side a (c = a b), needs side b");
+}
+
+Status CheckPackedMatrices(const Device& device, const MatmulArgs& args, const char* name,
+                           const PackedOperand& packed, const char* plain, bool transposed) {
+  if (const std::int64_t batches = BatchesOf(args.c, Vectors(args));
+      packed.matrices != 1 && packed.matrices != batches) {
+    return PackedError(name, "holds " + std::to_string(packed.matrices) + " matrices, needs 1" +
+                                 (batches == 1 ? "" : " or " + std::to_string(batches) + " (batch, of c)"));
   }
-  if (transposed) return error(std::string("is never transposed, but transpose_") + plain.name + " is set");
-  return CheckPacked(device, kKernel, name, packed);
+  if (transposed)
+    return PackedError(name, std::string("is never transposed, but transpose_") + plain + " is set");
+  if (!IsFloat(packed.dtype))
+    return PackedError(name, std::string("is ") + NameOf(packed.dtype) + ", needs fp32 or bf16 or fp16");
+  return args.alpha == 0 ? Status() : CheckPacked(device, kKernel, name, packed);
+}
+
+Status CheckVector(const Argument& arg, bool is_vector, bool transposed) {
+  if (!is_vector || !transposed) return {};
+  return arg.Error("is a vector, which is never transposed, but transpose_" + std::string(arg.name) +
+                   " is set");
 }
 
 // Shape and dtype of both operands, plain or packed.
 Status ValidateOperands(const Device& device, const MatmulArgs& args, const Argument& a, const Argument& b,
                         std::int64_t* m, std::int64_t* n) {
+  const Vectors vectors(args);
   const DType in = InputType(args);
   std::int64_t k = 0;
+  CUBIST_RETURN_IF_ERROR(CheckSide("packed_a", args.packed_a, Side::kA, a));
+  CUBIST_RETURN_IF_ERROR(CheckSide("packed_b", args.packed_b, Side::kB, b));
   if (args.packed_a.given()) {
     CUBIST_RETURN_IF_ERROR(
-        CheckPackedSide(device, "packed_a", args.packed_a, Side::kA, a, args.transpose_a, args.c));
+        CheckPackedMatrices(device, args, "packed_a", args.packed_a, "a", args.transpose_a));
     *m = args.packed_a.rows, k = args.packed_a.cols;
   } else {
-    CUBIST_RETURN_IF_ERROR(
-        CheckMatrices(a, {args.transpose_a ? "K" : "M"}, {args.transpose_a ? "M" : "K"}, args.c));
-    *m = args.transpose_a ? ColsOf(args.a) : RowsOf(args.a),
+    CUBIST_RETURN_IF_ERROR(CheckMatrices(a, InnerOfA(args, vectors), args.c, vectors));
+    CUBIST_RETURN_IF_ERROR(CheckVector(a, vectors.a, args.transpose_a));
+    *m = vectors.a ? 1 : args.transpose_a ? ColsOf(args.a) : RowsOf(args.a);
     k = args.transpose_a ? RowsOf(args.a) : ColsOf(args.a);
     CUBIST_RETURN_IF_ERROR(CheckDType(a, kFloatTypes));
   }
   if (args.packed_b.given()) {
     const PackedOperand& packed = args.packed_b;
-    CUBIST_RETURN_IF_ERROR(
-        CheckPackedSide(device, "packed_b", packed, Side::kB, b, args.transpose_b, args.c));
+    CUBIST_RETURN_IF_ERROR(CheckPackedMatrices(device, args, "packed_b", packed, "b", args.transpose_b));
     if (packed.rows != k || packed.dtype != in) {
-      return InvalidArgument("matmul: packed_b has " + std::to_string(packed.rows) + " rows of " +
-                             NameOf(packed.dtype) + ", needs " + std::to_string(k) + " (K, of a) of " +
-                             NameOf(in));
+      return PackedError("packed_b", "has " + std::to_string(packed.rows) + " rows of " +
+                                         NameOf(packed.dtype) + ", needs " + std::to_string(k) +
+                                         " (K, of a) of " + NameOf(in));
     }
     *n = packed.cols;
     return {};
   }
-  if (args.transpose_b) {
-    CUBIST_RETURN_IF_ERROR(CheckMatrices(b, {"N"}, {"K, of a", k}, args.c));
-  } else {
-    CUBIST_RETURN_IF_ERROR(CheckMatrices(b, {"K, of a", k}, {"N"}, args.c));
-  }
-  *n = args.transpose_b ? RowsOf(args.b) : ColsOf(args.b);
+  CUBIST_RETURN_IF_ERROR(CheckMatrices(b, InnerOfB(args, vectors, k), args.c, vectors));
+  CUBIST_RETURN_IF_ERROR(CheckVector(b, vectors.b, args.transpose_b));
+  *n = vectors.b ? 1 : args.transpose_b ? RowsOf(args.b) : ColsOf(args.b);
   return CheckDType(b, {in});
 }
 
 Status ValidateEpilogue(const MatmulArgs& args, const Argument& bias, const Argument& residual,
                         std::int64_t m, std::int64_t n) {
+  const Vectors vectors(args);
   if (args.bias.given()) {
     CUBIST_RETURN_IF_ERROR(CheckShape(bias, {{"N, of b", n}}));
     CUBIST_RETURN_IF_ERROR(CheckDType(bias, kFloatTypes));
   }
   if (args.residual.given()) {
-    CUBIST_RETURN_IF_ERROR(CheckMatrices(residual, {"M, of a", m}, {"N, of b", n}, args.c));
+    CUBIST_RETURN_IF_ERROR(CheckMatrices(residual, InnerOfC(vectors, m, n), args.c, vectors));
     CUBIST_RETURN_IF_ERROR(CheckDType(residual, kFloatTypes));
   }
   CUBIST_RETURN_IF_ERROR(CheckActivation(kKernel, args.activation));
@@ -131,7 +189,8 @@ Status Validate(const Device& device, const MatmulArgs& args) {
   const Argument a{kKernel, "a", args.a}, b{kKernel, "b", args.b}, bias{kKernel, "bias", args.bias},
       residual{kKernel, "residual", args.residual}, c{kKernel, "c", args.c};
   CUBIST_RETURN_IF_ERROR(ValidateOperands(device, args, a, b, &m, &n));
-  CUBIST_RETURN_IF_ERROR(CheckMatrices(c, {"M, of a", m}, {"N, of b", n}, args.c));
+  const Vectors vectors(args);
+  CUBIST_RETURN_IF_ERROR(CheckMatrices(c, InnerOfC(vectors, m, n), args.c, vectors));
   if (args.accumulate) {
     CUBIST_RETURN_IF_ERROR(CheckDType(c, {DType::kF32}));
   } else {
@@ -140,16 +199,49 @@ Status Validate(const Device& device, const MatmulArgs& args) {
   CUBIST_RETURN_IF_ERROR(ValidateEpilogue(args, bias, residual, m, n));
   const Argument packed_a{kKernel, "packed_a", args.packed_a.memory()},
       packed_b{kKernel, "packed_b", args.packed_b.memory()};
-  const Argument* const inputs[] = {&a, &b, &bias, &packed_a, &packed_b};
+  const std::array<const Argument*, 5> all{&bias, &a, &b, &packed_a, &packed_b};
+  const auto inputs = std::span(all).first(args.alpha == 0 ? 1 : all.size());  // Those that are read.
   for (const Argument* input : inputs) CUBIST_RETURN_IF_ERROR(CheckStorage(*input, device.computes()));
-  CUBIST_RETURN_IF_ERROR(CheckStorage(residual, device.computes()));
+  if (args.beta != 0) CUBIST_RETURN_IF_ERROR(CheckStorage(residual, device.computes()));
   CUBIST_RETURN_IF_ERROR(CheckStorage(c, device.computes()));
   CUBIST_RETURN_IF_ERROR(CheckWritable(c));
   for (const Argument* input : inputs) CUBIST_RETURN_IF_ERROR(CheckApart(c, *input));
-  return SameView(args.residual, args.c) ? Status() : CheckApart(c, residual);
+  return args.beta == 0 || SameView(args.residual, args.c) ? Status() : CheckApart(c, residual);
 }
 
 // ---- Launch ----
+
+// A dimension of one element more, as number `d`, with the stride that contiguous tensors have there.
+template <class AnyTensor>
+void InsertDimension(AnyTensor* t, int d) {
+  const auto at = static_cast<std::size_t>(d);
+  const std::int64_t stride = d < t->rank ? t->size(d) * t->stride(d) : 1;
+  std::shift_right(t->sizes.begin() + d, t->sizes.end(), 1), t->sizes[at] = 1;
+  std::shift_right(t->strides.begin() + d, t->strides.end(), 1), t->strides[at] = stride;
+  ++t->rank;
+}
+
+// The same call with vectors as matrices.
+MatmulArgs WithMatrices(MatmulArgs args) {
+  const Vectors vectors(args);
+  const auto insert = [&](auto* t) {
+    if (t->given()) InsertDimension(t, vectors.a && !vectors.b ? t->rank - 1 : t->rank);
+  };
+  insert(&args.c), insert(&args.residual);
+  if (vectors.a) InsertDimension(&args.a, 0);
+  if (vectors.b) InsertDimension(&args.b, 1);
+  return args;
+}
+
+// The same call with alpha = 0: nothing is added up.
+MatmulArgs WithEmptySum(MatmulArgs args) {
+  const DType in = InputType(args);
+  args.a = ConstTensor(nullptr, in, {RowsOf(args.c), 0});
+  args.b = ConstTensor(nullptr, in, {0, ColsOf(args.c)});
+  args.packed_a = args.packed_b = {};
+  args.transpose_a = args.transpose_b = false;
+  return args;
+}
 
 // Takes the last dimension of the batch into the rows, where that is the same product: b serves all of it, and the
 // rows of the others go on from matrix to matrix.
@@ -204,7 +296,8 @@ OperandStack OperandOf(Launch& launch, const char* name, const ConstTensor& plai
   }
   stack.packed = PackedInput(launch, packed_name, packed);
   if (packed.matrices == 1) return stack;
-  stack.packed_sizes = {c.rank == 4 ? c.size(0) : 1, c.size(c.rank - 3)};
+  const int batch = c.rank - 2;
+  std::copy_n(c.sizes.begin(), batch, stack.packed_sizes.end() - batch);
   return stack;
 }
 
@@ -214,7 +307,7 @@ void PackWhere(bool pack, Launch& launch, const char* name, Role role, OperandSt
   if (!pack) return;
   const GmTensor& plain = *operand->plain;
   operand->packed = Pack<T>(launch, name, role, plain);
-  operand->packed_sizes = {plain.sizes[0], plain.sizes[1]};
+  operand->packed_sizes = BatchOf(plain);
 }
 
 // Bytes from row to row where columns are adjacent, else 0.
@@ -235,7 +328,7 @@ MatmulShape ShapeOf(const MatmulArgs& args, const MatmulOperands& operands) {
   shape.a_packed = operands.a.is_packed(), shape.b_packed = operands.b.is_packed();
   shape.a_row_bytes = RowBytesOf(operands.a), shape.b_row_bytes = RowBytesOf(operands.b);
   shape.b_col_bytes = ColBytesOf(operands.b);
-  shape.batches = BatchesOf(args.c);
+  shape.batches = BatchesOf(args.c, Vectors(args));
   return shape;
 }
 
@@ -264,7 +357,7 @@ Status Run(const Device& device, const MatmulArgs& args, Profile* profile,
   MatmulOperands operands;
   operands.a = OperandOf(launch, "a", args.a, args.transpose_a, "packed_a", args.packed_a, args.c);
   operands.b = OperandOf(launch, "b", args.b, args.transpose_b, "packed_b", args.packed_b, args.c);
-  operands.k = args.alpha == 0 ? 0 : operands.a.cols();
+  operands.k = operands.a.cols();
 
   MatmulShape shape = ShapeOf(args, operands);
   shape.any_order = args.any_order;
@@ -328,8 +421,9 @@ Status Matmul(const Device& device, const MatmulArgs& args, Profile* profile) tr
     return launch.Finish(profile);
   }
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
-  if (args.c.rank < 3) return RunAny(device, args, profile);
-  MatmulArgs merged = args;
+  if (Vectors(args).any()) return Matmul(device, WithMatrices(args), profile);
+  if (args.c.rank < 3 && args.alpha != 0) return RunAny(device, args, profile);
+  MatmulArgs merged = args.alpha == 0 ? WithEmptySum(args) : args;
   while (MergeBatch(&merged)) {
   }
   return RunAny(device, merged, profile);

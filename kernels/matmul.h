@@ -18,16 +18,20 @@ namespace cubist {
 //   residual  (.., M, N), optional                           fp32, bf16 or fp16
 //   c         (.., M, N)                                     fp32, bf16 or fp16
 //
-// Up to two dimensions in front make a batch: c has its sizes; those of a, b and residual are c's, or 1, or missing,
+// Up to four dimensions in front make a batch: c has its sizes; those of a, b and residual are c's, or 1, or missing,
 // and such an operand serves all of them (as does one with a stride of 0).
+//
+// a of one dimension, (K), is a row, and b a column; c and residual then have no dimension for it: (.., N) or (.., M), and
+// (1) for two vectors. Vectors are not transposed.
 //
 // In place of a or b, packed_a or packed_b may be given (see PackOperand): one matrix, or one per product of the batch,
 // (M, K) or (K, N) as packed; transpose_a or transpose_b then has no meaning and must be false. The result has the same
 // bits.
 //
-// residual may be c itself, the same view: BLAS's beta * c. With alpha = 0 a and b are not read, with beta = 0 residual is
-// not. With accumulate the result is added to what c holds, in one fp32 addition per element; c is fp32, and there
-// is neither residual nor activation.
+// residual may be c itself, the same view (dimensions of one element may be missing in front): BLAS's beta * c. With
+// alpha = 0 a and b are not read, packed or not: their shapes count, their data may be null or overlap c; the same goes for
+// residual with beta = 0. With accumulate the result is added to what c holds, in one fp32 addition per element; c is fp32,
+// and there is neither residual nor activation.
 //
 // Sums are fp32 in ascending p, in an order that depends on shape, dtype and SIMD target alone (where M N is small
 // against K, parts of the sum are added up in ascending order); the epilogue is fp32, with one rounding to c's dtype.

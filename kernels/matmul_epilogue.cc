@@ -1,5 +1,7 @@
 #include "kernels/matmul_epilogue.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 
 #include "kernels/validate.h"
@@ -7,9 +9,11 @@
 namespace cubist {
 
 bool SameView(const ConstTensor& x, const ConstTensor& y) {
-  bool same = x.data == y.data && x.dtype == y.dtype && x.rank == y.rank;
-  for (int d = 0; same && d < x.rank; ++d) {
-    same = x.size(d) == y.size(d) && (x.size(d) <= 1 || x.stride(d) == y.stride(d));
+  bool same = x.data == y.data && x.dtype == y.dtype && x.given() == y.given();
+  for (int d = 1; same && d <= std::max(x.rank, y.rank); ++d) {
+    const std::int64_t of_x = d <= x.rank ? x.size(x.rank - d) : 1,
+                       of_y = d <= y.rank ? y.size(y.rank - d) : 1;
+    same = of_x == of_y && (of_x <= 1 || x.stride(x.rank - d) == y.stride(y.rank - d));
   }
   return same;
 }

@@ -30,7 +30,7 @@ AnyTensor TransposedIf(bool transpose, AnyTensor t) {
   return t;
 }
 
-// One view of the same elements.
+// One view of the same elements; dimensions of one element may be missing in front.
 bool SameView(const ConstTensor& x, const ConstTensor& y);
 
 Status CheckActivation(const char* kernel, Activation activation);

@@ -12,36 +12,33 @@
 
 namespace cubist {
 
-// One product, or one for every matrix of c (b0, b1, M, N).
+// One product, or one for every matrix of c (.., M, N).
 struct MatmulOperands {
   OperandStack a, b;                    // (M, K), (K, N)
   const GmTensor* bias = nullptr;       // (N), added in L0C,
   const GmTensor* late_bias = nullptr;  // or by a Vector core.
-  const GmTensor* residual = nullptr;   // (b0, b1, M, N), or 1 for b0 or b1
+  const GmTensor* residual = nullptr;   // (.., M, N), with c's sizes in front, or 1
   const GmTensor* c = nullptr;
-  const GmTensor* parts = nullptr;  // (splits, b0 * b1, M, N), where k is split
+  const GmTensor* parts = nullptr;  // (splits, batches, M, N), where k is split
   std::int64_t k = 0;
   Epilogue epilogue;
 
-  std::int64_t batches() const { return c->sizes[0] * c->sizes[1]; }
+  std::int64_t batches() const { return c->matrices(); }
   MatmulBlock Block(std::int64_t batch, Range m, Range n, Range k_part) const {
-    const std::int64_t i = batch / c->sizes[1], j = batch % c->sizes[1];
-    return {a.At(i, j).Block(m, k_part),
-            b.At(i, j).Block(k_part, n),
+    const BatchIndex at = PlaceIn(BatchOf(*c), batch);
+    return {a.At(at).Block(m, k_part),
+            b.At(at).Block(k_part, n),
             bias == nullptr ? Gm() : MatrixOf(*bias).Cols(n),
             m.size(),
             n.size(),
             k_part.size()};
   }
   EpilogueBlock Target(std::int64_t batch, Range m, Range n) const {
-    const std::int64_t i = batch / c->sizes[1], j = batch % c->sizes[1];
+    const BatchIndex at = PlaceIn(BatchOf(*c), batch);
     EpilogueBlock block;
-    block.c = MatrixOf(*c, i, j).Block(m, n);
+    block.c = MatrixOf(*c, at).Block(m, n);
     if (late_bias != nullptr) block.bias = MatrixOf(*late_bias).Cols(n);
-    if (residual != nullptr) {
-      block.residual =
-          MatrixOf(*residual, residual->sizes[0] == 1 ? 0 : i, residual->sizes[1] == 1 ? 0 : j).Block(m, n);
-    }
+    if (residual != nullptr) block.residual = MatrixOf(*residual, at).Block(m, n);
     return block;
   }
 };

@@ -78,11 +78,11 @@ void Prefetch(Core& core, const MatmulOperands& g, const MatmulTiling& t) {
       needs.NextWave();
       for (const Range of_a : Split(g.k, t.a_k1())) {
         for (const std::int64_t row : needs.rows)
-          a.Read(g.a.At(0, 0).plain.Block(Split(g.c->sizes[2], t.m)[row], of_a), mine, all, &piece);
+          a.Read(g.a.At({}).plain.Block(Split(g.c->sizes[2], t.m)[row], of_a), mine, all, &piece);
         if (g.b.is_packed()) continue;  // by the phase before, which has left it in L2
         for (const Range k1 : Split(of_a, t.k1)) {
           for (const std::int64_t col : needs.cols) {
-            const Gm of_b = g.b.At(0, 0).plain.Block(k1, Split(g.c->sizes[3], t.n)[col]);
+            const Gm of_b = g.b.At({}).plain.Block(k1, Split(g.c->sizes[3], t.n)[col]);
             b.Read(t.b_turned ? of_b.Transposed() : of_b, mine, all, &piece);
           }
         }

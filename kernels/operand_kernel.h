@@ -2,7 +2,6 @@
 #ifndef CUBIST_KERNELS_OPERAND_KERNEL_H_
 #define CUBIST_KERNELS_OPERAND_KERNEL_H_
 
-#include <array>
 #include <cstdint>
 
 #include "npu_model/core.h"
@@ -23,20 +22,20 @@ struct Operand {
   }
 };
 
-// The operand of each product of a batch, by two indices. A size of 1 serves them all.
+// The operand of each product of a batch. A size of 1 serves them all.
 struct OperandStack {
-  const GmTensor* plain = nullptr;  // (b0, b1, rows, cols), or
+  const GmTensor* plain = nullptr;  // (.., rows, cols), or
   PackedGm packed;                  // so many of packed_sizes, one after the other.
-  std::array<std::int64_t, 2> packed_sizes{1, 1};
+  BatchIndex packed_sizes{1, 1, 1, 1};
 
   bool is_packed() const { return packed.tensor != nullptr; }
   std::int64_t rows() const { return is_packed() ? packed.row_part.size() : plain->sizes[2]; }
   std::int64_t cols() const { return is_packed() ? packed.col_part.size() : plain->sizes[3]; }
-  Operand At(std::int64_t i, std::int64_t j) const {
-    const auto index = [](std::int64_t size, std::int64_t at) { return size == 1 ? 0 : at; };
-    if (!is_packed())
-      return {MatrixOf(*plain, index(plain->sizes[0], i), index(plain->sizes[1], j)), {}, false};
-    const std::int64_t matrix = index(packed_sizes[0], i) * packed_sizes[1] + index(packed_sizes[1], j);
+  Operand At(const BatchIndex& at) const {
+    if (!is_packed()) return {MatrixOf(*plain, at), {}, false};
+    std::int64_t matrix = 0;
+    for (std::size_t d = 0; d < at.size(); ++d)
+      matrix = matrix * packed_sizes[d] + (packed_sizes[d] == 1 ? 0 : at[d]);
     return {{}, packed.Matrix(matrix), true};
   }
 };

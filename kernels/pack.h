@@ -16,11 +16,11 @@ inline PackTiling PackTilingOf(const Launch& launch, const GmTensor& source, boo
                                std::int64_t rows, std::int64_t cols) {
   const std::int64_t from_row = std::abs(source.strides[transposed ? 3 : 2]),
                      from_col = std::abs(source.strides[transposed ? 2 : 3]);
-  return ChoosePackTiling(launch.chip(), role, source.dtype, rows, cols, source.sizes[0] * source.sizes[1],
+  return ChoosePackTiling(launch.chip(), role, source.dtype, rows, cols, source.matrices(),
                           /*by_columns=*/from_row < from_col);
 }
 
-// Packs every (rows, cols) matrix of a (b, n, rows, cols) tensor, transposed where asked, one after the other.
+// Packs every (rows, cols) matrix of a (.., rows, cols) tensor, transposed where asked, one after the other.
 template <class T>
 void PackInto(Launch& launch, const GmTensor& source, bool transposed, const PackedGm& packed) {
   const PackPart part{&source,
@@ -36,8 +36,7 @@ PackedGm Pack(Launch& launch, const char* name, Role role, const GmTensor& sourc
               Role second_role = Role::kRows) {
   std::int64_t rows = source.sizes[2], cols = source.sizes[3];
   if (transposed) std::swap(rows, cols);
-  const PackedGm packed =
-      launch.Packed(name, role, source.dtype, rows, cols, source.sizes[0] * source.sizes[1], second_role);
+  const PackedGm packed = launch.Packed(name, role, source.dtype, rows, cols, source.matrices(), second_role);
   PackInto<T>(launch, source, transposed, packed);
   return packed;
 }

@@ -14,7 +14,7 @@
 
 namespace cubist {
 
-// Rows of a tensor (b, n, s, cols) that a phase packs: packed.Matrix(i) has those of its i-th matrix, transposed where asked.
+// Rows of a tensor (.., s, cols) that a phase packs: packed.Matrix(i) has those of its i-th matrix, transposed where asked.
 struct PackPart {
   const GmTensor* source = nullptr;
   Range rows;
@@ -42,8 +42,7 @@ void PackKernel(Core& core, std::span<const PackPart> parts, bool transposed) {
     for (; task < t.tasks(); task += core.count()) {
       const std::int64_t matrix = task / t.grid.count();
       const BlockCoord block = t.grid.At(task % t.grid.count());
-      const std::int64_t heads = source->sizes[1];
-      const Gm stored = MatrixOf(*source, matrix / heads, matrix % heads).Rows(part);
+      const Gm stored = MatrixOf(*source, PlaceIn(BatchOf(*source), matrix)).Rows(part);
       const Gm plain = transposed ? stored.Transposed() : stored;
       const Range rows = Split(plain.rows, t.rows)[block.row], cols = Split(plain.cols, t.cols)[block.col];
       const L1Tile<T> tile = tiles.Next(rows.size(), cols.size());

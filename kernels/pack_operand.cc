@@ -178,7 +178,6 @@ Status PackOperand(const Device& device, const PackOperandArgs& args, PackedOper
   result.matrices = args.source.rank == 3 ? args.source.size(0) : 1;
   result.rows = args.source.size(args.source.rank - (args.transpose ? 1 : 2));
   result.cols = args.source.size(args.source.rank - (args.transpose ? 2 : 1));
-  if (result.matrices == 0) return source.Error("has size 0 in dimension 0 (matrices), the least is 1");
   const std::int64_t needed =
       PackedOperandBytes(device, result.side, result.dtype, result.rows, result.cols, result.matrices);
   if (needed == 0) return source.Error("spans more than 2^62 bytes");

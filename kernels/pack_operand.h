@@ -14,8 +14,8 @@ namespace cubist {
 // Which operand of c = a b.
 enum class Side : std::uint8_t { kA, kB };
 
-// What PackOperand wrote: `matrices` matrices of (rows, cols), as they are multiplied, transposes applied: (M, K)
-// for a, (K, N) for b. A view, as tensors are; its memory may be copied, stored and mapped again, at any address
+// What PackOperand wrote: `matrices` matrices, 0 of them too, of (rows, cols), as they are multiplied, transposes applied:
+// (M, K) for a, (K, N) for b. A view, as tensors are; its memory may be copied, stored and mapped again, at any address
 // that is a multiple of kPackedAlignment, as long as the device lays operands out alike (the chip, or the
 // host's SIMD target). A use on another layout is refused.
 struct PackedOperand {
@@ -26,7 +26,7 @@ struct PackedOperand {
   std::int64_t matrices = 0;
   std::int64_t rows = 0, cols = 0;
 
-  bool given() const { return matrices > 0; }
+  bool given() const { return matrices > 0 || bytes > 0; }
   ConstTensor memory() const { return given() ? ConstTensor(data, DType::kF32, {bytes / 4}) : ConstTensor(); }
 };
 

@@ -72,10 +72,27 @@ struct GmTensor {
   std::int64_t bytes = 0;     // From the lowest to the highest element,
   std::int64_t origin =
       0;  // and from the lowest to the one at index 0, which differ where strides are negative.
-  BasicTensor<void>::Sizes
-      sizes{};  // Up to four dimensions, the last ones innermost; missing ones are 1 in front.
-  BasicTensor<void>::Sizes strides{};
+  // The last four dimensions, innermost last; missing ones are 1 in front.
+  std::array<std::int64_t, 4> sizes{}, strides{};
+  // Those in front of the four, where a tensor has more.
+  std::array<std::int64_t, 2> outer_sizes{1, 1}, outer_strides{};
+
+  // Of the last two dimensions.
+  std::int64_t matrices() const { return outer_sizes[0] * outer_sizes[1] * sizes[0] * sizes[1]; }
 };
+
+// A place in the dimensions in front of a tensor's last two, or their sizes.
+using BatchIndex = std::array<std::int64_t, 4>;
+
+inline BatchIndex BatchOf(const GmTensor& t) {
+  return {t.outer_sizes[0], t.outer_sizes[1], t.sizes[0], t.sizes[1]};
+}
+// The i-th of so many, in row-major order.
+inline BatchIndex PlaceIn(const BatchIndex& sizes, std::int64_t i) {
+  BatchIndex at{};
+  for (std::size_t d = at.size(); i > 0 && d-- > 0; i /= sizes[d]) at[d] = i % sizes[d];
+  return at;
+}
 
 // A matrix view of global memory: element (i, j) stands at offset + i * row_stride + j * col_stride elements.
 struct Gm {
@@ -101,6 +118,17 @@ struct Gm {
 // The matrix of the last two dimensions at index (i, j) of the first two.
 inline Gm MatrixOf(const GmTensor& t, std::int64_t i = 0, std::int64_t j = 0) {
   return {&t, i * t.strides[0] + j * t.strides[1], t.sizes[2], t.sizes[3], t.strides[2], t.strides[3]};
+}
+// The one that serves this place of a batch, of which the tensor has the sizes, or 1.
+inline Gm MatrixOf(const GmTensor& t, const BatchIndex& at) {
+  const auto step = [](std::int64_t size, std::int64_t stride, std::int64_t i) {
+    return size == 1 ? 0 : i * stride;
+  };
+  Gm matrix = MatrixOf(t);
+  matrix.offset = step(t.outer_sizes[0], t.outer_strides[0], at[0]) +
+                  step(t.outer_sizes[1], t.outer_strides[1], at[1]) + step(t.sizes[0], t.strides[0], at[2]) +
+                  step(t.sizes[1], t.strides[1], at[3]);
+  return matrix;
 }
 
 // One stage of a ring: a fixed piece of one buffer.

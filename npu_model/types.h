@@ -91,11 +91,11 @@ constexpr double UnitRoundoff(DType dtype) {
   return dtype == DType::kBF16 ? 0x1p-8 : dtype == DType::kF16 ? 0x1p-11 : 0x1p-24;
 }
 
-// A non-owning view of up to four dimensions: element (i, j, ..) stands at data + i*strides[0] + j*strides[1]
+// A non-owning view of up to six dimensions: element (i, j, ..) stands at data + i*strides[0] + j*strides[1]
 // + .. Strides count elements; negative ones step down. A default-constructed tensor means "not given".
 template <class Void>
 struct BasicTensor {
-  static constexpr int kMaxRank = 4;
+  static constexpr int kMaxRank = 6;
   using Sizes = std::array<std::int64_t, kMaxRank>;
 
   Void* data = nullptr;

@@ -20,7 +20,7 @@ namespace cubist {
 struct NpyHeader {
   DType dtype = DType::kF32;
   bool fortran_order = false;
-  Shape shape;                   // 1 to 4 sizes
+  Shape shape;                   // 1 to 6 sizes
   std::int64_t data_offset = 0;  // bytes from the beginning of the file
   std::int64_t data_bytes = 0;
 };

@@ -140,6 +140,10 @@ class Call:
             self._values[field] = Spec([max(n, 0) for n in shape], dtype)
         return self
 
+    def made(self, field: str) -> bool:
+        """Whether the output has memory of the call's own."""
+        return field in self._made
+
     def added_to(self, field: str, flag: str, keyword: str) -> Call:
         """Refuses to have made an output that the call adds to."""
         if field in self._made:

@@ -40,19 +40,23 @@ def matmul(
     out      (.., M, N), fp32, bf16 or fp16; made of `out_dtype` (that of a) where it is not given. With accumulate the
              product is added to it; it is fp32 then.
 
-    Up to two dimensions in front make a batch: sizes of 1, or missing ones, serve all of it.
+    Up to four dimensions in front make a batch: sizes of 1, or missing ones, serve all of it. Operands of one dimension
+    are vectors, which out and residual have no dimension for, as in numpy; of two an `out` of the caller's is (1).
     any_order  sums may begin anywhere along k, where a chip gains by it
 
     Sums are fp32, in an order that shape, dtype and SIMD target alone decide.
     """
+    row = packed_a is None and len(shape_of(a)) == 1
+    column = packed_b is None and len(shape_of(b)) == 1
     m = packed_a.shape[1] if packed_a is not None else size(a, -1 if transpose_a else -2)
     n = packed_b.shape[2] if packed_b is not None else size(b, -2 if transpose_b else -1)
+    matrix = (() if row else (m,)) + (() if column else (n,)) or (1,)
+    batch = _batch((a, 2), (b, 2), (residual, len(matrix)), (packed_a, 2), (packed_b, 2))
     dtype = dtype_name(out_dtype) if out_dtype is not None else dtype_of(a if packed_a is None else packed_a)
-    shape = (*_batch(a, b, residual, packed_a, packed_b), m, n)
-    call = Call("matmul", device, a if a is not None else b).output("c", out, shape, dtype)
+    call = Call("matmul", device, a if a is not None else b).output("c", out, (*batch, *matrix), dtype)
     if accumulate:
         call.added_to("c", "accumulate", "out")
-    return first(
+    result = first(
         call(
             a=a,
             b=b,
@@ -69,13 +73,14 @@ def matmul(
             activation=activation,
         )
     )
+    return result.reshape(()) if row and column and call.made("c") else result
 
 
-def _batch(*operands: Any) -> tuple[int, ...]:
-    """Sizes in front of the matrices, where 1 and nothing serve all; what does not fit is the call's to name."""
+def _batch(*operands: tuple[Any, int]) -> tuple[int, ...]:
+    """Sizes in front of so many of each, where 1 and nothing serve all; what does not fit is the call's to name."""
     batch: tuple[int, ...] = ()
-    for operand in operands:
-        sizes = shape_of(operand)[:-2]
+    for operand, behind in operands:
+        sizes = shape_of(operand)[:-behind]
         if isinstance(operand, Packed) and sizes == (1,):
             continue
         wide, narrow = (sizes, batch) if len(sizes) > len(batch) else (batch, sizes)

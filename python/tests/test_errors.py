@@ -19,7 +19,7 @@ A = np.ones((3, 4), np.float32)
         ),
         (lambda: cubist.matmul(A, None), ValueError, "matmul: b"),
         (lambda: cubist.matmul([1.0], A), TypeError, "matmul: a is list, needs an array"),
-        (lambda: cubist.matmul(np.float32(1), A), ValueError, "matmul: a has 0 dimensions, needs 1 to 4"),
+        (lambda: cubist.matmul(np.float32(1), A), ValueError, "matmul: a has 0 dimensions, needs 1 to 6"),
         (
             lambda: cubist.matmul(A, A.T, transpose_a="yes"),
             ValueError,

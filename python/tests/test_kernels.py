@@ -209,8 +209,30 @@ def test_epilogues_and_batches(rng):
         cubist.grouped_matmul_grad(residual, counts, packed_weights=packed),
         cubist.grouped_matmul_grad(residual, counts, b),
     )
+    many = rng.standard_normal((2, 1, 3, 2, 5, 6)).astype(F32)
+    each = rng.standard_normal((4, 1, 2, 6, 4)).astype(F32)
+    c = cubist.matmul(many, each)
+    close(c, many.astype(np.float64) @ each)
+    assert c.shape == (2, 4, 3, 2, 5, 4)
     with pytest.raises(ValueError, match="activation is 'tanh', needs one of 'none', 'relu', 'silu'"):
         cubist.matmul(x, b[0], activation="tanh")
+
+
+def test_vectors(rng):
+    row, column = rng.standard_normal(6).astype(F32), rng.standard_normal(6).astype(F32)
+    a, b = rng.standard_normal((2, 3, 5, 6)).astype(F32), rng.standard_normal((3, 6, 4)).astype(F32)
+    for left, right in ((row, b), (row, b[0]), (a, column), (a[0, 0], column), (row, column)):
+        c, exact = cubist.matmul(left, right), left.astype(np.float64) @ right
+        assert c.shape == exact.shape
+        close(c, exact)
+    residual = rng.standard_normal(4).astype(F32)
+    close(cubist.matmul(row, b, residual=residual), row.astype(np.float64) @ b + residual)
+    out = np.empty(1, F32)
+    assert cubist.matmul(row, column, out=out) is out
+    close(out, [row.astype(np.float64) @ column])
+    assert cubist.npu("ascend910b2").matmul(row, column)["time_us"] > 0
+    with pytest.raises(ValueError, match="matmul: b has size 6 in dimension 0 \\(K, of a\\), needs 5"):
+        cubist.matmul(row[:5], column)
 
 
 def groups_of(counts):

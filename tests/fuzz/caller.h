@@ -175,7 +175,7 @@ class Caller {
         t->dtype = static_cast<DType>(choose_.Byte() % 7);  // One more than there are.
         break;
       case 3:
-        t->rank = static_cast<int>(choose_.Below(5));
+        t->rank = static_cast<int>(choose_.Below(Tensor::kMaxRank + 2));
         break;
       case 4:
         t->data = static_cast<std::byte*>(t->data) + 1;

@@ -42,6 +42,13 @@ void CallMatmul(Caller& in) {
   args.any_order = in.choose().Seldom();
   args.c = in.Of(args.accumulate ? DType::kF32 : in.Float(), {m, n});
   if (!args.accumulate) GiveEpilogue(in, {m, n}, args.c, &args);
+  if (in.choose().Seldom()) {
+    args.a = in.Of(dtype, {k}), args.transpose_a = false;
+    args.c = in.Of(args.c.dtype, {n});
+  } else if (in.choose().Seldom()) {
+    args.b = in.Of(dtype, {k}), args.transpose_b = false, args.bias = {};
+    args.c = in.Of(args.c.dtype, {m});
+  }
   in.Run([&](const Device& device) { return Matmul(device, args); });
 }
 
@@ -54,6 +61,10 @@ void CallBatchedMatmul(Caller& in) {
   args.b = in.choose().Often() ? in.Of(dtype, {1, inner, k, n}) : in.Of(dtype, {k, n});
   args.c = in.Of(in.Float(), {outer, inner, m, n});
   GiveEpilogue(in, {outer, inner, m, n}, args.c, &args);
+  if (in.choose().Seldom()) {
+    args.a = in.Of(dtype, {2, 1, outer, 1, m, k});
+    args.c = in.Of(args.c.dtype, {2, 3, outer, inner, m, n});
+  }
   in.Run([&](const Device& device) { return Matmul(device, args); });
 }
 

@@ -16,7 +16,7 @@
 namespace cubist::testing {
 
 inline constexpr Causal kMasks[] = {Causal::kNone, Causal::kTopLeft, Causal::kBottomRight};
-inline constexpr Layout kApart{.order = {0, 2, 1, 3}, .gap = 5, .offset = 3, .step = 2};
+inline constexpr Layout kApart{.order = kBsnd.order, .gap = 5, .offset = 3, .step = 2};
 
 // Rows of a (b, n, s, d) tensor.
 template <class T>

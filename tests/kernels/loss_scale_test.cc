@@ -122,8 +122,8 @@ TEST(LossScalerTest, NamesBadArguments) {
             std::string::npos);
   EXPECT_NE(message({}, ids.view()).find("gradients[0] is int32"), std::string::npos);
   Tensor odd = gradient.view();
-  odd.rank = 6;
-  EXPECT_NE(message({}, odd).find("gradients[0] has rank 6, needs 1 to 4"), std::string::npos);
+  odd.rank = 7;
+  EXPECT_NE(message({}, odd).find("gradients[0] has rank 7, needs 1 to 6"), std::string::npos);
   odd.rank = 1, odd.sizes[0] = -2;
   EXPECT_NE(message({}, odd).find("gradients[0] has size -2"), std::string::npos);
   EXPECT_NE(message({}, Tensor()).find("not given"), std::string::npos);

@@ -29,11 +29,22 @@ TEST(BadArgumentsTest, MatmulShapes) {
       {"a missing", [](auto& x) { x.a = {}; }, {"matmul: a is not given"}},
       {"b missing", [](auto& x) { x.b = {}; }, {"matmul: b is not given"}},
       {"c missing", [](auto& x) { x.c = {}; }, {"matmul: c is not given"}},
-      {"a of rank 1", [](auto& x) { x.a.rank = 1; }, {"matmul: a", "rank 1", "2"}},
+      {"a of rank 1, its size M", [](auto& x) { x.a.rank = 1; }, {"matmul: b", "size 5", "K", "needs 6"}},
+      {"b of rank 1, c of 2", [](auto& x) { x.b.rank = 1; }, {"matmul: c", "size 7", "M, of a", "needs 6"}},
       {"a of rank 3", [](auto& x) { x.a.rank = 3; }, {"matmul: a", "rank 3", "2"}},
       {"b of rank 4", [](auto& x) { x.b.rank = 4; }, {"matmul: b", "rank 4", "2"}},
       {"c of rank 1", [](auto& x) { x.c.rank = 1; }, {"matmul: c", "rank 1", "2"}},
-      {"c of rank 5", [](auto& x) { x.c.rank = 5; }, {"matmul: c", "rank 5", "4"}},
+      {"c of rank 7", [](auto& x) { x.c.rank = 7; }, {"matmul: c", "rank 7", "6"}},
+      {"a of rank 7", [](auto& x) { x.a.rank = 7; }, {"matmul: a", "rank 7", "2"}},
+      {"two batches of c",
+       [](auto& x) { x.c.rank = 6, x.c.sizes = {2, 1, 3, 1, 6, 6}, x.c.strides = {}; },
+       {"matmul: c", "size 6", "dimension 5", "N", "needs 7"}},
+      {"fifth batch of a",
+       [](auto& x) {
+         x.c.rank = 6, x.c.sizes = {2, 1, 3, 1, 6, 7}, x.c.strides = {};
+         x.a.rank = 6, x.a.sizes = {2, 1, 4, 1, 6, 5};
+       },
+       {"matmul: a", "size 4", "dimension 2", "batch, of c", "needs 3"}},
       {"a of rank 4 for a c of 3",
        [](auto& x) { x.c.rank = 3, x.a.rank = 4; },
        {"matmul: a", "rank 4", "needs 3"}},
@@ -71,6 +82,51 @@ TEST(BadArgumentsTest, MatmulShapes) {
       {"N negative",
        [](auto& x) { x.b.sizes[1] = x.c.sizes[1] = -kHuge; },
        {"matmul: b", std::to_string(-kHuge), "N"}},
+  };
+  ExpectErrors<MatmulFixture>(calls, RunMatmul);
+}
+
+TEST(BadArgumentsTest, MatmulVectors) {
+  const auto row = [](auto& x) {
+    x.a.rank = x.c.rank = 1, x.a.sizes[0] = 5, x.a.strides[0] = 1, x.c.sizes[0] = 7;
+  };
+  const auto column = [](auto& x) { x.b.rank = x.c.rank = 1, x.c.strides[0] = 1, x.bias = {}; };
+  const auto both = [&](auto& x) { row(x), column(x), x.c.sizes[0] = 1; };
+  const std::vector<BadMatmul> calls = {
+      {"c of a row with five batches",
+       [&](auto& x) { row(x), x.c.rank = 6, x.c.sizes = {1, 1, 1, 1, 1, 7}; },
+       {"matmul: c", "rank 6", "needs 5"}},
+      {"N of a row",
+       [&](auto& x) { row(x), x.c.sizes[0] = 6; },
+       {"matmul: c", "size 6", "dimension 0", "N", "needs 7"}},
+      {"M of a column",
+       [&](auto& x) { column(x), x.c.sizes[0] = 7; },
+       {"matmul: c", "size 7", "dimension 0", "M", "needs 6"}},
+      {"K of a column",
+       [&](auto& x) { column(x), x.b.sizes[0] = 4; },
+       {"matmul: b", "size 4", "dimension 0", "K", "needs 5"}},
+      {"more than one number of two vectors",
+       [&](auto& x) { both(x), x.c.sizes[0] = 2; },
+       {"matmul: c", "size 2", "two vectors", "needs 1"}},
+      {"residual of a row",
+       [&](auto& x) { row(x), x.residual = x.c, x.residual.sizes[0] = 6; },
+       {"matmul: residual", "size 6", "N", "needs 7"}},
+      {"bias of a column",
+       [&](auto& x) {
+         const ConstTensor bias = x.bias;
+         column(x), x.bias = bias;
+       },
+       {"matmul: bias", "size 7", "N", "needs 1"}},
+      {"a row transposed",
+       [&](auto& x) { row(x), x.transpose_a = true; },
+       {"matmul: a", "vector", "never transposed", "transpose_a"}},
+      {"a column transposed",
+       [&](auto& x) { column(x), x.transpose_b = true; },
+       {"matmul: b", "vector", "never transposed", "transpose_b"}},
+      {"a row null", [&](auto& x) { row(x), x.a.data = nullptr; }, {"matmul: a", "null"}},
+      {"c of a row on it",
+       [&](auto& x) { row(x), x.a = x.c, x.a.sizes[0] = 5; },
+       {"matmul: c", "overlaps a"}},
   };
   ExpectErrors<MatmulFixture>(calls, RunMatmul);
 }

@@ -1,4 +1,4 @@
-// Matmul's epilogues, batches, mixed types and split sums, through the public call alone, on both executors.
+// Matmul's epilogues, mixed types and split sums, through the public call alone, on both executors.
 #include <gtest/gtest.h>
 #include <oneapi/tbb/global_control.h>
 
@@ -126,18 +126,87 @@ TEST(MatmulEpilogueTest, ResidualMayBeC) {
   }
 }
 
+// With alpha = 0 shapes of a and b are all that counts: they hold NaN, are null, packed into null, or lie on c.
 TEST(MatmulEpilogueTest, AlphaZeroReadsNoOperands) {
   for (const Device& device : BothExecutors()) {
     Random random;
     Matrix a(DType::kBF16, {20, 30}), b(DType::kBF16, {30, 40}), residual(DType::kF32, {20, 40}),
-        c(DType::kF32, {20, 40});
-    residual.FillIntegers(random);
-    ASSERT_TRUE(IsOk(Matmul(
-        device,
-        {.a = a.view(), .b = b.view(), .c = c.view(), .alpha = 0, .beta = 2, .residual = residual.view()})));
+        bias(DType::kF32, {40}), c(DType::kF32, {20, 40});
+    residual.FillIntegers(random), bias.FillIntegers(random);
+    const MatmulArgs args{.a = a.view(),
+                          .b = b.view(),
+                          .bias = bias.view(),
+                          .c = c.view(),
+                          .alpha = 0,
+                          .beta = 2,
+                          .residual = residual.view()};
     std::vector<double> expected = residual.ToDoubles();
-    for (double& x : expected) x *= 2;
-    ExpectExactly(c.view(), expected);
+    const std::vector<double> shift = bias.ToDoubles();
+    for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = 2 * expected[i] + shift[i % 40];
+    const auto expect = [&](auto change) {
+      MatmulArgs changed = args;
+      change(changed);
+      c.FillNaN();
+      ASSERT_TRUE(IsOk(Matmul(device, changed)));
+      ExpectExactly(c.view(), expected);
+    };
+    expect([](MatmulArgs&) {});
+    expect([](MatmulArgs& x) { x.a.data = x.b.data = nullptr; });
+    expect([](MatmulArgs& x) {
+      x.transpose_a = x.transpose_b = true;
+      x.a.sizes = {30, 20}, x.b.sizes = {40, 30};
+    });
+    expect([](MatmulArgs& x) { x.a.data = x.b.data = x.c.data; });
+    expect([](MatmulArgs& x) {
+      const PackedOperand packed{
+          .bytes = 1 << 20, .dtype = DType::kBF16, .matrices = 1, .rows = 30, .cols = 40};
+      x.b = {}, x.packed_b = packed;
+    });
+    MatmulArgs wrong = args;
+    wrong.b.sizes[0] = 29;
+    EXPECT_FALSE(Matmul(device, wrong).ok());
+  }
+}
+
+TEST(MatmulEpilogueTest, BetaZeroReadsNoResidual) {
+  for (const Device& device : BothExecutors()) {
+    Random random;
+    Matrix a(DType::kF32, {20, 30}), b(DType::kF32, {30, 40}), c(DType::kF32, {20, 40});
+    a.FillIntegers(random), b.FillIntegers(random);
+    const std::vector<double> expected = reference::Matmul(a.view(), false, b.view(), false, {}).c;
+    ConstTensor null(c.view()), one_row(c.view());
+    null.data = nullptr, one_row.strides[0] = 0;
+    for (const ConstTensor& residual : {null, one_row}) {
+      c.FillNaN();
+      ASSERT_TRUE(IsOk(
+          Matmul(device, {.a = a.view(), .b = b.view(), .c = c.view(), .beta = 0, .residual = residual})));
+      ExpectExactly(c.view(), expected);
+    }
+  }
+}
+
+// The same elements by another number of dimensions are c itself all the same.
+TEST(MatmulEpilogueTest, ResidualIsCWhateverItsRank) {
+  for (const Device& device : BothExecutors()) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      Random random;
+      Matrix a(DType::kF32, {20, 30}), b(DType::kF32, {30, 40}), c(dtype, {20, 40});
+      a.FillIntegers(random), b.FillIntegers(random);
+      Tensor stack = c.view();
+      stack.rank = 4, stack.sizes = {1, 1, 20, 40},
+      stack.strides = {7, 7, stack.strides[0], stack.strides[1]};
+      const std::vector<double> product = reference::Matmul(a.view(), false, b.view(), false, {}).c;
+      c.FillIntegers(random);
+      std::vector<double> expected = c.ToDoubles();
+      for (std::size_t i = 0; i < expected.size(); ++i)
+        expected[i] = RoundTo(dtype, expected[i] + product[i]);
+      MatmulArgs args{.a = a.view(), .b = b.view(), .c = stack, .residual = c.view()};
+      ASSERT_TRUE(IsOk(Matmul(device, args)));
+      ExpectExactly(c.view(), expected);
+      ExpectGuards(c);
+      args.residual.strides[0] += 1;  // Other elements of it.
+      EXPECT_FALSE(Matmul(device, args).ok());
+    }
   }
 }
 
@@ -225,144 +294,6 @@ TEST(MatmulTypesTest, AnyOutputHoldsTheSumRoundedOnce) {
         ExpectExactly(c.view(), RoundTo(out, wide.ToDoubles()));
       }
     }
-  }
-}
-
-// ---- Batches ----
-
-// Matrix (i, j) of a tensor whose batch dimensions are those of c, or 1, or missing.
-template <class AnyTensor>
-AnyTensor At(AnyTensor t, std::int64_t i, std::int64_t j) {
-  AnyTensor one = t;
-  const std::int64_t index[] = {i, j};
-  std::int64_t offset = 0;
-  for (int d = 0; d < t.rank - 2; ++d) {
-    if (t.size(d) > 1) offset += index[d + 4 - t.rank] * t.stride(d);
-  }
-  using Bytes = std::conditional_t<std::is_same_v<AnyTensor, Tensor>, char, const char>;
-  one.data = static_cast<Bytes*>(t.data) + offset * SizeOf(t.dtype);
-  one.rank = 2;
-  one.sizes = {t.size(t.rank - 2), t.size(t.rank - 1)},
-  one.strides = {t.stride(t.rank - 2), t.stride(t.rank - 1)};
-  return one;
-}
-
-// A batch is its products one by one, bit for bit.
-void ExpectBatchIsItsProducts(const Device& device, const MatmulArgs& args, Matrix* c) {
-  ASSERT_TRUE(IsOk(Matmul(device, args)));
-  const std::int64_t outer = args.c.rank == 4 ? args.c.size(0) : 1, inner = args.c.size(args.c.rank - 3);
-  for (std::int64_t i = 0; i < outer; ++i) {
-    for (std::int64_t j = 0; j < inner; ++j) {
-      SCOPED_TRACE(Join("matrix ", i, ", ", j));
-      Matrix single(args.c.dtype, {args.c.size(args.c.rank - 2), args.c.size(args.c.rank - 1)});
-      MatmulArgs one = args;
-      one.a = At(args.a, i, j), one.b = At(args.b, i, j), one.c = single.view();
-      if (args.residual.given()) one.residual = At(args.residual, i, j);
-      ASSERT_TRUE(IsOk(Matmul(device, one)));
-      ExpectSameBits(At(args.c, i, j), single.view());
-    }
-  }
-  ExpectGuards(*c);
-}
-
-TEST(MatmulBatchTest, EveryBroadcast) {
-  const std::int64_t m = 19, n = 37, k = 23;
-  for (const DType in : kFloatTypes) {
-    for (int transposes = 0; transposes < 4; ++transposes) {
-      const bool ta = (transposes & 1) != 0, tb = (transposes & 2) != 0;
-      const std::int64_t am = ta ? k : m, ak = ta ? m : k, bk = tb ? n : k, bn = tb ? k : n;
-      std::vector<Matrix> as, bs;
-      as.emplace_back(in, std::initializer_list<std::int64_t>{am, ak});
-      bs.emplace_back(in, std::initializer_list<std::int64_t>{bk, bn});
-      as.emplace_back(in, std::initializer_list<std::int64_t>{3, am, ak});
-      bs.emplace_back(in, std::initializer_list<std::int64_t>{3, bk, bn});
-      as.emplace_back(in, std::initializer_list<std::int64_t>{2, 1, am, ak});
-      bs.emplace_back(in, std::initializer_list<std::int64_t>{2, 1, bk, bn});
-      as.emplace_back(in, std::initializer_list<std::int64_t>{2, 3, am, ak});
-      bs.emplace_back(in, std::initializer_list<std::int64_t>{2, 3, bk, bn});
-      Random random;
-      for (Matrix& x : as) x.FillNormal(random);
-      for (Matrix& x : bs) x.FillNormal(random);
-      for (std::size_t i = 0; i < 16; ++i) {
-        SCOPED_TRACE(Join(NameOf(in), " ", transposes, " case ", i));
-        Matrix c(DType::kF32, {2, 3, m, n});
-        ExpectBatchIsItsProducts(BothExecutors()[(i + static_cast<std::size_t>(transposes)) % 2],
-                                 {.a = as[i % 4].view(),
-                                  .b = bs[i / 4].view(),
-                                  .c = c.view(),
-                                  .transpose_a = ta,
-                                  .transpose_b = tb},
-                                 &c);
-      }
-    }
-  }
-}
-
-// Rows that go on from matrix to matrix become one product; with bias, residual and activation too.
-TEST(MatmulBatchTest, SharedWeights) {
-  for (const Layout& layout : {kContiguous, Layout{}}) {
-    for (const std::int64_t m : {1, 5, 40}) {
-      for (const Device& device : BothExecutors()) {
-        Random random;
-        Matrix a(DType::kBF16, {2, 3, m, 50}, layout), b(DType::kBF16, {50, 70}), bias(DType::kF32, {70}),
-            residual(DType::kBF16, {2, 3, m, 70}, layout), c(DType::kBF16, {2, 3, m, 70}, layout);
-        a.FillNormal(random), b.FillNormal(random), bias.FillNormal(random), residual.FillNormal(random);
-        ExpectBatchIsItsProducts(device,
-                                 {.a = a.view(),
-                                  .b = b.view(),
-                                  .bias = bias.view(),
-                                  .c = c.view(),
-                                  .alpha = 0.5f,
-                                  .residual = residual.view(),
-                                  .activation = Activation::kSilu},
-                                 &c);
-      }
-    }
-  }
-}
-
-// A stride of 0 repeats a matrix, and packed operands serve a batch, one for all or one each.
-TEST(MatmulBatchTest, RepeatedAndPacked) {
-  for (const DType in : kFloatTypes) {
-    for (const Device& device : BothExecutors()) {
-      Random random;
-      Matrix a(in, {4, 33, 50}), b(in, {4, 50, 70}), c(DType::kF32, {4, 33, 70}),
-          again(DType::kF32, {4, 33, 70});
-      a.FillNormal(random), b.FillNormal(random);
-      MatmulArgs args{.a = a.view(), .b = b.view(), .c = c.view()};
-      args.b.strides[0] = 0;
-      ASSERT_TRUE(IsOk(Matmul(device, args)));
-      for (const bool each : {false, true}) {
-        ConstTensor source = b.view();
-        if (each) {
-          args.b = b.view();
-          ASSERT_TRUE(IsOk(Matmul(device, args)));
-        } else {
-          source = At(ConstTensor(b.view()), 0, 0);
-        }
-        const std::int64_t bytes = PackedOperandBytes(device, Side::kB, in, 50, 70, each ? 4 : 1);
-        std::vector<std::byte> memory(static_cast<std::size_t>(bytes + kPackedAlignment));
-        void* data = memory.data();
-        std::size_t space = memory.size();
-        std::align(kPackedAlignment, static_cast<std::size_t>(bytes), data, space);
-        PackedOperand packed;
-        ASSERT_TRUE(IsOk(PackOperand(device, {.source = source, .data = data, .bytes = bytes}, &packed)));
-        ASSERT_TRUE(IsOk(Matmul(device, {.a = a.view(), .c = again.view(), .packed_b = packed})));
-        ExpectSameBits(again.view(), c.view());
-      }
-    }
-  }
-}
-
-TEST(MatmulBatchTest, EmptyBatches) {
-  for (const Device& device : BothExecutors()) {
-    Matrix a(DType::kF32, {0, 3, 4}), b(DType::kF32, {4, 5}), c(DType::kF32, {0, 3, 5});
-    EXPECT_TRUE(IsOk(Matmul(device, {.a = a.view(), .b = b.view(), .c = c.view()})));
-    Matrix one(DType::kF32, {1, 1, 3, 4}), result(DType::kF32, {1, 1, 3, 5});
-    Random random;
-    one.FillIntegers(random), b.FillIntegers(random);
-    EXPECT_TRUE(IsOk(Matmul(device, {.a = one.view(), .b = b.view(), .c = result.view()})));
-    ExpectExactly(result.view(), reference::Matmul(At(one.view(), 0, 0), false, b.view(), false, {}).c);
   }
 }
 

@@ -277,7 +277,7 @@ TEST(MatmulTest, OutputByColumns) {
     const MatmulShape shape{45, 131, 70};
     Random random;
     Call call(shape, {.in = DType::kBF16, .out = out});
-    Matrix columns(out, {shape.m, shape.n}, {.order = {1, 0, 2, 3}, .gap = 3, .offset = 1, .step = 3});
+    Matrix columns(out, {shape.m, shape.n}, {.order = kColumnMajor.order, .gap = 3, .offset = 1, .step = 3});
     call.a.FillIntegers(random), call.b.FillIntegers(random);
     for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
       columns.FillNaN();

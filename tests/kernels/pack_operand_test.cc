@@ -232,13 +232,21 @@ TEST(PackOperandTest, BadUse) {
   };
   expect([&](auto& x) { x.b = b.view(); }, {"packed_b", "both"});
   expect([&](auto& x) { x.transpose_b = true; }, {"packed_b", "transpose_b"});
-  expect([&](auto& x) { x.packed_b = left.operand; }, {"packed_b", "operand a"});
-  expect([&](auto& x) { x.packed_a = right.operand, x.a = {}; }, {"packed_a", "operand b"});
+  // The side comes before all that cannot fit either then.
+  const std::string left_for_right = "matmul: packed_b was packed for side a (c = a b), needs side b";
+  expect([&](auto& x) { x.packed_b = left.operand; }, {left_for_right});
+  expect([&](auto& x) { x.packed_b = left.operand, x.a.sizes[1] = 19, x.transpose_b = true; },
+         {left_for_right});
+  expect([&](auto& x) { x.packed_b = left.operand, x.a = {}, x.c.rank = 0; }, {left_for_right});
+  expect([&](auto& x) { x.packed_a = right.operand, x.a = {}; },
+         {"matmul: packed_a was packed for side b (c = a b), needs side a"});
+  expect([&](auto& x) { x.packed_b.side = static_cast<Side>(7); }, {"packed_b.side is 7, the last is 1"});
   expect([&](auto& x) { x.packed_b = two.operand; }, {"packed_b", "2 matrices", "1"});
   expect([&](auto& x) { x.packed_b.rows = 21; }, {"packed_b"});
   expect([&](auto& x) { x.packed_b.cols = 29; }, {"packed_b", "x 30", "29"});
   expect([&](auto& x) { x.packed_b.cols = -1; }, {"packed_b", "negative"});
   expect([&](auto& x) { x.packed_b.dtype = DType::kF16; }, {"packed_b"});
+  expect([&](auto& x) { x.packed_b.dtype = DType::kI32, x.alpha = 0; }, {"packed_b is int32", "needs fp32"});
   expect([&](auto& x) { x.packed_b.data = nullptr; }, {"packed_b", "null"});
   expect([&](auto& x) { x.packed_b.bytes -= 64; }, {"packed_b", "bytes", "needs"});
   expect([&](auto& x) { x.a.sizes[1] = 19; }, {"packed_b", "20 rows", "19"});
@@ -246,6 +254,30 @@ TEST(PackOperandTest, BadUse) {
   expect([&](auto& x) { x.packed_b.data = garbage.data(); }, {"packed_b", "holds no packed operand"});
   // c in the packed memory.
   expect([&](auto& x) { x.c.data = right.memory->data() + 64; }, {"c overlaps packed_b"});
+}
+
+// A pack of no matrices is one for batches of none.
+TEST(PackOperandTest, NoMatrices) {
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    Random random;
+    Matrix source(DType::kBF16, {0, 20, 30}), a(DType::kBF16, {0, 6, 20}), c(DType::kBF16, {0, 6, 30});
+    EXPECT_EQ(PackedOperandBytes(device, Side::kB, DType::kBF16, 20, 30, 0), 128);  // A header.
+    Packed none(device, source.view(), Side::kB, false);
+    ASSERT_TRUE(IsOk(none.status));
+    EXPECT_TRUE(none.operand.given());
+    EXPECT_EQ(none.operand.matrices, 0);
+    EXPECT_TRUE(IsOk(Matmul(device, {.a = a.view(), .c = c.view(), .packed_b = none.operand})));
+
+    Matrix two(DType::kBF16, {2, 6, 20}), of_two(DType::kBF16, {2, 6, 30}), b(DType::kBF16, {20, 30});
+    two.FillUniform(random), b.FillUniform(random);
+    EXPECT_TRUE(Says(Matmul(device, {.a = two.view(), .c = of_two.view(), .packed_b = none.operand}),
+                     {"packed_b holds 0 matrices, needs 1 or 2"}));
+    const Packed one(device, b.view(), Side::kB, false);
+    EXPECT_TRUE(IsOk(Matmul(device, {.a = a.view(), .c = c.view(), .packed_b = one.operand})));
+    Packed left(device, a.view(), Side::kA, false);
+    ASSERT_TRUE(IsOk(left.status));
+    EXPECT_TRUE(IsOk(Matmul(device, {.b = b.view(), .c = c.view(), .packed_a = left.operand})));
+  }
 }
 
 // What one SIMD target packed, one with other panels refuses.

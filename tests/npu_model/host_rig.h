@@ -50,7 +50,8 @@ constexpr double kSecondOrder = 1.01;  // Products of roundings, which first-ord
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Rows without gaps; with gaps and unaligned; columns one after the other; both strides above 1.
-const Layout kLayouts[] = {kContiguous, {}, kColumnMajor, {.step = 3}, {.order = {1, 0, 2, 3}, .step = 2}};
+const Layout kLayouts[] = {
+    kContiguous, {}, kColumnMajor, {.step = 3}, {.order = kColumnMajor.order, .step = 2}};
 
 inline std::size_t Index(std::int64_t i) { return static_cast<std::size_t>(i); }
 

@@ -13,8 +13,6 @@
 namespace cubist::testing {
 namespace {
 
-using Index = std::array<std::int64_t, 4>;
-
 std::string Coordinates(const Index& index, int rank) {
   std::ostringstream text;
   text << "(";

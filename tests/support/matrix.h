@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include "npu_model/types.h"
@@ -18,17 +19,17 @@ namespace cubist::testing {
 
 // How the elements stand in memory. By default no stride is a round number and no row is aligned.
 struct Layout {
-  std::array<int, 4> order = {0, 1, 2,
-                              3};  // dimensions, outermost first; {0, 2, 1, 3} stores (B, N, S, D) as BSND
-  std::int64_t gap = 3;            // elements after each row, and after each stack of rows
-  std::int64_t offset = 1;         // elements from a 64-byte boundary to element 0
-  std::int64_t step = 1;           // stride of the innermost dimension
+  // Dimensions, outermost first; {0, 2, 1, 3} stores (B, N, S, D) as BSND.
+  std::array<int, Tensor::kMaxRank> order = {0, 1, 2, 3, 4, 5};
+  std::int64_t gap = 3;     // elements after each row, and after each stack of rows
+  std::int64_t offset = 1;  // elements from a 64-byte boundary to element 0
+  std::int64_t step = 1;    // stride of the innermost dimension
 };
 inline constexpr Layout kContiguous{.gap = 0, .offset = 0};
-inline constexpr Layout kColumnMajor{.order = {1, 0, 2, 3}};
-inline constexpr Layout kBsnd{.order = {0, 2, 1, 3}};
+inline constexpr Layout kColumnMajor{.order = {1, 0, 2, 3, 4, 5}};
+inline constexpr Layout kBsnd{.order = {0, 2, 1, 3, 4, 5}};
 
-// A matrix of any dtype, or a stack of them (up to four dimensions), inside guards. Elements and guards start
+// A matrix of any dtype, or a stack of them (up to six dimensions), inside guards. Elements and guards start
 // as a pattern that reads as NaN in every float type, and as a negative number in every integer type.
 class Matrix {
  public:
@@ -72,21 +73,21 @@ class Matrix {
   std::vector<Line> lines_;
 };
 
+using Index = ConstTensor::Sizes;
+
 // Calls f(index, offset) for every element in row-major order: its coordinates, and its place relative to
 // x.data.
 template <class F>
 void ForEachElement(const ConstTensor& x, F f) {
-  std::array<std::int64_t, 4> sizes{1, 1, 1, 1}, index{};
-  for (int d = 0; d < x.rank; ++d) sizes[static_cast<std::size_t>(d)] = x.size(d);
-  for (index[0] = 0; index[0] < sizes[0]; ++index[0]) {
-    for (index[1] = 0; index[1] < sizes[1]; ++index[1]) {
-      for (index[2] = 0; index[2] < sizes[2]; ++index[2]) {
-        for (index[3] = 0; index[3] < sizes[3]; ++index[3]) {
-          std::int64_t offset = 0;
-          for (int d = 0; d < x.rank; ++d) offset += index[static_cast<std::size_t>(d)] * x.stride(d);
-          f(index, offset);
-        }
-      }
+  Index index{};
+  const std::int64_t count = x.count();
+  for (std::int64_t i = 0, offset = 0; i < count; ++i) {
+    f(std::as_const(index), offset);
+    for (int d = x.rank - 1; d >= 0; --d) {
+      std::int64_t& at = index[static_cast<std::size_t>(d)];
+      offset += x.stride(d);
+      if (++at < x.size(d)) break;
+      offset -= std::exchange(at, 0) * x.stride(d);
     }
   }
 }
