@@ -243,6 +243,35 @@ TEST(ReplayTest, ShortAndMisalignedRowsCostWholeLines) {
   EXPECT_NEAR(cycles(1, 128, 1024), 16 * 4 * kLine, 1e-6);   // 508 = 256 + 128 + 124, and 4.
 }
 
+// Each of the cores that read the same lines at a time waits for those before it; without same_line nobody does.
+TEST(ReplayTest, CoresOnTheSameAddressQueue) {
+  constexpr std::int64_t kBytes = 64 * 512;
+  constexpr double kStartup = 40, kRate = 64, kPerLine = 3;
+  const auto cycles = [&](int cores, bool same, double same_line) {
+    ChipSpec chip = RoundChip();
+    chip.memory.same_line = Value(same_line);
+    chip.paths[static_cast<std::size_t>(Path::kGmToUb)].startup = Value(kStartup);
+    const GmTensor source = TensorOf(0, DType::kF32, cores, kBytes / 4);
+    return Replay(RecordOf<TraceVectorCore>(
+                      chip, cores,
+                      [&](auto& core) {
+                        Ring<Buffer::kUB, float> ring(core, "x", 1, kBytes / 4, 1);
+                        const std::int64_t row = same ? 0 : core.index();
+                        core.Load(ring.Next(1, kBytes / 4), MatrixOf(source).Rows({row, row + 1}));
+                      }),
+                  false)
+        .cycles;
+  };
+  const double alone = cycles(1, true, kPerLine);
+  for (const int cores : {2, 5, 8}) {
+    // As many lines are on their way at a time as hide the startup.
+    const double waits = (cores - 1) * kPerLine * (kBytes / kRate) / kStartup;
+    EXPECT_NEAR(cycles(cores, true, kPerLine), alone + waits, 1e-6) << cores;
+    EXPECT_NEAR(cycles(cores, false, kPerLine), alone, 1e-6) << cores;
+    EXPECT_NEAR(cycles(cores, true, 0), alone, 1e-6) << cores;
+  }
+}
+
 // Rows that step down are a move each, also where another core does the same upwards.
 TEST(ReplayTest, EveryCorePaysForItsOwnMoves) {
   const GmTensor source = TensorOf(0, DType::kF32, 32, 4);

@@ -17,6 +17,7 @@
 #include "npu_model/launch.h"
 #include "npu_model/tuning.h"
 #include "tools/tiling_search.h"
+#include "tools/validation/read_kernel.h"
 #include "tools/validation/scheduled_matmul_kernel.h"
 #include "tools/validation/stream_kernels.h"
 
@@ -75,6 +76,8 @@ class RowRecorder {
         {"gqa", &RowRecorder::Attention},
         {"flash_attention", &RowRecorder::Attention},
         {"apply_rotary_pos_emb", &RowRecorder::Rotary},
+        {"read_gm", &RowRecorder::ReadGm},
+        {"core_matmul", &RowRecorder::CoreMatmul},
     };
     if (!BytesByName().contains(dtype(0))) {
       Skip("other", fmt::format("dtype '{}' is not one that the model knows", dtype(0)));
@@ -162,6 +165,12 @@ class RowRecorder {
     if (!out_.skipped.empty()) return;
     const double numbers = static_cast<double>(std::max(tiling_bytes - kUsualTiling, std::int64_t{0})) / 8;
     out_.launches.back().before_us = kOperatorStart + numbers * chip_.scalar.read_gm / chip_.clock_hz * 1e6;
+  }
+  // The launch added last was timed in the cores.
+  void LeavesOutLaunch() {
+    if (!out_.skipped.empty()) return;
+    RecordedLaunch& launch = out_.launches.back();
+    launch.before_us = -trace::LaunchSeconds(launch.record, chip_) * 1e6;
   }
   // A launch of `kernel(core, inputs, outputs)` on all Vector cores; tensors are matrices.
   struct Operand {
@@ -283,9 +292,9 @@ class RowRecorder {
     Add([&](const Device& device) { return call(device, nullptr); }, sync::Policy::kMinimal, tuning);
   }
 
-  // In fp16, which costs what bf16 does.
+  // Of fp16, which costs what bf16 does.
   void AddScheduled(std::int64_t m, std::int64_t n, std::int64_t k, bool transpose_b, const MatmulSchedule& s,
-                    sync::Policy policy) {
+                    sync::Policy policy, DType out = DType::kF16) {
     Add(
         [&](const Device& device) {
           Launch launch(device, "matmul");
@@ -294,8 +303,8 @@ class RowRecorder {
               MatrixOf(*launch.Input("b", transpose_b ? ConstTensor(nullptr, DType::kF16, {n, k})
                                                       : ConstTensor(nullptr, DType::kF16, {k, n})));
           const Gm b = transpose_b ? stored.Transposed() : stored;
-          const Gm c = MatrixOf(*launch.Output("c", Tensor(nullptr, DType::kF16, {m, n})));
-          launch.OnAiCores(s.grid.count(), [&](auto& core) { ScheduledMatmul(core, a, b, c, s); });
+          const Gm c = MatrixOf(*launch.Output("c", Tensor(nullptr, out, {m, n})));
+          launch.OnAiCores(s.tasks(), [&](auto& core) { ScheduledMatmul(core, a, b, c, s); });
           return launch.Finish(nullptr);
         },
         policy);
@@ -308,6 +317,67 @@ class RowRecorder {
     if (k != shape(1)[0]) return Skip(out_.group, fmt::format("a has {} columns, b {} rows", k, shape(1)[0]));
     if (TooLong({Tile(m), Tile(n), Tile(k)})) return;
     AddMatmul(m, n, k, DTypeOfName(dtype(0)), false);
+  }
+
+  // asc-devkit's products: a core has a rectangle of blocks of 128 x 256, or they go along the diagonals of a band.
+  void CoreMatmul() {
+    out_.group = kCoreProducts;
+    if (!HasRank(0, 2) || !HasRank(1, 2)) return;
+    const std::int64_t m = shape(0)[0], n = shape(1)[1], k = shape(0)[1];
+    if (TooLong({Tile(m), Tile(n), Tile(k)})) return;
+    MatmulSchedule s;
+    s.grid = {CeilDiv(m, s.m), CeilDiv(n, s.n), BlockOrder::kRowMajor, 1};
+    s.core_rows = row_.attrs.value("core_rows", std::int64_t{0});
+    s.core_cols = row_.attrs.value("core_cols", std::int64_t{0});
+    s.stagger = attribute("stagger");
+    if (s.core_rows <= 0 || s.core_cols <= 0) {
+      s.core_rows = 0;
+      s.grid.order = BlockOrder::kDiagonal;
+      s.grid.width = std::max<std::int64_t>(row_.attrs.value("band", std::int64_t{1}), 1);
+    } else if (s.grid.rows % s.core_rows != 0 || s.grid.cols % s.core_cols != 0) {
+      return Skip(out_.group, "the grid is no whole number of rectangles");
+    }
+    if (s.core_rows > 0 && s.tasks() > chip_.cube_cores)
+      return Skip(out_.group,
+                  fmt::format("{} rectangles, and the chip has {} cores", s.tasks(), chip_.cube_cores));
+    AddScheduled(m, n, k, /*transpose_b=*/false, s, sync::Policy::kMinimal, DType::kF32);
+    if (attribute("in_core")) return LeavesOutLaunch();
+    StartsSlowly();
+    // Called by Vector cores, which do nothing else.
+    if (out_.skipped.empty()) out_.launches.back().before_us += chip_.sync.mixed_launch_s * 1e6;
+  }
+
+  // Reads into one buffer, with no flag between them: nobody looks at what is there.
+  void ReadGm() {
+    out_.group = kReads;
+    out_.schedule = Schedule::kKnown;
+    if (!HasRank(0, 2)) return;
+    Reads r{.rows = row_.attrs.value("tile_rows", std::int64_t{0}),
+            .cols = row_.attrs.value("tile_cols", std::int64_t{0}),
+            .slices = row_.attrs.value("slices", std::int64_t{1}),
+            .repeats = row_.attrs.value("repeats", std::int64_t{1})};
+    if (r.rows <= 0 || r.cols <= 0 || r.slices <= 0 || r.repeats <= 0)
+      return Skip(out_.group, "tile_rows, tile_cols, slices and repeats are numbers above 0");
+    const std::string whose = row_.attrs.value("rows", std::string("own"));
+    r.whose = whose == "own" ? ReadRows::kOwn : whose == "all" ? ReadRows::kAll : ReadRows::kAllFromOwn;
+    const bool ub = row_.attrs.value("to", std::string("UB")) == "UB";
+    Add([&](const Device& device) {
+      Launch launch(device, "read_gm");
+      const Gm matrix =
+          MatrixOf(*launch.Input("in", ConstTensor(nullptr, DType::kF16, {shape(0)[0], shape(0)[1]})));
+      if (ub) {
+        launch.OnVectorCores(chip_.cube_cores * chip_.vector_per_cube,
+                             [&](auto& core) { ReadIntoUb(core, matrix, r); });
+      } else {
+        launch.OnAiCores(chip_.cube_cores, [&](auto& core) { ReadIntoL1(core, matrix, r); });
+      }
+      return launch.Finish(nullptr);
+    });
+    if (!out_.skipped.empty()) return;
+    for (sync::PhasePlan& phase : out_.launches.back().plan.phases) {
+      for (sync::CorePlan& core : phase.cores) core.ops.clear();
+    }
+    LeavesOutLaunch();
   }
 
   void Grouped() {

@@ -17,6 +17,8 @@ namespace cubist {
 inline constexpr const char* kKnownSchedules = "known schedules";
 inline constexpr const char* kMemoryBound = "memory-bound";
 inline constexpr const char* kKnownBlocks = "known blocks";
+inline constexpr const char* kReads = "reads of GM";
+inline constexpr const char* kCoreProducts = "products by core";
 
 // How far the schedule of a row's kernels is known: to the last buffer; by what such kernels do anyhow (double buffers, all
 // cores, the better order of blocks); or not even by how far its pipes overlap.
