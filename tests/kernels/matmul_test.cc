@@ -6,6 +6,7 @@
 #include <oneapi/tbb/global_control.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -167,6 +168,30 @@ std::vector<MatmulShape> FewShapes() {
           {65, 63, 0}, {3, 1031, 17}, {1031, 3, 18}, {2, 3, 4099}, {130, 259, 131}};
 }
 
+// Every remainder of each dimension by a step of it, behind `whole` steps; the others are no multiples of anything.
+std::vector<MatmulShape> Remainders(const MatmulShape& step, std::int64_t whole) {
+  std::vector<MatmulShape> shapes;
+  const auto walk = [&](std::int64_t of, auto shape) {
+    for (std::int64_t rest = 1; rest < of; ++rest) shapes.push_back(shape(whole * of + rest));
+  };
+  walk(step.m, [](std::int64_t m) { return MatmulShape{m, 71, 43}; });
+  walk(step.n, [](std::int64_t n) { return MatmulShape{41, n, 43}; });
+  walk(step.k, [](std::int64_t k) { return MatmulShape{41, 71, k}; });
+  return shapes;
+}
+
+// Each shape in every dtype, transposes in turn.
+void ExpectExactInTurn(const Device& device, const std::vector<MatmulShape>& shapes) {
+  int turn = 0;
+  for (const MatmulShape& shape : shapes) {
+    const ExactProduct product(shape);
+    for (const DType in : kFloatTypes) {
+      ++turn;
+      product.Expect(device, {.in = in, .transpose_a = turn % 2 == 1, .transpose_b = turn % 4 > 1});
+    }
+  }
+}
+
 class MatmulShapeTest : public ::testing::TestWithParam<MatmulShape> {};
 
 TEST_P(MatmulShapeTest, SmallIntegersAreExact) {
@@ -195,6 +220,14 @@ TEST_P(MatmulSimdTest, SmallIntegersAreExact) {
   }
 }
 
+// Of a register tile alone, and of the last one of several.
+TEST_P(MatmulSimdTest, EveryRemainderOfARegisterTile) {
+  const ChipSpec::Mmad& mmad = HostChip().mmad;
+  const MatmulShape tile{std::max(mmad.m_step, mmad.narrow_m_step), mmad.n_step,
+                         std::max<std::int64_t>(mmad.k_bytes, 8)};
+  for (const std::int64_t whole : {0, 1, 3}) ExpectExactInTurn(Host(), Remainders(tile, whole));
+}
+
 TEST_P(MatmulSimdTest, RandomRealsAreWithinBounds) {
   for (const MatmulShape& shape : FewShapes()) {
     for (DType in : kFloatTypes) {
@@ -218,6 +251,12 @@ TEST(MatmulOnNpuTest, SmallIntegersAreExact) {
   }
   const ExactProduct product({129, 257, 300});
   for (const Options& options : SomeOptions()) product.Expect(NpuWithData(Ascend910B4()), options);
+}
+
+// Of a fractal alone, and behind whole blocks of 128 and 256, as blocks of L0 and L1 end.
+TEST(MatmulOnNpuTest, EveryRemainderOfAFractal) {
+  for (const std::int64_t block : {0, 128, 256})
+    ExpectExactInTurn(NpuWithData(Ascend910B2()), Remainders({16, 16, 16}, block / 16));
 }
 
 TEST(MatmulOnNpuTest, RandomRealsAreWithinBounds) {
