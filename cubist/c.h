@@ -361,6 +361,8 @@ typedef struct cubist_token_unpermute_args {
   cubist_tensor out;
   cubist_tensor routing_map;
   cubist_tensor bias, topk_ids, residual, residual2;
+  cubist_tensor row_tokens; /* in place of sorted_indices, with capacity */
+  int64_t capacity;
 } cubist_token_unpermute_args;
 #define CUBIST_TOKEN_UNPERMUTE_ARGS CUBIST_INITIAL(cubist_token_unpermute_args, CUBIST_SET(top_k, 1))
 
@@ -374,6 +376,8 @@ typedef struct cubist_token_permute_grad_args {
   const cubist_range* rows;
   cubist_tensor tokens_grad, probs_grad;
   cubist_tensor routing_map;
+  cubist_tensor row_tokens;
+  int64_t capacity;
 } cubist_token_permute_grad_args;
 #define CUBIST_TOKEN_PERMUTE_GRAD_ARGS CUBIST_INITIAL(cubist_token_permute_grad_args, CUBIST_SET(top_k, 1))
 
@@ -388,6 +392,8 @@ typedef struct cubist_token_unpermute_grad_args {
   cubist_tensor permuted_grad, probs_grad;
   cubist_tensor routing_map;
   cubist_tensor bias, topk_ids;
+  cubist_tensor row_tokens;
+  int64_t capacity;
 } cubist_token_unpermute_grad_args;
 #define CUBIST_TOKEN_UNPERMUTE_GRAD_ARGS \
   CUBIST_INITIAL(cubist_token_unpermute_grad_args, CUBIST_SET(top_k, 1))

@@ -295,7 +295,7 @@ void Annotate(Launch& launch, const TokenPermuteArgs& args, const TokenPermuteOp
               const TokenRoutesTiling& t) {
   if (wanted.row_tokens != nullptr) {
     const Gm column = MatrixOf(*wanted.row_tokens);
-    launch.OnVectorCores(t.chunks, [&](auto& core) { NoRowTokensKernel(core, column, t); });
+    launch.OnVectorCores(t.chunks, [&](auto& core) { FillNoneKernel(core, column, t); });
     launch.OnVectorCores(
         t.chunks, [&](auto& core) { RowTokensKernel(core, g.sorted_indices, column, g.first_row, t); });
   }
@@ -376,7 +376,8 @@ Status Run(const Device& device, const TokenPermuteArgs& args, Profile* profile)
 
 Status Validate(const Device& device, const TokenUnpermuteArgs& args) {
   const Argument permuted{kUnpermute, "permuted", args.permuted}, probs{kUnpermute, "probs", args.probs};
-  const Argument sorted{kUnpermute, "sorted_indices", args.sorted_indices}, out{kUnpermute, "out", args.out};
+  const Argument out{kUnpermute, "out", args.out};
+  const Places places = PlacesOf(kUnpermute, args, args.permuted, "permuted");
   CUBIST_RETURN_IF_ERROR(CheckShape(permuted, {{"M"}, {"H"}}));
   CUBIST_RETURN_IF_ERROR(CheckShape(out, {{"T"}, {"H, of permuted", args.permuted.size(1)}}));
   const std::int64_t t = args.out.size(0);
@@ -385,12 +386,11 @@ Status Validate(const Device& device, const TokenUnpermuteArgs& args) {
   if (probs.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckShape(probs, {{"T, of out", t}, {"K"}}));
   CUBIST_RETURN_IF_ERROR(CheckTopK(kUnpermute, args.top_k));
   CUBIST_RETURN_IF_ERROR(CheckWindow(kUnpermute, args.rows, permuted));
-  const std::int64_t k = SlotsPerToken(args);
-  CUBIST_RETURN_IF_ERROR(CheckSlots(out, t, k));
-  CUBIST_RETURN_IF_ERROR(CheckShape(sorted, {{"T * K", t * k}}));
+  const Slots slots{t, SlotsPerToken(places, args.probs, args.top_k)};
+  CUBIST_RETURN_IF_ERROR(CheckSlots(out, t, slots.top_k));
+  CUBIST_RETURN_IF_ERROR(CheckPlaces(places, slots));
   CUBIST_RETURN_IF_ERROR(CheckDType(permuted, kFloatTypes));
   CUBIST_RETURN_IF_ERROR(CheckDType(out, {args.permuted.dtype}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(sorted, {DType::kI32}));
   if (probs.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(probs, kFloatTypes));
   const Argument bias{kUnpermute, "bias", args.bias}, ids{kUnpermute, "topk_ids", args.topk_ids},
       residual{kUnpermute, "residual", args.residual}, residual2{kUnpermute, "residual2", args.residual2};
@@ -399,11 +399,12 @@ Status Validate(const Device& device, const TokenUnpermuteArgs& args) {
     CUBIST_RETURN_IF_ERROR(CheckShape(*arg, {{"T, of out", t}, {"H, of permuted", args.permuted.size(1)}}));
     CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {args.permuted.dtype}));
   }
-  CUBIST_RETURN_IF_ERROR(CheckStorage(sorted, /*needs_data=*/true));
-  CUBIST_RETURN_IF_ERROR(
-      CheckTensors(device, {&permuted, &sorted, &probs, &map, &bias, &ids, &residual, &residual2}, {&out}));
-  CUBIST_RETURN_IF_ERROR(CheckValues(sorted, -1, std::int64_t{1} << 31));
-  return CheckBias(bias, ids, permuted, sorted, args.rows.value_or(Range()).begin, {t, k});
+  CUBIST_RETURN_IF_ERROR(CheckTensors(device,
+                                      {&permuted, &places.sorted_indices, &places.row_tokens, &probs, &map,
+                                       &bias, &ids, &residual, &residual2},
+                                      {&out}));
+  CUBIST_RETURN_IF_ERROR(CheckValuesOf(places, slots));
+  return CheckBias(bias, ids, places, slots);
 }
 
 template <class T>
@@ -411,7 +412,8 @@ Status Run(const Device& device, const TokenUnpermuteArgs& args, Profile* profil
   Launch launch(device, kUnpermute);
   TokenPermuteShape shape;
   shape.tokens = args.out.size(0), shape.hidden = args.out.size(1);
-  shape.top_k = SlotsPerToken(args);
+  const Places places = PlacesOf(kUnpermute, args, args.permuted, "permuted");
+  shape.top_k = SlotsPerToken(places, args.probs, args.top_k);
   shape.dtype = args.permuted.dtype;
   if (args.bias.given()) shape.reads_ids = true, shape.wide_ids = args.topk_ids.dtype == DType::kI64;
   TokenUnpermuteTiling tiling;
@@ -419,14 +421,13 @@ Status Run(const Device& device, const TokenUnpermuteArgs& args, Profile* profil
 
   TokenUnpermuteOperands g;
   g.permuted = MatrixOf(*launch.Input("permuted", args.permuted));
-  g.sorted_indices =
-      MatrixOf(*launch.Input("sorted_indices", AsSlots(args.sorted_indices, shape.tokens, shape.top_k)));
+  CUBIST_RETURN_IF_ERROR(
+      ReadPlaces(launch, places, {shape.tokens, shape.top_k}, &g.sorted_indices, &g.first_row));
   g.probs = launch.Input("probs", args.probs);
   g.bias = launch.Input("bias", args.bias), g.topk_ids = launch.Input("topk_ids", args.topk_ids);
   g.residual = launch.Input("residual", args.residual),
   g.residual2 = launch.Input("residual2", args.residual2);
   g.out = MatrixOf(*launch.Output("out", args.out));
-  g.first_row = args.rows.value_or(Range()).begin;
   if (args.routing_map.given()) {
     MapOfSlots map;
     CUBIST_RETURN_IF_ERROR(

@@ -41,7 +41,7 @@ enum class CapacityKeeps : std::uint8_t { kFirst, kHighest };
 //   pad_with_tokens with a map and a capacity of at most T: rows beyond an expert's slots are the first tokens that do not
 //                   go to it, those that are not valid among them, with their probs, and not zero
 //                   (aclnnMoeTokenPermuteWithRoutingMap's drop_and_pad, whose indices are row_tokens). No slot has these
-//                   rows: they take no part in unpermute and gradients
+//                   rows: with row_tokens in place of sorted_indices TokenUnpermute and the gradients have them too
 //   row_multiple    the rows of every expert are padded to a multiple of it
 //   num_out_tokens  how many rows there are room for. With R = T * K, with padding R = T * K + min(T * K, num_experts) *
 //                   (row_multiple - 1): M = R where num_out_tokens is 0, min(num_out_tokens, R) where positive, max(R +
@@ -85,20 +85,28 @@ struct TokenPermuteArgs {
 //   sorted_indices  (T * K)   int32; an index of -1 or >= M is a dropped slot and adds nothing
 //   probs           (T, K)    optional, any float dtype; absent means weight 1 and K = top_k. Rows of probability 0
 //                             are not read, so that a NaN there stays there.
+//   row_tokens      (M)       int32, in place of sorted_indices, as TokenPermute wrote them with this `capacity`:
+//                       out[row_tokens[r]] += probs(row_tokens[r], r / capacity) * permuted[r], r ascending
+//                   M = E * capacity, and probs are (T, E). A row of -1 adds nothing, an expert has at most one row of
+//                   a token, and there is no routing_map and no bias
 //   routing_map     (T, E)    optional, bool or uint8, with probs: they are (T, E) then, K = top_k, and slot (t, j) is the
 //                   j-th expert that is set, ascending, as for TokenPermute
 //   bias            (E, H)    optional, the dtype of permuted, together with topk_ids (T, K), int32 or int64: what an expert
 //                             adds to each of its rows. A slot that adds no row adds no bias
 //   residual        (T, H)    optional, the dtype of permuted: what the result is added to; residual2 likewise
 //   out             (T, H)    the dtype of permuted; T is whatever tokens there were (restore shape)
-//   rows            optional: the rows of permuted are [begin, end) of the global order (expert parallelism), and slots of
-//                   other rows add nothing; the results of all ranks add up to the whole. Absent: [0, M)
+//   rows            optional: the rows of permuted and of row_tokens are [begin, end) of the global order (expert
+//                   parallelism), and slots of other rows add nothing; the results of all ranks add up to the whole.
+//                   Absent: [0, M)
 //
-// Semantics of aclnnMoeTokenUnpermute, its WithEp and WithRoutingMap forms, and of aclnnMoeFinalizeRoutingV2 (row-major
-// indices, dropped slots without their bias); an empty range of rows is empty. With ranges of rows on several ranks the
-// residuals are one rank's to give. Any H, K >= 0. out may not overlap anything.
+// Semantics of aclnnMoeTokenUnpermute, its WithEp and WithRoutingMap forms (padded with row_tokens), and of
+// aclnnMoeFinalizeRoutingV2 (row-major indices, dropped slots without their bias); an empty range of rows is empty.
+// With ranges of rows on several ranks the residuals are one rank's to give. Any H, K >= 0. out may not overlap
+// anything.
 struct TokenUnpermuteArgs {
-  ConstTensor permuted, sorted_indices;
+  ConstTensor permuted, sorted_indices = {};
+  ConstTensor row_tokens = {};
+  std::int64_t capacity = 0;  // With row_tokens alone.
   ConstTensor routing_map = {};
   ConstTensor probs = {};
   ConstTensor bias = {}, topk_ids = {};

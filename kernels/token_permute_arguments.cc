@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace cubist {
@@ -31,12 +32,83 @@ bool AllWithin(const void* data, std::int64_t count, std::int64_t least, std::in
   return true;
 }
 
+std::string TextOf(const Range& range) {
+  return std::string("[") + std::to_string(range.begin) + ", " + std::to_string(range.end) + ")";
+}
+
+// What row_tokens need, but dtype and data.
+Status CheckRowTokens(const Places& places, std::int64_t experts) {
+  const auto& [sorted, tokens, map, rows, capacity, window] = places;
+  if (sorted.tensor.given()) return tokens.Error("and sorted_indices are both given, needs one of them");
+  if (map.tensor.given()) return map.Error("is given with row_tokens, which say where tokens go");
+  if (capacity < 1 || capacity > std::numeric_limits<std::int32_t>::max())
+    return OptionError(tokens.kernel, "capacity", capacity, "1 to 2^31 - 1 with row_tokens");
+  CUBIST_RETURN_IF_ERROR(CheckSlots(tokens, experts, capacity));
+  const std::int64_t all = experts * capacity;
+  if (!window.has_value()) {
+    CUBIST_RETURN_IF_ERROR(CheckShape(rows, {{"M, experts * capacity", all}, {"H"}}));
+  } else if (window->end > all) {
+    return OptionError(tokens.kernel, "rows", TextOf(*window),
+                       "an end of at most experts * capacity = " + std::to_string(all));
+  }
+  return CheckShape(tokens, {{"M", rows.tensor.size(0)}});
+}
+
+// A token stands once among the rows of an expert; `missing` is how many rows have none.
+Status CheckDistinctTokens(const Places& places, std::int64_t tokens, std::int64_t* missing) {
+  const ConstTensor& t = places.row_tokens.tensor;
+  std::vector<std::int64_t> last_expert(static_cast<std::size_t>(tokens), -1);
+  *missing = 0;
+  for (std::int64_t r = 0; r < t.size(0); ++r) {
+    const std::int64_t token = LoadInt(t.data, t.dtype, r * t.stride(0)),
+                       expert = (places.rows_here().begin + r) / places.capacity;
+    if (token < 0) {
+      ++*missing;
+    } else if (std::exchange(last_expert[static_cast<std::size_t>(token)], expert) == expert) {
+      return places.row_tokens.Error("has token " + std::to_string(token) + " a second time at (" +
+                                     std::to_string(r) + "), an expert has one row of a token");
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 ConstTensor AsMatrix(ConstTensor t) { return AsColumn(t); }
 
 Status CheckTopK(const char* kernel, std::int64_t top_k) {
   return top_k >= 0 ? Status() : OptionError(kernel, "top_k", top_k, "0 or more");
+}
+
+std::int64_t SlotsPerToken(const Places& places, const ConstTensor& values, std::int64_t top_k) {
+  if (!places.by_row()) return values.given() && !places.routing_map.tensor.given() ? values.size(1) : top_k;
+  if (values.given()) return values.size(1);
+  return places.capacity > 0 ? CeilDiv(places.rows_here().end, places.capacity) : 0;
+}
+
+Status CheckPlaces(const Places& places, const Slots& slots) {
+  const Argument& given = places.by_row() ? places.row_tokens : places.sorted_indices;
+  if (places.by_row()) {
+    CUBIST_RETURN_IF_ERROR(CheckRowTokens(places, slots.top_k));
+  } else if (places.capacity != 0) {
+    return OptionError(given.kernel, "capacity", places.capacity, "0 without row_tokens");
+  } else {
+    CUBIST_RETURN_IF_ERROR(CheckShape(given, {{"T * K", slots.tokens * slots.top_k}}));
+  }
+  CUBIST_RETURN_IF_ERROR(CheckDType(given, {DType::kI32}));
+  return CheckStorage(given, /*needs_data=*/true);
+}
+
+Status CheckValuesOf(const Places& places, const Slots& slots, std::int64_t* missing) {
+  std::int64_t unused = 0;
+  if (places.by_row()) {
+    CUBIST_RETURN_IF_ERROR(CheckValues(places.row_tokens, -1, slots.tokens));
+    return CheckDistinctTokens(places, slots.tokens, missing != nullptr ? missing : &unused);
+  }
+  CUBIST_RETURN_IF_ERROR(CheckValues(places.sorted_indices, -1, std::int64_t{1} << 31));
+  if (missing == nullptr) return {};
+  const Range here = places.rows_here();
+  return CheckDistinctRows(places.sorted_indices, here.begin, here.size(), missing);
 }
 
 Status CheckValues(const Argument& arg, std::int64_t least, std::int64_t limit) {
@@ -73,9 +145,7 @@ Status CheckWindow(const char* kernel, const std::optional<Range>& window, const
   constexpr std::int64_t kLimit = std::numeric_limits<std::int32_t>::max();
   const auto [begin, end] = *window;
   if (begin < 0 || end < begin || end > kLimit) {
-    return OptionError(kernel, "rows",
-                       std::string("[") + std::to_string(begin) + ", " + std::to_string(end) + ")",
-                       "0 <= begin <= end <= 2^31 - 1");
+    return OptionError(kernel, "rows", TextOf(*window), "0 <= begin <= end <= 2^31 - 1");
   }
   return CheckShape(rows, {{"rows, end - begin", window->size()}, {"H"}});
 }
@@ -134,10 +204,12 @@ Status CheckDistinctRows(const Argument& indices, std::int64_t first, std::int64
   return {};
 }
 
-Status CheckBias(const Argument& bias, const Argument& topk_ids, const Argument& rows,
-                 const Argument& sorted_indices, std::int64_t first_row, const Slots& slots) {
-  const ConstTensor &ids = topk_ids.tensor, &sorted = sorted_indices.tensor;
+Status CheckBias(const Argument& bias, const Argument& topk_ids, const Places& places, const Slots& slots) {
+  const ConstTensor &ids = topk_ids.tensor, &sorted = places.sorted_indices.tensor;
   if (!bias.tensor.given() && !ids.given()) return {};
+  if (places.by_row())
+    return (bias.tensor.given() ? bias : topk_ids).Error("is by slot, rows of row_tokens have none");
+  const Argument& rows = places.rows;
   CUBIST_RETURN_IF_ERROR(CheckShape(bias, {{"E"}, {"H, of the rows", rows.tensor.size(1)}}));
   CUBIST_RETURN_IF_ERROR(CheckDType(bias, {rows.tensor.dtype}));
   CUBIST_RETURN_IF_ERROR(CheckShape(topk_ids, {{"T", slots.tokens}, {"K", slots.top_k}}));
@@ -146,8 +218,8 @@ Status CheckBias(const Argument& bias, const Argument& topk_ids, const Argument&
   const std::int64_t count = bias.tensor.size(0);
   for (std::int64_t t = 0; t < slots.tokens; ++t) {
     for (std::int64_t j = 0; j < slots.top_k; ++j) {
-      const std::int64_t row =
-          LoadInt(sorted.data, sorted.dtype, (t * slots.top_k + j) * sorted.stride(0)) - first_row;
+      const std::int64_t row = LoadInt(sorted.data, sorted.dtype, (t * slots.top_k + j) * sorted.stride(0)) -
+                               places.rows_here().begin;
       if (row < 0 || row >= rows.tensor.size(0)) continue;
       const std::int64_t id = LoadInt(ids.data, ids.dtype, t * ids.stride(0) + j * ids.stride(1));
       if (id >= 0 && id < count) continue;

@@ -15,17 +15,22 @@ namespace cubist {
 //
 //   permuted_grad        (M, H)    fp32, bf16 or fp16
 //   sorted_indices       (T * K)   int32, as TokenPermute wrote them; a slot of -1 or of no row here adds nothing
+//   row_tokens           (M)       int32, with `capacity`, in place of sorted_indices, as for TokenUnpermute:
+//                            tokens_grad[row_tokens[r]] += permuted_grad[r], r ascending
+//                            probs_grad(row_tokens[r], r / capacity) = permuted_probs_grad[r], of (T, E)
 //   permuted_probs_grad  (M)       optional, any float dtype, together with probs_grad
 //   tokens_grad          (T, H)    the dtype of permuted_grad
 //   routing_map          (T, E)    optional, bool or uint8, as for TokenPermute
 //   probs_grad           (T, K)    optional, any float dtype; 0 for slots without a row. (T, E) with a map
-//   rows                 optional: the rows of permuted_grad are [begin, end) of the global order (expert parallelism);
-//                        the results of all ranks then add up to the whole. Absent: [0, M)
+//   rows                 optional: the rows of permuted_grad and of row_tokens are [begin, end) of the global order
+//                        (expert parallelism); the results of all ranks then add up to the whole. Absent: [0, M)
 //
-// K is that of sorted_indices over T, `top_k`. Semantics of aclnnMoeTokenPermuteGrad and its WithEp form, without their
-// limit of K <= 512.
+// K is that of sorted_indices over T, `top_k`. Semantics of aclnnMoeTokenPermuteGrad, its WithEp and WithRoutingMap
+// forms, without their limit of K <= 512. Sums are in one order by row_tokens too, where pads take part.
 struct TokenPermuteGradArgs {
-  ConstTensor permuted_grad, sorted_indices;
+  ConstTensor permuted_grad, sorted_indices = {};
+  ConstTensor row_tokens = {};
+  std::int64_t capacity = 0;  // With row_tokens alone.
   ConstTensor permuted_probs_grad = {};
   ConstTensor routing_map = {};
   std::int64_t top_k = 1;
@@ -40,6 +45,8 @@ struct TokenPermuteGradArgs {
 //   out_grad        (T, H)    fp32, bf16 or fp16
 //   permuted        (M, H)    the dtype of out_grad; needed for probs_grad alone
 //   sorted_indices  (T * K)   int32; no row stands twice; a slot of -1 or of no row here is passed over
+//   row_tokens      (M)       int32, with `capacity`, in place of sorted_indices, as for TokenUnpermute; probs and
+//                             probs_grad are (T, E) then, 0 for experts without a row of the token
 //   probs           (T, K)    optional, any float dtype; absent means weight 1 and K = top_k
 //   routing_map     (T, E)    optional, bool or uint8, with probs: they and probs_grad are (T, E) then, and K = top_k
 //   bias            (E, H)    optional, the dtype of out_grad, together with topk_ids (T, K) and probs_grad, as for
@@ -53,7 +60,9 @@ struct TokenPermuteGradArgs {
 struct TokenUnpermuteGradArgs {
   ConstTensor out_grad;
   ConstTensor permuted = {};
-  ConstTensor sorted_indices;
+  ConstTensor sorted_indices = {};
+  ConstTensor row_tokens = {};
+  std::int64_t capacity = 0;  // With row_tokens alone.
   ConstTensor routing_map = {};
   ConstTensor probs = {};
   ConstTensor bias = {}, topk_ids = {};

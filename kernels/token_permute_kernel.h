@@ -457,8 +457,9 @@ void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenU
             const UbTile<float> its_probs = probs.Rows(its);
             for (std::int64_t j = 0; j < slots.size(); ++j) {
               const std::int64_t place = core.ReadScalar(its_places, j);
+              if (place < 0 || place >= g.permuted.rows) continue;
               const float weight = g.probs == nullptr ? 1.0f : core.ReadScalar(its_probs, j);
-              if (place < 0 || place >= g.permuted.rows || weight == 0.0f) continue;
+              if (weight == 0.0f) continue;
               add(g.permuted, place, weight);
               if (g.bias != nullptr) add(MatrixOf(*g.bias), core.ReadScalar(experts.Rows(its), j), weight);
             }

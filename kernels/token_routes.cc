@@ -1,6 +1,6 @@
 #include "kernels/token_routes.h"
 
-#include "kernels/token_permute_arguments.h"
+#include "kernels/token_rank_kernel.h"
 #include "kernels/token_routes_kernel.h"
 
 namespace cubist {
@@ -33,6 +33,25 @@ void MapOfSlots::Spread(Launch& launch, const GmTensor& slot_values, const GmTen
   launch.OnVectorCores(tiling_.chunks, [&](auto& core) {
     SpreadSlotsKernel(core, ids_, MatrixOf(slot_values), MatrixOf(map_values), tiling_);
   });
+}
+
+Status ReadPlaces(Launch& launch, const Places& places, const Slots& slots, Gm* rows, std::int64_t* first) {
+  *first = places.rows_here().begin;
+  if (!places.by_row()) {
+    const ConstTensor by_slot = AsSlots(places.sorted_indices.tensor, slots.tokens, slots.top_k);
+    *rows = MatrixOf(*launch.Input("sorted_indices", by_slot));
+    return {};
+  }
+  TokenRoutesTiling t;
+  CUBIST_RETURN_IF_ERROR(ChooseRoutes(launch.chip(), places.rows.kernel, {.tokens = slots.tokens}, &t));
+  const Gm row_tokens = MatrixOf(*launch.Input("row_tokens", AsColumn(places.row_tokens.tensor)));
+  *rows = MatrixOf(*launch.Workspace("rows_by_expert", DType::kI32, {slots.tokens, slots.top_k}));
+  launch.OnVectorCores(t.chunks, [&](auto& core) { FillNoneKernel(core, MatrixAsColumn(*rows), t); });
+  launch.OnVectorCores(t.chunks, [&, first_row = *first](auto& core) {
+    RowsByExpertKernel(core, row_tokens, *rows, places.capacity, first_row, t);
+  });
+  *first = 0;  // They are those of the tensor.
+  return {};
 }
 
 }  // namespace cubist

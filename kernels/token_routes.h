@@ -1,10 +1,11 @@
 // What the calls that take a routing map share: its check beside probabilities, and the phases between values by expert
-// and values by slot.
+// and values by slot. And the phases that make the rows of tokens of the tokens of rows.
 #ifndef CUBIST_KERNELS_TOKEN_ROUTES_H_
 #define CUBIST_KERNELS_TOKEN_ROUTES_H_
 
 #include <cstdint>
 
+#include "kernels/token_permute_arguments.h"
 #include "kernels/validate.h"
 #include "npu_model/launch.h"
 #include "npu_model/status.h"
@@ -33,6 +34,10 @@ class MapOfSlots {
   Gm ids_;
   const GmTensor* slot_probs_ = nullptr;
 };
+
+// The rows of slots (T, K), and the first of the global order that is here: sorted_indices as given; or the phases that
+// make of row_tokens the rows of each token by expert, -1 where there is none.
+Status ReadPlaces(Launch& launch, const Places& places, const Slots& slots, Gm* rows, std::int64_t* first);
 
 }  // namespace cubist
 

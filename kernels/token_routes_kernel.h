@@ -353,14 +353,14 @@ void PadWithTokensKernel(V& core, const PadWithTokensOperands& g, const TokenRou
   }
 }
 
-// row_tokens = -1, before RowTokensKernel fills in the rows of slots.
+// column = -1, before a kernel below fills in what there is.
 template <VectorCore V>
-void NoRowTokensKernel(V& core, const Gm& row_tokens, const TokenRoutesTiling& t) {
+void FillNoneKernel(V& core, const Gm& column, const TokenRoutesTiling& t) {
   Ring<Buffer::kUB, std::int32_t> none_ub(core, "none_ub", 1, t.pad_tokens, 1);
   const UbTile<std::int32_t> none = none_ub.Next(1, t.pad_tokens);
   core.Fill(none, -1);
-  for (const Range rows : Split(ShareOf(row_tokens.rows, core.index(), core.count()), t.pad_tokens))
-    core.Store(row_tokens.Rows(rows).Transposed(), none.Cols({0, rows.size()}));
+  for (const Range rows : Split(ShareOf(column.rows, core.index(), core.count()), t.pad_tokens))
+    core.Store(column.Rows(rows).Transposed(), none.Cols({0, rows.size()}));
 }
 
 // row_tokens(row of slot (t, j)) = t.
@@ -380,6 +380,30 @@ void RowTokensKernel(V& core, const Gm& sorted_indices, const Gm& row_tokens, st
       core.Fill(numbers.Rows({i, i + 1}), static_cast<std::int32_t>(piece.begin + i));
     core.Scatter(row_tokens, places, numbers, staging_ub.Next(kStagingRows, kBlockWords));
   });
+}
+
+// rows(row_tokens(r), (first_row + r) / capacity) = r: where each token's row of each expert is. A token has at most
+// one row of an expert, so that no two cores write one place.
+template <VectorCore V>
+void RowsByExpertKernel(V& core, const Gm& row_tokens, const Gm& rows, std::int64_t capacity,
+                        std::int64_t first_row, const TokenRoutesTiling& t) {
+  Ring<Buffer::kUB, std::int32_t> tokens_ub(core, "tokens_ub", 1, t.pad_tokens, 2),
+      numbers_ub(core, "numbers_ub", 1, t.pad_tokens + 1, 2), ones_ub(core, "ones_ub", 1, t.pad_tokens, 1),
+      staging_ub(core, "staging_ub", kStagingRows, kBlockWords, 1);
+  const UbTile<std::int32_t> ones = ones_ub.Next(1, t.pad_tokens),
+                             staging = staging_ub.Next(kStagingRows, kBlockWords);
+  core.Fill(ones, 1);
+  const Range mine = ShareOf(row_tokens.rows, core.index(), core.count());
+  for (std::int64_t begin = mine.begin, end = 0; begin < mine.end; begin = end) {
+    const std::int64_t expert = (first_row + begin) / capacity;
+    end = std::min({mine.end, begin + t.pad_tokens, (expert + 1) * capacity - first_row});
+    const Range some{0, end - begin};
+    const UbTile<std::int32_t> tokens = tokens_ub.Next(1, some.end),
+                               numbers = numbers_ub.Next(1, some.end + 1);
+    core.Load(tokens, row_tokens.Rows({begin, end}).Transposed());
+    core.ExclusiveScan(numbers, ones.Cols(some), static_cast<std::int32_t>(begin));
+    core.Scatter(rows.Cols({expert, expert + 1}), tokens, numbers.Cols(some), staging);
+  }
 }
 
 // sums(0, g) = the sum of the g-th of equal parts of counts (1, n). One core does it.

@@ -1,6 +1,7 @@
 #include "reference/token_routes.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 
 namespace cubist::reference {
@@ -12,6 +13,15 @@ std::int64_t IntAt(const ConstTensor& x, std::int64_t i, std::int64_t j = 0) {
 
 double FloatAt(const ConstTensor& x, std::int64_t i, std::int64_t j) {
   return LoadFloat(x.data, x.dtype, i * x.stride(0) + j * x.stride(1));
+}
+
+// visit(row, token, expert) of every row that is a token's.
+template <class Visit>
+void ForEachRow(const TokensOfRows& rows, Visit visit) {
+  for (std::int64_t r = 0; r < rows.row_tokens.size(0); ++r) {
+    const std::int64_t token = IntAt(rows.row_tokens, r);
+    if (token >= 0) visit(r, token, (rows.first_row + r) / rows.capacity);
+  }
 }
 
 }  // namespace
@@ -77,6 +87,54 @@ std::vector<RowSource> RowSources(const PaddedRouting& routing, const RouteSelec
     }
   }
   return rows;
+}
+
+UnpermuteResult UnpermuteByRow(ConstTensor permuted, const TokensOfRows& rows, ConstTensor probs,
+                               std::int64_t tokens, ConstTensor residual) {
+  const std::int64_t hidden = permuted.size(1);
+  const auto size = static_cast<std::size_t>(tokens * hidden);
+  UnpermuteResult result{std::vector<double>(size), std::vector<double>(size)};
+  const auto add = [&](std::int64_t t, std::int64_t h, double value) {
+    const auto at = static_cast<std::size_t>(t * hidden + h);
+    result.out[at] += value, result.magnitude[at] += std::abs(value);
+  };
+  for (std::int64_t t = 0; residual.given() && t < tokens; ++t) {
+    for (std::int64_t h = 0; h < hidden; ++h) add(t, h, FloatAt(residual, t, h));
+  }
+  ForEachRow(rows, [&](std::int64_t r, std::int64_t t, std::int64_t e) {
+    const double weight = probs.given() ? FloatAt(probs, t, e) : 1;
+    for (std::int64_t h = 0; weight != 0 && h < hidden; ++h) add(t, h, weight * FloatAt(permuted, r, h));
+  });
+  return result;
+}
+
+UnpermuteGradResult UnpermuteGradByRow(ConstTensor out_grad, ConstTensor permuted, const TokensOfRows& rows,
+                                       ConstTensor probs, std::int64_t experts) {
+  const std::int64_t tokens = out_grad.size(0), hidden = out_grad.size(1);
+  UnpermuteGradResult result;
+  result.permuted_grad.resize(static_cast<std::size_t>(rows.row_tokens.size(0) * hidden));
+  result.probs_grad.resize(static_cast<std::size_t>(tokens * experts));
+  result.probs_grad_magnitude = result.probs_grad;
+  ForEachRow(rows, [&](std::int64_t r, std::int64_t t, std::int64_t e) {
+    const auto prob = static_cast<std::size_t>(t * experts + e);
+    for (std::int64_t h = 0; h < hidden; ++h) {
+      const double grad = FloatAt(out_grad, t, h), weight = probs.given() ? FloatAt(probs, t, e) : 1;
+      result.permuted_grad[static_cast<std::size_t>(r * hidden + h)] = weight * grad;
+      const double product = permuted.given() ? grad * FloatAt(permuted, r, h) : 0;
+      result.probs_grad[prob] += product, result.probs_grad_magnitude[prob] += std::abs(product);
+    }
+  });
+  return result;
+}
+
+std::vector<double> SpreadByRow(ConstTensor values, const TokensOfRows& rows, std::int64_t tokens,
+                                std::int64_t experts) {
+  std::vector<double> spread(static_cast<std::size_t>(tokens * experts));
+  ForEachRow(rows, [&](std::int64_t r, std::int64_t t, std::int64_t e) {
+    spread[static_cast<std::size_t>(t * experts + e)] =
+        LoadFloat(values.data, values.dtype, r * values.stride(0));
+  });
+  return spread;
 }
 
 std::vector<std::int64_t> ExpertMajorRows(ConstTensor chunk_counts) {

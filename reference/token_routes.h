@@ -36,6 +36,22 @@ struct RowSource {
 std::vector<RowSource> RowSources(const PaddedRouting& routing, const RouteSelection& routes,
                                   ConstTensor pad_map, ConstTensor map_probs, std::int64_t capacity);
 
+// Which token each of M rows is of, -1 for none; row r is one of expert (first_row + r) / capacity.
+struct TokensOfRows {
+  ConstTensor row_tokens;
+  std::int64_t capacity = 0, first_row = 0;
+};
+// (T, H): residual, if given, and out[row_tokens[r]] += probs(that token, that expert) * permuted[r], weights 1 without
+// probs.
+UnpermuteResult UnpermuteByRow(ConstTensor permuted, const TokensOfRows& rows, ConstTensor probs,
+                               std::int64_t tokens, ConstTensor residual = {});
+// Its gradients; those of probs are (T, E), 0 where there is no row.
+UnpermuteGradResult UnpermuteGradByRow(ConstTensor out_grad, ConstTensor permuted, const TokensOfRows& rows,
+                                       ConstTensor probs, std::int64_t experts);
+// (T, E): the value of each row, (M), at its token and expert, 0 elsewhere.
+std::vector<double> SpreadByRow(ConstTensor values, const TokensOfRows& rows, std::int64_t tokens,
+                                std::int64_t experts);
+
 // Rows of chunks (n, e), rank-major, in expert-major order: the row that each comes from.
 std::vector<std::int64_t> ExpertMajorRows(ConstTensor chunk_counts);
 

@@ -39,6 +39,12 @@ std::int64_t PieceNeed(const ChipSpec& chip, const TokenRoutesShape& s, const To
   return std::max(t.map_cols < s.map_cols ? PartsNeed(chip, t) : select, drop);
 }
 
+// Bytes of UB of the kernels that read or write row_tokens `pad_tokens` at a time; RowsByExpertKernel takes most.
+std::int64_t RowsNeed(const ChipSpec& chip, const TokenRoutesTiling& t) {
+  return 3 * chip.SlotBytes(Buffer::kUB, DType::kI32, 1, t.pad_tokens) +
+         2 * chip.SlotBytes(Buffer::kUB, DType::kI32, 1, t.pad_tokens + 1) + StagingBytes(chip);
+}
+
 // Parts of half the size, of a single token's routes and of its map; false where they are as small as they get.
 bool Halve(const TokenRoutesShape& s, TokenRoutesTiling* t) {
   constexpr std::int64_t kLeast = 8;
@@ -89,6 +95,7 @@ Status ChooseRoutes(const ChipSpec& chip, const char* kernel, const TokenRoutesS
                           std::to_string(s.expert_slots) + " routes to one expert",
                       need);
   }
+  while (t.pad_tokens > kBlockWords && RowsNeed(chip, t) > room) t.pad_tokens /= 2;
   t.expert_slots = std::max<std::int64_t>(s.expert_slots, 1);
   t.pad_cols = std::clamp<std::int64_t>(s.hidden, 1, t.pad_cols);
   *tiling = t;

@@ -100,10 +100,11 @@ void Read(Reader& in, const cubist_token_permute_args& from, TokenPermuteArgs& t
   in(FIELD(expert_counts))(FIELD(expert_offsets))(FIELD(device_counts))(FIELD(node_counts));
 }
 
-// What says where the row of a slot is.
+// What says where the rows of tokens are.
 template <class From, class To>
 void ReadSlots(Reader& in, const From& from, To& to) {
-  in(FIELD(sorted_indices))(FIELD(routing_map))(FIELD(top_k))(FIELD(rows));
+  in(FIELD(sorted_indices))(FIELD(row_tokens))(FIELD(capacity));
+  in(FIELD(routing_map))(FIELD(top_k))(FIELD(rows));
 }
 
 void Read(Reader& in, const cubist_token_unpermute_args& from, TokenUnpermuteArgs& to) {

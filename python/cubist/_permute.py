@@ -77,7 +77,8 @@ def token_permute(
     expert_places   (num_experts), int32, a permutation: the rows of expert e are the expert_places[e]-th in order
     num_out_tokens  room for so many rows, 0 for all; negative: so many fewer than all
     capacity        rows of every expert (drop and pad); 0 for none. capacity_keeps: "first", or "highest" probabilities
-    pad_with_tokens with a map and a capacity, rows beyond an expert's slots are tokens that do not go to it, and not zero
+    pad_with_tokens with a map and a capacity, rows beyond an expert's slots are tokens that do not go to it, and not
+                    zero; with row_tokens the way back and the gradients have them too
     row_multiple    rows of every expert are padded to a multiple of it
     rows            (begin, end): only these rows of the global order arrive (expert parallelism)
     permuted        (M, H), the dtype of tokens;   sorted_indices   (T * K), int32
@@ -133,9 +134,12 @@ def _counts(wanted: Output) -> tuple[Output, tuple[int, ...]]:
 @kernel
 def token_unpermute(
     permuted: Array,
-    sorted_indices: Array,
+    sorted_indices: Array | None = None,
     probs: Array | None = None,
     *,
+    row_tokens: Array | None = None,
+    capacity: int = 0,
+    num_tokens: int | None = None,
     routing_map: Array | None = None,
     top_k: int | None = None,
     bias: Array | None = None,
@@ -150,6 +154,9 @@ def token_unpermute(
 
     permuted        (M, H): fp32, bf16 or fp16
     sorted_indices  (T * K), int32, as `token_permute` gave them; -1 or >= M adds nothing
+    row_tokens      (M), int32, in place of sorted_indices, as `token_permute` gave them with this capacity:
+                    out[row_tokens[r]] += probs(row_tokens[r], r / capacity) permuted[r], with probs (T, E)
+    num_tokens      T, where neither probs nor sorted_indices nor out say it
     probs           (T, K), any float dtype; absent means weight 1, and K is top_k
     routing_map     (T, E), as for `token_permute`: probs are (T, E) then, and K is top_k
     bias            (E, H), with topk_ids (T, K), which is e: what an expert adds to each of its rows
@@ -157,21 +164,40 @@ def token_unpermute(
     rows            as for `token_permute`
     out             (T, H), the dtype of permuted
     """
-    k = size(probs, 1) if probs is not None and routing_map is None else (1 if top_k is None else top_k)
-    tokens = size(probs, 0) if probs is not None else size(sorted_indices, 0) // max(k, 1)
+    if probs is not None:
+        num_tokens = size(probs, 0)
+    tokens = _tokens("token_unpermute", sorted_indices, top_k, num_tokens, out)
     call = Call("token_unpermute", device, permuted)
     call.output("out", out, (tokens, size(permuted, 1)), dtype_of(permuted))
-    slots = {"sorted_indices": sorted_indices, "routing_map": routing_map, "top_k": top_k, "rows": rows}
+    slots = {"sorted_indices": sorted_indices, "row_tokens": row_tokens, "capacity": capacity}
+    slots |= {"routing_map": routing_map, "top_k": top_k, "rows": rows}
     added = {"bias": bias, "topk_ids": topk_ids, "residual": residual, "residual2": residual2}
     return first(call(permuted=permuted, probs=probs, **slots, **added))
+
+
+def _tokens(
+    name: str, sorted_indices: Array | None, top_k: int | None, num_tokens: int | None, out: Array | None
+) -> int:
+    """T, by whatever says it."""
+    if num_tokens is not None:
+        return num_tokens
+    if sorted_indices is not None:
+        return size(sorted_indices, 0) // max(1 if top_k is None else top_k, 1)
+    if out is None:
+        raise ValueError(f"{name}: num_tokens is not given, row_tokens do not say how many there are")
+    return size(out, 0)
 
 
 @kernel
 def token_permute_grad(
     permuted_grad: Array,
-    sorted_indices: Array,
-    top_k: int,
+    sorted_indices: Array | None = None,
+    top_k: int | None = None,
     *,
+    row_tokens: Array | None = None,
+    capacity: int = 0,
+    num_tokens: int | None = None,
+    num_experts: int | None = None,
     permuted_probs_grad: Array | None = None,
     routing_map: Array | None = None,
     rows: Sequence[int] | None = None,
@@ -183,23 +209,32 @@ def token_permute_grad(
 
     permuted_grad  (M, H): fp32, bf16 or fp16;   permuted_probs_grad  (M), any float dtype
     sorted_indices (T * top_k), int32, as `token_permute` gave them;   rows   as it was given them
-    tokens_grad    (T, H), the dtype of permuted_grad;   probs_grad  (T, top_k), or (T, E) with a routing_map (T, E)
+    row_tokens     (M), int32, in place of sorted_indices, as `token_permute` gave them with this capacity; num_tokens
+                   is T then, where tokens_grad does not say it, and num_experts is E, where these are not all rows
+    tokens_grad    (T, H), the dtype of permuted_grad
+    probs_grad     (T, top_k), or (T, E) with a routing_map (T, E) or with row_tokens
     """
-    tokens = size(sorted_indices, 0) // max(top_k, 1)
+    tokens = _tokens("token_permute_grad", sorted_indices, top_k, num_tokens, tokens_grad)
     call = Call("token_permute_grad", device, permuted_grad)
     call.output("tokens_grad", tokens_grad, (tokens, size(permuted_grad, 1)), dtype_of(permuted_grad))
     wants_probs = True if permuted_probs_grad is not None and probs_grad is None else probs_grad
-    columns = max(top_k, 0) if routing_map is None else size(routing_map, 1)
+    if row_tokens is not None:
+        columns = size(permuted_grad, 0) // max(capacity, 1) if num_experts is None else num_experts
+    else:
+        columns = max(top_k or 0, 0) if routing_map is None else size(routing_map, 1)
     call.optional("probs_grad", wants_probs, (tokens, columns), dtype_of(permuted_probs_grad))
-    slots = {"sorted_indices": sorted_indices, "routing_map": routing_map, "top_k": top_k, "rows": rows}
+    slots = {"sorted_indices": sorted_indices, "row_tokens": row_tokens, "capacity": capacity}
+    slots |= {"routing_map": routing_map, "top_k": top_k, "rows": rows}
     return given(call(permuted_grad=permuted_grad, permuted_probs_grad=permuted_probs_grad, **slots))
 
 
 @kernel
 def token_unpermute_grad(
     out_grad: Array,
-    sorted_indices: Array,
+    sorted_indices: Array | None = None,
     *,
+    row_tokens: Array | None = None,
+    capacity: int = 0,
     permuted: Array | None = None,
     probs: Array | None = None,
     num_rows: int | None = None,
@@ -216,23 +251,26 @@ def token_unpermute_grad(
 
     out_grad       (T, H): fp32, bf16 or fp16
     sorted_indices (T * K), int32, as `token_unpermute` had them; no row stands twice
+    row_tokens     (M), int32, in place of sorted_indices, with capacity, as for `token_unpermute`: probs are (T, E)
     permuted       (M, H), for probs_grad;   probs   (T, K);   top_k   K where there are no probs
     routing_map    (T, E): probs and probs_grad are (T, E) then, and K is top_k
     bias           (E, H), with topk_ids (T, K), as for `token_unpermute`
-    permuted_grad  (M, H): M is that of permuted, or num_rows, or that of rows, or T * K
-    probs_grad     (T, K)
+    permuted_grad  (M, H): M is that of permuted, or num_rows, or that of rows, of row_tokens, or T * K
+    probs_grad     (T, K), or as probs
     """
     if permuted is not None:
         m = size(permuted, 0)
     elif num_rows is not None:
         m = num_rows
     else:
-        m = rows[1] - rows[0] if rows is not None and len(rows) == 2 else size(sorted_indices, 0)
+        indices = sorted_indices if row_tokens is None else row_tokens
+        m = rows[1] - rows[0] if rows is not None and len(rows) == 2 else size(indices, 0)
     call = Call("token_unpermute_grad", device, out_grad)
     call.output("permuted_grad", permuted_grad, (max(m, 0), size(out_grad, 1)), dtype_of(out_grad))
     wants_probs = True if permuted is not None and probs is not None and probs_grad is None else probs_grad
     call.optional("probs_grad", wants_probs, shape_of(probs), dtype_of(probs))
-    slots = {"sorted_indices": sorted_indices, "routing_map": routing_map, "top_k": top_k, "rows": rows}
+    slots = {"sorted_indices": sorted_indices, "row_tokens": row_tokens, "capacity": capacity}
+    slots |= {"routing_map": routing_map, "top_k": top_k, "rows": rows}
     added = {"bias": bias, "topk_ids": topk_ids}
     return given(call(out_grad=out_grad, permuted=permuted, probs=probs, **slots, **added))
 

@@ -118,24 +118,31 @@ class _TokenPermute(torch.autograd.Function):
             num_experts,
             probs=_plain(probs),
             expert_counts=True,
+            row_tokens=options.get("pad_with_tokens", False),
             device=device,
             **options,
         )
-        ctx.save_for_backward(result.sorted_indices)
-        ctx.slots = {"rows": options.get("rows"), "routing_map": options.get("routing_map")}
-        ctx.top_k = options.get("top_k") or (topk_ids.shape[1] if topk_ids.dim() == 2 else 1)
+        ctx.save_for_backward(result.sorted_indices, result.row_tokens)
+        ctx.slots = {"rows": options.get("rows")}
+        if result.row_tokens is not None:  # Rows of padding have no slot.
+            ctx.slots |= {"capacity": options["capacity"], "num_tokens": tokens.shape[0]}
+            ctx.slots["num_experts"] = result.expert_counts.shape[0]
+        else:
+            ctx.slots["routing_map"] = options.get("routing_map")
+            ctx.slots["top_k"] = options.get("top_k") or (topk_ids.shape[1] if topk_ids.dim() == 2 else 1)
         ctx.device = device
-        ctx.mark_non_differentiable(result.sorted_indices, result.expert_counts)
-        return result.permuted, result.permuted_probs, result.sorted_indices, result.expert_counts
+        indices = (result.sorted_indices, result.expert_counts, result.row_tokens)
+        ctx.mark_non_differentiable(*(x for x in indices if x is not None))
+        return result.permuted, result.permuted_probs, *indices
 
     @staticmethod
     @once_differentiable
     def backward(ctx, d_permuted, d_probs, *_):
-        (sorted_indices,) = ctx.saved_tensors
+        sorted_indices, row_tokens = ctx.saved_tensors
         gradients = cubist.token_permute_grad(
             d_permuted,
-            sorted_indices,
-            ctx.top_k,
+            sorted_indices if row_tokens is None else None,
+            row_tokens=row_tokens,
             permuted_probs_grad=d_probs,
             device=ctx.device,
             **ctx.slots,
@@ -156,15 +163,16 @@ def token_permute(
     """`cubist.token_permute` with gradients in tokens (T, H) and probs (T, K), or (T, num_experts) with a routing map.
 
     topk_ids (T, K) or (T), int32 or int64. Gives permuted (M, H), sorted_indices (T * K), permuted_probs (M) and
-    expert_counts (num_experts), which are what `grouped_matmul` takes.
+    expert_counts (num_experts), which are what `grouped_matmul` takes; with pad_with_tokens row_tokens (M) too, which
+    are what `token_unpermute` takes then.
 
     options   of `cubist.token_permute`: routing_map with top_k, valid, expert_places, capacity, capacity_keeps,
-              row_multiple, num_out_tokens, rows
+              pad_with_tokens, row_multiple, num_out_tokens, rows
     """
-    permuted, permuted_probs, sorted_indices, counts = _TokenPermute.apply(
+    permuted, permuted_probs, sorted_indices, counts, row_tokens = _TokenPermute.apply(
         tokens, topk_ids, probs, num_experts, options, device
     )
-    return cubist.Permuted(permuted, sorted_indices, permuted_probs, counts)
+    return cubist.Permuted(permuted, sorted_indices, permuted_probs, counts, row_tokens=row_tokens)
 
 
 class _TokenUnpermute(torch.autograd.Function):
@@ -183,6 +191,7 @@ class _TokenUnpermute(torch.autograd.Function):
         permuted, sorted_indices, probs, bias = (_plain(t) for t in ctx.saved_tensors)
         wants_probs, wants_bias, *wants_residuals = ctx.needs_input_grad[2:6]
         options = dict(ctx.options)
+        options.pop("num_tokens", None)
         topk_ids = options.pop("topk_ids", None)
         if wants_probs:
             options |= {"permuted": permuted, "bias": bias, "topk_ids": topk_ids}
@@ -210,7 +219,7 @@ def _bias_gradient(
 
 def token_unpermute(
     permuted: Tensor,
-    sorted_indices: Tensor,
+    sorted_indices: Tensor | None = None,
     probs: Tensor | None = None,
     *,
     bias: Tensor | None = None,
@@ -226,7 +235,8 @@ def token_unpermute(
     probs           (T, K), or (T, E) with a routing map
     bias            (E, H), with topk_ids (T, K)
     residual, residual2   (T, H)
-    options         of `cubist.token_unpermute`: routing_map (T, E), top_k, topk_ids (T, K), rows
+    options         of `cubist.token_unpermute`: routing_map (T, E), top_k, topk_ids (T, K), rows; row_tokens (M) with
+                    capacity in place of sorted_indices, and num_tokens
     """
     return _TokenUnpermute.apply(
         permuted, sorted_indices, probs, bias, residual, residual2, options, device

@@ -121,10 +121,11 @@ void Read(Arguments& in, TokenPermuteArgs& a) {
   in("device_counts", a.device_counts)("node_counts", a.node_counts);
 }
 
-// What says where the row of a slot is.
+// What says where the rows of tokens are.
 template <class Args>
 void ReadSlots(Arguments& in, Args& a) {
-  in("sorted_indices", a.sorted_indices)("routing_map", a.routing_map)("top_k", a.top_k)("rows", a.rows);
+  in("sorted_indices", a.sorted_indices)("row_tokens", a.row_tokens)("capacity", a.capacity);
+  in("routing_map", a.routing_map)("top_k", a.top_k)("rows", a.rows);
 }
 
 void Read(Arguments& in, TokenUnpermuteArgs& a) {

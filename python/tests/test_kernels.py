@@ -328,6 +328,45 @@ def test_sizes_of_permuted_forms(rng, options, rows):
     assert cubist.token_permute(tokens, ids, 3, **options).permuted.shape == (rows, 3)
 
 
+def test_padding_by_tokens(rng):
+    tokens, weights = rng.standard_normal((5, 4)).astype(F32), rng.random((5, 3)).astype(F32)
+    routing_map = np.array([[1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 0], [0, 1, 0]], bool)
+    p = cubist.token_permute(
+        tokens,
+        routing_map=routing_map,
+        top_k=1,
+        probs=weights,
+        capacity=3,
+        pad_with_tokens=True,
+        row_tokens=True,
+    )
+    assert list(p.row_tokens) == [0, 2, 1, 1, 4, 0, 0, 1, 2]
+    experts, back = np.repeat(np.arange(3), 3), {"row_tokens": p.row_tokens, "capacity": 3}
+    row_weights = weights[p.row_tokens, experts]
+    np.testing.assert_array_equal(p.permuted_probs, row_weights)
+    exact = np.zeros((5, 4), np.float64)
+    np.add.at(exact, p.row_tokens, p.permuted * row_weights[:, None])
+    close(cubist.token_unpermute(p.permuted, probs=weights, **back), exact)
+    sums = np.zeros((5, 4), np.float64)
+    np.add.at(sums, p.row_tokens, p.permuted)
+    close(cubist.token_unpermute(p.permuted, num_tokens=5, **back), sums)
+    with pytest.raises(ValueError, match="token_unpermute: num_tokens is not given"):
+        cubist.token_unpermute(p.permuted, **back)
+
+    row_grad, exact_probs = rng.standard_normal(9).astype(F32), np.zeros((5, 3), F32)
+    exact_probs[p.row_tokens, experts] = row_grad
+    d_tokens, d_probs = cubist.token_permute_grad(
+        p.permuted, permuted_probs_grad=row_grad, num_tokens=5, **back
+    )
+    close(d_tokens, sums)
+    np.testing.assert_array_equal(d_probs, exact_probs)
+    d_out, dots = rng.standard_normal((5, 4)).astype(F32), np.zeros((5, 3), np.float64)
+    d_permuted, d_probs = cubist.token_unpermute_grad(d_out, permuted=p.permuted, probs=weights, **back)
+    close(d_permuted, d_out[p.row_tokens] * row_weights[:, None])
+    dots[p.row_tokens, experts] = (d_out[p.row_tokens] * p.permuted).sum(1)
+    close(d_probs, dots)
+
+
 def test_unpermute_adds_biases_and_residuals(rng):
     tokens, bias = rng.standard_normal((6, 5)).astype(F32), rng.standard_normal((3, 5)).astype(F32)
     residuals = [rng.standard_normal((6, 5)).astype(F32) for _ in range(2)]

@@ -179,6 +179,20 @@ def test_permute_by_map_gradcheck():
     check(there_and_back, randn(4, 5), torch.rand(4, 3) + 0.5)
 
 
+def test_padding_by_tokens_gradcheck():
+    """Rows beyond an expert's tokens are other tokens, which take part in the sums and in the gradients."""
+    routing_map = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=torch.bool)
+
+    def there_and_back(tokens, probs):
+        p = ct.token_permute(
+            tokens, routing_map=routing_map, top_k=2, probs=probs, capacity=3, pad_with_tokens=True
+        )
+        weighted = p.permuted * p.permuted_probs[:, None]
+        return ct.token_unpermute(weighted, probs=probs, row_tokens=p.row_tokens, capacity=3)
+
+    check(there_and_back, randn(4, 5), torch.rand(4, 3) + 0.5)
+
+
 def test_reorder_chunks_gradcheck():
     counts = torch.tensor([[1, 2], [2, 1]], dtype=torch.int32)
 

@@ -14,12 +14,12 @@ namespace cubist::fuzz {
 
 namespace {
 
-// Where rows go: by ids, (T, K), or by a map, (T, E).
+// Where rows go: by ids, (T, K), by a map, (T, E), or, with a capacity, by the tokens of rows.
 struct Slots {
-  std::int64_t t, h, k, e, rows;
+  std::int64_t t, h, k, e, rows, capacity;
   bool by_map;
   DType dtype;
-  std::int64_t columns() const { return by_map ? e : k; }
+  std::int64_t columns() const { return by_map || capacity > 0 ? e : k; }
 };
 Slots SlotsOf(Caller& in) {
   Slots s{};
@@ -28,9 +28,20 @@ Slots SlotsOf(Caller& in) {
   s.dtype = in.Float();
   return s;
 }
+// Seldom by the tokens of rows: eight, of which every eight integers name each once.
+Slots SlotsOrRowsOf(Caller& in) {
+  Slots s = SlotsOf(in);
+  if (in.choose().Often()) return s;
+  s.t = 8, s.by_map = false, s.capacity = in.Size(), s.rows = s.e * s.capacity;
+  return s;
+}
 template <class Args>
 void GiveSlots(Caller& in, const Slots& s, Args* args) {
-  args->sorted_indices = in.Of(DType::kI32, {s.t * s.k});
+  if (s.capacity > 0) {
+    args->row_tokens = in.Of(DType::kI32, {s.rows}), args->capacity = s.capacity;
+  } else {
+    args->sorted_indices = in.Of(DType::kI32, {s.t * s.k});
+  }
   if (s.by_map) args->routing_map = in.Of(DType::kBool, {s.t, s.e});
   args->top_k = s.k;
   if (in.choose().Seldom()) args->rows = Range{in.Size(), in.Size()};
@@ -87,7 +98,7 @@ void CallTokenPermute(Caller& in) {
 }
 
 void CallTokenUnpermute(Caller& in) {
-  const Slots s = SlotsOf(in);
+  const Slots s = SlotsOrRowsOf(in);
   TokenUnpermuteArgs args;
   GiveSlots(in, s, &args);
   args.permuted = in.Of(s.dtype, {s.rows, s.h});
@@ -100,7 +111,7 @@ void CallTokenUnpermute(Caller& in) {
 }
 
 void CallTokenPermuteGrad(Caller& in) {
-  const Slots s = SlotsOf(in);
+  const Slots s = SlotsOrRowsOf(in);
   TokenPermuteGradArgs args;
   GiveSlots(in, s, &args);
   args.permuted_grad = in.Of(s.dtype, {s.rows, s.h});
@@ -113,7 +124,7 @@ void CallTokenPermuteGrad(Caller& in) {
 }
 
 void CallTokenUnpermuteGrad(Caller& in) {
-  const Slots s = SlotsOf(in);
+  const Slots s = SlotsOrRowsOf(in);
   TokenUnpermuteGradArgs args;
   GiveSlots(in, s, &args);
   args.out_grad = in.Of(s.dtype, {s.t, s.h});

@@ -197,6 +197,51 @@ static void movement(void) {
   EXPECT(all_near(permuted_grad, H, 0.5) && all_near(probs_grad, K, H));
 }
 
+/* Rows beyond those of an expert's tokens are other tokens, there, back and in the gradients. */
+static void padding_by_tokens(void) {
+  enum { T = 3, H = 4, E = 2, C = 2, M = E * C };
+  float tokens[T * H], permuted[M * H], out[T * H], row_probs[M], d_permuted[M * H], d_probs[T * E];
+  float probs[T * E] = {1, 2, 3, 4, 5, 6}, row_grad[M] = {1, 2, 3, 4};
+  bool map[T * E] = {true, false, false, true, false, false};
+  int32_t places[T], row_tokens[M];
+  for (int i = 0; i < T * H; ++i) tokens[i] = (float)(i / H + 1);
+  cubist_token_permute_args permute = CUBIST_TOKEN_PERMUTE_ARGS;
+  permute.tokens = matrix(tokens, T, H), permute.probs = matrix(probs, T, E);
+  permute.routing_map = cubist_input(map, CUBIST_BOOL, 2, SIZES(T, E)), permute.top_k = 1;
+  permute.num_experts = E, permute.capacity = C, permute.pad_with_tokens = true;
+  permute.permuted = matrix(permuted, M, H), permute.sorted_indices = integers(places, T);
+  permute.permuted_probs = vector(row_probs, M), permute.row_tokens = integers(row_tokens, M);
+  OK(cubist_token_permute(host, &permute, NULL));
+  const int32_t wanted[M] = {0, 1, 1, 0};
+  EXPECT(memcmp(row_tokens, wanted, sizeof wanted) == 0);
+
+  cubist_token_unpermute_args unpermute = CUBIST_TOKEN_UNPERMUTE_ARGS;
+  unpermute.permuted = permute.permuted, unpermute.row_tokens = permute.row_tokens, unpermute.capacity = C;
+  unpermute.probs = permute.probs, unpermute.out = matrix(out, T, H);
+  OK(cubist_token_unpermute(host, &unpermute, NULL));
+  EXPECT(all_near(out, H, 1 + 2) && all_near(out + H, H, 2 * 3 + 2 * 4) && all_near(out + 2 * H, H, 0));
+
+  cubist_token_permute_grad_args permute_grad = CUBIST_TOKEN_PERMUTE_GRAD_ARGS;
+  permute_grad.permuted_grad = permute.permuted, permute_grad.row_tokens = permute.row_tokens;
+  permute_grad.capacity = C, permute_grad.permuted_probs_grad = vector(row_grad, M);
+  permute_grad.tokens_grad = matrix(out, T, H), permute_grad.probs_grad = matrix(d_probs, T, E);
+  OK(cubist_token_permute_grad(host, &permute_grad, NULL));
+  EXPECT(all_near(out, H, 2) && all_near(out + H, H, 4) && all_near(out + 2 * H, H, 0));
+  EXPECT(d_probs[0] == 1 && d_probs[1] == 4 && d_probs[2] == 2 && d_probs[3] == 3 && d_probs[4] == 0);
+
+  cubist_token_unpermute_grad_args unpermute_grad = CUBIST_TOKEN_UNPERMUTE_GRAD_ARGS;
+  unpermute_grad.out_grad = permute.tokens, unpermute_grad.permuted = permute.permuted;
+  unpermute_grad.row_tokens = permute.row_tokens, unpermute_grad.capacity = C;
+  unpermute_grad.probs = permute.probs, unpermute_grad.permuted_grad = matrix(d_permuted, M, H);
+  unpermute_grad.probs_grad = matrix(d_probs, T, E);
+  OK(cubist_token_unpermute_grad(host, &unpermute_grad, NULL));
+  EXPECT(all_near(d_permuted, H, 1) && all_near(d_permuted + H, H, 6) && all_near(d_permuted + 3 * H, H, 2));
+  EXPECT(all_near(d_probs, 2, H) && all_near(d_probs + 2, 2, 4 * H) && all_near(d_probs + 4, 2, 0));
+  unpermute_grad.capacity = 3;
+  EXPECT(cubist_token_unpermute_grad(host, &unpermute_grad, NULL) == CUBIST_INVALID_ARGUMENT);
+  EXPECT(strstr(cubist_last_error(), "permuted_grad") != NULL);
+}
+
 /* Routes by a map, with what permutation gives besides; and chunks of two ranks put in the order of experts. */
 static void maps_and_chunks(void) {
   enum { T = 3, H = 4, K = 2, E = 3 };
@@ -507,6 +552,7 @@ int main(void) {
   products();
   attention();
   movement();
+  padding_by_tokens();
   maps_and_chunks();
   routes();
   rows();
