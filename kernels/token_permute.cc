@@ -421,13 +421,13 @@ Status Run(const Device& device, const TokenUnpermuteArgs& args, Profile* profil
 
   TokenUnpermuteOperands g;
   g.permuted = MatrixOf(*launch.Input("permuted", args.permuted));
-  CUBIST_RETURN_IF_ERROR(
-      ReadPlaces(launch, places, {shape.tokens, shape.top_k}, &g.sorted_indices, &g.first_row));
   g.probs = launch.Input("probs", args.probs);
   g.bias = launch.Input("bias", args.bias), g.topk_ids = launch.Input("topk_ids", args.topk_ids);
   g.residual = launch.Input("residual", args.residual),
   g.residual2 = launch.Input("residual2", args.residual2);
   g.out = MatrixOf(*launch.Output("out", args.out));
+  CUBIST_RETURN_IF_ERROR(
+      ReadPlaces(launch, places, {shape.tokens, shape.top_k}, &g.sorted_indices, &g.first_row));
   if (args.routing_map.given()) {
     MapOfSlots map;
     CUBIST_RETURN_IF_ERROR(

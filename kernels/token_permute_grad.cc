@@ -71,12 +71,12 @@ Status Run(const Device& device, const TokenPermuteGradArgs& args, Profile* prof
 
   TokenUnpermuteOperands g;
   g.permuted = MatrixOf(*launch.Input("permuted_grad", args.permuted_grad));
-  CUBIST_RETURN_IF_ERROR(
-      ReadPlaces(launch, places, {shape.tokens, shape.top_k}, &g.sorted_indices, &g.first_row));
   g.row_values = launch.Input("permuted_probs_grad", AsColumn(args.permuted_probs_grad));
   g.out = MatrixOf(*launch.Output("tokens_grad", args.tokens_grad));
   const GmTensor* probs_grad = launch.Output("probs_grad", args.probs_grad);
   g.slot_values = probs_grad;
+  CUBIST_RETURN_IF_ERROR(
+      ReadPlaces(launch, places, {shape.tokens, shape.top_k}, &g.sorted_indices, &g.first_row));
   const bool mapped = args.routing_map.given() && probs_grad != nullptr;
   MapOfSlots map;
   if (mapped) {
@@ -148,13 +148,13 @@ Status Run(const Device& device, const TokenUnpermuteGradArgs& args, std::int64_
   TokenUnpermuteGradOperands g;
   g.out_grad = MatrixOf(*launch.Input("out_grad", args.out_grad));
   g.permuted = launch.Input("permuted", args.permuted);
-  CUBIST_RETURN_IF_ERROR(
-      ReadPlaces(launch, places, {shape.tokens, shape.top_k}, &g.sorted_indices, &g.first_row));
   g.probs = launch.Input("probs", args.probs);
   g.permuted_grad = MatrixOf(*launch.Output("permuted_grad", args.permuted_grad));
   const GmTensor* probs_grad = launch.Output("probs_grad", args.probs_grad);
   g.probs_grad = probs_grad;
   g.bias = launch.Input("bias", args.bias), g.topk_ids = launch.Input("topk_ids", args.topk_ids);
+  CUBIST_RETURN_IF_ERROR(
+      ReadPlaces(launch, places, {shape.tokens, shape.top_k}, &g.sorted_indices, &g.first_row));
   const bool mapped = args.routing_map.given();
   MapOfSlots map;
   if (mapped) {

@@ -336,6 +336,52 @@ void MakeTokenUnpermuteGrad(const Shape& s, DType dtype, const KernelCallOptions
   SetRun(call, &TokenUnpermuteGrad, args);
 }
 
+// Every expert has rows of `capacity` neighbouring tokens, and of no token where there are fewer.
+std::vector<std::int32_t> TokensOfRows(std::int64_t tokens, std::int64_t experts, std::int64_t capacity) {
+  std::vector<std::int32_t> of_rows(static_cast<std::size_t>(experts * capacity), -1);
+  for (std::int64_t e = 0; e < experts; ++e) {
+    for (std::int64_t c = 0; c < std::min(capacity, tokens); ++c)
+      of_rows[static_cast<std::size_t>(e * capacity + c)] = static_cast<std::int32_t>((e * 7 + c) % tokens);
+  }
+  return of_rows;
+}
+
+void MakeTokenUnpermuteByRow(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  const std::int64_t tokens = s[0], hidden = s[1], experts = s[2], capacity = s[3], rows = experts * capacity;
+  TokenUnpermuteArgs args;
+  args.permuted = call->Input(dtype, {rows, hidden});
+  args.row_tokens = call->Ids(TokensOfRows(tokens, experts, capacity), {rows});
+  args.capacity = capacity;
+  args.probs = call->Input(DType::kF32, {tokens, experts});
+  args.out = call->Output(dtype, {tokens, hidden});
+  SetRun(call, &TokenUnpermute, args);
+}
+
+void MakeTokenPermuteGradByRow(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  const std::int64_t tokens = s[0], hidden = s[1], experts = s[2], capacity = s[3], rows = experts * capacity;
+  TokenPermuteGradArgs args;
+  args.permuted_grad = call->Input(dtype, {rows, hidden});
+  args.row_tokens = call->Ids(TokensOfRows(tokens, experts, capacity), {rows});
+  args.capacity = capacity;
+  args.permuted_probs_grad = call->Input(DType::kF32, {rows});
+  args.tokens_grad = call->Output(dtype, {tokens, hidden});
+  args.probs_grad = call->Output(DType::kF32, {tokens, experts});
+  SetRun(call, &TokenPermuteGrad, args);
+}
+
+void MakeTokenUnpermuteGradByRow(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
+  const std::int64_t tokens = s[0], hidden = s[1], experts = s[2], capacity = s[3], rows = experts * capacity;
+  TokenUnpermuteGradArgs args;
+  args.out_grad = call->Input(dtype, {tokens, hidden});
+  args.permuted = call->Input(dtype, {rows, hidden});
+  args.row_tokens = call->Ids(TokensOfRows(tokens, experts, capacity), {rows});
+  args.capacity = capacity;
+  args.probs = call->Input(DType::kF32, {tokens, experts});
+  args.permuted_grad = call->Output(dtype, {rows, hidden});
+  args.probs_grad = call->Output(DType::kF32, {tokens, experts});
+  SetRun(call, &TokenUnpermuteGrad, args);
+}
+
 // A token goes to top_k experts or to one less; experts are placed the other way round.
 void MakeTokenPermuteByMap(const Shape& s, DType dtype, const KernelCallOptions&, KernelCall* call) {
   const std::int64_t tokens = s[0], hidden = s[1], top_k = s[2], experts = s[3];
@@ -453,6 +499,12 @@ std::vector<Entry>& Entries() {
        &MakeTokenUnpermuteGrad<false>},
       {{"token_unpermute_grad_dropped", "TOKENSxHIDDENxTOPK", "512x7168x8", "50x33x3", 3},
        &MakeTokenUnpermuteGrad<true>},
+      {{"token_unpermute_by_row", "TOKENSxHIDDENxEXPERTSxCAPACITY", "512x7168x256x16", "50x33x8x21", 4},
+       &MakeTokenUnpermuteByRow},
+      {{"token_permute_grad_by_row", "TOKENSxHIDDENxEXPERTSxCAPACITY", "512x7168x256x16", "50x33x8x21", 4},
+       &MakeTokenPermuteGradByRow},
+      {{"token_unpermute_grad_by_row", "TOKENSxHIDDENxEXPERTSxCAPACITY", "512x7168x256x16", "50x33x8x21", 4},
+       &MakeTokenUnpermuteGradByRow},
   };
   return entries;
 }

@@ -282,6 +282,9 @@ TEST(ExecuteTest, RoutesInPartsComputeTheSame) {
     expect(kernel, "3x9x200", ChipsThatCutRoutes<TokenUnpermuteTiling>(moved));
   for (const char* kernel : {"token_unpermute_grad", "token_unpermute_grad_dropped"})
     expect(kernel, "3x9x200", ChipsThatCutRoutes<TokenUnpermuteGradTiling>(moved));
+  for (const char* kernel : {"token_unpermute_by_row", "token_permute_grad_by_row"})
+    expect(kernel, "3x9x200x1", ChipsThatCutRoutes<TokenUnpermuteTiling>(moved));
+  expect("token_unpermute_grad_by_row", "3x9x200x4", ChipsThatCutRoutes<TokenUnpermuteGradTiling>(moved));
   expect("token_finalize", "3x9x200x8", ChipsThatCutRoutes<TokenUnpermuteTiling>(finalized));
   for (const std::int64_t ub : {16 << 10, 20 << 10})
     expect("token_permute_by_map", "3x9x7x1000", {WithCapacity(Buffer::kUB, ub)});

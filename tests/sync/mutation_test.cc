@@ -314,6 +314,8 @@ std::vector<NamedRecord> Kernels() {
       RecordOf("token_unpermute", "1x5x200", ChipsThatCutRoutes<TokenUnpermuteTiling>(routes).back()));
   all.push_back(RecordOf("token_unpermute_grad_dropped", "1x5x200",
                          ChipsThatCutRoutes<TokenUnpermuteGradTiling>(routes).back()));
+  all.push_back(RecordOf("token_unpermute_grad_by_row", "1x5x200x1",
+                         ChipsThatCutRoutes<TokenUnpermuteGradTiling>(routes).back()));
   // Few ids and a short counter: what the plan does when they run out is mutated too.
   ChipSpec scarce = Ascend910B2();
   scarce.name = "scarce";
