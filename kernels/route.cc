@@ -33,19 +33,22 @@ bool IsWithin(const ConstTensor& x, std::int64_t row, float limit) {
   });
 }
 
-// The first logit that is NaN or beyond the limit, as an error.
+// Logits that are NaN or beyond the limit, as an error that names the first and counts them.
 Status CheckLogits(const Argument& logits, float limit) {
   const ConstTensor& x = logits.tensor;
+  std::int64_t bad = 0;
+  std::string first;
   for (std::int64_t t = 0; t < x.size(0); ++t) {
     if (IsWithin(x, t, limit)) continue;
     for (std::int64_t e = 0; e < x.size(1); ++e) {
       const float value = LoadFloat(x.data, x.dtype, t * x.stride(0) + e * x.stride(1));
-      if (std::abs(value) <= limit) continue;
-      return logits.Error("has " + TextOf(value) + " at (" + std::to_string(t) + ", " + std::to_string(e) +
-                          "), needs values within +-" + TextOf(limit));
+      if (std::abs(value) <= limit || ++bad > 1) continue;
+      first = TextOf(value) + " at (" + std::to_string(t) + ", " + std::to_string(e) + ")";
     }
   }
-  return {};
+  if (bad == 0) return {};
+  return logits.Error("has " + first + ", the first of " + std::to_string(bad) + ", needs values within +-" +
+                      TextOf(limit));
 }
 
 Status CheckIfGiven(const Argument& arg, std::initializer_list<Dim> dims,

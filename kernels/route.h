@@ -16,7 +16,7 @@ namespace cubist {
 
 // What becomes of logits that are NaN or beyond +-RouteOptions::limit.
 enum class BadLogits : std::uint8_t {
-  kError,  // the call fails, names the first and writes nothing
+  kError,  // the call fails, names the first and how many there are, and writes nothing
   kZero,   // they count as 0
   kMean,   // as the mean of their row's other logits; 0 where there are none
 };
