@@ -80,9 +80,10 @@ Status Validate(const Device& device, const MoeBlockArgs& args) {
   for (const Argument* arg : {&out, &router, &gate_up, &down, &shared_gate_up, &shared_down}) {
     if (arg->tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {args.x.dtype}));
   }
-  return CheckTensors(
+  CUBIST_RETURN_IF_ERROR(CheckTensors(
       device, {&x, &norm, &router, &router_bias, &gate_up, &down, &shared_gate_up, &shared_down, &post_norm},
-      {&out, &aux_loss});
+      {&out, &aux_loss}));
+  return router_bias.tensor.given() && device.computes() ? CheckSelectionBias(router_bias) : Status();
 }
 
 Status ValidateGrad(const Device& device, const MoeBlockGradArgs& args) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <new>
 #include <string>
 
@@ -80,6 +81,7 @@ Status Validate(const Device& device, const RouteArgs& args) {
       CheckRouteOptions(kRoute, args.options, args.logits.size(1), args.weights.size(1), /*backward=*/false));
   CUBIST_RETURN_IF_ERROR(
       CheckTensors(device, {&logits, &bias}, {&weights, &ids, &scores, &counts, &aux_loss, &bad}));
+  if (bias.tensor.given() && device.computes()) CUBIST_RETURN_IF_ERROR(CheckSelectionBias(bias));
   const bool strict = args.options.bad_logits == BadLogits::kError && device.computes();
   return strict ? CheckLogits(logits, args.options.limit) : Status();
 }
@@ -117,6 +119,14 @@ Status Validate(const Device& device, const RouteGradArgs& args) {
     }
   }
   return {};
+}
+
+// Whether some expert's bias is as low as the choice of experts that are left out of the call.
+bool LeavesOut(const ConstTensor& bias) {
+  for (std::int64_t e = 0; bias.given() && e < bias.size(0); ++e) {
+    if (LoadFloat(bias.data, bias.dtype, e * bias.stride(0)) <= kLeftOut) return true;
+  }
+  return false;
 }
 
 // The factor of aux_loss's sum; see RouteOptions.
@@ -258,6 +268,17 @@ Status CheckRouteOptions(const char* kernel, const RouteOptions& o, std::int64_t
   return {};
 }
 
+Status CheckSelectionBias(const Argument& bias) {
+  const ConstTensor& b = bias.tensor;
+  for (std::int64_t e = 0; e < b.size(0); ++e) {
+    const float value = LoadFloat(b.data, b.dtype, e * b.stride(0));
+    if (value < std::numeric_limits<float>::infinity()) continue;
+    return bias.Error("has " + TextOf(value) + " at (" + std::to_string(e) +
+                      "), needs finite values, or -inf for experts that are left out");
+  }
+  return {};
+}
+
 Status Route(const Device& device, const RouteArgs& args, Profile* profile) try {
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   Launch launch(device, kRoute);
@@ -281,6 +302,7 @@ Status Route(const Device& device, const RouteArgs& args, Profile* profile) try 
   g.score = o.score, g.renormalise = o.renormalise, g.mean_for_bad = o.bad_logits == BadLogits::kMean;
   g.eps = o.eps, g.scale = o.scale, g.temperature = o.temperature, g.dropout = o.dropout, g.limit = o.limit;
   g.expert_dropout = o.expert_dropout;
+  g.leaves_out = o.expert_dropout > 0 || (device.computes() && LeavesOut(args.bias));
   g.groups = o.groups, g.top_groups = o.top_groups, g.group_top = o.group_top, g.seed = o.seed;
   const RouteFunction weighting = ForwardOf(o.weighting);
   if (o.weighting.given()) g.weighting = &weighting;

@@ -73,7 +73,7 @@ struct RouteOptions {
 // and does not weigh.
 //
 //   logits   (T, E)   fp32, bf16 or fp16
-//   bias     (E)      optional, any float dtype
+//   bias     (E)      optional, any float dtype: finite, or -inf for an expert that is left out as by expert_dropout
 //   weights  (T, K)   any float dtype
 //   ids      (T, K)   int32; distinct in a row, -1 where dropped
 //   scores   (T, E)   optional, fp32: n, which the gradient needs

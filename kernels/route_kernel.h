@@ -24,6 +24,7 @@ struct RouteOperands {
 
   ScoreFunction score = ScoreFunction::kSoftmax;
   bool renormalise = false, mean_for_bad = false;
+  bool leaves_out = false;  // Experts, by expert_dropout or by a bias of -inf.
   float eps = 0, scale = 1, temperature = 0, dropout = 0, expert_dropout = 0, limit = 0;
   std::int64_t groups = 1, top_groups = 1, group_top = 1;
   std::uint64_t seed = 0;
@@ -65,8 +66,8 @@ inline constexpr float kLeftOut = std::numeric_limits<float>::lowest();
 template <VectorCore V>
 void WeighRoutes(V& core, const RouteOperands& g, Range rows, UbTile<std::int32_t> ids, UbTile<float> weights,
                  UbTile<float> chosen, UbTile<float> chances, UbTile<float> column) {
-  // Dropped experts are chosen where no others are left.
-  if (g.expert_dropout > 0) core.DropRoutes(ids, weights, chosen, std::nextafter(kLeftOut, 0.0f));
+  // Experts that are left out are chosen where no others are left.
+  if (g.leaves_out) core.DropRoutes(ids, weights, chosen, std::nextafter(kLeftOut, 0.0f));
   if (g.dropout > 0) {
     core.Random(chances, RandomStream{g.seed, kDropoutStream}, rows.begin * ids.cols(), ids.cols());
     core.DropRoutes(ids, weights, chances, g.dropout);

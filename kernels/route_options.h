@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/route.h"
+#include "kernels/validate.h"
 #include "npu_model/status.h"
 
 namespace cubist {
@@ -12,6 +13,9 @@ namespace cubist {
 // The first option that is wrong for `top_k` of `experts`, as an error of `kernel`; `backward` needs a weighting's gradient.
 Status CheckRouteOptions(const char* kernel, const RouteOptions& options, std::int64_t experts,
                          std::int64_t top_k, bool backward);
+
+// A selection bias of numbers below infinity, or -inf.
+Status CheckSelectionBias(const Argument& bias);
 
 }  // namespace cubist
 

@@ -132,7 +132,7 @@ RouterResult Route(ConstTensor logits, ConstTensor bias, std::int64_t top_k, con
     double total = o.eps;
     const std::size_t first = result.ids.size();
     for (std::int64_t j = 0; j < top_k; ++j) {
-      const bool left_out = o.expert_dropout > 0 && !std::isfinite(choice[Index(order[Index(j)])]);
+      const bool left_out = !std::isfinite(choice[Index(order[Index(j)])]);
       const bool dropped =
           left_out ||
           (o.dropout > 0 && UniformNumber(o.seed, 1, static_cast<std::uint64_t>(t * top_k + j)) < o.dropout);

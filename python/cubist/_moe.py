@@ -54,7 +54,7 @@ def route(
 ) -> Routes | Profile:
     """The top_k experts of each token by score(logits) + bias, and their scores as weights.
 
-    logits       (T, E): fp32, bf16 or fp16;   bias   (E), selects and does not weigh
+    logits       (T, E): fp32, bf16 or fp16;   bias   (E), selects and does not weigh; -inf leaves an expert out
     score        "softmax", "sigmoid" or "sqrt_softplus";   renormalise divides weights by their sum + eps, scale follows
     groups, top_groups, group_top   experts are `groups` parts, of which the top_groups best (by the sum of their
                  group_top highest scores) are selected from

@@ -126,6 +126,22 @@ TEST(RoutePartsTest, LeftOutExpertsAreTheHosts) {
   }
 }
 
+TEST(RoutePartsTest, BiasesOfMinusInfinityLeaveTheHostsExpertsOut) {
+  const RouteCase c{"minus infinity", 5, 120, 30, {.score = ScoreFunction::kSigmoid}, /*biased=*/true};
+  const auto leave_out = [](RouteCall& call) {
+    for (std::int64_t e = 0; e < 120; ++e) {
+      if (e % 5 != 0) call.bias.set({e}, -kInfinity);
+    }
+  };
+  RouteCall host(c);
+  leave_out(host);
+  ASSERT_TRUE(IsOk(Route(Host(), host.args())));
+  for (std::int64_t j = 0; j < 30; ++j) EXPECT_EQ(host.ids.at({0, j}) < 0, j >= 24);
+  const int cut = RouteInParts(
+      c, host, [&](const RouteCall& call) { ExpectSameBits(call.weights.view(), host.weights.view()); });
+  EXPECT_GT(cut, 0);
+}
+
 // Logits of four values, so that almost every choice is one among equals, within parts and across them, and of groups.
 TEST(RoutePartsTest, TiesAreTheHosts) {
   for (const RouteOptions& options :

@@ -141,6 +141,41 @@ TEST(RoutePropertiesTest, RoutesWithoutAnExpertAreMinusOne) {
   }
 }
 
+// By a bias of -inf experts are left out as by expert_dropout, with it and without.
+TEST(RoutePropertiesTest, BiasesOfMinusInfinityLeaveExpertsOut) {
+  constexpr std::int64_t kTokens = 9, kExperts = 12, kTopK = 8;
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    for (const RouteOptions& options :
+         {RouteOptions{.renormalise = true}, RouteOptions{.expert_dropout = 0.3f, .seed = 6},
+          RouteOptions{.score = ScoreFunction::kSigmoid, .groups = 3, .top_groups = 2, .group_top = 1}}) {
+      RouteCall call({"minus_infinity", kTokens, kExperts, kTopK, options, /*bias=*/true});
+      for (const std::int64_t e : {0, 2, 3, 5, 6, 8, 9}) call.bias.set({e}, -kInfinity);
+      ASSERT_TRUE(IsOk(Route(device, call.args())));
+      const auto expected =
+          reference::Route(call.logits.view(), call.bias.view(), kTopK, PlainOptions(options));
+      ExpectExactly(call.ids.view(), std::vector<double>(expected.ids.begin(), expected.ids.end()));
+      EXPECT_LT(call.ids.at({0, kTopK - 1}), 0);
+      for (std::int64_t i = 0; i < kTokens * kTopK; ++i) {
+        const std::int64_t t = i / kTopK, j = i % kTopK;
+        EXPECT_NEAR(call.weights.at({t, j}), expected.weights[static_cast<std::size_t>(i)], 0x1p-20);
+      }
+      ExpectExactly(call.counts.view(), std::vector<double>(expected.counts.begin(), expected.counts.end()));
+    }
+  }
+}
+
+TEST(RoutePropertiesTest, BiasesThatAreNoNumbersAreNamed) {
+  for (const double value : {kNaN, kInfinity}) {
+    RouteCall call({"bias", 3, 8, 2, {}, /*bias=*/true});
+    call.bias.set({5}, value);
+    const Status status = Route(Host(), call.args());
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(status.message(), Join("route: bias has ", value > 0 ? "inf" : "nan",
+                                     " at (5), needs finite values, or -inf for experts that are left out"));
+    EXPECT_TRUE(std::isnan(call.weights.at({0, 0})));
+  }
+}
+
 TEST(RoutePropertiesTest, BadOptionsAreNamed) {
   const auto says = [](const RouteOptions& options, const std::string& what) {
     RouteCall call({"options", 3, 8, 2, options});
