@@ -58,7 +58,7 @@ struct RouteOptions {
   float expert_dropout = 0;
   // Random numbers are functions of seed, token and expert (or route): runs repeat, whatever the threads and the chip.
   std::uint64_t seed = 0;
-  // Where a mean is taken, and where a temperature below 1 is, logits near the largest number overflow unless `limit` is lower.
+  // Under a temperature below 1 logits near the largest number overflow unless `limit` is lower.
   BadLogits bad_logits = BadLogits::kError;
   float limit = std::numeric_limits<float>::max();
   // Load-balance loss (Fedus, Zoph and Shazeer, Switch Transformers, 2021), with S the sum of a token's scores, 2^-126 at

@@ -178,13 +178,19 @@ class RouteInParts {
       Repair(x, s0_ub_.Next(rows.size(), part.size()));
       core_.Add(bad_, bad_, part_bad_);
       const UbTile<float> sum = column_ub_.Next(rows.size(), 1);
+      core_.MulScalar(x, x, MeanScale(g_.logits.cols));
       core_.RowSum(sum, x);
       core_.Add(mean_, mean_, sum);
     });
     core_.MulScalar(count, bad_, -1.0f);
     core_.AddScalar(count, count, static_cast<float>(g_.logits.cols));
     core_.MaxScalar(count, count, 1.0f);
+    core_.MulScalar(count, count, MeanScale(g_.logits.cols));
     core_.Div(mean_, mean_, count);
+    for (int side = 0; side < 2; ++side) {  // Rounding may take it beyond the limit.
+      core_.MulScalar(mean_, mean_, -1.0f);
+      core_.MaxScalar(mean_, mean_, -g_.limit);
+    }
   }
 
   // most_ = the highest logit, powers_ = the sum of exp(logit - most_).

@@ -178,9 +178,15 @@ void ExpandRepair(V& v, TileRef x, TileRef bad, TileRef s0, TileRef s1, TileRef 
   v.Scalar(ScalarOp::kMul, column, bad, -1.0f, loc);
   v.Scalar(ScalarOp::kAdd, column, column, static_cast<float>(x.cols()), loc);
   v.Scalar(ScalarOp::kMax, column, column, 1.0f, loc);
+  v.Scalar(ScalarOp::kMul, column, column, MeanScale(x.cols()), loc);
+  v.Scalar(ScalarOp::kMul, s1, x, MeanScale(x.cols()), loc);
   const TileRef mean = s1.Cols({0, 1});
-  v.Reduce(ReduceOp::kSum, mean, x, loc);
+  v.Reduce(ReduceOp::kSum, mean, s1, loc);
   v.Binary(BinaryOp::kDiv, column, mean, column, loc);
+  for (int side = 0; side < 2; ++side) {  // Rounding may take it beyond the limit.
+    v.Scalar(ScalarOp::kMul, column, column, -1.0f, loc);
+    v.Scalar(ScalarOp::kMax, column, column, -limit, loc);
+  }
   v.SelectLe(x, s0, limit, x, column, loc);
 }
 

@@ -2,6 +2,7 @@
 #ifndef CUBIST_NPU_MODEL_INSTRUCTION_H_
 #define CUBIST_NPU_MODEL_INSTRUCTION_H_
 
+#include <bit>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -139,6 +140,11 @@ struct SortRefs {
   TileRef places, offsets;
   TileRef keys[2], values[2];
 };
+
+// Numbers up to a limit times this, a power of two, have a sum below it, however it is rounded, where there are n of them.
+inline float MeanScale(std::int64_t n) {
+  return 0.5f / static_cast<float>(std::bit_ceil(static_cast<std::uint64_t>(n)));
+}
 
 }  // namespace cubist
 

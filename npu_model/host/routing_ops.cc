@@ -384,12 +384,13 @@ void Repair(const Rows& x, const Rows& bad, float limit, bool by_mean) {
       good += static_cast<std::int64_t>(hn::CountTrue(d, valid));
     });
     *RowOf(bad, i) = static_cast<float>(x.cols - good);
+    const float scale = MeanScale(x.cols);
     Vec sum = Set(0.0f);
     ForEachVector(row, x.cols, 0.0f, [&](Vec v, std::int64_t, std::int64_t) HWY_ATTR {
-      sum = hn::Add(sum, hn::IfThenElseZero(hn::Le(hn::Abs(v), most), v));
+      sum = hn::Add(sum, hn::Mul(Set(scale), hn::IfThenElseZero(hn::Le(hn::Abs(v), most), v)));
     });
-    const float mean = hn::GetLane(hn::SumOfLanes(d, sum)) / static_cast<float>(Max(good, 1));
-    const Vec instead = Set(by_mean ? mean : 0.0f);
+    const float mean = hn::GetLane(hn::SumOfLanes(d, sum)) / (scale * static_cast<float>(Max(good, 1)));
+    const Vec instead = Set(by_mean ? std::clamp(mean, -limit, limit) : 0.0f);  // As far as rounding goes.
     ForEachVector(row, x.cols, 0.0f, [&](Vec v, std::int64_t j, std::int64_t count) HWY_ATTR {
       StoreCount(hn::IfThenElse(hn::Le(hn::Abs(v), most), v, instead), row + j, count);
     });

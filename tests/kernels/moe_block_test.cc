@@ -357,6 +357,11 @@ TEST(MoeBlockArgumentsTest, AreNamed) {
   says([](auto& a) { a.eps = -1; }, "moe_block: eps is -1");
   Block b(Cases()[1], DType::kF32);
   EXPECT_EQ(MoeBlock(Host(), b.args(), nullptr).message(), "moe_block: state is a null pointer");
+  b.bias.set({3}, kNaN);
+  EXPECT_EQ(
+      MoeBlock(Host(), b.args(), &state).message(),
+      "moe_block: router_bias has nan at (3), needs finite values, or -inf for experts that are left out");
+  EXPECT_TRUE(std::isnan(b.out.at({0, 0})));
 }
 
 // The gradients go to tensors that hold random numbers.

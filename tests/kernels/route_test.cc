@@ -164,6 +164,27 @@ TEST(RoutePropertiesTest, BiasesOfMinusInfinityLeaveExpertsOut) {
   }
 }
 
+// Sums of such logits are beyond any number, their mean is not: by rounding neither.
+TEST(RoutePropertiesTest, MeansOfTheLargestLogitsAreNumbers) {
+  const RouteOptions options{.score = ScoreFunction::kSqrtSoftplus, .bad_logits = BadLogits::kMean};
+  for (const Device& device :
+       {Host(), NpuWithData(Ascend910B2()), NpuWithData(WithCapacity(Buffer::kUB, 4 << 10))}) {
+    for (const std::int64_t experts : {3, 40, 64, 301}) {
+      RouteCall call({"largest", 4, experts, 2, options});
+      for (std::int64_t e = 0; e < experts; ++e) {
+        call.logits.set({0, e}, std::numeric_limits<float>::max());
+        call.logits.set({1, e}, std::numeric_limits<float>::lowest());
+        call.logits.set({2, e}, 3.0e38 - static_cast<double>(e % 3) * 1e38);
+      }
+      for (std::int64_t t = 0; t < 4; ++t) call.logits.set({t, t % 3}, kNaN);
+      ASSERT_TRUE(IsOk(Route(device, call.args())));
+      const auto expected = reference::Route(call.logits.view(), {}, 2, PlainOptions(options));
+      ExpectNear(call.scores, expected.scores, 0x1p-18, 1e-30);
+      ExpectExactly(call.bad.view(), std::vector<double>(4, 1.0));
+    }
+  }
+}
+
 TEST(RoutePropertiesTest, BiasesThatAreNoNumbersAreNamed) {
   for (const double value : {kNaN, kInfinity}) {
     RouteCall call({"bias", 3, 8, 2, {}, /*bias=*/true});
