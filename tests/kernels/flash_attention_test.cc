@@ -17,7 +17,6 @@
 
 #include "reference/attention.h"
 #include "tests/kernels/attention_call.h"
-#include "tests/support/double_benchmark.h"
 #include "tests/support/simd_targets.h"
 
 namespace cubist::testing {
@@ -341,29 +340,6 @@ TEST(FlashAttentionTest, RepeatedElements) {
       ExpectClose(call.out.view(), result.out, reference::OutBounds(expected, result, DType::kF32));
       ExpectClose(call.lse.view(), result.lse, reference::LseBounds(expected, result));
       call.ExpectGuards();
-    }
-  }
-}
-
-TEST(FlashAttentionTest, DoubleBenchmark) {
-  for (const AttentionShape& shape :
-       {AttentionShape{1, 2, 2, 65, 130, 64, 0, 32}, AttentionShape{2, 1, 1, 129, 67, 40, 0, 72},
-        AttentionShape{1, 2, 2, 33, 515, 128, 0, 128}}) {
-    for (DType in : kFloatTypes) {
-      for (Causal causal : kMasks) {
-        Random random(kTypicalData);
-        const float scale = 1.0f / std::sqrt(static_cast<float>(shape.dqk));
-        Call call(shape, {.in = in, .out = in, .causal = causal, .scale = scale});
-        SCOPED_TRACE(shape.Name() + " " + call.options.Name());
-        call.FillNormal(random);
-        const FlashAttentionArgs args = call.args();
-        ASSERT_TRUE(IsOk(FlashAttention(Host(), args)));
-        const std::int64_t diagonal = causal == Causal::kNone      ? shape.skv
-                                      : causal == Causal::kTopLeft ? 0
-                                                                   : shape.skv - shape.sq;
-        std::vector<double> naive = NaiveAttention(args.q, args.k, args.v, scale, diagonal);
-        EXPECT_TRUE(PassesDoubleBenchmark(call.out.view(), Answer(call).result().out, naive));
-      }
     }
   }
 }

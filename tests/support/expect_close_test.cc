@@ -125,19 +125,21 @@ TEST(HasSameBitsTest, ComparesBitsWhateverTheStrides) {
 }
 
 TEST(DoubleBenchmarkTest, MetricsByHand) {
-  const ErrorMetrics m = Measure(Values{1, 2, 5}, Values{1, 4, 4});
+  const ErrorMetrics m = Measure(DType::kF32, Values{1, 2, 5}, Values{1, 4, 4});
   EXPECT_NEAR(m.max_rel, 0.5, 1e-6);
   EXPECT_NEAR(m.mean_rel, 0.25, 1e-6);
   EXPECT_NEAR(m.rmse * m.rmse, 5.0 / 3, 1e-12);
+  EXPECT_NEAR(m.balance, 0.25 / 3, 1e-12);
+  EXPECT_EQ(m.small_errors, 0);
 }
 
 TEST(DoubleBenchmarkTest, AllowsAMultipleOfTheNaiveError) {
-  const Values golden{1, 1, 1, 1}, naive{1.01, 1.01, 1.01, 1.01};
-  EXPECT_TRUE(PassesDoubleBenchmark(Row(DType::kF32, {1.019, 1.019, 0.981, 1}).view(), golden, naive));
-  EXPECT_FALSE(PassesDoubleBenchmark(Row(DType::kF32, {1.03, 1.03, 0.97, 1}).view(), golden, naive));
-  EXPECT_TRUE(PassesDoubleBenchmark(Row(DType::kF32, {1.03, 1, 1, 1}).view(), golden, naive));
+  const Values golden{1, 1, 1, 1}, naive{1.01, 0.99, 1.01, 0.99};
+  EXPECT_TRUE(PassesDoubleBenchmark(Row(DType::kF32, {1.019, 0.981, 0.981, 1.019}).view(), golden, naive));
+  EXPECT_FALSE(PassesDoubleBenchmark(Row(DType::kF32, {1.03, 0.97, 0.97, 1.03}).view(), golden, naive));
+  EXPECT_TRUE(PassesDoubleBenchmark(Row(DType::kF32, {1.025, 0.975, 1, 1}).view(), golden, naive));
   EXPECT_FALSE(
-      PassesDoubleBenchmark(Row(DType::kF32, {1.03, 1, 1, 1}).view(), golden, naive, {.max_rel = 2}));
+      PassesDoubleBenchmark(Row(DType::kF32, {1.025, 0.975, 1, 1}).view(), golden, naive, {.max_rel = 2}));
 }
 
 TEST(DoubleBenchmarkTest, OneRoundingIsAlwaysAllowed) {
@@ -146,20 +148,31 @@ TEST(DoubleBenchmarkTest, OneRoundingIsAlwaysAllowed) {
   EXPECT_FALSE(PassesDoubleBenchmark(Row(DType::kF32, {1 - 0x1p-8, 1}).view(), golden, naive));
 }
 
+TEST(DoubleBenchmarkTest, SmallValuesCountByTheSizeOfTheirErrors) {
+  const Values golden{1, 0x1p-9, 0, 0}, naive{1, 0x1p-9 + 0x1p-15, 0, 0};
+  const ErrorMetrics m = Measure(DType::kBF16, Values{1, 0, 0x1p-17, 0x1p-15}, golden);
+  EXPECT_EQ(m.small_errors, 2);
+  EXPECT_EQ(m.max_rel, 0);
+  EXPECT_TRUE(PassesDoubleBenchmark(Row(DType::kBF16, {1, 0, 0, 0x1p-15}).view(), golden, naive));
+  EXPECT_FALSE(PassesDoubleBenchmark(Row(DType::kBF16, {1, 0, 0x1p-15, 0x1p-15}).view(), golden, naive));
+}
+
+TEST(DoubleBenchmarkTest, ErrorsMustNotLeanToOneSide) {
+  const Values golden{100, 100}, naive{101, 101};
+  EXPECT_TRUE(PassesDoubleBenchmark(Row(DType::kF32, {101, 99}).view(), golden, naive));
+  EXPECT_FALSE(PassesDoubleBenchmark(Row(DType::kF32, {101, 101}).view(), golden, naive));
+}
+
 TEST(DoubleBenchmarkTest, NaNMustNotBeOursAlone) {
   EXPECT_FALSE(PassesDoubleBenchmark(Row(DType::kF32, {kNaN, 1}).view(), Values{1, 1}, Values{1, 1}));
   EXPECT_TRUE(PassesDoubleBenchmark(Row(DType::kF32, {kNaN, 1}).view(), Values{kNaN, 1}, Values{kNaN, 1}));
 }
 
-TEST(DoubleBenchmarkTest, NaiveComputationsByHand) {
+TEST(DoubleBenchmarkTest, NaiveMatmulByHand) {
   const float a[] = {1, 2, 3, 4}, b[] = {5, 6, 7, 8}, bias[] = {1, 0};
   const ConstTensor a_view(a, {2, 2}), b_view(b, {2, 2}), bias_view(bias, {2});
   EXPECT_EQ(NaiveMatmul(a_view, false, b_view, false, bias_view, DType::kF32), (Values{20, 22, 44, 50}));
   EXPECT_EQ(NaiveMatmul(a_view, true, b_view, true, {}, DType::kF32), (Values{23, 31, 34, 46}));
-  const float q[] = {0, 0}, v[] = {2, 6};
-  const ConstTensor q_view(q, {1, 1, 2, 1}), v_view(v, {1, 1, 2, 1});
-  EXPECT_EQ(NaiveAttention(q_view, q_view, v_view, 1, 5), (Values{4, 4}));
-  EXPECT_EQ(NaiveAttention(q_view, q_view, v_view, 1, 0), (Values{2, 4}));
 }
 
 }  // namespace
