@@ -40,7 +40,8 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
   const bool rope = s.d_rope > 0;
   const int kept = t.operand_stages(), handed = t.hand_over_stages();
   const std::int64_t sum_rows = t.keep_sums ? t.n : 0;
-  const std::int64_t widest = std::max({s.d_qk, s.d_rope, t.keep_sums ? 0 : s.d_v});
+  const std::int64_t widest = t.cols_at_once(std::max({s.d_qk, s.d_rope, s.d_v}));
+  const std::int64_t widest_part = t.cols_at_once(std::max({s.d_qk, s.d_rope, t.keep_sums ? 0 : s.d_v}));
 
   Ring<Buffer::kL1, T> k_l1(core, "k_l1", t.n, s.d_qk, kept, Role::kA, Role::kB);
   Ring<Buffer::kL1, T> k_rope_l1(core, "k_rope_l1", t.n, s.d_rope, kept, Role::kA, Role::kB);
@@ -51,14 +52,13 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
   Ring<Buffer::kL1, T> p_l1(core, "p_l1", t.n, t.m(), handed, Role::kA);
   Ring<Buffer::kL1, T> ds_l1(core, "ds_l1", t.n, t.m(), handed, Role::kA, Role::kATransposed);
   Ring<Buffer::kL0A, T> a_l0(core, "a_l0", std::max(t.piece(), t.n), t.k0, t.l0_stages, Role::kA);
-  Ring<Buffer::kL0B, T> b_l0(core, "b_l0", t.k0, std::max({t.piece(), s.d_qk, s.d_rope, s.d_v}), t.l0_stages,
-                             Role::kB);
+  Ring<Buffer::kL0B, T> b_l0(core, "b_l0", t.k0, std::max(t.piece(), widest), t.l0_stages, Role::kB);
   Ring<Buffer::kL0C, float> score_l0(core, "score_l0", t.n, t.piece(), 2);
   Ring<Buffer::kL0C, float> dv_l0(core, "dv_l0", sum_rows, s.d_v, 1);
   Ring<Buffer::kL0C, float> dk_l0(core, "dk_l0", sum_rows, s.d_qk, 1);
   Ring<Buffer::kL0C, float> dk_rope_l0(core, "dk_rope_l0", sum_rows, s.d_rope, 1);
   Ring<Buffer::kL0C, float> part_l0(core, "part_l0", t.keep_sums ? t.piece() : std::max(t.piece(), t.n),
-                                    widest, t.sum_stages, Role::kRelay);
+                                    widest_part, t.sum_stages, Role::kRelay);
 
   Ring<Buffer::kHandOver, float> s_sent(core, "s_sent", t.n, t.piece(), handed);
   Ring<Buffer::kHandOver, float> dp_sent(core, "dp_sent", t.n, t.piece(), handed);
@@ -206,14 +206,19 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
       lane.core.Store(gm.Rows(rows), x);
     });
   };
+  // gm (+)= op(left) right.
+  const auto add_in_gm = [&](Gm gm, L1Tile<T> left, Transpose turn, L1Tile<T> right, Accumulate accumulate) {
+    for (const Range cols : AtLeastOnce(Split(right.cols(), t.cols_at_once(right.cols())))) {
+      const L0CTile<float> part = part_l0.Next(gm.rows, cols.size());
+      multiply(part, left, turn, right.Cols(cols), Transpose::kNo, Accumulate::kNo);
+      core.Store(gm.Cols(cols), part, accumulate);
+    }
+  };
   const auto add_keys = [&](const Step& step, const KeySum& sum, L1Tile<T> left, L1Tile<T> right) {
     Accumulate accumulate = step.first_block ? Accumulate::kNo : Accumulate::kYes;
     if (!t.keep_sums) {
-      const L0CTile<float> part = part_l0.Next(step.keys.size(), right.cols());
-      multiply(part, left, Transpose::kNo, right, Transpose::kNo, Accumulate::kNo);
-      core.Store(MatrixOf(*sum.sums, step.sequence.batch, step.kv_head).Rows(step.KeyRows(step.keys)), part,
-                 accumulate);
-      return;
+      const Gm all = MatrixOf(*sum.sums, step.sequence.batch, step.kv_head);
+      return add_in_gm(all.Rows(step.KeyRows(step.keys)), left, Transpose::kNo, right, accumulate);
     }
     if (step.first_block) sum.kept = sum.ring.Next(step.key_block.size(), right.cols());
     if (step.first_block && step.keys != step.key_block) {  // The others' sums start from nothing.
@@ -228,9 +233,8 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
     const Gm all = MatrixOf(parts, step.chunk, step.sequence.batch * s.heads + step.h);
     const Gm gm = all.Rows(step.QueryRows(step.queries));
     if (step.hidden) return StoreZeros(*lanes[0], gm);
-    const L0CTile<float> part = part_l0.Next(step.queries.size(), right.cols());
-    multiply(part, step.ds.Cols(step.Piece()), Transpose::kYes, right, Transpose::kNo, Accumulate::kNo);
-    core.Store(gm, part, step.adds ? Accumulate::kYes : Accumulate::kNo);
+    add_in_gm(gm, step.ds.Cols(step.Piece()), Transpose::kYes, right,
+              step.adds ? Accumulate::kYes : Accumulate::kNo);
   };
   const auto products = [&](Step& step) {
     if (!step.queries.empty()) {

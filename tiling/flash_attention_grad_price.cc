@@ -107,18 +107,24 @@ class Blocks {
       x->products.Add(chip_, s_.in, times, rows, k, width, t_.k0);
     };
     const auto store = [&](double times, std::int64_t rows, std::int64_t cols) {
-      if (cols == 0) return;
       x->stores += times * PathCycles(chip_, Path::kL0CToGm, D(rows * cols) * 4, 1);
       x->written += times * D(rows * cols) * 4;
     };
+    // Of a gradient, by the columns that are made at a time.
+    const auto gradient = [&](double times, std::int64_t rows, std::int64_t k, std::int64_t cols) {
+      for (const Range part : Split(cols, t_.cols_at_once(cols))) product(times, rows, k, part.size());
+    };
+    const auto store_gradient = [&](double times, std::int64_t rows, std::int64_t cols) {
+      for (const Range part : Split(cols, t_.cols_at_once(cols))) store(times, rows, part.size());
+    };
     for (const std::int64_t cols : {s_.d_qk, s_.d_rope, s_.d_v}) product(pieces, n, cols, piece);
     for (const std::int64_t cols : {s_.d_qk, s_.d_rope}) {
-      product(pieces, piece, n, cols), product(1, n, m, cols);
-      store(pieces, piece, cols);
+      gradient(pieces, piece, n, cols), gradient(1, n, m, cols);
+      store_gradient(pieces, piece, cols);
     }
-    product(1, n, m, s_.d_v);
+    gradient(1, n, m, s_.d_v);
     if (!t_.keep_sums)
-      for (const std::int64_t cols : {s_.d_qk, s_.d_rope, s_.d_v}) store(1, n, cols);
+      for (const std::int64_t cols : {s_.d_qk, s_.d_rope, s_.d_v}) store_gradient(1, n, cols);
     if (chip_.pipes_overlap) store(2 * pieces, n, piece);
   }
 
@@ -174,9 +180,14 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
 
 std::int64_t ReplayWork(const Shape& s, const Tiling& t) {
   constexpr std::int64_t kVectorSide = 16;  // of a piece: as long as so many Mmads
-  std::int64_t mmads = CeilDiv(s.d_v, t.k0) + CeilDiv(t.piece(), t.k0);
-  for (const std::int64_t cols : {s.d_qk, s.d_rope})
-    if (cols > 0) mmads += CeilDiv(cols, t.k0) + CeilDiv(t.n, t.k0) + CeilDiv(t.piece(), t.k0);
+  const auto parts = [&](std::int64_t cols) {
+    return std::max<std::int64_t>(Split(cols, t.cols_at_once(cols)).count(), 1);
+  };
+  std::int64_t mmads = CeilDiv(s.d_v, t.k0) + parts(s.d_v) * CeilDiv(t.piece(), t.k0);
+  for (const std::int64_t cols : {s.d_qk, s.d_rope}) {
+    if (cols > 0)
+      mmads += CeilDiv(cols, t.k0) + parts(cols) * (CeilDiv(t.n, t.k0) + CeilDiv(t.piece(), t.k0));
+  }
   const double pieces = ComputedShare(s, t) * D(CeilDiv(s.sq, t.piece()) * CeilDiv(s.skv, t.n));
   return static_cast<std::int64_t>(pieces) * s.batches * s.heads * (mmads + kVectorSide);
 }

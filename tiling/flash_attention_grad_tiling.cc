@@ -11,6 +11,10 @@ namespace {
 using Shape = FlashAttentionGradShape;
 using Tiling = FlashAttentionGradTiling;
 
+constexpr int kNpuL0Stages = 2;
+
+std::int64_t Widest(const Shape& s) { return std::max({s.d_qk, s.d_rope, s.d_v}); }
+
 // Bytes that the kernel's rings take; the rings are those of flash_attention_grad_kernel.h.
 std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer buffer) {
   const auto slots = [&](int stages, DType dtype, std::int64_t rows, std::int64_t cols) {
@@ -28,12 +32,13 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
     case Buffer::kL0A:
       return slots(t.l0_stages, s.in, std::max(t.piece(), t.n), t.k0);
     case Buffer::kL0B:
-      return slots(t.l0_stages, s.in, t.k0, std::max({t.piece(), s.d_qk, s.d_rope, s.d_v}));
+      return slots(t.l0_stages, s.in, t.k0, std::max(t.piece(), t.cols_at_once(Widest(s))));
     case Buffer::kL0C: {
-      const std::int64_t widest = std::max({s.d_qk, s.d_rope, t.keep_sums ? 0 : s.d_v});
+      const std::int64_t widest_part = t.keep_sums ? std::max(s.d_qk, s.d_rope) : Widest(s);
       std::int64_t bytes =
-          slots(2, DType::kF32, t.n, t.piece()) +
-          slots(t.sum_stages, DType::kF32, t.keep_sums ? t.piece() : std::max(t.piece(), t.n), widest);
+          slots(2, DType::kF32, t.n, t.piece()) + slots(t.sum_stages, DType::kF32,
+                                                        t.keep_sums ? t.piece() : std::max(t.piece(), t.n),
+                                                        t.cols_at_once(widest_part));
       if (!t.keep_sums) return bytes;
       for (const std::int64_t cols : {s.d_qk, s.d_rope, s.d_v}) bytes += slots(1, DType::kF32, t.n, cols);
       return bytes;
@@ -90,6 +95,28 @@ void AddHostTilings(const ChipSpec& chip, const Shape& s, std::vector<Tiling>& t
   }
 }
 
+// The widths of products: all columns, or where the shortest steps of the widest do not fit L0B, what of them may.
+std::vector<std::int64_t> NpuWidths(const ChipSpec& chip, const Shape& s, std::int64_t step) {
+  const std::int64_t widest = Widest(s), bytes = chip.SlotBytes(Buffer::kL0B, s.in, step, widest);
+  if (kNpuL0Stages * bytes <= chip.buffer(Buffer::kL0B).capacity) return {0};
+  return TileSizes({64, 128, 192, 256, 384}, step, widest);
+}
+
+void AddNpuTilings(const Shape& s, Tiling t, std::vector<Tiling>& tilings) {
+  t.l0_stages = kNpuL0Stages;
+  for (int depth : {0, 1}) {
+    for (int stages : {1, 2}) {
+      t.depth = depth, t.sum_stages = t.ub_stages = stages;
+      // As many tasks as cores, for 24, 12, 8, 6, 4 or 2 heads on 24 or 20 of them.
+      for (std::int64_t chunks : {1, 2, 3, 4, 6, 12}) {
+        t.chunks = std::min(chunks, std::max<std::int64_t>(t.key_blocks(s), 1));
+        if (t.chunks < chunks) break;
+        tilings.push_back(t);
+      }
+    }
+  }
+}
+
 // Every tiling that is considered, whether it fits or not.
 std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
   std::vector<Tiling> tilings;
@@ -99,25 +126,17 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
   }
   const std::int64_t step = std::max({chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple,
                                       chip.mmad.m_step, chip.mmad.n_step});
-  const std::int64_t longest = std::max({s.d_qk, s.d_rope, s.d_v, s.sq, s.skv});
+  const std::int64_t longest = std::max({Widest(s), s.sq, s.skv});
+  const std::vector<std::int64_t> widths = NpuWidths(chip, s, step);
   for (std::int64_t n : TileSizes({16, 32, 64, 128, 256}, step, s.skv)) {
     for (std::int64_t piece : TileSizes({16, 32, 64, 128}, step, s.sq)) {
       for (std::int64_t pieces : {1, 2, 4}) {
         for (std::int64_t k0 : TileSizes({16, 32, 64, 128}, step, longest)) {
-          for (int depth : {0, 1}) {
-            for (int stages : {1, 2}) {
-              Tiling t;
-              t.n = n, t.strip = piece, t.pieces = pieces;
-              t.k0 = k0, t.depth = depth;
-              t.sum_stages = t.ub_stages = stages;
-              t.l0_stages = 2;
-              // As many tasks as cores, for 24, 12, 8, 6, 4 or 2 heads on 24 or 20 of them.
-              for (std::int64_t chunks : {1, 2, 3, 4, 6, 12}) {
-                t.chunks = std::min(chunks, std::max<std::int64_t>(t.key_blocks(s), 1));
-                if (t.chunks < chunks) break;
-                tilings.push_back(t);
-              }
-            }
+          for (std::int64_t width : widths) {
+            Tiling t;
+            t.n = n, t.strip = piece, t.pieces = pieces;
+            t.k0 = k0, t.width = width;
+            AddNpuTilings(s, t, tilings);
           }
         }
       }
@@ -133,7 +152,7 @@ std::int64_t BufferBytes(const ChipSpec& chip, const Shape& shape, const Tiling&
 }
 
 bool Fits(const ChipSpec& chip, const Shape& shape, const Tiling& tiling) {
-  return FitsBuffers(chip, shape, tiling);
+  return FitsBuffers(chip, shape, tiling) && (tiling.width == 0 || !tiling.keep_sums);
 }
 
 std::vector<Tiling> Candidates(const ChipSpec& chip, const Shape& shape) {

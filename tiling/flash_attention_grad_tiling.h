@@ -56,6 +56,8 @@ struct FlashAttentionGradTiling {
   std::int64_t strips = 1;  // of a piece
   std::int64_t pieces = 1;  // of m
   std::int64_t k0 = 0;      // of L0, along whatever a product sums over
+  std::int64_t width =
+      0;  // Columns of dQ, dK and dV that a product makes at a time; 0: all, as of kept sums.
   std::int64_t chunks = 1;
   int depth = 0;
   int l0_stages = 2, ub_stages = 1, sum_stages = 1;
@@ -71,6 +73,7 @@ struct FlashAttentionGradTiling {
   int hand_over_stages() const { return depth + 1; }
   int operand_stages() const { return 2 * depth + 1; }
 
+  std::int64_t cols_at_once(std::int64_t cols) const { return width == 0 ? cols : std::min(width, cols); }
   std::int64_t piece() const { return strips * strip; }
   std::int64_t m() const { return pieces * piece(); }
   // Rows of a cell of HiddenPairs, of which blocks of queries are whole ones, and how many are fetched at a time.
@@ -106,7 +109,7 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionGradShape& s, Tiling&
       std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
   visit({"n", 1, kLargest}, t.n), visit({"strip", 1, kLargest, panel}, t.strip);
   visit({"strips", 1, 64}, t.strips), visit({"pieces", 1, 64}, t.pieces);
-  visit({"k0", 1, kLargest, k_step}, t.k0);
+  visit({"k0", 1, kLargest, k_step}, t.k0), visit({"width", 0, kLargest, panel}, t.width);
   visit({"chunks", 1, kLargest}, t.chunks);
   visit({"depth", 0, 2}, t.depth);
   visit({"l0_stages", 1, 16}, t.l0_stages), visit({"ub_stages", 1, 16}, t.ub_stages);
@@ -130,7 +133,7 @@ inline auto FamilyOf(const FlashAttentionGradTiling& t) {
   return std::tuple(t.n, t.strip, t.pieces, t.chunks, t.depth);
 }
 // How a family's tilings fill their buffers.
-inline auto WalkOf(const FlashAttentionGradTiling& t) { return std::tuple(t.k0, t.ub_stages); }
+inline auto WalkOf(const FlashAttentionGradTiling& t) { return std::tuple(t.k0, t.width, t.ub_stages); }
 inline std::vector<FlashAttentionGradTiling> OtherOrders(const FlashAttentionGradTiling&) { return {}; }
 // What the replay of a call costs, in Mmads of a matrix product.
 std::int64_t ReplayWork(const FlashAttentionGradShape& shape, const FlashAttentionGradTiling& tiling);

@@ -265,8 +265,6 @@ TEST_P(AttentionDoubleBenchmark, Forward) {
 TEST_P(AttentionDoubleBenchmark, Backward) {
   const std::vector<Gradients> expected = GradientsOfSequences();
   for (const Device& device : Both()) {
-    // Refused: rows of L0B are as wide as K.
-    if (device.chip().pipes_overlap && call_.shape.dqk > 512 && call_.options.in == DType::kF32) continue;
     for (Matrix* x : call_.outputs()) x->FillNaN();
     ASSERT_TRUE(IsOk(FlashAttentionGrad(device, GradArgs())));
     Expect(expected);

@@ -295,6 +295,7 @@ std::vector<NamedRecord> Kernels() {
     all.push_back(RecordUnpermute(*chip, 200, 96, 3));
   }
   // What only some tilings do.
+  all.push_back(RecordAttentionGrad(Ascend910B2(), DType::kF32, {.heads = 1, .sq = 20, .skv = 36, .d = 576}));
   all.push_back(RecordTiled("matmul", "300x500x600", "pack_a=1,pack_b=1"));
   all.push_back(RecordTiled("matmul", "300x500x600", "prefetch=1"));
   all.push_back(RecordMatmul(Ascend910B2(), DType::kBF16, 40, 50, 8000, false, false));  // k is split.

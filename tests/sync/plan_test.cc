@@ -133,6 +133,7 @@ TEST(PlanTest, OddShapesAreProved) {
   ExpectProved(
       RecordAttentionGrad(chip, DType::kF32, {.sq = 33, .skv = 190, .d = 40, .causal = Causal::kTopLeft}));
   ExpectProved(RecordAttentionGrad(chip, DType::kF16, {.sq = 130, .skv = 77, .d = 24, .d_rope = 6}));
+  ExpectProved(RecordAttentionGrad(chip, DType::kF32, {.sq = 40, .skv = 70, .d = 576}));  // Columns in parts.
   ExpectProved(RecordPermute(chip, 100, 70000, 2, 60000, DType::kI64));
   ExpectProved(RecordUnpermute(chip, 30, 60000, 12));
   for (const NamedRecord& made : RecordRowwise(chip, DType::kF32, 41, 20011)) ExpectProved(made);
