@@ -235,7 +235,7 @@ typedef struct cubist_window {
 
 typedef struct cubist_lengths {
   const int64_t *q_ends, *kv_ends;
-  size_t count; /* of sequences; 0: not packed */
+  size_t count; /* of sequences; 0: not packed (ends of {0} where there are none) */
 } cubist_lengths;
 
 typedef enum cubist_rope_layout {

@@ -25,8 +25,9 @@ struct AttentionWindow {
 
 // Several sequences, one behind the other along S of one batch entry (B = 1): sequence i ends before row q_ends[i] and
 // key kv_ends[i] and begins where i - 1 ends. Ends ascend; equal ones are an empty sequence; rows and keys behind the
-// last end belong to none and are not touched. The arrays are read by the call itself, on the host, as tilings are
-// made from them. Ascend's TND with actual_seq_qlen and actual_seq_kvlen.
+// last end belong to none and are not touched. No ends are no packing: a packed batch without sequences has one that is
+// empty, {0}. The arrays are read by the call itself, on the host, as tilings are made from them. Ascend's TND with
+// actual_seq_qlen and actual_seq_kvlen.
 struct AttentionLengths {
   std::span<const std::int64_t> q_ends = {}, kv_ends = {};
   bool given() const { return !q_ends.empty() || !kv_ends.empty(); }

@@ -131,7 +131,7 @@ def flash_attention(
     causal   False; "top_left": j <= i; True or "bottom_right": j <= i + Skv - Sq
     window   (left, right) or (left, right, anchor): keys around the row's own, None for no bound
     prefix   (B): keys j < prefix[b] are always seen, whatever window and causal order say
-    q_ends, kv_ends   packed sequences: the row and the key after each one's last (B = 1)
+    q_ends, kv_ends   packed sequences: the row and the key after each one's last (B = 1); [0] where there are none
     rope     positions by which the rope parts, or the first columns of q and k, are turned
     bias     (B, Nq, Sq, Skv), fp32 or the input dtype, added to the scores; sizes of 1 serve all
     sinks    (Nq), fp32: a key of that score without a value

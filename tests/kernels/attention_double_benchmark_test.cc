@@ -119,29 +119,6 @@ class AttentionDoubleBenchmark : public ::testing::TestWithParam<std::tuple<Benc
     if (values_in_keys_) args.v = FirstColumns(args.k);
     return args;
   }
-  FlashAttentionArgs ForwardArgs() {
-    const FlashAttentionGradArgs x = GradArgs();
-    return {.q = x.q,
-            .k = x.k,
-            .v = x.v,
-            .q_rope = x.q_rope,
-            .k_rope = x.k_rope,
-            .out = forward_out_.view(),
-            .lse = {},
-            .scale = x.scale,
-            .causal = x.causal,
-            .window = x.window,
-            .prefix = x.prefix,
-            .lengths = x.lengths,
-            .rope = x.rope,
-            .bias = x.bias,
-            .sinks = x.sinks,
-            .mask = x.mask,
-            .alibi = x.alibi,
-            .dropout = x.dropout,
-            .soft_cap = x.soft_cap};
-  }
-
   // Of a sequence.
   struct Output {
     std::vector<double> golden, bounds, naive;
@@ -255,7 +232,7 @@ TEST_P(AttentionDoubleBenchmark, Forward) {
   }
   for (const Device& device : Both()) {
     forward_out_.FillNaN();
-    ASSERT_TRUE(IsOk(FlashAttention(device, ForwardArgs())));
+    ASSERT_TRUE(IsOk(FlashAttention(device, ForwardOf(GradArgs(), forward_out_.view(), {}))));
     for (const auto& [rows, keys, i] : call_.Sequences())
       ExpectBenchmark(RowsOf(forward_out_.view(), rows), expected[i].golden, expected[i].bounds,
                       expected[i].naive);

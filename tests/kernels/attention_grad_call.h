@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/attention_arguments.h"
+#include "kernels/flash_attention.h"
 #include "kernels/flash_attention_grad.h"
 #include "reference/attention.h"
 #include "reference/attention_grad.h"
@@ -266,6 +267,29 @@ class GradCall {
       sin;
   Matrix dq, dk, dv, dq_rope, dk_rope, dbias, dsinks;
 };
+
+// The call whose backward pass `x` is.
+inline FlashAttentionArgs ForwardOf(const FlashAttentionGradArgs& x, const Tensor& out, const Tensor& lse) {
+  return {.q = x.q,
+          .k = x.k,
+          .v = x.v,
+          .q_rope = x.q_rope,
+          .k_rope = x.k_rope,
+          .out = out,
+          .lse = lse,
+          .scale = x.scale,
+          .causal = x.causal,
+          .window = x.window,
+          .prefix = x.prefix,
+          .lengths = x.lengths,
+          .rope = x.rope,
+          .bias = x.bias,
+          .sinks = x.sinks,
+          .mask = x.mask,
+          .alibi = x.alibi,
+          .dropout = x.dropout,
+          .soft_cap = x.soft_cap};
+}
 
 inline void ExpectRight(const Device& device, GradCall& call) {
   SCOPED_TRACE(call.shape.Name() + " " + call.options.Name());

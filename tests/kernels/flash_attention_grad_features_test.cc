@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <oneapi/tbb/global_control.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -414,6 +415,37 @@ TEST(FlashAttentionGradFeaturesTest, SharedLatentOfKeysAndValues) {
       args.v = args.k;
       ASSERT_TRUE(IsOk(FlashAttentionGrad(device, args)));
       call.ExpectRight();
+    }
+  }
+}
+
+// A packed batch without sequences has ends of 0, forward and backward: rows of no sequence stay as they are.
+TEST(FlashAttentionGradFeaturesTest, NoSequences) {
+  for (const Device& device : Both()) {
+    for (const auto& [sq, skv] : {std::pair(0, 0), {5, 7}, {0, 7}, {5, 0}}) {
+      for (const bool features : {false, true}) {
+        GradOptions options{.causal = Causal::kBottomRight, .q_ends = {0}, .kv_ends = {0}};
+        if (features) {
+          options.turned = 4, options.bias = {1, 4, sq, skv}, options.sinks = options.slopes = true;
+          options.mask = {1, 1, sq, skv}, options.soft_cap = 5.0f, options.keep = 0.5f;
+        }
+        GradCall call({1, 4, 2, sq, skv, 24, 0, 16}, options);
+        SCOPED_TRACE(call.shape.Name() + " " + call.options.Name());
+        call.FillNormal();
+        for (Matrix* x : {&call.out, &call.lse}) x->FillNaN();  // Of rows of no sequence nothing is read.
+        const FlashAttentionGradArgs args = call.args();
+        Matrix out(DType::kF32, {1, 4, sq, 16}), lse(DType::kF32, {1, 4, sq});
+        ASSERT_TRUE(IsOk(FlashAttention(device, ForwardOf(args, out.view(), lse.view()))));
+        ASSERT_TRUE(IsOk(FlashAttentionGrad(device, args)));
+        for (const Matrix* x : {&out, &lse, &call.dq, &call.dk, &call.dv}) {
+          for (const double value : x->ToDoubles()) ASSERT_TRUE(std::isnan(value));
+          ExpectGuards(*x);
+        }
+        if (!features) continue;
+        for (const Matrix* x : {&call.dbias, &call.dsinks}) {  // Sums of nothing.
+          for (const double value : x->ToDoubles()) ASSERT_EQ(value, 0);
+        }
+      }
     }
   }
 }
