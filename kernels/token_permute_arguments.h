@@ -47,8 +47,8 @@ Places PlacesOf(const char* kernel, const Args& args, const ConstTensor& rows, c
           .window = args.rows};
 }
 
-// K of a call that has (T, K) `values` or none; those of a map stand by expert. With row_tokens it is the experts: those
-// of the values, or, without these, as many as have the rows up to the last one here.
+// K of a call that has (T, K) `values` or none; those of a map stand by expert. With row_tokens it is the experts, those
+// of the values or, without any, as many as have the rows up to the last one here.
 std::int64_t SlotsPerToken(const Places& places, const ConstTensor& values, std::int64_t top_k);
 Status CheckTopK(const char* kernel, std::int64_t top_k);
 

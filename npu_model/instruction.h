@@ -141,7 +141,7 @@ struct SortRefs {
   TileRef keys[2], values[2];
 };
 
-// Numbers up to a limit times this, a power of two, have a sum below it, however it is rounded, where there are n of them.
+// A power of two: n numbers up to a limit, each times this, have a sum below it, however it is rounded.
 inline float MeanScale(std::int64_t n) {
   return 0.5f / static_cast<float>(std::bit_ceil(static_cast<std::uint64_t>(n)));
 }
