@@ -45,6 +45,33 @@ static cubist_tensor heads(float* x, int64_t n, int64_t s, int64_t d) {
 }
 static cubist_tensor integers(int32_t* x, int64_t n) { return cubist_output(x, CUBIST_I32, 1, SIZES(n)); }
 
+/* Vectors, six dimensions, and a pack of no matrices. */
+static void batches(void) {
+  float a[2 * 3 * 5], b[5 * 4], row[5] = {1, 2, 3, 4, 5}, c[2 * 3 * 4], number = -1;
+  fill(a, 30, 2), fill(b, 20, 0.5f), fill(c, 24, -1);
+  cubist_matmul_args args = CUBIST_MATMUL_ARGS;
+  args.a = cubist_input(a, CUBIST_F32, 6, SIZES(1, 2, 1, 1, 3, 5)), args.b = matrix(b, 5, 4);
+  args.c = cubist_output(c, CUBIST_F32, 6, SIZES(1, 2, 1, 1, 3, 4));
+  OK(cubist_matmul(host, &args, NULL));
+  EXPECT(all_near(c, 24, 5));
+  args.a = vector(row, 5), args.c = vector(c, 4);
+  OK(cubist_matmul(host, &args, NULL));
+  EXPECT(all_near(c, 4, 7.5));
+  args.b = vector(row, 5), args.c = vector(&number, 1);
+  OK(cubist_matmul(host, &args, NULL));
+  EXPECT(near(number, 55));
+  EXPECT(cubist_input(a, CUBIST_F32, 7, SIZES(1, 1, 1, 1, 1, 1, 1)).rank == 0);
+
+  cubist_pack_args pack = CUBIST_PACK_ARGS;
+  pack.source = cube(b, 0, 5, 4);
+  cubist_packed* none = NULL;
+  OK(cubist_pack_operand(host, &pack, &none, NULL));
+  args.a = cube(a, 0, 3, 5), args.c = cube(c, 0, 3, 4), args.packed_b = none;
+  memset(&args.b, 0, sizeof args.b);
+  OK(cubist_matmul(host, &args, NULL));
+  cubist_packed_destroy(none);
+}
+
 static void products(void) {
   float a[3 * 5], b[5 * 4], c[3 * 4], bias[4] = {1, 2, 3, 4};
   fill(a, 15, 2), fill(b, 20, 0.5f);
@@ -549,6 +576,7 @@ int main(void) {
   options.threads = 2;
   OK(cubist_device_host(&options, &host));
   EXPECT(strcmp(cubist_version(), CUBIST_VERSION_STRING) == 0);
+  batches();
   products();
   attention();
   movement();
