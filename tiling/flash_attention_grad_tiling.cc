@@ -1,6 +1,7 @@
 #include "tiling/flash_attention_grad_tiling.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "tiling/choose.h"
 #include "tiling/cost.h"
@@ -104,9 +105,10 @@ std::vector<std::int64_t> NpuWidths(const ChipSpec& chip, const Shape& s, std::i
 
 void AddNpuTilings(const Shape& s, Tiling t, std::vector<Tiling>& tilings) {
   t.l0_stages = kNpuL0Stages;
-  for (int depth : {0, 1}) {
+  // Deeper walks keep more than two of what they load.
+  for (const auto& [depth, load_stages] : {std::pair(0, 1), std::pair(0, 2), std::pair(1, 1)}) {
     for (int stages : {1, 2}) {
-      t.depth = depth, t.sum_stages = t.ub_stages = stages;
+      t.depth = depth, t.load_stages = load_stages, t.sum_stages = t.ub_stages = stages;
       // As many tasks as cores, for 24, 12, 8, 6, 4 or 2 heads on 24 or 20 of them.
       for (std::int64_t chunks : {1, 2, 3, 4, 6, 12}) {
         t.chunks = std::min(chunks, std::max<std::int64_t>(t.key_blocks(s), 1));

@@ -56,10 +56,10 @@ struct FlashAttentionGradTiling {
   std::int64_t strips = 1;  // of a piece
   std::int64_t pieces = 1;  // of m
   std::int64_t k0 = 0;      // of L0, along whatever a product sums over
-  std::int64_t width =
-      0;  // Columns of dQ, dK and dV that a product makes at a time; 0: all, as of kept sums.
+  std::int64_t width = 0;   // Columns of dQ, dK and dV that are made at a time; 0: all, as of kept sums.
   std::int64_t chunks = 1;
   int depth = 0;
+  int load_stages = 1;  // of K, V, Q and dO in L1 at least; 2: the next ones come while these are in use.
   int l0_stages = 2, ub_stages = 1, sum_stages = 1;
   bool keep_sums = false;     // dK and dV of a block of keys stay in L0C; else they are added up in GM.
   bool pack_queries = false;  // Q and dO are packed once per head by a phase before.
@@ -71,7 +71,7 @@ struct FlashAttentionGradTiling {
   // A tile that is made in one stage and used in the next outlives `depth` more of its kind; what the first stage loads
   // or hands over is used until the third.
   int hand_over_stages() const { return depth + 1; }
-  int operand_stages() const { return 2 * depth + 1; }
+  int operand_stages() const { return std::max(2 * depth + 1, load_stages); }
 
   std::int64_t cols_at_once(std::int64_t cols) const { return width == 0 ? cols : std::min(width, cols); }
   std::int64_t piece() const { return strips * strip; }
@@ -112,6 +112,7 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionGradShape& s, Tiling&
   visit({"k0", 1, kLargest, k_step}, t.k0), visit({"width", 0, kLargest, panel}, t.width);
   visit({"chunks", 1, kLargest}, t.chunks);
   visit({"depth", 0, 2}, t.depth);
+  visit({"load_stages", 1, 16}, t.load_stages);
   visit({"l0_stages", 1, 16}, t.l0_stages), visit({"ub_stages", 1, 16}, t.ub_stages);
   visit({"sum_stages", 1, 16}, t.sum_stages);
   visit({"keep_sums", 0, 1}, t.keep_sums), visit({"pack_queries", 0, 1}, t.pack_queries);

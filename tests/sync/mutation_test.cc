@@ -301,6 +301,8 @@ std::vector<NamedRecord> Kernels() {
   all.push_back(RecordMatmul(Ascend910B2(), DType::kBF16, 40, 50, 8000, false, false));  // k is split.
   all.push_back(RecordTiled("grouped_matmul", "200x256x256x3", "prefetch=1"));
   all.push_back(RecordTiled("flash_attention", "2x300x64x64x0", "kv_splits=2"));
+  all.push_back(RecordTiled("flash_attention_grad", "1x128x32x32x0",
+                            "n=32,strip=32,strips=1,pieces=2,depth=0,load_stages=2"));
   all.push_back(RecordSum());
   all.push_back(RecordOverlappingMoves(true));
   // Rows in parts.

@@ -102,6 +102,25 @@ TEST(AblationTest, ALayerGainsByItsKernels) {
   }
 }
 
+// Attention's steps differ in how stages overlap, not in how tiles are loaded: by twos in each, of which the last alone is
+// free to walk deeper.
+TEST(AblationTest, EveryStepOfAttentionLoadsByTwos) {
+  Workload workload;
+  ASSERT_TRUE(LoadWorkload("deepseek_v3", WorkloadFolders(), &workload).ok());
+  for (const AblationCase& c : FlashAttentionAblation(workload)) {
+    for (const AblationStep& step : c.steps) {
+      SCOPED_TRACE(c.name + ", " + step.name);
+      const auto allowed = [&](const char* tiling) { return step.allow(FieldsOf(tiling)); };
+      for (const char* tiling : {"depth=0,kv_stages=1", "depth=2,kv_stages=1", "depth=0,load_stages=1"})
+        EXPECT_FALSE(allowed(tiling)) << tiling;
+      for (const char* tiling : {"depth=0,kv_stages=2", "depth=0,load_stages=2", "of_a_launch_that_joins=1"})
+        EXPECT_TRUE(allowed(tiling)) << tiling;
+      for (const char* tiling : {"depth=2,kv_stages=2", "depth=1,load_stages=1"})
+        EXPECT_EQ(allowed(tiling), &step == &c.steps.back()) << tiling;
+    }
+  }
+}
+
 // Every ablation ends with fewer launches than it began with, or as many, and its names tell cases apart.
 TEST(AblationTest, CasesHaveNamesAndSteps) {
   Workload workload;
