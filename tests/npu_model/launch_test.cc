@@ -251,11 +251,12 @@ TEST_F(LaunchTest, ATensorIsSeenWithItsSizesAndStrides) {
     Matrix matrix(DType::kBF16, {2, 3, 5, 7}, testing::kBsnd), vector(DType::kF32, {9}, {.step = 2});
     const GmTensor& t = *launch.Output("matrix", matrix.view());
     const GmTensor& v = *launch.Input("vector", vector.view());
-    EXPECT_EQ(t.sizes, (BasicTensor<void>::Sizes{2, 3, 5, 7}));
-    EXPECT_EQ(t.strides, matrix.view().strides);
+    EXPECT_EQ(t.sizes, (BatchIndex{2, 3, 5, 7}));
+    const Tensor view = matrix.view();
+    EXPECT_EQ(t.strides, (BatchIndex{view.stride(0), view.stride(1), view.stride(2), view.stride(3)}));
     EXPECT_EQ(t.data, matrix.view().data);
     EXPECT_EQ(MatrixOf(t, 1, 2).data(), t.data + 2 * (matrix.view().stride(0) + 2 * matrix.view().stride(1)));
-    EXPECT_EQ(v.sizes, (BasicTensor<void>::Sizes{1, 1, 1, 9}));
+    EXPECT_EQ(v.sizes, (BatchIndex{1, 1, 1, 9}));
     EXPECT_EQ(v.strides[3], 2);
     EXPECT_EQ(v.bytes, (8 * 2 + 1) * 4);
     EXPECT_TRUE(t.writable);

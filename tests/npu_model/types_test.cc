@@ -166,10 +166,10 @@ TEST(TensorTest, MoreDimensionsThanThereAre) {
   struct {
     Tensor t;
     std::int64_t behind;
-  } guarded{Tensor(x, {2, 3, 4, 5, 6, 7}, {9, 8, 7, 6, 5, 4}), 42};
-  EXPECT_EQ(guarded.t.rank, 6);
-  EXPECT_EQ(guarded.t.sizes, (Tensor::Sizes{2, 3, 4, 5}));
-  EXPECT_EQ(guarded.t.strides, (Tensor::Sizes{9, 8, 7, 6}));
+  } guarded{Tensor(x, {2, 3, 4, 5, 6, 7, 8, 9}, {9, 8, 7, 6, 5, 4, 3, 2}), 42};
+  EXPECT_EQ(guarded.t.rank, 8);
+  EXPECT_EQ(guarded.t.sizes, (Tensor::Sizes{2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(guarded.t.strides, (Tensor::Sizes{9, 8, 7, 6, 5, 4}));
   EXPECT_EQ(guarded.behind, 42);
 }
 
