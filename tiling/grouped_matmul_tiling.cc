@@ -103,7 +103,10 @@ double PriceEven(const ChipSpec& chip, const GroupedMatmulShape& s, const Matmul
       t.prefetch > 0 ? 0 : FirstTouch(chip, s.product, t) / static_cast<double>(stacked.row_blocks);
   const double once =
       static_cast<double>(groups) * k * element * static_cast<double>(rows + s.product.n);  // from HBM
-  return std::max({price, Waves(chip, t.grid.count()) * (load + touch), HbmCycles(chip, once)});
+  const double bound = std::max({price, Waves(chip, t.grid.count()) * (load + touch), HbmCycles(chip, once)});
+  // Of tilings that wait for their loads alike the best one has least to do besides.
+  constexpr double kBesides = 1e-3;
+  return bound + kBesides * price;
 }
 
 // The tilings of groups so small that their weights are best read where they lie: of one to four rows, which wait for memory

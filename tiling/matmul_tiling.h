@@ -156,7 +156,7 @@ CUBIST_EXPORT KParts PartsOf(const ChipSpec& chip, const MatmulShape& shape);
 // The same on a host, whatever the dtype: of kMostCutOutputs sums at most, in kMostHostParts at most.
 inline constexpr std::int64_t kMostCutOutputs = 1 << 14;
 inline constexpr int kMostHostParts = 16;
-KParts HostPartsOf(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t batches = 1);
+CUBIST_EXPORT KParts HostPartsOf(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t batches = 1);
 
 // Rows of a tile in UB, with what the shape needs there besides: all of a block's where a Vector core takes it as the
 // Cube leaves it, otherwise as many as fit.
