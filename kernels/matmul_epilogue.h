@@ -17,7 +17,7 @@ struct EpilogueArgs {
   Activation activation = Activation::kNone;
   bool bias = false;
   ConstTensor residual = {};  // Not given where beta is 0.
-  bool accumulate = false;  // Adds to c.
+  bool accumulate = false;    // Adds to c.
 };
 
 // The last two dimensions exchanged, where asked.
