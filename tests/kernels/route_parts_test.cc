@@ -113,13 +113,14 @@ TEST(RoutePartsTest, LeftOutExpertsAreTheHosts) {
         std::pair(36, RouteOptions{.groups = 3, .top_groups = 1, .expert_dropout = 0.5f, .seed = 5}),
         std::pair(20, RouteOptions{.groups = 12, .top_groups = 2, .expert_dropout = 0.5f, .seed = 6})}) {
     const RouteCase c{"left out", 5, 120, top_k, options, /*biased=*/true};
+    const std::int64_t routes = top_k;
     RouteCall host(c);
     ASSERT_TRUE(IsOk(Route(Host(), host.args())));
     int left_out = 0;
-    for (std::int64_t j = 0; j < top_k; ++j) left_out += host.ids.at({0, j}) < 0 ? 1 : 0;
+    for (std::int64_t j = 0; j < routes; ++j) left_out += host.ids.at({0, j}) < 0 ? 1 : 0;
     EXPECT_GT(left_out, 0);
     const int cut = RouteInParts(c, host, [&](const RouteCall& call) {
-      for (std::int64_t j = 0; j < top_k; ++j)
+      for (std::int64_t j = 0; j < routes; ++j)
         EXPECT_EQ(call.weights.at({0, j}) == 0, host.ids.at({0, j}) < 0);
     });
     EXPECT_GT(cut, 0);
