@@ -40,14 +40,15 @@ enum class Dealing : std::uint8_t {
 constexpr const char* NameOf(Dealing dealing) { return dealing == Dealing::kRuns ? "runs" : "turns"; }
 inline constexpr std::int64_t kMostCoresInTurns = 64;
 
-// What groups of up to `rows` rows are cut by, each row block of it whole: Matmul's tiling for as many, where that reads
+// How groups of up to `rows` rows are cut, along their columns alone: Matmul's tiling for as many rows, where that reads
 // weights in place. 0 rows: there is none.
 struct FewRowsTiling {
   std::int64_t rows = 0;
   MatmulTiling block;
 };
 
-// Blocks of up to (block.m, block.n), none across two groups. block.grid is not used: groups have grids of their own.
+// Blocks of up to (block.m, block.n), none across two groups. block.grid is not used: groups have grids of their own; and
+// block.prefetch counts columns of blocks, not waves.
 struct GroupedMatmulTiling {
   MatmulTiling block;
   std::array<FewRowsTiling, 2> few = {};  // The first that a group fits is its own.
@@ -93,11 +94,10 @@ inline auto FamilyOf(const GroupedMatmulTiling& t) {
   return std::tuple_cat(FamilyOf(t.block), std::tuple(t.dealing));
 }
 
-// Whether every ring fits its buffer, and what is packed can be: not the weights, and x only where groups share out
 // What the kernel's rings take of a buffer.
 std::int64_t BufferBytes(const ChipSpec& chip, const GroupedMatmulShape& shape,
                          const GroupedMatmulTiling& tiling, Buffer buffer);
-// its rows.
+// Whether every ring fits its buffer, and what is packed can be: not the weights, and x only where groups share out its rows.
 bool Fits(const ChipSpec& chip, const GroupedMatmulShape& shape, const GroupedMatmulTiling& tiling);
 
 std::vector<GroupedMatmulTiling> Candidates(const ChipSpec& chip, const GroupedMatmulShape& shape);
