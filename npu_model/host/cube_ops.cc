@@ -41,6 +41,11 @@ constexpr int kMr = 6;
 // peak, with four at 0.98.
 constexpr int kRowsPerPointer = 3;
 
+// The last steps of k pass row by row, as many as there are registers for what they have of B. So a row's sums go to C while
+// the next one is multiplied: all of a tile's stores together hold up the tile that comes next, two cycles each. Of tiles of 64
+// steps .976 of the peak is left on a Zen 4 for .949, of 128 .990 for .971.
+constexpr int kEnd = kMr >= 12 ? 3 : 1;
+
 // sum += a * b. Free to overwrite a factor instead, the compiler moves sums between registers and memory.
 HWY_INLINE void AddProduct(Vec a, Vec b, Vec& sum) {
 #if HWY_TARGET == HWY_AVX2
@@ -78,6 +83,30 @@ HWY_INLINE void Steps(Vec (&sum)[kRows][kVectors], const float* (&row)[kPointers
   for (int i = 0; i < kPointers; ++i) row[i] += kWords;
 }
 
+// kWords words of k row by row, each row's sums going to C at once.
+template <int kWords, int kRows, int kVectors, int kPointers>
+HWY_INLINE void LastSteps(Vec (&sum)[kRows][kVectors], const float* const (&row)[kPointers],
+                          std::int64_t a_pitch, const Vec (&columns)[kEnd][kVectors], bool adds, float* c,
+                          std::int64_t c_pitch) {
+  const FloatTag d;
+#pragma GCC unroll 12
+  for (int i = 0; i < kRows; ++i) {
+    asm("" : "+r"(a_pitch));
+#pragma GCC unroll 4
+    for (int word = 0; word < kWords; ++word) {
+      const Vec ai = hn::Set(d, row[i / kRowsPerPointer][i % kRowsPerPointer * a_pitch + word]);
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; ++j) AddProduct(ai, columns[word][j], sum[i][j]);
+    }
+#pragma GCC unroll 2
+    for (int j = 0; j < kVectors; ++j) {
+      if (adds) sum[i][j] = hn::Add(hn::LoadU(d, c + j * kLanes), sum[i][j]);
+      hn::StoreU(sum[i][j], d, c + j * kLanes);
+    }
+    NextRow(c, c_pitch);
+  }
+}
+
 template <int kRows, int kVectors, bool kInRows>
 void Tile(const MmadTile<float>& tile) {
   const FloatTag d;
@@ -111,7 +140,9 @@ void Tile(const MmadTile<float>& tile) {
   const std::int64_t b_step = kInRows ? tile.b_step : kNr;
   const std::int64_t prefetch_step = tile.prefetch_step, prefetch_pair = tile.prefetch_pair;
   constexpr int kRun = kInRows ? 1 : kSteps;  // What is kept of rows, or not, takes more than steps save.
-  const std::int64_t runs = tile.words / kRun, asking = Min(runs, (tile.prefetch_words + kRun - 1) / kRun);
+  const bool ends = tile.words >= kEnd;
+  const std::int64_t words = ends ? tile.words - kEnd : tile.words;
+  const std::int64_t runs = words / kRun, asking = Min(runs, (tile.prefetch_words + kRun - 1) / kRun);
   for (std::int64_t run = 0; run < asking; ++run) {
     Steps<kRun, kInRows>(sum, row, a_pitch, b, b_step, keep);
 #pragma GCC unroll 4
@@ -122,25 +153,19 @@ void Tile(const MmadTile<float>& tile) {
     }
   }
   for (std::int64_t run = asking; run < runs; ++run) Steps<kRun, kInRows>(sum, row, a_pitch, b, b_step, keep);
-  for (std::int64_t word = runs * kRun; word < tile.words; ++word)
+  for (std::int64_t word = runs * kRun; word < words; ++word)
     Steps<1, kInRows>(sum, row, a_pitch, b, b_step, keep);
-  const std::int64_t c_pitch = tile.c_pitch;
-  if (tile.adds) {
-    const float* c = tile.c;
-#pragma GCC unroll 12
-    for (int i = 0; i < kRows; ++i) {
+  Vec columns[kEnd][kVectors];
+  if (!ends) return LastSteps<0>(sum, row, a_pitch, columns, tile.adds, tile.c, tile.c_pitch);
+#pragma GCC unroll 4
+  for (int word = 0; word < kEnd; ++word) {
 #pragma GCC unroll 2
-      for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::Add(hn::LoadU(d, c + j * kLanes), sum[i][j]);
-      NextRow(c, c_pitch);
+    for (int j = 0; j < kVectors; ++j) {
+      columns[word][j] = hn::LoadU(d, b + word * b_step + j * kLanes);
+      if (kInRows && keep != nullptr) hn::StoreU(columns[word][j], d, keep + word * kNr + j * kLanes);
     }
   }
-  float* c = tile.c;
-#pragma GCC unroll 12
-  for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 2
-    for (int j = 0; j < kVectors; ++j) hn::StoreU(sum[i][j], d, c + j * kLanes);
-    NextRow(c, c_pitch);
-  }
+  LastSteps<kEnd>(sum, row, a_pitch, columns, tile.adds, tile.c, tile.c_pitch);
 }
 
 template <int kVectors, bool kInRows>
