@@ -135,7 +135,10 @@ class FlashAttentionSchedule {
     const auto member = [&](std::int64_t team, std::int64_t i) {
       return Team{{team * (kv / teams), (team + 1) * (kv / teams)}, i, cores};
     };
-    if (teams == 1 || count != tasks()) return member(index / cores, index % cores);
+    if (teams == 1 || count != tasks()) {
+      const Team team = member(index / cores, index % cores);
+      return t_.by_head && LastHasMore(team) ? member(index / cores, cores - 1 - index % cores) : team;
+    }
     // Tasks that begin in the order of their cores: the cheapest block of queries of all heads behind the others, so that
     // whoever works on them ends at about the same time.
     const std::int64_t late = cores / static_cast<std::int64_t>(order_.size()), early = cores - late,
@@ -222,6 +225,22 @@ class FlashAttentionSchedule {
     for (std::int64_t block = t_.query_blocks(s_); block-- > 0;) order_.push_back(block);
     std::stable_sort(order_.begin(), order_.end(),
                      [&](std::int64_t x, std::int64_t y) { return scores(x) > scores(y); });
+  }
+
+  // Whether dealing a team's tasks forth and back leaves its last core with more of them than its first one: then the last one
+  // is to begin first, as cores do in the order of their numbers where threads are few. Else whoever takes the last one works on
+  // two blocks of queries when all others have ended.
+  bool LastHasMore(const Team& team) const {
+    std::int64_t first = 0, last = 0;
+    const auto scores = [&](std::int64_t i) {
+      const auto task = At(team, i);
+      return task ? task->q.size() * Sequence(task->sequence).band.Seen(task->q, KeysOf(*task)).size() : 0;
+    };
+    for (std::int64_t begin = 0, end = team.cores; At(team, begin); begin = end, end += team.cores) {
+      const bool forth = begin / team.cores % 2 == 0;
+      first += scores(forth ? begin : end - 1), last += scores(forth ? end - 1 : begin);
+    }
+    return last > first;
   }
 
   void SetPartKeys() {

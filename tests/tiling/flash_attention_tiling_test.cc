@@ -414,7 +414,29 @@ TEST(FlashAttentionStepsTest, CoresTakeHeadsApart) {
   }
 }
 
-// Each edge of a causal mask costs strip / 2 keys in vain at most, and no block is computed that no row sees.
+// Cores begin in the order of their numbers where threads are fewer: the last ones of a team have least to do.
+TEST(FlashAttentionStepsTest, CoresWithMoreToDoBeginFirst) {
+  constexpr int kCores = 64, kTeam = 8;
+  for (const bool causal : {false, true}) {
+    for (const std::int64_t blocks : {9, 11, 12, 20, 22}) {
+      SCOPED_TRACE(::testing::Message() << blocks << " blocks of a head, causal " << causal);
+      FlashAttentionShape s = ShapeOf(blocks * 48, blocks * 48, 8, 0, 8, DType::kF32, causal);
+      s.heads = s.kv_heads = kCores / kTeam;
+      FlashAttentionTiling t;
+      t.m = 48, t.n = 64, t.strip = 48, t.key_step = 16, t.by_head = true;
+      const FlashAttentionSchedule schedule(s, t, {});
+      std::vector<std::int64_t> scores(kCores);
+      for (int core = 0; core < kCores; ++core) {
+        FlashAttentionSteps steps(schedule, t, core, kCores);
+        for (FlashAttentionStep step; steps.Next(step);)
+          scores[static_cast<std::size_t>(core)] += step.rows.size() * step.kv.size();
+      }
+      for (auto team = scores.begin(); team != scores.end(); team += kTeam)
+        EXPECT_GE(*team, *(team + kTeam - 1));
+    }
+  }
+}
+
 // Keys that L2 does not hold all of are met by all blocks of queries in turn, where none sees fewer of them than another.
 TEST(FlashAttentionStepsTest, BlocksOfAKvHeadFollowEachOtherWhereL2IsTooSmall) {
   FlashAttentionShape s = ShapeOf(128, 1024, 512, 64, 512, DType::kBF16, false);
@@ -443,6 +465,7 @@ TEST(FlashAttentionStepsTest, BlocksOfAKvHeadFollowEachOtherWhereL2IsTooSmall) {
   EXPECT_FALSE(schedule.At(schedule.TeamOf(0, 24), schedule.tasks()).has_value());
 }
 
+// Each edge of a causal mask costs strip / 2 keys in vain at most, and no block is computed that no row sees.
 TEST(FlashAttentionStepsTest, TheDiagonalIsWalkedInStrips) {
   FlashAttentionShape s = ShapeOf(1024, 1024, 8, 0, 8, DType::kF32, true);
   for (std::int64_t strip : {32, 64, 256}) {
