@@ -37,8 +37,8 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
   const bool rope = s.d_rope > 0;
   const std::int64_t group = s.heads / std::max<std::int64_t>(s.kv_heads, 1);
 
-  Ring<Buffer::kL1, T> q_l1(core, "q_l1", t.m, s.d_qk, t.q_stages, Role::kA);
-  Ring<Buffer::kL1, T> q_rope_l1(core, "q_rope_l1", t.m, s.d_rope, t.q_stages, Role::kA);
+  Ring<Buffer::kL1, T> q_l1(core, "q_l1", t.m, s.d_qk, t.q_stages, Role::kAOnce);
+  Ring<Buffer::kL1, T> q_rope_l1(core, "q_rope_l1", t.m, s.d_rope, t.q_stages, Role::kAOnce);
   Ring<Buffer::kL1, T> k_l1(core, "k_l1", s.d_qk, t.n, t.kv_stages, Role::kB);
   Ring<Buffer::kL1, T> k_rope_l1(core, "k_rope_l1", s.d_rope, t.n, t.kv_stages, Role::kB);
   Ring<Buffer::kL1, T> v_l1(core, "v_l1", t.n, s.d_v, t.kv_stages, Role::kB);

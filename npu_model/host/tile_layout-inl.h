@@ -26,8 +26,9 @@ inline std::int64_t PitchOf(const Slot& slot, std::int64_t element_bytes) {
   return bytes / element_bytes;
 }
 
+inline bool IsA(Role role) { return role == Role::kA || role == Role::kAOnce; }
 inline bool IsB(Role role) { return role == Role::kB || role == Role::kBOnce; }
-inline bool IsOperand(const Slot& slot) { return slot.role == Role::kA || IsB(slot.role); }
+inline bool IsOperand(const Slot& slot) { return IsA(slot.role) || IsB(slot.role); }
 
 // Bytes of one element as the slot stores it.
 inline std::int64_t ElementBytes(const HostContext& context, const Slot& slot) {
@@ -160,10 +161,9 @@ inline TileRef SecondOf(const TileRef& tile) {
 // The tile in the layout of an operand.
 inline TileRef AsOperand(const TileRef& tile, Role role, Transpose transpose) {
   const Slot& slot = *tile.slot;
-  if (slot.role == Role::kBOnce && role == Role::kB && transpose == Transpose::kNo) return tile;
-  if (slot.role == role && transpose == Transpose::kNo) return tile;
-  CUBIST_CHECK(slot.second != nullptr && slot.second->role == role &&
-                   (slot.role == role) == (transpose == Transpose::kYes),
+  const bool plays = role == Role::kA ? IsA(slot.role) : IsB(slot.role);
+  if (plays && transpose == Transpose::kNo) return tile;
+  CUBIST_CHECK(slot.second != nullptr && slot.second->role == role && plays == (transpose == Transpose::kYes),
                std::string(slot.owner) + ": its tiles do not play this operand");
   return SecondOf(tile);
 }
