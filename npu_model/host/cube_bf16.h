@@ -110,6 +110,8 @@ struct MmadTiles {
   const MmadTileFunction<T>* wide;     // All columns of a panel.
   const MmadTileFunction<T>* narrow;   // The first half of them.
   const MmadTileFunction<T>* in_rows;  // All, where b lies row after row of k; null: b is packed.
+  const MmadTileFunction<T>*
+      in_near_rows;  // The same, quicker, which keep nothing; null: a kept panel is quicker yet.
   FewRowTiles<T> few;
   // Of AMX: sums as a tile leaves them, a panel wide, rounded to bf16. False where a denormal is among them, which count as
   // zero here and as what they are in VectorOps::cast.

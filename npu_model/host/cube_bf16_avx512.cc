@@ -370,6 +370,7 @@ constexpr ColumnTiles<BF16> kColumnTiles[] = {
 const MmadTiles<BF16, kMr> kBF16TilesAvx512{kTiles<2, false>,
                                             kTiles<1, false>,
                                             kTiles<2, true>,
+                                            /*in_near_rows=*/nullptr,
                                             {kFew, std::size(kFew), kTurned, std::size(kTurned), kColumnTiles,
                                              /*least_in_columns=*/4}};
 

@@ -55,8 +55,11 @@ HWY_INLINE void AddProduct(Vec a, Vec b, Vec& sum) {
 #endif
 }
 
+// Where a tile has B from: a panel, rows of k, or such rows of which it leaves a panel behind (see MmadTile::keep).
+enum class Source { kPanel, kRows, kKeptRows };
+
 // So many words of k.
-template <int kWords, bool kInRows, int kRows, int kVectors, int kPointers>
+template <int kWords, Source kSource, int kRows, int kVectors, int kPointers>
 HWY_INLINE void Steps(Vec (&sum)[kRows][kVectors], const float* (&row)[kPointers], std::int64_t& a_pitch,
                       const float*& b, std::int64_t b_step, float*& keep) {
   const FloatTag d;
@@ -67,7 +70,7 @@ HWY_INLINE void Steps(Vec (&sum)[kRows][kVectors], const float* (&row)[kPointers
 #pragma GCC unroll 2
     for (int j = 0; j < kVectors; ++j) columns[j] = hn::LoadU(d, b + j * kLanes);
     b += b_step;
-    if (kInRows && keep != nullptr) {
+    if (kSource == Source::kKeptRows && keep != nullptr) {
 #pragma GCC unroll 2
       for (int j = 0; j < kVectors; ++j) hn::StoreU(columns[j], d, keep + j * kLanes);
       keep += kNr;
@@ -107,7 +110,7 @@ HWY_INLINE void LastSteps(Vec (&sum)[kRows][kVectors], const float* const (&row)
   }
 }
 
-template <int kRows, int kVectors, bool kInRows>
+template <int kRows, int kVectors, Source kSource>
 void Tile(const MmadTile<float>& tile) {
   const FloatTag d;
   constexpr int kPointers = (kRows + kRowsPerPointer - 1) / kRowsPerPointer;
@@ -137,14 +140,15 @@ void Tile(const MmadTile<float>& tile) {
   const float* b = tile.b;
   [[maybe_unused]] float* keep = tile.keep;
   const char* prefetch = static_cast<const char*>(tile.prefetch);
-  const std::int64_t b_step = kInRows ? tile.b_step : kNr;
+  const std::int64_t b_step = kSource == Source::kPanel ? kNr : tile.b_step;
   const std::int64_t prefetch_step = tile.prefetch_step, prefetch_pair = tile.prefetch_pair;
-  constexpr int kRun = kInRows ? 1 : kSteps;  // What is kept of rows, or not, takes more than steps save.
+  constexpr int kRun =
+      kSource == Source::kKeptRows ? 1 : kSteps;  // To keep rows, or not, takes more than steps save.
   const bool ends = tile.words >= kEnd;
   const std::int64_t words = ends ? tile.words - kEnd : tile.words;
   const std::int64_t runs = words / kRun, asking = Min(runs, (tile.prefetch_words + kRun - 1) / kRun);
   for (std::int64_t run = 0; run < asking; ++run) {
-    Steps<kRun, kInRows>(sum, row, a_pitch, b, b_step, keep);
+    Steps<kRun, kSource>(sum, row, a_pitch, b, b_step, keep);
 #pragma GCC unroll 4
     for (int word = 0; word < kRun; ++word) {
       __builtin_prefetch(prefetch, 0, 2);
@@ -152,9 +156,9 @@ void Tile(const MmadTile<float>& tile) {
       prefetch += prefetch_step;
     }
   }
-  for (std::int64_t run = asking; run < runs; ++run) Steps<kRun, kInRows>(sum, row, a_pitch, b, b_step, keep);
+  for (std::int64_t run = asking; run < runs; ++run) Steps<kRun, kSource>(sum, row, a_pitch, b, b_step, keep);
   for (std::int64_t word = runs * kRun; word < words; ++word)
-    Steps<1, kInRows>(sum, row, a_pitch, b, b_step, keep);
+    Steps<1, kSource>(sum, row, a_pitch, b, b_step, keep);
   Vec columns[kEnd][kVectors];
   if (!ends) return LastSteps<0>(sum, row, a_pitch, columns, tile.adds, tile.c, tile.c_pitch);
 #pragma GCC unroll 4
@@ -162,26 +166,27 @@ void Tile(const MmadTile<float>& tile) {
 #pragma GCC unroll 2
     for (int j = 0; j < kVectors; ++j) {
       columns[word][j] = hn::LoadU(d, b + word * b_step + j * kLanes);
-      if (kInRows && keep != nullptr) hn::StoreU(columns[word][j], d, keep + word * kNr + j * kLanes);
+      if (kSource == Source::kKeptRows && keep != nullptr)
+        hn::StoreU(columns[word][j], d, keep + word * kNr + j * kLanes);
     }
   }
   LastSteps<kEnd>(sum, row, a_pitch, columns, tile.adds, tile.c, tile.c_pitch);
 }
 
-template <int kVectors, bool kInRows>
-constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1, kVectors, kInRows>,
-                                                 &Tile<2, kVectors, kInRows>,
-                                                 &Tile<3, kVectors, kInRows>,
-                                                 &Tile<4, kVectors, kInRows>,
-                                                 &Tile<5, kVectors, kInRows>,
-                                                 &Tile<6, kVectors, kInRows>,
+template <int kVectors, Source kSource>
+constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1, kVectors, kSource>,
+                                                 &Tile<2, kVectors, kSource>,
+                                                 &Tile<3, kVectors, kSource>,
+                                                 &Tile<4, kVectors, kSource>,
+                                                 &Tile<5, kVectors, kSource>,
+                                                 &Tile<6, kVectors, kSource>,
 #if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
-                                                 &Tile<7, kVectors, kInRows>,
-                                                 &Tile<8, kVectors, kInRows>,
-                                                 &Tile<9, kVectors, kInRows>,
-                                                 &Tile<10, kVectors, kInRows>,
-                                                 &Tile<11, kVectors, kInRows>,
-                                                 &Tile<12, kVectors, kInRows>
+                                                 &Tile<7, kVectors, kSource>,
+                                                 &Tile<8, kVectors, kSource>,
+                                                 &Tile<9, kVectors, kSource>,
+                                                 &Tile<10, kVectors, kSource>,
+                                                 &Tile<11, kVectors, kSource>,
+                                                 &Tile<12, kVectors, kSource>
 #endif
 };
 #if HWY_TARGET <= HWY_AVX3
@@ -192,7 +197,9 @@ constexpr FewRowTiles<float> kFewRowsF32{kFewF32, std::size(kFewF32)};
 #else
 constexpr FewRowTiles<float> kFewRowsF32;
 #endif
-constexpr MmadTiles<float, kMr> kTilesF32{kTiles<2, false>, kTiles<1, false>, kTiles<2, true>, kFewRowsF32};
+constexpr MmadTiles<float, kMr> kTilesF32{kTiles<2, Source::kPanel>, kTiles<1, Source::kPanel>,
+                                          kTiles<2, Source::kKeptRows>, kTiles<2, Source::kRows>,
+                                          kFewRowsF32};
 
 std::int64_t PeakFma(std::int64_t rounds) {
   const FloatTag d;
