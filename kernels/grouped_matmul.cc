@@ -129,7 +129,7 @@ Status CheckPackedWeights(const Device& device, const char* kernel, const Packed
     return InvalidArgument(std::string(kernel) + ": packed_weights " + what);
   };
   if (plain_too) return error("and weights are both given");
-  if (packed.side != Side::kB) return error("were packed as the operand a");
+  if (packed.side != Side::kB) return error("were packed for side a (c = a b), need side b");
   if (packed.matrices != groups || packed.rows != rows || packed.cols != cols || packed.dtype != dtype) {
     const auto text = [](std::int64_t e, std::int64_t r, std::int64_t c, DType type) {
       return std::to_string(e) + " matrices (" + std::to_string(r) + ", " + std::to_string(c) + ") of " +
