@@ -94,7 +94,7 @@ constexpr int kEnd = 3;
 
 // kWords words of k row by row, each row's sums going to C at once.
 template <int kWords, int kRows, int kVectors, int kPointers>
-CUBIST_AVX512_BF16 [[gnu::always_inline]] inline void LastSteps(__m512 (&sum)[kRows][kVectors],
+[[gnu::always_inline]] CUBIST_AVX512_BF16 inline void LastSteps(__m512 (&sum)[kRows][kVectors],
                                                                 const BF16* const (&row)[kPointers],
                                                                 std::int64_t a_pitch,
                                                                 const __m512bh (*columns)[kVectors],
