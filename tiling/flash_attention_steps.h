@@ -137,7 +137,8 @@ class FlashAttentionSchedule {
     };
     if (teams == 1 || count != tasks()) {
       const Team team = member(index / cores, index % cores);
-      return t_.by_head && LastHasMore(team) ? member(index / cores, cores - 1 - index % cores) : team;
+      const bool in_order = t_.by_head && sequences_.empty() && tasks() > 0;
+      return in_order && LastHasMore(team) ? member(index / cores, cores - 1 - index % cores) : team;
     }
     // Tasks that begin in the order of their cores: the cheapest block of queries of all heads behind the others, so that
     // whoever works on them ends at about the same time.
@@ -229,15 +230,19 @@ class FlashAttentionSchedule {
 
   // Whether dealing a team's tasks forth and back leaves its last core with more of them than its first one: then the last one
   // is to begin first, as cores do in the order of their numbers where threads are few. Else whoever takes the last one works on
-  // two blocks of queries when all others have ended.
+  // two blocks of queries when all others have ended. The last rounds tell: those before come in pairs that hardly differ.
   bool LastHasMore(const Team& team) const {
-    std::int64_t first = 0, last = 0;
     const auto scores = [&](std::int64_t i) {
       const auto task = At(team, i);
       return task ? task->q.size() * Sequence(task->sequence).band.Seen(task->q, KeysOf(*task)).size() : 0;
     };
-    for (std::int64_t begin = 0, end = team.cores; At(team, begin); begin = end, end += team.cores) {
-      const bool forth = begin / team.cores % 2 == 0;
+    const std::int64_t rounds = CeilDiv(tasks() / (s_.batches * s_.kv_heads) * team.kv.size(), team.cores);
+    constexpr std::int64_t kLastRounds = 16;
+    std::int64_t first = 0, last = 0;
+    for (std::int64_t round = std::max<std::int64_t>(rounds - kLastRounds, 0) / 2 * 2; round < rounds;
+         ++round) {
+      const std::int64_t begin = round * team.cores, end = begin + team.cores;
+      const bool forth = round % 2 == 0;
       first += scores(forth ? begin : end - 1), last += scores(forth ? end - 1 : begin);
     }
     return last > first;

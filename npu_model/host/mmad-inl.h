@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #include "npu_model/host/cube_bf16.h"
@@ -435,7 +436,9 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, dec
   const StridedSource& source = args.b_source;
   const std::int64_t b_bytes = SizeOf(args.b_type);
   const bool in_rows = source.col_stride == 1, as_stored = in_rows && args.b_type == DTypeOf<T>();
-  const bool near = (in_rows ? args.k * source.row_stride : args.n * source.col_stride) * b_bytes <= kNearB;
+  const std::int64_t lines = in_rows ? args.k : args.n,
+                     apart = std::abs(in_rows ? source.row_stride : source.col_stride);
+  const bool near = lines * apart * b_bytes <= kNearB;
   // The fewer strips ask for the next panel the shorter it has to be.
   const std::int64_t words = args.m <= kTileRows ? 32 : args.m <= 3 * kTileRows ? 64 : kInPlaceWords;
   MmadArgs rest = args;  // Of a tile of C, after its first panel.

@@ -206,7 +206,7 @@ TEST(GroupedBadArgumentsTest, ForwardPackedWeights) {
        {who + "and weights are both"}},
       {"of the other side",
        [&](auto& x) { packed(x), x.packed_weights.side = Side::kA; },
-       {who, "operand a"}},
+       {who, "packed for side a (c = a b), need side b"}},
       {"transposed", [&](auto& x) { packed(x), x.transpose_weights = true; }, {who, "transpose_weights"}},
       {"E",
        [&](auto& x) { packed(x), x.packed_weights.matrices = 2; },
