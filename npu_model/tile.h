@@ -30,7 +30,8 @@ constexpr const char* NameOf(Buffer buffer) {
 enum class Role : std::uint8_t {
   kRows,   // Read and written row by row.
   kA,      // Left operand of Mmad, (m, k).
-  kAOnce,  // The same, of rows that no other tile is loaded from: the host reads them as it loads them, though it leaves them in GM.
+  kAOnce,  // The same, of rows that hardly any other tile is loaded from, so that they come from memory: the host leaves them in
+           // GM too, but reads them as it loads them.
   kB,      // Right operand of Mmad, (k, n).
   kBOnce,  // The same, read once or multiplied with few rows: the host leaves it in GM, for the Mmad or the packing that reads it.
   kRelay,  // Loaded and read, or stored again: the host shows the source in place, till arithmetic of two tiles, Repair or

@@ -137,8 +137,8 @@ class FlashAttentionSchedule {
     };
     if (teams == 1 || count != tasks()) {
       const Team team = member(index / cores, index % cores);
-      const bool in_order = t_.by_head && sequences_.empty() && tasks() > 0;
-      return in_order && LastHasMore(team) ? member(index / cores, cores - 1 - index % cores) : team;
+      if (!t_.by_head || !sequences_.empty() || !LastHasMore(team)) return team;
+      return member(index / cores, cores - 1 - index % cores);
     }
     // Tasks that begin in the order of their cores: the cheapest block of queries of all heads behind the others, so that
     // whoever works on them ends at about the same time.
@@ -160,10 +160,8 @@ class FlashAttentionSchedule {
   }
   // The i-th task of a team, if it has as many. With t.by_keys, and on a core alone, those of a KV head follow each other.
   std::optional<Task> At(const Team& team, std::int64_t i) const {
-    const std::int64_t blocks =
-        sequences_.empty() ? t_.query_blocks(s_) : static_cast<std::int64_t>(ragged_.size());
-    const std::int64_t group = s_.heads / std::max<std::int64_t>(s_.kv_heads, 1);
-    if (i >= alike_parts_ * group * team.kv.size() * blocks) return {};
+    if (i >= TasksOf(team)) return {};
+    const std::int64_t blocks = Blocks(), group = Group();
     const std::int64_t split = i % alike_parts_;
     i /= alike_parts_;
     const std::int64_t member = i % group;
@@ -216,6 +214,13 @@ class FlashAttentionSchedule {
     std::int64_t scores = 0;
   };
 
+  // Blocks of queries of a head, of all sequences in a list, and heads of queries that share one of keys.
+  std::int64_t Blocks() const {
+    return sequences_.empty() ? t_.query_blocks(s_) : static_cast<std::int64_t>(ragged_.size());
+  }
+  std::int64_t Group() const { return s_.heads / std::max<std::int64_t>(s_.kv_heads, 1); }
+  std::int64_t TasksOf(const Team& team) const { return alike_parts_ * Group() * team.kv.size() * Blocks(); }
+
   // Where the mask is causal, later rows see more keys. What remains of the rows is a block of few: behind the others it evens
   // out when cores end.
   void SetOrder() {
@@ -236,8 +241,8 @@ class FlashAttentionSchedule {
       const auto task = At(team, i);
       return task ? task->q.size() * Sequence(task->sequence).band.Seen(task->q, KeysOf(*task)).size() : 0;
     };
-    const std::int64_t rounds = CeilDiv(tasks() / (s_.batches * s_.kv_heads) * team.kv.size(), team.cores);
     constexpr std::int64_t kLastRounds = 16;
+    const std::int64_t rounds = CeilDiv(TasksOf(team), team.cores);
     std::int64_t first = 0, last = 0;
     for (std::int64_t round = std::max<std::int64_t>(rounds - kLastRounds, 0) / 2 * 2; round < rounds;
          ++round) {
