@@ -86,17 +86,20 @@ class SortScratch {
  public:
   // Of so many routes of a token.
   SortScratch(V& core, const TokenPermuteTiling& t, std::int64_t routes, std::int64_t bins)
-      : bins_(bins),
-        places_ub_(core, "places_ub", t.sorts ? t.piece_tokens : 0, routes, 1),
+      : places_ub_(core, "places_ub", t.sorts ? t.piece_tokens : 0, routes, 1),
         values_ub_(core, "values_ub", t.sorts ? t.piece_tokens : 0, routes, 2),
-        count_ub_(core, "count_ub", t.sorts ? 2 : 0, routes + 1, 1),
-        offsets_ub_(core, "offsets_ub", t.sorts ? 1 : 0, bins, 1),
-        keys_ub_(core, "keys_ub", t.sorts ? t.piece_tokens : 0, routes, 2) {
+        count_ub_(core, "count_ub", t.sorts ? 2 : 0, std::max(routes, bins) + 1, 1),
+        at_ub_(core, "at_ub", t.sorts ? 1 : 0, bins + 1, 1),
+        keys_ub_(core, "keys_ub", t.sorts ? t.piece_tokens : 0, routes, 2),
+        bins_ub_(core, "bins_ub", t.sorts ? 1 : 0, bins + 1, 1),
+        runs_ub_(core, "runs_ub", t.sorts ? 1 : 0, bins + 1, 3) {
     if (!t.sorts) return;
-    places_ = places_ub_.Next(t.piece_tokens, routes);
-    const UbTile<std::int32_t> both = count_ub_.Next(2, routes + 1), ones = both.Part({0, 1}, {0, routes});
+    places_ = places_ub_.Next(t.piece_tokens, routes), bins_ = bins_ub_.Next(1, bins + 1);
+    const std::int64_t most = std::max(routes, bins);
+    const UbTile<std::int32_t> both = count_ub_.Next(2, most + 1), ones = both.Part({0, 1}, {0, most});
     core.Fill(ones, 1);
     core.ExclusiveScan(both.Rows({1, 2}), ones, 0);
+    core.Cast(bins_, both.Part({1, 2}, {0, bins + 1}));
     core.AddScalar(places_.Rows({0, 1}), both.Part({1, 2}, {0, routes}), 0);
     for (std::int64_t made = 1; made < t.piece_tokens;
          made *= 2) {  // As many rows again, with higher numbers.
@@ -109,17 +112,22 @@ class SortScratch {
   // For so many rows of ids, and columns: all of them but of a single row's last part.
   SortTiles Tiles(std::int64_t rows, std::int64_t cols) {
     if (places_.slot == nullptr) return {};
+    const std::int64_t bins = bins_.cols();
     return {places_.Part({0, rows}, {0, cols}),
-            offsets_ub_.Next(1, bins_),
+            bins_,
             {keys_ub_.Next(rows, cols), keys_ub_.Next(rows, cols)},
-            {values_ub_.Next(rows, cols), values_ub_.Next(rows, cols)}};
+            {values_ub_.Next(rows, cols), values_ub_.Next(rows, cols)},
+            runs_ub_.Next(1, bins),
+            runs_ub_.Next(1, bins),
+            runs_ub_.Next(1, bins),
+            at_ub_.Next(1, bins)};
   }
 
  private:
-  std::int64_t bins_;
-  Ring<Buffer::kUB, std::int32_t> places_ub_, values_ub_, count_ub_, offsets_ub_;
-  Ring<Buffer::kUB, float> keys_ub_;
+  Ring<Buffer::kUB, std::int32_t> places_ub_, values_ub_, count_ub_, at_ub_;
+  Ring<Buffer::kUB, float> keys_ub_, bins_ub_, runs_ub_;
   UbTile<std::int32_t> places_{};
+  UbTile<float> bins_{};
 };
 
 // Phase 1: chunk_counts(c, b) = how many ids of chunk c fall into bin b of `bins`.

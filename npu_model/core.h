@@ -71,12 +71,14 @@ struct ScaledDot {
   UbTile<T> row{};
 };
 
-// What Histogram and Rank sort with: tiles of the ids' shape, and one of the bins'. Not given, they keep a table.
+// What Histogram and Rank sort with: tiles of the ids' shape, and (1, bins + 1) ones. Not given, they keep a table.
 struct SortTiles {
-  UbTile<std::int32_t> places{};   // 0, 1, 2, .. row by row
-  UbTile<std::int32_t> offsets{};  // (1, bins)
-  std::array<UbTile<float>, 2> keys{};
+  UbTile<std::int32_t> places{};        // 0, 1, 2, .. row by row
+  UbTile<float> bins{};                 // 0, 1, 2, ..
+  std::array<UbTile<float>, 2> keys{};  // Scratch of the ids' shape
   std::array<UbTile<std::int32_t>, 2> values{};
+  UbTile<float> starts{}, probes{}, found{};  // Scratch of the bins' shape
+  UbTile<std::int32_t> at{};
 
   bool given() const { return places.slot != nullptr; }
 };
@@ -224,9 +226,6 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
                                             //       by row, descending and stable, with their values
   core.MergeSort(x, ids, x, ids, n);        // V     (keys, values, from, values from, run): runs of four
                                             //       times `run`
-  core.RunOffsets(ids, ids, x);             // S     (offsets, next, keys): offsets[id] = next[id] - place,
-                                            //       next[id] += length for each run of keys -id, which is
-                                            //       `length` long and begins at a place
   core.RankWithin(ids, ids, ids, ids, IdBins{});
                                             // (ranks, next, limits, ids, bins): likewise below limits[bin],
                                             // else -1

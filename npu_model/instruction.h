@@ -135,10 +135,11 @@ struct ScaledDotRef {
   TileRef sum{}, row{};
 };
 
-// What ExpandRankBySort in composites.h works in.
+// What ExpandRankBySort in composites.h works in; see SortTiles in core.h.
 struct SortRefs {
-  TileRef places, offsets;
+  TileRef places, bins;
   TileRef keys[2], values[2];
+  TileRef starts, probes, found, at;
 };
 
 // A power of two: n numbers up to a limit, each times this, have a sum below it, however it is rounded.

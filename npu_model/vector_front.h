@@ -424,11 +424,6 @@ class VectorFront : protected E {
     CUBIST_CHECK(run > 0, "runs are empty");
     E::MergeSort(keys, values, from, values_from, run, loc);
   }
-  void RunOffsets(UbTile<std::int32_t> offsets, UbTile<std::int32_t> next, UbTile<float> keys,
-                  Loc loc = Loc::current()) {
-    CUBIST_CHECK(Same(offsets, next) && next.rows() == 1, "shapes differ");
-    E::RunOffsets(offsets, next, keys, loc);
-  }
   void RankWithin(UbTile<std::int32_t> ranks, UbTile<std::int32_t> next, UbTile<std::int32_t> limits,
                   UbTile<std::int32_t> ids, const IdBins& bins, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(ranks, ids) && Same(next, limits), "shapes differ");
@@ -523,11 +518,18 @@ class VectorFront : protected E {
   static SortRefs RefsOf(const SortTiles& sort, const TileRef& bins_tile, const TileRef& ids,
                          const IdBins& bins) {
     CUBIST_CHECK(bins.whole() && bins.first == 0, "sorting takes whole ids from 0 on");
-    const SortRefs refs{
-        sort.places, sort.offsets, {sort.keys[0], sort.keys[1]}, {sort.values[0], sort.values[1]}};
-    CUBIST_CHECK(Same(refs.offsets, bins_tile) && Same(refs.places, ids), "shapes differ");
-    for (const TileRef* tile : {&refs.keys[0], &refs.keys[1], &refs.values[0], &refs.values[1]})
+    const SortRefs refs{sort.places,
+                        sort.bins,
+                        {sort.keys[0], sort.keys[1]},
+                        {sort.values[0], sort.values[1]},
+                        sort.starts,
+                        sort.probes,
+                        sort.found,
+                        sort.at};
+    for (const TileRef* tile : {&refs.places, &refs.keys[0], &refs.keys[1], &refs.values[0], &refs.values[1]})
       CUBIST_CHECK(Same(*tile, ids), "shapes differ");
+    for (const TileRef* tile : {&refs.bins, &refs.starts, &refs.probes, &refs.found, &refs.at})
+      CUBIST_CHECK(tile->rows() == 1 && tile->cols() == bins_tile.cols() + 1, "shapes differ");
     return refs;
   }
   template <class T>

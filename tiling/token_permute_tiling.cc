@@ -1,7 +1,9 @@
 #include "tiling/token_permute_tiling.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <initializer_list>
 #include <limits>
 #include <string>
@@ -42,8 +44,8 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling
                             t.row_stages * UbBytes(chip, s.dtype, 1, t.cols);
   if (t.digit_bits == 0) {
     const std::int64_t counts = UbBytes(chip, DType::kI32, t.sums_chunks ? 1 : t.chunks, bins);
-    const std::int64_t sort = t.sorts ? 5 * ids + 2 * UbBytes(chip, DType::kI32, 1, at_once + 1) +
-                                            UbBytes(chip, DType::kI32, 1, bins)
+    const std::int64_t sort = t.sorts ? 5 * ids + UbBytes(chip, DType::kI32, 2, std::max(at_once, bins) + 1) +
+                                            5 * UbBytes(chip, DType::kF32, 1, bins + 1)
                                       : 0;
     return std::max(sum,
                     2 * ids + wide_ids + counts + table + UbBytes(chip, DType::kI32, 1, bins) + sort + move);
@@ -207,14 +209,34 @@ double SortCycles(const ChipSpec& chip, std::int64_t routes) {
   return cycles;
 }
 
-// Cycles to count and to rank the routes of a chunk: a table's entry for each, or by sorting one and two entries for each
-// run of routes to one expert, of which there may be as many as experts. Ranks are sorted back.
+double BitWidth(std::int64_t value) {
+  return static_cast<double>(std::bit_width(static_cast<std::uint64_t>(value)));
+}
+
+// Cycles in which every bin finds its run among `routes` sorted keys, by halves (ExpandSortedRuns), and counts it.
+double SearchCycles(const ChipSpec& chip, std::int64_t routes, std::int64_t bins) {
+  constexpr double kSingle = 12;  // Instructions that make keys, and counts of runs.
+  const auto cycles = [&](VectorOp op) { return static_cast<double>(chip.vector_cycles(op)); };
+  const auto repeats =
+      static_cast<double>(CeilDiv((bins + 1) * SizeOf(DType::kF32), chip.vector.repeat_bytes));
+  const double half =
+      5 * chip.vector.head +
+      repeats * (cycles(VectorOp::kUnary) + cycles(VectorOp::kCast) + cycles(VectorOp::kGather) +
+                 cycles(VectorOp::kBinary) + 2 * cycles(VectorOp::kSelect));
+  return BitWidth(routes) * half + kSingle * (chip.vector.head + repeats * cycles(VectorOp::kUnary));
+}
+
+// Cycles to count and to rank the routes of a chunk: a table's entry for each, or by sorting and a search, for which each
+// phase numbers places and bins. Ranks are sorted back.
 double RankCycles(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling& t) {
   const auto d = [](std::int64_t value) { return static_cast<double>(value); };
   if (!t.sorts) return 2 * d(t.chunk_tokens * s.top_k) * chip.scalar.update;
-  const std::int64_t routes = std::min(t.piece_tokens, t.chunk_tokens) * s.top_k;
-  const double runs = d(std::min(routes, s.experts)) * 2 * chip.scalar.update;
-  return d(CeilDiv(t.chunk_tokens, t.piece_tokens)) * (3 * SortCycles(chip, SortedRoutes(s, t)) + 2 * runs);
+  const std::int64_t tokens = std::min(t.piece_tokens, t.chunk_tokens), routes = tokens * s.top_k;
+  const double numbers =
+      (BitWidth(std::max(RoutesOf(s, t), s.experts)) + BitWidth(tokens)) * chip.vector.head;
+  return 2 * numbers +
+         d(CeilDiv(t.chunk_tokens, t.piece_tokens)) *
+             (3 * SortCycles(chip, SortedRoutes(s, t)) + 2 * SearchCycles(chip, routes, s.experts));
 }
 
 // Every tiling that is considered, whether it fits or not.

@@ -184,7 +184,6 @@ class CUBIST_EXPORT HostVector {
   void Sort32(TileRef keys, TileRef values, TileRef from, TileRef values_from, Loc loc = {});
   void MergeSort(TileRef keys, TileRef values, TileRef from, TileRef values_from, std::int64_t run,
                  Loc loc = {});
-  void RunOffsets(TileRef offsets, TileRef next, TileRef keys, Loc loc = {});
   void RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc = {});
   void TrueColumns(TileRef dst, TileRef flags, Loc loc = {});
   void KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc loc = {});

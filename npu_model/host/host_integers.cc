@@ -230,18 +230,6 @@ void HostVector::MergeSort(TileRef keys, TileRef values, TileRef from, TileRef v
   SortParts(keys, values, from, values_from, kMergedRuns * run);
 }
 
-void HostVector::RunOffsets(TileRef offsets, TileRef next, TileRef keys, Loc) {
-  const auto sorted = ElementsOf<float>(keys);
-  std::int32_t *const offset = Ints(offsets), *const at = Ints(next);
-  for (std::size_t begin = 0, end = 0; begin < sorted.size(); begin = end) {
-    while (end < sorted.size() && sorted[end] == sorted[begin]) ++end;
-    const auto id = static_cast<std::int64_t>(-sorted[begin]);
-    if (id < 0 || id >= next.cols()) continue;
-    offset[id] = at[id] - static_cast<std::int32_t>(begin);
-    at[id] += static_cast<std::int32_t>(end - begin);
-  }
-}
-
 void HostVector::HistogramBySort(TileRef counts, TileRef ids, const SortRefs&, Loc loc) {
   Histogram(counts, ids, {}, loc);
 }

@@ -111,6 +111,8 @@ void HostVector::Cast(TileRef dst, TileRef a, Loc) {
       }
       return Transform<float, std::uint8_t>(dst, a, [](std::uint8_t v) { return v != 0 ? 1.0f : 0.0f; });
     default:
+      if (dst.dtype() == DType::kI32)  // Whole numbers.
+        return Transform<std::int32_t, float>(dst, a, [](float v) { return static_cast<std::int32_t>(v); });
       return context_->vector->cast(WritableRowsOf(dst), dst.dtype(), RowsOf(a), a.dtype(),
                                     /*stream=*/false);
   }
@@ -299,6 +301,12 @@ void HostVector::GroupedTopK(const GroupedTopKRefs& t, std::int64_t count, Loc) 
 }
 
 void HostVector::Gather(TileRef dst, TileRef a, TileRef ids, Loc) {
+  if (dst.rows() == 1 && a.rows() > 1) {  // All of a, row by row.
+    const auto* at = RowAt<std::int32_t>(ids, 0);
+    for (std::int64_t j = 0; j < dst.cols(); ++j)
+      RowAt<float>(dst, 0)[j] = at[j] < 0 ? 0.0f : RowAt<float>(a, at[j] / a.cols())[at[j] % a.cols()];
+    return;
+  }
   for (std::int64_t i = 0; i < dst.rows(); ++i) {
     const auto* at = RowAt<std::int32_t>(ids, i);
     const auto* from = RowAt<float>(a, i);

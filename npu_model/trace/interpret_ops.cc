@@ -404,20 +404,6 @@ Interpreter::Computed Interpreter::Count(const Instr& instr, Values* second) {
       }
       return ranks;
     }
-    case Op::kRunOffsets: {
-      Values offsets = ReadBefore(instr, 0);
-      *second = ReadBefore(instr, 1);
-      const Values keys = ReadUse(instr, 0);
-      std::vector<bool> starts(keys.size());
-      for (std::size_t e = 0; e < keys.size(); ++e) starts[e] = e == 0 || keys[e] != keys[e - 1];
-      for (std::size_t e = 0; e < keys.size(); ++e) {
-        if (keys[e] > 0 || -keys[e] >= static_cast<double>(second->size())) continue;
-        const auto id = static_cast<std::size_t>(-keys[e]);
-        if (starts[e]) offsets[id] = (*second)[id] - static_cast<double>(e);
-        ++(*second)[id];
-      }
-      return offsets;
-    }
     default:
       return std::nullopt;
   }

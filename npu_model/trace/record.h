@@ -78,7 +78,6 @@ enum class Op : std::uint8_t {
   kCopyElement,  // S     one element of UB to another
   kHistogram,    // S     a read-modify-write per id; BinsOf
   kRank,         // S     likewise
-  kRunOffsets,   // S     two read-modify-writes for each run; dims are these
   kRoundUp,      // S     a read-modify-write per element; immediate: the multiple
   kScatter,      // S     a read-modify-write per element
   kMapRoutes,    // S     likewise, by a caller's function

@@ -133,7 +133,6 @@ class VectorRecorder {
   void RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, const IdBins& bins, Loc loc);
   void Sort32(TileRef keys, TileRef values, TileRef from, TileRef values_from, Loc loc);
   void MergeSort(TileRef keys, TileRef values, TileRef from, TileRef values_from, std::int64_t run, Loc loc);
-  void RunOffsets(TileRef offsets, TileRef next, TileRef keys, Loc loc);
   void RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc);
   void TrueColumns(TileRef dst, TileRef flags, Loc loc);
   void KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc loc);
@@ -239,7 +238,6 @@ class CUBIST_EXPORT TraceVector {
   void Sort32(TileRef keys, TileRef values, TileRef from, TileRef values_from, Loc loc = {});
   void MergeSort(TileRef keys, TileRef values, TileRef from, TileRef values_from, std::int64_t run,
                  Loc loc = {});
-  void RunOffsets(TileRef offsets, TileRef next, TileRef keys, Loc loc = {});
   void RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc = {});
   void TrueColumns(TileRef dst, TileRef flags, Loc loc = {});
   void KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc loc = {});

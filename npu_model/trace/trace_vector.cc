@@ -338,11 +338,6 @@ void TraceVector::MergeSort(TileRef keys, TileRef values, TileRef from, TileRef 
   record_.MergeSort(keys, values, from, values_from, run, loc);
 }
 
-void TraceVector::RunOffsets(TileRef offsets, TileRef next, TileRef keys, Loc loc) {
-  if (state_->with_data) host_.RunOffsets(offsets, next, keys, loc);
-  record_.RunOffsets(offsets, next, keys, loc);
-}
-
 void TraceVector::TrueColumns(TileRef dst, TileRef flags, Loc loc) {
   host_.TrueColumns(dst, flags, loc);
   record_.TrueColumns(dst, flags, loc);

@@ -214,14 +214,6 @@ void VectorRecorder::MergeSort(TileRef keys, TileRef values, TileRef from, TileR
       .dims[2] = static_cast<std::int32_t>(run);
 }
 
-// A run takes two entries of tables, and there are no more of them than keys or bins.
-void VectorRecorder::RunOffsets(TileRef offsets, TileRef next, TileRef keys, Loc loc) {
-  if (Empty(keys) || Empty(next)) return;
-  const std::int64_t runs = std::min(keys.rows() * keys.cols(), next.cols());
-  recorder_->Add(Op::kRunOffsets, Pipe::kS, lane_, next.dtype(), runs, 2,
-                 {recorder_->Writes(offsets), recorder_->Writes(next), recorder_->Reads(keys)}, loc);
-}
-
 void VectorRecorder::RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc) {
   if (Empty(a)) return;
   recorder_

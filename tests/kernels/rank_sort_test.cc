@@ -11,6 +11,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/token_permute.h"
@@ -107,15 +108,28 @@ TEST(RankSortTest, TheExpansionIsTheBody) {
         ++seed;
         const auto tile = rig.Filled(rows, cols, ids);
         std::vector<std::int32_t> first(static_cast<std::size_t>(experts)),
-            ramp(static_cast<std::size_t>(rows * cols));
+            ramp(static_cast<std::size_t>(std::max(rows * cols, experts + 1)));
         std::iota(first.begin(), first.end(), 100), std::iota(ramp.begin(), ramp.end(), 0);
-        const auto offsets = rig.NewTile<std::int32_t>(1, experts);
+        const auto words = [&] { return rig.NewTile<std::int32_t>(rows, cols); };
+        const auto floats = [&] { return rig.NewTile<float>(rows, cols); };
+        const auto of_bins = [&] { return rig.NewTile<float>(1, experts + 1); };
         const SortTiles tiles{rig.Filled(rows, cols, ramp),
-                              offsets,
-                              {rig.NewTile<float>(rows, cols), rig.NewTile<float>(rows, cols)},
-                              {rig.NewTile<std::int32_t>(rows, cols), rig.NewTile<std::int32_t>(rows, cols)}};
-        const SortRefs refs{
-            tiles.places, tiles.offsets, {tiles.keys[0], tiles.keys[1]}, {tiles.values[0], tiles.values[1]}};
+                              of_bins(),
+                              {floats(), floats()},
+                              {words(), words()},
+                              of_bins(),
+                              of_bins(),
+                              of_bins(),
+                              rig.NewTile<std::int32_t>(1, experts + 1)};
+        rig.vector.Cast(tiles.bins, rig.Filled(1, experts + 1, ramp));
+        const SortRefs refs{tiles.places,
+                            tiles.bins,
+                            {tiles.keys[0], tiles.keys[1]},
+                            {tiles.values[0], tiles.values[1]},
+                            tiles.starts,
+                            tiles.probes,
+                            tiles.found,
+                            tiles.at};
         const auto table = rig.Filled(1, experts, first), sorted = rig.Filled(1, experts, first),
                    body = rig.Filled(1, experts, first), by_table = rig.NewTile<std::int32_t>(rows, cols),
                    by_sort = rig.NewTile<std::int32_t>(rows, cols),
@@ -206,8 +220,8 @@ TEST(RankSortTest, TheChoiceIsTheCheaperByReplay) {
   std::array<int, 2> taken{};
   for (const ChipSpec* chip : {&Ascend910B2(), &Ascend910B3()}) {
     for (const std::int64_t experts : {16, 64, 256, 1024}) {
-      for (const std::int64_t hidden : {64, 7168}) {
-        Permute call(4096, hidden, 8, experts, /*skewed=*/false);
+      for (const auto& [tokens, hidden] : {std::pair{4096, 64}, {4096, 7168}, {600, 2048}, {64, 7168}}) {
+        Permute call(tokens, hidden, 8, experts, /*skewed=*/false);
         TokenPermuteTiling chosen;
         ASSERT_TRUE(IsOk(Choose(*chip, call.shape, &chosen)));
         if (chosen.digit_bits != 0) continue;
@@ -219,7 +233,8 @@ TEST(RankSortTest, TheChoiceIsTheCheaperByReplay) {
         ASSERT_TRUE(IsOk(call.Run(*chip, TilingText(*chip, call.shape, chosen), &mine, nullptr)));
         ASSERT_TRUE(IsOk(call.Run(*chip, TilingText(*chip, call.shape, other), &others, nullptr)));
         EXPECT_LE(mine.time_s, 1.005 * others.time_s)
-            << chip->name << ", " << experts << " experts, hidden " << hidden << ", sorts " << chosen.sorts;
+            << chip->name << ", " << tokens << " x " << hidden << ", " << experts << " experts, sorts "
+            << chosen.sorts;
       }
     }
   }
