@@ -214,12 +214,12 @@ Status ChooseRows(const Device& device, const char* kernel, const Args& args, Ro
   const RowwiseShape parts = PartsOf(args);
   const char* const names[] = {"K", "top_groups", "group_top"};
   for (std::size_t i = 0; i < parts.kept.size(); ++i) {
-    if (parts.kept[i] > kMergedRun) {
+    if (parts.kept[i] > kMergedBlocks) {
       return {StatusCode::kUnsupported,
               std::string(kernel) + ": " + names[i] + " is " + std::to_string(parts.kept[i]) +
-                  ", needs at most " + std::to_string(kMergedRun) + " where " + std::to_string(whole.cols) +
-                  " experts do not fit UB, of which " + device.chip().name + " has " +
-                  std::to_string(device.chip().buffer(Buffer::kUB).capacity) + " bytes"};
+                  ", needs at most " + std::to_string(kMergedBlocks) + " where " +
+                  std::to_string(whole.cols) + " experts do not fit UB, of which " + device.chip().name +
+                  " has " + std::to_string(device.chip().buffer(Buffer::kUB).capacity) + " bytes"};
     }
   }
   return ChooseFor(device, kernel, parts, &RowwiseCandidates, tiling);

@@ -83,7 +83,7 @@ struct RouteOptions {
 //
 // Semantics of aclnnMoeGatingTopK, aclnnMoeGatingTopKSoftmax and Megatron's topk_routing_with_score_function, renormalised
 // over the selected experts. 1 <= K <= E, K <= E / groups * top_groups. Any T and E; where a token's experts do not fit
-// UB, an NPU takes K, top_groups and group_top up to 4095. Outputs may not overlap anything.
+// UB, an NPU takes K, top_groups and group_top up to 4088. Outputs may not overlap anything.
 struct RouteArgs {
   ConstTensor logits;
   ConstTensor bias = {};

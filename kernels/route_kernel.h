@@ -58,8 +58,8 @@ void DropExperts(V& core, const RouteOperands& g, std::int64_t first, UbTile<flo
   core.SelectLe(bias, u, g.expert_dropout, lowest, bias);
 }
 
-// Experts that are left out are chosen by this or less, others by more: by -inf, or by the lowest number where RunningTop has
-// met them.
+// Experts that are left out are chosen by this or less, others by more: by -inf, or by the lowest number where experts pass
+// part by part.
 inline constexpr float kLeftOut = std::numeric_limits<float>::lowest();
 // The weights of selected routes from their scores, in place: `chosen` is what selected them, chances a scratch tile that
 // may be the same one. Ids of dropped routes become -1.

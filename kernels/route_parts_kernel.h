@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "kernels/route_kernel.h"
+#include "kernels/running_top.h"
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
 #include "tiling/rowwise_tiling.h"
@@ -22,60 +23,6 @@ void ForExpertParts(std::int64_t experts, std::int64_t groups, std::int64_t step
     for (const Range part : Split(whole, step)) visit(part);
   }
 }
-
-// The `most` highest elements of rows that pass part by part, the largest part first: descending, of equals the one that
-// came first, with their numbers. -inf counts as the lowest number: it fills up those so far to whole blocks, where what a
-// part adds may begin, and so comes behind them all.
-template <VectorCore V>
-class RunningTop {
- public:
-  RunningTop(V& core, const char* values_name, const char* ids_name, std::int64_t rows, std::int64_t most,
-             std::int64_t part_cols)
-      : core_(core),
-        most_(most),
-        cols_(RoundUp(most, kBlockWords) + std::min(most, part_cols)),
-        values_ub_(core, values_name, rows, cols_, 2),
-        ids_ub_(core, ids_name, rows, cols_, 2) {}
-
-  void Clear() { count_ = 0; }
-  // Column j of x is number first + j.
-  void Add(UbTile<float> x, std::int64_t first) {
-    core_.MaxScalar(x, x, kLeftOut);
-    if (count_ == 0) Next(x.rows());
-    const std::int64_t added = std::min(most_, x.cols()), begin = RoundUp(count_, kBlockWords);
-    const Range cols{0, begin + added}, its{begin, cols.end};
-    const UbTile<float> values = values_.Cols(cols);
-    const UbTile<std::int32_t> ids = ids_.Cols(cols), its_ids = ids.Cols(its);
-    core_.TopK(values.Cols(its), its_ids, x);
-    if (first != 0) core_.AddScalar(its_ids, its_ids, static_cast<std::int32_t>(first));
-    if (count_ > 0) {
-      Next(x.rows());
-      for (std::int64_t i = 0; i < x.rows(); ++i) {
-        const Range row{i, i + 1};
-        core_.MergeSort(values_.Part(row, cols), ids_.Part(row, cols), values.Rows(row), ids.Rows(row),
-                        begin);
-      }
-    }
-    count_ = std::min(most_, count_ + added);
-  }
-  // Until the next Add after a Clear.
-  UbTile<float> values() const { return values_.Cols({0, count_}); }
-  UbTile<std::int32_t> ids() const { return ids_.Cols({0, count_}); }
-
- private:
-  void Next(std::int64_t rows) {
-    values_ = values_ub_.Next(rows, cols_), ids_ = ids_ub_.Next(rows, cols_);
-    core_.Fill(values_, -std::numeric_limits<float>::infinity());
-    core_.Fill(ids_, 0);
-  }
-
-  V& core_;
-  std::int64_t most_, cols_, count_ = 0;
-  Ring<Buffer::kUB, float> values_ub_;
-  Ring<Buffer::kUB, std::int32_t> ids_ub_;
-  UbTile<float> values_;
-  UbTile<std::int32_t> ids_;
-};
 
 // dst(i, j) = scores(i, ids(i, j)), 0 where there is no such expert.
 template <VectorCore V>
@@ -235,21 +182,27 @@ class RouteInParts {
     return choice;
   }
 
+  // What is left out is chosen where no others are left: it counts as the lowest number.
+  void Compete(RunningTop<V>& top, UbTile<float> x, std::int64_t first) {
+    core_.MaxScalar(x, x, kLeftOut);
+    top.Add(x, first);
+  }
+
   // The groups of a part compete; one of several parts does when it ends.
   void AddGroups(UbTile<float> choice, Range part) {
     const std::int64_t group = part.begin / width_;
     if (!group_parts_) {
       const UbTile<float> worths = worths_ub_.Next(choice.rows(), part.size() / width_);
       core_.GroupTop(worths, choice, g_.group_top);
-      groups_.Add(worths, group);
+      Compete(groups_, worths, group);
       return;
     }
     if (part.begin % width_ == 0) group_.Clear();
-    group_.Add(choice, part.begin % width_);
+    Compete(group_, choice, part.begin % width_);
     if (part.end % width_ != 0) return;
     const UbTile<float> worth = worths_ub_.Next(choice.rows(), 1);
     core_.GroupTop(worth, group_.values(), g_.group_top);
-    groups_.Add(worth, group);
+    Compete(groups_, worth, group);
   }
   void KeepBestGroups(UbTile<float> choice, Range part) {
     const UbTile<std::int32_t> kept = kept_ub_.Next(choice.rows(), g_.top_groups);
@@ -278,7 +231,7 @@ class RouteInParts {
       if (grouped_) {
         AddGroups(choice, part);
       } else {
-        top_.Add(choice, part.begin);
+        Compete(top_, choice, part.begin);
       }
     });
     if (g_.bad != nullptr) core_.Store(MatrixOf(*g_.bad).Rows(rows), bad_);
@@ -286,7 +239,7 @@ class RouteInParts {
       ForParts([&](Range part) {
         const UbTile<float> choice = Choice(LoadPart(scores, part), part);
         KeepBestGroups(choice, part);
-        top_.Add(choice, part.begin);
+        Compete(top_, choice, part.begin);
       });
     }
     Weigh(rows, scores);

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
+#include "kernels/running_top.h"
 #include "kernels/token_permute_kernel.h"
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
@@ -237,32 +239,95 @@ struct HighestRoutesOperands {
   std::int64_t experts = 0, capacity = 0;
 };
 
-// kept = 1 for the `capacity` slots of each expert with the highest probabilities, of equals the earlier ones.
+// kept = 1 for the `capacity` slots of an expert with the highest probabilities, of equals the earlier ones, else 0. Where not
+// all of them fit they pass in parts, as often as `kept_slots` more are found among those that have not been yet.
+template <VectorCore V>
+class LikeliestSlots {
+ public:
+  LikeliestSlots(V& core, const HighestRoutesOperands& g, const TokenRoutesTiling& t)
+      : core_(core),
+        g_(g),
+        part_(t.expert_slots),
+        most_(t.kept_slots),
+        probs_ub_(core, "probs_ub", 1, part_, 1),
+        kept_ub_(core, "kept_ub", 1, part_, 1),
+        none_ub_(core, "none_ub", 1, 1, 1),
+        ones_ub_(core, "ones_ub", 1, most_, 1),
+        at_ub_(core, "at_ub", 1, most_, 1),
+        top_(core, "best_ub", "best_ids_ub", 1, most_, part_),
+        none_(none_ub_.Next(1, 1)),
+        ones_(ones_ub_.Next(1, most_)) {
+    core.Fill(none_, -std::numeric_limits<float>::infinity());
+    core.Fill(ones_, 1.0f);
+  }
+
+  // Of the slots in these rows.
+  void Keep(Range rows) {
+    if (rows.size() <= g_.capacity) return KeepAll(rows);
+    for (std::int64_t found = 0; found < g_.capacity; found += most_) {
+      Find(rows, found == 0);
+      Mark(rows, top_.ids().Cols({0, std::min(most_, g_.capacity - found)}), found == 0);
+    }
+  }
+
+ private:
+  static Gm RowOf(const Gm& column, Range rows) { return column.Rows(rows).Transposed(); }
+
+  void KeepAll(Range rows) {
+    for (const Range part : Split(rows, part_)) {
+      const UbTile<float> kept = kept_ub_.Next(1, part.size());
+      core_.Fill(kept, 1.0f);
+      core_.Store(RowOf(g_.kept, part), kept);
+    }
+  }
+  void Find(Range rows, bool first) {
+    top_.Clear();
+    for (const Range part : Split(rows, part_)) {
+      const UbTile<float> probs = probs_ub_.Next(1, part.size());
+      core_.Load(probs, RowOf(g_.row_probs, part));
+      core_.MaxScalar(probs, probs, std::numeric_limits<float>::lowest());
+      if (!first) {
+        const UbTile<float> kept = kept_ub_.Next(1, part.size());
+        core_.Load(kept, RowOf(g_.kept, part));
+        core_.SelectLe(probs, kept, 0.5f, probs, none_);
+      }
+      top_.Add(probs, part.begin - rows.begin);
+    }
+  }
+  void Mark(Range rows, UbTile<std::int32_t> slots, bool first) {
+    for (const Range part : Split(rows, part_)) {
+      const UbTile<float> kept = kept_ub_.Next(1, part.size());
+      const UbTile<std::int32_t> at = at_ub_.Next(1, slots.cols());
+      if (first) {
+        core_.Fill(kept, 0.0f);
+      } else {
+        core_.Load(kept, RowOf(g_.kept, part));
+      }
+      core_.AddScalar(at, slots, static_cast<std::int32_t>(rows.begin - part.begin));
+      core_.Scatter(kept, at, ones_.Cols({0, slots.cols()}));
+      core_.Store(RowOf(g_.kept, part), kept);
+    }
+  }
+
+  V& core_;
+  const HighestRoutesOperands& g_;
+  std::int64_t part_, most_;
+  Ring<Buffer::kUB, float> probs_ub_, kept_ub_, none_ub_, ones_ub_;
+  Ring<Buffer::kUB, std::int32_t> at_ub_;
+  RunningTop<V> top_;
+  UbTile<float> none_, ones_;
+};
+
 template <VectorCore V>
 void KeepHighestKernel(V& core, const HighestRoutesOperands& g, const TokenRoutesTiling& t) {
-  const std::int64_t most = std::min(g.capacity, t.expert_slots);
-  Ring<Buffer::kUB, std::int32_t> ends_ub(core, "ends_ub", 1, 2, 2), best_ub(core, "best_ub", 1, most, 1);
-  Ring<Buffer::kUB, float> probs_ub(core, "probs_ub", 1, t.expert_slots, 1),
-      kept_ub(core, "kept_ub", 1, t.expert_slots, 1), values_ub(core, "values_ub", 1, most, 1);
+  Ring<Buffer::kUB, std::int32_t> ends_ub(core, "ends_ub", 1, 2, 2);
+  LikeliestSlots<V> slots(core, g, t);
   const Range mine = ShareOf(g.experts, core.index(), core.count());
   for (std::int64_t e = mine.begin; e < mine.end; ++e) {
     const UbTile<std::int32_t> ends = ends_ub.Next(1, 2);
     core.Load(ends, g.offsets.Cols({e, e + 2}));
     const Range rows{core.ReadScalar(ends, 0), core.ReadScalar(ends, 1)};
-    if (rows.empty()) continue;
-    const UbTile<float> kept = kept_ub.Next(1, rows.size());
-    if (rows.size() <= g.capacity) {
-      core.Fill(kept, 1.0f);
-    } else {
-      const UbTile<float> probs = probs_ub.Next(1, rows.size()), values = values_ub.Next(1, g.capacity);
-      const UbTile<std::int32_t> best = best_ub.Next(1, g.capacity);
-      core.Load(probs, g.row_probs.Rows(rows).Transposed());
-      core.TopK(values, best, probs);
-      core.Fill(values, 1.0f);
-      core.Fill(kept, 0.0f);
-      core.Scatter(kept, best, values);
-    }
-    core.Store(g.kept.Rows(rows).Transposed(), kept);
+    if (!rows.empty()) slots.Keep(rows);
   }
 }
 

@@ -72,8 +72,8 @@ inline double Waves(const ChipSpec& chip, std::int64_t blocks) {
          (blocks > chip.concurrent_cores ? 0.5 : 0.0);
 }
 
-// Keys of a run that MrgSort takes, at most.
-inline constexpr std::int64_t kMergedRun = 4095;
+// Keys of a run that MrgSort takes, at most; and of one that is whole blocks.
+inline constexpr std::int64_t kMergedRun = 4095, kMergedBlocks = kMergedRun / kBlockWords * kBlockWords;
 
 // `sizes` as multiples of `step`, none larger than what covers `extent`; ascending, without repeats.
 inline std::vector<std::int64_t> TileSizes(std::initializer_list<std::int64_t> sizes, std::int64_t step,

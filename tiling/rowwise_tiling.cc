@@ -89,7 +89,7 @@ std::int64_t BufferBytes(const ChipSpec& chip, const Shape& shape, const Tiling&
 bool Fits(const ChipSpec& chip, const Shape& shape, const Tiling& tiling) {
   if (shape.uncut_rows && tiling.cols < shape.cols) return false;
   if (shape.cut_rows && tiling.cols >= shape.cols) return false;
-  if (*std::max_element(shape.kept.begin(), shape.kept.end()) > kMergedRun) return false;
+  if (*std::max_element(shape.kept.begin(), shape.kept.end()) > kMergedBlocks) return false;
   return FitsBuffers(chip, shape, tiling);
 }
 

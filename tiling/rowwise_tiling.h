@@ -31,7 +31,7 @@ struct RowwiseShape {
   bool uncut_rows = false;  // Rows are not cut at all,
   bool cut_rows = false;    // or they always are.
   // How many of a row's highest are kept while its parts pass: so many, and those of a part, in four tiles of four bytes.
-  // They are merged: kMergedRun at most.
+  // They are merged: kMergedBlocks at most.
   std::array<std::int64_t, 3> kept{};
   bool row_by_row =
       false;  // One instruction does all of a tile, where a host has one row after the other in its cache.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "tiling/cost.h"
 #include "tiling/token_permute_tiling.h"
 
 namespace cubist {
@@ -57,11 +58,25 @@ bool Halve(const TokenRoutesShape& s, TokenRoutesTiling* t) {
   return true;
 }
 
-std::int64_t ExpertNeed(const ChipSpec& chip, const TokenRoutesShape& s) {
-  const std::int64_t most = std::min(s.capacity, s.expert_slots);
-  return 2 * chip.SlotBytes(Buffer::kUB, DType::kI32, 1, 2) +
-         2 * chip.SlotBytes(Buffer::kUB, DType::kF32, 1, s.expert_slots) +
-         2 * chip.SlotBytes(Buffer::kUB, DType::kF32, 1, most);
+// Bytes of UB of KeepHighestKernel.
+std::int64_t ExpertNeed(const ChipSpec& chip, const TokenRoutesTiling& t) {
+  const auto words = [&](std::int64_t cols) { return chip.SlotBytes(Buffer::kUB, DType::kF32, 1, cols); };
+  return 2 * words(2) + 2 * words(t.expert_slots) + words(1) + 2 * words(t.kept_slots) +
+         4 * words(RoundUp(t.kept_slots, kBlockWords) + std::min(t.kept_slots, t.expert_slots));
+}
+
+// All slots of the fullest expert at once, or as many as fit, of which as many are kept at once as can be merged.
+void CutExperts(const ChipSpec& chip, const TokenRoutesShape& s, TokenRoutesTiling* t) {
+  const std::int64_t room = chip.buffer(Buffer::kUB).capacity;
+  t->expert_slots = std::max<std::int64_t>(s.expert_slots, 1);
+  t->kept_slots = std::max<std::int64_t>(std::min(s.capacity, s.expert_slots), 1);
+  if (ExpertNeed(chip, *t) <= room) return;
+  t->kept_slots = std::min(t->kept_slots, kMergedBlocks);
+  t->expert_slots = std::min(t->expert_slots, kMergedBlocks);
+  while (ExpertNeed(chip, *t) > room && t->expert_slots > kBlockWords) {
+    t->expert_slots = RoundUp(t->expert_slots / 2, kBlockWords);
+    t->kept_slots = std::min(t->kept_slots, t->expert_slots);
+  }
 }
 
 Status DoesNotFit(const ChipSpec& chip, const char* kernel, const std::string& what, std::int64_t need) {
@@ -89,14 +104,8 @@ Status ChooseRoutes(const ChipSpec& chip, const char* kernel, const TokenRoutesS
                           std::to_string(s.map_cols) + " experts",
                       need);
   }
-  if (const std::int64_t need = ExpertNeed(chip, s); s.expert_slots > 0 && need > room) {
-    return DoesNotFit(chip, kernel,
-                      "a capacity of " + std::to_string(s.capacity) + " by probability with " +
-                          std::to_string(s.expert_slots) + " routes to one expert",
-                      need);
-  }
+  CutExperts(chip, s, &t);
   while (t.pad_tokens > kBlockWords && RowsNeed(chip, t) > room) t.pad_tokens /= 2;
-  t.expert_slots = std::max<std::int64_t>(s.expert_slots, 1);
   t.pad_cols = std::clamp<std::int64_t>(s.hidden, 1, t.pad_cols);
   *tiling = t;
   return {};

@@ -19,14 +19,14 @@ struct TokenRoutesShape {
 };
 
 // Tokens are cut into `chunks` of `chunk_tokens` and walked `piece_tokens` at a time, or single ones by `routes` and by
-// `map_cols` experts of a routing map; a table of experts is read `table_cols` at a time; the routes of one expert stand
-// side by side, `expert_slots` at most; `pad_tokens` flags of one expert are read at once, and rows of padding moved in
+// `map_cols` experts of a routing map; a table of experts is read `table_cols` at a time; the routes of one expert are read
+// `expert_slots` at a time, and the likeliest of them found `kept_slots` at a time; `pad_tokens` flags of one expert are read at once, and rows of padding moved in
 // parts of `pad_cols`; counts are summed in tiles of `sum_rows` by `sum_cols`.
 struct TokenRoutesTiling {
   std::int64_t chunks = 0, chunk_tokens = 0, piece_tokens = 0;
   std::int64_t routes = kAllRoutes, map_cols = kAllRoutes;
   std::int64_t table_cols = 2048;
-  std::int64_t expert_slots = 1;
+  std::int64_t expert_slots = 1, kept_slots = 1;
   std::int64_t pad_tokens = 1024, pad_cols = 4096;
   std::int64_t sum_rows = 32, sum_cols = 256;
 };

@@ -34,9 +34,7 @@ DType StoredType(const SlotInfo& slot, bool in_gm) {
 }
 
 // The numbers of a random stream are not in a record, nor are a caller's functions.
-bool Known(Op op) {
-  return op <= Op::kReceiveL1 && op != Op::kRandom && op != Op::kDropRoutes && op != Op::kMapRoutes;
-}
+bool Known(Op op) { return op <= Op::kReceiveL1 && op != Op::kRandom && op != Op::kMapRoutes; }
 
 }  // namespace
 

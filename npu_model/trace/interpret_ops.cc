@@ -333,6 +333,15 @@ Interpreter::Computed Interpreter::Choose(const Instr& instr, Values* second) {
       }
       return a;
     }
+    case Op::kDropRoutes: {
+      Values ids = ReadBefore(instr, 0);
+      *second = ReadBefore(instr, 1);
+      const Values u = ReadUse(instr, 0);
+      for (std::size_t e = 0; e < u.size(); ++e) {
+        if (u[e] < NumberOf(instr)) ids[e] = -1, (*second)[e] = 0;
+      }
+      return ids;
+    }
     default:
       return std::nullopt;
   }

@@ -226,7 +226,7 @@ TEST(RoutePartsTest, TooManyRoutesForAChip) {
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
   EXPECT_EQ(
       status.message(),
-      "route: K is 15000, needs at most 4095 where 20000 experts do not fit UB, of which ascend910b2 has "
+      "route: K is 15000, needs at most 4088 where 20000 experts do not fit UB, of which ascend910b2 has "
       "196608 bytes");
   for (const Matrix* x : {&call.weights, &call.scores, &call.aux_loss, &call.bad})
     EXPECT_TRUE(std::isnan(x->ToDoubles()[0]));

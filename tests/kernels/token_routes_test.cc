@@ -249,6 +249,24 @@ TEST(TokenRoutesTest, LargeMaps) {
   ExpectForm(npu, {2, 20'000, 20'000, 3}, {.keeps = CapacityKeeps::kHighest, .capacity = 1});
 }
 
+// One expert's routes do not fit: they are read in parts, and the likeliest found as many at a time as can be merged.
+TEST(TokenRoutesTest, CapacitiesOfMoreThanFits) {
+  const Device npu = NpuWithData(Ascend910B2());
+  for (const std::int64_t capacity : {1, 300, 4088, 4089, 9000, 11'999, 12'000}) {
+    SCOPED_TRACE(capacity);
+    for (const bool equal : {false, true}) {
+      ExpectForm(
+          npu, {12'000, 1, 1, 2},
+          {.map = false, .keeps = CapacityKeeps::kHighest, .capacity = capacity, .equal_probs = equal});
+    }
+  }
+  ExpectForm(npu, {40'000, 2, 3, 1}, {.keeps = CapacityKeeps::kHighest, .capacity = 17'000});
+  ChipSpec small = Ascend910B2();
+  small.buffers[static_cast<std::size_t>(Buffer::kUB)].capacity = 16 << 10;
+  for (const std::int64_t capacity : {1, 77, 1000})
+    ExpectForm(NpuWithData(small), {1500, 2, 2, 3}, {.keeps = CapacityKeeps::kHighest, .capacity = capacity});
+}
+
 // More tokens than cores, so that pieces have several rows of no columns.
 TEST(TokenRoutesTest, MapsOfNoExperts) {
   for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {

@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <vector>
 
 #include "kernels/flash_attention.h"
 #include "kernels/flash_attention_grad.h"
+#include "kernels/token_permute.h"
 #include "npu_model/chip_constants.h"
 #include "npu_model/sync/check.h"
 #include "npu_model/sync/plan.h"
@@ -288,6 +290,29 @@ TEST(ExecuteTest, RoutesInPartsComputeTheSame) {
   expect("token_finalize", "3x9x200x8", ChipsThatCutRoutes<TokenUnpermuteTiling>(finalized));
   for (const std::int64_t ub : {16 << 10, 20 << 10})
     expect("token_permute_by_map", "3x9x7x1000", {WithCapacity(Buffer::kUB, ub)});
+}
+
+// A permute whose capacity keeps the likeliest of 400 routes to one expert.
+NamedCall LikeliestCall(std::int64_t capacity) {
+  constexpr std::int64_t kTokens = 400, kHidden = 5, kExperts = 2;
+  NamedCall made{Join("the likeliest ", capacity), KernelCall(/*with_data=*/true)};
+  KernelCall& call = made.call;
+  TokenPermuteArgs args;
+  args.tokens = call.Input(DType::kF32, {kTokens, kHidden}),
+  args.probs = call.Input(DType::kF32, {kTokens, 1});
+  args.topk_ids = call.Ids(std::vector<std::int32_t>(kTokens, 1), {kTokens, 1});
+  args.num_experts = kExperts, args.capacity = capacity, args.capacity_keeps = CapacityKeeps::kHighest;
+  args.permuted = call.Output(DType::kF32, {kExperts * capacity, kHidden});
+  args.sorted_indices = call.Output(DType::kI32, {kTokens});
+  args.permuted_probs = call.Output(DType::kF32, {kExperts * capacity});
+  call.set_run([=](const Device& device, Profile* p) { return TokenPermute(device, args, p); });
+  return made;
+}
+
+// They do not fit, and are looked for in parts: once, and as often as a part's size more are found.
+TEST(ExecuteTest, TheLikeliestInPartsAreTheSame) {
+  for (const std::int64_t capacity : {7, 300})
+    ExpectRightOn(WithCapacity(Buffer::kUB, 6 << 10), LikeliestCall(capacity), "running_top.h");
 }
 
 // Without its flags a kernel goes wrong in some order; and never where the checker finds nothing.
