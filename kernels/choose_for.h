@@ -148,6 +148,13 @@ bool NamesAll(const ChipSpec& chip, const Shape& shape, const std::string& text)
   return fields(text) >= fields(TilingText(chip, shape, Tiling()));
 }
 
+// The cheapest; where nothing fits, the kernel's error.
+template <class Shape, class Tiling>
+Status ChooseAs(const char* kernel, const ChipSpec& chip, const Shape& shape, Tiling* tiling) {
+  const Status status = Choose(chip, shape, tiling);
+  return status.ok() ? status : Status(status.code(), std::string(kernel) + ": " + status.message());
+}
+
 // What a call takes on an NPU: of the candidates with the fields that `given` names; where there are none, the cheapest.
 template <class Shape, class Tiling, class Replay>
 Status ChooseOnNpu(const ChipSpec& chip, const char* kernel, const Shape& shape, const std::string* given,
@@ -166,14 +173,14 @@ Status ChooseOnNpu(const ChipSpec& chip, const char* kernel, const Shape& shape,
       return {};
     }
   }
-  if (any_serves || (given == nullptr && !kReplays)) return Choose(chip, shape, tiling);
+  if (any_serves || (given == nullptr && !kReplays)) return ChooseAs(kernel, chip, shape, tiling);
   const auto has_given = [&](const Tiling& t) {
     Tiling changed = t;
     return given == nullptr || (ParseTiling(chip, shape, *given, &changed).ok() && changed == t);
   };
   std::vector<Tiling> all = candidates(chip, shape);
   std::erase_if(all, [&](const Tiling& t) { return !has_given(t); });
-  if (all.empty()) return Choose(chip, shape, tiling);  // Which says why, if nothing fits at all.
+  if (all.empty()) return ChooseAs(kernel, chip, shape, tiling);  // Which says why, if nothing fits at all.
   if constexpr (kReplays) {
     CUBIST_RETURN_IF_ERROR(
         (ChoiceByReplay<Shape, Tiling, Replay>(chip, shape, replay).Run(std::move(all), has_given, tiling)));
@@ -214,7 +221,7 @@ Status ChooseFor(const Device& device, const char* kernel, const Shape& shape,
   const std::string* tuned = tuning == nullptr ? nullptr : tuning->Find(kernel, tuned_for, ShapeText(shape));
   const Status untuned = chip.pipes_overlap
                              ? ChooseOnNpu(chip, kernel, shape, tuned, candidates, replay, tiling)
-                             : Choose(chip, shape, tiling);
+                             : ChooseAs(kernel, chip, shape, tiling);
   if (tuned == nullptr) {
     if (!untuned.ok()) return untuned;
   } else if (const Status status = TakeTuned(chip, shape, *tuned, candidates, tiling); !status.ok()) {

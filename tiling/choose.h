@@ -28,16 +28,14 @@ bool FitsBuffers(const ChipSpec& chip, const Shape& shape, const Tiling& tiling)
 
 // Names the buffer that the least demanding of `tilings` overflows.
 template <class Shape, class Tiling>
-Status NothingFits(const ChipSpec& chip, const Shape& shape, const char* kernel,
-                   const std::vector<Tiling>& tilings) {
+Status NothingFits(const ChipSpec& chip, const Shape& shape, const std::vector<Tiling>& tilings) {
   double least = std::numeric_limits<double>::infinity();
   Overflow tightest;
   for (const Tiling& tiling : tilings) {
     const Overflow worst = WorstOf(chip, shape, tiling);
     if (worst.share < least) least = worst.share, tightest = worst;
   }
-  return {StatusCode::kUnsupported,
-          std::string(kernel) + ": even the smallest tiles need " + tightest.Text(chip)};
+  return {StatusCode::kUnsupported, "even the smallest tiles need " + tightest.Text(chip)};
 }
 
 // The cheapest of `tilings` that fits, of equals the first; false where none fits.
@@ -70,12 +68,11 @@ Status ChooseOnce(const ChipSpec& chip, const Shape& shape, F choose, Tiling* ti
 
 // The cheapest of the tilings all(chip, shape) that fits.
 template <class Tiling, class Shape>
-Status ChooseCheapest(const ChipSpec& chip, const Shape& shape, const char* kernel,
+Status ChooseCheapest(const ChipSpec& chip, const Shape& shape,
                       std::vector<Tiling> (*all)(const ChipSpec&, const Shape&), Tiling* tiling) {
   const auto choose = [&](Tiling* cheapest) -> Status {
     const std::vector<Tiling> tilings = all(chip, shape);
-    return FindCheapest(chip, shape, tilings, cheapest) ? Status()
-                                                        : NothingFits(chip, shape, kernel, tilings);
+    return FindCheapest(chip, shape, tilings, cheapest) ? Status() : NothingFits(chip, shape, tilings);
   };
   return ChooseOnce(chip, shape, choose, tiling);
 }

@@ -231,7 +231,7 @@ std::vector<Tiling> Candidates(const ChipSpec& chip, const Shape& shape) {
 }
 
 Status Choose(const ChipSpec& chip, const Shape& shape, Tiling* tiling) {
-  return ChooseCheapest(chip, shape, "flash_attention", &AllTilings, tiling);
+  return ChooseCheapest(chip, shape, &AllTilings, tiling);
 }
 
 }  // namespace cubist

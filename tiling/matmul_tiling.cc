@@ -363,7 +363,7 @@ std::vector<MatmulTiling> Candidates(const ChipSpec& chip, const MatmulShape& sh
 }
 
 Status Choose(const ChipSpec& chip, const MatmulShape& shape, MatmulTiling* tiling) {
-  return ChooseCheapest(chip, shape, "matmul", &AllTilings, tiling);
+  return ChooseCheapest(chip, shape, &AllTilings, tiling);
 }
 
 }  // namespace cubist

@@ -77,7 +77,7 @@ double Price(const ChipSpec& chip, const Shape& s, const Tiling& t) {
 }
 
 Status Choose(const ChipSpec& chip, const Shape& shape, Tiling* tiling) {
-  return ChooseCheapest(chip, shape, "reorder_chunks", &AllTilings, tiling);
+  return ChooseCheapest(chip, shape, &AllTilings, tiling);
 }
 
 }  // namespace cubist

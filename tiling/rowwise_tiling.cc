@@ -129,7 +129,7 @@ std::vector<Tiling> RowwiseCandidates(const ChipSpec& chip, const Shape& shape) 
 }
 
 Status Choose(const ChipSpec& chip, const Shape& shape, Tiling* tiling) {
-  return ChooseCheapest(chip, shape, "rowwise", &AllTilings, tiling);
+  return ChooseCheapest(chip, shape, &AllTilings, tiling);
 }
 
 }  // namespace cubist

@@ -467,15 +467,15 @@ std::vector<TokenUnpermuteGradTiling> UnpermuteGradCandidates(const ChipSpec& ch
 }
 
 Status Choose(const ChipSpec& chip, const Shape& shape, TokenUnpermuteGradTiling* tiling) {
-  return ChooseCheapest(chip, shape, "token_unpermute_grad", &AllUnpermuteGradTilings, tiling);
+  return ChooseCheapest(chip, shape, &AllUnpermuteGradTilings, tiling);
 }
 
 Status Choose(const ChipSpec& chip, const Shape& shape, TokenPermuteTiling* tiling) {
-  return ChooseCheapest(chip, shape, "token_permute", &AllPermuteTilings, tiling);
+  return ChooseCheapest(chip, shape, &AllPermuteTilings, tiling);
 }
 
 Status Choose(const ChipSpec& chip, const Shape& shape, TokenUnpermuteTiling* tiling) {
-  return ChooseCheapest(chip, shape, "token_unpermute", &AllUnpermuteTilings, tiling);
+  return ChooseCheapest(chip, shape, &AllUnpermuteTilings, tiling);
 }
 
 }  // namespace cubist

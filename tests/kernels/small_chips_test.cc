@@ -11,6 +11,7 @@
 
 #include "kernels/flash_attention.h"
 #include "kernels/matmul.h"
+#include "kernels/rms_norm.h"
 #include "kernels/token_permute.h"
 #include "reference/matmul.h"
 #include "tests/kernels/bad_call.h"
@@ -102,7 +103,8 @@ TEST(SmallChipsTest, MessagesNameTheBuffer) {
       for (std::int64_t bytes = 256; bytes <= 64 << 10; bytes += bytes / 2) {
         const Status status = call(NpuWithoutData(WithCapacity(buffer, bytes)));
         if (status.ok()) break;
-        EXPECT_TRUE(Says(status, {NameOf(buffer), "small chip has " + std::to_string(bytes)}))
+        EXPECT_TRUE(Says(status, {name.substr(0, name.find(' ')) + ": ", NameOf(buffer),
+                                  "small chip has " + std::to_string(bytes)}))
             << name << " in " << bytes << " bytes of " << NameOf(buffer);
       }
     }
@@ -114,6 +116,11 @@ TEST(SmallChipsTest, MessagesNameTheBuffer) {
         return Matmul(device, {.a = square, .b = square, .c = Tensor(nullptr, in, {size, size})});
       });
     }
+    expect(Join("rms_norm ", NameOf(in)), [&](const Device& device) {
+      return RmsNorm(device, {.x = ConstTensor(nullptr, in, {5, 300}),
+                              .gamma = ConstTensor(nullptr, DType::kF32, {300}),
+                              .out = Tensor(nullptr, in, {5, 300})});
+    });
     for (std::int64_t d : {1, 64, 192}) {
       expect(Join("flash_attention ", NameOf(in), " ", d), [&](const Device& device) {
         return FlashAttention(device, {.q = ConstTensor(nullptr, in, {1, 1, 33, d}),

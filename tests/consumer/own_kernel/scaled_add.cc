@@ -66,7 +66,7 @@ double Price(const ChipSpec& chip, const ScaledAddShape& s, const ScaledAddTilin
 }
 
 Status Choose(const ChipSpec& chip, const ScaledAddShape& s, ScaledAddTiling* tiling) {
-  return cubist::ChooseCheapest(chip, s, "scaled_add", &AllTilings, tiling);
+  return cubist::ChooseCheapest(chip, s, &AllTilings, tiling);
 }
 
 Status Validate(const cubist::Device& device, const ScaledAddArgs& args) {
