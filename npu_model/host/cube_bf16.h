@@ -86,15 +86,16 @@ struct ColumnTiles {
   void (*function)(const ColumnTile<T>&);
 };
 
+// What multiplies few rows with a B of floats in rows, so many vectors of columns. `a` has pitch a_pitch.
+struct FewRowTile {
+  MmadTileFunction<float> function;
+  std::int64_t vectors;
+};
+
 // What multiplies few rows with a B that lies where the caller has it; nothing where no such tile pays.
 template <class T>
 struct FewRowTiles {
-  // Of a B in rows: as many rows as there are, the first has one, each of so many vectors of columns. `a` has pitch a_pitch.
-  struct InRows {
-    MmadTileFunction<T> function;
-    std::int64_t vectors;
-  };
-  const InRows* in_rows = nullptr;
+  const FewRowTile* in_rows = nullptr;  // The first has one row, the next two.
   std::int64_t most_in_rows = 0;
   // Of a B in columns, as many as a vector has lanes: the first for one row. `prefetch` is the first of the columns that
   // come next.

@@ -198,47 +198,6 @@ constexpr MmadTileFunction<BF16> kTiles[kMr] = {
     &Tile<7, kVectors, kInRows>,  &Tile<8, kVectors, kInRows>,  &Tile<9, kVectors, kInRows>,
     &Tile<10, kVectors, kInRows>, &Tile<11, kVectors, kInRows>, &Tile<12, kVectors, kInRows>};
 
-// Few rows of many columns, B row after row.
-template <int kRows, int kVectors>
-CUBIST_AVX512_BF16 void FewTile(const MmadTile<BF16>& tile) {
-  __m512 sum[kRows][kVectors];
-#pragma GCC unroll 4
-  for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 16
-    for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] = tile.start == nullptr ? _mm512_setzero_ps()
-                                        : _mm512_loadu_ps(tile.start + i * tile.start_pitch + j * kLanes);
-    }
-  }
-  const BF16 *a = tile.a, *b = tile.b;
-  const std::int64_t a_pitch = tile.a_pitch, b_step = tile.b_step;
-  const auto add_word = [&](bool half) CUBIST_AVX512_BF16 {
-#pragma GCC unroll 8
-    for (int j = 0; j < kVectors; j += 2) {
-      __m512bh columns[2];
-      LoadWord<2, true>(tile, b + j * kLanes, half, columns);
-      __builtin_prefetch(b + (kVectors + j) * kLanes, 0, 2);
-      __builtin_prefetch(b + tile.b_pair + (kVectors + j) * kLanes, 0, 2);
-#pragma GCC unroll 4
-      for (int i = 0; i < kRows; ++i) {
-        const __m512bh ai = half ? BroadcastOne(a + i * a_pitch) : BroadcastPair(a + i * a_pitch);
-        sum[i][j] = _mm512_dpbf16_ps(sum[i][j], ai, columns[0]);
-        sum[i][j + 1] = _mm512_dpbf16_ps(sum[i][j + 1], ai, columns[1]);
-      }
-    }
-  };
-  for (std::int64_t word = tile.words; word > 0; --word, a += 2, b += b_step) add_word(false);
-  if (tile.half) add_word(true);
-#pragma GCC unroll 4
-  for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 16
-    for (int j = 0; j < kVectors; ++j) _mm512_storeu_ps(tile.c + i * tile.c_pitch + j * kLanes, sum[i][j]);
-  }
-}
-
-// Three rows and more take as long as panels, or longer.
-constexpr FewRowTiles<BF16>::InRows kFew[] = {{&FewTile<1, 8>, 8}, {&FewTile<2, 8>, 8}};
-
 // Sixteen words of each of sixteen vectors turned: first blocks of four vectors, then of four blocks.
 CUBIST_AVX512_BF16 inline void Transpose(__m512i (&v)[16]) {
   __m512i t[16];
@@ -371,8 +330,10 @@ const MmadTiles<BF16, kMr> kBF16TilesAvx512{kTiles<2, false>,
                                             kTiles<1, false>,
                                             kTiles<2, true>,
                                             /*in_near_rows=*/nullptr,
-                                            {kFew, std::size(kFew), kTurned, std::size(kTurned), kColumnTiles,
-                                             /*least_in_columns=*/4}};
+                                            {.turned = kTurned,
+                                             .most_turned = std::size(kTurned),
+                                             .in_columns = kColumnTiles,
+                                             .least_in_columns = 4}};
 
 CUBIST_AVX512_BF16 std::int64_t PeakDotBF16Avx512(std::int64_t rounds) {
   constexpr int kChains = 2 * kMr;  // As many as a Mmad has, several times what the latency asks for.

@@ -91,26 +91,21 @@ void FewTile(const MmadTile<float>& tile) {
 }
 
 template <int kRows>
-constexpr FewRowTiles<float>::InRows kFewOf = {&FewTile<kRows, FewVectors(kRows)>, FewVectors(kRows)};
-constexpr FewRowTiles<float>::InRows kFewF32[] = {kFewOf<1>, kFewOf<2>, kFewOf<3>, kFewOf<4>};
+constexpr FewRowTile kFewOf = {&FewTile<kRows, FewVectors(kRows)>, FewVectors(kRows)};
+constexpr FewRowTile kFewF32[] = {kFewOf<1>, kFewOf<2>};
 
-// The columns that whole tiles make; of a B of the operands' type, in rows.
-template <class T>
-void MmadFew(const MmadArgs& args, const typename FewRowTiles<T>::InRows& few, std::int64_t cols) {
-  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T)), kMostRows = 4;
-  alignas(64) std::byte storage[kMostRows * kFewRows * sizeof(T)];
-  T* const rows = reinterpret_cast<T*>(storage);
-  const auto* const a = static_cast<const T*>(args.a);
-  const auto* const b = static_cast<const T*>(args.b_source.data);
+// The columns that whole tiles make; of a B of floats, in rows.
+inline void MmadFew(const MmadArgs& args, const FewRowTile& few, std::int64_t cols) {
+  constexpr std::int64_t kMostRows = 4;
+  alignas(64) float rows[kMostRows * kFewRows];
+  const auto* const a = static_cast<const float*>(args.a);
+  const auto* const b = static_cast<const float*>(args.b_source.data);
   const std::int64_t b_row = args.b_source.row_stride;
-  MmadTile<T> tile{
-      .a = rows, .a_pitch = kFewRows, .b_step = b_row * kPerWord, .b_pair = b_row, .c_pitch = args.c_pitch};
+  MmadTile<float> tile{.a = rows, .a_pitch = kFewRows, .b_step = b_row, .c_pitch = args.c_pitch};
   for (const Range k : AtLeastOnce(Split(args.k, kFewRows))) {
-    for (std::int64_t i = 0; i < args.m; ++i) {
-      std::memcpy(static_cast<void*>(rows + i * kFewRows), a + i * args.a_pitch + k.begin,
-                  static_cast<std::size_t>(k.size()) * sizeof(T));
-    }
-    tile.words = k.size() / kPerWord, tile.half = k.size() % kPerWord != 0;
+    for (std::int64_t i = 0; i < args.m; ++i)
+      std::copy_n(a + i * args.a_pitch + k.begin, k.size(), rows + i * kFewRows);
+    tile.words = k.size();
     for (std::int64_t col = 0; col < cols; col += few.vectors * kLanes) {
       tile.b = b + k.begin * b_row + col, tile.c = args.c + col;
       StartAt(args, col, k.begin == 0, &tile);
@@ -394,7 +389,7 @@ MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<T>& tiles) {
   if (!in_rows || args.m < 1 || args.m > tiles.most_in_rows) return args;
   const auto& few = tiles.in_rows[args.m - 1];
   const std::int64_t cols = RoundDown(args.n, few.vectors * kLanes);
-  if (cols > 0) MmadFew<T>(args, few, cols);
+  if (cols > 0) MmadFew(args, few, cols);
   return ColumnsFrom(args, cols);
 }
 
