@@ -124,7 +124,7 @@ class TilingList {
 
   std::vector<MatmulTiling> Make() && {
     for (std::int64_t m : BlockSizes(chip_.RowStep(s_.in), s_.m)) {
-      for (std::int64_t n : BlockSizes(n_step_, s_.n)) {
+      for (std::int64_t n : Widths()) {
         for (std::int64_t k0 : TileSizes({16, 32, 64, 128, 256, 384, 512, 1024, 2048}, k_step_, s_.k)) {
           if (chip_.pipes_overlap && k0 > 512) break;
           MatmulTiling t;
@@ -145,6 +145,19 @@ class TilingList {
       size = std::max(RoundUp(CeilDiv(extent, std::max<std::int64_t>(CeilDiv(extent, size), 1)), step), step);
     sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
     return sizes;
+  }
+
+  // Columns of a block. Where few rows may read B in place, also what all cores share evenly: without them 1040 columns have
+  // no wide block but in threes, which two cores share badly, and so narrow ones won, whose B is packed at half the speed.
+  std::vector<std::int64_t> Widths() const {
+    std::vector<std::int64_t> widths = BlockSizes(n_step_, s_.n);
+    if (chip_.pipes_overlap || !ReadOnce(s_)) return widths;
+    for (const std::int64_t blocks : {1, 2, 4}) {
+      const std::int64_t width = RoundUp(CeilDiv(s_.n, blocks * chip_.concurrent_cores), n_step_);
+      if (width >= kShortestRun && std::find(widths.begin(), widths.end(), width) == widths.end())
+        widths.push_back(width);
+    }
+    return widths;
   }
 
   // One thread: nothing to buffer, but whole operands may be packed first.
