@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "kernels/route_kernel.h"
-#include "kernels/running_top.h"
+#include "kernels/running_top_kernel.h"
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
 #include "tiling/rowwise_tiling.h"

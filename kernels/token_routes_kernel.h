@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "kernels/running_top.h"
+#include "kernels/running_top_kernel.h"
 #include "kernels/token_permute_kernel.h"
 #include "npu_model/core.h"
 #include "npu_model/tile.h"

@@ -312,7 +312,7 @@ NamedCall LikeliestCall(std::int64_t capacity) {
 // They do not fit, and are looked for in parts: once, and as often as a part's size more are found.
 TEST(ExecuteTest, TheLikeliestInPartsAreTheSame) {
   for (const std::int64_t capacity : {7, 300})
-    ExpectRightOn(WithCapacity(Buffer::kUB, 6 << 10), LikeliestCall(capacity), "running_top.h");
+    ExpectRightOn(WithCapacity(Buffer::kUB, 6 << 10), LikeliestCall(capacity), "running_top_kernel.h");
 }
 
 // Without its flags a kernel goes wrong in some order; and never where the checker finds nothing.

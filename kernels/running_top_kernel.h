@@ -1,6 +1,6 @@
 // The highest of more elements than fit at once.
-#ifndef CUBIST_KERNELS_RUNNING_TOP_H_
-#define CUBIST_KERNELS_RUNNING_TOP_H_
+#ifndef CUBIST_KERNELS_RUNNING_TOP_KERNEL_H_
+#define CUBIST_KERNELS_RUNNING_TOP_KERNEL_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -66,4 +66,4 @@ class RunningTop {
 
 }  // namespace cubist
 
-#endif  // CUBIST_KERNELS_RUNNING_TOP_H_
+#endif  // CUBIST_KERNELS_RUNNING_TOP_KERNEL_H_
