@@ -20,8 +20,8 @@ struct TokenRoutesShape {
 
 // Tokens are cut into `chunks` of `chunk_tokens` and walked `piece_tokens` at a time, or single ones by `routes` and by
 // `map_cols` experts of a routing map; a table of experts is read `table_cols` at a time; the routes of one expert are read
-// `expert_slots` at a time, and the likeliest of them found `kept_slots` at a time; `pad_tokens` flags of one expert are read at once, and rows of padding moved in
-// parts of `pad_cols`; counts are summed in tiles of `sum_rows` by `sum_cols`.
+// `expert_slots` at a time, and the likeliest of them found `kept_slots` at a time; `pad_tokens` flags of one expert are
+// read at once, and rows of padding moved in parts of `pad_cols`; counts are summed in tiles of `sum_rows` by `sum_cols`.
 struct TokenRoutesTiling {
   std::int64_t chunks = 0, chunk_tokens = 0, piece_tokens = 0;
   std::int64_t routes = kAllRoutes, map_cols = kAllRoutes;

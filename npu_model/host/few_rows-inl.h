@@ -56,7 +56,7 @@ constexpr std::int64_t kFewRows = 8;  // Of B at a time.
 // Vectors of a run of 256 bytes of floats, as far as the registers hold their sums of so many rows of A.
 constexpr int FewVectors(int rows) {
   constexpr int kRun = static_cast<int>(64 / kLanes);
-  const int held = rows == 1 ? 16 : rows < 4 ? 8 : 6;
+  const int held = rows == 1 ? 16 : 8;
   return kRun < held ? kRun : held;
 }
 
@@ -96,7 +96,7 @@ constexpr FewRowTile kFewF32[] = {kFewOf<1>, kFewOf<2>};
 
 // The columns that whole tiles make; of a B of floats, in rows.
 inline void MmadFew(const MmadArgs& args, const FewRowTile& few, std::int64_t cols) {
-  constexpr std::int64_t kMostRows = 4;
+  constexpr std::int64_t kMostRows = 2;
   alignas(64) float rows[kMostRows * kFewRows];
   const auto* const a = static_cast<const float*>(args.a);
   const auto* const b = static_cast<const float*>(args.b_source.data);
