@@ -38,15 +38,18 @@ struct MmadTile {
 template <class T>
 using MmadTileFunction = void (*)(const MmadTile<T>&);
 
-// Asks for the columns of a tile that come next in the order of their addresses: of each as many lines as it has words for,
-// sixteen at a time. What is asked for behind a column's last line is what lies there.
+// Asks for columns of B that come next in the order of their addresses: of each as many lines as it has words for, so many at
+// a time. What is asked for behind a column's last line is what lies there.
 template <class T>
 class ColumnsAhead {
  public:
-  [[gnu::always_inline]] ColumnsAhead(const MmadTile<T>& tile, std::int64_t lines)
-      : next_(static_cast<const T*>(tile.prefetch)), col_(tile.b_step), lines_(lines) {}
+  // Nothing is asked for where no column comes next.
+  [[gnu::always_inline]] ColumnsAhead(const void* next, std::int64_t b_col, std::int64_t lines)
+      : next_(static_cast<const T*>(next)), col_(b_col), lines_(lines) {}
+  template <int kLines>
   [[gnu::always_inline]] void Ask() {
-    constexpr std::int64_t kLine = static_cast<std::int64_t>(64 / sizeof(T)), kLines = 16;
+    constexpr std::int64_t kLine = static_cast<std::int64_t>(64 / sizeof(T));
+    if (next_ == nullptr) return;
 #pragma GCC unroll 16
     for (std::int64_t i = 0; i < kLines; ++i) __builtin_prefetch(next_ + (line_ + i) * kLine, 0, 2);
     line_ += kLines;
@@ -66,19 +69,18 @@ template <class Float>
   asm("" : "+r"(p));
 }
 
-// A few columns of B, each of whose words lie one after the other, times some rows of A: the lanes of a vector are rows.
+// Some columns of B, each of whose words lie one after the other, times some rows of A: the lanes of a vector are rows.
 template <class T>
 struct ColumnTile {
-  static constexpr std::int64_t kColumns = 8, kRunBytes = 256;
+  static constexpr std::int64_t kColumns = 16;
   const T* a =
       nullptr;  // Of each word of k all rows, `rows` of them, aligned; the half word's pairs end with a zero.
   const T* b = nullptr;
   std::int64_t b_col = 0;  // Elements from column to column.
   std::int64_t words = 0;
-  bool half = false;      // As of MmadTile.
-  float* sums = nullptr;  // (kColumns, rows), aligned: added to.
-  const T* next =
-      nullptr;  // Of the first column, what is asked for meanwhile: runs of every column. Or null.
+  bool half = false;        // As of MmadTile.
+  float* sums = nullptr;    // (kColumns, rows), aligned: added to.
+  const T* next = nullptr;  // The first of the columns that come next, to be asked for, or null.
 };
 template <class T>
 struct ColumnTiles {
@@ -100,9 +102,9 @@ struct FewRowTiles {
   // Of a B in columns, as many as a vector has lanes: the first for one row. `prefetch` is the first of the columns that
   // come next.
   const MmadTileFunction<T>* turned = nullptr;
+  const MmadTileFunction<T>* turned_copies = nullptr;  // The same, through copies of the columns.
   std::int64_t most_turned = 0;
-  const ColumnTiles<T>* in_columns = nullptr;  // Of a B in columns: of most rows first,
-  std::int64_t least_in_columns = 0;           // and from how many rows on they pay.
+  const ColumnTiles<T>* in_columns = nullptr;  // Of more rows and a B in columns: of most rows first.
 };
 
 // The tiles of one operand type, of up to kTileRows rows; of each form the first has one row, the next two.

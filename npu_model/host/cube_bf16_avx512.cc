@@ -222,42 +222,60 @@ CUBIST_AVX512_BF16 inline void Transpose(__m512i (&v)[16]) {
   }
 }
 
-// See TurnedTile of few_rows-inl.h.
-template <int kRows>
+constexpr std::int64_t kLine = 2 * kLanes;  // Elements of a line of the cache.
+
+// See few_rows-inl.h, here and below.
+CUBIST_AVX512_BF16 inline void CopyLine(const BF16* from, BF16* to) {
+  const auto* const halves = reinterpret_cast<const __m256i*>(from);
+  auto* const copy = reinterpret_cast<__m256i*>(to);
+  _mm256_store_si256(copy, _mm256_loadu_si256(halves));
+  _mm256_store_si256(copy + 1, _mm256_loadu_si256(halves + 1));
+}
+
+template <int kRows, bool kCopies>
 CUBIST_AVX512_BF16 void TurnedTile(const MmadTile<BF16>& tile) {
+  alignas(64) BF16 copies[2][kLanes * kLine];
   __m512 sum[kRows];
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i)
     sum[i] = tile.start == nullptr ? _mm512_setzero_ps() : _mm512_loadu_ps(tile.start + i * tile.start_pitch);
   const BF16 *a = tile.a, *b = tile.b;
-  const std::int64_t a_pitch = tile.a_pitch, b_col = tile.b_step, blocks = tile.words / kLanes;
-  ColumnsAhead<BF16> ahead(tile, blocks);
-  for (std::int64_t block = 0; block < blocks; ++block, a += 2 * kLanes, b += 2 * kLanes) {
+  const std::int64_t b_col = tile.b_step, blocks = tile.words / kLanes;
+  ColumnsAhead<BF16> ahead(tile.prefetch, b_col, blocks);
+  if (kCopies && blocks > 0) {
+    for (int c = 0; c < kLanes; ++c) CopyLine(b + c * b_col, copies[0] + c * kLine);
+  }
+  for (std::int64_t block = 0; block < blocks; ++block, a += kRows * kLine, b += kLine) {
+    const BF16 *columns = kCopies ? copies[block % 2] : b, *from = block + 1 < blocks ? b + kLine : b;
+    BF16* const to = copies[(block + 1) % 2];
     __m512i words[kLanes];
 #pragma GCC unroll 16
-    for (int c = 0; c < kLanes; ++c) words[c] = _mm512_loadu_si512(b + c * b_col);
-    ahead.Ask();
+    for (int c = 0; c < kLanes; ++c) words[c] = _mm512_loadu_si512(columns + c * (kCopies ? kLine : b_col));
+    ahead.Ask<16>();
     Transpose(words);
 #pragma GCC unroll 16
     for (int w = 0; w < kLanes; ++w) {
+      if (kCopies) CopyLine(from, to + w * kLine), NextRow(from, b_col);
 #pragma GCC unroll 8
       for (int i = 0; i < kRows; ++i)
-        sum[i] = _mm512_dpbf16_ps(sum[i], BroadcastPair(a + i * a_pitch + 2 * w), (__m512bh)words[w]);
+        sum[i] = _mm512_dpbf16_ps(sum[i], BroadcastPair(a + i * kLine + 2 * w), (__m512bh)words[w]);
     }
   }
   const auto add = [&](auto at) CUBIST_AVX512_BF16 {
     alignas(64) int lanes[kLanes];
     for (int c = 0; c < kLanes; ++c) lanes[c] = at(b + c * b_col);
     for (int i = 0; i < kRows; ++i)
-      sum[i] = _mm512_dpbf16_ps(sum[i], Spread(at(a + i * a_pitch)), (__m512bh)_mm512_load_si512(lanes));
+      sum[i] = _mm512_dpbf16_ps(sum[i], Spread(at(a + i * kLine)), (__m512bh)_mm512_load_si512(lanes));
   };
   for (std::int64_t word = blocks * kLanes; word < tile.words; ++word, a += 2, b += 2) add(PairAt);
   if (tile.half) add(OneAt);
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) _mm512_storeu_ps(tile.c + i * tile.c_pitch, sum[i]);
 }
-constexpr MmadTileFunction<BF16> kTurned[] = {&TurnedTile<1>, &TurnedTile<2>, &TurnedTile<3>, &TurnedTile<4>,
-                                              &TurnedTile<5>, &TurnedTile<6>, &TurnedTile<7>, &TurnedTile<8>};
+template <bool kCopies>
+constexpr MmadTileFunction<BF16> kTurned[] = {
+    &TurnedTile<1, kCopies>, &TurnedTile<2, kCopies>, &TurnedTile<3, kCopies>, &TurnedTile<4, kCopies>,
+    &TurnedTile<5, kCopies>, &TurnedTile<6, kCopies>, &TurnedTile<7, kCopies>, &TurnedTile<8, kCopies>};
 
 // The vectors of a ColumnTile: eight rows, or sixteen.
 struct Half {
@@ -284,45 +302,56 @@ struct Full {
   }
 };
 
-template <class Vector, int kVectors>
+template <int kColumns, class Vector, int kVectors>
 CUBIST_AVX512_BF16 void MultiplyColumns(const ColumnTile<BF16>& tile) {
-  constexpr int kColumns = ColumnTile<BF16>::kColumns, kRows = kVectors * Vector::kRows;
-  constexpr std::int64_t kRun = ColumnTile<BF16>::kRunBytes / 4, kLine = 32;
-  typename Vector::Sum sum[kColumns][kVectors];
-#pragma GCC unroll 8
-  for (int c = 0; c < kColumns; ++c) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) sum[c][v] = Vector::Load(tile.sums + c * kRows + v * Vector::kRows);
-  }
-  const BF16 *a = tile.a, *b = tile.b, *next = tile.next;
-  const std::int64_t b_col = tile.b_col;
-  const auto add = [&](auto at) CUBIST_AVX512_BF16 {
-#pragma GCC unroll 8
+  constexpr std::int64_t kRows = kVectors * Vector::kRows;
+  constexpr bool kCopies = kColumns == 16;
+  alignas(64) BF16 copies[2][kColumns * kLine];
+  const std::int64_t b_col = tile.b_col, blocks = tile.words / kLanes;
+  for (std::int64_t first = 0; first < ColumnTile<BF16>::kColumns; first += kColumns) {
+    float* const sums = tile.sums + first * kRows;
+    typename Vector::Sum sum[kColumns][kVectors];
+#pragma GCC unroll 16
     for (int c = 0; c < kColumns; ++c) {
-      const int word = at(b + c * b_col);
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) sum[c][v] = Vector::Add(sum[c][v], a + v * 2 * Vector::kRows, word);
+      for (int v = 0; v < kVectors; ++v) sum[c][v] = Vector::Load(sums + c * kRows + v * Vector::kRows);
     }
-  };
-  for (std::int64_t left = tile.words; left > 0; left -= kRun) {
-    if (next != nullptr) {
+    const BF16 *a = tile.a, *b = tile.b + first * b_col;
+    const auto add = [&](auto at, const BF16* columns, std::int64_t pitch) CUBIST_AVX512_BF16 {
+#pragma GCC unroll 16
       for (int c = 0; c < kColumns; ++c) {
-        for (std::int64_t line = 0; line < 2 * kRun; line += kLine)
-          __builtin_prefetch(next + c * b_col + line, 0, 2);
-      }
-      next += 2 * kRun;
-    }
-    for (std::int64_t word = left < kRun ? left : kRun; word > 0; --word, a += 2 * kRows, b += 2) add(PairAt);
-  }
-  if (tile.half) add(OneAt);
-#pragma GCC unroll 8
-  for (int c = 0; c < kColumns; ++c) {
+        const int word = at(columns + c * pitch);
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) Vector::Store(sum[c][v], tile.sums + c * kRows + v * Vector::kRows);
+        for (int v = 0; v < kVectors; ++v)
+          sum[c][v] = Vector::Add(sum[c][v], a + v * 2 * Vector::kRows, word);
+      }
+      a += 2 * kRows;
+    };
+    ColumnsAhead<BF16> ahead(tile.next == nullptr ? nullptr : tile.next + first * b_col, b_col, blocks);
+    if (kCopies && blocks > 0) {
+      for (int c = 0; c < kColumns; ++c) CopyLine(b + c * b_col, copies[0] + c * kLine);
+    }
+    for (std::int64_t block = 0; block < blocks; ++block, b += kLine) {
+      const BF16 *columns = kCopies ? copies[block % 2] : b, *from = block + 1 < blocks ? b + kLine : b;
+      BF16* to = copies[(block + 1) % 2];
+      ahead.Ask<kColumns>();
+      for (int w = 0; w < kLanes; ++w, columns += 2) {
+        if (kCopies) CopyLine(from, to), from += b_col, to += kLine;
+        add(PairAt, columns, kCopies ? kLine : b_col);
+      }
+    }
+    for (std::int64_t word = blocks * kLanes; word < tile.words; ++word, b += 2) add(PairAt, b, b_col);
+    if (tile.half) add(OneAt, b, b_col);
+#pragma GCC unroll 16
+    for (int c = 0; c < kColumns; ++c) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) Vector::Store(sum[c][v], sums + c * kRows + v * Vector::kRows);
+    }
   }
 }
-constexpr ColumnTiles<BF16> kColumnTiles[] = {
-    {32, &MultiplyColumns<Full, 2>}, {16, &MultiplyColumns<Full, 1>}, {8, &MultiplyColumns<Half, 1>}};
+constexpr ColumnTiles<BF16> kColumnTiles[] = {{32, &MultiplyColumns<8, Full, 2>},
+                                              {16, &MultiplyColumns<16, Full, 1>},
+                                              {8, &MultiplyColumns<16, Half, 1>}};
 
 }  // namespace
 
@@ -330,10 +359,10 @@ const MmadTiles<BF16, kMr> kBF16TilesAvx512{kTiles<2, false>,
                                             kTiles<1, false>,
                                             kTiles<2, true>,
                                             /*in_near_rows=*/nullptr,
-                                            {.turned = kTurned,
-                                             .most_turned = std::size(kTurned),
-                                             .in_columns = kColumnTiles,
-                                             .least_in_columns = 4}};
+                                            {.turned = kTurned<false>,
+                                             .turned_copies = kTurned<true>,
+                                             .most_turned = std::size(kTurned<false>),
+                                             .in_columns = kColumnTiles}};
 
 CUBIST_AVX512_BF16 std::int64_t PeakDotBF16Avx512(std::int64_t rounds) {
   constexpr int kChains = 2 * kMr;  // As many as a Mmad has, several times what the latency asks for.

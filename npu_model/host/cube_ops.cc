@@ -190,8 +190,12 @@ constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1, kVectors, kSource>,
 #endif
 };
 #if HWY_TARGET <= HWY_AVX3
-constexpr FewRowTiles<float> kFewRowsF32{
-    kFewF32, std::size(kFewF32), kTurnedF32, std::size(kTurnedF32), kColumnTilesF32, /*least_in_columns=*/2};
+constexpr FewRowTiles<float> kFewRowsF32{.in_rows = kFewF32,
+                                         .most_in_rows = std::size(kFewF32),
+                                         .turned = kTurnedF32<false>,
+                                         .turned_copies = kTurnedF32<true>,
+                                         .most_turned = std::size(kTurnedF32<false>),
+                                         .in_columns = kColumnTilesF32};
 #elif HWY_ARCH_ARM_A64
 constexpr FewRowTiles<float> kFewRowsF32{kFewF32, std::size(kFewF32)};
 #else

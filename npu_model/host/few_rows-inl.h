@@ -116,116 +116,163 @@ inline void MmadFew(const MmadArgs& args, const FewRowTile& few, std::int64_t co
 
 #if HWY_TARGET <= HWY_AVX3
 
-// Of a B whose columns lie in runs, where rows of A are so few that they wait for memory: as many columns as a vector has
-// lanes, and as many words of each, are turned in registers and multiplied at once. Each line of B is read once, whole, so that
-// columns a power of two apart, which share a set of the first-level cache, cost nothing. The columns that come next are asked
-// for in the order of their addresses meanwhile, a line for each that is read. Zen 4, 7168 columns of 2048: one row of bf16
-// takes .89 of what panels take, four .7 and eight .9 of what panels or the tiles below do; two to six of fp32 .92.
+constexpr std::int64_t kHeldWords = 1 << 15;  // Of A at once: an eighth of the core's own cache.
+constexpr std::int64_t kWayBytes = 4096;      // Lines so far apart share a set of the first-level cache.
 
-template <int kRows>
+// Of a B whose columns lie in runs, where rows of A are so few that they wait for memory: as many columns as a vector has
+// lanes, and as many words of each, a line of the cache, are turned in registers and multiplied at once. The columns that come
+// next are asked for in the order of their addresses meanwhile, a line for each that is read. Columns a power of two apart
+// share a set of the first-level cache, where sixteen lines find no room and drive out those of A: they pass through a copy,
+// made beside the products of the lines before, so that each is read once. Zen 4, 7168 columns of 2048: with copies three rows
+// take .9 of the time, five to eight .8; of 1984, where nothing is shared, eight take 1.1 times as long.
+
+inline void CopyLine(const float* from, float* to) {
+  const hn::Half<FloatTag> half;
+  hn::Store(hn::LoadU(half, from), half, to);
+  hn::Store(hn::LoadU(half, from + kLanes / 2), half, to + kLanes / 2);
+}
+
+template <int kRows, bool kCopies>
 void TurnedTile(const MmadTile<float>& tile) {
   const FloatTag d;
+  alignas(64) float copies[2][kLanes * kLanes];
   hn::Vec<FloatTag> sum[kRows];
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i)
     sum[i] = tile.start == nullptr ? hn::Zero(d) : hn::LoadU(d, tile.start + i * tile.start_pitch);
   const float *a = tile.a, *b = tile.b;
-  const std::int64_t a_pitch = tile.a_pitch, b_col = tile.b_step, blocks = tile.words / kLanes;
-  ColumnsAhead<float> ahead(tile, blocks);
-  for (std::int64_t block = 0; block < blocks; ++block, a += kLanes, b += kLanes) {
+  const std::int64_t b_col = tile.b_step, blocks = tile.words / kLanes;
+  ColumnsAhead<float> ahead(tile.prefetch, b_col, blocks);
+  if (kCopies && blocks > 0) {
+    for (int c = 0; c < kLanes; ++c) CopyLine(b + c * b_col, copies[0] + c * kLanes);
+  }
+  for (std::int64_t block = 0; block < blocks; ++block, a += kRows * kLanes, b += kLanes) {
+    const float *columns = kCopies ? copies[block % 2] : b, *from = block + 1 < blocks ? b + kLanes : b;
+    float* const to = copies[(block + 1) % 2];
     hn::Vec<FloatTag> words[kLanes];
 #pragma GCC unroll 16
-    for (int c = 0; c < kLanes; ++c) words[c] = hn::LoadU(d, b + c * b_col);
-    ahead.Ask();
+    for (int c = 0; c < kLanes; ++c) words[c] = hn::LoadU(d, columns + c * (kCopies ? kLanes : b_col));
+    ahead.Ask<16>();
     Transpose(words);
 #pragma GCC unroll 16
     for (int w = 0; w < kLanes; ++w) {
+      if (kCopies) CopyLine(from, to + w * kLanes), NextRow(from, b_col);
 #pragma GCC unroll 8
-      for (int i = 0; i < kRows; ++i) sum[i] = hn::MulAdd(hn::Set(d, a[i * a_pitch + w]), words[w], sum[i]);
+      for (int i = 0; i < kRows; ++i) sum[i] = hn::MulAdd(hn::Set(d, a[i * kLanes + w]), words[w], sum[i]);
     }
   }
   for (std::int64_t word = blocks * kLanes; word < tile.words; ++word, ++a, ++b) {
     alignas(64) float lanes[kLanes];
     for (std::int64_t c = 0; c < kLanes; ++c) lanes[c] = b[c * b_col];
     for (int i = 0; i < kRows; ++i)
-      sum[i] = hn::MulAdd(hn::Set(d, a[i * a_pitch]), hn::Load(d, lanes), sum[i]);
+      sum[i] = hn::MulAdd(hn::Set(d, a[i * kLanes]), hn::Load(d, lanes), sum[i]);
   }
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) hn::StoreU(sum[i], d, tile.c + i * tile.c_pitch);
 }
-constexpr MmadTileFunction<float> kTurnedF32[] = {&TurnedTile<1>, &TurnedTile<2>, &TurnedTile<3>,
-                                                  &TurnedTile<4>, &TurnedTile<5>, &TurnedTile<6>};
+template <bool kCopies>
+constexpr MmadTileFunction<float> kTurnedF32[] = {
+    &TurnedTile<1, kCopies>, &TurnedTile<2, kCopies>, &TurnedTile<3, kCopies>, &TurnedTile<4, kCopies>,
+    &TurnedTile<5, kCopies>, &TurnedTile<6, kCopies>, &TurnedTile<7, kCopies>, &TurnedTile<8, kCopies>};
+
+// A line of every row of A, then the next lines: rows a power of two apart would drive each other out of L1.
+template <class T>
+void LineByLine(const T* a, std::int64_t a_pitch, std::int64_t rows, const Range& k, T* lines) {
+  constexpr std::int64_t kLine = 64 / sizeof(T);
+  for (const Range line : Split(k.size(), kLine)) {
+    for (std::int64_t i = 0; i < rows; ++i)
+      std::copy_n(a + i * a_pitch + k.begin + line.begin, line.size(), lines + i * kLine);
+    lines += rows * kLine;
+  }
+}
 
 // Of the columns that whole tiles make.
 template <class T>
 void FewTurned(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t cols) {
   constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
+  alignas(64) T lines[kHeldWords * kPerWord];
   const std::int64_t b_col = args.b_source.col_stride;
-  MmadTile<T> tile{.words = args.k / kPerWord,
-                   .a = static_cast<const T*>(args.a),
-                   .a_pitch = args.a_pitch,
-                   .b = static_cast<const T*>(args.b_source.data),
-                   .b_step = b_col,
-                   .half = args.k % kPerWord != 0,
-                   .c_pitch = args.c_pitch};
-  for (std::int64_t col = 0; col < cols; col += kLanes, tile.b += kLanes * b_col) {
-    StartAt(args, col, /*first=*/true, &tile);
-    tile.c = args.c + col;
-    tile.prefetch = tile.b + kLanes * b_col;  // Often also where another call goes on.
-    all.turned[args.m - 1](tile);
+  const auto* const b = static_cast<const T*>(args.b_source.data);
+  const bool share_set = b_col * static_cast<std::int64_t>(sizeof(T)) % kWayBytes == 0;
+  const MmadTileFunction<T> function = (share_set ? all.turned_copies : all.turned)[args.m - 1];
+  for (const Range k : Split(args.k, RoundDown(kHeldWords / args.m, kLanes) * kPerWord)) {
+    LineByLine(static_cast<const T*>(args.a), args.a_pitch, args.m, k, lines);
+    MmadTile<T> tile{.words = k.size() / kPerWord,
+                     .a = lines,
+                     .b = b + k.begin,
+                     .b_step = b_col,
+                     .half = k.size() % kPerWord != 0,
+                     .c_pitch = args.c_pitch};
+    for (std::int64_t col = 0; col < cols; col += kLanes, tile.b += kLanes * b_col) {
+      StartAt(args, col, k.begin == 0, &tile);
+      tile.c = args.c + col;
+      tile.prefetch = tile.b + kLanes * b_col;  // Often also where another call goes on.
+      function(tile);
+    }
   }
 }
 
-// Of more rows: no panel is made of it either. Each of its words meets all rows of A at once, whose words are
-// turned before: per step of k and column of B one instruction for eight or sixteen rows, which reads B where it lies.
-// Panels cost a 16 x 16 transposition per 256 words, as much as six rows of A do, and their columns come by short pieces.
-// Zen 4, 7168 columns of 2048: eight rows of fp32 take .74 of what panels took, 64 of bf16 .83.
+// Of more rows: no panel is made of it either. Each of its words meets all rows of A at once, whose words are turned before:
+// per step of k and column of B one instruction for eight or sixteen rows. Panels cost a 16 x 16 transposition per 256 words,
+// as much as six rows of A do, and their columns come by short pieces. Sixteen columns at once, where the registers hold their
+// sums, pass through copies as above, eight find room in any set. Zen 4, 7168 columns of 2048: 64 rows of bf16 take .83 of what
+// panels took.
 
-template <int kVectors, int kLanesOfTile>
+template <int kColumns, int kVectors, int kLanesOfTile>
 void MultiplyColumns(const ColumnTile<float>& tile) {
   const hn::CappedTag<float, kLanesOfTile> d;
   using V = hn::Vec<decltype(d)>;
-  constexpr int kColumns = ColumnTile<float>::kColumns, kRows = kVectors * kLanesOfTile;
-  constexpr std::int64_t kRun = ColumnTile<float>::kRunBytes / 4, kLine = 16;
-  V sum[kColumns][kVectors];
-#pragma GCC unroll 8
-  for (int c = 0; c < kColumns; ++c) {
+  constexpr std::int64_t kRows = kVectors * kLanesOfTile;
+  constexpr bool kCopies = kColumns == 16;
+  alignas(64) float copies[2][kColumns * kLanes];
+  const std::int64_t b_col = tile.b_col, blocks = tile.words / kLanes;
+  for (std::int64_t first = 0; first < ColumnTile<float>::kColumns; first += kColumns) {
+    float* const sums = tile.sums + first * kRows;
+    V sum[kColumns][kVectors];
+#pragma GCC unroll 16
+    for (int c = 0; c < kColumns; ++c) {
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::Load(d, tile.sums + c * kRows + v * kLanesOfTile);
-  }
-  const float *a = tile.a, *b = tile.b, *next = tile.next;
-  const std::int64_t b_col = tile.b_col;
-  for (std::int64_t left = tile.words; left > 0; left -= kRun) {
-    if (next != nullptr) {
-      for (int c = 0; c < kColumns; ++c) {
-        for (std::int64_t line = 0; line < kRun; line += kLine)
-          __builtin_prefetch(next + c * b_col + line, 0, 2);
-      }
-      next += kRun;
+      for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::Load(d, sums + c * kRows + v * kLanesOfTile);
     }
-    for (std::int64_t word = Min(left, kRun); word > 0; --word, a += kRows, ++b) {
+    const float *a = tile.a, *b = tile.b + first * b_col;
+    const auto add = [&](const float* columns, std::int64_t pitch) HWY_ATTR {
       V rows[kVectors];
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) rows[v] = hn::Load(d, a + v * kLanesOfTile);
-#pragma GCC unroll 8
+      a += kRows;
+#pragma GCC unroll 16
       for (int c = 0; c < kColumns; ++c) {
-        const V column = hn::Set(d, b[c * b_col]);
+        const V column = hn::Set(d, columns[c * pitch]);
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::MulAdd(rows[v], column, sum[c][v]);
       }
+    };
+    ColumnsAhead<float> ahead(tile.next == nullptr ? nullptr : tile.next + first * b_col, b_col, blocks);
+    if (kCopies && blocks > 0) {
+      for (int c = 0; c < kColumns; ++c) CopyLine(b + c * b_col, copies[0] + c * kLanes);
     }
-  }
-#pragma GCC unroll 8
-  for (int c = 0; c < kColumns; ++c) {
+    for (std::int64_t block = 0; block < blocks; ++block, b += kLanes) {
+      const float *columns = kCopies ? copies[block % 2] : b, *from = block + 1 < blocks ? b + kLanes : b;
+      float* to = copies[(block + 1) % 2];
+      ahead.Ask<kColumns>();
+      for (int w = 0; w < kLanes; ++w, ++columns) {
+        if (kCopies) CopyLine(from, to), from += b_col, to += kLanes;
+        add(columns, kCopies ? kLanes : b_col);
+      }
+    }
+    for (std::int64_t word = blocks * kLanes; word < tile.words; ++word, ++b) add(b, b_col);
+#pragma GCC unroll 16
+    for (int c = 0; c < kColumns; ++c) {
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) hn::Store(sum[c][v], d, tile.sums + c * kRows + v * kLanesOfTile);
+      for (int v = 0; v < kVectors; ++v) hn::Store(sum[c][v], d, sums + c * kRows + v * kLanesOfTile);
+    }
   }
 }
 constexpr ColumnTiles<float> kColumnTilesF32[] = {
-    {32, &MultiplyColumns<2, 16>}, {16, &MultiplyColumns<1, 16>}, {8, &MultiplyColumns<1, 8>}};
+    {32, &MultiplyColumns<8, 2, 16>}, {16, &MultiplyColumns<16, 1, 16>}, {8, &MultiplyColumns<16, 1, 8>}};
 
-// Bytes of a column that are asked for ahead. Of shorter columns, turning sums costs more than panels do.
-constexpr std::int64_t kShortestColumn = 8 * ColumnTile<float>::kRunBytes;
+// Bytes. Of shorter columns, turning sums costs more than panels do.
+constexpr std::int64_t kShortestColumn = 2048;
 
 // The rows of A in parts, each with what multiplies it: of most rows as long as they are fairly full.
 template <class T>
@@ -291,55 +338,46 @@ void TurnRows(const MmadArgs& args, const Range& rows, std::int64_t lanes, const
 inline void SumsOfRows(const float* from, std::int64_t pitch, std::int64_t count, std::int64_t lanes,
                        float* sums) {
   const FloatTag d;
-  const hn::Half<FloatTag> half;
   for (std::int64_t first = 0; first < count; first += kLanes) {
     hn::Vec<FloatTag> v[kLanes];
 #pragma GCC unroll 1
     for (std::int64_t i = 0; i < kLanes; ++i)
-      v[i] = first + i < count ? hn::ZeroExtendVector(d, hn::LoadU(half, from + (first + i) * pitch))
-                               : hn::Zero(d);
+      v[i] = first + i < count ? hn::LoadU(d, from + (first + i) * pitch) : hn::Zero(d);
     Transpose(v);
 #pragma GCC unroll 1
-    for (std::int64_t c = 0; c < kLanes / 2; ++c) hn::StoreU(v[c], d, sums + c * lanes + first);
+    for (std::int64_t c = 0; c < kLanes; ++c) hn::StoreU(v[c], d, sums + c * lanes + first);
   }
 }
 inline void RowsOfSums(const float* sums, std::int64_t lanes, std::int64_t count, float* to,
                        std::int64_t pitch) {
   const FloatTag d;
-  const hn::Half<FloatTag> half;
   for (std::int64_t first = 0; first < count; first += kLanes) {
     hn::Vec<FloatTag> v[kLanes];
 #pragma GCC unroll 1
-    for (std::int64_t c = 0; c < kLanes; ++c)
-      v[c] = c < kLanes / 2 ? hn::LoadU(d, sums + c * lanes + first) : hn::Zero(d);
+    for (std::int64_t c = 0; c < kLanes; ++c) v[c] = hn::LoadU(d, sums + c * lanes + first);
     Transpose(v);
 #pragma GCC unroll 1
     for (std::int64_t i = 0; i < Min(count - first, kLanes); ++i)
-      hn::StoreU(hn::LowerHalf(half, v[i]), half, to + (first + i) * pitch);
+      hn::StoreU(v[i], d, to + (first + i) * pitch);
   }
 }
 
 // Of the columns that whole tiles make.
 template <class T>
 void FewInColumns(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t cols) {
-  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T)),
-                         kColumns = ColumnTile<T>::kColumns,
-                         kRun = ColumnTile<T>::kRunBytes / static_cast<std::int64_t>(sizeof(T));
-  constexpr std::int64_t kMostLanes = 32;    // Of a part.
-  constexpr std::int64_t kTurned = 1 << 15;  // Words at once: an eighth of the core's own cache.
-  constexpr std::int64_t kAhead = kShortestColumn / static_cast<std::int64_t>(sizeof(T));
-  alignas(64) T turned[kTurned * kPerWord];
+  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
+  constexpr std::int64_t kColumns = ColumnTile<T>::kColumns, kMostLanes = 32;  // Of a part.
+  static_assert(kColumns == kLanes);                                           // Rows of C are vectors.
+  alignas(64) T turned[kHeldWords * kPerWord];
   const ColumnParts<T> parts(args.m, all);
   const auto* const b = static_cast<const T*>(args.b_source.data);
   const std::int64_t b_col = args.b_source.col_stride;
   MmadTile<T> from;  // Its start alone.
-  for (const Range k : Split(args.k, RoundDown(kTurned / parts.lanes * kPerWord, kRun))) {
+  for (const Range k : Split(args.k, RoundDown(kHeldWords / parts.lanes, kLanes) * kPerWord)) {
     T* to = turned;
     for (std::int64_t p = 0; p < parts.count;
          to += parts.tiles[p]->rows * CeilDiv(k.size(), kPerWord) * kPerWord, ++p)
       TurnRows(args, parts.rows[p], parts.tiles[p]->rows, k, to);
-    // Up to where what comes next is in the same columns, and from there on.
-    const std::int64_t own = RoundDown(std::max<std::int64_t>(k.size() - kAhead, 0), kRun);
     for (std::int64_t col = 0; col < cols; col += kColumns) {
       const T* a = turned;
       StartAt(args, col, k.begin == 0, &from);
@@ -350,11 +388,12 @@ void FewInColumns(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t 
         if (from.start != nullptr)
           SumsOfRows(from.start + rows.begin * from.start_pitch, from.start_pitch, rows.size(), lanes, sums);
         const T* const column = b + col * b_col + k.begin;
-        ColumnTile<T> tile{.a = a, .b = column, .b_col = b_col, .words = own / kPerWord, .sums = sums};
-        if (p == 0) tile.next = column + kAhead;
-        if (own > 0) parts.tiles[p]->function(tile);
-        tile.a += own * lanes, tile.b += own, tile.words = (k.size() - own) / kPerWord;
-        tile.half = k.size() % kPerWord != 0;
+        ColumnTile<T> tile{.a = a,
+                           .b = column,
+                           .b_col = b_col,
+                           .words = k.size() / kPerWord,
+                           .half = k.size() % kPerWord != 0,
+                           .sums = sums};
         if (p == 0) tile.next = column + kColumns * b_col;  // Often also where another call goes on.
         parts.tiles[p]->function(tile);
         RowsOfSums(sums, lanes, rows.size(), args.c + rows.begin * args.c_pitch + col, args.c_pitch);
@@ -373,15 +412,10 @@ MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<T>& tiles) {
   const bool in_columns = args.b_source.row_stride == 1 && args.b_source.col_stride != 1 &&
                           args.b_type == DTypeOf<T>() &&
                           args.k * static_cast<std::int64_t>(sizeof(T)) >= kShortestColumn;
-  if (in_columns && args.m >= 1 && args.m <= tiles.most_turned) {
+  if (in_columns && tiles.in_columns != nullptr && args.m >= 1 && args.m <= ColumnParts<T>::kMostRows) {
     const std::int64_t cols = RoundDown(args.n, kLanes);
-    if (cols > 0) FewTurned<T>(args, tiles, cols);
-    return ColumnsFrom(args, cols);
-  }
-  if (in_columns && tiles.in_columns != nullptr && args.m >= tiles.least_in_columns &&
-      args.m <= ColumnParts<T>::kMostRows) {
-    const std::int64_t cols = RoundDown(args.n, ColumnTile<T>::kColumns);
-    if (cols > 0) FewInColumns<T>(args, tiles, cols);
+    if (cols > 0 && args.m <= tiles.most_turned) FewTurned<T>(args, tiles, cols);
+    if (cols > 0 && args.m > tiles.most_turned) FewInColumns<T>(args, tiles, cols);
     return ColumnsFrom(args, cols);
   }
 #endif
