@@ -54,7 +54,7 @@ bool ReadOnce(const MatmulShape& s) {
   return (s.b_row_bytes > 0 || s.b_col_bytes > 0) && !s.b_packed && s.m <= kMostRows;
 }
 
-// Columns that such a tile has at least: memory gives long runs faster than short ones.
+// Columns that such a tile has at least, or as many as a core's share: memory gives long runs faster than short ones.
 constexpr std::int64_t kShortestRun = 256;
 constexpr std::int64_t kLongestRun = 8192;
 
@@ -160,10 +160,21 @@ class TilingList {
     return widths;
   }
 
+  // Columns of which each core has as many.
+  std::int64_t Share() const { return RoundUp(CeilDiv(s_.n, chip_.concurrent_cores), n_step_); }
+
+  // Columns that a tile of B in place may have, where they are few: without them a product of 64 to 256 columns packs its B in
+  // narrow blocks, at half the speed. Every block of a B in columns turns all of A, which costs as much as to pack so many.
+  std::int64_t LeastOnce() const {
+    constexpr std::int64_t kPerRow = 4;
+    if (parts_.count * s_.batches >= chip_.concurrent_cores || chip_.InTileRegisters(s_.in)) return s_.n;
+    return std::min(s_.n, s_.b_col_bytes > 0 ? std::max(Share(), kPerRow * s_.m) : Share());
+  }
+
   // One thread: nothing to buffer, but whole operands may be packed first.
   void AddSerial(MatmulTiling t) {
     t.l1_stages = t.l0_stages = 1;
-    if (t.m >= s_.m && ReadOnce(s_) && (t.n >= kShortestRun || t.n >= s_.n)) AddOnce(t);
+    if (t.m >= s_.m && ReadOnce(s_) && t.n >= std::min(kShortestRun, LeastOnce())) AddOnce(t);
     for (int packing = 0; packing < 4; ++packing) {
       t.pack_a = (packing & 1) != 0, t.pack_b = (packing & 2) != 0;
       if (t.pack_a && (s_.a_packed || CeilDiv(s_.n, t.n) == 1 || AIsReadInPlace(chip_, s_))) continue;
@@ -177,8 +188,7 @@ class TilingList {
     t.b_once = true;
     // One to four rows wait for memory alone, which gives rows of whole pages up to 1.5 times as fast as pieces of them.
     constexpr std::int64_t kFewRows = 4, kWidest = 4096;
-    const std::int64_t share = RoundUp(CeilDiv(s_.n, chip_.concurrent_cores), n_step_);
-    if (s_.m <= kFewRows) t.n = std::max(t.n, std::min(share, kWidest));
+    if (s_.m <= kFewRows) t.n = std::max(t.n, std::min(Share(), kWidest));
     // From end to end: what comes next is asked for in time.
     t.k0 = t.k1 = std::clamp(RoundUp(s_.k, k_step_), t.k0, RoundUp(kLongestRun, k_step_));
     AddNear(t);

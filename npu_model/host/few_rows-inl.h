@@ -272,7 +272,7 @@ constexpr ColumnTiles<float> kColumnTilesF32[] = {
     {32, &MultiplyColumns<8, 2, 16>}, {16, &MultiplyColumns<16, 1, 16>}, {8, &MultiplyColumns<16, 1, 8>}};
 
 // Bytes. Of shorter columns, turning sums costs more than panels do.
-constexpr std::int64_t kShortestColumn = 2048;
+constexpr std::int64_t kShortestColumn = 512;
 
 // The rows of A in parts, each with what multiplies it: of most rows as long as they are fairly full.
 template <class T>

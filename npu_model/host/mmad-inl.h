@@ -422,7 +422,8 @@ class MmadNear {
 constexpr std::int64_t kInPlaceWords = 128;    // Of k in a panel, at most.
 constexpr std::int64_t kMostRowsInPlace = 72;  // Of A that a panel serves.
 // A B of so many bytes is near once it has been met: it is not asked for, nor kept where a tile reads its rows as quickly as a
-// panel. 64 x 64 x 64 floats: .978 of a Zen 4's peak for .950.
+// panel. 64 x 64 x 64 floats: .978 of a Zen 4's peak for .950. Rows of a panel of floats are two lines, which the machine's own
+// prefetching finds where it is met for the first time; those of 16-bit elements, met by a strip alone, are asked for.
 constexpr std::int64_t kNearB = 256 << 10;
 
 template <class T, int kTileRows>
@@ -439,7 +440,7 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, dec
   const bool in_rows = source.col_stride == 1, as_stored = in_rows && args.b_type == DTypeOf<T>();
   const std::int64_t lines = in_rows ? args.k : args.n,
                      apart = std::abs(in_rows ? source.row_stride : source.col_stride);
-  const bool near = lines * apart * b_bytes <= kNearB;
+  const bool near = (b_bytes == 4 || args.m > kTileRows) && lines * apart * b_bytes <= kNearB;
   // Of columns, the fewer strips ask for the next panel the shorter it has to be.
   const std::int64_t words = in_rows || args.m > 3 * kTileRows ? kInPlaceWords
                              : args.m > kTileRows              ? kInPlaceWords / 2
