@@ -161,6 +161,10 @@ CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
     __builtin_prefetch(prefetch + prefetch_pair, 0, 2);
     prefetch += prefetch_step;
   }
+  for (; ahead > 0; --ahead, prefetch += prefetch_step) {
+    __builtin_prefetch(prefetch, 0, 2);
+    __builtin_prefetch(prefetch + prefetch_pair, 0, 2);
+  }
   if (tile.half) {
     LoadWord<kVectors, kInRows>(tile, b, /*half=*/true, columns);
     if (kInRows && keep != nullptr) KeepWord(columns, keep);

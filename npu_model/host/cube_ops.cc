@@ -156,6 +156,10 @@ void Tile(const MmadTile<float>& tile) {
       prefetch += prefetch_step;
     }
   }
+  for (std::int64_t word = asking * kRun; word < tile.prefetch_words; ++word, prefetch += prefetch_step) {
+    __builtin_prefetch(prefetch, 0, 2);
+    __builtin_prefetch(prefetch + prefetch_pair, 0, 2);
+  }
   for (std::int64_t run = asking; run < runs; ++run) Steps<kRun, kSource>(sum, row, a_pitch, b, b_step, keep);
   for (std::int64_t word = runs * kRun; word < words; ++word)
     Steps<1, kSource>(sum, row, a_pitch, b, b_step, keep);
