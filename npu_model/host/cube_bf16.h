@@ -115,7 +115,6 @@ struct MmadTiles {
   const MmadTileFunction<T>* in_rows;  // All, where b lies row after row of k; null: b is packed.
   const MmadTileFunction<T>*
       in_near_rows;  // The same, quicker, which keep nothing; null: a kept panel is quicker yet.
-  FewRowTiles<T> few;
   // Of AMX: sums as a tile leaves them, a panel wide, rounded to bf16. False where a denormal is among them, which count as
   // zero here and as what they are in VectorOps::cast.
   bool (*to_bf16)(const float* sums, std::int64_t rows, std::int64_t cols, BF16* c, std::int64_t c_pitch,
@@ -126,6 +125,7 @@ struct MmadTiles {
 // lane; denormal operands and results count as zero. Only where HasBF16Avx512().
 bool HasBF16Avx512();
 extern const MmadTiles<BF16, 12> kBF16TilesAvx512;
+extern const FewRowTiles<BF16> kFewRowsBF16Avx512;
 std::int64_t PeakDotBF16Avx512(std::int64_t rounds);
 
 // The tiles of TDPBF16PS: 32 rows of 32 columns, four accumulators of sixteen by sixteen. Sixteen pairs of k are summed from

@@ -359,14 +359,12 @@ constexpr ColumnTiles<BF16> kColumnTiles[] = {{32, &MultiplyColumns<8, Full, 2>}
 
 }  // namespace
 
-const MmadTiles<BF16, kMr> kBF16TilesAvx512{kTiles<2, false>,
-                                            kTiles<1, false>,
-                                            kTiles<2, true>,
-                                            /*in_near_rows=*/nullptr,
-                                            {.turned = kTurned<false>,
-                                             .turned_copies = kTurned<true>,
-                                             .most_turned = std::size(kTurned<false>),
-                                             .in_columns = kColumnTiles}};
+const MmadTiles<BF16, kMr> kBF16TilesAvx512{kTiles<2, false>, kTiles<1, false>, kTiles<2, true>,
+                                            /*in_near_rows=*/nullptr};
+const FewRowTiles<BF16> kFewRowsBF16Avx512{.turned = kTurned<false>,
+                                           .turned_copies = kTurned<true>,
+                                           .most_turned = std::size(kTurned<false>),
+                                           .in_columns = kColumnTiles};
 
 CUBIST_AVX512_BF16 std::int64_t PeakDotBF16Avx512(std::int64_t rounds) {
   constexpr int kChains = 2 * kMr;  // As many as a Mmad has, several times what the latency asks for.

@@ -193,21 +193,24 @@ constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1, kVectors, kSource>,
                                                  &Tile<12, kVectors, kSource>
 #endif
 };
+// For elements E of B.
 #if HWY_TARGET <= HWY_AVX3
-constexpr FewRowTiles<float> kFewRowsF32{.in_rows = kFewF32,
-                                         .most_in_rows = std::size(kFewF32),
-                                         .turned = kTurnedF32<false>,
-                                         .turned_copies = kTurnedF32<true>,
-                                         .most_turned = std::size(kTurnedF32<false>),
-                                         .in_columns = kColumnTilesF32};
+template <class E>
+constexpr FewRowTiles<float> kFewRowsF32{.in_rows = kFewF32<E>,
+                                         .most_in_rows = kMostInRows<E>,
+                                         .turned = kTurnedF32<E, false>,
+                                         .turned_copies = kTurnedF32<E, true>,
+                                         .most_turned = std::size(kTurnedF32<E, false>),
+                                         .in_columns = kColumnTilesF32<E>};
 #elif HWY_ARCH_ARM_A64
-constexpr FewRowTiles<float> kFewRowsF32{kFewF32, std::size(kFewF32)};
+template <class E>
+constexpr FewRowTiles<float> kFewRowsF32{kFewF32<E>, kMostInRows<E>};
 #else
+template <class E>
 constexpr FewRowTiles<float> kFewRowsF32;
 #endif
 constexpr MmadTiles<float, kMr> kTilesF32{kTiles<2, Source::kPanel>, kTiles<1, Source::kPanel>,
-                                          kTiles<2, Source::kKeptRows>, kTiles<2, Source::kRows>,
-                                          kFewRowsF32};
+                                          kTiles<2, Source::kKeptRows>, kTiles<2, Source::kRows>};
 
 std::int64_t PeakFma(std::int64_t rounds) {
   const FloatTag d;
@@ -232,7 +235,9 @@ std::int64_t PeakFma(std::int64_t rounds) {
 
 void MmadF32(const MmadArgs& args) {
   if (args.b_source.data == nullptr) return Mmad(args, kTilesF32);
-  MmadInPlace(AfterFew(args, kTilesF32.few), kTilesF32, &PackB<false>);
+  MmadArgs rest;
+  WithWidening(args.b_type, [&]<class E>(Widen<E>) { rest = AfterFew<float, E>(args, kFewRowsF32<E>); });
+  MmadInPlace(rest, kTilesF32, &PackB<false>);
 }
 
 // ---- Native bf16
@@ -240,7 +245,7 @@ void MmadF32(const MmadArgs& args) {
 #if HWY_TARGET <= HWY_AVX3
 void MmadBF16(const MmadArgs& args) {
   if (args.b_source.data == nullptr) return Mmad(args, kBF16TilesAvx512);
-  MmadInPlace(AfterFew(args, kBF16TilesAvx512.few), kBF16TilesAvx512, &PackBNative<false>);
+  MmadInPlace(AfterFew<BF16, BF16>(args, kFewRowsBF16Avx512), kBF16TilesAvx512, &PackBNative<false>);
 }
 #endif
 #if HWY_TARGET <= HWY_AVX3_DL

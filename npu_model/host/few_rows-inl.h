@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <iterator>
+#include <type_traits>
 
 #include "npu_model/host/cube_bf16.h"
 #include "npu_model/host/tile_ops.h"
@@ -46,6 +47,14 @@ inline MmadArgs ColumnsFrom(MmadArgs args, std::int64_t col) {
   return args;
 }
 
+#if HWY_TARGET != HWY_SCALAR
+// B's elements, of the source's type, as floats.
+template <class E>
+HWY_INLINE hn::Vec<FloatTag> LoadFew(const E* p) {
+  return hn::BitCast(FloatTag(), LoadWords(p));
+}
+#endif
+
 #if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
 
 // Few rows of A, whose sums cost little to keep in C: a few rows of B pass at a time, each as long as it is, a run of 256
@@ -56,11 +65,16 @@ constexpr std::int64_t kFewRows = 8;  // Of B at a time.
 // Vectors of a run of 256 bytes of floats, as far as the registers hold their sums of so many rows of A.
 constexpr int FewVectors(int rows) {
   constexpr int kRun = static_cast<int>(64 / kLanes);
-  const int held = rows == 1 ? 16 : 8;
+  const int held = rows == 1 ? 16 : rows == 2 ? 8 : 4;
   return kRun < held ? kRun : held;
 }
 
-template <int kRows, int kVectors>
+template <class E>
+const E* SourceOf(const MmadTile<float>& tile) {
+  return reinterpret_cast<const E*>(tile.b);
+}
+
+template <class E, int kRows, int kVectors>
 void FewTile(const MmadTile<float>& tile) {
   const FloatTag d;
   hn::Vec<FloatTag> sum[kRows][kVectors];
@@ -72,13 +86,15 @@ void FewTile(const MmadTile<float>& tile) {
           tile.start == nullptr ? hn::Zero(d) : hn::LoadU(d, tile.start + i * tile.start_pitch + j * kLanes);
     }
   }
-  const float *a = tile.a, *b = tile.b;
+  constexpr int kOfLine = static_cast<int>(64 / (kLanes * sizeof(E)));  // Vectors.
+  const float* a = tile.a;
+  const E* b = SourceOf<E>(tile);
   const std::int64_t a_pitch = tile.a_pitch, b_step = tile.b_step;
   for (std::int64_t word = tile.words; word > 0; --word, ++a, b += b_step) {
 #pragma GCC unroll 16
     for (int j = 0; j < kVectors; ++j) {
-      const auto columns = hn::LoadU(d, b + j * kLanes);
-      __builtin_prefetch(b + (kVectors + j) * kLanes, 0, 2);
+      const auto columns = LoadFew(b + j * kLanes);
+      if (j % kOfLine == 0) __builtin_prefetch(b + (kVectors + j) * kLanes, 0, 2);
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) sum[i][j] = hn::MulAdd(hn::Set(d, a[i * a_pitch]), columns, sum[i][j]);
     }
@@ -90,16 +106,21 @@ void FewTile(const MmadTile<float>& tile) {
   }
 }
 
-template <int kRows>
-constexpr FewRowTile kFewOf = {&FewTile<kRows, FewVectors(kRows)>, FewVectors(kRows)};
-constexpr FewRowTile kFewF32[] = {kFewOf<1>, kFewOf<2>};
+template <class E, int kRows>
+constexpr FewRowTile kFewOf = {&FewTile<E, kRows, FewVectors(kRows)>, FewVectors(kRows)};
+template <class E>
+constexpr FewRowTile kFewF32[] = {kFewOf<E, 1>, kFewOf<E, 2>, kFewOf<E, 3>, kFewOf<E, 4>};
+// Of three rows and more panels of floats are as quick; elements that are to be widened would be packed.
+template <class E>
+constexpr std::int64_t kMostInRows = std::is_same_v<E, float> ? 2 : std::size(kFewF32<E>);
 
-// The columns that whole tiles make; of a B of floats, in rows.
-inline void MmadFew(const MmadArgs& args, const FewRowTile& few, std::int64_t cols) {
-  constexpr std::int64_t kMostRows = 2;
+// The columns that whole tiles make; of a B in rows.
+template <class E>
+void MmadFew(const MmadArgs& args, const FewRowTile& few, std::int64_t cols) {
+  constexpr std::int64_t kMostRows = 4;
   alignas(64) float rows[kMostRows * kFewRows];
   const auto* const a = static_cast<const float*>(args.a);
-  const auto* const b = static_cast<const float*>(args.b_source.data);
+  const auto* const b = static_cast<const E*>(args.b_source.data);
   const std::int64_t b_row = args.b_source.row_stride;
   MmadTile<float> tile{.a = rows, .a_pitch = kFewRows, .b_step = b_row, .c_pitch = args.c_pitch};
   for (const Range k : AtLeastOnce(Split(args.k, kFewRows))) {
@@ -107,7 +128,7 @@ inline void MmadFew(const MmadArgs& args, const FewRowTile& few, std::int64_t co
       std::copy_n(a + i * args.a_pitch + k.begin, k.size(), rows + i * kFewRows);
     tile.words = k.size();
     for (std::int64_t col = 0; col < cols; col += few.vectors * kLanes) {
-      tile.b = b + k.begin * b_row + col, tile.c = args.c + col;
+      tile.b = reinterpret_cast<const float*>(b + k.begin * b_row + col), tile.c = args.c + col;
       StartAt(args, col, k.begin == 0, &tile);
       few.function(tile);
     }
@@ -126,13 +147,17 @@ constexpr std::int64_t kWayBytes = 4096;      // Lines so far apart share a set 
 // made beside the products of the lines before, so that each is read once. Zen 4, 7168 columns of 2048: with copies three rows
 // take .9 of the time, five to eight .8; of 1984, where nothing is shared, eight take 1.1 times as long.
 
-inline void CopyLine(const float* from, float* to) {
+inline void CopyWords(const float* from, float* to) {
   const hn::Half<FloatTag> half;
   hn::Store(hn::LoadU(half, from), half, to);
   hn::Store(hn::LoadU(half, from + kLanes / 2), half, to + kLanes / 2);
 }
+template <class E>
+void CopyWords(const E* from, float* to) {
+  hn::Store(LoadFew(from), FloatTag(), to);
+}
 
-template <int kRows, bool kCopies>
+template <class E, int kRows, bool kCopies>
 void TurnedTile(const MmadTile<float>& tile) {
   const FloatTag d;
   alignas(64) float copies[2][kLanes * kLanes];
@@ -140,40 +165,45 @@ void TurnedTile(const MmadTile<float>& tile) {
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i)
     sum[i] = tile.start == nullptr ? hn::Zero(d) : hn::LoadU(d, tile.start + i * tile.start_pitch);
-  const float *a = tile.a, *b = tile.b;
+  const float* a = tile.a;
+  const E* b = SourceOf<E>(tile);
   const std::int64_t b_col = tile.b_step, blocks = tile.words / kLanes;
-  ColumnsAhead<float> ahead(tile.prefetch, b_col, blocks);
+  constexpr int kLines = kLanes * sizeof(E) / 4;
+  ColumnsAhead<E> ahead(tile.prefetch, b_col, CeilDiv(blocks * kLines, kLanes));
   if (kCopies && blocks > 0) {
-    for (int c = 0; c < kLanes; ++c) CopyLine(b + c * b_col, copies[0] + c * kLanes);
+    for (int c = 0; c < kLanes; ++c) CopyWords(b + c * b_col, copies[0] + c * kLanes);
   }
   for (std::int64_t block = 0; block < blocks; ++block, a += kRows * kLanes, b += kLanes) {
-    const float *columns = kCopies ? copies[block % 2] : b, *from = block + 1 < blocks ? b + kLanes : b;
+    const float* const copy = copies[block % 2];
     float* const to = copies[(block + 1) % 2];
+    const E* from = block + 1 < blocks ? b + kLanes : b;
     hn::Vec<FloatTag> words[kLanes];
 #pragma GCC unroll 16
-    for (int c = 0; c < kLanes; ++c) words[c] = hn::LoadU(d, columns + c * (kCopies ? kLanes : b_col));
-    ahead.Ask<16>();
+    for (int c = 0; c < kLanes; ++c)
+      words[c] = kCopies ? hn::Load(d, copy + c * kLanes) : LoadFew(b + c * b_col);
+    ahead.template Ask<kLines>();
     Transpose(words);
 #pragma GCC unroll 16
     for (int w = 0; w < kLanes; ++w) {
-      if (kCopies) CopyLine(from, to + w * kLanes), NextRow(from, b_col);
+      if (kCopies) CopyWords(from, to + w * kLanes), NextRow(from, b_col);
 #pragma GCC unroll 8
       for (int i = 0; i < kRows; ++i) sum[i] = hn::MulAdd(hn::Set(d, a[i * kLanes + w]), words[w], sum[i]);
     }
   }
   for (std::int64_t word = blocks * kLanes; word < tile.words; ++word, ++a, ++b) {
     alignas(64) float lanes[kLanes];
-    for (std::int64_t c = 0; c < kLanes; ++c) lanes[c] = b[c * b_col];
+    for (std::int64_t c = 0; c < kLanes; ++c) lanes[c] = static_cast<float>(b[c * b_col]);
     for (int i = 0; i < kRows; ++i)
       sum[i] = hn::MulAdd(hn::Set(d, a[i * kLanes]), hn::Load(d, lanes), sum[i]);
   }
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) hn::StoreU(sum[i], d, tile.c + i * tile.c_pitch);
 }
-template <bool kCopies>
-constexpr MmadTileFunction<float> kTurnedF32[] = {
-    &TurnedTile<1, kCopies>, &TurnedTile<2, kCopies>, &TurnedTile<3, kCopies>, &TurnedTile<4, kCopies>,
-    &TurnedTile<5, kCopies>, &TurnedTile<6, kCopies>, &TurnedTile<7, kCopies>, &TurnedTile<8, kCopies>};
+template <class E, bool kCopies>
+constexpr MmadTileFunction<float> kTurnedF32[] = {&TurnedTile<E, 1, kCopies>, &TurnedTile<E, 2, kCopies>,
+                                                  &TurnedTile<E, 3, kCopies>, &TurnedTile<E, 4, kCopies>,
+                                                  &TurnedTile<E, 5, kCopies>, &TurnedTile<E, 6, kCopies>,
+                                                  &TurnedTile<E, 7, kCopies>, &TurnedTile<E, 8, kCopies>};
 
 // A line of every row of A, then the next lines: rows a power of two apart would drive each other out of L1.
 template <class T>
@@ -187,26 +217,26 @@ void LineByLine(const T* a, std::int64_t a_pitch, std::int64_t rows, const Range
 }
 
 // Of the columns that whole tiles make.
-template <class T>
+template <class T, class E>
 void FewTurned(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t cols) {
   constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
   alignas(64) T lines[kHeldWords * kPerWord];
   const std::int64_t b_col = args.b_source.col_stride;
-  const auto* const b = static_cast<const T*>(args.b_source.data);
-  const bool share_set = b_col * static_cast<std::int64_t>(sizeof(T)) % kWayBytes == 0;
+  const auto* const b = static_cast<const E*>(args.b_source.data);
+  const bool share_set = b_col * static_cast<std::int64_t>(sizeof(E)) % kWayBytes == 0;
   const MmadTileFunction<T> function = (share_set ? all.turned_copies : all.turned)[args.m - 1];
   for (const Range k : Split(args.k, RoundDown(kHeldWords / args.m, kLanes) * kPerWord)) {
     LineByLine(static_cast<const T*>(args.a), args.a_pitch, args.m, k, lines);
     MmadTile<T> tile{.words = k.size() / kPerWord,
                      .a = lines,
-                     .b = b + k.begin,
                      .b_step = b_col,
                      .half = k.size() % kPerWord != 0,
                      .c_pitch = args.c_pitch};
-    for (std::int64_t col = 0; col < cols; col += kLanes, tile.b += kLanes * b_col) {
+    for (std::int64_t col = 0; col < cols; col += kLanes) {
+      const E* const columns = b + k.begin + col * b_col;
       StartAt(args, col, k.begin == 0, &tile);
-      tile.c = args.c + col;
-      tile.prefetch = tile.b + kLanes * b_col;  // Often also where another call goes on.
+      tile.b = reinterpret_cast<const T*>(columns), tile.c = args.c + col;
+      tile.prefetch = columns + kLanes * b_col;  // Often also where another call goes on.
       function(tile);
     }
   }
@@ -218,12 +248,13 @@ void FewTurned(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t col
 // sums, pass through copies as above, eight find room in any set. Zen 4, 7168 columns of 2048: 64 rows of bf16 take .83 of what
 // panels took.
 
-template <int kColumns, int kVectors, int kLanesOfTile>
+template <class E, int kColumns, int kVectors, int kLanesOfTile>
 void MultiplyColumns(const ColumnTile<float>& tile) {
   const hn::CappedTag<float, kLanesOfTile> d;
   using V = hn::Vec<decltype(d)>;
   constexpr std::int64_t kRows = kVectors * kLanesOfTile;
-  constexpr bool kCopies = kColumns == 16;
+  constexpr bool kCopies = kColumns == 16 || !std::is_same_v<E, float>;
+  constexpr int kLines = kColumns * sizeof(E) / 4;
   alignas(64) float copies[2][kColumns * kLanes];
   const std::int64_t b_col = tile.b_col, blocks = tile.words / kLanes;
   for (std::int64_t first = 0; first < ColumnTile<float>::kColumns; first += kColumns) {
@@ -234,30 +265,34 @@ void MultiplyColumns(const ColumnTile<float>& tile) {
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::Load(d, sums + c * kRows + v * kLanesOfTile);
     }
-    const float *a = tile.a, *b = tile.b + first * b_col;
-    const auto add = [&](const float* columns, std::int64_t pitch) HWY_ATTR {
+    const float* a = tile.a;
+    const E* b = reinterpret_cast<const E*>(tile.b) + first * b_col;
+    const auto add = [&](const auto* columns, std::int64_t pitch) HWY_ATTR {
       V rows[kVectors];
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) rows[v] = hn::Load(d, a + v * kLanesOfTile);
       a += kRows;
 #pragma GCC unroll 16
       for (int c = 0; c < kColumns; ++c) {
-        const V column = hn::Set(d, columns[c * pitch]);
+        const V column = hn::Set(d, static_cast<float>(columns[c * pitch]));
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::MulAdd(rows[v], column, sum[c][v]);
       }
     };
-    ColumnsAhead<float> ahead(tile.next == nullptr ? nullptr : tile.next + first * b_col, b_col, blocks);
+    const E* const next = reinterpret_cast<const E*>(tile.next);
+    ColumnsAhead<E> ahead(next == nullptr ? nullptr : next + first * b_col, b_col,
+                          CeilDiv(blocks * kLines, kColumns));
     if (kCopies && blocks > 0) {
-      for (int c = 0; c < kColumns; ++c) CopyLine(b + c * b_col, copies[0] + c * kLanes);
+      for (int c = 0; c < kColumns; ++c) CopyWords(b + c * b_col, copies[0] + c * kLanes);
     }
     for (std::int64_t block = 0; block < blocks; ++block, b += kLanes) {
-      const float *columns = kCopies ? copies[block % 2] : b, *from = block + 1 < blocks ? b + kLanes : b;
+      const float* const copy = copies[block % 2];
       float* to = copies[(block + 1) % 2];
-      ahead.Ask<kColumns>();
-      for (int w = 0; w < kLanes; ++w, ++columns) {
-        if (kCopies) CopyLine(from, to), from += b_col, to += kLanes;
-        add(columns, kCopies ? kLanes : b_col);
+      const E* from = block + 1 < blocks ? b + kLanes : b;
+      ahead.template Ask<kLines>();
+      for (int w = 0; w < kLanes; ++w) {
+        if (kCopies && w < kColumns) CopyWords(from, to), from += b_col, to += kLanes;
+        kCopies ? add(copy + w, kLanes) : add(b + w, b_col);
       }
     }
     for (std::int64_t word = blocks * kLanes; word < tile.words; ++word, ++b) add(b, b_col);
@@ -268,8 +303,10 @@ void MultiplyColumns(const ColumnTile<float>& tile) {
     }
   }
 }
-constexpr ColumnTiles<float> kColumnTilesF32[] = {
-    {32, &MultiplyColumns<8, 2, 16>}, {16, &MultiplyColumns<16, 1, 16>}, {8, &MultiplyColumns<16, 1, 8>}};
+template <class E>
+constexpr ColumnTiles<float> kColumnTilesF32[] = {{32, &MultiplyColumns<E, 8, 2, 16>},
+                                                  {16, &MultiplyColumns<E, 16, 1, 16>},
+                                                  {8, &MultiplyColumns<E, 16, 1, 8>}};
 
 // Bytes. Of shorter columns, turning sums costs more than panels do.
 constexpr std::int64_t kShortestColumn = 512;
@@ -363,14 +400,14 @@ inline void RowsOfSums(const float* sums, std::int64_t lanes, std::int64_t count
 }
 
 // Of the columns that whole tiles make.
-template <class T>
+template <class T, class E>
 void FewInColumns(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t cols) {
   constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
   constexpr std::int64_t kColumns = ColumnTile<T>::kColumns, kMostLanes = 32;  // Of a part.
   static_assert(kColumns == kLanes);                                           // Rows of C are vectors.
   alignas(64) T turned[kHeldWords * kPerWord];
   const ColumnParts<T> parts(args.m, all);
-  const auto* const b = static_cast<const T*>(args.b_source.data);
+  const auto* const b = static_cast<const E*>(args.b_source.data);
   const std::int64_t b_col = args.b_source.col_stride;
   MmadTile<T> from;  // Its start alone.
   for (const Range k : Split(args.k, RoundDown(kHeldWords / parts.lanes, kLanes) * kPerWord)) {
@@ -387,14 +424,16 @@ void FewInColumns(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t 
         alignas(64) float sums[(kColumns + 1) * kMostLanes] = {};
         if (from.start != nullptr)
           SumsOfRows(from.start + rows.begin * from.start_pitch, from.start_pitch, rows.size(), lanes, sums);
-        const T* const column = b + col * b_col + k.begin;
+        const E* const columns = b + col * b_col + k.begin;
         ColumnTile<T> tile{.a = a,
-                           .b = column,
+                           .b = reinterpret_cast<const T*>(columns),
                            .b_col = b_col,
                            .words = k.size() / kPerWord,
                            .half = k.size() % kPerWord != 0,
                            .sums = sums};
-        if (p == 0) tile.next = column + kColumns * b_col;  // Often also where another call goes on.
+        if (p == 0)
+          tile.next = reinterpret_cast<const T*>(columns +
+                                                 kColumns * b_col);  // Often also where another call goes on.
         parts.tiles[p]->function(tile);
         RowsOfSums(sums, lanes, rows.size(), args.c + rows.begin * args.c_pitch + col, args.c_pitch);
         a += CeilDiv(k.size(), kPerWord) * kPerWord * lanes;
@@ -405,31 +444,39 @@ void FewInColumns(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t 
 
 #endif  // HWY_TARGET <= HWY_AVX3
 
-// Does what of a product with B in place few rows are good for, and returns the rest: all, or the last columns.
-template <class T>
+// Elements of two bytes. Shorter rows pass as quickly by packed panels.
+constexpr std::int64_t kShortestRow = 768;
+
+// Does what of a product few rows are good for whose B, of elements E, is in place, and returns the rest: all, or the last
+// columns.
+template <class T, class E>
 MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<T>& tiles) {
 #if HWY_TARGET <= HWY_AVX3
   const bool in_columns = args.b_source.row_stride == 1 && args.b_source.col_stride != 1 &&
-                          args.b_type == DTypeOf<T>() &&
-                          args.k * static_cast<std::int64_t>(sizeof(T)) >= kShortestColumn;
+                          args.b_type == DTypeOf<E>() &&
+                          args.k * static_cast<std::int64_t>(sizeof(E)) >= kShortestColumn;
   if (in_columns && tiles.in_columns != nullptr && args.m >= 1 && args.m <= ColumnParts<T>::kMostRows) {
     const std::int64_t cols = RoundDown(args.n, kLanes);
-    if (cols > 0 && args.m <= tiles.most_turned) FewTurned<T>(args, tiles, cols);
-    if (cols > 0 && args.m > tiles.most_turned) FewInColumns<T>(args, tiles, cols);
+    if (cols > 0 && args.m <= tiles.most_turned) FewTurned<T, E>(args, tiles, cols);
+    if (cols > 0 && args.m > tiles.most_turned) FewInColumns<T, E>(args, tiles, cols);
     return ColumnsFrom(args, cols);
   }
 #endif
-  const bool in_rows = args.b_source.col_stride == 1 && args.b_type == DTypeOf<T>();
+  const bool in_rows = args.b_source.col_stride == 1 && args.b_type == DTypeOf<E>() &&
+                       (std::is_same_v<E, float> || args.n >= kShortestRow);
   if (!in_rows || args.m < 1 || args.m > tiles.most_in_rows) return args;
   const auto& few = tiles.in_rows[args.m - 1];
   const std::int64_t cols = RoundDown(args.n, few.vectors * kLanes);
-  if (cols > 0) MmadFew(args, few, cols);
+  if (cols > 0) MmadFew<E>(args, few, cols);
   return ColumnsFrom(args, cols);
 }
 
 #elif HWY_TARGET == HWY_SCALAR
 
-inline MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<float>&) { return args; }
+template <class T, class E>
+MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<T>&) {
+  return args;
+}
 
 #else
 
@@ -441,11 +488,6 @@ constexpr std::int64_t kMostOfRows = 8, kMostOfColumns = 4;  // Rows of A, for a
 constexpr std::int64_t kFewElements = 4096;  // Sums, or elements of A, in the first-level cache,
 constexpr std::int64_t kFewGap = 16;         // and so many between rows of those.
 constexpr int kFewSteps = 4;
-
-template <class E>
-HWY_INLINE hn::Vec<FloatTag> LoadFew(const E* p) {
-  return hn::BitCast(FloatTag(), LoadWords(p));
-}
 
 // Adds kSteps rows of B, the first at `b`, times as many columns of A from `a` on to the sums of `cols` columns, a multiple
 // of a panel's. Meanwhile asks for the rows that come next.
@@ -553,14 +595,14 @@ template <class E>
 constexpr void (*kInColumns[kMostOfColumns])(const MmadArgs&, std::int64_t) = {
     &FewInColumns<1, E>, &FewInColumns<2, E>, &FewInColumns<3, E>, &FewInColumns<4, E>};
 
-// Does what of a product with B in place few rows are good for, and returns the rest: all, or the last columns.
-inline MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<float>&) {
+// Does what of a product few rows are good for whose B, of elements E, is in place, and returns the rest: all, or the last
+// columns.
+template <class T, class E>
+MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<T>&) {
   const bool in_rows = args.b_source.col_stride == 1;
   const std::int64_t cols = RoundDown(args.n, in_rows ? kNr : kLanes);
   if (args.m < 1 || args.m > (in_rows ? kMostOfRows : kMostOfColumns) || args.k < 1 || cols == 0) return args;
-  WithWidening(args.b_type, [&]<class E>(Widen<E>) {
-    in_rows ? FewInRows<E>(args, cols) : kInColumns<E>[args.m - 1](args, cols);
-  });
+  in_rows ? FewInRows<E>(args, cols) : kInColumns<E>[args.m - 1](args, cols);
   return ColumnsFrom(args, cols);
 }
 

@@ -113,10 +113,12 @@ TEST_P(HostProductsTest, FewRowsHaveTheBitsOfPackedPanels) {
       }
     };
     for (const Layout& layout : kLayouts) {
-      for (std::int64_t m = 1; m <= 5; ++m) check(m, 301, 77, layout);
+      for (std::int64_t m = 1; m <= 5; ++m) check(m, 301, 77, layout), check(m, 803, 19, layout);
+      // Columns, and rows of A, 2048 elements apart: they share a set of the cache.
+      for (std::int64_t m = 1; m <= 9; ++m) check(m, 19, 2045, layout, 2045);
       check(8, 1100, 41, layout);  // More columns, and more of k, than a body takes at a time.
       check(4, 37, 1100, layout);
-      // Every number of parts of rows, and rows that fill none of them, in columns of 2 KiB and more.
+      // Every number of parts of rows, and rows that fill none of them, in long columns.
       for (std::int64_t m : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 24, 25, 32, 33, 41, 57, 64, 72, 73})
         check(m, 21, 1029, layout, 1029);
       for (std::int64_t m : {1, 7}) check(m, 35, 2331, layout, 1156);  // And sums that go on.
