@@ -147,6 +147,10 @@ void Tile(const MmadTile<float>& tile) {
   const bool ends = tile.words >= kEnd;
   const std::int64_t words = ends ? tile.words - kEnd : tile.words;
   const std::int64_t runs = words / kRun, asking = Min(runs, (tile.prefetch_words + kRun - 1) / kRun);
+  for (std::int64_t word = asking * kRun; word < tile.prefetch_words; ++word, prefetch += prefetch_step) {
+    __builtin_prefetch(prefetch, 0, 2);
+    __builtin_prefetch(prefetch + prefetch_pair, 0, 2);
+  }
   for (std::int64_t run = 0; run < asking; ++run) {
     Steps<kRun, kSource>(sum, row, a_pitch, b, b_step, keep);
 #pragma GCC unroll 4
@@ -155,10 +159,6 @@ void Tile(const MmadTile<float>& tile) {
       __builtin_prefetch(prefetch + prefetch_pair, 0, 2);
       prefetch += prefetch_step;
     }
-  }
-  for (std::int64_t word = asking * kRun; word < tile.prefetch_words; ++word, prefetch += prefetch_step) {
-    __builtin_prefetch(prefetch, 0, 2);
-    __builtin_prefetch(prefetch + prefetch_pair, 0, 2);
   }
   for (std::int64_t run = asking; run < runs; ++run) Steps<kRun, kSource>(sum, row, a_pitch, b, b_step, keep);
   for (std::int64_t word = runs * kRun; word < words; ++word)
