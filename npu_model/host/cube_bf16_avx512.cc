@@ -229,6 +229,7 @@ CUBIST_AVX512_BF16 inline void Transpose(__m512i (&v)[16]) {
 constexpr std::int64_t kLine = 2 * kLanes;  // Elements of a line of the cache.
 
 // See few_rows-inl.h, here and below.
+BF16* CopyAt(std::byte* bytes) { return reinterpret_cast<BF16*>(bytes); }
 CUBIST_AVX512_BF16 inline void CopyLine(const BF16* from, BF16* to) {
   const auto* const halves = reinterpret_cast<const __m256i*>(from);
   auto* const copy = reinterpret_cast<__m256i*>(to);
@@ -238,7 +239,7 @@ CUBIST_AVX512_BF16 inline void CopyLine(const BF16* from, BF16* to) {
 
 template <int kRows, bool kCopies>
 CUBIST_AVX512_BF16 void TurnedTile(const MmadTile<BF16>& tile) {
-  alignas(64) BF16 copies[2][kLanes * kLine];
+  alignas(64) std::byte copies[2][kLanes * kLine * sizeof(BF16)];  // Bytes, which nothing initialises.
   __m512 sum[kRows];
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i)
@@ -247,11 +248,11 @@ CUBIST_AVX512_BF16 void TurnedTile(const MmadTile<BF16>& tile) {
   const std::int64_t b_col = tile.b_step, blocks = tile.words / kLanes;
   ColumnsAhead<BF16> ahead(tile.prefetch, b_col, blocks);
   if (kCopies && blocks > 0) {
-    for (int c = 0; c < kLanes; ++c) CopyLine(b + c * b_col, copies[0] + c * kLine);
+    for (int c = 0; c < kLanes; ++c) CopyLine(b + c * b_col, CopyAt(copies[0]) + c * kLine);
   }
   for (std::int64_t block = 0; block < blocks; ++block, a += kRows * kLine, b += kLine) {
-    const BF16 *columns = kCopies ? copies[block % 2] : b, *from = block + 1 < blocks ? b + kLine : b;
-    BF16* const to = copies[(block + 1) % 2];
+    const BF16 *columns = kCopies ? CopyAt(copies[block % 2]) : b, *from = block + 1 < blocks ? b + kLine : b;
+    BF16* const to = CopyAt(copies[(block + 1) % 2]);
     __m512i words[kLanes];
 #pragma GCC unroll 16
     for (int c = 0; c < kLanes; ++c) words[c] = _mm512_loadu_si512(columns + c * (kCopies ? kLine : b_col));
@@ -310,7 +311,7 @@ template <int kColumns, class Vector, int kVectors>
 CUBIST_AVX512_BF16 void MultiplyColumns(const ColumnTile<BF16>& tile) {
   constexpr std::int64_t kRows = kVectors * Vector::kRows;
   constexpr bool kCopies = kColumns == 16;
-  alignas(64) BF16 copies[2][kColumns * kLine];
+  alignas(64) std::byte copies[2][kColumns * kLine * sizeof(BF16)];  // As above.
   const std::int64_t b_col = tile.b_col, blocks = tile.words / kLanes;
   for (std::int64_t first = 0; first < ColumnTile<BF16>::kColumns; first += kColumns) {
     float* const sums = tile.sums + first * kRows;
@@ -333,11 +334,12 @@ CUBIST_AVX512_BF16 void MultiplyColumns(const ColumnTile<BF16>& tile) {
     };
     ColumnsAhead<BF16> ahead(tile.next == nullptr ? nullptr : tile.next + first * b_col, b_col, blocks);
     if (kCopies && blocks > 0) {
-      for (int c = 0; c < kColumns; ++c) CopyLine(b + c * b_col, copies[0] + c * kLine);
+      for (int c = 0; c < kColumns; ++c) CopyLine(b + c * b_col, CopyAt(copies[0]) + c * kLine);
     }
     for (std::int64_t block = 0; block < blocks; ++block, b += kLine) {
-      const BF16 *columns = kCopies ? copies[block % 2] : b, *from = block + 1 < blocks ? b + kLine : b;
-      BF16* to = copies[(block + 1) % 2];
+      const BF16 *columns = kCopies ? CopyAt(copies[block % 2]) : b,
+                 *from = block + 1 < blocks ? b + kLine : b;
+      BF16* to = CopyAt(copies[(block + 1) % 2]);
       ahead.Ask<kColumns>();
       for (int w = 0; w < kLanes; ++w, columns += 2) {
         if (kCopies) CopyLine(from, to), from += b_col, to += kLine;

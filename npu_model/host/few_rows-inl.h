@@ -220,7 +220,8 @@ void LineByLine(const T* a, std::int64_t a_pitch, std::int64_t rows, const Range
 template <class T, class E>
 void FewTurned(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t cols) {
   constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
-  alignas(64) T lines[kHeldWords * kPerWord];
+  alignas(64) std::byte storage[kHeldWords * 4];  // Bytes, which nothing initialises.
+  T* const lines = reinterpret_cast<T*>(storage);
   const std::int64_t b_col = args.b_source.col_stride;
   const auto* const b = static_cast<const E*>(args.b_source.data);
   const bool share_set = b_col * static_cast<std::int64_t>(sizeof(E)) % kWayBytes == 0;
@@ -405,7 +406,8 @@ void FewInColumns(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t 
   constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
   constexpr std::int64_t kColumns = ColumnTile<T>::kColumns, kMostLanes = 32;  // Of a part.
   static_assert(kColumns == kLanes);                                           // Rows of C are vectors.
-  alignas(64) T turned[kHeldWords * kPerWord];
+  alignas(64) std::byte storage[kHeldWords * 4];                               // As above.
+  T* const turned = reinterpret_cast<T*>(storage);
   const ColumnParts<T> parts(args.m, all);
   const auto* const b = static_cast<const E*>(args.b_source.data);
   const std::int64_t b_col = args.b_source.col_stride;
