@@ -88,7 +88,7 @@ struct ColumnTiles {
   void (*function)(const ColumnTile<T>&);
 };
 
-// What multiplies few rows with a B of floats in rows, so many vectors of columns. `a` has pitch a_pitch.
+// What multiplies few rows with a B in rows, so many vectors of columns. `a` has pitch a_pitch.
 struct FewRowTile {
   MmadTileFunction<float> function;
   std::int64_t vectors;
