@@ -228,7 +228,7 @@ CUBIST_AVX512_BF16 inline void Transpose(__m512i (&v)[16]) {
 
 constexpr std::int64_t kLine = 2 * kLanes;  // Elements of a line of the cache.
 
-// See few_rows-inl.h, here and below.
+// See few_in_columns-inl.h, here and below.
 BF16* CopyAt(std::byte* bytes) { return reinterpret_cast<BF16*>(bytes); }
 CUBIST_AVX512_BF16 inline void CopyLine(const BF16* from, BF16* to) {
   const auto* const halves = reinterpret_cast<const __m256i*>(from);

@@ -1,0 +1,108 @@
+// Products of few rows with a B whose rows lie in runs, where there are 32 registers.
+// Included once per Highway target, after foreach_target.h.
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <type_traits>
+
+#include "npu_model/host/cube_bf16.h"
+#include "npu_model/host/tile_ops.h"
+
+#if defined(CUBIST_NPU_MODEL_HOST_FEW_IN_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef CUBIST_NPU_MODEL_HOST_FEW_IN_ROWS_INL_H_
+#undef CUBIST_NPU_MODEL_HOST_FEW_IN_ROWS_INL_H_
+#else
+#define CUBIST_NPU_MODEL_HOST_FEW_IN_ROWS_INL_H_
+#endif
+
+#include "hwy/highway.h"
+#include "npu_model/host/in_place-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cubist {
+namespace HWY_NAMESPACE {
+namespace {
+
+#if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
+
+// Few rows of A, whose sums cost little to keep in C: a few rows of B pass at a time, each as long as it is, a run of 256
+// bytes beside those of the others, and the next run is asked for meanwhile. A core follows so many rows that way: on a Zen 4
+// four or eight give what memory gives, sixteen 0.8 of it, and the 32 of a panel half.
+
+constexpr std::int64_t kFewRows = 8;  // Of B at a time.
+// Vectors of a run of 256 bytes of floats, as far as the registers hold their sums of so many rows of A.
+constexpr int FewVectors(int rows) {
+  constexpr int kRun = static_cast<int>(64 / kLanes);
+  const int held = rows == 1 ? 16 : rows == 2 ? 8 : 4;
+  return kRun < held ? kRun : held;
+}
+
+template <class E, int kRows, int kVectors>
+void FewTile(const MmadTile<float>& tile) {
+  const FloatTag d;
+  hn::Vec<FloatTag> sum[kRows][kVectors];
+#pragma GCC unroll 4
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 16
+    for (int j = 0; j < kVectors; ++j) {
+      sum[i][j] =
+          tile.start == nullptr ? hn::Zero(d) : hn::LoadU(d, tile.start + i * tile.start_pitch + j * kLanes);
+    }
+  }
+  constexpr int kOfLine = static_cast<int>(64 / (kLanes * sizeof(E)));  // Vectors.
+  const float* a = tile.a;
+  const E* b = SourceOf<E>(tile);
+  const std::int64_t a_pitch = tile.a_pitch, b_step = tile.b_step;
+  for (std::int64_t word = tile.words; word > 0; --word, ++a, b += b_step) {
+#pragma GCC unroll 16
+    for (int j = 0; j < kVectors; ++j) {
+      const auto columns = LoadFew(b + j * kLanes);
+      if (j % kOfLine == 0) __builtin_prefetch(b + (kVectors + j) * kLanes, 0, 2);
+#pragma GCC unroll 4
+      for (int i = 0; i < kRows; ++i) sum[i][j] = hn::MulAdd(hn::Set(d, a[i * a_pitch]), columns, sum[i][j]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 16
+    for (int j = 0; j < kVectors; ++j) hn::StoreU(sum[i][j], d, tile.c + i * tile.c_pitch + j * kLanes);
+  }
+}
+
+template <class E, int kRows>
+constexpr FewRowTile kFewOf = {&FewTile<E, kRows, FewVectors(kRows)>, FewVectors(kRows)};
+template <class E>
+constexpr FewRowTile kFewF32[] = {kFewOf<E, 1>, kFewOf<E, 2>, kFewOf<E, 3>, kFewOf<E, 4>};
+// Of three rows and more panels of floats are as quick; elements that are to be widened would be packed.
+template <class E>
+constexpr std::int64_t kMostInRows = std::is_same_v<E, float> ? 2 : std::size(kFewF32<E>);
+
+// The columns that whole tiles make; of a B in rows.
+template <class E>
+void MmadFew(const MmadArgs& args, const FewRowTile& few, std::int64_t cols) {
+  constexpr std::int64_t kMostRows = 4;
+  alignas(64) float rows[kMostRows * kFewRows];
+  const auto* const a = static_cast<const float*>(args.a);
+  const auto* const b = static_cast<const E*>(args.b_source.data);
+  const std::int64_t b_row = args.b_source.row_stride;
+  MmadTile<float> tile{.a = rows, .a_pitch = kFewRows, .b_step = b_row, .c_pitch = args.c_pitch};
+  for (const Range k : AtLeastOnce(Split(args.k, kFewRows))) {
+    for (std::int64_t i = 0; i < args.m; ++i)
+      std::copy_n(a + i * args.a_pitch + k.begin, k.size(), rows + i * kFewRows);
+    tile.words = k.size();
+    for (std::int64_t col = 0; col < cols; col += few.vectors * kLanes) {
+      tile.b = reinterpret_cast<const float*>(b + k.begin * b_row + col), tile.c = args.c + col;
+      StartAt(args, col, k.begin == 0, &tile);
+      few.function(tile);
+    }
+  }
+}
+
+#endif
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace cubist
+HWY_AFTER_NAMESPACE();
+
+#endif  // CUBIST_NPU_MODEL_HOST_FEW_IN_ROWS_INL_H_
