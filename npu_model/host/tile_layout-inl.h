@@ -185,11 +185,42 @@ inline void CopyStrided(std::byte* dst, DType dst_type, std::int64_t dst_row, st
   }
 }
 
+// Columns of GM, each of which is one run, = a row-major tile, which is turned a block at a time.
+inline void StoreColumns(const VectorOps& ops, const Gm& dst, const Rows& src, DType src_type) {
+  constexpr std::int64_t kSide = 32;
+  const std::int64_t bytes = SizeOf(dst.dtype());
+  std::array<std::byte, kSide * kSide * 4> storage;
+  for (const Range i : Split(src.rows, kSide)) {
+    for (const Range j : Split(src.cols, kSide)) {
+      const auto turn = [&]<class T>(T) {
+        const T* const from = static_cast<const T*>(src.data) + i.begin * src.pitch + j.begin;
+        T* const to = reinterpret_cast<T*>(storage.data());
+        for (std::int64_t col = 0; col < j.size(); ++col) {
+          for (std::int64_t row = 0; row < i.size(); ++row)
+            to[col * kSide + row] = from[row * src.pitch + col];
+        }
+      };
+      SizeOf(src_type) == 4 ? turn(std::uint32_t()) : turn(std::uint16_t());
+      const Rows turned{storage.data(), kSide, j.size(), i.size()};
+      std::byte* const to = dst.data() + (i.begin + j.begin * dst.col_stride) * bytes;
+      if (src_type == dst.dtype())
+        ops.copy(to, dst.col_stride * bytes, turned.data, kSide * bytes, turned.rows, turned.cols * bytes,
+                 /*stream=*/false);
+      else
+        ops.cast({to, dst.col_stride, turned.rows, turned.cols}, dst.dtype(), turned, src_type,
+                 /*stream=*/false);
+    }
+  }
+}
+
 // GM = a row-major tile, converted where the types differ.
 inline void StoreRows(const VectorOps& ops, const Gm& dst, const Rows& src, DType src_type) {
   const std::int64_t bytes = SizeOf(dst.dtype());
   if (src.rows == 0 || src.cols == 0) return;
-  if (dst.col_stride != 1 || src.cols == 1) {
+  const bool in_words = SizeOf(src_type) == 4 || SizeOf(src_type) == 2;
+  if (dst.col_stride != 1 && dst.row_stride == 1 && src.rows > 1 && in_words) {
+    StoreColumns(ops, dst, src, src_type);
+  } else if (dst.col_stride != 1 || src.cols == 1) {
     CopyStrided(dst.data(), dst.dtype(), dst.row_stride, dst.col_stride,
                 static_cast<const std::byte*>(src.data), src_type, src.pitch, 1, src.rows, src.cols);
   } else if (src_type == dst.dtype()) {

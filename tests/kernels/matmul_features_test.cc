@@ -82,7 +82,7 @@ void ExpectWithinBounds(const Device& device, const EpilogueCase& x) {
 
 TEST(MatmulEpilogueTest, WithinBounds) {
   for (const MatmulShape& shape :
-       {MatmulShape{33, 65, 47}, {129, 300, 66}, {300, 70, 0}, {1, 131, 70}, {70, 1, 33}}) {
+       {MatmulShape{33, 65, 47}, {129, 300, 66}, {300, 70, 0}, {1, 131, 70}, {70, 1, 33}, {300, 7, 66}}) {
     for (const EpilogueCase& c : EpilogueCases(shape)) ExpectWithinBounds(Host(), c);
   }
 }

@@ -76,14 +76,19 @@ std::vector<MatmulShape> Shapes() {
 
 // Plain, a packed, b packed, and both: four times the same bits.
 void ExpectSameBitsPacked(const Device& device, const MatmulShape& s, DType in, bool transpose_a,
-                          bool transpose_b) {
+                          bool transpose_b, bool with_bias = true) {
   SCOPED_TRACE(Join(s.Name(), " ", NameOf(in), transpose_a ? " T" : " N", transpose_b ? "T" : "N"));
   Random random;
   Matrix a(in, {s.m, s.k}), b(in, {s.k, s.n}), a_t(in, {s.k, s.m}), b_t(in, {s.n, s.k});
   Matrix bias(DType::kF32, {s.n}), expected(DType::kF32, {s.m, s.n}), c(DType::kF32, {s.m, s.n});
   a.FillNormal(random), b.FillNormal(random), bias.FillNormal(random);
   Assign(a_t.transposed(), a.ToDoubles()), Assign(b_t.transposed(), b.ToDoubles());
-  MatmulArgs args{.a = a.view(), .b = b.view(), .bias = bias.view(), .c = expected.view()};
+  MatmulArgs args{.a = transpose_a ? a_t.view() : a.view(),
+                  .b = transpose_b ? b_t.view() : b.view(),
+                  .c = expected.view(),
+                  .transpose_a = transpose_a,
+                  .transpose_b = transpose_b};
+  if (with_bias) args.bias = bias.view();
   ASSERT_TRUE(IsOk(Matmul(device, args)));
 
   Packed packed_a(device, transpose_a ? a_t.view() : a.view(), Side::kA, transpose_a);
@@ -92,8 +97,8 @@ void ExpectSameBitsPacked(const Device& device, const MatmulShape& s, DType in, 
   ASSERT_TRUE(IsOk(packed_b.status));
   for (int packed = 1; packed < 4; ++packed) {
     MatmulArgs with = args;
-    if ((packed & 1) != 0) with.a = {}, with.packed_a = packed_a.operand;
-    if ((packed & 2) != 0) with.b = {}, with.packed_b = packed_b.operand;
+    if ((packed & 1) != 0) with.a = {}, with.packed_a = packed_a.operand, with.transpose_a = false;
+    if ((packed & 2) != 0) with.b = {}, with.packed_b = packed_b.operand, with.transpose_b = false;
     with.c = c.view();
     c.FillNaN();
     ASSERT_TRUE(IsOk(Matmul(device, with)));
@@ -120,6 +125,24 @@ class PackOperandSimdTest : public SimdTargetTest {};
 TEST_P(PackOperandSimdTest, SameBitsAsPlain) {
   for (const MatmulShape& shape : {MatmulShape{33, 65, 47}, MatmulShape{5, 135, 257}}) {
     for (DType in : kFloatTypes) ExpectSameBitsPacked(Host(), shape, in, true, true);
+  }
+}
+
+// Products that a host turns around: with packed operands it never does.
+TEST_P(PackOperandSimdTest, FewColumnsHaveTheSameBits) {
+  for (const MatmulShape& shape : {MatmulShape{3, 1, 70},
+                                   {40, 8, 33},
+                                   {129, 3, 1031},
+                                   {67, 24, 300},
+                                   {50, 25, 1100},
+                                   {300, 33, 900},
+                                   {129, 64, 2100},
+                                   {2, 1, 0},
+                                   {70, 5, 4200}}) {
+    for (DType in : kFloatTypes) {
+      for (const bool transpose_a : {false, true})
+        ExpectSameBitsPacked(Host(), shape, in, transpose_a, shape.n % 2 == 0, /*with_bias=*/false);
+    }
   }
 }
 
