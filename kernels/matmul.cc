@@ -435,6 +435,7 @@ bool LiesInColumns(const AnyTensor& t) {
 // its rows for a few columns, most of each vector empty. Zen 4, (4000, 3000) times 1, 8, 32 columns: 5.1, 2.9, 1.4 times as
 // fast, of the transpose 5.3, 5.6, 1.8 times. What is near and in rows is read as quickly by strips, from nine columns on.
 bool HadBetterTurn(const Device& device, const MatmulArgs& args) {
+  constexpr std::int64_t kShortestRow = 512;  // Bytes: shorter ones are not taken where they lie.
   constexpr std::int64_t kFewColumns = 64, kFewInStrips = 8, kFewByPieces = 24;
   constexpr std::int64_t kNear = std::int64_t{1} << 18,
                          kNearBytes = std::int64_t{4} << 20;  // Of A: elements, bytes.
@@ -446,6 +447,7 @@ bool HadBetterTurn(const Device& device, const MatmulArgs& args) {
   const ConstTensor a = TransposedIf(args.transpose_a, args.a);
   const std::int64_t k = ColsOf(a);
   if (LiesInColumns(a)) return n <= kFewByPieces || k > kNear / m;
+  if (k * SizeOf(a.dtype) < kShortestRow) return false;
   if (n <= kFewInStrips) return true;
   MatmulShape shape;
   shape.m = m, shape.k = k, shape.in = a.dtype;

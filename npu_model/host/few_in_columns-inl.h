@@ -334,6 +334,44 @@ void FewInColumns(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t 
   }
 }
 
+// Of the columns that whole tiles make.
+template <class T, class E>
+void FewColumns(const MmadArgs& args, const FewRowTiles<T>& tiles, std::int64_t cols) {
+  args.m <= tiles.most_turned ? FewTurned<T, E>(args, tiles, cols) : FewInColumns<T, E>(args, tiles, cols);
+}
+
+// The columns that are fewer than a tile has: copied, a run of each at a time, beside columns of zeros.
+template <class T, class E>
+void LastColumns(const MmadArgs& args, const FewRowTiles<T>& tiles) {
+  constexpr std::int64_t kRun = static_cast<std::int64_t>(2048 / sizeof(E)),
+                         kPitch = kRun + static_cast<std::int64_t>(64 / sizeof(E));
+  alignas(64) std::byte storage[kLanes * kPitch * sizeof(E)];
+  alignas(64) float sums[ColumnParts<T>::kMostRows * kLanes];
+  E* const columns = reinterpret_cast<E*>(storage);
+  const auto row_bytes = static_cast<std::size_t>(args.n) * sizeof(float);
+  MmadTile<T> from;  // Its start alone.
+  StartAt(args, 0, /*first=*/true, &from);
+  std::fill_n(sums, args.m * kLanes, 0.0f);
+  for (std::int64_t i = 0; from.start != nullptr && i < args.m; ++i)
+    std::memcpy(sums + i * kLanes, from.start + i * from.start_pitch, row_bytes);
+  MmadArgs part = args;
+  part.n = kLanes, part.c = sums, part.c_pitch = kLanes;
+  part.start = MmadStart::kAdd, part.sums = nullptr;
+  part.b_source = {columns, 1, kPitch};
+  std::memset(static_cast<void*>(columns + args.n * kPitch), 0,
+              static_cast<std::size_t>((kLanes - args.n) * kPitch) * sizeof(E));
+  for (const Range k : Split(args.k, kRun)) {
+    const E* const b = static_cast<const E*>(args.b_source.data) + k.begin;
+    for (std::int64_t col = 0; col < args.n; ++col)
+      std::memcpy(static_cast<void*>(columns + col * kPitch), b + col * args.b_source.col_stride,
+                  static_cast<std::size_t>(k.size()) * sizeof(E));
+    part.a = static_cast<const T*>(args.a) + k.begin, part.k = k.size();
+    FewColumns<T, E>(part, tiles, kLanes);
+  }
+  for (std::int64_t i = 0; i < args.m; ++i)
+    std::memcpy(args.c + i * args.c_pitch, sums + i * kLanes, row_bytes);
+}
+
 #endif
 
 }  // namespace

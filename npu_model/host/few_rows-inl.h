@@ -39,9 +39,9 @@ MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<T>& tiles) {
                           args.k * static_cast<std::int64_t>(sizeof(E)) >= kShortestColumn;
   if (in_columns && tiles.in_columns != nullptr && args.m >= 1 && args.m <= ColumnParts<T>::kMostRows) {
     const std::int64_t cols = RoundDown(args.n, kLanes);
-    if (cols > 0 && args.m <= tiles.most_turned) FewTurned<T, E>(args, tiles, cols);
-    if (cols > 0 && args.m > tiles.most_turned) FewInColumns<T, E>(args, tiles, cols);
-    return ColumnsFrom(args, cols);
+    if (cols > 0) FewColumns<T, E>(args, tiles, cols);
+    if (cols < args.n) LastColumns<T, E>(ColumnsFrom(args, cols), tiles);
+    return ColumnsFrom(args, args.n);
   }
 #endif
   const bool in_rows = args.b_source.col_stride == 1 && args.b_type == DTypeOf<E>() &&

@@ -92,6 +92,40 @@ HWY_INLINE void StoreWords(Words words, void* p) {
   hn::StoreU(words, WordTag(), static_cast<std::uint32_t*>(p));
 }
 
+#if HWY_TARGET <= HWY_AVX3
+// The first `count` lanes, zeros behind them: no more is read.
+HWY_INLINE hn::Vec<HalfTag> LoadSomeHalves(const void* p, std::int64_t count) {
+  return hn::MaskedLoad(hn::FirstN(HalfTag(), static_cast<std::size_t>(count)), HalfTag(),
+                        static_cast<const std::uint16_t*>(p));
+}
+HWY_INLINE Words LoadSome(const float* p, std::int64_t count) {
+  const WordTag d;
+  return hn::MaskedLoad(hn::FirstN(d, static_cast<std::size_t>(count)), d,
+                        reinterpret_cast<const std::uint32_t*>(p));
+}
+template <class Source>
+HWY_INLINE Words LoadSome(const Source* p, std::int64_t count) {
+  alignas(64) std::byte some[kLanes * sizeof(Source)];
+  hn::Store(LoadSomeHalves(p, count), HalfTag(), reinterpret_cast<std::uint16_t*>(some));
+  return LoadWords(reinterpret_cast<const Source*>(some));
+}
+#elif HWY_TARGET != HWY_SCALAR
+template <class Source>
+HWY_INLINE Words LoadSome(const Source* p, std::int64_t count) {
+  alignas(64) std::byte some[kLanes * sizeof(Source)] = {};
+  std::memcpy(some, static_cast<const void*>(p), static_cast<std::size_t>(count) * sizeof(Source));
+  return LoadWords(reinterpret_cast<const Source*>(some));
+}
+#endif
+// As LoadSome, of as many elements as are left, which may be none or more than a vector has.
+template <class Source>
+HWY_INLINE Words LoadLeft(const Source* p, std::int64_t left) {
+#if HWY_TARGET != HWY_SCALAR
+  if (left < kLanes) return left > 0 ? LoadSome(p, left) : hn::Zero(WordTag());
+#endif
+  return left > 0 ? LoadWords(p) : hn::Zero(WordTag());
+}
+
 // `count` adjacent elements.
 template <class Source>
 HWY_INLINE void ConvertRow(Widen<Source>, const Source* src, float* dst, std::int64_t count) {
@@ -133,9 +167,18 @@ template <class Source>
 HWY_INLINE Words LoadColumn(Widen<Source>, const Source* p, std::int64_t) {
   return LoadWords(p);
 }
+template <class Source>
+HWY_INLINE Words LoadSomeOfColumn(Widen<Source>, const Source* p, std::int64_t, std::int64_t count) {
+  return LoadSome(p, count);
+}
 #if HWY_TARGET <= HWY_AVX3
 HWY_INLINE Words LoadColumn(KeepBF16, const BF16* p, std::int64_t col_stride) {
   return hn::Or(LoadHalves(p), hn::ShiftLeft<16>(LoadHalves(p + col_stride)));
+}
+HWY_INLINE Words LoadSomeOfColumn(KeepBF16, const BF16* p, std::int64_t col_stride, std::int64_t count) {
+  const WordTag d;
+  return hn::Or(hn::PromoteTo(d, LoadSomeHalves(p, count)),
+                hn::ShiftLeft<16>(hn::PromoteTo(d, LoadSomeHalves(p + col_stride, count))));
 }
 #endif
 
@@ -145,7 +188,8 @@ void PackATransposed(Convert convert, std::int64_t m, std::int64_t k, const Stri
                      typename Convert::To* dst, std::int64_t pitch) {
   constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(typename Convert::To));
   const auto* data = static_cast<const typename Convert::From*>(src.data);
-  const std::int64_t m_full = RoundDown(m, kLanes), k_full = RoundDown(k, kLanes * kPerWord);
+  const std::int64_t m_full = RoundDown(m, kLanes), k_full = RoundDown(k, kLanes * kPerWord),
+                     some = m - m_full;
   for (std::int64_t p = 0; p < k_full; p += kLanes * kPerWord) {
     for (std::int64_t i = 0; i < m_full; i += kLanes) {
       Words block[kLanes];
@@ -159,8 +203,15 @@ void PackATransposed(Convert convert, std::int64_t m, std::int64_t k, const Stri
 #pragma GCC unroll 16
       for (int r = 0; r < kLanes; ++r) StoreWords(block[r], to + r * pitch);
     }
+    if (some == 0) continue;
+    Words block[kLanes];
+    const auto* from = data + p * src.col_stride + m_full;
+#pragma GCC unroll 16
+    for (int r = 0; r < kLanes; ++r)
+      block[r] = LoadSomeOfColumn(convert, from + r * kPerWord * src.col_stride, src.col_stride, some);
+    Transpose(block);
+    for (std::int64_t r = 0; r < some; ++r) StoreWords(block[r], dst + (m_full + r) * pitch + p);
   }
-  PackAElements(convert, {m_full, m}, {0, k_full}, src, dst, pitch);
   PackAElements(convert, {0, m}, {k_full, k}, src, dst, pitch);
 }
 #endif
@@ -215,6 +266,22 @@ void PackBElements(Convert, Range rows, Range columns, const StridedSource& src,
   }
 }
 
+// Zeros where panels reach beyond the rows `k` of a block, whole words of which begin with the first: behind an odd last one, and
+// in the last panel's missing columns.
+template <class To>
+void ZeroPanelEdges(Range k, std::int64_t n, To* dst, std::int64_t panel_stride) {
+  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(To));
+  const std::int64_t k_padded = RoundUp(k.end, kPerWord), n_padded = RoundUp(n, kNr);
+  for (std::int64_t p = k.end; p < k_padded; ++p) {
+    for (std::int64_t j = 0; j < n; ++j) dst[PanelOffset<To>(p, j, panel_stride)] = To(0.0f);
+  }
+  if (n == n_padded) return;
+  for (std::int64_t p = k.begin; p < k_padded; p += kPerWord) {
+    To* to = dst + PanelOffset<To>(p, n, panel_stride);
+    std::memset(static_cast<void*>(to), 0, static_cast<std::size_t>((n_padded - n) * kPerWord) * sizeof(To));
+  }
+}
+
 // Rows of the source are adjacent in memory. A few words of k are packed for one panel after the other: their rows are
 // read side by side, and each panel is written a few lines at a time. Word by word the lines that are under way would
 // lie a panel apart, in one set of the caches where that is a power of two: a third of the speed.
@@ -232,7 +299,7 @@ HWY_INLINE const T* AheadOf(const T* data, std::int64_t row_stride, std::int64_t
 }
 
 template <bool kStream, class Source>
-void PackBPlain(Widen<Source> convert, std::int64_t k, std::int64_t n, const StridedSource& src, float* dst,
+void PackBPlain(Widen<Source>, std::int64_t k, std::int64_t n, const StridedSource& src, float* dst,
                 std::int64_t panel_stride) {
   const auto* data = static_cast<const Source*>(src.data);
   for (std::int64_t first = 0; first < k; first += kWordsAtATime) {
@@ -240,8 +307,9 @@ void PackBPlain(Widen<Source> convert, std::int64_t k, std::int64_t n, const Str
       for (std::int64_t p = first; p < Min(first + kWordsAtATime, k); ++p) {
         const Source* from = data + p * src.row_stride + j;
         float* to = dst + PanelOffset<float>(p, j, panel_stride);
-        if (n - j < kNr) {
-          ConvertRow(convert, from, to, n - j);
+        if (n - j < kNr) {  // And zeros.
+          StorePanel<kStream>(LoadLeft(from, n - j), to);
+          StorePanel<kStream>(LoadLeft(from + kLanes, n - j - kLanes), to + kLanes);
           continue;
         }
         const Source* ahead = AheadOf(data, src.row_stride, p, j, n, kWordsAtATime);
@@ -258,28 +326,36 @@ void PackBPlain(Widen<Source> convert, std::int64_t k, std::int64_t n, const Str
 template <bool kStream>
 void PackBPlain(KeepBF16 convert, std::int64_t k, std::int64_t n, const StridedSource& src, BF16* dst,
                 std::int64_t panel_stride) {
+  const WordTag d;
   const auto* data = static_cast<const BF16*>(src.data);
-  const std::int64_t k_full = RoundDown(k, 2), n_full = RoundDown(n, kLanes), step = 2 * kWordsAtATime;
+  const std::int64_t k_full = RoundDown(k, 2), step = 2 * kWordsAtATime;
   for (std::int64_t first = 0; first < k_full; first += step) {
-    for (std::int64_t panel = 0; panel < n_full; panel += kNr) {
+    for (std::int64_t panel = 0; panel < n; panel += kNr) {
       for (std::int64_t p = first; p < Min(first + step, k_full); p += 2) {
-        const BF16* from = data + p * src.row_stride;
-        const BF16* ahead = AheadOf(data, src.row_stride, p, panel, n_full, step);
+        const BF16* from = data + p * src.row_stride + panel;
+        const BF16* ahead = AheadOf(data, src.row_stride, p, panel, n, step);
         __builtin_prefetch(ahead);
         __builtin_prefetch(ahead + src.row_stride);
         BF16* to = dst + PanelOffset<BF16>(p, panel, panel_stride);
-        const auto pack = [&](std::int64_t j) {
-          const Words pairs = hn::Or(LoadHalves(from + panel + j),
-                                     hn::ShiftLeft<16>(LoadHalves(from + src.row_stride + panel + j)));
-          StorePanel<kStream>(pairs, to + 2 * j);
+        const auto pack = [&](std::int64_t j) HWY_ATTR {
+          const std::int64_t left = n - panel - j;
+          Words even, odd;
+          if (left >= kLanes) {
+            even = LoadHalves(from + j), odd = LoadHalves(from + src.row_stride + j);
+          } else {
+            const std::int64_t some = std::max<std::int64_t>(left, 0);
+            even = hn::PromoteTo(d, LoadSomeHalves(from + j, some)),
+            odd = hn::PromoteTo(d, LoadSomeHalves(from + src.row_stride + j, some));
+          }
+          StorePanel<kStream>(hn::Or(even, hn::ShiftLeft<16>(odd)), to + 2 * j);
         };
         pack(0);
-        if (panel + kLanes < n_full) pack(kLanes);
+        pack(kLanes);
       }
     }
   }
-  PackBElements(convert, {0, k_full}, {n_full, n}, src, dst, panel_stride);
   PackBElements(convert, {k_full, k}, {0, n}, src, dst, panel_stride);
+  ZeroPanelEdges({k_full, k}, n, dst, panel_stride);
 }
 #endif
 
@@ -306,45 +382,37 @@ void PackBTransposed(Convert convert, std::int64_t k, std::int64_t n, const Stri
   const auto* data = static_cast<const typename Convert::From*>(src.data);
   constexpr std::int64_t kStep =
       kStream ? std::max<std::int64_t>(kLanes, kLineWords) : kLanes;  // Columns of whole lines.
-  const std::int64_t n_full = RoundDown(n, kLanes), k_full = RoundDown(k, kLanes * kPerWord);
+  const std::int64_t n_full = RoundDown(n, kLanes), n_padded = RoundUp(n, kNr),
+                     k_full = RoundDown(k, kLanes * kPerWord);
   const auto turn = [&](std::int64_t p, std::int64_t j) HWY_ATTR {
     Words block[kLanes];
     const auto* from = data + j * src.col_stride + p;
     const auto* ahead = j + kStep < n_full ? from + kStep * src.col_stride : from;
+    if (j < n_full) {
 #pragma GCC unroll 16
-    for (int r = 0; r < kLanes; ++r) {
-      block[r] = LoadRun(convert, from + r * src.col_stride);
-      __builtin_prefetch(ahead + r * src.col_stride, 0, 2);
+      for (int r = 0; r < kLanes; ++r) {
+        block[r] = LoadRun(convert, from + r * src.col_stride);
+        __builtin_prefetch(ahead + r * src.col_stride, 0, 2);
+      }
+    } else {
+#pragma GCC unroll 16
+      for (int r = 0; r < kLanes; ++r)
+        block[r] = j + r < n ? LoadRun(convert, from + r * src.col_stride) : hn::Zero(WordTag());
     }
     Transpose(block);
     To* to = dst + PanelOffset<To>(p, j, panel_stride);
 #pragma GCC unroll 16
     for (int r = 0; r < kLanes; ++r) StorePanel<kStream>(block[r], to + r * kNr * kPerWord);
   };
-  for (std::int64_t first = 0; first < n_full; first += kStep) {
+  for (std::int64_t first = 0; first < n_padded; first += kStep) {
     for (std::int64_t p = 0; p < k_full; p += kLanes * kPerWord) {
-      for (std::int64_t j = first; j < Min(first + kStep, n_full); j += kLanes) turn(p, j);
+      for (std::int64_t j = first; j < Min(first + kStep, n_padded); j += kLanes) turn(p, j);
     }
   }
-  PackBElements(convert, {0, k_full}, {n_full, n}, src, dst, panel_stride);
   PackBElements(convert, {k_full, k}, {0, n}, src, dst, panel_stride);
+  ZeroPanelEdges({k_full, k}, n, dst, panel_stride);
 }
 #endif
-
-// Zeros where the panels reach beyond the block: an odd last k, and the last panel's missing columns.
-template <class To>
-void ZeroPanelEdges(std::int64_t k, std::int64_t n, To* dst, std::int64_t panel_stride) {
-  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(To));
-  const std::int64_t k_padded = RoundUp(k, kPerWord), n_padded = RoundUp(n, kNr);
-  for (std::int64_t p = k; p < k_padded; ++p) {
-    for (std::int64_t j = 0; j < n; ++j) dst[PanelOffset<To>(p, j, panel_stride)] = To(0.0f);
-  }
-  if (n == n_padded) return;
-  for (std::int64_t p = 0; p < k_padded; p += kPerWord) {
-    To* to = dst + PanelOffset<To>(p, n, panel_stride);
-    std::memset(static_cast<void*>(to), 0, static_cast<std::size_t>((n_padded - n) * kPerWord) * sizeof(To));
-  }
-}
 
 template <bool kStream, class Convert>
 void PackBs(Convert convert, std::int64_t k, std::int64_t n, const StridedSource& src, void* dst_data,
@@ -358,8 +426,8 @@ void PackBs(Convert convert, std::int64_t k, std::int64_t n, const StridedSource
 #endif
   } else {
     PackBElements(convert, {0, k}, {0, n}, src, dst, panel_stride);
+    ZeroPanelEdges({0, k}, n, dst, panel_stride);
   }
-  ZeroPanelEdges(k, n, dst, panel_stride);
 }
 
 // Where a panel's words of one step of k are whole lines.
