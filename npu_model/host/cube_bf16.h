@@ -20,7 +20,8 @@ struct MmadTile {
   std::int64_t b_step = 0;  // Elements of b from word to word, where b is in rows (in columns: to the next),
   std::int64_t b_pair = 0;  // and from a pair's first row to its second.
   bool half = false;        // One more word, of which a and b have the first element alone.
-  T* keep = nullptr;        // Where b is in rows: what becomes the panel of it, if anything.
+  std::int64_t cols = 0;  // Where b is in rows of which not all of a panel's columns are there: how many are.
+  T* keep = nullptr;      // Where b is in rows: what becomes the panel of it, if anything.
   const void* prefetch = nullptr;    // What to bring into L2 meanwhile: two lines beside each
   std::int64_t prefetch_words = 0;   // of so many words of k,
   std::int64_t prefetch_step = 128;  // so many bytes from word to word,
@@ -107,14 +108,23 @@ struct FewRowTiles {
   const ColumnTiles<T>* in_columns = nullptr;  // Of more rows and a B in columns: of most rows first.
 };
 
-// The tiles of one operand type, of up to kTileRows rows; of each form the first has one row, the next two.
+// Tiles of the columns of a panel, of more and more rows: the first has one, the next two.
+template <class T>
+struct PanelTiles {
+  const MmadTileFunction<T>* wide = nullptr;       // All columns.
+  const MmadTileFunction<T>* narrow = nullptr;     // The first half of them.
+  const MmadTileFunction<T>* narrowest = nullptr;  // The first quarter, or null.
+};
+
+// The tiles of one operand type, of up to kTileRows rows.
 template <class T, int kTileRows>
 struct MmadTiles {
-  const MmadTileFunction<T>* wide;     // All columns of a panel.
-  const MmadTileFunction<T>* narrow;   // The first half of them.
-  const MmadTileFunction<T>* in_rows;  // All, where b lies row after row of k; null: b is packed.
-  const MmadTileFunction<T>*
-      in_near_rows;  // The same, quicker, which keep nothing; null: a kept panel is quicker yet.
+  PanelTiles<T> panel = {};
+  const MmadTileFunction<T>* in_rows =
+      nullptr;                      // All columns, where b lies row after row of k; null: b is packed.
+  PanelTiles<T> some_of_rows = {};  // Where columns are missing; null: b is packed.
+  // The same, quicker, which keep nothing; null: a kept panel is quicker yet.
+  const MmadTileFunction<T>* in_near_rows = nullptr;
   // Of AMX: sums as a tile leaves them, a panel wide, rounded to bf16. False where a denormal is among them, which count as
   // zero here and as what they are in VectorOps::cast.
   bool (*to_bf16)(const float* sums, std::int64_t rows, std::int64_t cols, BF16* c, std::int64_t c_pitch,

@@ -249,7 +249,7 @@ bool HasBF16Amx() {
 AmxUse::AmxUse() { configured_rows = 0; }
 AmxUse::~AmxUse() { Release(); }
 
-const MmadTiles<BF16, kMr> kBF16TilesAmx{kWide.functions, kNarrow.functions, nullptr, nullptr, &ToBF16};
+const MmadTiles<BF16, kMr> kBF16TilesAmx{.panel = {kWide.functions, kNarrow.functions}, .to_bf16 = &ToBF16};
 
 CUBIST_AMX std::int64_t PeakDotBF16Amx(std::int64_t rounds) {
   const AmxUse use;

@@ -27,8 +27,6 @@ constexpr int kLanes = 16;  // Floats of a vector, and also its pairs of bf16.
 constexpr int kNr = 2 * kLanes;
 constexpr int kRowsPerPointer = 3;  // As in cube_ops.cc.
 
-CUBIST_AVX512_BF16 inline __m512bh LoadPairs(const BF16* p) { return (__m512bh)_mm512_loadu_si512(p); }
-
 // The pair of bf16 in `bits`, sixteen times.
 CUBIST_AVX512_BF16 inline __m512bh Spread(int bits) {
   __m512i pairs = _mm512_set1_epi32(bits);
@@ -38,13 +36,48 @@ CUBIST_AVX512_BF16 inline __m512bh Spread(int bits) {
   return (__m512bh)pairs;
 }
 
+CUBIST_AVX512_BF16 inline __m256bh SpreadHalf(int bits) {
+  __m256i pairs = _mm256_set1_epi32(bits);
+#ifdef __clang__
+  asm("" : "+v"(pairs));
+#endif
+  return (__m256bh)pairs;
+}
+
+// The vectors of a tile: of sixteen floats, or of eight, of which a core that starts one of sixteen a cycle starts two.
+struct Full {
+  using Sum = __m512;
+  using Pairs = __m512bh;
+  static constexpr int kLanes = 16;
+  CUBIST_AVX512_BF16 static Sum Zero() { return _mm512_setzero_ps(); }
+  CUBIST_AVX512_BF16 static Sum Load(const float* p) { return _mm512_loadu_ps(p); }
+  CUBIST_AVX512_BF16 static void Store(Sum x, float* p) { _mm512_storeu_ps(p, x); }
+  CUBIST_AVX512_BF16 static Sum Add(Sum x, Sum y) { return _mm512_add_ps(x, y); }
+  CUBIST_AVX512_BF16 static Pairs LoadPairs(const BF16* p) { return (__m512bh)_mm512_loadu_si512(p); }
+  CUBIST_AVX512_BF16 static Pairs Spread(int bits) { return cubist::Spread(bits); }
+  CUBIST_AVX512_BF16 static Sum Dot(Sum sum, Pairs a, Pairs b) { return _mm512_dpbf16_ps(sum, a, b); }
+};
+struct Half {
+  using Sum = __m256;
+  using Pairs = __m256bh;
+  static constexpr int kLanes = 8;
+  CUBIST_AVX512_BF16 static Sum Zero() { return _mm256_setzero_ps(); }
+  CUBIST_AVX512_BF16 static Sum Load(const float* p) { return _mm256_loadu_ps(p); }
+  CUBIST_AVX512_BF16 static void Store(Sum x, float* p) { _mm256_storeu_ps(p, x); }
+  CUBIST_AVX512_BF16 static Sum Add(Sum x, Sum y) { return _mm256_add_ps(x, y); }
+  CUBIST_AVX512_BF16 static Pairs LoadPairs(const BF16* p) {
+    return (__m256bh)_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  CUBIST_AVX512_BF16 static Pairs Spread(int bits) { return SpreadHalf(bits); }
+  CUBIST_AVX512_BF16 static Sum Dot(Sum sum, Pairs a, Pairs b) { return _mm256_dpbf16_ps(sum, a, b); }
+};
+
 // A pair may stand at any even address.
 inline int PairAt(const BF16* p) {
   int pair;
   std::memcpy(&pair, p, sizeof(pair));
   return pair;
 }
-CUBIST_AVX512_BF16 inline __m512bh BroadcastPair(const BF16* p) { return Spread(PairAt(p)); }
 
 // The same of the last element of an odd k, whose pair is zero: what stands behind it may be anything.
 inline int OneAt(const BF16* p) {
@@ -52,7 +85,6 @@ inline int OneAt(const BF16* p) {
   std::memcpy(&one, p, sizeof(one));
   return one;
 }
-CUBIST_AVX512_BF16 inline __m512bh BroadcastOne(const BF16* p) { return Spread(OneAt(p)); }
 
 // The elements of two rows in turn: those of columns 0 to 15 first, or those of 16 to 31.
 template <int kFirst>
@@ -68,24 +100,31 @@ CUBIST_AVX512_BF16 inline __m512i InterleaveOrder() {
   return _mm512_load_si512(kOrder.data());
 }
 
-// The next word of B: kVectors times sixteen pairs of k. In rows, a half word has no second row.
-template <int kVectors, bool kInRows>
+// Where a tile has B from: a panel, rows of k, or rows that end before a panel does.
+enum class Source { kPanel, kRows, kSomeOfRows };
+
+// The next word of B: kVectors times as many pairs of k as a vector has. In rows, a half word has no second row.
+template <class Vector, int kVectors, Source kSource>
 CUBIST_AVX512_BF16 inline void LoadWord(const MmadTile<BF16>& tile, const BF16* b, bool half,
-                                        __m512bh* columns) {
-  if constexpr (kInRows) {
-    const __m512i first = _mm512_loadu_si512(b),
-                  second = half ? _mm512_setzero_si512() : _mm512_loadu_si512(b + tile.b_pair);
+                                        typename Vector::Pairs* columns) {
+  if constexpr (kSource != Source::kPanel) {
+    const auto load = [&](const BF16* row) CUBIST_AVX512_BF16 {
+      if constexpr (kSource == Source::kRows) return _mm512_loadu_si512(row);
+      return _mm512_maskz_loadu_epi16(_cvtu32_mask32(~std::uint32_t{0} >> (kNr - tile.cols)), row);
+    };
+    const __m512i first = load(b), second = half ? _mm512_setzero_si512() : load(b + tile.b_pair);
     columns[0] = (__m512bh)_mm512_permutex2var_epi16(first, InterleaveOrder<0>(), second);
-    columns[1] = (__m512bh)_mm512_permutex2var_epi16(first, InterleaveOrder<16>(), second);
+    if (kVectors > 1) columns[1] = (__m512bh)_mm512_permutex2var_epi16(first, InterleaveOrder<16>(), second);
   } else {
 #pragma GCC unroll 2
-    for (int j = 0; j < kVectors; ++j) columns[j] = LoadPairs(b + 2 * j * kLanes);
+    for (int j = 0; j < kVectors; ++j) columns[j] = Vector::LoadPairs(b + 2 * j * Vector::kLanes);
   }
 }
 
+template <int kVectors>
 CUBIST_AVX512_BF16 inline void KeepWord(const __m512bh* columns, BF16* panel) {
-  _mm512_storeu_si512(panel, (__m512i)columns[0]);
-  _mm512_storeu_si512(panel + kNr, (__m512i)columns[1]);
+#pragma GCC unroll 2
+  for (int j = 0; j < kVectors; ++j) _mm512_storeu_si512(panel + j * kNr, (__m512i)columns[j]);
 }
 
 // See kEnd in cube_ops.cc. Steps of bf16 are half as many, and their multiplications wait for each other longer: of the peak .963
@@ -93,30 +132,30 @@ CUBIST_AVX512_BF16 inline void KeepWord(const __m512bh* columns, BF16* panel) {
 constexpr int kEnd = 3;
 
 // kWords words of k row by row, each row's sums going to C at once.
-template <int kWords, int kRows, int kVectors, int kPointers>
-[[gnu::always_inline]] CUBIST_AVX512_BF16 inline void LastSteps(__m512 (&sum)[kRows][kVectors],
-                                                                const BF16* const (&row)[kPointers],
-                                                                std::int64_t a_pitch,
-                                                                const __m512bh (*columns)[kVectors],
-                                                                bool adds, float* c, std::int64_t c_pitch) {
+template <int kWords, class Vector, int kRows, int kVectors, int kPointers>
+[[gnu::always_inline]] CUBIST_AVX512_BF16 inline void LastSteps(
+    typename Vector::Sum (&sum)[kRows][kVectors], const BF16* const (&row)[kPointers], std::int64_t a_pitch,
+    const typename Vector::Pairs (*columns)[kVectors], bool adds, float* c, std::int64_t c_pitch) {
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
     for (int word = 0; word < kWords; ++word) {
-      const __m512bh ai = BroadcastPair(row[i / kRowsPerPointer] + i % kRowsPerPointer * a_pitch + 2 * word);
+      const auto ai =
+          Vector::Spread(PairAt(row[i / kRowsPerPointer] + i % kRowsPerPointer * a_pitch + 2 * word));
 #pragma GCC unroll 2
-      for (int j = 0; j < kVectors; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], ai, columns[word][j]);
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = Vector::Dot(sum[i][j], ai, columns[word][j]);
     }
 #pragma GCC unroll 2
     for (int j = 0; j < kVectors; ++j) {
-      if (adds) sum[i][j] = _mm512_add_ps(_mm512_loadu_ps(c + j * kLanes), sum[i][j]);
-      _mm512_storeu_ps(c + j * kLanes, sum[i][j]);
+      float* const at = c + j * Vector::kLanes;
+      if (adds) sum[i][j] = Vector::Add(Vector::Load(at), sum[i][j]);
+      Vector::Store(sum[i][j], at);
     }
     NextRow(c, c_pitch);
   }
 }
 
-template <int kRows, int kVectors, bool kInRows>
+template <int kRows, int kVectors, Source kSource, class Vector>
 CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
   const std::int64_t a_pitch = tile.a_pitch;
   constexpr int kPointers = (kRows + kRowsPerPointer - 1) / kRowsPerPointer;
@@ -126,31 +165,34 @@ CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
     row[i] = tile.a + i * kRowsPerPointer * a_pitch;
     asm("" : "+r"(row[i]));
   }
-  __m512 sum[kRows][kVectors] = {};
+  typename Vector::Sum sum[kRows][kVectors] = {};
   if (const float* start = tile.start) {
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 2
-      for (int j = 0; j < kVectors; ++j) sum[i][j] = _mm512_loadu_ps(start + j * kLanes);
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = Vector::Load(start + j * Vector::kLanes);
       NextRow(start, tile.start_pitch);
     }
   }
   const BF16* b = tile.b;
   const char* prefetch = static_cast<const char*>(tile.prefetch);
+  constexpr bool kInRows = kSource != Source::kPanel;
   const std::int64_t b_step = kInRows ? tile.b_step : 2 * kNr;
   [[maybe_unused]] BF16* keep = tile.keep;
   const std::int64_t prefetch_step = tile.prefetch_step, prefetch_pair = tile.prefetch_pair;
   std::int64_t ahead = tile.prefetch_words;
-  __m512bh columns[kVectors];
+  typename Vector::Pairs columns[kVectors];
   const bool ends = tile.words >= kEnd && !tile.half;
   for (std::int64_t word = ends ? tile.words - kEnd : tile.words; word > 0; --word) {
-    LoadWord<kVectors, kInRows>(tile, b, /*half=*/false, columns);
-    if (kInRows && keep != nullptr) KeepWord(columns, keep), keep += kNr * 2;
+    LoadWord<Vector, kVectors, kSource>(tile, b, /*half=*/false, columns);
+    if constexpr (kInRows) {
+      if (keep != nullptr) KeepWord<kVectors>(columns, keep), keep += kNr * 2;
+    }
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
-      const __m512bh ai = BroadcastPair(row[i / kRowsPerPointer] + i % kRowsPerPointer * a_pitch);
+      const auto ai = Vector::Spread(PairAt(row[i / kRowsPerPointer] + i % kRowsPerPointer * a_pitch));
 #pragma GCC unroll 2
-      for (int j = 0; j < kVectors; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], ai, columns[j]);
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = Vector::Dot(sum[i][j], ai, columns[j]);
     }
 #pragma GCC unroll 4
     for (int i = 0; i < kPointers; ++i) row[i] += 2;
@@ -166,23 +208,27 @@ CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
     __builtin_prefetch(prefetch + prefetch_pair, 0, 2);
   }
   if (tile.half) {
-    LoadWord<kVectors, kInRows>(tile, b, /*half=*/true, columns);
-    if (kInRows && keep != nullptr) KeepWord(columns, keep);
+    LoadWord<Vector, kVectors, kSource>(tile, b, /*half=*/true, columns);
+    if constexpr (kInRows) {
+      if (keep != nullptr) KeepWord<kVectors>(columns, keep);
+    }
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
-      const __m512bh ai = BroadcastOne(row[i / kRowsPerPointer] + i % kRowsPerPointer * a_pitch);
+      const auto ai = Vector::Spread(OneAt(row[i / kRowsPerPointer] + i % kRowsPerPointer * a_pitch));
 #pragma GCC unroll 2
-      for (int j = 0; j < kVectors; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], ai, columns[j]);
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = Vector::Dot(sum[i][j], ai, columns[j]);
     }
   }
-  if (!ends) return LastSteps<0>(sum, row, a_pitch, &columns, tile.adds, tile.c, tile.c_pitch);
-  __m512bh last[kEnd][kVectors];
+  if (!ends) return LastSteps<0, Vector>(sum, row, a_pitch, &columns, tile.adds, tile.c, tile.c_pitch);
+  typename Vector::Pairs last[kEnd][kVectors];
 #pragma GCC unroll 4
   for (int word = 0; word < kEnd; ++word) {
-    LoadWord<kVectors, kInRows>(tile, b + word * b_step, /*half=*/false, last[word]);
-    if (kInRows && keep != nullptr) KeepWord(last[word], keep + word * kNr * 2);
+    LoadWord<Vector, kVectors, kSource>(tile, b + word * b_step, /*half=*/false, last[word]);
+    if constexpr (kInRows) {
+      if (keep != nullptr) KeepWord<kVectors>(last[word], keep + word * kNr * 2);
+    }
   }
-  LastSteps<kEnd>(sum, row, a_pitch, last, tile.adds, tile.c, tile.c_pitch);
+  LastSteps<kEnd, Vector>(sum, row, a_pitch, last, tile.adds, tile.c, tile.c_pitch);
 }
 
 }  // namespace
@@ -195,12 +241,14 @@ bool HasBF16Avx512() {
 
 namespace {
 
-template <int kVectors, bool kInRows>
+template <int kVectors, Source kSource, class Vector = Full>
 constexpr MmadTileFunction<BF16> kTiles[kMr] = {
-    &Tile<1, kVectors, kInRows>,  &Tile<2, kVectors, kInRows>,  &Tile<3, kVectors, kInRows>,
-    &Tile<4, kVectors, kInRows>,  &Tile<5, kVectors, kInRows>,  &Tile<6, kVectors, kInRows>,
-    &Tile<7, kVectors, kInRows>,  &Tile<8, kVectors, kInRows>,  &Tile<9, kVectors, kInRows>,
-    &Tile<10, kVectors, kInRows>, &Tile<11, kVectors, kInRows>, &Tile<12, kVectors, kInRows>};
+    &Tile<1, kVectors, kSource, Vector>,  &Tile<2, kVectors, kSource, Vector>,
+    &Tile<3, kVectors, kSource, Vector>,  &Tile<4, kVectors, kSource, Vector>,
+    &Tile<5, kVectors, kSource, Vector>,  &Tile<6, kVectors, kSource, Vector>,
+    &Tile<7, kVectors, kSource, Vector>,  &Tile<8, kVectors, kSource, Vector>,
+    &Tile<9, kVectors, kSource, Vector>,  &Tile<10, kVectors, kSource, Vector>,
+    &Tile<11, kVectors, kSource, Vector>, &Tile<12, kVectors, kSource, Vector>};
 
 // Sixteen words of each of sixteen vectors turned: first blocks of four vectors, then of four blocks.
 CUBIST_AVX512_BF16 inline void Transpose(__m512i (&v)[16]) {
@@ -263,7 +311,7 @@ CUBIST_AVX512_BF16 void TurnedTile(const MmadTile<BF16>& tile) {
       if (kCopies) CopyLine(from, to + w * kLine), NextRow(from, b_col);
 #pragma GCC unroll 8
       for (int i = 0; i < kRows; ++i)
-        sum[i] = _mm512_dpbf16_ps(sum[i], BroadcastPair(a + i * kLine + 2 * w), (__m512bh)words[w]);
+        sum[i] = _mm512_dpbf16_ps(sum[i], Spread(PairAt(a + i * kLine + 2 * w)), (__m512bh)words[w]);
     }
   }
   const auto add = [&](auto at) CUBIST_AVX512_BF16 {
@@ -282,34 +330,9 @@ constexpr MmadTileFunction<BF16> kTurned[] = {
     &TurnedTile<1, kCopies>, &TurnedTile<2, kCopies>, &TurnedTile<3, kCopies>, &TurnedTile<4, kCopies>,
     &TurnedTile<5, kCopies>, &TurnedTile<6, kCopies>, &TurnedTile<7, kCopies>, &TurnedTile<8, kCopies>};
 
-// The vectors of a ColumnTile: eight rows, or sixteen.
-struct Half {
-  using Sum = __m256;
-  static constexpr int kRows = 8;
-  CUBIST_AVX512_BF16 static Sum Load(const float* p) { return _mm256_load_ps(p); }
-  CUBIST_AVX512_BF16 static void Store(Sum x, float* p) { _mm256_store_ps(p, x); }
-  CUBIST_AVX512_BF16 static Sum Add(Sum sum, const BF16* a, int word) {
-    __m256i pairs = _mm256_set1_epi32(word);
-#ifdef __clang__
-    asm("" : "+v"(pairs));  // As in Spread.
-#endif
-    return _mm256_dpbf16_ps(sum, (__m256bh)_mm256_load_si256(reinterpret_cast<const __m256i*>(a)),
-                            (__m256bh)pairs);
-  }
-};
-struct Full {
-  using Sum = __m512;
-  static constexpr int kRows = 16;
-  CUBIST_AVX512_BF16 static Sum Load(const float* p) { return _mm512_load_ps(p); }
-  CUBIST_AVX512_BF16 static void Store(Sum x, float* p) { _mm512_store_ps(p, x); }
-  CUBIST_AVX512_BF16 static Sum Add(Sum sum, const BF16* a, int word) {
-    return _mm512_dpbf16_ps(sum, LoadPairs(a), Spread(word));
-  }
-};
-
 template <int kColumns, class Vector, int kVectors>
 CUBIST_AVX512_BF16 void MultiplyColumns(const ColumnTile<BF16>& tile) {
-  constexpr std::int64_t kRows = kVectors * Vector::kRows;
+  constexpr std::int64_t kRows = kVectors * Vector::kLanes;
   constexpr bool kCopies = kColumns == 16;
   alignas(64) std::byte copies[2][kColumns * kLine * sizeof(BF16)];  // As above.
   const std::int64_t b_col = tile.b_col, blocks = tile.words / kLanes;
@@ -319,16 +342,16 @@ CUBIST_AVX512_BF16 void MultiplyColumns(const ColumnTile<BF16>& tile) {
 #pragma GCC unroll 16
     for (int c = 0; c < kColumns; ++c) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) sum[c][v] = Vector::Load(sums + c * kRows + v * Vector::kRows);
+      for (int v = 0; v < kVectors; ++v) sum[c][v] = Vector::Load(sums + c * kRows + v * Vector::kLanes);
     }
     const BF16 *a = tile.a, *b = tile.b + first * b_col;
     const auto add = [&](auto at, const BF16* columns, std::int64_t pitch) CUBIST_AVX512_BF16 {
 #pragma GCC unroll 16
       for (int c = 0; c < kColumns; ++c) {
-        const int word = at(columns + c * pitch);
+        const auto words = Vector::Spread(at(columns + c * pitch));
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v)
-          sum[c][v] = Vector::Add(sum[c][v], a + v * 2 * Vector::kRows, word);
+          sum[c][v] = Vector::Dot(sum[c][v], Vector::LoadPairs(a + v * 2 * Vector::kLanes), words);
       }
       a += 2 * kRows;
     };
@@ -351,7 +374,7 @@ CUBIST_AVX512_BF16 void MultiplyColumns(const ColumnTile<BF16>& tile) {
 #pragma GCC unroll 16
     for (int c = 0; c < kColumns; ++c) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) Vector::Store(sum[c][v], sums + c * kRows + v * Vector::kRows);
+      for (int v = 0; v < kVectors; ++v) Vector::Store(sum[c][v], sums + c * kRows + v * Vector::kLanes);
     }
   }
 }
@@ -361,8 +384,10 @@ constexpr ColumnTiles<BF16> kColumnTiles[] = {{32, &MultiplyColumns<8, Full, 2>}
 
 }  // namespace
 
-const MmadTiles<BF16, kMr> kBF16TilesAvx512{kTiles<2, false>, kTiles<1, false>, kTiles<2, true>,
-                                            /*in_near_rows=*/nullptr};
+const MmadTiles<BF16, kMr> kBF16TilesAvx512{
+    .panel = {kTiles<2, Source::kPanel>, kTiles<1, Source::kPanel>, kTiles<1, Source::kPanel, Half>},
+    .in_rows = kTiles<2, Source::kRows>,
+    .some_of_rows = {kTiles<2, Source::kSomeOfRows>, kTiles<1, Source::kSomeOfRows>}};
 const FewRowTiles<BF16> kFewRowsBF16Avx512{.turned = kTurned<false>,
                                            .turned_copies = kTurned<true>,
                                            .most_turned = std::size(kTurned<false>),

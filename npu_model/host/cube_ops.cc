@@ -47,7 +47,8 @@ constexpr int kRowsPerPointer = 3;
 constexpr int kEnd = kMr >= 12 ? 3 : 1;
 
 // sum += a * b. Free to overwrite a factor instead, the compiler moves sums between registers and memory.
-HWY_INLINE void AddProduct(Vec a, Vec b, Vec& sum) {
+template <class V>
+HWY_INLINE void AddProduct(V a, V b, V& sum) {
 #if HWY_TARGET == HWY_AVX2
   asm("vfmadd231ps %2, %1, %0" : "+x"(sum.raw) : "x"(a.raw), "x"(b.raw));
 #else
@@ -55,29 +56,44 @@ HWY_INLINE void AddProduct(Vec a, Vec b, Vec& sum) {
 #endif
 }
 
-// Where a tile has B from: a panel, rows of k, or such rows of which it leaves a panel behind (see MmadTile::keep).
-enum class Source { kPanel, kRows, kKeptRows };
+// Where a tile has B from: a panel, rows of k, or such rows of which it leaves a panel behind (see MmadTile::keep), whole ones or
+// those that end within the last vector.
+enum class Source { kPanel, kRows, kKeptRows, kSomeOfRows };
+constexpr bool Keeps(Source source) { return source == Source::kKeptRows || source == Source::kSomeOfRows; }
+
+// A word's columns; `mask` are those of the last vector that there are.
+template <Source kSource, class V, int kVectors, class Mask>
+HWY_INLINE void LoadColumns(const float* b, const Mask& mask, V (&columns)[kVectors]) {
+  const hn::DFromV<V> d;
+  constexpr int kLast = kVectors - 1;
+  constexpr std::int64_t kVector = static_cast<std::int64_t>(hn::MaxLanes(d));
+#pragma GCC unroll 2
+  for (int j = 0; j < kLast; ++j) columns[j] = hn::LoadU(d, b + j * kVector);
+  if constexpr (kSource == Source::kSomeOfRows)
+    columns[kLast] = hn::MaskedLoad(mask, d, b + kLast * kVector);
+  else
+    columns[kLast] = hn::LoadU(d, b + kLast * kVector);
+}
 
 // So many words of k.
-template <int kWords, Source kSource, int kRows, int kVectors, int kPointers>
-HWY_INLINE void Steps(Vec (&sum)[kRows][kVectors], const float* (&row)[kPointers], std::int64_t& a_pitch,
-                      const float*& b, std::int64_t b_step, float*& keep) {
-  const FloatTag d;
+template <int kWords, Source kSource, class V, int kRows, int kVectors, int kPointers, class Mask>
+HWY_INLINE void Steps(V (&sum)[kRows][kVectors], const float* (&row)[kPointers], std::int64_t& a_pitch,
+                      const float*& b, std::int64_t b_step, const Mask& mask, float*& keep) {
+  const hn::DFromV<V> d;
 #pragma GCC unroll 4
   for (int word = 0; word < kWords; ++word) {
     asm("" : "+r"(a_pitch));  // Or the compiler keeps a register for every distance from it.
-    Vec columns[kVectors];
-#pragma GCC unroll 2
-    for (int j = 0; j < kVectors; ++j) columns[j] = hn::LoadU(d, b + j * kLanes);
+    V columns[kVectors];
+    LoadColumns<kSource>(b, mask, columns);
     b += b_step;
-    if (kSource == Source::kKeptRows && keep != nullptr) {
+    if (Keeps(kSource) && keep != nullptr) {
 #pragma GCC unroll 2
       for (int j = 0; j < kVectors; ++j) hn::StoreU(columns[j], d, keep + j * kLanes);
       keep += kNr;
     }
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
-      const Vec ai = hn::Set(d, row[i / kRowsPerPointer][i % kRowsPerPointer * a_pitch + word]);
+      const V ai = hn::Set(d, row[i / kRowsPerPointer][i % kRowsPerPointer * a_pitch + word]);
 #pragma GCC unroll 2
       for (int j = 0; j < kVectors; ++j) AddProduct(ai, columns[j], sum[i][j]);
     }
@@ -87,17 +103,17 @@ HWY_INLINE void Steps(Vec (&sum)[kRows][kVectors], const float* (&row)[kPointers
 }
 
 // kWords words of k row by row, each row's sums going to C at once.
-template <int kWords, int kRows, int kVectors, int kPointers>
-HWY_INLINE void LastSteps(Vec (&sum)[kRows][kVectors], const float* const (&row)[kPointers],
-                          std::int64_t a_pitch, const Vec (&columns)[kEnd][kVectors], bool adds, float* c,
+template <int kWords, class V, int kRows, int kVectors, int kPointers>
+HWY_INLINE void LastSteps(V (&sum)[kRows][kVectors], const float* const (&row)[kPointers],
+                          std::int64_t a_pitch, const V (&columns)[kEnd][kVectors], bool adds, float* c,
                           std::int64_t c_pitch) {
-  const FloatTag d;
+  const hn::DFromV<V> d;
 #pragma GCC unroll 12
   for (int i = 0; i < kRows; ++i) {
     asm("" : "+r"(a_pitch));
 #pragma GCC unroll 4
     for (int word = 0; word < kWords; ++word) {
-      const Vec ai = hn::Set(d, row[i / kRowsPerPointer][i % kRowsPerPointer * a_pitch + word]);
+      const V ai = hn::Set(d, row[i / kRowsPerPointer][i % kRowsPerPointer * a_pitch + word]);
 #pragma GCC unroll 2
       for (int j = 0; j < kVectors; ++j) AddProduct(ai, columns[word][j], sum[i][j]);
     }
@@ -110,9 +126,10 @@ HWY_INLINE void LastSteps(Vec (&sum)[kRows][kVectors], const float* const (&row)
   }
 }
 
-template <int kRows, int kVectors, Source kSource>
+template <int kRows, int kVectors, Source kSource, class D = FloatTag>
 void Tile(const MmadTile<float>& tile) {
-  const FloatTag d;
+  const D d;
+  using V = hn::Vec<D>;
   constexpr int kPointers = (kRows + kRowsPerPointer - 1) / kRowsPerPointer;
   std::int64_t a_pitch = tile.a_pitch;
   const float* row[kPointers];
@@ -121,7 +138,7 @@ void Tile(const MmadTile<float>& tile) {
     row[i] = tile.a + i * kRowsPerPointer * a_pitch;
     asm("" : "+r"(row[i]));  // Or the compiler derives all of them from the first again.
   }
-  Vec sum[kRows][kVectors];
+  V sum[kRows][kVectors];
   const float* start = tile.start;
   if (start == nullptr) {
 #pragma GCC unroll 12
@@ -142,8 +159,9 @@ void Tile(const MmadTile<float>& tile) {
   const char* prefetch = static_cast<const char*>(tile.prefetch);
   const std::int64_t b_step = kSource == Source::kPanel ? kNr : tile.b_step;
   const std::int64_t prefetch_step = tile.prefetch_step, prefetch_pair = tile.prefetch_pair;
-  constexpr int kRun =
-      kSource == Source::kKeptRows ? 1 : kSteps;  // To keep rows, or not, takes more than steps save.
+  constexpr int kRun = Keeps(kSource) ? 1 : kSteps;  // To keep rows, or not, takes more than steps save.
+  const auto mask = hn::FirstN(
+      d, kSource == Source::kSomeOfRows ? static_cast<std::size_t>(tile.cols - (kVectors - 1) * kLanes) : 1);
   const bool ends = tile.words >= kEnd;
   const std::int64_t words = ends ? tile.words - kEnd : tile.words;
   const std::int64_t runs = words / kRun, asking = Min(runs, (tile.prefetch_words + kRun - 1) / kRun);
@@ -152,7 +170,7 @@ void Tile(const MmadTile<float>& tile) {
     __builtin_prefetch(prefetch + prefetch_pair, 0, 2);
   }
   for (std::int64_t run = 0; run < asking; ++run) {
-    Steps<kRun, kSource>(sum, row, a_pitch, b, b_step, keep);
+    Steps<kRun, kSource>(sum, row, a_pitch, b, b_step, mask, keep);
 #pragma GCC unroll 4
     for (int word = 0; word < kRun; ++word) {
       __builtin_prefetch(prefetch, 0, 2);
@@ -160,37 +178,37 @@ void Tile(const MmadTile<float>& tile) {
       prefetch += prefetch_step;
     }
   }
-  for (std::int64_t run = asking; run < runs; ++run) Steps<kRun, kSource>(sum, row, a_pitch, b, b_step, keep);
+  for (std::int64_t run = asking; run < runs; ++run)
+    Steps<kRun, kSource>(sum, row, a_pitch, b, b_step, mask, keep);
   for (std::int64_t word = runs * kRun; word < words; ++word)
-    Steps<1, kSource>(sum, row, a_pitch, b, b_step, keep);
-  Vec columns[kEnd][kVectors];
+    Steps<1, kSource>(sum, row, a_pitch, b, b_step, mask, keep);
+  V columns[kEnd][kVectors];
   if (!ends) return LastSteps<0>(sum, row, a_pitch, columns, tile.adds, tile.c, tile.c_pitch);
 #pragma GCC unroll 4
   for (int word = 0; word < kEnd; ++word) {
+    LoadColumns<kSource>(b + word * b_step, mask, columns[word]);
 #pragma GCC unroll 2
     for (int j = 0; j < kVectors; ++j) {
-      columns[word][j] = hn::LoadU(d, b + word * b_step + j * kLanes);
-      if (kSource == Source::kKeptRows && keep != nullptr)
-        hn::StoreU(columns[word][j], d, keep + word * kNr + j * kLanes);
+      if (Keeps(kSource) && keep != nullptr) hn::StoreU(columns[word][j], d, keep + word * kNr + j * kLanes);
     }
   }
   LastSteps<kEnd>(sum, row, a_pitch, columns, tile.adds, tile.c, tile.c_pitch);
 }
 
-template <int kVectors, Source kSource>
-constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1, kVectors, kSource>,
-                                                 &Tile<2, kVectors, kSource>,
-                                                 &Tile<3, kVectors, kSource>,
-                                                 &Tile<4, kVectors, kSource>,
-                                                 &Tile<5, kVectors, kSource>,
-                                                 &Tile<6, kVectors, kSource>,
+template <int kVectors, Source kSource, class D = FloatTag>
+constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1, kVectors, kSource, D>,
+                                                 &Tile<2, kVectors, kSource, D>,
+                                                 &Tile<3, kVectors, kSource, D>,
+                                                 &Tile<4, kVectors, kSource, D>,
+                                                 &Tile<5, kVectors, kSource, D>,
+                                                 &Tile<6, kVectors, kSource, D>,
 #if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
-                                                 &Tile<7, kVectors, kSource>,
-                                                 &Tile<8, kVectors, kSource>,
-                                                 &Tile<9, kVectors, kSource>,
-                                                 &Tile<10, kVectors, kSource>,
-                                                 &Tile<11, kVectors, kSource>,
-                                                 &Tile<12, kVectors, kSource>
+                                                 &Tile<7, kVectors, kSource, D>,
+                                                 &Tile<8, kVectors, kSource, D>,
+                                                 &Tile<9, kVectors, kSource, D>,
+                                                 &Tile<10, kVectors, kSource, D>,
+                                                 &Tile<11, kVectors, kSource, D>,
+                                                 &Tile<12, kVectors, kSource, D>
 #endif
 };
 // For elements E of B.
@@ -209,8 +227,22 @@ constexpr FewRowTiles<float> kFewRowsF32{kFewF32<E>, kMostInRows<E>};
 template <class E>
 constexpr FewRowTiles<float> kFewRowsF32;
 #endif
-constexpr MmadTiles<float, kMr> kTilesF32{kTiles<2, Source::kPanel>, kTiles<1, Source::kPanel>,
-                                          kTiles<2, Source::kKeptRows>, kTiles<2, Source::kRows>};
+#if HWY_TARGET <= HWY_AVX3
+// Of eight columns vectors of eight: a core that starts one of sixteen a cycle starts two of them.
+template <Source kSource>
+constexpr PanelTiles<float> kPanelTiles{kTiles<2, kSource>, kTiles<1, kSource>,
+                                        kTiles<1, kSource, hn::CappedTag<float, 8>>};
+#else
+template <Source kSource>
+constexpr PanelTiles<float> kPanelTiles{kTiles<2, kSource>, kTiles<1, kSource>, nullptr};
+#endif
+constexpr MmadTiles<float, kMr> kTilesF32 {
+  .panel = kPanelTiles<Source::kPanel>, .in_rows = kTiles<2, Source::kKeptRows>,
+#if HWY_TARGET <= HWY_AVX3
+  .some_of_rows = kPanelTiles<Source::kSomeOfRows>,
+#endif
+  .in_near_rows = kTiles<2, Source::kRows>
+};
 
 std::int64_t PeakFma(std::int64_t rounds) {
   const FloatTag d;

@@ -135,9 +135,10 @@ HWY_INLINE void RunTile(const MmadArgs& args, Range m, Range n, MmadTileFunction
 }
 
 // The tiles of panels, by the number of rows less one.
-template <class T, int kTileRows>
-HWY_INLINE const MmadTileFunction<T>* TilesOf(const MmadTiles<T, kTileRows>& tiles, Range n) {
-  return n.size() > kLanes ? tiles.wide : tiles.narrow;
+template <class T>
+HWY_INLINE const MmadTileFunction<T>* TilesOf(const PanelTiles<T>& tiles, Range n) {
+  const bool fits_narrowest = tiles.narrowest != nullptr && n.size() <= kLanes / 2;
+  return n.size() > kLanes ? tiles.wide : fits_narrowest ? tiles.narrowest : tiles.narrow;
 }
 
 // How far ahead of its use B is asked for where one strip of A takes all of it, which is then as fast as memory is. The
@@ -168,7 +169,7 @@ void MmadStrip(const MmadArgs& args, Range m, MmadTile<T>& tile, const NextRows<
     const bool last = panel + 1 == panels.count();
     const float* c =
         TileToFetch(args, args.start, m.begin, n.begin, last ? m.end : m.begin, last ? 0 : n.end);
-    RunTile<kTileRows>(args, m, n, TilesOf(tiles, n)[m.size() - 1], c, tile);
+    RunTile<kTileRows>(args, m, n, TilesOf(tiles.panel, n)[m.size() - 1], c, tile);
   }
 }
 
@@ -207,7 +208,7 @@ void MmadColumns(const MmadArgs& args, MmadTile<T>& tile, const MmadTiles<T, kTi
       const bool last = i + 1 == strips.count();
       const float* c =
           TileToFetch(args, args.start, m.begin, n.begin, last ? 0 : m.end, last ? n.end : n.begin);
-      RunTile<kTileRows>(args, m, n, TilesOf(tiles, n)[m.size() - 1], c, tile);
+      RunTile<kTileRows>(args, m, n, TilesOf(tiles.panel, n)[m.size() - 1], c, tile);
     }
   }
 }
@@ -379,7 +380,7 @@ class MmadNear {
     if (k.begin == 0) StartOf(args_, m, n, bias, &tile_);
     tile_.asks = ends && !args_.adds ? PlaceOf(m, n) : nullptr;
     tile_.asks_bytes = n.size() * c_bytes_, tile_.asks_pitch = args_.c_pitch * c_bytes_;
-    const auto function = TilesOf(tiles_, n)[m.size() - 1];
+    const auto function = TilesOf(tiles_.panel, n)[m.size() - 1];
     if (!ends || args_.cast != nullptr) {
       tile_.c = own, tile_.c_pitch = kNr;
       function(tile_);
@@ -457,12 +458,16 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, dec
 
   // A's rows `m`, all of them with B's panel (k, n). `next` is where the next panel begins.
   const auto multiply = [&](Range m, Range k, Range n, const std::byte* next) {
-    bool as_it_lies = as_stored && tiles.in_rows != nullptr &&
-                      n.size() == kNr;  // And for further strips, as it stays or the first one keeps it.
+    const bool whole = n.size() == kNr;
+    const MmadTileFunction<T>* const in_rows_as_they_lie =
+        whole ? tiles.in_rows : TilesOf(tiles.some_of_rows, n);
+    bool as_it_lies = as_stored && in_rows_as_they_lie !=
+                                       nullptr;  // And for further strips, as it stays or the first keeps it.
     const bool stays = as_it_lies && near && tiles.in_near_rows != nullptr;
     MmadTile<T> tile{.words = k.size() / kPerWord,
                      .b = reinterpret_cast<const T*>(panel),
                      .half = k.size() % kPerWord != 0,
+                     .cols = n.size(),
                      .c_pitch = args.c_pitch};
     const Strips<kTileRows> strips(m.size());
     if (as_it_lies) {
@@ -489,9 +494,9 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, dec
       }
       tile.prefetch = next + 2 * kLine * i;
       tile.prefetch_words = i < fetching && !near ? Min(tile.words, in_rows ? words : kNr) : 0;
-      const MmadTileFunction<T>* const functions = stays        ? tiles.in_near_rows
-                                                   : as_it_lies ? tiles.in_rows
-                                                                : TilesOf(tiles, n);
+      const MmadTileFunction<T>* const functions = stays && whole ? tiles.in_near_rows
+                                                   : as_it_lies   ? in_rows_as_they_lie
+                                                                  : TilesOf(tiles.panel, n);
       const float* c = TileToFetch(args, MmadStart::kZero, strip.begin, n.begin, strip.begin, n.begin);
       RunTile<kTileRows>(into, strip, n, functions[strip.size() - 1], c, tile);
       if (stays) continue;
