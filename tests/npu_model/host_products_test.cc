@@ -126,8 +126,8 @@ TEST_P(HostProductsTest, FewRowsHaveTheBitsOfPackedPanels) {
       for (std::int64_t k : {15, 515, 1301, 2307}) check(64, 13, k, layout, k);
       check(8, 13, 9001, layout, 9001);
       // Columns that fill no tile, of one strip of rows and of several.
-      for (std::int64_t n : {1, 7, 8, 9, 15, 16, 17, 31, 33, 40, 41, 48, 63}) {
-        for (std::int64_t m : {3, 12, 13, 72}) check(m, n, 133, layout, 133);
+      for (std::int64_t n : {1, 8, 9, 16, 17, 31, 40, 63}) {
+        for (std::int64_t m : {3, 13, 72}) check(m, n, 133, layout, 133);
       }
       // More of either than is packed at a time.
       for (std::int64_t m : {3, 40}) check(m, 533, 290, layout, 290), check(m, 77, 2100, layout, 2100);
