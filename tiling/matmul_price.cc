@@ -148,19 +148,27 @@ double PassingCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTil
 // Products pack long rows and columns, so many times as fast as the short ones of attention that the chip's rate is of.
 constexpr double kLongRows = 2.75;
 
+// Cycles that memory takes for a byte of A, where the last cache does not hold it.
+double MemoryCycles(const ChipSpec& chip, const MatmulShape& s) {
+  const double bytes = D(s.batches) * D(s.m) * D(s.k) * D(chip.OperandBytes(s.in));
+  return bytes > D(chip.memory.l2_bytes) ? chip.clock_hz / chip.memory.hbm_bytes_per_s : 0;
+}
+
 // Cycles that a byte costs a block that reads an operand as it is, or packs it for itself. Fitted to the measured order of
 // tilings: strips of A are on their way while the one before is multiplied; what a block packs drives out what it multiplies.
 struct SerialLoads {
-  static constexpr double kBeside = 0.5, kDrivesOutA = 2;
+  static constexpr double kBeside = 0.5, kDrivesOutA = 2, kDrivesOutStrips = 3.3;
 
   SerialLoads(const ChipSpec& chip, const MatmulShape& s)
       : drives_out_b(chip.InTileRegisters(s.in) && !IsNear(chip, s) ? 2.6 : 1.2),
         in_layout(1 / chip.path(Path::kGmToL1).bytes_per_cycle),
-        packing(1 / (chip.path(Path::kGmToL1Nd2Nz).bytes_per_cycle * kLongRows)) {}
-  double OfA(bool as_it_is) const { return as_it_is ? in_layout * kBeside : packing * kDrivesOutA; }
+        packing(1 / (chip.path(Path::kGmToL1Nd2Nz).bytes_per_cycle * kLongRows)),
+        packing_a(chip.InTileRegisters(s.in) ? packing * kDrivesOutA
+                                             : packing * kDrivesOutStrips + 2 * MemoryCycles(chip, s)) {}
+  double OfA(bool as_it_is) const { return as_it_is ? in_layout * kBeside : packing_a; }
   double OfB(bool as_it_is) const { return as_it_is ? in_layout : packing * drives_out_b; }
 
-  double drives_out_b, in_layout, packing;
+  double drives_out_b, in_layout, packing, packing_a;
 };
 
 double SerialCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t, const Block& block) {
@@ -385,12 +393,13 @@ double Price(const ChipSpec& chip, const MatmulShape& whole, const MatmulTiling&
                         s.in);
     // A host writes lines that it has read; columns along which B is packed are met one panel at a time.
     // Beside tile registers copies stand out, those of A, whose rows are short runs, most of all.
-    double passes = turned ? 1.7 : 1.25;
-    if (chip.InTileRegisters(s.in)) passes = role == Role::kA ? 7.3 : 3.6;
+    double passes = role == Role::kA ? 7.3 : turned ? 1.7 : 1.25;
+    if (chip.InTileRegisters(s.in) && role == Role::kB) passes = 3.6;
     passes /= kLongRows;
     const double cores = D(chip.concurrent_cores);
-    return chip.sync.barrier_s * chip.clock_hz + D(s.batches) * D(rows) * D(cols) * bytes * passes /
-                                                     LoadRate(chip, Path::kGmToL1Nd2Nz, cores) / cores;
+    double of_byte = passes / LoadRate(chip, Path::kGmToL1Nd2Nz, cores);
+    if (role == Role::kA && !chip.InTileRegisters(s.in)) of_byte += 5 * MemoryCycles(chip, whole);
+    return chip.sync.barrier_s * chip.clock_hz + D(s.batches) * D(rows) * D(cols) * bytes * of_byte / cores;
   };
   // On a host, more than one block means more than one thread, which must be woken.
   if (!chip.pipes_overlap && t.tasks(s.batches) > 1) total += chip.sync.barrier_s * chip.clock_hz;
