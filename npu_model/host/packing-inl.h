@@ -216,13 +216,30 @@ void PackATransposed(Convert convert, std::int64_t m, std::int64_t k, const Stri
 }
 #endif
 
+// A row, and the next one asked for meanwhile: line by line it comes when it is wanted, while the machine's own prefetching begins
+// anew in every row and every page.
+template <class Convert>
+HWY_INLINE void PackRow(Convert convert, const typename Convert::From* row, const typename Convert::From* next,
+                        typename Convert::To* dst, std::int64_t k) {
+  constexpr std::int64_t kLine = static_cast<std::int64_t>(64 / sizeof(typename Convert::From));
+  std::int64_t i = 0;
+  for (; i + kLine <= k; i += kLine) {
+    __builtin_prefetch(next + i, 0, 2);
+    ConvertRow(convert, row + i, dst + i, kLine);
+  }
+  ConvertRow(convert, row + i, dst + i, k - i);
+}
+
 template <class Convert>
 void PackAs(Convert convert, std::int64_t m, std::int64_t k, const StridedSource& src, void* dst_data,
             std::int64_t pitch) {
   auto* dst = static_cast<typename Convert::To*>(dst_data);
   if (src.col_stride == 1) {
     const auto* data = static_cast<const typename Convert::From*>(src.data);
-    for (std::int64_t i = 0; i < m; ++i) ConvertRow(convert, data + i * src.row_stride, dst + i * pitch, k);
+    for (std::int64_t i = 0; i < m; ++i) {
+      const auto* const row = data + i * src.row_stride;
+      PackRow(convert, row, i + 1 < m ? row + src.row_stride : data + k, dst + i * pitch, k);
+    }
 #if HWY_TARGET != HWY_SCALAR
   } else if (src.row_stride == 1) {
     PackATransposed(convert, m, k, src, dst, pitch);
