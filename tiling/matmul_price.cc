@@ -158,9 +158,12 @@ double MemoryCycles(const ChipSpec& chip, const MatmulShape& s) {
 // tilings: strips of A are on their way while the one before is multiplied; what a block packs drives out what it multiplies.
 struct SerialLoads {
   static constexpr double kBeside = 0.5, kDrivesOutA = 2, kDrivesOutStrips = 3.3;
+  static constexpr std::int64_t kFewRows = 64;  // Beside so few what packs B is not hidden.
 
   SerialLoads(const ChipSpec& chip, const MatmulShape& s)
-      : drives_out_b(chip.InTileRegisters(s.in) && !IsNear(chip, s) ? 2.6 : 1.2),
+      : drives_out_b(chip.InTileRegisters(s.in) ? (IsNear(chip, s) ? 1.2 : 2.6)
+                     : s.m <= kFewRows          ? 3.0
+                                                : 1.2),
         in_layout(1 / chip.path(Path::kGmToL1).bytes_per_cycle),
         packing(1 / (chip.path(Path::kGmToL1Nd2Nz).bytes_per_cycle * kLongRows)),
         packing_a(chip.InTileRegisters(s.in) ? packing * kDrivesOutA

@@ -174,11 +174,13 @@ class TilingList {
   // One thread: nothing to buffer, but whole operands may be packed first.
   void AddSerial(MatmulTiling t) {
     t.l1_stages = t.l0_stages = 1;
-    if (t.m >= s_.m && ReadOnce(s_) && t.n >= std::min(kShortestRun, LeastOnce())) AddOnce(t);
+    const std::int64_t least = std::min(kShortestRun, LeastOnce());
+    const bool once = ReadOnce(s_) && s_.n >= least;
+    if (once && t.m >= s_.m && t.n >= least) AddOnce(t);
     for (int packing = 0; packing < 4; ++packing) {
       t.pack_a = (packing & 1) != 0, t.pack_b = (packing & 2) != 0;
       if (t.pack_a && (s_.a_packed || CeilDiv(s_.n, t.n) == 1 || AIsReadInPlace(chip_, s_))) continue;
-      if (t.pack_b && (s_.b_packed || CeilDiv(s_.m, t.m) == 1)) continue;
+      if (t.pack_b && (s_.b_packed || once || CeilDiv(s_.m, t.m) == 1)) continue;
       AddNear(t);
     }
   }
