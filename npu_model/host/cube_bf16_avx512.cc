@@ -314,14 +314,20 @@ CUBIST_AVX512_BF16 void TurnedTile(const MmadTile<BF16>& tile) {
         sum[i] = _mm512_dpbf16_ps(sum[i], Spread(PairAt(a + i * kLine + 2 * w)), (__m512bh)words[w]);
     }
   }
-  const auto add = [&](auto at) CUBIST_AVX512_BF16 {
-    alignas(64) int lanes[kLanes];
-    for (int c = 0; c < kLanes; ++c) lanes[c] = at(b + c * b_col);
-    for (int i = 0; i < kRows; ++i)
-      sum[i] = _mm512_dpbf16_ps(sum[i], Spread(at(a + i * kLine)), (__m512bh)_mm512_load_si512(lanes));
-  };
-  for (std::int64_t word = blocks * kLanes; word < tile.words; ++word, a += 2, b += 2) add(PairAt);
-  if (tile.half) add(OneAt);
+  if (const std::int64_t left = tile.words - blocks * kLanes; left > 0 || tile.half) {
+    const __mmask32 mask = _cvtu32_mask32((std::uint32_t{1} << (2 * left + tile.half)) - 1);
+    __m512i words[kLanes];
+#pragma GCC unroll 16
+    for (int c = 0; c < kLanes; ++c) words[c] = _mm512_maskz_loadu_epi16(mask, b + c * b_col);
+    Transpose(words);
+    const auto add = [&](auto at, std::int64_t w) CUBIST_AVX512_BF16 {
+#pragma GCC unroll 8
+      for (int i = 0; i < kRows; ++i)
+        sum[i] = _mm512_dpbf16_ps(sum[i], Spread(at(a + i * kLine + 2 * w)), (__m512bh)words[w]);
+    };
+    for (std::int64_t w = 0; w < left; ++w) add(PairAt, w);
+    if (tile.half) add(OneAt, left);
+  }
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) _mm512_storeu_ps(tile.c + i * tile.c_pitch, sum[i]);
 }

@@ -80,11 +80,15 @@ void TurnedTile(const MmadTile<float>& tile) {
       for (int i = 0; i < kRows; ++i) sum[i] = hn::MulAdd(hn::Set(d, a[i * kLanes + w]), words[w], sum[i]);
     }
   }
-  for (std::int64_t word = blocks * kLanes; word < tile.words; ++word, ++a, ++b) {
-    alignas(64) float lanes[kLanes];
-    for (std::int64_t c = 0; c < kLanes; ++c) lanes[c] = static_cast<float>(b[c * b_col]);
-    for (int i = 0; i < kRows; ++i)
-      sum[i] = hn::MulAdd(hn::Set(d, a[i * kLanes]), hn::Load(d, lanes), sum[i]);
+  if (const std::int64_t left = tile.words - blocks * kLanes; left > 0) {
+    hn::Vec<FloatTag> words[kLanes];
+#pragma GCC unroll 16
+    for (int c = 0; c < kLanes; ++c) words[c] = hn::BitCast(d, LoadSome(b + c * b_col, left));
+    Transpose(words);
+    for (std::int64_t w = 0; w < left; ++w, ++a) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kRows; ++i) sum[i] = hn::MulAdd(hn::Set(d, a[i * kLanes]), words[w], sum[i]);
+    }
   }
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) hn::StoreU(sum[i], d, tile.c + i * tile.c_pitch);

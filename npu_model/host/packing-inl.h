@@ -186,7 +186,8 @@ HWY_INLINE Words LoadSomeOfColumn(KeepBF16, const BF16* p, std::int64_t col_stri
 template <class Convert>
 void PackATransposed(Convert convert, std::int64_t m, std::int64_t k, const StridedSource& src,
                      typename Convert::To* dst, std::int64_t pitch) {
-  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(typename Convert::To));
+  using To = typename Convert::To;
+  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(To));
   const auto* data = static_cast<const typename Convert::From*>(src.data);
   const std::int64_t m_full = RoundDown(m, kLanes), k_full = RoundDown(k, kLanes * kPerWord),
                      some = m - m_full;
@@ -212,15 +213,34 @@ void PackATransposed(Convert convert, std::int64_t m, std::int64_t k, const Stri
     Transpose(block);
     for (std::int64_t r = 0; r < some; ++r) StoreWords(block[r], dst + (m_full + r) * pitch + p);
   }
-  PackAElements(convert, {0, m}, {k_full, k}, src, dst, pitch);
+  if (k == k_full) return;
+  const std::int64_t whole = (k - k_full) / kPerWord;
+  for (std::int64_t i = 0; i < m; i += kLanes) {  // The words that are left, but for half of one.
+    Words block[kLanes];
+    const auto* from = data + k_full * src.col_stride + i;
+    for (std::int64_t word = 0; word < kLanes; ++word) {
+      const auto* const column = from + word * kPerWord * src.col_stride;
+      block[word] = word >= whole     ? hn::Zero(WordTag())
+                    : i + kLanes <= m ? LoadColumn(convert, column, src.col_stride)
+                                      : LoadSomeOfColumn(convert, column, src.col_stride, m - i);
+    }
+    Transpose(block);
+    for (std::int64_t r = 0; r < Min(kLanes, m - i); ++r) {
+      alignas(64) std::uint32_t words[kLanes];
+      hn::Store(block[r], WordTag(), words);
+      std::memcpy(static_cast<void*>(dst + (i + r) * pitch + k_full), words,
+                  static_cast<std::size_t>(whole) * 4);
+    }
+  }
+  PackAElements(convert, {0, m}, {k_full + whole * kPerWord, k}, src, dst, pitch);
 }
 #endif
 
 // A row, and the next one asked for meanwhile: line by line it comes when it is wanted, while the machine's own prefetching begins
 // anew in every row and every page.
 template <class Convert>
-HWY_INLINE void PackRow(Convert convert, const typename Convert::From* row, const typename Convert::From* next,
-                        typename Convert::To* dst, std::int64_t k) {
+HWY_INLINE void PackRow(Convert convert, const typename Convert::From* row,
+                        const typename Convert::From* next, typename Convert::To* dst, std::int64_t k) {
   constexpr std::int64_t kLine = static_cast<std::int64_t>(64 / sizeof(typename Convert::From));
   std::int64_t i = 0;
   for (; i + kLine <= k; i += kLine) {
@@ -377,14 +397,23 @@ void PackBPlain(KeepBF16 convert, std::int64_t k, std::int64_t n, const StridedS
 #endif
 
 #if HWY_TARGET != HWY_SCALAR
-// One vector of words, adjacent in p.
+// One vector of words, adjacent in p; or those of the first `count` elements, zeros behind them.
 template <class Source>
 HWY_INLINE Words LoadRun(Widen<Source>, const Source* p) {
   return LoadWords(p);
 }
+template <class Source>
+HWY_INLINE Words LoadSomeOfRun(Widen<Source>, const Source* p, std::int64_t count) {
+  return LoadSome(p, count);
+}
 #if HWY_TARGET <= HWY_AVX3
 HWY_INLINE Words LoadRun(KeepBF16, const BF16* p) {  // Pairs of k are adjacent in the source already.
   return hn::LoadU(WordTag(), reinterpret_cast<const std::uint32_t*>(p));
+}
+HWY_INLINE Words LoadSomeOfRun(KeepBF16, const BF16* p, std::int64_t count) {
+  const hn::Repartition<std::uint16_t, WordTag> d;
+  return hn::BitCast(WordTag(), hn::MaskedLoad(hn::FirstN(d, static_cast<std::size_t>(count)), d,
+                                               reinterpret_cast<const std::uint16_t*>(p)));
 }
 #endif
 
@@ -426,8 +455,18 @@ void PackBTransposed(Convert convert, std::int64_t k, std::int64_t n, const Stri
       for (std::int64_t j = first; j < Min(first + kStep, n_padded); j += kLanes) turn(p, j);
     }
   }
-  PackBElements(convert, {k_full, k}, {0, n}, src, dst, panel_stride);
-  ZeroPanelEdges({k_full, k}, n, dst, panel_stride);
+  if (k == k_full) return;
+  for (std::int64_t j = 0; j < n_padded; j += kLanes) {  // The words that are left.
+    Words block[kLanes];
+    const auto* from = data + j * src.col_stride + k_full;
+    for (std::int64_t r = 0; r < kLanes; ++r)
+      block[r] =
+          j + r < n ? LoadSomeOfRun(convert, from + r * src.col_stride, k - k_full) : hn::Zero(WordTag());
+    Transpose(block);
+    To* const to = dst + PanelOffset<To>(k_full, j, panel_stride);
+    for (std::int64_t word = 0; word < CeilDiv(k - k_full, kPerWord); ++word)
+      StorePanel<kStream>(block[word], to + word * kNr * kPerWord);
+  }
 }
 #endif
 
