@@ -62,22 +62,35 @@ struct NextRows {
   std::int64_t pitch = 0, rows = 0, lines = 0, lines_per_panel = 0;
 };
 
-// A tile of C of fewer columns than a panel has: the panel's others may be another's, or nobody's.
+// `cols` columns of floats, fewer than a panel has.
+HWY_INLINE void CopyColumns(const float* from, std::int64_t from_pitch, float* to, std::int64_t to_pitch,
+                            std::int64_t rows, std::int64_t cols) {
+#if HWY_TARGET <= HWY_AVX3
+  const FloatTag d;
+  for (std::int64_t j = 0; j < cols; j += kLanes) {
+    const auto mask = hn::FirstN(d, static_cast<std::size_t>(cols - j));
+    for (std::int64_t i = 0; i < rows; ++i)
+      hn::BlendedStore(hn::MaskedLoad(mask, d, from + i * from_pitch + j), mask, d, to + i * to_pitch + j);
+  }
+#else
+  for (std::int64_t i = 0; i < rows; ++i) CopyRow(from + i * from_pitch, to + i * to_pitch, cols);
+#endif
+}
+
+// A tile of C of fewer columns than its function writes: the others may be another tile's, or nobody's.
 template <int kTileRows, class T>
 void MmadEdge(MmadTileFunction<T> function, std::int64_t rows, std::int64_t cols, const MmadTile<T>& tile) {
   alignas(64) float sums[kTileRows * kNr];
-  const auto bytes = static_cast<std::size_t>(cols) * sizeof(float);
   MmadTile<T> own = tile;
   own.c = sums, own.c_pitch = kNr;
   if (tile.start != nullptr) {
-    for (std::int64_t i = 0; i < rows; ++i)
-      std::memcpy(sums + i * kNr, tile.start + i * tile.start_pitch, bytes);
+    CopyColumns(tile.start, tile.start_pitch, sums, kNr, rows, cols);
     own.start = sums, own.start_pitch = kNr;
   } else if (tile.adds) {
-    for (std::int64_t i = 0; i < rows; ++i) std::memcpy(sums + i * kNr, tile.c + i * tile.c_pitch, bytes);
+    CopyColumns(tile.c, tile.c_pitch, sums, kNr, rows, cols);
   }
   function(own);
-  for (std::int64_t i = 0; i < rows; ++i) std::memcpy(tile.c + i * tile.c_pitch, sums + i * kNr, bytes);
+  CopyColumns(sums, kNr, tile.c, tile.c_pitch, rows, cols);
 }
 
 // Rows of C that lie within so many bytes are taken to be in L1.
@@ -120,25 +133,34 @@ HWY_INLINE void StartOf(const MmadArgs& args, const Range& m, const Range& n, fl
   }
 }
 
+// What multiplies columns of a panel: by the number of rows less one, and how many columns it writes.
+template <class T>
+struct ColumnsTiles {
+  MmadTileFunction<T> OfRows(std::int64_t rows) const { return functions[rows - 1]; }
+
+  const MmadTileFunction<T>* functions;
+  std::int64_t width;
+};
+template <class T>
+HWY_INLINE ColumnsTiles<T> TilesOf(const PanelTiles<T>& tiles, Range n) {
+  if (n.size() > kLanes) return {tiles.wide, kNr};
+  if (n.size() <= kLanes / 2 && tiles.narrowest != nullptr) return {tiles.narrowest, kLanes / 2};
+  return {tiles.narrow, kLanes};
+}
+
 // Such a tile from operands that `tile` has, and beside it the lines of the tile `fetched`. `tile` is one object, written
 // field by field: a copy would wait for the stores of the tile before it.
 template <int kTileRows, class T>
-HWY_INLINE void RunTile(const MmadArgs& args, Range m, Range n, MmadTileFunction<T> function,
+HWY_INLINE void RunTile(const MmadArgs& args, Range m, Range n, const ColumnsTiles<T>& tiles,
                         const float* fetched, MmadTile<T>& tile) {
+  const MmadTileFunction<T> function = tiles.OfRows(m.size());
   alignas(64) float bias[kNr];
   tile.rows = m.size();
   tile.c = args.c + m.begin * args.c_pitch + n.begin;
   StartOf(args, m, n, bias, &tile);
-  if (args.exact && n.size() < kNr) return MmadEdge<kTileRows>(function, m.size(), n.size(), tile);
+  if (args.exact && n.size() < tiles.width) return MmadEdge<kTileRows>(function, m.size(), n.size(), tile);
   FetchTile(fetched, args.c_pitch, m.size());
   function(tile);
-}
-
-// The tiles of panels, by the number of rows less one.
-template <class T>
-HWY_INLINE const MmadTileFunction<T>* TilesOf(const PanelTiles<T>& tiles, Range n) {
-  const bool fits_narrowest = tiles.narrowest != nullptr && n.size() <= kLanes / 2;
-  return n.size() > kLanes ? tiles.wide : fits_narrowest ? tiles.narrowest : tiles.narrow;
 }
 
 // How far ahead of its use B is asked for where one strip of A takes all of it, which is then as fast as memory is. The
@@ -169,7 +191,7 @@ void MmadStrip(const MmadArgs& args, Range m, MmadTile<T>& tile, const NextRows<
     const bool last = panel + 1 == panels.count();
     const float* c =
         TileToFetch(args, args.start, m.begin, n.begin, last ? m.end : m.begin, last ? 0 : n.end);
-    RunTile<kTileRows>(args, m, n, TilesOf(tiles.panel, n)[m.size() - 1], c, tile);
+    RunTile<kTileRows>(args, m, n, TilesOf(tiles.panel, n), c, tile);
   }
 }
 
@@ -208,7 +230,7 @@ void MmadColumns(const MmadArgs& args, MmadTile<T>& tile, const MmadTiles<T, kTi
       const bool last = i + 1 == strips.count();
       const float* c =
           TileToFetch(args, args.start, m.begin, n.begin, last ? 0 : m.end, last ? n.end : n.begin);
-      RunTile<kTileRows>(args, m, n, TilesOf(tiles.panel, n)[m.size() - 1], c, tile);
+      RunTile<kTileRows>(args, m, n, TilesOf(tiles.panel, n), c, tile);
     }
   }
 }
@@ -380,7 +402,8 @@ class MmadNear {
     if (k.begin == 0) StartOf(args_, m, n, bias, &tile_);
     tile_.asks = ends && !args_.adds ? PlaceOf(m, n) : nullptr;
     tile_.asks_bytes = n.size() * c_bytes_, tile_.asks_pitch = args_.c_pitch * c_bytes_;
-    const auto function = TilesOf(tiles_.panel, n)[m.size() - 1];
+    const ColumnsTiles<T> tiles = TilesOf(tiles_.panel, n);
+    const auto function = tiles.OfRows(m.size());
     if (!ends || args_.cast != nullptr) {
       tile_.c = own, tile_.c_pitch = kNr;
       function(tile_);
@@ -388,7 +411,8 @@ class MmadNear {
       return;
     }
     tile_.c = args_.c + m.begin * args_.c_pitch + n.begin, tile_.c_pitch = args_.c_pitch;
-    if (args_.exact && n.size() < kNr) return MmadEdge<kTileRows>(function, m.size(), n.size(), tile_);
+    if (args_.exact && n.size() < tiles.width)
+      return MmadEdge<kTileRows>(function, m.size(), n.size(), tile_);
     function(tile_);
   }
 
@@ -459,10 +483,9 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, dec
   // A's rows `m`, all of them with B's panel (k, n). `next` is where the next panel begins.
   const auto multiply = [&](Range m, Range k, Range n, const std::byte* next) {
     const bool whole = n.size() == kNr;
-    const MmadTileFunction<T>* const in_rows_as_they_lie =
-        whole ? tiles.in_rows : TilesOf(tiles.some_of_rows, n);
-    bool as_it_lies = as_stored && in_rows_as_they_lie !=
-                                       nullptr;  // And for further strips, as it stays or the first keeps it.
+    const auto of_rows = whole ? ColumnsTiles<T>{tiles.in_rows, kNr} : TilesOf(tiles.some_of_rows, n);
+    bool as_it_lies = as_stored && of_rows.functions != nullptr;
+    // For further strips, too, or the first one keeps a panel.
     const bool stays = as_it_lies && near && tiles.in_near_rows != nullptr;
     MmadTile<T> tile{.words = k.size() / kPerWord,
                      .b = reinterpret_cast<const T*>(panel),
@@ -494,11 +517,11 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, dec
       }
       tile.prefetch = next + 2 * kLine * i;
       tile.prefetch_words = i < fetching && !near ? Min(tile.words, in_rows ? words : kNr) : 0;
-      const MmadTileFunction<T>* const functions = stays && whole ? tiles.in_near_rows
-                                                   : as_it_lies   ? in_rows_as_they_lie
-                                                                  : TilesOf(tiles.panel, n);
+      const auto used = stays && whole ? ColumnsTiles<T>{tiles.in_near_rows, kNr}
+                        : as_it_lies   ? of_rows
+                                       : TilesOf(tiles.panel, n);
       const float* c = TileToFetch(args, MmadStart::kZero, strip.begin, n.begin, strip.begin, n.begin);
-      RunTile<kTileRows>(into, strip, n, functions[strip.size() - 1], c, tile);
+      RunTile<kTileRows>(into, strip, n, used, c, tile);
       if (stays) continue;
       as_it_lies = false;
       tile.b = reinterpret_cast<const T*>(panel);
