@@ -436,7 +436,8 @@ bool LiesInColumns(const AnyTensor& t) {
 // fast, of the transpose 5.3, 5.6, 1.8 times. Rows that are near and read in place are as quick by strips, from five columns on.
 bool HadBetterTurn(const Device& device, const MatmulArgs& args) {
   constexpr std::int64_t kFewColumns = 64, kFewInStrips = 4, kFewFromMemory = 8, kFewByPieces = 24;
-  constexpr std::int64_t kShortestRow = 512;  // Bytes: shorter ones are not taken where they lie.
+  constexpr std::int64_t kShortestRow = 512,
+                         kShortestOfOne = 64;  // Bytes: shorter ones gain less than C's turning costs.
   constexpr std::int64_t kNear = std::int64_t{1} << 18,
                          kNearBytes = std::int64_t{4} << 20;  // Of A: elements, bytes.
   if (device.chip().pipes_overlap || args.packed_a.given() || args.packed_b.given() || args.bias.given())
@@ -449,7 +450,7 @@ bool HadBetterTurn(const Device& device, const MatmulArgs& args) {
   shape.m = m, shape.k = ColsOf(a), shape.in = a.dtype;
   if (LiesInColumns(a)) return n <= kFewByPieces || shape.k > kNear / m;
   const std::int64_t row_bytes = shape.k * SizeOf(a.dtype);
-  if (row_bytes < kShortestRow) return false;
+  if (row_bytes < (n == 1 ? kShortestOfOne : kShortestRow)) return false;
   if (n <= kFewInStrips) return true;
   if (a.stride(a.rank - 1) == 1) shape.a_row_bytes = std::abs(a.stride(a.rank - 2)) * SizeOf(a.dtype);
   return (row_bytes > kNearBytes / m && n <= kFewFromMemory) ||

@@ -203,8 +203,8 @@ constexpr ColumnTiles<float> kColumnTilesF32[] = {{32, &MultiplyColumns<E, 8, 2,
                                                   {16, &MultiplyColumns<E, 16, 1, 16>},
                                                   {8, &MultiplyColumns<E, 16, 1, 8>}};
 
-// Bytes. Of shorter columns, turning sums costs more than panels do.
-constexpr std::int64_t kShortestColumn = 512;
+// Bytes. Of shorter columns, turning sums costs more than panels do; a few rows turn none.
+constexpr std::int64_t kShortestColumn = 512, kShortestTurned = 64;
 
 // The rows of A in parts, each with what multiplies it: of most rows as long as they are fairly full.
 template <class T>

@@ -131,6 +131,7 @@ TEST_P(PackOperandSimdTest, SameBitsAsPlain) {
 // Products that a host turns around: with packed operands it never does.
 TEST_P(PackOperandSimdTest, FewColumnsHaveTheSameBits) {
   for (const MatmulShape& shape : {MatmulShape{3, 1, 70},
+                                   {90, 1, 19},
                                    {40, 8, 33},
                                    {129, 3, 1031},
                                    {67, 24, 300},
