@@ -339,6 +339,7 @@ Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, 
 template <class T>
 Status Run(const Device& device, const GroupedMatmulArgs& args, Profile* profile) {
   Launch launch(device, kForward);
+  launch.GiveThreadsRuns();
   CUBIST_RETURN_IF_ERROR(AddRowProducts<T>(device, kForward, launch,
                                            {args.x,
                                             args.groups,
@@ -388,6 +389,7 @@ Status AddGradWeights(const Device& device, const char* kernel, Launch& launch,
 template <class T>
 Status Run(const Device& device, const GroupedMatmulGradArgs& args, Profile* profile) {
   Launch launch(device, kGrad);
+  launch.GiveThreadsRuns();
   if (args.dx.given()) {
     CUBIST_RETURN_IF_ERROR(AddRowProducts<T>(device, kGrad, launch,
                                              {args.dy,

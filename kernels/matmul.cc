@@ -354,6 +354,7 @@ template <class T>
 Status Run(const Device& device, const MatmulArgs& args, Profile* profile,
            const MatmulTiling* forced = nullptr) {
   Launch launch(device, kKernel);
+  launch.GiveThreadsRuns();
   MatmulOperands operands;
   operands.a = OperandOf(launch, "a", args.a, args.transpose_a, "packed_a", args.packed_a, args.c);
   operands.b = OperandOf(launch, "b", args.b, args.transpose_b, "packed_b", args.packed_b, args.c);
@@ -462,6 +463,7 @@ bool HadBetterTurn(const Device& device, const MatmulArgs& args) {
 Status Matmul(const Device& device, const MatmulArgs& args, Profile* profile) try {
   if (const Tape* const tape = FindSmallProduct(device, args)) {
     Launch launch(device, kKernel);
+    launch.GiveThreadsRuns();
     launch.Again(*tape, DataOf(args));
     return launch.Finish(profile);
   }

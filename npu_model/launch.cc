@@ -210,6 +210,42 @@ void Launch::Again(const Tape& tape, const ProductData& data) {
   RunCores(static_cast<int>(tape.cores.size()), body);
 }
 
+namespace {
+
+// The cores of a launch, for the threads that run them, in one or several runs of numbers that follow each other. A thread takes
+// the cores of one run in their order, then goes on with the other runs': kernels deal the longest tasks first, so that the last
+// ones to end are short. Ranges that are split and stolen would leave a thread with a long one.
+class CoreRuns {
+ public:
+  CoreRuns(int cores, int runs) : cores_(cores), runs_(static_cast<std::size_t>(std::clamp(runs, 1, cores))) {
+    for (std::size_t run = 0; run < runs_.size(); ++run) runs_[run].next = BeginOf(run);
+  }
+
+  // Until no core is left.
+  template <class Body>
+  void Take(int thread, const Body& body) {
+    for (std::size_t i = 0; i < runs_.size(); ++i) {
+      const std::size_t run = (static_cast<std::size_t>(std::max(thread, 0)) + i) % runs_.size();
+      std::atomic<int>& next = runs_[run].next;
+      for (int index = next++; index < BeginOf(run + 1); index = next++) body(index);
+    }
+  }
+
+ private:
+  struct alignas(64) CoreRun {  // A line for each, as its thread takes from it all the time.
+    std::atomic<int> next = 0;
+  };
+  int BeginOf(std::size_t run) const {
+    return static_cast<int>(static_cast<std::int64_t>(run) * cores_ /
+                            static_cast<std::int64_t>(runs_.size()));
+  }
+
+  int cores_;
+  std::vector<CoreRun> runs_;
+};
+
+}  // namespace
+
 void Launch::RunCores(int cores, CoreBody body) {
   try {
     int threads = device_.threads();
@@ -224,12 +260,10 @@ void Launch::RunCores(int cores, CoreBody body) {
         static_cast<int>(tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
     // An arena of the caller's has no more.
     if (threads <= 0 || (threads > here && here < machine)) threads = here;
-    // In the order of their numbers, whoever is free: kernels deal the longest tasks first, so that the last ones to end
-    // are short. Ranges that are split and stolen would leave a thread with a long one.
-    std::atomic<int> next = 0;
+    CoreRuns runs(cores, threads_have_runs_ ? threads : 1);
     const auto work = [&] {
       ForEachPart(std::min(cores, threads), 1, [&](std::int64_t, std::int64_t) {
-        for (int index = next++; index < cores; index = next++) body(index);
+        runs.Take(tbb::this_task_arena::current_thread_index(), body);
       });
     };
     // Isolated: a thread that waits for the others takes none of the caller's tasks, which may hold the caller's locks.
