@@ -228,12 +228,16 @@ void RegisterMatmuls() {
                                      {512, 512, 512},  {4096, 4096, 4096}, {4096, 1536, 7168},
                                      {127, 4099, 513}, {1000, 1001, 1003}, {512, 4096, 2048},
                                      {1, 7168, 2048},  {8, 7168, 2048},    {64, 7168, 2048}};
+  // A gate, and the two halves of a product of low rank.
+  const std::vector<Shape> long_and_narrow = {{4096, 256, 7168}, {4096, 16, 7168}, {4096, 7168, 16}};
   for (const Types& types : kTypes) {
     for (const Shape& shape : all_layouts) {
       for (const Layout& layout : {kNN, kNT, kTN, kTT}) RegisterMatmul(types, layout, shape);
     }
-    for (const Shape& shape : both_b) {
-      for (const Layout& layout : {kNN, kNT}) RegisterMatmul(types, layout, shape);
+    for (const std::vector<Shape>& shapes : {both_b, long_and_narrow}) {
+      for (const Shape& shape : shapes) {
+        for (const Layout& layout : {kNN, kNT}) RegisterMatmul(types, layout, shape);
+      }
     }
   }
 }

@@ -20,12 +20,12 @@
 #include "npu_model/host/in_place-inl.h"
 #include "npu_model/host/transpose-inl.h"
 
+#if HWY_TARGET <= HWY_AVX3
+
 HWY_BEFORE_NAMESPACE();
 namespace cubist {
 namespace HWY_NAMESPACE {
 namespace {
-
-#if HWY_TARGET <= HWY_AVX3
 
 constexpr std::int64_t kHeldWords = 1 << 15;  // Of A at once: an eighth of the core's own cache.
 constexpr std::int64_t kWayBytes = 4096;      // Lines so far apart share a set of the first-level cache.
@@ -376,11 +376,11 @@ void LastColumns(const MmadArgs& args, const FewRowTiles<T>& tiles) {
     std::memcpy(args.c + i * args.c_pitch, sums + i * kLanes, row_bytes);
 }
 
-#endif
-
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cubist
 HWY_AFTER_NAMESPACE();
+
+#endif
 
 #endif  // CUBIST_NPU_MODEL_HOST_FEW_IN_COLUMNS_INL_H_

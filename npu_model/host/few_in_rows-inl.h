@@ -18,12 +18,12 @@
 #include "hwy/highway.h"
 #include "npu_model/host/in_place-inl.h"
 
+#if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
+
 HWY_BEFORE_NAMESPACE();
 namespace cubist {
 namespace HWY_NAMESPACE {
 namespace {
-
-#if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
 
 // Few rows of A, whose sums cost little to keep in C: a few rows of B pass at a time, each as long as it is, a run of 256
 // bytes beside those of the others, and the next run is asked for meanwhile. A core follows so many rows that way: on a Zen 4
@@ -98,11 +98,11 @@ void MmadFew(const MmadArgs& args, const FewRowTile& few, std::int64_t cols) {
   }
 }
 
-#endif
-
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cubist
 HWY_AFTER_NAMESPACE();
+
+#endif
 
 #endif  // CUBIST_NPU_MODEL_HOST_FEW_IN_ROWS_INL_H_

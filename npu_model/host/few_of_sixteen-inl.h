@@ -17,12 +17,12 @@
 #include "npu_model/host/in_place-inl.h"
 #include "npu_model/host/transpose-inl.h"
 
+#if HWY_TARGET > HWY_AVX3 && !HWY_ARCH_ARM_A64 && HWY_TARGET != HWY_SCALAR
+
 HWY_BEFORE_NAMESPACE();
 namespace cubist {
 namespace HWY_NAMESPACE {
 namespace {
-
-#if HWY_TARGET > HWY_AVX3 && !HWY_ARCH_ARM_A64 && HWY_TARGET != HWY_SCALAR
 
 // In sixteen registers sums of but a few columns would stay. Instead those of all columns, or columns of B, pass through the
 // first-level cache, a few rows or columns of B at a time, each in a long run. One row of A times a B of rows takes 1.2 times
@@ -139,11 +139,11 @@ template <class E>
 constexpr void (*kInColumns[kMostOfColumns])(const MmadArgs&, std::int64_t) = {
     &FewInColumns<1, E>, &FewInColumns<2, E>, &FewInColumns<3, E>, &FewInColumns<4, E>};
 
-#endif
-
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace cubist
 HWY_AFTER_NAMESPACE();
+
+#endif
 
 #endif  // CUBIST_NPU_MODEL_HOST_FEW_OF_SIXTEEN_INL_H_
