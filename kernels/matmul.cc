@@ -445,7 +445,8 @@ bool HadBetterTurn(const Device& device, const MatmulArgs& args) {
     return false;
   const std::int64_t m = RowsOf(args.c), n = ColsOf(args.c);
   if (m > 1 && n > 1 && LiesInColumns(args.c)) return true;
-  if (n > kFewColumns || m / 2 < n) return false;
+  // Tile registers take rows as they lie, and whatever is B is to be packed.
+  if (n > kFewColumns || m / 2 < n || device.chip().InTileRegisters(args.a.dtype)) return false;
   MatmulShape shape;
   const ConstTensor a = TransposedIf(args.transpose_a, args.a);
   shape.m = m, shape.k = ColsOf(a), shape.in = a.dtype;
