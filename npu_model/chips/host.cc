@@ -127,7 +127,8 @@ ChipSpec MakeHostChip(const CubeOps& cube) {
   chip.packing.row_multiple = 2;
   chip.packing.a_width_bytes = 4096;
   chip.packing.a_line_bytes = 64;
-  chip.packing.a_in_place_bytes = 4096;
+  // Of tile registers longer ones are unmeasured.
+  chip.packing.a_in_place_bytes = cube.amx ? 4096 : 32768;
   chip.packing.b_width = cube.nr;
   return chip;
 }
