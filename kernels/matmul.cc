@@ -431,32 +431,17 @@ bool LiesInColumns(const AnyTensor& t) {
   return t.stride(t.rank - 2) == 1 && t.stride(t.rank - 1) != 1;
 }
 
-// Whether a host had better turn a product around. Where C lies in columns: its transpose lies in rows. Where columns are few: as
-// rows they meet the other operand where it lies, which is read once, at the pace of memory, and the registers hold vectors of
-// its rows for a few columns, most of each vector empty. Zen 4, (4000, 3000) times 1, 8, 32 columns: 5.1, 2.9, 1.4 times as
-// fast, of the transpose 5.3, 5.6, 1.8 times. Rows that are near and read in place are as quick by strips, from five columns on.
+// Whether a host had better turn a product around: where C lies in columns, as its transpose lies in rows, and where B's are few.
 bool HadBetterTurn(const Device& device, const MatmulArgs& args) {
-  constexpr std::int64_t kFewColumns = 64, kFewInStrips = 4, kFewFromMemory = 8, kFewByPieces = 24;
-  constexpr std::int64_t kShortestRow = 512,
-                         kShortestOfOne = 64;  // Bytes: shorter ones gain less than C's turning costs.
-  constexpr std::int64_t kNear = std::int64_t{1} << 18,
-                         kNearBytes = std::int64_t{4} << 20;  // Of A: elements, bytes.
   if (device.chip().pipes_overlap || args.packed_a.given() || args.packed_b.given() || args.bias.given())
     return false;
-  const std::int64_t m = RowsOf(args.c), n = ColsOf(args.c);
-  if (m > 1 && n > 1 && LiesInColumns(args.c)) return true;
-  // Tile registers take rows as they lie, and whatever is B is to be packed.
-  if (n > kFewColumns || m / 2 < n || device.chip().InTileRegisters(args.a.dtype)) return false;
   MatmulShape shape;
+  shape.m = RowsOf(args.c), shape.n = ColsOf(args.c);
+  if (shape.m > 1 && shape.n > 1 && LiesInColumns(args.c)) return true;
   const ConstTensor a = TransposedIf(args.transpose_a, args.a);
-  shape.m = m, shape.k = ColsOf(a), shape.in = a.dtype;
-  if (LiesInColumns(a)) return n <= kFewByPieces || shape.k > kNear / m;
-  const std::int64_t row_bytes = shape.k * SizeOf(a.dtype);
-  if (row_bytes < (n == 1 ? kShortestOfOne : kShortestRow)) return false;
-  if (n <= kFewInStrips) return true;
-  if (a.stride(a.rank - 1) == 1) shape.a_row_bytes = std::abs(a.stride(a.rank - 2)) * SizeOf(a.dtype);
-  return (row_bytes > kNearBytes / m && n <= kFewFromMemory) ||
-         (!AIsReadInPlace(device.chip(), shape) && (n <= kFewByPieces || row_bytes > kNearBytes / m));
+  shape.k = ColsOf(a), shape.in = a.dtype;
+  if (!LiesInColumns(a)) shape.a_row_bytes = std::abs(a.stride(a.rank - 2)) * SizeOf(a.dtype);
+  return IsBetterTurned(device.chip(), shape);
 }
 
 }  // namespace

@@ -381,6 +381,22 @@ KParts PartsOf(const ChipSpec& chip, const MatmulShape& s) {
   return best(parts) < best(whole) ? parts : whole;
 }
 
+bool IsBetterTurned(const ChipSpec& chip, const MatmulShape& s) {
+  constexpr std::int64_t kFewColumns = 64, kFewInStrips = 4, kFewFromMemory = 8, kFewByPieces = 24;
+  // Bytes of a row: of shorter ones the gain is less than C's turning costs, of which one column has none.
+  constexpr std::int64_t kShortestRow = 512, kShortestOfOne = 64;
+  // All of A is near: elements where they are turned besides, bytes.
+  constexpr std::int64_t kNear = std::int64_t{1} << 18, kNearBytes = std::int64_t{4} << 20;
+  // Tile registers take rows as they lie, and whatever is B is to be packed.
+  if (chip.pipes_overlap || s.n > kFewColumns || s.m / 2 < s.n || chip.InTileRegisters(s.in)) return false;
+  if (s.a_row_bytes == 0) return s.n <= kFewByPieces || s.k > kNear / s.m;
+  const std::int64_t row_bytes = s.k * SizeOf(s.in);
+  if (row_bytes < (s.n == 1 ? kShortestOfOne : kShortestRow)) return false;
+  if (s.n <= kFewInStrips) return true;
+  const bool far = row_bytes > kNearBytes / s.m;
+  return (far && s.n <= kFewFromMemory) || (!AIsReadInPlace(chip, s) && (far || s.n <= kFewByPieces));
+}
+
 std::vector<MatmulTiling> Candidates(const ChipSpec& chip, const MatmulShape& shape) {
   std::vector<MatmulTiling> candidates = AllTilings(chip, shape);
   std::erase_if(candidates, [&](const MatmulTiling& t) { return !Fits(chip, shape, t); });

@@ -230,6 +230,12 @@ inline bool AIsReadInPlace(const ChipSpec& chip, const MatmulShape& s) {
   return s.m <= chip.RowStep(s.in) || (s.a_row_bytes <= chip.packing.a_in_place_bytes && !shares_sets);
 }
 
+// Whether a host multiplies few columns quicker as rows, c^T = b^T a^T. There they meet the other operand where it lies, which is
+// read once, at the pace of memory; as columns they leave most of each vector empty. Zen 4, (4000, 3000) times 1, 8, 32 columns:
+// 5.1, 2.9, 1.4 times as quick, of the transpose 5.3, 5.6, 1.8 times. Rows that are near and read in place are as quick by
+// strips, from five columns on.
+CUBIST_EXPORT bool IsBetterTurned(const ChipSpec& chip, const MatmulShape& shape);
+
 // Whether a host's Mmad keeps A near and lets the panels of a packed B pass, one while the next is on its way: for as long
 // steps of k as packed rows of A are.
 inline bool PassesB(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
