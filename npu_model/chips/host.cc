@@ -2,10 +2,6 @@
 //
 // L0A, L0B, L0C and UB tiles share the private L2 cache; L1 is a slice of L3 or plain memory. Nothing breaks
 // when a tile is larger than its cache, so capacities are generous and `fast` says what keeps full speed.
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -14,6 +10,7 @@
 
 #include "npu_model/chip.h"
 #include "npu_model/host/ceilings.h"
+#include "npu_model/host/cpu.h"
 #include "npu_model/host/tile_ops.h"
 
 namespace cubist {
@@ -34,20 +31,10 @@ PathSpec Rate(double startup, double bytes_per_cycle) {
           {bytes_per_cycle, "bytes/cycle", Basis::kMeasured, 0.3, kProbe}};
 }
 
-// How many multiply-adds of vectors of so many floats a core ends in a cycle: two, but for 512 bits on AMD's family 19h
-// (Zen 4), which does them by halves. By name and not by a clock: what a tiling is chosen by must be the same in every run.
+// How many multiply-adds of vectors of so many floats a core ends in a cycle: two, but for 512 bits on a Zen 4, which does
+// them by halves.
 constexpr const char* kWidths = "probes on Zen 4 and Zen 5; two units on other cores";
-int MultiplyAddsPerCycle(std::int64_t lanes) {
-#if defined(__x86_64__)
-  std::uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
-  const bool amd = __get_cpuid(0, &eax, &ebx, &ecx, &edx) != 0 && ebx == signature_AMD_ebx;
-  if (lanes >= 16 && amd && __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0) {
-    const std::uint32_t family = (eax >> 8 & 0xf) + (eax >> 20 & 0xff);  // Base and extended.
-    if (family == 0x19) return 1;
-  }
-#endif
-  return 2;
-}
+int MultiplyAddsPerCycle(std::int64_t lanes) { return lanes >= 16 && ThisCpu() == Cpu::kZen4 ? 1 : 2; }
 
 ChipSpec MakeHostChip(const CubeOps& cube) {
   const std::int64_t l2 = CacheBytesOr(2, 1 << 20);

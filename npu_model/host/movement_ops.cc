@@ -5,6 +5,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "npu_model/host/cpu.h"
 #include "npu_model/host/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -48,8 +49,7 @@ void ScaleAs(T* dst, const X* x, float weight, std::int64_t n, bool stream) {
 }
 
 // Bytes of a row that go before those of the next one, where rows are written side by side: their pages are looked up and
-// opened at the same time. On a Zen 4, rows of 14 KiB one after the other took 1.4 times as long, and products with rows
-// that are read took 1.2 times as long by 64 bytes and 1.5 by 1024.
+// opened at the same time. On a Zen 4, rows of 14 KiB one after the other took 1.4 times as long.
 constexpr std::int64_t kPieceBytes = 256;
 
 void CopyRows(void* const* to, std::int64_t count, const void* from, std::int64_t bytes, const void* next) {
@@ -87,24 +87,34 @@ Upcoming After(const WeightedRows& x, const Range& r) {
   return {x.upcoming, x.upcoming_count};
 }
 
-// How far ahead lines are asked for. A row of a few pages is too short for the CPU to notice how it is walked, and eight
-// of them at once are too many. Into the second-level cache, which takes more of them at once than the first: past it, and
-// half as far ahead, a Zen 4 took 1.1 to 1.3 times as long.
-constexpr std::int64_t kAheadBytes = 2048;
-template <class T>
-HWY_INLINE void PrefetchTwoFar(const T* p) {
+// How rows that lie anywhere are read side by side. A row of a few pages is too short for the CPU to notice how it is walked,
+// and eight of them at once are too many: so many bytes ahead of their use lines are asked for. Rows of products, which are
+// written besides, are walked by pieces, whose lines are asked for twice as far ahead. A constant, for what a loop does besides
+// its loads leaves room for fewer of them: with this in variables sums of floats took 1.1 times as long.
+struct Pace {
+  std::int64_t ahead, piece;
+  int locality;  // Of __builtin_prefetch: 3 into the first-level cache, 2 into the second.
+};
+// Zen 4: into the first cache, past both, or half as far ahead sums took 1.1 to 1.3 times as long; by pieces of 64 bytes products
+// took 1.2 times, of 1024 bytes 1.5 times as long.
+constexpr Pace kUsualPace{2048, 256, 2};
+// Zen 5, whose first cache is larger: as on a Zen 4 sums of bf16 took 1.07 to 1.1 times as long, products 1.1 to 1.24 times.
+[[maybe_unused]] constexpr Pace kPaceOfZen5{1024, 128, 3};
+
+template <Pace kPace, class T>
+HWY_INLINE void AskForTwo(const T* p) {
   constexpr auto kLine = static_cast<std::int64_t>(kLineBytes / sizeof(T));
-  for (std::int64_t j = 0; j < 2 * kLanes; j += kLine) __builtin_prefetch(p + j, 0, 2);
+  for (std::int64_t j = 0; j < 2 * kLanes; j += kLine) __builtin_prefetch(p + j, 0, kPace.locality);
 }
 
 // out[begin, end) = start (0 where null) + the weighted sum of kRows rows, ascending. Two vectors at a time, of which each
 // row's line `ahead` of them is asked for in `fetched`.
-template <int kRows, bool kStream, Narrowing kNarrowing, class Out, class T>
+template <Pace kPace, int kRows, bool kStream, Narrowing kNarrowing, class Out, class T>
 HWY_INLINE void WeightedPart(Out* out, const float* start, std::int64_t begin, std::int64_t end,
                              const T* const* row, const Vec* weight, const T* const* fetched,
                              std::int64_t fetched_count, std::int64_t ahead) {
   for (std::int64_t j = begin; j < end; j += 2 * kLanes) {
-    for (std::int64_t r = 0; r < fetched_count; ++r) PrefetchTwoFar(fetched[r] + j + ahead);
+    for (std::int64_t r = 0; r < fetched_count; ++r) AskForTwo<kPace>(fetched[r] + j + ahead);
     Vec low = start != nullptr ? Load(start + j) : hn::Zero(FloatTag());
     Vec high = start != nullptr ? Load(start + j + kLanes) : hn::Zero(FloatTag());
 #pragma GCC unroll 8
@@ -120,10 +130,10 @@ HWY_INLINE void WeightedPart(Out* out, const float* start, std::int64_t begin, s
   }
 }
 
-template <int kRows, bool kStream, Narrowing kNarrowing, class Out, class T>
+template <Pace kPace, int kRows, bool kStream, Narrowing kNarrowing, class Out, class T>
 void WeightedPass(Out* out, const float* start, std::int64_t n, const void* const* rows, const float* weights,
                   const Upcoming& upcoming) {
-  constexpr auto kAhead = static_cast<std::int64_t>(kAheadBytes / sizeof(T));
+  constexpr auto kAhead = kPace.ahead / static_cast<std::int64_t>(sizeof(T));
   const T* row[kRows];
   const T* next[kRowsPerPass];
   Vec weight[kRows];
@@ -144,39 +154,44 @@ void WeightedPass(Out* out, const float* start, std::int64_t n, const void* cons
   const std::int64_t begin = kStream ? BeforeLine(out, n) : 0, end = begin + RoundDown(n - begin, 2 * kLanes),
                      own = begin + RoundDown(Max(n - begin - kAhead, 0), 2 * kLanes);
   ends(0, begin);
-  WeightedPart<kRows, kStream, kNarrowing>(out, start, begin, own, row, weight, row, kRows, kAhead);
-  WeightedPart<kRows, kStream, kNarrowing>(out, start, own, end, row, weight, next, next_count, -own);
+  WeightedPart<kPace, kRows, kStream, kNarrowing>(out, start, begin, own, row, weight, row, kRows, kAhead);
+  WeightedPart<kPace, kRows, kStream, kNarrowing>(out, start, own, end, row, weight, next, next_count, -own);
   ends(end, n);
 }
 
-template <bool kStream, Narrowing kNarrowing, class Out, class T>
+template <Pace kPace, bool kStream, Narrowing kNarrowing, class Out, class T>
 void AddRows(Out* out, const float* start, std::int64_t n, const WeightedRows& x, const Range& r) {
   using Pass = void (*)(Out*, const float*, std::int64_t, const void* const*, const float*, const Upcoming&);
-  static constexpr Pass kPasses[kRowsPerPass] = {
-      &WeightedPass<1, kStream, kNarrowing, Out, T>, &WeightedPass<2, kStream, kNarrowing, Out, T>,
-      &WeightedPass<3, kStream, kNarrowing, Out, T>, &WeightedPass<4, kStream, kNarrowing, Out, T>,
-      &WeightedPass<5, kStream, kNarrowing, Out, T>, &WeightedPass<6, kStream, kNarrowing, Out, T>,
-      &WeightedPass<7, kStream, kNarrowing, Out, T>, &WeightedPass<8, kStream, kNarrowing, Out, T>};
+  static constexpr Pass kPasses[kRowsPerPass] = {&WeightedPass<kPace, 1, kStream, kNarrowing, Out, T>,
+                                                 &WeightedPass<kPace, 2, kStream, kNarrowing, Out, T>,
+                                                 &WeightedPass<kPace, 3, kStream, kNarrowing, Out, T>,
+                                                 &WeightedPass<kPace, 4, kStream, kNarrowing, Out, T>,
+                                                 &WeightedPass<kPace, 5, kStream, kNarrowing, Out, T>,
+                                                 &WeightedPass<kPace, 6, kStream, kNarrowing, Out, T>,
+                                                 &WeightedPass<kPace, 7, kStream, kNarrowing, Out, T>,
+                                                 &WeightedPass<kPace, 8, kStream, kNarrowing, Out, T>};
   kPasses[r.size() - 1](out, start, n, x.rows + r.begin, x.weights + r.begin, After(x, r));
 }
 
+template <Pace kPace>
 void WeightedSum(float* acc, std::int64_t n, const WeightedRows& x, bool accumulate) {
   if (x.count == 0 && !accumulate) std::memset(acc, 0, static_cast<std::size_t>(n) * sizeof(float));
   for (const Range r : Split(x.count, kRowsPerPass)) {
     const float* start = accumulate || r.begin > 0 ? acc : nullptr;
     switch (x.dtype) {
       case DType::kBF16:
-        AddRows<false, Narrowing::kAny, float, BF16>(acc, start, n, x, r);
+        AddRows<kPace, false, Narrowing::kAny, float, BF16>(acc, start, n, x, r);
         break;
       case DType::kF16:
-        AddRows<false, Narrowing::kAny, float, F16>(acc, start, n, x, r);
+        AddRows<kPace, false, Narrowing::kAny, float, F16>(acc, start, n, x, r);
         break;
       default:
-        AddRows<false, Narrowing::kAny, float, float>(acc, start, n, x, r);
+        AddRows<kPace, false, Narrowing::kAny, float, float>(acc, start, n, x, r);
     }
   }
 }
 
+template <Pace kPace>
 void StreamWeightedSum(void* out, float* sum, std::int64_t n, const WeightedRows& x) {
   if (x.count == 0) {
     std::memset(out, 0, static_cast<std::size_t>(n * SizeOf(x.dtype)));
@@ -185,9 +200,9 @@ void StreamWeightedSum(void* out, float* sum, std::int64_t n, const WeightedRows
   const Range last{RoundDown(x.count - 1, kRowsPerPass), x.count};
   WeightedRows before = x;
   before.count = last.begin, before.upcoming = x.rows + last.begin, before.upcoming_count = last.size();
-  if (before.count > 0) WeightedSum(sum, n, before, /*accumulate=*/false);
+  if (before.count > 0) WeightedSum<kPace>(sum, n, before, /*accumulate=*/false);
   WithType(x.dtype, [&]<Narrowing kHow, class T>() HWY_ATTR {
-    AddRows<true, kHow, T, T>(static_cast<T*>(out), last.begin > 0 ? sum : nullptr, n, x, last);
+    AddRows<kPace, true, kHow, T, T>(static_cast<T*>(out), last.begin > 0 ? sum : nullptr, n, x, last);
   });
 }
 
@@ -226,11 +241,11 @@ HWY_INLINE void DotPart(T* dst, const X* x, const T* row, std::int64_t begin, st
 
 // sums[i] = the dot product of x and row[i], and with kStores dst[i] = weight[i] * x by non-temporal stores from the first
 // element on. The rows go side by side, by pieces, whose lines are asked for ahead of them as by WeightedPart.
-template <bool kDots, bool kStores, Narrowing kNarrowing, class T, class X>
+template <Pace kPace, bool kDots, bool kStores, Narrowing kNarrowing, class T, class X>
 void DotsPass(const DotRows<T>& rows, float* sums, const X* x, std::int64_t n, const Upcoming& upcoming) {
-  constexpr auto kAhead = static_cast<std::int64_t>(2 * kAheadBytes / sizeof(T)),
-                 kPiece = static_cast<std::int64_t>(kPieceBytes / sizeof(T)),
-                 kLine = static_cast<std::int64_t>(kLineBytes / sizeof(T));
+  constexpr auto kElement = static_cast<std::int64_t>(sizeof(T));
+  constexpr std::int64_t kAhead = 2 * kPace.ahead / kElement, kPiece = kPace.piece / kElement,
+                         kLine = static_cast<std::int64_t>(kLineBytes) / kElement;
   constexpr bool kFetchesX = std::is_same_v<T, X>;  // Otherwise it is a tile, in the cache.
   Vec evens[kDotsPerPass], odds[kDotsPerPass];
   for (std::int64_t r = 0; r < rows.count; ++r) evens[r] = odds[r] = Set(0.0f);
@@ -249,7 +264,8 @@ void DotsPass(const DotRows<T>& rows, float* sums, const X* x, std::int64_t n, c
     const std::int64_t stop = Min(begin + kPiece, end);
     const auto fetch = [&](const T* const* from, std::int64_t count, std::int64_t ahead) {
       for (std::int64_t r = 0; r < count; ++r) {
-        for (std::int64_t j = begin; j < stop; j += kLine) __builtin_prefetch(from[r] + j + ahead, 0, 2);
+        for (std::int64_t j = begin; j < stop; j += kLine)
+          __builtin_prefetch(from[r] + j + ahead, 0, kPace.locality);
       }
     };
     if (begin < last_own) {
@@ -257,9 +273,16 @@ void DotsPass(const DotRows<T>& rows, float* sums, const X* x, std::int64_t n, c
     } else {
       fetch(next, next_count, -last_own);
     }
-    for (std::int64_t r = 0; r < rows.count; ++r) {
-      DotPart<kDots, kStores, kNarrowing>(rows.dst[r], x, rows.row[r], begin, stop, rows.weight[r], evens[r],
+    const auto multiply = [&](std::int64_t r, std::int64_t until) HWY_ATTR {
+      DotPart<kDots, kStores, kNarrowing>(rows.dst[r], x, rows.row[r], begin, until, rows.weight[r], evens[r],
                                           odds[r]);
+    };
+    if (rows.count == kDotsPerPass &&
+        stop == begin + kPiece) {  // Nearly all of them, and of constant length.
+#pragma GCC unroll 8
+      for (std::int64_t r = 0; r < kDotsPerPass; ++r) multiply(r, begin + kPiece);
+    } else {
+      for (std::int64_t r = 0; r < rows.count; ++r) multiply(r, stop);
     }
   }
   for (std::int64_t r = 0; r < rows.count; ++r) {
@@ -279,7 +302,7 @@ float DotOf(const X* x, const T* row, std::int64_t n) {
   float sum = 0;
   DotRows<T> rows;
   rows.count = 1, rows.dst[0] = nullptr, rows.row[0] = row, rows.weight[0] = 0;
-  DotsPass<true, false, kNarrowing>(rows, &sum, x, n, {});
+  DotsPass<kUsualPace, true, false, kNarrowing>(rows, &sum, x, n, {});
   return sum;
 }
 
@@ -290,6 +313,7 @@ float Dot(const float* x, const void* row, DType dtype, std::int64_t n) {
   return sum;
 }
 
+template <Pace kPace>
 void ScaleDots(void* const* out, float* sums, const void* data, std::int64_t n, const WeightedRows& x_rows,
                bool stream) {
   WithType(x_rows.dtype, [&]<Narrowing kHow, class T>() HWY_ATTR {
@@ -306,11 +330,11 @@ void ScaleDots(void* const* out, float* sums, const void* data, std::int64_t n, 
         dots = dots && rows.row[r] != nullptr, no_dots = no_dots && rows.row[r] == nullptr;
       }
       if (stores && dots) {
-        DotsPass<true, true, kHow>(rows, sums + range.begin, x, n, After(x_rows, range));
+        DotsPass<kPace, true, true, kHow>(rows, sums + range.begin, x, n, After(x_rows, range));
         continue;
       }
       if (stores && no_dots) {
-        DotsPass<false, true, kHow>(rows, sums + range.begin, x, n, After(x_rows, range));
+        DotsPass<kPace, false, true, kHow>(rows, sums + range.begin, x, n, After(x_rows, range));
         continue;
       }
       for (std::int64_t r = 0; r < rows.count; ++r) {
@@ -321,15 +345,20 @@ void ScaleDots(void* const* out, float* sums, const void* data, std::int64_t n, 
   });
 }
 
+template <Pace kPace>
+constexpr MovementOps kOps{.dot = &Dot,
+                           .scale_dots = &ScaleDots<kPace>,
+                           .weighted_sum = &WeightedSum<kPace>,
+                           .stream_weighted_sum = &StreamWeightedSum<kPace>,
+                           .copy_rows = &CopyRows};
+
 }  // namespace
 
 const MovementOps& GetMovementOps() {
-  static const MovementOps kOps{.dot = &Dot,
-                                .scale_dots = &ScaleDots,
-                                .weighted_sum = &WeightedSum,
-                                .stream_weighted_sum = &StreamWeightedSum,
-                                .copy_rows = &CopyRows};
-  return kOps;
+#if HWY_TARGET <= HWY_AVX3
+  if (ThisCpu() == Cpu::kZen5) return kOps<kPaceOfZen5>;
+#endif
+  return kOps<kUsualPace>;
 }
 
 }  // namespace HWY_NAMESPACE

@@ -1,0 +1,29 @@
+#include "npu_model/host/cpu.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace cubist {
+namespace {
+
+Cpu Detect() {
+#if defined(__x86_64__)
+  std::uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool amd = __get_cpuid(0, &eax, &ebx, &ecx, &edx) != 0 && ebx == signature_AMD_ebx;
+  if (!amd || __get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return Cpu::kOther;
+  const std::uint32_t family = (eax >> 8 & 0xf) + (eax >> 20 & 0xff);  // Base and extended.
+  if (family == 0x19) return Cpu::kZen4;
+  if (family == 0x1a) return Cpu::kZen5;
+#endif
+  return Cpu::kOther;
+}
+
+}  // namespace
+
+Cpu ThisCpu() {
+  static const Cpu kCpu = Detect();  // A virtual machine's answer takes tens of microseconds.
+  return kCpu;
+}
+
+}  // namespace cubist
