@@ -217,6 +217,9 @@ struct CUBIST_EXPORT ChipSpec {
         0;                           // rows of A up to this length are read in GM by Mmad itself: no packing
     std::int64_t a_line_bytes = 0;   // rows of a panel of A are an odd number of these; 0: as wide as it is
     std::int64_t row_multiple = 16;  // rows of a panel are padded to it
+    // A host: what it costs to pack all of A before a product, which drives out what is near, in times that its bytes take at
+    // the rate of Path::kGmToL1Nd2Nz.
+    Constant a_passes{7.3, "times", Basis::kFitted, 0.3, "measured tilings of products on a Zen 4"};
     std::int64_t narrow_element_bytes = 2;  // bytes that a 16-bit element takes in an operand tile
     bool native_bf16 = true;                // bf16 stays 16 bits; else it is widened like fp16
   } packing;

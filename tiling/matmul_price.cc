@@ -396,7 +396,7 @@ double Price(const ChipSpec& chip, const MatmulShape& whole, const MatmulTiling&
                         s.in);
     // A host writes lines that it has read; columns along which B is packed are met one panel at a time.
     // Beside tile registers copies stand out, those of A, whose rows are short runs, most of all.
-    double passes = role == Role::kA ? 7.3 : turned ? 1.7 : 1.25;
+    double passes = role == Role::kA ? chip.packing.a_passes : turned ? 1.7 : 1.25;
     if (chip.InTileRegisters(s.in) && role == Role::kB) passes = 3.6;
     passes /= kLongRows;
     const double cores = D(chip.concurrent_cores);
