@@ -214,12 +214,12 @@ struct CUBIST_EXPORT ChipSpec {
     std::int64_t b_width_bytes = 32;
     std::int64_t b_width = 0;  // columns of a panel of B whatever the dtype; 0: by b_width_bytes
     std::int64_t a_in_place_bytes =
-        0;                           // rows of A up to this length are read in GM by Mmad itself: no packing
-    std::int64_t a_line_bytes = 0;   // rows of a panel of A are an odd number of these; 0: as wide as it is
-    std::int64_t row_multiple = 16;  // rows of a panel are padded to it
-    // A host: what it costs to pack all of A before a product, which drives out what is near, in times that its bytes take at
-    // the rate of Path::kGmToL1Nd2Nz.
-    Constant a_passes{7.3, "times", Basis::kFitted, 0.3, "measured tilings of products on a Zen 4"};
+        0;                          // rows of A up to this length are read in GM by Mmad itself: no packing
+    std::int64_t a_line_bytes = 0;  // rows of a panel of A are an odd number of these; 0: as wide as it is
+    // Of a host: what it costs to pack all of A before a product, which drives out what is near, in times that its bytes take
+    // at the rate of Path::kGmToL1Nd2Nz.
+    Constant a_passes{0, "times", Basis::kDocumented, 0, "an NPU's packing is priced by its steps"};
+    std::int64_t row_multiple = 16;         // rows of a panel are padded to it
     std::int64_t narrow_element_bytes = 2;  // bytes that a 16-bit element takes in an operand tile
     bool native_bf16 = true;                // bf16 stays 16 bits; else it is widened like fp16
   } packing;

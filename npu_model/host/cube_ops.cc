@@ -13,6 +13,7 @@
 #include "npu_model/host/few_rows-inl.h"
 #include "npu_model/host/mmad-inl.h"
 #include "npu_model/host/packing-inl.h"
+#include "npu_model/host/tile_registers-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cubist {

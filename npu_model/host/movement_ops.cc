@@ -98,8 +98,10 @@ struct Pace {
 // Zen 4: into the first cache, past both, or half as far ahead sums took 1.1 to 1.3 times as long; by pieces of 64 bytes products
 // took 1.2 times, of 1024 bytes 1.5 times as long.
 constexpr Pace kUsualPace{2048, 256, 2};
+#if HWY_TARGET <= HWY_AVX3
 // Zen 5, whose first cache is larger: as on a Zen 4 sums of bf16 took 1.07 to 1.1 times as long, products 1.1 to 1.24 times.
-[[maybe_unused]] constexpr Pace kPaceOfZen5{1024, 128, 3};
+constexpr Pace kPaceOfZen5{1024, 128, 3};
+#endif
 
 template <Pace kPace, class T>
 HWY_INLINE void AskForTwo(const T* p) {
@@ -277,8 +279,8 @@ void DotsPass(const DotRows<T>& rows, float* sums, const X* x, std::int64_t n, c
       DotPart<kDots, kStores, kNarrowing>(rows.dst[r], x, rows.row[r], begin, until, rows.weight[r], evens[r],
                                           odds[r]);
     };
-    if (rows.count == kDotsPerPass &&
-        stop == begin + kPiece) {  // Nearly all of them, and of constant length.
+    // Nearly always: so many rows, and a length, that the compiler knows.
+    if (rows.count == kDotsPerPass && stop == begin + kPiece) {
 #pragma GCC unroll 8
       for (std::int64_t r = 0; r < kDotsPerPass; ++r) multiply(r, begin + kPiece);
     } else {
