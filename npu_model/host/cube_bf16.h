@@ -103,7 +103,6 @@ struct FewRowTiles {
   // Of a B in columns, as many as a vector has lanes: the first for one row. `prefetch` is the first of the columns that
   // come next.
   const MmadTileFunction<T>* turned = nullptr;
-  const MmadTileFunction<T>* turned_copies = nullptr;  // The same, through copies of the columns.
   std::int64_t most_turned = 0;
   const ColumnTiles<T>* in_columns = nullptr;  // Of more rows and a B in columns: of most rows first.
 };

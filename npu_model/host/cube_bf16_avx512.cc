@@ -250,33 +250,34 @@ constexpr MmadTileFunction<BF16> kTiles[kMr] = {
     &Tile<9, kVectors, kSource, Vector>,  &Tile<10, kVectors, kSource, Vector>,
     &Tile<11, kVectors, kSource, Vector>, &Tile<12, kVectors, kSource, Vector>};
 
-// Sixteen words of each of sixteen vectors turned: first blocks of four vectors, then of four blocks.
-CUBIST_AVX512_BF16 inline void Transpose(__m512i (&v)[16]) {
-  __m512i t[16];
+// See few_in_columns-inl.h, here and below. Of a line of sixteen columns, columns q, q + 4, q + 8 and q + 12: blocks of four
+// words, the first of all four columns to words[q], the next to words[q + 4].
+CUBIST_AVX512_BF16 inline void TakeLines(const BF16* b, std::int64_t b_col, __mmask32 mask, int q,
+                                         __m512i* words) {
+  __m512i v[4];
 #pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    const __m512i ab = _mm512_unpacklo_epi32(v[i], v[i + 1]), ab_high = _mm512_unpackhi_epi32(v[i], v[i + 1]);
-    const __m512i ce = _mm512_unpacklo_epi32(v[i + 2], v[i + 3]),
-                  ce_high = _mm512_unpackhi_epi32(v[i + 2], v[i + 3]);
-    t[i] = _mm512_unpacklo_epi64(ab, ce), t[i + 1] = _mm512_unpackhi_epi64(ab, ce);
-    t[i + 2] = _mm512_unpacklo_epi64(ab_high, ce_high), t[i + 3] = _mm512_unpackhi_epi64(ab_high, ce_high);
-  }
+  for (int i = 0; i < 4; ++i) v[i] = _mm512_maskz_loadu_epi16(mask, b + (q + 4 * i) * b_col);
   constexpr int kEven = 0x88, kOdd = 0xdd;  // Blocks of 128 bits of either operand.
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const __m512i ab = _mm512_shuffle_i32x4(t[i], t[i + 4], kEven),
-                  ab_odd = _mm512_shuffle_i32x4(t[i], t[i + 4], kOdd);
-    const __m512i ce = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], kEven),
-                  ce_odd = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], kOdd);
-    v[i] = _mm512_shuffle_i32x4(ab, ce, kEven), v[i + 8] = _mm512_shuffle_i32x4(ab, ce, kOdd);
-    v[i + 4] = _mm512_shuffle_i32x4(ab_odd, ce_odd, kEven),
-          v[i + 12] = _mm512_shuffle_i32x4(ab_odd, ce_odd, kOdd);
-  }
+  const __m512i ab = _mm512_shuffle_i32x4(v[0], v[1], kEven), ab_odd = _mm512_shuffle_i32x4(v[0], v[1], kOdd);
+  const __m512i ce = _mm512_shuffle_i32x4(v[2], v[3], kEven), ce_odd = _mm512_shuffle_i32x4(v[2], v[3], kOdd);
+  words[q] = _mm512_shuffle_i32x4(ab, ce, kEven), words[q + 8] = _mm512_shuffle_i32x4(ab, ce, kOdd);
+  words[q + 4] = _mm512_shuffle_i32x4(ab_odd, ce_odd, kEven);
+  words[q + 12] = _mm512_shuffle_i32x4(ab_odd, ce_odd, kOdd);
+}
+
+// Four words of sixteen columns, each a vector, from blocks as TakeLines leaves them.
+CUBIST_AVX512_BF16 inline void TurnBlocks(const __m512i* blocks, __m512bh (&words)[4]) {
+  const __m512i ab = _mm512_unpacklo_epi32(blocks[0], blocks[1]),
+                ab_high = _mm512_unpackhi_epi32(blocks[0], blocks[1]);
+  const __m512i ce = _mm512_unpacklo_epi32(blocks[2], blocks[3]),
+                ce_high = _mm512_unpackhi_epi32(blocks[2], blocks[3]);
+  words[0] = (__m512bh)_mm512_unpacklo_epi64(ab, ce), words[1] = (__m512bh)_mm512_unpackhi_epi64(ab, ce);
+  words[2] = (__m512bh)_mm512_unpacklo_epi64(ab_high, ce_high);
+  words[3] = (__m512bh)_mm512_unpackhi_epi64(ab_high, ce_high);
 }
 
 constexpr std::int64_t kLine = 2 * kLanes;  // Elements of a line of the cache.
 
-// See few_in_columns-inl.h, here and below.
 BF16* CopyAt(std::byte* bytes) { return reinterpret_cast<BF16*>(bytes); }
 CUBIST_AVX512_BF16 inline void CopyLine(const BF16* from, BF16* to) {
   const auto* const halves = reinterpret_cast<const __m256i*>(from);
@@ -285,56 +286,53 @@ CUBIST_AVX512_BF16 inline void CopyLine(const BF16* from, BF16* to) {
   _mm256_store_si256(copy + 1, _mm256_loadu_si256(halves + 1));
 }
 
-template <int kRows, bool kCopies>
+template <int kRows>
 CUBIST_AVX512_BF16 void TurnedTile(const MmadTile<BF16>& tile) {
-  alignas(64) std::byte copies[2][kLanes * kLine * sizeof(BF16)];  // Bytes, which nothing initialises.
+  alignas(64) __m512i taken[2][kLanes];
   __m512 sum[kRows];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i)
     sum[i] = tile.start == nullptr ? _mm512_setzero_ps() : _mm512_loadu_ps(tile.start + i * tile.start_pitch);
   const BF16 *a = tile.a, *b = tile.b;
-  const std::int64_t b_col = tile.b_step, blocks = tile.words / kLanes;
+  const std::int64_t b_col = tile.b_step, blocks = tile.words / kLanes, left = tile.words % kLanes;
+  const __mmask32 some = _cvtu32_mask32((std::uint32_t{1} << (2 * left + tile.half)) - 1),
+                  all = ~__mmask32{0};
   ColumnsAhead<BF16> ahead(tile.prefetch, b_col, blocks);
-  if (kCopies && blocks > 0) {
-    for (int c = 0; c < kLanes; ++c) CopyLine(b + c * b_col, CopyAt(copies[0]) + c * kLine);
-  }
-  for (std::int64_t block = 0; block < blocks; ++block, a += kRows * kLine, b += kLine) {
-    const BF16 *columns = kCopies ? CopyAt(copies[block % 2]) : b, *from = block + 1 < blocks ? b + kLine : b;
-    BF16* const to = CopyAt(copies[(block + 1) % 2]);
-    __m512i words[kLanes];
+#pragma GCC unroll 4
+  for (int q = 0; q < 4; ++q) TakeLines(b, b_col, blocks > 0 ? all : some, q, taken[0]);
+  for (std::int64_t block = 0; block < blocks; ++block, a += kRows * kLine) {
+    const bool more = block + 1 < blocks;
+    if (more || some != 0) b += kLine;
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) {
+      ahead.Ask<4>();
+      TakeLines(b, b_col, more ? all : some, q, taken[(block + 1) % 2]);
+      __m512bh words[4];
+      TurnBlocks(taken[block % 2] + 4 * q, words);
+#pragma GCC unroll 4
+      for (int w = 0; w < 4; ++w) {
 #pragma GCC unroll 16
-    for (int c = 0; c < kLanes; ++c) words[c] = _mm512_loadu_si512(columns + c * (kCopies ? kLine : b_col));
-    ahead.Ask<16>();
-    Transpose(words);
-#pragma GCC unroll 16
-    for (int w = 0; w < kLanes; ++w) {
-      if (kCopies) CopyLine(from, to + w * kLine), NextRow(from, b_col);
-#pragma GCC unroll 8
-      for (int i = 0; i < kRows; ++i)
-        sum[i] = _mm512_dpbf16_ps(sum[i], Spread(PairAt(a + i * kLine + 2 * w)), (__m512bh)words[w]);
+        for (int i = 0; i < kRows; ++i)
+          sum[i] = _mm512_dpbf16_ps(sum[i], Spread(PairAt(a + i * kLine + 2 * (4 * q + w))), words[w]);
+      }
     }
   }
-  if (const std::int64_t left = tile.words - blocks * kLanes; left > 0 || tile.half) {
-    const __mmask32 mask = _cvtu32_mask32((std::uint32_t{1} << (2 * left + tile.half)) - 1);
-    __m512i words[kLanes];
+  const auto add = [&](auto at, std::int64_t word) CUBIST_AVX512_BF16 {
+    __m512bh words[4];
+    TurnBlocks(taken[blocks % 2] + word / 4 * 4, words);
 #pragma GCC unroll 16
-    for (int c = 0; c < kLanes; ++c) words[c] = _mm512_maskz_loadu_epi16(mask, b + c * b_col);
-    Transpose(words);
-    const auto add = [&](auto at, std::int64_t w) CUBIST_AVX512_BF16 {
-#pragma GCC unroll 8
-      for (int i = 0; i < kRows; ++i)
-        sum[i] = _mm512_dpbf16_ps(sum[i], Spread(at(a + i * kLine + 2 * w)), (__m512bh)words[w]);
-    };
-    for (std::int64_t w = 0; w < left; ++w) add(PairAt, w);
-    if (tile.half) add(OneAt, left);
-  }
-#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i)
+      sum[i] = _mm512_dpbf16_ps(sum[i], Spread(at(a + i * kLine + 2 * word)), words[word % 4]);
+  };
+  for (std::int64_t word = 0; word < left; ++word) add(PairAt, word);
+  if (tile.half) add(OneAt, left);
+#pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) _mm512_storeu_ps(tile.c + i * tile.c_pitch, sum[i]);
 }
-template <bool kCopies>
 constexpr MmadTileFunction<BF16> kTurned[] = {
-    &TurnedTile<1, kCopies>, &TurnedTile<2, kCopies>, &TurnedTile<3, kCopies>, &TurnedTile<4, kCopies>,
-    &TurnedTile<5, kCopies>, &TurnedTile<6, kCopies>, &TurnedTile<7, kCopies>, &TurnedTile<8, kCopies>};
+    &TurnedTile<1>,  &TurnedTile<2>,  &TurnedTile<3>,  &TurnedTile<4>,  &TurnedTile<5>,
+    &TurnedTile<6>,  &TurnedTile<7>,  &TurnedTile<8>,  &TurnedTile<9>,  &TurnedTile<10>,
+    &TurnedTile<11>, &TurnedTile<12>, &TurnedTile<13>, &TurnedTile<14>, &TurnedTile<15>};
 
 template <int kColumns, class Vector, int kVectors>
 CUBIST_AVX512_BF16 void MultiplyColumns(const ColumnTile<BF16>& tile) {
@@ -394,10 +392,8 @@ const MmadTiles<BF16, kMr> kBF16TilesAvx512{
     .panel = {kTiles<2, Source::kPanel>, kTiles<1, Source::kPanel>, kTiles<1, Source::kPanel, Half>},
     .in_rows = kTiles<2, Source::kRows>,
     .some_of_rows = {kTiles<2, Source::kSomeOfRows>, kTiles<1, Source::kSomeOfRows>}};
-const FewRowTiles<BF16> kFewRowsBF16Avx512{.turned = kTurned<false>,
-                                           .turned_copies = kTurned<true>,
-                                           .most_turned = std::size(kTurned<false>),
-                                           .in_columns = kColumnTiles};
+const FewRowTiles<BF16> kFewRowsBF16Avx512{
+    .turned = kTurned, .most_turned = std::size(kTurned), .in_columns = kColumnTiles};
 
 CUBIST_AVX512_BF16 std::int64_t PeakDotBF16Avx512(std::int64_t rounds) {
   constexpr int kChains = 2 * kMr;  // As many as a Mmad has, several times what the latency asks for.

@@ -217,9 +217,8 @@ constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1, kVectors, kSource, D>,
 template <class E>
 constexpr FewRowTiles<float> kFewRowsF32{.in_rows = kFewF32<E>,
                                          .most_in_rows = kMostInRows<E>,
-                                         .turned = kTurnedF32<E, false>,
-                                         .turned_copies = kTurnedF32<E, true>,
-                                         .most_turned = std::size(kTurnedF32<E, false>),
+                                         .turned = kTurnedF32<E>,
+                                         .most_turned = std::size(kTurnedF32<E>),
                                          .in_columns = kColumnTilesF32<E>};
 #elif HWY_ARCH_ARM_A64
 template <class E>

@@ -28,76 +28,84 @@ namespace HWY_NAMESPACE {
 namespace {
 
 constexpr std::int64_t kHeldWords = 1 << 15;  // Of A at once: an eighth of the core's own cache.
-constexpr std::int64_t kWayBytes = 4096;      // Lines so far apart share a set of the first-level cache.
 
 // Of a B whose columns lie in runs, where rows of A are so few that they wait for memory: as many columns as a vector has
-// lanes, and as many words of each, a line of the cache, are turned in registers and multiplied at once. The columns that come
-// next are asked for in the order of their addresses meanwhile, a line for each that is read. Columns a power of two apart
-// share a set of the first-level cache, where sixteen lines find no room and drive out those of A: they pass through a copy,
-// made beside the products of the lines before, so that each is read once. Zen 4, 7168 columns of 2048: with copies three rows
-// take .9 of the time, five to eight .8; of 1984, where nothing is shared, eight take 1.1 times as long.
+// lanes, and as many words of each, a line of the cache, are turned and multiplied at once. The columns that come next are
+// asked for in the order of their addresses meanwhile, a line for each that is read. Lines are turned in two steps: blocks of
+// four words as they are read, into L1, and inside the blocks as they are multiplied, so that four words are in registers and
+// not sixteen. A line is read once, a block before its products: in these a sum waits for itself at each word, and the
+// turning of the next lines fills the wait; and columns a power of two apart, which share a set of L1, need no room there.
+// Sixteen rows fill the lanes of MultiplyColumns, below. Zen 5, bf16, 7168 columns of 2048 from memory: lines turned whole took
+// 1.25 times as long for one to eight rows, MultiplyColumns 1.2 to 1.4 times for ten to thirteen.
 
-inline void CopyWords(const float* from, float* to) {
-  const hn::Half<FloatTag> half;
-  hn::Store(hn::LoadU(half, from), half, to);
-  hn::Store(hn::LoadU(half, from + kLanes / 2), half, to + kLanes / 2);
-}
-template <class E>
-void CopyWords(const E* from, float* to) {
-  hn::Store(LoadFew(from), FloatTag(), to);
-}
-
-template <class E, int kRows, bool kCopies>
+template <class E, int kRows>
 void TurnedTile(const MmadTile<float>& tile) {
   const FloatTag d;
-  alignas(64) float copies[2][kLanes * kLanes];
-  hn::Vec<FloatTag> sum[kRows];
-#pragma GCC unroll 8
+  using V = hn::Vec<FloatTag>;
+  alignas(64) float taken[2][kLanes * kLanes];
+  V sum[kRows];
+#pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i)
     sum[i] = tile.start == nullptr ? hn::Zero(d) : hn::LoadU(d, tile.start + i * tile.start_pitch);
   const float* a = tile.a;
   const E* b = SourceOf<E>(tile);
-  const std::int64_t b_col = tile.b_step, blocks = tile.words / kLanes;
+  const std::int64_t b_col = tile.b_step, blocks = tile.words / kLanes, left = tile.words % kLanes;
   constexpr int kLines = kLanes * sizeof(E) / 4;
   ColumnsAhead<E> ahead(tile.prefetch, b_col, CeilDiv(blocks * kLines, kLanes));
-  if (kCopies && blocks > 0) {
-    for (int c = 0; c < kLanes; ++c) CopyWords(b + c * b_col, copies[0] + c * kLanes);
+  // Columns q, q + 4, q + 8 and q + 12: blocks of four words, the first of all four columns as vector q, the next as q + 4.
+  const auto take = [&](const auto& load, int q, float* to) HWY_ATTR {
+    V v[4];
+    TransposeBlocks(load(q), load(q + 4), load(q + 8), load(q + 12), v);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) hn::Store(v[i], d, to + (q + 4 * i) * kLanes);
+  };
+  const auto whole = [&](int c) HWY_ATTR { return LoadFew(b + c * b_col); };
+  const auto some = [&](int c) HWY_ATTR { return hn::BitCast(d, LoadSome(b + c * b_col, left)); };
+  const auto turn = [&](const float* from, V words[4]) HWY_ATTR {
+    V v[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) v[i] = hn::Load(d, from + i * kLanes);
+    Transpose4(v, words);
+  };
+  if (blocks > 0) {
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) take(whole, q, taken[0]);
   }
-  for (std::int64_t block = 0; block < blocks; ++block, a += kRows * kLanes, b += kLanes) {
-    const float* const copy = copies[block % 2];
-    float* const to = copies[(block + 1) % 2];
-    const E* from = block + 1 < blocks ? b + kLanes : b;
-    hn::Vec<FloatTag> words[kLanes];
+  for (std::int64_t block = 0; block < blocks; ++block, a += kRows * kLanes) {
+    if (block + 1 < blocks) b += kLanes;
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) {
+      ahead.template Ask<kLines / 4>();
+      take(whole, q, taken[(block + 1) % 2]);
+      V words[4];
+      turn(taken[block % 2] + 4 * q * kLanes, words);
+#pragma GCC unroll 4
+      for (int w = 0; w < 4; ++w) {
 #pragma GCC unroll 16
-    for (int c = 0; c < kLanes; ++c)
-      words[c] = kCopies ? hn::Load(d, copy + c * kLanes) : LoadFew(b + c * b_col);
-    ahead.template Ask<kLines>();
-    Transpose(words);
-#pragma GCC unroll 16
-    for (int w = 0; w < kLanes; ++w) {
-      if (kCopies) CopyWords(from, to + w * kLanes), NextRow(from, b_col);
-#pragma GCC unroll 8
-      for (int i = 0; i < kRows; ++i) sum[i] = hn::MulAdd(hn::Set(d, a[i * kLanes + w]), words[w], sum[i]);
+        for (int i = 0; i < kRows; ++i)
+          sum[i] = hn::MulAdd(hn::Set(d, a[i * kLanes + 4 * q + w]), words[w], sum[i]);
+      }
     }
   }
-  if (const std::int64_t left = tile.words - blocks * kLanes; left > 0) {
-    hn::Vec<FloatTag> words[kLanes];
+  if (left > 0) {
+    if (blocks > 0) b += kLanes;
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) take(some, q, taken[0]);
+    for (std::int64_t word = 0; word < left; ++word, ++a) {
+      V words[4];
+      turn(taken[0] + word / 4 * 4 * kLanes, words);
 #pragma GCC unroll 16
-    for (int c = 0; c < kLanes; ++c) words[c] = hn::BitCast(d, LoadSome(b + c * b_col, left));
-    Transpose(words);
-    for (std::int64_t w = 0; w < left; ++w, ++a) {
-#pragma GCC unroll 8
-      for (int i = 0; i < kRows; ++i) sum[i] = hn::MulAdd(hn::Set(d, a[i * kLanes]), words[w], sum[i]);
+      for (int i = 0; i < kRows; ++i) sum[i] = hn::MulAdd(hn::Set(d, a[i * kLanes]), words[word % 4], sum[i]);
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) hn::StoreU(sum[i], d, tile.c + i * tile.c_pitch);
 }
-template <class E, bool kCopies>
-constexpr MmadTileFunction<float> kTurnedF32[] = {&TurnedTile<E, 1, kCopies>, &TurnedTile<E, 2, kCopies>,
-                                                  &TurnedTile<E, 3, kCopies>, &TurnedTile<E, 4, kCopies>,
-                                                  &TurnedTile<E, 5, kCopies>, &TurnedTile<E, 6, kCopies>,
-                                                  &TurnedTile<E, 7, kCopies>, &TurnedTile<E, 8, kCopies>};
+template <class E>
+constexpr MmadTileFunction<float> kTurnedF32[] = {
+    &TurnedTile<E, 1>,  &TurnedTile<E, 2>,  &TurnedTile<E, 3>,  &TurnedTile<E, 4>,  &TurnedTile<E, 5>,
+    &TurnedTile<E, 6>,  &TurnedTile<E, 7>,  &TurnedTile<E, 8>,  &TurnedTile<E, 9>,  &TurnedTile<E, 10>,
+    &TurnedTile<E, 11>, &TurnedTile<E, 12>, &TurnedTile<E, 13>, &TurnedTile<E, 14>, &TurnedTile<E, 15>};
 
 // A line of every row of A, then the next lines: rows a power of two apart would drive each other out of L1.
 template <class T>
@@ -118,8 +126,7 @@ void FewTurned(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t col
   T* const lines = reinterpret_cast<T*>(storage);
   const std::int64_t b_col = args.b_source.col_stride;
   const auto* const b = static_cast<const E*>(args.b_source.data);
-  const bool share_set = b_col * static_cast<std::int64_t>(sizeof(E)) % kWayBytes == 0;
-  const MmadTileFunction<T> function = (share_set ? all.turned_copies : all.turned)[args.m - 1];
+  const MmadTileFunction<T> function = all.turned[args.m - 1];
   for (const Range k : Split(args.k, RoundDown(kHeldWords / args.m, kLanes) * kPerWord)) {
     LineByLine(static_cast<const T*>(args.a), args.a_pitch, args.m, k, lines);
     MmadTile<T> tile{.words = k.size() / kPerWord,
@@ -140,8 +147,18 @@ void FewTurned(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t col
 // Of more rows: no panel is made of it either. Each of its words meets all rows of A at once, whose words are turned before:
 // per step of k and column of B one instruction for eight or sixteen rows. Panels cost a 16 x 16 transposition per 256 words,
 // as much as six rows of A do, and their columns come by short pieces. Sixteen columns at once, where the registers hold their
-// sums, pass through copies as above, eight find room in any set. Zen 4, 7168 columns of 2048: 64 rows of bf16 take .83 of what
+// sums, pass through copies, since those that share a set of L1 would drive each other out; eight find room in any set. Zen 4, 7168 columns of 2048: 64 rows of bf16 take .83 of what
 // panels took.
+
+inline void CopyWords(const float* from, float* to) {
+  const hn::Half<FloatTag> half;
+  hn::Store(hn::LoadU(half, from), half, to);
+  hn::Store(hn::LoadU(half, from + kLanes / 2), half, to + kLanes / 2);
+}
+template <class E>
+void CopyWords(const E* from, float* to) {
+  hn::Store(LoadFew(from), FloatTag(), to);
+}
 
 template <class E, int kColumns, int kVectors, int kLanesOfTile>
 void MultiplyColumns(const ColumnTile<float>& tile) {

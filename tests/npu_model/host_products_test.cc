@@ -119,7 +119,8 @@ TEST_P(HostProductsTest, FewRowsHaveTheBitsOfPackedPanels) {
       check(8, 1100, 41, layout);  // More columns, and more of k, than a body takes at a time.
       check(4, 37, 1100, layout);
       // Every number of parts of rows, and rows that fill none of them, in long columns.
-      for (std::int64_t m : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 24, 25, 32, 33, 41, 57, 64, 72, 73})
+      for (std::int64_t m :
+           {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 24, 25, 32, 33, 41, 57, 64, 72, 73})
         check(m, 21, 1029, layout, 1029);
       for (std::int64_t m : {1, 7}) check(m, 35, 2331, layout, 1156);  // And sums that go on.
       // Short columns, some of which end between vectors.
