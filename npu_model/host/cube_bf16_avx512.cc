@@ -10,6 +10,7 @@
 #ifndef __clang__  // GCC 12 takes the operand that its own shuffles leave undefined for one that is used (its bug 105593).
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #include <immintrin.h>
 #ifndef __clang__
@@ -301,12 +302,12 @@ CUBIST_AVX512_BF16 void TurnedTile(const MmadTile<BF16>& tile) {
 #pragma GCC unroll 4
   for (int q = 0; q < 4; ++q) TakeLines(b, b_col, blocks > 0 ? all : some, q, taken[0]);
   for (std::int64_t block = 0; block < blocks; ++block, a += kRows * kLine) {
-    const bool more = block + 1 < blocks;
-    if (more || some != 0) b += kLine;
+    const bool whole = block + 1 < blocks, more = whole || some != 0;
+    b += kLine;
 #pragma GCC unroll 4
     for (int q = 0; q < 4; ++q) {
       ahead.Ask<4>();
-      TakeLines(b, b_col, more ? all : some, q, taken[(block + 1) % 2]);
+      if (more) TakeLines(b, b_col, whole ? all : some, q, taken[(block + 1) % 2]);
       __m512bh words[4];
       TurnBlocks(taken[block % 2] + 4 * q, words);
 #pragma GCC unroll 4

@@ -36,7 +36,7 @@ constexpr std::int64_t kHeldWords = 1 << 15;  // Of A at once: an eighth of the 
 // not sixteen. A line is read once, a block before its products: in these a sum waits for itself at each word, and the
 // turning of the next lines fills the wait; and columns a power of two apart, which share a set of L1, need no room there.
 // Sixteen rows fill the lanes of MultiplyColumns, below. Zen 5, bf16, 7168 columns of 2048 from memory: lines turned whole took
-// 1.25 times as long for one to eight rows, MultiplyColumns 1.2 to 1.4 times for ten to thirteen.
+// 1.2 times as long for one to eight rows, MultiplyColumns 1.2 to 1.4 times for ten to thirteen.
 
 template <class E, int kRows>
 void TurnedTile(const MmadTile<float>& tile) {
@@ -53,14 +53,14 @@ void TurnedTile(const MmadTile<float>& tile) {
   constexpr int kLines = kLanes * sizeof(E) / 4;
   ColumnsAhead<E> ahead(tile.prefetch, b_col, CeilDiv(blocks * kLines, kLanes));
   // Columns q, q + 4, q + 8 and q + 12: blocks of four words, the first of all four columns as vector q, the next as q + 4.
-  const auto take = [&](const auto& load, int q, float* to) HWY_ATTR {
+  const auto take = [&](int q, float* to) HWY_ATTR {
+    const E* const at = b + q * b_col;
     V v[4];
-    TransposeBlocks(load(q), load(q + 4), load(q + 8), load(q + 12), v);
+    TransposeBlocks(LoadFew(at), LoadFew(at + 4 * b_col), LoadFew(at + 8 * b_col), LoadFew(at + 12 * b_col),
+                    v);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) hn::Store(v[i], d, to + (q + 4 * i) * kLanes);
   };
-  const auto whole = [&](int c) HWY_ATTR { return LoadFew(b + c * b_col); };
-  const auto some = [&](int c) HWY_ATTR { return hn::BitCast(d, LoadSome(b + c * b_col, left)); };
   const auto turn = [&](const float* from, V words[4]) HWY_ATTR {
     V v[4];
 #pragma GCC unroll 4
@@ -69,14 +69,14 @@ void TurnedTile(const MmadTile<float>& tile) {
   };
   if (blocks > 0) {
 #pragma GCC unroll 4
-    for (int q = 0; q < 4; ++q) take(whole, q, taken[0]);
+    for (int q = 0; q < 4; ++q) take(q, taken[0]);
   }
   for (std::int64_t block = 0; block < blocks; ++block, a += kRows * kLanes) {
     if (block + 1 < blocks) b += kLanes;
 #pragma GCC unroll 4
     for (int q = 0; q < 4; ++q) {
       ahead.template Ask<kLines / 4>();
-      take(whole, q, taken[(block + 1) % 2]);
+      take(q, taken[(block + 1) % 2]);
       V words[4];
       turn(taken[block % 2] + 4 * q * kLanes, words);
 #pragma GCC unroll 4
@@ -89,13 +89,13 @@ void TurnedTile(const MmadTile<float>& tile) {
   }
   if (left > 0) {
     if (blocks > 0) b += kLanes;
-#pragma GCC unroll 4
-    for (int q = 0; q < 4; ++q) take(some, q, taken[0]);
-    for (std::int64_t word = 0; word < left; ++word, ++a) {
-      V words[4];
-      turn(taken[0] + word / 4 * 4 * kLanes, words);
+    V words[kLanes];
 #pragma GCC unroll 16
-      for (int i = 0; i < kRows; ++i) sum[i] = hn::MulAdd(hn::Set(d, a[i * kLanes]), words[word % 4], sum[i]);
+    for (int c = 0; c < kLanes; ++c) words[c] = hn::BitCast(d, LoadSome(b + c * b_col, left));
+    Transpose(words);
+    for (std::int64_t w = 0; w < left; ++w, ++a) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kRows; ++i) sum[i] = hn::MulAdd(hn::Set(d, a[i * kLanes]), words[w], sum[i]);
     }
   }
 #pragma GCC unroll 16
@@ -221,7 +221,7 @@ constexpr ColumnTiles<float> kColumnTilesF32[] = {{32, &MultiplyColumns<E, 8, 2,
                                                   {8, &MultiplyColumns<E, 16, 1, 8>}};
 
 // Bytes. Of shorter columns, turning sums costs more than panels do; a few rows turn none.
-constexpr std::int64_t kShortestColumn = 512, kShortestTurned = 64;
+constexpr std::int64_t kShortestColumn = 512, kShortestOfFew = 64, kFew = 8;
 
 // The rows of A in parts, each with what multiplies it: of most rows as long as they are fairly full.
 template <class T>

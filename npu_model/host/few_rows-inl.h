@@ -34,10 +34,9 @@ constexpr std::int64_t kShortestRow = 768;
 template <class T, class E>
 MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<T>& tiles) {
 #if HWY_TARGET <= HWY_AVX3
-  const bool in_columns = args.b_source.row_stride == 1 && args.b_source.col_stride != 1 &&
-                          args.b_type == DTypeOf<E>() &&
-                          args.k * static_cast<std::int64_t>(sizeof(E)) >=
-                              (args.m <= tiles.most_turned ? kShortestTurned : kShortestColumn);
+  const bool in_columns =
+      args.b_source.row_stride == 1 && args.b_source.col_stride != 1 && args.b_type == DTypeOf<E>() &&
+      args.k * static_cast<std::int64_t>(sizeof(E)) >= (args.m <= kFew ? kShortestOfFew : kShortestColumn);
   if (in_columns && tiles.in_columns != nullptr && args.m >= 1 && args.m <= ColumnParts<T>::kMostRows) {
     const std::int64_t cols = RoundDown(args.n, kLanes);
     if (cols > 0) FewColumns<T, E>(args, tiles, cols);
