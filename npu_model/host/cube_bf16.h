@@ -20,7 +20,7 @@ struct MmadTile {
   std::int64_t b_step = 0;  // Elements of b from word to word, where b is in rows (in columns: to the next),
   std::int64_t b_pair = 0;  // and from a pair's first row to its second.
   bool half = false;        // One more word, of which a and b have the first element alone.
-  std::int64_t cols = 0;  // Where b is in rows of which not all of a panel's columns are there: how many are.
+  std::int64_t cols = 0;  // Where b is in columns, or in rows of which not all of a panel's columns are there: how many.
   T* keep = nullptr;      // Where b is in rows: what becomes the panel of it, if anything.
   const void* prefetch = nullptr;    // What to bring into L2 meanwhile: two lines beside each
   std::int64_t prefetch_words = 0;   // of so many words of k,
@@ -100,8 +100,7 @@ template <class T>
 struct FewRowTiles {
   const FewRowTile* in_rows = nullptr;  // The first has one row, the next two.
   std::int64_t most_in_rows = 0;
-  // Of a B in columns, as many as a vector has lanes: the first for one row. `prefetch` is the first of the columns that
-  // come next.
+  // Of a B in columns, `cols` of them, a multiple of a vector's lanes: the first for one row.
   const MmadTileFunction<T>* turned = nullptr;
   std::int64_t most_turned = 0;
   const ColumnTiles<T>* in_columns = nullptr;  // Of more rows and a B in columns: of most rows first.

@@ -267,7 +267,7 @@ CUBIST_AVX512_BF16 inline void TakeLines(const BF16* b, std::int64_t b_col, __mm
 }
 
 // Four words of sixteen columns, each a vector, from blocks as TakeLines leaves them.
-CUBIST_AVX512_BF16 inline void TurnBlocks(const __m512i* blocks, __m512bh (&words)[4]) {
+CUBIST_AVX512_BF16 inline void TurnBlocks(const __m512i* blocks, __m512bh* words) {
   const __m512i ab = _mm512_unpacklo_epi32(blocks[0], blocks[1]),
                 ab_high = _mm512_unpackhi_epi32(blocks[0], blocks[1]);
   const __m512i ce = _mm512_unpacklo_epi32(blocks[2], blocks[3]),
@@ -290,45 +290,59 @@ CUBIST_AVX512_BF16 inline void CopyLine(const BF16* from, BF16* to) {
 template <int kRows>
 CUBIST_AVX512_BF16 void TurnedTile(const MmadTile<BF16>& tile) {
   alignas(64) __m512i taken[2][kLanes];
-  __m512 sum[kRows];
-#pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i)
-    sum[i] = tile.start == nullptr ? _mm512_setzero_ps() : _mm512_loadu_ps(tile.start + i * tile.start_pitch);
-  const BF16 *a = tile.a, *b = tile.b;
   const std::int64_t b_col = tile.b_step, blocks = tile.words / kLanes, left = tile.words % kLanes;
-  const __mmask32 some = _cvtu32_mask32((std::uint32_t{1} << (2 * left + tile.half)) - 1),
-                  all = ~__mmask32{0};
-  ColumnsAhead<BF16> ahead(tile.prefetch, b_col, blocks);
+  constexpr __mmask32 kAll = ~__mmask32{0};
+  const __mmask32 some = _cvtu32_mask32((std::uint32_t{1} << (2 * left + tile.half)) - 1);
+  std::int64_t turn = 0;
+  if (blocks > 0) {
 #pragma GCC unroll 4
-  for (int q = 0; q < 4; ++q) TakeLines(b, b_col, blocks > 0 ? all : some, q, taken[0]);
-  for (std::int64_t block = 0; block < blocks; ++block, a += kRows * kLine) {
-    const bool whole = block + 1 < blocks, more = whole || some != 0;
-    b += kLine;
-#pragma GCC unroll 4
-    for (int q = 0; q < 4; ++q) {
-      ahead.Ask<4>();
-      if (more) TakeLines(b, b_col, whole ? all : some, q, taken[(block + 1) % 2]);
-      __m512bh words[4];
-      TurnBlocks(taken[block % 2] + 4 * q, words);
-#pragma GCC unroll 4
-      for (int w = 0; w < 4; ++w) {
-#pragma GCC unroll 16
-        for (int i = 0; i < kRows; ++i)
-          sum[i] = _mm512_dpbf16_ps(sum[i], Spread(PairAt(a + i * kLine + 2 * (4 * q + w))), words[w]);
-      }
-    }
+    for (int q = 0; q < 4; ++q) TakeLines(tile.b, b_col, kAll, q, taken[0]);
   }
-  const auto add = [&](auto at, std::int64_t word) CUBIST_AVX512_BF16 {
-    __m512bh words[4];
-    TurnBlocks(taken[blocks % 2] + word / 4 * 4, words);
+  for (std::int64_t col = 0; col < tile.cols; col += kLanes) {
+    const BF16 *a = tile.a, *b = tile.b + col * b_col;
+    const BF16* const next =
+        col + kLanes < tile.cols ? b + kLanes * b_col : b;        // Or what is there once more.
+    ColumnsAhead<BF16> ahead(b + kLanes * b_col, b_col, blocks);  // Often also where another call goes on.
+    __m512 sum[kRows];
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i)
-      sum[i] = _mm512_dpbf16_ps(sum[i], Spread(at(a + i * kLine + 2 * word)), words[word % 4]);
-  };
-  for (std::int64_t word = 0; word < left; ++word) add(PairAt, word);
-  if (tile.half) add(OneAt, left);
+      sum[i] = tile.start == nullptr ? _mm512_setzero_ps()
+                                     : _mm512_loadu_ps(tile.start + i * tile.start_pitch + col);
+    for (std::int64_t block = 0; block < blocks; ++block, ++turn, a += kRows * kLine) {
+      b += kLine;
+      const BF16* const from = block + 1 < blocks ? b : next;
+#pragma GCC unroll 4
+      for (int q = 0; q < 4; ++q) {
+        ahead.Ask<4>();
+        TakeLines(from, b_col, kAll, q, taken[(turn + 1) % 2]);
+        __m512bh words[4];
+        TurnBlocks(taken[turn % 2] + 4 * q, words);
+#pragma GCC unroll 4
+        for (int w = 0; w < 4; ++w) {
 #pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i) _mm512_storeu_ps(tile.c + i * tile.c_pitch, sum[i]);
+          for (int i = 0; i < kRows; ++i)
+            sum[i] = _mm512_dpbf16_ps(sum[i], Spread(PairAt(a + i * kLine + 2 * (4 * q + w))), words[w]);
+        }
+      }
+    }
+    if (some != 0) {
+      __m512i lines[kLanes];
+      __m512bh words[kLanes];
+#pragma GCC unroll 4
+      for (int q = 0; q < 4; ++q) TakeLines(b, b_col, some, q, lines);
+#pragma GCC unroll 4
+      for (int q = 0; q < 4; ++q) TurnBlocks(lines + 4 * q, words + 4 * q);
+      const auto add = [&](auto at, std::int64_t w) CUBIST_AVX512_BF16 {
+#pragma GCC unroll 16
+        for (int i = 0; i < kRows; ++i)
+          sum[i] = _mm512_dpbf16_ps(sum[i], Spread(at(a + i * kLine + 2 * w)), words[w]);
+      };
+      for (std::int64_t w = 0; w < left; ++w) add(PairAt, w);
+      if (tile.half) add(OneAt, left);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) _mm512_storeu_ps(tile.c + i * tile.c_pitch + col, sum[i]);
+  }
 }
 constexpr MmadTileFunction<BF16> kTurned[] = {
     &TurnedTile<1>,  &TurnedTile<2>,  &TurnedTile<3>,  &TurnedTile<4>,  &TurnedTile<5>,

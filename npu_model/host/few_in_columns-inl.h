@@ -33,8 +33,8 @@ constexpr std::int64_t kHeldWords = 1 << 15;  // Of A at once: an eighth of the 
 // lanes, and as many words of each, a line of the cache, are turned and multiplied at once. The columns that come next are
 // asked for in the order of their addresses meanwhile, a line for each that is read. Lines are turned in two steps: blocks of
 // four words as they are read, into L1, and inside the blocks as they are multiplied, so that four words are in registers and
-// not sixteen. A line is read once, a block before its products: in these a sum waits for itself at each word, and the
-// turning of the next lines fills the wait; and columns a power of two apart, which share a set of L1, need no room there.
+// not sixteen. A line is read once, a block before its products, or a tile's first beside the last products of the tile before:
+// in these a sum waits for itself at each word, and the turning of the next lines fills the wait; and columns a power of two apart, which share a set of L1, need no room there.
 // Sixteen rows fill the lanes of MultiplyColumns, below. Zen 5, bf16, 7168 columns of 2048 from memory: lines turned whole took
 // 1.2 times as long for one to eight rows, MultiplyColumns 1.2 to 1.4 times for ten to thirteen.
 
@@ -43,63 +43,63 @@ void TurnedTile(const MmadTile<float>& tile) {
   const FloatTag d;
   using V = hn::Vec<FloatTag>;
   alignas(64) float taken[2][kLanes * kLanes];
-  V sum[kRows];
-#pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i)
-    sum[i] = tile.start == nullptr ? hn::Zero(d) : hn::LoadU(d, tile.start + i * tile.start_pitch);
-  const float* a = tile.a;
-  const E* b = SourceOf<E>(tile);
   const std::int64_t b_col = tile.b_step, blocks = tile.words / kLanes, left = tile.words % kLanes;
   constexpr int kLines = kLanes * sizeof(E) / 4;
-  ColumnsAhead<E> ahead(tile.prefetch, b_col, CeilDiv(blocks * kLines, kLanes));
   // Columns q, q + 4, q + 8 and q + 12: blocks of four words, the first of all four columns as vector q, the next as q + 4.
-  const auto take = [&](int q, float* to) HWY_ATTR {
-    const E* const at = b + q * b_col;
+  const auto take = [&](const E* from, int q, float* to) HWY_ATTR {
+    from += q * b_col;
     V v[4];
-    TransposeBlocks(LoadFew(at), LoadFew(at + 4 * b_col), LoadFew(at + 8 * b_col), LoadFew(at + 12 * b_col),
-                    v);
+    TransposeBlocks(LoadFew(from), LoadFew(from + 4 * b_col), LoadFew(from + 8 * b_col),
+                    LoadFew(from + 12 * b_col), v);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) hn::Store(v[i], d, to + (q + 4 * i) * kLanes);
   };
-  const auto turn = [&](const float* from, V words[4]) HWY_ATTR {
-    V v[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) v[i] = hn::Load(d, from + i * kLanes);
-    Transpose4(v, words);
-  };
+  std::int64_t turn = 0;
   if (blocks > 0) {
 #pragma GCC unroll 4
-    for (int q = 0; q < 4; ++q) take(q, taken[0]);
+    for (int q = 0; q < 4; ++q) take(SourceOf<E>(tile), q, taken[0]);
   }
-  for (std::int64_t block = 0; block < blocks; ++block, a += kRows * kLanes) {
-    if (block + 1 < blocks) b += kLanes;
-#pragma GCC unroll 4
-    for (int q = 0; q < 4; ++q) {
-      ahead.template Ask<kLines / 4>();
-      take(q, taken[(block + 1) % 2]);
-      V words[4];
-      turn(taken[block % 2] + 4 * q * kLanes, words);
-#pragma GCC unroll 4
-      for (int w = 0; w < 4; ++w) {
+  for (std::int64_t col = 0; col < tile.cols; col += kLanes) {
+    const float* a = tile.a;
+    const E* b = SourceOf<E>(tile) + col * b_col;
+    const E* const next = col + kLanes < tile.cols ? b + kLanes * b_col : b;  // Or what is there once more.
+    ColumnsAhead<E> ahead(b + kLanes * b_col, b_col, CeilDiv(blocks * kLines, kLanes));
+    V sum[kRows];
 #pragma GCC unroll 16
-        for (int i = 0; i < kRows; ++i)
-          sum[i] = hn::MulAdd(hn::Set(d, a[i * kLanes + 4 * q + w]), words[w], sum[i]);
+    for (int i = 0; i < kRows; ++i)
+      sum[i] = tile.start == nullptr ? hn::Zero(d) : hn::LoadU(d, tile.start + i * tile.start_pitch + col);
+    for (std::int64_t block = 0; block < blocks; ++block, ++turn, a += kRows * kLanes) {
+      b += kLanes;
+      const E* const from = block + 1 < blocks ? b : next;
+#pragma GCC unroll 4
+      for (int q = 0; q < 4; ++q) {
+        ahead.template Ask<kLines / 4>();
+        take(from, q, taken[(turn + 1) % 2]);
+        V v[4], words[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) v[i] = hn::Load(d, taken[turn % 2] + (4 * q + i) * kLanes);
+        Transpose4(v, words);
+#pragma GCC unroll 4
+        for (int w = 0; w < 4; ++w) {
+#pragma GCC unroll 16
+          for (int i = 0; i < kRows; ++i)
+            sum[i] = hn::MulAdd(hn::Set(d, a[i * kLanes + 4 * q + w]), words[w], sum[i]);
+        }
       }
     }
-  }
-  if (left > 0) {
-    if (blocks > 0) b += kLanes;
-    V words[kLanes];
+    if (left > 0) {
+      V words[kLanes];
 #pragma GCC unroll 16
-    for (int c = 0; c < kLanes; ++c) words[c] = hn::BitCast(d, LoadSome(b + c * b_col, left));
-    Transpose(words);
-    for (std::int64_t w = 0; w < left; ++w, ++a) {
+      for (int c = 0; c < kLanes; ++c) words[c] = hn::BitCast(d, LoadSome(b + c * b_col, left));
+      Transpose(words);
+      for (std::int64_t w = 0; w < left; ++w, ++a) {
 #pragma GCC unroll 16
-      for (int i = 0; i < kRows; ++i) sum[i] = hn::MulAdd(hn::Set(d, a[i * kLanes]), words[w], sum[i]);
+        for (int i = 0; i < kRows; ++i) sum[i] = hn::MulAdd(hn::Set(d, a[i * kLanes]), words[w], sum[i]);
+      }
     }
-  }
 #pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i) hn::StoreU(sum[i], d, tile.c + i * tile.c_pitch);
+    for (int i = 0; i < kRows; ++i) hn::StoreU(sum[i], d, tile.c + i * tile.c_pitch + col);
+  }
 }
 template <class E>
 constexpr MmadTileFunction<float> kTurnedF32[] = {
@@ -126,29 +126,26 @@ void FewTurned(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t col
   T* const lines = reinterpret_cast<T*>(storage);
   const std::int64_t b_col = args.b_source.col_stride;
   const auto* const b = static_cast<const E*>(args.b_source.data);
-  const MmadTileFunction<T> function = all.turned[args.m - 1];
   for (const Range k : Split(args.k, RoundDown(kHeldWords / args.m, kLanes) * kPerWord)) {
     LineByLine(static_cast<const T*>(args.a), args.a_pitch, args.m, k, lines);
     MmadTile<T> tile{.words = k.size() / kPerWord,
                      .a = lines,
+                     .b = reinterpret_cast<const T*>(b + k.begin),
                      .b_step = b_col,
                      .half = k.size() % kPerWord != 0,
+                     .cols = cols,
+                     .c = args.c,
                      .c_pitch = args.c_pitch};
-    for (std::int64_t col = 0; col < cols; col += kLanes) {
-      const E* const columns = b + k.begin + col * b_col;
-      StartAt(args, col, k.begin == 0, &tile);
-      tile.b = reinterpret_cast<const T*>(columns), tile.c = args.c + col;
-      tile.prefetch = columns + kLanes * b_col;  // Often also where another call goes on.
-      function(tile);
-    }
+    StartAt(args, 0, k.begin == 0, &tile);
+    all.turned[args.m - 1](tile);
   }
 }
 
 // Of more rows: no panel is made of it either. Each of its words meets all rows of A at once, whose words are turned before:
 // per step of k and column of B one instruction for eight or sixteen rows. Panels cost a 16 x 16 transposition per 256 words,
 // as much as six rows of A do, and their columns come by short pieces. Sixteen columns at once, where the registers hold their
-// sums, pass through copies, since those that share a set of L1 would drive each other out; eight find room in any set. Zen 4, 7168 columns of 2048: 64 rows of bf16 take .83 of what
-// panels took.
+// sums, pass through copies, since those that share a set of L1 would drive each other out; eight find room in any set. Zen 4,
+// 7168 columns of 2048: 64 rows of bf16 take .83 of what panels took.
 
 inline void CopyWords(const float* from, float* to) {
   const hn::Half<FloatTag> half;
