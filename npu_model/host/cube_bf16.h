@@ -20,8 +20,9 @@ struct MmadTile {
   std::int64_t b_step = 0;  // Elements of b from word to word, where b is in rows (in columns: to the next),
   std::int64_t b_pair = 0;  // and from a pair's first row to its second.
   bool half = false;        // One more word, of which a and b have the first element alone.
-  std::int64_t cols = 0;  // Where b is in columns, or in rows of which not all of a panel's columns are there: how many.
-  T* keep = nullptr;      // Where b is in rows: what becomes the panel of it, if anything.
+  std::int64_t cols =
+      0;              // Where b is in columns: how many; in rows: the same where a panel's are not all there.
+  T* keep = nullptr;  // Where b is in rows: what becomes the panel of it, if anything.
   const void* prefetch = nullptr;    // What to bring into L2 meanwhile: two lines beside each
   std::int64_t prefetch_words = 0;   // of so many words of k,
   std::int64_t prefetch_step = 128;  // so many bytes from word to word,

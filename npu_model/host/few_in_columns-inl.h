@@ -34,7 +34,8 @@ constexpr std::int64_t kHeldWords = 1 << 15;  // Of A at once: an eighth of the 
 // asked for in the order of their addresses meanwhile, a line for each that is read. Lines are turned in two steps: blocks of
 // four words as they are read, into L1, and inside the blocks as they are multiplied, so that four words are in registers and
 // not sixteen. A line is read once, a block before its products, or a tile's first beside the last products of the tile before:
-// in these a sum waits for itself at each word, and the turning of the next lines fills the wait; and columns a power of two apart, which share a set of L1, need no room there.
+// in these a sum waits for itself at each word, and the turning of the next lines fills the wait; and columns a power of two
+// apart, which share a set of L1, need no room there.
 // Sixteen rows fill the lanes of MultiplyColumns, below. Zen 5, bf16, 7168 columns of 2048 from memory: lines turned whole took
 // 1.2 times as long for one to eight rows, MultiplyColumns 1.2 to 1.4 times for ten to thirteen.
 
