@@ -39,9 +39,10 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
 
   Ring<Buffer::kL1, T> q_l1(core, "q_l1", t.m, s.d_qk, t.q_stages, Role::kAOnce);
   Ring<Buffer::kL1, T> q_rope_l1(core, "q_rope_l1", t.m, s.d_rope, t.q_stages, Role::kAOnce);
-  Ring<Buffer::kL1, T> k_l1(core, "k_l1", s.d_qk, t.n, t.kv_stages, Role::kB);
-  Ring<Buffer::kL1, T> k_rope_l1(core, "k_rope_l1", s.d_rope, t.n, t.kv_stages, Role::kB);
-  Ring<Buffer::kL1, T> v_l1(core, "v_l1", t.n, s.d_v, t.kv_stages, Role::kB);
+  const Role kv_role = t.kv_once ? Role::kBOnce : Role::kB;
+  Ring<Buffer::kL1, T> k_l1(core, "k_l1", s.d_qk, t.n, t.kv_stages, kv_role);
+  Ring<Buffer::kL1, T> k_rope_l1(core, "k_rope_l1", s.d_rope, t.n, t.kv_stages, kv_role);
+  Ring<Buffer::kL1, T> v_l1(core, "v_l1", t.n, s.d_v, t.kv_stages, kv_role);
   Ring<Buffer::kL1, T> p_l1(core, "p_l1", t.m, t.n, t.hand_over_stages(), Role::kA);
   Ring<Buffer::kL0A, T> a_l0(core, "a_l0", t.m, t.k0, t.l0_stages, Role::kA);
   Ring<Buffer::kL0B, T> b_l0(core, "b_l0", t.k0, std::max(t.n, t.v_cols(s.d_v)), t.l0_stages, Role::kB);

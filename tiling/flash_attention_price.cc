@@ -53,7 +53,7 @@ class Steps {
       : chip_(chip),
         s_(s),
         t_(t),
-        load_path_(t.pack_kv ? Path::kGmToL1 : Path::kGmToL1Nd2Nz),
+        load_path_(t.pack_kv || t.kv_once ? Path::kGmToL1 : Path::kGmToL1Nd2Nz),
         load_rate_(LoadRate(chip, load_path_, std::min(D(t.tasks(s)), D(chip.concurrent_cores)))) {}
 
   Step Of(std::int64_t rows, std::int64_t n) const {

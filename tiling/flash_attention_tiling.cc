@@ -101,6 +101,9 @@ void AddHostTilings(const ChipSpec& chip, const Shape& s, Tiling t, std::int64_t
   t.by_head = true;
   // Blocks are long, and to ask for their parts costs next to nothing.
   t.mask_step = t.key_step;
+  // Keys that meet one block of few queries are read where they lie: a packed copy costs as much as 100 rows of products do.
+  const std::int64_t most_once = chip.InTileRegisters(s.in) ? 64 : 96;
+  const bool meets_one = t.query_blocks(s) * (s.heads / std::max<std::int64_t>(s.kv_heads, 1)) <= 1;
   // Register tiles of a strip; of tile registers two at least, or B serves one alone.
   const std::int64_t narrow = (chip.InTileRegisters(s.in) ? 2 : 4) * chip.RowStep(s.in);
   for (std::int64_t strip : TileSizes({narrow, 96, 1024}, chip.RowStep(s.in), t.m)) {
@@ -108,7 +111,8 @@ void AddHostTilings(const ChipSpec& chip, const Shape& s, Tiling t, std::int64_t
     t.strip = strip;
     for (bool pack : {false, true}) {
       t.pack_kv = pack;
-      if (pack && t.query_blocks(s) * (s.heads / std::max<std::int64_t>(s.kv_heads, 1)) <= 1) continue;
+      t.kv_once = meets_one && !pack && s.sq <= most_once;
+      if (pack && meets_one) continue;
       tilings->push_back(t);
     }
   }

@@ -80,6 +80,7 @@ struct FlashAttentionTiling {
   std::int64_t kv_splits =
       1;                 // Parts of the keys that cores walk side by side; their outputs are combined after.
   bool pack_kv = false;  // K and V are packed once per KV head by a phase before.
+  bool kv_once = false;  // Their tiles serve few rows, and are read where they lie (Role::kBOnce).
   // Each core meets the keys of as few KV heads as it can: those of one stay in a cache that cannot hold all. Else all
   // heads are walked side by side.
   bool by_head = false;
@@ -147,6 +148,7 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionShape& s, Tiling& t, 
   visit({"l0_stages", 1, 16}, t.l0_stages), visit({"l0c_stages", 1, 16}, t.l0c_stages);
   visit({"s_stages", 1, 16}, t.s_stages), visit({"ub_stages", 1, 16}, t.ub_stages);
   visit({"kv_splits", 1, 4096}, t.kv_splits), visit({"pack_kv", 0, 1}, t.pack_kv);
+  visit({"kv_once", 0, 1}, t.kv_once);
   visit({"by_head", 0, 1}, t.by_head), visit({"mask_step", 0, kLargest, n_step}, t.mask_step);
 }
 
