@@ -81,7 +81,8 @@ class Steps {
   // One of many: the slowest pipe counts where stages overlap, their sum where they do not.
   double Amid(const Step& x) const {
     const ProductCycles& p = x.products;
-    if (!chip_.pipes_overlap) return p.mmad + p.mte1 + x.loads + p.issue + x.softmax + x.spilled;
+    if (!chip_.pipes_overlap)
+      return p.mmad + p.mte1 + x.loads + p.issue + x.softmax + x.spilled + HostStepCycles(chip_);
     const double received = x.scores_in + x.outputs_in;
     if (t_.depth == 0) {  // Each of the three hand-overs is waited for.
       return std::max({p.mmad, p.mte1, x.loads, p.issue}) + x.softmax + x.stores + received + x.p_out +
