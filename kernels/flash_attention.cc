@@ -15,6 +15,7 @@
 #include "kernels/flash_attention_kernel.h"
 #include "kernels/rotate_kernel.h"
 #include "npu_model/launch.h"
+#include "tiling/attention_cost.h"
 
 namespace cubist {
 namespace {
@@ -146,7 +147,7 @@ class ForwardCall {
       g_.part_out = launch_.Workspace("part_out", DType::kF32, {1, heads, part_rows, shape_.d_v});
       g_.part_lse = launch_.Workspace("part_lse", DType::kF32, {1, heads, part_rows, 1});
     }
-    launch_.OnAiCores(schedule.tasks(),
+    launch_.OnAiCores(CoresOfTasks(chip, shape_, schedule.tasks()),
                       [&](auto& core) { FlashAttentionKernel<T>(core, g_, shape_, tiling_, schedule); });
     if (part_rows > 0) Combine(schedule);
     return {};

@@ -15,6 +15,7 @@
 #include "kernels/element_type.h"
 #include "kernels/flash_attention_grad_kernel.h"
 #include "npu_model/launch.h"
+#include "tiling/attention_cost.h"
 
 namespace cubist {
 namespace {
@@ -173,7 +174,7 @@ class GradCall {
     TurnRows();
     AddWorkspaces();
     PackQueries();
-    launch_.OnAiCores(schedule_->tasks(),
+    launch_.OnAiCores(CoresOfTasks(chip, s_, schedule_->tasks()),
                       [&](auto& core) { FlashAttentionGradKernel<T>(core, g_, s_, t_, *schedule_); });
     AddUp();
     return {};

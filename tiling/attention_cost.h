@@ -2,6 +2,8 @@
 #ifndef CUBIST_TILING_ATTENTION_COST_H_
 #define CUBIST_TILING_ATTENTION_COST_H_
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "npu_model/chip.h"
@@ -36,6 +38,21 @@ inline double PackingCycles(const ChipSpec& chip, double bytes) {
 // What the instructions of a step cost a host besides their work. Fitted to all tilings of 256 heads with 62 causal queries, bf16,
 // on a Zen 5, which take 1 to 12 steps each.
 inline double HostStepCycles(const ChipSpec& chip) { return 0.9e-6 * chip.clock_hz; }
+
+// Cores that the tasks of a call go to: a host, where a core takes most of a microsecond to set up, gives each of them several
+// small ones, as long as no thread stands idle.
+template <class Shape>
+std::int64_t CoresOfTasks(const ChipSpec& chip, const Shape& s, std::int64_t tasks) {
+  constexpr double kSmall = 1 << 20;  // Multiply-adds of the scores and of the output.
+  constexpr std::int64_t kMostTasks = 8, kPerThread = 4;
+  if (chip.pipes_overlap || tasks == 0) return tasks;
+  const double all = static_cast<double>(s.batches * s.heads * s.sq) *
+                     static_cast<double>(s.skv * (s.d_qk + s.d_rope + s.d_v));
+  const std::int64_t together = std::llround(
+      std::clamp<double>(kSmall * static_cast<double>(tasks) / std::max(all, 1.0), 1, kMostTasks));
+  return std::max(CeilDiv(tasks, together),
+                  std::min<std::int64_t>(tasks, kPerThread * chip.concurrent_cores));
+}
 
 // The share of a block's scores for which a quarter of a host's L2 has no room, where it multiplies so quickly that their way
 // shows: in tile registers. Fitted, as the cycles that each of them costs, to tilings measured on a Granite Rapids.

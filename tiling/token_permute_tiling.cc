@@ -292,10 +292,19 @@ constexpr std::int64_t kHostCols = 8192;
 // Rows of a gradient that a host reads and writes side by side.
 constexpr std::int64_t kHostRows = 8;
 
+// Tokens of a chunk of sums or of gradients: on a host, whose cores cost most of a microsecond each to set up, what it moves in
+// two.
+std::int64_t LeastChunkOfRows(const ChipSpec& chip, const Shape& s) {
+  constexpr std::int64_t kBytes = 1 << 16;
+  if (chip.pipes_overlap) return 1;
+  const std::int64_t row = std::max<std::int64_t>(s.hidden * SizeOf(s.dtype), 1);
+  return CeilDiv(kBytes, row) / (s.top_k + 1);
+}
+
 std::vector<TokenUnpermuteTiling> UnpermuteTilings(const ChipSpec& chip, const Shape& s, bool cut) {
   std::vector<TokenUnpermuteTiling> tilings;
   TokenUnpermuteTiling t;
-  CutTokens(chip, s, 1, &t);
+  CutTokens(chip, s, LeastChunkOfRows(chip, s), &t);
   for (const Piece& piece : PiecesOf(s, t, cut)) {
     for (std::int64_t cols : RowParts(s)) {
       if (!chip.pipes_overlap && cols > kHostCols) continue;
@@ -315,7 +324,7 @@ std::vector<TokenUnpermuteTiling> UnpermuteTilings(const ChipSpec& chip, const S
 std::vector<TokenUnpermuteGradTiling> UnpermuteGradTilings(const ChipSpec& chip, const Shape& s, bool cut) {
   std::vector<TokenUnpermuteGradTiling> tilings;
   TokenUnpermuteGradTiling t;
-  CutTokens(chip, s, 1, &t);
+  CutTokens(chip, s, LeastChunkOfRows(chip, s), &t);
   for (const Piece& piece : PiecesOf(s, t, cut)) {
     for (std::int64_t cols : RowParts(s)) {
       if (!chip.pipes_overlap && cols > kHostCols) continue;
