@@ -3,6 +3,7 @@
 // FlashAttention/<library>/<dtype>/<full|causal>/<heads>x<S>x<Dqk>x<Dv>/threads:<n>. <Dqk>r<Dr> means Dr rope
 // columns in tensors of their own, k_rope shared by all heads, and has our kernel without its ideas beside it:
 // square_attention.h. With Dqk 576 two heads share one KV head, else each has its own.
+// FlashAttention/<library>/<dtype>/decode/<heads>on<KV heads>x<S>x<Dqk>x<Dv>/threads:<n>: one query a head.
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -22,6 +23,15 @@
 
 namespace cubist::bench {
 namespace {
+
+// The queries of heads that share keys as rows of one matrix, where there is one of each head.
+[[maybe_unused]] Attention JoinedHeads(Attention x) {
+  if (x.sq != 1) return x;
+  x.sq = x.heads / x.kv_heads, x.heads = x.kv_heads;
+  x.q = ConstTensor(x.q.data, x.dtype, {1, x.heads, x.sq, x.dqk});
+  x.out = Tensor(x.out.data, x.dtype, {1, x.heads, x.sq, x.dv});
+  return x;
+}
 
 // An attention problem with its memory and its expected answer on sampled rows.
 class Problem {
@@ -44,7 +54,7 @@ class Problem {
   }
   std::function<void()> Composed([[maybe_unused]] int threads) const {
 #ifdef CUBIST_BENCH_ONEDNN
-    return ComposedAttention(x_, threads);
+    return ComposedAttention(JoinedHeads(x_), threads);
 #else
     return {};
 #endif
@@ -55,12 +65,12 @@ class Problem {
   std::string CheckAnswer();
 
  private:
-  ConstTensor Input(std::int64_t heads, std::int64_t cols) {
-    memory_.push_back(RandomBytes(x_.dtype, heads * x_.s * cols, memory_.size() + 1));
-    return {memory_.back().data(), x_.dtype, {1, heads, x_.s, cols}};
+  ConstTensor Input(std::int64_t heads, std::int64_t rows, std::int64_t cols) {
+    memory_.push_back(RandomBytes(x_.dtype, heads * rows * cols, memory_.size() + 1));
+    return {memory_.back().data(), x_.dtype, {1, heads, rows, cols}};
   }
   char* OutRow(const reference::AttentionRow& row) const {
-    return static_cast<char*>(x_.out.data) + (row.head * x_.s + row.query) * x_.dv * SizeOf(x_.dtype);
+    return static_cast<char*>(x_.out.data) + (row.head * x_.sq + row.query) * x_.dv * SizeOf(x_.dtype);
   }
 
   Attention x_;
@@ -74,19 +84,19 @@ Problem::Problem(DType dtype, bool causal, const AttentionShape& shape)
          .causal = causal,
          .heads = shape.heads,
          .kv_heads = shape.kv_heads,
+         .sq = shape.sq(),
          .s = shape.s,
          .dqk = shape.dqk,
          .dr = shape.dr,
          .dv = shape.dv} {
-  x_.q = Input(x_.heads, x_.dqk);
-  x_.k = Input(x_.kv_heads, x_.dqk);
-  x_.v = Input(x_.kv_heads, x_.dv);
-  if (x_.dr > 0) x_.q_rope = Input(x_.heads, x_.dr), x_.k_rope = Input(1, x_.dr);
-  Input(x_.heads, x_.dv);
-  x_.out = Tensor(memory_.back().data(), x_.dtype, {1, x_.heads, x_.s, x_.dv});
+  x_.q = Input(x_.heads, x_.sq, x_.dqk);
+  x_.k = Input(x_.kv_heads, x_.s, x_.dqk);
+  x_.v = Input(x_.kv_heads, x_.s, x_.dv);
+  if (x_.dr > 0) x_.q_rope = Input(x_.heads, x_.sq, x_.dr), x_.k_rope = Input(1, x_.s, x_.dr);
+  Input(x_.heads, x_.sq, x_.dv);
+  x_.out = Tensor(memory_.back().data(), x_.dtype, {1, x_.heads, x_.sq, x_.dv});
 
-  std::int64_t head = 0;
-  for (std::int64_t query : Sample(x_.s, 12)) rows_.push_back({0, head++ % x_.heads, query});
+  for (const std::int64_t row : Sample(x_.heads * x_.sq, 12)) rows_.push_back({0, row / x_.sq, row % x_.sq});
 }
 
 std::string Problem::CheckAnswer() {
@@ -131,6 +141,6 @@ std::function<Status()> Problem::Own(int threads) const {
 
 int main(int argc, char** argv) {
   cubist::bench::RegisterPeaks();
-  cubist::bench::RegisterAttention<cubist::bench::Problem>("FlashAttention", /*absorbed=*/true);
+  cubist::bench::RegisterAttention<cubist::bench::Problem>("FlashAttention", /*forward=*/true);
   return cubist::bench::Main(argc, argv, "x8192x");
 }

@@ -91,6 +91,7 @@ Problem::Problem(DType dtype, bool causal, const AttentionShape& shape) {
        .causal = causal,
        .heads = shape.heads,
        .kv_heads = shape.heads,
+       .sq = shape.s,
        .s = shape.s,
        .dqk = shape.dqk,
        .dr = shape.dr,
@@ -184,6 +185,6 @@ std::function<Status()> Problem::Own(int threads) const {
 
 int main(int argc, char** argv) {
   cubist::bench::RegisterPeaks();
-  cubist::bench::RegisterAttention<cubist::bench::Problem>("FlashAttentionGrad", /*absorbed=*/false);
+  cubist::bench::RegisterAttention<cubist::bench::Problem>("FlashAttentionGrad", /*forward=*/false);
   return cubist::bench::Main(argc, argv, "x8192x");
 }

@@ -8,12 +8,12 @@
 
 namespace cubist::bench {
 
-// q (1, heads, s, dqk), k (1, kv_heads, s, dqk), v (1, kv_heads, s, dv), out like q with dv columns; rope
-// parts (1, heads, s, dr) and (1, 1, s, dr) where dr > 0. All contiguous, of one dtype.
+// q (1, heads, sq, dqk), k (1, kv_heads, s, dqk), v (1, kv_heads, s, dv), out like q with dv columns; rope
+// parts (1, heads, sq, dr) and (1, 1, s, dr) where dr > 0. All contiguous, of one dtype.
 struct Attention {
   DType dtype = DType::kF32;
   bool causal = false;
-  std::int64_t heads = 0, kv_heads = 0, s = 0, dqk = 0, dr = 0, dv = 0;
+  std::int64_t heads = 0, kv_heads = 0, sq = 0, s = 0, dqk = 0, dr = 0, dv = 0;
   ConstTensor q = {}, k = {}, v = {}, q_rope = {}, k_rope = {};
   Tensor out = {};
 };

@@ -16,12 +16,18 @@
 
 namespace cubist::bench {
 
+// Of as many queries as keys, or of one query a head, which is a step of decoding.
 struct AttentionShape {
   std::int64_t heads = 0, kv_heads = 0, s = 0, dqk = 0, dr = 0, dv = 0;
+  bool decodes = false;
+
+  std::int64_t sq() const { return decodes ? 1 : s; }
 };
 
 inline std::string TextOf(const AttentionShape& x) {
-  std::string text = std::to_string(x.heads) + "x" + std::to_string(x.s) + "x" + std::to_string(x.dqk);
+  std::string text = std::to_string(x.heads);
+  if (x.decodes) text.append("on").append(std::to_string(x.kv_heads));
+  text.append("x").append(std::to_string(x.s)).append("x").append(std::to_string(x.dqk));
   if (x.dr > 0) text.append("r").append(std::to_string(x.dr));
   return text + "x" + std::to_string(x.dv);
 }
@@ -29,8 +35,13 @@ inline std::string TextOf(const AttentionShape& x) {
 // 2 for a multiplication and an addition of every pair that sees each other, of each head, in each of `columns`; causal
 // counts half, as is customary.
 inline double PairFlops(const AttentionShape& x, bool causal, std::int64_t columns) {
-  const auto s = static_cast<double>(x.s);
-  return static_cast<double>(2 * x.heads * columns) * s * s / (causal ? 2 : 1);
+  return static_cast<double>(2 * x.heads * columns) * static_cast<double>(x.sq()) * static_cast<double>(x.s) /
+         (causal ? 2 : 1);
+}
+
+// Of all keys and values.
+inline double KeyBytes(const AttentionShape& x, DType dtype) {
+  return static_cast<double>(x.kv_heads * x.s * (x.dqk + x.dv) * SizeOf(dtype));
 }
 
 // Every case of a shape, under the benchmark's name `kernel`. A Problem(dtype, causal, shape) has its memory, and
@@ -71,23 +82,29 @@ class AttentionCases {
   // `make(problem)` makes the function of a Status that is timed.
   template <class Make>
   void Add(const char* library, int threads, Make make) const {
-    const std::string text = std::string(causal_ ? "causal/" : "full/") + TextOf(shape_);
+    const std::string text = std::string(shape_.decodes ? "decode/"
+                                         : causal_      ? "causal/"
+                                                        : "full/") +
+                             TextOf(shape_);
     const double flops = Problem::Flops(shape_, causal_);
-    Register(CaseName(kernel_, library, NameOf(dtype_), text, threads),
-             [made = made_, dtype = dtype_, causal = causal_, shape = shape_, flops, threads,
-              make](benchmark::State& state) {
-               if (!*made) *made = std::make_unique<Problem>(dtype, causal, shape);
-               Problem& problem = **made;
-               const std::function<Status()> call = make(problem);
-               std::string error;
-               problem.SpoilAnswer();
-               TimeCompute(state, threads, ArithmeticOf(dtype), flops,
-                           {.run =
-                                [&] {
-                                  if (const Status status = call(); !status.ok()) error = status.message();
-                                },
-                            .check = [&] { return error.empty() ? problem.CheckAnswer() : error; }});
-             });
+    Register(
+        CaseName(kernel_, library, NameOf(dtype_), text, threads),
+        [made = made_, dtype = dtype_, causal = causal_, shape = shape_, flops, threads,
+         make](benchmark::State& state) {
+          if (!*made) *made = std::make_unique<Problem>(dtype, causal, shape);
+          Problem& problem = **made;
+          const std::function<Status()> call = make(problem);
+          std::string error;
+          problem.SpoilAnswer();
+          const auto run = [&] {
+            if (const Status status = call(); !status.ok()) error = status.message();
+          };
+          const auto check = [&] { return error.empty() ? problem.CheckAnswer() : error; };
+          if (shape.decodes)
+            TimeRoofline(state, threads, ArithmeticOf(dtype), flops, KeyBytes(shape, dtype), {run, check});
+          else
+            TimeCompute(state, threads, ArithmeticOf(dtype), flops, {run, check});
+        });
   }
 
   std::string kernel_;
@@ -98,15 +115,16 @@ class AttentionCases {
   std::shared_ptr<std::unique_ptr<Problem>> made_ = std::make_shared<std::unique_ptr<Problem>>();
 };
 
-// Every shape that is measured, `absorbed` ones of one KV head and 576 columns too, with both masks and in every dtype.
+// Every shape that is measured, with both masks and in every dtype; forward also `absorbed` ones of one KV head and 576
+// columns, and decoding: heads of four sequences, several to a KV head, whose keys come from memory.
 template <class Problem>
-void RegisterAttention(const std::string& kernel, bool absorbed) {
+void RegisterAttention(const std::string& kernel, bool forward) {
   std::vector<AttentionShape> shapes;
   for (const std::int64_t s : {1024, 2048, 4096, 8192}) {
     shapes.push_back({8, 8, s, 128, 0, 128});
     shapes.push_back({8, 8, s, 192, 0, 128});
     shapes.push_back({8, 8, s, 128, 64, 128});
-    if (absorbed) shapes.push_back({2, 1, s, 576, 0, 512});
+    if (forward) shapes.push_back({2, 1, s, 576, 0, 512});
   }
   for (const std::int64_t d : {64, 72, 80, 177, 192}) shapes.push_back({8, 8, 1000, d, 0, d});
   for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF16}) {
@@ -114,6 +132,11 @@ void RegisterAttention(const std::string& kernel, bool absorbed) {
       for (const bool causal : {false, true})
         AttentionCases<Problem>(kernel, dtype, causal, shape).RegisterAll();
     }
+    if (!forward) continue;
+    for (const AttentionShape& shape : {AttentionShape{32, 32, 4096, 128, 0, 128, /*decodes=*/true},
+                                        AttentionShape{128, 32, 4096, 128, 0, 128, /*decodes=*/true},
+                                        AttentionShape{64, 4, 8192, 576, 0, 512, /*decodes=*/true}})
+      AttentionCases<Problem>(kernel, dtype, /*causal=*/false, shape).RegisterAll();
   }
 }
 

@@ -142,7 +142,7 @@ struct BlockProducts {
 class Composed {
  public:
   explicit Composed(const Attention& attention)
-      : x_(attention), blocks_(CeilDiv(attention.s, kQueryBlock)), locals_([this] { return Local(x_); }) {
+      : x_(attention), blocks_(CeilDiv(attention.sq, kQueryBlock)), locals_([this] { return Local(x_); }) {
     omp_set_num_threads(1);  // Threads take whole blocks.
     for (std::int64_t i = 0; i < blocks_; ++i) {
       const Range rows = RowsOf(i);
@@ -175,7 +175,7 @@ class Composed {
   // Longest blocks first, so that causal work ends evenly.
   Range RowsOf(std::int64_t block) const {
     const std::int64_t begin = (blocks_ - 1 - block) * kQueryBlock;
-    return {begin, std::min(begin + kQueryBlock, x_.s)};
+    return {begin, std::min(begin + kQueryBlock, x_.sq)};
   }
 
   void RunBlock(std::int64_t head, std::int64_t block) {
