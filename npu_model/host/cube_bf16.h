@@ -71,25 +71,19 @@ template <class Float>
   asm("" : "+r"(p));
 }
 
-// Some columns of B, each of whose words lie one after the other, times some rows of A: the lanes of a vector are rows.
+// Some columns of B, each of whose words lie one after the other, times rows of A, two vectors of them.
 template <class T>
 struct ColumnTile {
-  static constexpr std::int64_t kColumns = 16;
+  static constexpr std::int64_t kColumns = 16, kRows = 32;
   const T* a =
-      nullptr;  // Of each word of k all rows, `rows` of them, aligned; the half word's pairs end with a zero.
+      nullptr;  // Of each word of k all rows, kRows of them, aligned; the half word's pairs end with a zero.
   const T* b = nullptr;
   std::int64_t b_col = 0;  // Elements from column to column.
   std::int64_t words = 0;
   bool half = false;        // As of MmadTile.
-  float* sums = nullptr;    // (kColumns, rows), aligned: added to.
+  float* sums = nullptr;    // (kColumns, kRows), aligned: added to.
   const T* next = nullptr;  // The first of the columns that come next, to be asked for, or null.
 };
-template <class T>
-struct ColumnTiles {
-  std::int64_t rows;
-  void (*function)(const ColumnTile<T>&);
-};
-
 // What multiplies few rows with a B in rows, so many vectors of columns. `a` has pitch a_pitch.
 struct FewRowTile {
   MmadTileFunction<float> function;
@@ -101,10 +95,9 @@ template <class T>
 struct FewRowTiles {
   const FewRowTile* in_rows = nullptr;  // The first has one row, the next two.
   std::int64_t most_in_rows = 0;
-  // Of a B in columns, `cols` of them, a multiple of a vector's lanes: the first for one row.
+  // Of a B in columns, `cols` of them, a multiple of a vector's lanes: the first for one row, the last for sixteen.
   const MmadTileFunction<T>* turned = nullptr;
-  std::int64_t most_turned = 0;
-  const ColumnTiles<T>* in_columns = nullptr;  // Of more rows and a B in columns: of most rows first.
+  void (*in_columns)(const ColumnTile<T>&) = nullptr;  // Of more rows.
 };
 
 // Tiles of the columns of a panel, of more and more rows: the first has one, the next two.

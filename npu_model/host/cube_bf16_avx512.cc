@@ -2,7 +2,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <iterator>
 
 #include "npu_model/host/cube_bf16.h"
 
@@ -279,14 +278,6 @@ CUBIST_AVX512_BF16 inline void TurnBlocks(const __m512i* blocks, __m512bh* words
 
 constexpr std::int64_t kLine = 2 * kLanes;  // Elements of a line of the cache.
 
-BF16* CopyAt(std::byte* bytes) { return reinterpret_cast<BF16*>(bytes); }
-CUBIST_AVX512_BF16 inline void CopyLine(const BF16* from, BF16* to) {
-  const auto* const halves = reinterpret_cast<const __m256i*>(from);
-  auto* const copy = reinterpret_cast<__m256i*>(to);
-  _mm256_store_si256(copy, _mm256_loadu_si256(halves));
-  _mm256_store_si256(copy + 1, _mm256_loadu_si256(halves + 1));
-}
-
 template <int kRows>
 CUBIST_AVX512_BF16 void TurnedTile(const MmadTile<BF16>& tile) {
   alignas(64) __m512i taken[2][kLanes];
@@ -345,61 +336,48 @@ CUBIST_AVX512_BF16 void TurnedTile(const MmadTile<BF16>& tile) {
   }
 }
 constexpr MmadTileFunction<BF16> kTurned[] = {
-    &TurnedTile<1>,  &TurnedTile<2>,  &TurnedTile<3>,  &TurnedTile<4>,  &TurnedTile<5>,
-    &TurnedTile<6>,  &TurnedTile<7>,  &TurnedTile<8>,  &TurnedTile<9>,  &TurnedTile<10>,
-    &TurnedTile<11>, &TurnedTile<12>, &TurnedTile<13>, &TurnedTile<14>, &TurnedTile<15>};
+    &TurnedTile<1>,  &TurnedTile<2>,  &TurnedTile<3>,  &TurnedTile<4>,  &TurnedTile<5>,  &TurnedTile<6>,
+    &TurnedTile<7>,  &TurnedTile<8>,  &TurnedTile<9>,  &TurnedTile<10>, &TurnedTile<11>, &TurnedTile<12>,
+    &TurnedTile<13>, &TurnedTile<14>, &TurnedTile<15>, &TurnedTile<16>};
 
-template <int kColumns, class Vector, int kVectors>
 CUBIST_AVX512_BF16 void MultiplyColumns(const ColumnTile<BF16>& tile) {
-  constexpr std::int64_t kRows = kVectors * Vector::kLanes;
-  constexpr bool kCopies = kColumns == 16;
-  alignas(64) std::byte copies[2][kColumns * kLine * sizeof(BF16)];  // As above.
+  constexpr int kColumns = 8, kVectors = 2;
+  constexpr std::int64_t kRows = ColumnTile<BF16>::kRows;
+  static_assert(kRows == kVectors * kLanes);
   const std::int64_t b_col = tile.b_col, blocks = tile.words / kLanes;
   for (std::int64_t first = 0; first < ColumnTile<BF16>::kColumns; first += kColumns) {
     float* const sums = tile.sums + first * kRows;
-    typename Vector::Sum sum[kColumns][kVectors];
-#pragma GCC unroll 16
+    __m512 sum[kColumns][kVectors];
+#pragma GCC unroll 8
     for (int c = 0; c < kColumns; ++c) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) sum[c][v] = Vector::Load(sums + c * kRows + v * Vector::kLanes);
+      for (int v = 0; v < kVectors; ++v) sum[c][v] = _mm512_load_ps(sums + c * kRows + v * kLanes);
     }
     const BF16 *a = tile.a, *b = tile.b + first * b_col;
-    const auto add = [&](auto at, const BF16* columns, std::int64_t pitch) CUBIST_AVX512_BF16 {
-#pragma GCC unroll 16
+    const auto add = [&](auto at) CUBIST_AVX512_BF16 {
+#pragma GCC unroll 8
       for (int c = 0; c < kColumns; ++c) {
-        const auto words = Vector::Spread(at(columns + c * pitch));
+        const __m512bh words = Spread(at(b + c * b_col));
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v)
-          sum[c][v] = Vector::Dot(sum[c][v], Vector::LoadPairs(a + v * 2 * Vector::kLanes), words);
+          sum[c][v] = _mm512_dpbf16_ps(sum[c][v], Full::LoadPairs(a + v * 2 * kLanes), words);
       }
-      a += 2 * kRows;
+      a += 2 * kRows, b += 2;
     };
     ColumnsAhead<BF16> ahead(tile.next == nullptr ? nullptr : tile.next + first * b_col, b_col, blocks);
-    if (kCopies && blocks > 0) {
-      for (int c = 0; c < kColumns; ++c) CopyLine(b + c * b_col, CopyAt(copies[0]) + c * kLine);
-    }
-    for (std::int64_t block = 0; block < blocks; ++block, b += kLine) {
-      const BF16 *columns = kCopies ? CopyAt(copies[block % 2]) : b,
-                 *from = block + 1 < blocks ? b + kLine : b;
-      BF16* to = CopyAt(copies[(block + 1) % 2]);
+    for (std::int64_t block = 0; block < blocks; ++block) {
       ahead.Ask<kColumns>();
-      for (int w = 0; w < kLanes; ++w, columns += 2) {
-        if (kCopies) CopyLine(from, to), from += b_col, to += kLine;
-        add(PairAt, columns, kCopies ? kLine : b_col);
-      }
+      for (int w = 0; w < kLanes; ++w) add(PairAt);
     }
-    for (std::int64_t word = blocks * kLanes; word < tile.words; ++word, b += 2) add(PairAt, b, b_col);
-    if (tile.half) add(OneAt, b, b_col);
-#pragma GCC unroll 16
+    for (std::int64_t word = blocks * kLanes; word < tile.words; ++word) add(PairAt);
+    if (tile.half) add(OneAt);
+#pragma GCC unroll 8
     for (int c = 0; c < kColumns; ++c) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) Vector::Store(sum[c][v], sums + c * kRows + v * Vector::kLanes);
+      for (int v = 0; v < kVectors; ++v) _mm512_store_ps(sums + c * kRows + v * kLanes, sum[c][v]);
     }
   }
 }
-constexpr ColumnTiles<BF16> kColumnTiles[] = {{32, &MultiplyColumns<8, Full, 2>},
-                                              {16, &MultiplyColumns<16, Full, 1>},
-                                              {8, &MultiplyColumns<16, Half, 1>}};
 
 }  // namespace
 
@@ -407,8 +385,7 @@ const MmadTiles<BF16, kMr> kBF16TilesAvx512{
     .panel = {kTiles<2, Source::kPanel>, kTiles<1, Source::kPanel>, kTiles<1, Source::kPanel, Half>},
     .in_rows = kTiles<2, Source::kRows>,
     .some_of_rows = {kTiles<2, Source::kSomeOfRows>, kTiles<1, Source::kSomeOfRows>}};
-const FewRowTiles<BF16> kFewRowsBF16Avx512{
-    .turned = kTurned, .most_turned = std::size(kTurned), .in_columns = kColumnTiles};
+const FewRowTiles<BF16> kFewRowsBF16Avx512{.turned = kTurned, .in_columns = &MultiplyColumns};
 
 CUBIST_AVX512_BF16 std::int64_t PeakDotBF16Avx512(std::int64_t rounds) {
   constexpr int kChains = 2 * kMr;  // As many as a Mmad has, several times what the latency asks for.

@@ -1,6 +1,5 @@
 // The Cube's instruction bodies, compiled once per Highway target.
 #include <cstdint>
-#include <iterator>
 
 #include "npu_model/host/cube_bf16.h"
 #include "npu_model/host/simd_targets.h"
@@ -218,8 +217,7 @@ template <class E>
 constexpr FewRowTiles<float> kFewRowsF32{.in_rows = kFewF32<E>,
                                          .most_in_rows = kMostInRows<E>,
                                          .turned = kTurnedF32<E>,
-                                         .most_turned = std::size(kTurnedF32<E>),
-                                         .in_columns = kColumnTilesF32<E>};
+                                         .in_columns = &MultiplyColumns<E>};
 #elif HWY_ARCH_ARM_A64
 template <class E>
 constexpr FewRowTiles<float> kFewRowsF32{kFewF32<E>, kMostInRows<E>};

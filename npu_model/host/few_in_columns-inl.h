@@ -36,8 +36,8 @@ constexpr std::int64_t kHeldWords = 1 << 15;  // Of A at once: an eighth of the 
 // not sixteen. A line is read once, a block before its products, or a tile's first beside the last products of the tile before:
 // in these a sum waits for itself at each word, and the turning of the next lines fills the wait; and columns a power of two
 // apart, which share a set of L1, need no room there.
-// Sixteen rows fill the lanes of MultiplyColumns, below. Zen 5, bf16, 7168 columns of 2048 from memory: lines turned whole took
-// 1.2 times as long for one to eight rows, MultiplyColumns 1.2 to 1.4 times for ten to thirteen.
+// Zen 5, bf16, 7168 columns of 2048 from memory: lines turned whole took 1.2 times as long for one to eight rows, MultiplyColumns,
+// below, 1.2 to 1.4 times for ten to thirteen; of 16384 columns of 576 1.4 (fp32 2) times for sixteen.
 
 template <class E, int kRows>
 void TurnedTile(const MmadTile<float>& tile) {
@@ -104,9 +104,10 @@ void TurnedTile(const MmadTile<float>& tile) {
 }
 template <class E>
 constexpr MmadTileFunction<float> kTurnedF32[] = {
-    &TurnedTile<E, 1>,  &TurnedTile<E, 2>,  &TurnedTile<E, 3>,  &TurnedTile<E, 4>,  &TurnedTile<E, 5>,
-    &TurnedTile<E, 6>,  &TurnedTile<E, 7>,  &TurnedTile<E, 8>,  &TurnedTile<E, 9>,  &TurnedTile<E, 10>,
-    &TurnedTile<E, 11>, &TurnedTile<E, 12>, &TurnedTile<E, 13>, &TurnedTile<E, 14>, &TurnedTile<E, 15>};
+    &TurnedTile<E, 1>,  &TurnedTile<E, 2>,  &TurnedTile<E, 3>,  &TurnedTile<E, 4>,
+    &TurnedTile<E, 5>,  &TurnedTile<E, 6>,  &TurnedTile<E, 7>,  &TurnedTile<E, 8>,
+    &TurnedTile<E, 9>,  &TurnedTile<E, 10>, &TurnedTile<E, 11>, &TurnedTile<E, 12>,
+    &TurnedTile<E, 13>, &TurnedTile<E, 14>, &TurnedTile<E, 15>, &TurnedTile<E, 16>};
 
 // A line of every row of A, then the next lines: rows a power of two apart would drive each other out of L1.
 template <class T>
@@ -142,47 +143,43 @@ void FewTurned(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t col
   }
 }
 
-// Of more rows: no panel is made of it either. Each of its words meets all rows of A at once, whose words are turned before:
-// per step of k and column of B one instruction for eight or sixteen rows. Panels cost a 16 x 16 transposition per 256 words,
-// as much as six rows of A do, and their columns come by short pieces. Sixteen columns at once, where the registers hold their
-// sums, pass through copies, since those that share a set of L1 would drive each other out; eight find room in any set. Zen 4,
-// 7168 columns of 2048: 64 rows of bf16 take .83 of what panels took.
+// Of more rows: no panel is made of it either. Each of its words meets 32 rows of A at once, whose words are turned before: per
+// step of k and column of B one instruction for sixteen rows. Panels cost a 16 x 16 transposition per 256 words, as much as six
+// rows of A do, and their columns come by short pieces. Eight columns at a time, whose sums the registers hold, and which find room
+// in any set of L1. Zen 4, 7168 columns of 2048: 64 rows of bf16 take .83 of what panels took.
 
-inline void CopyWords(const float* from, float* to) {
-  const hn::Half<FloatTag> half;
-  hn::Store(hn::LoadU(half, from), half, to);
-  hn::Store(hn::LoadU(half, from + kLanes / 2), half, to + kLanes / 2);
-}
 template <class E>
-void CopyWords(const E* from, float* to) {
+void WidenWords(const E* from, float* to) {
   hn::Store(LoadFew(from), FloatTag(), to);
 }
 
-template <class E, int kColumns, int kVectors, int kLanesOfTile>
+template <class E>
 void MultiplyColumns(const ColumnTile<float>& tile) {
-  const hn::CappedTag<float, kLanesOfTile> d;
-  using V = hn::Vec<decltype(d)>;
-  constexpr std::int64_t kRows = kVectors * kLanesOfTile;
-  constexpr bool kCopies = kColumns == 16 || !std::is_same_v<E, float>;
+  const FloatTag d;
+  using V = hn::Vec<FloatTag>;
+  constexpr int kColumns = 8, kVectors = 2;
+  constexpr std::int64_t kRows = ColumnTile<float>::kRows;
+  static_assert(kRows == kVectors * kLanes);
+  constexpr bool kWidens = !std::is_same_v<E, float>;  // Words of a line, a block ahead.
   constexpr int kLines = kColumns * sizeof(E) / 4;
-  alignas(64) float copies[2][kColumns * kLanes];
+  alignas(64) float wide[2][kColumns * kLanes];
   const std::int64_t b_col = tile.b_col, blocks = tile.words / kLanes;
   for (std::int64_t first = 0; first < ColumnTile<float>::kColumns; first += kColumns) {
     float* const sums = tile.sums + first * kRows;
     V sum[kColumns][kVectors];
-#pragma GCC unroll 16
+#pragma GCC unroll 8
     for (int c = 0; c < kColumns; ++c) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::Load(d, sums + c * kRows + v * kLanesOfTile);
+      for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::Load(d, sums + c * kRows + v * kLanes);
     }
     const float* a = tile.a;
     const E* b = reinterpret_cast<const E*>(tile.b) + first * b_col;
     const auto add = [&](const auto* columns, std::int64_t pitch) HWY_ATTR {
       V rows[kVectors];
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) rows[v] = hn::Load(d, a + v * kLanesOfTile);
+      for (int v = 0; v < kVectors; ++v) rows[v] = hn::Load(d, a + v * kLanes);
       a += kRows;
-#pragma GCC unroll 16
+#pragma GCC unroll 8
       for (int c = 0; c < kColumns; ++c) {
         const V column = hn::Set(d, static_cast<float>(columns[c * pitch]));
 #pragma GCC unroll 2
@@ -192,60 +189,59 @@ void MultiplyColumns(const ColumnTile<float>& tile) {
     const E* const next = reinterpret_cast<const E*>(tile.next);
     ColumnsAhead<E> ahead(next == nullptr ? nullptr : next + first * b_col, b_col,
                           CeilDiv(blocks * kLines, kColumns));
-    if (kCopies && blocks > 0) {
-      for (int c = 0; c < kColumns; ++c) CopyWords(b + c * b_col, copies[0] + c * kLanes);
+    if (kWidens && blocks > 0) {
+      for (int c = 0; c < kColumns; ++c) WidenWords(b + c * b_col, wide[0] + c * kLanes);
     }
     for (std::int64_t block = 0; block < blocks; ++block, b += kLanes) {
-      const float* const copy = copies[block % 2];
-      float* to = copies[(block + 1) % 2];
+      const float* const words = wide[block % 2];
+      float* to = wide[(block + 1) % 2];
       const E* from = block + 1 < blocks ? b + kLanes : b;
       ahead.template Ask<kLines>();
       for (int w = 0; w < kLanes; ++w) {
-        if (kCopies && w < kColumns) CopyWords(from, to), from += b_col, to += kLanes;
-        kCopies ? add(copy + w, kLanes) : add(b + w, b_col);
+        if (kWidens && w < kColumns) WidenWords(from, to), from += b_col, to += kLanes;
+        kWidens ? add(words + w, kLanes) : add(b + w, b_col);
       }
     }
     for (std::int64_t word = blocks * kLanes; word < tile.words; ++word, ++b) add(b, b_col);
-#pragma GCC unroll 16
+#pragma GCC unroll 8
     for (int c = 0; c < kColumns; ++c) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) hn::Store(sum[c][v], d, sums + c * kRows + v * kLanesOfTile);
+      for (int v = 0; v < kVectors; ++v) hn::Store(sum[c][v], d, sums + c * kRows + v * kLanes);
     }
   }
 }
-template <class E>
-constexpr ColumnTiles<float> kColumnTilesF32[] = {{32, &MultiplyColumns<E, 8, 2, 16>},
-                                                  {16, &MultiplyColumns<E, 16, 1, 16>},
-                                                  {8, &MultiplyColumns<E, 16, 1, 8>}};
 
-// Bytes. Of shorter columns, turning sums costs more than panels do; a few rows turn none.
-constexpr std::int64_t kShortestColumn = 512, kShortestOfFew = 64, kFew = 8;
+// Bytes of a column. Of shorter ones, to turn sums, or to begin with the next columns, costs more than panels do.
+constexpr std::int64_t ShortestColumn(std::int64_t rows) { return rows <= 8 ? 64 : rows <= 16 ? 192 : 512; }
 
-// The rows of A in parts, each with what multiplies it: of most rows as long as they are fairly full.
-template <class T>
+// The rows of A in parts, each with what multiplies it: 32 rows as long as they are fairly full, and what is left in even parts
+// of a TurnedTile.
 struct ColumnParts {
-  static constexpr std::int64_t kMostRows = 72, kMostParts = 4;
+  static constexpr std::int64_t kMostRows = 72, kMostParts = 4, kMostTurned = 16;
   Range rows[kMostParts];
-  const ColumnTiles<T>* tiles[kMostParts];
   std::int64_t count = 0, lanes = 0;  // All parts' rows, with those that fill them up.
 
-  ColumnParts(std::int64_t m, const FewRowTiles<T>& all) {
-    for (std::int64_t row = 0; row < m;) {
-      const ColumnTiles<T>* tile = all.in_columns;
-      while (tile->rows - (m - row) >= 8) ++tile;
-      rows[count] = {row, Min(row + tile->rows, m)}, tiles[count++] = tile;
-      row += tile->rows, lanes += tile->rows;
+  static bool Turned(const Range& part) { return part.size() <= kMostTurned; }
+  static std::int64_t Lanes(const Range& part) {
+    return Turned(part) ? part.size() : ColumnTile<float>::kRows;
+  }
+  explicit ColumnParts(std::int64_t m) {
+    constexpr std::int64_t kWhole = ColumnTile<float>::kRows, kFairlyFull = 24;
+    for (std::int64_t row = 0; row < m; row = rows[count - 1].end) {
+      const std::int64_t left = m - row,
+                         part = left > kFairlyFull ? kWhole : CeilDiv(left, CeilDiv(left, kMostTurned));
+      rows[count++] = {row, Min(row + part, m)};
+      lanes += Lanes(rows[count - 1]);
     }
   }
 };
 
-// Words of some rows of A, turned: of each word `lanes` rows, zeros behind those that there are. A half word's last elements
-// are zero.
+// Words of some rows of A, turned: of each word kRows rows, zeros behind those that there are. A half word's last elements are
+// zero.
 template <class T>
-void TurnRows(const MmadArgs& args, const Range& rows, std::int64_t lanes, const Range& k, T* turned) {
-  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
+void TurnRows(const MmadArgs& args, const Range& rows, const Range& k, T* turned) {
+  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T)), kRows = ColumnTile<T>::kRows;
   const WordTag d;
-  const hn::Half<WordTag> half;
   const auto* const a = static_cast<const T*>(args.a) + rows.begin * args.a_pitch + k.begin;
   const auto word_at = [&](std::int64_t row, std::int64_t word) {
     return a + row * args.a_pitch + word * kPerWord;
@@ -254,7 +250,7 @@ void TurnRows(const MmadArgs& args, const Range& rows, std::int64_t lanes, const
   const std::int64_t whole = k.size() / kPerWord, blocks = RoundDown(whole, kLanes),
                      words = CeilDiv(k.size(), kPerWord);
   for (std::int64_t word = 0; word < blocks; word += kLanes) {
-    for (std::int64_t first = 0; first < lanes; first += kLanes) {
+    for (std::int64_t first = 0; first < kRows; first += kLanes) {
       Words v[kLanes];
 #pragma GCC unroll 1
       for (std::int64_t i = 0; i < kLanes; ++i)
@@ -263,27 +259,19 @@ void TurnRows(const MmadArgs& args, const Range& rows, std::int64_t lanes, const
                    : hn::Zero(d);
       Transpose(v);
 #pragma GCC unroll 1
-      for (std::int64_t w = 0; w < kLanes; ++w) {
-        std::uint32_t* const at = to + (word + w) * lanes + first;
-        if (lanes < kLanes)
-          hn::StoreU(hn::LowerHalf(half, v[w]), half, at);
-        else
-          hn::StoreU(v[w], d, at);
-      }
+      for (std::int64_t w = 0; w < kLanes; ++w) hn::StoreU(v[w], d, to + (word + w) * kRows + first);
     }
   }
-  std::fill(to + blocks * lanes, to + words * lanes, 0u);
+  std::fill(to + blocks * kRows, to + words * kRows, 0u);
   for (std::int64_t word = blocks; word < words; ++word) {
     for (std::int64_t i = 0; i < rows.size(); ++i)
-      std::memcpy(to + word * lanes + i, static_cast<const void*>(word_at(i, word)),
+      std::memcpy(to + word * kRows + i, static_cast<const void*>(word_at(i, word)),
                   word < whole ? 4 : sizeof(T));
   }
 }
 
-// Sums of a tile's columns: `count` rows of C turned, and turned back. What the last vectors have too many goes over what
-// comes next, in `sums` as long as there is room for a vector behind it.
-inline void SumsOfRows(const float* from, std::int64_t pitch, std::int64_t count, std::int64_t lanes,
-                       float* sums) {
+// Sums of a tile's columns: `count` rows of C turned, and turned back.
+inline void SumsOfRows(const float* from, std::int64_t pitch, std::int64_t count, float* sums) {
   const FloatTag d;
   for (std::int64_t first = 0; first < count; first += kLanes) {
     hn::Vec<FloatTag> v[kLanes];
@@ -292,16 +280,15 @@ inline void SumsOfRows(const float* from, std::int64_t pitch, std::int64_t count
       v[i] = first + i < count ? hn::LoadU(d, from + (first + i) * pitch) : hn::Zero(d);
     Transpose(v);
 #pragma GCC unroll 1
-    for (std::int64_t c = 0; c < kLanes; ++c) hn::StoreU(v[c], d, sums + c * lanes + first);
+    for (std::int64_t c = 0; c < kLanes; ++c) hn::Store(v[c], d, sums + c * ColumnTile<float>::kRows + first);
   }
 }
-inline void RowsOfSums(const float* sums, std::int64_t lanes, std::int64_t count, float* to,
-                       std::int64_t pitch) {
+inline void RowsOfSums(const float* sums, std::int64_t count, float* to, std::int64_t pitch) {
   const FloatTag d;
   for (std::int64_t first = 0; first < count; first += kLanes) {
     hn::Vec<FloatTag> v[kLanes];
 #pragma GCC unroll 1
-    for (std::int64_t c = 0; c < kLanes; ++c) v[c] = hn::LoadU(d, sums + c * lanes + first);
+    for (std::int64_t c = 0; c < kLanes; ++c) v[c] = hn::Load(d, sums + c * ColumnTile<float>::kRows + first);
     Transpose(v);
 #pragma GCC unroll 1
     for (std::int64_t i = 0; i < Min(count - first, kLanes); ++i)
@@ -312,42 +299,54 @@ inline void RowsOfSums(const float* sums, std::int64_t lanes, std::int64_t count
 // Of the columns that whole tiles make.
 template <class T, class E>
 void FewInColumns(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t cols) {
-  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
-  constexpr std::int64_t kColumns = ColumnTile<T>::kColumns, kMostLanes = 32;  // Of a part.
-  static_assert(kColumns == kLanes);                                           // Rows of C are vectors.
-  alignas(64) std::byte storage[kHeldWords * 4];                               // As above.
-  T* const turned = reinterpret_cast<T*>(storage);
-  const ColumnParts<T> parts(args.m, all);
-  const auto* const b = static_cast<const E*>(args.b_source.data);
+  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T)), kLine = kLanes * kPerWord;
+  constexpr std::int64_t kColumns = ColumnTile<T>::kColumns;
+  static_assert(kColumns == kLanes);              // Rows of C are vectors.
+  alignas(64) std::byte storage[kHeldWords * 4];  // As above.
+  const ColumnParts parts(args.m);
   const std::int64_t b_col = args.b_source.col_stride;
-  MmadTile<T> from;  // Its start alone.
   for (const Range k : Split(args.k, RoundDown(kHeldWords / parts.lanes, kLanes) * kPerWord)) {
-    T* to = turned;
-    for (std::int64_t p = 0; p < parts.count;
-         to += parts.tiles[p]->rows * CeilDiv(k.size(), kPerWord) * kPerWord, ++p)
-      TurnRows(args, parts.rows[p], parts.tiles[p]->rows, k, to);
+    T* a[ColumnParts::kMostParts];
+    T* to = reinterpret_cast<T*>(storage);
+    for (std::int64_t p = 0; p < parts.count; ++p) {
+      const Range& rows = parts.rows[p];
+      a[p] = to, to += ColumnParts::Lanes(rows) * RoundUp(k.size(), kLine);
+      if (ColumnParts::Turned(rows))
+        LineByLine(static_cast<const T*>(args.a) + rows.begin * args.a_pitch, args.a_pitch, rows.size(), k,
+                   a[p]);
+      else
+        TurnRows(args, rows, k, a[p]);
+    }
     for (std::int64_t col = 0; col < cols; col += kColumns) {
-      const T* a = turned;
-      StartAt(args, col, k.begin == 0, &from);
+      const E* const b = static_cast<const E*>(args.b_source.data) + col * b_col + k.begin;
       for (std::int64_t p = 0; p < parts.count; ++p) {
         const Range& rows = parts.rows[p];
-        const std::int64_t lanes = parts.tiles[p]->rows;
-        alignas(64) float sums[(kColumns + 1) * kMostLanes] = {};
-        if (from.start != nullptr)
-          SumsOfRows(from.start + rows.begin * from.start_pitch, from.start_pitch, rows.size(), lanes, sums);
-        const E* const columns = b + col * b_col + k.begin;
-        ColumnTile<T> tile{.a = a,
-                           .b = reinterpret_cast<const T*>(columns),
-                           .b_col = b_col,
-                           .words = k.size() / kPerWord,
-                           .half = k.size() % kPerWord != 0,
-                           .sums = sums};
-        if (p == 0)
-          tile.next = reinterpret_cast<const T*>(columns +
-                                                 kColumns * b_col);  // Often also where another call goes on.
-        parts.tiles[p]->function(tile);
-        RowsOfSums(sums, lanes, rows.size(), args.c + rows.begin * args.c_pitch + col, args.c_pitch);
-        a += CeilDiv(k.size(), kPerWord) * kPerWord * lanes;
+        MmadTile<T> tile{.words = k.size() / kPerWord,
+                         .a = a[p],
+                         .b = reinterpret_cast<const T*>(b),
+                         .b_step = b_col,
+                         .half = k.size() % kPerWord != 0,
+                         .cols = kColumns,
+                         .c = args.c + rows.begin * args.c_pitch + col,
+                         .c_pitch = args.c_pitch};
+        StartAt(args, col, k.begin == 0, &tile);
+        if (tile.start != nullptr) tile.start += rows.begin * tile.start_pitch;
+        if (ColumnParts::Turned(rows)) {
+          all.turned[rows.size() - 1](tile);
+          continue;
+        }
+        alignas(64) float sums[kColumns * ColumnTile<T>::kRows] = {};
+        if (tile.start != nullptr) SumsOfRows(tile.start, tile.start_pitch, rows.size(), sums);
+        // What comes next is often also where another call goes on.
+        const E* const next = p == 0 ? b + kColumns * b_col : nullptr;
+        all.in_columns({.a = a[p],
+                        .b = tile.b,
+                        .b_col = b_col,
+                        .words = tile.words,
+                        .half = tile.half,
+                        .sums = sums,
+                        .next = reinterpret_cast<const T*>(next)});
+        RowsOfSums(sums, rows.size(), tile.c, tile.c_pitch);
       }
     }
   }
@@ -356,7 +355,8 @@ void FewInColumns(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t 
 // Of the columns that whole tiles make.
 template <class T, class E>
 void FewColumns(const MmadArgs& args, const FewRowTiles<T>& tiles, std::int64_t cols) {
-  args.m <= tiles.most_turned ? FewTurned<T, E>(args, tiles, cols) : FewInColumns<T, E>(args, tiles, cols);
+  args.m <= ColumnParts::kMostTurned ? FewTurned<T, E>(args, tiles, cols)
+                                     : FewInColumns<T, E>(args, tiles, cols);
 }
 
 // The columns that are fewer than a tile has: copied, a run of each at a time, beside columns of zeros.
@@ -365,7 +365,7 @@ void LastColumns(const MmadArgs& args, const FewRowTiles<T>& tiles) {
   constexpr std::int64_t kRun = static_cast<std::int64_t>(2048 / sizeof(E)),
                          kPitch = kRun + static_cast<std::int64_t>(64 / sizeof(E));
   alignas(64) std::byte storage[kLanes * kPitch * sizeof(E)];
-  alignas(64) float sums[ColumnParts<T>::kMostRows * kLanes];
+  alignas(64) float sums[ColumnParts::kMostRows * kLanes];
   E* const columns = reinterpret_cast<E*>(storage);
   const auto row_bytes = static_cast<std::size_t>(args.n) * sizeof(float);
   MmadTile<T> from;  // Its start alone.

@@ -26,18 +26,18 @@ namespace {
 
 #if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
 
-// Elements of two bytes. Shorter rows pass as quickly by packed panels.
-constexpr std::int64_t kShortestRow = 768;
+// Elements of two bytes. Shorter rows pass as quickly by packed panels, but where they meet one or two rows of A.
+constexpr std::int64_t kShortestRow = 768, kAnyRow = 2;
 
 // Does what of a product few rows are good for whose B, of elements E, is in place, and returns the rest: all, or the last
 // columns.
 template <class T, class E>
 MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<T>& tiles) {
 #if HWY_TARGET <= HWY_AVX3
-  const bool in_columns =
-      args.b_source.row_stride == 1 && args.b_source.col_stride != 1 && args.b_type == DTypeOf<E>() &&
-      args.k * static_cast<std::int64_t>(sizeof(E)) >= (args.m <= kFew ? kShortestOfFew : kShortestColumn);
-  if (in_columns && tiles.in_columns != nullptr && args.m >= 1 && args.m <= ColumnParts<T>::kMostRows) {
+  const bool in_columns = args.b_source.row_stride == 1 && args.b_source.col_stride != 1 &&
+                          args.b_type == DTypeOf<E>() &&
+                          args.k * static_cast<std::int64_t>(sizeof(E)) >= ShortestColumn(args.m);
+  if (in_columns && tiles.in_columns != nullptr && args.m >= 1 && args.m <= ColumnParts::kMostRows) {
     const std::int64_t cols = RoundDown(args.n, kLanes);
     if (cols > 0) FewColumns<T, E>(args, tiles, cols);
     if (cols < args.n) LastColumns<T, E>(ColumnsFrom(args, cols), tiles);
@@ -45,7 +45,7 @@ MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<T>& tiles) {
   }
 #endif
   const bool in_rows = args.b_source.col_stride == 1 && args.b_type == DTypeOf<E>() &&
-                       (std::is_same_v<E, float> || args.n >= kShortestRow);
+                       (std::is_same_v<E, float> || args.m <= kAnyRow || args.n >= kShortestRow);
   if (!in_rows || args.m < 1 || args.m > tiles.most_in_rows) return args;
   const auto& few = tiles.in_rows[args.m - 1];
   const std::int64_t cols = RoundDown(args.n, few.vectors * kLanes);

@@ -119,14 +119,14 @@ TEST_P(HostProductsTest, FewRowsHaveTheBitsOfPackedPanels) {
       check(8, 1100, 41, layout);  // More columns, and more of k, than a body takes at a time.
       check(4, 37, 1100, layout);
       // Every number of parts of rows, and rows that fill none of them, in long columns.
-      for (std::int64_t m :
-           {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 24, 25, 32, 33, 41, 57, 64, 72, 73})
+      for (std::int64_t m : {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14,
+                             15, 16, 17, 19, 24, 25, 32, 33, 41, 50, 57, 64, 72, 73})
         check(m, 21, 1029, layout, 1029);
       for (std::int64_t m : {1, 7}) check(m, 35, 2331, layout, 1156);  // And sums that go on.
       // Short columns, some of which end between vectors.
       for (std::int64_t k : {16, 33, 47, 64, 127}) check(1, 50, k, layout, k), check(8, 37, k, layout, k);
       // More words than are turned at a time.
-      for (std::int64_t k : {15, 515, 1301, 2307}) check(64, 13, k, layout, k);
+      for (std::int64_t k : {15, 515, 1301, 2307}) check(64, 13, k, layout, k), check(20, 13, k, layout, k);
       check(8, 13, 9001, layout, 9001);
       // Columns that fill no tile, of one strip of rows and of several.
       for (std::int64_t n : {1, 8, 9, 16, 17, 31, 40, 63}) {
