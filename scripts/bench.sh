@@ -36,14 +36,14 @@ case $set in
   targets)
     cases='^(Mmad/.*(fp32/252x256x256|bf16/252x256x512)|Matmul/.*/(fp32|bf16)/N(N/2048x2048x2048|T/1x7168x2048)'
     cases="$cases|GroupedMatmul/.*/bf16/NN/skewed4096of32/2048x7168"
-    cases="$cases|FlashAttention/.*/(fp32|bf16)/(full|causal)/8x2048x192x128"
+    cases="$cases|FlashAttention/.*/(fp32|bf16)/((full|causal)/8x2048x192x128|decode/128on32x)"
     cases="$cases|FlashAttentionGrad/.*/(fp32|bf16)/causal/8x2048x192x128"
     cases="$cases|Token(Permute|Unpermute)/.*/bf16/uniform/4096x7168/top8of64|Rank/.*/uniform/32768of256|Route/)"
     ;;
   matmul) cases='^(Mmad|Matmul)/' programs=matmul_bench ;;
   grouped) cases='^Grouped' programs=grouped_matmul_bench ;;
   attention)
-    cases='^FlashAttention(Grad)?/.*/8?[0-9]+x(1024|2048|4096|1000)x'
+    cases='^FlashAttention(Grad)?/.*/(decode/|8?[0-9]+x(1024|2048|4096|1000)x)'
     programs="flash_attention_bench flash_attention_grad_bench"
     ;;
   permute) cases='^(Token|Rank)' programs="token_permute_bench token_rank_bench" ;;

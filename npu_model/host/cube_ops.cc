@@ -1,6 +1,7 @@
 // The Cube's instruction bodies, compiled once per Highway target.
 #include <cstdint>
 
+#include "npu_model/host/cpu.h"
 #include "npu_model/host/cube_bf16.h"
 #include "npu_model/host/simd_targets.h"
 #include "npu_model/host/tile_ops.h"
@@ -213,17 +214,25 @@ constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1, kVectors, kSource, D>,
 };
 // For elements E of B.
 #if HWY_TARGET <= HWY_AVX3
+template <class E, bool kAsks>
+constexpr FewRowTiles<float> kFewRowsOf{.in_rows = kFewF32<E, kAsks>,
+                                        .most_in_rows = kMostInRows<E>,
+                                        .turned = kTurnedF32<E>,
+                                        .in_columns = &MultiplyColumns<E>};
 template <class E>
-constexpr FewRowTiles<float> kFewRowsF32{.in_rows = kFewF32<E>,
-                                         .most_in_rows = kMostInRows<E>,
-                                         .turned = kTurnedF32<E>,
-                                         .in_columns = &MultiplyColumns<E>};
-#elif HWY_ARCH_ARM_A64
-template <class E>
-constexpr FewRowTiles<float> kFewRowsF32{kFewF32<E>, kMostInRows<E>};
+const FewRowTiles<float>& FewRowsF32() {
+  return ThisCpu() == Cpu::kZen5 ? kFewRowsOf<E, false> : kFewRowsOf<E, true>;
+}
 #else
 template <class E>
-constexpr FewRowTiles<float> kFewRowsF32;
+const FewRowTiles<float>& FewRowsF32() {
+#if HWY_ARCH_ARM_A64
+  static constexpr FewRowTiles<float> kTiles{kFewF32<E>, kMostInRows<E>};
+#else
+  static constexpr FewRowTiles<float> kTiles{};
+#endif
+  return kTiles;
+}
 #endif
 #if HWY_TARGET <= HWY_AVX3
 // Of eight columns vectors of eight: a core that starts one of sixteen a cycle starts two of them.
@@ -266,7 +275,7 @@ std::int64_t PeakFma(std::int64_t rounds) {
 void MmadF32(const MmadArgs& args) {
   if (args.b_source.data == nullptr) return Mmad(args, kTilesF32);
   MmadArgs rest;
-  WithWidening(args.b_type, [&]<class E>(Widen<E>) { rest = AfterFew<float, E>(args, kFewRowsF32<E>); });
+  WithWidening(args.b_type, [&]<class E>(Widen<E>) { rest = AfterFew<float, E>(args, FewRowsF32<E>()); });
   MmadInPlace(rest, kTilesF32, &PackB<false>);
 }
 

@@ -5,7 +5,6 @@
 #include <iterator>
 #include <type_traits>
 
-#include "npu_model/host/cpu.h"
 #include "npu_model/host/cube_bf16.h"
 #include "npu_model/host/tile_ops.h"
 
@@ -32,7 +31,6 @@ namespace {
 // itself, 1.1 to 1.2 times.
 
 constexpr std::int64_t kFewRows = 8;  // Of B at a time.
-inline bool AsksForRuns() { return ThisCpu() != Cpu::kZen5; }
 // Vectors of a run of 256 bytes of floats, as far as the registers hold their sums of so many rows of A.
 constexpr int FewVectors(int rows) {
   constexpr int kRun = static_cast<int>(64 / kLanes);
@@ -40,12 +38,11 @@ constexpr int FewVectors(int rows) {
   return kRun < held ? kRun : held;
 }
 
-template <class E, int kRows, int kVectors>
+template <class E, int kRows, int kVectors, bool kAsks>
 void FewTile(const MmadTile<float>& tile) {
   const FloatTag d;
   constexpr int kOfLine = static_cast<int>(64 / (kLanes * sizeof(E)));  // Vectors.
   const std::int64_t a_pitch = tile.a_pitch, b_step = tile.b_step;
-  const bool asks = tile.prefetch_words > 0;
   for (std::int64_t col = 0; col < tile.cols; col += kVectors * kLanes) {
     hn::Vec<FloatTag> sum[kRows][kVectors];
 #pragma GCC unroll 4
@@ -59,15 +56,22 @@ void FewTile(const MmadTile<float>& tile) {
     }
     const float* a = tile.a;
     const E* b = SourceOf<E>(tile) + col;
-    for (std::int64_t word = tile.words; word > 0; --word, ++a, b += b_step) {
+    const auto add = [&] HWY_ATTR {
 #pragma GCC unroll 16
       for (int j = 0; j < kVectors; ++j) {
         const auto columns = LoadFew(b + j * kLanes);
-        if (j % kOfLine == 0 && asks) __builtin_prefetch(b + (kVectors + j) * kLanes, 0, 2);
+        if (j % kOfLine == 0 && kAsks) __builtin_prefetch(b + (kVectors + j) * kLanes, 0, 2);
 #pragma GCC unroll 4
         for (int i = 0; i < kRows; ++i)
           sum[i][j] = hn::MulAdd(hn::Set(d, a[i * a_pitch]), columns, sum[i][j]);
       }
+      ++a, b += b_step;
+    };
+    if (tile.words == kFewRows) {  // Nearly always: as far as a core looks ahead, less of it is loops.
+#pragma GCC unroll 8
+      for (std::int64_t word = 0; word < kFewRows; ++word) add();
+    } else {
+      for (std::int64_t word = 0; word < tile.words; ++word) add();
     }
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
@@ -78,10 +82,11 @@ void FewTile(const MmadTile<float>& tile) {
   }
 }
 
-template <class E, int kRows>
-constexpr FewRowTile kFewOf = {&FewTile<E, kRows, FewVectors(kRows)>, FewVectors(kRows)};
-template <class E>
-constexpr FewRowTile kFewF32[] = {kFewOf<E, 1>, kFewOf<E, 2>, kFewOf<E, 3>, kFewOf<E, 4>};
+template <class E, int kRows, bool kAsks>
+constexpr FewRowTile kFewOf = {&FewTile<E, kRows, FewVectors(kRows), kAsks>, FewVectors(kRows)};
+template <class E, bool kAsks = true>
+constexpr FewRowTile kFewF32[] = {kFewOf<E, 1, kAsks>, kFewOf<E, 2, kAsks>, kFewOf<E, 3, kAsks>,
+                                  kFewOf<E, 4, kAsks>};
 // Of three rows and more panels of floats are as quick; elements that are to be widened would be packed.
 template <class E>
 constexpr std::int64_t kMostInRows = std::is_same_v<E, float> ? 2 : std::size(kFewF32<E>);
@@ -94,13 +99,8 @@ void MmadFew(const MmadArgs& args, const FewRowTile& few, std::int64_t cols) {
   const auto* const a = static_cast<const float*>(args.a);
   const auto* const b = static_cast<const E*>(args.b_source.data);
   const std::int64_t b_row = args.b_source.row_stride;
-  MmadTile<float> tile{.a = rows,
-                       .a_pitch = kFewRows,
-                       .b_step = b_row,
-                       .cols = cols,
-                       .prefetch_words = AsksForRuns() ? kFewRows : 0,
-                       .c = args.c,
-                       .c_pitch = args.c_pitch};
+  MmadTile<float> tile{
+      .a = rows, .a_pitch = kFewRows, .b_step = b_row, .cols = cols, .c = args.c, .c_pitch = args.c_pitch};
   for (const Range k : AtLeastOnce(Split(args.k, kFewRows))) {
     for (std::int64_t i = 0; i < args.m; ++i)
       std::copy_n(a + i * args.a_pitch + k.begin, k.size(), rows + i * kFewRows);
