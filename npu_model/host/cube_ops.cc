@@ -216,7 +216,7 @@ constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1, kVectors, kSource, D>,
 #if HWY_TARGET <= HWY_AVX3
 template <class E, bool kAsks>
 constexpr FewRowTiles<float> kFewRowsOf{.in_rows = kFewF32<E, kAsks>,
-                                        .most_in_rows = kMostInRows<E>,
+                                        .most_in_rows = kMostInRows<E, kAsks>,
                                         .turned = kTurnedF32<E>,
                                         .in_columns = &MultiplyColumns<E>};
 template <class E>

@@ -87,9 +87,9 @@ constexpr FewRowTile kFewOf = {&FewTile<E, kRows, FewVectors(kRows), kAsks>, Few
 template <class E, bool kAsks = true>
 constexpr FewRowTile kFewF32[] = {kFewOf<E, 1, kAsks>, kFewOf<E, 2, kAsks>, kFewOf<E, 3, kAsks>,
                                   kFewOf<E, 4, kAsks>};
-// Of three rows and more panels of floats are as quick; elements that are to be widened would be packed.
-template <class E>
-constexpr std::int64_t kMostInRows = std::is_same_v<E, float> ? 2 : std::size(kFewF32<E>);
+// Where runs are asked for, panels of floats are as quick of three rows and more; elements that are to be widened would be packed.
+template <class E, bool kAsks = true>
+constexpr std::int64_t kMostInRows = !kAsks || !std::is_same_v<E, float> ? std::size(kFewF32<E, kAsks>) : 2;
 
 // The columns that whole tiles make; of a B in rows.
 template <class E>
