@@ -56,7 +56,7 @@ void FewTile(const MmadTile<float>& tile) {
     }
     const float* a = tile.a;
     const E* b = SourceOf<E>(tile) + col;
-    const auto add = [&] HWY_ATTR {
+    const auto add = [&]() HWY_ATTR {
 #pragma GCC unroll 16
       for (int j = 0; j < kVectors; ++j) {
         const auto columns = LoadFew(b + j * kLanes);
