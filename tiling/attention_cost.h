@@ -1,4 +1,4 @@
-// What the prices of both passes of attention have in common.
+// What the prices of both passes of attention have in common, and the cores that they go to.
 #ifndef CUBIST_TILING_ATTENTION_COST_H_
 #define CUBIST_TILING_ATTENTION_COST_H_
 

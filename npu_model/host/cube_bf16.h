@@ -20,9 +20,8 @@ struct MmadTile {
   std::int64_t b_step = 0;  // Elements of b from word to word, where b is in rows (in columns: to the next),
   std::int64_t b_pair = 0;  // and from a pair's first row to its second.
   bool half = false;        // One more word, of which a and b have the first element alone.
-  std::int64_t cols =
-      0;              // Where b is in columns: how many; in rows: the same where a panel's are not all there.
-  T* keep = nullptr;  // Where b is in rows: what becomes the panel of it, if anything.
+  std::int64_t cols = 0;  // Of b, in columns or met by few rows; in rows of a panel, where not all are there.
+  T* keep = nullptr;      // Where b is in rows: what becomes the panel of it, if anything.
   const void* prefetch = nullptr;    // What to bring into L2 meanwhile: two lines beside each
   std::int64_t prefetch_words = 0;   // of so many words of k,
   std::int64_t prefetch_step = 128;  // so many bytes from word to word,
@@ -84,7 +83,8 @@ struct ColumnTile {
   float* sums = nullptr;    // (kColumns, kRows), aligned: added to.
   const T* next = nullptr;  // The first of the columns that come next, to be asked for, or null.
 };
-// What multiplies few rows with a B in rows, so many vectors of columns. `a` has pitch a_pitch.
+
+// What multiplies few rows with a B in rows, `cols` columns of them, a multiple of so many vectors. `a` has pitch a_pitch.
 struct FewRowTile {
   MmadTileFunction<float> function;
   std::int64_t vectors;
