@@ -84,16 +84,20 @@ struct ColumnTile {
   const T* next = nullptr;  // The first of the columns that come next, to be asked for, or null.
 };
 
-// What multiplies few rows with a B in rows, `cols` columns of them, a multiple of so many vectors. `a` has pitch a_pitch.
+// What multiplies few rows with a B in rows, `cols` columns of them, a multiple of so many vectors of sums. `a` has pitch a_pitch.
+template <class T>
 struct FewRowTile {
-  MmadTileFunction<float> function;
+  MmadTileFunction<T> function;
   std::int64_t vectors;
+  std::int64_t shortest_row = 0;  // Of B. Shorter ones pass as quickly by panels.
 };
+constexpr std::int64_t kFewWords = 8;       // Of k at a time: one, two rows of B each.
+constexpr std::int64_t kShortestRow = 768;  // Of elements of two bytes, where any is too short.
 
 // What multiplies few rows with a B that lies where the caller has it; nothing where no such tile pays.
 template <class T>
 struct FewRowTiles {
-  const FewRowTile* in_rows = nullptr;  // The first has one row, the next two.
+  const FewRowTile<T>* in_rows = nullptr;  // The first has one row, the next two.
   std::int64_t most_in_rows = 0;
   // Of a B in columns, `cols` of them, a multiple of a vector's lanes: the first for one row, the last for sixteen.
   const MmadTileFunction<T>* turned = nullptr;
@@ -127,7 +131,7 @@ struct MmadTiles {
 // lane; denormal operands and results count as zero. Only where HasBF16Avx512().
 bool HasBF16Avx512();
 extern const MmadTiles<BF16, 12> kBF16TilesAvx512;
-extern const FewRowTiles<BF16> kFewRowsBF16Avx512;
+extern const FewRowTiles<BF16> kFewRowsBF16Avx512, kFewRowsBF16Zen5;
 std::int64_t PeakDotBF16Avx512(std::int64_t rounds);
 
 // The tiles of TDPBF16PS: 32 rows of 32 columns, four accumulators of sixteen by sixteen. Sixteen pairs of k are summed from

@@ -284,7 +284,8 @@ void MmadF32(const MmadArgs& args) {
 #if HWY_TARGET <= HWY_AVX3
 void MmadBF16(const MmadArgs& args) {
   if (args.b_source.data == nullptr) return Mmad(args, kBF16TilesAvx512);
-  MmadInPlace(AfterFew<BF16, BF16>(args, kFewRowsBF16Avx512), kBF16TilesAvx512, &PackBNative<false>);
+  const auto& few = ThisCpu() == Cpu::kZen5 ? kFewRowsBF16Zen5 : kFewRowsBF16Avx512;
+  MmadInPlace(AfterFew<BF16, BF16>(args, few), kBF16TilesAvx512, &PackBNative<false>);
 }
 #endif
 #if HWY_TARGET <= HWY_AVX3_DL

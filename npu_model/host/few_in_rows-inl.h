@@ -30,7 +30,6 @@ namespace {
 // 0.8 of it, and the 32 of a panel half. There the next run is asked for meanwhile; a Zen 5 is quicker at finding it for
 // itself, 1.1 to 1.2 times.
 
-constexpr std::int64_t kFewRows = 8;  // Of B at a time.
 // Vectors of a run of 256 bytes of floats, as far as the registers hold their sums of so many rows of A.
 constexpr int FewVectors(int rows) {
   constexpr int kRun = static_cast<int>(64 / kLanes);
@@ -67,9 +66,9 @@ void FewTile(const MmadTile<float>& tile) {
       }
       ++a, b += b_step;
     };
-    if (tile.words == kFewRows) {  // Nearly always: as far as a core looks ahead, less of it is loops.
+    if (tile.words == kFewWords) {  // Nearly always: as far as a core looks ahead, less of it is loops.
 #pragma GCC unroll 8
-      for (std::int64_t word = 0; word < kFewRows; ++word) add();
+      for (std::int64_t word = 0; word < kFewWords; ++word) add();
     } else {
       for (std::int64_t word = 0; word < tile.words; ++word) add();
     }
@@ -83,28 +82,36 @@ void FewTile(const MmadTile<float>& tile) {
 }
 
 template <class E, int kRows, bool kAsks>
-constexpr FewRowTile kFewOf = {&FewTile<E, kRows, FewVectors(kRows), kAsks>, FewVectors(kRows)};
+constexpr FewRowTile<float> kFewOf = {&FewTile<E, kRows, FewVectors(kRows), kAsks>, FewVectors(kRows),
+                                      kRows > 2 && !std::is_same_v<E, float> ? kShortestRow : 0};
 template <class E, bool kAsks = true>
-constexpr FewRowTile kFewF32[] = {kFewOf<E, 1, kAsks>, kFewOf<E, 2, kAsks>, kFewOf<E, 3, kAsks>,
-                                  kFewOf<E, 4, kAsks>};
+constexpr FewRowTile<float> kFewF32[] = {kFewOf<E, 1, kAsks>, kFewOf<E, 2, kAsks>, kFewOf<E, 3, kAsks>,
+                                         kFewOf<E, 4, kAsks>};
 // Where runs are asked for, panels of floats are as quick of three rows and more; elements that are to be widened would be packed.
 template <class E, bool kAsks = true>
 constexpr std::int64_t kMostInRows = !kAsks || !std::is_same_v<E, float> ? std::size(kFewF32<E, kAsks>) : 2;
 
 // The columns that whole tiles make; of a B in rows.
-template <class E>
-void MmadFew(const MmadArgs& args, const FewRowTile& few, std::int64_t cols) {
-  constexpr std::int64_t kMostRows = 4;
-  alignas(64) float rows[kMostRows * kFewRows];
-  const auto* const a = static_cast<const float*>(args.a);
+template <class T, class E>
+void MmadFew(const MmadArgs& args, const FewRowTile<T>& few, std::int64_t cols) {
+  constexpr std::int64_t kMostRows = 4, kPerWord = static_cast<std::int64_t>(4 / sizeof(T)),
+                         kFewK = kFewWords * kPerWord;
+  alignas(64) T rows[kMostRows * kFewK];
+  const auto* const a = static_cast<const T*>(args.a);
   const auto* const b = static_cast<const E*>(args.b_source.data);
   const std::int64_t b_row = args.b_source.row_stride;
-  MmadTile<float> tile{
-      .a = rows, .a_pitch = kFewRows, .b_step = b_row, .cols = cols, .c = args.c, .c_pitch = args.c_pitch};
-  for (const Range k : AtLeastOnce(Split(args.k, kFewRows))) {
+  MmadTile<T> tile{.a = rows,
+                   .a_pitch = kFewK,
+                   .b_step = kPerWord * b_row,
+                   .b_pair = b_row,
+                   .cols = cols,
+                   .c = args.c,
+                   .c_pitch = args.c_pitch};
+  for (const Range k : AtLeastOnce(Split(args.k, kFewK))) {
     for (std::int64_t i = 0; i < args.m; ++i)
-      std::copy_n(a + i * args.a_pitch + k.begin, k.size(), rows + i * kFewRows);
-    tile.words = k.size(), tile.b = reinterpret_cast<const float*>(b + k.begin * b_row);
+      std::copy_n(a + i * args.a_pitch + k.begin, k.size(), rows + i * kFewK);
+    tile.words = k.size() / kPerWord, tile.half = k.size() % kPerWord != 0;
+    tile.b = reinterpret_cast<const T*>(b + k.begin * b_row);
     StartAt(args, 0, k.begin == 0, &tile);
     few.function(tile);
   }

@@ -26,9 +26,6 @@ namespace {
 
 #if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
 
-// Elements of two bytes. Shorter rows pass as quickly by packed panels, but where they meet one or two rows of A.
-constexpr std::int64_t kShortestRow = 768, kAnyRow = 2;
-
 // Does what of a product few rows are good for whose B, of elements E, is in place, and returns the rest: all, or the last
 // columns.
 template <class T, class E>
@@ -44,12 +41,12 @@ MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<T>& tiles) {
     return ColumnsFrom(args, args.n);
   }
 #endif
-  const bool in_rows = args.b_source.col_stride == 1 && args.b_type == DTypeOf<E>() &&
-                       (std::is_same_v<E, float> || args.m <= kAnyRow || args.n >= kShortestRow);
+  const bool in_rows = args.b_source.col_stride == 1 && args.b_type == DTypeOf<E>();
   if (!in_rows || args.m < 1 || args.m > tiles.most_in_rows) return args;
   const auto& few = tiles.in_rows[args.m - 1];
+  if (args.n < few.shortest_row) return args;
   const std::int64_t cols = RoundDown(args.n, few.vectors * kLanes);
-  if (cols > 0) MmadFew<E>(args, few, cols);
+  if (cols > 0) MmadFew<T, E>(args, few, cols);
   return ColumnsFrom(args, cols);
 }
 
