@@ -192,8 +192,8 @@ class TilingList {
   // B is read where it lies.
   void AddOnce(MatmulTiling t) {
     t.b_once = true;
-    // One to four rows wait for memory alone, which gives rows of whole pages up to 1.5 times as fast as pieces of them.
-    constexpr std::int64_t kFewRows = 4, kWidest = 4096;
+    // One to six rows wait for memory alone, which gives rows of whole pages up to 1.5 times as fast as pieces of them.
+    constexpr std::int64_t kFewRows = 6, kWidest = 4096;
     if (s_.m <= kFewRows) t.n = std::max(t.n, std::min(Share(), kWidest));
     t.k0 = t.k1 = LongStep(t);
     AddNear(t);

@@ -89,9 +89,9 @@ template <class T>
 struct FewRowTile {
   MmadTileFunction<T> function;
   std::int64_t vectors;
+  std::int64_t words;             // Of k at a time.
   std::int64_t shortest_row = 0;  // Of B. Shorter ones pass as quickly by panels.
 };
-constexpr std::int64_t kFewWords = 8;       // Of k at a time: one, two rows of B each.
 constexpr std::int64_t kShortestRow = 768;  // Of elements of two bytes, where any is too short.
 
 // What multiplies few rows with a B that lies where the caller has it; nothing where no such tile pays.

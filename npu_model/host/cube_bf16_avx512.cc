@@ -251,7 +251,8 @@ constexpr MmadTileFunction<BF16> kTiles[kMr] = {
     &Tile<9, kVectors, kSource, Vector>,  &Tile<10, kVectors, kSource, Vector>,
     &Tile<11, kVectors, kSource, Vector>, &Tile<12, kVectors, kSource, Vector>};
 
-// See few_in_rows-inl.h. Sixteen rows of B pass at a time: their sums cost as much as eight of floats do.
+// See few_in_rows-inl.h. Sixteen rows of B pass at a time.
+constexpr std::int64_t kFewWords = 8;
 template <int kRows, bool kAsks>
 CUBIST_AVX512_BF16 void FewTile(const MmadTile<BF16>& tile) {
   constexpr int kAhead = 4 * kNr;
@@ -298,8 +299,9 @@ CUBIST_AVX512_BF16 void FewTile(const MmadTile<BF16>& tile) {
 }
 // With one row a core sees far enough ahead to find long rows for itself; otherwise it is quicker asked. Zen 5, 7168 columns of
 // 2048 from memory: 1.25, 1.3 and 1.1 times what panels of it give; four rows are as quick by those.
-constexpr FewRowTile<BF16> kFew[] = {
-    {&FewTile<1, false>, 2, kShortestRow}, {&FewTile<2, true>, 2}, {&FewTile<3, true>, 2}};
+constexpr FewRowTile<BF16> kFew[] = {{&FewTile<1, false>, 2, kFewWords, kShortestRow},
+                                     {&FewTile<2, true>, 2, kFewWords},
+                                     {&FewTile<3, true>, 2, kFewWords}};
 
 // See few_in_columns-inl.h, here and below. Of a line of sixteen columns, columns q, q + 4, q + 8 and q + 12: blocks of four
 // words, the first of all four columns to words[q], the next to words[q + 4].

@@ -219,14 +219,17 @@ constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1, kVectors, kSource, D>,
 };
 // For elements E of B.
 #if HWY_TARGET <= HWY_AVX3
-template <class E, bool kAsks>
-constexpr FewRowTiles<float> kFewRowsOf{.in_rows = kFewF32<E, kAsks>,
-                                        .most_in_rows = kMostInRows<E, kAsks>,
-                                        .turned = kTurnedF32<E>,
-                                        .in_columns = &MultiplyColumns<E>};
 template <class E>
 const FewRowTiles<float>& FewRowsF32() {
-  return ThisCpu() == Cpu::kZen5 ? kFewRowsOf<E, false> : kFewRowsOf<E, true>;
+  static constexpr FewRowTiles<float> kTiles{.in_rows = kFewF32<E>,
+                                             .most_in_rows = kMostInRows<E>,
+                                             .turned = kTurnedF32<E>,
+                                             .in_columns = &MultiplyColumns<E>},
+      kZen5{.in_rows = kFewF32Zen5<E>,
+            .most_in_rows = std::size(kFewF32Zen5<E>),
+            .turned = kTurnedF32<E>,
+            .in_columns = &MultiplyColumns<E>};
+  return ThisCpu() == Cpu::kZen5 ? kZen5 : kTiles;
 }
 #else
 template <class E>
