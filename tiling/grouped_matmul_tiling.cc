@@ -109,10 +109,10 @@ double PriceEven(const ChipSpec& chip, const GroupedMatmulShape& s, const Matmul
   return bound + kBesides * price;
 }
 
-// The tilings of groups so small that their weights are best read where they lie: of one to four rows, which wait for memory
+// The tilings of groups so small that their weights are best read where they lie: of one to six rows, which wait for memory
 // alone, and of more.
 void SetFew(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTiling* t) {
-  constexpr std::int64_t kFewRows[] = {4, 64};
+  constexpr std::int64_t kFewRows[] = {6, 64};
   if (chip.pipes_overlap || s.axis == GroupedAxis::kK) return;
   for (std::size_t i = 0; i < t->few.size(); ++i) {
     MatmulShape few = s.product;

@@ -98,7 +98,9 @@ constexpr std::int64_t kMostInRows = std::is_same_v<E, float> ? 2 : std::size(kF
 template <class E, int kRows>
 constexpr FewRowTile<float> kFewLines = {&FewTile<E, kRows, 4 / sizeof(E), 16, Asks::kLinesAhead>,
                                          4 / sizeof(E), 16,
-                                         kRows > 4 || !std::is_same_v<E, float> ? kShortestRow : 0};
+                                         !std::is_same_v<E, float> ? kShortestRow
+                                         : kRows > 4               ? 512
+                                                                   : 128};
 // Zen 5, 7168 columns of 2048 from memory, beside runs or panels: three to six rows of floats 1.1, 1.4, 1.4 and 1.35 times as
 // quick, of fp16 1.65, 1.25, 1.7 and 1.5 times.
 template <class E>
