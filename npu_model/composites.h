@@ -19,8 +19,8 @@ namespace cubist {
 // m_new, m_old, l are (r, 1). alpha takes m_old's place; s is lost. Masked scores are -inf; m starts at the
 // lowest finite float, so that a row masked so far keeps p = 0 and l = 0 and no NaN arises.
 template <class V>
-void ExpandSoftmaxStep(V& v, TileRef p, TileRef s, TileRef m_new, TileRef m_old, TileRef l, float scale,
-                       Loc loc) {
+void ExpandSoftmaxStep(V& v, const TileRef& p, const TileRef& s, const TileRef& m_new, const TileRef& m_old,
+                       const TileRef& l, float scale, Loc loc) {
   v.Scalar(ScalarOp::kMul, s, s, scale, loc);
   v.Reduce(ReduceOp::kMax, m_new, s, loc);
   v.Binary(BinaryOp::kMax, m_new, m_new, m_old, loc);
@@ -38,8 +38,8 @@ void ExpandSoftmaxStep(V& v, TileRef p, TileRef s, TileRef m_new, TileRef m_old,
 // s = s * scale - slope * |first + i - j|, or its square root's: linear biases of scores (Press, Smith and Lewis, Train
 // short, test long, 2022). `first` is how far the first row stands behind the first key. scratch has the shape of s.
 template <class V>
-void ExpandAddAlibi(V& v, TileRef s, TileRef scratch, float scale, float slope, std::int64_t first, bool root,
-                    Loc loc) {
+void ExpandAddAlibi(V& v, const TileRef& s, const TileRef& scratch, float scale, float slope,
+                    std::int64_t first, bool root, Loc loc) {
   v.Scalar(ScalarOp::kMul, s, s, scale, loc);
   v.Distances(scratch, first, loc);
   if (root) v.Unary(UnaryOp::kSqrt, scratch, scratch, loc);
@@ -53,8 +53,8 @@ void ExpandAddAlibi(V& v, TileRef s, TileRef scratch, float scale, float slope, 
 // lse and delta are (1, queries): log-sum-exp of the query's scores and sum of dO * O. s and dp are lost. Masked scores
 // are -inf and give p = 0.
 template <class V>
-void ExpandAttentionGradStep(V& v, TileRef p, TileRef ds, TileRef s, TileRef dp, TileRef lse, TileRef delta,
-                             float scale, Loc loc) {
+void ExpandAttentionGradStep(V& v, const TileRef& p, const TileRef& ds, const TileRef& s, const TileRef& dp,
+                             const TileRef& lse, const TileRef& delta, float scale, Loc loc) {
   v.Scalar(ScalarOp::kMul, s, s, scale, loc);
   v.Binary(BinaryOp::kSub, s, s, lse, loc);
   v.Unary(UnaryOp::kExp, s, s, loc);
@@ -66,21 +66,21 @@ void ExpandAttentionGradStep(V& v, TileRef p, TileRef ds, TileRef s, TileRef dp,
 
 // acc = acc * factor + x, factor broadcast over the columns where it is (r, 1).
 template <class V>
-void ExpandMulAdd(V& v, TileRef acc, TileRef factor, TileRef x, Loc loc) {
+void ExpandMulAdd(V& v, const TileRef& acc, const TileRef& factor, const TileRef& x, Loc loc) {
   v.Binary(BinaryOp::kMul, acc, acc, factor, loc);
   v.Binary(BinaryOp::kAdd, acc, acc, x, loc);
 }
 
 // dst (1, c) = how many of each column of flags (r, c) are true; scratch has the shape of flags.
 template <class V>
-void ExpandCountTrue(V& v, TileRef dst, TileRef scratch, TileRef flags, Loc loc) {
+void ExpandCountTrue(V& v, const TileRef& dst, const TileRef& scratch, const TileRef& flags, Loc loc) {
   v.Cast(scratch, flags, loc);
   v.ColumnSum(dst, scratch, loc);
 }
 
 // acc (+)= sum over i, ascending, of weights[i] * rows[i], in fp32. acc, scratch and every row are (1, c).
 template <class V>
-void ExpandWeightedSum(V& v, TileRef acc, TileRef scratch, std::span<const TileRef> rows,
+void ExpandWeightedSum(V& v, const TileRef& acc, const TileRef& scratch, std::span<const TileRef> rows,
                        std::span<const float> weights, Accumulate accumulate, Loc loc) {
   if (accumulate == Accumulate::kNo) v.Fill(acc, 0.0f, loc);
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -92,23 +92,26 @@ void ExpandWeightedSum(V& v, TileRef acc, TileRef scratch, std::span<const TileR
 
 // `a` as fp32: itself, or cast to `scratch`.
 template <class V>
-TileRef Widened(V& v, TileRef a, TileRef scratch, Loc loc) {
+TileRef Widened(V& v, const TileRef& a, const TileRef& scratch, Loc loc) {
   if (a.dtype() == DType::kF32) return a;
   v.Cast(scratch, a, loc);
   return scratch;
 }
 
 // The last fp32 operation of a composite writes here; Narrow then makes it `dst`.
-inline TileRef LastOf(TileRef dst, TileRef scratch) { return dst.dtype() == DType::kF32 ? dst : scratch; }
+inline TileRef LastOf(const TileRef& dst, const TileRef& scratch) {
+  return dst.dtype() == DType::kF32 ? dst : scratch;
+}
 template <class V>
-void Narrow(V& v, TileRef dst, TileRef scratch, Loc loc) {
+void Narrow(V& v, const TileRef& dst, const TileRef& scratch, Loc loc) {
   if (dst.dtype() != DType::kF32) v.Cast(dst, scratch, loc);
 }
 
 // n = the scores of logits n, row by row (s0, s1 scratch tiles of n's shape, column (r, 1)):
 //   softmax; 1 / (1 + exp(-x)); sqrt(ln(1 + exp(x)))
 template <class V>
-void ExpandScores(V& v, ScoreFunction function, TileRef n, TileRef s0, TileRef s1, TileRef column, Loc loc) {
+void ExpandScores(V& v, ScoreFunction function, const TileRef& n, const TileRef& s0, const TileRef& s1,
+                  const TileRef& column, Loc loc) {
   switch (function) {
     case ScoreFunction::kSoftmax:
       v.Reduce(ReduceOp::kMax, column, n, loc);
@@ -166,8 +169,8 @@ void ExpandGroupedTopK(V& v, const GroupedTopKRefs& t, std::int64_t count, Loc l
 // Elements of x that are NaN or beyond +-limit become 0, or the mean of their row's others (0 where there are none);
 // bad (r, 1) = how many there were. s0, s1 scratch tiles of x's shape, column (r, 1).
 template <class V>
-void ExpandRepair(V& v, TileRef x, TileRef bad, TileRef s0, TileRef s1, TileRef column, float limit,
-                  bool by_mean, Loc loc) {
+void ExpandRepair(V& v, const TileRef& x, const TileRef& bad, const TileRef& s0, const TileRef& s1,
+                  const TileRef& column, float limit, bool by_mean, Loc loc) {
   v.Unary(UnaryOp::kAbs, s0, x, loc);
   v.Fill(bad, 1.0f, loc);
   v.Fill(s1, 0.0f, loc);
@@ -192,7 +195,8 @@ void ExpandRepair(V& v, TileRef x, TileRef bad, TileRef s0, TileRef s1, TileRef 
 
 // sum (r, 1) += rowsum(a * b * weights); a, b (r, c); weights (1, c) or not given, which means 1.
 template <class V>
-void ExpandRowDot(V& v, TileRef sum, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef weights, Loc loc) {
+void ExpandRowDot(V& v, const TileRef& sum, const TileRef& s0, const TileRef& s1, const TileRef& a,
+                  const TileRef& b, const TileRef& weights, Loc loc) {
   const bool same = a.slot == b.slot && a.row_part == b.row_part && a.col_part == b.col_part;
   const TileRef left = Widened(v, a, s0, loc), right = same ? left : Widened(v, b, s1, loc);
   v.Binary(BinaryOp::kMul, s0, left, right, loc);
@@ -204,7 +208,8 @@ void ExpandRowDot(V& v, TileRef sum, TileRef s0, TileRef s1, TileRef a, TileRef 
 
 // dst = a * factor * weights, rounded once; factor (r, 1), weights (1, c).
 template <class V>
-void ExpandScaleRows(V& v, TileRef dst, TileRef s0, TileRef a, TileRef factor, TileRef weights, Loc loc) {
+void ExpandScaleRows(V& v, const TileRef& dst, const TileRef& s0, const TileRef& a, const TileRef& factor,
+                     const TileRef& weights, Loc loc) {
   v.Binary(BinaryOp::kMul, s0, Widened(v, a, s0, loc), factor, loc);
   v.Binary(BinaryOp::kMul, LastOf(dst, s0), s0, weights, loc);
   Narrow(v, dst, s0, loc);
@@ -243,8 +248,8 @@ void ExpandNormGrad(V& v, const NormGradRefs& t, Loc loc) {
 
 // acc (1, c) += sum over the rows, ascending, of a * b * factor; factor (r, 1).
 template <class V>
-void ExpandAddColumnDots(V& v, TileRef acc, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef factor,
-                         Loc loc) {
+void ExpandAddColumnDots(V& v, const TileRef& acc, const TileRef& s0, const TileRef& s1, const TileRef& a,
+                         const TileRef& b, const TileRef& factor, Loc loc) {
   v.Binary(BinaryOp::kMul, s0, Widened(v, a, s0, loc), Widened(v, b, s1, loc), loc);
   v.Binary(BinaryOp::kMul, s0, s0, factor, loc);
   for (std::int64_t i = 0; i < a.rows(); ++i) v.Binary(BinaryOp::kAdd, acc, acc, s0.Row(i), loc);
@@ -264,8 +269,8 @@ void ExpandNormRowsGrad(V& v, const NormGradRefs& t, float scale, Loc loc) {
 
 // out = gate / (1 + exp(-gate)) * up (* probs), rounded once (Shazeer, GLU variants, 2020); probs (r, 1).
 template <class V>
-void ExpandSwiGlu(V& v, TileRef out, TileRef s0, TileRef s1, TileRef gate, TileRef up, TileRef probs,
-                  Loc loc) {
+void ExpandSwiGlu(V& v, const TileRef& out, const TileRef& s0, const TileRef& s1, const TileRef& gate,
+                  const TileRef& up, const TileRef& probs, Loc loc) {
   const TileRef g = Widened(v, gate, s0, loc);
   v.Scalar(ScalarOp::kMul, s1, g, -1.0f, loc);
   v.Unary(UnaryOp::kExp, s1, s1, loc);
@@ -319,7 +324,7 @@ inline constexpr float kTwoSqrtTwoOverPi = 1.595769122f, kGeluCubic = 0.044715f;
 //   GELU: x Phi(x) = x (1 - erfc(z) / 2) for x > 0, x erfc(z) / 2 otherwise, z = |x| / sqrt 2
 //   by tanh: x / (1 + exp(-u)), u = 2 sqrt(2 / pi) (x + 0.044715 x^3)
 template <class V>
-void ExpandActivation(V& v, Activation activation, TileRef x, const TileRef* s, Loc loc) {
+void ExpandActivation(V& v, Activation activation, const TileRef& x, const TileRef* s, Loc loc) {
   switch (activation) {
     case Activation::kNone:
       return;
@@ -384,7 +389,8 @@ void ExpandStoreActivated(V& v, const Gm& dst, const EpilogueRefs& t, const Epil
 
 // sum (1, 1) += the dot product of x and row, both (1, c), in fp32.
 template <class V>
-void ExpandAddDot(V& v, TileRef sum, TileRef scratch, TileRef x, TileRef row, Loc loc) {
+void ExpandAddDot(V& v, const TileRef& sum, const TileRef& scratch, const TileRef& x, const TileRef& row,
+                  Loc loc) {
   v.Cast(scratch, row, loc);
   v.Binary(BinaryOp::kMul, scratch, scratch, x, loc);
   const TileRef product = scratch.Cols({0, 1});
@@ -393,12 +399,13 @@ void ExpandAddDot(V& v, TileRef sum, TileRef scratch, TileRef x, TileRef row, Lo
 }
 
 // For each of the rows: sum += the dot product of x and row, and dst = weight * x, rounded to the dtype of dst, as far as
-// they are given. s0 and s1 have the shape of x, and so has wide: x in fp32, made where `widens`.
+// they are given. s0 and s1 have the shape of x, and so has widened: x in fp32, made where `widens`, where x is not.
 template <class V>
-void ExpandStoreScaledDots(V& v, TileRef wide, TileRef s0, TileRef s1, TileRef x, bool widens,
-                           std::span<const ScaledDotRef> dots, Loc loc) {
-  if (x.dtype() == DType::kF32) wide = x, widens = false;
-  if (widens) v.Cast(wide, x, loc);
+void ExpandStoreScaledDots(V& v, const TileRef& widened, const TileRef& s0, const TileRef& s1,
+                           const TileRef& x, bool widens, std::span<const ScaledDotRef> dots, Loc loc) {
+  const bool is_wide = x.dtype() == DType::kF32;
+  const TileRef& wide = is_wide ? x : widened;
+  if (widens && !is_wide) v.Cast(wide, x, loc);
   for (const ScaledDotRef& d : dots) {
     if (d.row.given()) ExpandAddDot(v, d.sum, s1, wide, d.row, loc);
     if (d.dst.tensor == nullptr) continue;
@@ -409,14 +416,14 @@ void ExpandStoreScaledDots(V& v, TileRef wide, TileRef s0, TileRef s1, TileRef x
 
 // Each of dsts = src, a row.
 template <class V>
-void ExpandStoreEach(V& v, std::span<const Gm> dsts, TileRef src, Loc loc) {
+void ExpandStoreEach(V& v, std::span<const Gm> dsts, const TileRef& src, Loc loc) {
   for (const Gm& dst : dsts) v.StoreUb(dst, src, loc);
 }
 
 // Keys and values in descending order of keys 0, stable: runs, then runs four times as long as those before. Returns
 // which tiles hold them.
 template <class V>
-std::size_t ExpandSort(V& v, const SortRefs& t, TileRef values, Loc loc) {
+std::size_t ExpandSort(V& v, const SortRefs& t, const TileRef& values, Loc loc) {
   v.Sort32(t.keys[1], t.values[1], t.keys[0], values, loc);
   std::size_t at = 1;
   for (std::int64_t run = kSortedRun; run < values.rows() * values.cols(); run *= kMergedRuns, at = 1 - at)
@@ -428,7 +435,7 @@ std::size_t ExpandSort(V& v, const SortRefs& t, TileRef values, Loc loc) {
 // are above -b. All bins look for theirs at once, by halves of what is left: on a 910B a half takes 20 cycles for 64 bins and
 // 110 at least, where the scalar unit takes 34 for every entry of a table. Returns which of the tiles hold the sorted.
 template <class V>
-std::size_t ExpandSortedRuns(V& v, TileRef ids, const SortRefs& t, Loc loc) {
+std::size_t ExpandSortedRuns(V& v, const TileRef& ids, const SortRefs& t, Loc loc) {
   v.Cast(t.keys[0], ids, loc);
   v.Scalar(ScalarOp::kMul, t.keys[0], t.keys[0], -1.0f, loc);
   const std::size_t sorted = ExpandSort(v, t, t.places, loc);
@@ -446,7 +453,7 @@ std::size_t ExpandSortedRuns(V& v, TileRef ids, const SortRefs& t, Loc loc) {
 
 // counts[b] += starts[b + 1] - starts[b].
 template <class V>
-void ExpandAddRuns(V& v, TileRef counts, const SortRefs& t, Loc loc) {
+void ExpandAddRuns(V& v, const TileRef& counts, const SortRefs& t, Loc loc) {
   const Range bins{0, counts.cols()};
   const TileRef lengths = t.found.Cols(bins), at = t.at.Cols(bins);
   v.Scalar(ScalarOp::kAdd, t.probes, t.bins, 1.0f, loc);
@@ -459,7 +466,7 @@ void ExpandAddRuns(V& v, TileRef counts, const SortRefs& t, Loc loc) {
 
 // counts[id] += how often the id occurs.
 template <class V>
-void ExpandHistogramBySort(V& v, TileRef counts, TileRef ids, const SortRefs& t, Loc loc) {
+void ExpandHistogramBySort(V& v, const TileRef& counts, const TileRef& ids, const SortRefs& t, Loc loc) {
   ExpandSortedRuns(v, ids, t, loc);
   ExpandAddRuns(v, counts, t, loc);
 }
@@ -467,7 +474,8 @@ void ExpandHistogramBySort(V& v, TileRef counts, TileRef ids, const SortRefs& t,
 // Rank, row by row: rank = next[id]++, or -1 for ids below 0. Sorted by id, an id's routes have ranks in a row; sorted
 // back by place, each knows where it stood: rank = next[id] - starts[id] + that place.
 template <class V>
-void ExpandRankBySort(V& v, TileRef ranks, TileRef next, TileRef ids, const SortRefs& t, Loc loc) {
+void ExpandRankBySort(V& v, const TileRef& ranks, const TileRef& next, const TileRef& ids, const SortRefs& t,
+                      Loc loc) {
   const TileRef offsets = t.at.Cols({0, next.cols()});
   const std::size_t sorted = ExpandSortedRuns(v, ids, t, loc);
   v.Cast(t.keys[0], t.values[sorted], loc);
@@ -486,7 +494,8 @@ void ExpandRankBySort(V& v, TileRef ranks, TileRef next, TileRef ids, const Sort
 // Calls visit(element of the tile, place, row of staging) for every place in [0, limit). GM moves begin at whole
 // blocks of UB, so elements pass through rows of `staging`, a block each, in turn.
 template <class V, class Visit>
-void ForEachPlace(V& v, TileRef places, TileRef staging, std::int64_t limit, Loc loc, Visit visit) {
+void ForEachPlace(V& v, const TileRef& places, const TileRef& staging, std::int64_t limit, Loc loc,
+                  Visit visit) {
   std::int64_t row = 0;
   for (std::int64_t i = 0; i < places.rows(); ++i) {
     for (std::int64_t j = 0; j < places.cols(); ++j) {
@@ -500,10 +509,11 @@ void ForEachPlace(V& v, TileRef places, TileRef staging, std::int64_t limit, Loc
 
 // dst(i, j) = column(places(i, j)), or 0 where there is no such row. staging is (r, 1 or more), any r.
 template <class V>
-void ExpandGather(V& v, TileRef dst, const Gm& column, TileRef places, TileRef staging, Loc loc) {
+void ExpandGather(V& v, const TileRef& dst, const Gm& column, const TileRef& places, const TileRef& staging,
+                  Loc loc) {
   v.Fill(dst, 0.0f, loc);
   ForEachPlace(v, places, staging, column.rows, loc,
-               [&](std::int64_t i, std::int64_t j, std::int64_t place, TileRef element) {
+               [&](std::int64_t i, std::int64_t j, std::int64_t place, const TileRef& element) {
                  v.LoadUb(element, column.Rows({place, place + 1}), loc);
                  v.CopyElement(dst.Rows({i, i + 1}).Cols({j, j + 1}), element, loc);
                });
@@ -511,9 +521,10 @@ void ExpandGather(V& v, TileRef dst, const Gm& column, TileRef places, TileRef s
 
 // column(places(i, j)) = src(i, j) where there is such a row.
 template <class V>
-void ExpandScatter(V& v, const Gm& column, TileRef places, TileRef src, TileRef staging, Loc loc) {
+void ExpandScatter(V& v, const Gm& column, const TileRef& places, const TileRef& src, const TileRef& staging,
+                   Loc loc) {
   ForEachPlace(v, places, staging, column.rows, loc,
-               [&](std::int64_t i, std::int64_t j, std::int64_t place, TileRef element) {
+               [&](std::int64_t i, std::int64_t j, std::int64_t place, const TileRef& element) {
                  v.CopyElement(element, src.Rows({i, i + 1}).Cols({j, j + 1}), loc);
                  v.StoreUb(column.Rows({place, place + 1}), element, loc);
                });

@@ -106,7 +106,7 @@ void HostContext::Release(const TileRef& tile) {
 namespace {
 
 // dst = src, from slot to slot: its storage where the slots are alike, otherwise a copy.
-void HandOn(HostContext& context, TileRef dst, TileRef src) {
+void HandOn(HostContext& context, const TileRef& dst, const TileRef& src) {
   Slot &to = *dst.slot, &from = *src.slot;
   if (Alike(dst, src)) {
     context.Strip(to);
@@ -123,17 +123,17 @@ void HandOn(HostContext& context, TileRef dst, TileRef src) {
 
 }  // namespace
 
-void HostCube::Send(TileRef dst, TileRef src, Loc) {
+void HostCube::Send(const TileRef& dst, const TileRef& src, Loc) {
   context_->RunDeferred();
   context_->BreakTape();
   HandOn(*context_, dst, src);
 }
 
-void HostVector::Receive(TileRef dst, TileRef src, Loc) { HandOn(*context_, dst, src); }
+void HostVector::Receive(const TileRef& dst, const TileRef& src, Loc) { HandOn(*context_, dst, src); }
 
 // A whole tile changes hands by swapping the two slots' storage, so that the giver may be filled again at
 // once. Parts, and tiles of unlike slots, are copied.
-void HostVector::MoveToUb(TileRef dst, TileRef src, Loc) {
+void HostVector::MoveToUb(const TileRef& dst, const TileRef& src, Loc) {
   context_->RunDeferred();
   Slot &to = *dst.slot, &from = *src.slot;
   to.shows = OwnLayout(*context_, to);
@@ -147,7 +147,7 @@ void HostVector::MoveToUb(TileRef dst, TileRef src, Loc) {
                          /*stream=*/false);
 }
 
-void HostVector::MoveToL1(TileRef dst, TileRef src, Loc) {
+void HostVector::MoveToL1(const TileRef& dst, const TileRef& src, Loc) {
   Slot &to = *dst.slot, &from = *src.slot;
   CUBIST_CHECK(from.role != Role::kRelay, "a relay tile may show GM, and is not handed over");
   to.shows = OwnLayout(*context_, to);

@@ -56,7 +56,7 @@ std::int64_t HostCube::BytesOfB(const TileRef& b) const {
   return b.slot->shows.row_major ? SizeOf(b.dtype()) : context_->host->OperandBytes(b.dtype());
 }
 
-void HostCube::LoadL1(TileRef dst, const Gm& src, Loc) {
+void HostCube::LoadL1(const TileRef& dst, const Gm& src, Loc) {
   context_->RunDeferred();
   Slot& slot = *dst.slot;
   if (slot.second != nullptr) {
@@ -98,7 +98,7 @@ void HostCube::Pack(CoreTape::Pack pack, const TileRef& dst, const StridedSource
   pack(dst.dtype(), dst.rows(), dst.cols(), source, to, pitch);
 }
 
-void HostCube::LoadL1Packed(TileRef dst, const PackedGm& src, Loc) {
+void HostCube::LoadL1Packed(const TileRef& dst, const PackedGm& src, Loc) {
   context_->RunDeferred();
   CUBIST_CHECK(Whole(dst), "a packed operand is shown in place, as a whole tile");
   dst.slot->shows = LayoutOf(*context_, src);
@@ -107,7 +107,7 @@ void HostCube::LoadL1Packed(TileRef dst, const PackedGm& src, Loc) {
   LoadL1Packed(SecondOf(dst), SecondOf(src));
 }
 
-void HostCube::StorePacked(const PackedGm& dst, TileRef src, Loc) {
+void HostCube::StorePacked(const PackedGm& dst, const TileRef& src, Loc) {
   context_->RunDeferred();
   context_->BreakTape();
   if (dst.second_role != Role::kRows) StorePacked(SecondOf(dst), SecondOf(src));
@@ -147,7 +147,7 @@ void HostCube::StorePacked(const PackedGm& dst, TileRef src, Loc) {
   }
 }
 
-void HostCube::LoadL0A(TileRef dst, TileRef tile, Transpose transpose, Loc) {
+void HostCube::LoadL0A(const TileRef& dst, const TileRef& tile, Transpose transpose, Loc) {
   context_->RunDeferred();
   CUBIST_CHECK(Whole(dst), "an L0 tile shows its source, as a whole tile");
   const TileRef src = AsOperand(tile, Role::kA, transpose);
@@ -185,7 +185,7 @@ void CopyPartOfPanels(HostContext& context, const TileRef& dst, const TileRef& s
 
 }  // namespace
 
-void HostCube::LoadL0B(TileRef dst, TileRef tile, Transpose transpose, Loc) {
+void HostCube::LoadL0B(const TileRef& dst, const TileRef& tile, Transpose transpose, Loc) {
   context_->RunDeferred();
   CUBIST_CHECK(Whole(dst), "an L0 tile shows its source, as a whole tile");
   const TileRef src = AsOperand(tile, Role::kB, transpose);
@@ -194,14 +194,15 @@ void HostCube::LoadL0B(TileRef dst, TileRef tile, Transpose transpose, Loc) {
   dst.slot->shows = From(shows, Role::kB, BytesOfB(src), src.row_part, src.col_part);
 }
 
-void HostCube::LoadBias(TileRef dst, const Gm& row, Loc) {
+void HostCube::LoadBias(const TileRef& dst, const Gm& row, Loc) {
   context_->RunDeferred();
   context_->BreakTape();
   CopyStrided(dst.slot->storage + dst.col_part.begin * 4, DType::kF32, 0, 1, row.data(), row.dtype(), 0,
               row.col_stride, 1, row.cols);
 }
 
-void HostCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bias, Loc) {
+void HostCube::Mmad(const TileRef& c, const TileRef& a, const TileRef& b, MmadStart start,
+                    const TileRef& bias, Loc) {
   context_->RunDeferred();
   const std::int64_t bytes = context_->host->OperandBytes(a.dtype()), nr = context_->cube->nr;
   const bool pairs = bytes == 2;
@@ -301,7 +302,7 @@ bool NotesCast(const HostContext& context, const Gm& dst, const TileRef& src, co
 
 }  // namespace
 
-void HostCube::StoreL0C(const Gm& dst, TileRef src, const FixOptions& options, Loc) {
+void HostCube::StoreL0C(const Gm& dst, const TileRef& src, const FixOptions& options, Loc) {
   if (StoreDeferred(*context_, dst, src, options)) return;
   context_->RunDeferred();
   if (NotesCast(*context_, dst, src, options)) {

@@ -29,7 +29,7 @@ std::int32_t Sum(std::int32_t a, std::int32_t b) {
 
 }  // namespace
 
-void HostVector::FillInt(TileRef x, std::int32_t value, Loc) {
+void HostVector::FillInt(const TileRef& x, std::int32_t value, Loc) {
   if (InOneRow(x)) {
     std::fill_n(Ints(x), x.rows() * x.cols(), value);
     return;
@@ -37,7 +37,7 @@ void HostVector::FillInt(TileRef x, std::int32_t value, Loc) {
   for (std::int64_t i = 0; i < x.rows(); ++i) std::fill_n(Ints(x) + i * x.slot->shows.pitch, x.cols(), value);
 }
 
-void HostVector::AddInt(TileRef dst, TileRef a, TileRef b, Loc) {
+void HostVector::AddInt(const TileRef& dst, const TileRef& a, const TileRef& b, Loc) {
   for (std::int64_t i = 0; i < dst.rows(); ++i) {
     auto* out = Ints(dst) + i * dst.slot->shows.pitch;
     const auto* left = Ints(a) + i * a.slot->shows.pitch;
@@ -46,7 +46,7 @@ void HostVector::AddInt(TileRef dst, TileRef a, TileRef b, Loc) {
   }
 }
 
-void HostVector::ColumnSum(TileRef dst, TileRef a, Loc) {
+void HostVector::ColumnSum(const TileRef& dst, const TileRef& a, Loc) {
   std::int32_t* sum = Ints(dst);
   std::fill_n(sum, dst.cols(), 0);
   for (std::int64_t i = 0; i < a.rows(); ++i) {
@@ -56,7 +56,7 @@ void HostVector::ColumnSum(TileRef dst, TileRef a, Loc) {
 }
 
 // A strip of columns at a time, whose counts stay in registers for as many rows as a byte can count.
-void HostVector::CountTrue(TileRef dst, TileRef, TileRef flags, Loc) {
+void HostVector::CountTrue(const TileRef& dst, const TileRef&, const TileRef& flags, Loc) {
   constexpr std::int64_t kColumns = 64, kRows = 255;
   std::int32_t* const count = Ints(dst);
   std::fill_n(count, dst.cols(), 0);
@@ -79,7 +79,7 @@ void HostVector::CountTrue(TileRef dst, TileRef, TileRef flags, Loc) {
   }
 }
 
-void HostVector::ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc) {
+void HostVector::ExclusiveScan(const TileRef& dst, const TileRef& a, std::int32_t initial, Loc) {
   std::int32_t sum = initial;
   for (std::int64_t j = 0; j < a.cols(); ++j) {
     Ints(dst)[j] = sum;
@@ -88,7 +88,7 @@ void HostVector::ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc
   Ints(dst)[a.cols()] = sum;
 }
 
-void HostVector::AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc) {
+void HostVector::AddScalarInt(const TileRef& dst, const TileRef& a, std::int32_t value, Loc) {
   for (std::int64_t i = 0; i < dst.rows(); ++i) {
     auto* out = Ints(dst) + i * dst.slot->shows.pitch;
     const auto* in = Ints(a) + i * a.slot->shows.pitch;
@@ -96,7 +96,7 @@ void HostVector::AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc) {
   }
 }
 
-void HostVector::CopyElement(TileRef dst, TileRef src, Loc) { *Ints(dst) = *Ints(src); }
+void HostVector::CopyElement(const TileRef& dst, const TileRef& src, Loc) { *Ints(dst) = *Ints(src); }
 
 namespace {
 
@@ -155,12 +155,13 @@ void ForEachBin(const TileRef& ids, const IdBins& bins, std::int64_t count, bool
 
 }  // namespace
 
-void HostVector::Histogram(TileRef counts, TileRef ids, const IdBins& bins, Loc) {
+void HostVector::Histogram(const TileRef& counts, const TileRef& ids, const IdBins& bins, Loc) {
   ForEachBin(ids, bins, counts.cols(), InOneRow(ids),
              [count = Ints(counts)](std::int64_t bin, std::int64_t, std::int64_t) { ++count[bin]; });
 }
 
-void HostVector::Rank(TileRef ranks, TileRef next, TileRef ids, const IdBins& bins, Loc) {
+void HostVector::Rank(const TileRef& ranks, const TileRef& next, const TileRef& ids, const IdBins& bins,
+                      Loc) {
   const auto rank = [to = Ints(ranks), pitch = ranks.slot->shows.pitch](
                         std::int64_t i, std::int64_t j) -> std::int32_t& { return to[i * pitch + j]; };
   ForEachId(
@@ -169,8 +170,8 @@ void HostVector::Rank(TileRef ranks, TileRef next, TileRef ids, const IdBins& bi
       [rank](std::int64_t i, std::int64_t j) { rank(i, j) = -1; });
 }
 
-void HostVector::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, const IdBins& bins,
-                            Loc) {
+void HostVector::RankWithin(const TileRef& ranks, const TileRef& next, const TileRef& limits,
+                            const TileRef& ids, const IdBins& bins, Loc) {
   std::int32_t *at = Ints(next), *rank = Ints(ranks);
   const std::int32_t* limit = Ints(limits);
   const std::int64_t pitch = ranks.slot->shows.pitch;
@@ -221,30 +222,32 @@ void SortParts(const TileRef& keys, const TileRef& values, const TileRef& from, 
 
 }  // namespace
 
-void HostVector::Sort32(TileRef keys, TileRef values, TileRef from, TileRef values_from, Loc) {
+void HostVector::Sort32(const TileRef& keys, const TileRef& values, const TileRef& from,
+                        const TileRef& values_from, Loc) {
   SortParts(keys, values, from, values_from, kSortedRun);
 }
 
-void HostVector::MergeSort(TileRef keys, TileRef values, TileRef from, TileRef values_from, std::int64_t run,
-                           Loc) {
+void HostVector::MergeSort(const TileRef& keys, const TileRef& values, const TileRef& from,
+                           const TileRef& values_from, std::int64_t run, Loc) {
   SortParts(keys, values, from, values_from, kMergedRuns * run);
 }
 
-void HostVector::HistogramBySort(TileRef counts, TileRef ids, const SortRefs&, Loc loc) {
+void HostVector::HistogramBySort(const TileRef& counts, const TileRef& ids, const SortRefs&, Loc loc) {
   Histogram(counts, ids, {}, loc);
 }
 
-void HostVector::RankBySort(TileRef ranks, TileRef next, TileRef ids, const SortRefs&, Loc loc) {
+void HostVector::RankBySort(const TileRef& ranks, const TileRef& next, const TileRef& ids, const SortRefs&,
+                            Loc loc) {
   Rank(ranks, next, ids, {}, loc);
 }
 
-void HostVector::RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc) {
+void HostVector::RoundUp(const TileRef& dst, const TileRef& a, std::int32_t multiple, Loc) {
   for (std::int64_t j = 0; j < a.cols(); ++j) {
     Ints(dst)[j] = static_cast<std::int32_t>(cubist::RoundUp(std::int64_t{Ints(a)[j]}, multiple));
   }
 }
 
-void HostVector::TrueColumns(TileRef dst, TileRef flags, Loc) {
+void HostVector::TrueColumns(const TileRef& dst, const TileRef& flags, Loc) {
   for (std::int64_t i = 0; i < dst.rows(); ++i) {
     const std::int32_t* flag = RowAt<std::int32_t>(flags, i);
     std::int32_t* const columns = RowAt<std::int32_t>(dst, i);
@@ -257,7 +260,7 @@ void HostVector::TrueColumns(TileRef dst, TileRef flags, Loc) {
   }
 }
 
-void HostVector::KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc) {
+void HostVector::KeepWhere(const TileRef& dst, const TileRef& a, const TileRef& flags, Loc) {
   const std::int64_t step = flags.cols() == 1 ? 0 : 1;
   for (std::int64_t i = 0; i < dst.rows(); ++i) {
     const std::int32_t *flag = RowAt<std::int32_t>(flags, i), *from = RowAt<std::int32_t>(a, i);
@@ -266,7 +269,8 @@ void HostVector::KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc) {
   }
 }
 
-void HostVector::Lookup(TileRef dst, TileRef ids, TileRef table, std::int32_t first, Loc) {
+void HostVector::Lookup(const TileRef& dst, const TileRef& ids, const TileRef& table, std::int32_t first,
+                        Loc) {
   const std::int32_t* const entries = Ints(table);
   ForEachBin(ids, {.first = first}, table.cols(), InOneRow(ids, dst),
              [&](std::int64_t bin, std::int64_t i, std::int64_t j) {

@@ -35,7 +35,7 @@ const void* HostVector::TakeShown(std::int64_t bytes, const void* own) {
   return row.bytes == bytes && row.data != own ? row.data : nullptr;
 }
 
-void HostVector::LoadUb(TileRef dst, const Gm& src, Loc) {
+void HostVector::LoadUb(const TileRef& dst, const Gm& src, Loc) {
   Slot& slot = *dst.slot;
   const std::int64_t bytes = SizeOf(src.dtype());
   if (slot.role == Role::kRelay && src.col_stride == 1 && src.dtype() == slot.dtype && Whole(dst)) {
@@ -73,18 +73,20 @@ bool HostVector::CopyShownRow(std::span<const Gm> dsts, const TileRef& src) {
   return true;
 }
 
-void HostVector::StoreUb(const Gm& dst, TileRef src, Loc) {
+void HostVector::StoreUb(const Gm& dst, const TileRef& src, Loc) {
   if (src.slot->destination.tensor != nullptr && RowsOf(src).data == dst.data()) return;  // See OutputRowsOf.
   if (CopyShownRow({&dst, 1}, src)) return;
   StoreRows(*context_->vector, dst, RowsOf(src), src.dtype());
 }
 
-void HostVector::StoreEach(std::span<const Gm> dsts, TileRef src, Loc loc) {
+void HostVector::StoreEach(std::span<const Gm> dsts, const TileRef& src, Loc loc) {
   if (CopyShownRow(dsts, src)) return;
   for (const Gm& dst : dsts) StoreUb(dst, src, loc);
 }
 
-void HostVector::Fill(TileRef x, float value, Loc) { context_->vector->fill(WritableRowsOf(x), value); }
+void HostVector::Fill(const TileRef& x, float value, Loc) {
+  context_->vector->fill(WritableRowsOf(x), value);
+}
 
 namespace {
 
@@ -98,7 +100,7 @@ void Transform(const TileRef& dst, const TileRef& a, F f) {
 
 }  // namespace
 
-void HostVector::Cast(TileRef dst, TileRef a, Loc) {
+void HostVector::Cast(const TileRef& dst, const TileRef& a, Loc) {
   switch (a.dtype()) {
     case DType::kI32:
       return Transform<float, std::int32_t>(dst, a, [](std::int32_t v) { return static_cast<float>(v); });
@@ -118,23 +120,23 @@ void HostVector::Cast(TileRef dst, TileRef a, Loc) {
   }
 }
 
-void HostVector::Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc) {
+void HostVector::Scalar(ScalarOp op, const TileRef& dst, const TileRef& a, float value, Loc) {
   context_->vector->scalar(op, WritableRowsOf(dst), RowsOf(a), value);
 }
-void HostVector::Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc) {
+void HostVector::Binary(BinaryOp op, const TileRef& dst, const TileRef& a, const TileRef& b, Loc) {
   Rows second = RowsOf(b);
   if (b.rows() == 1 && a.rows() > 1) second.pitch = 0, second.rows = a.rows();  // One row for all.
   const Rows first = RowsOf(a);
   context_->vector->binary(op, OwnRowsOf(*context_, dst), first, second);
 }
-void HostVector::Unary(UnaryOp op, TileRef dst, TileRef a, Loc) {
+void HostVector::Unary(UnaryOp op, const TileRef& dst, const TileRef& a, Loc) {
   context_->vector->unary(op, WritableRowsOf(dst), RowsOf(a));
 }
-void HostVector::Reduce(ReduceOp op, TileRef dst, TileRef a, Loc) {
+void HostVector::Reduce(ReduceOp op, const TileRef& dst, const TileRef& a, Loc) {
   context_->vector->reduce(op, WritableRowsOf(dst), RowsOf(a));
 }
 // Squares of one cache line's columns: each line of either tile is fetched once.
-void HostVector::Transpose(TileRef dst, TileRef a, Loc) {
+void HostVector::Transpose(const TileRef& dst, const TileRef& a, Loc) {
   constexpr std::int64_t kSquare = 16;
   const Rows to = WritableRowsOf(dst), from = RowsOf(a);
   auto* const out = static_cast<float*>(to.data);
@@ -147,22 +149,23 @@ void HostVector::Transpose(TileRef dst, TileRef a, Loc) {
     }
   }
 }
-void HostVector::MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc) {
+void HostVector::MaskOutside(const TileRef& x, std::int64_t lowest, std::int64_t highest, float value, Loc) {
   context_->attention->mask_outside(WritableRowsOf(x), lowest, highest, value);
 }
 
-void HostVector::MaskWhere(TileRef x, TileRef flags, float value, Loc) {
+void HostVector::MaskWhere(const TileRef& x, const TileRef& flags, float value, Loc) {
   context_->attention->mask_where(x.dtype(), WritableRowsOf(x), RowsOf(flags), value);
 }
-void HostVector::Distances(TileRef x, std::int64_t first, Loc) {
+void HostVector::Distances(const TileRef& x, std::int64_t first, Loc) {
   context_->attention->distances(WritableRowsOf(x), first);
 }
-void HostVector::DropFlags(TileRef flags, const DropoutStream& stream, std::int64_t row, std::int64_t key,
-                           bool transposed, Loc) {
+void HostVector::DropFlags(const TileRef& flags, const DropoutStream& stream, std::int64_t row,
+                           std::int64_t key, bool transposed, Loc) {
   const auto drop = transposed ? context_->attention->drop_flags_transposed : context_->attention->drop_flags;
   drop(WritableRowsOf(flags), stream, row, key);
 }
-void HostVector::AddAlibi(TileRef s, TileRef, float scale, float slope, std::int64_t first, bool root, Loc) {
+void HostVector::AddAlibi(const TileRef& s, const TileRef&, float scale, float slope, std::int64_t first,
+                          bool root, Loc) {
   context_->attention->add_alibi(WritableRowsOf(s), scale, slope, first, root);
 }
 
@@ -182,8 +185,8 @@ Rows TakePlace(const HostContext& context, const TileRef& dst, const TileRef& lo
 
 }  // namespace
 
-void HostVector::SoftmaxStep(TileRef p, TileRef s, TileRef m_new, TileRef m_old, TileRef l, float scale,
-                             Loc) {
+void HostVector::SoftmaxStep(const TileRef& p, const TileRef& s, const TileRef& m_new, const TileRef& m_old,
+                             const TileRef& l, float scale, Loc) {
   const Rows scores = TakePlace(*context_, p, s);
   context_->vector->softmax_step(RowsOf(p), p.dtype(), scores, RowsOf(m_new), RowsOf(m_old), RowsOf(l),
                                  scale);
@@ -197,11 +200,13 @@ Rows RowsIfGiven(const TileRef& tile) { return tile.given() ? RowsOf(tile) : Row
 
 }  // namespace
 
-void HostVector::RowDot(TileRef sum, TileRef, TileRef, TileRef a, TileRef b, TileRef weights, Loc) {
+void HostVector::RowDot(const TileRef& sum, const TileRef&, const TileRef&, const TileRef& a,
+                        const TileRef& b, const TileRef& weights, Loc) {
   context_->norm->row_dot(WritableRowsOf(sum), a.dtype(), RowsOf(a), RowsOf(b), RowsIfGiven(weights));
 }
 
-void HostVector::ScaleRows(TileRef dst, TileRef, TileRef a, TileRef factor, TileRef weights, Loc) {
+void HostVector::ScaleRows(const TileRef& dst, const TileRef&, const TileRef& a, const TileRef& factor,
+                           const TileRef& weights, Loc) {
   context_->norm->scale_rows(dst.dtype(), OutputRowsOf(*context_, dst), RowsOf(a), RowsOf(factor),
                              RowsOf(weights));
 }
@@ -237,11 +242,13 @@ void HostVector::NormGrad(const NormGradRefs& t, Loc) {
   context_->norm->norm_grad(t.x.dtype(), GradRowsOf(*context_, t));
 }
 
-void HostVector::AddColumnDots(TileRef acc, TileRef, TileRef, TileRef a, TileRef b, TileRef factor, Loc) {
+void HostVector::AddColumnDots(const TileRef& acc, const TileRef&, const TileRef&, const TileRef& a,
+                               const TileRef& b, const TileRef& factor, Loc) {
   context_->norm->add_column_dots(WritableRowsOf(acc), a.dtype(), RowsOf(a), RowsOf(b), RowsOf(factor));
 }
 
-void HostVector::SwiGlu(TileRef out, TileRef, TileRef, TileRef gate, TileRef up, TileRef probs, Loc) {
+void HostVector::SwiGlu(const TileRef& out, const TileRef&, const TileRef&, const TileRef& gate,
+                        const TileRef& up, const TileRef& probs, Loc) {
   context_->activation->swiglu(out.dtype(), OutputRowsOf(*context_, out), RowsOf(gate), RowsOf(up),
                                RowsIfGiven(probs));
 }
@@ -253,8 +260,8 @@ void HostVector::SwiGluGrad(const SwiGluGradTiles& t, Loc) {
        RowsOf(t.d_out), RowsOf(t.gate), RowsOf(t.up), RowsOf(t.probs)});
 }
 
-void HostVector::AttentionGradStep(TileRef p, TileRef ds, TileRef s, TileRef dp, TileRef lse, TileRef delta,
-                                   float scale, Loc) {
+void HostVector::AttentionGradStep(const TileRef& p, const TileRef& ds, const TileRef& s, const TileRef& dp,
+                                   const TileRef& lse, const TileRef& delta, float scale, Loc) {
   const Rows scores = TakePlace(*context_, p, s), gradients = TakePlace(*context_, ds, dp);
   context_->attention_grad->step(RowsOf(p), RowsOf(ds), p.dtype(), scores, gradients, RowsOf(lse),
                                  RowsOf(delta), scale);
@@ -263,22 +270,24 @@ void HostVector::AttentionGradStep(TileRef p, TileRef ds, TileRef s, TileRef dp,
 
 // ---- Routing
 
-void HostVector::SelectLe(TileRef dst, TileRef key, float limit, TileRef a, TileRef b, Loc) {
+void HostVector::SelectLe(const TileRef& dst, const TileRef& key, float limit, const TileRef& a,
+                          const TileRef& b, Loc) {
   context_->routing->select_le(WritableRowsOf(dst), RowsOf(key), limit, RowsOf(a), RowsOf(b));
 }
-void HostVector::TopK(TileRef values, TileRef ids, TileRef a, Loc) {
+void HostVector::TopK(const TileRef& values, const TileRef& ids, const TileRef& a, Loc) {
   context_->routing->top_k(WritableRowsOf(values), WritableRowsOf(ids), RowsOf(a));
 }
-void HostVector::GroupTop(TileRef sums, TileRef a, std::int64_t count, Loc) {
+void HostVector::GroupTop(const TileRef& sums, const TileRef& a, std::int64_t count, Loc) {
   context_->routing->group_top(WritableRowsOf(sums), RowsOf(a), count);
 }
-void HostVector::Scores(ScoreFunction function, TileRef n, TileRef, TileRef, TileRef, Loc) {
+void HostVector::Scores(ScoreFunction function, const TileRef& n, const TileRef&, const TileRef&,
+                        const TileRef&, Loc) {
   const Rows logits = RowsOf(n);
   context_->activation->scores(function, OwnRowsOf(*context_, n), logits);
 }
 // A tile that shows GM goes on to while all of it is good.
-void HostVector::Repair(TileRef x, TileRef bad, TileRef, TileRef, TileRef, float limit, bool by_mean,
-                        Loc loc) {
+void HostVector::Repair(const TileRef& x, const TileRef& bad, const TileRef&, const TileRef&, const TileRef&,
+                        float limit, bool by_mean, Loc loc) {
   const Rows from = RowsOf(x);
   if (context_->routing->all_within(from, limit)) return Fill(bad, 0.0f, loc);
   const Rows to = OwnRowsOf(*context_, x);
@@ -289,7 +298,7 @@ void HostVector::Repair(TileRef x, TileRef bad, TileRef, TileRef, TileRef, float
   context_->routing->repair(to, WritableRowsOf(bad), limit, by_mean);
 }
 
-void HostVector::KeepGroups(TileRef a, TileRef ids, std::int64_t group_cols, Loc) {
+void HostVector::KeepGroups(const TileRef& a, const TileRef& ids, std::int64_t group_cols, Loc) {
   context_->routing->keep_groups(WritableRowsOf(a), RowsOf(ids), group_cols);
 }
 
@@ -300,7 +309,7 @@ void HostVector::GroupedTopK(const GroupedTopKRefs& t, std::int64_t count, Loc) 
       count);
 }
 
-void HostVector::Gather(TileRef dst, TileRef a, TileRef ids, Loc) {
+void HostVector::Gather(const TileRef& dst, const TileRef& a, const TileRef& ids, Loc) {
   if (dst.rows() == 1 && a.rows() > 1) {  // All of a, row by row.
     const auto* at = RowAt<std::int32_t>(ids, 0);
     for (std::int64_t j = 0; j < dst.cols(); ++j)
@@ -315,7 +324,7 @@ void HostVector::Gather(TileRef dst, TileRef a, TileRef ids, Loc) {
   }
 }
 
-void HostVector::Scatter(TileRef dst, TileRef ids, TileRef values, Loc) {
+void HostVector::Scatter(const TileRef& dst, const TileRef& ids, const TileRef& values, Loc) {
   for (std::int64_t i = 0; i < ids.rows(); ++i) {
     const auto* at = RowAt<std::int32_t>(ids, i);
     const auto* from = RowAt<float>(values, i);
@@ -327,8 +336,8 @@ void HostVector::Scatter(TileRef dst, TileRef ids, TileRef values, Loc) {
   }
 }
 
-void HostVector::Random(TileRef u, const RandomStream& stream, std::int64_t first, std::int64_t row_step,
-                        Loc) {
+void HostVector::Random(const TileRef& u, const RandomStream& stream, std::int64_t first,
+                        std::int64_t row_step, Loc) {
   for (std::int64_t i = 0; i < u.rows(); ++i) {
     PhiloxBlock block{};
     for (std::int64_t j = 0; j < u.cols(); ++j) {
@@ -339,7 +348,7 @@ void HostVector::Random(TileRef u, const RandomStream& stream, std::int64_t firs
   }
 }
 
-void HostVector::DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc) {
+void HostVector::DropRoutes(const TileRef& ids, const TileRef& weights, const TileRef& u, float rate, Loc) {
   for (std::int64_t i = 0; i < ids.rows(); ++i) {
     for (std::int64_t j = 0; j < ids.cols(); ++j) {
       if (RowAt<float>(u, i)[j] < rate) RowAt<std::int32_t>(ids, i)[j] = -1, RowAt<float>(weights, i)[j] = 0;
@@ -347,8 +356,8 @@ void HostVector::DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate,
   }
 }
 
-void HostVector::MapRoutes(TileRef out, TileRef ids, TileRef scores, TileRef d_weights,
-                           const RouteFunction& function, Loc) {
+void HostVector::MapRoutes(const TileRef& out, const TileRef& ids, const TileRef& scores,
+                           const TileRef& d_weights, const RouteFunction& function, Loc) {
   const auto count = static_cast<std::size_t>(out.cols());
   std::vector<float> inputs(2 * count), results(count);
   const std::span<float> n(inputs.data(), count), d(inputs.data() + count, d_weights.given() ? count : 0);
@@ -364,11 +373,11 @@ void HostVector::MapRoutes(TileRef out, TileRef ids, TileRef scores, TileRef d_w
   }
 }
 
-void HostVector::MulAdd(TileRef acc, TileRef factor, TileRef x, Loc) {
+void HostVector::MulAdd(const TileRef& acc, const TileRef& factor, const TileRef& x, Loc) {
   context_->vector->mul_add(WritableRowsOf(acc), RowsOf(factor), RowsOf(x));
 }
 
-void HostVector::WeightedSum(TileRef acc, TileRef, std::span<const TileRef> rows,
+void HostVector::WeightedSum(const TileRef& acc, const TileRef&, std::span<const TileRef> rows,
                              std::span<const float> weights, Accumulate accumulate, Loc) {
   using Sources = std::array<const void*, kMostShown>;
   static_assert(kMostShown >= HostVectorCore::kMaxSummands);
@@ -402,15 +411,15 @@ void HostVector::StoreActivated(const Gm& dst, const EpilogueRefs& t, const Epil
   StoreEpilogue(*context_, dst, {RowsOf(t.x), bias, RowsIfGiven(t.residual)}, e);
 }
 
-void HostVector::AddDot(TileRef sum, TileRef, TileRef x, TileRef row, Loc) {
+void HostVector::AddDot(const TileRef& sum, const TileRef&, const TileRef& x, const TileRef& row, Loc) {
   const void* const data = RowsOf(row).data;
   Use(data);
   *reinterpret_cast<float*>(At(sum, 4)) +=
       context_->movement->dot(reinterpret_cast<const float*>(At(x, 4)), data, row.dtype(), x.cols());
 }
 
-void HostVector::StoreScaledDots(TileRef wide, TileRef s0, TileRef, TileRef x, bool,
-                                 std::span<const ScaledDotRef> dots, Loc loc) {
+void HostVector::StoreScaledDots(const TileRef& wide, const TileRef& s0, const TileRef&, const TileRef& x,
+                                 bool, std::span<const ScaledDotRef> dots, Loc loc) {
   if (dots.empty()) return;
   using Sources = std::array<const void*, HostVectorCore::kMaxSummands>;
   Sources rows{}, upcoming;
@@ -467,7 +476,8 @@ void ForEachPlaceWithin(const TileRef& places, std::int64_t limit, Visit visit) 
 
 }  // namespace
 
-void HostVector::Gather(TileRef dst, const Gm& column, TileRef places, TileRef, Loc loc) {
+void HostVector::Gather(const TileRef& dst, const Gm& column, const TileRef& places, const TileRef&,
+                        Loc loc) {
   Fill(dst, 0.0f, loc);
   auto* out = reinterpret_cast<float*>(At(dst, 4));
   const std::int64_t pitch = dst.slot->shows.pitch;
@@ -476,7 +486,7 @@ void HostVector::Gather(TileRef dst, const Gm& column, TileRef places, TileRef, 
   });
 }
 
-void HostVector::Scatter(const Gm& column, TileRef places, TileRef src, TileRef, Loc) {
+void HostVector::Scatter(const Gm& column, const TileRef& places, const TileRef& src, const TileRef&, Loc) {
   const std::int64_t pitch = src.slot->shows.pitch;
   if (column.dtype() == DType::kI32) {
     auto* out = reinterpret_cast<std::int32_t*>(column.data());

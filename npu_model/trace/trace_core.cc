@@ -221,7 +221,7 @@ Slot* TraceState::BiasStage(const Slot& bt) {
 
 // ---- Cube ----
 
-void TraceCube::LoadL1(TileRef dst, const Gm& src, Loc loc) {
+void TraceCube::LoadL1(const TileRef& dst, const Gm& src, Loc loc) {
   if (state_->with_data) host_.LoadL1(dst, src, loc);
   if (Empty(dst)) return;
   Recorder& to = state_->recorder;
@@ -229,7 +229,7 @@ void TraceCube::LoadL1(TileRef dst, const Gm& src, Loc loc) {
   to.SetAccess(instr, AccessOf(src, Path::kGmToL1Nd2Nz, /*writes=*/false));
 }
 
-void TraceCube::LoadL1Packed(TileRef dst, const PackedGm& src, Loc loc) {
+void TraceCube::LoadL1Packed(const TileRef& dst, const PackedGm& src, Loc loc) {
   if (state_->with_data) host_.LoadL1Packed(dst, src, loc);
   if (Empty(dst)) return;
   Recorder& to = state_->recorder;
@@ -238,7 +238,7 @@ void TraceCube::LoadL1Packed(TileRef dst, const PackedGm& src, Loc loc) {
   to.SetAccess(instr, AccessOf(*state_->context.chip, src, Path::kGmToL1, /*writes=*/false));
 }
 
-void TraceCube::StorePacked(const PackedGm& dst, TileRef src, Loc loc) {
+void TraceCube::StorePacked(const PackedGm& dst, const TileRef& src, Loc loc) {
   if (state_->with_data) host_.StorePacked(dst, src, loc);
   if (Empty(src)) return;
   Recorder& to = state_->recorder;
@@ -247,7 +247,7 @@ void TraceCube::StorePacked(const PackedGm& dst, TileRef src, Loc loc) {
   to.SetAccess(instr, AccessOf(*state_->context.chip, dst, Path::kL1ToGm, /*writes=*/true));
 }
 
-void TraceCube::LoadL0A(TileRef dst, TileRef src, Transpose transpose, Loc loc) {
+void TraceCube::LoadL0A(const TileRef& dst, const TileRef& src, Transpose transpose, Loc loc) {
   if (state_->with_data) host_.LoadL0A(dst, src, transpose, loc);
   if (Empty(dst)) return;
   Recorder& to = state_->recorder;
@@ -256,7 +256,7 @@ void TraceCube::LoadL0A(TileRef dst, TileRef src, Transpose transpose, Loc loc) 
       .immediate = transpose == Transpose::kYes;
 }
 
-void TraceCube::LoadL0B(TileRef dst, TileRef src, Transpose transpose, Loc loc) {
+void TraceCube::LoadL0B(const TileRef& dst, const TileRef& src, Transpose transpose, Loc loc) {
   if (state_->with_data) host_.LoadL0B(dst, src, transpose, loc);
   if (Empty(dst)) return;
   Recorder& to = state_->recorder;
@@ -265,7 +265,7 @@ void TraceCube::LoadL0B(TileRef dst, TileRef src, Transpose transpose, Loc loc) 
       .immediate = transpose == Transpose::kYes;
 }
 
-void TraceCube::LoadBias(TileRef dst, const Gm& row, Loc loc) {
+void TraceCube::LoadBias(const TileRef& dst, const Gm& row, Loc loc) {
   if (state_->with_data) host_.LoadBias(dst, row, loc);
   if (Empty(dst)) return;
   Recorder& to = state_->recorder;
@@ -275,7 +275,8 @@ void TraceCube::LoadBias(TileRef dst, const Gm& row, Loc loc) {
   to.Add(Op::kLoadBT, Pipe::kMte1, -1, row.dtype(), 1, row.cols, {to.Reads(staged), to.Writes(dst)}, loc);
 }
 
-void TraceCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bias, Loc loc) {
+void TraceCube::Mmad(const TileRef& c, const TileRef& a, const TileRef& b, MmadStart start,
+                     const TileRef& bias, Loc loc) {
   if (state_->with_data) host_.Mmad(c, a, b, start, bias, loc);
   if (Empty(c)) return;
   Recorder& to = state_->recorder;
@@ -288,7 +289,7 @@ void TraceCube::Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef b
   instr.accumulates = start == MmadStart::kAdd;
 }
 
-void TraceCube::StoreL0C(const Gm& dst, TileRef src, const FixOptions& options, Loc loc) {
+void TraceCube::StoreL0C(const Gm& dst, const TileRef& src, const FixOptions& options, Loc loc) {
   if (state_->with_data) host_.StoreL0C(dst, src, options, loc);
   if (Empty(src)) return;
   Recorder& to = state_->recorder;
@@ -298,7 +299,7 @@ void TraceCube::StoreL0C(const Gm& dst, TileRef src, const FixOptions& options, 
   to.SetAccess(instr, AccessOf(dst, Path::kL0CToGm, /*writes=*/true));
 }
 
-void TraceCube::Send(TileRef dst, TileRef src, Loc loc) {
+void TraceCube::Send(const TileRef& dst, const TileRef& src, Loc loc) {
   if (state_->with_data) host_.Send(dst, src, loc);
   if (!Empty(src)) AddSend(state_->recorder, state_->recorder.WorkspaceOf(dst), src, loc);
 }

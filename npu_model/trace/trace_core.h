@@ -85,15 +85,16 @@ class CUBIST_EXPORT TraceCube {
   int index() const { return state_->context.index; }
   int count() const { return state_->context.count; }
 
-  void LoadL1(TileRef dst, const Gm& src, Loc loc = {});
-  void LoadL1Packed(TileRef dst, const PackedGm& src, Loc loc = {});
-  void StorePacked(const PackedGm& dst, TileRef src, Loc loc = {});
-  void LoadL0A(TileRef dst, TileRef src, Transpose transpose, Loc loc = {});
-  void LoadL0B(TileRef dst, TileRef src, Transpose transpose, Loc loc = {});
-  void LoadBias(TileRef dst, const Gm& row, Loc loc = {});
-  void Mmad(TileRef c, TileRef a, TileRef b, MmadStart start, TileRef bias, Loc loc = {});
-  void Send(TileRef dst, TileRef src, Loc loc = {});
-  void StoreL0C(const Gm& dst, TileRef src, const FixOptions& options = {}, Loc loc = {});
+  void LoadL1(const TileRef& dst, const Gm& src, Loc loc = {});
+  void LoadL1Packed(const TileRef& dst, const PackedGm& src, Loc loc = {});
+  void StorePacked(const PackedGm& dst, const TileRef& src, Loc loc = {});
+  void LoadL0A(const TileRef& dst, const TileRef& src, Transpose transpose, Loc loc = {});
+  void LoadL0B(const TileRef& dst, const TileRef& src, Transpose transpose, Loc loc = {});
+  void LoadBias(const TileRef& dst, const Gm& row, Loc loc = {});
+  void Mmad(const TileRef& c, const TileRef& a, const TileRef& b, MmadStart start, const TileRef& bias,
+            Loc loc = {});
+  void Send(const TileRef& dst, const TileRef& src, Loc loc = {});
+  void StoreL0C(const Gm& dst, const TileRef& src, const FixOptions& options = {}, Loc loc = {});
   std::int64_t ReadGmInt(const Gm& element, Loc loc = {});
 
  private:
@@ -106,52 +107,58 @@ class VectorRecorder {
  public:
   VectorRecorder(Recorder& recorder, int lane) : recorder_(&recorder), lane_(lane) {}
 
-  void LoadUb(TileRef dst, const Gm& src, Loc loc);
-  void StoreUb(const Gm& dst, TileRef src, Loc loc);
-  void Fill(TileRef x, float value, Loc loc);
-  void FillInt(TileRef x, std::int32_t value, Loc loc);
-  void Cast(TileRef dst, TileRef a, Loc loc);
-  void Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc loc);
-  void Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc loc);
-  void Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc);
-  void Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc);
-  void Transpose(TileRef dst, TileRef a, Loc loc);
-  void MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc loc);
-  void MaskWhere(TileRef x, TileRef flags, float value, Loc loc);
-  void Distances(TileRef x, std::int64_t first, Loc loc);
-  void DropFlags(TileRef flags, const DropPlace& place, Loc loc);
-  void AddInt(TileRef dst, TileRef a, TileRef b, Loc loc);
-  void ColumnSum(TileRef dst, TileRef a, Loc loc);
-  void ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc);
-  void ReadScalar(TileRef a, std::int64_t j, Loc loc);
-  std::int64_t ReadInt(TileRef a, std::int64_t j,
+  void LoadUb(const TileRef& dst, const Gm& src, Loc loc);
+  void StoreUb(const Gm& dst, const TileRef& src, Loc loc);
+  void Fill(const TileRef& x, float value, Loc loc);
+  void FillInt(const TileRef& x, std::int32_t value, Loc loc);
+  void Cast(const TileRef& dst, const TileRef& a, Loc loc);
+  void Scalar(ScalarOp op, const TileRef& dst, const TileRef& a, float value, Loc loc);
+  void Binary(BinaryOp op, const TileRef& dst, const TileRef& a, const TileRef& b, Loc loc);
+  void Unary(UnaryOp op, const TileRef& dst, const TileRef& a, Loc loc);
+  void Reduce(ReduceOp op, const TileRef& dst, const TileRef& a, Loc loc);
+  void Transpose(const TileRef& dst, const TileRef& a, Loc loc);
+  void MaskOutside(const TileRef& x, std::int64_t lowest, std::int64_t highest, float value, Loc loc);
+  void MaskWhere(const TileRef& x, const TileRef& flags, float value, Loc loc);
+  void Distances(const TileRef& x, std::int64_t first, Loc loc);
+  void DropFlags(const TileRef& flags, const DropPlace& place, Loc loc);
+  void AddInt(const TileRef& dst, const TileRef& a, const TileRef& b, Loc loc);
+  void ColumnSum(const TileRef& dst, const TileRef& a, Loc loc);
+  void ExclusiveScan(const TileRef& dst, const TileRef& a, std::int32_t initial, Loc loc);
+  void ReadScalar(const TileRef& a, std::int64_t j, Loc loc);
+  std::int64_t ReadInt(const TileRef& a, std::int64_t j,
                        Loc loc);  // Of what was computed, as expansions steer by it.
-  void AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc loc);
-  void CopyElement(TileRef dst, TileRef src, Loc loc);
-  void Histogram(TileRef counts, TileRef ids, const IdBins& bins, Loc loc);
-  void Rank(TileRef ranks, TileRef next, TileRef ids, const IdBins& bins, Loc loc);
-  void RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, const IdBins& bins, Loc loc);
-  void Sort32(TileRef keys, TileRef values, TileRef from, TileRef values_from, Loc loc);
-  void MergeSort(TileRef keys, TileRef values, TileRef from, TileRef values_from, std::int64_t run, Loc loc);
-  void RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc);
-  void TrueColumns(TileRef dst, TileRef flags, Loc loc);
-  void KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc loc);
-  void Lookup(TileRef dst, TileRef ids, TileRef table, std::int32_t first, Loc loc);
-  void Receive(TileRef dst, TileRef src, Loc loc);
-  void SelectLe(TileRef dst, TileRef key, float limit, TileRef a, TileRef b, Loc loc);
-  void TopK(TileRef values, TileRef ids, TileRef a, Loc loc);
-  void GroupTop(TileRef sums, TileRef a, std::int64_t count, Loc loc);
-  void KeepGroups(TileRef a, TileRef ids, std::int64_t group_cols, Loc loc);
-  void Gather(TileRef dst, TileRef a, TileRef ids, Loc loc);
-  void Scatter(TileRef dst, TileRef ids, TileRef values, Loc loc);
-  void Random(TileRef u, Loc loc);
-  void DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc loc);
-  void MapRoutes(TileRef out, TileRef ids, TileRef scores, TileRef d_weights, Loc loc);
-  void MoveToUb(TileRef dst, TileRef src, Loc loc);
-  void MoveToL1(TileRef dst, TileRef src, Loc loc);
+  void AddScalarInt(const TileRef& dst, const TileRef& a, std::int32_t value, Loc loc);
+  void CopyElement(const TileRef& dst, const TileRef& src, Loc loc);
+  void Histogram(const TileRef& counts, const TileRef& ids, const IdBins& bins, Loc loc);
+  void Rank(const TileRef& ranks, const TileRef& next, const TileRef& ids, const IdBins& bins, Loc loc);
+  void RankWithin(const TileRef& ranks, const TileRef& next, const TileRef& limits, const TileRef& ids,
+                  const IdBins& bins, Loc loc);
+  void Sort32(const TileRef& keys, const TileRef& values, const TileRef& from, const TileRef& values_from,
+              Loc loc);
+  void MergeSort(const TileRef& keys, const TileRef& values, const TileRef& from, const TileRef& values_from,
+                 std::int64_t run, Loc loc);
+  void RoundUp(const TileRef& dst, const TileRef& a, std::int32_t multiple, Loc loc);
+  void TrueColumns(const TileRef& dst, const TileRef& flags, Loc loc);
+  void KeepWhere(const TileRef& dst, const TileRef& a, const TileRef& flags, Loc loc);
+  void Lookup(const TileRef& dst, const TileRef& ids, const TileRef& table, std::int32_t first, Loc loc);
+  void Receive(const TileRef& dst, const TileRef& src, Loc loc);
+  void SelectLe(const TileRef& dst, const TileRef& key, float limit, const TileRef& a, const TileRef& b,
+                Loc loc);
+  void TopK(const TileRef& values, const TileRef& ids, const TileRef& a, Loc loc);
+  void GroupTop(const TileRef& sums, const TileRef& a, std::int64_t count, Loc loc);
+  void KeepGroups(const TileRef& a, const TileRef& ids, std::int64_t group_cols, Loc loc);
+  void Gather(const TileRef& dst, const TileRef& a, const TileRef& ids, Loc loc);
+  void Scatter(const TileRef& dst, const TileRef& ids, const TileRef& values, Loc loc);
+  void Random(const TileRef& u, Loc loc);
+  void DropRoutes(const TileRef& ids, const TileRef& weights, const TileRef& u, float rate, Loc loc);
+  void MapRoutes(const TileRef& out, const TileRef& ids, const TileRef& scores, const TileRef& d_weights,
+                 Loc loc);
+  void MoveToUb(const TileRef& dst, const TileRef& src, Loc loc);
+  void MoveToL1(const TileRef& dst, const TileRef& src, Loc loc);
 
  private:
-  void AddBins(Op op, TileRef ids, const IdBins& bins, std::initializer_list<OperandUse> uses, Loc loc);
+  void AddBins(Op op, const TileRef& ids, const IdBins& bins, std::initializer_list<OperandUse> uses,
+               Loc loc);
   Instr& AddV(Op op, DType dtype, const TileRef& work, std::initializer_list<OperandUse> uses,
               const Loc& loc) {
     return recorder_->Add(op, Pipe::kV, lane_, dtype, work.rows(), work.cols(), uses, loc);
@@ -170,82 +177,95 @@ class CUBIST_EXPORT TraceVector {
   int index() const { return state_->context.index; }
   int count() const { return state_->context.count; }
 
-  void LoadUb(TileRef dst, const Gm& src, Loc loc = {});
-  void StoreUb(const Gm& dst, TileRef src, Loc loc = {});
-  void Fill(TileRef x, float value, Loc loc = {});
-  void Cast(TileRef dst, TileRef a, Loc loc = {});
-  void Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc loc = {});
-  void Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc loc = {});
-  void Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc = {});
-  void Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc = {});
-  void Transpose(TileRef dst, TileRef a, Loc loc = {});
-  void MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc loc = {});
-  void MaskWhere(TileRef x, TileRef flags, float value, Loc loc = {});
-  void Distances(TileRef x, std::int64_t first, Loc loc = {});
-  void DropFlags(TileRef flags, const DropoutStream& stream, std::int64_t row, std::int64_t key,
+  void LoadUb(const TileRef& dst, const Gm& src, Loc loc = {});
+  void StoreUb(const Gm& dst, const TileRef& src, Loc loc = {});
+  void Fill(const TileRef& x, float value, Loc loc = {});
+  void Cast(const TileRef& dst, const TileRef& a, Loc loc = {});
+  void Scalar(ScalarOp op, const TileRef& dst, const TileRef& a, float value, Loc loc = {});
+  void Binary(BinaryOp op, const TileRef& dst, const TileRef& a, const TileRef& b, Loc loc = {});
+  void Unary(UnaryOp op, const TileRef& dst, const TileRef& a, Loc loc = {});
+  void Reduce(ReduceOp op, const TileRef& dst, const TileRef& a, Loc loc = {});
+  void Transpose(const TileRef& dst, const TileRef& a, Loc loc = {});
+  void MaskOutside(const TileRef& x, std::int64_t lowest, std::int64_t highest, float value, Loc loc = {});
+  void MaskWhere(const TileRef& x, const TileRef& flags, float value, Loc loc = {});
+  void Distances(const TileRef& x, std::int64_t first, Loc loc = {});
+  void DropFlags(const TileRef& flags, const DropoutStream& stream, std::int64_t row, std::int64_t key,
                  bool transposed, Loc loc = {});
-  void AddAlibi(TileRef s, TileRef scratch, float scale, float slope, std::int64_t first, bool root,
-                Loc loc = {});
-  void FillInt(TileRef x, std::int32_t value, Loc loc = {});
-  void AddInt(TileRef dst, TileRef a, TileRef b, Loc loc = {});
-  void ColumnSum(TileRef dst, TileRef a, Loc loc = {});
-  void CountTrue(TileRef dst, TileRef scratch, TileRef flags, Loc loc = {});
-  void ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc = {});
-  void AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc loc = {});
-  std::int64_t ReadInt(TileRef a, std::int64_t j, Loc loc = {});
-  float ReadFloat(TileRef a, std::int64_t j, Loc loc = {});
+  void AddAlibi(const TileRef& s, const TileRef& scratch, float scale, float slope, std::int64_t first,
+                bool root, Loc loc = {});
+  void FillInt(const TileRef& x, std::int32_t value, Loc loc = {});
+  void AddInt(const TileRef& dst, const TileRef& a, const TileRef& b, Loc loc = {});
+  void ColumnSum(const TileRef& dst, const TileRef& a, Loc loc = {});
+  void CountTrue(const TileRef& dst, const TileRef& scratch, const TileRef& flags, Loc loc = {});
+  void ExclusiveScan(const TileRef& dst, const TileRef& a, std::int32_t initial, Loc loc = {});
+  void AddScalarInt(const TileRef& dst, const TileRef& a, std::int32_t value, Loc loc = {});
+  std::int64_t ReadInt(const TileRef& a, std::int64_t j, Loc loc = {});
+  float ReadFloat(const TileRef& a, std::int64_t j, Loc loc = {});
 
-  void SoftmaxStep(TileRef p, TileRef s, TileRef m_new, TileRef m_old, TileRef l, float scale, Loc loc = {});
-  void AttentionGradStep(TileRef p, TileRef ds, TileRef s, TileRef dp, TileRef lse, TileRef delta,
-                         float scale, Loc loc = {});
-  void MulAdd(TileRef acc, TileRef factor, TileRef x, Loc loc = {});
-  void WeightedSum(TileRef acc, TileRef scratch, std::span<const TileRef> rows,
+  void SoftmaxStep(const TileRef& p, const TileRef& s, const TileRef& m_new, const TileRef& m_old,
+                   const TileRef& l, float scale, Loc loc = {});
+  void AttentionGradStep(const TileRef& p, const TileRef& ds, const TileRef& s, const TileRef& dp,
+                         const TileRef& lse, const TileRef& delta, float scale, Loc loc = {});
+  void MulAdd(const TileRef& acc, const TileRef& factor, const TileRef& x, Loc loc = {});
+  void WeightedSum(const TileRef& acc, const TileRef& scratch, std::span<const TileRef> rows,
                    std::span<const float> weights, Accumulate accumulate, Loc loc = {});
-  void SelectLe(TileRef dst, TileRef key, float limit, TileRef a, TileRef b, Loc loc = {});
-  void TopK(TileRef values, TileRef ids, TileRef a, Loc loc = {});
-  void GroupTop(TileRef sums, TileRef a, std::int64_t count, Loc loc = {});
-  void KeepGroups(TileRef a, TileRef ids, std::int64_t group_cols, Loc loc = {});
+  void SelectLe(const TileRef& dst, const TileRef& key, float limit, const TileRef& a, const TileRef& b,
+                Loc loc = {});
+  void TopK(const TileRef& values, const TileRef& ids, const TileRef& a, Loc loc = {});
+  void GroupTop(const TileRef& sums, const TileRef& a, std::int64_t count, Loc loc = {});
+  void KeepGroups(const TileRef& a, const TileRef& ids, std::int64_t group_cols, Loc loc = {});
   void GroupedTopK(const GroupedTopKRefs& t, std::int64_t count, Loc loc = {});
-  void Gather(TileRef dst, TileRef a, TileRef ids, Loc loc = {});
-  void Scatter(TileRef dst, TileRef ids, TileRef values, Loc loc = {});
-  void Random(TileRef u, const RandomStream& stream, std::int64_t first, std::int64_t row_step, Loc loc = {});
-  void DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc loc = {});
-  void MapRoutes(TileRef out, TileRef ids, TileRef scores, TileRef d_weights, const RouteFunction& function,
-                 Loc loc = {});
-  void Scores(ScoreFunction function, TileRef n, TileRef s0, TileRef s1, TileRef column, Loc loc = {});
-  void Repair(TileRef x, TileRef bad, TileRef s0, TileRef s1, TileRef column, float limit, bool by_mean,
+  void Gather(const TileRef& dst, const TileRef& a, const TileRef& ids, Loc loc = {});
+  void Scatter(const TileRef& dst, const TileRef& ids, const TileRef& values, Loc loc = {});
+  void Random(const TileRef& u, const RandomStream& stream, std::int64_t first, std::int64_t row_step,
               Loc loc = {});
-  void RowDot(TileRef sum, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef weights, Loc loc = {});
-  void ScaleRows(TileRef dst, TileRef s0, TileRef a, TileRef factor, TileRef weights, Loc loc = {});
+  void DropRoutes(const TileRef& ids, const TileRef& weights, const TileRef& u, float rate, Loc loc = {});
+  void MapRoutes(const TileRef& out, const TileRef& ids, const TileRef& scores, const TileRef& d_weights,
+                 const RouteFunction& function, Loc loc = {});
+  void Scores(ScoreFunction function, const TileRef& n, const TileRef& s0, const TileRef& s1,
+              const TileRef& column, Loc loc = {});
+  void Repair(const TileRef& x, const TileRef& bad, const TileRef& s0, const TileRef& s1,
+              const TileRef& column, float limit, bool by_mean, Loc loc = {});
+  void RowDot(const TileRef& sum, const TileRef& s0, const TileRef& s1, const TileRef& a, const TileRef& b,
+              const TileRef& weights, Loc loc = {});
+  void ScaleRows(const TileRef& dst, const TileRef& s0, const TileRef& a, const TileRef& factor,
+                 const TileRef& weights, Loc loc = {});
   void NormRows(const NormRefs& t, float scale, float eps, Loc loc = {});
   void NormRowsGrad(const NormGradRefs& t, float scale, Loc loc = {});
   void NormGrad(const NormGradRefs& t, Loc loc = {});
-  void AddColumnDots(TileRef acc, TileRef s0, TileRef s1, TileRef a, TileRef b, TileRef factor, Loc loc = {});
-  void SwiGlu(TileRef out, TileRef s0, TileRef s1, TileRef gate, TileRef up, TileRef probs, Loc loc = {});
+  void AddColumnDots(const TileRef& acc, const TileRef& s0, const TileRef& s1, const TileRef& a,
+                     const TileRef& b, const TileRef& factor, Loc loc = {});
+  void SwiGlu(const TileRef& out, const TileRef& s0, const TileRef& s1, const TileRef& gate,
+              const TileRef& up, const TileRef& probs, Loc loc = {});
   void SwiGluGrad(const SwiGluGradTiles& t, Loc loc = {});
   void StoreActivated(const Gm& dst, const EpilogueRefs& t, const EpilogueScalars& e, Loc loc = {});
-  void AddDot(TileRef sum, TileRef scratch, TileRef x, TileRef row, Loc loc = {});
-  void StoreEach(std::span<const Gm> dsts, TileRef src, Loc loc);
-  void StoreScaledDots(TileRef wide, TileRef s0, TileRef s1, TileRef x, bool widens,
-                       std::span<const ScaledDotRef> dots, Loc loc = {});
-  void Gather(TileRef dst, const Gm& column, TileRef places, TileRef staging, Loc loc = {});
-  void Scatter(const Gm& column, TileRef places, TileRef src, TileRef staging, Loc loc = {});
-  void Histogram(TileRef counts, TileRef ids, const IdBins& bins, Loc loc = {});
-  void Rank(TileRef ranks, TileRef next, TileRef ids, const IdBins& bins, Loc loc = {});
-  void RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, const IdBins& bins, Loc loc = {});
-  void HistogramBySort(TileRef counts, TileRef ids, const SortRefs& sort, Loc loc = {});
-  void RankBySort(TileRef ranks, TileRef next, TileRef ids, const SortRefs& sort, Loc loc = {});
-  void Sort32(TileRef keys, TileRef values, TileRef from, TileRef values_from, Loc loc = {});
-  void MergeSort(TileRef keys, TileRef values, TileRef from, TileRef values_from, std::int64_t run,
-                 Loc loc = {});
-  void RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc = {});
-  void TrueColumns(TileRef dst, TileRef flags, Loc loc = {});
-  void KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc loc = {});
-  void Lookup(TileRef dst, TileRef ids, TileRef table, std::int32_t first, Loc loc = {});
+  void AddDot(const TileRef& sum, const TileRef& scratch, const TileRef& x, const TileRef& row, Loc loc = {});
+  void StoreEach(std::span<const Gm> dsts, const TileRef& src, Loc loc);
+  void StoreScaledDots(const TileRef& wide, const TileRef& s0, const TileRef& s1, const TileRef& x,
+                       bool widens, std::span<const ScaledDotRef> dots, Loc loc = {});
+  void Gather(const TileRef& dst, const Gm& column, const TileRef& places, const TileRef& staging,
+              Loc loc = {});
+  void Scatter(const Gm& column, const TileRef& places, const TileRef& src, const TileRef& staging,
+               Loc loc = {});
+  void Histogram(const TileRef& counts, const TileRef& ids, const IdBins& bins, Loc loc = {});
+  void Rank(const TileRef& ranks, const TileRef& next, const TileRef& ids, const IdBins& bins, Loc loc = {});
+  void RankWithin(const TileRef& ranks, const TileRef& next, const TileRef& limits, const TileRef& ids,
+                  const IdBins& bins, Loc loc = {});
+  void HistogramBySort(const TileRef& counts, const TileRef& ids, const SortRefs& sort, Loc loc = {});
+  void RankBySort(const TileRef& ranks, const TileRef& next, const TileRef& ids, const SortRefs& sort,
+                  Loc loc = {});
+  void Sort32(const TileRef& keys, const TileRef& values, const TileRef& from, const TileRef& values_from,
+              Loc loc = {});
+  void MergeSort(const TileRef& keys, const TileRef& values, const TileRef& from, const TileRef& values_from,
+                 std::int64_t run, Loc loc = {});
+  void RoundUp(const TileRef& dst, const TileRef& a, std::int32_t multiple, Loc loc = {});
+  void TrueColumns(const TileRef& dst, const TileRef& flags, Loc loc = {});
+  void KeepWhere(const TileRef& dst, const TileRef& a, const TileRef& flags, Loc loc = {});
+  void Lookup(const TileRef& dst, const TileRef& ids, const TileRef& table, std::int32_t first, Loc loc = {});
 
-  void Receive(TileRef dst, TileRef src, Loc loc = {});
-  void MoveToUb(TileRef dst, TileRef src, Loc loc = {});
-  void MoveToL1(TileRef dst, TileRef src, Loc loc = {});
+  void Receive(const TileRef& dst, const TileRef& src, Loc loc = {});
+  void MoveToUb(const TileRef& dst, const TileRef& src, Loc loc = {});
+  void MoveToL1(const TileRef& dst, const TileRef& src, Loc loc = {});
 
  private:
   TraceState* state_;

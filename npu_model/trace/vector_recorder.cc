@@ -37,7 +37,7 @@ void AddReceive(Recorder& to, int lane, const Operand& between, const TileRef& d
   to.SetAccess(receive, to.AccessOf(between, Path::kGmToUb, /*writes=*/false));
 }
 
-void VectorRecorder::LoadUb(TileRef dst, const Gm& src, Loc loc) {
+void VectorRecorder::LoadUb(const TileRef& dst, const Gm& src, Loc loc) {
   if (Empty(dst)) return;
   Instr& instr = recorder_->Add(Op::kLoadUb, Pipe::kMte2, lane_, src.dtype(), src.rows, src.cols,
                                 {recorder_->Writes(dst)}, loc);
@@ -45,7 +45,7 @@ void VectorRecorder::LoadUb(TileRef dst, const Gm& src, Loc loc) {
   if (src.dtype() != dst.dtype()) Cast(dst, dst, loc);
 }
 
-void VectorRecorder::StoreUb(const Gm& dst, TileRef src, Loc loc) {
+void VectorRecorder::StoreUb(const Gm& dst, const TileRef& src, Loc loc) {
   if (Empty(src)) return;
   if (src.dtype() != dst.dtype()) Cast(src, src, loc);
   Instr& instr = recorder_->Add(Op::kStoreUb, Pipe::kMte3, lane_, dst.dtype(), dst.rows, dst.cols,
@@ -53,21 +53,21 @@ void VectorRecorder::StoreUb(const Gm& dst, TileRef src, Loc loc) {
   recorder_->SetAccess(instr, AccessOf(dst, Path::kUbToGm, /*writes=*/true));
 }
 
-void VectorRecorder::Fill(TileRef x, float value, Loc loc) {
+void VectorRecorder::Fill(const TileRef& x, float value, Loc loc) {
   if (!Empty(x)) SetNumber(AddV(Op::kFill, x.dtype(), x, {recorder_->Writes(x)}, loc), value);
 }
 
-void VectorRecorder::FillInt(TileRef x, std::int32_t value, Loc loc) {
+void VectorRecorder::FillInt(const TileRef& x, std::int32_t value, Loc loc) {
   if (!Empty(x)) AddV(Op::kFill, x.dtype(), x, {recorder_->Writes(x)}, loc).immediate = value;
 }
 
-void VectorRecorder::Cast(TileRef dst, TileRef a, Loc loc) {
+void VectorRecorder::Cast(const TileRef& dst, const TileRef& a, Loc loc) {
   if (Empty(dst)) return;
   // A repeat is 256 bytes of what is read: widening takes half as long as narrowing.
   AddV(Op::kCast, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
 }
 
-void VectorRecorder::Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Loc loc) {
+void VectorRecorder::Scalar(ScalarOp op, const TileRef& dst, const TileRef& a, float value, Loc loc) {
   if (Empty(dst)) return;
   constexpr Op kOps[] = {Op::kMulScalar, Op::kMaxScalar, Op::kAddScalar};  // By ScalarOp.
   Instr& instr =
@@ -75,32 +75,33 @@ void VectorRecorder::Scalar(ScalarOp op, TileRef dst, TileRef a, float value, Lo
   SetNumber(instr, value);
 }
 
-void VectorRecorder::Binary(BinaryOp op, TileRef dst, TileRef a, TileRef b, Loc loc) {
+void VectorRecorder::Binary(BinaryOp op, const TileRef& dst, const TileRef& a, const TileRef& b, Loc loc) {
   if (Empty(dst)) return;
   Instr& instr =
       AddV(OpOf(op), a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a), recorder_->Reads(b)}, loc);
   instr.broadcasts = b.cols() == 1 && a.cols() > 1;
 }
 
-void VectorRecorder::Unary(UnaryOp op, TileRef dst, TileRef a, Loc loc) {
+void VectorRecorder::Unary(UnaryOp op, const TileRef& dst, const TileRef& a, Loc loc) {
   if (Empty(dst)) return;
   constexpr Op kOps[] = {Op::kExp, Op::kLn, Op::kSqrt, Op::kAbs};  // By UnaryOp.
   AddV(kOps[static_cast<int>(op)], a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
 }
 
-void VectorRecorder::Reduce(ReduceOp op, TileRef dst, TileRef a, Loc loc) {
+void VectorRecorder::Reduce(ReduceOp op, const TileRef& dst, const TileRef& a, Loc loc) {
   if (Empty(dst)) return;
   AddV(op == ReduceOp::kMax ? Op::kRowMax : Op::kRowSum, a.dtype(), a,
        {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
 }
 
-void VectorRecorder::Transpose(TileRef dst, TileRef a, Loc loc) {
+void VectorRecorder::Transpose(const TileRef& dst, const TileRef& a, Loc loc) {
   if (Empty(a)) return;
   AddV(Op::kTranspose, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
 }
 
 // A select for each side of the band that cuts the tile.
-void VectorRecorder::MaskOutside(TileRef x, std::int64_t lowest, std::int64_t highest, float value, Loc loc) {
+void VectorRecorder::MaskOutside(const TileRef& x, std::int64_t lowest, std::int64_t highest, float value,
+                                 Loc loc) {
   if (Empty(x)) return;
   const auto select = [&](Op op, std::int64_t diagonal) {
     Instr& instr = AddV(op, x.dtype(), x, {recorder_->Writes(x), recorder_->Reads(x)}, loc);
@@ -111,35 +112,35 @@ void VectorRecorder::MaskOutside(TileRef x, std::int64_t lowest, std::int64_t hi
   if (highest < x.cols() - 1) select(Op::kMaskAbove, highest);
 }
 
-void VectorRecorder::MaskWhere(TileRef x, TileRef flags, float value, Loc loc) {
+void VectorRecorder::MaskWhere(const TileRef& x, const TileRef& flags, float value, Loc loc) {
   if (Empty(x)) return;
   Instr& instr = AddV(Op::kMaskWhere, x.dtype(), x,
                       {recorder_->Writes(x), recorder_->Reads(x), recorder_->Reads(flags)}, loc);
   SetNumber(instr, value);
 }
 
-void VectorRecorder::Distances(TileRef x, std::int64_t first, Loc loc) {
+void VectorRecorder::Distances(const TileRef& x, std::int64_t first, Loc loc) {
   if (Empty(x)) return;
   SetFirstDistance(AddV(Op::kDistances, x.dtype(), x, {recorder_->Writes(x)}, loc), first);
 }
 
-void VectorRecorder::DropFlags(TileRef flags, const DropPlace& place, Loc loc) {
+void VectorRecorder::DropFlags(const TileRef& flags, const DropPlace& place, Loc loc) {
   if (Empty(flags)) return;
   recorder_->SetDrop(AddV(Op::kDropFlags, flags.dtype(), flags, {recorder_->Writes(flags)}, loc), place);
 }
 
-void VectorRecorder::AddInt(TileRef dst, TileRef a, TileRef b, Loc loc) {
+void VectorRecorder::AddInt(const TileRef& dst, const TileRef& a, const TileRef& b, Loc loc) {
   if (Empty(dst)) return;
   AddV(Op::kAddInt, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a), recorder_->Reads(b)}, loc);
 }
 
-void VectorRecorder::ColumnSum(TileRef dst, TileRef a, Loc loc) {
+void VectorRecorder::ColumnSum(const TileRef& dst, const TileRef& a, Loc loc) {
   if (Empty(dst)) return;
   if (Empty(a)) return FillInt(dst, 0, loc);
   AddV(Op::kColumnSum, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
 }
 
-void VectorRecorder::ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial, Loc loc) {
+void VectorRecorder::ExclusiveScan(const TileRef& dst, const TileRef& a, std::int32_t initial, Loc loc) {
   const OperandUse source = Empty(a) ? OperandUse() : recorder_->Reads(a);
   Instr& instr = AddV(Op::kExclusiveScan, dst.dtype(), dst, {recorder_->Writes(dst), source}, loc);
   // Every pass adds what is 1, 2, 4, .. elements to the left.
@@ -147,47 +148,48 @@ void VectorRecorder::ExclusiveScan(TileRef dst, TileRef a, std::int32_t initial,
   instr.immediate = initial;
 }
 
-void VectorRecorder::ReadScalar(TileRef a, std::int64_t j, Loc loc) {
+void VectorRecorder::ReadScalar(const TileRef& a, std::int64_t j, Loc loc) {
   const TileRef element = a.Cols({j, j + 1});
   recorder_->Add(Op::kReadScalar, Pipe::kS, lane_, a.dtype(), 1, 1, {recorder_->Reads(element)}, loc);
 }
 
-std::int64_t VectorRecorder::ReadInt(TileRef a, std::int64_t j, Loc loc) {
+std::int64_t VectorRecorder::ReadInt(const TileRef& a, std::int64_t j, Loc loc) {
   ReadScalar(a, j, loc);
   const HostLayout& shows = a.slot->shows;
   return reinterpret_cast<const std::int32_t*>(
       shows.data)[a.row_part.begin * shows.pitch + a.col_part.begin + j];
 }
 
-void VectorRecorder::AddScalarInt(TileRef dst, TileRef a, std::int32_t value, Loc loc) {
+void VectorRecorder::AddScalarInt(const TileRef& dst, const TileRef& a, std::int32_t value, Loc loc) {
   if (Empty(dst)) return;
   AddV(Op::kAddScalarInt, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc).immediate = value;
 }
 
-void VectorRecorder::CopyElement(TileRef dst, TileRef src, Loc loc) {
+void VectorRecorder::CopyElement(const TileRef& dst, const TileRef& src, Loc loc) {
   recorder_->Add(Op::kCopyElement, Pipe::kS, lane_, src.dtype(), 1, 1,
                  {recorder_->Writes(dst), recorder_->Reads(src)}, loc);
 }
 
-void VectorRecorder::AddBins(Op op, TileRef ids, const IdBins& bins, std::initializer_list<OperandUse> uses,
-                             Loc loc) {
+void VectorRecorder::AddBins(Op op, const TileRef& ids, const IdBins& bins,
+                             std::initializer_list<OperandUse> uses, Loc loc) {
   SetBins(recorder_->Add(op, Pipe::kS, lane_, ids.dtype(), ids.rows(), ids.cols(), uses, loc), bins);
 }
 
-void VectorRecorder::Histogram(TileRef counts, TileRef ids, const IdBins& bins, Loc loc) {
+void VectorRecorder::Histogram(const TileRef& counts, const TileRef& ids, const IdBins& bins, Loc loc) {
   if (Empty(counts) || Empty(ids)) return;
   AddBins(Op::kHistogram, ids, bins, {recorder_->Writes(counts), recorder_->Reads(ids)}, loc);
 }
 
-void VectorRecorder::Rank(TileRef ranks, TileRef next, TileRef ids, const IdBins& bins, Loc loc) {
+void VectorRecorder::Rank(const TileRef& ranks, const TileRef& next, const TileRef& ids, const IdBins& bins,
+                          Loc loc) {
   if (Empty(ids)) return;
   if (Empty(next)) return FillInt(ranks, -1, loc);
   AddBins(Op::kRank, ids, bins, {recorder_->Writes(ranks), recorder_->Writes(next), recorder_->Reads(ids)},
           loc);
 }
 
-void VectorRecorder::RankWithin(TileRef ranks, TileRef next, TileRef limits, TileRef ids, const IdBins& bins,
-                                Loc loc) {
+void VectorRecorder::RankWithin(const TileRef& ranks, const TileRef& next, const TileRef& limits,
+                                const TileRef& ids, const IdBins& bins, Loc loc) {
   if (Empty(ids)) return;
   if (Empty(next)) return FillInt(ranks, -1, loc);
   AddBins(
@@ -196,7 +198,8 @@ void VectorRecorder::RankWithin(TileRef ranks, TileRef next, TileRef limits, Til
       loc);
 }
 
-void VectorRecorder::Sort32(TileRef keys, TileRef values, TileRef from, TileRef values_from, Loc loc) {
+void VectorRecorder::Sort32(const TileRef& keys, const TileRef& values, const TileRef& from,
+                            const TileRef& values_from, Loc loc) {
   if (Empty(from)) return;
   AddV(Op::kSort32, from.dtype(), from,
        {recorder_->Writes(keys), recorder_->Reads(from), recorder_->Writes(values),
@@ -204,8 +207,8 @@ void VectorRecorder::Sort32(TileRef keys, TileRef values, TileRef from, TileRef 
        loc);
 }
 
-void VectorRecorder::MergeSort(TileRef keys, TileRef values, TileRef from, TileRef values_from,
-                               std::int64_t run, Loc loc) {
+void VectorRecorder::MergeSort(const TileRef& keys, const TileRef& values, const TileRef& from,
+                               const TileRef& values_from, std::int64_t run, Loc loc) {
   if (Empty(from)) return;
   AddV(Op::kMergeSort, from.dtype(), from,
        {recorder_->Writes(keys), recorder_->Reads(from), recorder_->Writes(values),
@@ -214,7 +217,7 @@ void VectorRecorder::MergeSort(TileRef keys, TileRef values, TileRef from, TileR
       .dims[2] = static_cast<std::int32_t>(run);
 }
 
-void VectorRecorder::RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc loc) {
+void VectorRecorder::RoundUp(const TileRef& dst, const TileRef& a, std::int32_t multiple, Loc loc) {
   if (Empty(a)) return;
   recorder_
       ->Add(Op::kRoundUp, Pipe::kS, lane_, a.dtype(), a.rows(), a.cols(),
@@ -222,30 +225,32 @@ void VectorRecorder::RoundUp(TileRef dst, TileRef a, std::int32_t multiple, Loc 
       .immediate = multiple;
 }
 
-void VectorRecorder::TrueColumns(TileRef dst, TileRef flags, Loc loc) {
+void VectorRecorder::TrueColumns(const TileRef& dst, const TileRef& flags, Loc loc) {
   if (Empty(dst)) return;
   AddV(Op::kTrueColumns, flags.dtype(), flags, {recorder_->Writes(dst), recorder_->Reads(flags)}, loc);
 }
 
-void VectorRecorder::KeepWhere(TileRef dst, TileRef a, TileRef flags, Loc loc) {
+void VectorRecorder::KeepWhere(const TileRef& dst, const TileRef& a, const TileRef& flags, Loc loc) {
   if (Empty(dst)) return;
   AddV(Op::kKeepWhere, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a), recorder_->Reads(flags)},
        loc)
       .broadcasts = flags.cols() == 1 && a.cols() > 1;
 }
 
-void VectorRecorder::Lookup(TileRef dst, TileRef ids, TileRef table, std::int32_t first, Loc loc) {
+void VectorRecorder::Lookup(const TileRef& dst, const TileRef& ids, const TileRef& table, std::int32_t first,
+                            Loc loc) {
   if (Empty(dst) || Empty(table)) return;
   AddV(Op::kLookup, ids.dtype(), ids,
        {recorder_->Writes(dst), recorder_->Reads(ids), recorder_->Reads(table)}, loc)
       .immediate = first;
 }
 
-void VectorRecorder::Receive(TileRef dst, TileRef src, Loc loc) {
+void VectorRecorder::Receive(const TileRef& dst, const TileRef& src, Loc loc) {
   if (!Empty(dst)) AddReceive(*recorder_, lane_, recorder_->WorkspaceOf(src), dst, loc);
 }
 
-void VectorRecorder::SelectLe(TileRef dst, TileRef key, float limit, TileRef a, TileRef b, Loc loc) {
+void VectorRecorder::SelectLe(const TileRef& dst, const TileRef& key, float limit, const TileRef& a,
+                              const TileRef& b, Loc loc) {
   if (Empty(dst)) return;
   Instr& instr =
       AddV(Op::kSelectLe, key.dtype(), key,
@@ -253,62 +258,64 @@ void VectorRecorder::SelectLe(TileRef dst, TileRef key, float limit, TileRef a, 
   SetNumber(instr, limit);
 }
 
-void VectorRecorder::TopK(TileRef values, TileRef ids, TileRef a, Loc loc) {
+void VectorRecorder::TopK(const TileRef& values, const TileRef& ids, const TileRef& a, Loc loc) {
   if (Empty(values)) return;
   AddV(Op::kTopK, a.dtype(), a, {recorder_->Writes(values), recorder_->Writes(ids), recorder_->Reads(a)}, loc)
       .dims[2] = static_cast<std::int32_t>(values.cols());
 }
 
-void VectorRecorder::GroupTop(TileRef sums, TileRef a, std::int64_t count, Loc loc) {
+void VectorRecorder::GroupTop(const TileRef& sums, const TileRef& a, std::int64_t count, Loc loc) {
   if (Empty(a)) return;
   AddV(Op::kGroupTop, a.dtype(), a, {recorder_->Writes(sums), recorder_->Reads(a)}, loc).dims[2] =
       static_cast<std::int32_t>(count);
 }
 
-void VectorRecorder::KeepGroups(TileRef a, TileRef ids, std::int64_t group_cols, Loc loc) {
+void VectorRecorder::KeepGroups(const TileRef& a, const TileRef& ids, std::int64_t group_cols, Loc loc) {
   if (Empty(a)) return;
   AddV(Op::kKeepGroups, a.dtype(), a, {recorder_->Writes(a), recorder_->Reads(a), recorder_->Reads(ids)}, loc)
       .dims[2] = static_cast<std::int32_t>(group_cols);
 }
 
-void VectorRecorder::Gather(TileRef dst, TileRef a, TileRef ids, Loc loc) {
+void VectorRecorder::Gather(const TileRef& dst, const TileRef& a, const TileRef& ids, Loc loc) {
   if (Empty(dst)) return;
   AddV(Op::kGather, dst.dtype(), dst, {recorder_->Writes(dst), recorder_->Reads(ids), recorder_->Reads(a)},
        loc);
 }
 
-void VectorRecorder::Scatter(TileRef dst, TileRef ids, TileRef values, Loc loc) {
+void VectorRecorder::Scatter(const TileRef& dst, const TileRef& ids, const TileRef& values, Loc loc) {
   if (Empty(values)) return;
   recorder_->Add(Op::kScatter, Pipe::kS, lane_, values.dtype(), values.rows(), values.cols(),
                  {recorder_->Writes(dst), recorder_->Reads(ids), recorder_->Reads(values)}, loc);
 }
 
-void VectorRecorder::Random(TileRef u, Loc loc) {
+void VectorRecorder::Random(const TileRef& u, Loc loc) {
   if (!Empty(u)) AddV(Op::kRandom, u.dtype(), u, {recorder_->Writes(u)}, loc);
 }
 
-void VectorRecorder::DropRoutes(TileRef ids, TileRef weights, TileRef u, float rate, Loc loc) {
+void VectorRecorder::DropRoutes(const TileRef& ids, const TileRef& weights, const TileRef& u, float rate,
+                                Loc loc) {
   if (Empty(ids)) return;
   Instr& instr = AddV(Op::kDropRoutes, u.dtype(), u,
                       {recorder_->Writes(ids), recorder_->Reads(u), recorder_->Writes(weights)}, loc);
   SetNumber(instr, rate);
 }
 
-void VectorRecorder::MapRoutes(TileRef out, TileRef ids, TileRef scores, TileRef d_weights, Loc loc) {
+void VectorRecorder::MapRoutes(const TileRef& out, const TileRef& ids, const TileRef& scores,
+                               const TileRef& d_weights, Loc loc) {
   if (Empty(out)) return;
   const OperandUse gradient = d_weights.given() ? recorder_->Reads(d_weights) : OperandUse();
   recorder_->Add(Op::kMapRoutes, Pipe::kS, lane_, out.dtype(), out.rows(), out.cols(),
                  {recorder_->Writes(out), recorder_->Reads(ids), recorder_->Reads(scores), gradient}, loc);
 }
 
-void VectorRecorder::MoveToUb(TileRef dst, TileRef src, Loc loc) {
+void VectorRecorder::MoveToUb(const TileRef& dst, const TileRef& src, Loc loc) {
   if (Empty(dst)) return;
   const Operand between = recorder_->WorkspaceOf(dst);
   AddSend(*recorder_, between, src, loc);
   AddReceive(*recorder_, lane_, between, dst, loc);
 }
 
-void VectorRecorder::MoveToL1(TileRef dst, TileRef src, Loc loc) {
+void VectorRecorder::MoveToL1(const TileRef& dst, const TileRef& src, Loc loc) {
   if (Empty(dst)) return;
   const Operand between = recorder_->WorkspaceOf(dst);
   Instr& send = recorder_->Add(Op::kSendUb, Pipe::kMte3, lane_, src.dtype(), src.rows(), src.cols(),
