@@ -250,8 +250,9 @@ class TokenMover {
     // One row ahead: the next one comes while the K copies of this one go.
     for (std::int64_t i = 0; i < piece.size(); ++i) {
       here_.clear();
+      const UbTile<std::int32_t> places = ranks.Rows({i, i + 1});
       for (std::int64_t j = 0; j < ranks.cols(); ++j) {
-        const std::int64_t place = core_.ReadScalar(ranks.Rows({i, i + 1}), j);
+        const std::int64_t place = core_.ReadScalar(places, j);
         if (place >= 0 && place < g_.permuted.rows) here_.push_back(place);
       }
       if (here_.empty()) continue;

@@ -23,62 +23,64 @@ class CubeFront : protected E {
   using E::index;
 
   template <OperandType T>
-  void Load(L1Tile<T> dst, const Gm& src, Loc loc = Loc::current()) {
+  void Load(const L1Tile<T>& dst, const Gm& src, Loc loc = Loc::current()) {
     SameShape(dst, src);
     CUBIST_CHECK(src.dtype() == DTypeOf<T>(), "Load to L1 does not convert");
     E::LoadL1(dst, src, loc);
   }
   template <OperandType T>
-  void Load(L1Tile<T> dst, const PackedGm& src, Loc loc = Loc::current()) {
+  void Load(const L1Tile<T>& dst, const PackedGm& src, Loc loc = Loc::current()) {
     CUBIST_CHECK(dst.rows() == src.row_part.size() && dst.cols() == src.col_part.size(), "shapes differ");
     CUBIST_CHECK(src.dtype == DTypeOf<T>(), "Load to L1 does not convert");
     E::LoadL1Packed(dst, src, loc);
   }
   template <OperandType T>
-  void Store(const PackedGm& dst, L1Tile<T> src, Loc loc = Loc::current()) {
+  void Store(const PackedGm& dst, const L1Tile<T>& src, Loc loc = Loc::current()) {
     CUBIST_CHECK(src.rows() == dst.row_part.size() && src.cols() == dst.col_part.size(), "shapes differ");
     E::StorePacked(dst, src, loc);
   }
   template <OperandType T>
-  void Load(L0ATile<T> dst, L1Tile<T> src, Loc loc = Loc::current()) {
+  void Load(const L0ATile<T>& dst, const L1Tile<T>& src, Loc loc = Loc::current()) {
     Load(dst, src, Transpose::kNo, loc);
   }
   template <OperandType T>
-  void Load(L0BTile<T> dst, L1Tile<T> src, Loc loc = Loc::current()) {
+  void Load(const L0BTile<T>& dst, const L1Tile<T>& src, Loc loc = Loc::current()) {
     Load(dst, src, Transpose::kNo, loc);
   }
   template <OperandType T>
-  void Load(L0ATile<T> dst, L1Tile<T> src, Transpose transpose, Loc loc = Loc::current()) {
+  void Load(const L0ATile<T>& dst, const L1Tile<T>& src, Transpose transpose, Loc loc = Loc::current()) {
     OperandShape(dst, src, transpose);
     E::LoadL0A(dst, src, transpose, loc);
   }
   template <OperandType T>
-  void Load(L0BTile<T> dst, L1Tile<T> src, Transpose transpose, Loc loc = Loc::current()) {
+  void Load(const L0BTile<T>& dst, const L1Tile<T>& src, Transpose transpose, Loc loc = Loc::current()) {
     OperandShape(dst, src, transpose);
     E::LoadL0B(dst, src, transpose, loc);
   }
-  void Load(BtTile<float> dst, const Gm& row, Loc loc = Loc::current()) {
+  void Load(const BtTile<float>& dst, const Gm& row, Loc loc = Loc::current()) {
     SameShape(dst, row);
     E::LoadBias(dst, row, loc);
   }
   template <OperandType T>
-  void Mmad(L0CTile<float> c, L0ATile<T> a, L0BTile<T> b, Accumulate accumulate, Loc loc = Loc::current()) {
+  void Mmad(const L0CTile<float>& c, const L0ATile<T>& a, const L0BTile<T>& b, Accumulate accumulate,
+            Loc loc = Loc::current()) {
     ProductShape(c, a, b);
     E::Mmad(c, a, b, accumulate == Accumulate::kYes ? MmadStart::kAdd : MmadStart::kZero, TileRef(), loc);
   }
   template <OperandType T>
-  void Mmad(L0CTile<float> c, L0ATile<T> a, L0BTile<T> b, BtTile<float> bias, Loc loc = Loc::current()) {
+  void Mmad(const L0CTile<float>& c, const L0ATile<T>& a, const L0BTile<T>& b, const BtTile<float>& bias,
+            Loc loc = Loc::current()) {
     ProductShape(c, a, b);
     CUBIST_CHECK(bias.cols() == c.cols(), "bias and accumulator differ in width");
     E::Mmad(c, a, b, MmadStart::kBias, bias, loc);
   }
-  void Store(const Gm& dst, L0CTile<float> src, Loc loc = Loc::current()) {
+  void Store(const Gm& dst, const L0CTile<float>& src, Loc loc = Loc::current()) {
     Store(dst, src, Accumulate::kNo, loc);
   }
-  void Store(const Gm& dst, L0CTile<float> src, Accumulate accumulate, Loc loc = Loc::current()) {
+  void Store(const Gm& dst, const L0CTile<float>& src, Accumulate accumulate, Loc loc = Loc::current()) {
     Store(dst, src, FixOptions{accumulate}, loc);
   }
-  void Store(const Gm& dst, L0CTile<float> src, const FixOptions& options, Loc loc = Loc::current()) {
+  void Store(const Gm& dst, const L0CTile<float>& src, const FixOptions& options, Loc loc = Loc::current()) {
     SameShape(dst, src);
     CUBIST_CHECK(options.accumulate == Accumulate::kNo || dst.dtype() == DType::kF32,
                  "Store adds to fp32 memory alone");
@@ -91,7 +93,7 @@ class CubeFront : protected E {
     return E::ReadGmInt(src.Cols({j, j + 1}), loc);
   }
 
-  void Send(HandOverTile<float> dst, L0CTile<float> src, Loc loc = Loc::current()) {
+  void Send(const HandOverTile<float>& dst, const L0CTile<float>& src, Loc loc = Loc::current()) {
     SameShape(dst, src);
     E::Send(dst, src, loc);
   }

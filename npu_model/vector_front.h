@@ -27,26 +27,26 @@ class VectorFront : protected E {
   using E::index;
 
   template <RowType T>
-  void Load(UbTile<T> dst, const Gm& src, Loc loc = Loc::current()) {
+  void Load(const UbTile<T>& dst, const Gm& src, Loc loc = Loc::current()) {
     CUBIST_CHECK(dst.rows() == src.rows && dst.cols() == src.cols, "shapes differ");
     CUBIST_CHECK(src.dtype() == DTypeOf<T>() || (std::is_same_v<T, float> && IsFloat(src.dtype())),
                  "Load to UB widens to float only");
     E::LoadUb(dst, src, loc);
   }
   template <RowType T>
-  void Store(const Gm& dst, UbTile<T> src, Loc loc = Loc::current()) {
+  void Store(const Gm& dst, const UbTile<T>& src, Loc loc = Loc::current()) {
     CUBIST_CHECK(dst.rows == src.rows() && dst.cols == src.cols(), "shapes differ");
     CUBIST_CHECK(dst.dtype() == DTypeOf<T>() || (std::is_same_v<T, float> && IsFloat(dst.dtype())),
                  "Store from UB narrows floats only");
     E::StoreUb(dst, src, loc);
   }
-  void Fill(UbTile<float> x, float value, Loc loc = Loc::current()) { E::Fill(x, value, loc); }
-  void Fill(UbTile<std::int32_t> x, std::int32_t value, Loc loc = Loc::current()) {
+  void Fill(const UbTile<float>& x, float value, Loc loc = Loc::current()) { E::Fill(x, value, loc); }
+  void Fill(const UbTile<std::int32_t>& x, std::int32_t value, Loc loc = Loc::current()) {
     E::FillInt(x, value, loc);
   }
   // Floats among each other, int64 to int32, int32 to float, or booleans to 0 and 1 of either.
   template <RowType To, RowType From>
-  void Cast(UbTile<To> dst, UbTile<From> a, Loc loc = Loc::current()) requires(
+  void Cast(const UbTile<To>& dst, const UbTile<From>& a, Loc loc = Loc::current()) requires(
       (OperandType<To> && OperandType<From>) ||
       (std::same_as<To, std::int32_t> && std::same_as<From, std::int64_t>) ||
       (std::same_as<To, float> && std::same_as<From, std::int32_t>) ||
@@ -54,66 +54,73 @@ class VectorFront : protected E {
     CUBIST_CHECK(Same(dst, a), "shapes differ");
     E::Cast(dst, a, loc);
   }
-  void MulScalar(UbTile<float> dst, UbTile<float> a, float value, Loc loc = Loc::current()) {
+  void MulScalar(const UbTile<float>& dst, const UbTile<float>& a, float value, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, a), "shapes differ");
     E::Scalar(ScalarOp::kMul, dst, a, value, loc);
   }
-  void MaxScalar(UbTile<float> dst, UbTile<float> a, float value, Loc loc = Loc::current()) {
+  void MaxScalar(const UbTile<float>& dst, const UbTile<float>& a, float value, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, a), "shapes differ");
     E::Scalar(ScalarOp::kMax, dst, a, value, loc);
   }
-  void AddScalar(UbTile<float> dst, UbTile<float> a, float value, Loc loc = Loc::current()) {
+  void AddScalar(const UbTile<float>& dst, const UbTile<float>& a, float value, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, a), "shapes differ");
     E::Scalar(ScalarOp::kAdd, dst, a, value, loc);
   }
-  void Add(UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc = Loc::current()) {
+  void Add(const UbTile<float>& dst, const UbTile<float>& a, const UbTile<float>& b,
+           Loc loc = Loc::current()) {
     Binary(BinaryOp::kAdd, dst, a, b, loc);
   }
-  void Sub(UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc = Loc::current()) {
+  void Sub(const UbTile<float>& dst, const UbTile<float>& a, const UbTile<float>& b,
+           Loc loc = Loc::current()) {
     Binary(BinaryOp::kSub, dst, a, b, loc);
   }
-  void Mul(UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc = Loc::current()) {
+  void Mul(const UbTile<float>& dst, const UbTile<float>& a, const UbTile<float>& b,
+           Loc loc = Loc::current()) {
     Binary(BinaryOp::kMul, dst, a, b, loc);
   }
-  void Div(UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc = Loc::current()) {
+  void Div(const UbTile<float>& dst, const UbTile<float>& a, const UbTile<float>& b,
+           Loc loc = Loc::current()) {
     Binary(BinaryOp::kDiv, dst, a, b, loc);
   }
-  void Max(UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc = Loc::current()) {
+  void Max(const UbTile<float>& dst, const UbTile<float>& a, const UbTile<float>& b,
+           Loc loc = Loc::current()) {
     Binary(BinaryOp::kMax, dst, a, b, loc);
   }
-  void Exp(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+  void Exp(const UbTile<float>& dst, const UbTile<float>& a, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, a), "shapes differ");
     E::Unary(UnaryOp::kExp, dst, a, loc);
   }
-  void Ln(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+  void Ln(const UbTile<float>& dst, const UbTile<float>& a, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, a), "shapes differ");
     E::Unary(UnaryOp::kLn, dst, a, loc);
   }
-  void Sqrt(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+  void Sqrt(const UbTile<float>& dst, const UbTile<float>& a, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, a), "shapes differ");
     E::Unary(UnaryOp::kSqrt, dst, a, loc);
   }
-  void Abs(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+  void Abs(const UbTile<float>& dst, const UbTile<float>& a, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, a), "shapes differ");
     E::Unary(UnaryOp::kAbs, dst, a, loc);
   }
-  void SelectLe(UbTile<float> dst, UbTile<float> key, float limit, UbTile<float> a, UbTile<float> b,
-                Loc loc = Loc::current()) {
+  void SelectLe(const UbTile<float>& dst, const UbTile<float>& key, float limit, const UbTile<float>& a,
+                const UbTile<float>& b, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, key) && Same(a, key) && (Same(b, key) || IsColumnOf(b, key)), "shapes differ");
     E::SelectLe(dst, key, limit, a, b, loc);
   }
-  void TopK(UbTile<float> values, UbTile<std::int32_t> ids, UbTile<float> a, Loc loc = Loc::current()) {
+  void TopK(const UbTile<float>& values, const UbTile<std::int32_t>& ids, const UbTile<float>& a,
+            Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(values, ids) && values.rows() == a.rows() && values.cols() <= a.cols(),
                  "shapes differ");
     E::TopK(values, ids, a, loc);
   }
-  void GroupTop(UbTile<float> sums, UbTile<float> a, std::int64_t count, Loc loc = Loc::current()) {
+  void GroupTop(const UbTile<float>& sums, const UbTile<float>& a, std::int64_t count,
+                Loc loc = Loc::current()) {
     CUBIST_CHECK(sums.rows() == a.rows() && sums.cols() > 0 && a.cols() % sums.cols() == 0 && count >= 1 &&
                      count <= a.cols() / sums.cols(),
                  "shapes differ");
     E::GroupTop(sums, a, count, loc);
   }
-  void KeepGroups(UbTile<float> a, UbTile<std::int32_t> ids, std::int64_t group_cols,
+  void KeepGroups(const UbTile<float>& a, const UbTile<std::int32_t>& ids, std::int64_t group_cols,
                   Loc loc = Loc::current()) {
     CUBIST_CHECK(a.rows() == ids.rows() && group_cols > 0, "shapes differ");
     E::KeepGroups(a, ids, group_cols, loc);
@@ -129,125 +136,132 @@ class VectorFront : protected E {
                  "shapes differ");
     E::GroupedTopK(refs, count, loc);
   }
-  void Gather(UbTile<float> dst, UbTile<float> a, UbTile<std::int32_t> ids, Loc loc = Loc::current()) {
+  void Gather(const UbTile<float>& dst, const UbTile<float>& a, const UbTile<std::int32_t>& ids,
+              Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, ids) && dst.rows() == a.rows(), "shapes differ");
     E::Gather(dst, a, ids, loc);
   }
-  void Scatter(UbTile<float> dst, UbTile<std::int32_t> ids, UbTile<float> values, Loc loc = Loc::current()) {
+  void Scatter(const UbTile<float>& dst, const UbTile<std::int32_t>& ids, const UbTile<float>& values,
+               Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(values, ids) && dst.rows() == ids.rows(), "shapes differ");
     E::Scatter(dst, ids, values, loc);
   }
-  void Random(UbTile<float> u, const RandomStream& stream, std::int64_t first, std::int64_t row_step,
+  void Random(const UbTile<float>& u, const RandomStream& stream, std::int64_t first, std::int64_t row_step,
               Loc loc = Loc::current()) {
     E::Random(u, stream, first, row_step, loc);
   }
-  void DropRoutes(UbTile<std::int32_t> ids, UbTile<float> weights, UbTile<float> u, float rate,
-                  Loc loc = Loc::current()) {
+  void DropRoutes(const UbTile<std::int32_t>& ids, const UbTile<float>& weights, const UbTile<float>& u,
+                  float rate, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(ids, weights) && Same(ids, u), "shapes differ");
     E::DropRoutes(ids, weights, u, rate, loc);
   }
-  void MapRoutes(UbTile<float> out, UbTile<std::int32_t> ids, UbTile<float> scores, UbTile<float> d_weights,
-                 const RouteFunction& function, Loc loc = Loc::current()) {
+  void MapRoutes(const UbTile<float>& out, const UbTile<std::int32_t>& ids, const UbTile<float>& scores,
+                 const UbTile<float>& d_weights, const RouteFunction& function, Loc loc = Loc::current()) {
     const bool has_gradient = d_weights.slot != nullptr;
     CUBIST_CHECK(Same(ids, out) && Same(scores, out) && (!has_gradient || Same(d_weights, out)),
                  "shapes differ");
     E::MapRoutes(out, ids, scores, has_gradient ? TileRef(d_weights) : TileRef(), function, loc);
   }
-  void Scores(ScoreFunction function, UbTile<float> n, UbTile<float> s0, UbTile<float> s1,
-              UbTile<float> column, Loc loc = Loc::current()) {
+  void Scores(ScoreFunction function, const UbTile<float>& n, const UbTile<float>& s0,
+              const UbTile<float>& s1, const UbTile<float>& column, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(s0, n) && Same(s1, n) && IsColumnOf(column, n), "shapes differ");
     E::Scores(function, n, s0, s1, column, loc);
   }
-  void Repair(UbTile<float> x, UbTile<float> bad, UbTile<float> s0, UbTile<float> s1, UbTile<float> column,
-              float limit, bool by_mean, Loc loc = Loc::current()) {
+  void Repair(const UbTile<float>& x, const UbTile<float>& bad, const UbTile<float>& s0,
+              const UbTile<float>& s1, const UbTile<float>& column, float limit, bool by_mean,
+              Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(s0, x) && Same(s1, x) && IsColumnOf(bad, x) && IsColumnOf(column, x), "shapes differ");
     E::Repair(x, bad, s0, s1, column, limit, by_mean, loc);
   }
-  void RowMax(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+  void RowMax(const UbTile<float>& dst, const UbTile<float>& a, Loc loc = Loc::current()) {
     CUBIST_CHECK(IsColumnOf(dst, a), "shapes differ");
     E::Reduce(ReduceOp::kMax, dst, a, loc);
   }
-  void RowSum(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+  void RowSum(const UbTile<float>& dst, const UbTile<float>& a, Loc loc = Loc::current()) {
     CUBIST_CHECK(IsColumnOf(dst, a), "shapes differ");
     E::Reduce(ReduceOp::kSum, dst, a, loc);
   }
-  void Transpose(UbTile<float> dst, UbTile<float> a, Loc loc = Loc::current()) {
+  void Transpose(const UbTile<float>& dst, const UbTile<float>& a, Loc loc = Loc::current()) {
     CUBIST_CHECK(dst.rows() == a.cols() && dst.cols() == a.rows(), "shapes differ");
     CUBIST_CHECK(dst.slot != a.slot, "a tile is not turned in its place");
     E::Transpose(dst, a, loc);
   }
-  void MaskOutside(UbTile<float> x, std::int64_t lowest, std::int64_t highest, float value,
+  void MaskOutside(const UbTile<float>& x, std::int64_t lowest, std::int64_t highest, float value,
                    Loc loc = Loc::current()) {
     E::MaskOutside(x, lowest, highest, value, loc);
   }
   template <OperandType T>
-  void MaskWhere(UbTile<T> x, UbTile<std::uint8_t> flags, float value, Loc loc = Loc::current()) {
+  void MaskWhere(const UbTile<T>& x, const UbTile<std::uint8_t>& flags, float value,
+                 Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(x, flags), "shapes differ");
     E::MaskWhere(x, flags, value, loc);
   }
-  void Distances(UbTile<float> x, std::int64_t first, Loc loc = Loc::current()) {
+  void Distances(const UbTile<float>& x, std::int64_t first, Loc loc = Loc::current()) {
     E::Distances(x, first, loc);
   }
-  void DropFlags(UbTile<std::uint8_t> flags, const DropoutStream& stream, std::int64_t row, std::int64_t key,
-                 bool transposed, Loc loc = Loc::current()) {
+  void DropFlags(const UbTile<std::uint8_t>& flags, const DropoutStream& stream, std::int64_t row,
+                 std::int64_t key, bool transposed, Loc loc = Loc::current()) {
     E::DropFlags(flags, stream, row, key, transposed, loc);
   }
-  void AddAlibi(UbTile<float> s, UbTile<float> scratch, float scale, float slope, std::int64_t first,
-                bool root, Loc loc = Loc::current()) {
+  void AddAlibi(const UbTile<float>& s, const UbTile<float>& scratch, float scale, float slope,
+                std::int64_t first, bool root, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(s, scratch), "shapes differ");
     E::AddAlibi(s, scratch, scale, slope, first, root, loc);
   }
-  void Add(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, UbTile<std::int32_t> b,
+  void Add(const UbTile<std::int32_t>& dst, const UbTile<std::int32_t>& a, const UbTile<std::int32_t>& b,
            Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, a) && Same(a, b), "shapes differ");
     E::AddInt(dst, a, b, loc);
   }
-  void ColumnSum(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, Loc loc = Loc::current()) {
+  void ColumnSum(const UbTile<std::int32_t>& dst, const UbTile<std::int32_t>& a, Loc loc = Loc::current()) {
     CUBIST_CHECK(dst.rows() == 1 && dst.cols() == a.cols(), "shapes differ");
     E::ColumnSum(dst, a, loc);
   }
-  void CountTrue(UbTile<std::int32_t> dst, UbTile<std::int32_t> scratch, UbTile<std::uint8_t> flags,
-                 Loc loc = Loc::current()) {
+  void CountTrue(const UbTile<std::int32_t>& dst, const UbTile<std::int32_t>& scratch,
+                 const UbTile<std::uint8_t>& flags, Loc loc = Loc::current()) {
     CUBIST_CHECK(dst.rows() == 1 && dst.cols() == flags.cols() && Same(scratch, flags), "shapes differ");
     E::CountTrue(dst, scratch, flags, loc);
   }
-  void ExclusiveScan(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, std::int32_t initial,
+  void ExclusiveScan(const UbTile<std::int32_t>& dst, const UbTile<std::int32_t>& a, std::int32_t initial,
                      Loc loc = Loc::current()) {
     CUBIST_CHECK(a.rows() == 1 && dst.rows() == 1 && dst.cols() == a.cols() + 1, "shapes differ");
     E::ExclusiveScan(dst, a, initial, loc);
   }
-  void AddScalar(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, std::int32_t value,
+  void AddScalar(const UbTile<std::int32_t>& dst, const UbTile<std::int32_t>& a, std::int32_t value,
                  Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, a), "shapes differ");
     E::AddScalarInt(dst, a, value, loc);
   }
-  std::int64_t ReadScalar(UbTile<std::int32_t> a, std::int64_t j, Loc loc = Loc::current()) {
+  std::int64_t ReadScalar(const UbTile<std::int32_t>& a, std::int64_t j, Loc loc = Loc::current()) {
     return E::ReadInt(a, j, loc);
   }
-  float ReadScalar(UbTile<float> a, std::int64_t j, Loc loc = Loc::current()) {
+  float ReadScalar(const UbTile<float>& a, std::int64_t j, Loc loc = Loc::current()) {
     return E::ReadFloat(a, j, loc);
   }
 
   template <OperandType T>
-  void SoftmaxStep(UbTile<T> p, UbTile<float> s, UbTile<float> m_new, UbTile<float> m_old, UbTile<float> l,
-                   float scale, Loc loc = Loc::current()) {
+  void SoftmaxStep(const UbTile<T>& p, const UbTile<float>& s, const UbTile<float>& m_new,
+                   const UbTile<float>& m_old, const UbTile<float>& l, float scale,
+                   Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(p, s) && IsColumnOf(m_new, s) && IsColumnOf(m_old, s) && IsColumnOf(l, s),
                  "shapes differ");
     E::SoftmaxStep(p, s, m_new, m_old, l, scale, loc);
   }
   template <OperandType T>
-  void AttentionGradStep(UbTile<T> p, UbTile<T> ds, UbTile<float> s, UbTile<float> dp, UbTile<float> lse,
-                         UbTile<float> delta, float scale, Loc loc = Loc::current()) {
+  void AttentionGradStep(const UbTile<T>& p, const UbTile<T>& ds, const UbTile<float>& s,
+                         const UbTile<float>& dp, const UbTile<float>& lse, const UbTile<float>& delta,
+                         float scale, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(p, s) && Same(ds, s) && Same(dp, s) && IsRowOf(lse, s) && IsRowOf(delta, s),
                  "shapes differ");
     E::AttentionGradStep(p, ds, s, dp, lse, delta, scale, loc);
   }
-  void MulAdd(UbTile<float> acc, UbTile<float> factor, UbTile<float> x, Loc loc = Loc::current()) {
+  void MulAdd(const UbTile<float>& acc, const UbTile<float>& factor, const UbTile<float>& x,
+              Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(acc, x) && (Same(acc, factor) || IsColumnOf(factor, acc)), "shapes differ");
     E::MulAdd(acc, factor, x, loc);
   }
   template <OperandType T>
-  void WeightedSum(UbTile<float> acc, UbTile<float> scratch, std::span<const UbTile<T>> rows,
+  void WeightedSum(const UbTile<float>& acc, const UbTile<float>& scratch, std::span<const UbTile<T>> rows,
                    std::span<const float> weights, Accumulate accumulate, Loc loc = Loc::current()) {
     CUBIST_CHECK(acc.rows() == 1 && Same(acc, scratch) && rows.size() == weights.size(), "shapes differ");
     CUBIST_CHECK(rows.size() <= kMaxSummands, "more rows than one WeightedSum takes");
@@ -259,21 +273,21 @@ class VectorFront : protected E {
     E::WeightedSum(acc, scratch, refs.all(), weights, accumulate, loc);
   }
   template <OperandType T>
-  void RowDot(UbTile<float> sum, UbTile<float> s0, UbTile<float> s1, UbTile<T> a, UbTile<T> b,
-              Loc loc = Loc::current()) {
+  void RowDot(const UbTile<float>& sum, const UbTile<float>& s0, const UbTile<float>& s1, const UbTile<T>& a,
+              const UbTile<T>& b, Loc loc = Loc::current()) {
     CUBIST_CHECK(IsColumnOf(sum, a) && Same(a, b) && Same(s0, a) && Same(s1, a), "shapes differ");
     E::RowDot(sum, s0, s1, a, b, TileRef(), loc);
   }
   template <OperandType T>
-  void RowDot(UbTile<float> sum, UbTile<float> s0, UbTile<float> s1, UbTile<T> a, UbTile<T> b,
-              UbTile<float> weights, Loc loc = Loc::current()) {
+  void RowDot(const UbTile<float>& sum, const UbTile<float>& s0, const UbTile<float>& s1, const UbTile<T>& a,
+              const UbTile<T>& b, const UbTile<float>& weights, Loc loc = Loc::current()) {
     CUBIST_CHECK(IsColumnOf(sum, a) && Same(a, b) && Same(s0, a) && Same(s1, a) && IsRowOf(weights, a),
                  "shapes differ");
     E::RowDot(sum, s0, s1, a, b, weights, loc);
   }
   template <OperandType T>
-  void ScaleRows(UbTile<T> dst, UbTile<float> s0, UbTile<T> a, UbTile<float> factor, UbTile<float> weights,
-                 Loc loc = Loc::current()) {
+  void ScaleRows(const UbTile<T>& dst, const UbTile<float>& s0, const UbTile<T>& a,
+                 const UbTile<float>& factor, const UbTile<float>& weights, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, a) && Same(s0, a) && IsColumnOf(factor, a) && IsRowOf(weights, a),
                  "shapes differ");
     E::ScaleRows(dst, s0, a, factor, weights, loc);
@@ -297,30 +311,32 @@ class VectorFront : protected E {
     E::NormGrad(NormGradRefsOf(t), loc);
   }
   template <OperandType T>
-  void AddColumnDots(UbTile<float> acc, UbTile<float> s0, UbTile<float> s1, UbTile<T> a, UbTile<T> b,
-                     UbTile<float> factor, Loc loc = Loc::current()) {
+  void AddColumnDots(const UbTile<float>& acc, const UbTile<float>& s0, const UbTile<float>& s1,
+                     const UbTile<T>& a, const UbTile<T>& b, const UbTile<float>& factor,
+                     Loc loc = Loc::current()) {
     CUBIST_CHECK(IsRowOf(acc, a) && Same(a, b) && Same(s0, a) && Same(s1, a) && IsColumnOf(factor, a),
                  "shapes differ");
     E::AddColumnDots(acc, s0, s1, a, b, factor, loc);
   }
   template <OperandType T>
-  void SwiGlu(UbTile<T> out, UbTile<float> s0, UbTile<float> s1, UbTile<T> gate, UbTile<T> up,
-              Loc loc = Loc::current()) {
+  void SwiGlu(const UbTile<T>& out, const UbTile<float>& s0, const UbTile<float>& s1, const UbTile<T>& gate,
+              const UbTile<T>& up, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(out, gate) && Same(up, gate) && Same(s0, gate) && Same(s1, gate), "shapes differ");
     E::SwiGlu(out, s0, s1, gate, up, TileRef(), loc);
   }
   template <OperandType T>
-  void SwiGlu(UbTile<T> out, UbTile<float> s0, UbTile<float> s1, UbTile<T> gate, UbTile<T> up,
-              UbTile<float> probs, Loc loc = Loc::current()) {
+  void SwiGlu(const UbTile<T>& out, const UbTile<float>& s0, const UbTile<float>& s1, const UbTile<T>& gate,
+              const UbTile<T>& up, const UbTile<float>& probs, Loc loc = Loc::current()) {
     CUBIST_CHECK(
         Same(out, gate) && Same(up, gate) && Same(s0, gate) && Same(s1, gate) && IsColumnOf(probs, gate),
         "shapes differ");
     E::SwiGlu(out, s0, s1, gate, up, probs, loc);
   }
   template <OperandType T>
-  void SwiGluGrad(UbTile<T> d_gate, UbTile<T> d_up, UbTile<float> d_probs, UbTile<float> s0, UbTile<float> s1,
-                  UbTile<float> s2, UbTile<float> s3, UbTile<T> d_out, UbTile<T> gate, UbTile<T> up,
-                  UbTile<float> probs, Loc loc = Loc::current()) {
+  void SwiGluGrad(const UbTile<T>& d_gate, const UbTile<T>& d_up, const UbTile<float>& d_probs,
+                  const UbTile<float>& s0, const UbTile<float>& s1, const UbTile<float>& s2,
+                  const UbTile<float>& s3, const UbTile<T>& d_out, const UbTile<T>& gate, const UbTile<T>& up,
+                  const UbTile<float>& probs, Loc loc = Loc::current()) {
     for (const TileRef& tile : {TileRef(d_gate), TileRef(d_up), TileRef(s0), TileRef(s1), TileRef(s2),
                                 TileRef(s3), TileRef(d_out), TileRef(up)}) {
       CUBIST_CHECK(Same(tile, gate), "shapes differ");
@@ -342,16 +358,17 @@ class VectorFront : protected E {
     E::StoreActivated(dst, refs, e, loc);
   }
   template <OperandType T>
-  void AddDot(UbTile<float> sum, UbTile<float> scratch, UbTile<float> x, UbTile<T> row,
-              Loc loc = Loc::current()) {
+  void AddDot(const UbTile<float>& sum, const UbTile<float>& scratch, const UbTile<float>& x,
+              const UbTile<T>& row, Loc loc = Loc::current()) {
     CUBIST_CHECK(sum.rows() == 1 && sum.cols() == 1 && x.rows() == 1 && Same(scratch, x) && Same(row, x),
                  "shapes differ");
     E::AddDot(sum, scratch, x, row, loc);
   }
   // `wide` is x in fp32, made where `widens`; x that is fp32 needs none.
   template <OperandType T>
-  void StoreScaledDots(UbTile<float> wide, UbTile<float> s0, UbTile<float> s1, UbTile<T> x, bool widens,
-                       std::span<const ScaledDot<T>> dots, Loc loc = Loc::current()) {
+  void StoreScaledDots(const UbTile<float>& wide, const UbTile<float>& s0, const UbTile<float>& s1,
+                       const UbTile<T>& x, bool widens, std::span<const ScaledDot<T>> dots,
+                       Loc loc = Loc::current()) {
     CUBIST_CHECK(x.rows() == 1 && Same(s0, x) && Same(s1, x), "shapes differ");
     CUBIST_CHECK((std::same_as<T, float> || Same(wide, x)), "shapes differ");
     CUBIST_CHECK(dots.size() <= kMaxSummands, "more rows than one StoreScaledDots takes");
@@ -370,7 +387,7 @@ class VectorFront : protected E {
     E::StoreScaledDots(wide, s0, s1, x, widens, refs.all(), loc);
   }
   template <RowType T>
-  void StoreEach(std::span<const Gm> dsts, UbTile<T> src, Loc loc = Loc::current()) {
+  void StoreEach(std::span<const Gm> dsts, const UbTile<T>& src, Loc loc = Loc::current()) {
     CUBIST_CHECK(src.rows() == 1 && dsts.size() <= kMaxSummands, "more rows than one StoreEach takes");
     for (const Gm& dst : dsts) {
       CUBIST_CHECK(dst.rows == 1 && dst.cols == src.cols(), "shapes differ");
@@ -379,84 +396,90 @@ class VectorFront : protected E {
     E::StoreEach(dsts, src, loc);
   }
   // Places outside [0, rows of the column) are passed over: a Gather leaves 0 there.
-  void Gather(UbTile<float> dst, const Gm& column, UbTile<std::int32_t> places, UbTile<float> staging,
-              Loc loc = Loc::current()) {
+  void Gather(const UbTile<float>& dst, const Gm& column, const UbTile<std::int32_t>& places,
+              const UbTile<float>& staging, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, places) && column.cols == 1 && IsFloat(column.dtype()), "shapes differ");
     E::Gather(dst, column, places, staging, loc);
   }
   template <RowType T>
-  void Scatter(const Gm& column, UbTile<std::int32_t> places, UbTile<T> src, UbTile<T> staging,
+  void Scatter(const Gm& column, const UbTile<std::int32_t>& places, const UbTile<T>& src,
+               const UbTile<T>& staging,
                Loc loc = Loc::current()) requires(std::same_as<T, float> || std::same_as<T, std::int32_t>) {
     CUBIST_CHECK(Same(src, places) && column.cols == 1, "shapes differ");
     CUBIST_CHECK(column.dtype() == DTypeOf<T>() || (std::is_same_v<T, float> && IsFloat(column.dtype())),
                  "Store from UB narrows floats only");
     E::Scatter(column, places, src, staging, loc);
   }
-  void Histogram(UbTile<std::int32_t> counts, UbTile<std::int32_t> ids, const IdBins& bins,
+  void Histogram(const UbTile<std::int32_t>& counts, const UbTile<std::int32_t>& ids, const IdBins& bins,
                  Loc loc = Loc::current()) {
     E::Histogram(counts, ids, bins, loc);
   }
-  void Rank(UbTile<std::int32_t> ranks, UbTile<std::int32_t> next, UbTile<std::int32_t> ids,
-            const IdBins& bins, Loc loc = Loc::current()) {
+  void Rank(const UbTile<std::int32_t>& ranks, const UbTile<std::int32_t>& next,
+            const UbTile<std::int32_t>& ids, const IdBins& bins, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(ranks, ids), "shapes differ");
     E::Rank(ranks, next, ids, bins, loc);
   }
   // By sorting: whole ids, each below 2^24 and either one of the bins' or below 0. Those have no rank, but -1.
-  void Histogram(UbTile<std::int32_t> counts, UbTile<std::int32_t> ids, const IdBins& bins,
+  void Histogram(const UbTile<std::int32_t>& counts, const UbTile<std::int32_t>& ids, const IdBins& bins,
                  const SortTiles& sort, Loc loc = Loc::current()) {
     if (!sort.given()) return E::Histogram(counts, ids, bins, loc);
     E::HistogramBySort(counts, ids, RefsOf(sort, counts, ids, bins), loc);
   }
-  void Rank(UbTile<std::int32_t> ranks, UbTile<std::int32_t> next, UbTile<std::int32_t> ids,
-            const IdBins& bins, const SortTiles& sort, Loc loc = Loc::current()) {
+  void Rank(const UbTile<std::int32_t>& ranks, const UbTile<std::int32_t>& next,
+            const UbTile<std::int32_t>& ids, const IdBins& bins, const SortTiles& sort,
+            Loc loc = Loc::current()) {
     if (!sort.given()) return Rank(ranks, next, ids, bins, loc);
     CUBIST_CHECK(Same(ranks, ids), "shapes differ");
     E::RankBySort(ranks, next, ids, RefsOf(sort, next, ids, bins), loc);
   }
-  void Sort32(UbTile<float> keys, UbTile<std::int32_t> values, UbTile<float> from,
-              UbTile<std::int32_t> values_from, Loc loc = Loc::current()) {
+  void Sort32(const UbTile<float>& keys, const UbTile<std::int32_t>& values, const UbTile<float>& from,
+              const UbTile<std::int32_t>& values_from, Loc loc = Loc::current()) {
     SortShapes(keys, values, from, values_from);
     E::Sort32(keys, values, from, values_from, loc);
   }
-  void MergeSort(UbTile<float> keys, UbTile<std::int32_t> values, UbTile<float> from,
-                 UbTile<std::int32_t> values_from, std::int64_t run, Loc loc = Loc::current()) {
+  void MergeSort(const UbTile<float>& keys, const UbTile<std::int32_t>& values, const UbTile<float>& from,
+                 const UbTile<std::int32_t>& values_from, std::int64_t run, Loc loc = Loc::current()) {
     SortShapes(keys, values, from, values_from);
     CUBIST_CHECK(run > 0, "runs are empty");
     E::MergeSort(keys, values, from, values_from, run, loc);
   }
-  void RankWithin(UbTile<std::int32_t> ranks, UbTile<std::int32_t> next, UbTile<std::int32_t> limits,
-                  UbTile<std::int32_t> ids, const IdBins& bins, Loc loc = Loc::current()) {
+  void RankWithin(const UbTile<std::int32_t>& ranks, const UbTile<std::int32_t>& next,
+                  const UbTile<std::int32_t>& limits, const UbTile<std::int32_t>& ids, const IdBins& bins,
+                  Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(ranks, ids) && Same(next, limits), "shapes differ");
     E::RankWithin(ranks, next, limits, ids, bins, loc);
   }
-  void RoundUp(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, std::int32_t multiple,
+  void RoundUp(const UbTile<std::int32_t>& dst, const UbTile<std::int32_t>& a, std::int32_t multiple,
                Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, a) && a.rows() == 1 && multiple > 0, "shapes differ");
     E::RoundUp(dst, a, multiple, loc);
   }
-  void TrueColumns(UbTile<std::int32_t> dst, UbTile<std::int32_t> flags, Loc loc = Loc::current()) {
+  void TrueColumns(const UbTile<std::int32_t>& dst, const UbTile<std::int32_t>& flags,
+                   Loc loc = Loc::current()) {
     CUBIST_CHECK(dst.rows() == flags.rows() && dst.cols() <= flags.cols(), "shapes differ");
     E::TrueColumns(dst, flags, loc);
   }
-  void KeepWhere(UbTile<std::int32_t> dst, UbTile<std::int32_t> a, UbTile<std::int32_t> flags,
-                 Loc loc = Loc::current()) {
+  void KeepWhere(const UbTile<std::int32_t>& dst, const UbTile<std::int32_t>& a,
+                 const UbTile<std::int32_t>& flags, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, a) && (Same(flags, a) || IsColumnOf(flags, a)), "shapes differ");
     E::KeepWhere(dst, a, flags, loc);
   }
   // Elements whose id is not in [first, first + columns of the table) stay as they are.
-  void Lookup(UbTile<std::int32_t> dst, UbTile<std::int32_t> ids, UbTile<std::int32_t> table,
-              std::int32_t first, Loc loc = Loc::current()) {
+  void Lookup(const UbTile<std::int32_t>& dst, const UbTile<std::int32_t>& ids,
+              const UbTile<std::int32_t>& table, std::int32_t first, Loc loc = Loc::current()) {
     CUBIST_CHECK(Same(dst, ids) && table.rows() == 1, "shapes differ");
     E::Lookup(dst, ids, table, first, loc);
   }
-  void Receive(UbTile<float> dst, HandOverTile<float> src, Loc loc = Loc::current()) requires requires(E& e) {
+  void Receive(const UbTile<float>& dst, const HandOverTile<float>& src, Loc loc = Loc::current()) requires
+      requires(E& e) {
     e.Receive(dst, src, loc);
   }
   {
     CUBIST_CHECK(dst.rows() == src.rows() && dst.cols() == src.cols(), "shapes differ");
     E::Receive(dst, src, loc);
   }
-  void Move(UbTile<float> dst, L0CTile<float> src, Loc loc = Loc::current()) requires requires(E& e) {
+  void Move(const UbTile<float>& dst, const L0CTile<float>& src, Loc loc = Loc::current()) requires
+      requires(E& e) {
     e.MoveToUb(dst, src, loc);
   }
   {
@@ -464,7 +487,7 @@ class VectorFront : protected E {
     E::MoveToUb(dst, src, loc);
   }
   template <OperandType T>
-  void Move(L1Tile<T> dst, UbTile<T> src, Loc loc = Loc::current()) requires requires(E& e) {
+  void Move(const L1Tile<T>& dst, const UbTile<T>& src, Loc loc = Loc::current()) requires requires(E& e) {
     e.MoveToL1(dst, src, loc);
   }
   {
@@ -491,7 +514,8 @@ class VectorFront : protected E {
     std::size_t count_ = 0;
   };
 
-  void Binary(BinaryOp op, UbTile<float> dst, UbTile<float> a, UbTile<float> b, Loc loc) {
+  void Binary(BinaryOp op, const UbTile<float>& dst, const UbTile<float>& a, const UbTile<float>& b,
+              Loc loc) {
     CUBIST_CHECK(Same(dst, a) && (Same(a, b) || IsColumnOf(b, a) || IsRowOf(b, a)), "shapes differ");
     E::Binary(op, dst, a, b, loc);
   }
