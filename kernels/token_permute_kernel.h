@@ -111,7 +111,7 @@ class SortScratch {
 
   // For so many rows of ids, and columns: all of them but of a single row's last part.
   SortTiles Tiles(std::int64_t rows, std::int64_t cols) {
-    if (places_.slot == nullptr) return {};
+    if (!places_.given()) return {};
     const std::int64_t bins = bins_.cols();
     return {places_.Part({0, rows}, {0, cols}),
             bins_,
@@ -451,10 +451,10 @@ void TokenUnpermuteKernel(V& core, const TokenUnpermuteOperands& g, const TokenU
           group->accumulate = Accumulate::kNo;
           const auto add = [&](const Gm& rows, std::int64_t index, float weight) {
             if (group->count == static_cast<std::size_t>(t.rows)) hand_on();
-            const UbTile<T> row = row_ub.Next(1, cols.size());
+            UbTile<T>& row = group->rows[group->count];
+            row = row_ub.Next(1, cols.size());
             core.Load(row, rows.Block({index, index + 1}, cols));
-            group->rows[group->count] = row, group->weights[group->count] = weight;
-            ++group->count;
+            group->weights[group->count++] = weight;
           };
           for (const GmTensor* residual : {g.residual, g.residual2}) {
             if (residual != nullptr) add(MatrixOf(*residual), piece.begin + i, 1.0f);

@@ -80,7 +80,7 @@ struct SortTiles {
   UbTile<float> starts{}, probes{}, found{};  // Scratch of the bins' shape
   UbTile<std::int32_t> at{};
 
-  bool given() const { return places.slot != nullptr; }
+  bool given() const { return places.given(); }
 };
 
 // Cube core: the matrix unit and the movers that feed it. Operands are fp32, bf16 or fp16; sums are fp32.

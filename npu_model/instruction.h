@@ -25,28 +25,6 @@ enum class UnaryOp : std::uint8_t { kExp, kLn, kSqrt, kAbs };
 enum class ScalarOp : std::uint8_t { kMul, kMax, kAdd };
 enum class ReduceOp : std::uint8_t { kMax, kSum };
 
-// A tile without its type: buffer and dtype are the slot's.
-struct TileRef {
-  Slot* slot = nullptr;
-  Range row_part, col_part;
-
-  TileRef() = default;
-  TileRef(Slot* slot, Range rows, Range cols) : slot(slot), row_part(rows), col_part(cols) {}
-  template <Buffer kBuffer, class T>
-  TileRef(const Tile<kBuffer, T>& tile)  // NOLINT: a tile is a TileRef with its type known.
-      : slot(tile.slot), row_part(tile.row_part), col_part(tile.col_part) {
-    CUBIST_CHECK_OF(slot->owner, tile.generation == slot->generation, "tile used after its slot was reused");
-  }
-
-  std::int64_t rows() const { return row_part.size(); }
-  std::int64_t cols() const { return col_part.size(); }
-  bool given() const { return slot != nullptr; }
-  DType dtype() const { return slot->dtype; }
-  TileRef Rows(Range r) const { return {slot, {row_part.begin + r.begin, row_part.begin + r.end}, col_part}; }
-  TileRef Cols(Range c) const { return {slot, row_part, {col_part.begin + c.begin, col_part.begin + c.end}}; }
-  TileRef Row(std::int64_t i) const { return {slot, {row_part.begin + i, row_part.begin + i + 1}, col_part}; }
-};
-
 // What becomes of a sum at last, element by element: max(x, 0); x / (1 + exp(-x)); x Phi(x), with Phi the normal
 // distribution; and the approximation of that by tanh (Hendrycks and Gimpel, 2016). NaN stays NaN.
 enum class Activation : std::uint8_t { kNone, kRelu, kSilu, kGelu, kGeluTanh };

@@ -160,22 +160,44 @@ struct Slot {
   HostLayout shows;
 };
 
-// Part of a slot: the rows and columns that a kernel handed to an instruction. The slot is larger at the edges.
-template <Buffer kBuffer, class T>
-struct Tile {
+// Part of a slot: the rows and columns that a kernel handed to an instruction. The slot is larger at the edges. Buffer and dtype
+// are the slot's.
+struct TileRef {
   Slot* slot = nullptr;
-  std::uint32_t generation = 0;
   Range row_part, col_part;
 
   std::int64_t rows() const { return row_part.size(); }
   std::int64_t cols() const { return col_part.size(); }
+  bool given() const { return slot != nullptr; }
+  DType dtype() const { return slot->dtype; }
+  TileRef Rows(Range r) const { return {slot, {row_part.begin + r.begin, row_part.begin + r.end}, col_part}; }
+  TileRef Cols(Range c) const { return {slot, row_part, {col_part.begin + c.begin, col_part.begin + c.end}}; }
+  TileRef Row(std::int64_t i) const { return {slot, {row_part.begin + i, row_part.begin + i + 1}, col_part}; }
+};
+
+// The same with its type known, until the ring hands out its slot again.
+template <Buffer kBuffer, class T>
+struct Tile {
+  TileRef ref;
+  std::uint32_t generation = 0;
+
+  std::int64_t rows() const { return ref.rows(); }
+  std::int64_t cols() const { return ref.cols(); }
+  bool given() const { return ref.given(); }
+  Slot* slot() const { return ref.slot; }
+  // What an instruction takes, by reference: a copy of what was put together just before waits for its stores.
+  operator const TileRef&() const {  // NOLINT: a tile is a TileRef with its type known.
+    CUBIST_CHECK_OF(ref.slot->owner, generation == ref.slot->generation,
+                    "tile used after its slot was reused");
+    return ref;
+  }
   Tile Part(Range r, Range c) const {
     CUBIST_DCHECK(r.begin >= 0 && r.end <= rows() && c.begin >= 0 && c.end <= cols(),
                   "part outside its tile");
-    Tile part = *this;
-    part.row_part = {row_part.begin + r.begin, row_part.begin + r.end};
-    part.col_part = {col_part.begin + c.begin, col_part.begin + c.end};
-    return part;
+    const auto from = [](const Range& part, const Range& some) {
+      return Range{part.begin + some.begin, part.begin + some.end};
+    };
+    return {{ref.slot, from(ref.row_part, r), from(ref.col_part, c)}, generation};
   }
   Tile Rows(Range r) const { return Part(r, {0, cols()}); }
   Tile Cols(Range c) const { return Part({0, rows()}, c); }
@@ -227,12 +249,12 @@ class Ring {
     CUBIST_CHECK_OF(slot.owner, rows <= slot.rows && cols <= slot.cols, "tile larger than its slot");
     slot.tile_rows = rows, slot.tile_cols = cols;
     slot.destination.tensor = nullptr;
-    return {&slot, ++slot.generation, {0, rows}, {0, cols}};
+    return {{&slot, {0, rows}, {0, cols}}, ++slot.generation};
   }
   // The same as large as a block of GM, which is where this tile of a relay ring will be stored.
   Tile<kBuffer, T> Next(const Gm& destination) {
     const Tile<kBuffer, T> tile = Next(destination.rows, destination.cols);
-    tile.slot->destination = destination;
+    tile.ref.slot->destination = destination;
     return tile;
   }
 

@@ -157,7 +157,7 @@ class VectorFront : protected E {
   }
   void MapRoutes(const UbTile<float>& out, const UbTile<std::int32_t>& ids, const UbTile<float>& scores,
                  const UbTile<float>& d_weights, const RouteFunction& function, Loc loc = Loc::current()) {
-    const bool has_gradient = d_weights.slot != nullptr;
+    const bool has_gradient = d_weights.given();
     CUBIST_CHECK(Same(ids, out) && Same(scores, out) && (!has_gradient || Same(d_weights, out)),
                  "shapes differ");
     E::MapRoutes(out, ids, scores, has_gradient ? TileRef(d_weights) : TileRef(), function, loc);
@@ -183,7 +183,7 @@ class VectorFront : protected E {
   }
   void Transpose(const UbTile<float>& dst, const UbTile<float>& a, Loc loc = Loc::current()) {
     CUBIST_CHECK(dst.rows() == a.cols() && dst.cols() == a.rows(), "shapes differ");
-    CUBIST_CHECK(dst.slot != a.slot, "a tile is not turned in its place");
+    CUBIST_CHECK(dst.slot() != a.slot(), "a tile is not turned in its place");
     E::Transpose(dst, a, loc);
   }
   void MaskOutside(const UbTile<float>& x, std::int64_t lowest, std::int64_t highest, float value,
@@ -380,7 +380,7 @@ class VectorFront : protected E {
         CUBIST_CHECK(d.dst.rows == 1 && d.dst.cols == x.cols(), "shapes differ");
         CUBIST_CHECK(IsFloat(d.dst.dtype()), "Store from UB narrows floats only");
       }
-      if (d.row.slot == nullptr) continue;
+      if (!d.row.given()) continue;
       ref.sum = d.sum, ref.row = d.row;
       CUBIST_CHECK(d.sum.rows() == 1 && d.sum.cols() == 1 && Same(d.row, x), "shapes differ");
     }
@@ -521,7 +521,7 @@ class VectorFront : protected E {
   }
   template <class T>
   static TileRef RefIfGiven(const UbTile<T>& tile) {
-    return tile.slot == nullptr ? TileRef() : TileRef(tile);
+    return tile.given() ? TileRef(tile) : TileRef();
   }
   static bool Same(const TileRef& x, const TileRef& y) {
     return x.rows() == y.rows() && x.cols() == y.cols();

@@ -154,8 +154,8 @@ inline TileRef SecondOf(const TileRef& tile) {
   const bool turned = second.role == slot.role;  // A second layout of the same operand is its transpose.
   second.tile_rows = turned ? slot.tile_cols : slot.tile_rows;
   second.tile_cols = turned ? slot.tile_rows : slot.tile_cols;
-  return turned ? TileRef(&second, tile.col_part, tile.row_part)
-                : TileRef(&second, tile.row_part, tile.col_part);
+  return turned ? TileRef{&second, tile.col_part, tile.row_part}
+                : TileRef{&second, tile.row_part, tile.col_part};
 }
 
 // The tile in the layout of an operand.

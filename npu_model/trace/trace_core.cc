@@ -269,7 +269,7 @@ void TraceCube::LoadBias(const TileRef& dst, const Gm& row, Loc loc) {
   if (state_->with_data) host_.LoadBias(dst, row, loc);
   if (Empty(dst)) return;
   Recorder& to = state_->recorder;
-  const TileRef staged(state_->BiasStage(*dst.slot), {0, 1}, dst.col_part);
+  const TileRef staged{state_->BiasStage(*dst.slot), {0, 1}, dst.col_part};
   Instr& instr = to.Add(Op::kLoadBias, Pipe::kMte2, -1, row.dtype(), 1, row.cols, {to.Writes(staged)}, loc);
   to.SetAccess(instr, AccessOf(row, Path::kGmToL1, /*writes=*/false));
   to.Add(Op::kLoadBT, Pipe::kMte1, -1, row.dtype(), 1, row.cols, {to.Reads(staged), to.Writes(dst)}, loc);

@@ -29,7 +29,7 @@ class Rig {
     const UbTile<T> tile = Tile<T>(rows, cols);
     for (std::int64_t i = 0; i < rows; ++i) {
       for (std::int64_t j = 0; j < cols; ++j) {
-        StoreFloat(tile.slot->shows.data, DTypeOf<T>(), i * tile.slot->shows.pitch + j,
+        StoreFloat(tile.slot()->shows.data, DTypeOf<T>(), i * tile.slot()->shows.pitch + j,
                    static_cast<float>(random.Normal()));
       }
     }
@@ -56,7 +56,7 @@ void ExpectNear(UbTile<T> body, UbTile<T> expansion, double size) {
   for (std::int64_t i = 0; i < body.rows(); ++i) {
     for (std::int64_t j = 0; j < body.cols(); ++j) {
       const auto at = [&](const UbTile<T>& tile) {
-        return LoadFloat(tile.slot->shows.data, DTypeOf<T>(), i * tile.slot->shows.pitch + j);
+        return LoadFloat(tile.slot()->shows.data, DTypeOf<T>(), i * tile.slot()->shows.pitch + j);
       };
       const double bound = 0x1p-20 * size + 2 * UnitRoundoff(DTypeOf<T>()) * std::abs(at(expansion));
       ASSERT_NEAR(at(body), at(expansion), bound) << i << ", " << j;

@@ -33,13 +33,13 @@ class AttentionGradOpsTest : public SimdTargetTest {
   }
   template <class T>
   static float At(UbTile<T> tile, std::int64_t i, std::int64_t j) {
-    return LoadFloat(tile.slot->shows.data, DTypeOf<T>(), i * tile.slot->shows.pitch + j);
+    return LoadFloat(tile.slot()->shows.data, DTypeOf<T>(), i * tile.slot()->shows.pitch + j);
   }
   UbTile<float> NewUb(std::int64_t rows, std::int64_t cols, double mean, double stddev) {
     const auto tile = NewTile<Buffer::kUB, float>(vector_, rows, cols);
     for (std::int64_t i = 0; i < rows; ++i) {
       for (std::int64_t j = 0; j < cols; ++j)
-        StoreFloat(tile.slot->shows.data, DType::kF32, i * tile.slot->shows.pitch + j,
+        StoreFloat(tile.slot()->shows.data, DType::kF32, i * tile.slot()->shows.pitch + j,
                    static_cast<float>(mean + stddev * random_.Normal()));
     }
     return tile;
@@ -70,9 +70,9 @@ TEST_P(AttentionGradOpsTest, StepIsItsExpansion) {
       for (const bool with_nan : {false, true}) {
         const auto s = NewUb(rows, cols, 0, 3), dp = NewUb(rows, cols, 0, 1);
         const auto lse = NewUb(1, cols, 4, 1), delta = NewUb(1, cols, 0, 1);
-        StoreFloat(s.slot->shows.data, DType::kF32, cols - 1, -kInfinity);  // Masked.
+        StoreFloat(s.slot()->shows.data, DType::kF32, cols - 1, -kInfinity);  // Masked.
         if (with_nan)
-          StoreFloat(dp.slot->shows.data, DType::kF32, 0, std::numeric_limits<float>::quiet_NaN());
+          StoreFloat(dp.slot()->shows.data, DType::kF32, 0, std::numeric_limits<float>::quiet_NaN());
         const auto s2 = Copy(s), dp2 = Copy(dp), s0 = Copy(s), dp0 = Copy(dp);
         const auto p = NewTile<Buffer::kUB, T>(vector_, rows, cols),
                    ds = NewTile<Buffer::kUB, T>(vector_, rows, cols);

@@ -34,7 +34,7 @@ class AttentionOpsTest : public SimdTargetTest {
   }
   template <class T>
   static T& At(UbTile<T> tile, std::int64_t i, std::int64_t j) {
-    return reinterpret_cast<T*>(tile.slot->shows.data)[i * tile.slot->shows.pitch + j];
+    return reinterpret_cast<T*>(tile.slot()->shows.data)[i * tile.slot()->shows.pitch + j];
   }
   UbTile<float> NewScores(std::int64_t rows, std::int64_t cols) {
     const auto tile = NewTile<float>(rows, cols);

@@ -121,7 +121,7 @@ TEST_P(HostCoreTest, ARelayTileShowsItsSourceAndIsStoredManyTimes) {
   for (std::int64_t i = 0; i < 2; ++i) {
     const auto row = ring.Next(1, 65);
     rig.vector.Load(row, src.gm().Rows({i, i + 1}));
-    EXPECT_EQ(row.slot->shows.data, src.gm().Rows({i, i + 1}).data());
+    EXPECT_EQ(row.slot()->shows.data, src.gm().Rows({i, i + 1}).data());
     rig.vector.Store(dst.gm().Rows({i, i + 1}), row);
     rig.vector.Store(dst.gm().Rows({i + 2, i + 3}), row);
   }
@@ -168,9 +168,9 @@ TEST_P(HostCoreTest, AnAccumulatorChangesHands) {
       const auto acc = acc_ring.Next(at.rows, at.cols);
       FillAccumulator(rig.core, acc, 7 + round);
       const auto ub = ub_ring.Next(at.rows, at.cols);
-      const std::byte* given = acc.slot->storage;
+      const std::byte* given = acc.slot()->storage;
       rig.vector.Move(ub, acc);
-      EXPECT_EQ(ub.slot->storage == given, at.swaps);
+      EXPECT_EQ(ub.slot()->storage == given, at.swaps);
       FillAccumulator(rig.core, acc_ring.Next(at.l0c_rows, at.l0c_cols),
                       -1);  // The giver is used again at once.
       rig.vector.Store(out.gm(), ub);
@@ -198,9 +198,9 @@ TEST_P(HostCoreTest, TilesWaitInHandOverSlots) {
       for (int step = 0; step < 3; ++step) {
         const auto ub = ub_ring.Next(9, 33);
         const auto tile = sent[static_cast<std::size_t>(step)];
-        const std::byte* given = tile.slot->storage;
+        const std::byte* given = tile.slot()->storage;
         rig.vector.Receive(ub, tile);
-        EXPECT_EQ(ub.slot->storage == given, ub_cols == 64);
+        EXPECT_EQ(ub.slot()->storage == given, ub_cols == 64);
         rig.vector.Store(out.gm(), ub);
         ExpectExactly(out->view(), Filled(9, 33, 10 * round + step));
       }
@@ -272,10 +272,10 @@ TEST_P(HostCoreTest, RowsChangeHandsAndAreMultiplied) {
       const UbTile<T> rows = LoadRows<T>(rig.vector, a.gm(), at.ub_rows, at.ub_cols);
       const auto a1 =
           Ring<Buffer::kL1, T>(rig.core, "a1", at.l1_rows, at.l1_cols, 1, Role::kA).Next(at.m, at.k);
-      const std::byte* given = rows.slot->storage;
+      const std::byte* given = rows.slot()->storage;
       rig.vector.Move(a1, rows);
       const bool widened = HostChip().OperandBytes(DTypeOf<T>()) != SizeOf(DTypeOf<T>());
-      EXPECT_EQ(a1.slot->storage == given, at.alike && !widened);
+      EXPECT_EQ(a1.slot()->storage == given, at.alike && !widened);
       GmMatrix other(DTypeOf<T>(), at.m, at.k);
       other->Fill(99);
       rig.vector.Load(rows, other.gm());  // The giver is used again at once.

@@ -221,8 +221,8 @@ void CheckPlaceOfA(std::int64_t m, std::int64_t k, const Layout& layout, bool in
   const bool in_lines = reinterpret_cast<std::uintptr_t>(a.gm().data()) % 64 == 0 &&
                         a.gm().row_stride * SizeOf(DTypeOf<T>()) % 64 == 0;
   if (DTypeOf<T>() == DType::kBF16 && BestCubeOps().amx && !in_lines) in_place = false;
-  EXPECT_EQ(operands.a1.slot->shows.data == a.gm().data(), in_place);
-  EXPECT_EQ(operands.a1.slot->shows.data == operands.a1.slot->storage, !in_place);
+  EXPECT_EQ(operands.a1.slot()->shows.data == a.gm().data(), in_place);
+  EXPECT_EQ(operands.a1.slot()->shows.data == operands.a1.slot()->storage, !in_place);
   const auto acc = NewTile<Buffer::kL0C, float>(rig.core, m, 9);
   rig.core.Mmad(acc, ToL0A(rig.core, operands.a1), ToL0B(rig.core, operands.b1), Accumulate::kNo);
   rig.core.Store(c.gm(), acc);

@@ -436,7 +436,7 @@ SoftmaxValues RunSoftmax(HostRig& rig, const GmMatrix& s, const GmMatrix& m_old,
   const auto p = NewTile<Buffer::kUB, T>(rig.vector, gm.rows, gm.cols);
   run(p, scores, m_new, old, sums);
   const auto values = [&](auto tile) {
-    GmMatrix out(tile.slot->dtype, tile.rows(), tile.cols());
+    GmMatrix out(tile.slot()->dtype, tile.rows(), tile.cols());
     rig.vector.Store(out.gm(), tile);
     return out->ToDoubles();
   };

@@ -54,7 +54,7 @@ void RandomWork(Core& core, unsigned seed, int steps) {
     if (below(3) == 0) core.Store(MatrixOf(sums).Block({rows.begin, rows.begin + m}, {128, 192}), acc);
     const std::int64_t half = std::min<std::int64_t>(m, 32);
     const auto s = below(2) == 0 ? s0.Next(half, 64) : s1.Next(half, 64);
-    const int lane = s.slot->lane;
+    const int lane = s.slot()->lane;
     auto& vector = vectors[static_cast<std::size_t>(lane)];
     vector.Move(s, acc.Rows({m - half, m}));
     for (int i = 0; i < 3; ++i) {
