@@ -31,6 +31,7 @@ namespace {
 // times, as long as it sees far enough ahead; the products of three rows and more keep it from that, and their sums weigh more.
 // Sixteen rows of B pass there, a line of each beside the others', which is asked for as the lines before it are met.
 enum class Asks { kNothing, kNextRun, kLinesAhead };
+constexpr std::int64_t kMostFewRows = 6;
 
 // Vectors of a run of 256 bytes of floats, as far as the registers hold their sums of so many rows of A.
 constexpr int FewVectors(int rows) {
@@ -110,13 +111,14 @@ constexpr FewRowTile<float> kFewF32Zen5[] = {kFewRuns<E, 1, Asks::kNothing>,
                                              kFewLines<E, 4>,
                                              kFewLines<E, 5>,
                                              kFewLines<E, 6>};
+static_assert(std::size(kFewF32Zen5<float>) <= kMostFewRows);
 #endif
 
 // The columns that whole tiles make; of a B in rows.
 template <class T, class E>
 void MmadFew(const MmadArgs& args, const FewRowTile<T>& few, std::int64_t cols) {
-  constexpr std::int64_t kMostRows = 6, kMostK = 16, kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
-  alignas(64) T rows[kMostRows * kMostK];
+  constexpr std::int64_t kMostK = 16, kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
+  alignas(64) T rows[kMostFewRows * kMostK];
   const auto* const a = static_cast<const T*>(args.a);
   const auto* const b = static_cast<const E*>(args.b_source.data);
   const std::int64_t b_row = args.b_source.row_stride;
