@@ -92,7 +92,7 @@ struct FewRowTile {
   std::int64_t words;             // Of k at a time.
   std::int64_t shortest_row = 0;  // Of B. Shorter ones pass as quickly by panels.
 };
-constexpr std::int64_t kShortestRow = 768;  // Of elements of two bytes, where any is too short.
+constexpr std::int64_t kShortestRow = 768;  // Of two bytes an element.
 
 // What multiplies few rows with a B that lies where the caller has it; nothing where no such tile pays.
 template <class T>

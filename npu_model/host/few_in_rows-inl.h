@@ -96,6 +96,8 @@ template <class E>
 constexpr std::int64_t kMostInRows = std::is_same_v<E, float> ? 2 : std::size(kFewF32<E>);
 
 #if HWY_TARGET <= HWY_AVX3
+// Of rows of four lines, those behind a line are met beside it, so that asking for them comes too late; five and six rows, whose
+// sums are more, have to be met by longer ones.
 template <class E, int kRows>
 constexpr FewRowTile<float> kFewLines = {&FewTile<E, kRows, 4 / sizeof(E), 16, Asks::kLinesAhead>,
                                          4 / sizeof(E), 16,
