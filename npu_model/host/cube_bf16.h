@@ -22,10 +22,11 @@ struct MmadTile {
   bool half = false;        // One more word, of which a and b have the first element alone.
   std::int64_t cols = 0;  // Of b, in columns or met by few rows; in rows of a panel, where not all are there.
   T* keep = nullptr;      // Where b is in rows: what becomes the panel of it, if anything.
-  const void* prefetch = nullptr;    // What to bring into L2 meanwhile: two lines beside each
+  const void* prefetch = nullptr;    // What to bring into L2, or L1, meanwhile: two lines beside each
   std::int64_t prefetch_words = 0;   // of so many words of k,
   std::int64_t prefetch_step = 128;  // so many bytes from word to word,
   std::int64_t prefetch_pair = 64;   // and from the first line to the second.
+  bool prefetch_near = false;        // Into L1: a panel's tiles and those of columns can.
   float* c = nullptr;
   std::int64_t c_pitch = 0;
   const float* start = nullptr;
@@ -39,20 +40,32 @@ struct MmadTile {
 template <class T>
 using MmadTileFunction = void (*)(const MmadTile<T>&);
 
+// Asks for so many lines, `step` bytes apart: into L1, or into L2.
+template <int kLines>
+[[gnu::always_inline]] inline void AskFor(const void* first, std::int64_t step, bool near) {
+  const char* const at = static_cast<const char*>(first);
+  if (near) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(at + i * step, 0, 3);
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(at + i * step, 0, 2);
+  }
+}
+
 // Asks for columns of B that come next in the order of their addresses: of each as many lines as it has words for, so many at
 // a time. What is asked for behind a column's last line is what lies there.
 template <class T>
 class ColumnsAhead {
  public:
   // Nothing is asked for where no column comes next.
-  [[gnu::always_inline]] ColumnsAhead(const void* next, std::int64_t b_col, std::int64_t lines)
-      : next_(static_cast<const T*>(next)), col_(b_col), lines_(lines) {}
+  [[gnu::always_inline]] ColumnsAhead(const void* next, std::int64_t b_col, std::int64_t lines, bool near)
+      : next_(static_cast<const T*>(next)), col_(b_col), lines_(lines), near_(near) {}
   template <int kLines>
   [[gnu::always_inline]] void Ask() {
     constexpr std::int64_t kLine = static_cast<std::int64_t>(64 / sizeof(T));
     if (next_ == nullptr) return;
-#pragma GCC unroll 16
-    for (std::int64_t i = 0; i < kLines; ++i) __builtin_prefetch(next_ + (line_ + i) * kLine, 0, 2);
+    AskFor<kLines>(next_ + line_ * kLine, 64, near_);
     line_ += kLines;
     if (line_ >= lines_) line_ = 0, next_ += col_;
   }
@@ -60,6 +73,7 @@ class ColumnsAhead {
  private:
   const T* next_;
   std::int64_t col_, lines_, line_ = 0;
+  bool near_;
 };
 
 // Row by row: addresses of all rows at once would be more than there are registers for, and the detour by way of the vector
@@ -81,7 +95,8 @@ struct ColumnTile {
   std::int64_t words = 0;
   bool half = false;        // As of MmadTile.
   float* sums = nullptr;    // (kColumns, kRows), aligned: added to.
-  const T* next = nullptr;  // The first of the columns that come next, to be asked for, or null.
+  const T* next = nullptr;  // The first of the columns that come next, to be asked for, or null:
+  bool near = false;        // into L1, or into L2.
 };
 
 // What multiplies few rows with a B in rows, `cols` columns of them, a multiple of so many vectors of sums. `a` has pitch a_pitch.

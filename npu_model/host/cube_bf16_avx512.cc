@@ -181,6 +181,7 @@ CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
   const std::int64_t b_step = kInRows ? tile.b_step : 2 * kNr;
   [[maybe_unused]] BF16* keep = tile.keep;
   const std::int64_t prefetch_step = tile.prefetch_step, prefetch_pair = tile.prefetch_pair;
+  const bool near = kSource == Source::kPanel && tile.prefetch_near;
   std::int64_t ahead = tile.prefetch_words;
   typename Vector::Pairs columns[kVectors];
   const bool ends = tile.words >= kEnd && !tile.half;
@@ -200,14 +201,10 @@ CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
     b += b_step;
     if (ahead <= 0) continue;
     --ahead;
-    __builtin_prefetch(prefetch, 0, 2);
-    __builtin_prefetch(prefetch + prefetch_pair, 0, 2);
+    AskFor<2>(prefetch, prefetch_pair, near);
     prefetch += prefetch_step;
   }
-  for (; ahead > 0; --ahead, prefetch += prefetch_step) {
-    __builtin_prefetch(prefetch, 0, 2);
-    __builtin_prefetch(prefetch + prefetch_pair, 0, 2);
-  }
+  for (; ahead > 0; --ahead, prefetch += prefetch_step) AskFor<2>(prefetch, prefetch_pair, near);
   if (tile.half) {
     LoadWord<Vector, kVectors, kSource>(tile, b, /*half=*/true, columns);
     if constexpr (kInRows) {
@@ -345,8 +342,9 @@ CUBIST_AVX512_BF16 void TurnedTile(const MmadTile<BF16>& tile) {
   for (std::int64_t col = 0; col < tile.cols; col += kLanes) {
     const BF16 *a = tile.a, *b = tile.b + col * b_col;
     const BF16* const next =
-        col + kLanes < tile.cols ? b + kLanes * b_col : b;        // Or what is there once more.
-    ColumnsAhead<BF16> ahead(b + kLanes * b_col, b_col, blocks);  // Often also where another call goes on.
+        col + kLanes < tile.cols ? b + kLanes * b_col : b;       // Or what is there once more.
+    ColumnsAhead<BF16> ahead(b + kLanes * b_col, b_col, blocks,  // Often also where another call goes on.
+                             tile.prefetch_near);
     __m512 sum[kRows];
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i)
@@ -417,7 +415,8 @@ CUBIST_AVX512_BF16 void MultiplyColumns(const ColumnTile<BF16>& tile) {
       }
       a += 2 * kRows, b += 2;
     };
-    ColumnsAhead<BF16> ahead(tile.next == nullptr ? nullptr : tile.next + first * b_col, b_col, blocks);
+    ColumnsAhead<BF16> ahead(tile.next == nullptr ? nullptr : tile.next + first * b_col, b_col, blocks,
+                             tile.near);
     for (std::int64_t block = 0; block < blocks; ++block) {
       ahead.Ask<kColumns>();
       for (int w = 0; w < kLanes; ++w) add(PairAt);

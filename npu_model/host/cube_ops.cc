@@ -171,16 +171,14 @@ void Tile(const MmadTile<float>& tile) {
   const bool ends = tile.words >= kEnd;
   const std::int64_t words = ends ? tile.words - kEnd : tile.words;
   const std::int64_t runs = words / kRun, asking = Min(runs, (tile.prefetch_words + kRun - 1) / kRun);
-  for (std::int64_t word = asking * kRun; word < tile.prefetch_words; ++word, prefetch += prefetch_step) {
-    __builtin_prefetch(prefetch, 0, 2);
-    __builtin_prefetch(prefetch + prefetch_pair, 0, 2);
-  }
+  const bool near = kSource == Source::kPanel && tile.prefetch_near;
+  for (std::int64_t word = asking * kRun; word < tile.prefetch_words; ++word, prefetch += prefetch_step)
+    AskFor<2>(prefetch, prefetch_pair, near);
   for (std::int64_t run = 0; run < asking; ++run) {
     Steps<kRun, kSource>(sum, row, a_pitch, b, b_step, mask, keep);
 #pragma GCC unroll 4
     for (int word = 0; word < kRun; ++word) {
-      __builtin_prefetch(prefetch, 0, 2);
-      __builtin_prefetch(prefetch + prefetch_pair, 0, 2);
+      AskFor<2>(prefetch, prefetch_pair, near);
       prefetch += prefetch_step;
     }
   }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "npu_model/host/cpu.h"
 #include "npu_model/host/cube_bf16.h"
 #include "npu_model/host/tile_ops.h"
 
@@ -64,7 +65,7 @@ void TurnedTile(const MmadTile<float>& tile) {
     const float* a = tile.a;
     const E* b = SourceOf<E>(tile) + col * b_col;
     const E* const next = col + kLanes < tile.cols ? b + kLanes * b_col : b;  // Or what is there once more.
-    ColumnsAhead<E> ahead(b + kLanes * b_col, b_col, CeilDiv(blocks * kLines, kLanes));
+    ColumnsAhead<E> ahead(b + kLanes * b_col, b_col, CeilDiv(blocks * kLines, kLanes), tile.prefetch_near);
     V sum[kRows];
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i)
@@ -136,6 +137,7 @@ void FewTurned(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t col
                      .b_step = b_col,
                      .half = k.size() % kPerWord != 0,
                      .cols = cols,
+                     .prefetch_near = AsksNear(),
                      .c = args.c,
                      .c_pitch = args.c_pitch};
     StartAt(args, 0, k.begin == 0, &tile);
@@ -188,7 +190,7 @@ void MultiplyColumns(const ColumnTile<float>& tile) {
     };
     const E* const next = reinterpret_cast<const E*>(tile.next);
     ColumnsAhead<E> ahead(next == nullptr ? nullptr : next + first * b_col, b_col,
-                          CeilDiv(blocks * kLines, kColumns));
+                          CeilDiv(blocks * kLines, kColumns), tile.near);
     if (kWidens && blocks > 0) {
       for (int c = 0; c < kColumns; ++c) WidenWords(b + c * b_col, wide[0] + c * kLanes);
     }
@@ -327,6 +329,7 @@ void FewInColumns(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t 
                          .b_step = b_col,
                          .half = k.size() % kPerWord != 0,
                          .cols = kColumns,
+                         .prefetch_near = AsksNear(),
                          .c = args.c + rows.begin * args.c_pitch + col,
                          .c_pitch = args.c_pitch};
         StartAt(args, col, k.begin == 0, &tile);
@@ -345,7 +348,8 @@ void FewInColumns(const MmadArgs& args, const FewRowTiles<T>& all, std::int64_t 
                         .words = tile.words,
                         .half = tile.half,
                         .sums = sums,
-                        .next = reinterpret_cast<const T*>(next)});
+                        .next = reinterpret_cast<const T*>(next),
+                        .near = AsksNear()});
         RowsOfSums(sums, rows.size(), tile.c, tile.c_pitch);
       }
     }

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "npu_model/host/cpu.h"
 #include "npu_model/host/host_core.h"
 #include "npu_model/host/tile_layout-inl.h"
 
@@ -32,6 +33,13 @@ bool ReadableInPlace(const HostContext& context, const TileRef& dst, const Gm& s
 bool PassesByColumns(const HostContext& context, std::int64_t operand_bytes) {
   constexpr std::int64_t kFewRows = 6;
   return operand_bytes == 2 || context.cube->mr <= kFewRows;
+}
+
+// How Mmads that leave their sums to GM meet panels.
+MmadWalk WalkOfRelay(const HostContext& context, const MmadArgs& args, std::int64_t operand_bytes) {
+  if (AsksNear() && args.m <= kFewStrips * context.cube->mr) return MmadWalk::kPieces;
+  const bool far = args.n * args.k * operand_bytes > context.host->buffer(Buffer::kL0B).fast;
+  return far ? MmadWalk::kColumns : MmadWalk::kRows;
 }
 
 // Reads rows that are shown in place, at the pace of memory. A Mmad that takes them strip by strip asks for the next strip all at
@@ -221,11 +229,13 @@ void HostCube::Mmad(const TileRef& c, const TileRef& a, const TileRef& b, MmadSt
   args.c = reinterpret_cast<float*>(At(c, 4));
   args.c_pitch = c.slot->shows.pitch;
   args.start = start;
-  const bool by_columns = c.slot->role == Role::kRelay
-                              ? args.n * a.cols() * bytes > context_->host->buffer(Buffer::kL0B).fast
-                              : PassesByColumns(*context_, bytes);
-  args.by_columns = by_columns && !right.row_major &&
-                    args.m * a.cols() * bytes <= context_->host->buffer(Buffer::kL0A).fast;
+  args.k = a.cols();
+  const bool a_is_near = args.m * args.k * bytes <= context_->host->buffer(Buffer::kL0A).fast;
+  if (!right.row_major && a_is_near) {
+    args.walk = c.slot->role == Role::kRelay        ? WalkOfRelay(*context_, args, bytes)
+                : PassesByColumns(*context_, bytes) ? MmadWalk::kColumns
+                                                    : MmadWalk::kRows;
+  }
   if (start == MmadStart::kBias) {
     args.bias = reinterpret_cast<const float*>(bias.slot->storage) + bias.col_part.begin;
   }

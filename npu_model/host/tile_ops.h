@@ -27,6 +27,11 @@ struct Rows {
   bool stream = false;  // Written with non-temporal stores, by the functions that say so.
 };
 
+// In which order tiles of C are made: row by row; column by column, where A stays near and B does not; or column by column and
+// a piece of k at a time, where B comes from memory and strips of A are few (with more, or with `adds`, by columns).
+enum class MmadWalk : std::uint8_t { kRows, kColumns, kPieces };
+constexpr std::int64_t kFewStrips = 4;
+
 // c (m, n) (+)= a (m, k) * b (k, n), fp32 accumulation in ascending k.
 //
 // a: row-major, element (i, p) at a + i * a_pitch + p.
@@ -50,7 +55,7 @@ struct MmadArgs {
   float* c = nullptr;
   std::int64_t c_pitch = 0;
   bool exact = false;
-  bool by_columns = false;  // A stays near and B does not: tiles of C column by column, not row by row.
+  MmadWalk walk = MmadWalk::kRows;
   MmadStart start = MmadStart::kZero;
   const float* bias = nullptr;  // kBias: n elements, added to every row
   const float* sums =

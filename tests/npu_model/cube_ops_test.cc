@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <iterator>
 #include <limits>
 #include <string>
@@ -169,32 +170,35 @@ TEST_P(TileOpsTest, MmadBF16) {
   for (const auto& [mmad, mr] : NativeBodies(*cube_)) CheckMmadShapes<BF16>(mmad, mr, cube_->nr);
 }
 
-// Sums that start elsewhere and go to a matrix of exactly n columns, of which none beyond may be touched, tile by tile along
-// rows or columns: the same bits as into room of their own along rows, for every width of the last panel.
+constexpr MmadWalk kWalks[] = {MmadWalk::kRows, MmadWalk::kColumns, MmadWalk::kPieces};
+
+// Sums that start elsewhere and go to a matrix of exactly n columns, of which none beyond may be touched, in every walk: the
+// same bits as into room of their own along rows, for every width of the last panel.
 template <class T>
 void CheckExactMmad(MmadBody mmad, std::int64_t mr, std::int64_t nr) {
   Random random(4);
   for (const MmadStart start : {MmadStart::kZero, MmadStart::kAdd, MmadStart::kBias}) {
     for (std::int64_t n = 1; n <= 2 * nr + 1; ++n) {
       SCOPED_TRACE(std::to_string(n) + " columns, start " + std::to_string(static_cast<int>(start)));
-      const std::int64_t m = mr + n % mr + 1, k = 7 + n % 2, pitch = n + n % 3;
+      const std::int64_t m = n % 5 * mr + n % mr + 1, k = (n % 4 < 2 ? 7 : 300) + n % 2, pitch = n + n % 3;
       MmadOperands<T> operands(m, n, k, nr);
       operands.Fill([&] { return random.Real(); });
       operands.SetStart(start);
-      Matrix<float> by_rows(m, pitch, pitch), by_columns(m, pitch, pitch);
-      for (Matrix<float>* c : {&by_rows, &by_columns}) {
-        c->Fill([] { return 77.0f; });
+      std::deque<Matrix<float>> exact;  // Which stay where they are.
+      for (const MmadWalk walk : kWalks) {
+        Matrix<float>& c = exact.emplace_back(m, pitch, pitch);
+        c.Fill([] { return 77.0f; });
         MmadArgs args = operands.args;
-        args.c = c->data(), args.c_pitch = pitch, args.exact = true, args.by_columns = c == &by_columns;
+        args.c = c.data(), args.c_pitch = pitch, args.exact = true, args.walk = walk;
         if (start == MmadStart::kAdd) args.sums = operands.c.data(), args.sums_pitch = operands.args.c_pitch;
         mmad(args);
       }
       mmad(operands.args);
-      for (const Matrix<float>* c : {&by_rows, &by_columns}) {
+      for (const Matrix<float>& c : exact) {
         for (std::int64_t i = 0; i < m; ++i) {
-          for (std::int64_t j = 0; j < n; ++j) ASSERT_EQ(BitsOf((*c)(i, j)), BitsOf(operands.c(i, j)));
+          for (std::int64_t j = 0; j < n; ++j) ASSERT_EQ(BitsOf(c(i, j)), BitsOf(operands.c(i, j)));
           for (std::int64_t j = n; j < pitch; ++j)
-            ASSERT_EQ((*c)(i, j), 77.0f) << "beyond n, at " << i << ", " << j;
+            ASSERT_EQ(c(i, j), 77.0f) << "beyond n, at " << i << ", " << j;
         }
       }
     }
@@ -363,8 +367,8 @@ void CheckAddedMmad(MmadBody mmad, std::int64_t nr, std::int64_t m, std::int64_t
       operands.c(i, j) = start;
     }
   }
-  for (const bool by_columns : {false, true}) {
-    operands.args.adds = true, operands.args.by_columns = by_columns;
+  for (const MmadWalk walk : kWalks) {
+    operands.args.adds = true, operands.args.walk = walk;
     mmad(operands.args);
     for (std::int64_t i = 0; i < m; ++i) {
       for (std::int64_t j = 0; j < n; ++j) {
