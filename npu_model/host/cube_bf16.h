@@ -8,6 +8,8 @@
 
 namespace cubist {
 
+constexpr std::int64_t kSkewedWords = 8;  // See MmadTile::prefetch_back.
+
 // One register tile of a Mmad, operands in the layouts of MmadArgs. The sums start from row i of `start`, at
 // start + i * start_pitch, or from zero where it is null.
 template <class T>
@@ -25,8 +27,8 @@ struct MmadTile {
   const void* prefetch = nullptr;    // What to bring into L2, or L1, meanwhile: two lines beside each
   std::int64_t prefetch_words = 0;   // of so many words of k,
   std::int64_t prefetch_step = 128;  // so many bytes from word to word,
-  std::int64_t prefetch_pair = 64;   // and from the first line to the second.
-  bool prefetch_near = false;        // Into L1: a panel's tiles and those of columns can.
+  std::int64_t prefetch_back = 0;    // and back again after every eighth, where b is in rows.
+  bool prefetch_near = false;        // Into L1; of b in a panel or in columns.
   float* c = nullptr;
   std::int64_t c_pitch = 0;
   const float* start = nullptr;
@@ -40,16 +42,17 @@ struct MmadTile {
 template <class T>
 using MmadTileFunction = void (*)(const MmadTile<T>&);
 
-// Asks for so many lines, `step` bytes apart: into L1, or into L2.
+// Asks for so many lines from `first` on: into L1, or into L2.
 template <int kLines>
-[[gnu::always_inline]] inline void AskFor(const void* first, std::int64_t step, bool near) {
-  const char* const at = static_cast<const char*>(first);
+[[gnu::always_inline]] inline void AskFor(const void* first, bool near) {
+  constexpr std::int64_t kLine = 64;
+  const auto* const at = static_cast<const char*>(first);
   if (near) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kLines; ++i) __builtin_prefetch(at + i * step, 0, 3);
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(at + i * kLine, 0, 3);
   } else {
 #pragma GCC unroll 16
-    for (int i = 0; i < kLines; ++i) __builtin_prefetch(at + i * step, 0, 2);
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(at + i * kLine, 0, 2);
   }
 }
 
@@ -65,7 +68,7 @@ class ColumnsAhead {
   [[gnu::always_inline]] void Ask() {
     constexpr std::int64_t kLine = static_cast<std::int64_t>(64 / sizeof(T));
     if (next_ == nullptr) return;
-    AskFor<kLines>(next_ + line_ * kLine, 64, near_);
+    AskFor<kLines>(next_ + line_ * kLine, near_);
     line_ += kLines;
     if (line_ >= lines_) line_ = 0, next_ += col_;
   }

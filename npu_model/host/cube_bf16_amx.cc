@@ -155,7 +155,7 @@ CUBIST_AMX inline void AddAll(const MmadTile<BF16>& tile) {
     }
     for (const std::int64_t end = ahead - beside; ahead > 0 && ahead > end; --ahead) {
       __builtin_prefetch(prefetch, 0, 2);
-      __builtin_prefetch(prefetch + tile.prefetch_pair, 0, 2);
+      __builtin_prefetch(prefetch + 64, 0, 2);
       prefetch += tile.prefetch_step;
     }
   }

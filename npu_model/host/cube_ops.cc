@@ -164,7 +164,7 @@ void Tile(const MmadTile<float>& tile) {
   [[maybe_unused]] float* keep = tile.keep;
   const char* prefetch = static_cast<const char*>(tile.prefetch);
   const std::int64_t b_step = kSource == Source::kPanel ? kNr : tile.b_step;
-  const std::int64_t prefetch_step = tile.prefetch_step, prefetch_pair = tile.prefetch_pair;
+  const std::int64_t prefetch_step = tile.prefetch_step;
   constexpr int kRun = Keeps(kSource) ? 1 : kSteps;  // To keep rows, or not, takes more than steps save.
   const auto mask = hn::FirstN(
       d, kSource == Source::kSomeOfRows ? static_cast<std::size_t>(tile.cols - (kVectors - 1) * kLanes) : 1);
@@ -172,16 +172,17 @@ void Tile(const MmadTile<float>& tile) {
   const std::int64_t words = ends ? tile.words - kEnd : tile.words;
   const std::int64_t runs = words / kRun, asking = Min(runs, (tile.prefetch_words + kRun - 1) / kRun);
   const bool near = kSource == Source::kPanel && tile.prefetch_near;
-  for (std::int64_t word = asking * kRun; word < tile.prefetch_words; ++word, prefetch += prefetch_step)
-    AskFor<2>(prefetch, prefetch_pair, near);
+  const auto ask = [&](std::int64_t word) {
+    AskFor<2>(prefetch, near);
+    prefetch += prefetch_step;
+    if (kSource != Source::kPanel && word % kSkewedWords == kSkewedWords - 1) prefetch -= tile.prefetch_back;
+  };
   for (std::int64_t run = 0; run < asking; ++run) {
     Steps<kRun, kSource>(sum, row, a_pitch, b, b_step, mask, keep);
 #pragma GCC unroll 4
-    for (int word = 0; word < kRun; ++word) {
-      AskFor<2>(prefetch, prefetch_pair, near);
-      prefetch += prefetch_step;
-    }
+    for (int word = 0; word < kRun; ++word) ask(run * kRun + word);
   }
+  for (std::int64_t word = asking * kRun; word < tile.prefetch_words; ++word) ask(word);
   for (std::int64_t run = asking; run < runs; ++run)
     Steps<kRun, kSource>(sum, row, a_pitch, b, b_step, mask, keep);
   for (std::int64_t word = runs * kRun; word < words; ++word)

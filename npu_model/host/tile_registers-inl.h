@@ -41,7 +41,7 @@ class MmadNear {
         in_strips_(RoundDown(args.m, std::int64_t{kTileRows})),
         c_bytes_(SizeOf(args.c_type)) {
     tile_.a_pitch = args.a_pitch, tile_.adds = args.adds;
-    tile_.prefetch_step = kNr * 4, tile_.prefetch_pair = kNr * 2;
+    tile_.prefetch_step = kNr * 4;
   }
 
   void Run() {
