@@ -8,7 +8,7 @@
 
 namespace cubist {
 
-constexpr std::int64_t kSkewedWords = 8;  // See MmadTile::prefetch_back.
+constexpr std::int64_t kTurnWords = 8;  // A power of two; see MmadTile::prefetch_turn.
 
 // One register tile of a Mmad, operands in the layouts of MmadArgs. The sums start from row i of `start`, at
 // start + i * start_pitch, or from zero where it is null.
@@ -27,7 +27,7 @@ struct MmadTile {
   const void* prefetch = nullptr;    // What to bring into L2, or L1, meanwhile: two lines beside each
   std::int64_t prefetch_words = 0;   // of so many words of k,
   std::int64_t prefetch_step = 128;  // so many bytes from word to word,
-  std::int64_t prefetch_back = 0;    // and back again after every eighth, where b is in rows.
+  std::int64_t prefetch_turn = 0;    // and, of floats in rows, from kTurnWords to the next ones.
   bool prefetch_near = false;        // Into L1; of b in a panel or in columns.
   float* c = nullptr;
   std::int64_t c_pitch = 0;

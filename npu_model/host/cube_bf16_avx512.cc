@@ -183,11 +183,6 @@ CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
   const std::int64_t prefetch_step = tile.prefetch_step;
   const bool near = kSource == Source::kPanel && tile.prefetch_near;
   std::int64_t ahead = tile.prefetch_words;
-  const auto ask = [&] {
-    AskFor<2>(prefetch, near);
-    prefetch += prefetch_step, --ahead;
-    if (kInRows && ahead % kSkewedWords == 0) prefetch -= tile.prefetch_back;
-  };
   typename Vector::Pairs columns[kVectors];
   const bool ends = tile.words >= kEnd && !tile.half;
   for (std::int64_t word = ends ? tile.words - kEnd : tile.words; word > 0; --word) {
@@ -204,9 +199,12 @@ CUBIST_AVX512_BF16 void Tile(const MmadTile<BF16>& tile) {
 #pragma GCC unroll 4
     for (int i = 0; i < kPointers; ++i) row[i] += 2;
     b += b_step;
-    if (ahead > 0) ask();
+    if (ahead <= 0) continue;
+    --ahead;
+    AskFor<2>(prefetch, near);
+    prefetch += prefetch_step;
   }
-  while (ahead > 0) ask();
+  for (; ahead > 0; --ahead, prefetch += prefetch_step) AskFor<2>(prefetch, near);
   if (tile.half) {
     LoadWord<Vector, kVectors, kSource>(tile, b, /*half=*/true, columns);
     if constexpr (kInRows) {

@@ -172,17 +172,18 @@ void Tile(const MmadTile<float>& tile) {
   const std::int64_t words = ends ? tile.words - kEnd : tile.words;
   const std::int64_t runs = words / kRun, asking = Min(runs, (tile.prefetch_words + kRun - 1) / kRun);
   const bool near = kSource == Source::kPanel && tile.prefetch_near;
-  const auto ask = [&](std::int64_t word) {
-    AskFor<2>(prefetch, near);
-    prefetch += prefetch_step;
-    if (kSource != Source::kPanel && word % kSkewedWords == kSkewedWords - 1) prefetch -= tile.prefetch_back;
-  };
+  static_assert(kTurnWords % kRun == 0);
+  constexpr std::int64_t kLastOfTurn = kTurnWords / kRun - 1;  // A mask, too.
+  const char* ahead = prefetch;
   for (std::int64_t run = 0; run < asking; ++run) {
     Steps<kRun, kSource>(sum, row, a_pitch, b, b_step, mask, keep);
 #pragma GCC unroll 4
-    for (int word = 0; word < kRun; ++word) ask(run * kRun + word);
+    for (int word = 0; word < kRun; ++word, ahead += prefetch_step) AskFor<2>(ahead, near);
+    if (kSource != Source::kPanel && (run & kLastOfTurn) == kLastOfTurn)
+      ahead = prefetch += tile.prefetch_turn;
   }
-  for (std::int64_t word = asking * kRun; word < tile.prefetch_words; ++word) ask(word);
+  for (std::int64_t word = asking * kRun; word < tile.prefetch_words; ++word, ahead += prefetch_step)
+    AskFor<2>(ahead, near);
   for (std::int64_t run = asking; run < runs; ++run)
     Steps<kRun, kSource>(sum, row, a_pitch, b, b_step, mask, keep);
   for (std::int64_t word = runs * kRun; word < words; ++word)

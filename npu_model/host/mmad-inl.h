@@ -388,10 +388,15 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, dec
   const std::int64_t lines = in_rows ? args.k : args.n,
                      apart = std::abs(in_rows ? source.row_stride : source.col_stride);
   const bool near = (b_bytes == 4 || args.m > kTileRows) && lines * apart * b_bytes <= kNearB;
-  // Of columns, the fewer strips ask for the next panel the shorter it has to be.
-  const std::int64_t words = in_rows || args.m > 3 * kTileRows ? kInPlaceWords
-                             : args.m > kTileRows              ? kInPlaceWords / 2
-                                                               : kInPlaceWords / 4;
+  // Of columns, the fewer strips ask for the next panel the shorter it has to be. On a Zen 5 rows of 16-bit elements pass low
+  // strips, one or two of them, 1.05 to 1.1 times as fast by halves of a panel, more or higher ones .95.
+  constexpr std::int64_t kLowStrip = 8;
+  const bool zen5 = ThisCpu() == Cpu::kZen5,
+             short_rows = in_rows && zen5 && b_bytes == 2 && args.m <= 2 * kLowStrip,
+             longest = !short_rows && (in_rows || args.m > 3 * kTileRows);
+  const std::int64_t words = longest                            ? kInPlaceWords
+                             : short_rows || args.m > kTileRows ? kInPlaceWords / 2
+                                                                : kInPlaceWords / 4;
   // A panel's rows of 16-bit elements are a line long: those of two panels are asked for side by side, the first half of k
   // beside one panel and the second beside the next.
   const bool two_panels = in_rows && b_bytes == 2;
@@ -400,11 +405,13 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, dec
   constexpr std::int64_t kRunBytes = 64 << 10;
   const bool in_one_run = in_rows && b_bytes == 2 && source.row_stride == args.n &&
                           words * kPerWord * args.n * b_bytes <= kRunBytes;
-  // Lines of rows that share a set of L1 hold each other up: neighbouring rows are asked for a panel further along each. Zen 5,
-  // floats, 7168 columns of 2048 from memory: 12 rows 1.4 times as fast, 10, 24 and 36 1.1 to 1.18; of bf16 no faster.
+  // Lines of rows that share a set of L1 hold each other up, the more the longer a strip takes with each: neighbouring rows are
+  // asked for a panel further along each. Zen 5, floats, 7168 columns of 2048 from memory: 12 rows 1.5 times as fast, 10, 24 and
+  // 36 1.12 to 1.2 times; strips of up to eight rows and bf16 no faster.
   constexpr std::int64_t kWideRow = 64 * kNr;
-  const bool skewed = in_rows && b_bytes == 4 && ThisCpu() == Cpu::kZen5 && args.n >= kWideRow &&
-                      source.row_stride * b_bytes % kConflictBytes == 0;
+  const bool skewed = in_rows && b_bytes == 4 && zen5 && args.n >= kWideRow &&
+                      source.row_stride * b_bytes % kConflictBytes == 0 &&
+                      Strips<kTileRows>(Min(args.m, kRows))[0].size() > kLowStrip;
   MmadArgs rest = args;  // Of a tile of C, after its first panel.
   rest.sums = nullptr, rest.start = MmadStart::kAdd;
   const auto at = [&](std::int64_t p, std::int64_t j) {
@@ -436,7 +443,8 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, dec
     // Beside a word of k: two lines of a row of what comes next, by the first strip; or of one of its columns, by as many strips
     // as it takes.
     tile.prefetch_step = in_one_run ? 2 * kLine : (in_rows ? source.row_stride : source.col_stride) * b_bytes;
-    if (skewed) tile.prefetch_step += 2 * kLine, tile.prefetch_back = kSkewedWords * 2 * kLine;
+    tile.prefetch_turn = kTurnWords * tile.prefetch_step;
+    if (skewed) tile.prefetch_step += 2 * kLine;
     const std::int64_t fetching = in_rows ? 1 : CeilDiv(words * kPerWord * b_bytes, 2 * kLine);
     const MmadArgs& into = k.begin == 0 ? args : rest;
     for (std::int64_t i = 0; i < strips.count(); ++i) {
@@ -473,7 +481,9 @@ void MmadInPlace(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, dec
                      count = pieces.count() * panels.count();
   const auto k_at = [&](std::int64_t i) { return pieces[in_rows ? i / inner : i % inner]; };
   const auto n_at = [&](std::int64_t i) { return panels[in_rows ? i % inner : i / inner]; };
-  const std::int64_t ahead = in_rows ? 2 : args.m <= kTileRows ? kStreamAhead / (words * kNr * 4) : 1;
+  const std::int64_t ahead = in_rows               ? 2 * kInPlaceWords / words
+                             : args.m <= kTileRows ? kStreamAhead / (words * kNr * 4)
+                                                   : 1;
   // What panel i asks for: lines in which pieces of rows, or columns, end. One that begins in the middle of a line shares it with
   // a piece that was asked for before. Behind the last panel another call often goes on.
   const auto next_of = [&](std::int64_t i) {
