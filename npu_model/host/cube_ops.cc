@@ -12,6 +12,7 @@
 #include "hwy/highway.h"
 #include "npu_model/host/few_rows-inl.h"
 #include "npu_model/host/mmad-inl.h"
+#include "npu_model/host/mmad_in_place-inl.h"
 #include "npu_model/host/packing-inl.h"
 #include "npu_model/host/tile_registers-inl.h"
 
@@ -284,7 +285,7 @@ void MmadF32(const MmadArgs& args) {
   if (args.b_source.data == nullptr) return Mmad(args, kTilesF32);
   MmadArgs rest;
   WithWidening(args.b_type, [&]<class E>(Widen<E>) { rest = AfterFew<float, E>(args, FewRowsF32<E>()); });
-  MmadInPlace(rest, kTilesF32, &PackB<false>);
+  MmadInPlace(rest, kTilesF32, &PackB<false>).Run();
 }
 
 // ---- Native bf16
@@ -293,7 +294,8 @@ void MmadF32(const MmadArgs& args) {
 void MmadBF16(const MmadArgs& args) {
   if (args.b_source.data == nullptr) return Mmad(args, kBF16TilesAvx512);
   const auto& few = ThisCpu() == Cpu::kZen5 ? kFewRowsBF16Zen5 : kFewRowsBF16Avx512;
-  MmadInPlace(AfterFew<BF16, BF16>(args, few), kBF16TilesAvx512, &PackBNative<false>);
+  const MmadArgs rest = AfterFew<BF16, BF16>(args, few);
+  MmadInPlace(rest, kBF16TilesAvx512, &PackBNative<false>).Run();
 }
 #endif
 #if HWY_TARGET <= HWY_AVX3_DL
@@ -306,7 +308,7 @@ void MmadAmx(const MmadArgs& args) {
   const AmxUse use;
   if (args.b_source.data == nullptr) return MmadNear(args, kBF16TilesAmx).Run();
   if (TakesSlabs(args)) return MmadBySlabs(args, kBF16TilesAmx, &PackBNative<false>);
-  MmadInPlace(args, kBF16TilesAmx, &PackBNative<false>);
+  MmadInPlace(args, kBF16TilesAmx, &PackBNative<false>).Run();
 }
 bool CastsAmx(const MmadArgs& args) {
   return args.b_source.data == nullptr || (TakesSlabs(args) && args.k <= SlabK(args.b_source));

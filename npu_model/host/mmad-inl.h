@@ -1,9 +1,9 @@
-// The walks of a Mmad over its register tiles: which strip of A meets which panel of B when, and what is asked for meanwhile.
+// The walks of a Mmad over its register tiles: which strip of A meets which packed panel of B when, and what is asked for
+// meanwhile.
 // Included once per Highway target by cube_ops.cc, after foreach_target.h.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 
 #include "npu_model/host/cpu.h"
@@ -149,40 +149,39 @@ HWY_INLINE ColumnsTiles<T> TilesOf(const PanelTiles<T>& tiles, Range n) {
   return {tiles.narrow, kLanes};
 }
 
+// The sums of a tile to their place in C.
+template <int kTileRows, class T>
+HWY_INLINE void EndTile(const MmadArgs& args, Range m, Range n, const ColumnsTiles<T>& tiles,
+                        MmadTile<T>& tile) {
+  const MmadTileFunction<T> function = tiles.OfRows(m.size());
+  tile.c = args.c + m.begin * args.c_pitch + n.begin, tile.c_pitch = args.c_pitch;
+  if (args.exact && n.size() < tiles.width) return MmadEdge<kTileRows>(function, m.size(), n.size(), tile);
+  function(tile);
+}
+
 // Such a tile from operands that `tile` has, and beside it the lines of the tile `fetched`. `tile` is one object, written
 // field by field: a copy would wait for the stores of the tile before it.
 template <int kTileRows, class T>
 HWY_INLINE void RunTile(const MmadArgs& args, Range m, Range n, const ColumnsTiles<T>& tiles,
                         const float* fetched, MmadTile<T>& tile) {
-  const MmadTileFunction<T> function = tiles.OfRows(m.size());
   alignas(64) float bias[kNr];
   tile.rows = m.size();
-  tile.c = args.c + m.begin * args.c_pitch + n.begin;
   StartOf(args, m, n, bias, &tile);
-  if (args.exact && n.size() < tiles.width) return MmadEdge<kTileRows>(function, m.size(), n.size(), tile);
   FetchTile(fetched, args.c_pitch, m.size());
-  function(tile);
+  EndTile<kTileRows>(args, m, n, tiles, tile);
 }
 
 // The same of a piece of k. Before the last one sums stand in `near`, a panel wide.
 template <int kTileRows, class T>
 HWY_INLINE void RunPiece(const MmadArgs& args, Range m, Range n, Range k, float* near,
                          const ColumnsTiles<T>& tiles, MmadTile<T>& tile) {
-  const MmadTileFunction<T> function = tiles.OfRows(m.size());
   alignas(64) float bias[kNr];
   tile.rows = m.size();
-  if (k.begin == 0) {
-    StartOf(args, m, n, bias, &tile);
-  } else {
-    tile.start = near, tile.start_pitch = kNr;
-  }
-  if (k.end < args.k) {
-    tile.c = near, tile.c_pitch = kNr;
-    return function(tile);
-  }
-  tile.c = args.c + m.begin * args.c_pitch + n.begin, tile.c_pitch = args.c_pitch;
-  if (args.exact && n.size() < tiles.width) return MmadEdge<kTileRows>(function, m.size(), n.size(), tile);
-  function(tile);
+  tile.start = near, tile.start_pitch = kNr;
+  if (k.begin == 0) StartOf(args, m, n, bias, &tile);
+  if (k.end == args.k) return EndTile<kTileRows>(args, m, n, tiles, tile);
+  tile.c = near, tile.c_pitch = kNr;
+  tiles.OfRows(m.size())(tile);
 }
 
 // How far ahead of its use B is asked for where one strip of A takes all of it, which is then as fast as memory is. The
@@ -317,7 +316,6 @@ void Mmad(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles) {
                        .half = k % kPerWord != 0,
                        .prefetch_step = kNr * 4,
                        .prefetch_near = AsksNear(),
-                       .c_pitch = args.c_pitch,
                        .adds = args.adds};
   };
   if (args.walk != MmadWalk::kRows && !conflict && args.m > kTileRows) {
@@ -354,150 +352,6 @@ void Mmad(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles) {
       MmadStrip(p == 0 ? args : rest, m, tile, next, tiles);
       p += piece;
     } while (p < args.k);
-  }
-}
-
-// ---- Products whose B lies where the caller has it
-
-// B a panel of a few rows at a time: read where it lies by the first strip of A, which leaves a packed one in the
-// first-level cache for the others, or packed there if it must be; multiplied with every row of A, forgotten. Nothing is
-// written to farther memory, which is what counts where few rows use B: its bytes come from memory at a few per cycle.
-// The panel that comes next is asked for meanwhile, or one some way ahead. Sums go through C from panel to panel of a
-// column, less often the longer these are: of rows, 128 words give eight rows of floats .75 of a Zen 4's peak where 32 gave
-// .57. Panels follow each other along the source's lines: B's rows, or its columns.
-constexpr std::int64_t kInPlaceWords = 128;    // Of k in a panel, at most.
-constexpr std::int64_t kMostRowsInPlace = 72;  // Of A that a panel serves.
-// A B of so many bytes is near once it has been met: it is not asked for, nor kept where a tile reads its rows as quickly as a
-// panel. 64 x 64 x 64 floats: .978 of a Zen 4's peak for .950. Rows of a panel of floats are two lines, which the machine's own
-// prefetching finds where it is met for the first time; those of 16-bit elements, met by a strip alone, are asked for. Four times
-// as many bytes that were not near after all, values of attention by parts, gave half of what asking gives; near, 1.05 of it.
-constexpr std::int64_t kNearB = 64 << 10;
-
-template <class T, int kTileRows>
-void MmadInPlace(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, decltype(CubeOps::pack_b) pack) {
-  constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T)), kElement = sizeof(T);
-  constexpr std::int64_t kLine = 64, kCopyPitch = (kInPlaceWords + 16) * kPerWord,
-                         kRows = RoundDown(kMostRowsInPlace, std::int64_t{kTileRows});  // At a time.
-  alignas(64) std::byte panel[kInPlaceWords * kNr * 4];
-  alignas(64) std::byte storage[kRows * kCopyPitch * sizeof(T)];
-  T* const copy = reinterpret_cast<T*>(storage);
-  const bool conflict = args.a_pitch * kElement % kConflictBytes == 0;
-  const StridedSource& source = args.b_source;
-  const std::int64_t b_bytes = SizeOf(args.b_type);
-  const bool in_rows = source.col_stride == 1, as_stored = in_rows && args.b_type == DTypeOf<T>();
-  const std::int64_t lines = in_rows ? args.k : args.n,
-                     apart = std::abs(in_rows ? source.row_stride : source.col_stride);
-  const bool near = (b_bytes == 4 || args.m > kTileRows) && lines * apart * b_bytes <= kNearB;
-  // Of columns, the fewer strips ask for the next panel the shorter it has to be. On a Zen 5 rows of 16-bit elements pass low
-  // strips, one or two of them, 1.05 to 1.1 times as fast by halves of a panel, more or higher ones .95.
-  constexpr std::int64_t kLowStrip = 8;
-  const bool zen5 = ThisCpu() == Cpu::kZen5,
-             short_rows = in_rows && zen5 && b_bytes == 2 && args.m <= 2 * kLowStrip,
-             longest = !short_rows && (in_rows || args.m > 3 * kTileRows);
-  const std::int64_t words = longest                            ? kInPlaceWords
-                             : short_rows || args.m > kTileRows ? kInPlaceWords / 2
-                                                                : kInPlaceWords / 4;
-  // A panel's rows of 16-bit elements are a line long: those of two panels are asked for side by side, the first half of k
-  // beside one panel and the second beside the next.
-  const bool two_panels = in_rows && b_bytes == 2;
-  // Short rows without gaps are asked for as they lie, all that the panels of the next piece of k need: decoding with 7 or 8
-  // heads a key head 1.08 to 1.12 times as fast on a Zen 5, by panels as fast of floats and of more rows.
-  constexpr std::int64_t kRunBytes = 64 << 10;
-  const bool in_one_run = in_rows && b_bytes == 2 && source.row_stride == args.n &&
-                          words * kPerWord * args.n * b_bytes <= kRunBytes;
-  // Lines of rows that share a set of L1 hold each other up, the more the longer a strip takes with each: neighbouring rows are
-  // asked for a panel further along each. Zen 5, floats, 7168 columns of 2048 from memory: 12 rows 1.5 times as fast, 10, 24 and
-  // 36 1.12 to 1.2 times; strips of up to eight rows and bf16 no faster.
-  constexpr std::int64_t kWideRow = 64 * kNr;
-  const bool skewed = in_rows && b_bytes == 4 && zen5 && args.n >= kWideRow &&
-                      source.row_stride * b_bytes % kConflictBytes == 0 &&
-                      Strips<kTileRows>(Min(args.m, kRows))[0].size() > kLowStrip;
-  MmadArgs rest = args;  // Of a tile of C, after its first panel.
-  rest.sums = nullptr, rest.start = MmadStart::kAdd;
-  const auto at = [&](std::int64_t p, std::int64_t j) {
-    return static_cast<const std::byte*>(source.data) +
-           (p * source.row_stride + j * source.col_stride) * b_bytes;
-  };
-
-  // A's rows `m`, all of them with B's panel (k, n). `next` is where the next panel begins.
-  const auto multiply = [&](Range m, Range k, Range n, const std::byte* next) {
-    const bool whole = n.size() == kNr;
-    const auto of_rows = whole ? ColumnsTiles<T>{tiles.in_rows, kNr} : TilesOf(tiles.some_of_rows, n);
-    bool as_it_lies = as_stored && of_rows.functions != nullptr;
-    // For further strips, too, or the first one keeps a panel.
-    const bool stays = as_it_lies && near && tiles.in_near_rows != nullptr;
-    MmadTile<T> tile{.words = k.size() / kPerWord,
-                     .b = reinterpret_cast<const T*>(panel),
-                     .half = k.size() % kPerWord != 0,
-                     .cols = n.size(),
-                     .c_pitch = args.c_pitch};
-    const Strips<kTileRows> strips(m.size());
-    if (as_it_lies) {
-      tile.b = reinterpret_cast<const T*>(at(k.begin, n.begin));
-      tile.b_step = source.row_stride * kPerWord, tile.b_pair = source.row_stride;
-      if (strips.count() > 1 && !stays) tile.keep = reinterpret_cast<T*>(panel);
-    } else {
-      pack(args.b_type, k.size(), n.size(), {at(k.begin, n.begin), source.row_stride, source.col_stride},
-           panel, RoundUp(k.size(), kPerWord) * kNr);
-    }
-    // Beside a word of k: two lines of a row of what comes next, by the first strip; or of one of its columns, by as many strips
-    // as it takes.
-    tile.prefetch_step = in_one_run ? 2 * kLine : (in_rows ? source.row_stride : source.col_stride) * b_bytes;
-    tile.prefetch_turn = kTurnWords * tile.prefetch_step;
-    if (skewed) tile.prefetch_step += 2 * kLine;
-    const std::int64_t fetching = in_rows ? 1 : CeilDiv(words * kPerWord * b_bytes, 2 * kLine);
-    const MmadArgs& into = k.begin == 0 ? args : rest;
-    for (std::int64_t i = 0; i < strips.count(); ++i) {
-      const Range strip{m.begin + strips[i].begin, m.begin + strips[i].end};
-      if (conflict) {
-        tile.a = copy + (strip.begin - m.begin) * kCopyPitch, tile.a_pitch = kCopyPitch;
-      } else {
-        tile.a = static_cast<const T*>(args.a) + strip.begin * args.a_pitch + k.begin,
-        tile.a_pitch = args.a_pitch;
-      }
-      tile.prefetch = next + 2 * kLine * i;
-      tile.prefetch_words = i < fetching && !near ? Min(tile.words, in_rows ? words : kNr) : 0;
-      const auto used = stays && whole ? ColumnsTiles<T>{tiles.in_near_rows, kNr}
-                        : as_it_lies   ? of_rows
-                                       : TilesOf(tiles.panel, n);
-      const float* c = TileToFetch(args, MmadStart::kZero, strip.begin, n.begin, strip.begin, n.begin);
-      RunTile<kTileRows>(into, strip, n, used, c, tile);
-      if (stays) continue;
-      as_it_lies = false;
-      tile.b = reinterpret_cast<const T*>(panel);
-    }
-  };
-  const auto copy_rows = [&](Range m, Range k) {
-    if (!conflict) return;
-    for (std::int64_t i = m.begin; i < m.end; ++i) {
-      std::memcpy(static_cast<void*>(copy + (i - m.begin) * kCopyPitch),
-                  static_cast<const T*>(args.a) + i * args.a_pitch + k.begin,
-                  static_cast<std::size_t>(k.size()) * sizeof(T));
-    }
-  };
-  // Along the lines of the source: its rows, or its columns.
-  const Split pieces = AtLeastOnce(Split(args.k, words * kPerWord)), panels(args.n, kNr);
-  const std::int64_t inner = in_rows ? panels.count() : pieces.count(),
-                     count = pieces.count() * panels.count();
-  const auto k_at = [&](std::int64_t i) { return pieces[in_rows ? i / inner : i % inner]; };
-  const auto n_at = [&](std::int64_t i) { return panels[in_rows ? i % inner : i / inner]; };
-  const std::int64_t ahead = in_rows               ? 2 * kInPlaceWords / words
-                             : args.m <= kTileRows ? kStreamAhead / (words * kNr * 4)
-                                                   : 1;
-  // What panel i asks for: lines in which pieces of rows, or columns, end. One that begins in the middle of a line shares it with
-  // a piece that was asked for before. Behind the last panel another call often goes on.
-  const auto next_of = [&](std::int64_t i) {
-    if (in_one_run) return at(k_at(i).end, 0) + i % inner * words * kNr * 4;
-    const std::int64_t second = two_panels ? i % inner % 2 : 0, next = i + ahead - second,
-                       row = second * words;
-    return (next < count ? at(k_at(next).begin + row, n_at(next).begin) : at(row, args.n)) + kLine - 1;
-  };
-  for (const Range m : Split(args.m, kRows)) {
-    for (std::int64_t i = 0; i < count; ++i) {
-      const Range k = k_at(i);
-      if (!in_rows || i % inner == 0) copy_rows(m, k);
-      multiply(m, k, n_at(i), next_of(i));
-    }
   }
 }
 
