@@ -51,7 +51,7 @@ struct FewRowsTiling {
 // block.prefetch counts columns of blocks, not waves.
 struct GroupedMatmulTiling {
   MatmulTiling block;
-  std::array<FewRowsTiling, 2> few = {};  // The first that a group fits is its own.
+  std::array<FewRowsTiling, 4> few = {};  // The first that a group fits is its own.
   Dealing dealing = Dealing::kRuns;
   std::int64_t row_step = 1;  // Rows of a block are a multiple of this, but for a group's last.
   // Work is counted in rows: a block costs its rows and fixed_work, a column of a group's blocks column_work besides,

@@ -1,5 +1,6 @@
 // The walk of a Mmad whose B lies where the caller has it.
 // Included once per Highway target by cube_ops.cc, after foreach_target.h.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -23,15 +24,15 @@ namespace cubist {
 namespace HWY_NAMESPACE {
 namespace {
 
-constexpr std::int64_t kInPlaceWords = 128;    // Of k in a panel, at most.
-constexpr std::int64_t kMostRowsInPlace = 72;  // Of A that a panel serves.
+constexpr std::int64_t kInPlaceWords = 256;     // Of k in a panel, at most.
+constexpr std::int64_t kMostRowsInPlace = 132;  // Of A that a panel serves, whose copies fit a stack.
 template <int kTileRows>
 constexpr std::int64_t kRowsInPlace = RoundDown(kMostRowsInPlace, std::int64_t{kTileRows});
 
 // How B comes nearer: each panel asks, while it is multiplied, for what is needed `ahead` panels later.
 struct InPlacePace {
-  bool b_is_near = false;              // Once it has been met: nothing is asked for.
-  std::int64_t words = kInPlaceWords;  // Of k in a panel.
+  bool b_is_near = false;    // Once it has been met: nothing is asked for.
+  std::int64_t words = 128;  // Of k in a panel.
   std::int64_t ahead = 1;
   bool two_panels =
       false;  // The first halves of the rows of two panels beside one, the second ones beside the next.
@@ -48,53 +49,74 @@ constexpr std::int64_t kNearB = 64 << 10;
 
 constexpr std::int64_t kLowStrip = 8;  // Rows of A.
 
-// Of rows of 16-bit elements. A panel has a line of each, so those of two are asked for side by side. On a Zen 5 low strips, one
-// or two of them, pass halves of a panel 1.05 to 1.1 times as fast, more or higher ones .95. Short rows without gaps are asked for
-// as they lie: decoding with 7 or 8 heads a key head 1.08 to 1.12 times as fast there, floats and more rows no faster.
+// Words of k in a panel that many rows meet. Sums go through C from panel to panel, less often the longer these are: 128 words give
+// eight rows of floats .75 of a Zen 4's peak where 32 gave .57. A Zen 5's L1 holds 256 beside what a strip needs, 1.03 to 1.08 times
+// as fast from 48 rows on.
+std::int64_t LongestPanel() { return ThisCpu() == Cpu::kZen5 ? kInPlaceWords : 128; }
+
+// Of rows. Low strips of 16-bit elements, one or two of them, have a Zen 5 wait least with short panels (1.05 to 1.1 times).
+std::int64_t WordsOfRows(const MmadArgs& args) {
+  if (args.m > 2 * kLowStrip) return LongestPanel();
+  return ThisCpu() == Cpu::kZen5 && SizeOf(args.b_type) == 2 ? 64 : 128;
+}
+
+// Of rows of 16-bit elements. A panel has a line of each, so those of two are asked for side by side. Short rows without gaps are
+// asked for as they lie: decoding with 7 or 8 heads a key head 1.08 to 1.12 times as fast on a Zen 5, floats and more rows no faster.
 template <class T>
-InPlacePace PaceOfNarrowRows(const MmadArgs& args) {
+InPlacePace PaceOfNarrowRows(const MmadArgs& args, std::int64_t words) {
   constexpr std::int64_t kBytes = 2, kRunBytes = 64 << 10,
                          kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
-  InPlacePace pace{.two_panels = true};
-  if (ThisCpu() == Cpu::kZen5 && args.m <= 2 * kLowStrip) pace.words /= 2;
-  pace.in_one_run =
-      args.b_source.row_stride == args.n && pace.words * kPerWord * args.n * kBytes <= kRunBytes;
-  return pace;
+  return {
+      .words = words,
+      .two_panels = true,
+      .in_one_run = args.b_source.row_stride == args.n && words * kPerWord * args.n * kBytes <= kRunBytes};
 }
 
 // Of rows of floats. Lines of rows that share a set of L1 hold each other up, the more the longer a strip takes with each. Zen 5,
 // 7168 columns of 2048 from memory, asked for in turns: 12 rows 1.5 times as fast, 10, 24 and 36 1.12 to 1.2 times; low strips,
 // and bf16, no faster.
 template <int kTileRows>
-InPlacePace PaceOfFloatRows(const MmadArgs& args) {
+InPlacePace PaceOfFloatRows(const MmadArgs& args, std::int64_t words) {
   constexpr std::int64_t kBytes = 4, kWideRow = 64 * kNr;
   const std::int64_t strip = Strips<kTileRows>(Min(args.m, kRowsInPlace<kTileRows>))[0].size();
-  return {.in_turns = ThisCpu() == Cpu::kZen5 && args.n >= kWideRow && strip > kLowStrip &&
+  return {.words = words,
+          .in_turns = ThisCpu() == Cpu::kZen5 && args.n >= kWideRow && strip > kLowStrip &&
                       args.b_source.row_stride * kBytes % kConflictBytes == 0};
 }
 
-// Of columns. Each of so few strips asks for a part of the next panel, so that it has to be short.
+// Rows of A that stay in L2, all of k long, while the panels of a column pass. More meet all panels of a piece of k first, as they
+// do where B lies in rows: 128 rows of bf16 of 2048, as they stay .67 of a Zen 5's peak, so .79.
+constexpr std::int64_t kRowsThatStay = 72;
+
+// Of columns. Each strip asks for a part of the next panel, so that it has to be short where strips are few.
 template <int kTileRows>
 InPlacePace PaceOfColumns(std::int64_t rows) {
-  InPlacePace pace;
-  if (rows <= 3 * kTileRows) pace.words /= 2;
-  if (rows > kTileRows) return pace;
-  pace.words /= 2;
-  pace.ahead = kStreamAhead / (pace.words * kNr * 4);
+  InPlacePace pace{.words = rows > kRowsThatStay   ? LongestPanel()
+                            : rows > 3 * kTileRows ? 128
+                            : rows > kTileRows     ? 64
+                                                   : 32};
+  if (rows <= kTileRows) pace.ahead = kStreamAhead / (pace.words * kNr * 4);
+  return pace;
+}
+
+template <class T, int kTileRows>
+InPlacePace PaceOfRows(const MmadArgs& args) {
+  constexpr std::int64_t kWordsAhead = 256;
+  const std::int64_t words = WordsOfRows(args);
+  InPlacePace pace =
+      SizeOf(args.b_type) == 2 ? PaceOfNarrowRows<T>(args, words) : PaceOfFloatRows<kTileRows>(args, words);
+  pace.ahead = std::max<std::int64_t>(kWordsAhead / words, 2);
   return pace;
 }
 
 template <class T, int kTileRows>
 InPlacePace PaceOf(const MmadArgs& args) {
   const StridedSource& b = args.b_source;
-  const std::int64_t bytes = SizeOf(args.b_type);
   const bool in_rows = b.col_stride == 1;
-  InPlacePace pace = !in_rows     ? PaceOfColumns<kTileRows>(args.m)
-                     : bytes == 2 ? PaceOfNarrowRows<T>(args)
-                                  : PaceOfFloatRows<kTileRows>(args);
-  if (in_rows) pace.ahead = 2 * kInPlaceWords / pace.words;
-  const std::int64_t b_bytes =
-      (in_rows ? args.k * std::abs(b.row_stride) : args.n * std::abs(b.col_stride)) * bytes;
+  const std::int64_t bytes = SizeOf(args.b_type),
+                     b_bytes = (in_rows ? args.k * std::abs(b.row_stride) : args.n * std::abs(b.col_stride)) *
+                               bytes;
+  InPlacePace pace = in_rows ? PaceOfRows<T, kTileRows>(args) : PaceOfColumns<kTileRows>(args.m);
   pace.b_is_near = (bytes == 4 || args.m > kTileRows) && b_bytes <= kNearB;
   return pace;
 }
@@ -102,8 +124,7 @@ InPlacePace PaceOf(const MmadArgs& args) {
 // B a panel of a few rows at a time: read where it lies by the first strip of A, which leaves a packed one in the
 // first-level cache for the others, or packed there if it must be; multiplied with every row of A, forgotten. Nothing is
 // written to farther memory, which is what counts where few rows use B: its bytes come from memory at a few per cycle.
-// Sums go through C from panel to panel of a column, less often the longer these are: of rows, 128 words give eight rows of floats
-// .75 of a Zen 4's peak where 32 gave .57. Panels follow each other along the source's lines: B's rows, or its columns.
+// Panels follow each other along B's rows, or along its columns where A stays near.
 template <class T, int kTileRows>
 class MmadInPlace {
  public:
@@ -120,7 +141,8 @@ class MmadInPlace {
         pack_(pack),
         pieces_(AtLeastOnce(Split(args.k, pace_.words * kPerWord))),
         panels_(args.n, kNr),
-        inner_(in_rows_ ? panels_.count() : pieces_.count()),
+        along_n_(in_rows_ || args.m > kRowsThatStay),
+        inner_(along_n_ ? panels_.count() : pieces_.count()),
         count_(pieces_.count() * panels_.count()) {
     rest_.sums = nullptr, rest_.start = MmadStart::kAdd;
   }
@@ -131,7 +153,7 @@ class MmadInPlace {
     panel_ = reinterpret_cast<T*>(panel), copy_ = reinterpret_cast<T*>(copy);
     for (const Range m : Split(args_.m, kRowsInPlace<kTileRows>)) {
       for (std::int64_t i = 0; i < count_; ++i) {
-        if (conflict_ && (!in_rows_ || i % inner_ == 0)) CopyRows(m, K(i));
+        if (conflict_ && (!along_n_ || i % inner_ == 0)) CopyRows(m, K(i));
         Multiply(m, K(i), N(i), NextOf(i));
       }
     }
@@ -141,9 +163,9 @@ class MmadInPlace {
   static constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T)), kElement = sizeof(T),
                                 kLine = 64, kCopyPitch = (kInPlaceWords + 16) * kPerWord;
 
-  // Of panel i, along the lines of the source.
-  Range K(std::int64_t i) const { return pieces_[in_rows_ ? i / inner_ : i % inner_]; }
-  Range N(std::int64_t i) const { return panels_[in_rows_ ? i % inner_ : i / inner_]; }
+  // Of panel i.
+  Range K(std::int64_t i) const { return pieces_[along_n_ ? i / inner_ : i % inner_]; }
+  Range N(std::int64_t i) const { return panels_[along_n_ ? i % inner_ : i / inner_]; }
 
   const std::byte* At(std::int64_t p, std::int64_t j) const {
     return static_cast<const std::byte*>(source_.data) +
@@ -228,6 +250,7 @@ class MmadInPlace {
   const MmadTiles<T, kTileRows>& tiles_;
   const decltype(CubeOps::pack_b) pack_;
   const Split pieces_, panels_;
+  const bool along_n_;
   const std::int64_t inner_, count_;      // Panels along a line of the source, and all of them.
   T *panel_ = nullptr, *copy_ = nullptr;  // Not within: what tiles may write to is none of the above.
 };

@@ -132,8 +132,9 @@ TEST_P(HostProductsTest, FewRowsHaveTheBitsOfPackedPanels) {
       for (std::int64_t n : {1, 8, 9, 16, 17, 31, 40, 63}) {
         for (std::int64_t m : {3, 13, 72}) check(m, n, 133, layout, 133);
       }
-      // More of either than is packed at a time.
+      // More of either than is packed at a time, and more rows than a panel of B serves.
       for (std::int64_t m : {3, 40}) check(m, 533, 290, layout, 290), check(m, 77, 2100, layout, 2100);
+      for (std::int64_t m : {96, 133}) check(m, 77, 601, layout, 601);
     }
   });
 }
