@@ -244,6 +244,7 @@ int main(int argc, char** argv) {
   RegisterPeaks();
   const std::vector<Shape> shapes = {{"skewed4096of32", Skewed(4096, 32), 2048, 7168},
                                      {"skewed4096of32", Skewed(4096, 32), 1024, 2048},
+                                     {"128of32", Even(128, 32), 1024, 2048},
                                      {"64of64", Even(64, 64), 1024, 2048},
                                      {"8of64", Even(8, 64), 1024, 2048}};
   for (DType dtype : {DType::kF32, DType::kBF16}) {

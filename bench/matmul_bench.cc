@@ -224,10 +224,10 @@ void RegisterMatmul(const Types& types, const Layout& layout, const Shape& shape
 
 void RegisterMatmuls() {
   const std::vector<Shape> all_layouts = {{1024, 1024, 1024}, {2048, 2048, 2048}};
-  const std::vector<Shape> both_b = {{64, 64, 64},     {128, 128, 128},    {256, 256, 256},
-                                     {512, 512, 512},  {4096, 4096, 4096}, {4096, 1536, 7168},
-                                     {127, 4099, 513}, {1000, 1001, 1003}, {512, 4096, 2048},
-                                     {1, 7168, 2048},  {8, 7168, 2048},    {64, 7168, 2048}};
+  const std::vector<Shape> both_b = {
+      {64, 64, 64},       {128, 128, 128},  {256, 256, 256},    {512, 512, 512},   {4096, 4096, 4096},
+      {4096, 1536, 7168}, {127, 4099, 513}, {1000, 1001, 1003}, {512, 4096, 2048}, {1, 7168, 2048},
+      {8, 7168, 2048},    {64, 7168, 2048}, {128, 1024, 2048}};
   // A gate, and the two halves of a product of low rank.
   const std::vector<Shape> long_and_narrow = {{4096, 256, 7168}, {4096, 16, 7168}, {4096, 7168, 16}};
   for (const Types& types : kTypes) {

@@ -12,7 +12,8 @@ namespace {
 // A tensor but for where it is.
 struct Layout {
   Layout() = default;
-  explicit Layout(const ConstTensor& t) : dtype(t.dtype), rank(t.rank), sizes(t.sizes), strides(t.strides) {}
+  template <class AnyTensor>
+  explicit Layout(const AnyTensor& t) : dtype(t.dtype), rank(t.rank), sizes(t.sizes), strides(t.strides) {}
 
   friend bool operator==(const Layout&, const Layout&) = default;
 
@@ -26,7 +27,7 @@ struct Key {
   Key(const ChipSpec& host, const MatmulArgs& args)
       : chip(&host),
         a(args.a),
-        b(args.packed_b.given() ? args.packed_b.memory() : args.b),
+        b(args.packed_b.given() ? Layout(args.packed_b.memory()) : Layout(args.b)),
         c(args.c),
         packed_rows(args.packed_b.rows),
         packed_cols(args.packed_b.cols),

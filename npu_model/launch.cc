@@ -250,10 +250,12 @@ void Launch::RunCores(int cores, CoreBody body) {
   try {
     int threads = device_.threads();
     if (cores == 1 || threads == 1) {
-      std::optional<PinnedThread> pinned;
-      if (device_.pins()) pinned.emplace();
-      for (int index = 0; index < cores; ++index) body(index);
-      return;
+      const auto run = [&] {
+        for (int index = 0; index < cores; ++index) body(index);
+      };
+      if (!device_.pins()) return run();
+      const PinnedThread pinned;
+      return run();
     }
     const int here = tbb::this_task_arena::max_concurrency();
     const int machine =

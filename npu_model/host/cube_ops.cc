@@ -281,11 +281,19 @@ std::int64_t PeakFma(std::int64_t rounds) {
   return rounds * kChains * kLanes;
 }
 
+// The columns of a product with a B in place that are not done.
+template <class T, int kTileRows>
+void MmadRest(const MmadArgs& args, std::int64_t done, const MmadTiles<T, kTileRows>& tiles,
+              decltype(CubeOps::pack_b) pack) {
+  if (done == 0) return MmadInPlace(args, tiles, pack).Run();
+  if (done < args.n) MmadInPlace(ColumnsFrom(args, done), tiles, pack).Run();
+}
+
 void MmadF32(const MmadArgs& args) {
   if (args.b_source.data == nullptr) return Mmad(args, kTilesF32);
-  MmadArgs rest;
-  WithWidening(args.b_type, [&]<class E>(Widen<E>) { rest = AfterFew<float, E>(args, FewRowsF32<E>()); });
-  MmadInPlace(rest, kTilesF32, &PackB<false>).Run();
+  std::int64_t done = 0;
+  WithWidening(args.b_type, [&]<class E>(Widen<E>) { done = MultiplyFew<float, E>(args, FewRowsF32<E>()); });
+  MmadRest(args, done, kTilesF32, &PackB<false>);
 }
 
 // ---- Native bf16
@@ -294,8 +302,7 @@ void MmadF32(const MmadArgs& args) {
 void MmadBF16(const MmadArgs& args) {
   if (args.b_source.data == nullptr) return Mmad(args, kBF16TilesAvx512);
   const auto& few = ThisCpu() == Cpu::kZen5 ? kFewRowsBF16Zen5 : kFewRowsBF16Avx512;
-  const MmadArgs rest = AfterFew<BF16, BF16>(args, few);
-  MmadInPlace(rest, kBF16TilesAvx512, &PackBNative<false>).Run();
+  MmadRest(args, MultiplyFew<BF16, BF16>(args, few), kBF16TilesAvx512, &PackBNative<false>);
 }
 #endif
 #if HWY_TARGET <= HWY_AVX3_DL

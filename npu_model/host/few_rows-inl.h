@@ -26,10 +26,9 @@ namespace {
 
 #if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
 
-// Does what of a product few rows are good for whose B, of elements E, is in place, and returns the rest: all, or the last
-// columns.
+// Does what of a product few rows are good for whose B, of elements E, is in place: so many columns.
 template <class T, class E>
-MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<T>& tiles) {
+std::int64_t MultiplyFew(const MmadArgs& args, const FewRowTiles<T>& tiles) {
 #if HWY_TARGET <= HWY_AVX3
   const bool in_columns = args.b_source.row_stride == 1 && args.b_source.col_stride != 1 &&
                           args.b_type == DTypeOf<E>() &&
@@ -38,36 +37,35 @@ MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<T>& tiles) {
     const std::int64_t cols = RoundDown(args.n, kLanes);
     if (cols > 0) FewColumns<T, E>(args, tiles, cols);
     if (cols < args.n) LastColumns<T, E>(ColumnsFrom(args, cols), tiles);
-    return ColumnsFrom(args, args.n);
+    return args.n;
   }
 #endif
   const bool in_rows = args.b_source.col_stride == 1 && args.b_type == DTypeOf<E>();
-  if (!in_rows || args.m < 1 || args.m > tiles.most_in_rows) return args;
+  if (!in_rows || args.m < 1 || args.m > tiles.most_in_rows) return 0;
   const auto& few = tiles.in_rows[args.m - 1];
-  if (args.n < few.shortest_row) return args;
+  if (args.n < few.shortest_row) return 0;
   const std::int64_t cols = RoundDown(args.n, few.vectors * kLanes);
   if (cols > 0) MmadFew<T, E>(args, few, cols);
-  return ColumnsFrom(args, cols);
+  return cols;
 }
 
 #elif HWY_TARGET == HWY_SCALAR
 
 template <class T, class E>
-MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<T>&) {
-  return args;
+std::int64_t MultiplyFew(const MmadArgs&, const FewRowTiles<T>&) {
+  return 0;
 }
 
 #else
 
-// Does what of a product few rows are good for whose B, of elements E, is in place, and returns the rest: all, or the last
-// columns.
+// Does what of a product few rows are good for whose B, of elements E, is in place: so many columns.
 template <class T, class E>
-MmadArgs AfterFew(const MmadArgs& args, const FewRowTiles<T>&) {
+std::int64_t MultiplyFew(const MmadArgs& args, const FewRowTiles<T>&) {
   const bool in_rows = args.b_source.col_stride == 1;
   const std::int64_t cols = RoundDown(args.n, in_rows ? kNr : kLanes);
-  if (args.m < 1 || args.m > (in_rows ? kMostOfRows : kMostOfColumns) || args.k < 1 || cols == 0) return args;
+  if (args.m < 1 || args.m > (in_rows ? kMostOfRows : kMostOfColumns) || args.k < 1 || cols == 0) return 0;
   in_rows ? FewInRows<E>(args, cols) : kInColumns<E>[args.m - 1](args, cols);
-  return ColumnsFrom(args, cols);
+  return cols;
 }
 
 #endif

@@ -330,8 +330,8 @@ void Mmad(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles) {
   };
   NextRows<T> next{.pitch = args.a_pitch, .lines = CeilDiv(Min(piece, args.k), 16 * kPerWord)};
   next.lines_per_panel = CeilDiv(next.lines, std::max<std::int64_t>(CeilDiv(args.n, kNr), 1));
-  MmadArgs rest = args;  // Of a strip, after its first piece.
-  rest.sums = nullptr, rest.start = MmadStart::kAdd;
+  MmadArgs rest;  // Of a strip, after its first piece.
+  if (piece < args.k) rest = args, rest.sums = nullptr, rest.start = MmadStart::kAdd;
   for (std::int64_t strip = 0; strip < strips.count(); ++strip) {
     const Range m = strips[strip];
     std::int64_t p = 0;

@@ -78,10 +78,10 @@ InPlacePace PaceOfNarrowRows(const MmadArgs& args, std::int64_t words) {
 template <int kTileRows>
 InPlacePace PaceOfFloatRows(const MmadArgs& args, std::int64_t words) {
   constexpr std::int64_t kBytes = 4, kWideRow = 64 * kNr;
-  const std::int64_t strip = Strips<kTileRows>(Min(args.m, kRowsInPlace<kTileRows>))[0].size();
+  const bool share_sets = args.n >= kWideRow && args.b_source.row_stride * kBytes % kConflictBytes == 0;
   return {.words = words,
-          .in_turns = ThisCpu() == Cpu::kZen5 && args.n >= kWideRow && strip > kLowStrip &&
-                      args.b_source.row_stride * kBytes % kConflictBytes == 0};
+          .in_turns = ThisCpu() == Cpu::kZen5 && share_sets &&
+                      Strips<kTileRows>(Min(args.m, kRowsInPlace<kTileRows>))[0].size() > kLowStrip};
 }
 
 // Rows of A that stay in L2, all of k long, while the panels of a column pass. More meet all panels of a piece of k first, as they
@@ -130,7 +130,6 @@ class MmadInPlace {
  public:
   MmadInPlace(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, decltype(CubeOps::pack_b) pack)
       : args_(args),
-        rest_(args),
         source_(args.b_source),
         b_bytes_(SizeOf(args.b_type)),
         in_rows_(source_.col_stride == 1),
@@ -144,7 +143,8 @@ class MmadInPlace {
         along_n_(in_rows_ || args.m > kRowsThatStay),
         inner_(along_n_ ? panels_.count() : pieces_.count()),
         count_(pieces_.count() * panels_.count()) {
-    rest_.sums = nullptr, rest_.start = MmadStart::kAdd;
+    if (pieces_.count() == 1) return;  // A copy waits for the stores that have just made what it is of.
+    rest_ = args, rest_.sums = nullptr, rest_.start = MmadStart::kAdd;
   }
 
   void Run() {
