@@ -163,7 +163,7 @@ bool MayCutK(const ChipSpec& chip, const GroupedMatmulShape& s) {
 std::vector<GroupedMatmulTiling> Tilings(const ChipSpec& chip, const GroupedMatmulShape& shape) {
   std::vector<GroupedMatmulTiling> tilings;
   const bool cuts_k = MayCutK(chip, shape);
-  for (MatmulTiling block : Candidates(chip, shape.product)) {
+  for (MatmulTiling block : GroupCandidates(chip, shape.product)) {
     // Groups have grids of their own. All weights are too much to pack for one use, and the rows of a group begin
     // anywhere, so that a sum over them cannot be cut at the panels of a packed operand.
     if ((chip.pipes_overlap && block.grid.order != BlockOrder::kRowMajor) || block.stagger ||

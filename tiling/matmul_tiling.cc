@@ -47,14 +47,14 @@ std::int64_t Need(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling
   }
 }
 
-// Whether B serves so few rows that it is read where it lies, panel by panel: a packed copy of it is neither written nor read.
+// Whether B serves so few rows, of a product or of a block of it, that it is read where it lies, panel by panel: a packed copy of it is neither written nor read.
 // Rows are packed beside the multiply-adds of the first rows of A. On a Zen 5 96 to 128 rows pass them 1.1 to 1.2 times as fast as
 // by packing first, 256 up to 1.05 times; twice as many, whose sums are far, .95 times. Columns, turned before they are
 // multiplied, pass 96 to 128 rows up to 1.1 times as fast. Tile registers pack all they meet.
-bool ReadOnce(const ChipSpec& chip, const MatmulShape& s) {
+bool ReadOnce(const ChipSpec& chip, const MatmulShape& s, std::int64_t rows) {
   constexpr std::int64_t kOfRows = 264, kOfColumns = 132, kOfTileRegisters = 64;
   if (s.b_packed || (s.b_row_bytes == 0 && s.b_col_bytes == 0)) return false;
-  return s.m <= (chip.InTileRegisters(s.in) ? kOfTileRegisters : s.b_row_bytes > 0 ? kOfRows : kOfColumns);
+  return rows <= (chip.InTileRegisters(s.in) ? kOfTileRegisters : s.b_row_bytes > 0 ? kOfRows : kOfColumns);
 }
 
 // Columns that such a tile has at least, or as many as a core's share: memory gives long runs faster than short ones.
@@ -115,9 +115,9 @@ int KeptTiles(const ChipSpec& chip, const MatmulShape& s, MatmulTiling t) {
 // Every tiling that is considered, whether it fits or not; of equal prices the first one counts.
 class TilingList {
  public:
-  // k is cut into `parts`.
-  TilingList(const ChipSpec& chip, const MatmulShape& whole, const KParts& parts)
-      : chip_(chip), s_(whole), parts_(parts) {
+  // k is cut into `parts`. `of_group`: no phase before packs all of B.
+  TilingList(const ChipSpec& chip, const MatmulShape& whole, const KParts& parts, bool of_group)
+      : chip_(chip), s_(whole), parts_(parts), of_group_(of_group) {
     if (parts.count > 1) s_.k = parts.length;
     k_step_ = std::max(chip.mmad.k_bytes / chip.OperandBytes(s_.in), chip.packing.row_multiple);
     n_step_ =
@@ -154,7 +154,7 @@ class TilingList {
   // no wide block but in threes, which two cores share badly, and so narrow ones won, whose B is packed at half the speed.
   std::vector<std::int64_t> Widths() const {
     std::vector<std::int64_t> widths = BlockSizes(n_step_, s_.n);
-    if (chip_.pipes_overlap || !ReadOnce(chip_, s_)) return widths;
+    if (chip_.pipes_overlap || !ReadOnce(chip_, s_, s_.m)) return widths;
     for (const std::int64_t blocks : {1, 2, 4}) {
       const std::int64_t width = RoundUp(CeilDiv(s_.n, blocks * chip_.concurrent_cores), n_step_);
       if (width >= kShortestRun && std::find(widths.begin(), widths.end(), width) == widths.end())
@@ -182,13 +182,18 @@ class TilingList {
       return AddWithNearSums(t);
     }
     const std::int64_t least = std::min(kShortestRun, LeastOnce());
-    const bool once = ReadOnce(chip_, s_) && s_.n >= least;
+    const bool once = ReadOnce(chip_, s_, s_.m) && s_.n >= least;
     if (once && t.m >= s_.m && t.n >= least) AddOnce(t);
+    // Blocks that would pack their B for themselves do it beside their multiply-adds.
+    const bool by_blocks =
+        of_group_ && !once && s_.b_row_bytes > 0 && t.n >= least && ReadOnce(chip_, s_, t.m);
     for (int packing = 0; packing < 4; ++packing) {
       t.pack_a = (packing & 1) != 0, t.pack_b = (packing & 2) != 0;
+      if (t.pack_b && of_group_) continue;
       if (t.pack_a && (s_.a_packed || CeilDiv(s_.n, t.n) == 1 || AIsReadInPlace(chip_, s_))) continue;
       if (t.pack_b && (s_.b_packed || once || CeilDiv(s_.m, t.m) == 1)) continue;
       AddNear(t);
+      if (by_blocks) AddOnce(t);
     }
   }
 
@@ -332,6 +337,7 @@ class TilingList {
   const ChipSpec& chip_;
   MatmulShape s_;  // Of a part.
   KParts parts_;
+  bool of_group_;
   std::int64_t k_step_ = 0, n_step_ = 0;
   std::vector<Packing> packings_;
   std::vector<MatmulTiling> tilings_;
@@ -346,7 +352,13 @@ KParts CutK(std::int64_t k, std::int64_t count) {
 }
 
 std::vector<MatmulTiling> AllTilings(const ChipSpec& chip, const MatmulShape& s) {
-  return TilingList(chip, s, PartsOf(chip, s)).Make();
+  return TilingList(chip, s, PartsOf(chip, s), /*of_group=*/false).Make();
+}
+
+std::vector<MatmulTiling> ThoseThatFit(const ChipSpec& chip, const MatmulShape& s,
+                                       std::vector<MatmulTiling> tilings) {
+  std::erase_if(tilings, [&](const MatmulTiling& t) { return !Fits(chip, s, t); });
+  return tilings;
 }
 
 }  // namespace
@@ -395,7 +407,7 @@ KParts PartsOf(const ChipSpec& chip, const MatmulShape& s) {
   plain.a_row_bytes = s.k * SizeOf(s.in), plain.b_row_bytes = s.n * SizeOf(s.in);
   const auto best = [&](const KParts& parts) {
     double least = std::numeric_limits<double>::infinity();
-    for (const MatmulTiling& t : TilingList(chip, plain, parts).Make()) {
+    for (const MatmulTiling& t : TilingList(chip, plain, parts, /*of_group=*/false).Make()) {
       if (Fits(chip, plain, t)) least = std::min(least, Price(chip, plain, t));
     }
     return least;
@@ -421,9 +433,11 @@ bool IsBetterTurned(const ChipSpec& chip, const MatmulShape& s) {
 }
 
 std::vector<MatmulTiling> Candidates(const ChipSpec& chip, const MatmulShape& shape) {
-  std::vector<MatmulTiling> candidates = AllTilings(chip, shape);
-  std::erase_if(candidates, [&](const MatmulTiling& t) { return !Fits(chip, shape, t); });
-  return candidates;
+  return ThoseThatFit(chip, shape, AllTilings(chip, shape));
+}
+
+std::vector<MatmulTiling> GroupCandidates(const ChipSpec& chip, const MatmulShape& shape) {
+  return ThoseThatFit(chip, shape, TilingList(chip, shape, PartsOf(chip, shape), /*of_group=*/true).Make());
 }
 
 Status Choose(const ChipSpec& chip, const MatmulShape& shape, MatmulTiling* tiling) {
