@@ -47,10 +47,10 @@ std::int64_t Need(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling
   }
 }
 
-// Whether B serves so few rows, of a product or of a block of it, that it is read where it lies, panel by panel: a packed copy of it is neither written nor read.
-// Rows are packed beside the multiply-adds of the first rows of A. On a Zen 5 96 to 128 rows pass them 1.1 to 1.2 times as fast as
-// by packing first, 256 up to 1.05 times; twice as many, whose sums are far, .95 times. Columns, turned before they are
-// multiplied, pass 96 to 128 rows up to 1.1 times as fast. Tile registers pack all they meet.
+// Whether B serves so few rows, of a product or of a block of it, that it is read where it lies, panel by panel: a packed copy of
+// it is neither written nor read. Rows are packed beside the multiply-adds of the first rows of A. On a Zen 5 96 to 128 rows pass
+// them 1.1 to 1.2 times as fast as by packing first, 256 up to 1.05 times; twice as many, whose sums are far, .95 times. Columns,
+// turned before they are multiplied, pass 96 to 128 rows up to 1.1 times as fast. Tile registers pack all they meet.
 bool ReadOnce(const ChipSpec& chip, const MatmulShape& s, std::int64_t rows) {
   constexpr std::int64_t kOfRows = 264, kOfColumns = 132, kOfTileRegisters = 64;
   if (s.b_packed || (s.b_row_bytes == 0 && s.b_col_bytes == 0)) return false;
@@ -185,8 +185,8 @@ class TilingList {
     const bool once = ReadOnce(chip_, s_, s_.m) && s_.n >= least;
     if (once && t.m >= s_.m && t.n >= least) AddOnce(t);
     // Blocks that would pack their B for themselves do it beside their multiply-adds.
-    const bool by_blocks =
-        of_group_ && !once && s_.b_row_bytes > 0 && t.n >= least && ReadOnce(chip_, s_, t.m);
+    const bool by_blocks = of_group_ && !once && !chip_.InTileRegisters(s_.in) && s_.b_row_bytes > 0 &&
+                           t.n >= least && ReadOnce(chip_, s_, t.m);
     for (int packing = 0; packing < 4; ++packing) {
       t.pack_a = (packing & 1) != 0, t.pack_b = (packing & 2) != 0;
       if (t.pack_b && of_group_) continue;

@@ -34,11 +34,9 @@ struct InPlacePace {
   bool b_is_near = false;    // Once it has been met: nothing is asked for.
   std::int64_t words = 128;  // Of k in a panel.
   std::int64_t ahead = 1;
-  bool two_panels =
-      false;  // The first halves of the rows of two panels beside one, the second ones beside the next.
+  bool two_panels = false;  // Beside one the first halves of two panels' rows, beside the next the second.
   bool in_one_run = false;  // Rows as they lie, for all panels of the next words of k.
-  bool in_turns =
-      false;  // Of neighbouring rows what is a panel further along each (MmadTile::prefetch_turn).
+  bool in_turns = false;    // Each row a panel further along than its neighbour (MmadTile::prefetch_turn).
 };
 
 // A B of so many bytes is near once it has been met: it is not asked for, nor kept where a tile reads its rows as quickly as a
