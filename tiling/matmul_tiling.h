@@ -220,7 +220,7 @@ CUBIST_EXPORT bool Fits(const ChipSpec& chip, const MatmulShape& shape, const Ma
 // All tilings worth pricing; those that do not fit are left out.
 CUBIST_EXPORT std::vector<MatmulTiling> Candidates(const ChipSpec& chip, const MatmulShape& shape);
 // The same for blocks of products that many such products share: B is too much to be packed whole before.
-std::vector<MatmulTiling> GroupCandidates(const ChipSpec& chip, const MatmulShape& shape);
+CUBIST_EXPORT std::vector<MatmulTiling> GroupCandidates(const ChipSpec& chip, const MatmulShape& shape);
 
 // Whether a Mmad reads A's rows where they lie in GM. Rows as long as a way of a first-level cache would stand in one of
 // its sets: a Mmad copies them again for every block of columns. A few rows are read wherever they are.
