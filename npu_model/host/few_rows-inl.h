@@ -26,7 +26,7 @@ namespace {
 
 #if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
 
-// Does what of a product few rows are good for whose B, of elements E, is in place: so many columns.
+// Does what few rows are good for of a product whose B, of elements E, is in place. Returns how many columns that are, the first.
 template <class T, class E>
 std::int64_t MultiplyFew(const MmadArgs& args, const FewRowTiles<T>& tiles) {
 #if HWY_TARGET <= HWY_AVX3
@@ -58,7 +58,7 @@ std::int64_t MultiplyFew(const MmadArgs&, const FewRowTiles<T>&) {
 
 #else
 
-// Does what of a product few rows are good for whose B, of elements E, is in place: so many columns.
+// Does what few rows are good for of a product whose B, of elements E, is in place. Returns how many columns that are, the first.
 template <class T, class E>
 std::int64_t MultiplyFew(const MmadArgs& args, const FewRowTiles<T>&) {
   const bool in_rows = args.b_source.col_stride == 1;
