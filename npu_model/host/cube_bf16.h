@@ -8,7 +8,8 @@
 
 namespace cubist {
 
-constexpr std::int64_t kTurnWords = 8;  // A power of two; see MmadTile::prefetch_turn.
+constexpr std::int64_t kTurnWords = 8;        // A power of two; see MmadTile::prefetch_turn.
+constexpr std::int64_t kAskedBytes = 2 * 64;  // Beside a word of k; see MmadTile::prefetch.
 
 // One register tile of a Mmad, operands in the layouts of MmadArgs. The sums start from row i of `start`, at
 // start + i * start_pitch, or from zero where it is null.
@@ -24,11 +25,11 @@ struct MmadTile {
   bool half = false;        // One more word, of which a and b have the first element alone.
   std::int64_t cols = 0;  // Of b, in columns or met by few rows; in rows of a panel, where not all are there.
   T* keep = nullptr;      // Where b is in rows: what becomes the panel of it, if anything.
-  const void* prefetch = nullptr;    // What to bring into L2, or L1, meanwhile: two lines beside each
-  std::int64_t prefetch_words = 0;   // of so many words of k,
-  std::int64_t prefetch_step = 128;  // so many bytes from word to word,
-  std::int64_t prefetch_turn = 0;    // and, of floats in rows, from kTurnWords to the next ones.
-  bool prefetch_near = false;        // Into L1; of b in a panel or in columns.
+  const void* prefetch = nullptr;            // What to bring into L2, or L1, meanwhile: two lines beside each
+  std::int64_t prefetch_words = 0;           // of so many words of k,
+  std::int64_t prefetch_step = kAskedBytes;  // so many bytes from word to word,
+  std::int64_t prefetch_turn = 0;            // and, of floats in rows, from kTurnWords to the next ones.
+  bool prefetch_near = false;                // Into L1; of b in a panel or in columns.
   float* c = nullptr;
   std::int64_t c_pitch = 0;
   const float* start = nullptr;

@@ -64,7 +64,7 @@ std::int64_t MultiplyFew(const MmadArgs& args, const FewRowTiles<T>&) {
   const bool in_rows = args.b_source.col_stride == 1;
   const std::int64_t cols = RoundDown(args.n, in_rows ? kNr : kLanes);
   if (args.m < 1 || args.m > (in_rows ? kMostOfRows : kMostOfColumns) || args.k < 1 || cols == 0) return 0;
-  in_rows ? FewInRows<E>(args, cols) : kInColumns<E>[args.m - 1](args, cols);
+  (in_rows ? kInRows<E> : kInColumns<E>)[args.m - 1](args, cols);
   return cols;
 }
 

@@ -17,6 +17,7 @@
 #define CUBIST_NPU_MODEL_HOST_MMAD_IN_PLACE_INL_H_
 #endif
 
+#include "npu_model/host/in_place-inl.h"
 #include "npu_model/host/mmad-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -34,16 +35,11 @@ struct InPlacePace {
   bool b_is_near = false;    // Once it has been met: nothing is asked for.
   std::int64_t words = 128;  // Of k in a panel.
   std::int64_t ahead = 1;
-  bool two_panels = false;  // Beside one the first halves of two panels' rows, beside the next the second.
+  std::int64_t turns =
+      1;  // Panels whose rows are asked for together, beside each of them a part of the rows.
   bool in_one_run = false;  // Rows as they lie, for all panels of the next words of k.
   bool in_turns = false;    // Each row a panel further along than its neighbour (MmadTile::prefetch_turn).
 };
-
-// A B of so many bytes is near once it has been met: it is not asked for, nor kept where a tile reads its rows as quickly as a
-// panel. 64 x 64 x 64 floats: .978 of a Zen 4's peak for .950. Rows of a panel of floats are two lines, which the machine's own
-// prefetching finds where it is met for the first time; those of 16-bit elements, met by a strip alone, are asked for. Four times
-// as many bytes that were not near after all, values of attention by parts, gave half of what asking gives; near, 1.05 of it.
-constexpr std::int64_t kNearB = 64 << 10;
 
 constexpr std::int64_t kLowStrip = 8;  // Rows of A.
 
@@ -58,15 +54,16 @@ std::int64_t WordsOfRows(const MmadArgs& args) {
   return ThisCpu() == Cpu::kZen5 && SizeOf(args.b_type) == 2 ? 64 : 128;
 }
 
-// Of rows of 16-bit elements. A panel has a line of each, so those of two are asked for side by side. Short rows without gaps are
-// asked for as they lie: decoding with 7 or 8 heads a key head 1.08 to 1.12 times as fast on a Zen 5, floats and more rows no faster.
+// Of rows of 16-bit elements. Two lines of a row are of several panels, each of which has a part of the rows asked for. Short rows
+// without gaps are asked for as they lie: decoding with 7 or 8 heads a key head 1.08 to 1.12 times as fast on a Zen 5, floats and
+// more rows no faster.
 template <class T>
 InPlacePace PaceOfNarrowRows(const MmadArgs& args, std::int64_t words) {
   constexpr std::int64_t kBytes = 2, kRunBytes = 64 << 10,
                          kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
   return {
       .words = words,
-      .two_panels = true,
+      .turns = Min(kAskedBytes / (kNr * kBytes), CeilDiv(args.n, kNr)),
       .in_one_run = args.b_source.row_stride == args.n && words * kPerWord * args.n * kBytes <= kRunBytes};
 }
 
@@ -103,7 +100,7 @@ InPlacePace PaceOfRows(const MmadArgs& args) {
   const std::int64_t words = WordsOfRows(args);
   InPlacePace pace =
       SizeOf(args.b_type) == 2 ? PaceOfNarrowRows<T>(args, words) : PaceOfFloatRows<kTileRows>(args, words);
-  pace.ahead = std::max<std::int64_t>(kWordsAhead / words, 2);
+  pace.ahead = RoundUp(std::max<std::int64_t>(kWordsAhead / words, 2), pace.turns);
   return pace;
 }
 
@@ -140,7 +137,10 @@ class MmadInPlace {
         panels_(args.n, kNr),
         along_n_(in_rows_ || args.m > kRowsThatStay),
         inner_(along_n_ ? panels_.count() : pieces_.count()),
-        count_(pieces_.count() * panels_.count()) {
+        count_(pieces_.count() * panels_.count()),
+        asks_(!in_rows_          ? kNr
+              : pace_.in_one_run ? CeilDiv(pace_.words * kPerWord * kNr * b_bytes_, kAskedBytes)
+                                 : CeilDiv(pace_.words * kPerWord, pace_.turns)) {
     if (pieces_.count() == 1) return;  // A copy waits for the stores that have just made what it is of.
     rest_ = args, rest_.sums = nullptr, rest_.start = MmadStart::kAdd;
   }
@@ -173,9 +173,8 @@ class MmadInPlace {
   // What panel i asks for: lines in which pieces of rows, or columns, end. One that begins in the middle of a line shares it with
   // a piece that was asked for before. Behind the last panel another call often goes on.
   const std::byte* NextOf(std::int64_t i) const {
-    if (pace_.in_one_run) return At(K(i).end, 0) + i % inner_ * pace_.words * kNr * 4;
-    const std::int64_t second = pace_.two_panels ? i % inner_ % 2 : 0, next = i + pace_.ahead - second,
-                       row = second * pace_.words;
+    if (pace_.in_one_run) return At(K(i).end, 0) + i % inner_ * asks_ * kAskedBytes;
+    const std::int64_t turn = i % inner_ % pace_.turns, next = i + pace_.ahead - turn, row = turn * asks_;
     return (next < count_ ? At(K(next).begin + row, N(next).begin) : At(row, args_.n)) + kLine - 1;
   }
 
@@ -215,8 +214,8 @@ class MmadInPlace {
         tile.a = static_cast<const T*>(args_.a) + strip.begin * args_.a_pitch + k.begin,
         tile.a_pitch = args_.a_pitch;
       }
-      tile.prefetch = next + 2 * kLine * i;
-      tile.prefetch_words = i < asking ? Min(tile.words, in_rows_ ? pace_.words : kNr) : 0;
+      tile.prefetch = next + kAskedBytes * i;
+      tile.prefetch_words = i < asking ? Min(tile.words, asks_) : 0;
       const auto used = stays && whole ? ColumnsTiles<T>{tiles_.in_near_rows, kNr}
                         : as_it_lies   ? of_rows
                                        : TilesOf(tiles_.panel, n);
@@ -232,11 +231,11 @@ class MmadInPlace {
   // as many strips as it takes. Returns how many strips ask.
   std::int64_t SetSteps(MmadTile<T>* tile) const {
     const std::int64_t apart = (in_rows_ ? source_.row_stride : source_.col_stride) * b_bytes_;
-    tile->prefetch_step = pace_.in_one_run ? 2 * kLine : apart;
+    tile->prefetch_step = pace_.in_one_run ? kAskedBytes : apart;
     tile->prefetch_turn = kTurnWords * tile->prefetch_step;
-    if (pace_.in_turns) tile->prefetch_step += 2 * kLine;
+    if (pace_.in_turns) tile->prefetch_step += kAskedBytes;
     if (pace_.b_is_near) return 0;
-    return in_rows_ ? 1 : CeilDiv(pace_.words * kPerWord * b_bytes_, 2 * kLine);
+    return in_rows_ ? 1 : CeilDiv(pace_.words * kPerWord * b_bytes_, kAskedBytes);
   }
 
   const MmadArgs& args_;
@@ -250,6 +249,7 @@ class MmadInPlace {
   const Split pieces_, panels_;
   const bool along_n_;
   const std::int64_t inner_, count_;      // Panels along a line of the source, and all of them.
+  const std::int64_t asks_;               // What is asked for beside one, in pairs of lines.
   T *panel_ = nullptr, *copy_ = nullptr;  // Not within: what tiles may write to is none of the above.
 };
 
