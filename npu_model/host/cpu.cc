@@ -13,8 +13,10 @@ Cpu Detect() {
   const bool amd = __get_cpuid(0, &eax, &ebx, &ecx, &edx) != 0 && ebx == signature_AMD_ebx;
   if (!amd || __get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return Cpu::kOther;
   const std::uint32_t family = (eax >> 8 & 0xf) + (eax >> 20 & 0xff);  // Base and extended.
-  if (family == 0x19) return Cpu::kZen4;
   if (family == 0x1a) return Cpu::kZen5;
+  if (family != 0x19) return Cpu::kOther;
+  const bool avx512 = __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (ebx & bit_AVX512F) != 0;
+  return avx512 ? Cpu::kZen4 : Cpu::kZen3;
 #endif
   return Cpu::kOther;
 }

@@ -8,7 +8,8 @@ namespace cubist {
 
 enum class Cpu : std::uint8_t {
   kOther,
-  kZen4,  // AMD's family 19h, whose members without AVX-512 are Zen 3.
+  kZen3,  // AMD's family 19h without AVX-512,
+  kZen4,  // and with it.
   kZen5,  // Family 1Ah.
 };
 

@@ -48,25 +48,44 @@ void ScaleAs(T* dst, const X* x, float weight, std::int64_t n, bool stream) {
   ScalePart<kNarrowing>(dst + end, x + end, w, n - end);
 }
 
-// Bytes of a row that go before those of the next one, where rows are written side by side: their pages are looked up and
-// opened at the same time. On a Zen 4, rows of 14 KiB one after the other took 1.4 times as long.
-constexpr std::int64_t kPieceBytes = 256;
+// How rows that lie anywhere are met side by side: their pages are looked up and opened at the same time. A row of a few pages is
+// too short for the CPU to notice how it is walked, and eight of them at once are too many: so many bytes ahead of their use
+// lines are asked for. Rows of products, which are written besides, are walked by pieces, whose lines are asked for twice as far
+// ahead; rows that are written alone by pieces as well. A constant, for what a loop does besides its loads leaves room for fewer
+// of them: with this in variables sums of floats took 1.1 times as long.
+struct Pace {
+  std::int64_t ahead, piece, written;  // Bytes.
+  int locality;  // Of __builtin_prefetch: 3 into the first-level cache, 2 into the second.
+};
+// Zen 4: into the first cache, past both, or half as far ahead sums took 1.1 to 1.3 times as long; by pieces of 64 bytes products
+// took 1.2 times, of 1024 bytes 1.5 times as long; rows of 14 KiB that were written one after the other 1.4 times.
+constexpr Pace kUsualPace{2048, 256, 256, 2};
+#if HWY_TARGET <= HWY_AVX3
+// Zen 5, whose first cache is larger: as on a Zen 4 sums of bf16 took 1.07 to 1.1 times as long, products 1.1 to 1.24 times.
+constexpr Pace kPaceOfZen5{1024, 128, 256, 3};
+#elif HWY_TARGET == HWY_AVX2
+// Zen 3, rows of 4 to 30 KiB: as on a Zen 4 rows that are written took 1.1 to 1.5 times as long, of 16 KiB 2.5 times, products of
+// bf16 1.1 to 1.5 times, of floats 1.3 to 2 times, sums up to 1.2 times.
+constexpr Pace kPaceOfZen3{256, 512, 1024, 3};
+#endif
 
+template <Pace kPace>
 void CopyRows(void* const* to, std::int64_t count, const void* from, std::int64_t bytes, const void* next) {
   const ByteTag d;
   constexpr auto kLine = static_cast<std::int64_t>(kLineBytes);
   const auto* const src = static_cast<const std::uint8_t*>(from);
   const auto* const fetched = static_cast<const std::uint8_t*>(next);
   // A row's pieces begin at its own lines.
-  for (std::int64_t piece = 0; piece < bytes; piece += kPieceBytes) {
+  for (std::int64_t piece = 0; piece < bytes; piece += kPace.written) {
     if (fetched != nullptr) {
-      for (std::int64_t i = piece; i < Min(piece + kPieceBytes, bytes); i += kLine)
+      for (std::int64_t i = piece; i < Min(piece + kPace.written, bytes); i += kLine)
         __builtin_prefetch(fetched + i, 0, 2);
     }
     for (std::int64_t r = 0; r < count; ++r) {
       auto* const dst = static_cast<std::uint8_t*>(to[r]);
       const std::int64_t first = BeforeLine(dst, bytes), begin = Min(piece + first, bytes),
-                         end = Min(begin + kPieceBytes, bytes), last = begin + RoundDown(end - begin, kLine);
+                         end = Min(begin + kPace.written, bytes),
+                         last = begin + RoundDown(end - begin, kLine);
       if (piece == 0 && first > 0) std::memcpy(dst, src, static_cast<std::size_t>(first));
       for (std::int64_t i = begin; i < last; i += kByteLanes) hn::Stream(hn::LoadU(d, src + i), d, dst + i);
       if (last < end) std::memcpy(dst + last, src + last, static_cast<std::size_t>(end - last));
@@ -86,22 +105,6 @@ Upcoming After(const WeightedRows& x, const Range& r) {
   if (r.end < x.count) return {x.rows + r.end, x.count - r.end};
   return {x.upcoming, x.upcoming_count};
 }
-
-// How rows that lie anywhere are read side by side. A row of a few pages is too short for the CPU to notice how it is walked,
-// and eight of them at once are too many: so many bytes ahead of their use lines are asked for. Rows of products, which are
-// written besides, are walked by pieces, whose lines are asked for twice as far ahead. A constant, for what a loop does besides
-// its loads leaves room for fewer of them: with this in variables sums of floats took 1.1 times as long.
-struct Pace {
-  std::int64_t ahead, piece;
-  int locality;  // Of __builtin_prefetch: 3 into the first-level cache, 2 into the second.
-};
-// Zen 4: into the first cache, past both, or half as far ahead sums took 1.1 to 1.3 times as long; by pieces of 64 bytes products
-// took 1.2 times, of 1024 bytes 1.5 times as long.
-constexpr Pace kUsualPace{2048, 256, 2};
-#if HWY_TARGET <= HWY_AVX3
-// Zen 5, whose first cache is larger: as on a Zen 4 sums of bf16 took 1.07 to 1.1 times as long, products 1.1 to 1.24 times.
-constexpr Pace kPaceOfZen5{1024, 128, 3};
-#endif
 
 template <Pace kPace, class T>
 HWY_INLINE void AskForTwo(const T* p) {
@@ -352,13 +355,15 @@ constexpr MovementOps kOps{.dot = &Dot,
                            .scale_dots = &ScaleDots<kPace>,
                            .weighted_sum = &WeightedSum<kPace>,
                            .stream_weighted_sum = &StreamWeightedSum<kPace>,
-                           .copy_rows = &CopyRows};
+                           .copy_rows = &CopyRows<kPace>};
 
 }  // namespace
 
 const MovementOps& GetMovementOps() {
 #if HWY_TARGET <= HWY_AVX3
   if (ThisCpu() == Cpu::kZen5) return kOps<kPaceOfZen5>;
+#elif HWY_TARGET == HWY_AVX2
+  if (ThisCpu() == Cpu::kZen3) return kOps<kPaceOfZen3>;
 #endif
   return kOps<kUsualPace>;
 }
