@@ -105,9 +105,8 @@ void FewInRows(const MmadArgs& args, std::int64_t cols) {
 template <class E>
 HWY_INLINE void LoadTurned(const E* p, std::int64_t b_col, hn::Vec<FloatTag> v[kLanes]) {
 #if HWY_TARGET == HWY_AVX2
-  if constexpr (std::is_same_v<
-                    E, float>) {  // Halves that are loaded where they belong need no shuffle to get there.
-    const FloatTag d;
+  if constexpr (std::is_same_v<E, float>) {
+    const FloatTag d;  // Halves that are loaded to where they belong need no shuffle.
     const hn::Half<FloatTag> half;
 #pragma GCC unroll 2
     for (int first = 0; first < kLanes; first += 4) {
@@ -141,58 +140,65 @@ void WordsOfRows(const float* a, std::int64_t a_pitch, std::int64_t words, float
     std::copy_n(a + i * a_pitch + p, words - p, to);
 }
 
-// Of a B whose columns lie in runs: kLanes columns and steps of k at a time are turned in registers. Their sums take turns in
-// these, as many rows of A as leave room for what is turned; word by word, or each product would wait for the one before it.
+// Adds to the sums of kLanes columns `words` of them, from `b` on, times those of A. kLanes of each are turned in registers; the
+// sums take turns in these, as many rows of A as leave room for what is turned; word by word, or each product would wait for the
+// one before it. From word `asks` on lines of the next columns are asked for.
+template <int kRows, class E>
+HWY_INLINE void AddColumns(const float* a, const E* b, const E* next, std::int64_t b_col, std::int64_t words,
+                           std::int64_t asks, hn::Vec<FloatTag> (&sums)[kRows]) {
+  const FloatTag d;
+  constexpr int kGroups = (kRows + 5) / 6, kGroup = (kRows + kGroups - 1) / kGroups;
+  constexpr std::int64_t kLine = static_cast<std::int64_t>(64 / sizeof(E));
+  std::int64_t p = 0;
+  for (; p + kLanes <= words; p += kLanes, a += kRows * kLanes) {
+    if (p >= asks && p % kLine == 0) {
+#pragma GCC unroll 8
+      for (std::int64_t q = 0; q < kLanes; ++q) __builtin_prefetch(next + q * b_col + p - asks, 0, 2);
+    }
+    hn::Vec<FloatTag> v[kLanes];
+    LoadTurned(b + p, b_col, v);
+#pragma GCC unroll 4
+    for (int group = 0; group < kRows; group += kGroup) {
+#pragma GCC unroll 8
+      for (int q = 0; q < kLanes; ++q) {
+#pragma GCC unroll 8
+        for (int i = group; i < std::min(group + kGroup, kRows); ++i)
+          sums[i] = hn::MulAdd(hn::Set(d, a[i * kLanes + q]), v[q], sums[i]);
+      }
+    }
+  }
+  for (; p < words; ++p, ++a) {
+    HWY_ALIGN float word[kLanes];
+    for (std::int64_t c = 0; c < kLanes; ++c) word[c] = static_cast<float>(b[c * b_col + p]);
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i)
+      sums[i] = hn::MulAdd(hn::Set(d, a[i * kLanes]), hn::Load(d, word), sums[i]);
+  }
+}
+
+// Of a B whose columns lie in runs.
 template <int kRows, class E>
 void FewInColumns(const MmadArgs& args, std::int64_t cols) {
   const FloatTag d;
-  constexpr int kGroups = (kRows + 5) / 6, kGroup = (kRows + kGroups - 1) / kGroups;
-  constexpr std::int64_t kLine = static_cast<std::int64_t>(64 / sizeof(E)), kHead = kHeadLines * kLine;
   constexpr std::int64_t kLength = RoundDown(kFewHeld / kRows, std::int64_t{kLanes});
+  constexpr std::int64_t kLine = static_cast<std::int64_t>(64 / sizeof(E)), kHead = kHeadLines * kLine;
   alignas(64) float rows[kLength * kRows];
-  const auto* const b = static_cast<const E*>(args.b_source.data);
   const std::int64_t b_col = args.b_source.col_stride;
   const bool near = cols * std::abs(b_col) * static_cast<std::int64_t>(sizeof(E)) <= kNearB;
   MmadTile<float> tile;  // Its start alone.
   for (const Range k : Split(args.k, kLength)) {
     WordsOfRows<kRows>(static_cast<const float*>(args.a) + k.begin, args.a_pitch, k.size(), rows);
     StartAt(args, 0, k.begin == 0, &tile);
-    const std::int64_t before =
-        near ? k.size() : std::max<std::int64_t>(RoundDown(k.size() - kHead, kLine), 0);
-    for (std::int64_t j = 0; j < cols; j += kLanes) {
-      const E* const column = b + j * b_col + k.begin;
-      const E* const next = j + kLanes < cols ? column + kLanes * b_col : column;
-      hn::Vec<FloatTag> sums[kRows], v[kLanes];
+    const std::int64_t asks = near ? k.size() : std::max<std::int64_t>(RoundDown(k.size() - kHead, kLine), 0);
+    const E* b = static_cast<const E*>(args.b_source.data) + k.begin;
+    for (std::int64_t j = 0; j < cols; j += kLanes, b += kLanes * b_col) {
+      hn::Vec<FloatTag> sums[kRows];
 #pragma GCC unroll 16
-      for (std::int64_t i = 0; i < kRows; ++i)
+      for (int i = 0; i < kRows; ++i)
         sums[i] = tile.start == nullptr ? hn::Zero(d) : hn::LoadU(d, tile.start + i * tile.start_pitch + j);
-      const float* a = rows;
-      std::int64_t p = 0;
-      for (; p + kLanes <= k.size(); p += kLanes, a += kRows * kLanes) {
-        if (p >= before && p % kLine == 0) {
-#pragma GCC unroll 8
-          for (std::int64_t q = 0; q < kLanes; ++q) __builtin_prefetch(next + q * b_col + p - before, 0, 2);
-        }
-        LoadTurned(column + p, b_col, v);
-#pragma GCC unroll 4
-        for (int group = 0; group < kRows; group += kGroup) {
-#pragma GCC unroll 8
-          for (int q = 0; q < kLanes; ++q) {
-#pragma GCC unroll 8
-            for (int i = group; i < std::min(group + kGroup, kRows); ++i)
-              sums[i] = hn::MulAdd(hn::Set(d, a[i * kLanes + q]), v[q], sums[i]);
-          }
-        }
-      }
-      for (std::int64_t q = 0; p < k.size(); ++p, ++q) {
-        HWY_ALIGN float lanes[kLanes];
-        for (std::int64_t c = 0; c < kLanes; ++c) lanes[c] = static_cast<float>(column[c * b_col + p]);
+      AddColumns(rows, b, j + kLanes < cols ? b + kLanes * b_col : b, b_col, k.size(), asks, sums);
 #pragma GCC unroll 16
-        for (std::int64_t i = 0; i < kRows; ++i)
-          sums[i] = hn::MulAdd(hn::Set(d, a[i * kLanes + q]), hn::Load(d, lanes), sums[i]);
-      }
-#pragma GCC unroll 16
-      for (std::int64_t i = 0; i < kRows; ++i) hn::StoreU(sums[i], d, args.c + i * args.c_pitch + j);
+      for (int i = 0; i < kRows; ++i) hn::StoreU(sums[i], d, args.c + i * args.c_pitch + j);
     }
   }
 }

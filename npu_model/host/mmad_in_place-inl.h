@@ -63,7 +63,7 @@ InPlacePace PaceOfNarrowRows(const MmadArgs& args, std::int64_t words) {
                          kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
   return {
       .words = words,
-      .turns = Min(kAskedBytes / (kNr * kBytes), CeilDiv(args.n, kNr)),
+      .turns = std::clamp<std::int64_t>(CeilDiv(args.n, kNr), 1, kAskedBytes / (kNr * kBytes)),
       .in_one_run = args.b_source.row_stride == args.n && words * kPerWord * args.n * kBytes <= kRunBytes};
 }
 
