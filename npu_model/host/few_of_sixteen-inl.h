@@ -2,6 +2,7 @@
 // Included once per Highway target, after foreach_target.h.
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <type_traits>
 
 #include "npu_model/host/cube_bf16.h"
@@ -29,8 +30,8 @@ namespace {
 // first-level cache, a few rows or columns of B at a time, each in a long run, which the machine's own prefetching follows; what
 // it finds too late are the first lines of the next runs, which are asked for. There is a function for each number of rows of A: a
 // loop over rows takes a fifth of its instructions for itself.
-// Zen 3, 7168 columns of 2048 from memory, one thread: one row of floats takes 1.0 to 1.1 times as long as reading B; panels would
-// take 1.7 (bf16 4.5) times as long, eight rows in rows 1.4 times, of columns four to eight rows 1.3 to 1.7 times and sixteen 1.3.
+// Zen 3, 7168 columns of 2048 from memory, one thread: one row of floats takes 1.0 to 1.1 times as long as reading B. Panels
+// would take 1.7 (fp32) and 4.5 (bf16) times as long for one row; for eight rows, of columns, 1.5, for sixteen 1.3 times.
 constexpr std::int64_t kMostOfRows = 8, kMostOfColumns = 16;  // Rows of A, for a B of rows or columns.
 constexpr std::int64_t kFewSums = 6144;     // Of all rows, which pass through the first-level cache,
 constexpr std::int64_t kFewGap = 16;        // and so many floats between rows of them.
@@ -147,7 +148,8 @@ template <int kRows, class E>
 HWY_INLINE void AddColumns(const float* a, const E* b, const E* next, std::int64_t b_col, std::int64_t words,
                            std::int64_t asks, hn::Vec<FloatTag> (&sums)[kRows]) {
   const FloatTag d;
-  constexpr int kGroups = (kRows + 5) / 6, kGroup = (kRows + kGroups - 1) / kGroups;
+  constexpr int kMostSums = 6, kGroups = (kRows + kMostSums - 1) / kMostSums,
+                kGroup = (kRows + kGroups - 1) / kGroups;
   constexpr std::int64_t kLine = static_cast<std::int64_t>(64 / sizeof(E));
   std::int64_t p = 0;
   for (; p + kLanes <= words; p += kLanes, a += kRows * kLanes) {

@@ -35,8 +35,7 @@ struct InPlacePace {
   bool b_is_near = false;    // Once it has been met: nothing is asked for.
   std::int64_t words = 128;  // Of k in a panel.
   std::int64_t ahead = 1;
-  std::int64_t turns =
-      1;  // Panels whose rows are asked for together, beside each of them a part of the rows.
+  std::int64_t turns = 1;   // Panels that are asked for together, beside each of them a part of their rows.
   bool in_one_run = false;  // Rows as they lie, for all panels of the next words of k.
   bool in_turns = false;    // Each row a panel further along than its neighbour (MmadTile::prefetch_turn).
 };
