@@ -1,6 +1,7 @@
 // Bodies of the weighted movements, compiled once per Highway target.
 #include "npu_model/host/movement_ops.h"
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -118,19 +119,21 @@ template <Pace kPace, int kRows, bool kStream, Narrowing kNarrowing, class Out, 
 HWY_INLINE void WeightedPart(Out* out, const float* start, std::int64_t begin, std::int64_t end,
                              const T* const* row, const Vec* weight, const T* const* fetched,
                              std::int64_t fetched_count, std::int64_t ahead) {
+  constexpr Order kOrder = kOrderOf<kNarrowing, Out, T>;
   for (std::int64_t j = begin; j < end; j += 2 * kLanes) {
     for (std::int64_t r = 0; r < fetched_count; ++r) AskForTwo<kPace>(fetched[r] + j + ahead);
-    Vec low = start != nullptr ? Load(start + j) : hn::Zero(FloatTag());
-    Vec high = start != nullptr ? Load(start + j + kLanes) : hn::Zero(FloatTag());
+    Vec low = hn::Zero(FloatTag()), high = low;
+    if (start != nullptr) LoadTwo<kOrder>(start + j, low, high);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      low = hn::MulAdd(weight[r], Load(row[r] + j), low);
-      high = hn::MulAdd(weight[r], Load(row[r] + j + kLanes), high);
+      Vec v0, v1;
+      LoadTwo<kOrder>(row[r] + j, v0, v1);
+      low = hn::MulAdd(weight[r], v0, low), high = hn::MulAdd(weight[r], v1, high);
     }
     if constexpr (kStream) {
-      StreamTwo<kNarrowing>(low, high, out + j);
+      StreamTwo<kNarrowing, kOrder>(low, high, out + j);
     } else {
-      StoreTwo<kNarrowing>(low, high, out + j);
+      StoreTwo<kNarrowing, kOrder>(low, high, out + j);
     }
   }
 }
@@ -322,6 +325,9 @@ template <Pace kPace>
 void ScaleDots(void* const* out, float* sums, const void* data, std::int64_t n, const WeightedRows& x_rows,
                bool stream) {
   WithType(x_rows.dtype, [&]<Narrowing kHow, class T>() HWY_ATTR {
+    // A NaN is rounded to a number only where its low half is set: a weight's may be, no other's is.
+    constexpr bool kRounds = kHow == Narrowing::kQuiet;
+    constexpr Narrowing kOfNumbers = kRounds ? Narrowing::kNoNaN : kHow;
     const T* const x = static_cast<const T*>(data);
     for (const Range range : Split(x_rows.count, kDotsPerPass)) {
       DotRows<T> rows;
@@ -331,15 +337,16 @@ void ScaleDots(void* const* out, float* sums, const void* data, std::int64_t n, 
         rows.dst[r] = static_cast<T*>(out[range.begin + r]);
         rows.row[r] = static_cast<const T*>(x_rows.rows[range.begin + r]);
         rows.weight[r] = x_rows.weights[range.begin + r];
-        stores = stores && rows.dst[r] != nullptr && BeforeLine(rows.dst[r], n) == 0;
+        stores = stores && rows.dst[r] != nullptr && BeforeLine(rows.dst[r], n) == 0 &&
+                 !(kRounds && std::isnan(rows.weight[r]));
         dots = dots && rows.row[r] != nullptr, no_dots = no_dots && rows.row[r] == nullptr;
       }
       if (stores && dots) {
-        DotsPass<kPace, true, true, kHow>(rows, sums + range.begin, x, n, After(x_rows, range));
+        DotsPass<kPace, true, true, kOfNumbers>(rows, sums + range.begin, x, n, After(x_rows, range));
         continue;
       }
       if (stores && no_dots) {
-        DotsPass<kPace, false, true, kHow>(rows, sums + range.begin, x, n, After(x_rows, range));
+        DotsPass<kPace, false, true, kOfNumbers>(rows, sums + range.begin, x, n, After(x_rows, range));
         continue;
       }
       for (std::int64_t r = 0; r < rows.count; ++r) {

@@ -2,10 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <vector>
@@ -144,6 +146,59 @@ TEST_P(MovementCompositesTest, StoreScaledDotsAreTheirExpansion) {
                 << cols << " row " << r << " of " << count;
           }
           ASSERT_EQ(std::memcmp(memory[0], memory[1], sizeof(memory[0])), 0) << cols << " " << form;
+        }
+      }
+    }
+  });
+}
+
+// Elements and weights that are not finite reach what they are factors of, and nothing else.
+TEST_P(MovementCompositesTest, StoreScaledDotsKeepWhatIsNotFinite) {
+  constexpr std::int64_t kCols = 131, kCount = 8;
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::bit_cast<float>(0x7fffffffu);
+  const std::array<float, kCount> weights{0.5f, 0.0f, nan, infinity, -2.0f, -infinity, 1.0f, 0.37f};
+  ForEachFloatType([&](auto zero) {
+    using T = decltype(zero);
+    for (const float special : {0.0f, nan, infinity, -infinity}) {
+      for (const std::int64_t at : {0, 63, 130}) {
+        Rig rig;
+        Matrix x(DTypeOf<T>(), {1, kCols}), rows(DTypeOf<T>(), {kCount, kCols});
+        x.FillNormal(random_), rows.FillNormal(random_);
+        x.set({0, at}, special);
+        alignas(64) std::array<std::array<T, 160>, kCount> to{};
+        static_assert(sizeof(to[0]) % 64 == 0);
+        const GmTensor left = TensorOf(x), right = TensorOf(rows);
+        const auto tile = rig.NewTile<T>(1, kCols, Role::kRelay);
+        const auto wide = rig.NewTile<float>(1, kCols), s0 = rig.NewTile<float>(1, kCols),
+                   s1 = rig.NewTile<float>(1, kCols), sums = rig.NewTile<float>(kCount, 8);
+        rig.vector.Load(tile, MatrixOf(left));
+        rig.vector.Fill(sums, 0.0f);
+        std::array<GmTensor, kCount> tensors;
+        std::vector<ScaledDot<T>> dots;
+        for (std::int64_t r = 0; r < kCount; ++r) {
+          const auto i = static_cast<std::size_t>(r);
+          tensors[i] = right, tensors[i].data = reinterpret_cast<std::byte*>(to[i].data());
+          tensors[i].sizes = {1, 1, 1, kCols}, tensors[i].strides = {0, 0, kCols, 1},
+          tensors[i].stream = true;
+          const auto row = rig.NewTile<T>(1, kCols, Role::kRelay);
+          rig.vector.Load(row, MatrixOf(right).Rows({r, r + 1}));
+          dots.push_back({.dst = MatrixOf(tensors[i]),
+                          .weight = weights[i],
+                          .sum = sums.Part({r, r + 1}, {0, 1}),
+                          .row = row});
+        }
+        rig.vector.StoreScaledDots(wide, s0, s1, tile, true, std::span<const ScaledDot<T>>(dots));
+        FlushStreams();
+        for (std::size_t r = 0; r < kCount; ++r) {
+          for (std::int64_t j = 0; j < kCols; ++j) {
+            const auto expected = static_cast<float>(T(weights[r] * static_cast<float>(x.at({0, j}))));
+            const auto got = static_cast<float>(to[r][static_cast<std::size_t>(j)]);
+            if (std::isnan(expected)) {
+              ASSERT_TRUE(std::isnan(got)) << special << " at " << at << ", row " << r << ", " << j;
+            } else {
+              ASSERT_EQ(got, expected) << special << " at " << at << ", row " << r << ", " << j;
+            }
+          }
         }
       }
     }
