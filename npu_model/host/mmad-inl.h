@@ -18,6 +18,7 @@
 #endif
 
 #include "hwy/highway.h"
+#include "npu_model/host/in_place-inl.h"
 #include "npu_model/host/packing-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -189,6 +190,23 @@ HWY_INLINE void RunPiece(const MmadArgs& args, Range m, Range n, Range k, float*
 // asking would leave 0.89.
 constexpr std::int64_t kStreamAhead = 16 << 10, kRowsThatAsk = 4;
 
+// Panels met by so few rows that they pass two at a time, as far as they are whole; how many those are.
+template <class T, int kTileRows>
+std::int64_t MmadTwoPanels(const MmadArgs& args, Range m, MmadTile<T>& tile,
+                           const MmadTiles<T, kTileRows>& tiles) {
+  if (args.m > tiles.most_of_two_panels) return 0;
+  const T* const b = tile.b;
+  const std::int64_t count = RoundDown(args.n / kNr, std::int64_t{2});
+  tile.b_step = args.b_panel_stride, tile.c_pitch = args.c_pitch;
+  for (std::int64_t panel = 0; panel < count; panel += 2) {
+    tile.b = b + panel * args.b_panel_stride;
+    StartAt(args, panel * kNr, /*first=*/true, &tile);
+    tile.c = args.c + panel * kNr;
+    tiles.two_panels[m.size() - 1](tile);
+  }
+  return count;
+}
+
 // One row of tiles, for `tile.words` steps of k: the strip of A stays in L1, the panels of B come from L2. Panels that are
 // met for the first time come from L3, a panel ahead of their use, and so do the next rows of A: without that 0.01 to 0.05
 // of the peak is lost, the more the busier the neighbours of L3 are. The others are not asked for: two prefetches a word
@@ -198,7 +216,7 @@ void MmadStrip(const MmadArgs& args, Range m, MmadTile<T>& tile, const NextRows<
                const MmadTiles<T, kTileRows>& tiles) {
   const T* b = tile.b;
   const Split panels(args.n, kNr);
-  for (std::int64_t panel = 0; panel < panels.count(); ++panel) {
+  for (std::int64_t panel = MmadTwoPanels(args, m, tile, tiles); panel < panels.count(); ++panel) {
     const Range n = panels[panel];
     tile.b = b + panel * args.b_panel_stride;
     if (args.m <= kTileRows) {
