@@ -30,8 +30,8 @@ awk '
     ours = is_ours(header)
     if (in_reference && ours && header !~ /^reference\// && header != "npu_model/types.h")
       report("reference/ sees only npu_model/types.h, not " header)
-    if (in_tiling && ours && header !~ /^tiling\// && header !~ /^npu_model\/(types|chip|line_slots|nearest|status|tile)\.h$/)
-      report("tiling/ sees only npu_model/{types,chip,line_slots,nearest,status,tile}.h, not " header)
+    if (in_tiling && ours && header !~ /^tiling\// && header !~ /^npu_model\/(types|cache|chip|line_slots|nearest|status|tile)\.h$/)
+      report("tiling/ sees only npu_model/{types,cache,chip,line_slots,nearest,status,tile}.h, not " header)
     if (in_kernel_text && ours && header !~ /^npu_model\/(core|tile|types|pipeline|composites)\.h$/ &&
         header !~ /^tiling\// && header !~ /^kernels\/.*_kernel\.h$/)
       report("a *_kernel.h sees only npu_model/{core,tile,types,pipeline,composites}.h, tiling/ and other *_kernel.h, not " header)

@@ -112,7 +112,7 @@ double PriceEven(const ChipSpec& chip, const GroupedMatmulShape& s, const Matmul
 // The tilings of groups so small that their weights are best read where they lie: of one to six rows, which wait for memory
 // alone, of more, which still need most of their time for that, and of as many as are worth it.
 void SetFew(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTiling* t) {
-  constexpr std::int64_t kFewRows[] = {6, 64, 128, 264};
+  constexpr std::int64_t kFewRows[] = {kRowsThatWait, 64, 128, kMostOnce.rows};
   if (chip.pipes_overlap || s.axis == GroupedAxis::kK) return;
   for (std::size_t i = 0; i < t->few.size(); ++i) {
     MatmulShape few = s.product;

@@ -47,14 +47,12 @@ std::int64_t Need(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling
   }
 }
 
-// Whether B serves so few rows, of a product or of a block of it, that it is read where it lies, panel by panel: a packed copy of
-// it is neither written nor read. Rows are packed beside the multiply-adds of the first rows of A. On a Zen 5 96 to 128 rows pass
-// them 1.1 to 1.2 times as fast as by packing first, 256 up to 1.05 times; twice as many, whose sums are far, .95 times. Columns,
-// turned before they are multiplied, pass 96 to 128 rows up to 1.1 times as fast. Tile registers pack all they meet.
+// Whether B serves so few rows, of a product or of a block of it, that it is read where it lies, panel by panel.
 bool ReadOnce(const ChipSpec& chip, const MatmulShape& s, std::int64_t rows) {
-  constexpr std::int64_t kOfRows = 264, kOfColumns = 132, kOfTileRegisters = 64;
   if (s.b_packed || (s.b_row_bytes == 0 && s.b_col_bytes == 0)) return false;
-  return rows <= (chip.InTileRegisters(s.in) ? kOfTileRegisters : s.b_row_bytes > 0 ? kOfRows : kOfColumns);
+  return rows <= (chip.InTileRegisters(s.in) ? kMostOnce.tile_registers
+                  : s.b_row_bytes > 0        ? kMostOnce.rows
+                                             : kMostOnce.columns);
 }
 
 // Columns that such a tile has at least, or as many as a core's share: memory gives long runs faster than short ones.
@@ -200,9 +198,9 @@ class TilingList {
   // B is read where it lies.
   void AddOnce(MatmulTiling t) {
     t.b_once = true;
-    // One to six rows wait for memory alone, which gives rows of whole pages up to 1.5 times as fast as pieces of them.
-    constexpr std::int64_t kFewRows = 6, kWidest = 4096;
-    if (s_.m <= kFewRows) t.n = std::max(t.n, std::min(Share(), kWidest));
+    // These rows wait for memory alone, which gives rows of whole pages up to 1.5 times as fast as pieces of them.
+    constexpr std::int64_t kWidest = 4096;
+    if (s_.m <= kRowsThatWait) t.n = std::max(t.n, std::min(Share(), kWidest));
     t.k0 = t.k1 = LongStep(t);
     AddNear(t);
   }
@@ -236,7 +234,7 @@ class TilingList {
   // Rows of A that stay in L2 while all of B passes, or a step of both beside their sums. Rows as far apart as a way of the
   // first-level cache is long fill all sets of L2 only as whole rows.
   void AddInTileRegisters(const MatmulTiling& t) {
-    constexpr std::int64_t kMostRows = 256, kWayBytes = 4096;
+    constexpr std::int64_t kMostRows = 256;
     const bool whole = t.k0 >= s_.k,
                a_is_near = t.m <= chip_.RowStep(s_.in) ||  // However small L2 is said to be.
                            t.m * t.k0 * chip_.OperandBytes(s_.in) <= chip_.buffer(Buffer::kL0A).fast,

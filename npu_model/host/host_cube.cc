@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "npu_model/cache.h"
 #include "npu_model/host/cpu.h"
 #include "npu_model/host/host_core.h"
 #include "npu_model/host/tile_layout-inl.h"
@@ -19,13 +20,14 @@ namespace {
 bool ReadableInPlace(const HostContext& context, const TileRef& dst, const Gm& src) {
   const std::int64_t bytes = SizeOf(src.dtype());
   if (src.col_stride != 1 || context.host->OperandBytes(src.dtype()) != bytes || !Whole(dst)) return false;
-  constexpr std::int64_t kLine = 64, kWay = 4096, kLongRun = 2048;
+  constexpr std::int64_t kLine = 64, kLongRun = 2048;
   const bool aligned =
       reinterpret_cast<std::uintptr_t>(src.data()) % kLine == 0 && src.row_stride * bytes % kLine == 0;
   if (bytes == 2 && context.cube->amx && !aligned) return false;
   const std::int64_t apart = std::abs(src.row_stride) * bytes;
-  if (apart <= kWay || src.rows <= context.cube->mr) return true;
-  return apart <= context.host->packing.a_in_place_bytes && apart % kWay != 0 && src.cols * bytes >= kLongRun;
+  if (apart <= kWayBytes || src.rows <= context.cube->mr) return true;
+  return apart <= context.host->packing.a_in_place_bytes && apart % kWayBytes != 0 &&
+         src.cols * bytes >= kLongRun;
 }
 
 // Whether Mmads whose sums stay in L0C let panels of B pass by all of A: panels of pairs, however small B is; those of floats,

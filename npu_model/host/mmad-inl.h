@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "npu_model/cache.h"
 #include "npu_model/host/cpu.h"
 #include "npu_model/host/cube_bf16.h"
 #include "npu_model/host/tile_ops.h"
@@ -309,11 +310,10 @@ void MmadPieces(const MmadArgs& args, MmadTile<T>& tile, const MmadTiles<T, kTil
   }
 }
 
-// Rows of A a multiple of this apart fall into one set of L1, which cannot hold as many lines: the strip is
+// Rows of A a multiple of kWayBytes apart fall into one set of L1, which cannot hold as many lines: the strip is
 // copied, a piece of k at a time. Without that the loop runs at 0.90 of the peak. The copy costs as much as
 // one panel loses. Not so where one strip meets all panels, each once: they come from farther than A does, and whole ones, one
 // after the other, 1.1 to 1.25 times as fast as a piece of each.
-constexpr std::int64_t kConflictBytes = 4096;
 constexpr std::int64_t kPieceBytes = 2048;
 
 template <class T, int kTileRows>
@@ -323,7 +323,7 @@ void Mmad(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles) {
   constexpr std::int64_t kCopyPitch = kPiece + 16 * kPerWord;
   alignas(64) std::byte storage[kTileRows * kCopyPitch * sizeof(T)];  // Bytes, which nothing initialises.
   T* const copy = reinterpret_cast<T*>(storage);
-  const bool conflict = args.a_pitch * static_cast<std::int64_t>(sizeof(T)) % kConflictBytes == 0 &&
+  const bool conflict = args.a_pitch * static_cast<std::int64_t>(sizeof(T)) % kWayBytes == 0 &&
                         args.m > kTileRows && args.n > 2 * kNr &&
                         !args.adds;  // What is added is one sum over all of k.
   const std::int64_t piece = conflict ? kPiece : args.k;

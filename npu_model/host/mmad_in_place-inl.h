@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "npu_model/cache.h"
 #include "npu_model/host/cpu.h"
 #include "npu_model/host/cube_bf16.h"
 #include "npu_model/host/tile_ops.h"
@@ -72,7 +73,7 @@ InPlacePace PaceOfNarrowRows(const MmadArgs& args, std::int64_t words) {
 template <int kTileRows>
 InPlacePace PaceOfFloatRows(const MmadArgs& args, std::int64_t words) {
   constexpr std::int64_t kBytes = 4, kWideRow = 64 * kNr;
-  const bool share_sets = args.n >= kWideRow && args.b_source.row_stride * kBytes % kConflictBytes == 0;
+  const bool share_sets = args.n >= kWideRow && args.b_source.row_stride * kBytes % kWayBytes == 0;
   return {.words = words,
           .in_turns = ThisCpu() == Cpu::kZen5 && share_sets &&
                       Strips<kTileRows>(Min(args.m, kRowsInPlace<kTileRows>))[0].size() > kLowStrip};
@@ -128,7 +129,7 @@ class MmadInPlace {
         b_bytes_(SizeOf(args.b_type)),
         in_rows_(source_.col_stride == 1),
         as_stored_(in_rows_ && args.b_type == DTypeOf<T>()),
-        conflict_(args.a_pitch * kElement % kConflictBytes == 0),
+        conflict_(args.a_pitch * kElement % kWayBytes == 0),
         pace_(PaceOf<T, kTileRows>(args)),
         tiles_(tiles),
         pack_(pack),
