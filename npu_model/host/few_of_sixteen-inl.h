@@ -241,10 +241,11 @@ HWY_INLINE void SumColumns(const MmadArgs& args, const MmadTile<float>& tile, co
   hn::Vec<FloatTag> sums[kBlocks][kRows];
 #pragma GCC unroll 2
   for (int block = 0; block < kBlocks; ++block) {
-    const float* const start = tile.start + j + block * kLanes;
+    const std::int64_t column = j + block * kLanes;
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i)
-      sums[block][i] = tile.start == nullptr ? hn::Zero(d) : hn::LoadU(d, start + i * tile.start_pitch);
+      sums[block][i] =
+          tile.start == nullptr ? hn::Zero(d) : hn::LoadU(d, tile.start + i * tile.start_pitch + column);
   }
   AddColumns(a, b, j + next < cols ? b + next * b_col : b, b_col, words, asks, sums);
 #pragma GCC unroll 2
