@@ -20,8 +20,7 @@ struct MmadTile {
   const T* a = nullptr;
   std::int64_t a_pitch = 0;
   const T* b = nullptr;
-  std::int64_t b_step =
-      0;  // Elements of b from word to word, where b is in rows (in columns or panels: to the next),
+  std::int64_t b_step = 0;  // Elements of b from word to word, where b is in rows (else to the next one),
   std::int64_t b_pair = 0;  // and from a pair's first row to its second.
   bool half = false;        // One more word, of which a and b have the first element alone.
   std::int64_t cols = 0;  // Of b, in columns or met by few rows; in rows of a panel, where not all are there.
@@ -138,7 +137,7 @@ struct MmadTiles {
   PanelTiles<T> panel = {};
   const MmadTileFunction<T>* in_rows =
       nullptr;  // All columns, where b lies row after row of k; null: b is packed.
-  // Two panels at once, by as few rows: the first has one. Null: panels pass one by one.
+  // Few rows by two panels, b_step apart: the first has one row, the next two. Null: panels pass one by one.
   const MmadTileFunction<T>* two_panels = nullptr;
   std::int64_t most_of_two_panels = 0;
   PanelTiles<T> some_of_rows = {};  // Where columns are missing; null: b is packed.

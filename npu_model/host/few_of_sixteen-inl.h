@@ -136,6 +136,7 @@ HWY_INLINE void LoadTurned(const E* p, std::int64_t b_col, hn::Vec<FloatTag> v[k
     Transpose(v);
   }
 }
+// An element of each of these words, as a float.
 template <int kPerWord>
 HWY_INLINE hn::Vec<FloatTag> ElementOf(hn::Vec<FloatTag> words, int element) {
   if constexpr (kPerWord == 1) return words;

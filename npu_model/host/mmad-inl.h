@@ -191,7 +191,7 @@ HWY_INLINE void RunPiece(const MmadArgs& args, Range m, Range n, Range k, float*
 // asking would leave 0.89.
 constexpr std::int64_t kStreamAhead = 16 << 10, kRowsThatAsk = 4;
 
-// Panels met by so few rows that they pass two at a time, as far as they are whole; how many those are.
+// Multiplies the panels that pass two at a time, where rows are few enough and as far as panels are whole. Returns how many.
 template <class T, int kTileRows>
 std::int64_t MmadTwoPanels(const MmadArgs& args, Range m, MmadTile<T>& tile,
                            const MmadTiles<T, kTileRows>& tiles) {
