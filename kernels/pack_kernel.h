@@ -30,9 +30,10 @@ void PackKernel(Core& core, std::span<const PackPart> parts, bool transposed) {
     most_rows = std::max(most_rows, part.tiling.rows), most_cols = std::max(most_cols, part.tiling.cols);
   }
   if (parts.empty()) return;
-  // The host packs a right operand on its way out, and its transpose likewise.
+  // The host packs a right operand on its way out, and its transpose likewise; but what stays narrow is narrowed there.
   const Role role = parts[0].packed.role, second_role = parts[0].packed.second_role;
-  const bool once = role == Role::kB && (second_role == Role::kRows || second_role == Role::kBTransposed);
+  const bool once = role == Role::kB && (second_role == Role::kRows || second_role == Role::kBTransposed) &&
+                    !parts[0].packed.narrow;
   Ring<Buffer::kL1, T> tiles(core, "pack_l1", most_rows, most_cols, 2, once ? Role::kBOnce : role,
                              second_role);
   for (const auto& [source, part, packed, t] : parts) {

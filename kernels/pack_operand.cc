@@ -21,18 +21,21 @@ Role RoleOf(Side side) { return side == Side::kA ? Role::kA : Role::kB; }
 struct Header {
   std::array<char, 8> magic{'c', 'u', 'b', 'i', 's', 't', 'p', '1'};
   std::int64_t side = 0, dtype = 0, matrices = 0, rows = 0, cols = 0;
-  // Layout: bytes of a matrix, of an element, columns of a panel, and what its rows are padded to.
-  std::int64_t stride = 0, element_bytes = 0, panel = 0, row_multiple = 0;
+  // Layout: bytes of a matrix, of an element as it is multiplied, columns of a panel, what its rows are padded to, and whether
+  // elements stand there as they were given.
+  std::int64_t stride = 0, element_bytes = 0, panel = 0, row_multiple = 0, narrow = 0;
 
   friend bool operator==(const Header&, const Header&) = default;
 };
 static_assert(sizeof(Header) <= kPackedHeaderBytes && std::has_unique_object_representations_v<Header>);
 
-// Data is always laid out as the host computes on it; the chip's own layout must have room too.
+// Data is always laid out for the host that computes on it; the chip's own layout must have room too.
 std::int64_t MatrixBytes(const ChipSpec& chip, Side side, DType dtype, std::int64_t rows, std::int64_t cols) {
-  const std::int64_t bytes = std::max(chip.PackedBytes(RoleOf(side), dtype, rows, cols),
-                                      HostChip().PackedBytes(RoleOf(side), dtype, rows, cols));
-  return RoundUp(bytes, kPackedAlignment);
+  const auto bytes_on = [&](const ChipSpec& c) {
+    const std::int64_t bytes = c.PackedBytes(RoleOf(side), dtype, rows, cols);
+    return c.KeepsNarrow(RoleOf(side), dtype) ? bytes / c.OperandBytes(dtype) * SizeOf(dtype) : bytes;
+  };
+  return RoundUp(std::max(bytes_on(chip), bytes_on(HostChip())), kPackedAlignment);
 }
 
 Header HeaderOf(const ChipSpec& chip, const PackedOperand& packed) {
@@ -45,6 +48,7 @@ Header HeaderOf(const ChipSpec& chip, const PackedOperand& packed) {
   header.element_bytes = host.OperandBytes(packed.dtype);
   header.panel = host.PackedStep(RoleOf(packed.side), packed.dtype);
   header.row_multiple = host.packing.row_multiple;
+  header.narrow = host.KeepsNarrow(RoleOf(packed.side), packed.dtype) ? 1 : 0;
   return header;
 }
 
@@ -61,6 +65,7 @@ PackedGm ViewOf(const GmTensor* tensor, const PackedOperand& packed) {
   view.role = RoleOf(packed.side), view.dtype = packed.dtype;
   view.rows = packed.rows, view.cols = packed.cols;
   view.row_part = {0, packed.rows}, view.col_part = {0, packed.cols};
+  view.narrow = HostChip().KeepsNarrow(view.role, packed.dtype);
   return view;
 }
 

@@ -233,6 +233,11 @@ struct CUBIST_EXPORT ChipSpec {
     if (dtype == DType::kF32) return 4;
     return dtype == DType::kBF16 && packing.native_bf16 ? 2 : packing.narrow_element_bytes;
   }
+  // Whether an operand that a caller packs once keeps its 16-bit elements where Mmads take them as floats: few rows wait for its
+  // bytes alone, and for many it is widened block by block.
+  bool KeepsNarrow(Role role, DType dtype) const {
+    return role == Role::kB && OperandBytes(dtype) > SizeOf(dtype);
+  }
   bool InTileRegisters(DType dtype) const { return mmad.narrow_m_step > 0 && OperandBytes(dtype) == 2; }
   // Rows of a step of a Mmad of such operands.
   std::int64_t RowStep(DType dtype) const {

@@ -59,6 +59,7 @@ struct HostLayout {
   std::int64_t panel_stride = 0;  // Elements from panel to panel.
   bool row_major = false;  // B in place, not in panels: element (k, n) at k * pitch + n * panel_stride.
   std::int64_t first_col = 0;
+  bool narrow = false;  // B in panels whose elements are as GM has them, where operands are wider.
 };
 
 // A tensor in global memory as a launch knows it. Kernels cut views out of it and never touch its bytes.
@@ -276,6 +277,7 @@ struct PackedGm {
   Range row_part, col_part;         // The block.
   Role second_role = Role::kRows;   // As of a ring: the host's copy in this role stands behind the first,
   std::int64_t second_offset = 0;   // so many bytes on.
+  bool narrow = false;              // See ChipSpec::KeepsNarrow: the host's elements are those of `dtype`.
 
   // The i-th of several matrices of this size, each a row of the tensor.
   PackedGm Matrix(std::int64_t i) const {

@@ -181,7 +181,7 @@ double SerialCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTili
                       PathCycles(chip, Path::kL1ToL0B, k * n * bytes, block.steps0());
   const SerialLoads loads(chip, s);
   const bool a_in_layout = t.pack_a || s.a_packed || AIsReadInPlace(chip, s),
-             b_in_layout = t.pack_b || t.b_once || s.b_packed;
+             b_in_layout = t.pack_b || t.b_once || BIsInLayout(chip, s);
   const double startups = chip.path(a_in_layout ? Path::kGmToL1 : Path::kGmToL1Nd2Nz).startup +
                           chip.path(b_in_layout ? Path::kGmToL1 : Path::kGmToL1Nd2Nz).startup;
   const double b_load = PassesB(chip, s, t) ? PassingCycles(chip, s, t) : loads.OfB(b_in_layout);

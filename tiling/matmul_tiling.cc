@@ -47,9 +47,13 @@ std::int64_t Need(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling
   }
 }
 
+// Whether a host has to widen what a caller has packed.
+bool IsWidened(const ChipSpec& chip, const MatmulShape& s) { return s.b_packed && !BIsInLayout(chip, s); }
+
 // Whether B serves so few rows, of a product or of a block of it, that it is read where it lies, panel by panel.
 bool ReadOnce(const ChipSpec& chip, const MatmulShape& s, std::int64_t rows) {
-  if (s.b_packed || (s.b_row_bytes == 0 && s.b_col_bytes == 0)) return false;
+  if (s.b_packed) return IsWidened(chip, s) && rows <= kMostOnce.rows;
+  if (s.b_row_bytes == 0 && s.b_col_bytes == 0) return false;
   return rows <= (chip.InTileRegisters(s.in) ? kMostOnce.tile_registers
                   : s.b_row_bytes > 0        ? kMostOnce.rows
                                              : kMostOnce.columns);
@@ -176,15 +180,14 @@ class TilingList {
   void AddSerial(MatmulTiling t) {
     t.l1_stages = t.l0_stages = 1;
     if (PassesPanelsOnce()) {
+      t.b_once = IsWidened(chip_, s_);
       t.k0 = t.k1 = LongStep(t);
       return AddWithNearSums(t);
     }
-    const std::int64_t least = std::min(kShortestRun, LeastOnce());
+    const std::int64_t least = IsWidened(chip_, s_) ? 1 : std::min(kShortestRun, LeastOnce());
     const bool once = ReadOnce(chip_, s_, s_.m) && s_.n >= least;
     if (once && t.m >= s_.m && t.n >= least) AddOnce(t);
-    // Blocks that would pack their B for themselves do it beside their multiply-adds.
-    const bool by_blocks = of_group_ && !once && !chip_.InTileRegisters(s_.in) && s_.b_row_bytes > 0 &&
-                           t.n >= least && ReadOnce(chip_, s_, t.m);
+    const bool by_blocks = TakesBByBlocks(once) && t.n >= least && ReadOnce(chip_, s_, t.m);
     for (int packing = 0; packing < 4; ++packing) {
       t.pack_a = (packing & 1) != 0, t.pack_b = (packing & 2) != 0;
       if (t.pack_b && of_group_) continue;
@@ -193,6 +196,12 @@ class TilingList {
       AddNear(t);
       if (by_blocks) AddOnce(t);
     }
+  }
+
+  // Whether blocks of few rows do beside their multiply-adds what they would do before: pack their B for themselves, or widen it.
+  bool TakesBByBlocks(bool once) const {
+    if (IsWidened(chip_, s_)) return once || of_group_;
+    return of_group_ && !once && s_.b_row_bytes > 0 && !chip_.InTileRegisters(s_.in);
   }
 
   // B is read where it lies.

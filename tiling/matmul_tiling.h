@@ -248,12 +248,18 @@ inline bool AIsReadInPlace(const ChipSpec& chip, const MatmulShape& s) {
 // strips, from five columns on.
 CUBIST_EXPORT bool IsBetterTurned(const ChipSpec& chip, const MatmulShape& shape);
 
+// Whether what a caller has packed of B is what Mmads take. Elsewhere they widen it: few rows as they meet it, blocks of many
+// before.
+inline bool BIsInLayout(const ChipSpec& chip, const MatmulShape& s) {
+  return s.b_packed && !chip.KeepsNarrow(Role::kB, s.in);
+}
+
 // Whether a host's Mmad keeps A near and lets the panels of a packed B pass, one while the next is on its way: for as long
 // steps of k as packed rows of A are.
 inline bool PassesB(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
   if (chip.InTileRegisters(s.in)) return false;  // Whatever it is: see narrow_m_step.
   const std::int64_t step = t.k0 * chip.OperandBytes(s.in);
-  return !chip.pipes_overlap && (s.b_packed || t.pack_b) && step >= chip.packing.a_width_bytes &&
+  return !chip.pipes_overlap && (BIsInLayout(chip, s) || t.pack_b) && step >= chip.packing.a_width_bytes &&
          t.m * step <= chip.buffer(Buffer::kL0A).fast && t.n * step > chip.buffer(Buffer::kL0B).fast;
 }
 

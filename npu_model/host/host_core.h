@@ -101,6 +101,8 @@ class CUBIST_EXPORT HostCube {
 
  private:
   std::int64_t BytesOfB(const TileRef& b) const;
+  void WidenPanels(const TileRef& dst, const HostLayout& narrow);
+  void StoreNarrow(const PackedGm& dst, const TileRef& src);
   void Pack(CoreTape::Pack pack, const TileRef& dst, const StridedSource& source, std::byte* to,
             std::int64_t pitch);
 

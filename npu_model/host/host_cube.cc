@@ -59,11 +59,25 @@ void BringNear(const HostContext& context, const Gm& src) {
   }
 }
 
+// The first `rows` rows of panels with `cols` columns, each of which is one run of bytes.
+void CastPanels(const VectorOps& ops, const HostLayout& to, DType to_type, const HostLayout& from,
+                DType from_type, std::int64_t rows, std::int64_t cols, bool stream) {
+  const std::int64_t elements = rows * to.width;
+  for (std::int64_t i = 0; i < CeilDiv(cols, to.width); ++i) {
+    ops.cast({to.data + i * to.panel_stride * SizeOf(to_type), elements, 1, elements}, to_type,
+             {from.data + i * from.panel_stride * SizeOf(from_type), elements, 1, elements}, from_type,
+             stream);
+  }
+}
+
+// Whether a tile of B shows elements as GM has them.
+bool InPlace(const HostLayout& b) { return b.row_major || b.narrow; }
+
 }  // namespace
 
 // Bytes of an element of a B tile: in panels as operands are, in place as GM has it.
 std::int64_t HostCube::BytesOfB(const TileRef& b) const {
-  return b.slot->shows.row_major ? SizeOf(b.dtype()) : context_->host->OperandBytes(b.dtype());
+  return InPlace(b.slot->shows) ? SizeOf(b.dtype()) : context_->host->OperandBytes(b.dtype());
 }
 
 void HostCube::LoadL1(const TileRef& dst, const Gm& src, Loc) {
@@ -111,15 +125,33 @@ void HostCube::Pack(CoreTape::Pack pack, const TileRef& dst, const StridedSource
 void HostCube::LoadL1Packed(const TileRef& dst, const PackedGm& src, Loc) {
   context_->RunDeferred();
   CUBIST_CHECK(Whole(dst), "a packed operand is shown in place, as a whole tile");
+  if (src.narrow && dst.slot->role == Role::kB) return WidenPanels(dst, LayoutOf(*context_, src));
   dst.slot->shows = LayoutOf(*context_, src);
   if (dst.slot->second == nullptr) return;
   CUBIST_CHECK(src.second_role != Role::kRows, "an operand packed for one role, loaded for two");
   LoadL1Packed(SecondOf(dst), SecondOf(src));
 }
 
+void HostCube::WidenPanels(const TileRef& dst, const HostLayout& narrow) {
+  context_->BreakTape();
+  Slot& slot = *dst.slot;
+  slot.shows = OwnLayout(*context_, slot);
+  CastPanels(*context_->vector, slot.shows, DType::kF32, narrow, slot.dtype, dst.rows(), dst.cols(),
+             /*stream=*/false);
+}
+
+// Of panels of floats, which hold what 16 bits had.
+void HostCube::StoreNarrow(const PackedGm& dst, const TileRef& src) {
+  const HostLayout to = LayoutOf(*context_, dst),
+                   from = From(src.slot->shows, Role::kB, 4, src.row_part, src.col_part);
+  CUBIST_CHECK(!InPlace(from), "a tile that is to be narrowed shows what it was loaded from");
+  CastPanels(*context_->vector, to, dst.dtype, from, DType::kF32, src.rows(), src.cols(), dst.tensor->stream);
+}
+
 void HostCube::StorePacked(const PackedGm& dst, const TileRef& src, Loc) {
   context_->RunDeferred();
   context_->BreakTape();
+  if (dst.narrow) return StoreNarrow(dst, src);
   if (dst.second_role != Role::kRows) StorePacked(SecondOf(dst), SecondOf(src));
   const std::int64_t bytes = context_->host->OperandBytes(dst.dtype);
   const HostLayout to = LayoutOf(*context_, dst);
@@ -171,10 +203,13 @@ namespace {
 // panels, so tilings for an NPU may ask for it when they are computed here.
 void CopyPartOfPanels(HostContext& context, const TileRef& dst, const TileRef& src) {
   context.BreakTape();
-  const std::int64_t bytes = context.host->OperandBytes(src.dtype());
-  const std::int64_t run = bytes == 2 ? 2 : 1;  // Pairs of k are interleaved.
+  const bool narrow = src.slot->shows.narrow;
+  const std::int64_t operand_bytes = context.host->OperandBytes(src.dtype()),
+                     bytes = narrow ? SizeOf(src.dtype()) : operand_bytes;
+  const std::int64_t run = operand_bytes == 2 ? 2 : 1;  // Pairs of k are interleaved.
   Slot& slot = *dst.slot;
   slot.shows = OwnLayout(context, slot);
+  slot.shows.narrow = narrow;
   slot.shows.panel_stride = RoundUp(slot.rows, run) * slot.shows.width;
   const std::int64_t size = CeilDiv(slot.cols, slot.shows.width) * slot.shows.panel_stride * bytes;
   if (slot.storage == nullptr) slot.storage = context.scratch->Take(size);
@@ -227,13 +262,13 @@ void HostCube::Mmad(const TileRef& c, const TileRef& a, const TileRef& b, MmadSt
   MmadArgs args;
   args.m = c.rows(), args.n = c.cols();
   args.a_pitch = left.pitch;
-  args.b_panel_stride = right.panel_stride;
+  args.b_panel_stride = right.row_major ? 0 : right.panel_stride;
   args.c = reinterpret_cast<float*>(At(c, 4));
   args.c_pitch = c.slot->shows.pitch;
   args.start = start;
   args.k = a.cols();
   const bool a_is_near = args.m * args.k * bytes <= context_->host->buffer(Buffer::kL0A).fast;
-  if (!right.row_major && a_is_near) {
+  if (!InPlace(right) && a_is_near) {
     args.walk = c.slot->role == Role::kRelay        ? WalkOfRelay(*context_, args, bytes)
                 : PassesByColumns(*context_, bytes) ? MmadWalk::kColumns
                                                     : MmadWalk::kRows;
@@ -244,8 +279,9 @@ void HostCube::Mmad(const TileRef& c, const TileRef& a, const TileRef& b, MmadSt
 
   // B from its row k on.
   const auto b_from = [&](std::int64_t k) {
-    if (right.row_major) {
-      args.b_source = {right.data + k * right.pitch * b_bytes, right.pitch, right.panel_stride};
+    if (InPlace(right)) {
+      args.b_source = {right.data + k * right.pitch * b_bytes, right.pitch,
+                       right.row_major ? right.panel_stride : 1};
       args.b_type = b.dtype();
     } else {
       args.b = right.data + k * right.width * b_bytes;

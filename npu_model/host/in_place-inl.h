@@ -27,6 +27,9 @@ namespace {
 // as many bytes that were not near after all, values of attention by parts, gave half of what asking gives; near, 1.05 of it.
 constexpr std::int64_t kNearB = 64 << 10;
 
+// Whether B's rows lie in panels.
+inline bool InPanels(const MmadArgs& args) { return args.b_panel_stride != 0; }
+
 // Where the sums of columns from `col` on start: for the first words of k, or for later ones.
 template <class T>
 void StartAt(const MmadArgs& args, std::int64_t col, bool first, MmadTile<T>* tile) {
@@ -55,13 +58,11 @@ const E* SourceOf(const MmadTile<float>& tile) {
   return reinterpret_cast<const E*>(tile.b);
 }
 
-#if HWY_TARGET != HWY_SCALAR
 // B's elements, of the source's type, as floats.
 template <class E>
 HWY_INLINE hn::Vec<FloatTag> LoadFew(const E* p) {
   return hn::BitCast(FloatTag(), LoadWords(p));
 }
-#endif
 
 }  // namespace
 }  // namespace HWY_NAMESPACE

@@ -146,7 +146,7 @@ struct ColumnsTiles {
 };
 template <class T>
 HWY_INLINE ColumnsTiles<T> TilesOf(const PanelTiles<T>& tiles, Range n) {
-  if (n.size() > kLanes) return {tiles.wide, kNr};
+  if (n.size() > kLanes || tiles.narrow == nullptr) return {tiles.wide, kNr};
   if (n.size() <= kLanes / 2 && tiles.narrowest != nullptr) return {tiles.narrowest, kLanes / 2};
   return {tiles.narrow, kLanes};
 }
@@ -191,8 +191,14 @@ HWY_INLINE void RunPiece(const MmadArgs& args, Range m, Range n, Range k, float*
 // asking would leave 0.89.
 constexpr std::int64_t kStreamAhead = 16 << 10, kRowsThatAsk = 4;
 
+// What stands so many elements E after `b`, in panels of a tile's or of narrower elements.
+template <class E, class T>
+const T* PastElements(const T* b, std::int64_t count) {
+  return reinterpret_cast<const T*>(reinterpret_cast<const E*>(b) + count);
+}
+
 // Multiplies the panels that pass two at a time, where rows are few enough and as far as panels are whole. Returns how many.
-template <class T, int kTileRows>
+template <class E, class T, int kTileRows>
 std::int64_t MmadTwoPanels(const MmadArgs& args, Range m, MmadTile<T>& tile,
                            const MmadTiles<T, kTileRows>& tiles) {
   if (args.m > tiles.most_of_two_panels) return 0;
@@ -200,7 +206,7 @@ std::int64_t MmadTwoPanels(const MmadArgs& args, Range m, MmadTile<T>& tile,
   const std::int64_t count = RoundDown(args.n / kNr, std::int64_t{2});
   tile.b_step = args.b_panel_stride, tile.c_pitch = args.c_pitch;
   for (std::int64_t panel = 0; panel < count; panel += 2) {
-    tile.b = b + panel * args.b_panel_stride;
+    tile.b = PastElements<E>(b, panel * args.b_panel_stride);
     StartAt(args, panel * kNr, /*first=*/true, &tile);
     tile.c = args.c + panel * kNr;
     tiles.two_panels[m.size() - 1](tile);
@@ -211,20 +217,20 @@ std::int64_t MmadTwoPanels(const MmadArgs& args, Range m, MmadTile<T>& tile,
 // One row of tiles, for `tile.words` steps of k: the strip of A stays in L1, the panels of B come from L2. Panels that are
 // met for the first time come from L3, a panel ahead of their use, and so do the next rows of A: without that 0.01 to 0.05
 // of the peak is lost, the more the busier the neighbours of L3 are. The others are not asked for: two prefetches a word
-// take 0.01.
-template <class T, int kTileRows>
+// take 0.01. Panels have elements E.
+template <class E, class T, int kTileRows>
 void MmadStrip(const MmadArgs& args, Range m, MmadTile<T>& tile, const NextRows<T>& next,
                const MmadTiles<T, kTileRows>& tiles) {
   const T* b = tile.b;
   const Split panels(args.n, kNr);
-  for (std::int64_t panel = MmadTwoPanels(args, m, tile, tiles); panel < panels.count(); ++panel) {
+  for (std::int64_t panel = MmadTwoPanels<E>(args, m, tile, tiles); panel < panels.count(); ++panel) {
     const Range n = panels[panel];
-    tile.b = b + panel * args.b_panel_stride;
+    tile.b = PastElements<E>(b, panel * args.b_panel_stride);
     if (args.m <= kTileRows) {
       tile.prefetch = reinterpret_cast<const std::byte*>(tile.b) + kStreamAhead;
       tile.prefetch_words = args.m >= kRowsThatAsk ? tile.words : 0;
     } else {
-      tile.prefetch = tile.b + args.b_panel_stride;
+      tile.prefetch = PastElements<E>(tile.b, args.b_panel_stride);
       tile.prefetch_words = m.begin == 0 && panel + 1 < panels.count() ? tile.words : 0;
     }
     next.Fetch(panel);
@@ -235,13 +241,23 @@ void MmadStrip(const MmadArgs& args, Range m, MmadTile<T>& tile, const NextRows<
   }
 }
 
+// `words` rows of a panel, as floats.
+template <class E>
+const float* WidenPanel(const E* from, std::int64_t words, float* to) {
+#pragma GCC unroll 4
+  for (std::int64_t i = 0; i < words * kNr; i += kLanes) StoreWords(LoadWords(from + i), to + i);
+  return to;
+}
+
 // Columns of tiles: all of A stays in L2, and a panel of B, which comes from L3 or memory, meets all strips of A before the
 // next one. That one is on its way meanwhile, a part of it beside each tile, so that the farther memory is asked for few
 // bytes per cycle at any time: with rows of tiles the first one has to wait for all of B. Beside the first panel each strip
 // of A comes while the one before it is multiplied. Worth 0.02 to 0.04 of the peak
 // where k is long; where it is short, tiles of C that lie far apart cost more.
-template <class T, int kTileRows>
-void MmadColumns(const MmadArgs& args, MmadTile<T>& tile, const MmadTiles<T, kTileRows>& tiles) {
+// Panels have elements E. Where `widened` has room for one, tiles meet what it becomes there.
+template <class E, class T, int kTileRows>
+void MmadColumns(const MmadArgs& args, MmadTile<T>& tile, const MmadTiles<T, kTileRows>& tiles,
+                 T* widened = nullptr) {
   constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
   const T *a = tile.a, *b = tile.b;
   // Rows of A that are nearly one piece of memory, and how many words of B take as many bytes as one.
@@ -251,7 +267,11 @@ void MmadColumns(const MmadArgs& args, MmadTile<T>& tile, const MmadTiles<T, kTi
   const Strips<kTileRows> strips(args.m);
   for (std::int64_t panel = 0; panel < panels.count(); ++panel) {
     const Range n = panels[panel];
-    tile.b = b + panel * args.b_panel_stride;
+    const T* const from = PastElements<E>(b, panel * args.b_panel_stride);
+    tile.b = from;
+    if constexpr (sizeof(E) != sizeof(T)) {
+      if (widened != nullptr) tile.b = WidenPanel(reinterpret_cast<const E*>(from), args.k, widened);
+    }
     // Behind the last panel stands what the next Mmad begins with, where each k is one panel long.
     const bool has_next = panel + 1 < panels.count() || args.b_panel_stride < args.k * kNr + kNr * kPerWord;
     for (std::int64_t i = 0; i < strips.count(); ++i) {
@@ -264,7 +284,7 @@ void MmadColumns(const MmadArgs& args, MmadTile<T>& tile, const MmadTiles<T, kTi
       } else {
         const std::int64_t first = panel == 0 ? 0 : tile.words * i / strips.count(),
                            end = tile.words * (i + 1) / strips.count();
-        tile.prefetch = tile.b + args.b_panel_stride + first * kNr * kPerWord;
+        tile.prefetch = PastElements<E>(from, args.b_panel_stride + first * kNr * kPerWord);
         tile.prefetch_words = has_next ? end - first : 0;
       }
       const bool last = i + 1 == strips.count();
@@ -340,7 +360,7 @@ void Mmad(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles) {
     MmadTile<T> tile = tile_at(0, args.k);
     tile.a = static_cast<const T*>(args.a);
     const bool in_pieces = args.walk == MmadWalk::kPieces && !args.adds && args.m <= kFewStrips * kTileRows;
-    return in_pieces ? MmadPieces(args, tile, tiles) : MmadColumns(args, tile, tiles);
+    return in_pieces ? MmadPieces(args, tile, tiles) : MmadColumns<T>(args, tile, tiles);
   }
   const Strips<kTileRows> strips(args.m);
   const auto a_at = [&](std::int64_t row, std::int64_t p) {
@@ -367,7 +387,7 @@ void Mmad(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles) {
       const bool ends = p + piece >= args.k;
       next.rows = !ends ? m.size() : strip + 1 < strips.count() ? strips[strip + 1].size() : 0;
       next.a = ends ? a_at(m.end, 0) : a_at(m.begin, p + piece);
-      MmadStrip(p == 0 ? args : rest, m, tile, next, tiles);
+      MmadStrip<T>(p == 0 ? args : rest, m, tile, next, tiles);
       p += piece;
     } while (p < args.k);
   }

@@ -132,7 +132,9 @@ inline HostLayout LayoutOf(const HostContext& context, const PackedGm& packed) {
   layout.width = host.PackedStep(packed.role, packed.dtype);
   layout.pitch = host.PackedPitch(packed.role, packed.dtype, packed.cols);
   layout.panel_stride = RoundUp(packed.rows, host.packing.row_multiple) * layout.pitch;
-  return From(layout, packed.role, host.OperandBytes(packed.dtype), packed.row_part, packed.col_part);
+  layout.narrow = packed.narrow;
+  const std::int64_t bytes = packed.narrow ? SizeOf(packed.dtype) : host.OperandBytes(packed.dtype);
+  return From(layout, packed.role, bytes, packed.row_part, packed.col_part);
 }
 
 // The copy in the second role, as a packed operand of its own.

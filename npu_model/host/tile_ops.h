@@ -41,7 +41,8 @@ constexpr std::int64_t kFewStrips = 4;
 //    a: nothing is read behind its rows.
 //    The columns of the last panel beyond n are zero.
 //    Or, where b_source has data, b is null and element (p, j) of type b_type stands as b_source says, whose
-//    row_stride or col_stride is 1.
+//    row_stride or col_stride is 1; in panels of such rows where b_panel_stride is not 0, of 16-bit elements that are
+//    multiplied as floats.
 // c: row-major. Where `exact` is not set more than n columns may be written, and read: each row has room for
 //    RoundUp(n, nr) elements.
 struct MmadArgs {
