@@ -32,7 +32,8 @@ struct PackedOperand {
 
 inline constexpr std::int64_t kPackedAlignment = 64;
 
-// Bytes that PackOperand writes for such matrices; 0 where sizes are negative or beyond 2^62 bytes, or the chip is refused.
+// Bytes that PackOperand writes for such matrices, of B about as many as the matrices have, of 16-bit elements of A twice as many
+// where a host multiplies them as floats; 0 where sizes are negative or beyond 2^62 bytes, or the chip is refused.
 CUBIST_EXPORT std::int64_t PackedOperandBytes(const Device& device, Side side, DType dtype, std::int64_t rows,
                                               std::int64_t cols, std::int64_t matrices = 1);
 

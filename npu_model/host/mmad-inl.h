@@ -260,9 +260,10 @@ void MmadColumns(const MmadArgs& args, MmadTile<T>& tile, const MmadTiles<T, kTi
                  T* widened = nullptr) {
   constexpr std::int64_t kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
   const T *a = tile.a, *b = tile.b;
-  // Rows of A that are nearly one piece of memory, and how many words of B take as many bytes as one.
+  // Rows of A that are nearly one piece of memory, and how often one is asked for.
   const bool in_one_piece = args.a_pitch <= args.k + args.k / 8;
-  const std::int64_t a_words = CeilDiv(args.a_pitch, kNr * kPerWord);
+  const std::int64_t a_words =
+      CeilDiv(args.a_pitch * static_cast<std::int64_t>(sizeof(T)), tile.prefetch_step);
   const Split panels(args.n, kNr);
   const Strips<kTileRows> strips(args.m);
   for (std::int64_t panel = 0; panel < panels.count(); ++panel) {

@@ -158,6 +158,28 @@ TEST(FlashAttentionDecodeTest, ManyHeadsAndPositions) {
   }
 }
 
+// Columns of heads that are not adjacent, and rows of them that are, as keys stand in a cache that grows along its last dimension.
+TEST(FlashAttentionDecodeTest, ColumnsThatAreApart) {
+  const Layout turned{.order = {0, 1, 3, 2, 4, 5}}, turned_bsnd{.order = {3, 0, 1, 2, 4, 5}, .step = 3};
+  int i = 0;
+  for (const Device& device : Both()) {
+    for (const Layout& layout : {kApart, turned, turned_bsnd}) {
+      for (const std::int64_t sq : {1, 3}) {
+        Features f{.shape = {2, 6, 2, sq, 1300, 16, 0, 24},
+                   .in = kFloatTypes[i++ % 3],
+                   .causal = Causal::kBottomRight,
+                   .layout = layout};
+        ExpectRight(device, f);
+        f.shape.dr = f.turned = 8, f.q_offset = 3;
+        ExpectRight(device, f);
+        Features ragged = Ragged(4, 2);
+        ragged.in = f.in, ragged.layout = layout;
+        ExpectRight(device, ragged);
+      }
+    }
+  }
+}
+
 // Values of NaN behind masks, windows and ends of parts reach no row that does not see them.
 TEST(FlashAttentionDecodeTest, HiddenValuesReachNoRow) {
   for (const Device& device : Both()) {
