@@ -30,7 +30,8 @@ void PackKernel(Core& core, std::span<const PackPart> parts, bool transposed) {
     most_rows = std::max(most_rows, part.tiling.rows), most_cols = std::max(most_cols, part.tiling.cols);
   }
   if (parts.empty()) return;
-  // The host packs a right operand on its way out, and its transpose likewise; but what stays narrow is narrowed there.
+  // The host packs a right operand on its way out, and its transpose likewise. One that stays narrow is packed as it comes, and
+  // narrowed on its way out.
   const Role role = parts[0].packed.role, second_role = parts[0].packed.second_role;
   const bool once = role == Role::kB && (second_role == Role::kRows || second_role == Role::kBTransposed) &&
                     !parts[0].packed.narrow;

@@ -368,8 +368,8 @@ void MmadRest(const MmadArgs& args, std::int64_t done, const MmadTiles<T, kTileR
 
 // Panels of 16-bit elements. Tiles widen them as they read them, again for every strip of A: whoever waits for memory has the
 // time, and floats would be twice as much to wait for. Short panels that many strips meet are widened before. Zen 3, 7168 columns
-// of 2048 words from memory, beside panels of floats: 1 to 5 rows 1.8 to 2.0 times as fast, 8 rows 1.6, 24 rows 1.1 to 1.2, 64 to
-// 256 rows the same; products of 64 to 256 in the caches .85 to .95.
+// of 2048 words from memory, beside panels of floats: 1 to 5 rows 1.75 to 2.0 times as fast, 8 rows 1.6, 24 rows 1.1 to 1.2, 64 to
+// 256 rows the same; products of 64 to 256 in the caches .90 to .95.
 template <class E>
 void MmadNarrow(const MmadArgs& args) {
   constexpr std::int64_t kWidenedWords = 256, kManyRows = 4 * kMr;

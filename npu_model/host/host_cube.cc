@@ -135,6 +135,7 @@ void HostCube::LoadL1Packed(const TileRef& dst, const PackedGm& src, Loc) {
 void HostCube::WidenPanels(const TileRef& dst, const HostLayout& narrow) {
   context_->BreakTape();
   Slot& slot = *dst.slot;
+  CUBIST_CHECK(slot.second == nullptr, "an operand packed for one role, loaded for two");
   slot.shows = OwnLayout(*context_, slot);
   CastPanels(*context_->vector, slot.shows, DType::kF32, narrow, slot.dtype, dst.rows(), dst.cols(),
              /*stream=*/false);

@@ -133,7 +133,7 @@ TEST_P(PackOperandSimdTest, ElementsOfBStayAsNarrowAsTheyAre) {
   }
 }
 
-// All patterns of 16 bits but NaNs, of which a NaN is left; and so for a source whose columns or rows are adjacent, or neither.
+// All patterns of 16 bits, though of a NaN but a NaN is left; from columns that are adjacent, and that are not.
 TEST_P(PackOperandSimdTest, EveryElementOfSixteenBitsComesBack) {
   constexpr std::int64_t kPatterns = 1 << 16, kGap = 3;
   for (DType in : {DType::kBF16, DType::kF16}) {
