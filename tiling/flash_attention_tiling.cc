@@ -105,9 +105,10 @@ void AddHostTilings(const ChipSpec& chip, const Shape& s, Tiling t, std::int64_t
   // Keys that meet one block of queries are read where they lie: few queries as a packed copy costs as much as 100 rows of products
   // do, and more of them where keys are long. One thread of a Zen 5, without and with: 128 queries of 512 keys 367 and 395 GFLOP/s in
   // bf16, 199 and 220 in fp32, 192 of 4096 408 and 430, 216 and 229; 128 of 256 bf16 361 and 342.
-  const std::int64_t most_once = chip.InTileRegisters(s.in) ? kMostOnce.tile_registers
-                                 : s.skv > 2 * s.sq         ? kMostOnce.rows
-                                                            : 96;
+  constexpr std::int64_t kMostInTileRegisters = 64, kMostOfShortKeys = 96, kMostOnce = 264;
+  const std::int64_t most_once = chip.InTileRegisters(s.in) ? kMostInTileRegisters
+                                 : s.skv > 2 * s.sq         ? kMostOnce
+                                                            : kMostOfShortKeys;
   const bool meets_one = t.query_blocks(s) * (s.heads / std::max<std::int64_t>(s.kv_heads, 1)) <= 1;
   // Register tiles of a strip; of tile registers two at least, or B serves one alone.
   const std::int64_t narrow = (chip.InTileRegisters(s.in) ? 2 : 4) * chip.RowStep(s.in);

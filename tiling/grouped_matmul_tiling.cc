@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "tiling/choose.h"
@@ -112,11 +113,13 @@ double PriceEven(const ChipSpec& chip, const GroupedMatmulShape& s, const Matmul
 // The tilings of groups so small that their weights are best read where they lie: of one to six rows, which wait for memory
 // alone, of more, which still need most of their time for that, and of as many as are worth it.
 void SetFew(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTiling* t) {
-  constexpr std::int64_t kFewRows[] = {kRowsThatWait, 64, 128, kMostOnce.rows};
+  constexpr std::int64_t kFewRows[] = {kRowsThatWait, 64, 128, std::numeric_limits<std::int64_t>::max()};
   if (chip.pipes_overlap || s.axis == GroupedAxis::kK) return;
+  const std::int64_t most = MostRowsOnce(chip, s.product);
   for (std::size_t i = 0; i < t->few.size(); ++i) {
     MatmulShape few = s.product;
-    few.m = std::min(few.m, kFewRows[i]);
+    few.m = std::min({few.m, kFewRows[i], most});
+    if (few.m <= (i > 0 ? t->few[i - 1].rows : 0)) continue;  // Which the one before serves, or none can.
     MatmulTiling tiling;
     if (!Choose(chip, few, &tiling).ok() || !tiling.b_once || tiling.m < few.m) continue;
     tiling.pack_a = tiling.pack_b = false;

@@ -52,11 +52,7 @@ bool IsWidened(const ChipSpec& chip, const MatmulShape& s) { return s.b_packed &
 
 // Whether B serves so few rows, of a product or of a block of it, that it is read where it lies, panel by panel.
 bool ReadOnce(const ChipSpec& chip, const MatmulShape& s, std::int64_t rows) {
-  if (s.b_packed) return IsWidened(chip, s) && rows <= kMostOnce.rows;
-  if (s.b_row_bytes == 0 && s.b_col_bytes == 0) return false;
-  return rows <= (chip.InTileRegisters(s.in) ? kMostOnce.tile_registers
-                  : s.b_row_bytes > 0        ? kMostOnce.rows
-                                             : kMostOnce.columns);
+  return rows <= MostRowsOnce(chip, s);
 }
 
 // Columns that such a tile has at least, or as many as a core's share: memory gives long runs faster than short ones.
@@ -192,10 +188,17 @@ class TilingList {
       t.pack_a = (packing & 1) != 0, t.pack_b = (packing & 2) != 0;
       if (t.pack_b && of_group_) continue;
       if (t.pack_a && (s_.a_packed || CeilDiv(s_.n, t.n) == 1 || AIsReadInPlace(chip_, s_))) continue;
-      if (t.pack_b && (s_.b_packed || once || CeilDiv(s_.m, t.m) == 1)) continue;
+      if (t.pack_b && (s_.b_packed || once || CeilDiv(s_.m, t.m) == 1 || s_.m <= MostByBlocks())) continue;
       AddNear(t);
       if (by_blocks) AddOnce(t);
     }
+  }
+
+  // Rows for which no copy of all of B is made: blocks of it are packed as they are met. Where tiles are low such a copy, which
+  // memory takes and gives back, makes 48 and 64 rows take up to twice as long.
+  std::int64_t MostByBlocks() const {
+    constexpr std::int64_t kMost = 264;
+    return HasLowTiles(chip_) ? kMost : 0;
   }
 
   // Whether blocks of few rows do beside their multiply-adds what they would do before: pack their B for themselves, or widen it.
@@ -437,6 +440,21 @@ bool IsBetterTurned(const ChipSpec& chip, const MatmulShape& s) {
   if (s.n <= kFewInStrips) return true;
   const bool far = row_bytes > kNearBytes / s.m;
   return (far && s.n <= kFewFromMemory) || (!AIsReadInPlace(chip, s) && (far || s.n <= kFewByPieces));
+}
+
+std::int64_t MostRowsOnce(const ChipSpec& chip, const MatmulShape& s) {
+  constexpr std::int64_t kMost = 264, kMostColumns = 132, kMostInTileRegisters = 64;
+  constexpr std::int64_t kMostOfLowTiles = 132, kMostWidened = 8, kMostTurned = 17;
+  constexpr std::int64_t kSmallB =
+      1 << 14;  // Bytes, which stay in a first-level cache whatever they are read for.
+  if (s.b_packed) return IsWidened(chip, s) ? kMost : 0;
+  if (s.b_row_bytes == 0 && s.b_col_bytes == 0) return 0;
+  const bool in_rows = s.b_row_bytes > 0;
+  if (chip.InTileRegisters(s.in)) return kMostInTileRegisters;
+  const bool is_small = s.k <= kSmallB / chip.OperandBytes(s.in) / std::max<std::int64_t>(s.n, 1);
+  if (!HasLowTiles(chip) || is_small) return in_rows ? kMost : kMostColumns;
+  if (!in_rows) return kMostTurned;
+  return chip.OperandBytes(s.in) > SizeOf(s.in) ? kMostWidened : kMostOfLowTiles;
 }
 
 std::vector<MatmulTiling> Candidates(const ChipSpec& chip, const MatmulShape& shape) {

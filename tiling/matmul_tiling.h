@@ -221,12 +221,15 @@ CUBIST_EXPORT bool Fits(const ChipSpec& chip, const MatmulShape& shape, const Ma
 // Rows of A that a host lets meet a B where it lies at most, each part of it once: a packed copy is neither written nor read. Rows
 // of B are packed beside the multiply-adds of the first rows of A. On a Zen 5 96 to 128 rows pass them 1.1 to 1.2 times as fast
 // as by packing first, 256 up to 1.05 times; twice as many, whose sums are far, .95 times. Columns, turned before they are
-// multiplied, pass 96 to 128 rows up to 1.1 times as fast. Tile registers pack all they meet.
-struct MostOnce {
-  std::int64_t rows = 264, columns = 132, tile_registers = 64;  // Where B lies in rows, in columns; on AMX.
-};
-inline constexpr MostOnce kMostOnce;
+// multiplied, pass 96 to 128 rows up to 1.1 times as fast. Tile registers pack all they meet. Low register tiles, of half as many
+// registers, have none to turn or to widen B with: blocks of it that are packed before pass 24 to 132 rows 1.02 to 1.3 times as
+// fast where it lies in columns, 9 to 264 rows 1.02 to 1.2 times where it is widened; floats in rows up to 72 rows .82 to .97
+// times, and as fast from there on (Zen 3).
+CUBIST_EXPORT std::int64_t MostRowsOnce(const ChipSpec& chip, const MatmulShape& shape);
 inline constexpr std::int64_t kRowsThatWait = 6;  // So few wait for memory alone.
+
+// Whether register tiles are low: see MostRowsOnce.
+inline bool HasLowTiles(const ChipSpec& chip) { return !chip.pipes_overlap && chip.mmad.m_step < 12; }
 
 // All tilings worth pricing; those that do not fit are left out.
 CUBIST_EXPORT std::vector<MatmulTiling> Candidates(const ChipSpec& chip, const MatmulShape& shape);

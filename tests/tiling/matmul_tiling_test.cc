@@ -302,6 +302,36 @@ TEST(MatmulTilingTest, AChangedChipIsChosenForAnew) {
   EXPECT_FALSE(Fits(chip, s, large));
 }
 
+// Rows of A up to MostRowsOnce meet B where it lies, and more do not; where register tiles are low no copy of all of it is made
+// for a few hundred either.
+TEST(MatmulTilingTest, FewRowsMeetBWhereItLies) {
+  for (const std::int64_t tile_rows : {6, 12}) {
+    ChipSpec chip = HostChip();
+    chip.mmad.m_step = tile_rows, chip.mmad.narrow_m_step = 0;
+    for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      for (const bool in_rows : {false, true}) {
+        MatmulShape s{1, 4096, 2048, dtype, DType::kF32};
+        s.a_row_bytes = s.k * SizeOf(dtype);
+        (in_rows ? s.b_row_bytes : s.b_col_bytes) = (in_rows ? s.n : s.k) * SizeOf(dtype);
+        const std::int64_t most = MostRowsOnce(chip, s);
+        EXPECT_GE(most, kRowsThatWait);
+        for (const std::int64_t rows :
+             {std::int64_t{1}, std::int64_t{4}, most, most + 1, std::int64_t{48}, std::int64_t{264}}) {
+          SCOPED_TRACE(NameOf(s) + (in_rows ? ", rows " : ", columns ") + std::to_string(rows));
+          s.m = rows;
+          MatmulTiling t;
+          ASSERT_TRUE(Choose(chip, s, &t).ok());
+          if (rows <= kRowsThatWait) EXPECT_TRUE(t.b_once);
+          if (rows > most) EXPECT_FALSE(t.b_once);
+          if (t.b_once || HasLowTiles(chip)) EXPECT_FALSE(t.pack_b);
+        }
+        s.b_packed = true;
+        EXPECT_EQ(MostRowsOnce(chip, s) > 0, chip.KeepsNarrow(Role::kB, dtype));
+      }
+    }
+  }
+}
+
 TEST(MatmulTilingTest, HugeSizesAreChosenAtOnce) {
   constexpr std::int64_t kHuge = std::int64_t{1} << 40;
   for (const ChipSpec* chip : Chips()) {
