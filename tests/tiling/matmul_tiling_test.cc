@@ -321,9 +321,9 @@ TEST(MatmulTilingTest, FewRowsMeetBWhereItLies) {
           s.m = rows;
           MatmulTiling t;
           ASSERT_TRUE(Choose(chip, s, &t).ok());
-          if (rows <= kRowsThatWait) EXPECT_TRUE(t.b_once);
-          if (rows > most) EXPECT_FALSE(t.b_once);
-          if (t.b_once || HasLowTiles(chip)) EXPECT_FALSE(t.pack_b);
+          EXPECT_TRUE(t.b_once || rows > kRowsThatWait);
+          EXPECT_TRUE(!t.b_once || rows <= most);
+          EXPECT_TRUE(!t.pack_b || !(t.b_once || HasLowTiles(chip)));
         }
         s.b_packed = true;
         EXPECT_EQ(MostRowsOnce(chip, s) > 0, chip.KeepsNarrow(Role::kB, dtype));
