@@ -111,11 +111,11 @@ found=$(awk '
       }
       if (!(name in c_functions)) print "cubist/c.h: there is no cubist_" name
       if (!((name == "pack_operand" ? "pack" : name) in functions)) print "python/cubist: there is no " name
-      table = text["tools/kernel_call.cc"]
-      if (name !~ /_block|^pack_operand$/ && table !~ ("&" kernel ",")) print "tools/kernel_call.cc: no call of " kernel
+      table = text["tools/library_calls.cc"]
+      if (name !~ /_block|^pack_operand$/ && table !~ ("&" kernel ",")) print "tools/library_calls.cc: no call of " kernel
     }
     if (count < 10) print "check_faces.sh: found no kernels"
-  }' $public kernels/attention_options.h cubist/c.h python/src/kernels.cc python/cubist/_*.py tools/kernel_call.cc)
+  }' $public kernels/attention_options.h cubist/c.h python/src/kernels.cc python/cubist/_*.py tools/library_calls.cc)
 if [ -n "$found" ]; then
   echo "$found" | sort
   exit 1

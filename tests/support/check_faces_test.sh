@@ -13,7 +13,7 @@ without() {
   mkdir -p "$copy/python" "$copy/tools"
   cp -r "$tree/cubist" "$tree/kernels" "$copy"
   cp -r "$tree/python/src" "$tree/python/cubist" "$copy/python"
-  cp "$tree/tools/kernel_call.cc" "$copy/tools"
+  cp "$tree/tools/library_calls.cc" "$copy/tools"
   sed -i "$2" "$copy/$1"
   if cmp -s "$tree/$1" "$copy/$1"; then
     echo "'$2' changes nothing in $1"
@@ -36,6 +36,6 @@ without cubist/c.h 's/cubist_tensor gate, up, probs, out;/cubist_tensor gate, up
 without cubist/c.h 's/^cubist_status cubist_reorder_chunks(/int reorder(/' 'no cubist_reorder_chunks'
 without python/src/kernels.cc 's/("expert_places", a.expert_places)//' 'TokenPermuteArgs lacks expert_places'
 without python/cubist/_permute.py 's/^def reorder_chunks/def reorder/' 'there is no reorder_chunks'
-without tools/kernel_call.cc 's/&RouteGrad,/\&Route,/' 'no call of RouteGrad'
+without tools/library_calls.cc 's/&RouteGrad,/\&Route,/' 'no call of RouteGrad'
 rm -rf "$copy"
 exit $status
