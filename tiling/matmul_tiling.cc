@@ -196,10 +196,7 @@ class TilingList {
 
   // Rows for which no copy of all of B is made: blocks of it are packed as they are met. Where tiles are low such a copy, which
   // memory takes and gives back, makes 48 and 64 rows take up to twice as long.
-  std::int64_t MostByBlocks() const {
-    constexpr std::int64_t kMost = 264;
-    return HasLowTiles(chip_) ? kMost : 0;
-  }
+  std::int64_t MostByBlocks() const { return HasLowTiles(chip_) ? kMostOnce : 0; }
 
   // Whether blocks of few rows do beside their multiply-adds what they would do before: pack their B for themselves, or widen it.
   bool TakesBByBlocks(bool once) const {
@@ -443,16 +440,15 @@ bool IsBetterTurned(const ChipSpec& chip, const MatmulShape& s) {
 }
 
 std::int64_t MostRowsOnce(const ChipSpec& chip, const MatmulShape& s) {
-  constexpr std::int64_t kMost = 264, kMostColumns = 132, kMostInTileRegisters = 64;
-  constexpr std::int64_t kMostOfLowTiles = 132, kMostWidened = 8, kMostTurned = 17;
-  constexpr std::int64_t kSmallB =
-      1 << 14;  // Bytes, which stay in a first-level cache whatever they are read for.
-  if (s.b_packed) return IsWidened(chip, s) ? kMost : 0;
+  constexpr std::int64_t kMostColumns = 132, kMostOfLowTiles = 132, kMostWidened = 8, kMostTurned = 17;
+  // Bytes of B that stay in a first-level cache, whatever they are read for.
+  constexpr std::int64_t kSmallB = 1 << 14;
+  if (s.b_packed) return IsWidened(chip, s) ? kMostOnce : 0;
   if (s.b_row_bytes == 0 && s.b_col_bytes == 0) return 0;
   const bool in_rows = s.b_row_bytes > 0;
-  if (chip.InTileRegisters(s.in)) return kMostInTileRegisters;
+  if (chip.InTileRegisters(s.in)) return kMostOnceInTileRegisters;
   const bool is_small = s.k <= kSmallB / chip.OperandBytes(s.in) / std::max<std::int64_t>(s.n, 1);
-  if (!HasLowTiles(chip) || is_small) return in_rows ? kMost : kMostColumns;
+  if (!HasLowTiles(chip) || is_small) return in_rows ? kMostOnce : kMostColumns;
   if (!in_rows) return kMostTurned;
   return chip.OperandBytes(s.in) > SizeOf(s.in) ? kMostWidened : kMostOfLowTiles;
 }

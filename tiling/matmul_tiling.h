@@ -226,6 +226,7 @@ CUBIST_EXPORT bool Fits(const ChipSpec& chip, const MatmulShape& shape, const Ma
 // fast where it lies in columns, 9 to 264 rows 1.02 to 1.2 times where it is widened; floats in rows up to 72 rows .82 to .97
 // times, and as fast from there on (Zen 3).
 CUBIST_EXPORT std::int64_t MostRowsOnce(const ChipSpec& chip, const MatmulShape& shape);
+inline constexpr std::int64_t kMostOnce = 264, kMostOnceInTileRegisters = 64;  // Of any host; of those.
 inline constexpr std::int64_t kRowsThatWait = 6;  // So few wait for memory alone.
 
 // Whether register tiles are low: see MostRowsOnce.
