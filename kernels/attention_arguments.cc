@@ -149,6 +149,10 @@ Status AttentionArguments::CheckSlopes() const {
       return InvalidArgument(std::string(kernel) + ": alibi.root is set, but there are no alibi.slopes");
     return {};
   }
+  constexpr std::int64_t kMostOffset = std::int64_t{1}
+                                       << 60;  // Sums of it and of places in a sequence are in range.
+  if (alibi.offset && (*alibi.offset < -kMostOffset || *alibi.offset > kMostOffset))
+    return OptionError(kernel, "alibi.offset", *alibi.offset, "-2^60 to 2^60");
   CUBIST_RETURN_IF_ERROR(slopes.tensor.rank == 2
                              ? CheckShape(slopes, {{"sequences", sequences()}, {"Nq, of q", heads()}})
                              : CheckShape(slopes, {{"Nq, of q", heads()}}));

@@ -57,8 +57,8 @@ struct AttentionRope {
 //   slopes  (Nq), or (B, Nq), where B counts sequences if there are lengths; fp32
 struct AttentionAlibi {
   ConstTensor slopes = {};
-  std::optional<std::int64_t> offset =
-      {};  // By default Skv - Sq of its sequence: the last query stands at the last key.
+  // -2^60 to 2^60; by default Skv - Sq of its sequence: the last query stands at the last key.
+  std::optional<std::int64_t> offset = {};
   bool root = false;
   bool given() const { return slopes.given(); }
 };

@@ -122,16 +122,17 @@ std::vector<RowsToTurn> QueriesToTurn(const FlashAttentionGradSchedule& schedule
   }
   return rows;
 }
-std::vector<RowsToTurn> KeysToTurn(const FlashAttentionGradSchedule& schedule) {
+// In whole blocks, from the first to the last that a query sees.
+std::vector<RowsToTurn> SeenKeys(const FlashAttentionGradSchedule& schedule) {
   std::vector<RowsToTurn> rows;
   for (std::int64_t i = 0; i < schedule.sequences(); ++i) {
     const AttentionSequence x = schedule.Sequence(i);
-    Range turned{x.skv, 0};
+    Range seen{x.skv, 0};
     for (const Range keys : schedule.KeyBlocks(x)) {
       if (schedule.Seeing(x, keys).empty()) continue;
-      turned = {std::min(turned.begin, keys.begin), std::max(turned.end, keys.end)};
+      seen = {std::min(seen.begin, keys.begin), std::max(seen.end, keys.end)};
     }
-    if (!turned.empty()) rows.push_back({x.batch, x.kv_begin, turned.From(-x.kv_begin)});
+    if (!seen.empty()) rows.push_back({x.batch, x.kv_begin, seen.From(-x.kv_begin)});
   }
   return rows;
 }
@@ -170,8 +171,8 @@ class GradCall {
     AddTensors();
     if (s_.mask) g_.hidden = CountHidden(launch_, *g_.mask, t_.mask_cell(s_));
     LeaveOutUnseen();
-    PrepareRows();
     TurnRows();
+    PrepareRows();
     AddWorkspaces();
     PackQueries();
     launch_.OnAiCores(CoresOfTasks(chip, s_, schedule_->tasks()),
@@ -189,6 +190,10 @@ class GradCall {
   const GmTensor* Workspace(const char* name, std::int64_t i, std::int64_t j, std::int64_t rows,
                             std::int64_t cols, DType dtype = DType::kF32) {
     return launch_.Workspace(name, dtype, {i, j, rows, cols});
+  }
+  const GmTensor* WorkspaceLike(const char* name, const GmTensor& rows) {
+    const auto& sizes = rows.sizes;
+    return Workspace(name, sizes[0], sizes[1], sizes[2], sizes[3], s_.in);
   }
   template <class Kernel>
   void ForAllRows(std::int64_t matrices, std::int64_t rows, std::int64_t columns, Kernel&& kernel) {
@@ -213,9 +218,9 @@ class GradCall {
     }
   }
 
-  // Whether a row may see no key, though there are some.
+  // Whether a row may see no key, though there are some. A bias may be -inf.
   bool MayHideRows() const {
-    if (s_.mask) return true;
+    if (s_.mask || s_.bias) return true;
     for (std::int64_t i = 0; i < schedule_->sequences(); ++i) {
       const AttentionSequence x = schedule_->Sequence(i);
       if (x.sq == 0 || x.skv == 0) continue;
@@ -230,8 +235,7 @@ class GradCall {
     if (!MayHideRows()) return;
     std::vector<SeenRows> list;
     const auto leave_out = [&](const char* name, const GmTensor*& rows) {
-      const auto& sizes = rows->sizes;
-      list.push_back({rows, Workspace(name, sizes[0], sizes[1], sizes[2], sizes[3], s_.in)});
+      list.push_back({rows, WorkspaceLike(name, *rows)});
       rows = list.back().seen;
     };
     leave_out("dout_seen", g_.dout), leave_out("q_seen", g_.q);
@@ -246,23 +250,19 @@ class GradCall {
     const std::int64_t b = batches(), sq = args_.q.size(2);
     g_.row_lse = Workspace("row_lse", b, s_.heads, sq, 1);
     g_.delta = Workspace("delta", b, s_.heads, sq, 1);
-    const GmTensor *k = g_.k, *k_rope = g_.k_rope;
     if (s_.hides()) {
-      const auto finite = [&](const char* name, const GmTensor*& rows) {
-        const auto& sizes = rows->sizes;
-        rows = Workspace(name, sizes[0], sizes[1], sizes[2], sizes[3], s_.in);
-      };
-      finite("k_finite", g_.k);
-      if (k_rope != nullptr) finite("k_rope_finite", g_.k_rope);
+      g_.k_finite = WorkspaceLike("k_finite", *g_.k);
+      if (g_.k_rope != nullptr) g_.k_rope_finite = WorkspaceLike("k_rope_finite", *g_.k_rope);
     }
+    const std::vector<RowsToTurn> seen = s_.hides() ? SeenKeys(*schedule_) : std::vector<RowsToTurn>();
     // Of keys and their columns, too, where they are copied.
     const std::int64_t rows = s_.hides() ? std::max(sq, args_.k.size(2)) : sq;
     const std::int64_t columns = s_.hides() ? std::max({s_.d_v, s_.d_qk, s_.d_rope}) : s_.d_v;
     ForAllRows(b * s_.heads, rows, columns, [&](auto& core, std::int64_t at_once) {
       FlashAttentionGradRowsKernel(core, g_, s_, *schedule_, at_once);
       if (!s_.hides()) return;
-      FiniteRowsKernel(core, *k, *g_.k, at_once);
-      if (k_rope != nullptr) FiniteRowsKernel(core, *k_rope, *g_.k_rope, at_once);
+      FiniteRowsKernel(core, *g_.k, *g_.k_finite, seen, at_once);
+      if (g_.k_rope != nullptr) FiniteRowsKernel(core, *g_.k_rope, *g_.k_rope_finite, seen, at_once);
     });
     if (g_.dsinks == nullptr) return;
     constexpr std::int64_t kRows = 1024;
@@ -278,7 +278,7 @@ class GradCall {
     const auto turn = [&](const char* name, const GmTensor*& rows, const RotateOperands& rotate,
                           const std::vector<RowsToTurn>& parts) {
       const GmTensor& plain = *rows;
-      rows = Workspace(name, plain.sizes[0], plain.sizes[1], plain.sizes[2], plain.sizes[3], s_.in);
+      rows = WorkspaceLike(name, plain);
       launch_.OnVectorCores(CeilDiv(plain.sizes[0] * plain.sizes[1] * plain.sizes[2], kRotateRows),
                             [&](auto& core) {
                               Rotator rotator(core, rotate.ub_cols());
@@ -287,7 +287,7 @@ class GradCall {
                             });
     };
     turn("q_turned", g_.q_rope, rotations_.of_queries, QueriesToTurn(*schedule_));
-    turn("k_turned", g_.k_rope, rotations_.of_keys, KeysToTurn(*schedule_));
+    turn("k_turned", g_.k_rope, rotations_.of_keys, SeenKeys(*schedule_));
   }
 
   void AddWorkspaces() {

@@ -27,17 +27,19 @@ namespace cubist {
 //   dq, dk, dv, dq_rope, dk_rope   shaped like q, k, v, q_rope, k_rope, each in fp32 or the input dtype
 //   dbias    like bias, fp32 or the input dtype;   dsinks  like sinks, fp32;   both optional
 //
-// p and ds / scale are rounded to the input dtype before they meet dout, q and k; sums are fp32. A row that saw no key (lse
-// -inf) gives and gets no gradient, whatever its q and dout hold. Deterministic: bit for bit the same for any number of
-// threads. What a hidden key or its value holds, NaN or Inf, reaches no gradient; an infinite k that a row sees counts as 0
-// in ds and in dq. Not so what a row itself holds: NaN or Inf in q or dout reaches dk and dv of every key of the blocks
-// that the row is computed with, keys near its diagonal that are hidden from it among them. Outputs may overlap neither
-// each other nor an input; rows and keys of no sequence (see AttentionLengths) keep what dq, dk and dv hold there.
-// Workspace: fp32 copies of dq (as often as the keys are cut into chunks: up to 16 / (B * Nkv) times on the host), on an
-// NPU of dk and dv, two numbers per query row, with a mask copies of k, q and dout and counts of what it hides (as in the
-// forward pass; q and dout also where a band leaves rows without a key), turned rope parts, and on the host q and dout in
-// two packed layouts; memory is linear in S but for those counts and an fp32 copy of a dbias that is summed over heads or
-// batches.
+// p and ds / scale are rounded to the input dtype before they meet dout, q and k; sums are fp32. A row to which mask, band
+// or bias leave no key (lse -inf) gives and gets no gradient, whatever its q and dout hold. Deterministic: bit for bit the
+// same for any number of threads. What a hidden key or its value holds, NaN or Inf, reaches no gradient. A key of -inf that
+// a row sees with a weight of 0 gets none from it; dq of such rows is NaN (0 times infinity), but where a mask or a band may
+// hide keys infinite elements count as 0 there. Not so what a row itself holds, or the values that it sees: NaN or Inf in q,
+// dout or v reaches dk and dv of every key of the blocks that the row is computed with, keys near its diagonal that are hidden
+// from it among them. Outputs may overlap neither each other nor an input; rows and keys of no sequence (see
+// AttentionLengths) keep what dq, dk and dv hold there.
+// Workspace: fp32 copies of dq (as often as the keys are cut into chunks: on the host up to 16 / (B * Nkv) times, with a
+// dbias that heads or batches share up to 16), on an NPU of dk and dv, two numbers per query row, with a mask or a band a
+// copy of k, with a mask, a bias, or a band that leaves rows without a key copies of q and dout, with a mask counts of what
+// it hides (as in the forward pass), turned rope parts, and on the host q and dout in two packed layouts; memory is linear in
+// S but for those counts and an fp32 copy of a dbias that is summed over heads or batches.
 // After FlashAttention-2 (Dao, 2023), algorithm 2; operator contract: aclnnFlashAttentionScoreGrad.
 struct FlashAttentionGradArgs {
   ConstTensor q, k, v;

@@ -43,8 +43,13 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
   const std::int64_t widest = t.cols_at_once(std::max({s.d_qk, s.d_rope, s.d_v}));
   const std::int64_t widest_part = t.cols_at_once(std::max({s.d_qk, s.d_rope, t.keep_sums ? 0 : s.d_v}));
 
-  Ring<Buffer::kL1, T> k_l1(core, "k_l1", t.n, s.d_qk, kept, Role::kA, Role::kB);
-  Ring<Buffer::kL1, T> k_rope_l1(core, "k_rope_l1", t.n, s.d_rope, kept, Role::kA, Role::kB);
+  // Where keys may be hidden, dS meets a copy of them: what a hidden one holds may be NaN, and 0 * NaN is NaN.
+  const bool apart = s.hides();
+  const Role right = apart ? Role::kRows : Role::kB;
+  Ring<Buffer::kL1, T> k_l1(core, "k_l1", t.n, s.d_qk, kept, Role::kA, right);
+  Ring<Buffer::kL1, T> k_rope_l1(core, "k_rope_l1", t.n, s.d_rope, kept, Role::kA, right);
+  Ring<Buffer::kL1, T> k_finite_l1(core, "k_finite_l1", apart ? t.n : 0, s.d_qk, kept, Role::kB);
+  Ring<Buffer::kL1, T> k_rope_finite_l1(core, "k_rope_finite_l1", apart ? t.n : 0, s.d_rope, kept, Role::kB);
   Ring<Buffer::kL1, T> v_l1(core, "v_l1", t.n, s.d_v, kept, Role::kA);
   Ring<Buffer::kL1, T> q_l1(core, "q_l1", t.m(), s.d_qk, kept, Role::kB, Role::kBTransposed);
   Ring<Buffer::kL1, T> q_rope_l1(core, "q_rope_l1", t.m(), s.d_rope, kept, Role::kB, Role::kBTransposed);
@@ -69,11 +74,12 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
   for (std::size_t i = 0; i < lane_count; ++i) lanes[i].emplace(core.vectors()[i], lane_rows[0].size(), s, t);
 
   struct Step : FlashAttentionGradStep {
-    L1Tile<T> k, k_rope, v;     // Of `keys`,
-    L1Tile<T> all_k;            // and of `key_block`.
-    L1Tile<T> q, q_rope, dout;  // Of `block`.
-    L1Tile<T> p, ds;            // (keys, block)
-    HandOverTile<float> s, dp;  // (keys, queries)
+    L1Tile<T> k, v, k_rope;       // Of `keys`,
+    L1Tile<T> right, right_rope;  // the same as dS meets them,
+    L1Tile<T> all_k;              // and of `key_block`.
+    L1Tile<T> q, q_rope, dout;    // Of `block`.
+    L1Tile<T> p, ds;              // (keys, block)
+    HandOverTile<float> s, dp;    // (keys, queries)
   };
 
   // acc (+)= op(a) op(b), along what is summed over in steps of t.k0.
@@ -108,12 +114,18 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
     }
   };
 
-  L1Tile<T> k1, k_rope1, v1, q1, q_rope1, dout1;  // Of the block of keys and of queries in the scores stage.
+  // Of the block of keys and of queries in the scores stage.
+  L1Tile<T> k1, k_rope1, right1, right_rope1, v1, q1, q_rope1, dout1;
   const auto scores = [&](Step& step) {
     if (step.hidden) return;
     if (step.first_of_keys()) {
       k1 = load_keys(k_l1, *g.k, step), v1 = load_keys(v_l1, *g.v, step);
       if (rope) k_rope1 = load_keys(k_rope_l1, step.block.empty() ? *g.k_rope_unseen : *g.k_rope, step);
+      right1 = k1, right_rope1 = k_rope1;
+      if (apart && !step.block.empty()) {
+        right1 = load_keys(k_finite_l1, *g.k_finite, step);
+        if (rope) right_rope1 = load_keys(k_rope_finite_l1, *g.k_rope_finite, step);
+      }
     }
     if (step.first_of_block()) {
       q1 = load(q_l1, g.QueriesOf(*g.q, g.q_packed, t, step, s.d_qk));
@@ -122,7 +134,9 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
     }
     const Range keys = step.KeysInBlock();
     step.all_k = k1, step.k = k1.Rows(keys), step.v = v1.Rows(keys), step.q = q1, step.dout = dout1;
-    if (rope) step.k_rope = k_rope1.Rows(keys), step.q_rope = q_rope1;
+    step.right = right1.Rows(keys);
+    if (rope)
+      step.k_rope = k_rope1.Rows(keys), step.right_rope = right_rope1.Rows(keys), step.q_rope = q_rope1;
 
     const L0CTile<float> score = score_l0.Next(keys.size(), step.queries.size());
     multiply(score, step.k, Transpose::kNo, step.q.Rows(step.Piece()), Transpose::kYes, Accumulate::kNo);
@@ -238,8 +252,8 @@ void FlashAttentionGradKernel(Core& core, const FlashAttentionGradOperands& g,
   };
   const auto products = [&](Step& step) {
     if (!step.queries.empty()) {
-      add_queries(step, *g.dq_parts, step.k);
-      if (rope) add_queries(step, *g.dq_rope_parts, step.k_rope);
+      add_queries(step, *g.dq_parts, step.right);
+      if (rope) add_queries(step, *g.dq_rope_parts, step.right_rope);
     }
     if (step.hidden || !step.last_of_block()) return;
     add_keys(step, {dv_l0, dv, g.dv_sums, g.dv, nullptr, nullptr}, step.p, step.dout);

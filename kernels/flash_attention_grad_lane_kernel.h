@@ -75,8 +75,8 @@ UbTile<float> LoadTurned(Lane& lane, const Gm& source) {
 }
 
 // What is done to the scores of `keys` and the step's queries before their exponentials, as the forward pass did it, but to
-// keys as rows; returns the scale that is left, and in `slope` that of the cap where there is one. dp becomes 0 where a key
-// is hidden: its value may be NaN, and 0 * NaN is NaN.
+// keys as rows; returns the scale that is left, and in `slope` that of the cap where there is one. dp and slope become 0 where
+// a key is hidden: what it holds may be NaN, and 0 * NaN is NaN.
 template <class Lane>
 float FinishScores(Lane& lane, const FlashAttentionGradOperands& g, const FlashAttentionGradShape& s,
                    const FlashAttentionGradStep& step, Range keys, UbTile<float> scored, UbTile<float> dp,
@@ -122,11 +122,13 @@ float FinishScores(Lane& lane, const FlashAttentionGradOperands& g, const FlashA
     core.SelectLe(scored, hidden, 0.5f, scored, value);
     core.Fill(value, 0.0f);
     core.SelectLe(dp, hidden, 0.5f, dp, value);
+    if (slope) core.SelectLe(*slope, hidden, 0.5f, *slope, value);
   }
   if (!BandCuts(step.sequence, step.queries, keys)) return scale;
   scale = ScaleForMask(core, scored, scale);
   HideKeysByBand(core, scored, step.sequence, step.queries, keys, MaskedScore(scale));
   HideKeysByBand(core, dp, step.sequence, step.queries, keys, 0.0f);
+  if (slope) HideKeysByBand(core, *slope, step.sequence, step.queries, keys, 0.0f);
   return scale;
 }
 

@@ -22,6 +22,8 @@ namespace cubist {
 struct FlashAttentionGradOperands : ScoreOperands {
   const GmTensor *q = nullptr, *q_rope = nullptr;
   const GmTensor *k = nullptr, *k_rope = nullptr, *v = nullptr;
+  const GmTensor *k_finite = nullptr,
+                 *k_rope_finite = nullptr;  // Where keys may be hidden: see FiniteRowsKernel.
   const GmTensor* k_rope_unseen = nullptr;  // What stands for keys that no query sees: those are not turned.
   const GmTensor *out = nullptr, *lse = nullptr, *dout = nullptr;  // lse: (b, head, Sq, 1)
   const GmTensor *dq = nullptr, *dq_rope = nullptr, *dk = nullptr, *dk_rope = nullptr, *dv = nullptr;
@@ -141,10 +143,12 @@ void FlashAttentionGradRowsKernel(Core& core, const FlashAttentionGradOperands& 
                });
 }
 
-// In the same phase, where keys may be hidden: finite (b, n, s, d) = source with 0 for what is no finite number. A hidden
-// key has ds = 0, and 0 * NaN is NaN. A row that sees such a key is NaN all the same, by its lse or delta.
+// In the same phase, where keys may be hidden: `parts` of finite (b, n, s, d) = source with 0 for what is no finite number,
+// for dq alone. A hidden key has ds = 0, and 0 * NaN is NaN. A row that sees NaN or a score of +inf is NaN all the same, by its
+// lse.
 template <VectorCore Core>
-void FiniteRowsKernel(Core& core, const GmTensor& source, const GmTensor& finite, std::int64_t most_rows) {
+void FiniteRowsKernel(Core& core, const GmTensor& source, const GmTensor& finite,
+                      std::span<const RowsToTurn> parts, std::int64_t most_rows) {
   constexpr std::int64_t kRows = 16;  // They are walked several times, so few stay close.
   const std::int64_t cols = source.sizes[3], rows_at_once = std::min(kRows, most_rows);
   Ring<Buffer::kUB, float> x_ub(core, "finite_x_ub", rows_at_once, cols, 2),
@@ -152,17 +156,18 @@ void FiniteRowsKernel(Core& core, const GmTensor& source, const GmTensor& finite
       zero_ub(core, "finite_zero_ub", rows_at_once, 1, 1);
   const UbTile<float> zero = zero_ub.Next(rows_at_once, 1);
   core.Fill(zero, 0.0f);
-  const Split blocks(source.sizes[2], rows_at_once);
-  for (std::int64_t task = core.index(); task < source.sizes[0] * source.sizes[1] * blocks.count();
-       task += core.count()) {
-    const std::int64_t matrix = task / blocks.count(), b = matrix / source.sizes[1],
-                       n = matrix % source.sizes[1];
-    const Range rows = blocks[task % blocks.count()];
-    const UbTile<float> x = x_ub.Next(rows.size(), cols), size = size_ub.Next(rows.size(), cols);
-    core.Load(x, MatrixOf(source, b, n).Rows(rows));
-    core.Abs(size, x);
-    core.SelectLe(x, size, std::numeric_limits<float>::max(), x, zero.Rows({0, rows.size()}));
-    core.Store(MatrixOf(finite, b, n).Rows(rows), x);
+  std::int64_t task = 0;
+  for (const RowsToTurn& part : parts) {
+    for (std::int64_t n = 0; n < source.sizes[1]; ++n) {
+      for (const Range rows : Split(part.rows, rows_at_once)) {
+        if (task++ % core.count() != core.index()) continue;
+        const UbTile<float> x = x_ub.Next(rows.size(), cols), size = size_ub.Next(rows.size(), cols);
+        core.Load(x, MatrixOf(source, part.batch, n).Rows(rows));
+        core.Abs(size, x);
+        core.SelectLe(x, size, std::numeric_limits<float>::max(), x, zero.Rows({0, rows.size()}));
+        core.Store(MatrixOf(finite, part.batch, n).Rows(rows), x);
+      }
+    }
   }
 }
 

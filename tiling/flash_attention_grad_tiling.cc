@@ -28,6 +28,7 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
       std::int64_t bytes = 2 * slots(handed, s.in, t.n, t.m());
       for (const std::int64_t cols : {s.d_qk, s.d_rope, s.d_v})
         bytes += slots(kept, s.in, t.n, cols) + slots(kept, s.in, t.m(), cols);
+      if (s.hides()) bytes += slots(kept, s.in, t.n, s.d_qk) + slots(kept, s.in, t.n, s.d_rope);
       return bytes;
     }
     case Buffer::kL0A:

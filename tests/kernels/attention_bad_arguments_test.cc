@@ -157,6 +157,13 @@ TEST(BadArgumentsTest, FlashAttentionShapes) {
       {"alibi offset without slopes",
        [](auto& x) { x.alibi.offset = 4; },
        {who + "alibi.offset is 4", "alibi.slopes"}},
+      {"alibi offset too far",
+       [](auto& x) {
+         static const float kSlopes[8] = {};
+         x.alibi.slopes = ConstTensor(kSlopes, {x.q.size(1)});
+         x.alibi.offset = std::numeric_limits<std::int64_t>::min();
+       },
+       {who + "alibi.offset is -9223372036854775808", "-2^60 to 2^60"}},
       {"alibi root without slopes",
        [](auto& x) { x.alibi.root = true; },
        {who + "alibi.root", "alibi.slopes"}},

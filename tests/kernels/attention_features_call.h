@@ -80,7 +80,7 @@ class FeaturesCall {
         lse(DType::kF32, {f.shape.batch, f.shape.q_heads, f.shape.sq}) {
     for (Matrix* x : {&q, &k, &v, &q_rope, &k_rope, &bias, &sinks}) x->FillNormal(random);
     slopes.FillUniform(random, 0.01, 0.4);
-    FillMask(random);
+    FillMask(mask, random, f.masked);
     FillPositions(random, q_positions), FillPositions(random, k_positions);
     for (std::int64_t p = 0; p < Positions(); ++p) {
       for (std::int64_t i = 0; i < f.turned / 2; ++i) {
@@ -138,15 +138,6 @@ class FeaturesCall {
   }
   std::int64_t Positions() const {
     return f_.turned == 0 ? 0 : std::max(f_.shape.sq + f_.q_offset, f_.shape.skv + f_.k_offset);
-  }
-  // Any byte but 0 is true.
-  void FillMask(Random& random) {
-    if (f_.mask.empty()) return;
-    auto* bytes = static_cast<std::uint8_t*>(mask.view().data);
-    ForEachElement(mask.view(), [&](const auto&, std::int64_t offset) {
-      bytes[offset] =
-          random.Uniform(0, 1) < f_.masked ? static_cast<std::uint8_t>(random.Integer(1, 255)) : 0;
-    });
   }
   // Runs of neighbours, and jumps.
   void FillPositions(Random& random, Matrix& positions) {

@@ -30,6 +30,14 @@ inline ConstTensor EntryOf(ConstTensor x, std::size_t i) {
   return PartOf(x, 0, {begin, begin + 1});
 }
 
+// Hides this share of the pairs, by any byte but 0.
+inline void FillMask(Matrix& mask, Random& random, double share) {
+  auto* bytes = static_cast<std::uint8_t*>(mask.view().data);
+  ForEachElement(mask.view(), [&](const auto&, std::int64_t offset) {
+    bytes[offset] = random.Uniform() < share ? static_cast<std::uint8_t>(random.Integer(1, 255)) : 0;
+  });
+}
+
 // A left side, a right one, both or none, on either anchor.
 inline std::optional<AttentionWindow> RandomWindow(Random& random) {
   const std::int64_t sides = random.Integer(0, 3);

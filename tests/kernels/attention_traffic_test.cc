@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,55 +22,155 @@ namespace cubist::testing {
 namespace {
 
 struct AttentionCase {
-  std::int64_t batch, heads, kv_heads, rope_heads, sq, skv, dqk, dr, dv;
-  DType in, out;
+  AttentionShape shape;
+  DType in = DType::kBF16, out = DType::kBF16;
   Causal causal = Causal::kNone;
+  bool one_rope_head = false;
   bool lse = true;
-  bool mask = false;
+  std::int64_t mask_heads = 0;  // 0: no mask.
+  std::optional<AttentionWindow> window = {};
+  std::vector<std::int64_t> prefix = {}, q_ends = {}, kv_ends = {};
+  bool bias = false, turned = false;
+  float keep = 1;
 
   FlashAttentionArgs args() const {
+    const auto& [batch, heads, kv_heads, sq, skv, dqk, dr, dv] = shape;
     FlashAttentionArgs args;
     args.q = ConstTensor(nullptr, in, {batch, heads, sq, dqk});
     args.k = ConstTensor(nullptr, in, {batch, kv_heads, skv, dqk});
     args.v = ConstTensor(nullptr, in, {batch, kv_heads, skv, dv});
     if (dr > 0) {
       args.q_rope = ConstTensor(nullptr, in, {batch, heads, sq, dr});
-      args.k_rope = ConstTensor(nullptr, in, {batch, rope_heads, skv, dr});
+      args.k_rope = ConstTensor(nullptr, in, {batch, rope_heads(), skv, dr});
     }
+    const ConstTensor angles(nullptr, DType::kF32, {std::max(sq, skv), dr / 2});
+    if (turned) args.rope = {.cos = angles, .sin = angles};
     args.out = Tensor(nullptr, out, {batch, heads, sq, dv});
     if (lse) args.lse = Tensor(nullptr, DType::kF32, {batch, heads, sq});
-    if (mask) args.mask = ConstTensor(nullptr, DType::kBool, {batch, 1, sq, skv});
-    args.causal = causal;
+    if (mask_heads > 0) args.mask = ConstTensor(nullptr, DType::kBool, {batch, mask_heads, sq, skv});
+    if (bias) args.bias = ConstTensor(nullptr, in, {batch, heads, sq, skv});
+    args.causal = causal, args.window = window, args.prefix = prefix, args.lengths = {q_ends, kv_ends};
+    args.dropout.keep = keep;
     return args;
   }
-  FlashAttentionShape shape() const {
-    FlashAttentionShape s;
-    s.batches = batch, s.heads = heads, s.kv_heads = kv_heads, s.rope_heads = dr > 0 ? rope_heads : 0;
-    s.sq = sq, s.skv = skv, s.d_qk = dqk, s.d_rope = dr, s.d_v = dv, s.in = in, s.out = out;
-    s.band = BandOf(causal, {}, sq, skv), s.mask = mask;
-    if (sq <= 16 && heads > kv_heads) {  // Heads that share keys are rows of one.
-      s.band.fold = heads / kv_heads;
-      s.heads = kv_heads, s.sq *= s.band.fold;
+  std::int64_t rope_heads() const { return shape.dr == 0 ? 0 : one_rope_head ? 1 : shape.kv_heads; }
+
+  // Those of the call's list, which is empty where each batch entry is one under the same band.
+  std::vector<AttentionSequence> List() const {
+    return SequencesOf(causal, window, prefix, {q_ends, kv_ends}, shape.sq, shape.skv, 1);
+  }
+  std::vector<AttentionSequence> Sequences() const {
+    std::vector<AttentionSequence> all = List();
+    for (std::int64_t b = 0; all.size() < static_cast<std::size_t>(shape.batch); ++b) {
+      all.push_back({.batch = b,
+                     .sq = shape.sq,
+                     .skv = shape.skv,
+                     .band = BandOf(causal, window, shape.sq, shape.skv)});
     }
+    return all;
+  }
+  // What both passes' tilings are chosen by.
+  template <class Shape>
+  Shape TilingShape() const {
+    Shape s;
+    s.batches = shape.batch, s.heads = shape.q_heads, s.kv_heads = shape.kv_heads,
+    s.rope_heads = rope_heads();
+    s.sq = shape.sq, s.skv = shape.skv, s.d_qk = shape.dqk, s.d_rope = shape.dr, s.d_v = shape.dv, s.in = in;
+    if (!q_ends.empty()) {
+      s.batches = std::ssize(q_ends), s.sq = s.skv = 0;
+      for (const AttentionSequence& x : List()) s.sq = std::max(s.sq, x.sq), s.skv = std::max(s.skv, x.skv);
+    }
+    const std::int64_t most = prefix.empty() ? 0 : *std::max_element(prefix.begin(), prefix.end());
+    s.band = BandOf(causal, window, s.sq, s.skv, most);
+    s.bias = bias, s.mask = mask_heads > 0, s.dropout = keep < 1;
     return s;
   }
   std::string Name() const {
-    return Join("b", batch, " n", heads, "/", kv_heads, " s", sq, "x", skv, " d", dqk, "+", dr, "/", dv, " ",
-                NameOf(in));
+    return Join(shape.Name(), " ", NameOf(in), mask_heads > 0 ? " mask" : "", window ? " window" : "",
+                prefix.empty() ? "" : " prefix", q_ends.empty() ? "" : " packed", bias ? " bias" : "",
+                turned ? " turned" : "");
   }
 };
 
 std::vector<AttentionCase> AttentionCases() {
-  return {{1, 2, 2, 0, 512, 512, 128, 0, 128, DType::kBF16, DType::kBF16},
-          {1, 4, 4, 4, 512, 600, 128, 64, 128, DType::kBF16, DType::kBF16, Causal::kBottomRight},
-          {2, 6, 3, 1, 333, 257, 40, 24, 72, DType::kF16, DType::kF32, Causal::kTopLeft},
-          {1, 8, 1, 0, 3, 1015, 64, 0, 64, DType::kBF16, DType::kF32},
-          {1, 2, 1, 0, 300, 100, 33, 0, 17, DType::kF32, DType::kF32, Causal::kBottomRight, false},
-          {1, 1, 1, 0, 70, 0, 16, 0, 24, DType::kBF16, DType::kBF16},
-          {3, 2, 2, 0, 129, 1031, 192, 0, 128, DType::kF16, DType::kF16, Causal::kNone, false},
-          {2, 2, 1, 0, 300, 290, 64, 0, 80, DType::kBF16, DType::kBF16, Causal::kBottomRight, true, true},
-          {2, 1, 1, 1, 128, 1024, 512, 64, 512, DType::kBF16, DType::kBF16},
-          {1, 2, 1, 0, 90, 150, 576, 0, 512, DType::kF32, DType::kF32, Causal::kBottomRight}};
+  constexpr DType kHalf = DType::kF16, kFloat = DType::kF32;
+  const AttentionWindow behind{.left = 200}, around{.left = 30, .right = 70, .anchor = Causal::kTopLeft};
+  return {
+      {.shape = {1, 2, 2, 512, 512, 128, 0, 128}},
+      {.shape = {1, 4, 4, 512, 600, 128, 64, 128}, .causal = Causal::kBottomRight},
+      {.shape = {2, 6, 3, 333, 257, 40, 24, 72},
+       .in = kHalf,
+       .out = kFloat,
+       .causal = Causal::kTopLeft,
+       .one_rope_head = true},
+      {.shape = {1, 8, 1, 3, 1015, 64, 0, 64}, .out = kFloat},
+      {.shape = {1, 2, 1, 300, 100, 33, 0, 17},
+       .in = kFloat,
+       .out = kFloat,
+       .causal = Causal::kBottomRight,
+       .lse = false},
+      {.shape = {1, 1, 1, 70, 0, 16, 0, 24}},
+      {.shape = {3, 2, 2, 129, 1031, 192, 0, 128}, .in = kHalf, .out = kHalf, .lse = false},
+      {.shape = {2, 2, 1, 300, 290, 64, 0, 80}, .causal = Causal::kBottomRight, .mask_heads = 1},
+      {.shape = {2, 1, 1, 128, 1024, 512, 64, 512}, .one_rope_head = true},
+      {.shape = {1, 2, 1, 90, 150, 576, 0, 512}, .in = kFloat, .out = kFloat, .causal = Causal::kBottomRight},
+      // Windows; some keys are seen by no row.
+      {.shape = {1, 2, 1, 600, 1100, 64, 32, 80}, .causal = Causal::kBottomRight, .window = behind},
+      {.shape = {2, 2, 2, 500, 450, 128, 0, 128}, .in = kHalf, .out = kFloat, .window = around, .keep = 0.5f},
+      // Prefixes, of each entry its own; with keys between them and the window.
+      {.shape = {2, 2, 1, 300, 520, 40, 24, 72}, .causal = Causal::kTopLeft, .prefix = {130, 0}},
+      {.shape = {2, 2, 1, 700, 800, 64, 0, 64},
+       .in = kHalf,
+       .out = kHalf,
+       .causal = Causal::kBottomRight,
+       .window = behind,
+       .prefix = {70, 400}},
+      // Packed, an empty sequence among them, and rows behind the last.
+      {.shape = {1, 4, 2, 700, 900, 64, 32, 64},
+       .causal = Causal::kBottomRight,
+       .one_rope_head = true,
+       .q_ends = {170, 170, 230, 650},
+       .kv_ends = {100, 350, 400, 880}},
+      {.shape = {1, 2, 2, 500, 900, 64, 0, 64},
+       .out = kFloat,
+       .q_ends = {200, 500},
+       .kv_ends = {300, 900},
+       .keep = 0.9f},
+      // A mask for each head; biases.
+      {.shape = {2, 4, 2, 300, 700, 64, 0, 80}, .mask_heads = 4},
+      {.shape = {2, 2, 1, 300, 420, 64, 0, 80}, .bias = true},
+      {.shape = {1, 2, 2, 500, 520, 64, 0, 64},
+       .in = kFloat,
+       .out = kFloat,
+       .causal = Causal::kBottomRight,
+       .bias = true},
+      // Rope turned; keys that no query sees are not, and heads of one matrix are beforehand.
+      {.shape = {2, 4, 2, 300, 290, 64, 32, 80}, .turned = true},
+      {.shape = {1, 2, 1, 400, 1100, 64, 64, 128},
+       .in = kHalf,
+       .out = kHalf,
+       .causal = Causal::kBottomRight,
+       .one_rope_head = true,
+       .window = behind,
+       .turned = true},
+      {.shape = {1, 4, 2, 600, 900, 64, 16, 64}, .q_ends = {200, 550}, .kv_ends = {300, 900}, .turned = true},
+      {.shape = {1, 8, 1, 3, 1015, 64, 32, 64}, .out = kFloat, .turned = true}};
+}
+
+// To know what a mask hides it is read once, whatever it serves, flags of 16384 pairs of up to 32 rows at a time;
+// each cell of rows gets counts before each key and one behind the keys of each time.
+void AddHiddenCounts(const AttentionCase& x, std::int64_t cell, Traffic& traffic) {
+  const auto& [batch, heads, kv_heads, sq, skv, dqk, dr, dv] = x.shape;
+  if (x.mask_heads == 0) return;
+  const std::int64_t keys_at_once = 16384 / std::min({cell, sq, std::int64_t{32}});
+  traffic[Path::kGmToUb] += batch * x.mask_heads * sq * skv;
+  traffic[Path::kUbToGm] += batch * x.mask_heads * CeilDiv(sq, cell) * (skv + CeilDiv(skv, keys_at_once)) * 4;
+}
+// Rows of the rope parts are turned once: each is read with its cosines and sines in fp32, and written.
+void AddTurned(const AttentionCase& x, std::int64_t rows, Traffic& traffic) {
+  if (!x.turned) return;
+  traffic[Path::kGmToUb] += rows * x.shape.dr * (SizeOf(x.in) + 4);
+  traffic[Path::kUbToGm] += rows * x.shape.dr * SizeOf(x.in);
 }
 
 // What a piece fetches to know which of its blocks a mask hides, some blocks at a time: counts at both ends of each.
@@ -81,78 +182,138 @@ std::int64_t HiddenCountsFetched(const FlashAttentionShape& s, const FlashAttent
   return counts * CeilDiv(piece.rows.size(), t.mask_cell(s)) * 4;
 }
 
+FlashAttentionShape ForwardShape(const AttentionCase& x) {
+  auto s = x.TilingShape<FlashAttentionShape>();
+  s.out = x.out, s.rotate = x.turned;
+  if (s.sq <= 16 && s.heads > s.kv_heads) {  // Heads that share keys are rows of one.
+    s.band.fold = s.heads / s.kv_heads;
+    s.heads = s.kv_heads, s.sq *= s.band.fold;
+  }
+  return s;
+}
+
+// The bytes of one head of a sequence: Q in and O out once, and what each block of keys asks for.
+class ForwardTraffic {
+ public:
+  ForwardTraffic(const AttentionCase& x, const FlashAttentionShape& s, const FlashAttentionTiling& t)
+      : x_(x), s_(s), t_(t) {}
+
+  void AddHead(const AttentionSequence& sequence) {
+    const auto& [batch, heads, kv_heads, sq, skv, dqk, dr, dv] = x_.shape;
+    for (const Range q : Split(sequence.sq, t_.m)) {
+      ++tasks;
+      traffic[Path::kGmToL1Nd2Nz] += q.size() * (dqk + dr) * SizeOf(x_.in);
+      AddTurned(x_, q.size(), traffic);
+      traffic[Path::kUbToGm] += q.size() * (dv * SizeOf(x_.out) + (x_.lse ? 4 : 0));
+      FlashAttentionPieces pieces(sequence.band, q, {0, sequence.skv}, t_);
+      for (FlashAttentionPiece piece; pieces.Next(piece);) {
+        if (s_.mask && !piece.keys.empty()) traffic[Path::kGmToUb] += HiddenCountsFetched(s_, t_, piece);
+        for (const Range keys : BlocksOf(piece.keys, t_)) AddBlock(piece.rows.size(), keys.size());
+      }
+    }
+  }
+  // Of the keys that any row of a sequence sees, from the beginning of a block on.
+  void AddTurnedKeys(const std::vector<AttentionSequence>& sequences) {
+    std::int64_t rows = 0;
+    for (const AttentionSequence& x : sequences) {
+      const Range seen = x.band.Seen({0, x.sq}, {0, x.skv});
+      rows += seen.end - seen.begin / t_.key_step * t_.key_step;
+    }
+    AddTurned(x_, rows * x_.rope_heads(), traffic);
+  }
+
+  std::int64_t macs = 0, tasks = 0;
+  Traffic traffic;
+
+ private:
+  void AddBlock(std::int64_t rows, std::int64_t keys) {
+    const auto& [batch, heads, kv_heads, sq, skv, dqk, dr, dv] = x_.shape;
+    const std::int64_t d_scores = dqk + dr, e = SizeOf(x_.in);
+    macs += rows * keys * (d_scores + dv);
+    // K and V, and P on its way back; S, PV and P handed over. A step without keys hands over PV = 0.
+    traffic[Path::kGmToL1Nd2Nz] += (keys * (d_scores + dv) + rows * keys) * e;
+    traffic[Path::kL0CToGm] += rows * (keys + dv) * 4;
+    traffic[Path::kGmToUb] += rows * (keys + dv) * 4;
+    traffic[Path::kUbToGm] += rows * keys * e;
+    // The mask's flags and the bias of each pair. Dropout's are made where they are used.
+    traffic[Path::kGmToUb] += rows * keys * ((s_.mask ? 1 : 0) + (s_.bias ? e : 0));
+    for (std::int64_t d : {dqk, dr}) {
+      for (const Range k0 : Split(d, t_.k0)) {
+        traffic[Path::kL1ToL0A] += FractalBytes(rows, k0.size(), x_.in);
+        traffic[Path::kL1ToL0B] += FractalBytes(k0.size(), keys, x_.in);
+      }
+    }
+    for (const Range cols : Split(dv, t_.v_cols(dv))) {
+      for (const Range k0 : Split(keys, t_.k0)) {
+        traffic[Path::kL1ToL0A] += FractalBytes(rows, k0.size(), x_.in);
+        traffic[Path::kL1ToL0B] += FractalBytes(k0.size(), cols.size(), x_.in);
+      }
+    }
+  }
+
+  const AttentionCase& x_;
+  const FlashAttentionShape& s_;
+  const FlashAttentionTiling& t_;
+};
+
 TEST(TrafficTest, FlashAttention) {
   for (const ChipSpec* chip : {&Ascend910B2(), &Ascend910B4()}) {
     for (const AttentionCase& x : AttentionCases()) {
       SCOPED_TRACE(x.Name() + " " + chip->name);
-      const FlashAttentionShape shape = x.shape();
+      const FlashAttentionShape shape = ForwardShape(x);
       FlashAttentionTiling t;
       Profile profile;
       ASSERT_TRUE(IsOk(FlashAttention(NpuThatTells(*chip, shape, &t), x.args(), &profile)));
+      ASSERT_EQ(t.kv_splits, 1);
       ExpectSane(*chip, profile);
 
-      const std::int64_t e = SizeOf(x.in), d_scores = x.dqk + x.dr, heads = x.batch * shape.heads;
-      Traffic one_head;
-      std::int64_t macs = 0;
-      for (const Range q : Split(shape.sq, t.m)) {
-        // Q in and O out once.
-        one_head[Path::kGmToL1Nd2Nz] += q.size() * d_scores * e;
-        one_head[Path::kUbToGm] += q.size() * (x.dv * SizeOf(x.out) + (x.lse ? 4 : 0));
-        FlashAttentionPieces pieces(shape.band, q, {0, x.skv}, t);
-        for (FlashAttentionPiece piece; pieces.Next(piece);) {
-          const std::int64_t rows = piece.rows.size();
-          if (x.mask && !piece.keys.empty()) one_head[Path::kGmToUb] += HiddenCountsFetched(shape, t, piece);
-          for (const Range kv : BlocksOf(piece.keys, t)) {
-            const std::int64_t keys = kv.size();
-            macs += rows * keys * (d_scores + x.dv);
-            // K and V, and P on its way back; S, PV and P handed over. A step without keys hands over PV = 0.
-            one_head[Path::kGmToL1Nd2Nz] += (keys * (d_scores + x.dv) + rows * keys) * e;
-            one_head[Path::kL0CToGm] += rows * (keys + x.dv) * 4;
-            one_head[Path::kGmToUb] += rows * (keys + x.dv) * 4 + (x.mask ? rows * keys : 0);
-            one_head[Path::kUbToGm] += rows * keys * e;
-            for (std::int64_t d : {x.dqk, x.dr}) {
-              for (const Range k0 : Split(d, t.k0)) {
-                one_head[Path::kL1ToL0A] += FractalBytes(rows, k0.size(), x.in);
-                one_head[Path::kL1ToL0B] += FractalBytes(k0.size(), keys, x.in);
-              }
-            }
-            for (const Range cols : Split(x.dv, t.v_cols(x.dv))) {
-              for (const Range k0 : Split(keys, t.k0)) {
-                one_head[Path::kL1ToL0A] += FractalBytes(rows, k0.size(), x.in);
-                one_head[Path::kL1ToL0B] += FractalBytes(k0.size(), cols.size(), x.in);
-              }
-            }
-          }
-        }
+      ForwardTraffic expected(x, shape, t);
+      std::vector<AttentionSequence> sequences = x.Sequences();
+      expected.AddTurnedKeys(sequences);
+      AddHiddenCounts(x, t.mask_cell(shape), expected.traffic);
+      for (AttentionSequence& sequence : sequences) {
+        sequence.band.fold = shape.band.fold, sequence.sq *= shape.band.fold;
+        for (std::int64_t head = 0; head < shape.heads; ++head) expected.AddHead(sequence);
       }
-      for (auto& [path, bytes] : one_head) bytes *= heads;
-      if (x.mask) {  // Read once for all heads, and counted.
-        one_head[Path::kGmToUb] += x.batch * x.sq * x.skv;
-        one_head[Path::kUbToGm] +=
-            x.batch * CeilDiv(x.sq, t.mask_cell(shape)) * (x.skv + CeilDiv(x.skv, 512)) * 4;
+      EXPECT_EQ(profile.macs, expected.macs);
+      // Where Vector cores have work before, more of them may have it.
+      const auto cores = static_cast<int>(std::min<std::int64_t>(expected.tasks, chip->cube_cores));
+      EXPECT_GE(profile.cores_used, cores);
+      if (!x.turned && x.mask_heads == 0) {
+        EXPECT_EQ(profile.cores_used, cores);
       }
-      EXPECT_EQ(profile.macs, macs * heads);
-      EXPECT_EQ(profile.cores_used, std::min<std::int64_t>(t.tasks(shape), chip->cube_cores));
-      ExpectTraffic(profile, one_head);
+      ExpectTraffic(profile, expected.traffic);
       EXPECT_GT(profile.workspace_bytes, 0);
     }
   }
 }
 
+// As of the forward pass, but without a mask under a band: its counts are fetched anew for each block at the diagonal.
+std::vector<AttentionCase> GradCases() {
+  std::vector<AttentionCase> cases = AttentionCases();
+  for (AttentionCase& x : cases) {
+    if (x.causal != Causal::kNone) x.mask_heads = 0;
+  }
+  return cases;
+}
+
 FlashAttentionGradArgs GradArgsOf(const AttentionCase& x) {
+  const auto& [batch, heads, kv_heads, sq, skv, dqk, dr, dv] = x.shape;
   const FlashAttentionArgs f = x.args();
   FlashAttentionGradArgs args;
   args.q = f.q, args.k = f.k, args.v = f.v, args.q_rope = f.q_rope, args.k_rope = f.k_rope;
-  args.out = f.out, args.dout = ConstTensor(nullptr, x.in, {x.batch, x.heads, x.sq, x.dv});
-  args.lse = ConstTensor(nullptr, DType::kF32, {x.batch, x.heads, x.sq});
-  args.dq = Tensor(nullptr, x.out, {x.batch, x.heads, x.sq, x.dqk});
-  args.dk = Tensor(nullptr, x.out, {x.batch, x.kv_heads, x.skv, x.dqk});
-  args.dv = Tensor(nullptr, x.out, {x.batch, x.kv_heads, x.skv, x.dv});
-  if (x.dr > 0) {
-    args.dq_rope = Tensor(nullptr, x.out, {x.batch, x.heads, x.sq, x.dr});
-    args.dk_rope = Tensor(nullptr, x.out, {x.batch, x.rope_heads, x.skv, x.dr});
+  args.out = f.out, args.dout = ConstTensor(nullptr, x.in, {batch, heads, sq, dv});
+  args.lse = ConstTensor(nullptr, DType::kF32, {batch, heads, sq});
+  args.dq = Tensor(nullptr, x.out, {batch, heads, sq, dqk});
+  args.dk = Tensor(nullptr, x.out, {batch, kv_heads, skv, dqk});
+  args.dv = Tensor(nullptr, x.out, {batch, kv_heads, skv, dv});
+  if (dr > 0) {
+    args.dq_rope = Tensor(nullptr, x.out, {batch, heads, sq, dr});
+    args.dk_rope = Tensor(nullptr, x.out, {batch, x.rope_heads(), skv, dr});
   }
-  args.causal = x.causal;
+  args.mask = f.mask, args.bias = f.bias, args.rope = f.rope, args.dropout = f.dropout;
+  if (x.bias) args.dbias = Tensor(nullptr, x.out, {batch, heads, sq, skv});
+  args.causal = f.causal, args.window = f.window, args.prefix = f.prefix, args.lengths = f.lengths;
   return args;
 }
 
@@ -160,8 +321,9 @@ FlashAttentionGradArgs GradArgsOf(const AttentionCase& x) {
 class GradTraffic {
  public:
   GradTraffic(const AttentionCase& x, const FlashAttentionGradShape& s, const FlashAttentionGradTiling& t)
-      : x_(x), s_(s), t_(t), e_(SizeOf(x.in)), schedule_(s_, t_, {}) {
+      : x_(x), s_(s), t_(t), e_(SizeOf(x.in)), list_(x.List()), schedule_(s_, t_, list_) {
     AddRows();
+    AddHiddenCounts(x_, t_.mask_cell(s_), traffic);
     FlashAttentionGradSteps steps(schedule_, s_, t_, 0, 1);
     for (FlashAttentionGradStep step; steps.Next(step);) AddStep(step);
     AddSums();
@@ -171,21 +333,49 @@ class GradTraffic {
   Traffic traffic;
 
  private:
-  void AddRows() {
-    const std::int64_t rows = x_.batch * x_.heads * x_.sq;
-    traffic[Path::kGmToUb] += rows * (x_.dv * (SizeOf(x_.out) + e_) + 4);
-    traffic[Path::kUbToGm] += rows * 2 * 4;
-    if (x_.causal == Causal::kBottomRight && x_.sq > x_.skv && x_.skv > 0) {  // The first rows see no key.
-      const std::int64_t copies = rows * (x_.dqk + x_.dr + x_.dv) * e_;
-      traffic[Path::kGmToUb] += copies + rows * 4, traffic[Path::kUbToGm] += copies;
+  // Of each head the query rows that belong to sequences, and their keys: all, and in whole blocks those from the
+  // first to the last that a row sees.
+  struct Rows {
+    std::int64_t queries = 0, keys = 0, seen = 0;
+    bool hidden = false;  // The first or the last row of a sequence sees no key.
+  };
+  Rows RowsOfSequences() const {
+    Rows rows;
+    for (const AttentionSequence& x : x_.Sequences()) {
+      rows.queries += x.sq, rows.keys += x.skv;
+      for (const std::int64_t row : {std::int64_t{0}, x.sq - 1})
+        rows.hidden |= x.sq > 0 && x.skv > 0 && x.band.Seen({row, row + 1}, {0, x.skv}).empty();
+      Range seen{x.skv, 0};
+      for (const Range keys : Split(x.skv, t_.n)) {
+        if (SeeingQueries(x.band, keys, x.sq, t_.strip).empty()) continue;
+        seen = {std::min(seen.begin, keys.begin), std::max(seen.end, keys.end)};
+      }
+      rows.seen += std::max<std::int64_t>(seen.size(), 0);
     }
-    if (!s_.hides()) return;  // A copy of k.
-    const std::int64_t keys = x_.batch * x_.skv * (x_.kv_heads * x_.dqk + x_.rope_heads * x_.dr) * e_;
-    traffic[Path::kGmToUb] += keys, traffic[Path::kUbToGm] += keys;
+    return rows;
+  }
+  void AddRows() {
+    const auto& [batch, heads, kv_heads, sq, skv, dqk, dr, dv] = x_.shape;
+    const Rows rows = RowsOfSequences();
+    traffic[Path::kGmToUb] += heads * rows.queries * (dv * (SizeOf(x_.out) + e_) + 4);
+    traffic[Path::kUbToGm] += heads * rows.queries * 2 * 4;
+    if (rows.hidden || s_.mask || s_.bias) {  // Copies of q and dout where rows may see no key.
+      const std::int64_t all = batch * heads * sq, copies = all * (dqk + dr + dv) * e_;
+      traffic[Path::kGmToUb] += copies + all * 4, traffic[Path::kUbToGm] += copies;
+    }
+    AddTurned(x_, heads * rows.queries + x_.rope_heads() * rows.seen, traffic);
+    if (s_.hides()) {  // A copy of k.
+      const std::int64_t keys = rows.seen * (kv_heads * dqk + x_.rope_heads() * dr) * e_;
+      traffic[Path::kGmToUb] += keys, traffic[Path::kUbToGm] += keys;
+    }
+    // Which blocks a mask hides: counts at both ends of each block of keys, of all rows of a head.
+    if (s_.mask)
+      traffic[Path::kGmToUb] += batch * heads * t_.key_blocks(s_) * CeilDiv(sq, t_.mask_cell(s_)) * 2 * 4;
+    if (s_.bias && s_.hides())  // Pairs of no step.
+      traffic[Path::kUbToGm] += batch * heads * sq * skv * SizeOf(x_.out);
   }
   // (rows, k) times (k, cols), `k` in steps of k0.
   void AddProduct(std::int64_t rows, std::int64_t k, std::int64_t cols, bool turn_a, bool turn_b) {
-    if (cols == 0) return;
     macs += rows * k * cols;
     for (const Range k0 : Split(k, t_.k0)) {
       traffic[Path::kL1ToL0A] +=
@@ -201,71 +391,82 @@ class GradTraffic {
     traffic[Path::kL0CToGm] += rows * cols * 4;
   }
   void AddStep(const FlashAttentionGradStep& step) {
+    const auto& [batch, heads, kv_heads, sq, skv, dqk, dr, dv] = x_.shape;
     const std::int64_t keys = step.keys.size(), queries = step.queries.size(), block = step.block.size();
-    const std::int64_t d_all = x_.dqk + x_.dr + x_.dv;
-    if (step.first_of_keys()) traffic[Path::kGmToL1Nd2Nz] += keys * d_all * e_;
-    if (step.first_of_block()) traffic[Path::kGmToL1Nd2Nz] += block * d_all * e_;
-    for (std::int64_t d : {x_.dqk, x_.dr, x_.dv}) AddProduct(keys, d, queries, false, true);
+    if (step.first_of_keys()) {  // Where keys may be hidden dQ meets the copy of k.
+      const bool apart = s_.hides() && !step.block.empty();
+      traffic[Path::kGmToL1Nd2Nz] += keys * ((dqk + dr) * (apart ? 2 : 1) + dv) * e_;
+    }
+    if (step.first_of_block()) traffic[Path::kGmToL1Nd2Nz] += block * (dqk + dr + dv) * e_;
+    for (std::int64_t d : {dqk, dr, dv}) AddProduct(keys, d, queries, false, true);
     // S and dP handed over, p and ds handed back; lse and delta, once for each Vector core that has keys.
     traffic[Path::kL0CToGm] += 2 * keys * queries * 4;
     traffic[Path::kGmToUb] += 2 * keys * queries * 4;
     traffic[Path::kUbToGm] += 2 * keys * queries * e_;
     traffic[Path::kGmToL1Nd2Nz] += 2 * keys * queries * e_;
     traffic[Path::kGmToUb] += (keys > CeilDiv(t_.n, 2) ? 2 : 1) * 2 * queries * 4;
-    for (std::int64_t d : {x_.dqk, x_.dr}) AddGradient(queries, keys, d, true);
+    // The mask's flags and the bias of each pair, and the latter's gradient.
+    traffic[Path::kGmToUb] += keys * queries * ((s_.mask ? 1 : 0) + (s_.bias ? e_ : 0));
+    traffic[Path::kUbToGm] += s_.dbias ? keys * queries * SizeOf(x_.out) : 0;
+    for (std::int64_t d : {dqk, dr}) {
+      if (queries > 0) AddGradient(queries, keys, d, true);
+    }
     if (!step.last_of_block()) return;
-    for (std::int64_t d : {x_.dqk, x_.dr, x_.dv})
-      AddGradient(keys, block, d, false);  // No sum is kept in L0C.
+    for (std::int64_t d : {dqk, dr, dv}) AddGradient(keys, block, d, false);  // No sum is kept in L0C.
   }
   void AddSums() {
-    const std::int64_t out = SizeOf(x_.out), keys = x_.batch * x_.kv_heads * x_.skv;
-    const std::int64_t queries = x_.batch * x_.heads * x_.sq;
+    const auto& [batch, heads, kv_heads, sq, skv, dqk, dr, dv] = x_.shape;
+    const std::int64_t out = SizeOf(x_.out);
+    const Rows rows = RowsOfSequences();
     // Of dQ the rows of each chunk that see any of its keys; of a shared head of k_rope every KV head's part.
     std::int64_t parts = 0;
-    for (std::int64_t chunk = 0; chunk < t_.chunks; ++chunk) {
-      std::int64_t done = 0;
-      const Split blocks(x_.skv, t_.n);
-      for (std::int64_t i = chunk; i < blocks.count(); i += t_.chunks) {
-        const Range seeing = SeeingQueries(s_.band, blocks[i], x_.sq, t_.strip);
-        parts += std::max<std::int64_t>(seeing.end - std::max(seeing.begin, done), 0);
-        done = std::max(done, seeing.end);
+    for (const AttentionSequence& x : x_.Sequences()) {
+      const Split blocks(x.skv, t_.n);
+      for (std::int64_t chunk = 0; chunk < t_.chunks; ++chunk) {
+        std::int64_t done = 0;
+        for (std::int64_t i = chunk; i < blocks.count(); i += t_.chunks) {
+          const Range seeing = SeeingQueries(x.band, blocks[i], x.sq, t_.strip);
+          parts += std::max<std::int64_t>(seeing.end - std::max(seeing.begin, done), 0);
+          done = std::max(done, seeing.end);
+        }
       }
     }
-    traffic[Path::kGmToUb] += x_.batch * x_.heads * parts * (x_.dqk + x_.dr) * 4;
-    traffic[Path::kUbToGm] += queries * (x_.dqk + x_.dr) * out;
-    traffic[Path::kGmToUb] += keys * (x_.dqk + x_.dr + x_.dv) * 4;
-    traffic[Path::kUbToGm] += keys * (x_.dqk + x_.dv) * out + x_.batch * x_.rope_heads * x_.skv * x_.dr * out;
+    traffic[Path::kGmToUb] += heads * parts * (dqk + dr) * 4;
+    traffic[Path::kUbToGm] += heads * rows.queries * (dqk + dr) * out;
+    traffic[Path::kGmToUb] += kv_heads * rows.keys * (dqk + dr + dv) * 4;
+    traffic[Path::kUbToGm] += rows.keys * (kv_heads * (dqk + dv) + x_.rope_heads() * dr) * out;
+    if (x_.turned)  // And turned back, by their cosines and sines.
+      traffic[Path::kGmToUb] += (heads * rows.queries + x_.rope_heads() * rows.keys) * dr * 4;
   }
 
   const AttentionCase& x_;
   const FlashAttentionGradShape& s_;
   const FlashAttentionGradTiling& t_;
   std::int64_t e_;
+  std::vector<AttentionSequence> list_;
   FlashAttentionGradSchedule schedule_;
 };
 
 TEST(TrafficTest, FlashAttentionGrad) {
   for (const ChipSpec* chip : {&Ascend910B2(), &Ascend910B4()}) {
-    for (const AttentionCase& x : AttentionCases()) {
+    for (const AttentionCase& x : GradCases()) {
       SCOPED_TRACE(x.Name() + " " + chip->name);
-      FlashAttentionGradShape s;
-      s.batches = x.batch, s.heads = x.heads, s.kv_heads = x.kv_heads,
-      s.rope_heads = x.dr > 0 ? x.rope_heads : 0;
-      s.sq = x.sq, s.skv = x.skv, s.d_qk = x.dqk, s.d_rope = x.dr, s.d_v = x.dv, s.in = x.in;
-      s.band = BandOf(x.causal, {}, x.sq, x.skv);
+      auto s = x.TilingShape<FlashAttentionGradShape>();
+      s.dbias = x.bias;
       FlashAttentionGradTiling t;
       Profile profile;
       ASSERT_TRUE(IsOk(FlashAttentionGrad(NpuThatTells(*chip, s, &t), GradArgsOf(x), &profile)));
       ASSERT_FALSE(t.keep_sums);
       EXPECT_EQ(t.width > 0,
-                x.dqk > 512 && x.in == DType::kF32);  // Only where L0B has no room for all columns.
+                x.shape.dqk > 512 && x.in == DType::kF32);  // Only where L0B has no room for all columns.
       ExpectSane(*chip, profile);
       const GradTraffic expected(x, s, t);
       EXPECT_EQ(profile.macs, expected.macs);
       ExpectTraffic(profile, expected.traffic);
       // The sums' fp32 copies at least, which are linear in the length.
-      const std::int64_t keys = x.batch * x.kv_heads * x.skv, rows = x.batch * x.heads * x.sq;
-      const std::int64_t sums = 4 * (keys * (x.dqk + x.dr + x.dv) + rows * (t.chunks * (x.dqk + x.dr) + 2));
+      const auto& [batch, heads, kv_heads, sq, skv, dqk, dr, dv] = x.shape;
+      const std::int64_t keys = batch * kv_heads * skv, rows = batch * heads * sq;
+      const std::int64_t sums = 4 * (keys * (dqk + dr + dv) + rows * (t.chunks * (dqk + dr) + 2));
       EXPECT_GE(profile.workspace_bytes, sums);
     }
   }

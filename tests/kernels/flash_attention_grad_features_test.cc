@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/flash_attention_grad.h"
@@ -23,40 +24,40 @@ namespace {
 
 std::vector<Device> Both() { return {Host(), NpuWithData(Ascend910B2())}; }
 
-void ExpectRight(const Device& device, const AttentionShape& shape, const GradOptions& options) {
+void ExpectRight(const std::vector<Device>& devices, const AttentionShape& shape,
+                 const GradOptions& options) {
   GradCall call(shape, options);
   call.FillNormal();
-  ExpectRight(device, call);
+  ExpectRight(devices, call);
 }
 
 TEST(FlashAttentionGradFeaturesTest, RotaryPositions) {
-  for (const Device& device : Both()) {
-    int i = 0;
-    for (DType in : kFloatTypes) {
-      for (RopeLayout layout :
-           {RopeLayout::kHalf, RopeLayout::kInterleaved, RopeLayout::kInterleavedToHalf}) {
-        const Causal causal = kMasks[++i % 3];
-        // Rope parts of their own, k's shared by the heads; part of q and k; all of q and k; a context behind the queries.
-        for (const bool shared : {false, true}) {
-          ExpectRight(device, {2, 4, 2, 37, 70, 24, 16, 24},
-                      {.in = in,
-                       .out = in,
-                       .causal = causal,
-                       .shared_rope = shared,
-                       .turned = 16,
-                       .rope_layout = layout,
-                       .q_offset = 33});
-        }
-        ExpectRight(
-            device, {1, 4, 2, 70, 37, 40, 0, 8},
-            {.in = in, .causal = causal, .layout = kBsnd, .turned = 6, .rope_layout = layout, .k_offset = 2});
-        ExpectRight(device, {1, 2, 2, 33, 35, 18, 0, 8},
-                    {.in = in, .causal = causal, .layout = kApart, .turned = 18, .rope_layout = layout});
+  int i = 0;
+  for (DType in : kFloatTypes) {
+    for (RopeLayout layout : {RopeLayout::kHalf, RopeLayout::kInterleaved, RopeLayout::kInterleavedToHalf}) {
+      const Causal causal = kMasks[(i + i / 3) % 3];  // Of each layout every one.
+      ++i;
+      // Rope parts of their own, k's shared by the heads; part of q and k; all of q and k; a context behind the queries.
+      for (const bool shared : {false, true}) {
+        ExpectRight(Both(), {2, 4, 2, 37, 70, 24, 16, 24},
+                    {.in = in,
+                     .out = in,
+                     .causal = causal,
+                     .shared_rope = shared,
+                     .turned = 16,
+                     .rope_layout = layout,
+                     .q_offset = 33});
       }
+      ExpectRight(
+          Both(), {1, 4, 2, 70, 37, 40, 0, 8},
+          {.in = in, .causal = causal, .layout = kBsnd, .turned = 6, .rope_layout = layout, .k_offset = 2});
+      ExpectRight(Both(), {1, 2, 2, 33, 35, 18, 0, 8},
+                  {.in = in, .causal = causal, .layout = kApart, .turned = 18, .rope_layout = layout});
     }
   }
 }
 
+// What is not looped over is drawn, so that nothing comes only together with something else.
 TEST(FlashAttentionGradFeaturesTest, BiasSoftCapAndSinks) {
   const std::vector<std::vector<std::int64_t>> biases = {{},
                                                          {2, 4, 37, 70},
@@ -67,22 +68,20 @@ TEST(FlashAttentionGradFeaturesTest, BiasSoftCapAndSinks) {
                                                          {2, 2 * 2, 1, 1},
                                                          {1, 1, 1, 1},
                                                          {2, 1, 37, 70}};
-  for (const Device& device : Both()) {
-    int i = 0;
-    for (DType in : kFloatTypes) {
-      for (const auto& bias : biases) {
-        for (const std::optional<float> cap : {std::optional<float>(), std::optional<float>(2.5f)}) {
-          ++i;
-          ExpectRight(device, {2, 4, 2, 37, 70, 24, 0, 16},
-                      {.in = in,
-                       .out = i % 5 == 0 ? in : DType::kF32,
-                       .causal = i % 2 == 0 ? Causal::kNone : Causal::kBottomRight,
-                       .scale = i % 3 == 0 ? std::optional<float>(-0.7f) : std::nullopt,
-                       .bias = bias,
-                       .sinks = i % 4 < 2,
-                       .soft_cap = cap,
-                       .wants_bias_gradient = i % 7 != 0});
-        }
+  Random random;
+  const auto one_of = [&](std::int64_t count) { return random.Integer(1, count) == 1; };
+  for (DType in : kFloatTypes) {
+    for (const auto& bias : biases) {
+      for (const std::optional<float> cap : {std::optional<float>(), std::optional<float>(2.5f)}) {
+        ExpectRight(Both(), {2, 4, 2, 37, 70, 24, 0, 16},
+                    {.in = in,
+                     .out = one_of(3) ? in : DType::kF32,
+                     .causal = one_of(2) ? Causal::kNone : Causal::kBottomRight,
+                     .scale = one_of(3) ? std::optional(-0.7f) : std::nullopt,
+                     .bias = bias,
+                     .sinks = one_of(2),
+                     .soft_cap = cap,
+                     .wants_bias_gradient = !one_of(6)});
       }
     }
   }
@@ -92,33 +91,32 @@ TEST(FlashAttentionGradFeaturesTest, BiasSoftCapAndSinks) {
 TEST(FlashAttentionGradFeaturesTest, SharedBiasOverManyBlocks) {
   for (const std::vector<std::int64_t>& bias :
        {std::vector<std::int64_t>{1, 1, 300, 1400}, {1, 1, 1, 1400}, {1, 2, 300, 1}}) {
-    ExpectRight(Host(), {2, 2, 2, 300, 1400, 8, 0, 8},
+    ExpectRight({Host()}, {2, 2, 2, 300, 1400, 8, 0, 8},
                 {.causal = Causal::kBottomRight, .bias = bias, .sinks = true});
   }
 }
 
+// Drawn likewise.
 TEST(FlashAttentionGradFeaturesTest, BooleanMasksAlibiAndDropout) {
   const std::vector<std::vector<std::int64_t>> masks = {
       {}, {2, 4, 37, 70}, {1, 4, 37, 1}, {2, 1, 1, 70}, {1, 1, 37, 70}};
-  for (const Device& device : Both()) {
-    int i = 0;
-    for (DType in : kFloatTypes) {
-      for (const auto& mask : masks) {
-        for (const float keep : {1.0f, 0.75f}) {
-          ++i;
-          ExpectRight(
-              device, {2, 4, 2, 37, 70, 24, i % 4 == 0 ? 8 : 0, 16},
-              {.in = in,
-               .causal = kMasks[i % 3],
-               .scale = i % 5 == 0 ? std::optional<float>(-0.7f) : std::nullopt,
-               .bias = i % 2 == 0 ? std::vector<std::int64_t>{1, 4, 37, 70} : std::vector<std::int64_t>(),
-               .sinks = i % 4 == 1,
-               .soft_cap = i % 3 == 1 ? std::optional<float>(5.0f) : std::nullopt,
-               .mask = mask,
-               .slopes = i % 3 != 0,
-               .root = i % 2 == 0,
-               .keep = keep});
-        }
+  Random random;
+  const auto one_of = [&](std::int64_t count) { return random.Integer(1, count) == 1; };
+  for (DType in : kFloatTypes) {
+    for (const auto& mask : masks) {
+      for (const float keep : {1.0f, 0.75f}) {
+        ExpectRight(
+            Both(), {2, 4, 2, 37, 70, 24, one_of(4) ? 8 : 0, 16},
+            {.in = in,
+             .causal = kMasks[random.Integer(0, 2)],
+             .scale = one_of(4) ? std::optional(-0.7f) : std::nullopt,
+             .bias = one_of(2) ? std::vector<std::int64_t>{1, 4, 37, 70} : std::vector<std::int64_t>(),
+             .sinks = one_of(3),
+             .soft_cap = one_of(3) ? std::optional(5.0f) : std::nullopt,
+             .mask = mask,
+             .slopes = !one_of(3),
+             .root = one_of(2),
+             .keep = keep});
       }
     }
   }
@@ -126,49 +124,55 @@ TEST(FlashAttentionGradFeaturesTest, BooleanMasksAlibiAndDropout) {
 
 // Rows whose keys are all hidden neither get nor give a gradient, and no NaN.
 TEST(FlashAttentionGradFeaturesTest, FullyMaskedRows) {
-  for (const Device& device : Both()) {
-    for (DType in : kFloatTypes) {
-      GradCall call({1, 2, 1, 50, 90, 16, 0, 24}, {.in = in, .mask = {1, 1, 50, 90}, .keep = 0.5f});
-      call.FillNormal();
-      for (std::int64_t i = 0; i < 50; i += 2) {
-        for (std::int64_t j = 0; j < 90; ++j) call.mask.set({0, 0, i, j}, 1);
-      }
-      call.Forward();
-      ExpectRight(device, call);
-      for (std::int64_t d = 0; d < 16; ++d) ASSERT_EQ(call.dq.at({0, 1, 4, d}), 0);
+  for (DType in : kFloatTypes) {
+    GradCall call({1, 2, 1, 50, 90, 16, 0, 24}, {.in = in, .mask = {1, 1, 50, 90}, .keep = 0.5f});
+    call.FillNormal();
+    for (std::int64_t i = 0; i < 50; i += 2) {
+      for (std::int64_t j = 0; j < 90; ++j) call.mask.set({0, 0, i, j}, 1);
     }
+    call.Forward();
+    ExpectRight(Both(), call);
+    for (std::int64_t d = 0; d < 16; ++d) ASSERT_EQ(call.dq.at({0, 1, 4, d}), 0);
   }
 }
 
-// By a mask, by a band, by both: what such rows hold reaches no gradient, and they have none.
+// By a mask, by a band, by both, by a bias of -inf: what such rows hold reaches no gradient, and they have none.
 TEST(FlashAttentionGradFeaturesTest, FullyMaskedRowsMayHoldAnything) {
-  for (const Device& device : Both()) {
-    for (DType in : kFloatTypes) {
-      for (int kind = 0; kind < 4; ++kind) {
-        GradOptions options{.in = in};
-        AttentionShape shape{1, 4, 2, 150, 120, 24, 8, 16};
-        std::vector<std::int64_t> rows{0, 5, 149};
-        if (kind == 0) options.mask = {1, 1, 150, 1}, options.keep = 0.5f;
-        if (kind == 1) options.causal = Causal::kBottomRight, rows = {0, 11, 29};
-        if (kind == 2)
-          options.window = AttentionWindow{.left = 3, .anchor = Causal::kTopLeft}, rows = {130, 149};
-        if (kind == 3) options.mask = {1, 4, 150, 1}, options.causal = Causal::kBottomRight, rows = {7, 101};
-        GradCall call(shape, options);
-        call.FillNormal();
-        for (std::int64_t i = 0; (kind == 0 || kind == 3) && i < std::ssize(rows); ++i) {
-          for (std::int64_t h = 0; h < call.mask.view().size(1); ++h)
-            call.mask.set({0, h, rows[static_cast<std::size_t>(i)], 0}, 1);
+  for (DType in : kFloatTypes) {
+    for (int kind = 0; kind < 6; ++kind) {
+      GradOptions options{.in = in};
+      AttentionShape shape{1, 4, 2, 150, 120, 24, 8, 16};
+      std::vector<std::int64_t> rows{0, 5, 149};
+      if (kind == 0) options.mask = {1, 1, 150, 1}, options.keep = 0.5f;
+      if (kind == 1) options.causal = Causal::kBottomRight, rows = {0, 11, 29};
+      if (kind == 2)
+        options.window = AttentionWindow{.left = 3, .anchor = Causal::kTopLeft}, rows = {130, 149};
+      if (kind == 3) options.mask = {1, 4, 150, 1}, options.causal = Causal::kBottomRight, rows = {7, 101};
+      const bool by_bias = kind > 3;  // Of one column, or of one for each key.
+      if (by_bias) options.mask = options.bias = {1, 1, 150, kind == 4 ? 1 : 120};
+      if (kind == 5) options.causal = Causal::kTopLeft, options.soft_cap = 20.0f;
+      GradCall call(shape, options);
+      call.FillNormal();
+      if (by_bias) call.mask.Fill(0);  // Hides from the reference alone.
+      for (const std::int64_t i : rows) {
+        for (std::int64_t h = 0; h < call.mask.size(1); ++h) {
+          for (std::int64_t j = 0; j < call.mask.size(3); ++j) {
+            call.mask.set({0, h, i, j}, 1);
+            if (by_bias) call.bias.set({0, h, i, j}, -kInfinity);
+          }
         }
-        call.Forward();
-        for (const std::int64_t i : rows) {
-          call.dout.set({0, 1, i, 5}, i % 2 == 0 ? kNaN : kInfinity);
-          call.q.set({0, 2, i, 7}, i % 2 == 0 ? kInfinity : kNaN);
-          call.q_rope.set({0, 3, i, 0}, kNaN);
-        }
-        SCOPED_TRACE(Join(NameOf(in), " kind ", kind));
-        ExpectRight(device, call);
-        for (const std::int64_t i : rows) ASSERT_EQ(call.dq.at({0, 1, i, 3}), 0);
       }
+      call.Forward();
+      for (const std::int64_t i : rows) {
+        call.dout.set({0, 1, i, 5}, i % 2 == 0 ? kNaN : kInfinity);
+        call.q.set({0, 2, i, 7}, i % 2 == 0 ? kInfinity : kNaN);
+        call.q_rope.set({0, 3, i, 0}, kNaN);
+      }
+      SCOPED_TRACE(Join("kind ", kind));
+      FlashAttentionGradArgs args = call.args();
+      if (by_bias) args.mask = {};
+      ExpectRight(Both(), call, args);
+      for (const std::int64_t i : rows) ASSERT_EQ(call.dq.at({0, 1, i, 3}), 0);
     }
   }
 }
@@ -177,39 +181,39 @@ TEST(FlashAttentionGradFeaturesTest, FullyMaskedRowsMayHoldAnything) {
 TEST(FlashAttentionGradFeaturesTest, HiddenValuesReachNoGradient) {
   constexpr std::int64_t kFirst = 3, kStep = 61;
   const AttentionWindow around{.left = 9, .right = 14};
-  for (const Device& device : Both()) {
-    for (DType in : kFloatTypes) {
-      for (int kind = 0; kind < 4; ++kind) {
-        GradOptions options{.in = in};
-        AttentionShape shape{1, 2, 2, 300, 290, 24, 8, 16};
-        if (kind == 0) options.mask = {1, 1, 1, 290};
-        if (kind == 1)
-          options.mask = {1, 2, 300, 290}, options.causal = Causal::kBottomRight, options.soft_cap = 9;
-        if (kind == 2) options.mask = {1, 1, 1, 290}, options.bias = {1, 1, 1, 290}, options.keep = 0.5f;
-        if (kind == 3) options.window = around, shape.sq = 200;  // Behind what the last row sees.
-        GradCall call(shape, options);
-        call.FillNormal();
-        std::vector<std::int64_t> hidden;
-        for (std::int64_t j = kFirst; j < shape.skv; j += kStep) hidden.push_back(j);
-        if (kind == 3) hidden = {2, 60, 61, 80};
-        for (const std::int64_t j : hidden) {
-          for (std::int64_t i = 0; kind < 3 && i < call.mask.view().size(2); ++i) {
-            for (std::int64_t h = 0; h < call.mask.view().size(1); ++h) call.mask.set({0, h, i, j}, 1);
-          }
+  for (DType in : kFloatTypes) {
+    for (int kind = 0; kind < 5; ++kind) {
+      GradOptions options{.in = in};
+      AttentionShape shape{1, 2, 2, 300, 290, 24, 8, 16};
+      if (kind == 0) options.mask = {1, 1, 1, 290};
+      if (kind == 1)
+        options.mask = {1, 2, 300, 290}, options.causal = Causal::kBottomRight, options.soft_cap = 9;
+      if (kind == 2) options.mask = {1, 1, 1, 290}, options.bias = {1, 1, 1, 290}, options.keep = 0.5f;
+      if (kind >= 3) options.window = around, shape.sq = 200;  // Behind what the last row sees.
+      if (kind == 4) options.soft_cap = 9, options.slopes = true, options.turned = 8;
+      GradCall call(shape, options);
+      call.FillNormal();
+      std::vector<std::int64_t> hidden;
+      for (std::int64_t j = kFirst; j < shape.skv; j += kStep) hidden.push_back(j);
+      if (kind >= 3) hidden = {2, 60, 61, 80};
+      for (const std::int64_t j : hidden) {
+        for (std::int64_t i = 0; kind < 3 && i < call.mask.view().size(2); ++i) {
+          for (std::int64_t h = 0; h < call.mask.view().size(1); ++h) call.mask.set({0, h, i, j}, 1);
         }
-        call.Forward();
-        for (const std::int64_t j : hidden) {
-          call.v.set({0, 0, j, 5}, j % 2 == 0 ? kNaN : kInfinity);
-          call.k.set({0, 1, j, 7}, j % 2 == 0 ? kInfinity : kNaN);
-          call.k_rope.set({0, 1, j, 0}, kNaN);
-        }
-        ExpectRight(device, call);
       }
+      call.Forward();
+      for (const std::int64_t j : hidden) {
+        call.v.set({0, 0, j, 5}, j % 2 == 0 ? kNaN : kInfinity);
+        call.k.set({0, 1, j, 7}, j % 2 == 0 ? kInfinity : kNaN);
+        call.k_rope.set({0, 1, j, 0}, kNaN);
+      }
+      ExpectRight(Both(), call);
     }
   }
 }
 
-// Rows in front of a key full of NaN have the gradients that they have without it.
+// Rows in front of a key with NaN have the gradients that they have without it, and so has the other head; all else
+// is as the reference has it.
 TEST(FlashAttentionGradFeaturesTest, HiddenKeysOfOtherRows) {
   constexpr std::int64_t kKey = 150;
   const AttentionShape shape{1, 2, 2, 300, 300, 24, 8, 16};
@@ -218,21 +222,90 @@ TEST(FlashAttentionGradFeaturesTest, HiddenKeysOfOtherRows) {
     GradCall plain(shape, options), spoilt(shape, options);
     plain.FillNormal();
     spoilt.CopyInputs(plain);
-    for (std::int64_t h = 0; h < 2; ++h) {
-      spoilt.k.set({0, h, kKey, 3}, kNaN), spoilt.v.set({0, h, kKey, 2}, kNaN);
-      for (std::int64_t i = kKey; i < shape.sq; ++i)
-        spoilt.out.set({0, h, i, 2}, kNaN), spoilt.lse.set({0, h, i}, kNaN);
+    for (Matrix* x : {&spoilt.k, &spoilt.k_rope, &spoilt.v}) x->set({0, 0, kKey, 3}, kNaN);
+    spoilt.Forward();
+    for (const Device& device : Both()) {
+      SCOPED_TRACE(NameOf(in));
+      for (GradCall* call : {&plain, &spoilt}) {
+        for (Matrix* x : call->outputs()) x->FillNaN();
+        ASSERT_TRUE(IsOk(FlashAttentionGrad(device, call->args())));
+      }
+      spoilt.ExpectRight();
+      for (std::size_t i = 0; i < spoilt.outputs().size(); ++i) {
+        const ConstTensor with = spoilt.outputs()[i]->view(), without = plain.outputs()[i]->view();
+        if (with.rank < 4 || with.count() == 0) continue;  // Not asked for.
+        ExpectSameBits(PartOf(with, 1, {1, 2}), PartOf(without, 1, {1, 2}));
+      }
+      for (const auto& [with, without] :
+           {std::pair(&spoilt.dq, &plain.dq), {&spoilt.dq_rope, &plain.dq_rope}})
+        ExpectSameBits(RowsOf(ConstTensor(with->view()), {0, kKey}),
+                       RowsOf(ConstTensor(without->view()), {0, kKey}));
     }
-    ASSERT_TRUE(IsOk(FlashAttentionGrad(Host(), plain.args())));
-    ASSERT_TRUE(IsOk(FlashAttentionGrad(Host(), spoilt.args())));
-    for (std::int64_t h = 0; h < 2; ++h) {
-      for (std::int64_t i = 0; i < shape.sq; ++i) {
-        for (std::int64_t d = 0; d < shape.dqk; ++d) {
-          if (i < kKey) {
-            ASSERT_EQ(spoilt.dq.at({0, h, i, d}), plain.dq.at({0, h, i, d})) << "row " << i;
-          } else {
-            ASSERT_TRUE(std::isnan(spoilt.dq.at({0, h, i, d}))) << "row " << i;
-          }
+  }
+}
+
+// NaN and infinities that rows see, in values and in the gradient of the output, reach what they reach in the
+// reference: all of dq and dk of their rows, of dv the column that dout has them in alone, and no other head.
+TEST(FlashAttentionGradFeaturesTest, VisibleValuesPropagate) {
+  constexpr std::int64_t kS = 70;
+  for (DType in : kFloatTypes) {
+    for (const Causal causal : {Causal::kNone, Causal::kTopLeft}) {
+      for (const double special : {kNaN, kInfinity, -kInfinity}) {
+        for (const bool in_v : {false, true}) {
+          // An infinite delta times a hidden key's weight of 0 is NaN, where the reference has infinities.
+          if (in_v && causal != Causal::kNone && !std::isnan(special)) continue;
+          GradCall call({1, 2, 2, kS, kS, 16, 8, 24}, {.in = in, .causal = causal});
+          call.FillNormal();
+          // The last row sees every key: what it reaches of those near its diagonal is nothing that it does not see.
+          (in_v ? call.v : call.dout).set({0, 1, in_v ? 25 : kS - 1, 7}, special);
+          call.Forward();
+          SCOPED_TRACE(Join(special, in_v ? " in v" : " in dout"));
+          ExpectRight(Both(), call);
+          ASSERT_TRUE(std::isnan(call.dq.at({0, 1, kS - 1, 3})));
+          ASSERT_FALSE(std::isfinite(call.dk.at({0, 1, 5, 3})));
+          ASSERT_EQ(std::isfinite(call.dv.at({0, 1, 5, 7})), in_v);
+        }
+      }
+    }
+  }
+}
+
+// A key that rows see with a score of -inf has weight 0: dv and dk are 0 there, and where some keys are hidden dq is
+// that of the other keys. The reference has it behind a mask.
+TEST(FlashAttentionGradFeaturesTest, KeysOfWeightZero) {
+  constexpr std::int64_t kS = 70, kKey = 11, kColumn = 3;
+  std::vector<GradOptions> kinds(5);
+  kinds[1].causal = Causal::kTopLeft, kinds[2].causal = Causal::kBottomRight;
+  kinds[2].window = AttentionWindow{.left = 40, .anchor = Causal::kBottomRight};
+  kinds[3].causal = Causal::kTopLeft, kinds[3].prefix = {20};
+  kinds[4].causal = Causal::kTopLeft, kinds[4].keep = 0.5f, kinds[4].slopes = true;
+  for (GradOptions options : kinds) {
+    for (DType in : kFloatTypes) {
+      options.in = in, options.mask = {1, 1, 1, kS};
+      GradCall call({1, 2, 1, kS, kS, 16, 8, 24}, options);
+      call.FillNormal();
+      call.mask.Fill(0), call.mask.set({0, 0, 0, kKey}, 1);
+      for (std::int64_t h = 0; h < 2; ++h) {
+        for (std::int64_t i = 0; i < kS; ++i) {
+          const double q = call.q.at({0, h, i, kColumn});
+          call.q.set({0, h, i, kColumn}, std::abs(q) + 0.5);
+        }
+      }
+      call.Forward();
+      call.k.set({0, 0, kKey, kColumn}, -kInfinity);
+      FlashAttentionGradArgs args = call.args();
+      args.mask = {};
+      const bool hides = options.causal != Causal::kNone;
+      for (const Device& device : Both()) {
+        SCOPED_TRACE(options.Name());
+        for (Matrix* x : call.outputs()) x->FillNaN();
+        ASSERT_TRUE(IsOk(FlashAttentionGrad(device, args)));
+        if (hides) {
+          call.ExpectRight();
+          continue;
+        }
+        for (const Matrix* x : {&call.dk, &call.dk_rope, &call.dv}) {
+          for (std::int64_t d = 0; d < x->size(3); ++d) ASSERT_EQ(x->at({0, 0, kKey, d}), 0);
         }
       }
     }
@@ -240,16 +313,14 @@ TEST(FlashAttentionGradFeaturesTest, HiddenKeysOfOtherRows) {
 }
 
 TEST(FlashAttentionGradFeaturesTest, PositionsByIndex) {
-  for (const Device& device : Both()) {
-    for (DType in : kFloatTypes) {
-      ExpectRight(
-          device, {2, 4, 2, 37, 70, 24, 16, 24},
-          {.in = in, .causal = Causal::kBottomRight, .shared_rope = true, .turned = 16, .positions = true});
-      GradOptions options{
-          .in = in, .turned = 8, .rope_layout = RopeLayout::kInterleaved, .keep = 0.9f, .positions = true};
-      options.q_ends = {30, 70}, options.kv_ends = {37, 40}, options.slopes = true;
-      ExpectRight(device, {1, 2, 2, 70, 41, 20, 0, 8}, options);
-    }
+  for (DType in : kFloatTypes) {
+    ExpectRight(
+        Both(), {2, 4, 2, 37, 70, 24, 16, 24},
+        {.in = in, .causal = Causal::kBottomRight, .shared_rope = true, .turned = 16, .positions = true});
+    GradOptions options{
+        .in = in, .turned = 8, .rope_layout = RopeLayout::kInterleaved, .keep = 0.9f, .positions = true};
+    options.q_ends = {30, 70}, options.kv_ends = {37, 40}, options.slopes = true;
+    ExpectRight(Both(), {1, 2, 2, 70, 41, 20, 0, 8}, options);
   }
 }
 
@@ -312,45 +383,44 @@ TEST(FlashAttentionGradFeaturesTest, UnwrittenMemoryReachesNothing) {
   }
 }
 
-// A bias of -inf masks: no weight and no gradient; a row of nothing else gives none and gets none.
+// A bias of -inf masks: no weight and no gradient; a row of nothing else gives none and gets none. The reference has
+// a mask for it.
 TEST(FlashAttentionGradFeaturesTest, BiasOfMinusInfinity) {
-  for (const Device& device : Both()) {
+  for (const Causal causal : {Causal::kNone, Causal::kBottomRight}) {
     for (DType in : kFloatTypes) {
-      GradCall call({1, 2, 1, 20, 50, 16, 0, 24}, {.in = in, .bias = {1, 1, 20, 50}});
+      GradCall call(
+          {1, 2, 1, 20, 50, 16, 0, 24},
+          {.in = in, .causal = causal, .bias = {1, 1, 20, 50}, .sinks = true, .mask = {1, 1, 20, 50}});
       call.FillNormal();
+      call.mask.Fill(0);
       for (std::int64_t j = 0; j < 50; ++j) {
-        call.bias.set({0, 0, 3, j}, -kInfinity);
-        if (j % 3 == 0) call.bias.set({0, 0, 7, j}, -kInfinity);
-      }
-      call.Forward();
-      ASSERT_TRUE(IsOk(FlashAttentionGrad(device, call.args())));
-      for (std::int64_t d = 0; d < 16; ++d) ASSERT_EQ(call.dq.at({0, 1, 3, d}), 0);
-      for (std::int64_t j = 0; j < 50; ++j) {
-        ASSERT_EQ(call.dbias.at({0, 0, 3, j}), 0);
-        if (j % 3 == 0) {
-          ASSERT_EQ(call.dbias.at({0, 0, 7, j}), 0);
+        for (const std::int64_t row : {3, 7}) {
+          if (row == 7 && j % 3 != 0) continue;
+          call.bias.set({0, 0, row, j}, -kInfinity), call.mask.set({0, 0, row, j}, 1);
         }
-        ASSERT_TRUE(std::isfinite(call.dv.at({0, 0, j, 5})));
       }
+      call.sinks.Fill(-kInfinity);
+      call.Forward();
+      FlashAttentionGradArgs args = call.args();
+      args.mask = {};
+      ExpectRight(Both(), call, args);
+      for (std::int64_t d = 0; d < 16; ++d) ASSERT_EQ(call.dq.at({0, 1, 3, d}), 0);
+      for (std::int64_t j = 0; j < 50; ++j) ASSERT_EQ(call.dbias.at({0, 0, 3, j}), 0);
     }
   }
 }
 
 // A soft cap flattens scores of 1e4: the gradients of q and k vanish, that of v stays.
 TEST(FlashAttentionGradFeaturesTest, SoftCapOfExtremeScores) {
-  for (const Device& device : Both()) {
-    for (DType in : kFloatTypes)
-      ExpectRight(device, {1, 1, 1, 9, 40, 16, 0, 8}, {.in = in, .scale = 1e4f, .soft_cap = 30.0f});
-  }
+  for (DType in : kFloatTypes)
+    ExpectRight(Both(), {1, 1, 1, 9, 40, 16, 0, 8}, {.in = in, .scale = 1e4f, .soft_cap = 30.0f});
 }
 
 // The slope of scores far below the cap is 1, and their squares may be no floats.
 TEST(FlashAttentionGradFeaturesTest, SoftCapsOfAnySize) {
   for (const float cap : {0x1p-63f, 0.3f, 3.0f, 30.0f, 1e5f, 1e8f, 1e20f, 1e30f, 0x1p126f}) {
-    for (const Device& device : Both()) {
-      for (DType in : kFloatTypes)
-        ExpectRight(device, {1, 2, 1, 17, 45, 24, 8, 16}, {.in = in, .scale = 0.7f, .soft_cap = cap});
-    }
+    for (DType in : kFloatTypes)
+      ExpectRight(Both(), {1, 2, 1, 17, 45, 24, 8, 16}, {.in = in, .scale = 0.7f, .soft_cap = cap});
   }
 }
 
@@ -369,26 +439,24 @@ TEST(FlashAttentionGradFeaturesTest, SinksOfRowsWithoutKeys) {
 
 // Packed sequences, with empty ones and rows behind the last: each is as if alone, and nothing else is written.
 TEST(FlashAttentionGradFeaturesTest, PackedSequences) {
-  for (const Device& device : Both()) {
-    for (DType in : kFloatTypes) {
-      for (Causal causal : kMasks) {
-        for (std::int64_t turned : {0, 8}) {
-          GradOptions options{
-              .in = in, .out = in, .causal = causal, .shared_rope = turned > 0, .turned = turned};
-          options.q_ends = {1, 1, 70, 70, 200}, options.kv_ends = {37, 40, 40, 101, 240};
-          if (causal == Causal::kTopLeft) options.window = AttentionWindow{.left = 20};
-          options.sinks = causal == Causal::kNone;
-          // Of each sequence, larger than any needs; of all.
-          if (causal != Causal::kTopLeft) options.bias = {5, 1, 133, 141};
-          if (turned > 0) options.bias = {1, 4, 1, 139};
-          GradCall call({1, 4, 2, 210, 260, 24, 8, 16}, options);
-          for (Matrix* x : call.outputs()) x->FillNaN();
-          call.FillNormal();
-          ExpectRight(device, call);
-          EXPECT_TRUE(std::isnan(call.dq.at({0, 0, 200, 0})));
-          EXPECT_TRUE(std::isnan(call.dk.at({0, 1, 240, 0})));
-          EXPECT_TRUE(std::isnan(call.dk_rope.at({0, 0, 259, 0})));
-        }
+  for (DType in : kFloatTypes) {
+    for (Causal causal : kMasks) {
+      for (std::int64_t turned : {0, 8}) {
+        GradOptions options{
+            .in = in, .out = in, .causal = causal, .shared_rope = turned > 0, .turned = turned};
+        options.q_ends = {1, 1, 70, 70, 200}, options.kv_ends = {37, 40, 40, 101, 240};
+        if (causal == Causal::kTopLeft) options.window = AttentionWindow{.left = 20};
+        options.sinks = causal == Causal::kNone;
+        // Of each sequence, larger than any needs; of all.
+        if (causal != Causal::kTopLeft) options.bias = {5, 1, 133, 141};
+        if (turned > 0) options.bias = {1, 4, 1, 139};
+        GradCall call({1, 4, 2, 210, 260, 24, 8, 16}, options);
+        for (Matrix* x : call.outputs()) x->FillNaN();
+        call.FillNormal();
+        ExpectRight(Both(), call);
+        EXPECT_TRUE(std::isnan(call.dq.at({0, 0, 200, 0})));
+        EXPECT_TRUE(std::isnan(call.dk.at({0, 1, 240, 0})));
+        EXPECT_TRUE(std::isnan(call.dk_rope.at({0, 0, 259, 0})));
       }
     }
   }
@@ -399,7 +467,7 @@ TEST(FlashAttentionGradFeaturesTest, LongPackedSequences) {
   for (DType in : kFloatTypes) {
     GradOptions options{.in = in, .causal = Causal::kBottomRight};
     options.q_ends = {333, 350, 1050}, options.kv_ends = {340, 700, 1400};
-    ExpectRight(Host(), {1, 2, 1, 1050, 1400, 8, 0, 8}, options);
+    ExpectRight({Host()}, {1, 2, 1, 1050, 1400, 8, 0, 8}, options);
   }
 }
 
@@ -461,7 +529,22 @@ TEST(FlashAttentionGradFeaturesTest, SameBitsForAnyThreads) {
        {.causal = Causal::kBottomRight, .q_ends = {50, 210}, .kv_ends = {100, 260}, .turned = 8}},
       {{2, 4, 2, 131, 700, 24, 0, 16},
        {.in = DType::kBF16, .bias = {1, 1, 131, 1}, .sinks = true, .soft_cap = 5.0f}},
-      {{2, 4, 2, 131, 259, 24, 0, 16}, {.in = DType::kF16, .bias = {1, 4, 1, 259}}}};
+      {{2, 4, 2, 131, 259, 24, 0, 16}, {.in = DType::kF16, .bias = {1, 4, 1, 259}}},
+      {{2, 4, 2, 131, 700, 24, 0, 16},
+       {.in = DType::kF16,
+        .causal = Causal::kBottomRight,
+        .window = AttentionWindow{.left = 90},
+        .prefix = {40, 300},
+        .slopes = true}},
+      {{2, 4, 2, 131, 259, 24, 8, 16},
+       {.in = DType::kBF16, .mask = {2, 1, 131, 259}, .slopes = true, .root = true, .keep = 0.75f}},
+      {{1, 4, 2, 210, 500, 24, 0, 16},
+       {.window = AttentionWindow{.left = 30, .right = 5, .anchor = Causal::kTopLeft},
+        .prefix = {17, 90},
+        .q_ends = {50, 210},
+        .kv_ends = {200, 500},
+        .mask = {2, 4, 160, 300},
+        .keep = 0.5f}}};
   for (const Case& c : cases) {
     GradCall first(c.shape, c.options), call(c.shape, c.options);
     first.FillNormal();

@@ -15,6 +15,7 @@
 #include "tests/kernels/kernel_test.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/matrix.h"
+#include "tests/support/random.h"
 #include "tests/support/shapes.h"
 #include "tests/support/simd_targets.h"
 
@@ -158,7 +159,7 @@ TEST(FlashAttentionGradTest, Windows) {
   struct Sides {
     std::optional<std::int64_t> left, right;
   };
-  int i = 0;
+  Random random;
   for (const AttentionShape& shape :
        {AttentionShape{2, 4, 2, 70, 45, 16, 8, 12}, AttentionShape{1, 1, 1, 140, 300, 16, 0, 24},
         AttentionShape{1, 1, 1, 1100, 1000, 8, 0, 8}}) {
@@ -168,9 +169,9 @@ TEST(FlashAttentionGradTest, Windows) {
         for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
           const bool large = shape.sq > 1000;
           if (large && (device.kind() != Device::Kind::kHost || (sides.right && sides.left != 20))) continue;
-          GradCall call(shape, {.in = kFloatTypes[++i % 3],
-                                .causal = i % 2 == 0 ? Causal::kNone : anchor,
-                                .shared_rope = i % 4 == 0,
+          GradCall call(shape, {.in = kFloatTypes[random.Integer(0, 2)],
+                                .causal = random.Integer(0, 1) == 0 ? Causal::kNone : anchor,
+                                .shared_rope = random.Integer(0, 2) == 0,
                                 .window = AttentionWindow{sides.left, sides.right, anchor}});
           SCOPED_TRACE(Join("left ", sides.left.value_or(-99), " right ", sides.right.value_or(-99)));
           call.FillNormal();

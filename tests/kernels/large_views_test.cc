@@ -3,12 +3,17 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <vector>
 
+#include "kernels/flash_attention.h"
+#include "kernels/flash_attention_grad.h"
 #include "kernels/token_permute.h"
 #include "kernels/token_permute_grad.h"
+#include "tests/kernels/attention_grad_call.h"
 #include "tests/kernels/kernel_test.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/matrix.h"
@@ -135,6 +140,80 @@ TEST(LargeViewsTest, RowsFarApart) {
   ASSERT_TRUE(IsOk(TokenUnpermuteGrad(
       Host(), {.out_grad = tokens, .sorted_indices = indices, .top_k = kTopK, .permuted_grad = permuted})));
   for (std::int64_t row = 0; row < kFew * kTopK; ++row) ExpectRow(permuted, row, token_of_row[row]);
+}
+
+// Tensors like those of a call, of which one dimension has its entries further than 2^31 elements from each other.
+class FarTensors {
+ public:
+  explicit FarTensors(int far) : far_(far) {}
+
+  // In the place of `x`, with its values.
+  void Move(ConstTensor& x) {
+    if (!x.given() || x.count() == 0 || far_ >= x.rank) return;
+    Tensor there = Like(x);
+    if (there.data != nullptr) Assign(there, ToDoubles(x));
+    x = there;
+  }
+  void Move(Tensor& x) {
+    if (x.given() && x.count() > 0 && far_ < x.rank) x = Like(x);
+  }
+  bool given() const {
+    return std::all_of(memory_.begin(), memory_.end(), [](const Mapped& x) { return x.given(); });
+  }
+
+ private:
+  Tensor Like(const ConstTensor& x) {
+    Tensor there;
+    there.dtype = x.dtype, there.rank = x.rank, there.sizes = x.sizes;
+    std::int64_t stride = 1;
+    for (int d = x.rank - 1; d >= 0; --d) {
+      there.strides[static_cast<std::size_t>(d)] = d == far_ ? kStride : stride;
+      if (d != far_) stride *= x.size(d);
+    }
+    const Mapped& memory = memory_.emplace_back(x.size(far_) * kStride * SizeOf(x.dtype));
+    there.data = memory.given() ? memory.data() : nullptr;
+    return there;
+  }
+
+  int far_;
+  std::list<Mapped> memory_;
+};
+
+// Attention and its gradient give the same bits however far batch entries, heads, rows or columns are from each other.
+TEST(LargeViewsTest, AttentionOfTensorsFarApart) {
+  GradCall call({2, 2, 2, 5, 9, 8, 8, 16}, {.in = DType::kBF16,
+                                            .out = DType::kBF16,
+                                            .causal = Causal::kBottomRight,
+                                            .forward_out = DType::kBF16,
+                                            .bias = {2, 2, 5, 9},
+                                            .mask = {2, 2, 5, 9}});
+  call.FillNormal();
+  Matrix out(DType::kBF16, {2, 2, 5, 16}), lse(DType::kF32, {2, 2, 5});
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    ASSERT_TRUE(IsOk(FlashAttention(device, ForwardOf(call.args(), out.view(), lse.view()))));
+    ASSERT_TRUE(IsOk(FlashAttentionGrad(device, call.args())));
+    // The model's L2 counts the lines between, too: there only of the dimension that has two entries.
+    for (int far = 0; far < (device.kind() == Device::Kind::kHost ? 4 : 1); ++far) {
+      SCOPED_TRACE(Join("dimension ", far));
+      FarTensors tensors(far);
+      FlashAttentionGradArgs args = call.args();
+      for (ConstTensor* x : {&args.q, &args.k, &args.v, &args.q_rope, &args.k_rope, &args.out, &args.lse,
+                             &args.dout, &args.bias, &args.mask})
+        tensors.Move(*x);
+      for (Tensor* x : {&args.dq, &args.dk, &args.dv, &args.dq_rope, &args.dk_rope, &args.dbias})
+        tensors.Move(*x);
+      Matrix near_lse(DType::kF32, {2, 2, 5});
+      Tensor far_out = out.view(), far_lse = near_lse.view();
+      tensors.Move(far_out), tensors.Move(far_lse);
+      if (!tensors.given()) GTEST_SKIP() << "no address space";
+      ASSERT_TRUE(IsOk(FlashAttention(device, ForwardOf(args, far_out, far_lse))));
+      ExpectExactly(far_out, out.ToDoubles()), ExpectExactly(far_lse, lse.ToDoubles());
+      ASSERT_TRUE(IsOk(FlashAttentionGrad(device, args)));
+      ExpectExactly(args.dq, call.dq.ToDoubles()), ExpectExactly(args.dq_rope, call.dq_rope.ToDoubles());
+      ExpectExactly(args.dk, call.dk.ToDoubles()), ExpectExactly(args.dk_rope, call.dk_rope.ToDoubles());
+      ExpectExactly(args.dv, call.dv.ToDoubles()), ExpectExactly(args.dbias, call.dbias.ToDoubles());
+    }
+  }
 }
 
 }  // namespace

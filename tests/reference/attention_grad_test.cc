@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "tests/support/matrix.h"
@@ -25,8 +26,15 @@ struct Features {
   double soft_cap = 0;
   std::int64_t turned = 0;
   bool interleaved = false;
+  std::vector<std::int64_t> hidden = {};  // Sizes of a mask; none where empty.
+  bool slopes = false, root = false;
+  double keep = 1;
+  std::optional<std::int64_t> left = {}, right = {};
+  Mask anchor = Mask::kBottomRight;
+  std::vector<std::int64_t> prefix = {};
 
   std::int64_t Size(std::size_t d) const { return bias.empty() ? 0 : bias[d]; }
+  std::int64_t MaskSize(std::size_t d) const { return hidden.empty() ? 0 : hidden[d]; }
 };
 
 struct Problem {
@@ -42,6 +50,8 @@ struct Problem {
         dout(DType::kF32, {s.batch, s.q_heads, s.sq, s.dv}),
         bias(DType::kF32, {f.Size(0), f.Size(1), f.Size(2), f.Size(3)}),
         sinks(DType::kF32, {s.q_heads}),
+        hidden(DType::kBool, {f.MaskSize(0), f.MaskSize(1), f.MaskSize(2), f.MaskSize(3)}),
+        slopes(DType::kF32, {s.batch, s.q_heads}),
         cos(DType::kF32, {s.sq + s.skv, f.turned / 2}),
         sin(DType::kF32, {s.sq + s.skv, f.turned / 2}) {
     for (std::int64_t p = 0; p < s.sq + s.skv; ++p) {
@@ -61,6 +71,13 @@ struct Problem {
     if (features.sinks) args.sinks = sinks.view();
     if (features.turned > 0) args.cos = cos.view(), args.sin = sin.view(), args.k_offset = 1;
     args.soft_cap = features.soft_cap, args.interleaved = features.interleaved;
+    if (!features.hidden.empty()) args.hidden = hidden.view();
+    if (features.slopes) args.slopes = slopes.view(), args.alibi_root = features.root;
+    args.left = features.left, args.right = features.right, args.window_anchor = features.anchor;
+    args.prefix = features.prefix;
+    // As the sequence from row 2 on of a longer call.
+    args.kept = std::lround(features.keep * 65536), args.seed = 7, args.dropout_offset = 9;
+    args.dropout_sq = q.size(2) + 4, args.dropout_skv = k.size(2) + 9, args.dropout_row = 2;
     return args;
   }
   double Loss() {
@@ -75,7 +92,7 @@ struct Problem {
   Features features;
   Mask mask;
   std::int64_t dr;
-  Matrix q, k, v, q_rope, k_rope, dout, bias, sinks, cos, sin;
+  Matrix q, k, v, q_rope, k_rope, dout, bias, sinks, hidden, slopes, cos, sin;
 };
 
 // Steps of 2^-12 both ways: the differences' own error is of the order of the step's square, and of 2^-53 over the step.
@@ -106,6 +123,7 @@ void ExpectGradients(Problem& problem) {
       static_cast<float*>(view.data)[offset] = static_cast<float>(random.Integer(-256, 256)) * 0x1p-8f;
     });
   }
+  problem.hidden.FillIntegers(random, 0, 1), problem.slopes.FillUniform(random, 0.1, 0.9);
   const auto result = reference::AttentionGrad(problem.args(), problem.dout.view(), DType::kF32);
   ExpectSlopes(problem, problem.q, result.dq);
   ExpectSlopes(problem, problem.k, result.dk);
@@ -139,12 +157,21 @@ TEST(AttentionGradReferenceTest, FeaturesMatchFiniteDifferences) {
                           {.bias = {2, 1, 3, 1}, .sinks = true},
                           {.sinks = true, .soft_cap = 1.5, .turned = 4},
                           {.turned = 2, .interleaved = true},
-                          {.bias = {1, 1, 1, 1}, .sinks = true, .turned = 4, .interleaved = true}};
+                          {.bias = {1, 1, 1, 1}, .sinks = true, .turned = 4, .interleaved = true},
+                          {.hidden = {2, 4, 3, 5}},
+                          {.bias = {1, 4, 3, 5}, .hidden = {1, 1, 3, 5}, .keep = 0.6},
+                          {.sinks = true, .hidden = {2, 1, 1, 5}, .slopes = true},
+                          {.soft_cap = 1.2, .slopes = true, .root = true},
+                          {.sinks = true, .keep = 0.5},
+                          {.turned = 4, .keep = 0.8, .left = 1, .right = 0},
+                          {.left = 0, .anchor = Mask::kTopLeft, .prefix = {2, 0}},
+                          {.bias = {1, 1, 3, 1}, .slopes = true, .right = -2, .prefix = {0, 4}}};
   for (const Features& features : all) {
     for (Mask mask : {Mask::kNone, Mask::kBottomRight}) {
       for (const std::int64_t dr : {std::int64_t{0}, features.turned}) {
         SCOPED_TRACE(Join("bias ", features.bias.size(), " cap ", features.soft_cap, " turned ",
-                          features.turned, " of ", dr, " mask ", static_cast<int>(mask)));
+                          features.turned, " of ", dr, " mask ", static_cast<int>(mask), " hidden ",
+                          features.hidden.size(), " slopes ", features.slopes, " keep ", features.keep));
         Problem problem({2, 4, 2, 3, 5, 4, dr, 2}, mask, /*shared_rope=*/false, features);
         ExpectGradients(problem);
       }
