@@ -89,9 +89,12 @@ Status CheckMatrices(const Argument& arg, const Inner& inner, const Tensor& c, V
   return CheckShape(arg, std::span(dims).first(static_cast<std::size_t>(batch + inner.count)));
 }
 
+// -1 where they are too many to count: sizes are checked later.
 std::int64_t BatchesOf(const Tensor& c, Vectors vectors) {
   std::int64_t batches = 1;
-  for (int d = 0; d < BatchRank(c, vectors); ++d) batches *= c.size(d);
+  for (int d = 0; d < BatchRank(c, vectors); ++d) {
+    if (__builtin_mul_overflow(batches, c.size(d), &batches)) return -1;
+  }
   return batches;
 }
 
@@ -114,7 +117,9 @@ Status CheckPackedMatrices(const Device& device, const MatmulArgs& args, const c
   if (const std::int64_t batches = BatchesOf(args.c, Vectors(args));
       packed.matrices != 1 && packed.matrices != batches) {
     return PackedError(name, "holds " + std::to_string(packed.matrices) + " matrices, needs 1" +
-                                 (batches == 1 ? "" : " or " + std::to_string(batches) + " (batch, of c)"));
+                                 (batches == 1  ? ""
+                                  : batches < 0 ? " or those of c's batch, which are too many"
+                                                : " or " + std::to_string(batches) + " (batch, of c)"));
   }
   if (transposed)
     return PackedError(name, std::string("is never transposed, but transpose_") + plain + " is set");
@@ -332,16 +337,31 @@ MatmulShape ShapeOf(const MatmulArgs& args, const MatmulOperands& operands) {
   return shape;
 }
 
+// A valid call as it is made, and the same product as it is run.
+struct Call {
+  const MatmulArgs& made;
+  MatmulArgs run;
+  bool turned = false;  // c^T = b^T a^T
+
+  // Whether one b serves the whole batch, however it is stored.
+  bool HasOneB() const {
+    if (made.packed_b.given()) return made.packed_b.matrices == 1;
+    return std::all_of(made.b.sizes.begin(), made.b.sizes.begin() + std::max(made.b.rank - 2, 0),
+                       [](std::int64_t size) { return size == 1; });
+  }
+};
+
 // The same call with a tiling given, as ChooseFor asks for it. Of large products orders are replayed, too: the one of least
 // price loses up to 4 % where weights are larger than L2, and the call's own replay takes a good part of that time anyway.
 template <class T>
 struct ReplayOf {
   static constexpr ShortListLimits kFamilies{.count = 48, .work = 180000},
       kWalks{.count = 24, .work = 100000, .alone = 1500000};
-  const MatmulArgs& args;
+  const Call& call;
 
   Status operator()(const Device& model, const MatmulTiling& tiling, Profile* profile) const;
   void AddTo(ChoiceKey* key) const {
+    const MatmulArgs& args = call.run;
     for (const ConstTensor& t : {args.a, args.b, args.bias, ConstTensor(args.c), args.residual}) key->Add(t);
     for (const PackedOperand* packed : {&args.packed_a, &args.packed_b}) key->Add(packed->matrices);
     key->Add(SameView(args.residual, args.c)), key->Add(args.accumulate), key->Add(args.activation);
@@ -351,8 +371,8 @@ struct ReplayOf {
 
 // With `forced` in place of the tiling of its choice, where that is given.
 template <class T>
-Status Run(const Device& device, const MatmulArgs& args, Profile* profile,
-           const MatmulTiling* forced = nullptr) {
+Status Run(const Device& device, const Call& call, Profile* profile, const MatmulTiling* forced = nullptr) {
+  const MatmulArgs& args = call.run;
   Launch launch(device, kKernel);
   launch.GiveThreadsRuns();
   MatmulOperands operands;
@@ -362,6 +382,7 @@ Status Run(const Device& device, const MatmulArgs& args, Profile* profile,
 
   MatmulShape shape = ShapeOf(args, operands);
   shape.any_order = args.any_order;
+  if (shape.batches > 1 && call.HasOneB()) (call.turned ? shape.cols_of_batch : shape.rows_of_batch) = true;
   const bool split = PartsOf(launch.chip(), shape).count > 1;
   const EpilogueArgs epilogue{args.alpha,
                               args.beta,
@@ -376,11 +397,11 @@ Status Run(const Device& device, const MatmulArgs& args, Profile* profile,
   if (forced != nullptr) {
     tiling = *forced;
   } else {
-    CUBIST_RETURN_IF_ERROR(ChooseFor(device, kKernel, shape, &Candidates, &tiling, ReplayOf<T>{args}));
+    CUBIST_RETURN_IF_ERROR(ChooseFor(device, kKernel, shape, &Candidates, &tiling, ReplayOf<T>{call}));
   }
 
   Tape tape;
-  const bool keeps = IsSmallProduct(device, args, shape.m, shape.n, shape.k);
+  const bool keeps = IsSmallProduct(device, call.made, shape.m, shape.n, shape.k);
   if (keeps) launch.Keep(DataOf(args), &tape);
   (shape.bias ? operands.bias : operands.late_bias) = launch.Input("bias", args.bias);
   const bool adds_to_c =
@@ -400,17 +421,13 @@ Status Run(const Device& device, const MatmulArgs& args, Profile* profile,
                          [&](auto& core) { AddParts(core, operands, tiling); });
   }
   CUBIST_RETURN_IF_ERROR(launch.Finish(profile));
-  if (keeps && tape.whole()) KeepSmallProduct(device, args, std::move(tape));
+  if (keeps && tape.whole()) KeepSmallProduct(device, call.made, call.turned, std::move(tape));
   return {};
 }
 
 template <class T>
 Status ReplayOf<T>::operator()(const Device& model, const MatmulTiling& tiling, Profile* profile) const {
-  return Run<T>(model, args, profile, &tiling);
-}
-
-Status RunAny(const Device& device, const MatmulArgs& args, Profile* profile) {
-  return WithFloatType(InputType(args), [&]<class T>(T) { return Run<T>(device, args, profile); });
+  return Run<T>(model, call, profile, &tiling);
 }
 
 // ---- Columns as rows
@@ -447,20 +464,20 @@ bool HadBetterTurn(const Device& device, const MatmulArgs& args) {
 }  // namespace
 
 Status Matmul(const Device& device, const MatmulArgs& args, Profile* profile) try {
-  if (const Tape* const tape = FindSmallProduct(device, args)) {
+  if (const SmallProduct known = FindSmallProduct(device, args); known.tape != nullptr) {
     Launch launch(device, kKernel);
     launch.GiveThreadsRuns();
-    launch.Again(*tape, DataOf(args));
+    launch.Again(*known.tape, known.data);
     return launch.Finish(profile);
   }
   CUBIST_RETURN_IF_ERROR(Validate(device, args));
   if (Vectors(args).any()) return Matmul(device, WithMatrices(args), profile);
-  if (args.c.rank < 3 && args.alpha != 0)
-    return RunAny(device, HadBetterTurn(device, args) ? Turned(args) : args, profile);
-  MatmulArgs merged = args.alpha == 0 ? WithEmptySum(args) : args;
-  while (MergeBatch(&merged)) {
+  Call call{args, args.alpha == 0 ? WithEmptySum(args) : args};
+  while (MergeBatch(&call.run)) {
   }
-  return RunAny(device, HadBetterTurn(device, merged) ? Turned(merged) : merged, profile);
+  call.turned = HadBetterTurn(device, call.run);
+  if (call.turned) call.run = Turned(call.run);
+  return WithFloatType(InputType(args), [&]<class T>(T) { return Run<T>(device, call, profile); });
 } catch (const std::bad_alloc&) {
   return OutOfMemory();
 }

@@ -34,7 +34,8 @@ namespace cubist {
 // and there is neither residual nor activation.
 //
 // Sums are fp32 in ascending p, in an order that depends on shape, dtype and SIMD target alone (where M N is small
-// against K, parts of the sum are added up in ascending order); the epilogue is fp32, with one rounding to c's dtype.
+// against K, parts of the sum are added up in ascending order, of the rows of the whole batch where b is one matrix, and not
+// one repeated by a stride of 0); the epilogue is fp32, with one rounding to c's dtype.
 // M, N, K >= 0; K = 0 is an empty sum. Strides are free (of inputs 0 repeats, negative ones step down); c's elements may
 // not overlap each other, nor an input.
 struct MatmulArgs {

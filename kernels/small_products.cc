@@ -51,6 +51,7 @@ struct Key {
 
 struct Known {
   Tape tape;
+  bool turned = false;
   PackedStamp packed_b;  // Where b is packed.
   std::int64_t a_bytes = 0, b_bytes = 0, c_bytes = 0;
 };
@@ -98,25 +99,26 @@ bool IsSmallProduct(const Device& device, const MatmulArgs& args, std::int64_t m
 
 // What depends on where tensors are is checked again. Tensors whose bytes are not simply apart may be valid all the same:
 // then the call is made as if it were the first.
-const Tape* FindSmallProduct(const Device& device, const MatmulArgs& args) {
-  if (!IsPlain(device, args)) return nullptr;
+SmallProduct FindSmallProduct(const Device& device, const MatmulArgs& args) {
+  if (!IsPlain(device, args)) return {};
   const Known* const known = Products().Find(Key(device.chip(), args));
-  if (known == nullptr) return nullptr;
+  if (known == nullptr) return {};
   const ProductData data = DataOf(args);
   const bool ready =
       IsAligned(data.a, args.a.dtype) && IsAligned(data.c, args.c.dtype) &&
       (args.packed_b.given() ? known->packed_b.IsOn(args.packed_b) : IsAligned(data.b, args.b.dtype)) &&
       AreApart(data.c, known->c_bytes, data.a, known->a_bytes) &&
       AreApart(data.c, known->c_bytes, data.b, known->b_bytes);
-  return ready ? &known->tape : nullptr;
+  if (!ready) return {};
+  return {&known->tape, known->turned ? ProductData{data.b, data.a, data.c} : data};
 }
 
-void KeepSmallProduct(const Device& device, const MatmulArgs& args, Tape tape) {
+void KeepSmallProduct(const Device& device, const MatmulArgs& args, bool turned, Tape tape) {
   const Key key(device.chip(), args);
   const PackedStamp stamp = args.packed_b.given() ? PackedStamp(device, args.packed_b) : PackedStamp();
   const auto bytes = [](const ConstTensor& t) { return t.extent() * SizeOf(t.dtype); };
   const ConstTensor b = args.packed_b.given() ? args.packed_b.memory() : args.b;
-  Products().Keep(key, {std::move(tape), stamp, bytes(args.a), bytes(b), bytes(args.c)});
+  Products().Keep(key, {std::move(tape), turned, stamp, bytes(args.a), bytes(b), bytes(args.c)});
 }
 
 }  // namespace cubist

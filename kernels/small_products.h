@@ -17,9 +17,15 @@ ProductData DataOf(const MatmulArgs& args);
 bool IsSmallProduct(const Device& device, const MatmulArgs& args, std::int64_t m, std::int64_t n,
                     std::int64_t k);
 
-// What the calling thread remembers, if it does and nothing is wrong with these arguments; it stands until the next is kept.
-const Tape* FindSmallProduct(const Device& device, const MatmulArgs& args);
-void KeepSmallProduct(const Device& device, const MatmulArgs& args, Tape tape);
+// What the calling thread remembers, and the tensors in the order in which the tape has them: a call that was turned around
+// (c^T = b^T a^T) has those of a and b changed.
+struct SmallProduct {
+  const Tape* tape = nullptr;
+  ProductData data;
+};
+// It has a tape if the thread remembers one and nothing is wrong with these arguments, until the next is kept.
+SmallProduct FindSmallProduct(const Device& device, const MatmulArgs& args);
+void KeepSmallProduct(const Device& device, const MatmulArgs& args, bool turned, Tape tape);
 
 }  // namespace cubist
 

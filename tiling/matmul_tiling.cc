@@ -402,7 +402,12 @@ KParts HostPartsOf(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t 
   return few ? CutK(k, std::min<std::int64_t>(kMostHostParts, k / (kLeastK / 4))) : KParts();
 }
 
-KParts PartsOf(const ChipSpec& chip, const MatmulShape& s) {
+KParts PartsOf(const ChipSpec& chip, const MatmulShape& shape) {
+  MatmulShape s = shape;
+  if (s.rows_of_batch || s.cols_of_batch) {
+    (s.rows_of_batch ? s.m : s.n) *= s.batches;
+    s.batches = 1;
+  }
   if (!chip.pipes_overlap) return HostPartsOf(s.m, s.n, s.k, s.batches);
   if (s.m <= 0 || s.n <= 0 || s.batches <= 0) return {};
   constexpr std::int64_t kRows = 128, kCols = 256, kLeastK = 512;

@@ -39,6 +39,9 @@ struct MatmulShape {
   std::int64_t batches = 1;                 // Products of this shape.
   EpilogueShape epilogue = {};
   std::int64_t b_col_bytes = 0;  // Length of B's columns where its rows are adjacent, else 0.
+  // One B serves the whole batch, or one A: sums are cut along k as those of a single product of all its rows, or columns,
+  // whether or not strides allow to walk it as that.
+  bool rows_of_batch = false, cols_of_batch = false;
 
   friend auto operator<=>(const MatmulShape&, const MatmulShape&) = default;
 };
@@ -122,6 +125,7 @@ void VisitFields(const MatmulShape& s, Visit&& visit) {
   visit({"batches"}, s.batches);
   visit({"vector_epilogue"}, s.epilogue.vector), visit({"epilogue_bias"}, s.epilogue.bias);
   visit({"b_col_bytes"}, s.b_col_bytes);
+  visit({"rows_of_batch"}, s.rows_of_batch), visit({"cols_of_batch"}, s.cols_of_batch);
   visit({"epilogue_residual"}, s.epilogue.residual), visit({"epilogue_scratch"}, s.epilogue.scratch);
 }
 
@@ -267,8 +271,8 @@ inline bool PassesB(const ChipSpec& chip, const MatmulShape& s, const MatmulTili
          t.m * step <= chip.buffer(Buffer::kL0A).fast && t.n * step > chip.buffer(Buffer::kL0B).fast;
 }
 
-// Predicted cycles. Without `one_product` blocks of a row or column belong to different operands (GroupedMatmul), and no
-// cores queue for the same lines.
+// Predicted cycles. Without `one_product` blocks of a row or column belong to different operands (GroupedMatmul), no cores
+// queue for the same lines, and an NPU's memory is left to the caller, who knows what all groups read.
 CUBIST_EXPORT double Price(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling,
                            bool one_product = true);
 

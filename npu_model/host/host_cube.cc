@@ -342,11 +342,10 @@ bool StoreDeferred(HostContext& context, const Gm& dst, const TileRef& src, cons
   return true;
 }
 
-// Whether a store is one that a tape holds: a conversion as StoreRows does it.
-bool NotesCast(const HostContext& context, const Gm& dst, const TileRef& src, const FixOptions& options) {
+// Whether a store is one that a tape holds: as StoreRows does it.
+bool NotesStore(const HostContext& context, const Gm& dst, const FixOptions& options) {
   const bool plain = options.scale == 1 && !options.relu && options.accumulate == Accumulate::kNo;
-  return context.tape != nullptr && plain && dst.dtype() != DType::kF32 && dst.col_stride == 1 &&
-         src.cols() > 1 && src.rows() > 0 && !dst.tensor->stream;
+  return context.tape != nullptr && plain && !dst.tensor->stream;
 }
 
 }  // namespace
@@ -354,9 +353,8 @@ bool NotesCast(const HostContext& context, const Gm& dst, const TileRef& src, co
 void HostCube::StoreL0C(const Gm& dst, const TileRef& src, const FixOptions& options, Loc) {
   if (StoreDeferred(*context_, dst, src, options)) return;
   context_->RunDeferred();
-  if (NotesCast(*context_, dst, src, options)) {
-    const Rows out{dst.data(), dst.row_stride, src.rows(), src.cols()};
-    context_->tape->NoteCast(context_->vector->cast, out, dst.dtype(), RowsOf(src));
+  if (NotesStore(*context_, dst, options)) {
+    context_->tape->NoteStore(*context_->vector, dst, RowsOf(src));
   } else {
     context_->BreakTape();
   }

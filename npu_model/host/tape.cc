@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "npu_model/host/tile_layout-inl.h"
+
 namespace cubist {
 
 void CoreTape::Begin(const ProductData& data, const Scratch& scratch) {
@@ -41,12 +43,13 @@ void CoreTape::NotePack(bool of_b, Pack pack, DType dtype, std::int64_t rows, st
   step->b = PlaceOf(source.data, of_b ? data_.b : data_.a), step->c = PlaceOf(dst, data_.c);
 }
 
-void CoreTape::NoteCast(Cast cast, const Rows& dst, DType dtype, const Rows& sums) {
+void CoreTape::NoteStore(const VectorOps& ops, const Gm& dst, const Rows& sums) {
   Step* const step = Next();
   if (step == nullptr) return;
-  step->cast = cast, step->dtype = dtype;
-  step->rows = sums.rows, step->cols = sums.cols, step->pitch = dst.pitch, step->args.c_pitch = sums.pitch;
-  step->sums = PlaceOf(sums.data, data_.c), step->c = PlaceOf(dst.data, data_.c);
+  step->store = &ops, step->dtype = dst.dtype();
+  step->rows = sums.rows, step->cols = sums.cols, step->args.c_pitch = sums.pitch;
+  step->pitch = dst.row_stride, step->col_stride = dst.col_stride;
+  step->sums = PlaceOf(sums.data, data_.c), step->c = PlaceOf(dst.data(), data_.c);
 }
 
 // Memory that was added meanwhile stands elsewhere.
@@ -65,10 +68,11 @@ void CoreTape::Run(const ProductData& data, Scratch& scratch) const {
   };
   const auto writable = [&](const Place& place) { return const_cast<std::byte*>(at(place, data.c)); };
   for (const Step& step : steps_) {
-    if (step.cast != nullptr) {
-      step.cast({writable(step.c), step.pitch, step.rows, step.cols}, step.dtype,
-                {writable(step.sums), step.args.c_pitch, step.rows, step.cols}, DType::kF32,
-                /*stream=*/false);
+    if (step.store != nullptr) {
+      GmTensor c;
+      c.data = writable(step.c), c.dtype = step.dtype;
+      const Rows sums{writable(step.sums), step.args.c_pitch, step.rows, step.cols};
+      StoreRows(*step.store, {&c, 0, step.rows, step.cols, step.pitch, step.col_stride}, sums, DType::kF32);
       continue;
     }
     if (step.pack != nullptr) {

@@ -24,7 +24,6 @@ class CUBIST_EXPORT CoreTape {
  public:
   using Mmad = decltype(CubeOps::mmad_f32);
   using Pack = decltype(CubeOps::pack_b);
-  using Cast = decltype(VectorOps::cast);
 
   // A core begins to work for a product in scratch memory that has just been reset.
   void Begin(const ProductData& data, const Scratch& scratch);
@@ -32,8 +31,8 @@ class CUBIST_EXPORT CoreTape {
   void Note(Mmad mmad, const MmadArgs& args);
   void NotePack(bool of_b, Pack pack, DType dtype, std::int64_t rows, std::int64_t cols,
                 const StridedSource& source, const void* dst, std::int64_t pitch);
-  // Sums of an accumulator to c.
-  void NoteCast(Cast cast, const Rows& dst, DType dtype, const Rows& sums);
+  // Sums of an accumulator to a block of c, as StoreRows brings them there.
+  void NoteStore(const VectorOps& ops, const Gm& dst, const Rows& sums);
   // It does what no tape holds.
   void Break() { whole_ = false; }
   void End();
@@ -49,14 +48,14 @@ class CUBIST_EXPORT CoreTape {
     std::int64_t offset = 0;
   };
   struct Step {
-    Mmad mmad = nullptr;  // One of these three.
-    Cast cast = nullptr;  // Of `sums`, whose pitch is args.c_pitch, to `c`.
-    Pack pack = nullptr;  // Of b, or of a, to `c`.
-    MmadArgs args;        // Without pointers.
+    Mmad mmad = nullptr;               // One of these three.
+    const VectorOps* store = nullptr;  // Of `sums`, whose pitch is args.c_pitch, to `c`.
+    Pack pack = nullptr;               // Of b, or of a, to `c`.
+    MmadArgs args;                     // Without pointers.
     Place a, b, c, sums;
     bool packs_b = false;
     DType dtype = DType::kF32;
-    std::int64_t rows = 0, cols = 0, pitch = 0;
+    std::int64_t rows = 0, cols = 0, pitch = 0, col_stride = 1;  // `pitch` from row to row of `c`.
   };
   Place PlaceOf(const void* pointer, const void* operand) const;
   // Null beyond the most steps that are worth their memory.

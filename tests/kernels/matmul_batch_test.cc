@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -44,6 +45,28 @@ AnyTensor At(AnyTensor t, const Index& place, int batch) {
   one.strides = {t.stride(t.rank - 2), t.stride(t.rank - 1)};
   return one;
 }
+
+// A matrix, or a stack of them, packed for a device.
+class Packed {
+ public:
+  Packed(const Device& device, Side side, const ConstTensor& source) {
+    const int batch = source.rank - 2;
+    const std::int64_t matrices = batch == 0 ? 1 : source.size(0),
+                       bytes = PackedOperandBytes(device, side, source.dtype, source.size(batch),
+                                                  source.size(batch + 1), matrices);
+    memory_.resize(static_cast<std::size_t>(bytes + kPackedAlignment));
+    void* data = memory_.data();
+    std::size_t space = memory_.size();
+    std::align(kPackedAlignment, static_cast<std::size_t>(bytes), data, space);
+    EXPECT_TRUE(
+        IsOk(PackOperand(device, {.source = source, .side = side, .data = data, .bytes = bytes}, &operand_)));
+  }
+  const PackedOperand& operand() const { return operand_; }
+
+ private:
+  std::vector<std::byte> memory_;
+  PackedOperand operand_;
+};
 
 // A batch is its products one by one, bit for bit.
 void ExpectBatchIsItsProducts(const Device& device, const MatmulArgs& args, Matrix* c) {
@@ -138,15 +161,45 @@ TEST(MatmulBatchTest, RepeatedAndPacked) {
         } else {
           source = At(ConstTensor(b.view()), Index{}, 1);
         }
-        const std::int64_t bytes = PackedOperandBytes(device, Side::kB, in, 50, 70, each ? 4 : 1);
-        std::vector<std::byte> memory(static_cast<std::size_t>(bytes + kPackedAlignment));
-        void* data = memory.data();
-        std::size_t space = memory.size();
-        std::align(kPackedAlignment, static_cast<std::size_t>(bytes), data, space);
-        PackedOperand packed;
-        ASSERT_TRUE(IsOk(PackOperand(device, {.source = source, .data = data, .bytes = bytes}, &packed)));
-        ASSERT_TRUE(IsOk(Matmul(device, {.a = a.view(), .c = again.view(), .packed_b = packed})));
+        const Packed packed(device, Side::kB, source);
+        ASSERT_TRUE(IsOk(Matmul(device, {.a = a.view(), .c = again.view(), .packed_b = packed.operand()})));
         ExpectSameBits(again.view(), c.view());
+      }
+    }
+  }
+}
+
+// Long sums are cut into parts, by the shape alone: rows of a batch that strides let merge, and those that they do not, have
+// the same bits, packed operands too.
+TEST(MatmulBatchTest, LongSumsHaveTheSameBitsHoweverTheyAreStored) {
+  struct Sizes {
+    std::int64_t batch, m, n, k;
+  };
+  for (const Sizes& s : {Sizes{4, 2, 16, 4096}, {8, 1, 8, 4100}, {3, 30, 1, 5000}, {16, 16, 40, 2048}}) {
+    for (const DType in : {DType::kF32, DType::kBF16}) {
+      Random random;
+      Matrix a(in, {s.batch, s.m, s.k}, kContiguous), apart(in, {s.batch, s.m, s.k}),
+          in_columns(in, {s.batch, s.m, s.k}, {.order = {0, 2, 1, 3, 4, 5}}), b(in, {s.k, s.n});
+      a.FillNormal(random), b.FillNormal(random);
+      Assign(apart.view(), a.ToDoubles()), Assign(in_columns.view(), a.ToDoubles());
+      for (const Device& device : BothExecutors()) {
+        SCOPED_TRACE(
+            Join(NameOf(in), " ", s.batch, "x", s.m, "x", s.n, "x", s.k, " on ", device.chip().name));
+        const Packed packed_a(device, Side::kA, a.view()), packed_b(device, Side::kB, b.view());
+        Matrix expected(DType::kF32, {s.batch, s.m, s.n}, kContiguous), c(DType::kF32, {s.batch, s.m, s.n});
+        ASSERT_TRUE(IsOk(Matmul(device, {.a = a.view(), .b = b.view(), .c = expected.view()})));
+        const MatmulArgs others[] = {
+            {.a = apart.view(), .b = b.view(), .c = c.view()},
+            {.a = in_columns.view(), .b = b.view(), .c = c.view()},
+            {.b = b.view(), .c = c.view(), .packed_a = packed_a.operand()},
+            {.a = a.view(), .c = c.view(), .packed_b = packed_b.operand()},
+        };
+        for (std::size_t i = 0; i < std::size(others); ++i) {
+          SCOPED_TRACE(Join("storage ", i));
+          c.FillNaN();
+          ASSERT_TRUE(IsOk(Matmul(device, others[i])));
+          ExpectSameBits(c.view(), expected.view());
+        }
       }
     }
   }
@@ -233,15 +286,9 @@ TEST(MatmulBatchTest, FourDimensionsPacked) {
       const ConstTensor from = At(ConstTensor(x.b.view()), {i / 24, i / 8 % 3, i / 4 % 2, i % 4}, 4);
       Assign(one, ToDoubles(from));
     }
-    const std::int64_t bytes = PackedOperandBytes(device, Side::kB, DType::kBF16, 23, 37, 48);
-    std::vector<std::byte> memory(static_cast<std::size_t>(bytes + kPackedAlignment));
-    void* data = memory.data();
-    std::size_t space = memory.size();
-    std::align(kPackedAlignment, static_cast<std::size_t>(bytes), data, space);
+    const Packed packed(device, Side::kB, all.view());
     MatmulArgs args = x.args();
-    args.b = {};
-    ASSERT_TRUE(
-        IsOk(PackOperand(device, {.source = all.view(), .data = data, .bytes = bytes}, &args.packed_b)));
+    args.b = {}, args.packed_b = packed.operand();
     x.c.FillNaN();
     ASSERT_TRUE(IsOk(Matmul(device, args)));
     ExpectSameBits(x.c.view(), expected.view());
