@@ -12,7 +12,8 @@
 namespace cubist {
 
 // Which routes stay where an expert has more than its capacity: the first by position, or those of the highest
-// probabilities (of equals the first; NaN is lowest). Either way rows keep the order of the slots.
+// probabilities (of equals the first; NaN and -inf are as low as the lowest number). Either way rows keep the order of the
+// slots.
 enum class CapacityKeeps : std::uint8_t { kFirst, kHighest };
 
 // Slot s = t * K + j is token t's j-th route. Slots are ranked by expert, stably; the row of a slot is its rank, where

@@ -252,12 +252,15 @@ class LikeliestSlots {
         probs_ub_(core, "probs_ub", 1, part_, 1),
         kept_ub_(core, "kept_ub", 1, part_, 1),
         none_ub_(core, "none_ub", 1, 1, 1),
+        lowest_ub_(core, "lowest_ub", 1, 1, 1),
         ones_ub_(core, "ones_ub", 1, most_, 1),
         at_ub_(core, "at_ub", 1, most_, 1),
         top_(core, "best_ub", "best_ids_ub", 1, most_, part_),
         none_(none_ub_.Next(1, 1)),
+        lowest_(lowest_ub_.Next(1, 1)),
         ones_(ones_ub_.Next(1, most_)) {
     core.Fill(none_, -std::numeric_limits<float>::infinity());
+    core.Fill(lowest_, std::numeric_limits<float>::lowest());
     core.Fill(ones_, 1.0f);
   }
 
@@ -285,6 +288,8 @@ class LikeliestSlots {
     for (const Range part : Split(rows, part_)) {
       const UbTile<float> probs = probs_ub_.Next(1, part.size());
       core_.Load(probs, RowOf(g_.row_probs, part));
+      // -inf is no slot: it has been found, or fills up those of a part. Neither -inf nor NaN of a slot is taken for it.
+      core_.SelectLe(probs, probs, std::numeric_limits<float>::infinity(), probs, lowest_);
       core_.MaxScalar(probs, probs, std::numeric_limits<float>::lowest());
       if (!first) {
         const UbTile<float> kept = kept_ub_.Next(1, part.size());
@@ -312,10 +317,10 @@ class LikeliestSlots {
   V& core_;
   const HighestRoutesOperands& g_;
   std::int64_t part_, most_;
-  Ring<Buffer::kUB, float> probs_ub_, kept_ub_, none_ub_, ones_ub_;
+  Ring<Buffer::kUB, float> probs_ub_, kept_ub_, none_ub_, lowest_ub_, ones_ub_;
   Ring<Buffer::kUB, std::int32_t> at_ub_;
   RunningTop<V> top_;
-  UbTile<float> none_, ones_;
+  UbTile<float> none_, lowest_, ones_;
 };
 
 template <VectorCore V>

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 
 namespace cubist::reference {
 namespace {
@@ -60,8 +61,13 @@ void KeepHighest(std::int64_t experts, std::int64_t capacity, RouteSelection* ro
     if (routes->ids[s] >= 0) slots[static_cast<std::size_t>(routes->ids[s])].push_back(s);
   }
   for (std::vector<std::size_t>& of_expert : slots) {
+    // NaN and -inf are as low as the lowest number.
+    const auto height = [&](std::size_t s) {
+      constexpr double kLowest = std::numeric_limits<float>::lowest();
+      return routes->probs[s] > kLowest ? routes->probs[s] : kLowest;
+    };
     std::stable_sort(of_expert.begin(), of_expert.end(),
-                     [&](std::size_t a, std::size_t b) { return routes->probs[a] > routes->probs[b]; });
+                     [&](std::size_t a, std::size_t b) { return height(a) > height(b); });
     for (std::size_t i = static_cast<std::size_t>(capacity); i < of_expert.size(); ++i)
       routes->ids[of_expert[i]] = -1;
   }

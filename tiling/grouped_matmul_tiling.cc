@@ -75,7 +75,7 @@ double HbmCycles(const ChipSpec& chip, double bytes) {
 std::int64_t ColumnsAhead(const ChipSpec& chip, const GroupedMatmulShape& s, const MatmulTiling& t) {
   if (s.axis != GroupedAxis::kM || !MayPrefetch(chip, s.product) || s.groups < 2) return 0;
   constexpr double kEnough = 2, kShare = 0.95;  // The rest of L2 is for what is written.
-  const std::int64_t rows = CeilDiv(s.product.m, s.groups),
+  const std::int64_t rows = std::max<std::int64_t>(CeilDiv(s.product.m, s.groups), 1),
                      together = std::max<std::int64_t>(chip.concurrent_cores / CeilDiv(rows, t.m), 1),
                      columns = std::min(CeilDiv(s.product.n, t.n), together);
   const double wave = static_cast<double>(chip.OperandBytes(s.product.in)) *

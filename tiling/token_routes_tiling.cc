@@ -61,7 +61,7 @@ bool Halve(const TokenRoutesShape& s, TokenRoutesTiling* t) {
 // Bytes of UB of KeepHighestKernel.
 std::int64_t ExpertNeed(const ChipSpec& chip, const TokenRoutesTiling& t) {
   const auto words = [&](std::int64_t cols) { return chip.SlotBytes(Buffer::kUB, DType::kF32, 1, cols); };
-  return 2 * words(2) + 2 * words(t.expert_slots) + words(1) + 2 * words(t.kept_slots) +
+  return 2 * words(2) + 2 * words(t.expert_slots) + 2 * words(1) + 2 * words(t.kept_slots) +
          4 * words(RoundUp(t.kept_slots, kBlockWords) + std::min(t.kept_slots, t.expert_slots));
 }
 

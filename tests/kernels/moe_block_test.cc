@@ -13,9 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "reference/route.h"
 #include "tests/kernels/bad_call.h"
 #include "tests/kernels/block_test.h"
 #include "tests/kernels/kernel_test.h"
+#include "tests/kernels/route_call.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/matrix.h"
 #include "tests/support/random.h"
@@ -31,33 +33,54 @@ struct BlockCase {
   bool shared = true, post_norm = false;
   RouteOptions route = {};
   bool weighs_activation = false;
+  std::int64_t tokens = kTokens, top_k = kTopK;
+  bool one_expert = false;  // Selected by all tokens, whatever the scores.
   std::string Name() const { return name; }
 };
 
 std::vector<BlockCase> Cases() {
-  const RouteOptions sigmoid = {.score = ScoreFunction::kSigmoid,
-                                .renormalise = true,
-                                .scale = 2.5f,
-                                .groups = 4,
-                                .top_groups = 2,
-                                .group_top = 2};
-  return {
-      {"softmax_without_shared", false, false, {.aux_coefficient = 0.5f}},
-      {"deepseek", true, false, sigmoid},
-      {"pangu_sandwich", true, true, {.score = ScoreFunction::kSigmoid, .renormalise = true, .scale = 2.5f}},
-      {"sandwich_without_shared", false, true, {}},
-      {"weights_before_down", true, false, sigmoid, true},
-      {"dropped_weights_before_down",
-       false,
-       true,
-       {.score = ScoreFunction::kSigmoid, .renormalise = true, .dropout = 0.3f, .seed = 8},
-       true}};
+  const RouteOptions plain = {.score = ScoreFunction::kSigmoid, .renormalise = true, .scale = 2.5f};
+  RouteOptions sigmoid = plain, dropped = plain, nowhere = plain, few = plain, sampled, zeros = plain, means;
+  sigmoid.groups = 4, sigmoid.top_groups = 2;
+  dropped.dropout = 0.3f, dropped.seed = 8;
+  nowhere.dropout = 1;
+  few.expert_dropout = 0.5f, few.seed = 4;
+  sampled.temperature = 0.7f, sampled.seed = 3, sampled.aux_coefficient = 0.5f;
+  zeros.bad_logits = BadLogits::kZero, zeros.limit = 1.5f;
+  means.bad_logits = BadLogits::kMean, means.limit = 1.5f;
+  return {{"softmax_without_shared", false, false, {.aux_coefficient = 0.5f}},
+          {"deepseek", true, false, sigmoid},
+          {"pangu_sandwich", true, true, plain},
+          {"sandwich_without_shared", false, true, {}},
+          {"weights_before_down", true, false, sigmoid, true},
+          {"dropped", true, false, dropped},
+          {"dropped_weights_before_down", false, true, dropped, true},
+          {"all_dropped", true, false, nowhere},
+          {"all_dropped_weights_before_down", false, false, nowhere, true},
+          {"experts_left_out", true, false, few, false, kTokens, 6},
+          {"sampled", false, false, sampled},
+          {"bad_logits_are_0", true, false, zeros},
+          {"bad_logits_are_means", false, false, means, true},
+          {.name = "no_tokens", .route = {.aux_coefficient = 1}, .tokens = 0},
+          {.name = "one_token", .post_norm = true, .route = sigmoid, .tokens = 1},
+          {.name = "one_route", .route = sigmoid, .top_k = 1},
+          {.name = "all_experts", .shared = false, .route = {.aux_coefficient = 0.5f}, .top_k = kExperts},
+          {.name = "one_expert", .route = plain, .top_k = 1, .one_expert = true},
+          {.name = "one_expert_weights_before_down",
+           .route = {},
+           .weighs_activation = true,
+           .top_k = 1,
+           .one_expert = true}};
+}
+const BlockCase& CaseOf(const std::string& name) {
+  static const std::vector<BlockCase> cases = Cases();
+  return *std::find_if(cases.begin(), cases.end(), [&](const BlockCase& c) { return c.name == name; });
 }
 
 struct Block {
   Block(const BlockCase& c, DType dtype)
       : what(c),
-        x(dtype, {kTokens, kHidden}),
+        x(dtype, {c.tokens, kHidden}),
         norm(DType::kF32, {kHidden}),
         router(dtype, {kHidden, kExperts}),
         bias(DType::kF32, {kExperts}),
@@ -66,19 +89,21 @@ struct Block {
         shared_gate_up(dtype, {kHidden, 2 * kShared}),
         shared_down(dtype, {kShared, kHidden}),
         post_norm(DType::kF32, {kHidden}),
-        out(dtype, {kTokens, kHidden}),
-        d_out(dtype, {kTokens, kHidden}),
+        out(dtype, {c.tokens, kHidden}),
+        d_out(dtype, {c.tokens, kHidden}),
         aux_loss(DType::kF32, {1}) {
     Random random;
     x.FillNormal(random), d_out.FillNormal(random);
     norm.FillUniform(random, 0.5, 1.5), post_norm.FillUniform(random, 0.5, 1.5);
     router.FillNormal(random, 0, 0.3), bias.FillNormal(random, 0, 0.05);
+    if (c.one_expert) bias.set({5}, 1000);
     gate_up.FillNormal(random, 0, 0.3), down.FillNormal(random, 0, 0.3);
     shared_gate_up.FillNormal(random, 0, 0.3), shared_down.FillNormal(random, 0, 0.3);
   }
   MoeBlockArgs args() {
     MoeBlockArgs a;
-    a.x = x.view(), a.route = what.route, a.top_k = kTopK, a.out = out.view(), a.aux_loss = aux_loss.view();
+    a.x = x.view(), a.route = what.route, a.top_k = what.top_k, a.out = out.view(),
+    a.aux_loss = aux_loss.view();
     a.weights = {.norm = norm.view(),
                  .router = router.view(),
                  .router_bias = bias.view(),
@@ -121,95 +146,144 @@ std::vector<Matrix*> Differentiated(Block& b) {
   return all;
 }
 
-double Silu(double g) { return g / (1 + std::exp(-g)); }
-
-// y += weight * down(SwiGlu(gate_up(h))); element (i, j) of the matrices by function.
-void AddExpert(const Values& h, std::int64_t width, double weight,
-               const std::function<double(std::int64_t, std::int64_t)>& gate_up,
-               const std::function<double(std::int64_t, std::int64_t)>& down, Values* y) {
-  for (std::int64_t f = 0; f < width; ++f) {
-    double gate = 0, up = 0;
-    for (std::int64_t i = 0; i < kHidden; ++i) {
-      gate += h[static_cast<std::size_t>(i)] * gate_up(i, f);
-      up += h[static_cast<std::size_t>(i)] * gate_up(i, width + f);
-    }
-    for (std::int64_t i = 0; i < kHidden; ++i)
-      (*y)[static_cast<std::size_t>(i)] += weight * Silu(gate) * up * down(f, i);
+// What a call has left in its state: the routes taken, and the logits that they were chosen by.
+struct Left {
+  Left(const Block& b, BlockState* state)
+      : logits(state->Take("logits", DType::kF32, {b.what.tokens, kExperts})),
+        ids(state->Take("ids", DType::kI32, {b.what.tokens, b.what.top_k})) {}
+  std::vector<std::int32_t> Ids() const {
+    const auto* first = static_cast<const std::int32_t*>(ids.data);
+    return {first, first + ids.count()};
   }
+  // (T, E): what replaces each logit, less the logit.
+  Values Repairs(const RouteOptions& o) const {
+    Values repairs;
+    if (o.bad_logits == BadLogits::kError) return Values(static_cast<std::size_t>(logits.count()));
+    for (std::int64_t t = 0; t < logits.size(0); ++t) {
+      const float* const x = static_cast<const float*>(logits.data) + t * kExperts;
+      double sum = 0, good = 0;
+      for (std::int64_t e = 0; e < kExperts; ++e) {
+        if (std::abs(x[e]) <= o.limit) sum += x[e], ++good;
+      }
+      const double by = o.bad_logits == BadLogits::kMean && good > 0 ? sum / good : 0;
+      for (std::int64_t e = 0; e < kExperts; ++e)
+        repairs.push_back(std::abs(x[e]) <= o.limit ? 0 : by - x[e]);
+    }
+    return repairs;
+  }
+
+  Tensor logits, ids;
+};
+
+// SwiGlu of gate and up side by side, with a weight, rounded.
+NoisyRow Activated(const NoisyRow& both, Noisy weight, double unit) {
+  NoisyRow act;
+  const std::size_t width = both.size() / 2;
+  for (std::size_t f = 0; f < width; ++f) {
+    const double gate = both[f].value, sigmoid = 1 / (1 + std::exp(-gate));
+    const Noisy silu = Mapped(both[f], gate * sigmoid, sigmoid * (1 + gate * (1 - sigmoid)));
+    act.push_back(Rounded(weight * Rounded(silu * both[f + width], 8 * kFp32), unit));
+  }
+  return act;
 }
 
-// The block in double; `ids` are the routes taken. Returns out, and the loss last.
-Values Evaluate(const Block& b, const std::vector<std::int32_t>& ids) {
-  Values result;
-  double counts[kExperts] = {}, shares[kExperts] = {};
-  for (std::int64_t t = 0; t < kTokens; ++t) {
-    Values x;
-    for (std::int64_t h = 0; h < kHidden; ++h) x.push_back(b.x.at({t, h}));
-    const Values h = Norm(x, b.norm);
-    Values n;
-    double sum = 0, most = -1e300;
+// Scores of a token's logits.
+NoisyRow ScoresOf(const RouteOptions& o, const NoisyRow& x) {
+  NoisyRow n;
+  double sum = 0;
+  if (o.score == ScoreFunction::kSoftmax) {
+    for (const Noisy& v : x) sum += std::exp(v.value);
+  }
+  for (std::size_t e = 0; e < x.size(); ++e) {
+    const double v = x[e].value;
+    if (o.score == ScoreFunction::kSigmoid) {
+      const double score = 1 / (1 + std::exp(-v));
+      n.push_back(Mapped(x[e], score, score * (1 - score)));
+      continue;
+    }
+    const double score = std::exp(v) / sum;
+    Noisy of_softmax{score};
+    for (std::size_t other = 0; other < x.size(); ++other) {
+      const double slope = score * ((other == e ? 1 : 0) - std::exp(x[other].value) / sum);
+      of_softmax.variance += slope * slope * x[other].variance;
+    }
+    n.push_back(of_softmax);
+  }
+  for (Noisy& v : n) v = Rounded(v, 16 * kFp32);
+  return n;
+}
+
+// x / (the sum of `all`, of which it is one)
+Noisy PartOfSum(Noisy x, const NoisyRow& all) {
+  Noisy sum;
+  for (const Noisy& v : all) sum = sum + v;
+  const double share = x.value / sum.value;
+  const double variance =
+      std::pow(1 - share, 2) * x.variance + share * share * std::max(sum.variance - x.variance, 0.0);
+  return Rounded({share, variance / (sum.value * sum.value)}, 16 * kFp32);
+}
+
+// The block in double, of the routes `ids` and with `repairs` of its logits, and its roundings to `unit`. Returns out, and
+// the loss last.
+NoisyRow Evaluate(const Block& b, const std::vector<std::int32_t>& ids, const Values& repairs, double unit) {
+  const RouteOptions& o = b.what.route;
+  const std::int64_t tokens = b.what.tokens, top_k = b.what.top_k;
+  NoisyRow result, shares(kExperts);
+  double counts[kExperts] = {};
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const NoisyRow x = Exactly(b.x, t), h = Norm(x, b.norm, unit);
+    NoisyRow logits = Times(h, b.router, kFp32);
     for (std::int64_t e = 0; e < kExperts; ++e) {
-      double logit = 0;
-      for (std::int64_t i = 0; i < kHidden; ++i)
-        logit += h[static_cast<std::size_t>(i)] * b.router.at({i, e});
-      n.push_back(logit), most = std::max(most, logit);
+      const std::int64_t at = t * kExperts + e;
+      Noisy& v = logits[static_cast<std::size_t>(e)];
+      v.value += repairs[static_cast<std::size_t>(at)];
+      if (o.temperature == 0) continue;
+      const double u = reference::UniformNumber(o.seed, 0, static_cast<std::uint64_t>(at));
+      v = 1 / o.temperature * Rounded(v + Noisy{-std::log(-std::log(u))}, 64 * kFp32);
     }
-    for (double& v : n) {
-      v = b.what.route.score == ScoreFunction::kSigmoid ? 1 / (1 + std::exp(-v)) : std::exp(v - most);
-      sum += v;
+    const NoisyRow n = ScoresOf(o, logits);
+    for (std::size_t e = 0; e < n.size(); ++e) shares[e] = shares[e] + PartOfSum(n[e], n);
+
+    NoisyRow kept;
+    const std::int32_t* const chosen = ids.data() + t * top_k;
+    for (std::int64_t j = 0; j < top_k; ++j) {
+      if (chosen[j] >= 0) kept.push_back(n[static_cast<std::size_t>(chosen[j])]), ++counts[chosen[j]];
     }
-    for (std::int64_t e = 0; e < kExperts; ++e) {
-      shares[e] += n[static_cast<std::size_t>(e)] / sum;
-      if (b.what.route.score == ScoreFunction::kSoftmax) n[static_cast<std::size_t>(e)] /= sum;
-    }
-    double total = 0;
-    const std::int32_t* chosen = ids.data() + t * kTopK;
-    for (std::int64_t j = 0; j < kTopK; ++j) {
-      if (chosen[j] >= 0) total += n[static_cast<std::size_t>(chosen[j])], ++counts[chosen[j]];
-    }
-    Values y(kHidden);
-    for (std::int64_t j = 0; j < kTopK; ++j) {
+    NoisyRow y(kHidden);
+    const auto add = [&](const NoisyRow& rows, Noisy weight) {
+      for (std::size_t i = 0; i < y.size(); ++i) y[i] = y[i] + weight * rows[i];
+    };
+    for (std::int64_t j = 0; j < top_k; ++j) {
       const std::int64_t e = chosen[j];
       if (e < 0) continue;
-      const double weight =
-          b.what.route.scale * n[static_cast<std::size_t>(e)] / (b.what.route.renormalise ? total : 1);
-      AddExpert(
-          h, kWidth, weight,
-          [&](std::int64_t i, std::int64_t f) {
-            return b.gate_up.at({e, i, f});
-          },
-          [&](std::int64_t f, std::int64_t i) {
-            return b.down.at({e, f, i});
-          },
-          &y);
+      const Noisy score = n[static_cast<std::size_t>(e)],
+                  weight = static_cast<double>(o.scale) * (o.renormalise ? PartOfSum(score, kept) : score);
+      const auto gate_up = [&](std::int64_t i, std::int64_t f) { return b.gate_up.at({e, i, f}); };
+      const auto down = [&](std::int64_t f, std::int64_t i) { return b.down.at({e, f, i}); };
+      const bool early = b.what.weighs_activation;
+      const NoisyRow act = Activated(Times(h, 2 * kWidth, gate_up, unit), early ? weight : Noisy{1}, unit);
+      add(Times(act, kHidden, down, unit), early ? Noisy{1} : weight);
     }
+    const auto round = [&] {
+      for (Noisy& v : y) v = Rounded(v, unit);
+    };
+    round();
     if (b.what.shared) {
-      AddExpert(
-          h, kShared, 1,
-          [&](std::int64_t i, std::int64_t f) {
-            return b.shared_gate_up.at({i, f});
-          },
-          [&](std::int64_t f, std::int64_t i) {
-            return b.shared_down.at({f, i});
-          },
-          &y);
+      add(Times(Activated(Times(h, b.shared_gate_up, unit), Noisy{1}, unit), b.shared_down, unit), Noisy{1});
+      if (b.what.post_norm) round();
     }
-    if (b.what.post_norm) y = Norm(y, b.post_norm);
-    for (std::size_t i = 0; i < y.size(); ++i) result.push_back(x[i] + y[i]);
+    if (b.what.post_norm) y = Norm(y, b.post_norm, unit);
+    add(x, Noisy{1}), round();
+    result.insert(result.end(), y.begin(), y.end());
   }
-  double loss = 0;
-  for (std::int64_t e = 0; e < kExperts; ++e) {
-    loss += b.what.route.aux_coefficient * kExperts / (static_cast<double>(kTopK) * kTokens) * counts[e] *
-            shares[e] / kTokens;
+  Noisy loss;
+  const auto count = static_cast<double>(std::max<std::int64_t>(tokens, 1));
+  for (std::size_t e = 0; e < shares.size(); ++e) {
+    loss = loss + o.aux_coefficient * kExperts / (static_cast<double>(top_k) * count * count) * counts[e] *
+                      shares[e];
   }
-  result.push_back(loss);
+  result.push_back(Rounded(loss, 16 * kFp32));
   return result;
-}
-
-std::vector<std::int32_t> IdsOf(BlockState* state) {
-  const Tensor ids = state->Take("ids", DType::kI32, {kTokens, kTopK});
-  const auto* first = static_cast<const std::int32_t*>(ids.data);
-  return {first, first + kTokens * kTopK};
 }
 
 class MoeBlockTest : public ::testing::TestWithParam<BlockCase> {};
@@ -223,66 +297,74 @@ TEST_P(MoeBlockTest, IsItsFormula) {
       BlockState state;
       BlockProfile profile;
       ASSERT_TRUE(IsOk(MoeBlock(device, b.args(), &state, &profile)));
-      Values expected = Evaluate(b, IdsOf(&state)), bounds;
-      EXPECT_NEAR(b.aux_loss.at({0}), expected.back(), 20 * UnitRoundoff(dtype) * std::abs(expected.back()));
+      const Left left(b, &state);
+      // The routes are those of the logits.
+      EXPECT_EQ(left.Ids(),
+                reference::Route(left.logits, b.bias.view(), b.what.top_k, PlainOptions(b.what.route)).ids);
+      NoisyRow expected = Evaluate(b, left.Ids(), left.Repairs(b.what.route), UnitRoundoff(dtype));
+      ExpectWithinNoise(b.aux_loss, {expected.back()});
       expected.pop_back();
-      // A dozen roundings of intermediate results, of values not much larger than one.
-      for (double v : expected) bounds.push_back(24 * UnitRoundoff(dtype) * (2 + std::abs(v)));
-      ExpectClose(b.out.view(), expected, bounds);
-      ExpectGuards(b.out);
+      ExpectWithinNoise(b.out, expected);
       EXPECT_EQ(profile.kernels.empty(), device.kind() == Device::Kind::kHost);
       EXPECT_EQ(profile.time_s() > 0, device.kind() == Device::Kind::kNpu);
     }
   }
 }
 
+// Of bad logits, what replaces them takes the gradient: it moves with them.
 TEST_P(MoeBlockTest, GradientsAreFiniteDifferences) {
-  Block b(GetParam(), DType::kF32);
-  BlockState state;
-  ASSERT_TRUE(IsOk(MoeBlock(Host(), b.args(), &state)));
-  const std::vector<std::int32_t> ids = IdsOf(&state);
-  Block d(GetParam(), DType::kF32);
-  ASSERT_TRUE(IsOk(MoeBlockGrad(Host(), GradArgs(b, d), &state)));
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    Block b(GetParam(), DType::kF32);
+    BlockState state;
+    ASSERT_TRUE(IsOk(MoeBlock(device, b.args(), &state)));
+    const Left left(b, &state);
+    const std::vector<std::int32_t> ids = left.Ids();
+    const Values repairs = left.Repairs(b.what.route), weights = b.d_out.ToDoubles();
+    Block d(GetParam(), DType::kF32);
+    ASSERT_TRUE(IsOk(MoeBlockGrad(device, GradArgs(b, d), &state)));
 
-  const Values weights = b.d_out.ToDoubles();
-  const auto value = [&] {
-    const Values out = Evaluate(b, ids);
-    double sum = 2 * out.back();
-    for (std::size_t i = 0; i < weights.size(); ++i) sum += weights[i] * out[i];
-    return sum;
-  };
-  std::vector<std::pair<Matrix*, const Matrix*>> pairs;
-  const std::vector<Matrix*> moved = Differentiated(b), gradients = Differentiated(d);
-  for (std::size_t i = 0; i < moved.size(); ++i) pairs.emplace_back(moved[i], gradients[i]);
-  ExpectFiniteDifferences(pairs, value);
+    const auto value = [&] {
+      const NoisyRow out = Evaluate(b, ids, repairs, 0);
+      double sum = 2 * out.back().value;
+      for (std::size_t i = 0; i < weights.size(); ++i) sum += weights[i] * out[i].value;
+      return sum;
+    };
+    std::vector<std::pair<Matrix*, const Matrix*>> pairs;
+    const std::vector<Matrix*> moved = Differentiated(b), gradients = Differentiated(d);
+    for (std::size_t i = 0; i < moved.size(); ++i) pairs.emplace_back(moved[i], gradients[i]);
+    ExpectFiniteDifferences(pairs, value);
+  }
 }
 
-// In half precision, against the same call in fp32 on the rounded values: some dozen independent roundings in a row. Where
-// the rounded logits of a token choose other experts than the exact ones, there is nothing to compare.
+// In half precision, against the same call in fp32 on the rounded values: some dozen roundings in a row, each of which errs
+// by a third of the unit's square in the mean, are 2 units together.
+// Where the rounded logits of a token choose other experts than the exact ones, there is nothing to compare.
 TEST_P(MoeBlockTest, GradientsInHalfPrecisionAreClose) {
   int compared = 0;
-  for (DType dtype : {DType::kBF16, DType::kF16}) {
-    SCOPED_TRACE(NameOf(dtype));
-    Block half(GetParam(), dtype), exact(GetParam(), DType::kF32);
-    const std::vector<Matrix*> from = half.Rounded(), to = exact.Rounded();
-    for (std::size_t i = 0; i < from.size(); ++i) Assign(to[i]->view(), from[i]->ToDoubles());
-    std::vector<std::vector<std::int32_t>> ids;
-    std::vector<Values> gradients;
-    for (Block* b : {&exact, &half}) {
-      BlockState state;
-      ASSERT_TRUE(IsOk(MoeBlock(Host(), b->args(), &state)));
-      ids.push_back(IdsOf(&state));
-      Block d(GetParam(), b->x.view().dtype);
-      ASSERT_TRUE(IsOk(MoeBlockGrad(Host(), GradArgs(*b, d), &state)));
-      gradients.emplace_back();
-      for (const Matrix* gradient : Differentiated(d)) {
-        const Values values = gradient->ToDoubles();
-        gradients.back().insert(gradients.back().end(), values.begin(), values.end());
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    for (DType dtype : {DType::kBF16, DType::kF16}) {
+      SCOPED_TRACE(NameOf(dtype));
+      Block half(GetParam(), dtype), exact(GetParam(), DType::kF32);
+      const std::vector<Matrix*> from = half.Rounded(), to = exact.Rounded();
+      for (std::size_t i = 0; i < from.size(); ++i) Assign(to[i]->view(), from[i]->ToDoubles());
+      std::vector<std::vector<std::int32_t>> ids;
+      std::vector<Values> gradients;
+      for (Block* b : {&exact, &half}) {
+        BlockState state;
+        ASSERT_TRUE(IsOk(MoeBlock(device, b->args(), &state)));
+        ids.push_back(Left(*b, &state).Ids());
+        Block d(GetParam(), b->x.view().dtype);
+        ASSERT_TRUE(IsOk(MoeBlockGrad(device, GradArgs(*b, d), &state)));
+        gradients.emplace_back();
+        for (const Matrix* gradient : Differentiated(d)) {
+          const Values values = gradient->ToDoubles();
+          gradients.back().insert(gradients.back().end(), values.begin(), values.end());
+        }
       }
+      if (ids[0] != ids[1]) continue;
+      ExpectCloseInTheMean(gradients[1], gradients[0], 3 * UnitRoundoff(dtype));
+      ++compared;
     }
-    if (ids[0] != ids[1]) continue;
-    ExpectCloseInTheMean(gradients[1], gradients[0], 8 * UnitRoundoff(dtype));
-    ++compared;
   }
   EXPECT_GT(compared, 0);
 }
@@ -308,7 +390,7 @@ TEST_P(MoeBlockTest, HasTheSameBitsForAnyThreadCountAndASecondTime) {
 
 // Without data the model follows the routes of an earlier call, and predicts what it does with data.
 TEST(MoeBlockWithoutDataTest, TakesTheRoutesOfTheState) {
-  Block b(Cases()[1], DType::kBF16);
+  Block b(CaseOf("deepseek"), DType::kBF16);
   BlockState state;
   MoeBlockArgs args = b.args();
   const Status status = MoeBlock(NpuWithoutData(Ascend910B2()), args, &state);
@@ -316,14 +398,14 @@ TEST(MoeBlockWithoutDataTest, TakesTheRoutesOfTheState) {
   EXPECT_NE(status.message().find("the state has no routes of these sizes"), std::string::npos);
   BlockProfile with, without;
   ASSERT_TRUE(IsOk(MoeBlock(NpuWithData(Ascend910B2()), args, &state, &with)));
-  const std::vector<std::int32_t> ids = IdsOf(&state);
+  const std::vector<std::int32_t> ids = Left(b, &state).Ids();
   args.x.data = nullptr, args.out.data = nullptr, args.aux_loss.data = nullptr;
   for (ConstTensor* w :
        {&args.weights.norm, &args.weights.router, &args.weights.router_bias, &args.weights.gate_up,
         &args.weights.down, &args.weights.shared_gate_up, &args.weights.shared_down})
     w->data = nullptr;
   ASSERT_TRUE(IsOk(MoeBlock(NpuWithoutData(Ascend910B2()), args, &state, &without)));
-  EXPECT_EQ(IdsOf(&state), ids);
+  EXPECT_EQ(Left(b, &state).Ids(), ids);
   ASSERT_EQ(without.kernels.size(), with.kernels.size());
   for (std::size_t i = 0; i < with.kernels.size(); ++i) {
     EXPECT_EQ(without.kernels[i].first, with.kernels[i].first);
@@ -335,7 +417,7 @@ TEST(MoeBlockWithoutDataTest, TakesTheRoutesOfTheState) {
 TEST(MoeBlockArgumentsTest, AreNamed) {
   BlockState state;
   const auto says = [&](const std::function<void(MoeBlockArgs&)>& spoil, const std::string& what) {
-    Block b(Cases()[1], DType::kF32);
+    Block b(CaseOf("deepseek"), DType::kF32);
     MoeBlockArgs args = b.args();
     spoil(args);
     const Status status = MoeBlock(Host(), args, &state);
@@ -355,7 +437,7 @@ TEST(MoeBlockArgumentsTest, AreNamed) {
   says([](auto& a) { a.route.scale = kInfinity; }, "moe_block: scale is inf");
   says([](auto& a) { a.route.dropout = 2; }, "moe_block: dropout is 2, needs 0 to 1");
   says([](auto& a) { a.eps = -1; }, "moe_block: eps is -1");
-  Block b(Cases()[1], DType::kF32);
+  Block b(CaseOf("deepseek"), DType::kF32);
   EXPECT_EQ(MoeBlock(Host(), b.args(), nullptr).message(), "moe_block: state is a null pointer");
   b.bias.set({3}, kNaN);
   EXPECT_EQ(
@@ -372,7 +454,7 @@ struct BlockGradFixture {
     return {&d.x, &d.norm, &d.router, &d.gate_up, &d.down, &d.shared_gate_up, &d.shared_down, &d.post_norm};
   }
 
-  Block block{Cases()[2], DType::kF32}, gradients{Cases()[2], DType::kF32};
+  Block block{CaseOf("pangu_sandwich"), DType::kF32}, gradients{CaseOf("pangu_sandwich"), DType::kF32};
 };
 
 TEST(MoeBlockArgumentsTest, OfGradientsAreNamed) {
@@ -410,7 +492,7 @@ TEST(MoeBlockArgumentsTest, OfGradientsAreNamed) {
        },
        {who + "the state has no routes of these sizes, needs a call of moe_block before"}}};
   ExpectErrors<BlockGradFixture>(calls, [](const Device& device, const MoeBlockGradArgs& args) {
-    Block forward(Cases()[2], DType::kF32);
+    Block forward(CaseOf("pangu_sandwich"), DType::kF32);
     BlockState state;
     EXPECT_TRUE(IsOk(MoeBlock(device, forward.args(), &state)));
     return MoeBlockGrad(device, args, &state);

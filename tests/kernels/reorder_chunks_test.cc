@@ -2,6 +2,7 @@
 #include "kernels/reorder_chunks.h"
 
 #include <gtest/gtest.h>
+#include <oneapi/tbb/global_control.h>
 
 #include <cstdint>
 #include <string>
@@ -22,11 +23,13 @@ struct Shape {
   std::int64_t ranks, experts, most, hidden;  // Up to `most` rows in a chunk.
   DType dtype = DType::kBF16, counts = DType::kI32, probs = DType::kF32;
   Layout layout = {};
+  std::uint64_t seed = 0;
 };
 
 struct Call {
   explicit Call(const Shape& s, bool inverse = false)
-      : counts(s.counts, {s.ranks, s.experts}, s.layout),
+      : random(RunSeed() + s.seed),
+        counts(s.counts, {s.ranks, s.experts}, s.layout),
         rows(FillCounts(s)),
         tokens(s.dtype, {rows, s.hidden}, s.layout),
         probs(s.probs, {rows}, s.layout),
@@ -142,6 +145,38 @@ TEST(ReorderChunksTest, IsAStableSortByExpert) {
                                            .permuted = permuted.view(),
                                            .sorted_indices = sorted.view()})));
     ExpectSameBits(call.out.view(), permuted.view());
+  }
+}
+
+// Random calls; the seed is part of every failure.
+TEST(ReorderChunksTest, RandomCallsAgreeWithTheReference) {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(Join("seed ", seed));
+    Random random(RunSeed() + seed);
+    const auto dtype = [&] { return kFloatTypes[random.Integer(0, 2)]; };
+    Shape s{random.Integer(0, 9), random.Integer(0, 20), random.Integer(0, 30), random.Integer(0, 200)};
+    s.dtype = dtype(), s.probs = dtype(), s.counts = random.Integer(0, 1) == 1 ? DType::kI64 : DType::kI32;
+    s.layout = {.gap = random.Integer(0, 5), .offset = random.Integer(0, 3), .step = random.Integer(1, 2)};
+    s.seed = seed;
+    ExpectReordered(seed % 3 == 0 ? NpuWithData(Ascend910B2()) : Host(), s);
+  }
+}
+
+TEST(ReorderChunksTest, SameBitsForAnyThreads) {
+  const tbb::global_control more_threads_than_cores(tbb::global_control::max_allowed_parallelism, 8);
+  const Shape shape{7, 30, 20, 131};
+  for (const bool inverse : {false, true}) {
+    Call first(shape, inverse);
+    ASSERT_TRUE(IsOk(ReorderChunks(Host({.threads = 1}), first.args)));
+    for (const int threads : kThreadCounts) {
+      SCOPED_TRACE(Join("threads ", threads));
+      Call call(shape, inverse);
+      ASSERT_TRUE(IsOk(ReorderChunks(Host({.threads = threads}), call.args)));
+      ExpectSameBits(call.out.view(), first.out.view());
+      ExpectSameBits(call.out_probs.view(), first.out_probs.view());
+      ExpectSameBits(call.row_ids.view(), first.row_ids.view());
+      ExpectSameBits(call.expert_counts.view(), first.expert_counts.view());
+    }
   }
 }
 

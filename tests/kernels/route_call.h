@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <numeric>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -229,24 +231,154 @@ inline void ExpectNear(const Matrix& actual, const std::vector<double>& expected
   ExpectGuards(actual);
 }
 
+// The routes of a token by their definition, before any are dropped: -1 where no expert is left. `clear` says that no sums
+// of two groups' scores are so near each other that their rounding decides.
+struct Choice {
+  std::vector<std::int32_t> ids;
+  bool clear = true;
+};
+
+// From the scores of all experts. In fp32 the sum with a bias rounds, as the kernel's does, which leaves nothing open.
+inline Choice ChoiceOf(std::span<const double> scores, const RouteCall& call, bool in_fp32) {
+  const RouteOptions& o = call.options;
+  std::vector<double> by(scores.begin(), scores.end());
+  for (std::size_t e = 0; e < by.size(); ++e) {
+    if (call.has_bias) by[e] += call.bias.at({static_cast<std::int64_t>(e)});
+    if (in_fp32) by[e] = static_cast<float>(by[e]);
+    if (o.expert_dropout > 0 && reference::UniformNumber(o.seed, 2, e) <= o.expert_dropout)
+      by[e] = -kInfinity;
+  }
+  // The `count` highest, descending, of equals the lower first.
+  const auto highest = [](const std::vector<double>& values, std::int64_t count) {
+    std::vector<std::size_t> order(values.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::partial_sort(order.begin(), order.begin() + count, order.end(), [&](std::size_t a, std::size_t b) {
+      return values[a] != values[b] ? values[a] > values[b] : a < b;
+    });
+    order.resize(static_cast<std::size_t>(count));
+    return order;
+  };
+  Choice choice;
+  if (o.groups > 1 && o.top_groups < o.groups) {
+    const auto width = static_cast<std::ptrdiff_t>(by.size()) / o.groups;
+    std::vector<double> worths;
+    double most = 0;
+    for (auto first = by.begin(); first != by.end(); first += width) {
+      std::vector<double> top(static_cast<std::size_t>(o.group_top));
+      std::partial_sort_copy(first, first + width, top.begin(), top.end(), std::greater<>());
+      double worth = top[0], size = std::abs(top[0]);
+      for (std::size_t j = 1; j < top.size() && std::isfinite(top[j]); ++j)
+        worth += top[j], size += std::abs(top[j]);
+      worths.push_back(worth);
+      if (std::isfinite(size)) most = std::max(most, size);
+    }
+    const std::vector<std::size_t> order = highest(worths, o.top_groups + 1);
+    const double gap = worths[order.end()[-2]] - worths[order.back()];
+    choice.clear = !(gap < 0x1p-23 * static_cast<double>(o.group_top - 1) * most);
+    for (std::size_t g = 0; g < worths.size(); ++g) {
+      if (std::find(order.begin(), order.end() - 1, g) != order.end() - 1) continue;
+      std::fill_n(by.begin() + static_cast<std::ptrdiff_t>(g) * width, width, -kInfinity);
+    }
+  }
+  for (const std::size_t e : highest(by, call.ids.size(1)))
+    choice.ids.push_back(std::isfinite(by[e]) ? static_cast<std::int32_t>(e) : -1);
+  return choice;
+}
+
+// Routes that could be others than they are, were groups chosen otherwise: of distinct experts that are not left out, of
+// few enough groups.
+inline void ExpectAllowed(const std::vector<std::int32_t>& ids, const RouteCall& call) {
+  const RouteOptions& o = call.options;
+  const std::int64_t experts = call.logits.size(1);
+  std::set<std::int32_t> distinct, groups;
+  for (const std::int32_t id : ids) {
+    ASSERT_TRUE(id >= -1 && id < experts) << id;
+    if (id < 0) continue;
+    EXPECT_TRUE(distinct.insert(id).second) << id << " is there twice";
+    EXPECT_FALSE(o.expert_dropout > 0 &&
+                 reference::UniformNumber(o.seed, 2, static_cast<std::uint64_t>(id)) <= o.expert_dropout);
+    groups.insert(static_cast<std::int32_t>(id / (experts / o.groups)));
+  }
+  EXPECT_LE(static_cast<std::int64_t>(groups.size()), o.top_groups);
+}
+
+// Ids are the choice by the scores that the call gave, which is one without tolerance; weights are made of these scores,
+// and counts and loss of these ids. Of `expected` come the ids only, which test the choice.
+inline void ExpectChosen(const RouteCall& call, const reference::RouterResult& expected,
+                         const reference::RouterOptions& o) {
+  constexpr double kUnit = 0x1p-24;
+  const std::int64_t tokens = call.ids.size(0), top_k = call.ids.size(1), experts = call.logits.size(1);
+  const std::vector<double> scores = call.scores.ToDoubles(), given = call.ids.ToDoubles();
+  std::vector<double> ids, weights, counts(static_cast<std::size_t>(experts)), shares = counts;
+  std::int64_t unclear = 0;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const auto row = std::span(scores).subspan(static_cast<std::size_t>(t * experts), counts.size());
+    const auto drop = [&](std::vector<std::int32_t> of_token) {
+      for (std::int64_t j = 0; j < top_k; ++j) {
+        if (o.dropout > 0 &&
+            reference::UniformNumber(o.seed, 1, static_cast<std::uint64_t>(t * top_k + j)) < o.dropout)
+          of_token[static_cast<std::size_t>(j)] = -1;
+      }
+      return of_token;
+    };
+    const auto first = t * top_k;
+    ASSERT_EQ(
+        drop(
+            ChoiceOf(std::span(expected.scores).subspan(static_cast<std::size_t>(t * experts), counts.size()),
+                     call, /*in_fp32=*/false)
+                .ids),
+        std::vector<std::int32_t>(expected.ids.begin() + first, expected.ids.begin() + first + top_k));
+
+    Choice choice = ChoiceOf(row, call, /*in_fp32=*/true);
+    const std::vector<std::int32_t> taken(given.begin() + first, given.begin() + first + top_k);
+    if (!choice.clear) {
+      ++unclear;
+      ExpectAllowed(taken, call);
+      choice.ids = taken;
+    }
+    choice.ids = drop(choice.ids);
+    ids.insert(ids.end(), choice.ids.begin(), choice.ids.end());
+
+    std::vector<double> w;
+    for (const std::int32_t id : choice.ids) {
+      w.push_back(id < 0 ? 0 : row[static_cast<std::size_t>(id)]);
+      if (id >= 0) ++counts[static_cast<std::size_t>(id)];
+    }
+    if (o.weighting) w = o.weighting(choice.ids, w);
+    double total = o.eps;
+    for (std::size_t j = 0; j < w.size(); ++j) total += w[j] = choice.ids[j] < 0 ? 0 : w[j];
+    for (const double v : w) weights.push_back(v * o.scale / (o.renormalise ? total : 1));
+    const double sum = std::max(std::accumulate(row.begin(), row.end(), 0.0), 0x1p-126);
+    for (std::size_t e = 0; e < row.size(); ++e) shares[e] += row[e] / sum;
+  }
+  EXPECT_LE(20 * unclear, tokens) << "tokens whose groups were not compared";
+  ExpectExactly(call.ids.view(), ids);
+  ExpectExactly(call.counts.view(), counts);
+  // The sum of K and eps, the quotient, the product, and a weighting's own rounding, of numbers above 0.
+  ExpectNear(call.weights, weights, static_cast<double>(top_k + 6) * kUnit, 1e-30);
+  double loss = 0;
+  for (std::size_t e = 0; e < counts.size() && tokens > 0; ++e) loss += counts[e] * shares[e];
+  const auto count = static_cast<double>(tokens);
+  loss *= tokens == 0 ? 0
+                      : o.aux_coefficient * static_cast<double>(experts) /
+                            (static_cast<double>(top_k) * count * count);
+  // Sums over the experts, twice, and over the tokens: their roundings are as often up as down.
+  const double roundings = 4 * std::sqrt(2 * static_cast<double>(experts) + count) + 16;
+  ExpectNear(call.aux_loss, {loss}, roundings * kUnit, 1e-30);
+}
+
 inline void ExpectRoutes(const Device& device, const RouteCase& c) {
   SCOPED_TRACE(c.name);
   RouteCall call(c);
   ASSERT_TRUE(IsOk(Route(device, call.args())));
   const reference::RouterOptions options = ReferenceOptions(c.options);
   const auto expected = reference::Route(call.logits.view(), call.args().bias, c.top_k, options);
-  // Scores err by some units in the last place, more after noise is divided by a temperature; the reference decides alike
-  // as long as its decisions were by more than that.
+  // Some units in the last place, more after noise is divided by a temperature.
   const double error = 0x1p-20 * (c.options.temperature > 0 ? 8 / c.options.temperature : 2);
-  ASSERT_GT(expected.smallest_gap, 0) << "a tie of the reference: another seed is needed";
   ExpectNear(call.scores, expected.scores, error, 1e-30);
-  if (expected.smallest_gap > 4 * error) {
-    ExpectExactly(call.ids.view(), std::vector<double>(expected.ids.begin(), expected.ids.end()));
-    ExpectExactly(call.counts.view(), std::vector<double>(expected.counts.begin(), expected.counts.end()));
-    ExpectNear(call.weights, expected.weights, 4 * error, 1e-30);
-    ExpectNear(call.aux_loss, {expected.aux_loss}, 4 * error, 1e-30);
-  }
+  ExpectChosen(call, expected, options);
   ExpectExactly(call.bad.view(), expected.bad);
+  for (const Matrix* x : {&call.logits, &call.bias, &call.ids, &call.counts, &call.bad}) ExpectGuards(*x);
 
   // The gradient of what the kernel itself chose.
   reference::RouterResult forward;
@@ -286,6 +418,11 @@ inline RouteCase RandomRouteCase(std::uint64_t seed) {
   o.dropout = random.Integer(0, 3) == 0 ? 0.25f : 0;
   o.expert_dropout = random.Integer(0, 3) == 0 ? 0.3f : 0;
   o.seed = seed;
+  o.scale = random.Integer(0, 1) == 1 ? 2.5f : 1;
+  o.aux_coefficient = random.Integer(0, 1) == 1 ? 0.5f : 0;
+  o.temperature = random.Integer(0, 3) == 0 ? 1.5f : 0;
+  if (random.Integer(0, 3) == 0) o.weighting = OwnWeighting();
+  c.dtype = kFloatTypes[random.Integer(0, 2)];
   return c;
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,6 +28,8 @@ struct Additions {
   bool bias = true, residual = true, residual2 = true, probs = true;
   DType dtype = DType::kF32, ids = DType::kI32;
   std::optional<Range> rows = {};
+  DType probs_dtype = DType::kF32;
+  Layout layout = {};
   std::string Name() const {
     return Join(bias ? "bias " : "", residual ? "residual " : "", residual2 ? "residual2 " : "",
                 probs ? "probs " : "", NameOf(dtype), " ids ", NameOf(ids),
@@ -39,14 +42,14 @@ struct Call {
   Call(const PermuteShape& s, const Additions& what)
       : shape(s),
         what(what),
-        permuted(what.dtype, {what.rows.value_or(Range{0, s.tokens * s.topk}).size(), s.hidden}),
-        indices(DType::kI32, {s.tokens * s.topk}),
-        probs(DType::kF32, {s.tokens, s.topk}),
-        bias(what.dtype, {s.experts, s.hidden}),
-        ids(what.ids, {s.tokens, s.topk}),
-        residual(what.dtype, {s.tokens, s.hidden}),
-        residual2(what.dtype, {s.tokens, s.hidden}),
-        out(what.dtype, {s.tokens, s.hidden}) {
+        permuted(what.dtype, {what.rows.value_or(Range{0, s.tokens * s.topk}).size(), s.hidden}, what.layout),
+        indices(DType::kI32, {s.tokens * s.topk}, what.layout),
+        probs(what.probs_dtype, {s.tokens, s.topk}, what.layout),
+        bias(what.dtype, {s.experts, s.hidden}, what.layout),
+        ids(what.ids, {s.tokens, s.topk}, what.layout),
+        residual(what.dtype, {s.tokens, s.hidden}, what.layout),
+        residual2(what.dtype, {s.tokens, s.hidden}, what.layout),
+        out(what.dtype, {s.tokens, s.hidden}, what.layout) {
     Random random;
     for (Matrix* x : {&permuted, &bias, &residual, &residual2}) x->FillNormal(random);
     probs.FillUniform(random, 0.1, 1), ids.FillIntegers(random, 0, s.experts - 1);
@@ -80,12 +83,15 @@ struct Call {
   Matrix permuted, indices, probs, bias, ids, residual, residual2, out;
 };
 
-void ExpectFinalized(const Device& device, const PermuteShape& s, const Additions& what) {
+void ExpectFinalized(const Device& device, Call& call) {
+  const PermuteShape& s = call.shape;
+  const Additions& what = call.what;
   SCOPED_TRACE(s.Name() + " " + what.Name());
-  Call call(s, what);
   ASSERT_TRUE(IsOk(TokenUnpermute(device, call.args())));
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(s.tokens));
+  std::iota(tokens.begin(), tokens.end(), std::int64_t{0});
   const auto expected = reference::Unpermute(call.permuted.view(), call.indices.view(), call.args().probs,
-                                             s.topk, call.first_row(), call.additions());
+                                             tokens, s.topk, call.first_row(), call.additions());
   std::vector<double> bounds;
   for (std::size_t i = 0; i < expected.out.size(); ++i) {
     bounds.push_back(
@@ -94,6 +100,11 @@ void ExpectFinalized(const Device& device, const PermuteShape& s, const Addition
   ExpectClose(call.out.view(), expected.out, bounds);
   for (const Matrix* x : {&call.permuted, &call.bias, &call.ids, &call.residual, &call.residual2, &call.out})
     ExpectGuards(*x);
+}
+
+void ExpectFinalized(const Device& device, const PermuteShape& s, const Additions& what) {
+  Call call(s, what);
+  ExpectFinalized(device, call);
 }
 
 std::vector<PermuteShape> FinalizeShapes() {
@@ -145,6 +156,36 @@ TEST(TokenFinalizeTest, FirstRouteDropped) {
       ExpectExactly(call.out.view(), std::vector<double>(static_cast<std::size_t>(call.out.count()),
                                                          4.5 + (residuals ? 24 : 0)));
     }
+  }
+}
+
+// Random calls: any slot has any row or none, and slots without one any expert; the seed is part of every failure.
+TEST(TokenFinalizeTest, RandomCallsAgreeWithTheReference) {
+  for (std::uint64_t seed = 1; seed <= 80; ++seed) {
+    SCOPED_TRACE(Join("seed ", seed));
+    Random random(RunSeed() + seed);
+    const auto coin = [&] { return random.Integer(0, 1) == 1; };
+    const PermuteShape s{random.Integer(0, 50), random.Integer(0, 12), random.Integer(1, 30),
+                         random.Integer(0, 200)};
+    const std::int64_t slots = s.tokens * s.topk;
+    Additions what{.bias = coin(), .residual = coin(), .residual2 = coin(), .probs = coin()};
+    what.dtype = kFloatTypes[random.Integer(0, 2)], what.probs_dtype = kFloatTypes[random.Integer(0, 2)];
+    what.ids = coin() ? DType::kI64 : DType::kI32;
+    what.layout = {.gap = random.Integer(0, 5), .offset = random.Integer(0, 3), .step = random.Integer(1, 2)};
+    if (coin()) {
+      const std::int64_t begin = random.Integer(0, slots);
+      what.rows = Range{begin, random.Integer(begin, slots + 5)};
+    }
+    Call call(s, what);
+    const Range here = what.rows.value_or(Range{0, slots});
+    for (std::int64_t i = 0; i < slots; ++i) {
+      const std::int64_t row = random.Integer(0, 5) == 0 ? -1 : random.Integer(0, slots + 5);
+      const bool stays = row >= here.begin && row < here.end;
+      call.indices.set({i}, static_cast<double>(row));
+      call.ids.set({i / s.topk, i % s.topk},
+                   static_cast<double>(random.Integer(stays ? 0 : -1, s.experts - 1)));
+    }
+    ExpectFinalized(seed % 3 == 0 ? NpuWithData(Ascend910B2()) : Host(), call);
   }
 }
 

@@ -4,6 +4,7 @@
 #include "reference/token_routes.h"
 
 #include <gtest/gtest.h>
+#include <oneapi/tbb/global_control.h>
 
 #include <algorithm>
 #include <cmath>
@@ -38,12 +39,14 @@ struct Form {
   std::optional<Range> rows = {};
   DType dtype = DType::kBF16, probs = DType::kF32;
   bool equal_probs = false;
+  int nan_probs = 0;  // Of a hundred.
 
   std::string Name() const {
     return Join(map ? "map " : "ids ", valid ? "valid " : "", places ? "places " : "",
                 pad_with_tokens ? "tokens as pads " : "",
                 keeps == CapacityKeeps::kHighest ? "highest of " : "", capacity, " multiple ", row_multiple,
-                " out ", num_out_tokens, " ", NameOf(dtype));
+                " out ", num_out_tokens, rows.has_value() ? Join(" rows ", rows->begin, "..", rows->end) : "",
+                " ", NameOf(dtype), " probs ", NameOf(probs));
   }
   std::int64_t Rows(const PermuteShape& s) const {
     if (rows.has_value()) return rows->size();
@@ -74,6 +77,9 @@ struct Call {
         row_tokens(DType::kI32, {f.Rows(s)}) {
     tokens.FillNormal(random), probs.FillUniform(random, 0.1, 1);
     if (f.equal_probs) probs.Fill(0.5);
+    for (std::int64_t i = 0; f.nan_probs > 0 && i < probs.count(); ++i) {
+      if (random.Integer(0, 99) < f.nan_probs) probs.set({i / probs.size(1), i % probs.size(1)}, kNaN);
+    }
     permuted.FillNaN(), row_probs.FillNaN(), row_tokens.Fill(-9);
     map.Fill(0), ids.Fill(-1), valid.Fill(1);
     for (std::int64_t t = 0; t < s.tokens; ++t) {
@@ -134,7 +140,12 @@ void ExpectForm(const Device& device, const PermuteShape& s, const Form& form) {
       args.topk_ids, args.routing_map, args.valid, args.expert_places, args.probs, s.topk, s.experts);
   const ConstTensor all_ids(routes.ids.data(), {s.tokens, s.topk});
   const auto before = reference::RoutePadded(all_ids, s.experts, 0, 1);
-  if (form.keeps == CapacityKeeps::kHighest) reference::KeepHighest(s.experts, form.capacity, &routes);
+  if (form.keeps == CapacityKeeps::kHighest) {
+    reference::RouteSelection ordered = routes;  // NaN is lowest.
+    for (double& p : ordered.probs) p = std::isnan(p) ? -kInfinity : p;
+    reference::KeepHighest(s.experts, form.capacity, &ordered);
+    routes.ids = ordered.ids;
+  }
   const auto routing = reference::RoutePadded(all_ids, s.experts, form.capacity, form.row_multiple);
   ExpectExactly(call.sorted.view(), AsDoubles(routing.sorted_indices));
   ExpectExactly(call.counts.view(), AsDoubles(before.expert_counts));
@@ -267,6 +278,54 @@ TEST(TokenRoutesTest, CapacitiesOfMoreThanFits) {
     ExpectForm(NpuWithData(small), {1500, 2, 2, 3}, {.keeps = CapacityKeeps::kHighest, .capacity = capacity});
 }
 
+// Fewer routes of an expert have a number for a probability than it has rows: the first of the others fill it up. All of an
+// expert's routes fit, or they pass in parts.
+TEST(TokenRoutesTest, ProbabilitiesThatAreNoNumbersAreLowest) {
+  const auto expect = [](const Device& device, const PermuteShape& shape, std::int64_t capacity) {
+    for (const int nan_probs : {20, 70, 95, 100}) {
+      SCOPED_TRACE(Join(nan_probs, " % are NaN"));
+      ExpectForm(
+          device, shape,
+          {.map = false, .keeps = CapacityKeeps::kHighest, .capacity = capacity, .nan_probs = nan_probs});
+    }
+  };
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    for (const std::int64_t capacity : {1, 5, 17, 30}) expect(device, {60, 2, 3, 4}, capacity);
+  }
+  for (const Device& device : {Host(), NpuWithData(WithCapacity(Buffer::kUB, 16 << 10))}) {
+    for (const std::int64_t capacity : {1, 77, 700, 1000}) expect(device, {1500, 2, 2, 3}, capacity);
+  }
+  for (const std::int64_t capacity : {300, 5000})
+    expect(NpuWithData(Ascend910B2()), {12'000, 1, 1, 2}, capacity);
+}
+
+// Maps, places, capacities and padding, each kernel by itself.
+TEST(TokenRoutesTest, SameBitsForAnyThreads) {
+  const tbb::global_control more_threads_than_cores(tbb::global_control::max_allowed_parallelism, 8);
+  const PermuteShape shape{501, 6, 40, 67};
+  const auto outputs = [](Call& call) {
+    return std::vector<Matrix*>{&call.permuted, &call.sorted,  &call.row_probs,
+                                &call.counts,   &call.offsets, &call.row_tokens};
+  };
+  for (const Form& form :
+       {Form{.valid = true, .places = true}, Form{.row_multiple = 16, .dtype = DType::kF32},
+        Form{.map = false, .keeps = CapacityKeeps::kHighest, .capacity = 30},
+        Form{.keeps = CapacityKeeps::kHighest, .capacity = 30, .equal_probs = true},
+        Form{.valid = true, .pad_with_tokens = true, .capacity = 60},
+        Form{.capacity = 20, .rows = Range{90, 511}}}) {
+    SCOPED_TRACE(form.Name());
+    Call first(shape, form);
+    ASSERT_TRUE(IsOk(TokenPermute(Host({.threads = 1}), first.args())));
+    for (const int threads : kThreadCounts) {
+      SCOPED_TRACE(Join("threads ", threads));
+      Call call(shape, form);
+      ASSERT_TRUE(IsOk(TokenPermute(Host({.threads = threads}), call.args())));
+      for (std::size_t i = 0; i < outputs(call).size(); ++i)
+        ExpectSameBits(outputs(call)[i]->view(), outputs(first)[i]->view());
+    }
+  }
+}
+
 // More tokens than cores, so that pieces have several rows of no columns.
 TEST(TokenRoutesTest, MapsOfNoExperts) {
   for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
@@ -277,7 +336,7 @@ TEST(TokenRoutesTest, MapsOfNoExperts) {
 
 // Random calls; the seed is part of every failure.
 TEST(TokenRoutesTest, RandomForms) {
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 120; ++seed) {
     SCOPED_TRACE(Join("seed ", seed));
     Random random(RunSeed() + seed);
     const auto coin = [&] { return random.Integer(0, 1) == 1; };
@@ -285,6 +344,7 @@ TEST(TokenRoutesTest, RandomForms) {
     s.tokens = random.Integer(0, 70), s.experts = random.Integer(1, 40), s.hidden = random.Integer(1, 90);
     s.topk = random.Integer(0, std::min<std::int64_t>(s.experts, 9));
     Form form{.map = coin(), .valid = coin(), .places = coin()};
+    form.dtype = kFloatTypes[random.Integer(0, 2)], form.probs = kFloatTypes[random.Integer(0, 2)];
     if (coin()) {
       form.capacity = random.Integer(1, std::max<std::int64_t>(s.tokens, 1));
       form.keeps = coin() ? CapacityKeeps::kHighest : CapacityKeeps::kFirst;
@@ -292,6 +352,13 @@ TEST(TokenRoutesTest, RandomForms) {
       form.pad_with_tokens = form.map && !form.places && s.tokens > 0 && coin();
     } else {
       form.row_multiple = random.Integer(1, 9);
+    }
+    const std::int64_t all = form.Rows(s);
+    if (coin()) {  // A window, which may reach beyond the last row, or
+      const std::int64_t begin = random.Integer(0, all), end = random.Integer(begin, all + 5);
+      form.rows = Range{begin, end};
+    } else if (form.capacity == 0) {  // room for so many rows.
+      form.num_out_tokens = random.Integer(-all - 2, all + 2);
     }
     ExpectForm(seed % 3 == 0 ? NpuWithData(Ascend910B2()) : Host(), s, form);
   }

@@ -215,6 +215,26 @@ TEST(TokenRowsTest, OnNpu) {
   }
 }
 
+// Random calls of all three; the seed is part of every failure.
+TEST(TokenRowsTest, RandomCallsAgreeWithTheReference) {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(Join("seed ", seed));
+    Random random(RunSeed() + seed);
+    const auto coin = [&] { return random.Integer(0, 1) == 1; };
+    const RowsShape shape{random.Integer(0, 50), random.Integer(1, 20), random.Integer(1, 30),
+                          random.Integer(0, 200), static_cast<int>(random.Integer(0, 8))};
+    Options options{.dtype = kFloatTypes[random.Integer(0, 2)], .probs = kFloatTypes[random.Integer(0, 2)]};
+    if (coin()) {
+      const std::int64_t rows = shape.experts * shape.capacity, begin = random.Integer(0, rows);
+      options.window = Range{begin, random.Integer(begin, rows)};
+    }
+    options.with_probs = coin(), options.with_probs_grad = coin(), options.with_residual = coin();
+    options.layout = {
+        .gap = random.Integer(0, 5), .offset = random.Integer(0, 3), .step = random.Integer(1, 2)};
+    ExpectRows(seed % 3 == 0 ? NpuWithData(Ascend910B2()) : Host(), shape, options);
+  }
+}
+
 TEST(TokenRowsTest, SameBitsOnNpuAsOnHost) {
   const RowsShape shape{120, 9, 50, 515};
   for (const DType dtype : kFloatTypes) {

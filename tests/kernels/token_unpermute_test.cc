@@ -132,7 +132,7 @@ TEST(TokenUnpermuteOnNpuTest, RandomRealsAreWithinBounds) {
   }
 }
 
-// Without probabilities rows only move back, bit for bit but for NaN payloads; dropped ones become zero.
+// Of a token whose routes do not fit, parts of them.
 TEST(TokenUnpermuteOnNpuTest, RoutesInParts) {
   for (const PermuteShape& shape : {PermuteShape{9, 100, 1, 5}, PermuteShape{3, 700, 1, 130}}) {
     const auto chips = ChipsThatCutRoutes<TokenUnpermuteTiling>(
@@ -146,6 +146,7 @@ TEST(TokenUnpermuteOnNpuTest, RoutesInParts) {
   ExpectUnpermuted(NpuWithData(Ascend910B2()), call);
 }
 
+// Without probabilities rows only move back, bit for bit but for NaN payloads; dropped ones become zero.
 TEST(TokenUnpermuteTest, WithoutProbsRowsMove) {
   for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
     for (DType dtype : kFloatTypes) {

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <vector>
 
 #include "tests/support/matrix.h"
@@ -33,44 +35,118 @@ TEST(RouterReference, GroupsAreChosenFirst) {
   EXPECT_EQ(reference::Route(logits.view(), {}, 2, options).ids, (std::vector<std::int32_t>{0, 1}));
 }
 
+// What else a router may do, under any score.
+struct Features {
+  const char* name;
+  bool bias = false, weighs = false;
+  reference::RouterOptions options = {};
+};
+
+// weight(j) = n(j)^2 (1 + ids(j)) + the sum of n, of routes that are kept; and its gradient.
+std::vector<double> Weights(const std::vector<std::int32_t>& ids, const std::vector<double>& n) {
+  double sum = 0;
+  for (std::size_t j = 0; j < n.size(); ++j) sum += ids[j] < 0 ? 0 : n[j];
+  std::vector<double> weights;
+  for (std::size_t j = 0; j < n.size(); ++j) weights.push_back(n[j] * n[j] * (1 + ids[j]) + sum);
+  return weights;
+}
+std::vector<double> WeightsGrad(const std::vector<std::int32_t>& ids, const std::vector<double>& n,
+                                const std::vector<double>& d) {
+  double sum = 0;
+  for (std::size_t j = 0; j < n.size(); ++j) sum += ids[j] < 0 ? 0 : d[j];
+  std::vector<double> d_n;
+  for (std::size_t j = 0; j < n.size(); ++j) d_n.push_back(2 * n[j] * (1 + ids[j]) * d[j] + sum);
+  return d_n;
+}
+
+// Of d_weights * weights and twice the loss, at every logit.
+void ExpectGradientsAreFiniteDifferences(const reference::RouterOptions& options, bool biased) {
+  constexpr std::int64_t kTokens = 4, kExperts = 8, kTopK = 3;
+  Random random;
+  Matrix logits(DType::kF32, {kTokens, kExperts}), d_weights(DType::kF32, {kTokens, kTopK}),
+      bias(DType::kF32, {kExperts});
+  logits.FillNormal(random, 0, 2), d_weights.FillNormal(random), bias.FillNormal(random, 0, 0.3);
+  const ConstTensor given = biased ? ConstTensor(bias.view()) : ConstTensor();
+  const auto forward = reference::Route(logits.view(), given, kTopK, options);
+  const auto gradient =
+      reference::RouteGrad(d_weights.ToDoubles(), forward, kTokens, kExperts, kTopK, 2, options);
+  const std::vector<double> weights_of = d_weights.ToDoubles();
+  int crossed = 0;
+  for (std::int64_t i = 0; i < kTokens * kExperts; ++i) {
+    const std::int64_t t = i / kExperts, e = i % kExperts;
+    const double kept = logits.at({t, e});
+    double value[2], at[2];
+    bool crosses = false;
+    for (int side = 0; side < 2; ++side) {
+      logits.set({t, e}, kept + (side == 0 ? 0x1p-8 : -0x1p-8));
+      at[side] = logits.at({t, e});
+      const auto moved = reference::Route(logits.view(), given, kTopK, options);
+      crosses |= moved.ids != forward.ids;
+      value[side] = 2 * moved.aux_loss;
+      for (std::size_t j = 0; j < moved.weights.size(); ++j) value[side] += weights_of[j] * moved.weights[j];
+    }
+    logits.set({t, e}, kept);
+    if (crosses) {
+      ++crossed;
+      continue;
+    }
+    EXPECT_NEAR((value[0] - value[1]) / (at[0] - at[1]), gradient[static_cast<std::size_t>(i)], 1e-4);
+  }
+  EXPECT_LE(crossed, 4) << "steps across a choice: another seed is needed";
+}
+
 TEST(RouterReference, GradientsAreFiniteDifferences) {
-  constexpr std::int64_t kTokens = 3, kExperts = 5, kTopK = 2;
-  for (reference::Score score :
-       {reference::Score::kSoftmax, reference::Score::kSigmoid, reference::Score::kSqrtSoftplus}) {
-    for (bool renormalise : {false, true}) {
-      for (double temperature : {0.0, 1.5}) {
-        Random random;
-        Matrix logits(DType::kF32, {kTokens, kExperts}), d_weights(DType::kF32, {kTokens, kTopK});
-        logits.FillNormal(random, 0, 2), d_weights.FillNormal(random);
-        const reference::RouterOptions options{.score = score,
-                                               .renormalise = renormalise,
-                                               .scale = 1.5,
-                                               .temperature = temperature,
-                                               .seed = 4,
-                                               .aux_coefficient = 0.7};
-        const auto forward = reference::Route(logits.view(), {}, kTopK, options);
-        const auto gradient =
-            reference::RouteGrad(d_weights.ToDoubles(), forward, kTokens, kExperts, kTopK, 2, options);
-        const std::vector<double> weights_of = d_weights.ToDoubles();
-        for (std::int64_t i = 0; i < kTokens * kExperts; ++i) {
-          const std::int64_t t = i / kExperts, e = i % kExperts;
-          const double kept = logits.at({t, e});
-          double value[2], at[2];
-          for (int side = 0; side < 2; ++side) {
-            logits.set({t, e}, kept + (side == 0 ? 0x1p-8 : -0x1p-8));
-            at[side] = logits.at({t, e});
-            const auto moved = reference::Route(logits.view(), {}, kTopK, options);
-            ASSERT_EQ(moved.ids, forward.ids) << "a step across a choice: another seed is needed";
-            value[side] = 2 * moved.aux_loss;
-            for (std::size_t j = 0; j < moved.weights.size(); ++j)
-              value[side] += weights_of[j] * moved.weights[j];
-          }
-          logits.set({t, e}, kept);
-          EXPECT_NEAR((value[0] - value[1]) / (at[0] - at[1]), gradient[static_cast<std::size_t>(i)], 1e-4);
-        }
+  const Features all[] = {{"plain"},
+                          {"bias", true},
+                          {"groups", true, false, {.groups = 4, .top_groups = 2, .group_top = 2}},
+                          {"temperature", false, false, {.temperature = 1.5, .seed = 4}},
+                          {"dropout", false, false, {.dropout = 0.4, .seed = 3}},
+                          {"expert dropout", false, false, {.expert_dropout = 0.4, .seed = 2}},
+                          {"weighting", true, true},
+                          {"everything",
+                           true,
+                           true,
+                           {.groups = 2,
+                            .top_groups = 1,
+                            .group_top = 1,
+                            .temperature = 2,
+                            .dropout = 0.3,
+                            .expert_dropout = 0.3,
+                            .seed = 6}}};
+  for (const Features& f : all) {
+    for (reference::Score score :
+         {reference::Score::kSoftmax, reference::Score::kSigmoid, reference::Score::kSqrtSoftplus}) {
+      for (bool renormalise : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << f.name << ", score " << static_cast<int>(score)
+                                          << (renormalise ? ", renormalised" : ""));
+        reference::RouterOptions options = f.options;
+        options.score = score, options.renormalise = renormalise, options.eps = 0.25, options.scale = 1.5;
+        options.aux_coefficient = 0.7;
+        if (f.weighs) options.weighting = &Weights, options.weighting_grad = &WeightsGrad;
+        ExpectGradientsAreFiniteDifferences(options, f.bias);
       }
     }
   }
+}
+
+// By their options, routes are dropped and experts left out in what is differentiated above.
+TEST(RouterReference, RoutesAreDroppedAndExpertsLeftOut) {
+  Matrix logits(DType::kF32, {4, 8});
+  Random random;
+  logits.FillNormal(random);
+  const auto routes = [&](const reference::RouterOptions& options) {
+    return reference::Route(logits.view(), {}, 8, options).ids;
+  };
+  const std::vector<std::int32_t> dropped = routes({.dropout = 0.4, .seed = 3}),
+                                  left_out = routes({.expert_dropout = 0.4, .seed = 2});
+  std::int64_t out = 0;
+  for (std::uint64_t e = 0; e < 8; ++e) out += reference::UniformNumber(2, 2, e) <= 0.4 ? 1 : 0;
+  EXPECT_GT(out, 0);
+  EXPECT_EQ(std::count(left_out.begin(), left_out.end(), -1), 4 * out);
+  std::int64_t routes_out = 0;
+  for (std::uint64_t r = 0; r < 32; ++r) routes_out += reference::UniformNumber(3, 1, r) < 0.4 ? 1 : 0;
+  EXPECT_GT(routes_out, 0);
+  EXPECT_EQ(std::count(dropped.begin(), dropped.end(), -1), routes_out);
 }
 
 // Scores that vanish before those of fp32 do, and tokens that have none.

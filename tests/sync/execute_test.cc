@@ -7,12 +7,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "kernels/flash_attention.h"
 #include "kernels/flash_attention_grad.h"
 #include "kernels/token_permute.h"
+#include "kernels/token_permute_grad.h"
 #include "npu_model/chip_constants.h"
 #include "npu_model/sync/check.h"
 #include "npu_model/sync/plan.h"
@@ -313,6 +315,145 @@ NamedCall LikeliestCall(std::int64_t capacity) {
 TEST(ExecuteTest, TheLikeliestInPartsAreTheSame) {
   for (const std::int64_t capacity : {7, 300})
     ExpectRightOn(WithCapacity(Buffer::kUB, 6 << 10), LikeliestCall(capacity), "running_top_kernel.h");
+}
+
+// A permute of 40 tokens to 12 experts on 6 devices of 2 nodes, with all that it may write.
+struct PermuteForm {
+  std::string name;
+  bool map = true, valid = false, places = false, pad_with_tokens = false;
+  CapacityKeeps keeps = CapacityKeeps::kFirst;
+  std::int64_t capacity = 0, row_multiple = 1, num_out_tokens = 0;
+  std::optional<Range> rows = {};
+};
+
+NamedCall PermuteCallOf(DType dtype, const PermuteForm& f) {
+  constexpr std::int64_t kTokens = 40, kHidden = 33, kTopK = 3, kExperts = 12, kSlots = kTokens * kTopK;
+  NamedCall made{Join("permute with ", f.name, ", ", NameOf(dtype)), KernelCall(/*with_data=*/true)};
+  KernelCall& call = made.call;
+  std::vector<std::uint8_t> map(kTokens * kExperts), valid(kTokens, 1);
+  std::vector<std::int32_t> ids(kSlots, -1), places;
+  for (std::int64_t t = 0; t < kTokens; ++t) {
+    for (std::int64_t j = 0; j < kTopK - t % 2; ++j) {
+      const std::int64_t expert = (t * 7 + 2 * j) % kExperts;
+      map[static_cast<std::size_t>(t * kExperts + expert)] = 1;
+      ids[static_cast<std::size_t>(t * kTopK + j)] = static_cast<std::int32_t>(expert);
+    }
+    valid[static_cast<std::size_t>(t)] = t % 5 != 2;
+  }
+  for (std::int32_t e = 0; e < kExperts; ++e) places.push_back((e * 5 + 3) % kExperts);
+  const std::int64_t all = f.capacity > 0 ? kExperts * f.capacity : kSlots + kExperts * (f.row_multiple - 1),
+                     rows = f.rows.has_value() ? f.rows->size() : all + f.num_out_tokens;
+  TokenPermuteArgs args;
+  args.tokens = call.Input(dtype, {kTokens, kHidden});
+  args.probs = call.Input(DType::kF32, {kTokens, f.map ? kExperts : kTopK});
+  if (f.map) {
+    args.routing_map = call.Flags(map, {kTokens, kExperts}), args.top_k = kTopK;
+  } else {
+    args.topk_ids = call.Ids(ids, {kTokens, kTopK});
+  }
+  if (f.valid) args.valid = call.Flags(valid, {kTokens});
+  if (f.places) args.expert_places = call.Ids(places, {kExperts});
+  args.num_experts = kExperts, args.num_out_tokens = f.num_out_tokens;
+  args.capacity = f.capacity, args.capacity_keeps = f.keeps, args.pad_with_tokens = f.pad_with_tokens;
+  args.row_multiple = f.row_multiple, args.rows = f.rows;
+  args.permuted = call.Output(dtype, {rows, kHidden});
+  args.sorted_indices = call.Output(DType::kI32, {kSlots});
+  args.expert_counts = call.Output(DType::kI32, {kExperts});
+  args.expert_offsets = call.Output(DType::kI32, {kExperts + 1});
+  args.permuted_probs = call.Output(DType::kF32, {rows});
+  args.row_tokens = call.Output(DType::kI32, {rows});
+  args.device_counts = call.Output(DType::kI32, {6});
+  args.node_counts = call.Output(DType::kI32, {2});
+  call.set_run([=](const Device& device, Profile* p) { return TokenPermute(device, args, p); });
+  return made;
+}
+
+TEST(ExecuteTest, FormsOfPermuteComputeTheSame) {
+  const CapacityKeeps likeliest = CapacityKeeps::kHighest;
+  for (const PermuteForm& form :
+       {PermuteForm{.name = "places", .valid = true, .places = true},
+        PermuteForm{.name = "placed ids", .map = false, .places = true, .rows = Range{17, 80}},
+        PermuteForm{.name = "padded experts", .row_multiple = 16},
+        PermuteForm{
+            .name = "padded experts in a window", .map = false, .row_multiple = 4, .rows = Range{30, 91}},
+        PermuteForm{.name = "few rows", .map = false, .valid = true, .num_out_tokens = -50},
+        PermuteForm{.name = "a capacity", .places = true, .capacity = 5},
+        PermuteForm{.name = "the likeliest", .keeps = likeliest, .capacity = 5, .rows = Range{7, 44}},
+        PermuteForm{.name = "tokens as pads", .pad_with_tokens = true, .capacity = 14},
+        PermuteForm{.name = "tokens as pads in a window",
+        .valid = true,
+        .pad_with_tokens = true,
+        .capacity = 14,
+        .rows = Range{20, 121}},
+        PermuteForm{.name = "pads beside the likeliest",
+        .pad_with_tokens = true,
+        .keeps = likeliest,
+        .capacity = 8}}) {
+    for (const DType dtype : {DType::kBF16, DType::kF32})
+      ExpectRightOn(Ascend910B2(), PermuteCallOf(dtype, form));
+  }
+}
+
+// The rows [19, 80) of 120 slots, or of 8 experts with 15 rows each: the way back and both gradients.
+template <class Args>
+void SetWindow(bool by_row, KernelCall* call, Args* args) {
+  constexpr std::int32_t kTokens = 40, kSlots = 120, kCapacity = 15;
+  args->rows = Range{19, 80};
+  std::vector<std::int32_t> places, of_rows;
+  for (std::int32_t s = 0; s < kSlots; ++s) places.push_back(s % 7 == 3 ? -1 : (s * 7 + 5) % kSlots);
+  for (std::int32_t r = 19; r < 80; ++r) of_rows.push_back(r % 6 == 1 ? -1 : r % kCapacity + r / kCapacity);
+  if (by_row) {
+    args->row_tokens = call->Ids(of_rows, {61}), args->capacity = kCapacity;
+  } else {
+    args->sorted_indices = call->Ids(places, {kSlots}), args->top_k = kSlots / kTokens;
+  }
+}
+
+std::vector<NamedCall> WindowCalls(DType dtype, bool by_row) {
+  constexpr std::int64_t kTokens = 40, kHidden = 33, kRows = 61;
+  const std::int64_t experts = by_row ? 6 : 3;  // Those whose rows begin before the window ends; or routes.
+  std::vector<NamedCall> calls;
+  const auto next = [&](const char* name) {
+    calls.push_back(
+        {Join(name, by_row ? " by row " : " by slot ", NameOf(dtype)), KernelCall(/*with_data=*/true)});
+    return &calls.back().call;
+  };
+  KernelCall* call = next("unpermute");
+  TokenUnpermuteArgs back;
+  back.permuted = call->Input(dtype, {kRows, kHidden});
+  SetWindow(by_row, call, &back);
+  back.probs = call->Input(DType::kF32, {kTokens, experts});
+  back.residual = call->Input(dtype, {kTokens, kHidden});
+  back.out = call->Output(dtype, {kTokens, kHidden});
+  call->set_run([=](const Device& device, Profile* p) { return TokenUnpermute(device, back, p); });
+
+  call = next("gradient of permute");
+  TokenPermuteGradArgs permute;
+  permute.permuted_grad = call->Input(dtype, {kRows, kHidden});
+  SetWindow(by_row, call, &permute);
+  permute.permuted_probs_grad = call->Input(DType::kF32, {kRows});
+  permute.tokens_grad = call->Output(dtype, {kTokens, kHidden});
+  permute.probs_grad = call->Output(DType::kF32, {kTokens, experts});
+  call->set_run([=](const Device& device, Profile* p) { return TokenPermuteGrad(device, permute, p); });
+
+  call = next("gradient of unpermute");
+  TokenUnpermuteGradArgs unpermute;
+  unpermute.out_grad = call->Input(dtype, {kTokens, kHidden});
+  unpermute.permuted = call->Input(dtype, {kRows, kHidden});
+  SetWindow(by_row, call, &unpermute);
+  unpermute.probs = call->Input(DType::kF32, {kTokens, experts});
+  unpermute.permuted_grad = call->Output(dtype, {kRows, kHidden});
+  unpermute.probs_grad = call->Output(DType::kF32, {kTokens, experts});
+  call->set_run([=](const Device& device, Profile* p) { return TokenUnpermuteGrad(device, unpermute, p); });
+  return calls;
+}
+
+TEST(ExecuteTest, WindowsOfRowsComputeTheSame) {
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const bool by_row : {false, true}) {
+      for (const NamedCall& made : WindowCalls(dtype, by_row)) ExpectRightOn(Ascend910B2(), made);
+    }
+  }
 }
 
 // Without its flags a kernel goes wrong in some order; and never where the checker finds nothing.
