@@ -11,6 +11,7 @@
 #include "kernels/moe_block.h"
 #include "npu_model/parallel.h"
 #include "tools/case_checks.h"
+#include "tools/comparison.h"
 
 namespace cubist {
 namespace {
@@ -54,16 +55,19 @@ Noisy RowOf(const ConstTensor& x, std::int64_t row) {
   return values;
 }
 
-// RmsNorm, rounded.
-Noisy Normed(const Noisy& x, const ConstTensor& gamma) {
-  double squares = 0;
-  for (double v : x.value) squares += v * v;
-  const double factor = 1 / std::sqrt(squares / static_cast<double>(x.size()) + 1e-6);
+// RmsNorm, rounded. With m = sum of x^2 + N eps the derivative of y(i) by x(j) is gamma(i) rstd (1 if i = j - x(i) x(j) / m).
+Noisy Normed(const Noisy& x, const ConstTensor& gamma, double eps) {
+  const auto n = static_cast<double>(x.size());
+  double m = n * eps, weighted = 0;
+  for (std::size_t i = 0; i < x.value.size(); ++i)
+    m += x.value[i] * x.value[i], weighted += x.value[i] * x.value[i] * x.variance[i];
+  const double rstd = std::sqrt(n / m);
   Noisy y(x.size());
   for (std::int64_t i = 0; i < x.size(); ++i) {
-    const double scale = factor * At(gamma, i);
-    y.value[Index(i)] = scale * x.value[Index(i)],
-    y.variance[Index(i)] = scale * scale * x.variance[Index(i)];
+    const double scale = rstd * At(gamma, i), v = x.value[Index(i)], share = v * v / m;
+    y.value[Index(i)] = scale * v;
+    y.variance[Index(i)] =
+        scale * scale * std::max(x.variance[Index(i)] * (1 - 2 * share) + share * weighted / m, 0.0);
   }
   y.Round();
   return y;
@@ -144,7 +148,8 @@ Status RunBlock(Block block, const Device& device, const Args& args, BlockState*
 
 struct MlaSizes {
   explicit MlaSizes(const ScaledWorkload& s)
-      : batch(s.batch),
+      : workload(s.workload),
+        batch(s.batch),
         sequence(s.sequence),
         heads(s.heads),
         hidden(s.workload.hidden),
@@ -165,36 +170,57 @@ struct MlaSizes {
   }
   static double d(std::int64_t value) { return static_cast<double>(value); }
 
+  Workload workload;
   std::int64_t batch, sequence, heads, hidden, q_rank, kv_rank, nope, rope, v;
 };
 
-enum MlaInput { kX, kNorm, kQDown, kQNorm, kQUp, kKvDown, kKvNorm, kKvUp, kOut };
-
-MlaBlockArgs ArgsOf(const MlaSizes& s, std::span<const ConstTensor> in, std::span<const Tensor> out) {
+// The inputs in the order of MlaBlockCase.
+MlaBlockArgs ArgsOf(const MlaSizes& s, std::span<const ConstTensor> in, Tensor out) {
+  std::size_t at = 0;
+  const auto next = [&] { return in[at++]; };
   MlaBlockArgs args;
-  args.x = in[kX];
-  args.weights = {.norm = in[kNorm],
-                  .q_down = in[kQDown],
-                  .q_norm = in[kQNorm],
-                  .q_up = in[kQUp],
-                  .kv_down = in[kKvDown],
-                  .kv_norm = in[kKvNorm],
-                  .kv_up = in[kKvUp],
-                  .out = in[kOut]};
-  args.heads = s.heads, args.batch = s.batch, args.out = out[0];
+  args.x = next();
+  args.weights = {.norm = next(),
+                  .q_down = next(),
+                  .q_norm = next(),
+                  .q_up = next(),
+                  .kv_down = next(),
+                  .kv_norm = next(),
+                  .kv_up = next(),
+                  .out = next()};
+  args.rope = {.cos = next(), .sin = next(), .layout = s.workload.attention.rope_layout};
+  if (s.workload.sandwich_norm) args.weights.post_norm = next();
+  args.heads = s.heads, args.batch = s.batch, args.out = out;
+  args.eps = static_cast<float>(s.workload.norm_eps);
   return args;
 }
 
-// What a position shows to the queries behind it: of each head the key, then the value; and the rotary key of all.
+// The rotary columns of a row, turned to its position in the sequence and rounded.
+Noisy Turned(const MlaSizes& s, const AttentionRope& rope, const Noisy& x, std::int64_t position) {
+  Noisy y(x.size());
+  for (std::int64_t i = 0; i < s.rope / 2; ++i) {
+    const bool halves = rope.layout == RopeLayout::kHalf;
+    const std::size_t a = Index(halves ? i : 2 * i), b = Index(halves ? i + s.rope / 2 : 2 * i + 1);
+    const double cos = At(rope.cos, position, i), sin = At(rope.sin, position, i);
+    y.value[a] = x.value[a] * cos - x.value[b] * sin, y.value[b] = x.value[b] * cos + x.value[a] * sin;
+    y.variance[a] = cos * cos * x.variance[a] + sin * sin * x.variance[b];
+    y.variance[b] = cos * cos * x.variance[b] + sin * sin * x.variance[a];
+  }
+  y.Round();
+  return y;
+}
+
+// What a position shows to the queries behind it: of each head the key, then the value; and the rotary key of all, turned.
 struct Shown {
   Noisy kv{0}, rope{0};
 };
 
-Shown ShownBy(const MlaSizes& s, std::span<const ConstTensor> in, std::int64_t row) {
-  const Noisy h = Normed(RowOf(in[kX], row), in[kNorm]);
-  const Noisy down = RoundedTimes(h, in[kKvDown]);
-  return {RoundedTimes(Normed(down.Part({0, s.kv_rank}), in[kKvNorm]), in[kKvUp]),
-          down.Part({s.kv_rank, s.kv_rank + s.rope})};
+Shown ShownBy(const MlaSizes& s, const MlaBlockArgs& args, std::int64_t row) {
+  const MlaBlockWeights& w = args.weights;
+  const double eps = s.workload.norm_eps;
+  const Noisy down = RoundedTimes(Normed(RowOf(args.x, row), w.norm, eps), w.kv_down);
+  return {RoundedTimes(Normed(down.Part({0, s.kv_rank}), w.kv_norm, eps), w.kv_up),
+          Turned(s, args.rope, down.Part({s.kv_rank, s.kv_rank + s.rope}), row % s.sequence)};
 }
 
 // a . b of parts that begin at i and j.
@@ -209,15 +235,16 @@ std::pair<double, double> Dot(const Noisy& a, std::int64_t i, const Noisy& b, st
   return {sum, variance};
 }
 
-// Attention of one head's query over what is shown, added to `out` from its column on.
-void Attend(const MlaSizes& s, std::int64_t head, const Noisy& q, std::span<const Shown> shown, Noisy* out) {
+// Attention of one head's query, its rotary part turned, over what is shown: that head's columns of `out`.
+void Attend(const MlaSizes& s, std::int64_t head, const Noisy& q, const Noisy& q_rope,
+            std::span<const Shown> shown, Noisy* out) {
   const double scale = 1 / std::sqrt(MlaSizes::d(s.nope + s.rope));
   const std::int64_t q_at = head * (s.nope + s.rope), kv_at = head * (s.nope + s.v);
   std::vector<double> weights, variances;
   double most = -1e300, total = 0;
   for (const Shown& x : shown) {
     const auto [nope, nope_variance] = Dot(q, q_at, x.kv, kv_at, s.nope);
-    const auto [rope, rope_variance] = Dot(q, q_at + s.nope, x.rope, 0, s.rope);
+    const auto [rope, rope_variance] = Dot(q_rope, 0, x.rope, 0, s.rope);
     weights.push_back(scale * (nope + rope));
     variances.push_back(scale * scale * (nope_variance + rope_variance));
     most = std::max(most, weights.back());
@@ -237,63 +264,93 @@ void Attend(const MlaSizes& s, std::int64_t head, const Noisy& q, std::span<cons
   }
 }
 
+// Whatever the products pay for: the first row of a sequence has one key, and nothing turns it.
+constexpr std::int64_t kLeastMlaRows = 4;
+
 // The first rows, as far as the products pay: a row needs the keys of all before it.
-Comparison CheckMla(const MlaSizes& s, std::span<const ConstTensor> in, std::span<const Tensor> out,
-                    double products) {
+Comparison CheckMla(const MlaSizes& s, const MlaBlockArgs& args, double products) {
+  const MlaBlockWeights& w = args.weights;
+  const double eps = s.workload.norm_eps;
   const std::int64_t all = s.batch * s.sequence;
-  const auto rows = static_cast<std::int64_t>(
-      std::clamp(products / (2 * (s.KeyProducts() + s.QueryProducts())), 1.0, MlaSizes::d(all)));
+  const double affordable = products / (2 * (s.KeyProducts() + s.QueryProducts()));
+  const auto rows = std::min(
+      all, std::max(kLeastMlaRows, static_cast<std::int64_t>(std::min(affordable, MlaSizes::d(all)))));
   std::vector<Shown> shown(Index(rows));
-  ForEach(Index(rows), [&](std::size_t row) { shown[row] = ShownBy(s, in, static_cast<std::int64_t>(row)); });
+  ForEach(Index(rows),
+          [&](std::size_t row) { shown[row] = ShownBy(s, args, static_cast<std::int64_t>(row)); });
   return CompareRows(rows, all, [&](std::int64_t row) {
-    const std::int64_t first = row / s.sequence * s.sequence;
-    const Noisy x = RowOf(in[kX], row), h = Normed(x, in[kNorm]);
-    const Noisy q = RoundedTimes(Normed(RoundedTimes(h, in[kQDown]), in[kQNorm]), in[kQUp]);
+    const std::int64_t position = row % s.sequence, first = row - position;
+    const Noisy x = RowOf(args.x, row), h = Normed(x, w.norm, eps);
+    const Noisy q = RoundedTimes(Normed(RoundedTimes(h, w.q_down), w.q_norm, eps), w.q_up);
     Noisy heads(s.heads * s.v);
-    for (std::int64_t head = 0; head < s.heads; ++head)
-      Attend(s, head, q, std::span(shown).subspan(Index(first), Index(row + 1 - first)), &heads);
+    for (std::int64_t head = 0; head < s.heads; ++head) {
+      const std::int64_t end = (head + 1) * (s.nope + s.rope);
+      Attend(s, head, q, Turned(s, args.rope, q.Part({end - s.rope, end}), position),
+             std::span(shown).subspan(Index(first), Index(position + 1)), &heads);
+    }
     heads.Round();
-    Noisy result = RoundedTimes(heads, in[kOut]);
+    Noisy result = RoundedTimes(heads, w.out);
+    if (w.post_norm.given()) result = Normed(result, w.post_norm, eps);
     result.Add(x);
     result.Round();
     Comparison part;
-    Compare(result, out[0], row, &part);
+    Compare(result, args.out, row, &part);
     return part;
   });
 }
 
 // ---- MoeBlock ----
 
+// What the sum of a group's scores that ranks it is made of.
+constexpr std::int64_t kGroupTop = 2;
+
 struct MoeSizes {
   explicit MoeSizes(const ScaledWorkload& s)
-      : tokens(s.tokens()),
+      : workload(s.workload),
+        tokens(s.tokens()),
         hidden(s.workload.hidden),
         experts(s.local_experts()),
         top_k(
             std::clamp<std::int64_t>(s.workload.moe.top_k / s.workload.training.tensor_parallel, 1, experts)),
         width(s.workload.moe.ffn),
-        shared(s.workload.moe.shared_experts * s.workload.moe.ffn),
-        scale(static_cast<float>(s.workload.moe.routed_scale)) {}
-
-  double ProductsOfToken() const {
-    return static_cast<double>(hidden * experts) +
-           3.0 * static_cast<double>(hidden * (top_k * width + shared));
+        shared(s.workload.moe.shared_experts * s.workload.moe.ffn) {
+    // As many of the model's groups as the device's experts fill, and the model's share of them.
+    const Workload::Moe& moe = s.workload.moe;
+    groups = std::clamp<std::int64_t>(experts / kGroupTop, 1, moe.groups);
+    while (experts % groups != 0) --groups;
+    top_groups = CeilDiv(groups * moe.top_groups, moe.groups);
+    top_groups = std::max(top_groups, CeilDiv(top_k, experts / groups));
   }
 
-  std::int64_t tokens, hidden, experts, top_k, width, shared;
-  float scale;
+  double ProductsOfRouter() const { return static_cast<double>(hidden * experts); }
+  double ProductsOfToken() const {
+    return ProductsOfRouter() + 3.0 * static_cast<double>(hidden * (top_k * width + shared));
+  }
+
+  Workload workload;
+  std::int64_t tokens, hidden, experts, top_k, width, shared, groups = 1, top_groups = 1;
 };
 
-enum MoeInput { kMoeX, kMoeNorm, kRouter, kGateUp, kDown, kSharedGateUp, kSharedDown };
-
-MoeBlockArgs ArgsOf(const MoeSizes& s, std::span<const ConstTensor> in, std::span<const Tensor> out) {
+// The inputs in the order of MoeBlockCase.
+MoeBlockArgs ArgsOf(const MoeSizes& s, std::span<const ConstTensor> in, Tensor out) {
+  std::size_t at = 0;
+  const auto next = [&] { return in[at++]; };
+  const Workload::Moe& moe = s.workload.moe;
   MoeBlockArgs args;
-  args.x = in[kMoeX];
-  args.weights = {.norm = in[kMoeNorm], .router = in[kRouter], .gate_up = in[kGateUp], .down = in[kDown]};
-  if (s.shared > 0)
-    args.weights.shared_gate_up = in[kSharedGateUp], args.weights.shared_down = in[kSharedDown];
-  args.route = {.score = ScoreFunction::kSigmoid, .renormalise = true, .scale = s.scale};
-  args.top_k = s.top_k, args.out = out[0];
+  args.x = next();
+  MoeBlockWeights& w = args.weights;
+  w.norm = next(), w.router = next(), w.gate_up = next(), w.down = next();
+  if (moe.router_bias) w.router_bias = next();
+  if (s.shared > 0) w.shared_gate_up = next(), w.shared_down = next();
+  if (s.workload.sandwich_norm) w.post_norm = next();
+  args.route = {.score = moe.score,
+                .renormalise = true,
+                .scale = static_cast<float>(moe.routed_scale),
+                .groups = s.groups,
+                .top_groups = s.top_groups,
+                .group_top = kGroupTop};
+  args.eps = static_cast<float>(s.workload.norm_eps);
+  args.top_k = s.top_k, args.out = out;
   return args;
 }
 
@@ -304,61 +361,187 @@ ConstTensor MatrixOf(ConstTensor stack, std::int64_t i) {
   return stack;
 }
 
-// The scores of a token's experts; where it went elsewhere than to the highest, `part` has a number that is off.
-Noisy ScoresOf(const MoeSizes& s, const Noisy& logits, const std::int32_t* ids, std::int64_t row,
-               Comparison* part) {
-  Noisy scores(s.top_k);
-  double least = 1e300, most = -1e300, variance = 0;
-  for (std::int64_t e = 0; e < s.experts; ++e) {
-    const std::int32_t* const end = ids + s.top_k;
-    const std::int32_t* const at = std::find(ids, end, static_cast<std::int32_t>(e));
-    const double logit = logits.value[Index(e)], n = 1 / (1 + std::exp(-logit));
-    variance = std::max(variance, logits.variance[Index(e)]);
-    if (at == end) {
-      most = std::max(most, logit);
+// Scores of a token's experts, and how renormalised weights answer to their logits: what all scores of a softmax have in
+// common is no part of those.
+struct Scores {
+  Noisy value{0};
+  std::vector<double> slope;
+};
+
+Scores ScoresOf(ScoreFunction function, const Noisy& logits) {
+  Scores scores{Noisy(logits.size()), std::vector<double>(logits.value.size())};
+  std::vector<double>&n = scores.value.value, &variance = scores.value.variance, &slope = scores.slope;
+  const std::vector<double>& x = logits.value;
+  const bool softmax = function == ScoreFunction::kSoftmax;
+  const double most = softmax ? *std::max_element(x.begin(), x.end()) : 0;
+  double sum = 0, weighted = 0;
+  for (std::size_t e = 0; e < x.size(); ++e) {
+    const double sigmoid = 1 / (1 + std::exp(-x[e]));
+    if (function == ScoreFunction::kSigmoid) {
+      n[e] = sigmoid, slope[e] = sigmoid * (1 - sigmoid);
+    } else if (function == ScoreFunction::kSqrtSoftplus) {
+      n[e] = std::sqrt(std::log1p(std::exp(x[e]))), slope[e] = sigmoid / (2 * n[e]);
     } else {
-      least = std::min(least, logit);
-      scores.value[Index(at - ids)] = n;
-      scores.variance[Index(at - ids)] = std::pow(n * (1 - n), 2) * logits.variance[Index(e)];
+      sum += n[e] = std::exp(x[e] - most);
     }
+    variance[e] = slope[e] * slope[e] * logits.variance[e];
   }
-  const double bound = 2 * kDeviations * std::sqrt(variance);
-  if (least < most - bound) part->Add(least, most, bound, DType::kF32, row, s.hidden);
+  if (!softmax) return scores;
+  // The derivative of n(e) by x(f) is n(e) (1 if e = f - n(f)).
+  for (std::size_t e = 0; e < x.size(); ++e)
+    n[e] /= sum, slope[e] = n[e], weighted += n[e] * n[e] * logits.variance[e];
+  for (std::size_t e = 0; e < x.size(); ++e)
+    variance[e] = n[e] * n[e] * ((1 - 2 * n[e]) * logits.variance[e] + weighted);
   return scores;
 }
 
-Comparison CheckMoe(const MoeSizes& s, std::span<const ConstTensor> in, std::span<const Tensor> out,
-                    double products, std::uint64_t key, BlockState* state) {
+// What ranks experts or groups, with how far it may be off.
+struct Rank {
+  double value = 0, variance = 0;
+};
+// By how much two may change places.
+double Margin(const Rank& a, const Rank& b) { return kDeviations * std::sqrt(a.variance + b.variance); }
+bool IsBehind(const Rank& a, const Rank& b) { return a.value < b.value - Margin(a, b); }
+
+// Whether `ids` name experts, each once. Where a token went elsewhere than to the best experts of the best groups, by more
+// than rounding excuses, `part` has numbers that are off, of an element behind the row. A group that may or may not be
+// among the best is asked for nothing but that.
+bool CheckRoutes(const MoeSizes& s, const Noisy& choice, std::span<const std::int32_t> ids, std::int64_t row,
+                 Comparison* part) {
+  std::vector<bool> chosen(Index(s.experts));
+  for (const std::int32_t id : ids) {
+    if (id >= 0 && id < s.experts && !chosen[Index(id)]) {
+      chosen[Index(id)] = true;
+      continue;
+    }
+    part->Add(id, std::nan(""), 0, DType::kI32, row, s.hidden);
+    return false;
+  }
+  const auto rank = [&](std::int64_t e) { return Rank{choice.value[Index(e)], choice.variance[Index(e)]}; };
+  const auto demand = [&](const Rank& taken, const Rank& left) {
+    if (IsBehind(taken, left))
+      part->Add(taken.value, left.value, Margin(taken, left), DType::kF32, row, s.hidden);
+  };
+
+  const std::int64_t width = s.experts / s.groups;
+  std::vector<Rank> worth;
+  for (std::int64_t g = 0; g < s.groups && s.groups > 1; ++g) {
+    std::vector<Rank> ranks;
+    for (std::int64_t e = g * width; e < (g + 1) * width; ++e) ranks.push_back(rank(e));
+    std::sort(ranks.begin(), ranks.end(), [](const Rank& a, const Rank& b) { return a.value > b.value; });
+    Rank sum;
+    for (std::size_t j = 0; j < Index(kGroupTop); ++j)
+      sum.value += ranks[j].value, sum.variance += ranks[j].variance;
+    worth.push_back(sum);
+  }
+  for (std::int64_t g = 0; g < s.groups; ++g) {
+    const auto of_group = [&](const std::vector<bool>& flags) { return flags.begin() + g * width; };
+    const bool taken =
+        std::find(of_group(chosen), of_group(chosen) + width, true) != of_group(chosen) + width;
+    bool open = taken || s.groups == 1;
+    if (s.groups > 1) {
+      const Rank& own = worth[Index(g)];
+      std::vector<Rank> ahead;
+      std::int64_t perhaps_ahead = -1;  // The group itself is not behind itself.
+      for (const Rank& other : worth) {
+        if (IsBehind(own, other)) ahead.push_back(other);
+        perhaps_ahead += IsBehind(other, own) ? 0 : 1;
+      }
+      open = taken || perhaps_ahead < s.top_groups;
+      if (taken && std::ssize(ahead) >= s.top_groups) {
+        demand(own, *std::min_element(ahead.begin(), ahead.end(),
+                                      [](const Rank& a, const Rank& b) { return a.value < b.value; }));
+      }
+    }
+    // Experts of a group that takes part for certain.
+    for (std::int64_t e = g * width; open && e < (g + 1) * width; ++e) {
+      for (std::size_t j = 0; j < ids.size() && !chosen[Index(e)]; ++j) demand(rank(ids[j]), rank(e));
+    }
+  }
+  return true;
+}
+
+// A row up to its routes.
+struct Routed {
+  Routed(const MoeSizes& s, const MoeBlockArgs& args, std::span<const std::int32_t> ids, std::int64_t row,
+         Comparison* part)
+      : x(RowOf(args.x, row)),
+        h(Normed(x, args.weights.norm, s.workload.norm_eps)),
+        logits(Times(h, args.weights.router)),
+        scores(ScoresOf(args.route.score, logits)) {
+    Noisy choice = scores.value;
+    for (std::int64_t e = 0; e < s.experts && args.weights.router_bias.given(); ++e)
+      choice.value[Index(e)] += At(args.weights.router_bias, e);
+    ok = CheckRoutes(s, choice, ids, row, part);
+  }
+
+  Noisy x, h, logits;
+  Scores scores;
+  bool ok = true;
+};
+
+// scale * sum of n(j) y(j) / sum of n(j) over a row's experts j, rounded. Its derivative by a logit of j is
+// scale * slope(j) (y(j) - mean) / sum of n(j), mean the same without the scale.
+Noisy WeighedExperts(const MoeBlockArgs& args, const Routed& routed, std::span<const std::int32_t> ids) {
+  const double scale = static_cast<double>(args.route.scale);
+  std::vector<Noisy> y;
+  double sum = 0;
+  for (const std::int32_t e : ids) {
+    y.push_back(Expert(routed.h, MatrixOf(args.weights.gate_up, e), MatrixOf(args.weights.down, e)));
+    sum += routed.scores.value.value[Index(e)];
+  }
+  Noisy result(routed.x.size());
+  for (std::size_t j = 0; j < ids.size(); ++j)
+    result.Add(y[j], scale * routed.scores.value.value[Index(ids[j])] / sum);
+  for (std::size_t c = 0; c < result.value.size(); ++c) {
+    const double mean = result.value[c] / scale;
+    for (std::size_t j = 0; j < ids.size(); ++j) {
+      const double slope = routed.scores.slope[Index(ids[j])];
+      result.variance[c] +=
+          std::pow(scale * slope * (y[j].value[c] - mean) / sum, 2) * routed.logits.variance[Index(ids[j])];
+    }
+  }
+  result.Round();
+  return result;
+}
+
+// Some rows, and the routes of as many more as that pays for.
+Comparison CheckMoe(const MoeSizes& s, const MoeBlockArgs& args, double products, std::uint64_t key,
+                    BlockState* state) {
   const auto* ids =
       static_cast<const std::int32_t*>(state->Take("ids", DType::kI32, {s.tokens, s.top_k}).data);
-  const auto wanted = static_cast<std::int64_t>(
-      std::clamp(products / (2 * s.ProductsOfToken()), 1.0, static_cast<double>(s.tokens)));
-  const std::vector<std::int64_t> rows = SampleRows(s.tokens, wanted, key);
-  return CompareRows(static_cast<std::int64_t>(rows.size()), s.tokens, [&](std::int64_t i) {
+  const auto ids_of = [&](std::int64_t row) { return std::span(ids + row * s.top_k, Index(s.top_k)); };
+  const auto sample = [&](double of_row) {
+    return SampleRows(
+        s.tokens,
+        static_cast<std::int64_t>(std::clamp(products / of_row, 1.0, static_cast<double>(s.tokens))), key);
+  };
+  const std::vector<std::int64_t> rows = sample(2 * s.ProductsOfToken()),
+                                  routes = sample(s.ProductsOfRouter());
+  Comparison all = CompareRows(std::ssize(rows), s.tokens, [&](std::int64_t i) {
     const std::int64_t row = rows[Index(i)];
-    const std::int32_t* const chosen = ids + row * s.top_k;
+    const MoeBlockWeights& w = args.weights;
     Comparison part;
-    const Noisy x = RowOf(in[kMoeX], row), h = Normed(x, in[kMoeNorm]);
-    const Noisy n = ScoresOf(s, Times(h, in[kRouter]), chosen, row, &part);
-    double total = 0, total_variance = 0;
-    for (std::size_t j = 0; j < n.value.size(); ++j) total += n.value[j], total_variance += n.variance[j];
-    Noisy routed(s.hidden);
-    for (std::int64_t j = 0; j < s.top_k; ++j) {
-      const Noisy y = Expert(h, MatrixOf(in[kGateUp], chosen[j]), MatrixOf(in[kDown], chosen[j]));
-      const double score = n.value[Index(j)], weight = static_cast<double>(s.scale) * score / total;
-      const double relative = n.variance[Index(j)] / (score * score) + total_variance / (total * total);
-      routed.Add(y, weight);
-      for (std::size_t c = 0; c < y.value.size(); ++c)
-        routed.variance[c] += std::pow(weight * y.value[c], 2) * relative;
+    const Routed routed(s, args, ids_of(row), row, &part);
+    if (!routed.ok) return part;
+    Noisy result = WeighedExperts(args, routed, ids_of(row));
+    if (w.shared_down.given()) result.Add(Expert(routed.h, w.shared_gate_up, w.shared_down));
+    if (w.post_norm.given()) {
+      if (w.shared_down.given()) result.Round();
+      result = Normed(result, w.post_norm, s.workload.norm_eps);
     }
-    routed.Round();
-    Noisy result = routed;
-    if (s.shared > 0) result.Add(Expert(h, in[kSharedGateUp], in[kSharedDown]));
-    result.Add(x);
+    result.Add(routed.x);
     result.Round();
-    Compare(result, out[0], row, &part);
+    Compare(result, args.out, row, &part);
     return part;
   });
+  all.Merge(CompareParts(std::ssize(routes), [&](std::int64_t i) {
+    const std::int64_t row = routes[Index(i)];
+    Comparison part;
+    if (!std::binary_search(rows.begin(), rows.end(), row)) Routed(s, args, ids_of(row), row, &part);
+    return part;
+  }));
+  return all;
 }
 
 }  // namespace
@@ -378,16 +561,19 @@ Case MlaBlockCase(const ScaledWorkload& scaled) {
               Weight("mla_block.kv_down", {s.hidden, s.kv_rank + s.rope}, s.hidden),
               Normal("mla_block.kv_norm", {s.kv_rank}),
               Weight("mla_block.kv_up", {s.kv_rank, s.heads * (s.nope + s.v)}, s.kv_rank),
-              Weight("mla_block.out", {s.heads * s.v, s.hidden}, s.heads * s.v)};
+              Weight("mla_block.out", {s.heads * s.v, s.hidden}, s.heads * s.v),
+              {.name = "mla_block.cos", .shape = {s.sequence, s.rope / 2}, .fill = Fill::kCosines},
+              {.name = "mla_block.sin", .shape = {s.sequence, s.rope / 2}, .fill = Fill::kSines}};
+  if (scaled.workload.sandwich_norm) c.inputs.push_back(Normal("mla_block.post_norm", {s.hidden}));
   c.outputs = {{.name = "out", .dtype = kType, .shape = {rows, s.hidden}}};
   c.flops = s.Flops();
   const auto state = std::make_shared<BlockState>();
   c.run = [s, state](const Device& device, std::span<const ConstTensor> in, std::span<const Tensor> out,
                      Profile* profile) {
-    return RunBlock(&MlaBlock, device, ArgsOf(s, in, out), state.get(), profile);
+    return RunBlock(&MlaBlock, device, ArgsOf(s, in, out[0]), state.get(), profile);
   };
   c.check = [s](std::span<const ConstTensor> in, std::span<const Tensor> out, double products,
-                std::uint64_t) { return CheckMla(s, in, out, products); };
+                std::uint64_t) { return CheckMla(s, ArgsOf(s, in, out[0]), products); };
   return WithTraffic(std::move(c));
 }
 
@@ -401,19 +587,27 @@ Case MoeBlockCase(const ScaledWorkload& scaled) {
               Weight("moe_block.router", {s.hidden, s.experts}, s.hidden),
               Weight("moe_block.gate_up", {s.experts, s.hidden, 2 * s.width}, s.hidden),
               Weight("moe_block.down", {s.experts, s.width, s.hidden}, s.width)};
+  if (scaled.workload.moe.router_bias) {
+    // Half of what sigmoid scores of normal logits deviate by: it decides often, and not alone.
+    c.inputs.push_back(
+        {.name = "moe_block.router_bias", .shape = {s.experts}, .fill = Fill::kNormal, .deviation = 0.1});
+  }
   if (s.shared > 0) {
     c.inputs.push_back(Weight("moe_block.shared_gate_up", {s.hidden, 2 * s.shared}, s.hidden));
     c.inputs.push_back(Weight("moe_block.shared_down", {s.shared, s.hidden}, s.shared));
   }
+  if (scaled.workload.sandwich_norm) c.inputs.push_back(Normal("moe_block.post_norm", {s.hidden}));
   c.outputs = {{.name = "out", .dtype = kType, .shape = {s.tokens, s.hidden}}};
   c.flops = 2 * static_cast<double>(s.tokens) * s.ProductsOfToken();
   const auto state = std::make_shared<BlockState>();
   c.run = [s, state](const Device& device, std::span<const ConstTensor> in, std::span<const Tensor> out,
                      Profile* profile) {
-    return RunBlock(&MoeBlock, device, ArgsOf(s, in, out), state.get(), profile);
+    return RunBlock(&MoeBlock, device, ArgsOf(s, in, out[0]), state.get(), profile);
   };
   c.check = [s, state](std::span<const ConstTensor> in, std::span<const Tensor> out, double products,
-                       std::uint64_t key) { return CheckMoe(s, in, out, products, key, state.get()); };
+                       std::uint64_t key) {
+    return CheckMoe(s, ArgsOf(s, in, out[0]), products, key, state.get());
+  };
   return WithTraffic(std::move(c));
 }
 

@@ -44,6 +44,8 @@ struct TensorSpec {
     kTopkIds,        // of `skew`
     kSortedIndices,  // where TokenPermute puts the slots of `<skew>.topk_ids`; cannot be given by the user
     kProbabilities,
+    kCosines,  // (positions, pairs of a row) of the workload's rotary angles
+    kSines,
     kNone,  // an output
   };
 

@@ -141,6 +141,20 @@ void FillProbabilities(const Tensor& probs, double sum, std::uint64_t key) {
   }
 }
 
+void FillRotary(const Tensor& table, double theta, bool sine) {
+  const std::int64_t pairs = table.size(1);
+  auto* const to = static_cast<float*>(table.data);
+  ForEachPart(table.size(0), 256, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = 0; i < pairs; ++i) {
+      const double frequency = std::pow(theta, -static_cast<double>(i) / static_cast<double>(pairs));
+      for (std::int64_t p = begin; p < end; ++p) {
+        const double angle = static_cast<double>(p) * frequency;
+        to[p * pairs + i] = static_cast<float>(sine ? std::sin(angle) : std::cos(angle));
+      }
+    }
+  });
+}
+
 std::vector<std::int64_t> ExpertLoads(Skew skew, std::int64_t experts) {
   // On a line of 16 E units, expert e is [16 e, 16 e + 16), and the parts end at 3 E, 11 E and 16 E. Loads
   // per unit are 0.60 / 3 : 0.30 / 8 : 0.10 / 5 = 80 : 15 : 8.

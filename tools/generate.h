@@ -21,6 +21,9 @@ void FillNormal(const Tensor& x, double deviation, std::uint64_t key);
 // (T, K) fp32, positive; each row adds up to `sum`.
 void FillProbabilities(const Tensor& probs, double sum, std::uint64_t key);
 
+// (P, R / 2) fp32: the cosine, or the sine, of p * theta^(-2 i / R) at (p, i) (Su et al., RoFormer, 2021).
+void FillRotary(const Tensor& table, double theta, bool sine);
+
 enum class Skew { kSkewed, kUniform };
 constexpr const char* NameOf(Skew skew) { return skew == Skew::kSkewed ? "skewed" : "uniform"; }
 

@@ -122,6 +122,10 @@ OwnedTensor Inputs::Make(const TensorSpec& spec) const {
     case TensorSpec::Fill::kProbabilities:
       FillProbabilities(tensor.view(), scaled_.workload.moe.routed_scale, key);
       break;
+    case TensorSpec::Fill::kCosines:
+    case TensorSpec::Fill::kSines:
+      FillRotary(tensor.view(), scaled_.workload.attention.rope_theta, spec.fill == TensorSpec::Fill::kSines);
+      break;
     default:
       FillNormal(tensor.view(), spec.deviation, key);
   }

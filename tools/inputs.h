@@ -15,7 +15,7 @@ namespace cubist {
 
 class Inputs {
  public:
-  // `scaled` gives the number of experts and the sum of probabilities.
+  // `scaled` gives the number of experts, the sum of probabilities and the rotary angles.
   Inputs(const ScaledWorkload& scaled, std::uint64_t seed) : scaled_(scaled), seed_(seed) {}
 
   // Reads the file of "name=file.npy" in place of the tensor of that name. Its shape must be the one that the

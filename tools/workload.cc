@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
+#include <utility>
 
 #include "npu_model/nearest.h"
 #include "tools/files.h"
@@ -57,6 +58,31 @@ class Fields {
     *value = field->get<double>();
   }
 
+  void Flag(const char* key, bool* value) {
+    const Json* field = Find(key);
+    if (field == nullptr) return;
+    if (!field->is_boolean()) {
+      Fail(fmt::format("{} is {}, expected true or false", Where(key), Shown(*field)));
+      return;
+    }
+    *value = field->get<bool>();
+  }
+
+  template <class Choice>
+  void Word(const char* key, std::initializer_list<std::pair<const char*, Choice>> words, Choice* value) {
+    const Json* field = Find(key);
+    if (field == nullptr) return;
+    std::string known;
+    for (const auto& [word, choice] : words) {
+      if (*field == word) {
+        *value = choice;
+        return;
+      }
+      known += fmt::format("{}\"{}\"", known.empty() ? "" : ", ", word);
+    }
+    Fail(fmt::format("{} is {}, expected one of {}", Where(key), Shown(*field), known));
+  }
+
   void Text(const char* key, std::string* value) {
     const Json* field = Find(key);
     if (field == nullptr) return;
@@ -67,6 +93,12 @@ class Fields {
       return;
     }
     *value = field->get<std::string>();
+  }
+
+  // Whether an optional field is there.
+  bool Has(const char* key) {
+    asked_.insert(key);
+    return object_.is_object() && object_.contains(key);
   }
 
   // The object under `key`, or an empty one after an error.
@@ -123,6 +155,11 @@ Status ReadAttention(const Json& json, Workload::Attention* attention) {
   fields.Integer("nope_dim", 1, kMaxDim, &attention->nope_dim);
   fields.Integer("rope_dim", 1, kMaxDim, &attention->rope_dim);
   fields.Integer("v_dim", 1, kMaxDim, &attention->v_dim);
+  if (fields.Has("rope_theta")) fields.Real("rope_theta", 1, 1e12, &attention->rope_theta);
+  if (fields.Has("rope_layout")) {
+    fields.Word("rope_layout", {{"half", RopeLayout::kHalf}, {"interleaved", RopeLayout::kInterleaved}},
+                &attention->rope_layout);
+  }
   return fields.Finish();
 }
 
@@ -133,6 +170,16 @@ Status ReadMoe(const Json& json, Workload::Moe* moe) {
   fields.Integer("top_k", 1, kMaxCount, &moe->top_k);
   fields.Integer("ffn", 1, kMaxDim, &moe->ffn);
   fields.Integer("dense_ffn", 1, kMaxDim, &moe->dense_ffn);
+  if (fields.Has("score")) {
+    fields.Word("score",
+                {{"softmax", ScoreFunction::kSoftmax},
+                 {"sigmoid", ScoreFunction::kSigmoid},
+                 {"sqrt_softplus", ScoreFunction::kSqrtSoftplus}},
+                &moe->score);
+  }
+  if (fields.Has("router_bias")) fields.Flag("router_bias", &moe->router_bias);
+  if (fields.Has("groups")) fields.Integer("groups", 1, kMaxCount, &moe->groups);
+  if (fields.Has("top_groups")) fields.Integer("top_groups", 1, kMaxCount, &moe->top_groups);
   fields.Real("routed_scale", 0, 1e6, &moe->routed_scale);
   return fields.Finish();
 }
@@ -164,9 +211,25 @@ Status CheckSplits(const Workload& w) {
     return InvalidArgument(fmt::format("moe.experts is {}, expected a multiple of training.expert_shards, {}",
                                        w.moe.experts, w.training.expert_shards));
   }
-  if (w.moe.top_k > w.moe.experts) {
+  if (w.attention.rope_dim % 2 != 0) {
     return InvalidArgument(
-        fmt::format("moe.top_k is {}, expected at most moe.experts, {}", w.moe.top_k, w.moe.experts));
+        fmt::format("attention.rope_dim is {}, expected an even number", w.attention.rope_dim));
+  }
+  const Workload::Moe& moe = w.moe;
+  if (moe.groups > 1 && (moe.experts % moe.groups != 0 || moe.experts / moe.groups < 2)) {
+    return InvalidArgument(fmt::format(
+        "moe.groups is {}, expected 1 or a divisor of moe.experts, {}, that leaves 2 or more to each",
+        moe.groups, moe.experts));
+  }
+  if (moe.top_groups > moe.groups) {
+    return InvalidArgument(
+        fmt::format("moe.top_groups is {}, expected at most moe.groups, {}", moe.top_groups, moe.groups));
+  }
+  if (const std::int64_t open = moe.experts / moe.groups * moe.top_groups; moe.top_k > open) {
+    return InvalidArgument(fmt::format("moe.top_k is {}, expected at most {}", moe.top_k,
+                                       moe.groups == 1
+                                           ? fmt::format("moe.experts, {}", open)
+                                           : fmt::format("the experts of moe.top_groups groups, {}", open)));
   }
   if (w.dense_layers > w.layers) {
     return InvalidArgument(
@@ -181,6 +244,8 @@ Status ReadFields(const Json& json, Workload* workload) {
   fields.Integer("hidden", 1, kMaxDim, &workload->hidden);
   fields.Integer("layers", 1, kMaxCount, &workload->layers);
   fields.Integer("dense_layers", 0, kMaxCount, &workload->dense_layers);
+  if (fields.Has("norm_eps")) fields.Real("norm_eps", 0, 1, &workload->norm_eps);
+  if (fields.Has("sandwich_norm")) fields.Flag("sandwich_norm", &workload->sandwich_norm);
   const Json& attention = fields.Object("attention");
   const Json& moe = fields.Object("moe");
   const Json& training = fields.Object("training");

@@ -102,6 +102,23 @@ TEST(AblationTest, ALayerGainsByItsKernels) {
   }
 }
 
+// What the model's blocks have, and no more.
+TEST(AblationTest, ALayerHasTheNormsAndGroupsOfItsModel) {
+  const auto names = [](const char* model) {
+    Workload w;
+    EXPECT_TRUE(LoadWorkload(model, WorkloadFolders(), &w).ok());
+    std::vector<std::string> found;
+    const std::vector<AblationCase> cases = LayerAblation(w);
+    for (const AblationStep& part : cases.front().steps.back().parts) found.push_back(part.name);
+    return found;
+  };
+  const std::vector<std::string> deepseek = names("deepseek_v3"), pangu = names("pangu_ultra_moe");
+  EXPECT_EQ(std::count(deepseek.begin(), deepseek.end(), "rms_norm 2048 7168"), 2);
+  EXPECT_EQ(std::count(deepseek.begin(), deepseek.end(), "route 2048 256 8 8"), 1);
+  EXPECT_EQ(std::count(pangu.begin(), pangu.end(), "rms_norm 2048 7680"), 4);
+  EXPECT_EQ(std::count(pangu.begin(), pangu.end(), "route 2048 256 8 1"), 1);
+}
+
 // Attention's steps differ in how stages overlap, not in how tiles are loaded: by twos in each, of which the last alone is
 // free to walk deeper.
 TEST(AblationTest, EveryStepOfAttentionLoadsByTwos) {

@@ -21,8 +21,11 @@ using Json = nlohmann::json;
 // Small and odd: 3 * 33 tokens, 2 heads, 4 of 16 experts on the device.
 inline constexpr const char* kToy = R"({
   "name": "toy", "hidden": 72, "layers": 4, "dense_layers": 1,
-  "attention": {"heads": 8, "q_rank": 33, "kv_rank": 17, "nope_dim": 16, "rope_dim": 8, "v_dim": 24},
-  "moe": {"experts": 16, "shared_experts": 1, "top_k": 2, "ffn": 40, "dense_ffn": 96, "routed_scale": 2.5},
+  "norm_eps": 1e-5, "sandwich_norm": true,
+  "attention": {"heads": 8, "q_rank": 33, "kv_rank": 17, "nope_dim": 16, "rope_dim": 8, "v_dim": 24,
+                "rope_theta": 500, "rope_layout": "half"},
+  "moe": {"experts": 16, "shared_experts": 1, "top_k": 2, "ffn": 40, "dense_ffn": 96, "score": "sigmoid",
+          "router_bias": true, "groups": 4, "top_groups": 2, "routed_scale": 2.5},
   "training": {"tensor_parallel": 2, "expert_shards": 4, "sequence": 100, "micro_batch": 3},
   "run": {"token_scale": 3, "head_scale": 2}
 })";

@@ -145,6 +145,19 @@ TEST(TopkIdsTest, SharesBeyondOnePerTokenAreCapped) {
   EXPECT_GT(counts[15], 0);
 }
 
+TEST(RotaryTest, AnglesGrowWithPositionsAndShrinkWithPairs) {
+  std::vector<float> cos(3000 * 2), sin(3000 * 2);
+  FillRotary(Tensor(cos.data(), {3000, 2}), 100, /*sine=*/false);
+  FillRotary(Tensor(sin.data(), {3000, 2}), 100, /*sine=*/true);
+  for (std::size_t p = 0; p < 3000; ++p) {
+    const auto position = static_cast<double>(p);
+    EXPECT_EQ(cos[2 * p], static_cast<float>(std::cos(position)));
+    EXPECT_EQ(sin[2 * p], static_cast<float>(std::sin(position)));
+    EXPECT_NEAR(cos[2 * p + 1], std::cos(position / 10), 1e-6);
+    EXPECT_NEAR(sin[2 * p + 1], std::sin(position / 10), 1e-6);
+  }
+}
+
 TEST(TopkIdsTest, HotExpertsDependOnTheKeyAndIdsOnTheirWidthDoNot) {
   EXPECT_NE(TopkIds(Skew::kSkewed, 10, 8, 256, 1), TopkIds(Skew::kSkewed, 10, 8, 256, 2));
   std::vector<std::int64_t> wide(80);

@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "tools/report.h"
 
@@ -12,8 +16,11 @@ namespace {
 
 constexpr const char* kToy = R"({
   "name": "toy", "hidden": 24, "layers": 2, "dense_layers": 1,
-  "attention": {"heads": 2, "q_rank": 9, "kv_rank": 7, "nope_dim": 8, "rope_dim": 4, "v_dim": 6},
-  "moe": {"experts": 8, "shared_experts": 1, "top_k": 2, "ffn": 10, "dense_ffn": 20, "routed_scale": 2.5},
+  "norm_eps": 1e-6, "sandwich_norm": false,
+  "attention": {"heads": 2, "q_rank": 9, "kv_rank": 7, "nope_dim": 8, "rope_dim": 4, "v_dim": 6,
+                "rope_theta": 100, "rope_layout": "interleaved"},
+  "moe": {"experts": 8, "shared_experts": 1, "top_k": 2, "ffn": 10, "dense_ffn": 20, "score": "sigmoid",
+          "router_bias": true, "groups": 4, "top_groups": 2, "routed_scale": 2.5},
   "training": {"tensor_parallel": 1, "expert_shards": 2, "sequence": 19, "micro_batch": 2},
   "run": {"token_scale": 1, "head_scale": 1}
 })";
@@ -23,6 +30,19 @@ ScaledWorkload Toy() {
   const Status status = ParseWorkload(kToy, "toy", &workload);
   EXPECT_TRUE(status.ok()) << status.message();
   return Scale(workload, 1, 1);
+}
+
+// Other models' blocks: sandwich norm and halves turned; other scores, no bias, all experts in one group.
+std::vector<ScaledWorkload> Toys() {
+  std::vector<ScaledWorkload> toys(4, Toy());
+  toys[1].workload.sandwich_norm = true, toys[1].workload.attention.rope_layout = RopeLayout::kHalf;
+  toys[2].workload.moe.score = ScoreFunction::kSoftmax;
+  toys[3].workload.moe.score = ScoreFunction::kSqrtSoftplus;
+  for (ScaledWorkload* toy : {&toys[1], &toys[3]}) {
+    Workload::Moe& moe = toy->workload.moe;
+    moe.router_bias = false, moe.groups = 1, moe.top_groups = 1;
+  }
+  return toys;
 }
 
 constexpr Repetitions kTwice = {.least = 2, .most = 2, .seconds = 0};
@@ -139,6 +159,34 @@ TEST(TrialTest, EveryCaseNoticesOneWrongElementOfAnyOutput) {
   }
 }
 
+// And they are of all that a block is given: they fail where any of it counts for nothing in them.
+TEST(TrialTest, TheBlocksChecksNeedEveryInput) {
+  const std::vector<ScaledWorkload> toys = Toys();
+  for (const ScaledWorkload& toy : toys) {
+    SCOPED_TRACE("toy " + std::to_string(&toy - toys.data()));
+    for (const Case& c : MakeCases(toy, {Skew::kSkewed})) {
+      if (!c.name.ends_with("_block")) continue;
+      for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+        CaseTensors tensors(c, Inputs(toy, seed));
+        Trial trial;
+        ASSERT_TRUE(ComputeTrial(c, Host(), kTwice, &tensors, &trial).ok());
+        CheckTrial(c, 1e9, 1, &tensors, &trial);
+        EXPECT_TRUE(trial.problems.empty()) << c.name << " seed " << seed << ": " << trial.problems.front();
+        for (std::size_t i = 0; i < c.inputs.size() && seed == 1; ++i) {
+          SCOPED_TRACE(c.inputs[i].name);
+          OwnedTensor& input = tensors.inputs[i];
+          const std::vector<std::byte> saved(input.data(), input.data() + input.bytes());
+          std::fill_n(input.data(), input.bytes(), std::byte{0});
+          Trial wrong;
+          CheckTrial(c, 1e9, 1, &tensors, &wrong);
+          EXPECT_FALSE(wrong.problems.empty());
+          std::copy(saved.begin(), saved.end(), input.data());
+        }
+      }
+    }
+  }
+}
+
 TEST(TrialTest, SampledRowsAreSaid) {
   const ScaledWorkload toy = Toy();
   for (const Case& c : MakeCases(toy, {Skew::kSkewed})) {
@@ -149,7 +197,8 @@ TEST(TrialTest, SampledRowsAreSaid) {
     CheckTrial(c, 1, 1, &tensors, &trial);
     EXPECT_TRUE(trial.problems.empty());
     const bool experts = c.name.starts_with("expert");
-    EXPECT_EQ(trial.comparison.rows, experts ? 4 : 1) << "one at least, and of each expert";
+    const std::int64_t least = experts || c.name == "mla_block" ? 4 : 1;
+    EXPECT_EQ(trial.comparison.rows, least) << "one at least, and of each expert; a sequence's first few";
     EXPECT_GT(trial.comparison.all_rows, 4);
   }
 }

@@ -13,14 +13,16 @@ namespace {
 
 constexpr const char* kGood = R"({
   "name": "toy", "hidden": 64, "layers": 4, "dense_layers": 1,
-  "attention": {"heads": 8, "q_rank": 32, "kv_rank": 16, "nope_dim": 16, "rope_dim": 8, "v_dim": 24},
-  "moe": {"experts": 16, "shared_experts": 1, "top_k": 2, "ffn": 40, "dense_ffn": 96, "routed_scale": 2.5},
+  "norm_eps": 1e-5, "sandwich_norm": true,
+  "attention": {"heads": 8, "q_rank": 32, "kv_rank": 16, "nope_dim": 16, "rope_dim": 8, "v_dim": 24,
+                "rope_theta": 500, "rope_layout": "interleaved"},
+  "moe": {"experts": 16, "shared_experts": 1, "top_k": 2, "ffn": 40, "dense_ffn": 96, "score": "softmax",
+          "router_bias": true, "groups": 4, "top_groups": 2, "routed_scale": 2.5},
   "training": {"tensor_parallel": 2, "expert_shards": 4, "sequence": 100, "micro_batch": 3},
   "run": {"token_scale": 3, "head_scale": 2}
 })";
 
-std::string With(const std::string& from, const std::string& to) {
-  std::string text = kGood;
+std::string With(const std::string& from, const std::string& to, std::string text = kGood) {
   const std::size_t at = text.find(from);
   EXPECT_NE(at, std::string::npos) << from;
   return text.replace(at, from.size(), to);
@@ -43,16 +45,24 @@ TEST(WorkloadTest, ReadsEveryField) {
   EXPECT_EQ(w.hidden, 64);
   EXPECT_EQ(w.layers, 4);
   EXPECT_EQ(w.dense_layers, 1);
+  EXPECT_EQ(w.norm_eps, 1e-5);
+  EXPECT_TRUE(w.sandwich_norm);
   EXPECT_EQ(w.attention.heads, 8);
   EXPECT_EQ(w.attention.q_rank, 32);
   EXPECT_EQ(w.attention.kv_rank, 16);
   EXPECT_EQ(w.attention.qk_dim(), 24);
   EXPECT_EQ(w.attention.v_dim, 24);
+  EXPECT_EQ(w.attention.rope_theta, 500);
+  EXPECT_EQ(w.attention.rope_layout, RopeLayout::kInterleaved);
   EXPECT_EQ(w.moe.experts, 16);
   EXPECT_EQ(w.moe.shared_experts, 1);
   EXPECT_EQ(w.moe.top_k, 2);
   EXPECT_EQ(w.moe.ffn, 40);
   EXPECT_EQ(w.moe.dense_ffn, 96);
+  EXPECT_EQ(w.moe.score, ScoreFunction::kSoftmax);
+  EXPECT_TRUE(w.moe.router_bias);
+  EXPECT_EQ(w.moe.groups, 4);
+  EXPECT_EQ(w.moe.top_groups, 2);
   EXPECT_EQ(w.moe.routed_scale, 2.5);
   EXPECT_EQ(w.training.tensor_parallel, 2);
   EXPECT_EQ(w.training.expert_shards, 4);
@@ -60,6 +70,27 @@ TEST(WorkloadTest, ReadsEveryField) {
   EXPECT_EQ(w.training.micro_batch, 3);
   EXPECT_EQ(w.run.token_scale, 3);
   EXPECT_EQ(w.run.head_scale, 2);
+}
+
+TEST(WorkloadTest, NormsAnglesAndRouterMayBeLeftOut) {
+  std::string text = With(R"("norm_eps": 1e-5, "sandwich_norm": true,)", "");
+  text = With(R"(,
+                "rope_theta": 500, "rope_layout": "interleaved")",
+              "", text);
+  text = With(R"("score": "softmax",
+          "router_bias": true, "groups": 4, "top_groups": 2, )",
+              "", text);
+  Workload w;
+  const Status status = ParseWorkload(text, "toy.json", &w);
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(w.norm_eps, 1e-6);
+  EXPECT_FALSE(w.sandwich_norm);
+  EXPECT_EQ(w.attention.rope_theta, 10000);
+  EXPECT_EQ(w.attention.rope_layout, RopeLayout::kHalf);
+  EXPECT_EQ(w.moe.score, ScoreFunction::kSigmoid);
+  EXPECT_FALSE(w.moe.router_bias);
+  EXPECT_EQ(w.moe.groups, 1);
+  EXPECT_EQ(w.moe.top_groups, 1);
 }
 
 TEST(WorkloadTest, ErrorsNameFieldValueAndLimit) {
@@ -81,7 +112,7 @@ TEST(WorkloadTest, ErrorsNameFieldValueAndLimit) {
       {With(R"("hidden": 64,)", ""), "toy.json: hidden is missing"},
       {With(R"("hidden")", R"("hiden": 3, "hidden")"),
        "toy.json: hiden is not a known key; known are attention, dense_layers, hidden, layers, moe, name, "
-       "run, training; the nearest is hidden"},
+       "norm_eps, run, sandwich_norm, training; the nearest is hidden"},
       {With(R"("hidden")", R"("layers": 3, "hidden")"), "toy.json: has the key 'layers' twice in one object"},
       {With(R"("name": "toy")", R"("name": "")"), "toy.json: name is \"\", expected a text of 1 to 80 bytes"},
       {With(R"("name": "toy")", R"("name": 3)"), "toy.json: name is 3, expected a text of 1 to 80 bytes"},
@@ -91,8 +122,29 @@ TEST(WorkloadTest, ErrorsNameFieldValueAndLimit) {
        "toy.json: attention.heads is 7, expected a multiple of training.tensor_parallel, 2"},
       {With(R"("experts": 16)", R"("experts": 18)"),
        "toy.json: moe.experts is 18, expected a multiple of training.expert_shards, 4"},
-      {With(R"("top_k": 2)", R"("top_k": 17)"),
+      {With(R"("top_k": 2)", R"("top_k": 17)",
+            With(R"("groups": 4, "top_groups": 2)", R"("groups": 1, "top_groups": 1)")),
        "toy.json: moe.top_k is 17, expected at most moe.experts, 16"},
+      {With(R"("top_k": 2)", R"("top_k": 9)"),
+       "toy.json: moe.top_k is 9, expected at most the experts of moe.top_groups groups, 8"},
+      {With(R"("groups": 4)", R"("groups": 3)"),
+       "toy.json: moe.groups is 3, expected 1 or a divisor of moe.experts, 16, that leaves 2 or more to "
+       "each"},
+      {With(R"("groups": 4)", R"("groups": 16)"),
+       "toy.json: moe.groups is 16, expected 1 or a divisor of moe.experts, 16, that leaves 2 or more to "
+       "each"},
+      {With(R"("top_groups": 2)", R"("top_groups": 5)"),
+       "toy.json: moe.top_groups is 5, expected at most moe.groups, 4"},
+      {With(R"("score": "softmax")", R"("score": "relu")"),
+       "toy.json: moe.score is \"relu\", expected one of \"softmax\", \"sigmoid\", \"sqrt_softplus\""},
+      {With(R"("score": "softmax")", R"("score": 1)"),
+       "toy.json: moe.score is 1, expected one of \"softmax\", \"sigmoid\", \"sqrt_softplus\""},
+      {With(R"("router_bias": true)", R"("router_bias": 1)"),
+       "toy.json: moe.router_bias is 1, expected true or false"},
+      {With(R"("norm_eps": 1e-5)", R"("norm_eps": 0)"),
+       "toy.json: norm_eps is 0, expected a number above 0 and up to 1"},
+      {With(R"("rope_dim": 8)", R"("rope_dim": 7)"),
+       "toy.json: attention.rope_dim is 7, expected an even number"},
       {With(R"("dense_layers": 1)", R"("dense_layers": 5)"),
        "toy.json: dense_layers is 5, expected at most layers, 4"},
       {With(R"("routed_scale": 2.5)", R"("routed_scale": 0)"),
@@ -124,6 +176,8 @@ TEST(WorkloadTest, NamesAndPathsAreFound) {
     ASSERT_TRUE(status.ok()) << status.message();
     EXPECT_EQ(w.attention.qk_dim(), 192);
     EXPECT_EQ(w.moe.experts, 256);
+    EXPECT_EQ(w.moe.groups, name == std::string("deepseek_v3") ? 8 : 1);
+    EXPECT_EQ(w.sandwich_norm, name == std::string("pangu_ultra_moe"));
   }
   const std::string folder = ::testing::TempDir() + "cubist_workload_test";
   std::filesystem::create_directory(folder);

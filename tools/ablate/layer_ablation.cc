@@ -48,7 +48,9 @@ class Layer {
     From("attention", kAttention, FlashAttentionCase(s_.heads, s_.sequence, w.attention, true, false),
          batch());
     Residual(), Residual();
-    Kernel("route", {tokens, w.moe.experts, w.moe.top_k, Groups()});
+    // The shared expert's rows join the routed ones before the norm of both.
+    if (w.sandwich_norm && w.moe.shared_experts > 0) Residual();
+    Router();
     From("permute", kPermute, PermuteCase(tokens, w.hidden, w.moe.top_k, w.moe.experts));
     Experts("experts up", 2 * ffn, w.hidden);
     Kernel("swiglu", {rows, ffn});
@@ -85,10 +87,19 @@ class Layer {
   };
 
   int batch() const { return static_cast<int>(s_.batch); }
-  std::int64_t Groups() const { return s_.workload.moe.experts % 16 == 0 ? 8 : 1; }
   std::vector<std::int64_t> NormWidths() const {
     const Workload& w = s_.workload;
-    return {w.hidden, w.attention.q_rank, w.attention.kv_rank, w.hidden};
+    std::vector<std::int64_t> widths = {w.hidden, w.attention.q_rank, w.attention.kv_rank, w.hidden};
+    if (w.sandwich_norm) widths.insert(widths.end(), 2, w.hidden);
+    return widths;
+  }
+  RouteOptions RouterOptions() const {
+    const Workload::Moe& moe = s_.workload.moe;
+    return {.score = moe.score,
+            .renormalise = true,
+            .scale = static_cast<float>(moe.routed_scale),
+            .groups = moe.groups,
+            .top_groups = moe.top_groups};
   }
   // visit(name, n, k): the products of all tokens with weights (k, n).
   template <class Visit>
@@ -168,19 +179,36 @@ class Layer {
     });
   }
 
+  void Router() {
+    const Workload::Moe& moe = s_.workload.moe;
+    const std::int64_t tokens = s_.tokens(), experts = moe.experts, top_k = moe.top_k;
+    Fixed(fmt::format("route {} {} {} {}", tokens, experts, top_k, moe.groups),
+          [=, bias = moe.router_bias, options = RouterOptions()](const Device& device, Profile* profile) {
+            RouteArgs args;
+            args.logits = ConstTensor(nullptr, DType::kF32, {tokens, experts});
+            if (bias) args.bias = ConstTensor(nullptr, DType::kF32, {experts});
+            args.options = options;
+            args.weights = Tensor(nullptr, DType::kF32, {tokens, top_k});
+            args.ids = Tensor(nullptr, DType::kI32, {tokens, top_k});
+            args.scores = Tensor(nullptr, DType::kF32, {tokens, experts});
+            args.counts = Tensor(nullptr, DType::kI32, {experts});
+            return Route(device, args, profile);
+          });
+  }
+
   void RouterGradient() {
     const Workload::Moe& moe = s_.workload.moe;
     const std::int64_t tokens = s_.tokens(), experts = moe.experts, top_k = moe.top_k;
     auto ids = std::make_shared<std::vector<std::int32_t>>(static_cast<std::size_t>(tokens * top_k));
     for (std::size_t i = 0; i < ids->size(); ++i)
       (*ids)[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(i) % experts);
-    Fixed("route_grad", [=](const Device& device, Profile* profile) {
+    Fixed("route_grad", [=, options = RouterOptions()](const Device& device, Profile* profile) {
       RouteGradArgs args;
       args.d_weights = ConstTensor(nullptr, DType::kF32, {tokens, top_k});
       args.ids = ConstTensor(ids->data(), {tokens, top_k});
       args.scores = ConstTensor(nullptr, DType::kF32, {tokens, experts});
       args.d_logits = Tensor(nullptr, DType::kBF16, {tokens, experts});
-      args.options = {.score = ScoreFunction::kSigmoid, .renormalise = true};
+      args.options = options;
       return RouteGrad(device, args, profile);
     });
   }
