@@ -123,13 +123,14 @@ class _TokenPermute(torch.autograd.Function):
             **options,
         )
         ctx.save_for_backward(result.sorted_indices, result.row_tokens)
-        ctx.slots = {"rows": options.get("rows")}
+        # Without routes (K = 0) no slot tells how many tokens there are.
+        ctx.slots = {"rows": options.get("rows"), "num_tokens": tokens.shape[0]}
         if result.row_tokens is not None:  # Rows of padding have no slot.
-            ctx.slots |= {"capacity": options["capacity"], "num_tokens": tokens.shape[0]}
-            ctx.slots["num_experts"] = result.expert_counts.shape[0]
+            ctx.slots |= {"capacity": options["capacity"], "num_experts": result.expert_counts.shape[0]}
+        elif topk_ids is None:
+            ctx.slots |= {"routing_map": options["routing_map"], "top_k": options.get("top_k") or 0}
         else:
-            ctx.slots["routing_map"] = options.get("routing_map")
-            ctx.slots["top_k"] = options.get("top_k") or (topk_ids.shape[1] if topk_ids.dim() == 2 else 1)
+            ctx.slots["top_k"] = topk_ids.shape[1] if topk_ids.dim() == 2 else 1
         ctx.device = device
         indices = (result.sorted_indices, result.expert_counts, result.row_tokens)
         ctx.mark_non_differentiable(*(x for x in indices if x is not None))

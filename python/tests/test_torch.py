@@ -179,6 +179,18 @@ def test_permute_by_map_gradcheck():
     check(there_and_back, randn(4, 5), torch.rand(4, 3) + 0.5)
 
 
+@pytest.mark.parametrize("options", [{}, {"top_k": 0}])
+def test_permute_by_map_without_routes(options):
+    tokens, probs = randn(4, 5).requires_grad_(), torch.rand(4, 3).requires_grad_()
+    routing_map = torch.zeros(4, 3, dtype=torch.bool)
+    p = ct.token_permute(tokens, routing_map=routing_map, probs=probs, **options)
+    assert p.permuted.shape == (0, 5) and p.sorted_indices.shape == (0,) and p.permuted_probs.shape == (0,)
+    assert p.expert_counts.tolist() == [0, 0, 0]
+    (p.permuted.sum() + p.permuted_probs.sum()).backward()
+    torch.testing.assert_close(tokens.grad, torch.zeros(4, 5))
+    torch.testing.assert_close(probs.grad, torch.zeros(4, 3))
+
+
 def test_padding_by_tokens_gradcheck():
     """Rows beyond an expert's tokens are other tokens, which take part in the sums and in the gradients."""
     routing_map = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=torch.bool)
