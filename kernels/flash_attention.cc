@@ -52,6 +52,17 @@ Status Validate(const Device& device, const FlashAttentionArgs& args) {
   return x.CheckMemory(device.computes(), {}, {&out, &lse, &workspace});
 }
 
+// Whether v shows the first columns of k, as the latent of absorbed MLA does.
+bool ValuesAreKeys(const FlashAttentionArgs& args) {
+  const ConstTensor &k = args.k, &v = args.v;
+  if (v.data == nullptr || v.data != k.data || v.size(3) > k.size(3)) return false;
+  for (int d = 0; d < 4; ++d) {
+    if (d < 3 && v.size(d) != k.size(d)) return false;
+    if (v.size(d) > 1 && v.stride(d) != k.stride(d)) return false;
+  }
+  return true;
+}
+
 // With few query rows per head, the heads that share keys read them together, as rows of one matrix: so many.
 std::int64_t FoldOf(const FlashAttentionArgs& args) {
   constexpr std::int64_t kMostPositions = 16;
@@ -128,6 +139,7 @@ class ForwardCall {
     sequences_ =
         SequencesOf(args_.causal, args_.window, args_.prefix, args_.lengths, shape_.sq, shape_.skv, step_);
     SetSequences(chip, args_, sequences_, shape_);
+    shape_.v_in_k = chip.pipes_overlap && ValuesAreKeys(args_);  // A host's operands differ.
     if (forced != nullptr) {
       tiling_ = *forced;
     } else {

@@ -22,7 +22,8 @@ namespace cubist {
 //
 //   q       (B, Nq, Sq, Dqk)        fp32, bf16 or fp16; all inputs share it
 //   k       (B, Nkv, Skv, Dqk)      Nq is a multiple of Nkv
-//   v       (B, Nkv, Skv, Dv)       Dv may differ from Dqk
+//   v       (B, Nkv, Skv, Dv)       Dv may differ from Dqk. May be a view of k, its first columns (absorbed MLA): then an
+//                                   NPU has both from one tile, where at most 128 query rows share the keys.
 //   q_rope  (B, Nq, Sq, Dr)         optional, both or neither; never concatenated: the products add up in place
 //   k_rope  (B, Nkv or 1, Skv, Dr)  one head serves all where there is one
 //   bias    (B, Nq, Sq, Skv)        optional, fp32 or the input dtype; any of its sizes may be 1 and serves all. With

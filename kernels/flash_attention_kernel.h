@@ -40,9 +40,10 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
   Ring<Buffer::kL1, T> q_l1(core, "q_l1", t.m, s.d_qk, t.q_stages, Role::kAOnce);
   Ring<Buffer::kL1, T> q_rope_l1(core, "q_rope_l1", t.m, s.d_rope, t.q_stages, Role::kAOnce);
   const Role kv_role = t.kv_once ? Role::kBOnce : Role::kB;
-  Ring<Buffer::kL1, T> k_l1(core, "k_l1", s.d_qk, t.n, t.kv_stages, kv_role);
+  Ring<Buffer::kL1, T> k_l1(core, "k_l1", s.d_qk, t.n, t.k_stages(), kv_role,
+                            t.v_from_k ? Role::kBTransposed : Role::kRows);
   Ring<Buffer::kL1, T> k_rope_l1(core, "k_rope_l1", s.d_rope, t.n, t.kv_stages, kv_role);
-  Ring<Buffer::kL1, T> v_l1(core, "v_l1", t.n, s.d_v, t.kv_stages, kv_role);
+  Ring<Buffer::kL1, T> v_l1(core, "v_l1", t.v_from_k ? 0 : t.n, s.d_v, t.kv_stages, kv_role);
   Ring<Buffer::kL1, T> p_l1(core, "p_l1", t.m, t.n, t.hand_over_stages(), Role::kA);
   Ring<Buffer::kL0A, T> a_l0(core, "a_l0", t.m, t.k0, t.l0_stages, Role::kA);
   Ring<Buffer::kL0B, T> b_l0(core, "b_l0", t.k0, std::max(t.n, t.v_cols(s.d_v)), t.l0_stages, Role::kB);
@@ -55,17 +56,18 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
 
   struct Step : FlashAttentionStep {
     HandOverTile<float> s, pv;
-    L1Tile<T> p;
+    L1Tile<T> k, p;
     std::array<StepRows, kMaxVectorPerCube> kept;
   };
 
-  // acc (+)= a b, along k in steps of t.k0.
-  const auto multiply = [&](L0CTile<float> acc, L1Tile<T> a1, L1Tile<T> b1, Accumulate accumulate) {
+  // acc (+)= a op(b), along k in steps of t.k0.
+  const auto multiply = [&](L0CTile<float> acc, L1Tile<T> a1, L1Tile<T> b1, Accumulate accumulate,
+                            Transpose turn_b = Transpose::kNo) {
     for (const Range k0 : AtLeastOnce(Split(a1.cols(), t.k0))) {
       const L0ATile<T> a0 = a_l0.Next(a1.rows(), k0.size());
-      const L0BTile<T> b0 = b_l0.Next(k0.size(), b1.cols());
+      const L0BTile<T> b0 = b_l0.Next(k0.size(), acc.cols());
       core.Load(a0, a1.Cols(k0));
-      core.Load(b0, b1.Rows(k0));
+      core.Load(b0, turn_b == Transpose::kYes ? b1.Cols(k0) : b1.Rows(k0), turn_b);
       core.Mmad(acc, a0, b0, accumulate);
       accumulate = Accumulate::kYes;
     }
@@ -99,10 +101,10 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
       }
     }
     const Range rows = step.rows.From(step.task.q.begin);
-    const L1Tile<T> k1 = k_l1.Next(s.d_qk, step.kv.size());
-    LoadOperand(core, k1, g.KeysTransposed(packed, step.sequence, kv_head, step.kv));
+    step.k = k_l1.Next(s.d_qk, step.kv.size());
+    LoadOperand(core, step.k, g.KeysTransposed(packed, step.sequence, kv_head, step.kv));
     const L0CTile<float> scored = s_l0.Next(rows.size(), step.kv.size());
-    multiply(scored, q1.Rows(rows), k1, Accumulate::kNo);
+    multiply(scored, q1.Rows(rows), step.k, Accumulate::kNo);
     if (rope) {
       const std::int64_t rope_head = s.rope_heads == 1 ? 0 : kv_head;
       const L1Tile<T> k_rope1 = k_rope_l1.Next(s.d_rope, step.kv.size());
@@ -144,12 +146,19 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
 
   std::vector<FlashAttentionSchedule::Task> spoilt;  // Rows to walk again.
   const auto product = [&](Step& step) {
-    const L1Tile<T> v1 = v_l1.Next(step.kv.size(), s.d_v);
-    LoadOperand(core, v1, g.Values(packed, step.sequence, step.task.head / group, step.kv));
+    L1Tile<T> v1;
+    if (!t.v_from_k) {
+      v1 = v_l1.Next(step.kv.size(), s.d_v);
+      LoadOperand(core, v1, g.Values(packed, step.sequence, step.task.head / group, step.kv));
+    }
     step.pv = pv_sent.Next(step.rows.size(), s.d_v);
     for (const Range cols : v_cols) {
       const L0CTile<float> pv = pv_l0.Next(step.rows.size(), cols.size());
-      multiply(pv, step.p, v1.Cols(cols), Accumulate::kNo);
+      if (t.v_from_k) {
+        multiply(pv, step.p, step.k.Rows(cols), Accumulate::kNo, Transpose::kYes);
+      } else {
+        multiply(pv, step.p, v1.Cols(cols), Accumulate::kNo);
+      }
       core.Send(step.pv.Cols(cols), pv);
     }
   };

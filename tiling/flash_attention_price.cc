@@ -64,8 +64,8 @@ class Steps {
     step.products.Add(chip_, s_.in, 1, rows, s_.d_qk, n, t_.k0);
     step.products.Add(chip_, s_.in, 1, rows, s_.d_rope, n, t_.k0);
     for (const Range cols : outputs_at_once) step.products.Add(chip_, s_.in, 1, rows, n, cols.size(), t_.k0);
-    step.loads =
-        3 * chip_.path(load_path_).startup + D(n * (s_.d_qk + s_.d_rope + s_.d_v)) * bytes / load_rate_;
+    step.loads = (t_.v_from_k ? 2 : 3) * chip_.path(load_path_).startup +
+                 D(n * (s_.d_qk + s_.d_rope + (t_.v_from_k ? 0 : s_.d_v))) * bytes / load_rate_;
     step.softmax = SoftmaxCycles(chip_, s_, lane_rows, n);
     step.stores =
         PathCycles(chip_, Path::kL0CToGm, D(rows * (n + s_.d_v)) * 4, 1 + D(outputs_at_once.count()));

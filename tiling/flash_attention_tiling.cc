@@ -23,8 +23,9 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
   switch (buffer) {
     case Buffer::kL1:
       return slots(t.q_stages, s.in, t.m, s.d_qk) + slots(t.q_stages, s.in, t.m, s.d_rope) +
-             slots(t.kv_stages, s.in, s.d_qk, t.n) + slots(t.kv_stages, s.in, s.d_rope, t.n) +
-             slots(t.kv_stages, s.in, t.n, s.d_v) + slots(t.hand_over_stages(), s.in, t.m, t.n);
+             slots(t.k_stages(), s.in, s.d_qk, t.n) + slots(t.kv_stages, s.in, s.d_rope, t.n) +
+             (t.v_from_k ? 0 : slots(t.kv_stages, s.in, t.n, s.d_v)) +
+             slots(t.hand_over_stages(), s.in, t.m, t.n);
     case Buffer::kL0A:
       return slots(t.l0_stages, s.in, t.m, t.k0);
     case Buffer::kL0B:
@@ -177,8 +178,15 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
       std::reverse(steps.begin(), steps.end());
       for (const std::int64_t k0 : steps) {
         t.k0 = k0;
-        for (t.v_parts = 1; t.v_parts == 1 || s.d_v / t.v_parts >= kNarrowestPart; t.v_parts *= 2)
-          AddNpuTilings(t, &tilings);
+        for (t.v_parts = 1; t.v_parts == 1 || s.d_v / t.v_parts >= kNarrowestPart; t.v_parts *= 2) {
+          // Keys that many rows meet come from L2, and the room of two more of their tiles is worth more.
+          constexpr std::int64_t kMostRows = 128;
+          for (const bool v_from_k : {false, true}) {
+            if (v_from_k && (!s.v_in_k || s.sq > kMostRows)) break;
+            t.v_from_k = v_from_k;
+            AddNpuTilings(t, &tilings);
+          }
+        }
       }
     }
   }

@@ -31,6 +31,7 @@ struct FlashAttentionShape {
   bool rotate = false, bias = false, sinks = false;
   int soft_cap = 0;  // 0: none; 1: to the last place of the cap; 2: to that of the score.
   bool mask = false, alibi = false, dropout = false;
+  bool v_in_k = false;  // V is the first columns of K.
 
   // Whether keys may be hidden from rows that meet them.
   bool hides() const { return mask || band.bounded(); }
@@ -78,9 +79,10 @@ struct FlashAttentionTiling {
   int l0c_stages = 1;  // of the scores and of the product each: what is computed is sent on at once
   int s_stages = 1, ub_stages = 1;  // in UB: of the scores, and of all else
   std::int64_t kv_splits =
-      1;                 // Parts of the keys that cores walk side by side; their outputs are combined after.
-  bool pack_kv = false;  // K and V are packed once per KV head by a phase before.
-  bool kv_once = false;  // Their tiles serve few rows, and are read where they lie (Role::kBOnce).
+      1;                  // Parts of the keys that cores walk side by side; their outputs are combined after.
+  bool pack_kv = false;   // K and V are packed once per KV head by a phase before.
+  bool kv_once = false;   // Their tiles serve few rows, and are read where they lie (Role::kBOnce).
+  bool v_from_k = false;  // Where V is in K: its tiles are those of K, which stay in L1 for both products.
   // Each core meets the keys of as few KV heads as it can: those of one stay in a cache that cannot hold all. Else all
   // heads are walked side by side.
   bool by_head = false;
@@ -92,6 +94,8 @@ struct FlashAttentionTiling {
 
   // A tile that is made in one stage and used in the next outlives `depth` more of its kind.
   int hand_over_stages() const { return depth + 1; }
+  // Keys that are values, too, are used again two stages later.
+  int k_stages() const { return kv_stages + (v_from_k ? 2 * depth : 0); }
   // Row statistics live from softmax to rescale, 2 * depth steps later. A block of queries in its round r reads maxima
   // m[r], which stay until then, and writes m[r + 1]; those before and after it may be of one step each.
   int rounds_kept() const { return 2 * depth + 2; }
@@ -130,6 +134,7 @@ void VisitFields(const FlashAttentionShape& s, Visit&& visit) {
   visit({"rotate"}, s.rotate), visit({"bias"}, s.bias), visit({"soft_cap"}, s.soft_cap),
       visit({"sinks"}, s.sinks);
   visit({"mask"}, s.mask), visit({"alibi"}, s.alibi), visit({"dropout"}, s.dropout);
+  visit({"v_in_k"}, s.v_in_k);
 }
 
 template <class Tiling, class Visit>
@@ -145,6 +150,7 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionShape& s, Tiling& t, 
   visit({"key_step", 1, kLargest, n_step}, t.key_step);
   visit({"depth", 0, FlashAttentionTiling::kMaxDepth}, t.depth);
   visit({"q_stages", 1, 16}, t.q_stages), visit({"kv_stages", 1, 16}, t.kv_stages);
+  visit({"v_from_k", 0, chip.pipes_overlap && s.v_in_k ? 1 : 0}, t.v_from_k);
   visit({"l0_stages", 1, 16}, t.l0_stages), visit({"l0c_stages", 1, 16}, t.l0c_stages);
   visit({"s_stages", 1, 16}, t.s_stages), visit({"ub_stages", 1, 16}, t.ub_stages);
   visit({"kv_splits", 1, 4096}, t.kv_splits), visit({"pack_kv", 0, 1}, t.pack_kv);
@@ -153,7 +159,9 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionShape& s, Tiling& t, 
 }
 
 // What a tiling's price errs in with others: the blocks, and how stages overlap.
-inline auto FamilyOf(const FlashAttentionTiling& t) { return std::tuple(t.m, t.n, t.v_parts, t.depth); }
+inline auto FamilyOf(const FlashAttentionTiling& t) {
+  return std::tuple(t.m, t.n, t.v_parts, t.depth, t.v_from_k);
+}
 // How a family's tilings fill their buffers.
 inline auto WalkOf(const FlashAttentionTiling& t) {
   return std::tuple(t.kv_stages, t.l0_stages, t.s_stages, t.ub_stages);

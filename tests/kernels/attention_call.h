@@ -36,13 +36,14 @@ struct AttentionOptions {
   std::vector<std::int64_t> prefix = {};
   bool lse = true;
   bool shared_rope = false;  // One rope head of k serves all.
+  bool one_latent = false;   // v shows the first columns of k.
   std::optional<float> scale = {};
   Layout layout = {};
 
   std::string Name() const {
     return Join(NameOf(in), " to ", NameOf(out), " ", NameOfMask(causal), lse ? " lse" : "", WindowName(),
                 prefix.empty() ? "" : Join(" prefix ", prefix.front()), shared_rope ? " one rope head" : "",
-                scale ? Join(" scale ", *scale) : "");
+                one_latent ? " one latent" : "", scale ? Join(" scale ", *scale) : "");
   }
   std::string WindowName() const {
     if (!window) return "";
@@ -76,6 +77,7 @@ struct Call {
 
   FlashAttentionArgs args() {
     FlashAttentionArgs args{.q = q.view(), .k = k.view(), .v = v.view(), .out = out.view()};
+    if (options.one_latent) args.v = k.view(), args.v.sizes[3] = shape.dv;
     if (shape.dr > 0) args.q_rope = q_rope.view(), args.k_rope = k_rope.view();
     if (options.lse) args.lse = lse.view();
     args.scale = options.scale, args.causal = options.causal;

@@ -8,12 +8,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/flash_attention.h"
 #include "kernels/flash_attention_grad.h"
+#include "npu_model/sync/check.h"
+#include "npu_model/sync/plan.h"
+#include "npu_model/trace/record.h"
+#include "npu_model/tuning.h"
+#include "tests/kernels/attention_call.h"
 #include "tests/kernels/attention_features_call.h"
 #include "tests/kernels/kernel_test.h"
 #include "tests/support/matrix.h"
@@ -181,6 +187,69 @@ TEST(FlashAttentionDecodeTest, ColumnsThatAreApart) {
 }
 
 // Values of NaN behind masks, windows and ends of parts reach no row that does not see them.
+// Absorbed MLA: values are the first columns of the keys. An NPU has both from one tile, however deep its stages overlap.
+TEST(FlashAttentionDecodeTest, ValuesMayBeColumnsOfKeys) {
+  const AttentionShape shapes[] = {{1, 6, 1, 1, 700, 72, 0, 64},
+                                   {2, 4, 2, 3, 130, 48, 8, 48},
+                                   {1, 2, 1, 150, 150, 40, 16, 23},
+                                   {1, 3, 1, 5, 0, 24, 0, 16}};
+  std::size_t ways = 0;
+  for (const AttentionShape& shape : shapes) {
+    for (const DType in : kFloatTypes) {
+      for (const Causal causal : {Causal::kNone, Causal::kBottomRight}) {
+        Random random;
+        Call call(shape, {.in = in, .causal = causal, .shared_rope = true, .one_latent = true});
+        call.FillNormal(random);
+        SCOPED_TRACE(shape.Name() + " " + call.options.Name());
+        const Answer answer(call);
+        TilingChoice met;
+        auto listening = std::make_shared<Tuning>();
+        listening->on_choice = [&](const TilingChoice& choice) { met = choice; };
+        for (const Device& device : {Host(), Npu(Ascend910B2(), {.with_data = true, .tuning = listening})}) {
+          call.out.FillNaN(), call.lse.FillNaN();
+          ASSERT_TRUE(IsOk(FlashAttention(device, call.args())));
+          answer.Expect(call);
+        }
+        // Some of all ways, others in each turn.
+        constexpr std::size_t kWays = 6;
+        const std::size_t step = met.candidates.size() / kWays + 1;
+        for (std::size_t i = ++ways % step; i < met.candidates.size(); i += step) {
+          SCOPED_TRACE(met.candidates[i].tiling);
+          auto tuning = std::make_shared<Tuning>();
+          tuning->Set(met.kernel, met.chip, met.shape, met.candidates[i].tiling);
+          trace::Record record;
+          call.out.FillNaN(), call.lse.FillNaN();
+          const Device device = Npu(Ascend910B2(), {.with_data = true, .record = &record, .tuning = tuning});
+          ASSERT_TRUE(IsOk(FlashAttention(device, call.args())));
+          answer.Expect(call);
+          EXPECT_TRUE(sync::Check(record, sync::PlanFlags(record, sync::Policy::kMinimal)).findings.empty());
+        }
+      }
+    }
+  }
+}
+
+TEST(FlashAttentionDecodeTest, OneLatentIsReadOnce) {
+  static const char kKeys[1] = {}, kValues[1] = {};  // Nothing is read without data.
+  const auto profile = [](const void* values) {
+    FlashAttentionArgs args;
+    args.q = ConstTensor(nullptr, DType::kBF16, {1, 128, 1, 576});
+    args.k = ConstTensor(kKeys, DType::kBF16, {1, 1, 8192, 576});
+    args.v = ConstTensor(values, DType::kBF16, {1, 1, 8192, 512}, {8192 * 576, 8192 * 576, 576, 1});
+    args.out = Tensor(nullptr, DType::kBF16, {1, 128, 1, 512});
+    Profile of_call;
+    EXPECT_TRUE(IsOk(FlashAttention(NpuWithoutData(Ascend910B2()), args, &of_call)));
+    return of_call;
+  };
+  const Profile one = profile(kKeys), two = profile(kValues);
+  const auto keys = [](const Profile& p) {
+    return p.path_bytes[static_cast<std::size_t>(Path::kGmToL1Nd2Nz)];
+  };
+  EXPECT_GE(keys(one), 8192 * 576 * 2);
+  EXPECT_LE(keys(one), 0.65 * static_cast<double>(keys(two)));
+  EXPECT_LT(one.time_s, two.time_s);
+}
+
 TEST(FlashAttentionDecodeTest, HiddenValuesReachNoRow) {
   for (const Device& device : Both()) {
     for (const DType in : kFloatTypes) {
