@@ -63,7 +63,10 @@ struct MlaBlockGradArgs {
   MlaBlockGradients gradients = {};
 };
 
-// Errors name the argument, its value and the limit; no output is written then.
+// Arguments are checked before any kernel runs: an error names the argument, its value and the limit, and no output is
+// written then. A kernel may still fail for want of memory (kOutOfMemory) or of a chip's buffer (kUnsupported), or by a
+// tuning that its tiles do not allow. The block ends there, and what the state and the outputs hold is unspecified:
+// MlaBlockGrad writes its own kernel by kernel.
 CUBIST_EXPORT Status MlaBlock(const Device& device, const MlaBlockArgs& args, BlockState* state,
                               BlockProfile* profile = nullptr);
 CUBIST_EXPORT Status MlaBlockGrad(const Device& device, const MlaBlockGradArgs& args, BlockState* state,

@@ -327,6 +327,7 @@ Status Run(const Device& device, const TokenPermuteArgs& args, Profile* profile)
   shape.tokens = args.tokens.size(0), shape.hidden = args.tokens.size(1), shape.top_k = TopKOf(args);
   shape.experts = args.num_experts, shape.dtype = args.tokens.dtype,
   shape.wide_ids = !selects && ids.dtype == DType::kI64;
+  shape.drops = args.capacity > 0 && !keeps_highest;  // By probability, all are ranked without one first.
   TokenPermuteTiling tiling;
   CUBIST_RETURN_IF_ERROR(ChooseFor(device, kPermute, shape, &PermuteCandidates, &tiling));
   TokenRoutesTiling routes;

@@ -52,8 +52,8 @@ enum class CapacityKeeps : std::uint8_t { kFirst, kHighest };
 //
 // Movement only: rows arrive bit for bit, and rows of no slot are zero (padding, what -1 leaves over). Semantics of
 // aclnnMoeTokenPermute, its WithEp and WithRoutingMap forms, and aclnnMoeInitRoutingV2's drop and pad; note that
-// sorted_indices maps slot to row (the inverse of an argsort). T * K and all rows < 2^31, as int32 counts them. Any H, K,
-// num_experts >= 0. Outputs may not overlap anything.
+// sorted_indices maps slot to row (the inverse of an argsort). Int32 counts: num_experts, T * K, R and the end of `rows` are
+// below 2^31, with a capacity num_experts * capacity + T * K is. Any H, K, num_experts >= 0. Outputs may not overlap anything.
 struct TokenPermuteArgs {
   ConstTensor tokens;
   ConstTensor topk_ids = {};
@@ -102,8 +102,8 @@ struct TokenPermuteArgs {
 //
 // Semantics of aclnnMoeTokenUnpermute, its WithEp and WithRoutingMap forms (padded with row_tokens), and of
 // aclnnMoeFinalizeRoutingV2 (row-major indices, dropped slots without their bias); an empty range of rows is empty.
-// With ranges of rows on several ranks the residuals are one rank's to give. Any H, K >= 0. out may not overlap
-// anything.
+// With ranges of rows on several ranks the residuals are one rank's to give. Below 2^31 are T * K and the end of `rows`,
+// with row_tokens T * E and E * capacity; for the gradients too. Any H, K >= 0. out may not overlap anything.
 struct TokenUnpermuteArgs {
   ConstTensor permuted, sorted_indices = {};
   ConstTensor row_tokens = {};

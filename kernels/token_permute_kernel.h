@@ -80,20 +80,20 @@ void ForPiecesOf(Range chunk, const Tiling& t, std::int64_t top_k, Body body) {
   }
 }
 
-// What ids are counted and ranked with: tiles to sort them in, where the tiling says so, else none.
+// What ids are counted and ranked with: tiles to sort them in, where that is what is done, else none.
 template <VectorCore V>
 class SortScratch {
  public:
   // Of so many routes of a token.
-  SortScratch(V& core, const TokenPermuteTiling& t, std::int64_t routes, std::int64_t bins)
-      : places_ub_(core, "places_ub", t.sorts ? t.piece_tokens : 0, routes, 1),
-        values_ub_(core, "values_ub", t.sorts ? t.piece_tokens : 0, routes, 2),
-        count_ub_(core, "count_ub", t.sorts ? 2 : 0, std::max(routes, bins) + 1, 1),
-        at_ub_(core, "at_ub", t.sorts ? 1 : 0, bins + 1, 1),
-        keys_ub_(core, "keys_ub", t.sorts ? t.piece_tokens : 0, routes, 2),
-        bins_ub_(core, "bins_ub", t.sorts ? 1 : 0, bins + 1, 1),
-        runs_ub_(core, "runs_ub", t.sorts ? 1 : 0, bins + 1, 3) {
-    if (!t.sorts) return;
+  SortScratch(V& core, bool sorts, const TokenPermuteTiling& t, std::int64_t routes, std::int64_t bins)
+      : places_ub_(core, "places_ub", sorts ? t.piece_tokens : 0, routes, 1),
+        values_ub_(core, "values_ub", sorts ? t.piece_tokens : 0, routes, 2),
+        count_ub_(core, "count_ub", sorts ? 2 : 0, std::max(routes, bins) + 1, 1),
+        at_ub_(core, "at_ub", sorts ? 1 : 0, bins + 1, 1),
+        keys_ub_(core, "keys_ub", sorts ? t.piece_tokens : 0, routes, 2),
+        bins_ub_(core, "bins_ub", sorts ? 1 : 0, bins + 1, 1),
+        runs_ub_(core, "runs_ub", sorts ? 1 : 0, bins + 1, 3) {
+    if (!sorts) return;
     places_ = places_ub_.Next(t.piece_tokens, routes), bins_ = bins_ub_.Next(1, bins + 1);
     const std::int64_t most = std::max(routes, bins);
     const UbTile<std::int32_t> both = count_ub_.Next(2, most + 1), ones = both.Part({0, 1}, {0, most});
@@ -137,7 +137,7 @@ void CountKernel(V& core, const Gm& ids, const Gm& chunk_counts, const IdBins& b
   const std::int64_t routes = std::min(ids.cols, t.routes);
   IntTiles<V> id_tiles(core, ids, t.piece_tokens, routes, Role::kRelay);
   Ring<Buffer::kUB, std::int32_t> counts_ub(core, "counts_ub", 1, chunk_counts.cols, 2);
-  SortScratch<V> scratch(core, t, routes, chunk_counts.cols);
+  SortScratch<V> scratch(core, t.sorts, t, routes, chunk_counts.cols);
   const Split chunks(ids.rows, t.chunk_tokens);
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     const UbTile<std::int32_t> counts = counts_ub.Next(1, chunk_counts.cols);
@@ -302,7 +302,8 @@ void RankAndMoveKernel(V& core, const TokenPermuteOperands& g, const TokenPermut
       before_ub(core, "before_ub", 1, g.experts, 1), sizes_ub(core, "sizes_ub", 1, g.experts, 1),
       first_ub(core, "first_ub", 1, g.experts + 1, 1), next_ub(core, "next_ub", 1, g.experts, 1);
   Ring<Buffer::kUB, std::int32_t> ranks_ub(core, "ranks_ub", t.piece_tokens, routes, 2);
-  SortScratch<V> scratch(core, t, routes, g.experts);
+  // Only the table stops at a capacity.
+  SortScratch<V> scratch(core, t.sorts && g.capacity == 0, t, routes, g.experts);
 
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     const UbTile<std::int32_t> total = total_ub.Next(1, g.experts), before = before_ub.Next(1, g.experts);

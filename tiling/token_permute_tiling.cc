@@ -29,7 +29,7 @@ std::int64_t RoutesOf(const Shape& s, const Tiling& t) {
 }
 
 // Bytes of UB that the kernels' rings take; the rings are those of token_permute_kernel.h. Of the phases of permute the
-// last takes most, or the one that adds up counts.
+// last takes most, or the one that adds up counts, or the first where that alone sorts.
 std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling& t) {
   const std::int64_t at_once = RoutesOf(s, t);
   const std::int64_t ids = UbBytes(chip, DType::kI32, t.piece_tokens, at_once);
@@ -47,8 +47,10 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling
     const std::int64_t sort = t.sorts ? 5 * ids + UbBytes(chip, DType::kI32, 2, std::max(at_once, bins) + 1) +
                                             5 * UbBytes(chip, DType::kF32, 1, bins + 1)
                                       : 0;
-    return std::max(sum,
-                    2 * ids + wide_ids + counts + table + UbBytes(chip, DType::kI32, 1, bins) + sort + move);
+    const std::int64_t count = 2 * ids + wide_ids + 2 * UbBytes(chip, DType::kI32, 1, bins) + sort,
+                       rank = 2 * ids + wide_ids + counts + table + UbBytes(chip, DType::kI32, 1, bins) +
+                              (s.drops ? 0 : sort) + move;
+    return std::max({sum, count, rank});
   }
   const std::int64_t pass = 7 * ids + wide_ids + UbBytes(chip, DType::kI32, 1, at_once) +
                             UbBytes(chip, DType::kI32, 1, at_once + 1) + staging + table;
@@ -230,13 +232,14 @@ double SearchCycles(const ChipSpec& chip, std::int64_t routes, std::int64_t bins
 // phase numbers places and bins. Ranks are sorted back.
 double RankCycles(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling& t) {
   const auto d = [](std::int64_t value) { return static_cast<double>(value); };
-  if (!t.sorts) return 2 * d(t.chunk_tokens * s.top_k) * chip.scalar.update;
+  const double by_table = d(t.chunk_tokens * s.top_k) * chip.scalar.update;
+  if (!t.sorts) return 2 * by_table;
   const std::int64_t tokens = std::min(t.piece_tokens, t.chunk_tokens), routes = tokens * s.top_k;
   const double numbers =
       (BitWidth(std::max(RoutesOf(s, t), s.experts)) + BitWidth(tokens)) * chip.vector.head;
-  return 2 * numbers +
-         d(CeilDiv(t.chunk_tokens, t.piece_tokens)) *
-             (3 * SortCycles(chip, SortedRoutes(s, t)) + 2 * SearchCycles(chip, routes, s.experts));
+  const double pieces = d(CeilDiv(t.chunk_tokens, t.piece_tokens)),
+               sort = SortCycles(chip, SortedRoutes(s, t)), search = SearchCycles(chip, routes, s.experts);
+  return numbers + pieces * (sort + search) + (s.drops ? by_table : numbers + pieces * (2 * sort + search));
 }
 
 // Every tiling that is considered, whether it fits or not.

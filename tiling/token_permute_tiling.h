@@ -23,6 +23,7 @@ struct TokenPermuteShape {
   bool wide_ids = false;   // int64
   bool reads_ids = false;  // Of unpermute: the experts' ids as well, for their biases.
   bool gathers = false;    // Of permute's gradient: a value for every slot, before the rows of its token.
+  bool drops = false;      // Of permute: routes beyond a capacity, by position. A table ranks them all then.
 
   friend auto operator<=>(const TokenPermuteShape&, const TokenPermuteShape&) = default;
 };
@@ -59,7 +60,7 @@ struct TokenPermuteTiling {
   std::int64_t cols = 0;
   int row_stages = 2;
   bool sums_chunks = false;  // The counts of all chunks are added up in a phase of their own.
-  bool sorts = false;        // Ids are counted and ranked by sorting them, not in a table.
+  bool sorts = false;  // Ids are counted and, where none are dropped, ranked by sorting, not in a table.
 
   // Of a table, for that many experts.
   std::int64_t Bins(std::int64_t experts) const {
@@ -80,7 +81,7 @@ void VisitFields(const TokenPermuteShape& s, Visit&& visit) {
   visit({"experts"}, s.experts);
   visit({"dtype"}, s.dtype);
   visit({"wide_ids"}, s.wide_ids);
-  visit({"reads_ids"}, s.reads_ids), visit({"gathers"}, s.gathers);
+  visit({"reads_ids"}, s.reads_ids), visit({"gathers"}, s.gathers), visit({"drops"}, s.drops);
 }
 
 template <class Tiling, class Visit>

@@ -23,10 +23,19 @@ float Single(double value) { return static_cast<float>(value); }
 std::size_t Rows(const Instr& instr) { return static_cast<std::size_t>(instr.dims[0]); }
 std::size_t Cols(const Instr& instr) { return static_cast<std::size_t>(instr.dims[1]); }
 
+// NaN where either is.
+double MaxOrNan(double a, double b) { return std::isnan(a) || a > b ? a : b; }
+
 template <class F>
 Values Each(Values values, F&& f) {
   for (double& v : values) v = f(v);
   return values;
+}
+
+// As TopK counts it; a sort needs an order of all.
+Values NanAsLowest(Values values) {
+  return Each(std::move(values),
+              [](double v) { return std::isnan(v) ? -std::numeric_limits<double>::infinity() : v; });
 }
 
 template <class F>
@@ -56,7 +65,7 @@ double Binary(Op op, double a, double b) {
     case Op::kDiv:
       return x / y;
     default:
-      return x > y ? x : y;
+      return MaxOrNan(x, y);
   }
 }
 
@@ -178,7 +187,7 @@ Interpreter::Computed Interpreter::Elementwise(const Instr& instr) {
     case Op::kMulScalar:
       return Each(ReadUse(instr, 0), [&](double a) { return Single(a) * Single(number); });
     case Op::kMaxScalar:
-      return Each(ReadUse(instr, 0), [&](double a) { return a > number ? a : number; });
+      return Each(ReadUse(instr, 0), [&](double a) { return MaxOrNan(a, number); });
     case Op::kAddScalar:
       return Each(ReadUse(instr, 0), [&](double a) { return Single(a) + Single(number); });
     case Op::kAdd:
@@ -220,8 +229,7 @@ Interpreter::Computed Interpreter::Reduce(const Instr& instr) {
   const std::size_t cols = Cols(instr);
   switch (instr.op) {
     case Op::kRowMax:
-      return EachRow(instr, ReadUse(instr, 0), -std::numeric_limits<double>::infinity(),
-                     [](double max, double a) { return a > max ? a : max; });
+      return EachRow(instr, ReadUse(instr, 0), -std::numeric_limits<double>::infinity(), MaxOrNan);
     case Op::kRowSum:
       return EachRow(instr, ReadUse(instr, 0), 0,
                      [](double sum, double a) { return Single(sum) + Single(a); });
@@ -290,7 +298,7 @@ Interpreter::Computed Interpreter::Choose(const Instr& instr, Values* second) {
   const std::size_t rows = Rows(instr), cols = Cols(instr);
   switch (instr.op) {
     case Op::kTopK: {
-      const Values a = ReadUse(instr, 0);
+      const Values a = NanAsLowest(ReadUse(instr, 0));
       const auto kept = static_cast<std::size_t>(instr.dims[2]);
       Values values;
       for (std::size_t r = 0; r < rows; ++r) {
@@ -306,7 +314,7 @@ Interpreter::Computed Interpreter::Choose(const Instr& instr, Values* second) {
       return values;
     }
     case Op::kGroupTop: {
-      Values a = ReadUse(instr, 0);
+      Values a = NanAsLowest(ReadUse(instr, 0));
       const Operand& to = record_.operands[instr.uses[0].operand()];
       const std::size_t groups = static_cast<std::size_t>(to.col_end - to.col_begin), width = cols / groups;
       Values sums;

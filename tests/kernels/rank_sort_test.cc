@@ -60,6 +60,19 @@ std::vector<std::int32_t> StableRows(const std::vector<std::int32_t>& ids) {
   return rows;
 }
 
+// Likewise of experts with `capacity` rows each, which the first routes take.
+std::vector<std::int32_t> RowsWithin(const std::vector<std::int32_t>& ids, std::int64_t experts,
+                                     std::int64_t capacity) {
+  std::vector<std::int64_t> taken(static_cast<std::size_t>(experts));
+  std::vector<std::int32_t> rows;
+  for (const std::int32_t id : ids) {
+    const bool has_row = id >= 0 && taken[static_cast<std::size_t>(id)] < capacity;
+    rows.push_back(has_row ? static_cast<std::int32_t>(id * capacity + taken[static_cast<std::size_t>(id)]++)
+                           : -1);
+  }
+  return rows;
+}
+
 std::vector<std::int32_t> CountsOf(const std::vector<std::int32_t>& ids, std::int64_t experts) {
   std::vector<std::int32_t> counts(static_cast<std::size_t>(experts));
   for (const std::int32_t id : ids) {
@@ -153,13 +166,15 @@ TEST(RankSortTest, TheExpansionIsTheBody) {
 
 // A permute on a chip, by the tiling of its own choice with some fields set to others.
 struct Permute {
-  Permute(std::int64_t tokens, std::int64_t hidden, std::int64_t top_k, std::int64_t experts, bool skewed)
+  Permute(std::int64_t tokens, std::int64_t hidden, std::int64_t top_k, std::int64_t experts, bool skewed,
+          std::int64_t capacity = 0)
       : tokens(tokens),
         hidden(hidden),
         experts(experts),
+        capacity(capacity),
         ids(RandomIds(tokens, top_k, experts, skewed, skewed, 5)) {
     shape.tokens = tokens, shape.hidden = hidden, shape.top_k = top_k, shape.experts = experts;
-    shape.dtype = DType::kBF16;
+    shape.dtype = DType::kBF16, shape.drops = capacity > 0;
   }
   Status Run(const ChipSpec& chip, const std::string& fields, Profile* profile, trace::Record* record) {
     const std::int64_t slots = static_cast<std::int64_t>(ids.size());
@@ -168,7 +183,8 @@ struct Permute {
     rows.assign(ids.size(), -7), counts.assign(static_cast<std::size_t>(experts), -7);
     TokenPermuteArgs args;
     args.tokens = {nullptr, DType::kBF16, {tokens, hidden}};
-    args.permuted = {nullptr, DType::kBF16, {slots, hidden}};
+    args.capacity = capacity;
+    args.permuted = {nullptr, DType::kBF16, {capacity > 0 ? experts * capacity : slots, hidden}};
     args.topk_ids = {ids.data(), {tokens, shape.top_k}}, args.num_experts = experts;
     args.sorted_indices = {rows.data(), {slots}}, args.expert_counts = {counts.data(), {experts}};
     return TokenPermute(Npu(chip, {.with_data = false, .record = record, .tuning = tuning}), args, profile);
@@ -188,54 +204,97 @@ struct Permute {
     return found;
   }
 
-  std::int64_t tokens, hidden, experts;
+  std::int64_t tokens, hidden, experts, capacity;
   std::vector<std::int32_t> ids, rows, counts;
   TokenPermuteShape shape;
 };
 
-TEST(RankSortTest, RecordsOfBothRankAsAStableSort) {
-  for (const std::int64_t experts : {5, 64, 300}) {
-    for (const std::int64_t top_k : {1, 6, 8}) {
-      Permute call(333, 16, top_k, experts, experts == 64);
-      for (const char* fields : {"sorts=0", "sorts=1", "sorts=1,piece_tokens=3", "sorts=1,piece_tokens=64"}) {
-        trace::Record record;
-        ASSERT_TRUE(IsOk(call.Run(Ascend910B2(), std::string("chunk_tokens=90,") + fields, nullptr, &record)))
-            << fields;
-        ASSERT_EQ(trace::UnknownTo(record), nullptr);
-        const sync::CheckResult checked =
-            sync::Check(record, sync::PlanFlags(record, sync::Policy::kMinimal));
-        ASSERT_TRUE(checked.findings.empty()) << fields << " of " << experts;
-        for (const sync::Schedule schedule : {sync::Schedule::kProgramOrder, sync::Schedule::kLate}) {
-          const auto found = Permute::Executed(record, schedule);
-          ASSERT_EQ(found.at("sorted_indices"), StableRows(call.ids)) << fields << " of " << experts;
-          ASSERT_EQ(found.at("expert_counts"), CountsOf(call.ids, experts)) << fields << " of " << experts;
-        }
-      }
+void ExpectRecordsRank(Permute call, const std::vector<std::int32_t>& rows) {
+  for (const char* fields : {"sorts=0", "sorts=1", "sorts=1,piece_tokens=3", "sorts=1,piece_tokens=64"}) {
+    SCOPED_TRACE(std::string(fields) + " of " + ShapeText(call.shape));
+    trace::Record record;
+    ASSERT_TRUE(IsOk(call.Run(Ascend910B2(), std::string("chunk_tokens=90,") + fields, nullptr, &record)));
+    ASSERT_EQ(trace::UnknownTo(record), nullptr);
+    const sync::CheckResult checked = sync::Check(record, sync::PlanFlags(record, sync::Policy::kMinimal));
+    ASSERT_TRUE(checked.findings.empty());
+    for (const sync::Schedule schedule : {sync::Schedule::kProgramOrder, sync::Schedule::kLate}) {
+      const auto found = Permute::Executed(record, schedule);
+      ASSERT_EQ(found.at("sorted_indices"), rows);
+      ASSERT_EQ(found.at("expert_counts"), CountsOf(call.ids, call.experts));
     }
   }
 }
 
-// Whichever the chooser takes, the other one is not faster; and either is taken somewhere.
+TEST(RankSortTest, RecordsOfBothRankAsAStableSort) {
+  for (const std::int64_t experts : {5, 64, 300}) {
+    for (const std::int64_t top_k : {1, 6, 8}) {
+      const Permute call(333, 16, top_k, experts, experts == 64);
+      ExpectRecordsRank(call, StableRows(call.ids));
+    }
+  }
+}
+
+TEST(RankSortTest, RecordsOfBothKeepToACapacity) {
+  for (const std::int64_t experts : {5, 64}) {
+    const std::int64_t capacity = 300 * 6 / experts;
+    const Permute call(333, 16, 6, experts, /*skewed=*/true, capacity);
+    ExpectRecordsRank(call, RowsWithin(call.ids, experts, capacity));
+  }
+}
+
+// Whichever the chooser takes, the other one is not faster. Returns which it was, or -1 where it was neither.
+int ExpectCheaperByReplay(const ChipSpec& chip, Permute call) {
+  TokenPermuteTiling chosen;
+  EXPECT_TRUE(IsOk(Choose(chip, call.shape, &chosen)));
+  if (chosen.digit_bits != 0) return -1;
+  TokenPermuteTiling other = chosen;
+  other.sorts = !chosen.sorts;
+  if (Fits(chip, call.shape, other)) {
+    Profile mine, others;
+    EXPECT_TRUE(IsOk(call.Run(chip, TilingText(chip, call.shape, chosen), &mine, nullptr)));
+    EXPECT_TRUE(IsOk(call.Run(chip, TilingText(chip, call.shape, other), &others, nullptr)));
+    EXPECT_LE(mine.time_s, 1.005 * others.time_s)
+        << chip.name << ", " << ShapeText(call.shape) << ", capacity " << call.capacity << ", sorts "
+        << chosen.sorts;
+  }
+  return chosen.sorts ? 1 : 0;
+}
+
+// Either is taken somewhere.
 TEST(RankSortTest, TheChoiceIsTheCheaperByReplay) {
   std::array<int, 2> taken{};
   for (const ChipSpec* chip : {&Ascend910B2(), &Ascend910B3()}) {
     for (const std::int64_t experts : {16, 64, 256, 1024}) {
       for (const auto& [tokens, hidden] : {std::pair{4096, 64}, {4096, 7168}, {600, 2048}, {64, 7168}}) {
-        Permute call(tokens, hidden, 8, experts, /*skewed=*/false);
-        TokenPermuteTiling chosen;
-        ASSERT_TRUE(IsOk(Choose(*chip, call.shape, &chosen)));
-        if (chosen.digit_bits != 0) continue;
-        ++taken[chosen.sorts ? 1 : 0];
-        TokenPermuteTiling other = chosen;
-        other.sorts = !chosen.sorts;
-        if (!Fits(*chip, call.shape, other)) continue;
-        Profile mine, others;
-        ASSERT_TRUE(IsOk(call.Run(*chip, TilingText(*chip, call.shape, chosen), &mine, nullptr)));
-        ASSERT_TRUE(IsOk(call.Run(*chip, TilingText(*chip, call.shape, other), &others, nullptr)));
-        EXPECT_LE(mine.time_s, 1.005 * others.time_s)
-            << chip->name << ", " << tokens << " x " << hidden << ", " << experts << " experts, sorts "
-            << chosen.sorts;
+        const int sorts = ExpectCheaperByReplay(*chip, Permute(tokens, hidden, 8, experts, /*skewed=*/false));
+        if (sorts >= 0) ++taken[static_cast<std::size_t>(sorts)];
       }
+    }
+  }
+  EXPECT_GT(taken[0], 0);
+  EXPECT_GT(taken[1], 0);
+}
+
+// The choice is of the count alone. Of the last sizes, on the second chip, it is a sort, and a table were it of both phases.
+TEST(RankSortTest, WithACapacityTheChoiceIsTheCheaperByReplay) {
+  struct Sizes {
+    std::int64_t tokens, hidden, top_k, experts;
+  };
+  std::array<int, 2> taken{};
+  for (const auto& [tokens, hidden, top_k, experts] : {Sizes{1024, 64, 8, 64},
+                                                       {1024, 7168, 8, 64},
+                                                       {1024, 7168, 8, 256},
+                                                       {4096, 64, 8, 64},
+                                                       {4096, 64, 8, 256},
+                                                       {4096, 7168, 8, 256},
+                                                       {64, 7168, 8, 64},
+                                                       {64, 7168, 8, 256},
+                                                       {8192, 2048, 4, 2048}}) {
+    for (const ChipSpec* chip : {&Ascend910B2(), &Ascend910B4()}) {
+      const std::int64_t capacity = CeilDiv(tokens * top_k, experts);
+      Permute call(tokens, hidden, top_k, experts, /*skewed=*/false, capacity);
+      const int sorts = ExpectCheaperByReplay(*chip, call);
+      if (sorts >= 0) ++taken[static_cast<std::size_t>(sorts)];
     }
   }
   EXPECT_GT(taken[0], 0);

@@ -4,9 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +18,8 @@
 #include "kernels/token_permute.h"
 #include "kernels/token_permute_grad.h"
 #include "npu_model/chip_constants.h"
+#include "npu_model/core.h"
+#include "npu_model/launch.h"
 #include "npu_model/sync/check.h"
 #include "npu_model/sync/plan.h"
 #include "npu_model/sync/report.h"
@@ -140,6 +144,96 @@ TEST(ExecuteTest, TheRecordComputesWhatTheHostComputes) {
     const trace::Record record = RecordOf(call);
     ExpectWhatTheHostComputes(call, record, sync::PlanFlags(record, Policy::kMinimal));
   }
+}
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN(),
+                kInfinity = std::numeric_limits<float>::infinity();
+
+struct MaximaOperands {
+  Gm a, b;
+  Gm of_both, of_number, of_nan, of_rows, values, ids;
+};
+
+template <VectorCore V>
+void MaximaKernel(V& core, const MaximaOperands& g) {
+  const std::int64_t rows = g.a.rows, cols = g.a.cols, k = g.values.cols;
+  Ring<Buffer::kUB, float> in_ub(core, "in_ub", rows, cols, 2), out_ub(core, "out_ub", rows, cols, 3),
+      row_ub(core, "row_ub", rows, 1, 1), values_ub(core, "values_ub", rows, k, 1);
+  Ring<Buffer::kUB, std::int32_t> ids_ub(core, "ids_ub", rows, k, 1);
+  const UbTile<float> a = in_ub.Next(rows, cols), b = in_ub.Next(rows, cols), row = row_ub.Next(rows, 1),
+                      values = values_ub.Next(rows, k);
+  const UbTile<float> of_both = out_ub.Next(rows, cols), of_number = out_ub.Next(rows, cols),
+                      of_nan = out_ub.Next(rows, cols);
+  const UbTile<std::int32_t> ids = ids_ub.Next(rows, k);
+  core.Load(a, g.a), core.Load(b, g.b);
+  core.Max(of_both, a, b), core.Store(g.of_both, of_both);
+  core.MaxScalar(of_number, a, 0.5f), core.Store(g.of_number, of_number);
+  core.MaxScalar(of_nan, a, kNan), core.Store(g.of_nan, of_nan);
+  core.RowMax(row, a), core.Store(g.of_rows, row);
+  core.TopK(values, ids, a), core.Store(g.values, values), core.Store(g.ids, ids);
+}
+
+// Rows without NaN, with one first, within or last, with nothing else, and with -inf beside it.
+NamedCall MaximaCall() {
+  constexpr std::int64_t kRows = 6, kCols = 5, kKept = 3;
+  constexpr float kA[kRows][kCols] = {{1, -2, 0, 3, 0},
+                                      {kNan, 1, 2, -1, 0},
+                                      {1, 2, kNan, 0, kInfinity},
+                                      {4, 0, 1, 2, kNan},
+                                      {kNan, kNan, kNan, kNan, kNan},
+                                      {-kInfinity, kNan, -1, -kInfinity, kNan}};
+  NamedCall made{"maxima", KernelCall(/*with_data=*/true)};
+  KernelCall& call = made.call;
+  const auto input = [&](auto value_of) {
+    const ConstTensor x = call.Input(DType::kF32, {kRows, kCols});
+    for (std::int64_t e = 0; e < kRows * kCols; ++e)
+      static_cast<float*>(const_cast<void*>(x.data))[e] = value_of(e / kCols, e % kCols);
+    return x;
+  };
+  const ConstTensor a = input([&](std::int64_t i, std::int64_t j) { return kA[i][j]; }),
+                    b = input([](std::int64_t i, std::int64_t j) { return (i + j) % 4 == 1 ? kNan : 1.0f; });
+  std::vector<Tensor> out;
+  for (int n = 0; n < 3; ++n) out.push_back(call.Output(DType::kF32, {kRows, kCols}));
+  out.push_back(call.Output(DType::kF32, {kRows, 1}));
+  out.push_back(call.Output(DType::kF32, {kRows, kKept})),
+      out.push_back(call.Output(DType::kI32, {kRows, kKept}));
+  call.set_run([=](const Device& device, Profile* profile) {
+    Launch launch(device, "maxima");
+    MaximaOperands g;
+    g.a = MatrixOf(*launch.Input("a", a)), g.b = MatrixOf(*launch.Input("b", b));
+    Gm* const to[] = {&g.of_both, &g.of_number, &g.of_nan, &g.of_rows, &g.values, &g.ids};
+    for (std::size_t n = 0; n < out.size(); ++n) *to[n] = MatrixOf(*launch.Output("out", out[n]));
+    launch.OnVectorCores(1, [&](auto& core) { MaximaKernel(core, g); });
+    return launch.Finish(profile);
+  });
+  return made;
+}
+
+// NaN is what NUMERICS.md says in the host's bodies and in records: any maximum of it is NaN, and TopK takes it for -inf.
+TEST(ExecuteTest, MaximaOfNanAreThoseOfTheHost) {
+  const NamedCall made = MaximaCall();
+  const trace::Record record = RecordOf(made.call);
+  trace::GmImage gm = trace::InitialGm(record, 5);
+  ASSERT_TRUE(sync::Execute(record, sync::PlanFlags(record, Policy::kMinimal), Schedule::kLate, 3, &gm));
+  ASSERT_TRUE(made.call(Host()).ok());
+  const auto outputs = OutputsOf(made.call, record, gm);
+  ASSERT_EQ(outputs.size(), made.call.outputs().size());
+  std::int64_t nans = 0;
+  for (std::size_t o = 0; o < outputs.size(); ++o) {
+    const Tensor& host = made.call.outputs()[o];
+    for (std::int64_t e = 0; e < host.count(); ++e) {
+      SCOPED_TRACE(Join("output ", o, " element ", e));
+      if (!IsFloat(host.dtype)) {
+        EXPECT_EQ(LoadInt(outputs[o].data(), host.dtype, e), LoadInt(host.data, host.dtype, e));
+        continue;
+      }
+      const float got = LoadFloat(outputs[o].data(), host.dtype, e),
+                  want = LoadFloat(host.data, host.dtype, e);
+      EXPECT_TRUE(std::isnan(want) ? std::isnan(got) : got == want) << got << " and " << want;
+      nans += std::isnan(want) ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(nans, 15 + 10 + 30 + 5);  // Of both, of a number, of NaN, of rows.
 }
 
 // Rows divide among any number of Vector cores, of which some get none.
