@@ -457,6 +457,7 @@ typedef struct cubist_route_args {
   cubist_tensor logits, bias;
   cubist_tensor weights, ids, scores, counts, aux_loss, bad;
   const cubist_route_options* options; /* NULL: CUBIST_ROUTE_OPTIONS */
+  cubist_tensor valid;
 } cubist_route_args;
 #define CUBIST_ROUTE_ARGS CUBIST_INITIAL(cubist_route_args, )
 
@@ -468,6 +469,7 @@ typedef struct cubist_route_grad_args {
   cubist_tensor d_weights, ids, scores, counts, d_logits;
   float d_aux_loss;
   const cubist_route_options* options; /* NULL: CUBIST_ROUTE_OPTIONS */
+  cubist_tensor valid;
 } cubist_route_grad_args;
 #define CUBIST_ROUTE_GRAD_ARGS CUBIST_INITIAL(cubist_route_grad_args, )
 
@@ -534,6 +536,7 @@ typedef struct cubist_moe_block_args {
   cubist_tensor out, aux_loss;
   const cubist_route_options* route; /* NULL: CUBIST_ROUTE_OPTIONS */
   bool weighs_activation;
+  cubist_tensor valid;
 } cubist_moe_block_args;
 #define CUBIST_MOE_BLOCK_ARGS \
   CUBIST_INITIAL(cubist_moe_block_args, CUBIST_SET(top_k, 1) CUBIST_SET(eps, 1e-6f))

@@ -42,7 +42,8 @@ Status Validate(const Device& device, const MoeBlockArgs& args) {
       down{kBlock, "down", w.down};
   const Argument shared_gate_up{kBlock, "shared_gate_up", w.shared_gate_up},
       shared_down{kBlock, "shared_down", w.shared_down}, post_norm{kBlock, "post_norm", w.post_norm},
-      router_bias{kBlock, "router_bias", w.router_bias}, aux_loss{kBlock, "aux_loss", args.aux_loss};
+      router_bias{kBlock, "router_bias", w.router_bias}, aux_loss{kBlock, "aux_loss", args.aux_loss},
+      valid{kBlock, "valid", args.valid};
   CUBIST_RETURN_IF_ERROR(CheckShape(x, {{"T"}, {"H"}}));
   CUBIST_RETURN_IF_ERROR(CheckDType(x, kFloatTypes));
   const Dim h{"H, of x", args.x.size(1)};
@@ -77,11 +78,16 @@ Status Validate(const Device& device, const MoeBlockArgs& args) {
     CUBIST_RETURN_IF_ERROR(CheckShape(aux_loss, {{"one", 1}}));
     CUBIST_RETURN_IF_ERROR(CheckDType(aux_loss, {DType::kF32}));
   }
+  if (valid.tensor.given()) {
+    CUBIST_RETURN_IF_ERROR(CheckShape(valid, {{"T, of x", args.x.size(0)}}));
+    CUBIST_RETURN_IF_ERROR(CheckDType(valid, {DType::kBool}));
+  }
   for (const Argument* arg : {&out, &router, &gate_up, &down, &shared_gate_up, &shared_down}) {
     if (arg->tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {args.x.dtype}));
   }
   CUBIST_RETURN_IF_ERROR(CheckTensors(
-      device, {&x, &norm, &router, &router_bias, &gate_up, &down, &shared_gate_up, &shared_down, &post_norm},
+      device,
+      {&x, &norm, &router, &router_bias, &gate_up, &down, &shared_gate_up, &shared_down, &post_norm, &valid},
       {&out, &aux_loss}));
   return router_bias.tensor.given() && device.computes() ? CheckSelectionBias(router_bias) : Status();
 }
@@ -117,10 +123,11 @@ Status ValidateGrad(const Device& device, const MoeBlockGradArgs& args) {
   const Argument x{kBlock, "x", f.x}, of_norm{kBlock, "norm", w.norm}, of_router{kBlock, "router", w.router},
       of_gate_up{kBlock, "gate_up", w.gate_up}, of_down{kBlock, "down", w.down},
       of_shared_gate_up{kBlock, "shared_gate_up", w.shared_gate_up},
-      of_shared_down{kBlock, "shared_down", w.shared_down}, of_post_norm{kBlock, "post_norm", w.post_norm};
+      of_shared_down{kBlock, "shared_down", w.shared_down}, of_post_norm{kBlock, "post_norm", w.post_norm},
+      valid{kBlock, "valid", f.valid};
   return CheckTensors(device,
                       {&d_out, &x, &of_norm, &of_router, &of_gate_up, &of_down, &of_shared_gate_up,
-                       &of_shared_down, &of_post_norm},
+                       &of_shared_down, &of_post_norm, &valid},
                       {&d_x, &norm, &router, &gate_up, &down, &shared_gate_up, &shared_down, &post_norm});
 }
 
@@ -199,6 +206,7 @@ Status MoeBlock(const Device& device, const MoeBlockArgs& args, BlockState* stat
   steps.Run("route", &Route,
             RouteArgs{.logits = k.logits,
                       .bias = w.router_bias,
+                      .valid = args.valid,
                       .options = args.route,
                       .weights = k.weights,
                       .ids = WithoutData(device, k.ids),
@@ -342,6 +350,7 @@ Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockSta
                           .ids = k.ids,
                           .scores = k.scores,
                           .counts = k.counts,
+                          .valid = f.valid,
                           .options = f.route,
                           .d_aux_loss = args.d_aux_loss,
                           .d_logits = d_logits});

@@ -34,11 +34,15 @@ struct MoeBlockGradients {
 // With weighs_activation the weight of a route moves forward, through the down projection, which is linear:
 //   down_e(weight * SwiGlu(..)), the product inside SwiGlu in fp32
 // so that rows come back with a plain sum, and the backward pass reads F numbers per route for its weight in place of H.
+// A token that is not valid is as one whose routes were all dropped: no expert has a row of it, y is what the shared expert
+// makes of it, or 0, and it is no part of aux_loss. Its x may be NaN, which stays in its row of out; not for gradients.
+// Nothing of its d_out reaches experts and router; the shared expert and the norms have their gradients of it.
 // x, out (T, H), the dtype of the weights. Nothing waits for a count: the router's counts stay where the grouped products
 // read them. Intermediate results are rounded to the dtype; router logits, weights and scores stay fp32.
 struct MoeBlockArgs {
   ConstTensor x;
   MoeBlockWeights weights;
+  ConstTensor valid = {};  // (T), bool or uint8, optional: the tokens that are routed; see Route
   RouteOptions route = {};
   std::int64_t top_k = 1;
   float eps = 1e-6f;
@@ -56,9 +60,10 @@ struct MoeBlockGradArgs {
   MoeBlockGradients gradients = {};
 };
 
-// Errors name the argument, its value and the limit; no output is written then. On an Npu device without data MoeBlock
-// takes the routes of the state's last call on one that computes, and its tensors may be without data; MoeBlockGrad needs
-// data.
+// Errors name the argument, its value and the limit. Arguments are checked before any kernel runs, and no output is written
+// then. A kernel that fails later (memory, a buffer of a chip, a tuning that does not fit) ends the block: what the state and
+// the outputs hold is then unspecified. On an Npu device without data MoeBlock takes the routes of the state's last call on
+// one that computes, and its tensors may be without data; MoeBlockGrad needs data.
 CUBIST_EXPORT Status MoeBlock(const Device& device, const MoeBlockArgs& args, BlockState* state,
                               BlockProfile* profile = nullptr);
 CUBIST_EXPORT Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockState* state,

@@ -36,13 +36,16 @@ bool IsWithin(const ConstTensor& x, std::int64_t row, float limit) {
   });
 }
 
-// Logits that are NaN or beyond the limit, as an error that names the first and counts them.
-Status CheckLogits(const Argument& logits, float limit) {
+// Logits of valid tokens that are NaN or beyond the limit, as an error that names the first and counts them.
+Status CheckLogits(const Argument& logits, const ConstTensor& valid, float limit) {
   const ConstTensor& x = logits.tensor;
+  const auto left_out = [&](std::int64_t t) {
+    return valid.given() && static_cast<const std::uint8_t*>(valid.data)[t * valid.stride(0)] == 0;
+  };
   std::int64_t bad = 0;
   std::string first;
   for (std::int64_t t = 0; t < x.size(0); ++t) {
-    if (IsWithin(x, t, limit)) continue;
+    if (left_out(t) || IsWithin(x, t, limit)) continue;
     for (std::int64_t e = 0; e < x.size(1); ++e) {
       const float value = LoadFloat(x.data, x.dtype, t * x.stride(0) + e * x.stride(1));
       if (std::abs(value) <= limit || ++bad > 1) continue;
@@ -66,6 +69,7 @@ Status Validate(const Device& device, const RouteArgs& args) {
   const Argument weights{kRoute, "weights", args.weights}, ids{kRoute, "ids", args.ids};
   const Argument scores{kRoute, "scores", args.scores}, counts{kRoute, "counts", args.counts};
   const Argument aux_loss{kRoute, "aux_loss", args.aux_loss}, bad{kRoute, "bad", args.bad};
+  const Argument valid{kRoute, "valid", args.valid};
   CUBIST_RETURN_IF_ERROR(CheckShape(logits, {{"T"}, {"E"}}));
   CUBIST_RETURN_IF_ERROR(CheckDType(logits, kFloatTypes));
   const Dim t{"T, of logits", args.logits.size(0)}, e{"E, of logits", args.logits.size(1)};
@@ -74,6 +78,7 @@ Status Validate(const Device& device, const RouteArgs& args) {
   CUBIST_RETURN_IF_ERROR(CheckShape(ids, {t, {"K, of weights", args.weights.size(1)}}));
   CUBIST_RETURN_IF_ERROR(CheckDType(ids, {DType::kI32}));
   CUBIST_RETURN_IF_ERROR(CheckIfGiven(bias, {e}, kFloatTypes));
+  CUBIST_RETURN_IF_ERROR(CheckIfGiven(valid, {t}, {DType::kBool}));
   CUBIST_RETURN_IF_ERROR(CheckIfGiven(scores, {t, e}, {DType::kF32}));
   CUBIST_RETURN_IF_ERROR(CheckIfGiven(counts, {e}, {DType::kI32}));
   CUBIST_RETURN_IF_ERROR(CheckIfGiven(aux_loss, {{"1", 1}}, {DType::kF32}));
@@ -82,16 +87,16 @@ Status Validate(const Device& device, const RouteArgs& args) {
   CUBIST_RETURN_IF_ERROR(
       CheckRouteOptions(kRoute, args.options, args.logits.size(1), args.weights.size(1), /*backward=*/false));
   CUBIST_RETURN_IF_ERROR(
-      CheckTensors(device, {&logits, &bias}, {&weights, &ids, &scores, &counts, &aux_loss, &bad}));
+      CheckTensors(device, {&logits, &bias, &valid}, {&weights, &ids, &scores, &counts, &aux_loss, &bad}));
   if (bias.tensor.given() && device.computes()) CUBIST_RETURN_IF_ERROR(CheckSelectionBias(bias));
   const bool strict = args.options.bad_logits == BadLogits::kError && device.computes();
-  return strict ? CheckLogits(logits, args.options.limit) : Status();
+  return strict ? CheckLogits(logits, args.valid, args.options.limit) : Status();
 }
 
 Status Validate(const Device& device, const RouteGradArgs& args) {
   const Argument d_weights{kGrad, "d_weights", args.d_weights}, ids{kGrad, "ids", args.ids};
   const Argument scores{kGrad, "scores", args.scores}, counts{kGrad, "counts", args.counts};
-  const Argument d_logits{kGrad, "d_logits", args.d_logits};
+  const Argument d_logits{kGrad, "d_logits", args.d_logits}, valid{kGrad, "valid", args.valid};
   CUBIST_RETURN_IF_ERROR(CheckShape(scores, {{"T"}, {"E"}}));
   CUBIST_RETURN_IF_ERROR(CheckDType(scores, {DType::kF32}));
   const Dim t{"T, of scores", args.scores.size(0)}, e{"E, of scores", args.scores.size(1)};
@@ -102,13 +107,14 @@ Status Validate(const Device& device, const RouteGradArgs& args) {
   CUBIST_RETURN_IF_ERROR(CheckShape(d_logits, {t, e}));
   CUBIST_RETURN_IF_ERROR(CheckDType(d_logits, kFloatTypes));
   CUBIST_RETURN_IF_ERROR(CheckIfGiven(counts, {e}, {DType::kI32}));
+  CUBIST_RETURN_IF_ERROR(CheckIfGiven(valid, {t}, {DType::kBool}));
   if (!std::isfinite(args.d_aux_loss))
     return OptionError(kGrad, "d_aux_loss", args.d_aux_loss, "a finite value");
   if (args.d_aux_loss != 0 && !counts.tensor.given())
     return counts.Error("is not given, and d_aux_loss is not 0");
   CUBIST_RETURN_IF_ERROR(
       CheckRouteOptions(kGrad, args.options, args.scores.size(1), args.ids.size(1), /*backward=*/true));
-  CUBIST_RETURN_IF_ERROR(CheckTensors(device, {&d_weights, &scores, &counts, &ids}, {&d_logits}));
+  CUBIST_RETURN_IF_ERROR(CheckTensors(device, {&d_weights, &scores, &counts, &ids, &valid}, {&d_logits}));
   CUBIST_RETURN_IF_ERROR(CheckStorage(ids, /*needs_data=*/true));
   const std::int64_t experts = args.scores.size(1);
   for (std::int64_t i = 0; i < args.ids.size(0); ++i) {
@@ -131,17 +137,22 @@ bool LeavesOut(const ConstTensor& bias) {
   return false;
 }
 
-// The factor of aux_loss's sum; see RouteOptions.
-float AuxFactor(const RouteOptions& o, std::int64_t tokens, std::int64_t experts, std::int64_t top_k) {
-  if (tokens == 0) return 0;
-  const auto t = static_cast<double>(tokens);
-  return static_cast<float>(static_cast<double>(o.aux_coefficient) * static_cast<double>(experts) /
-                            (static_cast<double>(top_k) * t * t));
+// What the loss's sum over the experts is multiplied by, and `times`.
+LossFactor FactorOf(const ChipSpec& chip, const RouteOptions& o, float times, std::int64_t tokens,
+                    std::int64_t experts, std::int64_t top_k, const GmTensor* valid) {
+  constexpr std::int64_t kQuarter = 4, kBytes = 6;  // Two flags and a number.
+  const std::int64_t fit = chip.buffer(Buffer::kUB).capacity / kQuarter / kBytes / kBlockBytes * kBlockBytes;
+  return {.of = static_cast<float>(static_cast<double>(times) * static_cast<double>(o.aux_coefficient) *
+                                   static_cast<double>(experts) / static_cast<double>(top_k)),
+          .all = tokens,
+          .valid = valid,
+          .tokens = std::clamp(std::min(tokens, fit), kBlockBytes, kCountedTokens)};
 }
 
-// Of RouteTotalsKernel: seven tiles of them, beside two of one number, fit.
-std::int64_t SummedExperts(const ChipSpec& chip, std::int64_t experts) {
-  const std::int64_t blocks = chip.buffer(Buffer::kUB).capacity / kBlockBytes - 2;
+// Of RouteTotalsKernel: seven tiles of them fit, beside two of one number and what counts valid tokens.
+std::int64_t SummedExperts(const ChipSpec& chip, std::int64_t experts, const LossFactor& factor) {
+  std::int64_t blocks = chip.buffer(Buffer::kUB).capacity / kBlockBytes - 2;
+  if (factor.valid != nullptr) blocks -= 6 * CeilDiv(factor.tokens, kBlockBytes) + 2;
   return std::min({experts, kSummedExperts, std::max<std::int64_t>(blocks / 7, 1) * kBlockBytes / 4});
 }
 
@@ -150,6 +161,9 @@ RouteFunction ForwardOf(const RouteWeighting& weighting) {
       [&weighting](std::span<const std::int32_t> ids, std::span<const float> scores, std::span<const float>,
                    std::span<float> weights) { weighting.forward(ids, scores, weights); };
 }
+
+// Of ValidRows.
+int ColumnsOf(const ConstTensor& valid) { return valid.given() ? 4 : 0; }
 
 // The rings of route_kernel.h.
 RowwiseShape ShapeOf(const RouteArgs& args) {
@@ -160,7 +174,7 @@ RowwiseShape ShapeOf(const RouteArgs& args) {
           .loads = 1,
           .scratch = 2,
           .row_vectors = o.expert_dropout > 0 ? 5 : 3,
-          .column_vectors = 3,
+          .column_vectors = 3 + ColumnsOf(args.valid),
           .side_tiles = 8,
           .side_cols = std::max(args.weights.size(1), o.groups),
           .vector_passes = 20,
@@ -174,7 +188,7 @@ RowwiseShape ShapeOf(const RouteGradArgs& args) {
           .loads = 2,
           .scratch = 2,
           .row_vectors = 2,
-          .column_vectors = 2,
+          .column_vectors = args.valid.given() ? 3 : 2,  // A factor, of one row.
           .side_tiles = 6,
           .side_cols = args.ids.size(1),
           .vector_passes = 12,
@@ -189,7 +203,7 @@ RowwiseShape PartsOf(const RouteArgs& args) {
   RowwiseShape s = ShapeOf(args);
   s.scratch = grouped ? 3 : 2;
   s.row_vectors = o.expert_dropout > 0 ? 7 : 5;
-  s.column_vectors = 10;
+  s.column_vectors = 10 + ColumnsOf(args.valid);
   s.side_tiles = grouped ? 3 : 2, s.side_cols = std::max(args.weights.size(1), grouped ? o.top_groups : 0);
   s.vector_passes = 40;
   s.kept = {args.weights.size(1), grouped ? o.top_groups : 0, grouped ? o.group_top : 0};
@@ -198,7 +212,7 @@ RowwiseShape PartsOf(const RouteArgs& args) {
 }
 RowwiseShape PartsOf(const RouteGradArgs& args) {
   RowwiseShape s = ShapeOf(args);
-  s.column_vectors = 6;
+  s.column_vectors = args.valid.given() ? 7 : 6;
   s.side_tiles = 5;
   s.vector_passes = 30;
   s.uncut_rows = false, s.cut_rows = true;
@@ -291,6 +305,7 @@ Status Route(const Device& device, const RouteArgs& args, Profile* profile) try 
   RouteOperands g;
   g.logits = MatrixOf(*launch.Input("logits", args.logits));
   g.bias = launch.Input("bias", args.bias);
+  g.valid = launch.Input("valid", AsColumn(args.valid));
   g.weights = MatrixOf(*launch.Output("weights", args.weights));
   g.ids = MatrixOf(*launch.Output("ids", args.ids));
   g.scores = launch.Output("scores", args.scores);
@@ -319,8 +334,10 @@ Status Route(const Device& device, const RouteArgs& args, Profile* profile) try 
   }
   if (counts != nullptr) {
     RouteTotals totals{g.chunk_counts, g.chunk_shares, MatrixOf(*counts), aux_loss};
-    totals.factor = AuxFactor(o, args.logits.size(0), experts, args.weights.size(1));
-    totals.experts = SummedExperts(launch.chip(), experts);
+    totals.factor =
+        FactorOf(launch.chip(), o, 1, args.logits.size(0), experts, args.weights.size(1), g.valid);
+    if (aux_loss == nullptr) totals.factor.valid = nullptr;
+    totals.experts = SummedExperts(launch.chip(), experts, totals.factor);
     launch.OnVectorCores(1, [&](auto& core) { RouteTotalsKernel(core, totals); });
   }
   return launch.Finish(profile);
@@ -338,11 +355,22 @@ Status RouteGrad(const Device& device, const RouteGradArgs& args, Profile* profi
   g.d_weights = MatrixOf(*launch.Input("d_weights", args.d_weights));
   g.ids = MatrixOf(*launch.Input("ids", args.ids));
   g.scores = MatrixOf(*launch.Input("scores", args.scores));
-  if (args.d_aux_loss != 0) g.counts = launch.Input("counts", args.counts);
+  const GmTensor* valid = nullptr;
+  if (args.d_aux_loss != 0) {
+    g.counts = launch.Input("counts", args.counts);
+    valid = launch.Input("valid", AsColumn(args.valid));
+  }
   g.d_logits = MatrixOf(*launch.Output("d_logits", args.d_logits));
   g.score = o.score, g.renormalise = o.renormalise;
   g.eps = o.eps, g.scale = o.scale, g.temperature = o.temperature;
-  g.aux_factor = args.d_aux_loss * AuxFactor(o, args.scores.size(0), args.scores.size(1), args.ids.size(1));
+  const LossFactor factor = FactorOf(launch.chip(), o, args.d_aux_loss, args.scores.size(0),
+                                     args.scores.size(1), args.ids.size(1), valid);
+  if (valid == nullptr) {
+    g.aux_factor = factor.OfAll();
+  } else {
+    g.loss_factor = launch.Workspace("loss_factor", DType::kF32, {1, 1});
+    launch.OnVectorCores(1, [&](auto& core) { LossFactorKernel(core, factor, MatrixOf(*g.loss_factor)); });
+  }
   const RouteFunction weighting = ForwardOf(o.weighting);
   if (o.weighting.given()) g.weighting = &weighting, g.weighting_grad = &o.weighting.backward;
   if (tiling.cols < args.scores.size(1)) {

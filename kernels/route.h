@@ -62,8 +62,10 @@ struct RouteOptions {
   BadLogits bad_logits = BadLogits::kError;
   float limit = std::numeric_limits<float>::max();
   // Load-balance loss (Fedus, Zoph and Shazeer, Switch Transformers, 2021), with S the sum of a token's scores, 2^-126 at
-  // least (sigmoid and sqrt-softplus of logits far below 0 are 0, and so are their shares then):
-  //   aux_loss = aux_coefficient * E / (K * T) * sum over e of counts(e) * mean over t of scores(t, e) / S(t)
+  // least (sigmoid and sqrt-softplus of logits far below 0 are 0, and so are their shares then), and V the number of
+  // valid tokens, T without a mask:
+  //   aux_loss = aux_coefficient * E / (K * V) * sum over e of counts(e) * sum over valid t of scores(t, e) / S(t) / V
+  // It is 0 where V is.
   float aux_coefficient = 0;
   RouteWeighting weighting = {};
 };
@@ -74,6 +76,10 @@ struct RouteOptions {
 //
 //   logits   (T, E)   fp32, bf16 or fp16
 //   bias     (E)      optional, any float dtype: finite, or -inf for an expert that is left out as by expert_dropout
+//   valid    (T)      optional, bool or uint8: a token that is not valid (padding) is routed nowhere. Whatever its logits
+//                     are, NaN too, its ids are -1, its weights, scores and bad are 0, and it counts neither in counts nor
+//                     in aux_loss. The other tokens' results are those without a mask, bit for bit, their random numbers
+//                     too.
 //   weights  (T, K)   any float dtype
 //   ids      (T, K)   int32; distinct in a row, -1 where dropped
 //   scores   (T, E)   optional, fp32: n, which the gradient needs
@@ -87,6 +93,7 @@ struct RouteOptions {
 struct RouteArgs {
   ConstTensor logits;
   ConstTensor bias = {};
+  ConstTensor valid = {};
   RouteOptions options = {};
   Tensor weights, ids;
   Tensor scores = {}, counts = {}, aux_loss = {}, bad = {};
@@ -98,10 +105,13 @@ struct RouteArgs {
 //   d_weights (T, K)  any float dtype
 //   ids, scores       of the forward call, with its options
 //   counts    (E)     of the forward call; needed where d_aux_loss is not 0
+//   valid     (T)     of the forward call; needed where d_aux_loss is not 0, of whose mean it tells the number of tokens.
+//                     That a token is not valid is in its ids and scores: its d_logits are 0 with `valid` and without
 //   d_logits  (T, E)  fp32, bf16 or fp16
 struct RouteGradArgs {
   ConstTensor d_weights, ids, scores;
   ConstTensor counts = {};
+  ConstTensor valid = {};
   RouteOptions options = {};
   float d_aux_loss = 0;
   Tensor d_logits;

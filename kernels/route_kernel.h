@@ -17,6 +17,7 @@ namespace cubist {
 struct RouteOperands {
   Gm logits, weights, ids;           // (T, E), (T, K), (T, K)
   const GmTensor* bias = nullptr;    // (E)
+  const GmTensor* valid = nullptr;   // (T, 1)
   const GmTensor* scores = nullptr;  // (T, E)
   const GmTensor* bad = nullptr;     // (T, 1)
   Gm chunk_counts, chunk_shares;     // Workspaces (chunks, E); no columns where not wanted.
@@ -61,11 +62,63 @@ void DropExperts(V& core, const RouteOperands& g, std::int64_t first, UbTile<flo
 // Experts that are left out are chosen by this or less, others by more: by -inf, or by the lowest number where experts pass
 // part by part.
 inline constexpr float kLeftOut = std::numeric_limits<float>::lowest();
+
+// Tokens of a tile that are left out, where there is a mask: their logits count as 0, so that whatever they were their
+// scores are numbers, and these become 0. Of such rows all that follows is 0: what is selected from them, their shares of
+// the loss, and what the gradient makes of them.
+template <VectorCore V>
+class ValidRows {
+ public:
+  ValidRows(V& core, const GmTensor* valid, const RowwiseTiling& t)
+      : core_(core),
+        valid_(valid),
+        flags_ub_(core, "flags_ub", t.rows, given() ? 1 : 0, t.stages),
+        counts_ub_(core, "valid_ub", t.rows, given() ? 1 : 0, 1),
+        factors_ub_(core, "factors_ub", t.rows, given() ? 1 : 0, 1) {}
+
+  void Load(Range rows) {
+    if (!given()) return;
+    const UbTile<std::uint8_t> flags = flags_ub_.Next(rows.size(), 1);
+    counts_ = counts_ub_.Next(rows.size(), 1), factors_ = factors_ub_.Next(rows.size(), 1);
+    core_.Load(flags, MatrixOf(*valid_).Rows(rows));
+    core_.Cast(counts_, flags);
+    core_.Cast(factors_, flags);
+  }
+
+  // x of the others = 0; x is finite.
+  void Keep(UbTile<float> x) {
+    if (given()) core_.Mul(x, x, factors_);
+  }
+  // Ids of the others = -1.
+  void Keep(UbTile<std::int32_t> ids) {
+    if (given()) core_.KeepWhere(ids, ids, counts_);
+  }
+  // Sums of the others' weights, which are 0, = 1: they are divided by, and eps may be 0. No Keep of numbers may follow.
+  void FillSums(UbTile<float> sums) {
+    if (!given()) return;
+    core_.MulScalar(factors_, factors_, -1.0f);
+    core_.AddScalar(factors_, factors_, 1.0f);
+    core_.Add(sums, sums, factors_);
+  }
+
+ private:
+  bool given() const { return valid_ != nullptr; }
+
+  V& core_;
+  const GmTensor* valid_;
+  Ring<Buffer::kUB, std::uint8_t> flags_ub_;
+  Ring<Buffer::kUB, std::int32_t> counts_ub_;
+  Ring<Buffer::kUB, float> factors_ub_;
+  UbTile<std::int32_t> counts_;
+  UbTile<float> factors_;
+};
+
 // The weights of selected routes from their scores, in place: `chosen` is what selected them, chances a scratch tile that
 // may be the same one. Ids of dropped routes become -1.
 template <VectorCore V>
-void WeighRoutes(V& core, const RouteOperands& g, Range rows, UbTile<std::int32_t> ids, UbTile<float> weights,
-                 UbTile<float> chosen, UbTile<float> chances, UbTile<float> column) {
+void WeighRoutes(V& core, const RouteOperands& g, Range rows, ValidRows<V>& valid, UbTile<std::int32_t> ids,
+                 UbTile<float> weights, UbTile<float> chosen, UbTile<float> chances, UbTile<float> column) {
+  valid.Keep(ids);
   // Experts that are left out are chosen where no others are left.
   if (g.leaves_out) core.DropRoutes(ids, weights, chosen, std::nextafter(kLeftOut, 0.0f));
   if (g.dropout > 0) {
@@ -76,6 +129,7 @@ void WeighRoutes(V& core, const RouteOperands& g, Range rows, UbTile<std::int32_
   if (g.renormalise) {
     core.RowSum(column, weights);
     core.AddScalar(column, column, g.eps);
+    valid.FillSums(column);
     core.Div(weights, weights, column);
   }
   core.MulScalar(weights, weights, g.scale);
@@ -101,6 +155,7 @@ void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
   Ring<Buffer::kUB, float> worths_ub(core, "worths_ub", t.rows, g.groups, 1),
       best_ub(core, "best_ub", t.rows, g.top_groups, 1);
   Ring<Buffer::kUB, std::int32_t> groups_ub(core, "groups_ub", t.rows, g.top_groups, 1);
+  ValidRows<V> valid(core, g.valid, t);
 
   const UbTile<float> bias = bias_ub.Next(1, experts), shares = shares_ub.Next(1, experts);
   const UbTile<std::int32_t> counts = counts_ub.Next(1, experts);
@@ -120,10 +175,16 @@ void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
       const UbTile<float> weights = weights_ub.Next(rows.size(), top_k);
       const UbTile<std::int32_t> ids = ids_ub.Next(rows.size(), top_k);
       core.Load(x, g.logits.Rows(rows));
+      valid.Load(rows);
       core.Repair(x, bad, s0, s1, column, g.limit, g.mean_for_bad);
-      if (g.bad != nullptr) core.Store(MatrixOf(*g.bad).Rows(rows), bad);
+      valid.Keep(x);
+      if (g.bad != nullptr) {
+        valid.Keep(bad);
+        core.Store(MatrixOf(*g.bad).Rows(rows), bad);
+      }
       if (g.temperature > 0) AddGumbelNoise(core, g, rows, 0, x, s0);
       core.Scores(g.score, x, s0, s1, column);
+      valid.Keep(x);
       if (g.scores != nullptr) core.Store(MatrixOf(*g.scores).Rows(rows), x);
 
       const UbTile<float> chosen = chances_ub.Next(rows.size(), top_k), values = biased ? chosen : weights;
@@ -142,7 +203,7 @@ void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
         core.TopK(values, ids, biased ? s0 : x);
       }
       if (biased) core.Gather(weights, x, ids);
-      WeighRoutes(core, g, rows, ids, weights, chosen, chosen, column);
+      WeighRoutes(core, g, rows, valid, ids, weights, chosen, chosen, column);
       core.Store(g.ids.Rows(rows), ids);
       if (counts_routes) core.Histogram(counts, ids, {});
       if (sums_scores) {
@@ -160,11 +221,50 @@ void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
   }
 }
 
+// What the loss's sum over the experts is multiplied by: of / T / T, and where tokens are left out of / V / V with V the
+// number of the others, which only cores know: 1 at least, and exact up to 2^24. By the same roundings either way.
+struct LossFactor {
+  float of = 0;                     // aux_coefficient * E / K, and d_aux_loss
+  std::int64_t all = 0;             // T
+  const GmTensor* valid = nullptr;  // (T, 1)
+  std::int64_t tokens = 1;          // whose flags are in UB at once.
+
+  float OfAll() const {
+    const float count = std::max(static_cast<float>(all), 1.0f);
+    return of / count / count;
+  }
+};
+
+// As many as there is room for, up to this.
+inline constexpr std::int64_t kCountedTokens = 4096;
+
+// factor (1, 1), with the tokens counted.
+template <VectorCore V>
+void FindLossFactor(V& core, const LossFactor& g, UbTile<float> factor) {
+  Ring<Buffer::kUB, std::uint8_t> flags_ub(core, "flags_ub", 1, g.tokens, 2);
+  Ring<Buffer::kUB, float> ones_ub(core, "ones_ub", 1, g.tokens, 1), some_ub(core, "some_ub", 1, 1, 1),
+      count_ub(core, "count_ub", 1, 1, 1);
+  const UbTile<float> some = some_ub.Next(1, 1), count = count_ub.Next(1, 1);
+  core.Fill(count, 0.0f);
+  for (const Range tokens : Split(g.all, g.tokens)) {
+    const UbTile<std::uint8_t> flags = flags_ub.Next(1, tokens.size());
+    const UbTile<float> ones = ones_ub.Next(1, tokens.size());
+    core.Load(flags, MatrixOf(*g.valid).Rows(tokens).Transposed());
+    core.Cast(ones, flags);
+    core.RowSum(some, ones);
+    core.Add(count, count, some);
+  }
+  core.MaxScalar(count, count, 1.0f);
+  core.Fill(factor, g.of);
+  core.Div(factor, factor, count);
+  core.Div(factor, factor, count);
+}
+
 struct RouteTotals {
   Gm chunk_counts, chunk_shares;  // (chunks, E)
   Gm counts;                      // (1, E) int32
   const GmTensor* aux_loss = nullptr;
-  float factor = 0;          // aux_coefficient * E / (K * T * T)
+  LossFactor factor = {};
   std::int64_t experts = 1;  // whose totals are in UB at once, in seven tiles.
 };
 
@@ -205,18 +305,24 @@ void RouteTotalsKernel(V& core, const RouteTotals& g) {
     if (!first) core.Add(loss, loss, sum);
   }
   if (g.aux_loss == nullptr) return;
-  core.MulScalar(loss, loss, g.factor);
+  if (g.factor.valid == nullptr) {
+    core.MulScalar(loss, loss, g.factor.OfAll());
+  } else {
+    FindLossFactor(core, g.factor, sum);
+    core.Mul(loss, loss, sum);
+  }
   core.Store(MatrixOf(*g.aux_loss), loss);
 }
 
 struct RouteGradOperands {
-  Gm d_weights, ids, scores, d_logits;  // (T, K), (T, K), (T, E), (T, E)
-  const GmTensor* counts = nullptr;     // (E) int32, where aux_factor is not 0
+  Gm d_weights, ids, scores, d_logits;    // (T, K), (T, K), (T, E), (T, E)
+  const GmTensor* counts = nullptr;       // (E) int32, where there is a gradient of the loss
+  const GmTensor* loss_factor = nullptr;  // (1, 1) of LossFactorKernel, in place of aux_factor
 
   ScoreFunction score = ScoreFunction::kSoftmax;
   bool renormalise = false;
   float eps = 0, scale = 1, temperature = 0;
-  float aux_factor = 0;  // d_aux_loss * aux_coefficient * E / (K * T * T)
+  float aux_factor = 0;  // See LossFactor.
   const RouteFunction *weighting = nullptr, *weighting_grad = nullptr;
 };
 
@@ -281,6 +387,43 @@ void RoutesGradient(V& core, const RouteGradOperands& g, UbTile<std::int32_t> id
   core.Mul(e, e, w);
 }
 
+// For all cores of the phase after it.
+template <VectorCore V>
+void LossFactorKernel(V& core, const LossFactor& g, const Gm& factor) {
+  Ring<Buffer::kUB, float> factor_ub(core, "factor_ub", 1, 1, 1);
+  const UbTile<float> found = factor_ub.Next(1, 1);
+  FindLossFactor(core, g, found);
+  core.Store(factor, found);
+}
+
+// c = factor * counts, of the gradient of the loss.
+template <VectorCore V>
+class CountFactors {
+ public:
+  CountFactors(V& core, const RouteGradOperands& g)
+      : core_(core), g_(g), factor_ub_(core, "factor_ub", 1, g.loss_factor == nullptr ? 0 : 1, 1) {
+    if (g.loss_factor == nullptr) return;
+    factor_ = factor_ub_.Next(1, 1);
+    core.Load(factor_, MatrixOf(*g.loss_factor));
+  }
+
+  void Find(UbTile<float> c, UbTile<std::int32_t> counts, Range experts) {
+    core_.Load(counts, MatrixOf(*g_.counts).Cols(experts));
+    core_.Cast(c, counts);
+    if (g_.loss_factor == nullptr) {
+      core_.MulScalar(c, c, g_.aux_factor);
+    } else {
+      core_.Mul(c, c, factor_);
+    }
+  }
+
+ private:
+  V& core_;
+  const RouteGradOperands& g_;
+  Ring<Buffer::kUB, float> factor_ub_;
+  UbTile<float> factor_;
+};
+
 // d += n times the loss's gradient for n; sum holds S and mean the sum of (c n) / S.
 template <VectorCore V>
 void AddLossGradient(V& core, UbTile<float> d, UbTile<float> n, UbTile<float> c, UbTile<float> sum,
@@ -310,13 +453,10 @@ void RouteGradKernel(V& core, const RouteGradOperands& g, const RowwiseTiling& t
       v_ub(core, "v_ub", t.rows, top_k, 1);
   Ring<Buffer::kUB, std::int32_t> ids_ub(core, "ids_ub", t.rows, top_k, t.stages);
 
+  CountFactors<V> factors(core, g);
+
   const UbTile<float> c = c_ub.Next(1, experts);
-  if (g.counts != nullptr) {
-    const UbTile<std::int32_t> counts = counts_ub.Next(1, experts);
-    core.Load(counts, MatrixOf(*g.counts));
-    core.Cast(c, counts);
-    core.MulScalar(c, c, g.aux_factor);
-  }
+  if (g.counts != nullptr) factors.Find(c, counts_ub.Next(1, experts), {0, experts});
   for (std::int64_t chunk = core.index(); chunk < t.chunks; chunk += core.count()) {
     for (const Range rows : Split(AtLeastOnce(Split(g.scores.rows, t.chunk_rows))[chunk], t.rows)) {
       const UbTile<float> n = n_ub.Next(rows.size(), experts), d = d_ub.Next(rows.size(), experts),

@@ -65,6 +65,7 @@ class RouteInParts {
         weights_ub_(core, "weights_ub", t.rows, g.ids.cols, 1),
         chances_ub_(core, "chances_ub", t.rows, g.ids.cols, 1),
         kept_ub_(core, "kept_ub", t.rows, grouped_ ? g.top_groups : 0, 1),
+        valid_(core, g.valid, t),
         top_(core, "top_ub", "top_ids_ub", t.rows, g.ids.cols, t.cols),
         groups_(core, "groups_ub", "group_ids_ub", t.rows, grouped_ ? g.top_groups : 0, t.cols),
         group_(core, "group_top_ub", "group_top_ids_ub", t.rows, grouped_ && group_parts_ ? g.group_top : 0,
@@ -106,6 +107,7 @@ class RouteInParts {
     } else {
       Repair(x, s0);
     }
+    valid_.Keep(x);
     if (g_.temperature > 0) AddGumbelNoise(core_, g_, rows, part.begin, x, s0);
     return x;
   }
@@ -163,6 +165,7 @@ class RouteInParts {
       core_.Scores(g_.score, x, s0_ub_.Next(x.rows(), x.cols()), s1_ub_.Next(x.rows(), x.cols()),
                    column_ub_.Next(x.rows(), 1));
     }
+    valid_.Keep(x);
     return x;
   }
 
@@ -213,6 +216,7 @@ class RouteInParts {
   void Route(Range rows, const Gm& scores) {
     bad_ = bad_ub_.Next(rows.size(), 1);
     core_.Fill(bad_, 0.0f);
+    valid_.Load(rows);
     if (g_.mean_for_bad) FindMeans(rows);
     if (g_.score == ScoreFunction::kSoftmax) FindPowers(rows);
     top_.Clear(), groups_.Clear();
@@ -234,7 +238,10 @@ class RouteInParts {
         Compete(top_, choice, part.begin);
       }
     });
-    if (g_.bad != nullptr) core_.Store(MatrixOf(*g_.bad).Rows(rows), bad_);
+    if (g_.bad != nullptr) {
+      valid_.Keep(bad_);
+      core_.Store(MatrixOf(*g_.bad).Rows(rows), bad_);
+    }
     if (grouped_) {
       ForParts([&](Range part) {
         const UbTile<float> choice = Choice(LoadPart(scores, part), part);
@@ -254,7 +261,7 @@ class RouteInParts {
       weights = weights_ub_.Next(rows.size(), chosen.cols());
       GatherScores(core_, weights, scores, ids_, staging_ub_.Next(2 * rows.size(), 1));
     }
-    WeighRoutes(core_, g_, rows, ids_, weights, chosen, chances, column_ub_.Next(rows.size(), 1));
+    WeighRoutes(core_, g_, rows, valid_, ids_, weights, chosen, chances, column_ub_.Next(rows.size(), 1));
     core_.Store(g_.ids.Rows(rows), ids_);
     core_.Store(g_.weights.Rows(rows), weights);
   }
@@ -312,6 +319,7 @@ class RouteInParts {
       staging_ub_;
   Ring<Buffer::kUB, float> weights_ub_, chances_ub_;
   Ring<Buffer::kUB, std::int32_t> kept_ub_;
+  ValidRows<V> valid_;
   RunningTop<V> top_, groups_, group_;
   // Of the rows at hand.
   UbTile<float> bad_, part_bad_, mean_, most_, powers_, total_;
@@ -348,7 +356,8 @@ class RouteGradInParts {
         w_ub_(core, "w_ub", t.rows, g.ids.cols, 1),
         v_ub_(core, "v_ub", t.rows, g.ids.cols, 1),
         ids_ub_(core, "ids_ub", t.rows, g.ids.cols, 1),
-        part_ids_ub_(core, "part_ids_ub", t.rows, g.ids.cols, 1) {}
+        part_ids_ub_(core, "part_ids_ub", t.rows, g.ids.cols, 1),
+        factors_(core, g) {}
 
   void Run() {
     for (std::int64_t c = core_.index(); c < t_.chunks; c += core_.count()) {
@@ -396,9 +405,7 @@ class RouteGradInParts {
   UbTile<float> FactorOfCounts(Range part) {
     const UbTile<std::int32_t> counts = counts_ub_.Next(1, part.size());
     const UbTile<float> c = c_ub_.Next(1, part.size());
-    core_.Load(counts, MatrixOf(*g_.counts).Cols(part));
-    core_.Cast(c, counts);
-    core_.MulScalar(c, c, g_.aux_factor);
+    factors_.Find(c, counts, part);
     return c;
   }
 
@@ -437,6 +444,7 @@ class RouteGradInParts {
   Ring<Buffer::kUB, float> column_ub_, sum_ub_, total_ub_, mean_ub_, staging_ub_;
   Ring<Buffer::kUB, float> e_ub_, w_ub_, v_ub_;
   Ring<Buffer::kUB, std::int32_t> ids_ub_, part_ids_ub_;
+  CountFactors<V> factors_;
   // Of the rows and the part at hand.
   UbTile<float> n_, s_, s1_, e_, total_, mean_;
   UbTile<std::int32_t> ids_;

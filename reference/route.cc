@@ -43,6 +43,15 @@ double SumOf(const double* n, std::int64_t experts) {
   return std::max(std::accumulate(n, n + experts, 0.0), 0x1p-126);
 }
 
+bool IsValid(const RouterOptions& o, std::int64_t t) { return o.valid.empty() || o.valid[Index(t)]; }
+
+// Tokens that the loss is a mean of.
+double ValidTokens(const RouterOptions& o, std::int64_t tokens) {
+  double count = 0;
+  for (std::int64_t t = 0; t < tokens; ++t) count += IsValid(o, t) ? 1 : 0;
+  return count;
+}
+
 // Columns by value, descending, of equals the lower first.
 std::vector<std::int64_t> Order(const std::vector<double>& values) {
   std::vector<std::int64_t> order(values.size());
@@ -107,6 +116,13 @@ RouterResult Route(ConstTensor logits, ConstTensor bias, std::int64_t top_k, con
   result.smallest_gap = std::numeric_limits<double>::infinity();
   std::vector<double> shares(Index(experts));
   for (std::int64_t t = 0; t < tokens; ++t) {
+    if (!IsValid(o, t)) {
+      result.scores.insert(result.scores.end(), Index(experts), 0);
+      result.ids.insert(result.ids.end(), Index(top_k), -1);
+      result.weights.insert(result.weights.end(), Index(top_k), 0);
+      result.bad.push_back(0);
+      continue;
+    }
     std::vector<double> x;
     for (std::int64_t e = 0; e < experts; ++e)
       x.push_back(LoadFloat(logits.data, logits.dtype, t * logits.stride(0) + e * logits.stride(1)));
@@ -154,8 +170,8 @@ RouterResult Route(ConstTensor logits, ConstTensor bias, std::int64_t top_k, con
       *w *= o.scale / (o.renormalise ? total : 1);
     result.scores.insert(result.scores.end(), n.begin(), n.end());
   }
-  for (std::int64_t e = 0; e < experts && tokens > 0; ++e) {
-    const auto count = static_cast<double>(tokens);
+  const double count = ValidTokens(o, tokens);
+  for (std::int64_t e = 0; e < experts && count > 0; ++e) {
     result.aux_loss += o.aux_coefficient * static_cast<double>(experts) /
                        (static_cast<double>(top_k) * count) * static_cast<double>(result.counts[Index(e)]) *
                        shares[Index(e)] / count;
@@ -167,10 +183,14 @@ std::vector<double> RouteGrad(const std::vector<double>& d_weights, const Router
                               std::int64_t tokens, std::int64_t experts, std::int64_t top_k, double d_aux,
                               const RouterOptions& o) {
   std::vector<double> d_logits;
-  const double count = static_cast<double>(tokens);
+  const double count = ValidTokens(o, tokens);
   const double factor =
       d_aux * o.aux_coefficient * static_cast<double>(experts) / (static_cast<double>(top_k) * count * count);
   for (std::int64_t t = 0; t < tokens; ++t) {
+    if (!IsValid(o, t)) {
+      d_logits.insert(d_logits.end(), Index(experts), 0);
+      continue;
+    }
     const double* n = forward.scores.data() + t * experts;
     std::vector<double> d(Index(experts));
     double total = o.eps, cross = 0;

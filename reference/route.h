@@ -23,7 +23,8 @@ struct RouterOptions {
   std::uint64_t seed = 0;
   bool repairs = false, mean_for_bad = false;
   double limit = 0;
-  double aux_coefficient = 0;  // A token's scores count as shares of their sum, 2^-126 at least.
+  double aux_coefficient = 0;    // A token's scores count as shares of their sum, 2^-126 at least.
+  std::vector<bool> valid = {};  // (T), or none: all tokens. The others have ids -1, and 0 for all numbers.
   // Weights of a token's selected scores in place of these, and the gradient of the scores; of kept routes alone.
   using Weights =
       std::function<std::vector<double>(const std::vector<std::int32_t>& ids, const std::vector<double>& n)>;

@@ -159,12 +159,13 @@ void ReadOptions(Reader& in, const cubist_route_options* given, RouteOptions& to
 void Read(Reader& in, const cubist_route_args& from, RouteArgs& to) {
   ReadOptions(in, from.options, to.options);
   in(FIELD(logits))(FIELD(bias))(FIELD(weights))(FIELD(ids))(FIELD(scores))(FIELD(counts));
-  in(FIELD(aux_loss))(FIELD(bad));
+  in(FIELD(aux_loss))(FIELD(bad))(FIELD(valid));
 }
 
 void Read(Reader& in, const cubist_route_grad_args& from, RouteGradArgs& to) {
   ReadOptions(in, from.options, to.options);
   in(FIELD(d_weights))(FIELD(ids))(FIELD(scores))(FIELD(counts))(FIELD(d_aux_loss))(FIELD(d_logits));
+  in(FIELD(valid));
 }
 
 void Read(Reader& in, const cubist_rms_norm_args& from, RmsNormArgs& to) {
@@ -201,6 +202,7 @@ void Read(Reader& in, const cubist_moe_block_args& from, MoeBlockArgs& to) {
   in("router_bias", from.router_bias, to.weights.router_bias);
   ReadOptions(in, from.route, to.route);
   in(FIELD(x))(FIELD(top_k))(FIELD(eps))(FIELD(out))(FIELD(aux_loss))(FIELD(weighs_activation));
+  in(FIELD(valid));
 }
 
 void Read(Reader& in, const cubist_mla_block_args& from, MlaBlockArgs& to) {

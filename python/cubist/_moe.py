@@ -29,6 +29,7 @@ def route(
     top_k: int,
     *,
     bias: Array | None = None,
+    valid: Array | None = None,
     score: str = "softmax",
     renormalise: bool = False,
     eps: float = 1e-20,
@@ -55,6 +56,8 @@ def route(
     """The top_k experts of each token by score(logits) + bias, and their scores as weights.
 
     logits       (T, E): fp32, bf16 or fp16;   bias   (E), selects and does not weigh; -inf leaves an expert out
+    valid        (T), bool or bytes: a token that is not valid (padding) has ids -1, weights and scores 0, whatever its
+                 logits, and counts neither in counts nor in aux_loss, whose mean is over the others
     score        "softmax", "sigmoid" or "sqrt_softplus";   renormalise divides weights by their sum + eps, scale follows
     groups, top_groups, group_top   experts are `groups` parts, of which the top_groups best (by the sum of their
                  group_top highest scores) are selected from
@@ -81,6 +84,7 @@ def route(
     result = call(
         logits=logits,
         bias=bias,
+        valid=valid,
         score=score,
         renormalise=renormalise,
         route_eps=eps,
@@ -107,6 +111,7 @@ def route_grad(
     scores: Array,
     *,
     counts: Array | None = None,
+    valid: Array | None = None,
     d_aux_loss: float = 0.0,
     d_logits: Array | None = None,
     device: Device | None = None,
@@ -118,6 +123,7 @@ def route_grad(
     d_weights   (T, K), any float dtype
     ids         (T, K), int32;   scores   (T, E), fp32: of the forward call
     counts      (E), int32, of the forward call, where d_aux_loss is not 0
+    valid       (T), bool or bytes, of the forward call, where d_aux_loss is not 0
     d_aux_loss  the gradient of aux_loss, a number
     d_logits    (T, E), any float dtype
     eps, options   of `route`, as the forward call had them
@@ -129,6 +135,7 @@ def route_grad(
             ids=ids,
             scores=scores,
             counts=counts,
+            valid=valid,
             d_aux_loss=d_aux_loss,
             route_eps=eps,
             **options,
@@ -149,6 +156,7 @@ def moe_block(
     weights: dict[str, Array],
     top_k: int,
     *,
+    valid: Array | None = None,
     route: dict[str, Any] = {},
     weighs_activation: bool = False,
     eps: float = 1e-6,
@@ -162,6 +170,7 @@ def moe_block(
     x, out    (T, H), the dtype of the weights: fp32, bf16 or fp16
     weights   norm (H), router (H, E), gate_up (E, H, 2 F) with the gate in front, down (E, F, H); where there is one:
               router_bias (E), shared_gate_up (H, 2 S), shared_down (S, H), post_norm (H)
+    valid     (T), bool or bytes: no expert has a row of a token that is not valid; y is the shared expert's, or 0
     weighs_activation   routes weigh the activation, inside SwiGLU, in place of what comes back
     route     options of `route`: score, renormalise, scale, groups, ..
     eps       of the norms
@@ -175,6 +184,7 @@ def moe_block(
     result = call(
         x=x,
         top_k=top_k,
+        valid=valid,
         weighs_activation=weighs_activation,
         eps=eps,
         **weights,
@@ -191,6 +201,7 @@ def moe_block_grad(
     d_out: Array,
     state: BlockState,
     *,
+    valid: Array | None = None,
     route: dict[str, Any] = {},
     weighs_activation: bool = False,
     eps: float = 1e-6,
@@ -202,7 +213,7 @@ def moe_block_grad(
 ) -> tuple[Array, dict[str, Array]] | Profile:
     """Gradients of sum(d_out * out) + d_aux_loss * aux_loss, after `moe_block` with the same arguments and state.
 
-    x, top_k, route, weighs_activation, eps   as the forward call had them; x is (T, H)
+    x, top_k, valid, route, weighs_activation, eps   as the forward call had them; x is (T, H), valid (T)
     weights      likewise, with the shapes that `moe_block` tells
     d_out, d_x   (T, H), the dtype of x
     aux_loss     what the forward call gave, with d_aux_loss
@@ -216,6 +227,7 @@ def moe_block_grad(
     result = call(
         x=x,
         top_k=top_k,
+        valid=valid,
         weighs_activation=weighs_activation,
         eps=eps,
         d_out=d_out,

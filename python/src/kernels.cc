@@ -168,13 +168,13 @@ void ReadOptions(Arguments& in, RouteOptions& o) {
 void Read(Arguments& in, RouteArgs& a) {
   ReadOptions(in, a.options);
   in("logits", a.logits)("bias", a.bias)("weights", a.weights)("ids", a.ids)("scores", a.scores);
-  in("counts", a.counts)("aux_loss", a.aux_loss)("bad", a.bad);
+  in("counts", a.counts)("aux_loss", a.aux_loss)("bad", a.bad)("valid", a.valid);
 }
 
 void Read(Arguments& in, RouteGradArgs& a) {
   ReadOptions(in, a.options);
   in("d_weights", a.d_weights)("ids", a.ids)("scores", a.scores)("counts", a.counts);
-  in("d_aux_loss", a.d_aux_loss)("d_logits", a.d_logits);
+  in("d_aux_loss", a.d_aux_loss)("d_logits", a.d_logits)("valid", a.valid);
 }
 
 void Read(Arguments& in, RmsNormArgs& a) {
@@ -200,7 +200,7 @@ void Read(Arguments& in, MoeBlockArgs& a) {
   in("x", a.x)("norm", w.norm)("router", w.router)("router_bias", w.router_bias)("gate_up", w.gate_up);
   in("down", w.down)("shared_gate_up", w.shared_gate_up)("shared_down", w.shared_down);
   in("post_norm", w.post_norm)("top_k", a.top_k)("eps", a.eps)("out", a.out)("aux_loss", a.aux_loss);
-  in("weighs_activation", a.weighs_activation);
+  in("weighs_activation", a.weighs_activation)("valid", a.valid);
 }
 
 void Read(Arguments& in, MoeBlockGradArgs& a) {

@@ -473,6 +473,31 @@ def test_route_and_grad(rng):
     close(d_logits, exact)
 
 
+@pytest.mark.parametrize("flags", [bool, np.uint8])
+def test_route_of_valid_tokens(rng, flags):
+    logits = rng.standard_normal((9, 8)).astype(F32)
+    valid = np.array([1, 0, 1, 1, 0, 1, 1, 0, 1], flags)
+    kept = valid != 0
+    logits[~kept] = np.nan
+    options = {"renormalise": True, "aux_coefficient": 0.5}
+    wanted = {"scores": True, "counts": True, "aux_loss": True}
+    r = cubist.route(logits, 3, valid=valid, **options, **wanted)
+    alone = cubist.route(logits[kept], 3, **options, **wanted)
+    np.testing.assert_array_equal(r.ids[kept], alone.ids)
+    np.testing.assert_array_equal(r.weights[kept], alone.weights)
+    np.testing.assert_array_equal(r.counts, alone.counts)
+    close(r.aux_loss, alone.aux_loss)
+    assert (r.ids[~kept] == -1).all() and not r.weights[~kept].any() and not r.scores[~kept].any()
+
+    d_weights = rng.standard_normal((9, 3)).astype(F32)
+    loss = {"counts": r.counts, "d_aux_loss": 2.0}
+    d_logits = cubist.route_grad(d_weights, r.ids, r.scores, valid=valid, **loss, **options)
+    close(d_logits[kept], cubist.route_grad(d_weights[kept], alone.ids, alone.scores, **loss, **options))
+    assert not d_logits[~kept].any()
+    with pytest.raises(ValueError, match="route: valid has size 8"):
+        cubist.route(logits, 3, valid=valid[:8])
+
+
 def test_weighting_of_the_caller(rng):
     logits = rng.standard_normal((9, 8)).astype(F32)
     scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
@@ -560,6 +585,13 @@ def test_moe_block_is_its_kernels(rng):
         x, w, k, d_out, state, route={"renormalise": True}, weighs_activation=True
     )
     close(weighed_d_x, d_x, atol=1e-3)
+    valid = np.arange(t) % 3 != 1
+    masked = cubist.moe_block(x, w, k, valid=valid, state=state, route={"renormalise": True}).out
+    np.testing.assert_array_equal(masked[~valid], x[~valid])
+    close(masked[valid], out[valid], atol=1e-4)
+    masked_d_x, _ = cubist.moe_block_grad(x, w, k, d_out, state, valid=valid, route={"renormalise": True})
+    np.testing.assert_array_equal(masked_d_x[~valid], d_out[~valid])
+    close(masked_d_x[valid], d_x[valid], atol=1e-3)
     step = rng.standard_normal((t, h)).astype(F32) * F32(1e-3)
     slope = (d_out.astype(np.float64) * (by_hand(x + step).astype(np.float64) - by_hand(x - step))).sum() / 2
     assert slope == pytest.approx((d_x.astype(np.float64) * step).sum(), rel=2e-2, abs=1e-4)

@@ -107,6 +107,7 @@ void CallMoeBlock(Caller& in) {
   if (in.choose().Seldom()) args.eps = in.choose().Number();
   args.out = in.Of(dtype, {t, h});
   if (in.choose().Seldom()) args.aux_loss = in.Of(DType::kF32, {1});
+  if (in.choose().Seldom()) args.valid = in.Of(DType::kBool, {t});
   RunBlock(in, args, &MoeBlock, &MoeBlockGrad, [&](MoeBlockGradArgs* grad) {
     if (in.choose().Seldom()) grad->d_aux_loss = in.choose().Number();
     grad->gradients.norm = in.Maybe(DType::kF32, {h});

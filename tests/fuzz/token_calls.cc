@@ -194,6 +194,7 @@ void CallRoute(Caller& in) {
   args.counts = in.Maybe(DType::kI32, {e});
   args.bad = in.Maybe(DType::kF32, {t});
   if (in.choose().Seldom()) args.aux_loss = in.Of(DType::kF32, {1});
+  if (in.choose().Seldom()) args.valid = in.Of(DType::kBool, {t});
   in.Run([&](const Device& device) { return Route(device, args); });
 }
 
@@ -207,6 +208,7 @@ void CallRouteGrad(Caller& in) {
   args.options = OptionsOf(in);
   if (in.choose().Seldom()) args.d_aux_loss = in.choose().Number();
   args.d_logits = in.Of(in.Float(), {t, e});
+  if (in.choose().Seldom()) args.valid = in.Of(DType::kBool, {t});
   in.Run([&](const Device& device) { return RouteGrad(device, args); });
 }
 

@@ -422,18 +422,26 @@ TEST(FlippedViewsTest, Route) {
   const MakeCall forward = [](Tensors& t, DType dtype) {
     RouteArgs args;
     args.logits = t.In(dtype, {7, 12}), args.bias = t.In(dtype, {12}), args.options.renormalise = true;
+    args.valid = t.Flags({7}, {true, false, true, true}), args.options.aux_coefficient = 1;
     args.weights = t.Out(dtype, {7, 3}), args.ids = t.Out(DType::kI32, {7, 3});
     args.scores = t.Out(DType::kF32, {7, 12}), args.counts = t.Out(DType::kI32, {12});
     args.aux_loss = t.Out(DType::kF32, {1});
     return Call(&Route, args);
   };
-  ExpectSame(forward);
-  ExpectSame([](Tensors& t, DType dtype) {
+  ExpectSame(forward), ExpectRecordsRight(forward);
+  const MakeCall backward = [](Tensors& t, DType dtype) {
     RouteGradArgs args;
     args.d_weights = t.In(dtype, {4, 3}), args.ids = t.Ids({4, 3}, {0, 5, 2, 1, 3, 4, 5, 4, 0, 2, 1, 3});
     args.scores = t.In(DType::kF32, {4, 6}), args.d_logits = t.Out(dtype, {4, 6});
+    args.counts = t.Ids({6}, {2, 1, 3, 2, 2, 2}), args.valid = t.Flags({4}, {true, false, true, true});
+    args.d_aux_loss = args.options.aux_coefficient = 1;
+    ForEachElement(args.scores, [&](const auto&, std::int64_t at) {  // Their sums are divided by.
+      auto* const score = static_cast<float*>(const_cast<void*>(args.scores.data)) + at;
+      *score = 0.125f + std::abs(*score);
+    });
     return Call(&RouteGrad, args);
-  });
+  };
+  ExpectSame(backward), ExpectRecordsRight(backward);
 }
 
 TEST(FlippedViewsTest, RmsNormAndSwiGlu) {

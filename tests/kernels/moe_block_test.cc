@@ -35,6 +35,7 @@ struct BlockCase {
   bool weighs_activation = false;
   std::int64_t tokens = kTokens, top_k = kTopK;
   bool one_expert = false;  // Selected by all tokens, whatever the scores.
+  bool masked = false;      // Some tokens are not valid.
   std::string Name() const { return name; }
 };
 
@@ -70,7 +71,15 @@ std::vector<BlockCase> Cases() {
            .route = {},
            .weighs_activation = true,
            .top_k = 1,
-           .one_expert = true}};
+           .one_expert = true},
+          {.name = "padded", .route = sigmoid, .masked = true},
+          {.name = "padded_loss", .shared = false, .route = {.aux_coefficient = 0.5f}, .masked = true},
+          {.name = "padded_sandwich",
+           .post_norm = true,
+           .route = sampled,
+           .weighs_activation = true,
+           .masked = true},
+          {.name = "padded_and_dropped", .route = dropped, .masked = true}};
 }
 const BlockCase& CaseOf(const std::string& name) {
   static const std::vector<BlockCase> cases = Cases();
@@ -91,7 +100,9 @@ struct Block {
         post_norm(DType::kF32, {kHidden}),
         out(dtype, {c.tokens, kHidden}),
         d_out(dtype, {c.tokens, kHidden}),
-        aux_loss(DType::kF32, {1}) {
+        aux_loss(DType::kF32, {1}),
+        valid(DType::kBool, {c.tokens}) {
+    for (std::int64_t t = 0; t < c.tokens; ++t) valid.set({t}, !c.masked || t % 3 != 1 ? 1 : 0);
     Random random;
     x.FillNormal(random), d_out.FillNormal(random);
     norm.FillUniform(random, 0.5, 1.5), post_norm.FillUniform(random, 0.5, 1.5);
@@ -113,7 +124,14 @@ struct Block {
       a.weights.shared_gate_up = shared_gate_up.view(), a.weights.shared_down = shared_down.view();
     if (what.post_norm) a.weights.post_norm = post_norm.view();
     a.weighs_activation = what.weighs_activation;
+    if (what.masked) a.valid = valid.view();
     return a;
+  }
+  bool IsValid(std::int64_t t) const { return valid.at({t}) != 0; }
+  std::vector<bool> Valid() const {
+    std::vector<bool> flags;
+    for (std::int64_t t = 0; t < what.tokens; ++t) flags.push_back(IsValid(t));
+    return flags;
   }
 
   // What a lower precision rounds.
@@ -122,7 +140,8 @@ struct Block {
   }
 
   BlockCase what;
-  Matrix x, norm, router, bias, gate_up, down, shared_gate_up, shared_down, post_norm, out, d_out, aux_loss;
+  Matrix x, norm, router, bias, gate_up, down, shared_gate_up, shared_down, post_norm, out, d_out, aux_loss,
+      valid;
 };
 
 // The gradients go to the places of `d` that the values have in `b`.
@@ -242,7 +261,7 @@ NoisyRow Evaluate(const Block& b, const std::vector<std::int32_t>& ids, const Va
       v = 1 / o.temperature * Rounded(v + Noisy{-std::log(-std::log(u))}, 64 * kFp32);
     }
     const NoisyRow n = ScoresOf(o, logits);
-    for (std::size_t e = 0; e < n.size(); ++e) shares[e] = shares[e] + PartOfSum(n[e], n);
+    for (std::size_t e = 0; e < n.size() && b.IsValid(t); ++e) shares[e] = shares[e] + PartOfSum(n[e], n);
 
     NoisyRow kept;
     const std::int32_t* const chosen = ids.data() + t * top_k;
@@ -277,7 +296,9 @@ NoisyRow Evaluate(const Block& b, const std::vector<std::int32_t>& ids, const Va
     result.insert(result.end(), y.begin(), y.end());
   }
   Noisy loss;
-  const auto count = static_cast<double>(std::max<std::int64_t>(tokens, 1));
+  const std::vector<bool> valid = b.Valid();
+  const auto count =
+      static_cast<double>(std::max<std::int64_t>(std::count(valid.begin(), valid.end(), true), 1));
   for (std::size_t e = 0; e < shares.size(); ++e) {
     loss = loss + o.aux_coefficient * kExperts / (static_cast<double>(top_k) * count * count) * counts[e] *
                       shares[e];
@@ -299,8 +320,9 @@ TEST_P(MoeBlockTest, IsItsFormula) {
       ASSERT_TRUE(IsOk(MoeBlock(device, b.args(), &state, &profile)));
       const Left left(b, &state);
       // The routes are those of the logits.
-      EXPECT_EQ(left.Ids(),
-                reference::Route(left.logits, b.bias.view(), b.what.top_k, PlainOptions(b.what.route)).ids);
+      reference::RouterOptions options = PlainOptions(b.what.route);
+      options.valid = b.Valid();
+      EXPECT_EQ(left.Ids(), reference::Route(left.logits, b.bias.view(), b.what.top_k, options).ids);
       NoisyRow expected = Evaluate(b, left.Ids(), left.Repairs(b.what.route), UnitRoundoff(dtype));
       ExpectWithinNoise(b.aux_loss, {expected.back()});
       expected.pop_back();
@@ -388,9 +410,76 @@ TEST_P(MoeBlockTest, HasTheSameBitsForAnyThreadCountAndASecondTime) {
   }
 }
 
+// Where nothing is random, the rows of valid tokens are those of a call without the others, bit for bit. So are gradients of
+// weights of products where the others' d_out is 0; the loss and the gradient of the norm are sums over parts of the tokens,
+// which are other parts.
+TEST(MoeBlockMaskTest, IsTheBlockOfTheValidTokens) {
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    for (const DType dtype : kFloatTypes) {
+      for (const bool post_norm : {false, true}) {
+        SCOPED_TRACE(Join(NameOf(dtype), post_norm ? " with a norm" : ""));
+        BlockCase c = CaseOf("padded");
+        c.route.aux_coefficient = 0.5f, c.post_norm = post_norm, c.weighs_activation = post_norm;
+        Block all(c, dtype), d_all(c, dtype);
+        std::vector<std::int64_t> rows;
+        for (std::int64_t t = 0; t < c.tokens; ++t) {
+          if (all.IsValid(t)) rows.push_back(t);
+          for (std::int64_t h = 0; h < kHidden && !all.IsValid(t); ++h) all.d_out.set({t, h}, 0);
+        }
+        c.masked = false, c.tokens = static_cast<std::int64_t>(rows.size());
+        ASSERT_LT(c.tokens, kTokens);
+        Block some(c, dtype), d_some(c, dtype);
+        for (const auto member : {&Block::norm, &Block::router, &Block::bias, &Block::gate_up, &Block::down,
+                                  &Block::shared_gate_up, &Block::shared_down, &Block::post_norm})
+          some.*member = all.*member;
+        const auto of_rows = [&](const Matrix& from, Matrix* to) {
+          for (std::int64_t i = 0; i < c.tokens * kHidden; ++i)
+            to->set({i / kHidden, i % kHidden},
+                    from.at({rows[static_cast<std::size_t>(i / kHidden)], i % kHidden}));
+        };
+        of_rows(all.x, &some.x), of_rows(all.d_out, &some.d_out);
+        BlockState state, some_state;
+        ASSERT_TRUE(IsOk(MoeBlock(device, all.args(), &state)));
+        ASSERT_TRUE(IsOk(MoeBlockGrad(device, GradArgs(all, d_all), &state)));
+        ASSERT_TRUE(IsOk(MoeBlock(device, some.args(), &some_state)));
+        ASSERT_TRUE(IsOk(MoeBlockGrad(device, GradArgs(some, d_some), &some_state)));
+        Matrix out(dtype, {c.tokens, kHidden}), d_x(dtype, {c.tokens, kHidden});
+        of_rows(all.out, &out), of_rows(d_all.x, &d_x);
+        ExpectSameBits(out.view(), some.out.view());
+        ExpectSameBits(d_x.view(), d_some.x.view());
+        EXPECT_FLOAT_EQ(static_cast<float>(all.aux_loss.at({0})), static_cast<float>(some.aux_loss.at({0})));
+        for (const auto member :
+             {&Block::router, &Block::gate_up, &Block::down, &Block::shared_gate_up, &Block::shared_down})
+          ExpectSameBits((d_all.*member).view(), (d_some.*member).view());
+        ExpectCloseInTheMean(d_all.norm.ToDoubles(), d_some.norm.ToDoubles(), 4 * kFp32);
+      }
+    }
+  }
+}
+
+// Of a token that is left out: x, and what the shared expert makes of it; NaN stays in its row.
+TEST(MoeBlockMaskTest, TokensLeftOutHaveRowsOfTheirOwn) {
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    BlockCase c = CaseOf("padded_loss");
+    Block first(c, DType::kF32), second(c, DType::kF32);
+    for (std::int64_t h = 0; h < kHidden; ++h) second.x.set({4, h}, kNaN);
+    BlockState state;
+    ASSERT_TRUE(IsOk(MoeBlock(device, first.args(), &state)));
+    ASSERT_TRUE(IsOk(MoeBlock(device, second.args(), &state)));
+    for (std::int64_t t = 0; t < kTokens; ++t) {
+      for (std::int64_t h = 0; h < kHidden; ++h) {
+        EXPECT_TRUE(first.IsValid(t) || first.out.at({t, h}) == first.x.at({t, h}));
+        EXPECT_TRUE(t == 4 ? std::isnan(second.out.at({t, h}))
+                           : second.out.at({t, h}) == first.out.at({t, h}));
+      }
+    }
+    ExpectSameBits(first.aux_loss.view(), second.aux_loss.view());
+  }
+}
+
 // Without data the model follows the routes of an earlier call, and predicts what it does with data.
 TEST(MoeBlockWithoutDataTest, TakesTheRoutesOfTheState) {
-  Block b(CaseOf("deepseek"), DType::kBF16);
+  Block b(CaseOf("padded"), DType::kBF16);
   BlockState state;
   MoeBlockArgs args = b.args();
   const Status status = MoeBlock(NpuWithoutData(Ascend910B2()), args, &state);
@@ -399,7 +488,7 @@ TEST(MoeBlockWithoutDataTest, TakesTheRoutesOfTheState) {
   BlockProfile with, without;
   ASSERT_TRUE(IsOk(MoeBlock(NpuWithData(Ascend910B2()), args, &state, &with)));
   const std::vector<std::int32_t> ids = Left(b, &state).Ids();
-  args.x.data = nullptr, args.out.data = nullptr, args.aux_loss.data = nullptr;
+  args.x.data = args.valid.data = nullptr, args.out.data = args.aux_loss.data = nullptr;
   for (ConstTensor* w :
        {&args.weights.norm, &args.weights.router, &args.weights.router_bias, &args.weights.gate_up,
         &args.weights.down, &args.weights.shared_gate_up, &args.weights.shared_down})
@@ -434,6 +523,15 @@ TEST(MoeBlockArgumentsTest, AreNamed) {
   says([](auto& a) { a.weights.router_bias.sizes[0] = 7; }, "moe_block: router_bias has size 7");
   says([](auto& a) { a.weights.norm.dtype = DType::kI32; }, "moe_block: norm is int32");
   says([](auto& a) { a.aux_loss.dtype = DType::kBF16; }, "moe_block: aux_loss is bf16");
+  Matrix flags(DType::kBool, {kTokens + 1});
+  says([&](auto& a) { a.valid = flags.view(); }, "moe_block: valid has size 12");
+  says(
+      [&](auto& a) {
+        a.valid = ConstTensor(flags.view()), a.valid.sizes[0] = kTokens, a.valid.dtype = DType::kI32;
+      },
+      "moe_block: valid is int32");
+  says([](auto& a) { a.valid = ConstTensor(a.out.data, DType::kBool, {kTokens}); },
+       "moe_block: out overlaps valid");
   says([](auto& a) { a.route.scale = kInfinity; }, "moe_block: scale is inf");
   says([](auto& a) { a.route.dropout = 2; }, "moe_block: dropout is 2, needs 0 to 1");
   says([](auto& a) { a.eps = -1; }, "moe_block: eps is -1");

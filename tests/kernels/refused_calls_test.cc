@@ -28,10 +28,12 @@ struct RouteFixture {
   RouteFixture() {
     Random random;
     for (Matrix* x : {&logits, &bias, &d_weights}) x->FillNormal(random);
+    valid.Fill(1), valid.set({2}, 0);
   }
   RouteArgs args() {
     return {.logits = logits.view(),
             .bias = bias.view(),
+            .valid = valid.view(),
             .options = {.score = ScoreFunction::kSigmoid, .aux_coefficient = 1},
             .weights = weights.view(),
             .ids = ids.view(),
@@ -41,10 +43,11 @@ struct RouteFixture {
             .bad = bad.view()};
   }
   std::vector<const Matrix*> all() const {
-    return {&logits, &bias, &weights, &ids, &scores, &counts, &aux_loss, &bad};
+    return {&logits, &bias, &valid, &weights, &ids, &scores, &counts, &aux_loss, &bad};
   }
 
-  Matrix logits{DType::kF32, {5, 8}}, bias{DType::kF32, {8}}, d_weights{DType::kF32, {5, 3}};
+  Matrix logits{DType::kF32, {5, 8}}, bias{DType::kF32, {8}}, d_weights{DType::kF32, {5, 3}},
+      valid{DType::kBool, {5}};
   Matrix weights{DType::kF32, {5, 3}}, ids{DType::kI32, {5, 3}}, scores{DType::kF32, {5, 8}},
       counts{DType::kI32, {8}}, aux_loss{DType::kF32, {1}}, bad{DType::kF32, {5}};
 };
@@ -87,6 +90,13 @@ TEST(RefusedCallsTest, Route) {
       {"a loss without counts",
        [](auto& x) { x.counts = {}; },
        {who + "counts is not given, and aux_loss is"}},
+      {"valid too short", [](auto& x) { x.valid.sizes[0] = 4; }, {who + "valid has size 4", "T, of logits"}},
+      {"valid of experts",
+       [](auto& x) { x.valid.rank = 2, x.valid.sizes[1] = 8, x.valid.strides[1] = 0; },
+       {who + "valid has"}},
+      {"integer valid", [](auto& x) { x.valid.dtype = DType::kI32; }, {who + "valid is int32"}},
+      {"valid without data", [](auto& x) { x.valid.data = nullptr; }, {who + "valid has null data"}},
+      {"bad over valid", [](auto& x) { x.valid.data = x.bad.data; }, {who + "bad overlaps valid"}},
       {"bad too short", [](auto& x) { x.bad.sizes[0] = 4; }, {who + "bad has size 4"}},
       {"scores over logits",
        [](auto& x) { x.scores.data = const_cast<void*>(x.logits.data); },
@@ -108,11 +118,12 @@ struct RouteGradFixture : RouteFixture {
             .ids = ids.view(),
             .scores = scores.view(),
             .counts = counts.view(),
+            .valid = valid.view(),
             .options = RouteFixture::args().options,
             .d_aux_loss = 1,
             .d_logits = d_logits.view()};
   }
-  std::vector<const Matrix*> all() const { return {&d_weights, &ids, &scores, &counts, &d_logits}; }
+  std::vector<const Matrix*> all() const { return {&d_weights, &ids, &scores, &counts, &valid, &d_logits}; }
 
   Matrix d_logits{DType::kF32, {5, 8}};
 };
@@ -129,6 +140,8 @@ TEST(RefusedCallsTest, RouteGrad) {
       {"counts missing",
        [](auto& x) { x.counts = {}; },
        {who + "counts is not given, and d_aux_loss is not 0"}},
+      {"valid too long", [](auto& x) { x.valid.sizes[0] = 6; }, {who + "valid has size 6", "T, of scores"}},
+      {"wide valid", [](auto& x) { x.valid.dtype = DType::kI64; }, {who + "valid is int64"}},
       {"d_aux_loss NaN", [](auto& x) { x.d_aux_loss = NAN; }, {who + "d_aux_loss is nan"}},
       {"d_logits over scores",
        [](auto& x) { x.d_logits.data = const_cast<void*>(x.scores.data); },

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -30,6 +31,7 @@ struct RouteCase {
   RouteOptions options = {};
   bool bias = false;
   DType dtype = DType::kF32;
+  bool masked = false;  // Some tokens are not valid; their logits are no numbers.
   std::string Name() const { return name; }
 };
 
@@ -139,6 +141,44 @@ inline std::vector<RouteCase> RouteCases() {
        {.renormalise = true, .dropout = 0.3f, .seed = 11, .weighting = OwnWeighting()},
        true},
       {"one_expert", 7, 1, 1, {.renormalise = true}},
+      {"padded", 45, 33, 4, {.aux_coefficient = 0.3f}, false, DType::kF32, true},
+      {"padded_in_groups",
+       70,
+       64,
+       6,
+       {.score = ScoreFunction::kSigmoid,
+        .renormalise = true,
+        .scale = 2.5f,
+        .groups = 8,
+        .top_groups = 4,
+        .aux_coefficient = 2},
+       true,
+       DType::kBF16,
+       true},
+      {"padded_and_dropped",
+       50,
+       24,
+       4,
+       {.score = ScoreFunction::kSqrtSoftplus,
+        .renormalise = true,
+        .temperature = 0.7f,
+        .dropout = 0.3f,
+        .expert_dropout = 0.3f,
+        .seed = 7,
+        .aux_coefficient = 1,
+        .weighting = OwnWeighting()},
+       true,
+       DType::kF32,
+       true},
+      {"padded_no_tokens", 0, 16, 4, {.aux_coefficient = 1}, false, DType::kF32, true},
+      {"padded_means",
+       30,
+       40,
+       5,
+       {.renormalise = true, .bad_logits = BadLogits::kMean, .limit = 1.5f, .aux_coefficient = 1},
+       false,
+       DType::kF16,
+       true},
       {"no_tokens", 0, 16, 4, {.aux_coefficient = 1}}};
   for (std::int64_t experts : {2, 15, 16, 17, 31, 32, 33, 63, 65, 129}) {
     for (ScoreFunction score : kScoreFunctions) {
@@ -188,14 +228,30 @@ struct RouteCall {
         bad(DType::kF32, {c.tokens}),
         d_weights(DType::kF32, {c.tokens, c.top_k}),
         d_logits(c.dtype, {c.tokens, c.experts}),
+        valid(DType::kBool, {c.tokens}),
         has_bias(c.bias),
+        masked(c.masked),
         options(c.options) {
     Random random;
     logits.FillNormal(random), bias.FillNormal(random, 0, 0.1), d_weights.FillNormal(random);
+    valid.Fill(1);
+    for (std::int64_t t = 0; t < c.tokens && masked; ++t) {
+      constexpr double kFlags[] = {0, 1, 0, 2, 255};
+      valid.set({t}, kFlags[random.Integer(0, 4)]);
+      for (std::int64_t e = 0; e < c.experts && valid.at({t}) == 0; ++e)
+        logits.set({t, e}, std::array{kNaN, kInfinity, -kInfinity, 3e38}[static_cast<std::size_t>(e % 4)]);
+    }
+  }
+  // As the reference takes it.
+  std::vector<bool> Valid() const {
+    std::vector<bool> flags;
+    for (std::int64_t t = 0; t < valid.size(0) && masked; ++t) flags.push_back(valid.at({t}) != 0);
+    return flags;
   }
   RouteArgs args() {
     return {.logits = logits.view(),
             .bias = has_bias ? ConstTensor(bias.view()) : ConstTensor(),
+            .valid = masked ? ConstTensor(valid.view()) : ConstTensor(),
             .options = options,
             .weights = weights.view(),
             .ids = ids.view(),
@@ -209,13 +265,14 @@ struct RouteCall {
             .ids = ids.view(),
             .scores = scores.view(),
             .counts = counts.view(),
+            .valid = masked ? ConstTensor(valid.view()) : ConstTensor(),
             .options = options,
             .d_aux_loss = 1.5f,
             .d_logits = d_logits.view()};
   }
 
-  Matrix logits, bias, weights, ids, scores, counts, aux_loss, bad, d_weights, d_logits;
-  bool has_bias;
+  Matrix logits, bias, weights, ids, scores, counts, aux_loss, bad, d_weights, d_logits, valid;
+  bool has_bias, masked;
   RouteOptions options;
 };
 
@@ -311,7 +368,14 @@ inline void ExpectChosen(const RouteCall& call, const reference::RouterResult& e
   const std::vector<double> scores = call.scores.ToDoubles(), given = call.ids.ToDoubles();
   std::vector<double> ids, weights, counts(static_cast<std::size_t>(experts)), shares = counts;
   std::int64_t unclear = 0;
+  double count = 0;
   for (std::int64_t t = 0; t < tokens; ++t) {
+    if (!o.valid.empty() && !o.valid[static_cast<std::size_t>(t)]) {
+      ids.insert(ids.end(), static_cast<std::size_t>(top_k), -1);
+      weights.insert(weights.end(), static_cast<std::size_t>(top_k), 0);
+      continue;
+    }
+    ++count;
     const auto row = std::span(scores).subspan(static_cast<std::size_t>(t * experts), counts.size());
     const auto drop = [&](std::vector<std::int32_t> of_token) {
       for (std::int64_t j = 0; j < top_k; ++j) {
@@ -357,11 +421,10 @@ inline void ExpectChosen(const RouteCall& call, const reference::RouterResult& e
   // The sum of K and eps, the quotient, the product, and a weighting's own rounding, of numbers above 0.
   ExpectNear(call.weights, weights, static_cast<double>(top_k + 6) * kUnit, 1e-30);
   double loss = 0;
-  for (std::size_t e = 0; e < counts.size() && tokens > 0; ++e) loss += counts[e] * shares[e];
-  const auto count = static_cast<double>(tokens);
-  loss *= tokens == 0 ? 0
-                      : o.aux_coefficient * static_cast<double>(experts) /
-                            (static_cast<double>(top_k) * count * count);
+  for (std::size_t e = 0; e < counts.size(); ++e) loss += counts[e] * shares[e];
+  loss *= count == 0 ? 0
+                     : o.aux_coefficient * static_cast<double>(experts) /
+                           (static_cast<double>(top_k) * count * count);
   // Sums over the experts, twice, and over the tokens: their roundings are as often up as down.
   const double roundings = 4 * std::sqrt(2 * static_cast<double>(experts) + count) + 16;
   ExpectNear(call.aux_loss, {loss}, roundings * kUnit, 1e-30);
@@ -371,14 +434,16 @@ inline void ExpectRoutes(const Device& device, const RouteCase& c) {
   SCOPED_TRACE(c.name);
   RouteCall call(c);
   ASSERT_TRUE(IsOk(Route(device, call.args())));
-  const reference::RouterOptions options = ReferenceOptions(c.options);
+  reference::RouterOptions options = ReferenceOptions(c.options);
+  options.valid = call.Valid();
   const auto expected = reference::Route(call.logits.view(), call.args().bias, c.top_k, options);
   // Some units in the last place, more after noise is divided by a temperature.
   const double error = 0x1p-20 * (c.options.temperature > 0 ? 8 / c.options.temperature : 2);
   ExpectNear(call.scores, expected.scores, error, 1e-30);
   ExpectChosen(call, expected, options);
   ExpectExactly(call.bad.view(), expected.bad);
-  for (const Matrix* x : {&call.logits, &call.bias, &call.ids, &call.counts, &call.bad}) ExpectGuards(*x);
+  for (const Matrix* x : {&call.logits, &call.bias, &call.ids, &call.counts, &call.bad, &call.valid})
+    ExpectGuards(*x);
 
   // The gradient of what the kernel itself chose.
   reference::RouterResult forward;
@@ -423,6 +488,7 @@ inline RouteCase RandomRouteCase(std::uint64_t seed) {
   o.temperature = random.Integer(0, 3) == 0 ? 1.5f : 0;
   if (random.Integer(0, 3) == 0) o.weighting = OwnWeighting();
   c.dtype = kFloatTypes[random.Integer(0, 2)];
+  c.masked = random.Integer(0, 2) == 0;
   return c;
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <set>
 #include <string>
@@ -419,6 +420,155 @@ TEST(RoutePropertiesTest, TheLossOfTokensWithoutScores) {
   }
 }
 
+// A call of `c` and its gradient.
+RouteCall Routed(const Device& device, const RouteCase& c, const std::function<void(RouteCall&)>& change) {
+  RouteCall call(c);
+  change(call);
+  EXPECT_TRUE(IsOk(Route(device, call.args())));
+  EXPECT_TRUE(IsOk(RouteGrad(device, call.grad_args())));
+  return call;
+}
+
+std::vector<RouteCase> MaskedCases() {
+  const RouteOptions sampled{
+      .renormalise = true, .temperature = 2, .dropout = 0.2f, .seed = 8, .aux_coefficient = 1};
+  const RouteOptions grouped{.score = ScoreFunction::kSqrtSoftplus,
+                             .groups = 8,
+                             .top_groups = 3,
+                             .expert_dropout = 0.2f,
+                             .seed = 9,
+                             .aux_coefficient = 2};
+  return {{"sampled", 300, 64, 6, sampled, true, DType::kF32, true},
+          {"grouped", 77, 64, 6, grouped, false, DType::kBF16, true}};
+}
+
+std::vector<Device> MaskedDevices() {
+  return {Host(), NpuWithData(Ascend910B2()), NpuWithData(WithCapacity(Buffer::kUB, 4 << 10))};
+}
+
+TEST(RoutePropertiesTest, AMaskOfAllTokensChangesNoBit) {
+  for (const Device& device : MaskedDevices()) {
+    for (RouteCase c : MaskedCases()) {
+      SCOPED_TRACE(c.name);
+      const RouteCall with = Routed(device, c, [](RouteCall& call) {
+        Random random;
+        call.valid.Fill(2), call.logits.FillNormal(random);
+      });
+      c.masked = false;
+      const RouteCall without = Routed(device, c, [&](RouteCall& call) { call.logits = with.logits; });
+      for (const auto member : {&RouteCall::weights, &RouteCall::ids, &RouteCall::scores, &RouteCall::counts,
+                                &RouteCall::aux_loss, &RouteCall::bad, &RouteCall::d_logits})
+        ExpectSameBits((with.*member).view(), (without.*member).view());
+    }
+  }
+}
+
+TEST(RoutePropertiesTest, AMaskChangesNoBitOfValidTokens) {
+  for (const Device& device : MaskedDevices()) {
+    for (RouteCase c : MaskedCases()) {
+      SCOPED_TRACE(c.name);
+      const RouteCall with = Routed(device, c, [](RouteCall&) {});
+      c.masked = false;
+      const RouteCall without = Routed(device, c, [&](RouteCall& call) {
+        call.logits = with.logits;
+        for (std::int64_t t = 0; t < c.tokens; ++t) {
+          for (std::int64_t e = 0; e < c.experts && with.valid.at({t}) == 0; ++e)
+            call.logits.set({t, e}, static_cast<double>(e % 3));
+        }
+      });
+      std::int64_t left_out = 0;
+      for (std::int64_t t = 0; t < c.tokens; ++t) {
+        const bool valid = with.valid.at({t}) != 0;
+        left_out += valid ? 0 : 1;
+        for (std::int64_t j = 0; j < c.top_k; ++j) {
+          ASSERT_EQ(with.ids.at({t, j}), valid ? without.ids.at({t, j}) : -1);
+          ASSERT_EQ(with.weights.at({t, j}), valid ? without.weights.at({t, j}) : 0);
+        }
+        for (std::int64_t e = 0; e < c.experts; ++e) {
+          ASSERT_EQ(with.scores.at({t, e}), valid ? without.scores.at({t, e}) : 0);
+          ASSERT_TRUE(valid || with.d_logits.at({t, e}) == 0);
+        }
+        ASSERT_EQ(with.bad.at({t}), 0);
+      }
+      EXPECT_GT(left_out, 0);
+      EXPECT_LT(left_out, c.tokens);
+    }
+  }
+}
+
+// Their weights would be 0 / (0 + eps), and their loss a mean of nothing.
+TEST(RoutePropertiesTest, WithoutAValidTokenAllIsZero) {
+  for (const Device& device : MaskedDevices()) {
+    for (RouteCase c : MaskedCases()) {
+      SCOPED_TRACE(c.name);
+      c.options.eps = 0, c.options.renormalise = true;
+      const RouteCall call = Routed(
+          device, c, [](RouteCall& of) { of.valid.Fill(0), of.logits.Fill(kNaN), of.d_weights.Fill(1); });
+      for (const Matrix* x :
+           {&call.weights, &call.scores, &call.counts, &call.aux_loss, &call.bad, &call.d_logits})
+        ExpectExactly(x->view(), std::vector<double>(static_cast<std::size_t>(x->count()), 0.0));
+      ExpectExactly(call.ids.view(), std::vector<double>(static_cast<std::size_t>(call.ids.count()), -1.0));
+    }
+  }
+}
+
+// Bad logits of valid tokens are errors, and of these alone.
+TEST(RoutePropertiesTest, BadLogitsOfTokensLeftOutAreNone) {
+  RouteCall call({"bad", 6, 8, 2, {}, false, DType::kF32, true});
+  call.valid.Fill(1), call.logits.Fill(0);
+  for (const std::int64_t t : {1, 2, 4}) call.logits.set({t, 3}, kNaN);
+  call.valid.set({1}, 0), call.valid.set({2}, 0);
+  const Status status = Route(Host(), call.args());
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(),
+            "route: logits has nan at (4, 3), the first of 1, needs values within +-3.4028235e+38");
+  call.valid.set({4}, 0);
+  EXPECT_TRUE(IsOk(Route(Host(), call.args())));
+}
+
+// The number of valid tokens is counted in pieces of a mask that lies anywhere.
+TEST(RoutePropertiesTest, TheLossOfManyTokensOfAStridedMask) {
+  constexpr std::int64_t kTokens = 9001, kExperts = 4;
+  for (const Device& device : MaskedDevices()) {
+    RouteCall call({"many", kTokens, kExperts, 1, {.aux_coefficient = 1}, false, DType::kF32, true});
+    Matrix mask(DType::kBool, {kTokens}, {.offset = 3, .step = 5});
+    Random random;
+    call.logits.FillNormal(random);
+    std::vector<bool> valid;
+    for (std::int64_t t = 0; t < kTokens; ++t) {
+      valid.push_back(random.Integer(0, 9) != 0);
+      mask.set({t}, valid.back() ? 1 : 0);
+    }
+    RouteArgs args = call.args();
+    args.valid = mask.view();
+    ASSERT_TRUE(IsOk(Route(device, args)));
+    reference::RouterOptions options = ReferenceOptions(call.options);
+    options.valid = valid;
+    const auto expected = reference::Route(call.logits.view(), {}, 1, options);
+    ExpectNear(call.aux_loss, {expected.aux_loss}, 0x1p-14, 0);
+  }
+}
+
+// A model without data takes the mask's shape, and predicts what it does with data.
+TEST(RoutePropertiesTest, AMaskWithoutDataIsModelled) {
+  for (const RouteCase& c : MaskedCases()) {
+    RouteCall call(c);
+    Profile with, without, with_grad, without_grad;
+    ASSERT_TRUE(IsOk(Route(NpuWithData(Ascend910B2()), call.args(), &with)));
+    ASSERT_TRUE(IsOk(RouteGrad(NpuWithData(Ascend910B2()), call.grad_args(), &with_grad)));
+    RouteArgs args = call.args();
+    RouteGradArgs grad = call.grad_args();
+    grad.valid.data = nullptr;
+    for (ConstTensor* x : {&args.logits, &args.bias, &args.valid}) x->data = nullptr;
+    for (Tensor* x : {&args.weights, &args.ids, &args.scores, &args.counts, &args.aux_loss, &args.bad})
+      x->data = nullptr;
+    ASSERT_TRUE(IsOk(Route(NpuWithoutData(Ascend910B2()), args, &without)));
+    ASSERT_TRUE(IsOk(RouteGrad(NpuWithoutData(Ascend910B2()), grad, &without_grad)));
+    EXPECT_NEAR(without.time_s, with.time_s, 0.01 * with.time_s);
+    EXPECT_NEAR(without_grad.time_s, with_grad.time_s, 0.01 * with_grad.time_s);
+  }
+}
+
 // Of a token, that is: a chip adds up the loss of all tokens in the order of its own cores.
 TEST(RoutePropertiesTest, ThreadsAndChipsDoNotChangeABit) {
   const RouteOptions sampled{
@@ -427,7 +577,7 @@ TEST(RoutePropertiesTest, ThreadsAndChipsDoNotChangeABit) {
       .score = ScoreFunction::kSqrtSoftplus, .groups = 8, .top_groups = 3, .expert_dropout = 0.2f, .seed = 9};
   for (const RouteOptions& options : {sampled, grouped}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      const RouteCase c{"bits", 300, 64, 6, options, /*bias=*/true, dtype};
+      const RouteCase c{"bits", 300, 64, 6, options, /*bias=*/true, dtype, /*masked=*/dtype == DType::kBF16};
       RouteCall first(c);
       ASSERT_TRUE(IsOk(Route(Host({.threads = 1}), first.args())));
       ASSERT_TRUE(IsOk(RouteGrad(Host({.threads = 1}), first.grad_args())));

@@ -103,6 +103,7 @@ TEST(RouterReference, GradientsAreFiniteDifferences) {
                           {"dropout", false, false, {.dropout = 0.4, .seed = 3}},
                           {"expert dropout", false, false, {.expert_dropout = 0.4, .seed = 2}},
                           {"weighting", true, true},
+                          {"mask", true, false, {.valid = {true, false, true, true}}},
                           {"everything",
                            true,
                            true,
@@ -112,7 +113,9 @@ TEST(RouterReference, GradientsAreFiniteDifferences) {
                             .temperature = 2,
                             .dropout = 0.3,
                             .expert_dropout = 0.3,
-                            .seed = 6}}};
+                            .seed = 6,
+                            .valid = {true, true, false, true}}},
+                          {"none valid", false, false, {.valid = {false, false, false, false}}}};
   for (const Features& f : all) {
     for (reference::Score score :
          {reference::Score::kSoftmax, reference::Score::kSigmoid, reference::Score::kSqrtSoftplus}) {
@@ -147,6 +150,37 @@ TEST(RouterReference, RoutesAreDroppedAndExpertsLeftOut) {
   for (std::uint64_t r = 0; r < 32; ++r) routes_out += reference::UniformNumber(3, 1, r) < 0.4 ? 1 : 0;
   EXPECT_GT(routes_out, 0);
   EXPECT_EQ(std::count(dropped.begin(), dropped.end(), -1), routes_out);
+}
+
+// With tokens left out, the others are as without them; the loss is theirs alone.
+TEST(RouterReference, TokensThatAreNotValidAreNoPart) {
+  constexpr std::int64_t kExperts = 8, kTopK = 3;
+  Matrix logits(DType::kF32, {5, kExperts}), without(DType::kF32, {3, kExperts});
+  Random random;
+  logits.FillNormal(random);
+  const std::vector<std::int64_t> rows = {0, 2, 3};
+  for (std::int64_t i = 0; i < 3; ++i) {
+    for (std::int64_t e = 0; e < kExperts; ++e)
+      without.set({i, e}, logits.at({rows[static_cast<std::size_t>(i)], e}));
+  }
+  reference::RouterOptions options{.aux_coefficient = 0.7};
+  const auto expected = reference::Route(without.view(), {}, kTopK, options);
+  options.valid = {true, false, true, true, false};
+  const auto given = reference::Route(logits.view(), {}, kTopK, options);
+  EXPECT_EQ(given.counts, expected.counts);
+  EXPECT_DOUBLE_EQ(given.aux_loss, expected.aux_loss);
+  EXPECT_GT(given.aux_loss, 0);
+  for (std::int64_t i = 0; i < 3 * kTopK; ++i) {
+    const auto at = static_cast<std::size_t>(rows[static_cast<std::size_t>(i / kTopK)] * kTopK + i % kTopK);
+    EXPECT_EQ(given.ids[at], expected.ids[static_cast<std::size_t>(i)]);
+    EXPECT_EQ(given.weights[at], expected.weights[static_cast<std::size_t>(i)]);
+  }
+  for (const std::size_t token : {1, 4}) {
+    for (std::size_t j = 0; j < kTopK; ++j) {
+      EXPECT_EQ(given.ids[token * kTopK + j], -1);
+      EXPECT_EQ(given.weights[token * kTopK + j], 0);
+    }
+  }
 }
 
 // Scores that vanish before those of fp32 do, and tokens that have none.

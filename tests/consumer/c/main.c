@@ -375,6 +375,22 @@ static void routes(void) {
   OK(cubist_route_grad(host, &grad, NULL));
   EXPECT(all_near(d_logits, T * E, 0));
 
+  const uint8_t valid[T] = {0, 1};
+  int32_t counts[E];
+  float aux_loss = -1;
+  options.aux_coefficient = 1;
+  args.valid = cubist_input(valid, CUBIST_BOOL, 1, SIZES(T)), args.aux_loss = vector(&aux_loss, 1);
+  args.counts = cubist_output(counts, CUBIST_I32, 1, SIZES(E));
+  OK(cubist_route(host, &args, NULL));
+  EXPECT(ids[0] == -1 && ids[1] == -1 && ids[2] == 0 && ids[3] == 1 && weights[0] == 0 && scores[1] == 0);
+  EXPECT(counts[0] == 1 && counts[1] == 1 && counts[2] == 0 && counts[3] == 0);
+  EXPECT(near(aux_loss, 2 * (exp(2) + 1) / (exp(2) + 3))); /* E / (K V V) and the two scores of the token */
+  grad.valid = args.valid, grad.counts = args.counts, grad.d_aux_loss = 1;
+  OK(cubist_route_grad(host, &grad, NULL));
+  EXPECT(all_near(d_logits, E, 0) && !near(d_logits[E], 0));
+  options.aux_coefficient = 0, grad.d_aux_loss = 0, args.valid = grad.valid = (cubist_tensor){0};
+  OK(cubist_route(host, &args, NULL));
+
   int weighed = 0; /* by one thread */
   cubist_host_options alone = CUBIST_HOST_OPTIONS;
   alone.threads = 1;
@@ -441,6 +457,11 @@ static void blocks(void) {
   grad.forward = &args, grad.d_out = matrix(x, T, H), grad.d_x = matrix(d_x, T, H);
   OK(cubist_moe_block_grad(host, &grad, state, NULL));
   EXPECT(memcmp(d_x, x, sizeof x) == 0);
+  const bool valid[T] = {true, false, true};
+  args.valid = cubist_input(valid, CUBIST_BOOL, 1, SIZES(T));
+  OK(cubist_moe_block(host, &args, state, NULL));
+  OK(cubist_moe_block_grad(host, &grad, state, NULL));
+  EXPECT(memcmp(out, x, sizeof x) == 0 && memcmp(d_x, x, sizeof x) == 0);
 
   enum { N = 2, DN = 4, DR = 2, DV = 4, R = 6 };
   static float q_up[H * N * (DN + DR)], kv_down[H * (R + DR)], kv_norm[R], kv_up[R * N * (DN + DV)],
