@@ -1,10 +1,13 @@
 #include "kernels/grouped_matmul.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <functional>
 #include <new>
+#include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/choose_for.h"
@@ -57,6 +60,21 @@ std::int64_t RowsOfGroup(const ConstTensor& groups, GroupList list, std::int64_t
   const auto at = [&](std::int64_t i) { return LoadInt(groups.data, groups.dtype, i * groups.stride(0)); };
   return at(g) - (list == GroupList::kEnds && g > 0 ? at(g - 1) : 0);
 }
+
+// A call as its tiling is chosen, on an NPU: with as many rows in each group, as how many there are is known to the cores alone.
+template <class Args>
+struct Evenly {
+  Evenly(const ChipSpec& chip, const Args& of, std::int64_t all) : args(of) {
+    if (!chip.pipes_overlap) return;
+    const std::int64_t groups = of.groups.size(0);
+    for (std::int64_t g = 0; g < groups; ++g) rows.push_back(all / groups + (g < all % groups ? 1 : 0));
+    args.groups = ConstTensor(rows.data(), {groups}), args.group_list = GroupList::kCounts;
+  }
+  Evenly(const Evenly&) = delete;
+
+  std::vector<std::int64_t> rows;
+  Args args;
+};
 
 // One matrix (rows, cols) per group, stored transposed where asked: a stack, or a list.
 template <class AnyTensor>
@@ -124,7 +142,7 @@ Status CheckMatricesApart(const Argument& output, const Matrices<AnyTensor>& m) 
 // `groups` matrices (rows, cols) of dtype, in place of plain weights.
 Status CheckPackedWeights(const Device& device, const char* kernel, const PackedOperand& packed,
                           bool plain_too, std::int64_t groups, std::int64_t rows, std::int64_t cols,
-                          DType dtype) {
+                          DType dtype, bool read) {
   const auto error = [&](const std::string& what) {
     return InvalidArgument(std::string(kernel) + ": packed_weights " + what);
   };
@@ -138,7 +156,7 @@ Status CheckPackedWeights(const Device& device, const char* kernel, const Packed
     return error("hold " + text(packed.matrices, packed.rows, packed.cols, packed.dtype) + ", need " +
                  text(groups, rows, cols, dtype));
   }
-  return CheckPacked(device, kernel, "packed_weights", packed);
+  return read ? CheckPacked(device, kernel, "packed_weights", packed) : Status();
 }
 
 Status Validate(const Device& device, const GroupedMatmulArgs& args) {
@@ -147,6 +165,7 @@ Status Validate(const Device& device, const GroupedMatmulArgs& args) {
   CUBIST_RETURN_IF_ERROR(CheckShape(x, {{"M"}, {"K"}}));
   CUBIST_RETURN_IF_ERROR(CheckDType(x, kFloatTypes));
   const std::int64_t m = args.x.size(0), k = args.x.size(1);
+  const bool multiplies = args.alpha != 0;
   CUBIST_RETURN_IF_ERROR(CheckGroups(groups, args.group_list, m));
   const std::int64_t e = args.groups.size(0);
   const Matrices<ConstTensor> weights = WeightsOf(args);
@@ -157,12 +176,12 @@ Status Validate(const Device& device, const GroupedMatmulArgs& args) {
       return InvalidArgument(std::string(kForward) +
                              ": packed_weights are never transposed, but transpose_weights is set");
     }
-    CUBIST_RETURN_IF_ERROR(
-        CheckPackedWeights(device, kForward, args.packed_weights, weights.given(), e, k, n, args.x.dtype));
+    CUBIST_RETURN_IF_ERROR(CheckPackedWeights(device, kForward, args.packed_weights, weights.given(), e, k, n,
+                                              args.x.dtype, multiplies));
   } else if (weights.given() || e > 0) {
-    CUBIST_RETURN_IF_ERROR(
-        CheckMatrices(weights, e, {"K, of x", k}, {"N, of out", n}, {args.x.dtype}, device.computes(),
-                      [&](std::int64_t g) { return RowsOfGroup(args.groups, args.group_list, g) > 0; }));
+    CUBIST_RETURN_IF_ERROR(CheckMatrices(
+        weights, e, {"K, of x", k}, {"N, of out", n}, {args.x.dtype}, device.computes() && multiplies,
+        [&](std::int64_t g) { return RowsOfGroup(args.groups, args.group_list, g) > 0; }));
   }
   CUBIST_RETURN_IF_ERROR(CheckDType(out, kFloatTypes));
   if (args.bias.given()) {
@@ -175,13 +194,18 @@ Status Validate(const Device& device, const GroupedMatmulArgs& args) {
     CUBIST_RETURN_IF_ERROR(CheckDType(residual, kFloatTypes));
   }
   CUBIST_RETURN_IF_ERROR(CheckActivation(kForward, args.activation));
-  for (const Argument* arg : {&x, &bias, &residual, &out})
-    CUBIST_RETURN_IF_ERROR(CheckStorage(*arg, device.computes()));
-  CUBIST_RETURN_IF_ERROR(CheckWritable(out));
   const Argument packed{kForward, "packed_weights", args.packed_weights.memory()};
-  for (const Argument* arg : {&x, &groups, &bias, &packed}) CUBIST_RETURN_IF_ERROR(CheckApart(out, *arg));
-  if (!SameView(args.residual, args.out)) CUBIST_RETURN_IF_ERROR(CheckApart(out, residual));
-  return CheckMatricesApart(out, weights);
+  const std::array<const Argument*, 3> all{&bias, &x, &packed};
+  const auto inputs =
+      std::span(all).first(multiplies ? all.size() : 1);  // Those that are read, beside weights.
+  for (const Argument* arg : inputs) CUBIST_RETURN_IF_ERROR(CheckStorage(*arg, device.computes()));
+  if (args.beta != 0) CUBIST_RETURN_IF_ERROR(CheckStorage(residual, device.computes()));
+  CUBIST_RETURN_IF_ERROR(CheckStorage(out, device.computes()));
+  CUBIST_RETURN_IF_ERROR(CheckWritable(out));
+  CUBIST_RETURN_IF_ERROR(CheckApart(out, groups));
+  for (const Argument* arg : inputs) CUBIST_RETURN_IF_ERROR(CheckApart(out, *arg));
+  if (args.beta != 0 && !SameView(args.residual, args.out)) CUBIST_RETURN_IF_ERROR(CheckApart(out, residual));
+  return multiplies ? CheckMatricesApart(out, weights) : Status();
 }
 
 Status Validate(const Device& device, const GroupedMatmulGradArgs& args) {
@@ -201,7 +225,7 @@ Status Validate(const Device& device, const GroupedMatmulGradArgs& args) {
     CUBIST_RETURN_IF_ERROR(CheckDType(dx, {DType::kF32, args.dy.dtype}));
     if (args.packed_weights.given()) {
       CUBIST_RETURN_IF_ERROR(CheckPackedWeights(device, kGrad, args.packed_weights, weights.given(), e, n,
-                                                args.dx.size(1), args.dy.dtype));
+                                                args.dx.size(1), args.dy.dtype, /*read=*/true));
     } else if (weights.given() || e > 0) {
       CUBIST_RETURN_IF_ERROR(CheckMatrices(weights, e, {"K, of dx", args.dx.size(1)}, {"N, of dy", n},
                                            {args.dy.dtype}, device.computes(), has_rows));
@@ -292,11 +316,24 @@ std::int64_t StrideBytesOf(const RowProducts& p, bool columns) {
   return bytes;
 }
 
-template <class T>
-Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, const RowProducts& p) {
+// A call with a tiling given, as ChooseFor asks for it: of rows forward and for dx, of sums over rows for dw.
+template <class T, class Args>
+struct ReplayOf {
+  static constexpr ShortListLimits kFamilies{.count = 96, .dearest = 2, .work = 220000},
+      kWalks{.count = 32, .dearest = 2.5, .work = 100000, .alone = 300000};
+  const Evenly<Args>& even;
+
+  Status operator()(const Device& model, const GroupedMatmulTiling& tiling, Profile* profile) const;
+  void AddTo(ChoiceKey* key) const;
+};
+
+template <class T, class Replay>
+Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, const RowProducts& p,
+                      const Replay& replay, const GroupedMatmulTiling* forced) {
   const GmTensor& x = *launch.Input(p.x_name, p.x);
   GroupedMatmulShape shape;
   shape.groups = p.groups.size(0);
+  shape.rows = replay.even.rows;
   shape.product.m = p.x.size(0), shape.product.n = p.out.size(1), shape.product.k = p.x.size(1);
   shape.product.in = p.x.dtype, shape.product.out = p.out.dtype;
   GroupedMatmulOperands g;
@@ -309,7 +346,11 @@ Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, 
   shape.product.b_row_bytes = StrideBytesOf(p, /*columns=*/false);
   shape.product.b_col_bytes = StrideBytesOf(p, /*columns=*/true);
   GroupedMatmulTiling tiling;
-  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kernel, shape, &Candidates, &tiling));
+  if (forced != nullptr) {
+    tiling = *forced;
+  } else {
+    CUBIST_RETURN_IF_ERROR(ChooseFor(device, kernel, shape, &Candidates, &tiling, replay));
+  }
 
   std::vector<const GmTensor*> list;
   g.groups = AddGroups(launch, p.groups, p.group_list, p.x.size(0));
@@ -336,10 +377,13 @@ Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, 
   return {};
 }
 
+// With `forced` in place of the tiling of its choice, where that is given.
 template <class T>
-Status Run(const Device& device, const GroupedMatmulArgs& args, Profile* profile) {
+Status Run(const Device& device, const GroupedMatmulArgs& args, Profile* profile,
+           const GroupedMatmulTiling* forced = nullptr) {
   Launch launch(device, kForward);
   launch.GiveThreadsRuns();
+  const Evenly even(launch.chip(), args, args.x.size(0));
   CUBIST_RETURN_IF_ERROR(AddRowProducts<T>(device, kForward, launch,
                                            {args.x,
                                             args.groups,
@@ -353,20 +397,30 @@ Status Run(const Device& device, const GroupedMatmulArgs& args, Profile* profile
                                             "x",
                                             "out",
                                             {args.alpha, args.beta, args.activation, args.bias.given(),
-                                             args.beta == 0 ? ConstTensor() : args.residual}}));
+                                             args.beta == 0 ? ConstTensor() : args.residual}},
+                                           ReplayOf<T, GroupedMatmulArgs>{even}, forced));
   return launch.Finish(profile);
 }
 
-template <class T>
+template <class T, class Replay>
 Status AddGradWeights(const Device& device, const char* kernel, Launch& launch,
-                      const GroupedMatmulGradArgs& args) {
+                      const GroupedMatmulGradArgs& args, const Replay& replay,
+                      const GroupedMatmulTiling* forced) {
   GroupedMatmulShape shape;
   shape.groups = args.groups.size(0), shape.axis = GroupedAxis::kK;
+  shape.rows = replay.even.rows;
   shape.product.m = args.x.size(1), shape.product.n = args.dy.size(1), shape.product.k = args.dy.size(0);
   shape.product.in = args.dy.dtype;
   shape.product.out = args.dw.given() ? args.dw.dtype : args.dw_list[0].dtype;
+  // A host's choice has no use for it: a sum's blocks are packed as they are met.
+  if (launch.chip().pipes_overlap && args.dy.stride(1) == 1)
+    shape.product.b_row_bytes = std::abs(args.dy.stride(0)) * SizeOf(args.dy.dtype);
   GroupedMatmulTiling tiling;
-  CUBIST_RETURN_IF_ERROR(ChooseFor(device, kernel, shape, &Candidates, &tiling));
+  if (forced != nullptr) {
+    tiling = *forced;
+  } else {
+    CUBIST_RETURN_IF_ERROR(ChooseFor(device, kernel, shape, &Candidates, &tiling, replay));
+  }
 
   std::vector<const GmTensor*> list;
   GroupedGradWeightsOperands g;
@@ -386,11 +440,16 @@ Status AddGradWeights(const Device& device, const char* kernel, Launch& launch,
   return {};
 }
 
+// `forced` is for a call of dx or of dw alone.
 template <class T>
-Status Run(const Device& device, const GroupedMatmulGradArgs& args, Profile* profile) {
+Status Run(const Device& device, const GroupedMatmulGradArgs& args, Profile* profile,
+           const GroupedMatmulTiling* forced = nullptr) {
   Launch launch(device, kGrad);
   launch.GiveThreadsRuns();
   if (args.dx.given()) {
+    GroupedMatmulGradArgs alone = args;
+    alone.dw = {}, alone.dw_list = {};
+    const Evenly even(launch.chip(), alone, args.dy.size(0));
     CUBIST_RETURN_IF_ERROR(AddRowProducts<T>(device, kGrad, launch,
                                              {args.dy,
                                               args.groups,
@@ -403,11 +462,44 @@ Status Run(const Device& device, const GroupedMatmulGradArgs& args, Profile* pro
                                               args.dx,
                                               "dy",
                                               "dx",
-                                              {}}));
+                                              {}},
+                                             ReplayOf<T, GroupedMatmulGradArgs>{even}, forced));
   }
-  if (args.dw.given() || !args.dw_list.empty())
-    CUBIST_RETURN_IF_ERROR(AddGradWeights<T>(device, kGrad, launch, args));
+  if (args.dw.given() || !args.dw_list.empty()) {
+    GroupedMatmulGradArgs alone = args;
+    alone.dx = {};
+    const Evenly even(launch.chip(), alone, args.dy.size(0));
+    CUBIST_RETURN_IF_ERROR(
+        AddGradWeights<T>(device, kGrad, launch, args, ReplayOf<T, GroupedMatmulGradArgs>{even}, forced));
+  }
   return launch.Finish(profile);
+}
+
+template <class T, class Args>
+Status ReplayOf<T, Args>::operator()(const Device& model, const GroupedMatmulTiling& tiling,
+                                     Profile* profile) const {
+  return Run<T>(model, even.args, profile, &tiling);
+}
+
+// Tensors and lists that a call has.
+template <class T, class Args>
+void ReplayOf<T, Args>::AddTo(ChoiceKey* key) const {
+  const Args& args = even.args;
+  const auto add_all = [&](const auto& list) {
+    key->Add(list.size());
+    for (const auto& t : list) key->Add(ConstTensor(t));
+  };
+  key->Add(args.groups);
+  key->Add(args.weights), add_all(args.weight_list);
+  key->Add(args.packed_weights.matrices), key->Add(args.transpose_weights);
+  if constexpr (std::is_same_v<Args, GroupedMatmulArgs>) {
+    for (const ConstTensor& t : {args.x, args.bias, ConstTensor(args.out), args.residual}) key->Add(t);
+    key->Add(SameView(args.residual, args.out)), key->Add(args.activation);
+    key->Add(args.alpha), key->Add(args.beta);
+  } else {
+    for (const ConstTensor& t : {args.dy, args.x, ConstTensor(args.dx), ConstTensor(args.dw)}) key->Add(t);
+    add_all(args.dw_list), key->Add(args.accumulate_dw);
+  }
 }
 
 }  // namespace

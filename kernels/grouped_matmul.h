@@ -33,7 +33,8 @@ enum class GroupList : std::uint8_t {
 //   residual (M, N), optional; may be out itself, the same view fp32, bf16 or fp16
 //   out      (M, N)                                             fp32, bf16 or fp16
 //
-// With alpha = 0 x and the weights are not read, with beta = 0 residual is not.
+// With alpha = 0 x and the weights are not read, with beta = 0 residual is not: their shapes count, their data may be null or
+// overlap out.
 //
 // Groups are read by the kernel from global memory: nothing waits for their sizes, and the tiling does not depend on
 // them. Blocks of all groups form one list, dealt to the cores in runs of equal work; empty groups cost nothing.

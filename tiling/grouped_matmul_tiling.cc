@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstddef>
+#include <functional>
+#include <iterator>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "tiling/choose.h"
@@ -26,7 +30,8 @@ std::int64_t RowsOf(const GroupedMatmulShape& s) {
   return s.axis == GroupedAxis::kM ? s.product.m : s.product.k;
 }
 
-// `groups` products of `rows` rows each, as one product whose blocks stand below each other.
+// `groups` products of `rows` rows each, as one product whose blocks stand below each other. Those of weights' gradients are a
+// batch on an NPU: rows of x, which lie across their sums, are no longer for there being many.
 struct Stacked {
   Stacked(const ChipSpec& chip, const GroupedMatmulShape& s, const MatmulTiling& block, std::int64_t groups,
           std::int64_t rows)
@@ -37,9 +42,13 @@ struct Stacked {
     } else {
       shape.k = rows;
     }
-    tiling.grid = {groups * row_blocks, CeilDiv(shape.n, block.n)};
-    shape.m = tiling.grid.rows * tiling.m;
+    const bool as_batch = chip.pipes_overlap && s.axis == GroupedAxis::kK;
+    if (as_batch) shape.batches = groups;
+    tiling.grid = {as_batch ? row_blocks : groups * row_blocks, CeilDiv(shape.n, block.n)};
+    if (!as_batch) shape.m = tiling.grid.rows * tiling.m;
   }
+
+  std::int64_t blocks() const { return shape.batches * tiling.grid.count(); }
 
   MatmulShape shape;
   MatmulTiling tiling;
@@ -86,28 +95,117 @@ std::int64_t ColumnsAhead(const ChipSpec& chip, const GroupedMatmulShape& s, con
   return columns * static_cast<std::int64_t>(std::clamp(held, 0.0, kEnough));
 }
 
-// Cycles of `groups` products of `rows` rows. Each group's weights come from HBM once, and until they are there the
-// rows wait behind them on the same pipe.
-double PriceEven(const ChipSpec& chip, const GroupedMatmulShape& s, const MatmulTiling& block,
+// Cycles of `groups` products of `rows` rows on a core's pipes. Each group's weights come from HBM once, and until they are
+// there the rows wait behind them on the same pipe.
+double PipesEven(const ChipSpec& chip, const GroupedMatmulShape& s, const MatmulTiling& block,
                  std::int64_t groups, std::int64_t rows) {
   const Stacked stacked(chip, s, block, groups, rows);
   const double price = Price(chip, stacked.shape, stacked.tiling, /*one_product=*/false);
   if (!chip.pipes_overlap || s.axis == GroupedAxis::kK) return price;
   const MatmulTiling& t = stacked.tiling;
-  const auto element = static_cast<double>(chip.OperandBytes(s.product.in));
   const Path path = s.product.b_packed ? Path::kGmToL1 : Path::kGmToL1Nd2Nz;
-  const double cores = static_cast<double>(chip.concurrent_cores), k = static_cast<double>(s.product.k);
-  const double load =
-      2 * static_cast<double>(CeilDiv(s.product.k, t.k1)) * chip.path(path).startup +
-      k * static_cast<double>(t.m + std::min(t.n, s.product.n)) * element / LoadRate(chip, path, cores);
+  const double cores = static_cast<double>(chip.concurrent_cores);
+  // Where the next tile or piece is on its way beside the one before, it is not waited for from the start.
+  const bool beside = t.l1_stages > 1 || t.pieces > 1;
+  const double latency = beside ? chip.path(path).gap : chip.path(path).startup;
+  const double load = 2 * static_cast<double>(CeilDiv(s.product.k, t.k1)) * latency +
+                      static_cast<double>(s.product.k * (t.m + std::min(t.n, s.product.n)) *
+                                          chip.OperandBytes(s.product.in)) /
+                          LoadRate(chip, path, cores);
   const double touch =
       t.prefetch > 0 ? 0 : FirstTouch(chip, s.product, t) / static_cast<double>(stacked.row_blocks);
-  const double once =
-      static_cast<double>(groups) * k * element * static_cast<double>(rows + s.product.n);  // from HBM
-  const double bound = std::max({price, Waves(chip, t.grid.count()) * (load + touch), HbmCycles(chip, once)});
-  // Of tilings that wait for their loads alike the best one has least to do besides.
+  return std::max(price, Waves(chip, t.grid.count()) * (load + touch));
+}
+
+// Cycles in which an NPU's HBM gives and takes everything once.
+double HbmEven(const ChipSpec& chip, const GroupedMatmulShape& s, std::int64_t groups, std::int64_t rows) {
+  MatmulShape one = s.product;
+  (s.axis == GroupedAxis::kM ? one.m : one.k) = rows;
+  const auto bytes = [](std::int64_t n, std::int64_t m, std::int64_t size) {
+    return static_cast<double>(n) * static_cast<double>(m) * static_cast<double>(size);
+  };
+  return chip.pipes_overlap ? HbmCycles(chip, static_cast<double>(groups) *
+                                                  (bytes(one.m + one.n, one.k, chip.OperandBytes(one.in)) +
+                                                   bytes(one.m, one.n, SizeOf(one.out))))
+                            : 0;
+}
+
+// Of tilings that wait for memory alike the best one has least to do besides.
+double WithHbm(const ChipSpec& chip, double pipes, double hbm) {
   constexpr double kBesides = 1e-3;
-  return bound + kBesides * price;
+  return std::max(pipes, hbm) + (chip.pipes_overlap ? kBesides * pipes : 0);
+}
+
+double PriceEven(const ChipSpec& chip, const GroupedMatmulShape& s, const MatmulTiling& block,
+                 std::int64_t groups, std::int64_t rows) {
+  return WithHbm(chip, PipesEven(chip, s, block, groups, rows), HbmEven(chip, s, groups, rows));
+}
+
+// Groups of about the same number of rows.
+struct LikeGroups {
+  std::int64_t rows = 0, count = 0;
+};
+// Those that have rows, in their order; of more than a few, by size.
+std::vector<LikeGroups> LikeGroupsOf(const std::vector<std::int64_t>& rows) {
+  constexpr std::size_t kMost = 8;
+  std::vector<std::int64_t> all;
+  std::copy_if(rows.begin(), rows.end(), std::back_inserter(all), [](std::int64_t r) { return r > 0; });
+  if (all.size() > kMost) std::sort(all.begin(), all.end(), std::greater<>());
+  const std::size_t parts = std::min(all.size(), kMost);
+  const auto at = [&](std::size_t part) {
+    return all.begin() + static_cast<std::ptrdiff_t>(part * all.size() / parts);
+  };
+  std::vector<LikeGroups> groups;
+  for (std::size_t i = 0; i < parts; ++i) {
+    const std::int64_t count = at(i + 1) - at(i),
+                       mean = CeilDiv(std::accumulate(at(i), at(i + 1), std::int64_t{0}), count);
+    if (groups.empty() || groups.back().rows != mean) groups.push_back({mean, 0});
+    groups.back().count += count;
+  }
+  return groups;
+}
+
+// Cores to which blocks are dealt in turns.
+class Turns {
+ public:
+  explicit Turns(std::int64_t cores) : work_(static_cast<std::size_t>(std::min(cores, kMostCoresInTurns))) {}
+
+  void Deal(std::int64_t blocks, double cycles) {
+    while (blocks > 0 && last() - *std::min_element(work_.begin(), work_.end()) > cycles)
+      DealOne(cycles), --blocks;
+    // Cores that are no more than a block apart get as many each.
+    const std::int64_t each = blocks / std::ssize(work_);
+    for (double& work : work_) work += static_cast<double>(each) * cycles;
+    for (std::int64_t i = each * std::ssize(work_); i < blocks; ++i) DealOne(cycles);
+  }
+  double last() const { return *std::max_element(work_.begin(), work_.end()); }
+
+ private:
+  void DealOne(double cycles) { *std::min_element(work_.begin(), work_.end()) += cycles; }
+  std::vector<double> work_;
+};
+
+// Cycles of groups whose rows are known: a block of each kind takes what it does among many of its kind.
+double PriceKnown(const ChipSpec& chip, const GroupedMatmulShape& s, const MatmulTiling& block) {
+  const std::vector<LikeGroups> kinds = LikeGroupsOf(s.rows);
+  if (kinds.empty() || Stacked(chip, s, block, 1, kinds[0].rows).blocks() == 0) return 0;
+  const std::int64_t many = 16 * static_cast<std::int64_t>(chip.concurrent_cores);
+  Turns turns(chip.concurrent_cores);
+  double fixed = 0, hbm = 0;
+  for (const LikeGroups& kind : kinds) {
+    const auto waves = [&](std::int64_t groups) {
+      return Waves(chip, Stacked(chip, s, block, groups, kind.rows).blocks());
+    };
+    const double pipes = PipesEven(chip, s, block, many, kind.rows);
+    const double cycles =
+        (PipesEven(chip, s, block, 2 * many, kind.rows) - pipes) / (waves(2 * many) - waves(many));
+    fixed = std::max(fixed, pipes - waves(many) * cycles);
+    hbm += HbmEven(chip, s, kind.count, kind.rows);
+    turns.Deal(Stacked(chip, s, block, kind.count, kind.rows).blocks(), cycles);
+  }
+  const double start =
+      block.prefetch > 0 && !s.product.epilogue.vector ? chip.sync.mixed_launch_s * chip.clock_hz : 0;
+  return start + WithHbm(chip, fixed - start + turns.last(), hbm);
 }
 
 // The tilings of groups so small that their weights are best read where they lie: of one to six rows, which wait for memory
@@ -137,8 +235,7 @@ void SetWork(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTil
   const std::int64_t groups = 16 * static_cast<std::int64_t>(chip.concurrent_cores);
   const auto price = [&](std::int64_t rows) {
     const Stacked stacked(chip, s, block, groups, rows);
-    return Price(chip, stacked.shape, stacked.tiling, /*one_product=*/false) /
-           Waves(chip, stacked.tiling.grid.count());
+    return Price(chip, stacked.shape, stacked.tiling, /*one_product=*/false) / Waves(chip, stacked.blocks());
   };
   const double low = price(few), high = price(many), per_row = (high - low) / static_cast<double>(many - few);
   constexpr std::int64_t kMost = 1 << 20;
@@ -210,6 +307,7 @@ std::vector<GroupedMatmulTiling> Candidates(const ChipSpec& chip, const GroupedM
 
 double Price(const ChipSpec& chip, const GroupedMatmulShape& exact, const GroupedMatmulTiling& tiling) {
   const GroupedMatmulShape shape = Rounded(exact);
+  if (!shape.rows.empty()) return PriceKnown(chip, shape, tiling.block);
   const std::int64_t groups = std::max<std::int64_t>(shape.groups, 1);
   const std::int64_t rows = std::max<std::int64_t>(RowsOf(shape), 1);
   const double even = PriceEven(chip, shape, tiling.block, groups, CeilDiv(rows, groups));

@@ -2,6 +2,7 @@
 #ifndef CUBIST_TILING_GROUPED_MATMUL_TILING_H_
 #define CUBIST_TILING_GROUPED_MATMUL_TILING_H_
 
+#include <algorithm>
 #include <array>
 #include <compare>
 #include <concepts>
@@ -28,6 +29,8 @@ struct GroupedMatmulShape {
   MatmulShape product;
   std::int64_t groups = 0;
   GroupedAxis axis = GroupedAxis::kM;
+  // Of each group, for a price by kinds of groups; empty on a host. A call gives all as many, as it cannot know.
+  std::vector<std::int64_t> rows = {};
 
   friend auto operator<=>(const GroupedMatmulShape&, const GroupedMatmulShape&) = default;
 };
@@ -93,6 +96,24 @@ inline void Complete(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedM
 inline auto FamilyOf(const GroupedMatmulTiling& t) {
   return std::tuple_cat(FamilyOf(t.block), std::tuple(t.dealing));
 }
+// The others of short_list.h's kinds are those of the block; groups have no orders of blocks.
+inline auto WalkOf(const GroupedMatmulTiling& t) { return WalkOf(t.block); }
+inline auto StepOf(const GroupedMatmulTiling& t) { return StepOf(t.block); }
+inline bool DifferInStepAlone(const GroupedMatmulTiling& t, const GroupedMatmulTiling& other) {
+  return t.dealing == other.dealing && DifferInStepAlone(t.block, other.block);
+}
+inline std::vector<GroupedMatmulTiling> OtherOrders(const GroupedMatmulTiling&) { return {}; }
+// The Mmads of a call: each group ends with a small block, or a small step.
+inline std::int64_t ReplayWork(const GroupedMatmulShape& s, const GroupedMatmulTiling& t) {
+  const bool of_rows = s.axis == GroupedAxis::kM;
+  const std::int64_t size = std::max<std::int64_t>(of_rows ? t.block.m : t.block.k0, 1);
+  std::int64_t cut = of_rows ? CeilDiv(s.product.m, size) : CeilDiv(s.product.k, size);
+  if (!s.rows.empty()) cut = 0;
+  for (const std::int64_t rows : s.rows) cut += CeilDiv(rows, size);
+  const std::int64_t whole =
+      of_rows ? CeilDiv(s.product.k, std::max<std::int64_t>(t.block.k0, 1)) : CeilDiv(s.product.m, t.block.m);
+  return cut * whole * CeilDiv(s.product.n, t.block.n) * t.block.c_parts;
+}
 
 // What the kernel's rings take of a buffer.
 std::int64_t BufferBytes(const ChipSpec& chip, const GroupedMatmulShape& shape,
@@ -102,7 +123,8 @@ bool Fits(const ChipSpec& chip, const GroupedMatmulShape& shape, const GroupedMa
 
 std::vector<GroupedMatmulTiling> Candidates(const ChipSpec& chip, const GroupedMatmulShape& shape);
 
-// Predicted cycles, the mean of two cases: rows spread evenly over the groups, and all rows in one group.
+// Predicted cycles: with the groups' rows block by block as they are dealt, without them the mean of two cases: rows spread
+// evenly over the groups, and all rows in one group.
 double Price(const ChipSpec& chip, const GroupedMatmulShape& shape, const GroupedMatmulTiling& tiling);
 
 // The cheapest candidate. Remembers its last answers. An error names the buffer that nothing fits.

@@ -381,9 +381,10 @@ double OverlappedCycles(const ChipSpec& chip, const MatmulShape& s, const Matmul
 }  // namespace
 
 // Cycles of the busiest core: on a host its blocks one after the other; on an NPU wave by wave the slowest of its pipes,
-// of L2 and of HBM. At least the time that HBM needs for everything once.
+// of L2 and of HBM. At least the time that HBM needs for everything once, but for groups, which know what theirs is.
 double Price(const ChipSpec& chip, const MatmulShape& whole, const MatmulTiling& t, bool one_product) {
   MatmulShape s = whole;
+  const bool of_group = !one_product;
   if (t.splits > 1) s.k = t.part_k;
   if (s.batches != 1 || t.splits > 1) one_product = false;
   double total = !chip.pipes_overlap ? SerialCycles(chip, s, t, Block(chip, s, t))
@@ -419,6 +420,7 @@ double Price(const ChipSpec& chip, const MatmulShape& whole, const MatmulTiling&
     total += chip.sync.mixed_launch_s * chip.clock_hz;
   const double once = all * (D(s.m) + D(s.n)) * k * bytes + c * D(SizeOf(s.out));
   const double floor = once / chip.memory.hbm_bytes_per_s * chip.clock_hz;
+  if (of_group && chip.pipes_overlap) return total;
   // Of tilings that wait for memory alike a host's best one has least to do besides.
   constexpr double kBesides = 1e-3;
   return std::max(total, floor) + (chip.pipes_overlap ? 0 : kBesides * total);

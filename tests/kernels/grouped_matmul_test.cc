@@ -277,6 +277,37 @@ TEST(GroupedMatmulTest, WeightsOfEmptyGroupsAreNotRead) {
   }
 }
 
+// With alpha 0 neither x nor weights, with beta 0 no residual: no data, NaN, and memory of out change nothing.
+TEST(GroupedMatmulTest, WhatCountsForNothingIsNotRead) {
+  const Groups groups{{4, 0, 9}, 2};
+  for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
+    for (const bool list : {false, true}) {
+      GroupedCall call(groups, 40, 33, {.bias = DType::kF32, .list = list});
+      FillIntegers(call);
+      GroupedMatmulArgs args = call.args();
+      args.alpha = 0, args.residual = args.out, args.beta = 0;
+      args.residual.strides[0] = 1;  // Overlaps out, and is not out.
+      args.x.data = nullptr, args.weights.data = nullptr;
+      for (ConstTensor& w : call.weight_list) w.data = nullptr;
+      args.weight_list = call.weight_list;
+      ASSERT_TRUE(IsOk(GroupedMatmul(device, args)));
+      std::vector<double> expected;
+      for (std::size_t g = 0; g < groups.counts.size(); ++g) {
+        for (std::int64_t i = 0; i < groups.counts[g]; ++i) {
+          for (std::int64_t j = 0; j < 40; ++j)
+            expected.push_back(call.bias.at({static_cast<std::int64_t>(g), j}));
+        }
+      }
+      expected.resize(static_cast<std::size_t>(groups.rows() * 40));
+      ExpectExactly(call.out.view(), expected);
+      ExpectGuards(call.out);
+
+      args.alpha = 1;
+      EXPECT_FALSE(GroupedMatmul(device, args).ok());
+    }
+  }
+}
+
 // Rows after the last group may hold anything; what is written there is 0.
 TEST(GroupedMatmulTest, RowsAfterTheGroupsAreZero) {
   for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
