@@ -60,8 +60,9 @@ std::shared_ptr<const Counts> MakeCounts(std::int64_t groups, std::int64_t rows,
   return counts;
 }
 
-// Tiles come into L1 whole, and leave L0C whole.
-bool Whole(const TilingFields& f) { return Is(f, "pieces", "1") && Is(f, "c_parts", "1"); }
+// Tiles of A and B are as long as each other along k, and come into L1 whole.
+bool Whole(const TilingFields& f) { return Is(f, "pieces", "1") && Is(f, "a_span", "1"); }
+// L0C may be, too, as two tiles or as the halves of one.
 bool DoubleBuffered(const TilingFields& f) { return Is(f, "l1_stages", "2") && Is(f, "l0_stages", "2"); }
 
 // `any_order`: the same call where sums may begin anywhere along k. Every step may take the tilings of those before.

@@ -179,7 +179,9 @@ void GroupedRow(RowRecorder& r) {
   const auto call = [args](const Device& device, Profile* profile) {
     return GroupedMatmul(device, args, profile);
   };
-  r.AddTuned(call, "prefetch=0");
+  // The blocks of the vendor's tiling code (ops-transformer, gmm/grouped_matmul): 256 columns, as much of k as half of L0B has
+  // room for, and the rows that then fit L0C.
+  r.AddTuned(call, "prefetch=0,m=128,n=256,k0=64");
   r.StartsSlowly();
   r.out.schedule = Schedule::kUnknown;
 }
