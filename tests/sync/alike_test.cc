@@ -46,7 +46,7 @@ std::vector<std::pair<std::string, std::string>> Kernels() {
           {"token_finalize", "100x64x4x8"},
           {"route", "300x64x4x4"},
           {"flash_attention_grad", "4x300x64x64x0"},
-          {"grouped_matmul", "300x200x100x5"}};
+          {"grouped_matmul", "900x600x100x5"}};
 }
 
 // How many cores have another's plan.
