@@ -4,6 +4,8 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "kernels/attention_arguments.h"
 #include "kernels/attention_scores_kernel.h"
@@ -51,7 +53,7 @@ struct Rotations {
 inline Rotations AddRotations(Launch& launch, const AttentionRope& rope, std::int64_t batches) {
   const RotateOperands tables{launch.Input("cos", rope.cos), launch.Input("sin", rope.sin),
                               rope.layout != RopeLayout::kHalf, /*inverse=*/false,
-                              SecondHalfInUb(launch.chip(), 2 * rope.cos.size(rope.cos.rank - 1))};
+                              SecondHalfInUb(launch.chip(), rope.cos.size(rope.cos.rank - 1))};
   Rotations r{tables, tables};
   const auto positions = [&](const char* name, const ConstTensor& rows) {
     return rows.given() ? launch.Input(name, RowForEach(rows, batches)) : nullptr;
@@ -60,6 +62,18 @@ inline Rotations AddRotations(Launch& launch, const AttentionRope& rope, std::in
   r.of_queries.positions = positions("q_positions", rope.q_positions);
   r.of_keys.positions = positions("k_positions", rope.k_positions);
   return r;
+}
+
+// A phase that turns rows of tensors, all of which have the same number of pairs.
+template <class T>
+void TurnTensors(Launch& launch, const std::vector<TurnedTensor>& tensors) {
+  std::int64_t rows = 0;
+  for (const TurnedTensor& x : tensors) rows += x.rows();
+  const std::int64_t at_once =
+      RowsTurnedAtOnce(launch.chip(), DTypeOf<T>(), tensors[0].angles.ub_cols(), rows);
+  launch.OnVectorCores(CeilDiv(rows, at_once), [&](auto& core) {
+    RotateKernel<T>(core, std::span<const TurnedTensor>(tensors), at_once);
+  });
 }
 
 }  // namespace cubist

@@ -28,7 +28,6 @@ FlashAttentionShape ShapeOf(const FlashAttentionArgs& args) {
   s.kv_heads = args.k.size(1), s.skv = args.k.size(2), s.d_v = args.v.size(3);
   if (args.q_rope.given()) s.d_rope = args.q_rope.size(3), s.rope_heads = args.k_rope.size(1);
   s.in = args.q.dtype, s.out = args.out.dtype;
-  s.rotate = args.rope.given() && s.d_rope > 0;
   s.bias = args.bias.given(), s.soft_cap = SoftCapForm(s.in, args.soft_cap, args.scale),
   s.sinks = args.sinks.given();
   s.mask = args.mask.given(), s.alibi = args.alibi.given(), s.dropout = args.dropout.given();
@@ -152,7 +151,7 @@ class ForwardCall {
     const KeysInUse keys(schedule, args_);
     AddTensors();
     if (shape_.skips_hidden()) g_.hidden = CountHidden(launch_, *g_.mask, tiling_.mask_cell(shape_));
-    if (shape_.rotate) TurnRows(schedule, keys);
+    if (args_.rope.given() && shape_.d_rope > 0) TurnRows(schedule, keys);
     if (tiling_.pack_kv) PackKeys(keys);
     const std::int64_t heads = shape_.heads, part_rows = schedule.part_rows();
     if (part_rows > 0) {
@@ -177,28 +176,14 @@ class ForwardCall {
   const GmTensor* Like(const char* name, const GmTensor& x) {
     return launch_.Workspace(name, shape_.in, {x.sizes[0], x.sizes[1], x.sizes[2], x.sizes[3]});
   }
-  // Keys, and queries too where several tasks or the heads of one matrix ask for them or their halves stand apart in UB,
-  // before all else; other queries are turned on their way to the products.
+  // Before all else: each row once, whatever number of blocks and heads asks for it.
   void TurnRows(const FlashAttentionSchedule& schedule, const KeysInUse& keys) {
-    const Rotations rotations = AddRotations(launch_, args_.rope, args_.q.size(0));
-    g_.rotate = rotations.of_queries;
-    const GmTensor &k = *g_.k_rope, &q = *g_.q_rope;
-    g_.k_rope = Like("k_turned", k);
-    std::int64_t rows = 0;
-    for (const RowsToTurn& part : keys.turned) rows += k.sizes[1] * part.rows.size();
-    std::vector<RowsToTurn> queries;
-    if (schedule.part_rows() > 0 || shape_.folds() || g_.rotate.halves_apart()) {
-      queries = QueriesToTurn(schedule);
-      g_.q_rope = Like("q_turned", q);
-      rows += q.sizes[0] * q.sizes[1] * q.sizes[2];
-      shape_.rotate = false;
-    }
-    launch_.OnVectorCores(CeilDiv(rows, kRotateRows), [&](auto& core) {
-      Rotator rotator(core, g_.rotate.ub_cols());
-      std::int64_t task = 0;
-      RotateKernel(core, rotator, rotations.of_keys, k, *g_.k_rope, keys.turned, task);
-      RotateKernel(core, rotator, rotations.of_queries, q, *g_.q_rope, queries, task);
-    });
+    const auto [of_queries, of_keys] = AddRotations(launch_, args_.rope, args_.q.size(0));
+    const std::vector<TurnedTensor> tensors = {
+        {of_keys, g_.k_rope, Like("k_turned", *g_.k_rope), keys.turned},
+        {of_queries, g_.q_rope, Like("q_turned", *g_.q_rope), QueriesToTurn(schedule)}};
+    g_.k_rope = tensors[0].turned, g_.q_rope = tensors[1].turned;
+    TurnTensors<T>(launch_, tensors);
   }
 
   void PackKeys(const KeysInUse& keys) {

@@ -275,19 +275,11 @@ class GradCall {
     g_.k_rope_unseen = g_.k_rope;
     if (!rotate()) return;
     rotations_ = AddRotations(launch_, args_.rope, batches());
-    const auto turn = [&](const char* name, const GmTensor*& rows, const RotateOperands& rotate,
-                          const std::vector<RowsToTurn>& parts) {
-      const GmTensor& plain = *rows;
-      rows = WorkspaceLike(name, plain);
-      launch_.OnVectorCores(CeilDiv(plain.sizes[0] * plain.sizes[1] * plain.sizes[2], kRotateRows),
-                            [&](auto& core) {
-                              Rotator rotator(core, rotate.ub_cols());
-                              std::int64_t task = 0;
-                              RotateKernel(core, rotator, rotate, plain, *rows, parts, task);
-                            });
-    };
-    turn("q_turned", g_.q_rope, rotations_.of_queries, QueriesToTurn(*schedule_));
-    turn("k_turned", g_.k_rope, rotations_.of_keys, SeenKeys(*schedule_));
+    const std::vector<TurnedTensor> tensors = {
+        {rotations_.of_keys, g_.k_rope, WorkspaceLike("k_turned", *g_.k_rope), SeenKeys(*schedule_)},
+        {rotations_.of_queries, g_.q_rope, WorkspaceLike("q_turned", *g_.q_rope), QueriesToTurn(*schedule_)}};
+    g_.k_rope = tensors[0].turned, g_.q_rope = tensors[1].turned;
+    TurnTensors<T>(launch_, tensors);
   }
 
   void AddWorkspaces() {
@@ -344,7 +336,7 @@ class GradCall {
     for (const Sum& sum : sums) {
       if (sum.gradient == nullptr || sum.parts == nullptr) continue;
       const auto& sizes = sum.gradient->sizes;
-      ForAllRows(sizes[0] * sizes[1], sizes[2], sum.ub_cols(), [&](auto& core, std::int64_t at_once) {
+      ForAllRows(sizes[0] * sizes[1], sizes[2], sum.columns(), [&](auto& core, std::int64_t at_once) {
         FlashAttentionGradSumKernel(core, sum, s_, t_, *schedule_, at_once);
       });
     }

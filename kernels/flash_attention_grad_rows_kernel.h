@@ -237,6 +237,10 @@ struct FlashAttentionGradSum {
   }
   bool turned() const { return rotate.cos != nullptr; }
   std::int64_t ub_cols() const { return turned() ? rotate.ub_cols() : gradient->sizes[3]; }
+  // What all tiles ask for, as that many columns of a sum and a part: a Rotator adds ten to their four, in all of UB.
+  std::int64_t columns() const {
+    return turned() ? CeilDiv(7 * RoundUp(ub_cols(), kBlockWords), 4) : ub_cols();
+  }
   // Calls visit(columns in GM, the same in UB) for the runs of a row.
   template <class Visit>
   void ForEachRun(Visit&& visit) const {
@@ -271,7 +275,7 @@ void FlashAttentionGradSumKernel(Core& core, const FlashAttentionGradSum& sum,
   const std::int64_t ub_cols = sum.ub_cols();
   Ring<Buffer::kUB, float> sum_ub(core, "sum_ub", rows_at_once, ub_cols, 2);
   Ring<Buffer::kUB, float> part_ub(core, "part_ub", rows_at_once, ub_cols, 2);
-  Rotator<Core> rotator(core, sum.turned() ? ub_cols : 0);
+  Rotator<float, Core> rotator(core, sum.rotate, rows_at_once, /*loads=*/false);
   const auto first_row = [&](const AttentionSequence& x) { return sum.keys ? x.kv_begin : x.q_begin; };
   const auto add_up = [&](UbTile<float> total, const AttentionSequence& sequence, std::int64_t n, Range some,
                           Range cols) {
@@ -300,12 +304,9 @@ void FlashAttentionGradSumKernel(Core& core, const FlashAttentionGradSum& sum,
     sum.ForEachRun([&](Range cols, Range in_ub) { add_up(total.Cols(in_ub), sequence, n, some, cols); });
     const Gm gradient = MatrixOf(*sum.gradient, b, n).Rows(some.From(-first));
     if (!sum.turned()) return core.Store(gradient, total);
-    for (const Range r : Split(some.size(), Rotator<Core>::kRows)) {
-      const UbTile<float> y =
-          rotator.Turn(sum.rotate, total.Rows(r), sum.rotate.At(b, r.From(-some.begin), first));
-      core.Store(sum.rotate.First(gradient.Rows(r)), y.Cols(sum.rotate.FirstHalf()));
-      core.Store(sum.rotate.Second(gradient.Rows(r)), y.Cols(sum.rotate.SecondHalf()));
-    }
+    const RotateOperands& g = sum.rotate;
+    rotator.Turn(g, total, rotator.Load(g, g.At(b, some, first), some.size()));
+    rotator.Store(g, gradient, total);
   };
   ForEachShare(core, schedule, sum.keys, sum.gradient->sizes[1], rows_at_once, finish);
 }

@@ -91,13 +91,7 @@ void FlashAttentionKernel(Core& core, const FlashAttentionOperands& g, const Fla
       g.LoadQueries(core, q1, *g.q, step, step.task.q);
       if (rope) {
         q_rope1 = q_rope_l1.Next(step.task.q.size(), s.d_rope);
-        if (s.rotate) {
-          for_each_lane({0, step.task.q.size()}, [&](std::size_t i, Range, Range part) {
-            RotateQueries(*lanes[i], g, step, part, q_rope1);
-          });
-        } else {
-          g.LoadQueries(core, q_rope1, *g.q_rope, step, step.task.q);
-        }
+        g.LoadQueries(core, q_rope1, *g.q_rope, step, step.task.q);
       }
     }
     const Range rows = step.rows.From(step.task.q.begin);

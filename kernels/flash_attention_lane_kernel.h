@@ -12,7 +12,6 @@
 
 #include "kernels/attention_scores_kernel.h"
 #include "kernels/operand_kernel.h"
-#include "kernels/rotate_kernel.h"
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
 #include "tiling/flash_attention_steps.h"
@@ -63,7 +62,6 @@ struct FlashAttentionOperands : ScoreOperands {
   // Where keys are split, (1, head, rows of all parts, d) and (.., 1): outputs of the parts, to be combined.
   const GmTensor *part_out = nullptr, *part_lse = nullptr;
   const GmTensor* sinks = nullptr;  // (1, 1, 1, n)
-  RotateOperands rotate;            // Of the queries' rope part; k_rope is turned already. Where s.rotate.
   // Keys `kv` of the step's sequence, transposed, and their values, of one KV head.
   Operand KeysTransposed(bool is_packed, const AttentionSequence& q, std::int64_t h, Range kv) const {
     return Transposed(is_packed, k, k_packed, q, h, kv);
@@ -146,9 +144,7 @@ struct FlashAttentionLane {
         flags_ub(core, "flags_ub", s.mask || s.dropout ? rows : 0, t.n, t.ub_stages),
         sums_ub(core, "sums_ub", s.hides() ? rows : 0, 1, 1),
         sinks_ub(core, "sinks_ub", s.folds() ? rows : 1, s.sinks ? (s.folds() ? 1 : s.heads) : 0, 1),
-        slopes_ub(core, "slopes_ub", s.folds() ? rows : 1, s.alibi ? (s.folds() ? 1 : s.heads) : 0, 1),
-        rotator(core, s.rotate ? s.d_rope : 0),
-        turned_ub(core, "turned_ub", kRotateRows, s.rotate ? s.d_rope : 0, 1) {}
+        slopes_ub(core, "slopes_ub", s.folds() ? rows : 1, s.alibi ? (s.folds() ? 1 : s.heads) : 0, 1) {}
 
   // A block of queries of so many rows begins, or ends its round `round`: the tile of its maxima.
   void NewMaximum(std::int64_t round, std::int64_t rows) {
@@ -165,8 +161,6 @@ struct FlashAttentionLane {
   Ring<Buffer::kUB, float> pv_ub, o_ub, m_ub, l_ub, bias_ub, scratch_ub, distances_ub;
   Ring<Buffer::kUB, std::uint8_t> flags_ub;
   Ring<Buffer::kUB, float> sums_ub, sinks_ub, slopes_ub;
-  Rotator<V> rotator;
-  Ring<Buffer::kUB, T> turned_ub;
   UbTile<float> sinks;
   // Of the block of queries in the softmax stage; of each of its rows where heads are folded.
   float slope = 0;
@@ -175,23 +169,6 @@ struct FlashAttentionLane {
   std::array<UbTile<float>, 2 * FlashAttentionTiling::kMaxDepth + 2> m;
   UbTile<float> l, o;
 };
-
-// The rope parts of rows `part` of a block of queries, turned to their positions, into those rows of `q_rope`: once for all
-// keys.
-template <class T, VectorCore V>
-void RotateQueries(FlashAttentionLane<T, V>& lane, const FlashAttentionOperands& g,
-                   const FlashAttentionStep& step, Range part, L1Tile<T> q_rope) {
-  for (const Range rows : Split(part, kRotateRows)) {
-    const Range queries = rows.From(-step.task.q.begin);
-    const UbTile<float> turned = lane.rotator.Rotate(
-        g.rotate,
-        MatrixOf(*g.q_rope, step.sequence.batch, step.task.head).Rows(queries.From(-step.sequence.q_begin)),
-        g.rotate.At(step.sequence.batch, queries, step.sequence.q_begin));
-    const UbTile<T> narrow = lane.turned_ub.Next(rows.size(), q_rope.cols());
-    lane.core.Cast(narrow, turned);
-    lane.core.Move(q_rope.Rows(rows), narrow);
-  }
-}
 
 // The column of `per_head`, (.., n), that rows of folded heads ask for: x(row) = per_head(i, head of row).
 template <VectorCore V>

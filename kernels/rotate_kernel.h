@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
 #include "tiling/attention_band.h"
-#include "tiling/flash_attention_tiling.h"
 
 namespace cubist {
 
@@ -38,78 +38,118 @@ struct RotateOperands {
   }
 
   std::int64_t half() const { return cos->sizes[3]; }
+  // Whether each angle stands twice in the tables, one beside the other.
+  bool angles_twice() const { return cos->strides[3] == 2 || sin->strides[3] == 2; }
   // Columns of UB, and those of the halves among them.
   std::int64_t ub_cols() const { return second + half(); }
   Range FirstHalf() const { return {0, half()}; }
   Range SecondHalf() const { return {second, ub_cols()}; }
-  bool halves_apart() const { return second != half(); }
-  // Calls body(columns in GM, the same in UB) for the runs of a row whose pairs are halves.
+  // Calls body(columns in GM, the same in UB) for the runs of a row in halves: one where there is no gap between them.
   template <class Body>
   void ForEachRun(Body&& body) const {
-    if (!halves_apart()) return body(Range{0, 2 * half()}, Range{0, 2 * half()});
+    if (second == half()) return body(Range{0, 2 * half()}, Range{0, 2 * half()});
     body(FirstHalf(), FirstHalf());
     body(Range{half(), 2 * half()}, SecondHalf());
   }
-  // The first and second elements of all pairs of rows (r, R) in GM.
-  Gm First(const Gm& rows) const { return Every(rows, 0); }
-  Gm Second(const Gm& rows) const { return Every(rows, interleaved ? 1 : rows.cols / 2); }
-
- private:
-  Gm Every(const Gm& rows, std::int64_t first) const {
-    Gm part = rows;
-    part.offset += first * rows.col_stride;
-    part.cols = rows.cols / 2;
-    if (interleaved) part.col_stride *= 2;
-    return part;
-  }
 };
 
-// Turns rows: (y1, y2) = (x1 c - x2 s, x2 c + x1 s); inverse with -s. Turned pairs stand in halves of a row of R, at
-// RotateOperands::FirstHalf and SecondHalf of `cols` of UB.
-template <VectorCore V>
+// Column of UB where the second half of a row of 2 * `half` begins: a block's first, of 16-bit numbers too, where
+// instructions ask for one. Then there may be a gap behind the first half.
+inline std::int64_t SecondHalfInUb(const ChipSpec& chip, std::int64_t half) {
+  return chip.pipes_overlap ? RoundUp(half, 2 * kBlockWords) : half;
+}
+
+// Turns rows of T: (y1, y2) = (x1 c - x2 s, x2 c + x1 s); inverse with -s. Pairs stand in halves of a row of UB, at
+// RotateOperands::FirstHalf and SecondHalf.
+template <class T, VectorCore V>
 class Rotator {
  public:
-  static constexpr std::int64_t kRows = kRotateRows;
+  struct Angles {
+    UbTile<float> cos, sin;  // Each in both halves: whole rows are multiplied at once.
+  };
 
-  Rotator(V& core, std::int64_t cols)
+  // So many rows at a time at most; none at all without tables. Without `loads` they are in UB already.
+  Rotator(V& core, const RotateOperands& g, std::int64_t rows, bool loads)
       : core_(core),
-        x_ub_(core, "rotate_x_ub", kRows, cols, 1),
-        y_ub_(core, "rotate_y_ub", kRows, cols, 1),
-        product_ub_(core, "rotate_product_ub", kRows, cols, 1),
-        angles_ub_(core, "rotate_angles_ub", kRows, cols, 1),
-        ids_ub_(core, "rotate_ids_ub", 1, cols > 0 ? kRows : 0, 1),
-        wide_ids_ub_(core, "rotate_wide_ids_ub", 1, cols > 0 ? kRows : 0, 1) {}
+        g_(g),
+        x_ub_(core, "rotate_x_ub", rows, loads ? Cols() : 0, 3),
+        product_ub_(core, "rotate_product_ub", rows, Cols(), 1),
+        angles_ub_(core, "rotate_angles_ub", rows, Cols(), 4),
+        pairs_ub_(core, "rotate_pairs_ub", rows, loads && g.interleaved ? 2 * g.half() : 0, 2),
+        half_ub_(core, "rotate_half_ub", rows, loads && g.interleaved ? g.half() : 0, 2),
+        zipped_ub_(core, "rotate_zipped_ub", rows, !loads && g.interleaved ? 2 * g.half() : 0, 2),
+        twice_ub_(core, "rotate_twice_ub", rows, AnglesTwice() ? 2 * g.half() : 0, 1),
+        once_ub_(core, "rotate_once_ub", rows, AnglesTwice() ? g.half() : 0, 1),
+        offsets_ub_(core, "rotate_offsets_ub", rows, !loads && g.interleaved ? 2 * g.half() : 0, 1),
+        ids_ub_(core, "rotate_ids_ub", 1, Cols() > 0 ? rows : 0, 1),
+        wide_ids_ub_(core, "rotate_wide_ids_ub", 1, Cols() > 0 ? rows : 0, 1) {}
 
-  // Up to kRows rows in GM; the result may be changed and stands until the next call.
-  UbTile<float> Rotate(const RotateOperands& g, const Gm& rows, const RotatePositions& positions) {
-    const UbTile<float> x = x_ub_.Next(rows.rows, g.ub_cols());
-    core_.Load(x.Cols(g.FirstHalf()), g.First(rows));
-    core_.Load(x.Cols(g.SecondHalf()), g.Second(rows));
-    return Turn(g, x, positions);
-  }
-  // The same of rows in UB, of ub_cols.
-  UbTile<float> Turn(const RotateOperands& g, UbTile<float> x, const RotatePositions& positions) {
-    const std::int64_t rows = x.rows(), cols = x.cols();
-    const UbTile<float> y = y_ub_.Next(rows, cols), product = product_ub_.Next(rows, cols);
-    const UbTile<float> angles = angles_ub_.Next(rows, cols);
-    const Range first = g.FirstHalf(), second = g.SecondHalf();
-    const UbTile<float> cos = angles.Cols(first), sin = angles.Cols(second);
+  // Of `rows` rows; they serve all heads at these positions.
+  Angles Load(const RotateOperands& g, const RotatePositions& positions, std::int64_t rows) {
+    const Angles angles{angles_ub_.Next(rows, g.ub_cols()), angles_ub_.Next(rows, g.ub_cols())};
+    const UbTile<float> cos = angles.cos.Cols(g.FirstHalf()), sin = angles.sin.Cols(g.FirstHalf());
     ForEachRun(positions, rows, [&](Range part, std::int64_t position) {
       const Range at{position, position + part.size()};
-      core_.Load(cos.Rows(part), MatrixOf(*g.cos).Rows(at));
-      core_.Load(sin.Rows(part), MatrixOf(*g.sin).Rows(at));
+      LoadAngles(cos.Rows(part), MatrixOf(*g.cos).Rows(at));
+      LoadAngles(sin.Rows(part), MatrixOf(*g.sin).Rows(at));
     });
     if (g.inverse) core_.MulScalar(sin, sin, -1.0f);
-    core_.Mul(y.Cols(first), x.Cols(first), cos);
-    core_.Mul(y.Cols(second), x.Cols(second), cos);
-    core_.Mul(product.Cols(first), x.Cols(second), sin);
-    core_.Mul(product.Cols(second), x.Cols(first), sin);
-    core_.Sub(y.Cols(first), y.Cols(first), product.Cols(first));
-    core_.Add(y.Cols(second), y.Cols(second), product.Cols(second));
-    return y;
+    core_.MulScalar(angles.cos.Cols(g.SecondHalf()), cos, 1.0f);
+    core_.MulScalar(angles.sin.Cols(g.SecondHalf()), sin, 1.0f);
+    return angles;
+  }
+  UbTile<float> Load(const RotateOperands& g, const Gm& rows) {
+    const UbTile<float> x = x_ub_.Next(rows.rows, g.ub_cols());
+    if (!g.interleaved) {
+      g.ForEachRun([&](Range cols, Range in_ub) { core_.Load(x.Cols(in_ub), rows.Cols(cols)); });
+      return x;
+    }
+    const UbTile<T> pairs = pairs_ub_.Next(rows.rows, rows.cols);
+    core_.Load(pairs, rows);
+    for (const int i : {0, 1}) {  // Narrow elements are picked in half the time.
+      const UbTile<T> half = half_ub_.Next(rows.rows, g.half());
+      core_.Unzip(half, pairs, i);
+      core_.Cast(x.Cols(i == 0 ? g.FirstHalf() : g.SecondHalf()), half);
+    }
+    return x;
+  }
+  // In their place.
+  void Turn(const RotateOperands& g, UbTile<float> x, const Angles& angles) {
+    const UbTile<float> product = product_ub_.Next(x.rows(), x.cols());
+    g.ForEachRun([&](Range, Range in_ub) {
+      core_.Mul(product.Cols(in_ub), x.Cols(in_ub), angles.sin.Cols(in_ub));
+      core_.Mul(x.Cols(in_ub), x.Cols(in_ub), angles.cos.Cols(in_ub));
+    });
+    const UbTile<float> first = x.Cols(g.FirstHalf()), second = x.Cols(g.SecondHalf());
+    core_.Sub(first, first, product.Cols(g.SecondHalf()));
+    core_.Add(second, second, product.Cols(g.FirstHalf()));
+  }
+  // To rows in GM, as pairs where the operands say so; x is lost.
+  void Store(const RotateOperands& g, const Gm& rows, UbTile<float> x) {
+    if (!g.interleaved) return StoreHalves(g, rows, x);
+    const UbTile<float> zipped = zipped_ub_.Next(rows.rows, rows.cols);
+    core_.Zip(zipped, x.Cols(g.FirstHalf()), x.Cols(g.SecondHalf()));
+    core_.Store(rows, zipped);
+  }
+  void StoreHalves(const RotateOperands& g, const Gm& rows, UbTile<float> x) {
+    g.ForEachRun([&](Range cols, Range in_ub) { core_.Store(rows.Cols(cols), x.Cols(in_ub)); });
   }
 
  private:
+  // Every other angle is picked from whole rows: elements moved one by one would take ten times as long.
+  void LoadAngles(const UbTile<float>& half, const Gm& rows) {
+    if (rows.col_stride != 2) return core_.Load(half, rows);
+    Gm whole = rows;  // Up to the last angle; there may be none beside it.
+    whole.cols = 2 * rows.cols - 1, whole.col_stride = 1;
+    const UbTile<float> twice = twice_ub_.Next(rows.rows, 2 * rows.cols),
+                        once = once_ub_.Next(rows.rows, rows.cols);
+    core_.Load(twice.Cols({0, whole.cols}), whole);
+    core_.Unzip(once, twice, 0);
+    core_.MulScalar(half, once, 1.0f);
+  }
+  bool AnglesTwice() const { return g_.cos != nullptr && g_.angles_twice(); }
+  std::int64_t Cols() const { return g_.cos == nullptr ? 0 : g_.ub_cols(); }
+
   // Calls body(rows, the first one's position) for rows that stand one behind the other.
   template <class Body>
   void ForEachRun(const RotatePositions& positions, std::int64_t rows, Body body) {
@@ -130,7 +170,11 @@ class Rotator {
   }
 
   V& core_;
-  Ring<Buffer::kUB, float> x_ub_, y_ub_, product_ub_, angles_ub_;
+  const RotateOperands& g_;
+  Ring<Buffer::kUB, float> x_ub_, product_ub_, angles_ub_;
+  Ring<Buffer::kUB, T> pairs_ub_, half_ub_;
+  Ring<Buffer::kUB, float> zipped_ub_, twice_ub_, once_ub_;
+  Ring<Buffer::kUB, std::int32_t> offsets_ub_;  // Room for those that an NPU's Zip gathers by.
   Ring<Buffer::kUB, std::int32_t> ids_ub_;
   Ring<Buffer::kUB, std::int64_t> wide_ids_ub_;
 };
@@ -141,20 +185,58 @@ struct RowsToTurn {
   Range rows;
 };
 
-// Each of `parts` of `source` (b, n, s, R) turned once, to the same place of `turned`, pairs in halves. `task` counts
-// what cores share.
-template <VectorCore V>
-void RotateKernel(V& core, Rotator<V>& rotator, const RotateOperands& g, const GmTensor& source,
-                  const GmTensor& turned, std::span<const RowsToTurn> parts, std::int64_t& task) {
-  for (const RowsToTurn& p : parts) {
-    for (std::int64_t n = 0; n < source.sizes[1]; ++n) {
-      for (const Range part : Split(p.rows, 8 * Rotator<V>::kRows)) {
-        if (task++ % core.count() != core.index()) continue;
-        for (const Range r : Split(part, Rotator<V>::kRows)) {
-          const UbTile<float> y = rotator.Rotate(g, MatrixOf(source, p.batch, n).Rows(r),
-                                                 g.At(p.batch, r.From(p.begin), p.begin));
-          const Gm to = MatrixOf(turned, p.batch, n).Rows(r);
-          g.ForEachRun([&](Range cols, Range in_ub) { core.Store(to.Cols(cols), y.Cols(in_ub)); });
+// `parts` of `source` (b, n, s, R) go to the same places of `turned`, pairs in halves.
+struct TurnedTensor {
+  RotateOperands angles;
+  const GmTensor *source = nullptr, *turned = nullptr;
+  std::vector<RowsToTurn> parts;
+
+  std::int64_t heads() const { return source->sizes[1]; }
+  std::int64_t rows() const {
+    std::int64_t sum = 0;
+    for (const RowsToTurn& p : parts) sum += p.rows.size();
+    return heads() * sum;
+  }
+};
+
+// Rows that a Vector core turns at a time: four tiles for each core at least, as far as there are rows, so that one is
+// loaded while another is computed; as many as UB has room for at most.
+inline std::int64_t RowsTurnedAtOnce(const ChipSpec& chip, DType in, std::int64_t ub_cols,
+                                     std::int64_t rows) {
+  constexpr std::int64_t kMost = 32, kLeast = 8;
+  const BufferSpec& ub = chip.buffer(Buffer::kUB);
+  const auto bytes = [&](std::int64_t r) {
+    return 10 * chip.SlotBytes(Buffer::kUB, DType::kF32, r, ub_cols) +
+           3 * chip.SlotBytes(Buffer::kUB, in, r, ub_cols) + chip.SlotBytes(Buffer::kUB, DType::kI32, 1, r) +
+           chip.SlotBytes(Buffer::kUB, DType::kI64, 1, r);
+  };
+  std::int64_t at_once = kMost;
+  while (at_once > 1 && bytes(at_once) > std::min(ub.fast, ub.capacity)) at_once /= 2;
+  const std::int64_t of_four = CeilDiv(rows, 4 * chip.cube_cores * chip.vector_per_cube);
+  return std::min(at_once, RoundUp(std::max<std::int64_t>(of_four, 1), kLeast));
+}
+
+// A tensor's tiles are counted by part, rows and head. Cores have runs of them, in which the heads of the same rows share
+// their angles: runs of each tensor, as those of keys, which have few heads, wait for more of their angles.
+template <class T, VectorCore V>
+void RotateKernel(V& core, std::span<const TurnedTensor> tensors, std::int64_t rows_at_once) {
+  Rotator<T, V> rotator(core, tensors[0].angles, rows_at_once, /*loads=*/true);
+  for (const TurnedTensor& x : tensors) {
+    const RotateOperands& g = x.angles;
+    std::int64_t tiles = 0, tile = 0;
+    for (const RowsToTurn& p : x.parts) tiles += x.heads() * Split(p.rows, rows_at_once).count();
+    const Range share{tiles * core.index() / core.count(), tiles * (core.index() + 1) / core.count()};
+    for (const RowsToTurn& p : x.parts) {
+      for (const Range rows : Split(p.rows, rows_at_once)) {
+        const Range heads{std::max<std::int64_t>(share.begin - tile, 0),
+                          std::min(share.end - tile, x.heads())};
+        tile += x.heads();
+        if (heads.empty()) continue;
+        const auto angles = rotator.Load(g, g.At(p.batch, rows.From(p.begin), p.begin), rows.size());
+        for (std::int64_t n = heads.begin; n < heads.end; ++n) {
+          const UbTile<float> turned = rotator.Load(g, MatrixOf(*x.source, p.batch, n).Rows(rows));
+          rotator.Turn(g, turned, angles);
+          rotator.StoreHalves(g, MatrixOf(*x.turned, p.batch, n).Rows(rows), turned);
         }
       }
     }

@@ -86,14 +86,15 @@ enum class VectorOp : std::uint8_t {
   kLn,
   kDiv,
   kCast,
-  kReduce,     // row maximum, row sum
-  kSelect,     // masks
-  kInteger,    // int32 add, compare
-  kSort,       // Sort32
-  kMergeSort,  // MrgSort
-  kGather,     // elements by index
+  kReduce,      // row maximum, row sum
+  kSelect,      // masks
+  kInteger,     // int32 add, compare
+  kSort,        // Sort32
+  kMergeSort,   // MrgSort
+  kGather,      // elements by index
+  kGatherMask,  // elements by a pattern
 };
-inline constexpr int kVectorOpCount = 12;
+inline constexpr int kVectorOpCount = 13;
 
 // Bytes of a block; a fractal of L1, L0A and L0B is 16 rows of one block. What Vector instructions and moves take in UB begins
 // at one (developer guide, alignment of operands), and a move into UB fills the last block of each row with anything

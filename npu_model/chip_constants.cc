@@ -29,9 +29,9 @@ std::string Key(std::string_view name) {
   return key;
 }
 
-constexpr const char* kVectorOps[kVectorOpCount] = {"unary",   "binary", "exp",        "ln",
-                                                    "div",     "cast",   "reduce",     "select",
-                                                    "integer", "sort",   "merge_sort", "gather"};
+constexpr const char* kVectorOps[kVectorOpCount] = {"unary",      "binary", "exp",        "ln",      "div",
+                                                    "cast",       "reduce", "select",     "integer", "sort",
+                                                    "merge_sort", "gather", "gather_mask"};
 
 // What may be set: far beyond any machine on either side, and not so far that times leave what a double tells apart.
 struct Limits {

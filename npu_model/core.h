@@ -144,6 +144,9 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
                                             //       column of a
   core.RowSum(x, x);                        // V     dst (r, 1) = sum of each row; likewise
   core.Transpose(x, x);                     // V     dst (c, r) = a (r, c) turned; two tiles
+  core.Unzip(narrow, narrow, 1);            // V     (dst, a, first): dst(i, j) = a(i, 2 j + first), first 0 or 1
+  core.Unzip(x, x, 0);                      // V     the same on fp32
+  core.Zip(x, x, x);                        // V     dst(i, 2 j) = a(i, j), dst(i, 2 j + 1) = b(i, j)
   core.MaskOutside(x, n, n, 0.0f);          // V     x(i, j) = value unless lowest <= j - i <= highest
   core.MaskWhere(x, flags, 0.0f);           // V     x(i, j) = value where flags(i, j) is true; also on 16-bit
                                             //       tiles

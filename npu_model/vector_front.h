@@ -186,6 +186,19 @@ class VectorFront : protected E {
     CUBIST_CHECK(dst.slot() != a.slot(), "a tile is not turned in its place");
     E::Transpose(dst, a, loc);
   }
+  template <OperandType T>
+  void Unzip(const UbTile<T>& dst, const UbTile<T>& a, int first, Loc loc = Loc::current()) {
+    CUBIST_CHECK(dst.rows() == a.rows() && 2 * dst.cols() == a.cols(), "shapes differ");
+    CUBIST_CHECK(first == 0 || first == 1, "a pair has two elements");
+    CUBIST_CHECK(dst.slot() != a.slot(), "a tile is not taken apart in its place");
+    E::Unzip(dst, a, first, loc);
+  }
+  void Zip(const UbTile<float>& dst, const UbTile<float>& a, const UbTile<float>& b,
+           Loc loc = Loc::current()) {
+    CUBIST_CHECK(Same(a, b) && dst.rows() == a.rows() && dst.cols() == 2 * a.cols(), "shapes differ");
+    CUBIST_CHECK(dst.slot() != a.slot() && dst.slot() != b.slot(), "tiles are not joined in their place");
+    E::Zip(dst, a, b, loc);
+  }
   void MaskOutside(const UbTile<float>& x, std::int64_t lowest, std::int64_t highest, float value,
                    Loc loc = Loc::current()) {
     E::MaskOutside(x, lowest, highest, value, loc);

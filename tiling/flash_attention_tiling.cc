@@ -45,8 +45,7 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const Tiling& t, Buffer 
              (s.mask || s.dropout ? slots(t.ub_stages, DType::kBool, lane_rows, t.n) : 0) +
              ((s.sinks ? 1 : 0) + (s.alibi ? 1 : 0)) *
                  slots(1, DType::kF32, s.folds() ? lane_rows : 1, s.folds() ? 1 : s.heads) +
-             (s.folds() && s.alibi ? slots(1, DType::kF32, 1, t.n) : 0) +
-             (s.rotate ? RotatorBytes(chip, s.d_rope) + slots(1, s.in, kRotateRows, s.d_rope) : 0);
+             (s.folds() && s.alibi ? slots(1, DType::kF32, 1, t.n) : 0);
     default:
       return 0;
   }

@@ -28,7 +28,7 @@ struct FlashAttentionShape {
   AttentionBand band;              // Of every sequence; of ragged ones that of the longest.
   std::int64_t ragged_splits = 0;  // RaggedSplits; 0 where all sequences are alike.
   // Whether the rope parts are turned, and what is done to scores besides: each asks for room in UB.
-  bool rotate = false, bias = false, sinks = false;
+  bool bias = false, sinks = false;
   int soft_cap = 0;  // 0: none; 1: to the last place of the cap; 2: to that of the score.
   bool mask = false, alibi = false, dropout = false;
   bool v_in_k = false;  // V is the first columns of K.
@@ -44,23 +44,6 @@ struct FlashAttentionShape {
 
   friend auto operator<=>(const FlashAttentionShape&, const FlashAttentionShape&) = default;
 };
-
-// Rows are turned to their position few at a time, as UB is needed for other things, through so many tiles of floats.
-inline constexpr std::int64_t kRotateRows = 16;
-inline constexpr int kRotateTiles = 4;
-// Column of UB where the second half of such a row of `cols` begins: a block's first, where instructions ask for one. Then
-// there may be a gap behind the first half.
-inline std::int64_t SecondHalfInUb(const ChipSpec& chip, std::int64_t cols) {
-  return chip.pipes_overlap ? RoundUp(cols / 2, kBlockWords) : cols / 2;
-}
-// What a Rotator of rows of `cols` takes of UB.
-inline std::int64_t RotatorBytes(const ChipSpec& chip, std::int64_t cols) {
-  const auto bytes = [&](DType dtype, std::int64_t rows, std::int64_t columns) {
-    return chip.SlotBytes(Buffer::kUB, dtype, rows, columns);
-  };
-  return kRotateTiles * bytes(DType::kF32, kRotateRows, SecondHalfInUb(chip, cols) + cols / 2) +
-         bytes(DType::kI32, 1, kRotateRows) + bytes(DType::kI64, 1, kRotateRows);
-}
 
 // Br = m query rows meet Bc = n keys at a time. Stages of neighbouring blocks of keys overlap `depth` deep.
 struct FlashAttentionTiling {
@@ -131,8 +114,7 @@ void VisitFields(const FlashAttentionShape& s, Visit&& visit) {
   visit({"in"}, s.in), visit({"out"}, s.out);
   visit({"lowest"}, s.band.lowest), visit({"highest"}, s.band.highest), visit({"prefix"}, s.band.prefix);
   visit({"fold"}, s.band.fold), visit({"ragged_splits"}, s.ragged_splits);
-  visit({"rotate"}, s.rotate), visit({"bias"}, s.bias), visit({"soft_cap"}, s.soft_cap),
-      visit({"sinks"}, s.sinks);
+  visit({"bias"}, s.bias), visit({"soft_cap"}, s.soft_cap), visit({"sinks"}, s.sinks);
   visit({"mask"}, s.mask), visit({"alibi"}, s.alibi), visit({"dropout"}, s.dropout);
   visit({"v_in_k"}, s.v_in_k);
 }

@@ -145,6 +145,8 @@ void SetVector(ChipSpec& chip) {
       "row of moe_init_routing asks for");
   set(VectorOp::kGather, 12, Basis::kMeasured, 1,
       "msKPP resource910b.cpp, 910B1 vgather u32; u16 takes as long for each element: 24");
+  set(VectorOp::kGatherMask, 14, Basis::kMeasured, 0.5,
+      "msKPP resource910b.cpp, 910B1 vreducev2 u16, u32: 14 per 256 bytes read");
 }
 
 void SetScalar(ChipSpec& chip) {

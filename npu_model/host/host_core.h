@@ -128,6 +128,8 @@ class CUBIST_EXPORT HostVector {
   void Unary(UnaryOp op, const TileRef& dst, const TileRef& a, Loc loc = {});
   void Reduce(ReduceOp op, const TileRef& dst, const TileRef& a, Loc loc = {});
   void Transpose(const TileRef& dst, const TileRef& a, Loc loc = {});
+  void Unzip(const TileRef& dst, const TileRef& a, int first, Loc loc = {});
+  void Zip(const TileRef& dst, const TileRef& a, const TileRef& b, Loc loc = {});
   void MaskOutside(const TileRef& x, std::int64_t lowest, std::int64_t highest, float value, Loc loc = {});
   void MaskWhere(const TileRef& x, const TileRef& flags, float value, Loc loc = {});
   void Distances(const TileRef& x, std::int64_t first, Loc loc = {});

@@ -149,6 +149,32 @@ void HostVector::Transpose(const TileRef& dst, const TileRef& a, Loc) {
     }
   }
 }
+
+namespace {
+
+template <class Word>
+void UnzipRows(const Rows& to, const Rows& from, int first) {
+  for (std::int64_t i = 0; i < to.rows; ++i) {
+    Word* const out = static_cast<Word*>(to.data) + i * to.pitch;
+    const Word* const in = static_cast<const Word*>(from.data) + i * from.pitch + first;
+    for (std::int64_t j = 0; j < to.cols; ++j) out[j] = in[2 * j];
+  }
+}
+
+}  // namespace
+
+void HostVector::Unzip(const TileRef& dst, const TileRef& a, int first, Loc) {
+  const Rows to = WritableRowsOf(dst), from = RowsOf(a);
+  if (SizeOf(a.dtype()) == 2) return UnzipRows<std::uint16_t>(to, from, first);
+  UnzipRows<std::uint32_t>(to, from, first);
+}
+void HostVector::Zip(const TileRef& dst, const TileRef& a, const TileRef& b, Loc) {
+  for (std::int64_t i = 0; i < a.rows(); ++i) {
+    float* const out = RowAt<float>(dst, i);
+    const float *const even = RowAt<float>(a, i), *const odd = RowAt<float>(b, i);
+    for (std::int64_t j = 0; j < a.cols(); ++j) out[2 * j] = even[j], out[2 * j + 1] = odd[j];
+  }
+}
 void HostVector::MaskOutside(const TileRef& x, std::int64_t lowest, std::int64_t highest, float value, Loc) {
   context_->attention->mask_outside(WritableRowsOf(x), lowest, highest, value);
 }

@@ -37,8 +37,11 @@ VectorOp CostOf(Op op) {
       return VectorOp::kSelect;
     case Op::kGroupTop:
       return VectorOp::kReduce;
+    case Op::kUnzip:
+      return VectorOp::kGatherMask;
     case Op::kGather:
     case Op::kLookup:
+    case Op::kZip:
       return VectorOp::kGather;
     case Op::kAddInt:
     case Op::kAddScalarInt:
@@ -62,6 +65,12 @@ std::int64_t Repeats(const ChipSpec& chip, std::int64_t rows, std::int64_t cols,
     return CeilDiv(rows * row_bytes, per_repeat);
   }
   return rows * CeilDiv(row_bytes, per_repeat);
+}
+
+// Whether rows of so many columns follow each other in an operand's slot.
+bool Gapless(const CoreRecord& record, OperandUse use, std::int64_t cols) {
+  const SlotInfo& slot = record.slots[static_cast<std::size_t>(record.operands[use.operand()].slot)];
+  return cols == slot.cols && cols * SizeOf(slot.dtype) % kBlockBytes == 0;
 }
 
 // The groups of UB's banks in which a Vector instruction finds the first repeat of an operand, a bit each: of 16, by
@@ -161,6 +170,7 @@ Cost Costs::Vector(const CoreRecord& record, const Instr& instr) const {
   // weight; the top of a group is found, taken out and summed, once for each element, after a compare. Flags are widened
   // and compared before they select; a ramp is made before it is a distance. Eight drop flags, which are bytes, cost the
   // rounds of a block of words, and three more operations on words each. Words are turned in two passes of halves.
+  // What Zip writes is twice a source.
   const bool compares = instr.op == Op::kDropRoutes || instr.op == Op::kSelectLe ||
                         instr.op == Op::kTrueColumns || instr.op == Op::kKeepWhere || instr.op == Op::kLookup;
   const double times = instr.op == Op::kRandom      ? 8.0 * kPhiloxRounds
@@ -169,12 +179,22 @@ Cost Costs::Vector(const CoreRecord& record, const Instr& instr) const {
                        : instr.op == Op::kDistances ? 2
                        : compares                   ? 2
                        : instr.op == Op::kTranspose ? 2
+                       : instr.op == Op::kZip       ? 2
                        : instr.op == Op::kGroupTop  ? 4.0 * instr.dims[2]
                                                     : 1;
   cost = {times * cost.busy, (times - 1) * cost.busy + cost.done};
   if (instr.op == Op::kExclusiveScan) {  // Every pass needs the one before.
     const double before = (instr.dims[2] - 1) * cost.done;
     return {before + cost.busy, before + cost.done};
+  }
+  // What is picked is written without a gap: an instruction for each row where the tile has one.
+  const bool gaps = instr.op == Op::kUnzip
+                        ? !Gapless(record, instr.uses[0], cols / 2) || !Gapless(record, instr.uses[1], cols)
+                        : instr.op == Op::kZip && !Gapless(record, instr.uses[0], 2 * cols);
+  if (gaps && rows > 1) {
+    const Cost row = Repeated(times * repeats / static_cast<double>(rows), cycles);
+    const double before = static_cast<double>(rows - 1) * row.busy;
+    return {before + row.busy, before + row.done};
   }
   // A row spread over the rows of the first source: an instruction for each row, or for each repeat of columns with a
   // stride of zero over the rows.

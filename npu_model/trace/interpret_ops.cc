@@ -366,6 +366,21 @@ Interpreter::Computed Interpreter::Pick(const Instr& instr) {
         values.push_back(ids[e] < 0 ? 0.0 : a[e / cols * width + static_cast<std::size_t>(ids[e])]);
       return values;
     }
+    case Op::kUnzip: {
+      const Values a = ReadUse(instr, 0);
+      const auto first = static_cast<std::size_t>(instr.immediate), width = a.size() / rows;
+      Values values;
+      for (std::size_t i = 0; i < rows; ++i) {
+        for (std::size_t j = first; j < cols; j += 2) values.push_back(a[i * width + j]);
+      }
+      return values;
+    }
+    case Op::kZip: {
+      const Values a = ReadUse(instr, 0), b = ReadUse(instr, 1);
+      Values values;
+      for (std::size_t e = 0; e < a.size(); ++e) values.insert(values.end(), {a[e], b[e]});
+      return values;
+    }
     case Op::kScatter: {
       Values dst = ReadBefore(instr, 0);
       const Values ids = ReadUse(instr, 0), values = ReadUse(instr, 1);

@@ -4,16 +4,15 @@ namespace cubist::trace {
 
 const char* NameOf(Op op) {
   constexpr const char* kNames[kOpCount] = {
-      "Load L1",    "Store packed", "Load L0A",   "Load L0B",   "Load bias",     "Load BT",
-      "Mmad",       "Store L0C",    "Load UB",    "Store UB",   "Fill",          "Cast",
-      "MulScalar",  "MaxScalar",    "AddScalar",  "Add",        "Sub",           "Mul",
-      "Div",        "Max",          "Exp",        "Ln",         "Sqrt",          "Abs",
-      "RowMax",     "RowSum",       "Transpose",  "MaskAbove",  "MaskBelow",     "MaskWhere",
-      "Distances",  "DropFlags",    "Add int",    "ColumnSum",  "ExclusiveScan", "AddScalar int",
-      "SelectLe",   "TopK",         "GroupTop",   "KeepGroups", "Gather",        "Random",
-      "DropRoutes", "TrueColumns",  "KeepWhere",  "Lookup",     "Sort32",        "MergeSort",
-      "ReadScalar", "CopyElement",  "Histogram",  "Rank",       "RoundUp",       "Scatter",
-      "MapRoutes",  "Send L0C",     "Receive UB", "Send UB",    "Receive L1"};
+      "Load L1",   "Store packed",  "Load L0A",      "Load L0B",    "Load bias", "Load BT",   "Mmad",
+      "Store L0C", "Load UB",       "Store UB",      "Fill",        "Cast",      "MulScalar", "MaxScalar",
+      "AddScalar", "Add",           "Sub",           "Mul",         "Div",       "Max",       "Exp",
+      "Ln",        "Sqrt",          "Abs",           "RowMax",      "RowSum",    "Transpose", "Unzip",
+      "Zip",       "MaskAbove",     "MaskBelow",     "MaskWhere",   "Distances", "DropFlags", "Add int",
+      "ColumnSum", "ExclusiveScan", "AddScalar int", "SelectLe",    "TopK",      "GroupTop",  "KeepGroups",
+      "Gather",    "Random",        "DropRoutes",    "TrueColumns", "KeepWhere", "Lookup",    "Sort32",
+      "MergeSort", "ReadScalar",    "CopyElement",   "Histogram",   "Rank",      "RoundUp",   "Scatter",
+      "MapRoutes", "Send L0C",      "Receive UB",    "Send UB",     "Receive L1"};
   return kNames[static_cast<int>(op)];
 }
 

@@ -53,6 +53,8 @@ enum class Op : std::uint8_t {
   kRowMax,
   kRowSum,
   kTranspose,
+  kUnzip,  // immediate: the first element of each pair, or the second
+  kZip,
   kMaskAbove,  // immediate: the last diagonal that stays; MaskValueOf
   kMaskBelow,  // immediate: the first diagonal that stays; MaskValueOf
   kMaskWhere,  // NumberOf

@@ -60,6 +60,14 @@ void TraceVector::Transpose(const TileRef& dst, const TileRef& a, Loc loc) {
   if (state_->with_data) host_.Transpose(dst, a, loc);
   record_.Transpose(dst, a, loc);
 }
+void TraceVector::Unzip(const TileRef& dst, const TileRef& a, int first, Loc loc) {
+  if (state_->with_data) host_.Unzip(dst, a, first, loc);
+  record_.Unzip(dst, a, first, loc);
+}
+void TraceVector::Zip(const TileRef& dst, const TileRef& a, const TileRef& b, Loc loc) {
+  if (state_->with_data) host_.Zip(dst, a, b, loc);
+  record_.Zip(dst, a, b, loc);
+}
 
 void TraceVector::MaskOutside(const TileRef& x, std::int64_t lowest, std::int64_t highest, float value,
                               Loc loc) {

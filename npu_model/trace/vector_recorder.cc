@@ -99,6 +99,17 @@ void VectorRecorder::Transpose(const TileRef& dst, const TileRef& a, Loc loc) {
   AddV(Op::kTranspose, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a)}, loc);
 }
 
+void VectorRecorder::Unzip(const TileRef& dst, const TileRef& a, int first, Loc loc) {
+  if (Empty(a)) return;
+  // The last element does not matter where first ones are picked.
+  const TileRef read = a.Cols({0, a.cols() - 1 + first});
+  AddV(Op::kUnzip, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(read)}, loc).immediate = first;
+}
+void VectorRecorder::Zip(const TileRef& dst, const TileRef& a, const TileRef& b, Loc loc) {
+  if (Empty(a)) return;
+  AddV(Op::kZip, a.dtype(), a, {recorder_->Writes(dst), recorder_->Reads(a), recorder_->Reads(b)}, loc);
+}
+
 // A select for each side of the band that cuts the tile.
 void VectorRecorder::MaskOutside(const TileRef& x, std::int64_t lowest, std::int64_t highest, float value,
                                  Loc loc) {

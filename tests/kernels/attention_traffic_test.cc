@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/attention_sequences.h"
 #include "kernels/flash_attention.h"
 #include "kernels/flash_attention_grad.h"
+#include "kernels/rotate_kernel.h"
 #include "tests/kernels/kernel_test.h"
 #include "tests/kernels/traffic.h"
 #include "tests/support/shapes.h"
@@ -166,11 +168,38 @@ void AddHiddenCounts(const AttentionCase& x, std::int64_t cell, Traffic& traffic
   traffic[Path::kGmToUb] += batch * x.mask_heads * sq * skv;
   traffic[Path::kUbToGm] += batch * x.mask_heads * CeilDiv(sq, cell) * (skv + CeilDiv(skv, keys_at_once)) * 4;
 }
-// Rows of the rope parts are turned once: each is read with its cosines and sines in fp32, and written.
-void AddTurned(const AttentionCase& x, std::int64_t rows, Traffic& traffic) {
+// Rows of the rope parts are turned once: each is read and written. Tiles of rows are dealt to cores in runs, where the heads
+// of the same rows follow each other; each core reads the cosines and sines of its rows in fp32 once for all of them.
+struct TurnedPart {
+  std::int64_t heads = 0, rows = 0;
+};
+struct TurnedParts {
+  std::vector<TurnedPart> queries, keys;
+};
+void AddTurned(const ChipSpec& chip, const AttentionCase& x, const TurnedParts& parts, Traffic& traffic) {
   if (!x.turned) return;
-  traffic[Path::kGmToUb] += rows * x.shape.dr * (SizeOf(x.in) + 4);
+  std::int64_t rows = 0;
+  for (const auto* tensor : {&parts.queries, &parts.keys}) {
+    for (const TurnedPart& part : *tensor) rows += part.heads * part.rows;
+  }
+  traffic[Path::kGmToUb] += rows * x.shape.dr * SizeOf(x.in);
   traffic[Path::kUbToGm] += rows * x.shape.dr * SizeOf(x.in);
+  const std::int64_t half = x.shape.dr / 2;
+  const std::int64_t at_once = RowsTurnedAtOnce(chip, x.in, SecondHalfInUb(chip, half) + half, rows);
+  const std::int64_t cores =
+      std::min<std::int64_t>(CeilDiv(rows, at_once), chip.cube_cores * chip.vector_per_cube);
+  for (const auto* tensor : {&parts.queries, &parts.keys}) {
+    std::vector<std::pair<std::int64_t, bool>> tiles;  // Their rows, and whether these are new to their core.
+    for (const TurnedPart& part : *tensor) {
+      for (const Range some : Split(part.rows, at_once)) {
+        for (std::int64_t head = 0; head < part.heads; ++head) tiles.emplace_back(some.size(), head == 0);
+      }
+    }
+    const auto count = static_cast<std::int64_t>(tiles.size());
+    for (std::int64_t core = 0; core < cores && count > 0; ++core)
+      tiles[static_cast<std::size_t>(count * core / cores)].second = true;
+    for (const auto& [size, loads] : tiles) traffic[Path::kGmToUb] += loads ? size * x.shape.dr * 4 : 0;
+  }
 }
 
 // What a piece fetches to know which of its blocks a mask hides, some blocks at a time: counts at both ends of each.
@@ -184,7 +213,7 @@ std::int64_t HiddenCountsFetched(const FlashAttentionShape& s, const FlashAttent
 
 FlashAttentionShape ForwardShape(const AttentionCase& x) {
   auto s = x.TilingShape<FlashAttentionShape>();
-  s.out = x.out, s.rotate = x.turned;
+  s.out = x.out;
   if (s.sq <= 16 && s.heads > s.kv_heads) {  // Heads that share keys are rows of one.
     s.band.fold = s.heads / s.kv_heads;
     s.heads = s.kv_heads, s.sq *= s.band.fold;
@@ -203,7 +232,6 @@ class ForwardTraffic {
     for (const Range q : Split(sequence.sq, t_.m)) {
       ++tasks;
       traffic[Path::kGmToL1Nd2Nz] += q.size() * (dqk + dr) * SizeOf(x_.in);
-      AddTurned(x_, q.size(), traffic);
       traffic[Path::kUbToGm] += q.size() * (dv * SizeOf(x_.out) + (x_.lse ? 4 : 0));
       FlashAttentionPieces pieces(sequence.band, q, {0, sequence.skv}, t_);
       for (FlashAttentionPiece piece; pieces.Next(piece);) {
@@ -212,14 +240,15 @@ class ForwardTraffic {
       }
     }
   }
-  // Of the keys that any row of a sequence sees, from the beginning of a block on.
-  void AddTurnedKeys(const std::vector<AttentionSequence>& sequences) {
-    std::int64_t rows = 0;
+  // All queries, and the keys that any of them sees, from the beginning of a block on.
+  void AddTurnedRows(const ChipSpec& chip, const std::vector<AttentionSequence>& sequences) {
+    TurnedParts parts;
     for (const AttentionSequence& x : sequences) {
       const Range seen = x.band.Seen({0, x.sq}, {0, x.skv});
-      rows += seen.end - seen.begin / t_.key_step * t_.key_step;
+      parts.keys.push_back({x_.rope_heads(), seen.end - seen.begin / t_.key_step * t_.key_step});
+      parts.queries.push_back({x_.shape.q_heads, x.sq});
     }
-    AddTurned(x_, rows * x_.rope_heads(), traffic);
+    AddTurned(chip, x_, parts, traffic);
   }
 
   std::int64_t macs = 0, tasks = 0;
@@ -269,7 +298,7 @@ TEST(TrafficTest, FlashAttention) {
 
       ForwardTraffic expected(x, shape, t);
       std::vector<AttentionSequence> sequences = x.Sequences();
-      expected.AddTurnedKeys(sequences);
+      expected.AddTurnedRows(*chip, sequences);
       AddHiddenCounts(x, t.mask_cell(shape), expected.traffic);
       for (AttentionSequence& sequence : sequences) {
         sequence.band.fold = shape.band.fold, sequence.sq *= shape.band.fold;
@@ -320,8 +349,9 @@ FlashAttentionGradArgs GradArgsOf(const AttentionCase& x) {
 // The bytes of the products' phase, step by step, and of the rows before and the sums after it.
 class GradTraffic {
  public:
-  GradTraffic(const AttentionCase& x, const FlashAttentionGradShape& s, const FlashAttentionGradTiling& t)
-      : x_(x), s_(s), t_(t), e_(SizeOf(x.in)), list_(x.List()), schedule_(s_, t_, list_) {
+  GradTraffic(const ChipSpec& chip, const AttentionCase& x, const FlashAttentionGradShape& s,
+              const FlashAttentionGradTiling& t)
+      : chip_(chip), x_(x), s_(s), t_(t), e_(SizeOf(x.in)), list_(x.List()), schedule_(s_, t_, list_) {
     AddRows();
     AddHiddenCounts(x_, t_.mask_cell(s_), traffic);
     FlashAttentionGradSteps steps(schedule_, s_, t_, 0, 1);
@@ -337,6 +367,7 @@ class GradTraffic {
   // first to the last that a row sees.
   struct Rows {
     std::int64_t queries = 0, keys = 0, seen = 0;
+    TurnedParts turned;
     bool hidden = false;  // The first or the last row of a sequence sees no key.
   };
   Rows RowsOfSequences() const {
@@ -351,6 +382,8 @@ class GradTraffic {
         seen = {std::min(seen.begin, keys.begin), std::max(seen.end, keys.end)};
       }
       rows.seen += std::max<std::int64_t>(seen.size(), 0);
+      if (!seen.empty()) rows.turned.keys.push_back({x_.rope_heads(), seen.size()});
+      rows.turned.queries.push_back({x_.shape.q_heads, x.sq});
     }
     return rows;
   }
@@ -363,7 +396,7 @@ class GradTraffic {
       const std::int64_t all = batch * heads * sq, copies = all * (dqk + dr + dv) * e_;
       traffic[Path::kGmToUb] += copies + all * 4, traffic[Path::kUbToGm] += copies;
     }
-    AddTurned(x_, heads * rows.queries + x_.rope_heads() * rows.seen, traffic);
+    AddTurned(chip_, x_, rows.turned, traffic);
     if (s_.hides()) {  // A copy of k.
       const std::int64_t keys = rows.seen * (kv_heads * dqk + x_.rope_heads() * dr) * e_;
       traffic[Path::kGmToUb] += keys, traffic[Path::kUbToGm] += keys;
@@ -439,6 +472,7 @@ class GradTraffic {
       traffic[Path::kGmToUb] += (heads * rows.queries + x_.rope_heads() * rows.keys) * dr * 4;
   }
 
+  const ChipSpec& chip_;
   const AttentionCase& x_;
   const FlashAttentionGradShape& s_;
   const FlashAttentionGradTiling& t_;
@@ -460,7 +494,7 @@ TEST(TrafficTest, FlashAttentionGrad) {
       EXPECT_EQ(t.width > 0,
                 x.shape.dqk > 512 && x.in == DType::kF32);  // Only where L0B has no room for all columns.
       ExpectSane(*chip, profile);
-      const GradTraffic expected(x, s, t);
+      const GradTraffic expected(*chip, x, s, t);
       EXPECT_EQ(profile.macs, expected.macs);
       ExpectTraffic(profile, expected.traffic);
       // The sums' fp32 copies at least, which are linear in the length.

@@ -118,6 +118,34 @@ TEST_P(AttentionGradOpsTest, TransposeTurnsTiles) {
   }
 }
 
+// Pairs that are neighbours come apart and together, in parts of tiles; narrow ones come apart too.
+TEST_P(AttentionGradOpsTest, UnzipAndZipAreInverse) {
+  for (const auto& [rows, half] : {TileShape{1, 1}, TileShape{3, 20}, TileShape{16, 32}, TileShape{21, 37}}) {
+    const auto pairs = NewUb(rows + 2, 2 * half + 3, 0, 1);
+    const auto halves = NewUb(rows + 1, 2 * half + 5, 0, 1), before = Copy(halves);
+    const auto first = halves.Part({1, rows + 1}, {0, half}),
+               second = halves.Part({1, rows + 1}, {half + 4, 2 * half + 4});
+    const auto some = pairs.Part({2, rows + 2}, {0, 2 * half});
+    vector_.Unzip(first, some, 0), vector_.Unzip(second, some, 1);
+    const auto zipped = NewUb(rows, 2 * half, 0, 1);
+    vector_.Zip(zipped, first, second);
+    const auto narrow = NewTile<Buffer::kUB, BF16>(vector_, rows, 2 * half);
+    const auto odd = NewTile<Buffer::kUB, BF16>(vector_, rows, half);
+    vector_.Cast(narrow, zipped);
+    vector_.Unzip(odd, narrow, 1);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < half; ++j) {
+        ASSERT_EQ(At(halves, i + 1, j), At(pairs, i + 2, 2 * j));
+        ASSERT_EQ(At(halves, i + 1, half + 4 + j), At(pairs, i + 2, 2 * j + 1));
+        ASSERT_EQ(At(odd, i, j), At(narrow, i, 2 * j + 1));
+      }
+      for (std::int64_t j = 0; j < 2 * half; ++j) ASSERT_EQ(At(zipped, i, j), At(pairs, i + 2, j));
+      for (std::int64_t j = half; j < half + 4; ++j) ASSERT_EQ(At(halves, i + 1, j), At(before, i + 1, j));
+    }
+    for (std::int64_t j = 0; j < 2 * half + 5; ++j) ASSERT_EQ(At(halves, 0, j), At(before, 0, j));
+  }
+}
+
 // A matrix of small integers, whose products are exact.
 struct Integers {
   Integers(DType dtype, std::int64_t rows, std::int64_t cols, Random& random) : matrix(dtype, {rows, cols}) {

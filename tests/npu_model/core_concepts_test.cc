@@ -55,6 +55,14 @@ concept Transposes = requires(C& core, Args... args) {
   core.Transpose(args...);
 };
 template <class C, class... Args>
+concept Unzips = requires(C& core, Args... args) {
+  core.Unzip(args...);
+};
+template <class C, class... Args>
+concept Zips = requires(C& core, Args... args) {
+  core.Zip(args...);
+};
+template <class C, class... Args>
 concept ReadsScalars = requires(C& core, Args... args) {
   core.ReadScalar(args...);
 };
@@ -181,6 +189,9 @@ constexpr Rule kLegalOnVector[] = {
     {"RowSum", RowSums<V, Ub, Ub>},
     {"MaskOutside", Masks<V, Ub, std::int64_t, std::int64_t, float>},
     {"Transpose", Transposes<V, Ub, Ub>},
+    {"Unzip", Unzips<V, Ub, Ub, int>},
+    {"Unzip 16-bit", Unzips<V, UbTile<F16>, UbTile<F16>, int>},
+    {"Zip", Zips<V, Ub, Ub, Ub>},
     {"ReadScalar int32", ReadsScalars<V, Ids, std::int64_t>},
     {"ReadScalar fp32", ReadsScalars<V, Ub, std::int64_t>},
     {"SoftmaxStep", SoftmaxSteps<V, UbTile<BF16>, Ub, Ub, Ub, Ub, float>},
@@ -218,6 +229,9 @@ constexpr Rule kIllegalOnVector[] = {
     {"RowSum(UB, L0C)", RowSums<V, Ub, Acc>},
     {"MaskOutside(L0C)", Masks<V, Acc, std::int64_t, std::int64_t, float>},
     {"Transpose of L0C", Transposes<V, Ub, Acc>},
+    {"Unzip that widens", Unzips<V, Ub, UbTile<BF16>, int>},
+    {"Unzip of int64", Unzips<V, WideIds, WideIds, int>},
+    {"Zip of 16-bit", Zips<V, UbTile<BF16>, UbTile<BF16>, UbTile<BF16>>},
     {"ReadScalar(L0C)", ReadsScalars<V, Acc, std::int64_t>},
     {"ReadScalar int64", ReadsScalars<V, WideIds, std::int64_t>},
     {"SoftmaxStep on L0C", SoftmaxSteps<V, UbTile<BF16>, Acc, Ub, Ub, Ub, float>},

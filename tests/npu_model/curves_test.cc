@@ -240,6 +240,12 @@ TEST(CurvesTest, VectorInstructionsOfOtherForms) {
                const auto from = x.Next(1, r * kPerRepeat), to = x.Next(1, r * kPerRepeat);
                core.Gather(to, from, ids.Next(1, r * kPerRepeat));
              }));
+  ExpectNear("gather_mask", VectorCurve("VREDUCEV2_UINT32_UINT32_UINT32_1_core_910b1"),
+             wide([](auto& core, std::int64_t r) {
+               Ring<Buffer::kUB, float> x(core, "x", 1, r * kPerRepeat, 1),
+                   half(core, "half", 1, r * kPerRepeat / 2, 1);
+               core.Unzip(half.Next(1, r * kPerRepeat / 2), x.Next(1, r * kPerRepeat), 0);
+             }));
 }
 
 }  // namespace

@@ -309,8 +309,13 @@ Args TurnedInputs(const TurnedCase& c, KernelCall* call) {
     args.q_rope = call->Input(c.dtype, {1, 4, c.sq, c.rope});
     args.k_rope = call->Input(c.dtype, {1, 1, 50, c.rope});
   }
-  args.rope.cos = call->Input(DType::kF32, {90, c.rope / 2});
-  args.rope.sin = call->Input(DType::kF32, {90, c.rope / 2});
+  // Every third of the tables has each angle twice, side by side, up to the last.
+  const std::int64_t half = c.rope / 2, step = half % 3 == 1 ? 2 : 1;
+  const auto table = [&] {
+    const ConstTensor all = call->Input(DType::kF32, {90 * step * half});
+    return ConstTensor(all.data, DType::kF32, {90, half}, {step * half, step});
+  };
+  args.rope.cos = table(), args.rope.sin = table();
   args.rope.layout = c.layout, args.rope.q_offset = 7;
   return args;
 }
@@ -341,7 +346,7 @@ NamedCall TurnedCall(const TurnedCase& c) {
 
 // Of any width: halves that are no whole blocks of UB have a gap behind the first.
 TEST(ExecuteTest, RowsTurnedByAnyWidthComputeTheSame) {
-  for (const std::int64_t rope : {6, 10, 20, 36, 40}) {
+  for (const std::int64_t rope : {6, 10, 20, 32, 40}) {
     for (const DType dtype : kFloatTypes) {
       for (const bool apart : {false, true}) {
         const auto layout = static_cast<RopeLayout>((rope / 2 + (apart ? 1 : 0)) % 3);

@@ -18,7 +18,8 @@ TEST_F(CommandTest, AblatesAttentionAndWritesTheSteps) {
   ASSERT_EQ(json.size(), 1u);
   EXPECT_EQ(json[0]["case"], name);
   const Json& steps = json[0]["steps"];
-  const std::vector<std::string> names = {"conventional", "rectangular", "no concatenation", "tight stages"};
+  const std::vector<std::string> names = {"conventional", "rectangular", "no concatenation", "RoPE fused",
+                                          "tight stages"};
   ASSERT_EQ(steps.size(), names.size());
   // Q, K, V and O of bf16 at least, of 8 heads.
   constexpr double kLeast = 2.0 * 2048 * 8 * (2 * (128 + 64) + 2 * 128);

@@ -86,7 +86,7 @@ const std::vector<Ablation>& Ablations() {
   static const std::vector<Ablation> ablations = {
       {"matmul", "AscendP-MM: flags, block order, two-level pipelining, K-staggering", &MatmulAblation,
        [](const Profile& p) { return p.cube_utilisation; }, "Cube utilisation"},
-      {"flash_attention", "RECT-FA: rectangular, rope in place, tight stages; forward and backward",
+      {"flash_attention", "RECT-FA: rectangular, rope in place and fused, tight stages; forward and backward",
        &FlashAttentionAblation, [](const Profile& p) { return p.cube_utilisation; }, "Cube utilisation"},
       {"token_permute", "VectorSort: chains of small operators against the fused kernels",
        &TokenPermuteAblation,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/attention_operands.h"
 #include "npu_model/core.h"
 #include "npu_model/launch.h"
 #include "npu_model/tile.h"
@@ -82,6 +83,18 @@ Status SliceColumns(const Device& device, std::int64_t rows, std::int64_t from, 
       core.Store(out.Rows(r), tile);
     };
   });
+  return Finish(launch, profile);
+}
+
+Status RotateRows(const Device& device, std::int64_t heads, std::int64_t length, std::int64_t cols, bool back,
+                  Profile* profile) {
+  Launch launch(device, "rotate_rows");
+  const ConstTensor angles(nullptr, DType::kF32, {length, cols / 2});
+  RotateOperands g = AddRotations(launch, {.cos = angles, .sin = angles}, /*batches=*/1).of_keys;
+  g.inverse = back;
+  const GmTensor* x = launch.Input("x", ConstTensor(nullptr, DType::kBF16, {1, heads, length, cols}));
+  const GmTensor* out = launch.Output("out", Tensor(nullptr, DType::kBF16, {1, heads, length, cols}));
+  TurnTensors<BF16>(launch, {{g, x, out, {RowsToTurn{0, 0, {0, length}}}}});
   return Finish(launch, profile);
 }
 

@@ -23,6 +23,9 @@ Status JoinColumns(const Device& device, std::int64_t rows, const std::vector<Jo
 // The columns of a (rows, from) matrix that a slice keeps.
 Status SliceColumns(const Device& device, std::int64_t rows, std::int64_t from, std::int64_t cols,
                     Profile* profile);
+// Rotary positions of (heads, length, cols) rows, pairs in halves, by cosines and sines in fp32; `back` turns gradients.
+Status RotateRows(const Device& device, std::int64_t heads, std::int64_t length, std::int64_t cols, bool back,
+                  Profile* profile);
 // out row i = src row places[i]: index_select, index_copy.
 Status GatherRows(const Device& device, std::int64_t src_rows, std::int64_t cols,
                   const std::vector<std::int32_t>& places, Profile* profile);
