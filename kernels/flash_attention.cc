@@ -62,6 +62,11 @@ bool ValuesAreKeys(const FlashAttentionArgs& args) {
   return true;
 }
 
+// Whether rows of x stand among others without filling the lines of L2.
+bool AmongOthers(const ChipSpec& chip, const ConstTensor& x) {
+  return x.size(2) > 1 && x.stride(2) != x.size(3) && x.size(3) * SizeOf(x.dtype) % chip.memory.l2_line != 0;
+}
+
 // With few query rows per head, the heads that share keys read them together, as rows of one matrix: so many.
 std::int64_t FoldOf(const FlashAttentionArgs& args) {
   constexpr std::int64_t kMostPositions = 16;
@@ -138,7 +143,10 @@ class ForwardCall {
     sequences_ =
         SequencesOf(args_.causal, args_.window, args_.prefix, args_.lengths, shape_.sq, shape_.skv, step_);
     SetSequences(chip, args_, sequences_, shape_);
-    shape_.v_in_k = chip.pipes_overlap && ValuesAreKeys(args_);  // A host's operands differ.
+    if (chip.pipes_overlap) {  // A host's operands differ, and are packed in any case.
+      shape_.v_in_k = ValuesAreKeys(args_);
+      shape_.among_others = AmongOthers(chip, args_.k) || AmongOthers(chip, args_.v);
+    }
     if (forced != nullptr) {
       tiling_ = *forced;
     } else {

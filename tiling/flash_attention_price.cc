@@ -1,5 +1,6 @@
 // The closed-form price of a tiling of attention's forward pass.
 #include <algorithm>
+#include <numeric>
 
 #include "tiling/attention_cost.h"
 #include "tiling/flash_attention_steps.h"
@@ -64,8 +65,9 @@ class Steps {
     step.products.Add(chip_, s_.in, 1, rows, s_.d_qk, n, t_.k0);
     step.products.Add(chip_, s_.in, 1, rows, s_.d_rope, n, t_.k0);
     for (const Range cols : outputs_at_once) step.products.Add(chip_, s_.in, 1, rows, n, cols.size(), t_.k0);
-    step.loads = (t_.v_from_k ? 2 : 3) * chip_.path(load_path_).startup +
-                 D(n * (s_.d_qk + s_.d_rope + (t_.v_from_k ? 0 : s_.d_v))) * bytes / load_rate_;
+    step.loads =
+        (t_.v_from_k ? 2 : 3) * chip_.path(load_path_).startup +
+        D(n) * (RowBytes(s_.d_qk) + D(s_.d_rope) * bytes + (t_.v_from_k ? 0 : RowBytes(s_.d_v))) / load_rate_;
     step.softmax = SoftmaxCycles(chip_, s_, lane_rows, n);
     step.stores =
         PathCycles(chip_, Path::kL0CToGm, D(rows * (n + s_.d_v)) * 4, 1 + D(outputs_at_once.count()));
@@ -111,6 +113,12 @@ class Steps {
   }
 
  private:
+  // What is moved for a row of K or V: where it stands among others, in whole lines.
+  double RowBytes(std::int64_t columns) const {
+    const std::int64_t bytes = columns * chip_.OperandBytes(s_.in), line = chip_.memory.l2_line;
+    if (!s_.among_others || t_.pack_kv || bytes == 0) return D(bytes);
+    return D(bytes + line - std::gcd(bytes, line));  // In the mean of its places in a line.
+  }
   // From the P of one step to the scores `depth` steps on: P crosses, the product and the next scores are computed one
   // behind the other, the scores cross.
   double Chain(const Step& x) const {

@@ -183,7 +183,11 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
           for (const bool v_from_k : {false, true}) {
             if (v_from_k && (!s.v_in_k || s.sq > kMostRows)) break;
             t.v_from_k = v_from_k;
-            AddNpuTilings(t, &tilings);
+            for (const bool pack : {false, true}) {
+              if (pack && (!s.among_others || v_from_k)) break;
+              t.pack_kv = pack;
+              AddNpuTilings(t, &tilings);
+            }
           }
         }
       }

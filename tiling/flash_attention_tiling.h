@@ -32,6 +32,8 @@ struct FlashAttentionShape {
   int soft_cap = 0;  // 0: none; 1: to the last place of the cap; 2: to that of the score.
   bool mask = false, alibi = false, dropout = false;
   bool v_in_k = false;  // V is the first columns of K.
+  // Rows of K or V stand among others, as where heads are columns, and end within a line: all of it is moved for them.
+  bool among_others = false;
 
   // Whether keys may be hidden from rows that meet them.
   bool hides() const { return mask || band.bounded(); }
@@ -116,7 +118,7 @@ void VisitFields(const FlashAttentionShape& s, Visit&& visit) {
   visit({"fold"}, s.band.fold), visit({"ragged_splits"}, s.ragged_splits);
   visit({"bias"}, s.bias), visit({"soft_cap"}, s.soft_cap), visit({"sinks"}, s.sinks);
   visit({"mask"}, s.mask), visit({"alibi"}, s.alibi), visit({"dropout"}, s.dropout);
-  visit({"v_in_k"}, s.v_in_k);
+  visit({"v_in_k"}, s.v_in_k), visit({"among_others"}, s.among_others);
 }
 
 template <class Tiling, class Visit>
@@ -142,7 +144,7 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionShape& s, Tiling& t, 
 
 // What a tiling's price errs in with others: the blocks, and how stages overlap.
 inline auto FamilyOf(const FlashAttentionTiling& t) {
-  return std::tuple(t.m, t.n, t.v_parts, t.depth, t.v_from_k);
+  return std::tuple(t.m, t.n, t.v_parts, t.depth, t.v_from_k, t.pack_kv);
 }
 // How a family's tilings fill their buffers.
 inline auto WalkOf(const FlashAttentionTiling& t) {

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "kernels/moe_block.h"
-#include "npu_model/parallel.h"
 #include "tools/block_cases.h"
 #include "tools/noisy.h"
 

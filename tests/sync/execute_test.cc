@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,6 +24,7 @@
 #include "npu_model/sync/check.h"
 #include "npu_model/sync/plan.h"
 #include "npu_model/sync/report.h"
+#include "npu_model/tuning.h"
 #include "tests/kernels/kernel_test.h"
 #include "tests/kernels/routes_in_parts.h"
 #include "tests/support/shapes.h"
@@ -357,6 +359,49 @@ TEST(ExecuteTest, RowsTurnedByAnyWidthComputeTheSame) {
             ExpectRightOn(Ascend910B2(), TurnedCall({grad, sq, rope, apart, dtype, layout}));
           }
         }
+      }
+    }
+  }
+}
+
+// The device, but that attention's keys are packed before it.
+Device Packing(const Device& device, const FlashAttentionArgs& args) {
+  if (device.kind() == Device::Kind::kHost) return device;
+  TilingChoice choice;
+  auto asked = std::make_shared<Tuning>(), packing = std::make_shared<Tuning>();
+  asked->on_choice = [&](const TilingChoice& c) { choice = c; };
+  NpuOptions options{.with_data = false, .tuning = asked};
+  EXPECT_TRUE(FlashAttention(Npu(device.chip(), options), args).ok());
+  packing->Set(choice.kernel, choice.chip, choice.shape, "pack_kv=1");
+  options = device.npu(), options.tuning = packing;
+  return Npu(device.chip(), options);
+}
+
+// Heads are columns of a token's row, as of many keys: those are packed.
+TEST(ExecuteTest, PackedKeysOfHeadsSideBySideComputeTheSame) {
+  static constexpr std::int64_t kSequences[] = {17, 40};
+  for (const DType dtype : kFloatTypes) {
+    for (const std::int64_t rope : {0, 16}) {
+      for (const int kind : {0, 1, 2}) {  // All keys, a window, two sequences.
+        NamedCall made{Join("packed, ", NameOf(dtype), " rope ", rope, " kind ", kind),
+                       KernelCall(/*with_data=*/true)};
+        KernelCall& call = made.call;
+        const auto turned = [](auto x, std::int64_t heads, std::int64_t cols) {
+          return decltype(x)(x.data, x.dtype, {1, heads, 40, cols},
+                             {40 * heads * cols, cols, heads * cols, 1});
+        };
+        const auto input = [&](std::int64_t heads, std::int64_t cols) {
+          return turned(call.Input(dtype, {1, 40, heads, cols}), heads, cols);
+        };
+        FlashAttentionArgs args;
+        args.q = input(4, 24), args.k = input(2, 24), args.v = input(2, 40);
+        if (rope > 0) args.q_rope = input(4, rope), args.k_rope = input(1, rope);
+        args.out = turned(call.Output(dtype, {1, 40, 4, 40}), 4, 40);
+        if (kind == 1) args.window = AttentionWindow{9, 3};
+        if (kind == 2) args.lengths = {kSequences, kSequences};
+        call.set_run(
+            [=](const Device& device, Profile* p) { return FlashAttention(Packing(device, args), args, p); });
+        ExpectRightOn(Ascend910B2(), made, "pack_kernel.h");
       }
     }
   }

@@ -505,6 +505,26 @@ TEST(FlashAttentionTilingTest, OnlyWhatIsUsedAgainIsPacked) {
   }
 }
 
+// On an NPU, keys among others alone: by the price where many blocks of queries meet them, not where one does.
+TEST(FlashAttentionTilingTest, KeysAmongOthersArePackedWhereManyRowsMeetThem) {
+  const ChipSpec& chip = Ascend910B2();
+  FlashAttentionShape s;
+  s.batches = 1, s.heads = s.kv_heads = 8, s.sq = s.skv = 8192, s.d_qk = s.d_v = 128;
+  s.in = s.out = DType::kBF16;
+  const auto cheapest_packs = [&] {
+    const std::vector<FlashAttentionTiling> all = Candidates(chip, s);
+    return std::min_element(
+               all.begin(), all.end(),
+               [&](const auto& a, const auto& b) { return Price(chip, s, a) < Price(chip, s, b); })
+        ->pack_kv;
+  };
+  for (const FlashAttentionTiling& t : Candidates(chip, s)) ASSERT_FALSE(t.pack_kv);
+  s.among_others = true;
+  EXPECT_TRUE(cheapest_packs());
+  s.sq = 64;
+  EXPECT_FALSE(cheapest_packs());
+}
+
 TEST(FlashAttentionTilingTest, ChoosingAgainGivesTheSame) {
   ExpectChoosingAgainGivesTheSame<FlashAttentionTiling>(Shapes());
 }
