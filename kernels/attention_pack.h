@@ -19,31 +19,45 @@ struct PackedRows {
   std::int64_t packed_begin = 0;
 };
 
-// Packs the (s, d) matrices of every batch entry of `source` for all of its heads; where `parts` is not empty, those
-// rows alone, of every entry.
+// The packing of several tensors of T by one phase, their right operands' second role the same.
 template <class T>
-PackedGm PackSequences(Launch& launch, const char* name, const GmTensor& source, bool transposed,
-                       Role second_role, const std::vector<PackedRows>& parts, std::int64_t step) {
-  if (parts.empty()) return Pack<T>(launch, name, Role::kB, source, transposed, second_role);
-  std::int64_t rows = 0;
-  for (const PackedRows& p : parts) rows = std::max(rows, p.packed_begin + RoundUp(p.rows.size(), step));
-  const std::int64_t d = source.sizes[3], matrices = source.sizes[0] * source.sizes[1];
-  const PackedGm packed = launch.Packed(name, Role::kB, source.dtype, transposed ? d : rows,
-                                        transposed ? rows : d, matrices, second_role);
-  std::vector<PackPart> list;
-  std::int64_t tasks = 0;
-  for (const PackedRows& p : parts) {
-    const Range at{p.packed_begin, p.packed_begin + p.rows.size()};
-    const PackedGm block = transposed ? packed.Block({0, d}, at) : packed.Block(at, {0, d});
-    list.push_back({&source, p.rows, block,
-                    PackTilingOf(launch, source, transposed, packed.role, block.row_part.size(),
-                                 block.col_part.size())});
-    tasks += list.back().tiling.tasks();
+class SequencePacker {
+ public:
+  // Of every batch entry those rows alone that `rows` has, where it is not empty; `step` as in PackedRows.
+  SequencePacker(Launch& launch, Role second_role, const std::vector<PackedRows>& rows, std::int64_t step)
+      : launch_(launch), second_role_(second_role), rows_(rows), step_(step) {}
+
+  // The (s, d) matrices of every batch entry of `source` for all of its heads: where Run will have packed them.
+  PackedGm Add(const char* name, const GmTensor& source, bool transposed) {
+    const std::int64_t d = source.sizes[3], matrices = source.sizes[0] * source.sizes[1];
+    std::int64_t s = rows_.empty() ? source.sizes[2] : 0;
+    for (const PackedRows& p : rows_) s = std::max(s, p.packed_begin + RoundUp(p.rows.size(), step_));
+    const PackedGm packed = launch_.Packed(name, Role::kB, source.dtype, transposed ? d : s,
+                                           transposed ? s : d, matrices, second_role_);
+    if (rows_.empty()) parts_.push_back(WholePart(launch_, source, transposed, packed));
+    for (const PackedRows& p : rows_) {
+      const Range at{p.packed_begin, p.packed_begin + p.rows.size()};
+      const PackedGm block = transposed ? packed.Block({0, d}, at) : packed.Block(at, {0, d});
+      parts_.push_back({&source, p.rows, transposed, block,
+                        PackTilingOf(launch_, source, transposed, packed.role, block.row_part.size(),
+                                     block.col_part.size())});
+    }
+    return packed;
   }
-  launch.OnAiCores(tasks,
-                   [&](auto& core) { PackKernel<T>(core, std::span<const PackPart>(list), transposed); });
-  return packed;
-}
+
+  void Run() {
+    std::int64_t tasks = 0;
+    for (const PackPart& part : parts_) tasks += part.tiling.tasks();
+    launch_.OnAiCores(tasks, [&](auto& core) { PackKernel<T>(core, std::span<const PackPart>(parts_)); });
+  }
+
+ private:
+  Launch& launch_;
+  Role second_role_;
+  const std::vector<PackedRows>& rows_;
+  std::int64_t step_;
+  std::vector<PackPart> parts_;
+};
 
 }  // namespace cubist
 

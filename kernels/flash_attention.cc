@@ -195,12 +195,11 @@ class ForwardCall {
   }
 
   void PackKeys(const KeysInUse& keys) {
-    const auto pack = [&](const char* name, const GmTensor* source, bool transposed) {
-      return PackSequences<T>(launch_, name, *source, transposed, Role::kRows, keys.packed, step_);
-    };
-    g_.k_packed = pack("k_packed", g_.k, /*transposed=*/true);
-    if (shape_.d_rope > 0) g_.k_rope_packed = pack("k_rope_packed", g_.k_rope, /*transposed=*/true);
-    g_.v_packed = pack("v_packed", g_.v, /*transposed=*/false);
+    SequencePacker<T> packer(launch_, Role::kRows, keys.packed, step_);
+    g_.k_packed = packer.Add("k_packed", *g_.k, /*transposed=*/true);
+    if (shape_.d_rope > 0) g_.k_rope_packed = packer.Add("k_rope_packed", *g_.k_rope, /*transposed=*/true);
+    g_.v_packed = packer.Add("v_packed", *g_.v, /*transposed=*/false);
+    packer.Run();
   }
 
   void Combine(const FlashAttentionSchedule& schedule) {

@@ -112,7 +112,7 @@ std::vector<AttentionSequence> GradSequencesOf(const FlashAttentionGradArgs& arg
   return sequences;
 }
 
-// Sequence by sequence, what RotateKernel and PackSequences are to do with rows: all queries, and the blocks of keys that
+// Sequence by sequence, what RotateKernel and SequencePacker are to do with rows: all queries, and the blocks of keys that
 // any of them sees.
 std::vector<RowsToTurn> QueriesToTurn(const FlashAttentionGradSchedule& schedule) {
   std::vector<RowsToTurn> rows;
@@ -316,11 +316,11 @@ class GradCall {
     if (!t_.pack_queries) return;
     const std::vector<PackedRows> rows =
         args_.lengths.given() ? QueriesToPack(sequences_) : std::vector<PackedRows>();
-    const auto pack = [&](const char* name, const GmTensor* source) {
-      return PackSequences<T>(launch_, name, *source, /*transposed=*/false, Role::kBTransposed, rows, step_);
-    };
-    g_.q_packed = pack("q_packed", g_.q), g_.dout_packed = pack("dout_packed", g_.dout);
-    if (s_.d_rope > 0) g_.q_rope_packed = pack("q_rope_packed", g_.q_rope);
+    SequencePacker<T> packer(launch_, Role::kBTransposed, rows, step_);
+    g_.q_packed = packer.Add("q_packed", *g_.q, /*transposed=*/false);
+    g_.dout_packed = packer.Add("dout_packed", *g_.dout, /*transposed=*/false);
+    if (s_.d_rope > 0) g_.q_rope_packed = packer.Add("q_rope_packed", *g_.q_rope, /*transposed=*/false);
+    packer.Run();
   }
 
   void AddUp() {

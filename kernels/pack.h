@@ -20,14 +20,21 @@ inline PackTiling PackTilingOf(const Launch& launch, const GmTensor& source, boo
                           /*by_columns=*/from_row < from_col);
 }
 
+// All rows of a tensor.
+inline PackPart WholePart(const Launch& launch, const GmTensor& source, bool transposed,
+                          const PackedGm& packed) {
+  return {&source,
+          {0, source.sizes[2]},
+          transposed,
+          packed,
+          PackTilingOf(launch, source, transposed, packed.role, packed.rows, packed.cols)};
+}
+
 // Packs every (rows, cols) matrix of a (.., rows, cols) tensor, transposed where asked, one after the other.
 template <class T>
 void PackInto(Launch& launch, const GmTensor& source, bool transposed, const PackedGm& packed) {
-  const PackPart part{&source,
-                      {0, source.sizes[2]},
-                      packed,
-                      PackTilingOf(launch, source, transposed, packed.role, packed.rows, packed.cols)};
-  launch.OnAiCores(part.tiling.tasks(), [&](auto& core) { PackKernel<T>(core, {&part, 1}, transposed); });
+  const PackPart part = WholePart(launch, source, transposed, packed);
+  launch.OnAiCores(part.tiling.tasks(), [&](auto& core) { PackKernel<T>(core, {&part, 1}); });
 }
 
 // The same into a workspace of the launch.

@@ -4,6 +4,7 @@
 #define CUBIST_KERNELS_PACK_KERNEL_H_
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -18,18 +19,18 @@ namespace cubist {
 struct PackPart {
   const GmTensor* source = nullptr;
   Range rows;
+  bool transposed = false;
   PackedGm packed;
   PackTiling tiling;
 };
 
-// Packs all parts, whose tasks are dealt as if they were one. Each element is read once and written once.
+// Packs the parts of one tensor. Each element is read once and written once. `dealt` of the tasks before were dealt to cores.
 template <class T, CubeCore Core>
-void PackKernel(Core& core, std::span<const PackPart> parts, bool transposed) {
-  std::int64_t most_rows = 0, most_cols = 0, dealt = 0;
+void PackTensor(Core& core, std::span<const PackPart> parts, std::int64_t& dealt) {
+  std::int64_t most_rows = 0, most_cols = 0;
   for (const PackPart& part : parts) {
     most_rows = std::max(most_rows, part.tiling.rows), most_cols = std::max(most_cols, part.tiling.cols);
   }
-  if (parts.empty()) return;
   // The host packs a right operand on its way out, and its transpose likewise. One that stays narrow is packed as it comes, and
   // narrowed on its way out.
   const Role role = parts[0].packed.role, second_role = parts[0].packed.second_role;
@@ -37,7 +38,7 @@ void PackKernel(Core& core, std::span<const PackPart> parts, bool transposed) {
                     !parts[0].packed.narrow;
   Ring<Buffer::kL1, T> tiles(core, "pack_l1", most_rows, most_cols, 2, once ? Role::kBOnce : role,
                              second_role);
-  for (const auto& [source, part, packed, t] : parts) {
+  for (const auto& [source, part, transposed, packed, t] : parts) {
     // The first task of the part that is this core's.
     std::int64_t task = (core.index() - dealt) % core.count();
     if (task < 0) task += core.count();
@@ -52,6 +53,19 @@ void PackKernel(Core& core, std::span<const PackPart> parts, bool transposed) {
       core.Store(packed.Matrix(matrix).Block(rows, cols), tile);
     }
     dealt = (dealt + t.tasks()) % core.count();
+  }
+}
+
+// Packs all parts, those of a tensor one behind the other, whose tasks are dealt as if they were one.
+template <class T, CubeCore Core>
+void PackKernel(Core& core, std::span<const PackPart> parts) {
+  std::int64_t dealt = 0;
+  while (!parts.empty()) {
+    const auto other = std::find_if(parts.begin(), parts.end(),
+                                    [&](const PackPart& p) { return p.source != parts[0].source; });
+    const auto count = static_cast<std::size_t>(other - parts.begin());
+    PackTensor<T>(core, parts.first(count), dealt);
+    parts = parts.subspan(count);
   }
 }
 

@@ -484,7 +484,8 @@ NamedCall PermuteCallOf(DType dtype, const PermuteForm& f) {
     }
     valid[static_cast<std::size_t>(t)] = t % 5 != 2;
   }
-  for (std::int32_t e = 0; e < kExperts; ++e) places.push_back((e * 5 + 3) % kExperts);
+  for (std::int64_t e = 0; e < kExperts; ++e)
+    places.push_back(static_cast<std::int32_t>((e * 5 + 3) % kExperts));
   const std::int64_t all = f.capacity > 0 ? kExperts * f.capacity : kSlots + kExperts * (f.row_multiple - 1),
                      rows = f.rows.has_value() ? f.rows->size() : all + f.num_out_tokens;
   TokenPermuteArgs args;
