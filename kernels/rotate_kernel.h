@@ -71,18 +71,17 @@ class Rotator {
   // So many rows at a time at most; none at all without tables. Without `loads` they are in UB already.
   Rotator(V& core, const RotateOperands& g, std::int64_t rows, bool loads)
       : core_(core),
-        g_(g),
-        x_ub_(core, "rotate_x_ub", rows, loads ? Cols() : 0, 3),
-        product_ub_(core, "rotate_product_ub", rows, Cols(), 1),
-        angles_ub_(core, "rotate_angles_ub", rows, Cols(), 4),
+        x_ub_(core, "rotate_x_ub", rows, loads ? Cols(g) : 0, 3),
+        product_ub_(core, "rotate_product_ub", rows, Cols(g), 1),
+        angles_ub_(core, "rotate_angles_ub", rows, Cols(g), 4),
         pairs_ub_(core, "rotate_pairs_ub", rows, loads && g.interleaved ? 2 * g.half() : 0, 2),
         half_ub_(core, "rotate_half_ub", rows, loads && g.interleaved ? g.half() : 0, 2),
         zipped_ub_(core, "rotate_zipped_ub", rows, !loads && g.interleaved ? 2 * g.half() : 0, 2),
-        twice_ub_(core, "rotate_twice_ub", rows, AnglesTwice() ? 2 * g.half() : 0, 1),
-        once_ub_(core, "rotate_once_ub", rows, AnglesTwice() ? g.half() : 0, 1),
+        twice_ub_(core, "rotate_twice_ub", rows, AnglesTwice(g) ? 2 * g.half() : 0, 1),
+        once_ub_(core, "rotate_once_ub", rows, AnglesTwice(g) ? g.half() : 0, 1),
         offsets_ub_(core, "rotate_offsets_ub", rows, !loads && g.interleaved ? 2 * g.half() : 0, 1),
-        ids_ub_(core, "rotate_ids_ub", 1, Cols() > 0 ? rows : 0, 1),
-        wide_ids_ub_(core, "rotate_wide_ids_ub", 1, Cols() > 0 ? rows : 0, 1) {}
+        ids_ub_(core, "rotate_ids_ub", 1, Cols(g) > 0 ? rows : 0, 1),
+        wide_ids_ub_(core, "rotate_wide_ids_ub", 1, Cols(g) > 0 ? rows : 0, 1) {}
 
   // Of `rows` rows; they serve all heads at these positions.
   Angles Load(const RotateOperands& g, const RotatePositions& positions, std::int64_t rows) {
@@ -147,8 +146,8 @@ class Rotator {
     core_.Unzip(once, twice, 0);
     core_.MulScalar(half, once, 1.0f);
   }
-  bool AnglesTwice() const { return g_.cos != nullptr && g_.angles_twice(); }
-  std::int64_t Cols() const { return g_.cos == nullptr ? 0 : g_.ub_cols(); }
+  static bool AnglesTwice(const RotateOperands& g) { return g.cos != nullptr && g.angles_twice(); }
+  static std::int64_t Cols(const RotateOperands& g) { return g.cos == nullptr ? 0 : g.ub_cols(); }
 
   // Calls body(rows, the first one's position) for rows that stand one behind the other.
   template <class Body>
@@ -170,7 +169,6 @@ class Rotator {
   }
 
   V& core_;
-  const RotateOperands& g_;
   Ring<Buffer::kUB, float> x_ub_, product_ub_, angles_ub_;
   Ring<Buffer::kUB, T> pairs_ub_, half_ub_;
   Ring<Buffer::kUB, float> zipped_ub_, twice_ub_, once_ub_;

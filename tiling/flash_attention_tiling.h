@@ -27,7 +27,7 @@ struct FlashAttentionShape {
   DType in = DType::kF32, out = DType::kF32;
   AttentionBand band;              // Of every sequence; of ragged ones that of the longest.
   std::int64_t ragged_splits = 0;  // RaggedSplits; 0 where all sequences are alike.
-  // Whether the rope parts are turned, and what is done to scores besides: each asks for room in UB.
+  // What is done to scores: each asks for room in UB.
   bool bias = false, sinks = false;
   int soft_cap = 0;  // 0: none; 1: to the last place of the cap; 2: to that of the score.
   bool mask = false, alibi = false, dropout = false;
