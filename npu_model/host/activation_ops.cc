@@ -161,13 +161,26 @@ void SoftmaxRow(float* x, const float* logits, std::int64_t n) {
   const bool has_nan = !hn::AllFalse(d, hn::IsNaN(most));
   const Vec maximum = Set(has_nan ? kNaN : ExtremeLane</*kMinimum=*/false>(most));
   for (std::int64_t begin = 0; begin < n; begin += kBlock) {
+    const float* const from = logits + begin;
+    float* const to = x + begin;
     Vec part = Set(0.0f);
-    ForEachVector(logits + begin, Min(n - begin, kBlock), -kInfinity,
-                  [&](Vec v, std::int64_t j, std::int64_t count) HWY_ATTR {
-                    const Vec e = Exp</*kAtMostZero=*/true>(hn::Sub(v, maximum));
-                    part = hn::Add(part, e);
-                    StoreCount(e, x + begin + j, count);
-                  });
+    ForRow(
+        Min(n - begin, kBlock), /*stream=*/false, to,
+        [&]<bool kStream>(std::int64_t j) HWY_ATTR {
+          Several<kSideBySide> e = LoadSeveral<kSideBySide>(from + j);
+#pragma GCC unroll 4
+          for (Vec& v : e.v) v = hn::Sub(v, maximum);
+          ExpEach</*kAtMostZero=*/true>(e.v);
+          part = hn::Add(part, hn::Add(hn::Add(e.v[0], e.v[1]), hn::Add(e.v[2], e.v[3])));
+          StoreSeveral<Narrowing::kAny, kStream>(e, to + j);
+        },
+        [&](std::int64_t j, std::int64_t count) HWY_ATTR {
+          const auto first = hn::FirstN(d, static_cast<std::size_t>(count));
+          const Vec e =
+              hn::IfThenElseZero(first, Exp</*kAtMostZero=*/true>(hn::Sub(Load(from + j, count), maximum)));
+          part = hn::Add(part, e);
+          StoreCount(e, to + j, count);
+        });
     part = hn::Sub(part, more);
     const Vec next = hn::Add(sum, part);
     more = hn::Sub(hn::Sub(next, sum), part);  // What the sum is above its terms (Kahan).

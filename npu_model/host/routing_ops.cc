@@ -56,18 +56,31 @@ struct TwoHighest {
   }
 };
 
-// The two highest of each lane's elements, of columns [begin, begin + n).
+// The two highest of each lane's elements, of columns [begin, begin + n). highest, where not null: of the columns modulo
+// kFew.
 template <bool kBiased>
-HWY_INLINE TwoHighest LanesOf(const Elements<kBiased>& row, std::int64_t begin, std::int64_t n) {
-  TwoHighest lanes{Set(-kInfinity), Set(-kInfinity)};
-  std::int64_t j = 0;
-  if (n >= 2 * kLanes) {
-    const Vec v0 = row.At(begin), v1 = row.At(begin + kLanes);
-    lanes = {hn::Max(v0, v1), hn::Min(v0, v1)};
-    j = 2 * kLanes;
+HWY_INLINE TwoHighest LanesOf(const Elements<kBiased>& row, std::int64_t begin, std::int64_t n,
+                              float* highest) {
+  TwoHighest few[kFewVectors];
+  std::int64_t j = n >= 2 * kFew ? 2 * kFew : 0;
+#pragma GCC unroll 4
+  for (std::int64_t v = 0; v < kFewVectors; ++v) {
+    few[v] = {Set(-kInfinity), Set(-kInfinity)};
+    if (j == 0) continue;
+    const Vec v0 = row.At(begin + v * kLanes), v1 = row.At(begin + kFew + v * kLanes);
+    few[v] = {hn::Max(v0, v1), hn::Min(v0, v1)};
   }
-  for (; j < n; j += kLanes) lanes.Add(row.At(begin + j, n - j));
-  return lanes;
+  for (; j < n; j += kFew) {
+#pragma GCC unroll 4
+    for (std::int64_t v = 0; v < kFewVectors; ++v)
+      few[v].Add(row.At(begin + j + v * kLanes, n - j - v * kLanes));
+  }
+  if (highest != nullptr) {
+    for (std::int64_t v = 0; v < kFewVectors; ++v) Store(few[v].high, highest + v * kLanes);
+  }
+#pragma GCC unroll 4
+  for (std::int64_t v = 1; v < kFewVectors; ++v) few[0].Merge(few[v].high, few[v].next);
+  return few[0];
 }
 
 // Walks the groups of `width` columns of rows, group by group and row by row.
@@ -75,20 +88,20 @@ template <bool kBiased>
 struct Groups {
   Elements<kBiased> row;
   std::int64_t width, groups, pitch;
-  float* highest;  // Where not null, each group's lanes' highest are written there.
+  float* highest;  // Where not null, each group's highest of its columns modulo kFew are written there.
   std::int64_t group = 0;
 
   Groups(const Rows& a, const float* bias, std::int64_t groups, float* highest = nullptr)
       : row{RowOf(a, 0), bias}, width(a.cols / groups), groups(groups), pitch(a.pitch), highest(highest) {}
   HWY_INLINE TwoHighest Next() {
-    const TwoHighest lanes = LanesOf(row, group * width, width);
-    if (highest != nullptr) Store(lanes.high, highest), highest += kLanes;
+    const TwoHighest lanes = LanesOf(row, group * width, width, highest);
+    if (highest != nullptr) highest += kFew;
     if (++group == groups) group = 0, row.a += pitch;
     return lanes;
   }
 };
 
-#if HWY_TARGET <= HWY_AVX3
+#if HWY_TARGET <= HWY_AVX2
 // What stands in some lanes of two, and in the others: of each one half.
 template <class Some, class Others>
 HWY_INLINE TwoHighest Merged(const TwoHighest& x, const TwoHighest& y, Some some, Others others) {
@@ -102,10 +115,10 @@ HWY_INLINE TwoHighest Merged(const TwoHighest& x, const TwoHighest& y, Some some
 template <bool kAll, bool kBiased>
 HWY_INLINE TwoHighest TwoHighestOf(Groups<kBiased>& groups, std::int64_t count) {
   const FloatTag d;
-#if HWY_TARGET <= HWY_AVX3
+#if HWY_TARGET <= HWY_AVX2
   const hn::Repartition<double, FloatTag> d64;
   const auto wide = [&](Vec v) HWY_ATTR { return hn::BitCast(d64, v); };
-  TwoHighest t[4], last{Set(-kInfinity), Set(-kInfinity)};
+  TwoHighest t[kLanes / 4], last{Set(-kInfinity), Set(-kInfinity)};
   const auto next = [&]() HWY_ATTR { return kAll || count-- > 0 ? groups.Next() : last; };
   const auto next_two = [&]() HWY_ATTR {
     const TwoHighest x = next(), y = next();
@@ -126,10 +139,14 @@ HWY_INLINE TwoHighest TwoHighestOf(Groups<kBiased>& groups, std::int64_t count) 
         x, y, [&](Vec a, Vec b) HWY_ATTR { return hn::ConcatLowerLower(d, b, a); },
         [&](Vec a, Vec b) HWY_ATTR { return hn::ConcatUpperUpper(d, b, a); });
   };
+#if HWY_TARGET <= HWY_AVX3
   return Merged(
       halves(t[0], t[1]), halves(t[2], t[3]),
       [&](Vec a, Vec b) HWY_ATTR { return Vec{_mm512_shuffle_f32x4(a.raw, b.raw, 0x88)}; },
       [&](Vec a, Vec b) HWY_ATTR { return Vec{_mm512_shuffle_f32x4(a.raw, b.raw, 0xdd)}; });
+#else
+  return halves(t[0], t[1]);
+#endif
 #else
   HWY_ALIGN float high[kLanes] = {}, next[kLanes] = {};
   for (std::int64_t p = 0; p < count; ++p) {
@@ -290,21 +307,22 @@ void TopOfGroups(const GroupedTopKRows& t, bool both) {
   const auto* const bias = static_cast<const float*>(t.bias.data);
   HWY_ALIGN float worths[kLanes * (kMostGroups + 1)] = {};
   std::int32_t kept[kLanes][kMostGroups];
-  HWY_ALIGN float highest[kKnowsHighest ? kLanes * kMostGroups * kLanes : 1];
-  const auto highest_of = [&](std::int64_t r) {
-    return kKnowsHighest ? highest + r * groups * kLanes : nullptr;
-  };
+  PartsOfRow<kBiased> rows[kLanes];
+  HWY_ALIGN float highest[kLanes * kMostGroups * kFew];
   for (std::int64_t i = 0; i < t.a.rows; i += kLanes) {
     const std::int64_t count = Min(t.a.rows - i, kLanes);
     Rows some = t.a;
     some.data = RowOf(t.a, i), some.rows = count;
-    TopTwoOfGroups(Groups<kBiased>(some, bias, groups, highest_of(0)), count, both,
+    TopTwoOfGroups(Groups<kBiased>(some, bias, groups, highest), count, both,
                    [&](Vec v, std::int64_t first, std::int64_t) HWY_ATTR { Store(v, worths + first); });
     KeepBest(worths, groups, kept_groups, kept);
-    PartsOfRow<kBiased> rows[kLanes];
     for (std::int64_t r = 0; r < kLanes; ++r) {
       const std::int64_t row = Min(r, count - 1);
-      rows[r] = {{RowOf(t.a, i + row), bias}, kept[row], kept_groups, t.a.cols / groups, highest_of(row)};
+      rows[r] = {{RowOf(t.a, i + row), bias},
+                 kept[row],
+                 kept_groups,
+                 t.a.cols / groups,
+                 highest + row * groups * kFew};
     }
     const TopRows top{t.values, t.ids, i, count, k};
     TopOfParts(rows, top, [&](std::int64_t r) HWY_ATTR {

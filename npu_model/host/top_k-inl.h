@@ -22,6 +22,9 @@ namespace {
 
 using Ints = hn::Vec<IntTag>;
 
+// As many of a row are sorted, in so many vectors of elements.
+constexpr std::int64_t kFew = 16, kFewVectors = kFew / kLanes;
+
 HWY_INLINE float* RowOf(const Rows& x, std::int64_t i) { return RowAs<float>(x, i); }
 
 // The elements of a row: its own numbers or, kBiased, their sums with those of another row.
@@ -40,11 +43,6 @@ struct Elements {
     Vec v = Load(a + j, some);
     if constexpr (kBiased) v = hn::Add(v, Load(bias + j, some));
     return hn::IfThenElse(hn::FirstN(FloatTag(), static_cast<std::size_t>(some)), v, Set(-kInfinity));
-  }
-  HWY_INLINE Vec Gather(Ints columns) const {
-    const Vec v = hn::GatherIndex(FloatTag(), a, columns);
-    if constexpr (kBiased) return hn::Add(v, hn::GatherIndex(FloatTag(), bias, columns));
-    return v;
   }
 };
 
@@ -158,10 +156,6 @@ using KeyTag = HWY_FULL(std::int64_t);
 using Keys = hn::Vec<KeyTag>;
 constexpr std::int64_t kKeyRows = static_cast<std::int64_t>(hn::MaxLanes(KeyTag()));
 constexpr std::int64_t kMostTop = 8, kMostColumns = 1 << 16;
-// As many of a row are sorted, in so many vectors of elements.
-constexpr std::int64_t kFew = 16, kFewVectors = kFew / kLanes;
-// Whether the highest of a part's columns modulo kLanes tell those modulo kFew.
-constexpr bool kKnowsHighest = kFewVectors == 1;
 
 template <class V>
 HWY_INLINE void Order(V& high, V& low) {
@@ -200,7 +194,7 @@ struct PartsOfRow {
   Elements<kBiased> row;
   const std::int32_t* parts = nullptr;
   std::int64_t count = 0, width = 0;
-  const float* highest = nullptr;  // [p][l], where known: of part p's columns l modulo kLanes; or NaN
+  const float* highest = nullptr;  // [p][l], where known: of part p's columns l modulo kFew; or NaN
 
   // visit(elements, elements behind them, column of the first): two vectors at a time of every part; what the last ones of
   // a part lack is -inf.
@@ -244,8 +238,11 @@ HWY_INLINE void ReachedBy(const PartsOfRow<kBiased> rows[kLanes], std::int64_t k
   for (std::int64_t r = 0; r < kLanes; ++r) {
     Vec high[2] = {Set(-kInfinity), Set(-kInfinity)};
     if (rows[r].highest != nullptr) {
-      for (std::int64_t p = 0; p < rows[r].count; ++p)
-        high[0] = MaxOrSecond(Load(rows[r].highest + rows[r].parts[p] * kLanes), high[0]);
+      for (std::int64_t p = 0; p < rows[r].count; ++p) {
+        const float* const of_part = rows[r].highest + rows[r].parts[p] * kFew;
+        for (std::int64_t v = 0; v < kFewVectors; ++v)
+          high[v] = MaxOrSecond(Load(of_part + v * kLanes), high[v]);
+      }
     } else {
       rows[r].ForTwoVectors([&](Vec v0, Vec v1, std::int64_t) HWY_ATTR {
         high[0] = MaxOrSecond(v0, high[0]), high[1] = MaxOrSecond(v1, high[1]);  // Not the NaN.
@@ -265,12 +262,11 @@ HWY_INLINE void ReachedBy(const PartsOfRow<kBiased> rows[kLanes], std::int64_t k
   Store(Load(sorted[k - 1]), least);
 }
 
-// Columns of a row: `count`, or more than there is room for. Whole vectors are written behind those found so far.
+// Columns of a row, with their elements: `count`, or more than there is room for. Whole vectors are written behind those
+// found so far.
 struct Columns {
   std::uint16_t at[kFew + 2 * kLanes];
-#if HWY_TARGET <= HWY_AVX3
   float elements[kFew + 2 * kLanes];  // Which cost less to keep than to gather again.
-#endif
   std::int64_t count = kFew + 1;
   HWY_INLINE bool fit() const { return count <= kFew; }
   // How many of them vector v of the few holds.
@@ -381,16 +377,25 @@ HWY_INLINE void FindColumns(const PartsOfRow<kBiased>& row, float least, Columns
   });
 #else
   static constexpr SetBits kBits = BitsOfBytes();
-  const HalfTag d;
-  const hn::Rebind<std::uint8_t, HalfTag> bytes;
-  const auto find = [&](Vec v, std::int64_t j) HWY_ATTR {
+  const IntTag d;
+  const hn::Rebind<std::uint8_t, IntTag> bytes;
+  const HalfTag dh;
+  const hn::Rebind<std::uint8_t, HalfTag> half_bytes;
+  // Those of a vector whose first column is `first`, written to `end`; returns how many.
+  const auto find = [&](Vec v, Halves first, std::int64_t end) HWY_ATTR {
     std::uint8_t reach[8];
     hn::StoreMaskBits(FloatTag(), hn::Ge(v, limit), reach);
-    const Halves lanes = hn::PromoteTo(d, hn::LoadU(bytes, kBits.of[reach[0]]));
-    hn::StoreU(hn::Add(lanes, hn::Set(d, static_cast<std::uint16_t>(j))), d, columns.at + Min(count, kFew));
-    count += __builtin_popcount(reach[0]);
+    const std::uint8_t* const set = kBits.of[reach[0]];
+    hn::StoreU(hn::Add(hn::PromoteTo(dh, hn::LoadU(half_bytes, set)), first), dh, columns.at + end);
+    const Ints lanes = hn::PromoteTo(d, hn::LoadU(bytes, set));
+    Store(hn::TableLookupLanes(v, hn::IndicesFromVec(FloatTag(), lanes)), columns.elements + end);
+    return __builtin_popcount(reach[0]);
   };
-  row.ForTwoVectors([&](Vec v0, Vec v1, std::int64_t j) HWY_ATTR { find(v0, j), find(v1, j + kLanes); });
+  row.ForTwoVectors([&](Vec v0, Vec v1, std::int64_t j) HWY_ATTR {
+    const Halves first = hn::Set(dh, static_cast<std::uint16_t>(j));
+    const std::int64_t end = Min(count, kFew), found = find(v0, first, end);
+    count += found + find(v1, hn::Add(first, hn::Set(dh, kLanes)), end + found);
+  });
 #endif
   columns.count = count;
 }
@@ -419,6 +424,7 @@ HWY_INLINE void StoreKeys(Keys keys, std::int64_t k, float* values, std::int32_t
   const auto ordered = hn::BitCast(d, hn::TruncateTo(du, hn::ShiftRight<32>(words)));
   const auto bits = hn::Xor(ordered, hn::And(hn::ShiftRight<31>(ordered), hn::Set(d, 0x7fffffff)));
   const auto columns = hn::Not(hn::BitCast(d, hn::TruncateTo(du, words)));
+  if (k >= kKeyRows) return hn::StoreU(hn::BitCast(df, bits), df, values), hn::StoreU(columns, d, ids);
   hn::BlendedStore(hn::BitCast(df, bits), hn::FirstN(df, static_cast<std::size_t>(k)), df, values);
   hn::BlendedStore(columns, hn::FirstN(d, static_cast<std::size_t>(k)), d, ids);
 }
@@ -489,14 +495,8 @@ HWY_INLINE void TopOfParts(const PartsOfRow<kBiased> rows[kLanes], const TopRows
   }
   const auto keys = [&](std::int64_t r, std::int64_t v, Keys& first, Keys& second) HWY_ATTR {
     const auto valid = hn::FirstN(d, columns[r].CountIn(v));
-    const Ints found =
-        hn::IfThenElseZero(valid, hn::PromoteTo(d, hn::LoadU(HalfTag(), columns[r].at + v * kLanes)));
-#if HWY_TARGET <= HWY_AVX3
-    const Vec elements = Load(columns[r].elements + v * kLanes);
-#else
-    const Vec elements = rows[r].row.Gather(found);
-#endif
-    KeysOf(elements, found, valid, first, second);
+    const Ints found = hn::PromoteTo(d, hn::LoadU(HalfTag(), columns[r].at + v * kLanes));
+    KeysOf(Load(columns[r].elements + v * kLanes), found, valid, first, second);
   };
   SortFew(top, keys, [&](std::int64_t r) HWY_ATTR {
     if (columns[r].fit()) return false;
@@ -505,14 +505,20 @@ HWY_INLINE void TopOfParts(const PartsOfRow<kBiased> rows[kLanes], const TopRows
   });
 }
 
-HWY_INLINE void TopOfRows(const Rows& a, const TopRows& top) {
-  if (a.cols <= kFew) return TopOfShortRows(a, top);
+void TopOfRows(const Rows& values, const Rows& ids, const Rows& a) {
   PartsOfRow<false> rows[kLanes];
-  for (std::int64_t r = 0; r < kLanes; ++r)
-    rows[r] = {{RowOf(a, top.begin + Min(r, top.count - 1))}, kWholeRow, 1, a.cols};
-  TopOfParts(rows, top, [&](std::int64_t r) HWY_ATTR {
-    TopFew(rows[r].row.a, a.cols, top.k, top.ValuesOf(r), top.IdsOf(r));
-  });
+  for (std::int64_t i = 0; i < a.rows; i += kLanes) {
+    const TopRows top{values, ids, i, Min(a.rows - i, kLanes), values.cols};
+    if (a.cols <= kFew) {
+      TopOfShortRows(a, top);
+      continue;
+    }
+    for (std::int64_t r = 0; r < kLanes; ++r)
+      rows[r] = {{RowOf(a, i + Min(r, top.count - 1))}, kWholeRow, 1, a.cols};
+    TopOfParts(rows, top, [&](std::int64_t r) HWY_ATTR {
+      TopFew(rows[r].row.a, a.cols, top.k, top.ValuesOf(r), top.IdsOf(r));
+    });
+  }
 }
 
 // Whether TopOfRows serves: the lanes' maxima bound well what only some lanes' elements are among.
@@ -528,11 +534,7 @@ void TopK(const Rows& values, const Rows& ids, const Rows& a) {
   const std::int64_t n = a.cols, k = values.cols;
   if (k == 0) return;
 #if HWY_TARGET <= HWY_AVX2
-  if (HasTopOfRows(n, k)) {
-    for (std::int64_t i = 0; i < a.rows; i += kLanes)
-      TopOfRows(a, {values, ids, i, Min(a.rows - i, kLanes), k});
-    return;
-  }
+  if (HasTopOfRows(n, k)) return TopOfRows(values, ids, a);
 #endif
   const auto top = k <= kLanes ? &TopFew : &TopMany;
   for (std::int64_t i = 0; i < a.rows; ++i) {

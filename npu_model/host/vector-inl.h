@@ -205,11 +205,13 @@ constexpr float kLn2Low = -2.12194440055e-4f;
 // exp(x) = 2^n * exp(r), n = round(x / ln 2), |r| <= ln 2 / 2. The polynomial is the minimax one of degree 6
 // with exp(0) = 1 and slope 1 kept (relative error 3e-9); with rounding the error stays below 0.9 ulp, 1.2
 // ulp without FMA. Subnormal results do not flush. NaN stays NaN, above 88.72 is infinity, below -103.97
-// zero. `kAtMostZero`: x is at most 0, or NaN.
+// zero. `kAtMostZero`: x is at most 0, or NaN; kLogisticCut at most holds as well.
 template <bool kAtMostZero, int kVectors>
 HWY_INLINE void ExpEach(Vec (&x)[kVectors]) {
-  constexpr float kMagic =
-      0x1.8p23f;  // Added to a small float it leaves the nearest integer in the low bits.
+  // Added to a small float it leaves the nearest integer in the low bits: n or, where 2^(n + 32) is always a normal number,
+  // the exponent of that.
+  constexpr bool kOneStep = kAtMostZero && HWY_TARGET > HWY_AVX3;
+  constexpr float kMagic = kOneStep ? 0x1.8p23f + 127 + 32 : 0x1.8p23f;
   static constexpr float kPolynomial[] = {
       1.38144639e-3f, 8.36878038e-3f, 4.16683943e-2f, 1.66665201e-1f, 4.99999934e-1f, 1.0f, 1.0f};
   Vec shifted[kVectors], r[kVectors], y[kVectors];
@@ -235,15 +237,19 @@ HWY_INLINE void ExpEach(Vec (&x)[kVectors]) {
 #if HWY_TARGET <= HWY_AVX3
     x[i] = Vec{_mm512_scalef_ps(y[i].raw, hn::Sub(shifted[i], Set(kMagic)).raw)};
 #else
-    // In two steps, because 2^n itself may lie outside the normal range. Both halves of n are below 2^7 in
-    // magnitude.
+    // By two factors, because 2^n itself may lie outside the normal range.
     const IntTag d;
-    const auto exponent = hn::Sub(hn::BitCast(d, shifted[i]), hn::BitCast(d, Set(kMagic)));
-    const auto half = hn::ShiftRight<1>(exponent);
-    const auto bias = hn::Set(d, 127);
-    const Vec scale0 = hn::BitCast(FloatTag(), hn::ShiftLeft<23>(hn::Add(half, bias)));
-    const Vec scale1 = hn::BitCast(FloatTag(), hn::ShiftLeft<23>(hn::Add(hn::Sub(exponent, half), bias)));
-    x[i] = hn::Mul(hn::Mul(y[i], scale0), scale1);
+    if constexpr (kOneStep) {
+      const Vec scale = hn::BitCast(FloatTag(), hn::ShiftLeft<23>(hn::BitCast(d, shifted[i])));
+      x[i] = hn::Mul(hn::Mul(y[i], scale), Set(0x1p-32f));
+    } else {  // Both halves of n are below 2^7 in magnitude.
+      const auto exponent = hn::Sub(hn::BitCast(d, shifted[i]), hn::BitCast(d, Set(kMagic)));
+      const auto half = hn::ShiftRight<1>(exponent);
+      const auto bias = hn::Set(d, 127);
+      const Vec scale0 = hn::BitCast(FloatTag(), hn::ShiftLeft<23>(hn::Add(half, bias)));
+      const Vec scale1 = hn::BitCast(FloatTag(), hn::ShiftLeft<23>(hn::Add(hn::Sub(exponent, half), bias)));
+      x[i] = hn::Mul(hn::Mul(y[i], scale0), scale1);
+    }
 #endif
   }
 }
