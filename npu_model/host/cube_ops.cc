@@ -91,14 +91,26 @@ HWY_INLINE void LoadColumns(const E* b, const Mask& mask, V (&columns)[kVectors]
 // 42 for two rows.
 constexpr int kRowsInOrder = 4;
 
+// Rows of A are reached by bytes, from pointers that stay what they are: the compiler derives one from another, in registers
+// and instructions of its own, where it can.
+template <int kPointers>
+HWY_INLINE void KeepApart(const char* (&row)[kPointers], std::int64_t& a_pitch) {
+  asm("" : "+r"(a_pitch));
+#pragma GCC unroll 4
+  for (int i = 0; i < kPointers; ++i) asm("" : "+r"(row[i]));
+}
+HWY_INLINE float ElementOfA(const char* row, std::int64_t bytes, int word) {
+  return *reinterpret_cast<const float*>(row + bytes + word * 4);
+}
+
 // So many words of k.
 template <int kWords, Source kSource, class E, class V, int kRows, int kVectors, int kPointers, class Mask>
-HWY_INLINE void Steps(V (&sum)[kRows][kVectors], const float* (&row)[kPointers], std::int64_t& a_pitch,
+HWY_INLINE void Steps(V (&sum)[kRows][kVectors], const char* (&row)[kPointers], std::int64_t& a_pitch,
                       const E*& b, std::int64_t b_step, const Mask& mask, float*& keep) {
   const hn::DFromV<V> d;
 #pragma GCC unroll 4
   for (int word = 0; word < kWords; ++word) {
-    asm("" : "+r"(a_pitch));  // Or the compiler keeps a register for every distance from it.
+    KeepApart(row, a_pitch);
     V columns[kVectors];
     LoadColumns<kSource>(b, mask, columns);
     b += b_step;
@@ -110,18 +122,18 @@ HWY_INLINE void Steps(V (&sum)[kRows][kVectors], const float* (&row)[kPointers],
     }
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
-      const V ai = hn::Set(d, row[i / kRowsPerPointer][i % kRowsPerPointer * a_pitch + word]);
+      const V ai = hn::Set(d, ElementOfA(row[i / kRowsPerPointer], i % kRowsPerPointer * a_pitch, word));
 #pragma GCC unroll 2
       for (int j = 0; j < kVectors; ++j) AddProduct(ai, columns[j], sum[i][j]);
     }
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < kPointers; ++i) row[i] += kWords;
+  for (int i = 0; i < kPointers; ++i) row[i] += kWords * 4;
 }
 
 // kWords words of k row by row, each row's sums going to C at once.
 template <int kWords, class V, int kRows, int kVectors, int kPointers>
-HWY_INLINE void LastSteps(V (&sum)[kRows][kVectors], const float* const (&row)[kPointers],
+HWY_INLINE void LastSteps(V (&sum)[kRows][kVectors], const char* const (&row)[kPointers],
                           std::int64_t a_pitch, const V (&columns)[kEnd][kVectors], bool adds, float* c,
                           std::int64_t c_pitch) {
   const hn::DFromV<V> d;
@@ -130,7 +142,7 @@ HWY_INLINE void LastSteps(V (&sum)[kRows][kVectors], const float* const (&row)[k
     asm("" : "+r"(a_pitch));
 #pragma GCC unroll 4
     for (int word = 0; word < kWords; ++word) {
-      const V ai = hn::Set(d, row[i / kRowsPerPointer][i % kRowsPerPointer * a_pitch + word]);
+      const V ai = hn::Set(d, ElementOfA(row[i / kRowsPerPointer], i % kRowsPerPointer * a_pitch, word));
 #pragma GCC unroll 2
       for (int j = 0; j < kVectors; ++j) AddProduct(ai, columns[word][j], sum[i][j]);
     }
@@ -149,13 +161,11 @@ void Tile(const MmadTile<float>& tile) {
   const D d;
   using V = hn::Vec<D>;
   constexpr int kPointers = (kRows + kRowsPerPointer - 1) / kRowsPerPointer;
-  std::int64_t a_pitch = tile.a_pitch;
-  const float* row[kPointers];
+  std::int64_t a_pitch = tile.a_pitch * 4;
+  const char* row[kPointers];
 #pragma GCC unroll 4
-  for (int i = 0; i < kPointers; ++i) {
-    row[i] = tile.a + i * kRowsPerPointer * a_pitch;
-    asm("" : "+r"(row[i]));  // Or the compiler derives all of them from the first again.
-  }
+  for (int i = 0; i < kPointers; ++i)
+    row[i] = reinterpret_cast<const char*>(tile.a) + i * kRowsPerPointer * a_pitch;
   V sum[kRows][kVectors];
   const float* start = tile.start;
   if (start == nullptr) {
