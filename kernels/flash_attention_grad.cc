@@ -264,10 +264,6 @@ class GradCall {
       FiniteRowsKernel(core, *g_.k, *g_.k_finite, seen, at_once);
       if (g_.k_rope != nullptr) FiniteRowsKernel(core, *g_.k_rope, *g_.k_rope_finite, seen, at_once);
     });
-    if (g_.dsinks == nullptr) return;
-    constexpr std::int64_t kRows = 1024;
-    launch_.OnVectorCores(
-        s_.heads, [&](auto& core) { FlashAttentionGradSinksKernel(core, g_, s_, *schedule_, kRows); });
   }
 
   // Rope parts turned to their positions, once for all that read them.
@@ -333,13 +329,20 @@ class GradCall {
                         {g_.dk_rope, g_.dk_rope_sums, scale, shared_rope() ? Sum::Of::kHeads : Sum::Of::kOne,
                          /*keys=*/true, of_keys},
                         {g_.dv, g_.dv_sums, 1.0f, Sum::Of::kOne, /*keys=*/true, {}}};
+    std::vector<Sum> wanted;
+    std::int64_t rows = 0;
     for (const Sum& sum : sums) {
       if (sum.gradient == nullptr || sum.parts == nullptr) continue;
       const auto& sizes = sum.gradient->sizes;
-      ForAllRows(sizes[0] * sizes[1], sizes[2], sum.columns(), [&](auto& core, std::int64_t at_once) {
-        FlashAttentionGradSumKernel(core, sum, s_, t_, *schedule_, at_once);
-      });
+      wanted.push_back(sum), rows += sizes[0] * sizes[1] * sizes[2];
     }
+    const std::span<const Sum> list(wanted);
+    const std::int64_t sinks = g_.dsinks == nullptr ? 0 : s_.heads;
+    const std::int64_t at_once = RowsAtOnce(launch_.chip(), ColumnsOfSums(list));
+    launch_.OnVectorCores(sinks + CeilDiv(rows, at_once), [&](auto& core) {
+      if (sinks > 0) FlashAttentionGradSinksKernel(core, g_, s_, *schedule_, kSinkRows);
+      FlashAttentionGradSums(core, list, s_, t_, *schedule_, at_once).Run(sinks % core.count());
+    });
     if (g_.dbias_parts == nullptr) return;
     const auto& sizes = g_.dbias_parts->sizes;
     ForAllRows(sizes[1], sizes[2], kBiasColumns, [&](auto& core, std::int64_t at_once) {
@@ -347,7 +350,7 @@ class GradCall {
     });
   }
 
-  static constexpr std::int64_t kBiasColumns = 512;  // At a time.
+  static constexpr std::int64_t kBiasColumns = 512, kSinkRows = 1024;  // At a time.
 
   Launch& launch_;
   FlashAttentionGradArgs args_;

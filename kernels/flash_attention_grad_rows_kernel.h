@@ -56,11 +56,10 @@ struct FlashAttentionGradOperands : ScoreOperands {
 };
 
 // Calls visit(sequence, head, rows of the sequence) for this core's share of all rows, `at_once` or fewer at a time: query
-// rows of `heads` heads, or keys.
+// rows of `heads` heads, or keys. `share` is the core whose turn it is, before and after.
 template <class Core, class Visit>
 void ForEachShare(Core& core, const FlashAttentionGradSchedule& schedule, bool keys, std::int64_t heads,
-                  std::int64_t at_once, Visit&& visit) {
-  std::int64_t share = 0;
+                  std::int64_t at_once, std::int64_t& share, Visit&& visit) {
   for (std::int64_t i = 0; i < schedule.sequences(); ++i) {
     const AttentionSequence sequence = schedule.Sequence(i);
     const Split blocks(keys ? sequence.skv : sequence.sq, at_once);
@@ -122,7 +121,8 @@ void FlashAttentionGradRowsKernel(Core& core, const FlashAttentionGradOperands& 
   Ring<Buffer::kUB, float> dout_ub(core, "dout_ub", rows_at_once, s.d_v, 2);
   Ring<Buffer::kUB, float> delta_ub(core, "delta_ub", rows_at_once, 1, 2);
   Ring<Buffer::kUB, float> lse_ub(core, "lse_ub", rows_at_once, 1, 2);
-  ForEachShare(core, schedule, /*keys=*/false, s.heads, rows_at_once,
+  std::int64_t share = 0;
+  ForEachShare(core, schedule, /*keys=*/false, s.heads, rows_at_once, share,
                [&](const AttentionSequence& sequence, std::int64_t h, Range some) {
                  const Range rows = some.From(-sequence.q_begin);
                  const std::int64_t b = sequence.batch;
@@ -171,7 +171,7 @@ void FiniteRowsKernel(Core& core, const GmTensor& source, const GmTensor& finite
   }
 }
 
-// After it, on Vector cores, a head at a time: dsink = - sum over all rows of exp(sink - lse) * delta.
+// In the last phase, on Vector cores, a head at a time: dsink = - sum over all rows of exp(sink - lse) * delta.
 template <VectorCore Core>
 void FlashAttentionGradSinksKernel(Core& core, const FlashAttentionGradOperands& g,
                                    const FlashAttentionGradShape& s,
@@ -222,8 +222,8 @@ void FillZeroKernel(Core& core, const GmTensor& x, std::int64_t rows_at_once, st
   }
 }
 
-// Third phase, on Vector cores: a gradient as the sum of its parts, in their order, times `scale`, and where its rows
-// were turned to their positions turned back.
+// In the last phase, on Vector cores: a gradient as the sum of its parts, in their order, times `scale`, and where its
+// rows were turned to their positions turned back.
 struct FlashAttentionGradSum {
   const GmTensor* gradient = nullptr;  // (b, n, s, d)
   const GmTensor* parts = nullptr;
@@ -237,10 +237,6 @@ struct FlashAttentionGradSum {
   }
   bool turned() const { return rotate.cos != nullptr; }
   std::int64_t ub_cols() const { return turned() ? rotate.ub_cols() : gradient->sizes[3]; }
-  // What all tiles ask for, as that many columns of a sum and a part: a Rotator adds ten to their four, in all of UB.
-  std::int64_t columns() const {
-    return turned() ? CeilDiv(7 * RoundUp(ub_cols(), kBlockWords), 4) : ub_cols();
-  }
   // Calls visit(columns in GM, the same in UB) for the runs of a row.
   template <class Visit>
   void ForEachRun(Visit&& visit) const {
@@ -268,48 +264,104 @@ struct FlashAttentionGradSum {
   }
 };
 
+inline std::int64_t MostColumns(std::span<const FlashAttentionGradSum> sums) {
+  std::int64_t columns = 0;
+  for (const FlashAttentionGradSum& sum : sums) columns = std::max(columns, sum.ub_cols());
+  return columns;
+}
+// How rows are turned back, if any are: all have the same number of pairs.
+inline RotateOperands OfTurned(std::span<const FlashAttentionGradSum> sums) {
+  for (const FlashAttentionGradSum& sum : sums) {
+    if (sum.turned()) return sum.rotate;
+  }
+  return {};
+}
+// What all tiles ask for, as that many columns of a sum and a part, which have half of UB. A Rotator adds ten tiles to their
+// four, in all of it.
+inline std::int64_t ColumnsOfSums(std::span<const FlashAttentionGradSum> sums) {
+  const std::int64_t columns = MostColumns(sums);
+  const RotateOperands turned = OfTurned(sums);
+  if (turned.cos == nullptr) return columns;
+  return std::max(columns, CeilDiv(4 * columns + 10 * RoundUp(turned.ub_cols(), kBlockWords), 8));
+}
+
+// All of them, one after the other, `rows_at_once` rows at a time: a phase for each would wait for its slowest core and for
+// its first loads.
 template <VectorCore Core>
-void FlashAttentionGradSumKernel(Core& core, const FlashAttentionGradSum& sum,
-                                 const FlashAttentionGradShape& s, const FlashAttentionGradTiling& t,
-                                 const FlashAttentionGradSchedule& schedule, std::int64_t rows_at_once) {
-  const std::int64_t ub_cols = sum.ub_cols();
-  Ring<Buffer::kUB, float> sum_ub(core, "sum_ub", rows_at_once, ub_cols, 2);
-  Ring<Buffer::kUB, float> part_ub(core, "part_ub", rows_at_once, ub_cols, 2);
-  Rotator<float, Core> rotator(core, sum.rotate, rows_at_once, /*loads=*/false);
-  const auto first_row = [&](const AttentionSequence& x) { return sum.keys ? x.kv_begin : x.q_begin; };
-  const auto add_up = [&](UbTile<float> total, const AttentionSequence& sequence, std::int64_t n, Range some,
-                          Range cols) {
+class FlashAttentionGradSums {
+ public:
+  using Sum = FlashAttentionGradSum;
+
+  FlashAttentionGradSums(Core& core, std::span<const Sum> sums, const FlashAttentionGradShape& s,
+                         const FlashAttentionGradTiling& t, const FlashAttentionGradSchedule& schedule,
+                         std::int64_t rows_at_once)
+      : core_(core),
+        sums_(sums),
+        s_(s),
+        t_(t),
+        schedule_(schedule),
+        rows_at_once_(rows_at_once),
+        sum_ub_(core, "sum_ub", rows_at_once, MostColumns(sums), 2),
+        part_ub_(core, "part_ub", rows_at_once, MostColumns(sums), 2),
+        rotator_(core, OfTurned(sums), rows_at_once, /*loads=*/false) {}
+
+  // `share`: see ForEachShare.
+  void Run(std::int64_t share) {
+    for (const Sum& sum : sums_) {
+      ForEachShare(core_, schedule_, sum.keys, sum.gradient->sizes[1], rows_at_once_, share,
+                   [&](const AttentionSequence& sequence, std::int64_t n, Range some) {
+                     Finish(sum, sequence, n, some);
+                   });
+    }
+  }
+
+ private:
+  static std::int64_t FirstRow(const Sum& sum, const AttentionSequence& x) {
+    return sum.keys ? x.kv_begin : x.q_begin;
+  }
+
+  void AddUp(const Sum& sum, UbTile<float> total, const AttentionSequence& sequence, std::int64_t n,
+             Range some, Range cols) {
     bool started = false;
-    for (std::int64_t i = 0; i < sum.count(s, t); ++i) {
-      sum.ForEachRange(schedule, t, sequence, i, some, [&](Range has) {
-        const Gm from = sum.Part(sequence.batch, n, i).Block(has.From(-first_row(sequence)), cols);
+    for (std::int64_t i = 0; i < sum.count(s_, t_); ++i) {
+      sum.ForEachRange(schedule_, t_, sequence, i, some, [&](Range has) {
+        const Gm from = sum.Part(sequence.batch, n, i).Block(has.From(-FirstRow(sum, sequence)), cols);
         if (!started && has == some) {
-          core.Load(total, from);
+          core_.Load(total, from);
         } else {
-          if (!started) core.Fill(total, 0.0f);
-          const UbTile<float> part = part_ub.Next(has.size(), cols.size());
+          if (!started) core_.Fill(total, 0.0f);
+          const UbTile<float> part = part_ub_.Next(has.size(), cols.size());
           const UbTile<float> to = total.Rows(has.From(some.begin));
-          core.Load(part, from);
-          core.Add(to, to, part);
+          core_.Load(part, from);
+          core_.Add(to, to, part);
         }
         started = true;
       });
     }
-    if (!started) core.Fill(total, 0.0f);
-    core.MulScalar(total, total, sum.scale);
-  };
-  const auto finish = [&](const AttentionSequence& sequence, std::int64_t n, Range some) {
-    const std::int64_t first = first_row(sequence), b = sequence.batch;
-    const UbTile<float> total = sum_ub.Next(some.size(), ub_cols);
-    sum.ForEachRun([&](Range cols, Range in_ub) { add_up(total.Cols(in_ub), sequence, n, some, cols); });
+    if (!started) core_.Fill(total, 0.0f);
+    core_.MulScalar(total, total, sum.scale);
+  }
+
+  void Finish(const Sum& sum, const AttentionSequence& sequence, std::int64_t n, Range some) {
+    const std::int64_t first = FirstRow(sum, sequence), b = sequence.batch;
+    const UbTile<float> total = sum_ub_.Next(some.size(), sum.ub_cols());
+    sum.ForEachRun([&](Range cols, Range in_ub) { AddUp(sum, total.Cols(in_ub), sequence, n, some, cols); });
     const Gm gradient = MatrixOf(*sum.gradient, b, n).Rows(some.From(-first));
-    if (!sum.turned()) return core.Store(gradient, total);
+    if (!sum.turned()) return core_.Store(gradient, total);
     const RotateOperands& g = sum.rotate;
-    rotator.Turn(g, total, rotator.Load(g, g.At(b, some, first), some.size()));
-    rotator.Store(g, gradient, total);
-  };
-  ForEachShare(core, schedule, sum.keys, sum.gradient->sizes[1], rows_at_once, finish);
-}
+    rotator_.Turn(g, total, rotator_.Load(g, g.At(b, some, first), some.size()));
+    rotator_.Store(g, gradient, total);
+  }
+
+  Core& core_;
+  std::span<const Sum> sums_;
+  const FlashAttentionGradShape& s_;
+  const FlashAttentionGradTiling& t_;
+  const FlashAttentionGradSchedule& schedule_;
+  const std::int64_t rows_at_once_;
+  Ring<Buffer::kUB, float> sum_ub_, part_ub_;
+  Rotator<float, Core> rotator_;
+};
 
 // dbias from its parts, in their order.
 template <VectorCore Core>
