@@ -64,6 +64,17 @@ inline Rotations AddRotations(Launch& launch, const AttentionRope& rope, std::in
   return r;
 }
 
+// The query rows of all sequences; of folded ones (AttentionBand::fold) each position once.
+template <class Schedule>
+std::vector<RowsToTurn> QueriesToTurn(const Schedule& schedule) {
+  std::vector<RowsToTurn> rows;
+  for (std::int64_t i = 0; i < schedule.sequences(); ++i) {
+    const AttentionSequence x = schedule.Sequence(i);
+    rows.push_back({x.batch, x.q_begin, {x.q_begin, x.q_begin + x.positions()}});
+  }
+  return rows;
+}
+
 // A phase that turns rows of tensors, all of which have the same number of pairs.
 template <class T>
 void TurnTensors(Launch& launch, const std::vector<TurnedTensor>& tensors) {

@@ -114,16 +114,6 @@ struct KeysInUse {
   }
 };
 
-// The query rows of all sequences.
-std::vector<RowsToTurn> QueriesToTurn(const FlashAttentionSchedule& schedule) {
-  std::vector<RowsToTurn> rows;
-  for (std::int64_t i = 0; i < schedule.sequences(); ++i) {
-    const AttentionSequence x = schedule.Sequence(i);
-    rows.push_back({x.batch, x.q_begin, {x.q_begin, x.q_begin + x.positions()}});
-  }
-  return rows;
-}
-
 // One call: its tensors, its tiling, and its phases.
 template <class T>
 class ForwardCall {

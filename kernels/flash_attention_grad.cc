@@ -112,17 +112,8 @@ std::vector<AttentionSequence> GradSequencesOf(const FlashAttentionGradArgs& arg
   return sequences;
 }
 
-// Sequence by sequence, what RotateKernel and SequencePacker are to do with rows: all queries, and the blocks of keys that
-// any of them sees.
-std::vector<RowsToTurn> QueriesToTurn(const FlashAttentionGradSchedule& schedule) {
-  std::vector<RowsToTurn> rows;
-  for (std::int64_t i = 0; i < schedule.sequences(); ++i) {
-    const AttentionSequence x = schedule.Sequence(i);
-    rows.push_back({x.batch, x.q_begin, {x.q_begin, x.q_begin + x.sq}});
-  }
-  return rows;
-}
-// In whole blocks, from the first to the last that a query sees.
+// Sequence by sequence, what RotateKernel and FiniteRowsKernel are to do with keys: whole blocks, from the first to the last
+// that a query sees.
 std::vector<RowsToTurn> SeenKeys(const FlashAttentionGradSchedule& schedule) {
   std::vector<RowsToTurn> rows;
   for (std::int64_t i = 0; i < schedule.sequences(); ++i) {
