@@ -9,13 +9,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <limits>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "kernels/flash_attention.h"
-#include "kernels/flash_attention_grad.h"
 #include "kernels/token_permute.h"
 #include "kernels/token_permute_grad.h"
 #include "npu_model/chip_constants.h"
@@ -24,10 +21,10 @@
 #include "npu_model/sync/check.h"
 #include "npu_model/sync/plan.h"
 #include "npu_model/sync/report.h"
-#include "npu_model/tuning.h"
 #include "tests/kernels/kernel_test.h"
 #include "tests/kernels/routes_in_parts.h"
 #include "tests/support/shapes.h"
+#include "tests/sync/executed_call.h"
 #include "tools/kernel_call.h"
 
 namespace cubist::testing {
@@ -35,26 +32,6 @@ namespace {
 
 using sync::Policy;
 using sync::Schedule;
-
-constexpr Policy kPolicies[] = {Policy::kMinimal, Policy::kPerTile};
-constexpr Schedule kSchedules[] = {Schedule::kProgramOrder, Schedule::kEager, Schedule::kLate,
-                                   Schedule::kRandom, Schedule::kRandom};
-
-struct NamedCall {
-  std::string name;
-  KernelCall call;
-};
-
-NamedCall CallOf(const std::string& kernel, const std::string& shape, const std::string& dtype, bool causal) {
-  KernelCallOptions options;
-  options.kernel = kernel, options.shape = shape, options.dtype = dtype;
-  options.causal = causal, options.with_data = true;
-  NamedCall made;
-  made.name = kernel + " " + shape + " " + dtype + (causal ? " causal" : "");
-  const Status status = MakeKernelCall(options, &made.call);
-  CUBIST_CHECK(status.ok(), status.message());
-  return made;
-}
 
 // Every kernel of the library.
 std::vector<NamedCall> Calls() {
@@ -68,75 +45,11 @@ std::vector<NamedCall> Calls() {
   return calls;
 }
 
-// With data: the weights of a sum are numbers that the kernel reads.
-trace::Record RecordOf(const KernelCall& call, const ChipSpec& chip = Ascend910B2()) {
-  trace::Record record;
-  NpuOptions options;
-  options.record = &record;
-  const Status status = call(Npu(chip, options));
-  CUBIST_CHECK(status.ok(), status.message());
-  return record;
-}
-
-// The bytes of a call's outputs among a record's tensors, which are in the order of the call's arguments.
-std::vector<std::vector<std::byte>> OutputsOf(const KernelCall& call, const trace::Record& record,
-                                              const trace::GmImage& gm) {
-  std::vector<std::vector<std::byte>> outputs;
-  for (std::size_t t = 0; t < gm.size(); ++t) {
-    if (!record.tensors[t].input && outputs.size() < call.outputs().size()) outputs.push_back(gm[t]);
-  }
-  return outputs;
-}
-
-void ExpectOneAnswer(const std::string& name, const trace::Record& record) {
-  for (const Policy policy : kPolicies) {
-    const sync::Plan plan = sync::PlanFlags(record, policy);
-    trace::GmImage first;
-    unsigned seed = 1;
-    for (const Schedule schedule : kSchedules) {
-      trace::GmImage gm = trace::InitialGm(record, 5);
-      ASSERT_TRUE(sync::Execute(record, plan, schedule, seed++, &gm)) << name << NameOf(schedule);
-      if (first.empty()) {
-        first = gm;
-      } else {
-        EXPECT_EQ(first, gm) << name << ", " << NameOf(policy) << ", " << NameOf(schedule);
-      }
-    }
-  }
-}
-
 TEST(ExecuteTest, EveryOrderGivesTheSameBytes) {
   for (const auto& [name, call] : Calls()) {
     const trace::Record record = RecordOf(call);
     ASSERT_EQ(trace::UnknownTo(record), nullptr) << name;
     ExpectOneAnswer(name, record);
-  }
-}
-
-// Integers and copies bit for bit; sums as far as their dtype goes, because a composite's expansion rounds more often
-// than its body.
-void ExpectWhatTheHostComputes(const KernelCall& call, const trace::Record& record, const sync::Plan& plan) {
-  trace::GmImage gm = trace::InitialGm(record, 5);
-  ASSERT_TRUE(sync::Execute(record, plan, Schedule::kLate, 3, &gm));
-  ASSERT_TRUE(call(Host()).ok());
-  const auto outputs = OutputsOf(call, record, gm);
-  ASSERT_EQ(outputs.size(), call.outputs().size());
-  for (std::size_t o = 0; o < outputs.size(); ++o) {
-    const Tensor& host = call.outputs()[o];
-    for (std::int64_t i = 0; i < host.count(); ++i) {
-      if (!IsFloat(host.dtype)) {
-        ASSERT_EQ(LoadInt(outputs[o].data(), host.dtype, i), LoadInt(host.data, host.dtype, i))
-            << "output " << o << " element " << i;
-        continue;
-      }
-      const float got = LoadFloat(outputs[o].data(), host.dtype, i),
-                  want = LoadFloat(host.data, host.dtype, i);
-      if (got == want) continue;
-      // p is rounded to bf16 before it meets v: a difference of one in its last place moves a mean of
-      // values below 1 by less than this; the backward pass adds up larger values.
-      ASSERT_NEAR(got, want, 2 * UnitRoundoff(DType::kBF16) * std::max(1.0f, std::abs(want)))
-          << "output " << o << " element " << i;
-    }
   }
 }
 
@@ -256,153 +169,6 @@ TEST(ExecuteTest, ChipsOfOneToFourVectorCoresComputeTheSame) {
       const sync::CheckResult checked = sync::Check(record, plan);
       ASSERT_TRUE(checked.ok()) << sync::CheckText(checked);
       ExpectWhatTheHostComputes(call, record, plan);
-    }
-  }
-}
-
-// Whether lines of that file issued any of a record.
-bool IsOf(const trace::Record& record, const std::string& file) {
-  for (const auto& phase : record.phases) {
-    for (const trace::CoreRecord& core : phase.cores) {
-      for (const trace::Instr& instr : core.instrs) {
-        if (std::string(core.lines[instr.line].file).ends_with(file)) return true;
-      }
-    }
-  }
-  return false;
-}
-
-// Planned, proved, in one answer, and that the host's.
-void ExpectRightOn(const ChipSpec& chip, const NamedCall& made, const std::string& file = {}) {
-  SCOPED_TRACE(Join(made.name, " with ", chip.buffer(Buffer::kUB).capacity, " bytes of UB"));
-  const trace::Record record = RecordOf(made.call, chip);
-  EXPECT_TRUE(file.empty() || IsOf(record, file));
-  ASSERT_EQ(trace::UnknownTo(record), nullptr);
-  ExpectOneAnswer(made.name, record);
-  for (const Policy policy : kPolicies) {
-    const sync::Plan plan = sync::PlanFlags(record, policy);
-    const sync::CheckResult checked = sync::Check(record, plan);
-    ASSERT_TRUE(checked.ok()) << sync::CheckText(checked);
-    ExpectWhatTheHostComputes(made.call, record, plan);
-  }
-}
-void ExpectRightOn(const ChipSpec& chip, const std::string& kernel, const std::string& shape,
-                   const std::string& file = {}) {
-  for (const char* dtype : {"bf16", "fp32"})
-    ExpectRightOn(chip, CallOf(kernel, shape, dtype, /*causal=*/false), file);
-}
-
-// Attention, forward or backward, of 4 heads that share one of keys, whose rows are turned: parts of their own, or the
-// first columns of q and k.
-struct TurnedCase {
-  bool grad = false;
-  std::int64_t sq = 40, rope = 0;
-  bool apart = true;
-  DType dtype = DType::kF32;
-  RopeLayout layout = RopeLayout::kHalf;
-};
-
-template <class Args>
-Args TurnedInputs(const TurnedCase& c, KernelCall* call) {
-  Args args;
-  args.q = call->Input(c.dtype, {1, 4, c.sq, 44}), args.k = call->Input(c.dtype, {1, 1, 50, 44});
-  args.v = call->Input(c.dtype, {1, 1, 50, 24});
-  if (c.apart) {
-    args.q_rope = call->Input(c.dtype, {1, 4, c.sq, c.rope});
-    args.k_rope = call->Input(c.dtype, {1, 1, 50, c.rope});
-  }
-  // Every third of the tables has each angle twice, side by side, up to the last.
-  const std::int64_t half = c.rope / 2, step = half % 3 == 1 ? 2 : 1;
-  const auto table = [&] {
-    const ConstTensor all = call->Input(DType::kF32, {90 * step * half});
-    return ConstTensor(all.data, DType::kF32, {90, half}, {step * half, step});
-  };
-  args.rope.cos = table(), args.rope.sin = table();
-  args.rope.layout = c.layout, args.rope.q_offset = 7;
-  return args;
-}
-
-NamedCall TurnedCall(const TurnedCase& c) {
-  NamedCall made{Join(c.grad ? "gradient" : "attention", " of ", c.sq, " rows, ", NameOf(c.dtype),
-                      ", turned ", c.rope, c.apart ? " apart" : "", ", layout ", static_cast<int>(c.layout)),
-                 KernelCall(/*with_data=*/true)};
-  KernelCall& call = made.call;
-  if (!c.grad) {
-    auto args = TurnedInputs<FlashAttentionArgs>(c, &call);
-    args.out = call.Output(c.dtype, {1, 4, c.sq, 24});
-    call.set_run([=](const Device& device, Profile* p) { return FlashAttention(device, args, p); });
-    return made;
-  }
-  auto args = TurnedInputs<FlashAttentionGradArgs>(c, &call);
-  args.out = call.Input(c.dtype, {1, 4, c.sq, 24}), args.dout = call.Input(c.dtype, {1, 4, c.sq, 24});
-  args.lse = call.Input(DType::kF32, {1, 4, c.sq});
-  args.dq = call.Output(c.dtype, {1, 4, c.sq, 44}), args.dk = call.Output(c.dtype, {1, 1, 50, 44});
-  args.dv = call.Output(c.dtype, {1, 1, 50, 24});
-  if (c.apart) {
-    args.dq_rope = call.Output(c.dtype, {1, 4, c.sq, c.rope});
-    args.dk_rope = call.Output(c.dtype, {1, 1, 50, c.rope});
-  }
-  call.set_run([=](const Device& device, Profile* p) { return FlashAttentionGrad(device, args, p); });
-  return made;
-}
-
-// Of any width: halves that are no whole blocks of UB have a gap behind the first.
-TEST(ExecuteTest, RowsTurnedByAnyWidthComputeTheSame) {
-  for (const std::int64_t rope : {6, 10, 20, 32, 40}) {
-    for (const DType dtype : kFloatTypes) {
-      for (const bool apart : {false, true}) {
-        const auto layout = static_cast<RopeLayout>((rope / 2 + (apart ? 1 : 0)) % 3);
-        // Many rows, and few, whose heads are rows of one matrix; and backward, where each output is one tensor.
-        for (const std::int64_t sq : {40, 2}) {
-          for (const bool grad : {false, true}) {
-            if (grad && !apart) continue;
-            ExpectRightOn(Ascend910B2(), TurnedCall({grad, sq, rope, apart, dtype, layout}));
-          }
-        }
-      }
-    }
-  }
-}
-
-// The device, but that attention's keys are packed before it.
-Device Packing(const Device& device, const FlashAttentionArgs& args) {
-  if (device.kind() == Device::Kind::kHost) return device;
-  TilingChoice choice;
-  auto asked = std::make_shared<Tuning>(), packing = std::make_shared<Tuning>();
-  asked->on_choice = [&](const TilingChoice& c) { choice = c; };
-  NpuOptions options{.with_data = false, .tuning = asked};
-  EXPECT_TRUE(FlashAttention(Npu(device.chip(), options), args).ok());
-  packing->Set(choice.kernel, choice.chip, choice.shape, "pack_kv=1");
-  options = device.npu(), options.tuning = packing;
-  return Npu(device.chip(), options);
-}
-
-// Heads are columns of a token's row, as of many keys: those are packed.
-TEST(ExecuteTest, PackedKeysOfHeadsSideBySideComputeTheSame) {
-  static constexpr std::int64_t kSequences[] = {17, 40};
-  for (const DType dtype : kFloatTypes) {
-    for (const std::int64_t rope : {0, 16}) {
-      for (const int kind : {0, 1, 2}) {  // All keys, a window, two sequences.
-        NamedCall made{Join("packed, ", NameOf(dtype), " rope ", rope, " kind ", kind),
-                       KernelCall(/*with_data=*/true)};
-        KernelCall& call = made.call;
-        const auto turned = [](auto x, std::int64_t heads, std::int64_t cols) {
-          return decltype(x)(x.data, x.dtype, {1, heads, 40, cols},
-                             {40 * heads * cols, cols, heads * cols, 1});
-        };
-        const auto input = [&](std::int64_t heads, std::int64_t cols) {
-          return turned(call.Input(dtype, {1, 40, heads, cols}), heads, cols);
-        };
-        FlashAttentionArgs args;
-        args.q = input(4, 24), args.k = input(2, 24), args.v = input(2, 40);
-        if (rope > 0) args.q_rope = input(4, rope), args.k_rope = input(1, rope);
-        args.out = turned(call.Output(dtype, {1, 40, 4, 40}), 4, 40);
-        if (kind == 1) args.window = AttentionWindow{9, 3};
-        if (kind == 2) args.lengths = {kSequences, kSequences};
-        call.set_run(
-            [=](const Device& device, Profile* p) { return FlashAttention(Packing(device, args), args, p); });
-        ExpectRightOn(Ascend910B2(), made, "pack_kernel.h");
-      }
     }
   }
 }
