@@ -32,12 +32,12 @@ VectorOp CostOf(Op op) {
     case Op::kSelectLe:
     case Op::kKeepGroups:
     case Op::kDropRoutes:
-    case Op::kTrueColumns:
     case Op::kKeepWhere:
       return VectorOp::kSelect;
     case Op::kGroupTop:
       return VectorOp::kReduce;
     case Op::kUnzip:
+    case Op::kTrueColumns:
       return VectorOp::kGatherMask;
     case Op::kGather:
     case Op::kLookup:
@@ -158,6 +158,8 @@ Cost Costs::Vector(const CoreRecord& record, const Instr& instr) const {
   // The table has what two sources cost that are read one after the other.
   if ((op == VectorOp::kBinary || op == VectorOp::kInteger) && ReadsAtOnce(*chip_, record, instr))
     cycles /= 2;
+  // Columns are picked from a ramp by what flags compare to.
+  if (instr.op == Op::kTrueColumns) cycles += chip_->vector_cycles(VectorOp::kSelect);
   if (instr.op == Op::kRowMax || instr.op == Op::kRowSum) {
     return Reduction(rows, cols, element, slot_cols, cycles);
   }
@@ -172,7 +174,7 @@ Cost Costs::Vector(const CoreRecord& record, const Instr& instr) const {
   // rounds of a block of words, and three more operations on words each. Words are turned in two passes of halves.
   // What Zip writes is twice a source.
   const bool compares = instr.op == Op::kDropRoutes || instr.op == Op::kSelectLe ||
-                        instr.op == Op::kTrueColumns || instr.op == Op::kKeepWhere || instr.op == Op::kLookup;
+                        instr.op == Op::kKeepWhere || instr.op == Op::kLookup;
   const double times = instr.op == Op::kRandom      ? 8.0 * kPhiloxRounds
                        : instr.op == Op::kDropFlags ? 4.0 * (kPhiloxRounds + 3)
                        : instr.op == Op::kMaskWhere ? 3
@@ -187,10 +189,11 @@ Cost Costs::Vector(const CoreRecord& record, const Instr& instr) const {
     const double before = (instr.dims[2] - 1) * cost.done;
     return {before + cost.busy, before + cost.done};
   }
-  // What is picked is written without a gap: an instruction for each row where the tile has one.
-  const bool gaps = instr.op == Op::kUnzip
-                        ? !Gapless(record, instr.uses[0], cols / 2) || !Gapless(record, instr.uses[1], cols)
-                        : instr.op == Op::kZip && !Gapless(record, instr.uses[0], 2 * cols);
+  // What is picked is written without a gap: an instruction for each row where the tile has one, or rows their own numbers.
+  const bool gaps = instr.op == Op::kTrueColumns ||
+                    (instr.op == Op::kUnzip
+                         ? !Gapless(record, instr.uses[0], cols / 2) || !Gapless(record, instr.uses[1], cols)
+                         : instr.op == Op::kZip && !Gapless(record, instr.uses[0], 2 * cols));
   if (gaps && rows > 1) {
     const Cost row = Repeated(times * repeats / static_cast<double>(rows), cycles);
     const double before = static_cast<double>(rows - 1) * row.busy;
