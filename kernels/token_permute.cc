@@ -283,29 +283,23 @@ void KeepHighest(Launch& launch, const TokenPermuteTiling& tiling, const TokenRo
   g->expert_counts = nullptr;  // Written: the routes that were dropped count.
 }
 
-// What is known of rows and of groups of experts, beside where tokens go.
-struct Annotations {
-  const GmTensor *row_tokens = nullptr, *devices = nullptr, *nodes = nullptr;
+// Counts of groups of experts.
+struct GroupCounts {
+  const GmTensor *devices = nullptr, *nodes = nullptr;
 };
 
 // The phases after the movement.
 template <class T>
 void Annotate(Launch& launch, const TokenPermuteArgs& args, const TokenPermuteOperands& g,
-              const GmTensor* map_probs, const GmTensor* expert_counts, const Annotations& wanted,
+              const GmTensor* map_probs, const GmTensor* expert_counts, const GroupCounts& wanted,
               const TokenRoutesTiling& t) {
-  if (wanted.row_tokens != nullptr) {
-    const Gm column = MatrixOf(*wanted.row_tokens);
-    launch.OnVectorCores(t.chunks, [&](auto& core) { FillNoneKernel(core, column, t); });
-    launch.OnVectorCores(
-        t.chunks, [&](auto& core) { RowTokensKernel(core, g.sorted_indices, column, g.first_row, t); });
-  }
   if (args.pad_with_tokens) {
     PadWithTokensOperands pad;
     pad.tokens = g.tokens, pad.permuted = g.permuted;
     pad.routing_map = MatrixOf(*launch.Input("routing_map", args.routing_map));
     pad.valid = launch.Input("valid", AsColumn(args.valid));
     pad.expert_counts = MatrixOf(*expert_counts);
-    pad.map_probs = map_probs, pad.permuted_probs = g.permuted_probs, pad.row_tokens = wanted.row_tokens;
+    pad.map_probs = map_probs, pad.permuted_probs = g.permuted_probs, pad.row_tokens = g.row_tokens;
     pad.capacity = g.capacity, pad.first_row = g.first_row;
     launch.OnVectorCores(g.experts, [&](auto& core) { PadWithTokensKernel<T>(core, pad, t); });
   }
@@ -354,8 +348,8 @@ Status Run(const Device& device, const TokenPermuteArgs& args, Profile* profile)
   g.capacity = args.capacity, g.row_multiple = args.row_multiple;
   g.first_row = args.rows.value_or(Range()).begin;
   g.experts = args.num_experts;
-  const Annotations wanted{launch.Output("row_tokens", AsColumn(args.row_tokens)),
-                           launch.Output("device_counts", args.device_counts),
+  const GmTensor* const row_tokens = launch.Output("row_tokens", AsColumn(args.row_tokens));
+  const GroupCounts wanted{launch.Output("device_counts", args.device_counts),
                            launch.Output("node_counts", args.node_counts)};
   if (g.expert_counts == nullptr && annotates)
     g.expert_counts = launch.Workspace("expert_counts", DType::kI32, {1, shape.experts});
@@ -370,6 +364,11 @@ Status Run(const Device& device, const TokenPermuteArgs& args, Profile* profile)
     g.topk_ids = MatrixOf(*launch.Input("topk_ids", ids));
   }
   if (keeps_highest) KeepHighest<T>(launch, tiling, routes, &g);
+  if (row_tokens != nullptr) {
+    g.row_tokens = row_tokens;
+    launch.OnVectorCores(routes.chunks,
+                         [&](auto& core) { FillNoneKernel(core, MatrixOf(*row_tokens), routes); });
+  }
   RankAndMove<T>(launch, g, tiling);
   if (annotates) Annotate<T>(launch, args, g, map_probs, expert_counts, wanted, routes);
   return launch.Finish(profile);

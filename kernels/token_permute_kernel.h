@@ -21,6 +21,7 @@ struct TokenPermuteOperands {
   Gm permuted, sorted_indices;               // (M, H), (T, K)
   const GmTensor* probs = nullptr;           // (T, K), given with
   const GmTensor* permuted_probs = nullptr;  // (M, 1)
+  const GmTensor* row_tokens = nullptr;      // (M, 1), -1 beforehand
   const GmTensor* expert_counts = nullptr;   // (E), slots of each expert
   const GmTensor* expert_offsets = nullptr;  // (E + 1), its first row, padding included
   // Workspaces over B bins: the experts, or with t.digit_bits the values of that many bits of their ids.
@@ -225,8 +226,9 @@ void FillTail(ZeroRows<V>& zero_rows, const TokenPermuteOperands& g, std::int64_
   zero_rows.Fill({end + tail.begin, end + tail.end});
 }
 
-// Tokens to the rows of their slots, with their probabilities. They are walked in source order: each row is read once, or
-// once for each part of its slots, and written to its K places.
+// Tokens to the rows of their slots, with their probabilities and numbers. They are walked in source order: each row is read
+// once, or once for each part of its slots, and written to its K places. What goes with the rows goes token by token: a
+// transfer of 4 bytes takes as long as one of some KiB, but leaves HBM to other cores' rows.
 template <class T, VectorCore V>
 class TokenMover {
  public:
@@ -235,18 +237,19 @@ class TokenMover {
         g_(g),
         part_cols_(t.cols),
         probs_ub_(core, "probs_ub", t.piece_tokens, std::min(g.topk_ids.cols, t.routes), 2),
+        number_ub_(core, "number_ub", 1, std::min(g.topk_ids.cols, t.routes), 2),
+        number_staging_ub_(core, "number_staging_ub", kStagingRows, kBlockWords, 1),
         staging_ub_(core, "staging_ub", kStagingRows, kBlockWords, 1),
         row_ub_(core, "row_ub", 1, t.cols, t.row_stages, Role::kRelay) {}
 
   // ranks, of those slots, are global rows, and lost.
   void Move(Range piece, Range slots, UbTile<std::int32_t> ranks) {
     if (g_.first_row != 0) core_.AddScalar(ranks, ranks, static_cast<std::int32_t>(-g_.first_row));
+    UbTile<float> probs;
     if (g_.permuted_probs != nullptr) {
-      const UbTile<float> probs = probs_ub_.Next(piece.size(), ranks.cols());
+      probs = probs_ub_.Next(piece.size(), ranks.cols());
       core_.Load(probs, MatrixOf(*g_.probs).Block(piece, slots));
-      core_.Scatter(MatrixOf(*g_.permuted_probs), ranks, probs, staging_ub_.Next(kStagingRows, kBlockWords));
     }
-    if (g_.tokens.cols == 0) return;
     // One row ahead: the next one comes while the K copies of this one go.
     for (std::int64_t i = 0; i < piece.size(); ++i) {
       here_.clear();
@@ -263,12 +266,25 @@ class TokenMover {
         row_ = next, there_.clear();
         for (const std::int64_t place : here_) there_.push_back(g_.permuted.Block({place, place + 1}, cols));
       }
+      if (probs.given() || g_.row_tokens != nullptr)
+        StoreBeside(piece.begin + i, places, probs.given() ? probs.Rows({i, i + 1}) : probs);
     }
     Store();
     there_.clear();
   }
 
  private:
+  // What goes beside a token's rows.
+  void StoreBeside(std::int64_t token, UbTile<std::int32_t> places, UbTile<float> probs) {
+    if (probs.given())
+      core_.Scatter(MatrixOf(*g_.permuted_probs), places, probs, staging_ub_.Next(kStagingRows, kBlockWords));
+    if (g_.row_tokens == nullptr) return;
+    const UbTile<std::int32_t> number = number_ub_.Next(1, places.cols());
+    core_.Fill(number, static_cast<std::int32_t>(token));
+    core_.Scatter(MatrixOf(*g_.row_tokens), places, number,
+                  number_staging_ub_.Next(kStagingRows, kBlockWords));
+  }
+
   void Store() {
     const std::span<const Gm> rows(there_);
     for (std::size_t done = 0; done < rows.size(); done += V::kMaxSummands)
@@ -278,7 +294,9 @@ class TokenMover {
   V& core_;
   const TokenPermuteOperands& g_;
   std::int64_t part_cols_;
-  Ring<Buffer::kUB, float> probs_ub_, staging_ub_;
+  Ring<Buffer::kUB, float> probs_ub_;
+  Ring<Buffer::kUB, std::int32_t> number_ub_, number_staging_ub_;
+  Ring<Buffer::kUB, float> staging_ub_;
   Ring<Buffer::kUB, T> row_ub_;
   std::vector<std::int64_t> here_;  // Places of the token.
   UbTile<T> row_;                   // The row that goes next, and where to.

@@ -423,7 +423,7 @@ void PadWithTokensKernel(V& core, const PadWithTokensOperands& g, const TokenRou
   }
 }
 
-// column = -1, before a kernel below fills in what there is.
+// column = -1, before other kernels fill in what there is.
 template <VectorCore V>
 void FillNoneKernel(V& core, const Gm& column, const TokenRoutesTiling& t) {
   Ring<Buffer::kUB, std::int32_t> none_ub(core, "none_ub", 1, t.pad_tokens, 1);
@@ -431,25 +431,6 @@ void FillNoneKernel(V& core, const Gm& column, const TokenRoutesTiling& t) {
   core.Fill(none, -1);
   for (const Range rows : Split(ShareOf(column.rows, core.index(), core.count()), t.pad_tokens))
     core.Store(column.Rows(rows).Transposed(), none.Cols({0, rows.size()}));
-}
-
-// row_tokens(row of slot (t, j)) = t.
-template <VectorCore V>
-void RowTokensKernel(V& core, const Gm& sorted_indices, const Gm& row_tokens, std::int64_t first_row,
-                     const TokenRoutesTiling& t) {
-  const std::int64_t routes = std::min(sorted_indices.cols, t.routes);
-  Ring<Buffer::kUB, std::int32_t> places_ub(core, "places_ub", t.piece_tokens, routes, 2),
-      numbers_ub(core, "numbers_ub", t.piece_tokens, routes, 2),
-      staging_ub(core, "staging_ub", kStagingRows, kBlockWords, 1);
-  ForMyRoutes(core, sorted_indices, t, routes, [&](Range piece, Range slots) {
-    const UbTile<std::int32_t> places = places_ub.Next(piece.size(), slots.size()),
-                               numbers = numbers_ub.Next(piece.size(), slots.size());
-    core.Load(places, sorted_indices.Block(piece, slots));
-    if (first_row != 0) core.AddScalar(places, places, static_cast<std::int32_t>(-first_row));
-    for (std::int64_t i = 0; i < piece.size(); ++i)
-      core.Fill(numbers.Rows({i, i + 1}), static_cast<std::int32_t>(piece.begin + i));
-    core.Scatter(row_tokens, places, numbers, staging_ub.Next(kStagingRows, kBlockWords));
-  });
 }
 
 // rows(row_tokens(r), (first_row + r) / capacity) = r: where each token's row of each expert is. A token has at most

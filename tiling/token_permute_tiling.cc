@@ -39,7 +39,8 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling
   const std::int64_t sum = t.sums_chunks ? 4 * UbBytes(chip, DType::kI32, 1, kSummedBins) : 0;
   const std::int64_t table =
       3 * UbBytes(chip, DType::kI32, 1, bins) + UbBytes(chip, DType::kI32, 1, bins + 1);
-  const std::int64_t move = 2 * ids + 2 * UbBytes(chip, DType::kF32, t.piece_tokens, at_once) + staging +
+  const std::int64_t move = 2 * ids + 2 * UbBytes(chip, DType::kF32, t.piece_tokens, at_once) + 2 * staging +
+                            2 * UbBytes(chip, DType::kI32, 1, at_once) +
                             UbBytes(chip, DType::kF32, 1, kZeroCols) +
                             t.row_stages * UbBytes(chip, s.dtype, 1, t.cols);
   if (t.digit_bits == 0) {
