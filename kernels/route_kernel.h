@@ -168,6 +168,11 @@ void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     if (counts_routes) core.Fill(counts, 0);
     if (sums_scores) core.Fill(shares, 0.0f);
+    UbTile<std::int32_t> uncounted;
+    const auto count = [&] {
+      if (counts_routes && uncounted.given()) core.Histogram(counts, uncounted, {});
+      uncounted = {};
+    };
     for (const Range rows : Split(AtLeastOnce(Split(g.logits.rows, t.chunk_rows))[c], t.rows)) {
       const UbTile<float> x = x_ub.Next(rows.size(), experts), s0 = s0_ub.Next(rows.size(), experts),
                           s1 = s1_ub.Next(rows.size(), experts);
@@ -202,10 +207,10 @@ void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
         if (biased) core.Add(s0, x, bias);
         core.TopK(values, ids, biased ? s0 : x);
       }
+      count();  // The scalar unit does, of the tile before, while the Vector unit chooses.
       if (biased) core.Gather(weights, x, ids);
       WeighRoutes(core, g, rows, valid, ids, weights, chosen, chosen, column);
       core.Store(g.ids.Rows(rows), ids);
-      if (counts_routes) core.Histogram(counts, ids, {});
       if (sums_scores) {
         core.RowSum(column, x);
         core.MaxScalar(column, column, kLeastSum);
@@ -215,7 +220,10 @@ void RouteKernel(V& core, const RouteOperands& g, const RowwiseTiling& t) {
         core.AddColumnDots(shares, s1, s1, x, s0, column);
       }
       core.Store(g.weights.Rows(rows), weights);
+      uncounted = ids;
+      if (t.stages == 1) count();
     }
+    count();
     if (counts_routes) core.Store(g.chunk_counts.Rows({c, c + 1}), counts);
     if (sums_scores) core.Store(g.chunk_shares.Rows({c, c + 1}), shares);
   }
