@@ -478,9 +478,8 @@ void RouteGradKernel(V& core, const RouteGradOperands& g, const RowwiseTiling& t
       core.Load(ids, g.ids.Rows(rows));
       core.MulScalar(e, e, g.scale);
       core.Gather(w, n, ids);
-      RoutesGradient(core, g, ids, e, w, v, sum, column);
       core.Fill(d, 0.0f);
-      core.Scatter(d, ids, e);
+      RoutesGradient(core, g, ids, e, w, v, sum, column);
       if (g.counts != nullptr) {
         core.RowSum(sum, n);
         core.MaxScalar(sum, sum, kLeastSum);
@@ -488,8 +487,9 @@ void RouteGradKernel(V& core, const RouteGradOperands& g, const RowwiseTiling& t
         core.Fill(s1, 1.0f);
         core.RowDot(column, s, s1, n, s1, c);
         core.Div(column, column, sum);
-        AddLossGradient(core, d, n, c, sum, column, s, s1);
       }
+      core.Scatter(d, ids, e);  // By the scalar unit, while the Vector unit makes the sums above.
+      if (g.counts != nullptr) AddLossGradient(core, d, n, c, sum, column, s, s1);
       if (g.score == ScoreFunction::kSoftmax) core.RowSum(column, d);
       ScoreGradient(core, g.score, d, n, s, s1, column);
       if (g.temperature > 0) core.MulScalar(d, d, 1.0f / g.temperature);
