@@ -22,6 +22,7 @@ class HappensBefore {
  public:
   HappensBefore(const ChipSpec& chip, const trace::CoreRecord& record, const sync::CorePlan& plan, int lanes)
       : chip_(chip), record_(record) {
+    for (const trace::GmAccess& access : record.accesses) runs_.push_back(RunsOf(access));
     std::size_t op = 0;
     for (std::uint32_t i = 0; i < record.instrs.size(); ++i) {
       for (; op < plan.ops.size() && plan.ops[op].position() <= 2 * std::uint64_t{i}; ++op)
@@ -241,19 +242,41 @@ class HappensBefore {
     return o;
   }
 
-  // Of what is one run of bytes; of other accesses the graph knows nothing.
+  // Bytes of GM from .. to, ascending.
+  using Runs = std::vector<std::pair<std::int64_t, std::int64_t>>;
+
+  static Runs RunsOf(const trace::GmAccess& a) {
+    Runs runs;
+    for (std::int64_t row = 0; row < a.rows; ++row) {
+      for (std::int64_t burst = 0; burst < a.bursts; ++burst) {
+        const std::int64_t begin = a.offset + row * a.row_stride + burst * a.burst_stride;
+        runs.emplace_back(begin, begin + a.burst_bytes);
+      }
+    }
+    std::sort(runs.begin(), runs.end());
+    return runs;
+  }
+  static bool Meet(const Runs& a, const Runs& b) {
+    for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+      if (a[i].first < b[j].second && b[j].first < a[i].second) return true;
+      a[i].second <= b[j].second ? ++i : ++j;
+    }
+    return false;
+  }
+
   bool GmConflict(std::uint32_t i, std::uint32_t j, bool of_writes) const {
     const std::int32_t x = record_.instrs[i].access, y = record_.instrs[j].access;
     if (x < 0 || y < 0) return false;
     const trace::GmAccess &a = record_.accesses[static_cast<std::size_t>(x)],
                           &b = record_.accesses[static_cast<std::size_t>(y)];
     if (a.tensor < 0 || a.tensor != b.tensor || (!a.writes && (of_writes || !b.writes))) return false;
-    return a.bytes() == a.end() - a.offset && b.bytes() == b.end() - b.offset && a.offset < b.end() &&
-           b.offset < a.end();
+    return a.offset < b.end() && b.offset < a.end() &&
+           Meet(runs_[static_cast<std::size_t>(x)], runs_[static_cast<std::size_t>(y)]);
   }
 
   const ChipSpec& chip_;
   const trace::CoreRecord& record_;
+  std::vector<Runs> runs_;  // of each access
   std::vector<Item> items_;
   std::vector<std::size_t> item_of_;
   std::vector<std::vector<std::size_t>> edges_;
