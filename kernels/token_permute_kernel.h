@@ -178,22 +178,22 @@ template <VectorCore V>
 class ZeroRows {
  public:
   ZeroRows(V& core, const TokenPermuteOperands& g)
-      : core_(core), g_(g), zeros_ub_(core, "zeros_ub", 1, kZeroCols, 1) {}
+      : core_(core), g_(g), cols_(ZeroCols(g.permuted.cols)), zeros_ub_(core, "zeros_ub", 1, cols_, 2) {}
 
   void Fill(Range rows) {
     const Range here{std::max(rows.begin - g_.first_row, std::int64_t{0}),
                      std::min(rows.end - g_.first_row, g_.permuted.rows)};
     for (std::int64_t row = here.begin; row < here.end; ++row) {
-      for (const Range cols : Split(g_.permuted.cols, kZeroCols)) {
+      for (const Range cols : Split(g_.permuted.cols, cols_))
         core_.Store(g_.permuted.Block({row, row + 1}, cols), Zeros(cols.size()));
-      }
-      if (g_.permuted_probs != nullptr)
-        core_.Store(MatrixOf(*g_.permuted_probs).Rows({row, row + 1}), Zeros(1));
     }
+    if (g_.permuted_probs == nullptr || here.empty()) return;
+    for (const Range rows : Split(here, cols_))
+      core_.Store(MatrixOf(*g_.permuted_probs).Rows(rows).Transposed(), Zeros(rows.size()));
   }
 
  private:
-  // Made again for each store, as one that narrows loses them.
+  // Made again for each store, as one that narrows loses them; in turn with the last ones, which are on their way.
   UbTile<float> Zeros(std::int64_t cols) {
     const UbTile<float> zeros = zeros_ub_.Next(1, cols);
     core_.Fill(zeros, 0.0f);
@@ -202,6 +202,7 @@ class ZeroRows {
 
   V& core_;
   const TokenPermuteOperands& g_;
+  std::int64_t cols_;
   Ring<Buffer::kUB, float> zeros_ub_;
 };
 

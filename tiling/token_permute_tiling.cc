@@ -39,9 +39,9 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling
   const std::int64_t sum = t.sums_chunks ? 4 * UbBytes(chip, DType::kI32, 1, kSummedBins) : 0;
   const std::int64_t table =
       3 * UbBytes(chip, DType::kI32, 1, bins) + UbBytes(chip, DType::kI32, 1, bins + 1);
+  const std::int64_t zeros = 2 * UbBytes(chip, DType::kF32, 1, ZeroCols(s.hidden));
   const std::int64_t move = 2 * ids + 2 * UbBytes(chip, DType::kF32, t.piece_tokens, at_once) + 2 * staging +
-                            2 * UbBytes(chip, DType::kI32, 1, at_once) +
-                            UbBytes(chip, DType::kF32, 1, kZeroCols) +
+                            2 * UbBytes(chip, DType::kI32, 1, at_once) + zeros +
                             t.row_stages * UbBytes(chip, s.dtype, 1, t.cols);
   if (t.digit_bits == 0) {
     const std::int64_t counts = UbBytes(chip, DType::kI32, t.sums_chunks ? 1 : t.chunks, bins);
@@ -62,8 +62,7 @@ std::int64_t Need(const ChipSpec& chip, const Shape& s, const TokenPermuteTiling
                      experts = UbBytes(chip, DType::kI32, 1, t.range_experts),
                      offsets = UbBytes(chip, DType::kI32, 1, t.range_experts + 1);
   const std::int64_t count = search + 2 * routes + 3 * experts + 2 * offsets,
-                     place = search + rows + UbBytes(chip, DType::kF32, 1, kZeroCols) + 6 * routes + staging +
-                             3 * experts + offsets;
+                     place = search + rows + zeros + 6 * routes + staging + 3 * experts + offsets;
   return std::max({sum, pass, count, place, search + rows + move});
 }
 

@@ -28,7 +28,8 @@ struct TokenPermuteShape {
   friend auto operator<=>(const TokenPermuteShape&, const TokenPermuteShape&) = default;
 };
 
-inline constexpr std::int64_t kZeroCols = 512;    // Rows of no token are filled with zeros by that many.
+// Rows of no token are filled with zeros by that many columns at most.
+inline std::int64_t ZeroCols(std::int64_t hidden) { return std::clamp<std::int64_t>(hidden, 1, 2048); }
 inline constexpr std::int64_t kSummedBins = 512;  // A core adds up the counts of that many over all chunks.
 // What goes between UB and GM element by element passes through staging: moves begin at whole blocks, so that a row of it
 // is one block, of 8 words, and rows take turns, so that one is filled while the other is on its way.
