@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <span>
 
 #include "npu_model/chip.h"
@@ -507,16 +508,27 @@ void ForEachPlace(V& v, const TileRef& places, const TileRef& staging, std::int6
   }
 }
 
-// dst(i, j) = column(places(i, j)), or 0 where there is no such row. staging is (r, 1 or more), any r.
+// dst(i, j) = column(places(i, j)), or 0 where there is no such row. staging is (r, 1 or more), any r: as many elements are
+// on their way before the first of them is copied.
 template <class V>
 void ExpandGather(V& v, const TileRef& dst, const Gm& column, const TileRef& places, const TileRef& staging,
                   Loc loc) {
+  struct Element {
+    TileRef to, from;
+  };
+  std::deque<Element> coming;
+  const auto copy = [&] {
+    v.CopyElement(coming.front().to, coming.front().from, loc);
+    coming.pop_front();
+  };
   v.Fill(dst, 0.0f, loc);
   ForEachPlace(v, places, staging, column.rows, loc,
                [&](std::int64_t i, std::int64_t j, std::int64_t place, const TileRef& element) {
                  v.LoadUb(element, column.Rows({place, place + 1}), loc);
-                 v.CopyElement(dst.Rows({i, i + 1}).Cols({j, j + 1}), element, loc);
+                 coming.push_back({dst.Rows({i, i + 1}).Cols({j, j + 1}), element});
+                 if (static_cast<std::int64_t>(coming.size()) == staging.rows()) copy();
                });
+  while (!coming.empty()) copy();
 }
 
 // column(places(i, j)) = src(i, j) where there is such a row.
