@@ -341,7 +341,7 @@ class GradCall {
     });
   }
 
-  static constexpr std::int64_t kBiasColumns = 512, kSinkRows = 1024;  // At a time.
+  static constexpr std::int64_t kBiasColumns = 512, kSinkRows = 512;  // At a time.
 
   Launch& launch_;
   FlashAttentionGradArgs args_;

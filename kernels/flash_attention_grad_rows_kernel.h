@@ -277,12 +277,12 @@ inline RotateOperands OfTurned(std::span<const FlashAttentionGradSum> sums) {
   return {};
 }
 // What all tiles ask for, as that many columns of a sum and a part, which have half of UB. A Rotator adds ten tiles to their
-// four, in all of it.
+// four, in seven eighths of it: FlashAttentionGradSinksKernel is beside them.
 inline std::int64_t ColumnsOfSums(std::span<const FlashAttentionGradSum> sums) {
   const std::int64_t columns = MostColumns(sums);
   const RotateOperands turned = OfTurned(sums);
   if (turned.cos == nullptr) return columns;
-  return std::max(columns, CeilDiv(4 * columns + 10 * RoundUp(turned.ub_cols(), kBlockWords), 8));
+  return std::max(columns, CeilDiv(4 * columns + 10 * RoundUp(turned.ub_cols(), kBlockWords), 7));
 }
 
 // All of them, one after the other, `rows_at_once` rows at a time: a phase for each would wait for its slowest core and for

@@ -213,6 +213,33 @@ TEST(FlashAttentionGradTest, PrefixesWithWindows) {
   }
 }
 
+// In UB of the last phase: sums of any width, what turns them back by tables that have each angle twice, and the sinks'.
+TEST(FlashAttentionGradTest, SinksFitBesideGradientsThatAreTurned) {
+  constexpr std::int64_t kRows = 70, kHeads = 4;
+  const Device model = Npu(Ascend910B2(), {.with_data = false});
+  for (const std::int64_t d : {64, 120, 128, 184, 192, 256}) {
+    for (const std::int64_t rope : {56, 64, 96, 104, 192}) {
+      FlashAttentionGradArgs args;
+      const auto in = [&](std::int64_t heads, std::int64_t cols) {
+        return ConstTensor(nullptr, DType::kBF16, {1, heads, kRows, cols});
+      };
+      const auto out = [&](std::int64_t heads, std::int64_t cols) {
+        return Tensor(nullptr, DType::kBF16, {1, heads, kRows, cols});
+      };
+      args.q = in(kHeads, d), args.k = in(2, d), args.v = in(2, d), args.out = args.dout = in(kHeads, d);
+      args.q_rope = in(kHeads, rope), args.k_rope = in(1, rope);
+      args.lse = ConstTensor(nullptr, DType::kF32, {1, kHeads, kRows});
+      args.sinks = ConstTensor(nullptr, DType::kF32, {kHeads});
+      args.dq = out(kHeads, d), args.dk = out(2, d), args.dv = out(2, d);
+      args.dq_rope = out(kHeads, rope), args.dk_rope = out(1, rope);
+      args.dsinks = Tensor(nullptr, DType::kF32, {kHeads});
+      args.rope.cos = args.rope.sin = ConstTensor(nullptr, DType::kF32, {kRows, rope / 2}, {rope, 2});
+      args.rope.layout = RopeLayout::kInterleaved;
+      EXPECT_TRUE(IsOk(FlashAttentionGrad(model, args))) << d << " and " << rope;
+    }
+  }
+}
+
 TEST(FlashAttentionGradTest, SameBitsForAnyThreads) {
   const tbb::global_control more_threads_than_cores(tbb::global_control::max_allowed_parallelism, 8);
   for (int i = 0; i < 3; ++i) {
