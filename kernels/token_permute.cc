@@ -364,7 +364,7 @@ Status Run(const Device& device, const TokenPermuteArgs& args, Profile* profile)
     g.topk_ids = MatrixOf(*launch.Input("topk_ids", ids));
   }
   if (keeps_highest) KeepHighest<T>(launch, tiling, routes, &g);
-  if (row_tokens != nullptr) {
+  if (row_tokens != nullptr) {  // Not before: routes that are ranked to be chosen from take no rows yet.
     g.row_tokens = row_tokens;
     launch.OnVectorCores(routes.chunks,
                          [&](auto& core) { FillNoneKernel(core, MatrixOf(*row_tokens), routes); });
