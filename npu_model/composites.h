@@ -225,9 +225,9 @@ void ExpandNormRows(V& v, const NormRefs& t, float scale, float eps, Loc loc) {
              Widened(v, t.residual, t.s1, loc), loc);
     Narrow(v, t.sum, t.s0, loc);
   }
-  const TileRef z = t.residual.given() ? t.sum : t.x;
-  v.Fill(t.rstd, 0.0f, loc);
-  ExpandRowDot(v, t.rstd, t.s0, t.s1, z, z, TileRef(), loc);
+  const TileRef z = Widened(v, t.residual.given() ? t.sum : t.x, t.s0, loc);  // Widened once: squares are apart.
+  v.Binary(BinaryOp::kMul, t.s1, z, z, loc);
+  v.Reduce(ReduceOp::kSum, t.rstd, t.s1, loc);
   v.Scalar(ScalarOp::kMul, t.rstd, t.rstd, scale, loc);
   v.Scalar(ScalarOp::kAdd, t.rstd, t.rstd, eps, loc);
   v.Unary(UnaryOp::kSqrt, t.rstd, t.rstd, loc);
@@ -247,24 +247,34 @@ void ExpandNormGrad(V& v, const NormGradRefs& t, Loc loc) {
   Narrow(v, t.d_x, t.s0, loc);
 }
 
+// acc (1, c) += each row of a, ascending.
+template <class V>
+void AddRows(V& v, const TileRef& acc, const TileRef& a, Loc loc) {
+  for (std::int64_t i = 0; i < a.rows(); ++i) v.Binary(BinaryOp::kAdd, acc, acc, a.Row(i), loc);
+}
+
 // acc (1, c) += sum over the rows, ascending, of a * b * factor; factor (r, 1).
 template <class V>
 void ExpandAddColumnDots(V& v, const TileRef& acc, const TileRef& s0, const TileRef& s1, const TileRef& a,
                          const TileRef& b, const TileRef& factor, Loc loc) {
   v.Binary(BinaryOp::kMul, s0, Widened(v, a, s0, loc), Widened(v, b, s1, loc), loc);
   v.Binary(BinaryOp::kMul, s0, s0, factor, loc);
-  for (std::int64_t i = 0; i < a.rows(); ++i) v.Binary(BinaryOp::kAdd, acc, acc, s0.Row(i), loc);
+  AddRows(v, acc, s0, loc);
 }
 
 // d_gamma += colsum(d_out * x * rstd), rows ascending, where it is given, and
 // d_x = d_out * gamma * rstd - x * rstd^3 * scale * rowsum(d_out * x * gamma) (+ more), rounded once.
 template <class V>
 void ExpandNormRowsGrad(V& v, const NormGradRefs& t, float scale, Loc loc) {
-  v.Fill(t.shift, 0.0f, loc);
-  ExpandRowDot(v, t.shift, t.s0, t.s1, t.d_out, t.x, t.gamma, loc);
+  v.Binary(BinaryOp::kMul, t.s0, Widened(v, t.d_out, t.s0, loc), Widened(v, t.x, t.s1, loc), loc);
+  v.Binary(BinaryOp::kMul, t.s1, t.s0, t.gamma, loc);
+  v.Reduce(ReduceOp::kSum, t.shift, t.s1, loc);
   v.Scalar(ScalarOp::kMul, t.shift, t.shift, scale, loc);
   for (int i = 0; i < 3; ++i) v.Binary(BinaryOp::kMul, t.shift, t.shift, t.rstd, loc);
-  if (t.d_gamma.given()) ExpandAddColumnDots(v, t.d_gamma, t.s0, t.s1, t.d_out, t.x, t.rstd, loc);
+  if (t.d_gamma.given()) {
+    v.Binary(BinaryOp::kMul, t.s0, t.s0, t.rstd, loc);
+    AddRows(v, t.d_gamma, t.s0, loc);
+  }
   ExpandNormGrad(v, t, loc);
 }
 
