@@ -225,7 +225,7 @@ void ExpandNormRows(V& v, const NormRefs& t, float scale, float eps, Loc loc) {
              Widened(v, t.residual, t.s1, loc), loc);
     Narrow(v, t.sum, t.s0, loc);
   }
-  const TileRef z = Widened(v, t.residual.given() ? t.sum : t.x, t.s0, loc);  // Widened once: squares are apart.
+  const TileRef z = Widened(v, t.residual.given() ? t.sum : t.x, t.s0, loc);
   v.Binary(BinaryOp::kMul, t.s1, z, z, loc);
   v.Reduce(ReduceOp::kSum, t.rstd, t.s1, loc);
   v.Scalar(ScalarOp::kMul, t.rstd, t.rstd, scale, loc);
