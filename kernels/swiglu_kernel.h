@@ -67,13 +67,9 @@ void SwiGluGradKernel(V& core, const SwiGluGradOperands& g, const RowwiseTiling&
 
   for (std::int64_t c = core.index(); c < t.chunks; c += core.count()) {
     for (const Range rows : Split(Split(g.gate.rows, t.chunk_rows)[c], t.rows)) {
-      const UbTile<float> probs = probs_ub.Next(rows.size(), 1), d_probs = d_probs_ub.Next(rows.size(), 1);
-      if (g.probs != nullptr) {
-        core.Load(probs, MatrixOf(*g.probs).Rows(rows));
-      } else {
-        core.Fill(probs, 1.0f);
-      }
-      core.Fill(d_probs, 0.0f);
+      UbTile<float> probs, d_probs;
+      if (g.probs != nullptr) core.Load(probs = probs_ub.Next(rows.size(), 1), MatrixOf(*g.probs).Rows(rows));
+      if (g.d_probs != nullptr) core.Fill(d_probs = d_probs_ub.Next(rows.size(), 1), 0.0f);
       for (const Range cols : Split(g.gate.cols, t.cols)) {
         const auto tile = [&](auto& ring) { return ring.Next(rows.size(), cols.size()); };
         const UbTile<T> d_out = tile(d_out_ub), gate = tile(gate_ub), up = tile(up_ub);

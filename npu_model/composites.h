@@ -292,8 +292,8 @@ void ExpandSwiGlu(V& v, const TileRef& out, const TileRef& s0, const TileRef& s1
   Narrow(v, out, s0, loc);
 }
 
-// With s = 1 / (1 + exp(-gate)) and d = d_out * probs:
-//   d_probs (r, 1) += rowsum(d_out * gate * s * up);  d_up = d * gate * s;
+// With s = 1 / (1 + exp(-gate)), d = d_out * probs, and 1 for probs that are not given:
+//   d_probs (r, 1) += rowsum(d_out * gate * s * up), where it is given;  d_up = d * gate * s;
 //   d_gate = d * up * s * (1 + gate * (1 - s))
 template <class V>
 void ExpandSwiGluGrad(V& v, const SwiGluGradTiles& t, Loc loc) {
@@ -309,17 +309,22 @@ void ExpandSwiGluGrad(V& v, const SwiGluGradTiles& t, Loc loc) {
   v.Binary(BinaryOp::kMul, t.s2, t.s2, t.s1, loc);  // s2 = s (1 + gate (1 - s))
   v.Binary(BinaryOp::kMul, t.s0, g, t.s1, loc);     // s0 = gate s
   const TileRef up = Widened(v, t.up, t.s3, loc);
-  v.Binary(BinaryOp::kMul, t.s2, t.s2, up, loc);  // s2 = up s (1 + gate (1 - s))
-  v.Binary(BinaryOp::kMul, t.s1, t.s0, up, loc);  // s1 = gate s up
-  const TileRef d_out = Widened(v, t.d_out, t.s3, loc);
-  v.Binary(BinaryOp::kMul, t.s1, t.s1, d_out, loc);
-  const TileRef row_sum = t.s1.Cols({0, 1});
-  v.Reduce(ReduceOp::kSum, row_sum, t.s1, loc);
-  v.Binary(BinaryOp::kAdd, t.d_probs, t.d_probs, row_sum, loc);
-  v.Binary(BinaryOp::kMul, t.s3, d_out, t.probs, loc);
-  v.Binary(BinaryOp::kMul, LastOf(t.d_up, t.s0), t.s0, t.s3, loc);
+  v.Binary(BinaryOp::kMul, t.s2, t.s2, up, loc);                         // s2 = up s (1 + gate (1 - s))
+  if (t.d_probs.given()) v.Binary(BinaryOp::kMul, t.s1, t.s0, up, loc);  // s1 = gate s up
+  TileRef d = Widened(v, t.d_out, t.s3, loc);
+  if (t.d_probs.given()) {
+    v.Binary(BinaryOp::kMul, t.s1, t.s1, d, loc);
+    const TileRef row_sum = t.s1.Cols({0, 1});
+    v.Reduce(ReduceOp::kSum, row_sum, t.s1, loc);
+    v.Binary(BinaryOp::kAdd, t.d_probs, t.d_probs, row_sum, loc);
+  }
+  if (t.probs.given()) {
+    v.Binary(BinaryOp::kMul, t.s3, d, t.probs, loc);
+    d = t.s3;
+  }
+  v.Binary(BinaryOp::kMul, LastOf(t.d_up, t.s0), t.s0, d, loc);
   Narrow(v, t.d_up, t.s0, loc);
-  v.Binary(BinaryOp::kMul, LastOf(t.d_gate, t.s2), t.s2, t.s3, loc);
+  v.Binary(BinaryOp::kMul, LastOf(t.d_gate, t.s2), t.s2, d, loc);
   Narrow(v, t.d_gate, t.s2, loc);
 }
 

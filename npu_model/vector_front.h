@@ -354,8 +354,10 @@ class VectorFront : protected E {
                                 TileRef(s3), TileRef(d_out), TileRef(up)}) {
       CUBIST_CHECK(Same(tile, gate), "shapes differ");
     }
-    CUBIST_CHECK(IsColumnOf(d_probs, gate) && IsColumnOf(probs, gate), "shapes differ");
-    E::SwiGluGrad({d_gate, d_up, d_probs, s0, s1, s2, s3, d_out, gate, up, probs}, loc);
+    const TileRef d_factor = RefIfGiven(d_probs), factor = RefIfGiven(probs);
+    for (const TileRef& column : {d_factor, factor})
+      CUBIST_CHECK(!column.given() || IsColumnOf(column, gate), "shapes differ");
+    E::SwiGluGrad({d_gate, d_up, d_factor, s0, s1, s2, s3, d_out, gate, up, factor}, loc);
   }
   void StoreActivated(const Gm& dst, const EpilogueTiles& t, const EpilogueScalars& e,
                       Loc loc = Loc::current()) {

@@ -102,7 +102,7 @@ float SwiGluGradRow(const SwiGluGradRows& t, std::int64_t i) {
   T *const d_gate = RowAs<T>(t.d_gate, i), *const d_up = RowAs<T>(t.d_up, i);
   const T *const d_out = RowAs<T>(t.d_out, i), *const gate = RowAs<T>(t.gate, i),
                  *const up = RowAs<T>(t.up, i);
-  const GateGradient<sizeof(T) == 2> gradient{Set(At(t.probs, i))};
+  const GateGradient<sizeof(T) == 2> gradient{Set(t.probs.data != nullptr ? At(t.probs, i) : 1.0f)};
   Vec sum = Set(0.0f);
   const auto several = [&]<bool kStream>(std::int64_t j) HWY_ATTR {
     PrefetchSeveral(d_out + j, kAhead), PrefetchSeveral(gate + j, kAhead), PrefetchSeveral(up + j, kAhead);
@@ -228,7 +228,10 @@ void SwiGlu(DType dtype, const Rows& out, const Rows& gate, const Rows& up, cons
 }
 void SwiGluGrad(DType dtype, const SwiGluGradRows& t) {
   WithType(dtype, [&]<Narrowing kHow, class T>() HWY_ATTR {
-    for (std::int64_t i = 0; i < t.gate.rows; ++i) At(t.d_probs, i) += SwiGluGradRow<kHow, T>(t, i);
+    for (std::int64_t i = 0; i < t.gate.rows; ++i) {
+      const float d_prob = SwiGluGradRow<kHow, T>(t, i);
+      if (t.d_probs.data != nullptr) At(t.d_probs, i) += d_prob;
+    }
   });
 }
 

@@ -12,8 +12,8 @@ struct SwiGluGradRows {
   Rows d_out, gate, up, probs;
 };
 
-// Formulas: composites.h. Operands are floats but those named in the comment, which have the dtype given. probs is
-// (r, 1). Not given: null data. What they write may be streamed. Where the CPU narrows to bf16 itself, denormal results are
+// Formulas: composites.h. Operands are floats but those named in the comment, which have the dtype given. probs and
+// d_probs are (r, 1). Not given: null data. What they write may be streamed. Where the CPU narrows to bf16 itself, denormal results are
 // zero.
 struct ActivationOps {
   void (*swiglu)(DType dtype, const Rows& out, const Rows& gate, const Rows& up,

@@ -280,10 +280,10 @@ void HostVector::SwiGlu(const TileRef& out, const TileRef&, const TileRef&, cons
 }
 
 void HostVector::SwiGluGrad(const SwiGluGradTiles& t, Loc) {
-  context_->activation->swiglu_grad(
-      t.gate.dtype(),
-      {OutputRowsOf(*context_, t.d_gate), OutputRowsOf(*context_, t.d_up), WritableRowsOf(t.d_probs),
-       RowsOf(t.d_out), RowsOf(t.gate), RowsOf(t.up), RowsOf(t.probs)});
+  context_->activation->swiglu_grad(t.gate.dtype(),
+                                    {OutputRowsOf(*context_, t.d_gate), OutputRowsOf(*context_, t.d_up),
+                                     t.d_probs.given() ? WritableRowsOf(t.d_probs) : Rows(), RowsOf(t.d_out),
+                                     RowsOf(t.gate), RowsOf(t.up), RowsIfGiven(t.probs)});
 }
 
 void HostVector::AttentionGradStep(const TileRef& p, const TileRef& ds, const TileRef& s, const TileRef& dp,

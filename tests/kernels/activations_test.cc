@@ -82,6 +82,10 @@ void ExpectGlu(const Device& device, DType dtype, const RowsShape& shape, bool p
       reference::SwiGluGrad(grad.d_out, grad.gate, grad.up, grad.probs, dtype, DType::kF32);
   Expect(call.d_gate, gradients.d_gate), Expect(call.d_up, gradients.d_up),
       Expect(call.d_probs, gradients.d_probs);
+  call.d_gate.FillNaN(), call.d_up.FillNaN();
+  grad.d_probs = {};
+  ASSERT_TRUE(IsOk(SwiGluGrad(device, grad)));
+  Expect(call.d_gate, gradients.d_gate), Expect(call.d_up, gradients.d_up);
 }
 
 class RowsTest : public ::testing::TestWithParam<RowsShape> {};

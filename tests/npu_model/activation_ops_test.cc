@@ -222,13 +222,20 @@ TEST_P(ActivationOpsTest, SwiGluGradIsItsExpansion) {
     const auto d_probs = rig.Random<float>(rows, 1, random_), probs_expanded = rig.Copy(d_probs);
     const auto scratch = [&] { return rig.Tile<float>(rows, cols); };
     const auto s0 = scratch(), s1 = scratch(), s2 = scratch(), s3 = scratch();
-    rig.core().SwiGluGrad(d_gate, d_up, d_probs, s0, s1, s2, s3, d_out, gate, up, probs);
-    ExpandSwiGluGrad(rig.executor(),
-                     {gate_expanded, up_expanded, probs_expanded, s0, s1, s2, s3, d_out, gate, up, probs},
-                     Loc::current());
-    ExpectNear(d_gate, gate_expanded, 10);
-    ExpectNear(d_up, up_expanded, 10);
-    ExpectNear(d_probs, probs_expanded, static_cast<double>(cols));
+    for (const bool weighted : {true, false}) {
+      const auto factor = weighted ? probs : UbTile<float>();
+      for (const bool sums : {true, false}) {
+        rig.core().SwiGluGrad(d_gate, d_up, sums ? d_probs : UbTile<float>(), s0, s1, s2, s3, d_out, gate, up,
+                              factor);
+        ExpandSwiGluGrad(rig.executor(),
+                         {gate_expanded, up_expanded, sums ? TileRef(probs_expanded) : TileRef(), s0, s1, s2,
+                          s3, d_out, gate, up, weighted ? TileRef(probs) : TileRef()},
+                         Loc::current());
+        ExpectNear(d_gate, gate_expanded, 10);
+        ExpectNear(d_up, up_expanded, 10);
+        ExpectNear(d_probs, probs_expanded, static_cast<double>(cols));
+      }
+    }
   });
 }
 
