@@ -268,8 +268,7 @@ void Launch::RunCores(int cores, CoreBody body) {
         runs.Take(tbb::this_task_arena::current_thread_index(), body);
       });
     };
-    // Isolated: a thread that waits for the others takes none of the caller's tasks, which may hold the caller's locks.
-    const auto all = [&] { tbb::this_task_arena::isolate(work); };
+    const auto all = [&] { Isolated(work); };
     if (threads == here && !device_.pins()) {
       all();
       return;
