@@ -61,7 +61,8 @@ GlobalMemory::Transfer GlobalMemory::Touch(const GmAccess& access, std::int64_t 
     slots += LineSlots(address, access.burst_bytes, count, stride, shift);
     l2_->TouchRows(address, access.burst_bytes, count, stride, access.writes, &tally, now, fetched_at);
   }
-  const std::int64_t fetched = access.writes ? 0 : tally.missed;
+  // L2 adds where a line stands, and fetches it first; what only writes needs none of what was there.
+  const std::int64_t fetched = access.writes && !access.adds ? 0 : tally.missed;
   if (!access.writes) {
     read_ += access.bytes();
     missed_ += static_cast<double>(access.bytes()) * static_cast<double>(tally.missed) /

@@ -192,6 +192,7 @@ struct GmAccess {
   std::int32_t tensor = -1;  // Record::tensors; -1 for the core's own hand-over workspace
   Path path = Path::kGmToL1;
   bool writes = false;
+  bool adds = false;                          // Of one that writes: to what is there.
   std::int64_t offset = 0;                    // first byte, from the start of the tensor
   std::int64_t rows = 1, row_stride = 0;      // bytes
   std::int64_t bursts = 1, burst_stride = 0;  // bytes

@@ -8,7 +8,8 @@
 // one event per start and end of a transfer, everything else follows at once.
 //
 // Approximations: L2 is fully associative with second-chance replacement over 4-KiB runs of lines, at first full of
-// what ran before; a line that another transfer fetches is there once that fetch would end if it were alone;
+// what ran before; a line that another transfer fetches is there once that fetch would end if it were alone; a store
+// that adds takes HBM for the lines that it adds to and L2 lacks, as if it read them, and its core's port but once;
 // write-back is charged to the transfer that evicts, and what is left in L2 at the end is never written back; a
 // Cube core has one port for reads, one for FIX and one for MTE3; cores that read from the same address at a time
 // wait for each other by line, those that read overlapping blocks from different addresses do not.

@@ -296,7 +296,9 @@ void TraceCube::StoreL0C(const Gm& dst, const TileRef& src, const FixOptions& op
   Instr& instr =
       to.Add(Op::kStoreL0C, Pipe::kFix, -1, dst.dtype(), src.rows(), src.cols(), {to.Reads(src)}, loc);
   SetFix(instr, options);
-  to.SetAccess(instr, AccessOf(dst, Path::kL0CToGm, /*writes=*/true));
+  GmAccess access = AccessOf(dst, Path::kL0CToGm, /*writes=*/true);
+  access.adds = instr.accumulates;
+  to.SetAccess(instr, access);
 }
 
 void TraceCube::Send(const TileRef& dst, const TileRef& src, Loc loc) {

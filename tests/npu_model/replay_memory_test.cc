@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <random>
 #include <string>
 #include <tuple>
@@ -189,6 +190,29 @@ TEST(ReplayTest, WritesBeyondL2CostHbm) {
   EXPECT_DOUBLE_EQ(cycles(1 << 20), 1 + 10 + 16 * 1024);  // Stays in L2.
   EXPECT_DOUBLE_EQ(cycles(3 << 20),
                    1 + 10 + 16 * 1024 + 32 * 65536);  // Two thirds push out one each.
+}
+
+TEST(ReplayTest, StoresThatAddFetchWhatL2Lacks) {
+  constexpr std::int64_t kRows = 64, kCols = 128, kBytes = kRows * kCols * 4;
+  ChipSpec chip = RoundChip();
+  chip.memory.hbm_bytes_per_s = Value(32e9);  // Half of what the path carries.
+  const GmTensor target = TensorOf(0, DType::kF32, kRows, kCols);
+  const auto profile = [&](std::initializer_list<Accumulate> stores) {
+    return Replay(RecordOf<TraceAiCore>(chip, 1,
+                                        [&](auto& core) {
+                                          Ring<Buffer::kL0C, float> ring(core, "c", kRows, kCols, 1);
+                                          const auto c = ring.Next(kRows, kCols);
+                                          for (const Accumulate how : stores)
+                                            core.Store(MatrixOf(target), c, how);
+                                        }),
+                  false);
+  };
+  constexpr auto kAdds = Accumulate::kYes, kWrites = Accumulate::kNo;
+  EXPECT_EQ(profile({kWrites}).hbm_bytes, 0);
+  EXPECT_EQ(profile({kAdds}).hbm_bytes, kBytes);
+  EXPECT_EQ(profile({kAdds, kAdds}).hbm_bytes, kBytes);
+  EXPECT_EQ(profile({kWrites, kAdds}).hbm_bytes, 0);
+  EXPECT_NEAR(profile({kAdds}).cycles - profile({kWrites}).cycles, kBytes / 32.0 - kBytes / 64.0, 1e-6);
 }
 
 // A copy past an L2 that holds next to nothing: each line read drives out one that was written. HBM turns around for
