@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kernels/choose_for.h"
@@ -61,19 +62,46 @@ std::int64_t RowsOfGroup(const ConstTensor& groups, GroupList list, std::int64_t
   return at(g) - (list == GroupList::kEnds && g > 0 ? at(g - 1) : 0);
 }
 
-// A call as its tiling is chosen, on an NPU: with as many rows in each group, as how many there are is known to the cores alone.
+// A call with groups of other rows.
 template <class Args>
-struct Evenly {
-  Evenly(const ChipSpec& chip, const Args& of, std::int64_t all) : args(of) {
-    if (!chip.pipes_overlap) return;
-    const std::int64_t groups = of.groups.size(0);
-    for (std::int64_t g = 0; g < groups; ++g) rows.push_back(all / groups + (g < all % groups ? 1 : 0));
-    args.groups = ConstTensor(rows.data(), {groups}), args.group_list = GroupList::kCounts;
+struct Batch {
+  Batch(const Args& of, std::vector<std::int64_t> counts) : args(of), rows(std::move(counts)) {
+    args.groups = ConstTensor(rows.data(), {std::ssize(rows)}), args.group_list = GroupList::kCounts;
   }
-  Evenly(const Evenly&) = delete;
+  Batch(const Batch&) = delete;
 
-  std::vector<std::int64_t> rows;
   Args args;
+  std::vector<std::int64_t> rows;
+};
+
+// `all` rows for so many groups, group g's in proportion to share(g).
+template <class Share>
+std::vector<std::int64_t> RowsOf(std::int64_t all, std::int64_t groups, const Share& share) {
+  double sum = 0;
+  for (std::int64_t g = 0; g < groups; ++g) sum += share(static_cast<double>(g));
+  std::vector<std::int64_t> rows;
+  std::int64_t left = all;
+  for (std::int64_t g = 0; g < groups; ++g) {
+    const double part = static_cast<double>(all) * share(static_cast<double>(g)) / sum;
+    rows.push_back(std::min(static_cast<std::int64_t>(part), left));
+    left -= rows.back();
+  }
+  for (std::int64_t g = 0; g < std::min(left, groups); ++g) ++rows[static_cast<std::size_t>(g)];
+  return rows;
+}
+
+// A call as its tiling is chosen, on an NPU, as how many rows there are in each group is known to the cores alone: with as many
+// in each; with any number up to twice that; and by Zipf's law, an n-th of the first's for the n-th.
+template <class Args>
+struct Batches {
+  Batches(const ChipSpec& chip, const Args& args, std::int64_t all)
+      : groups(chip.pipes_overlap ? args.groups.size(0) : 0),
+        even(args, RowsOf(all, groups, [](double) { return 1.0; })),
+        ramp(args, RowsOf(all, groups, [](double g) { return 2 * g + 1; })),
+        zipf(args, RowsOf(all, groups, [](double g) { return 1 / (g + 1); })) {}
+
+  std::int64_t groups;
+  Batch<Args> even, ramp, zipf;
 };
 
 // One matrix (rows, cols) per group, stored transposed where asked: a stack, or a list.
@@ -321,9 +349,12 @@ template <class T, class Args>
 struct ReplayOf {
   static constexpr ShortListLimits kFamilies{.count = 96, .dearest = 2, .work = 220000},
       kWalks{.count = 32, .dearest = 2.5, .work = 100000, .alone = 300000};
-  const Evenly<Args>& even;
+  // What is best for even groups alone may take a third longer for others than what is as good for even ones.
+  static constexpr ShortListLimits kUneven{.count = 8, .dearest = 1.02, .work = 110000};
+  const Batches<Args>& batches;
 
   Status operator()(const Device& model, const GroupedMatmulTiling& tiling, Profile* profile) const;
+  Status Uneven(const Device& model, const GroupedMatmulTiling& tiling, Profile* profile) const;
   void AddTo(ChoiceKey* key) const;
 };
 
@@ -333,13 +364,14 @@ Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, 
   const GmTensor& x = *launch.Input(p.x_name, p.x);
   GroupedMatmulShape shape;
   shape.groups = p.groups.size(0);
-  shape.rows = replay.even.rows;
+  shape.rows = replay.batches.even.rows;
   shape.product.m = p.x.size(0), shape.product.n = p.out.size(1), shape.product.k = p.x.size(1);
   shape.product.in = p.x.dtype, shape.product.out = p.out.dtype;
   GroupedMatmulOperands g;
   g.epilogue = EpilogueOf(p.epilogue, p.out, /*late=*/false);
   g.sum_epilogue = EpilogueOf(p.epilogue, p.out, /*late=*/true);
   shape.product.epilogue = g.epilogue.shape;
+  shape.adds = g.epilogue.fix.accumulate == Accumulate::kYes;
   shape.product.bias = p.bias.given() && !g.epilogue.shape.bias;
   shape.product.b_packed = p.packed_weights.given();
   shape.product.a_row_bytes = p.x.stride(1) == 1 ? std::abs(p.x.stride(0)) * SizeOf(p.x.dtype) : 0;
@@ -383,7 +415,7 @@ Status Run(const Device& device, const GroupedMatmulArgs& args, Profile* profile
            const GroupedMatmulTiling* forced = nullptr) {
   Launch launch(device, kForward);
   launch.GiveThreadsRuns();
-  const Evenly even(launch.chip(), args, args.x.size(0));
+  const Batches batches(launch.chip(), args, args.x.size(0));
   CUBIST_RETURN_IF_ERROR(AddRowProducts<T>(device, kForward, launch,
                                            {args.x,
                                             args.groups,
@@ -398,7 +430,7 @@ Status Run(const Device& device, const GroupedMatmulArgs& args, Profile* profile
                                             "out",
                                             {args.alpha, args.beta, args.activation, args.bias.given(),
                                              args.beta == 0 ? ConstTensor() : args.residual}},
-                                           ReplayOf<T, GroupedMatmulArgs>{even}, forced));
+                                           ReplayOf<T, GroupedMatmulArgs>{batches}, forced));
   return launch.Finish(profile);
 }
 
@@ -407,8 +439,8 @@ Status AddGradWeights(const Device& device, const char* kernel, Launch& launch,
                       const GroupedMatmulGradArgs& args, const Replay& replay,
                       const GroupedMatmulTiling* forced) {
   GroupedMatmulShape shape;
-  shape.groups = args.groups.size(0), shape.axis = GroupedAxis::kK;
-  shape.rows = replay.even.rows;
+  shape.groups = args.groups.size(0), shape.axis = GroupedAxis::kK, shape.adds = args.accumulate_dw;
+  shape.rows = replay.batches.even.rows;
   shape.product.m = args.x.size(1), shape.product.n = args.dy.size(1), shape.product.k = args.dy.size(0);
   shape.product.in = args.dy.dtype;
   shape.product.out = args.dw.given() ? args.dw.dtype : args.dw_list[0].dtype;
@@ -449,7 +481,7 @@ Status Run(const Device& device, const GroupedMatmulGradArgs& args, Profile* pro
   if (args.dx.given()) {
     GroupedMatmulGradArgs alone = args;
     alone.dw = {}, alone.dw_list = {};
-    const Evenly even(launch.chip(), alone, args.dy.size(0));
+    const Batches batches(launch.chip(), alone, args.dy.size(0));
     CUBIST_RETURN_IF_ERROR(AddRowProducts<T>(device, kGrad, launch,
                                              {args.dy,
                                               args.groups,
@@ -463,14 +495,14 @@ Status Run(const Device& device, const GroupedMatmulGradArgs& args, Profile* pro
                                               "dy",
                                               "dx",
                                               {}},
-                                             ReplayOf<T, GroupedMatmulGradArgs>{even}, forced));
+                                             ReplayOf<T, GroupedMatmulGradArgs>{batches}, forced));
   }
   if (args.dw.given() || !args.dw_list.empty()) {
     GroupedMatmulGradArgs alone = args;
     alone.dx = {};
-    const Evenly even(launch.chip(), alone, args.dy.size(0));
+    const Batches batches(launch.chip(), alone, args.dy.size(0));
     CUBIST_RETURN_IF_ERROR(
-        AddGradWeights<T>(device, kGrad, launch, args, ReplayOf<T, GroupedMatmulGradArgs>{even}, forced));
+        AddGradWeights<T>(device, kGrad, launch, args, ReplayOf<T, GroupedMatmulGradArgs>{batches}, forced));
   }
   return launch.Finish(profile);
 }
@@ -478,13 +510,29 @@ Status Run(const Device& device, const GroupedMatmulGradArgs& args, Profile* pro
 template <class T, class Args>
 Status ReplayOf<T, Args>::operator()(const Device& model, const GroupedMatmulTiling& tiling,
                                      Profile* profile) const {
-  return Run<T>(model, even.args, profile, &tiling);
+  return Run<T>(model, batches.even.args, profile, &tiling);
+}
+
+// The sum of all.
+template <class T, class Args>
+Status ReplayOf<T, Args>::Uneven(const Device& model, const GroupedMatmulTiling& tiling,
+                                 Profile* profile) const {
+  double seconds = 0;
+  for (const Args* args : {&batches.ramp.args, &batches.zipf.args}) {
+    const double left_s = model.npu().give_up_s - seconds;
+    CUBIST_RETURN_IF_ERROR(
+        Run<T>(Npu(model.chip(), {.with_data = false, .give_up_s = left_s}), *args, profile, &tiling));
+    seconds += profile->time_s;
+    if (seconds >= model.npu().give_up_s) break;
+  }
+  profile->time_s = seconds;
+  return {};
 }
 
 // Tensors and lists that a call has.
 template <class T, class Args>
 void ReplayOf<T, Args>::AddTo(ChoiceKey* key) const {
-  const Args& args = even.args;
+  const Args& args = batches.even.args;
   const auto add_all = [&](const auto& list) {
     key->Add(list.size());
     for (const auto& t : list) key->Add(ConstTensor(t));

@@ -66,10 +66,13 @@ double HbmRate(const ChipSpec& chip) {
 
 // Cycles by which a block of weights, (k, n), takes longer to load from HBM than from L2.
 double FirstTouch(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
-  // Rows of a plain block touch whole lines.
-  const std::int64_t row = std::min(t.n, s.n) * SizeOf(s.in);
+  // Rows of a plain block touch whole lines: those across k, of n, each; those along k, as transposed weights have them, once
+  // for all their pieces.
+  const std::int64_t columns = std::min(t.n, s.n), size = SizeOf(s.in);
+  const std::int64_t rows = s.b_row_bytes > 0 ? s.k : columns,
+                     row = (s.b_row_bytes > 0 ? columns : s.k) * size;
   const double bytes =
-      static_cast<double>(s.k) * static_cast<double>(s.b_packed ? row : RoundUp(row, chip.memory.l2_line));
+      static_cast<double>(rows) * static_cast<double>(s.b_packed ? row : RoundUp(row, chip.memory.l2_line));
   const Path path = s.b_packed ? Path::kGmToL1 : Path::kGmToL1Nd2Nz;
   const double l2 = LoadRate(chip, path, static_cast<double>(chip.concurrent_cores));
   return bytes * std::max(1 / HbmRate(chip) - 1 / l2, 0.0);
@@ -117,17 +120,20 @@ double PipesEven(const ChipSpec& chip, const GroupedMatmulShape& s, const Matmul
   return std::max(price, Waves(chip, t.grid.count()) * (load + touch));
 }
 
-// Cycles in which an NPU's HBM gives and takes everything once.
+// Cycles of an NPU's HBM: it gives operands once, and what is added to; it takes the output, but for what of it is in L2 at the
+// end, which then holds its share of all that passed; and it turns around between the two.
 double HbmEven(const ChipSpec& chip, const GroupedMatmulShape& s, std::int64_t groups, std::int64_t rows) {
+  if (!chip.pipes_overlap) return 0;
   MatmulShape one = s.product;
   (s.axis == GroupedAxis::kM ? one.m : one.k) = rows;
-  const auto bytes = [](std::int64_t n, std::int64_t m, std::int64_t size) {
-    return static_cast<double>(n) * static_cast<double>(m) * static_cast<double>(size);
+  const auto bytes = [&](std::int64_t n, std::int64_t m, std::int64_t size) {
+    return static_cast<double>(groups) * static_cast<double>(n) * static_cast<double>(m) *
+           static_cast<double>(size);
   };
-  return chip.pipes_overlap ? HbmCycles(chip, static_cast<double>(groups) *
-                                                  (bytes(one.m + one.n, one.k, chip.OperandBytes(one.in)) +
-                                                   bytes(one.m, one.n, SizeOf(one.out))))
-                            : 0;
+  const double in = bytes(one.m + one.n, one.k, chip.OperandBytes(one.in)),
+               out = bytes(one.m, one.n, SizeOf(one.out)), read = in + (s.adds ? out : 0),
+               written = out * std::max(1 - static_cast<double>(chip.memory.l2_bytes) / (in + out), 0.0);
+  return HbmCycles(chip, read + written + chip.memory.turn_around * std::min(read, written));
 }
 
 // Of tilings that wait for memory alike the best one has least to do besides.

@@ -29,6 +29,7 @@ struct GroupedMatmulShape {
   MatmulShape product;
   std::int64_t groups = 0;
   GroupedAxis axis = GroupedAxis::kM;
+  bool adds = false;  // to what the output holds
   // Of each group, for a price by kinds of groups; empty on a host. A call gives all as many, as it cannot know.
   std::vector<std::int64_t> rows = {};
 
@@ -76,7 +77,7 @@ struct GroupedMatmulTiling {
 template <class Visit>
 void VisitFields(const GroupedMatmulShape& s, Visit&& visit) {
   VisitFields(s.product, visit);
-  visit({"groups"}, s.groups), visit({"axis"}, s.axis);
+  visit({"groups"}, s.groups), visit({"axis"}, s.axis), visit({"adds"}, s.adds);
 }
 
 template <class Tiling, class Visit>
