@@ -9,9 +9,11 @@
 #include <optional>
 #include <span>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "kernels/epilogue_kernel.h"
+#include "kernels/group_order_kernel.h"
 #include "kernels/grouped_prefetch_kernel.h"
 #include "kernels/multiply_block_kernel.h"
 #include "kernels/operand_kernel.h"
@@ -31,91 +33,6 @@ struct GroupedMatrices {
   }
 };
 
-// Where the groups' rows are, as GM says.
-struct GroupRows {
-  Gm list;  // (1, E) counts, or ends
-  bool ends = false;
-  std::int64_t rows = 0;  // of all groups, and those after the last
-
-  std::int64_t groups() const { return list.cols; }
-
-  // Calls visit(group, rows) for every group in turn, and at last for the rows after them, as group E, until it returns
-  // false.
-  template <CubeCore Core, class Visit>
-  void ForEach(Core& core, Visit&& visit) const {
-    std::int64_t begin = 0;
-    for (std::int64_t group = 0; group < groups(); ++group) {
-      const std::int64_t value = core.ReadScalar(list, group);
-      const std::int64_t end = ends ? value : begin + value;
-      if (!visit(group, Range{begin, end})) return;
-      begin = end;
-    }
-    visit(groups(), Range{begin, rows});
-  }
-};
-
-// A group's blocks, and what each of them costs.
-struct GroupBlocks {
-  BlockGrid grid;
-  std::int64_t work = 0;
-};
-
-// Runs of equal work: a core takes the blocks that begin in its part of all work, neighbours that read the same rows.
-template <CubeCore Core, class BlocksOf, class Block>
-void ForMyRun(Core& core, const GroupRows& groups, BlocksOf& blocks_of, Block& block) {
-  std::int64_t total = 0;
-  groups.ForEach(core, [&](std::int64_t group, Range rows) {
-    const GroupBlocks blocks = blocks_of(group, rows);
-    total += blocks.grid.count() * blocks.work;
-    return true;
-  });
-  const std::int64_t share = total / core.count(), rest = total % core.count();
-  const auto begin_of = [&](std::int64_t index) { return index * share + std::min(index, rest); };
-  const std::int64_t begin = begin_of(core.index()), end = begin_of(core.index() + 1);
-
-  std::int64_t at = 0;  // Work before the group.
-  groups.ForEach(core, [&](std::int64_t group, Range rows) {
-    const GroupBlocks blocks = blocks_of(group, rows);
-    const std::int64_t first =
-        CeilDiv(std::max<std::int64_t>(begin - at, 0), std::max<std::int64_t>(blocks.work, 1));
-    for (std::int64_t i = first; i < blocks.grid.count() && at + i * blocks.work < end; ++i) {
-      block(group, rows, blocks.grid.At(i));
-    }
-    at += blocks.grid.count() * blocks.work;
-    return at < end;
-  });
-}
-
-// Turns: each block goes to the core that has least work so far, the first of several. Cores that run together are at
-// neighbouring blocks, and find rows and weights of one group in L2.
-template <CubeCore Core, class BlocksOf, class Block>
-void ForMyTurns(Core& core, const GroupRows& groups, BlocksOf& blocks_of, Block& block) {
-  std::array<std::int64_t, kMostCoresInTurns> work{};
-  const auto cores = static_cast<std::size_t>(std::min<std::int64_t>(core.count(), kMostCoresInTurns));
-  groups.ForEach(core, [&](std::int64_t group, Range rows) {
-    const GroupBlocks blocks = blocks_of(group, rows);
-    for (std::int64_t i = 0; i < blocks.grid.count(); ++i) {
-      const auto least = static_cast<std::size_t>(
-          std::min_element(work.begin(), work.begin() + static_cast<std::ptrdiff_t>(cores)) - work.begin());
-      work[least] += blocks.work;
-      if (least == static_cast<std::size_t>(core.index())) block(group, rows, blocks.grid.At(i));
-    }
-    return true;
-  });
-}
-
-// Calls block(group, rows, coordinates) for this core's share of the blocks of all groups, one list, group by group.
-// Which core does a block follows from the groups alone, not from time.
-template <CubeCore Core, class BlocksOf, class Block>
-void ForMyGroupBlocks(Core& core, const GroupRows& groups, Dealing dealing, BlocksOf&& blocks_of,
-                      Block&& block) {
-  if (dealing == Dealing::kRuns) {
-    ForMyRun(core, groups, blocks_of, block);
-  } else {
-    ForMyTurns(core, groups, blocks_of, block);
-  }
-}
-
 struct GroupedMatmulOperands {
   GroupRows groups;
   Operand x;                            // (M, K)
@@ -134,18 +51,6 @@ struct GroupedMatmulOperands {
     if (late_bias != nullptr) block.bias = MatrixOf(*late_bias).Block({group, group + 1}, n);
     if (residual.tensor != nullptr) block.residual = residual.Block(m, n);
     return block;
-  }
-  // Of all groups, plain.
-  template <CubeCore Core>
-  std::vector<GroupOperands> Operands(Core& core) const {
-    std::vector<GroupOperands> operands;
-    groups.ForEach(core, [&](std::int64_t group, Range rows) {
-      if (group == groups.groups()) return true;
-      operands.push_back(rows.empty() ? GroupOperands()
-                                      : GroupOperands{x.plain.Rows(rows), weights.Of(group)});
-      return true;
-    });
-    return operands;
   }
   Operand WeightsOf(std::int64_t group, Range n) const {
     if (packed_weights.tensor != nullptr) return {{}, packed_weights.Matrix(group).Block({0, k}, n), true};
@@ -202,8 +107,6 @@ void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const Group
     if (t.few[i].rows == 0) continue;
     few[i].emplace(core, t.few[i].block, g.bias != nullptr, g.epilogue, g.sum_epilogue, t.cuts_k);
   }
-  std::optional<GroupPrefetch<T, Core>> ahead;
-  if (t.block.prefetch > 0) ahead.emplace(core, g.Operands(core), t.block);
   const std::int64_t groups = g.groups.groups();
   const auto few_of = [&](std::int64_t group, Range rows) {  // few.size(): none
     std::size_t i = group < groups ? 0 : few.size();
@@ -222,16 +125,30 @@ void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const Group
     const std::int64_t step = rows_of_block(rows);
     // By columns of blocks: the grid is transposed.
     const BlockGrid grid{CeilDiv(g.out.cols, t.block.n), CeilDiv(rows.size(), step)};
-    return {grid, group < groups ? step + t.fixed_work + t.column_work / grid.cols : 1};
+    return {grid, group < groups ? step + t.fixed_work + t.column_work / grid.cols : 1,
+            group < groups ? t.read_work : 0};
   };
-  ForMyGroupBlocks(core, g.groups, t.dealing, blocks_of, [&](std::int64_t group, Range rows, BlockCoord at) {
+  std::vector<GroupVisit> visits;
+  std::optional<GroupPrefetch<T, Core>> ahead;
+  if (t.block.prefetch > 0) {
+    visits = Alternating(core, g.groups, blocks_of);
+    ahead.emplace(core, t.block);
+    ForAhead(core, {g.groups, visits}, blocks_of, t.block.prefetch, [&](const AheadWave& wave) {
+      const Range cols{wave.cols.begin * t.block.n, std::min(wave.cols.end * t.block.n, g.out.cols)};
+      ahead->Add(wave.at, wave.cols.begin == 0 ? g.x.plain.Rows(wave.rows) : Gm(),
+                 g.weights.Of(wave.group).Cols(cols));
+    });
+  }
+  const GroupOrder order{g.groups, visits};
+  ForMyGroupBlocks(core, order, t.dealing, blocks_of, [&](const GroupBlock& mine) {
+    const auto& [group, rows, at, middle] = mine;
     const std::size_t i = few_of(group, rows);
     const bool is_few = i < few.size();
     const Range m = is_few ? rows : Split(rows, rows_of_block(rows))[at.col],
                 n = Split(g.out.cols, is_few ? t.few[i].block.n : t.block.n)[at.row];
     GroupPipeline<T, Core>& pipeline = is_few ? *few[i] : many;
     const Gm out = g.out.Block(m, n);
-    if (ahead) ahead->At(group, n.begin, out);
+    if (ahead) ahead->At(middle, out);
     MatmulBlock block;
     block.m = m.size(), block.n = n.size();
     if (group == groups) {
@@ -271,7 +188,9 @@ void GroupedGradWeightsKernel(Core& core, const GroupedGradWeightsOperands& g, c
     if (group == g.groups.groups() || (rows.empty() && g.accumulate == Accumulate::kYes)) return {};
     return {{CeilDiv(g.k, t.block.m), CeilDiv(g.n, t.block.n)}, rows.size() + t.fixed_work + 1};
   };
-  ForMyGroupBlocks(core, g.groups, t.dealing, blocks_of, [&](std::int64_t group, Range rows, BlockCoord at) {
+  const GroupOrder order{g.groups};
+  ForMyGroupBlocks(core, order, t.dealing, blocks_of, [&](const GroupBlock& mine) {
+    const auto& [group, rows, at, middle] = mine;
     const Range m = Split(g.k, t.block.m)[at.row], n = Split(g.n, t.block.n)[at.col];
     MatmulBlock block;
     block.m = m.size(), block.n = n.size(), block.k = rows.size();

@@ -3,13 +3,16 @@
 #define CUBIST_KERNELS_GROUPED_PREFETCH_KERNEL_H_
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <iterator>
+#include <limits>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "kernels/group_order_kernel.h"
 #include "kernels/matmul_prefetch_kernel.h"
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
@@ -17,45 +20,66 @@
 
 namespace cubist {
 
-struct GroupOperands {
-  Gm x, weights;  // (rows, K), (K, N); of no row where the group is empty
+// Columns of blocks that all cores work on together, and when they are to be read ahead: once cores have done so much work.
+struct AheadWave {
+  std::int64_t group = 0;
+  Range rows, cols;  // of the group; of its columns of blocks
+  std::int64_t at = 0;
 };
 
-// Vector cores read the operands of t.prefetch columns of blocks in front of the wave that the Cube core is at, each Vector
-// core its share, and drop them. A wave is the columns of a group's weights that all cores work on together, the first of a group
-// with its rows. They keep in step by waiting for what the Cube core has stored last: what is read too early drives out of L2
-// what is still needed, since nobody has used it yet.
+// Calls visit(wave) for the waves of all groups in turn. Each is to be read as late as it still comes in time, with HBM busy from
+// then on, at ten elevenths of its rate: what is read too early drives out of L2 what is still needed, since nobody has used it yet.
+// For the same reason none is more than `ahead` columns in front of the Cube cores.
+template <CubeCore Core, class BlocksOf, class Visit>
+void ForAhead(Core& core, const GroupOrder& groups, BlocksOf& blocks_of, std::int64_t ahead, Visit&& visit) {
+  struct Planned {
+    AheadWave wave;
+    std::int64_t begin, read;  // when its first block begins, and how long HBM takes
+    std::int64_t columns;      // of all waves before
+  };
+  std::vector<Planned> waves;
+  std::int64_t columns = 0;
+  ForAllTurns(
+      core, groups, blocks_of,
+      [&](std::int64_t group, Range rows, const GroupBlocks& blocks, BlockCoord at, const Turns::Turn& turn) {
+        const std::int64_t wave = group < groups.rows.groups() ? blocks.WaveFrom(at, core.count()) : 0;
+        if (wave == 0) return;
+        waves.push_back({{group, rows, {at.row, at.row + wave}}, turn.begin, wave * blocks.read, columns});
+        columns += wave;
+      });
+  std::int64_t in_time = std::numeric_limits<std::int64_t>::max();
+  for (std::size_t w = waves.size(); w-- > 0;) {
+    in_time = std::min(in_time, waves[w].begin) - waves[w].read - waves[w].read / 10;
+    waves[w].wave.at = in_time;
+  }
+  std::size_t behind = 0;
+  for (Planned& planned : waves) {
+    while (waves[behind].columns + ahead < planned.columns) ++behind;
+    planned.wave.at = std::max(planned.wave.at, waves[behind].begin);
+    visit(planned.wave);
+  }
+}
+
+// Vector cores read what waves of blocks need before Cube cores come to them, each Vector core its share, and drop it. They keep
+// in step by waiting for what the Cube core has stored last.
 template <class T, AiCore Core>
 class GroupPrefetch {
  public:
-  // `groups` in the order in which they are computed.
-  GroupPrefetch(Core& core, std::vector<GroupOperands> groups, const MatmulTiling& t)
-      : tiling_(t), groups_(std::move(groups)), cores_(core.count()) {
+  GroupPrefetch(Core& core, const MatmulTiling& t) : tiling_(t) {
     const std::int64_t lanes = std::ssize(core.vectors());
-    readers_ = cores_ * lanes;
+    readers_ = core.count() * lanes;
     for (std::int64_t i = 0; i < lanes; ++i)
       lanes_.emplace_back(core.vectors()[static_cast<std::size_t>(i)], t, core.index() * lanes + i);
-    std::int64_t columns = 0;
-    for (std::size_t g = 0; g < groups_.size(); ++g) {
-      first_wave_.push_back(waves_.size());
-      if (groups_[g].x.rows == 0) continue;
-      for (const Range cols : Split(groups_[g].weights.cols, Together(groups_[g]))) {
-        waves_.push_back({g, cols, columns});
-        columns += CeilDiv(cols.size(), t.n);
-      }
-    }
-    ReadFrom(0);
   }
 
-  // The Cube core has a block of `group`, of columns from `col` on, that goes to `out`.
-  void At(std::int64_t group, std::int64_t col, const Gm& out) {
-    const auto g = static_cast<std::size_t>(group);
-    const std::size_t wave = g < groups_.size()
-                                 ? first_wave_[g] + static_cast<std::size_t>(col / Together(groups_[g]))
-                                 : waves_.size();
-    if (wave > wave_) Wait();
-    wave_ = wave, stored_ = out;
-    ReadFrom(wave);
+  // The next wave: rows (rows, K), where they are not read yet, and weights (K, cols).
+  void Add(std::int64_t at, const Gm& x, const Gm& weights) { waves_.push_back({at, x, weights}); }
+  // The Cube core has a block that goes to `out`, half done at `middle`: of what is to be read before then this is the nearest
+  // time.
+  void At(std::int64_t middle, const Gm& out) {
+    if (read_ < waves_.size() && waves_[read_].at < middle) Wait();
+    while (read_ < waves_.size() && waves_[read_].at < middle) ReadNext();
+    stored_ = out;
   }
   // It has no more, but others may.
   void Finish() {
@@ -79,26 +103,15 @@ class GroupPrefetch {
     Ring<Buffer::kUB, float> corner;
   };
   struct Wave {
-    std::size_t group;
-    Range cols;
-    std::int64_t columns;  // of blocks, in all waves before
+    std::int64_t at;
+    Gm x, weights;
   };
 
-  // Columns of a group that cores work on together.
-  std::int64_t Together(const GroupOperands& group) const {
-    return std::max<std::int64_t>(cores_ / CeilDiv(group.x.rows, tiling_.m), 1) * tiling_.n;
-  }
   // Until the last block is stored.
   void Wait() {
     if (stored_.tensor == nullptr) return;
     const Gm corner = stored_.Block({0, 1}, {0, std::min(stored_.cols, kCorner)});
     for (Lane& lane : lanes_) lane.vector.Load(lane.corner.Next(1, corner.cols), corner);
-  }
-  // What a Cube core needs that is at `wave`, and what is read ahead of that.
-  void ReadFrom(std::size_t wave) {
-    while (read_ < waves_.size() && wave < waves_.size() &&
-           waves_[read_].columns <= waves_[wave].columns + tiling_.prefetch)
-      ReadNext();
   }
   void ReadNext() {
     for (Lane& lane : lanes_) Read(lane, waves_[read_]);
@@ -106,23 +119,20 @@ class GroupPrefetch {
   }
   void Read(Lane& lane, const Wave& wave) {
     const MatmulTiling& t = tiling_;
-    const GroupOperands& group = groups_[wave.group];
-    for (const Range k1 : Split(group.weights.rows, t.k1)) {
-      if (wave.cols.begin == 0) lane.x.Read(group.x.Cols(k1), lane.mine, readers_, &lane.piece);
-      for (const Range n : Split(wave.cols, t.n)) {
-        const Gm weights = group.weights.Block(k1, n);
+    for (const Range k1 : Split(wave.weights.rows, t.k1)) {
+      if (wave.x.rows > 0) lane.x.Read(wave.x.Cols(k1), lane.mine, readers_, &lane.piece);
+      for (const Range n : Split(wave.weights.cols, t.n)) {
+        const Gm weights = wave.weights.Block(k1, n);
         lane.weights.Read(t.b_turned ? weights.Transposed() : weights, lane.mine, readers_, &lane.piece);
       }
     }
   }
 
   const MatmulTiling& tiling_;
-  std::vector<GroupOperands> groups_;
   std::vector<Wave> waves_;
-  std::vector<std::size_t> first_wave_;  // of each group
-  std::int64_t cores_, readers_ = 0;
+  std::int64_t readers_ = 0;
   std::deque<Lane> lanes_;
-  std::size_t read_ = 0, wave_ = 0;
+  std::size_t read_ = 0;
   Gm stored_;
 };
 

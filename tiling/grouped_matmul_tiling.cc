@@ -82,20 +82,25 @@ double HbmCycles(const ChipSpec& chip, double bytes) {
   return bytes / chip.memory.hbm_bytes_per_s * chip.clock_hz;
 }
 
-// Columns of blocks that Vector cores may read ahead (see GroupPrefetch), so that L2 holds them and those that Cube cores are
-// at: of two waves. Four gain nothing, and drive out what is still needed where waves are a tenth of L2.
+// Columns of blocks that Vector cores may read ahead (see GroupPrefetch), so that L2 holds them and those that Cube cores are at,
+// each with its part of the rows and its output: of one such wave at least, where two fit.
 std::int64_t ColumnsAhead(const ChipSpec& chip, const GroupedMatmulShape& s, const MatmulTiling& t) {
   if (s.axis != GroupedAxis::kM || !MayPrefetch(chip, s.product) || s.groups < 2) return 0;
-  constexpr double kEnough = 2, kShare = 0.95;  // The rest of L2 is for what is written.
+  constexpr double kShare = 0.8, kShareOfTwo = 0.95;
   const std::int64_t rows = std::max<std::int64_t>(CeilDiv(s.product.m, s.groups), 1),
                      together = std::max<std::int64_t>(chip.concurrent_cores / CeilDiv(rows, t.m), 1),
-                     columns = std::min(CeilDiv(s.product.n, t.n), together);
-  const double wave = static_cast<double>(chip.OperandBytes(s.product.in)) *
-                      static_cast<double>(s.product.k) *
-                      static_cast<double>(std::min(s.product.n, columns * t.n) + rows);
-  const double held =
-      std::floor(kShare * static_cast<double>(chip.memory.l2_bytes) / std::max(wave, 1.0)) - 1;
-  return columns * static_cast<std::int64_t>(std::clamp(held, 0.0, kEnough));
+                     columns = std::max<std::int64_t>(CeilDiv(s.product.n, t.n), 1),
+                     wave = std::min(columns, together);
+  const double l2 = static_cast<double>(chip.memory.l2_bytes),
+               n = static_cast<double>(std::min(s.product.n, t.n)),
+               word = static_cast<double>(chip.OperandBytes(s.product.in)) * static_cast<double>(s.product.k),
+               all_rows = word * static_cast<double>(rows), weights = word * n,
+               out = static_cast<double>(rows * SizeOf(s.product.out)) * n;
+  const double of_wave = static_cast<double>(wave) * (weights + out) + all_rows,
+               of_column = weights + out + all_rows / static_cast<double>(columns);
+  const auto held =
+      static_cast<std::int64_t>(std::max(kShare * l2 - of_wave, 0.0) / std::max(of_column, 1.0));
+  return 2 * of_wave <= kShareOfTwo * l2 ? std::max(held, wave) : 0;
 }
 
 // Cycles of `groups` products of `rows` rows on a core's pipes. Each group's weights come from HBM once, and until they are
@@ -232,8 +237,8 @@ void SetFew(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTili
   }
 }
 
-// What a block costs besides its rows, and a column of blocks besides its blocks, from the price of blocks of few rows
-// and of many.
+// What a block costs besides its rows, and a column of blocks besides its blocks or before them, from the price of blocks of
+// few rows and of many.
 void SetWork(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTiling* t) {
   const MatmulTiling& block = t->block;
   const std::int64_t few = chip.RowStep(s.product.in),
@@ -250,9 +255,15 @@ void SetWork(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTil
     return;
   }
   t->fixed_work = std::clamp<std::int64_t>(std::llround(low / per_row) - few, 0, kMost);
-  if (chip.pipes_overlap && s.axis == GroupedAxis::kM && block.prefetch == 0) {
-    t->column_work =
-        std::clamp<std::int64_t>(std::llround(FirstTouch(chip, s.product, block) / per_row), 0, kMost);
+  if (!chip.pipes_overlap || s.axis == GroupedAxis::kK) return;
+  const auto work_of = [&](double cycles) {
+    return std::clamp<std::int64_t>(std::llround(cycles / per_row), 0, kMost);
+  };
+  if (block.prefetch > 0) {
+    t->read_work = work_of(HbmCycles(chip, static_cast<double>(s.product.k * std::min(block.n, s.product.n) *
+                                                               chip.OperandBytes(s.product.in))));
+  } else {
+    t->column_work = work_of(FirstTouch(chip, s.product, block));
   }
 }
 

@@ -59,8 +59,9 @@ struct GroupedMatmulTiling {
   Dealing dealing = Dealing::kRuns;
   std::int64_t row_step = 1;  // Rows of a block are a multiple of this, but for a group's last.
   // Work is counted in rows: a block costs its rows and fixed_work, a column of a group's blocks column_work besides,
-  // as its weights come from farther away the first time.
-  std::int64_t fixed_work = 0, column_work = 0;
+  // as its weights come from farther away the first time. Where weights are read ahead a column takes HBM read_work, one after
+  // the other, and no block of it ends before.
+  std::int64_t fixed_work = 0, column_work = 0, read_work = 0;
   bool cuts_k = false;  // Some group's sums may be cut, as Matmul's are.
 
   // How a group's sums are.
@@ -87,6 +88,7 @@ void VisitFields(const ChipSpec& chip, const GroupedMatmulShape& s, Tiling& t, V
   visit({"dealing", 0, 1}, t.dealing);
   constexpr std::int64_t kMostWork = 1 << 20;
   visit({"fixed_work", 0, kMostWork}, t.fixed_work), visit({"column_work", 0, kMostWork}, t.column_work);
+  visit({"read_work", 0, kMostWork}, t.read_work);
 }
 
 inline void Complete(const ChipSpec& chip, const GroupedMatmulShape& s, GroupedMatmulTiling& t) {

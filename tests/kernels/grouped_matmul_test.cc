@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "kernels/matmul.h"
@@ -432,6 +433,28 @@ TEST(GroupedMatmulOnNpuTest, CoresEndTogetherWhateverTheGroups) {
       SCOPED_TRACE(Join(experts, grad ? " experts, gradient of weights" : " experts"));
       EXPECT_GT(Balance(ProfileOf(even, 4096, 1024, grad), cores), 0.9);
       EXPECT_GT(Balance(ProfileOf(uneven, 4096, 1024, grad), cores), 0.9);
+    }
+  }
+}
+
+// HBM, which gives each expert's weights once, never waits for the Cube cores, wherever in the list the large groups are.
+TEST(GroupedMatmulOnNpuTest, HbmIsBusyWhateverTheOrderOfTheGroups) {
+  const double floor =
+      8.0 * 4096 * 7168 * sizeof(BF16) / static_cast<double>(Ascend910B2().memory.hbm_bytes_per_s);
+  Random random;
+  for (std::vector<std::int64_t> counts :
+       {std::vector<std::int64_t>{412, 238, 150, 100, 63, 38, 18, 5}, {273, 136, 68, 34, 273, 136, 68, 36}}) {
+    for (int order = 0; order < 6; ++order) {
+      SCOPED_TRACE(::testing::PrintToString(counts));
+      const double time = ProfileOf(counts, 4096, 7168, false).time_s;
+      EXPECT_GT(time, floor);
+      EXPECT_LT(time, 1.2 * floor);
+      if (order == 0) {
+        std::reverse(counts.begin(), counts.end());
+      } else {
+        for (std::size_t i = counts.size(); i-- > 1;)
+          std::swap(counts[i], counts[static_cast<std::size_t>(random.Integer(0, static_cast<int>(i)))]);
+      }
     }
   }
 }
