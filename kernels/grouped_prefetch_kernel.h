@@ -29,33 +29,38 @@ struct AheadWave {
 
 // Calls visit(wave) for the waves of all groups in turn. Each is to be read as late as it still comes in time, with HBM busy from
 // then on, at ten elevenths of its rate: what is read too early drives out of L2 what is still needed, since nobody has used it yet.
-// For the same reason none is more than `ahead` columns in front of the Cube cores.
+// For the same reason none is more than `ahead` columns behind the first that is not done.
 template <CubeCore Core, class BlocksOf, class Visit>
 void ForAhead(Core& core, const GroupOrder& groups, BlocksOf& blocks_of, std::int64_t ahead, Visit&& visit) {
   struct Planned {
     AheadWave wave;
-    std::int64_t begin, read;  // when its first block begins, and how long HBM takes
-    std::int64_t columns;      // of all waves before
+    std::int64_t begin, end, read;  // of its blocks' turns; how long HBM takes
+    std::int64_t columns;           // of all waves before
   };
   std::vector<Planned> waves;
   std::int64_t columns = 0;
   ForAllTurns(
       core, groups, blocks_of,
       [&](std::int64_t group, Range rows, const GroupBlocks& blocks, BlockCoord at, const Turns::Turn& turn) {
-        const std::int64_t wave = group < groups.rows.groups() ? blocks.WaveFrom(at, core.count()) : 0;
-        if (wave == 0) return;
-        waves.push_back({{group, rows, {at.row, at.row + wave}}, turn.begin, wave * blocks.read, columns});
-        columns += wave;
+        if (group == groups.rows.groups()) return;
+        if (const std::int64_t wave = blocks.WaveFrom(at, core.count()); wave > 0) {
+          waves.push_back(
+              {{group, rows, {at.row, at.row + wave}}, turn.begin, 0, wave * blocks.read, columns});
+          columns += wave;
+        }
+        waves.back().end = std::max(waves.back().end, turn.end);
       });
   std::int64_t in_time = std::numeric_limits<std::int64_t>::max();
   for (std::size_t w = waves.size(); w-- > 0;) {
     in_time = std::min(in_time, waves[w].begin) - waves[w].read - waves[w].read / 10;
     waves[w].wave.at = in_time;
   }
+  std::int64_t done = 0;  // when all waves are that are `ahead` columns or more in front
   std::size_t behind = 0;
   for (Planned& planned : waves) {
-    while (waves[behind].columns + ahead < planned.columns) ++behind;
-    planned.wave.at = std::max(planned.wave.at, waves[behind].begin);
+    for (; waves[behind].columns + ahead < planned.columns; ++behind)
+      done = std::max(done, waves[behind].end);
+    planned.wave.at = std::max(planned.wave.at, done);
     visit(planned.wave);
   }
 }
