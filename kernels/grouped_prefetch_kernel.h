@@ -55,7 +55,7 @@ void ForAhead(Core& core, const GroupOrder& groups, BlocksOf& blocks_of, std::in
     in_time = std::min(in_time, waves[w].begin) - waves[w].read - waves[w].read / 10;
     waves[w].wave.at = in_time;
   }
-  std::int64_t done = 0;  // when all waves are that are `ahead` columns or more in front
+  std::int64_t done = 0;  // when all waves are that are more than `ahead` columns in front
   std::size_t behind = 0;
   for (Planned& planned : waves) {
     for (; waves[behind].columns + ahead < planned.columns; ++behind)
@@ -79,8 +79,8 @@ class GroupPrefetch {
 
   // The next wave: rows (rows, K), where they are not read yet, and weights (K, cols).
   void Add(std::int64_t at, const Gm& x, const Gm& weights) { waves_.push_back({at, x, weights}); }
-  // The Cube core has a block that goes to `out`, half done at `middle`: of what is to be read before then this is the nearest
-  // time.
+  // The Cube core has a block that goes to `out`, half done at `middle`. What is to be read by then is read now: readers can wait
+  // for blocks alone, and this one's beginning is nearer than the next one's.
   void At(std::int64_t middle, const Gm& out) {
     if (read_ < waves_.size() && waves_[read_].at < middle) Wait();
     while (read_ < waves_.size() && waves_[read_].at < middle) ReadNext();
