@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <limits>
 
+#include "reference/attention_scores.h"
 #include "reference/bounds.h"
 #include "reference/philox.h"
 
@@ -13,76 +14,15 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-double At(const ConstTensor& x, std::int64_t b, std::int64_t n, std::int64_t s, std::int64_t d) {
-  return LoadFloat(x.data, x.dtype, b * x.stride(0) + n * x.stride(1) + s * x.stride(2) + d * x.stride(3));
-}
-
-std::int64_t ScoreTerms(const AttentionArgs& args) {
-  return args.q.size(3) + (args.q_rope.given() ? args.q_rope.size(3) : 0);
-}
-
-double Scale(const AttentionArgs& args) {
-  return args.scale.value_or(1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(ScoreTerms(args), 1))));
-}
-
-// TurnedAt. What is exported GCC does not inline, and most of the reference's time is here.
-inline AttentionElement Turned(const AttentionArgs& args, const ConstTensor& x, bool rope_part,
-                               std::int64_t position, std::int64_t b, std::int64_t n, std::int64_t s,
-                               std::int64_t d) {
-  const double value = At(x, b, n, s, d);
-  const std::int64_t pairs = args.cos.given() ? args.cos.size(1) : 0;
-  if (d >= 2 * pairs || (!rope_part && args.q_rope.given())) return {value, std::abs(value)};
-  const std::int64_t pair = args.interleaved ? d / 2 : d % pairs;
-  const bool first = args.interleaved ? d % 2 == 0 : d < pairs;
-  const std::int64_t other = args.interleaved ? d + (first ? 1 : -1) : d + (first ? pairs : -pairs);
-  const auto angle = [&](const ConstTensor& table) {
-    return LoadFloat(table.data, table.dtype, position * table.stride(0) + pair * table.stride(1));
-  };
-  const double along = value * angle(args.cos), across = At(x, b, n, s, other) * angle(args.sin);
-  return {first ? along - across : along + across, std::abs(along) + std::abs(across)};
-}
-
-// Adds q . k over the last dimension; k has one head, or one per group.
-void AddDot(const AttentionArgs& args, const ConstTensor& q, const ConstTensor& k, bool whole,
-            const AttentionRow& row, std::int64_t group, std::int64_t key, AttentionElement& score) {
-  const std::int64_t k_head = k.size(1) == 1 ? 0 : group;
-  const std::int64_t at_q = PositionOf(args.q_positions, args.q_offset, row.batch, row.query);
-  const std::int64_t at_k = PositionOf(args.k_positions, args.k_offset, row.batch, key);
-  for (std::int64_t d = 0; d < q.size(3); ++d) {
-    const AttentionElement x = Turned(args, q, whole, at_q, row.batch, row.head, row.query, d);
-    const AttentionElement y = Turned(args, k, whole, at_k, row.batch, k_head, key, d);
-    score.value += x.value * y.value;
-    score.magnitude += x.magnitude * y.magnitude;
-  }
-}
-
-// Where (b, n, i, j) stands in a tensor whose sizes of 1 serve all.
-std::int64_t OffsetOf(const ConstTensor& x, const AttentionRow& row, std::int64_t key) {
-  const std::int64_t index[] = {row.batch, row.head, row.query, key};
-  std::int64_t offset = 0;
-  for (int d = 0; d < 4; ++d) offset += x.size(d) == 1 ? 0 : index[d] * x.stride(d);
-  return offset;
-}
-
-// What linear biases take from a score.
-double AlibiAt(const AttentionArgs& args, const AttentionRow& row, std::int64_t key) {
-  const ConstTensor& slopes = args.slopes;
-  const std::int64_t at = slopes.rank == 2 ? row.batch * slopes.stride(0) + row.head * slopes.stride(1)
-                                           : row.head * slopes.stride(0);
-  const std::int64_t offset = args.alibi_offset.value_or(args.k.size(2) - args.q.size(2));
-  const auto distance = static_cast<double>(std::abs(row.query + offset - key));
-  return LoadFloat(slopes.data, slopes.dtype, at) * (args.alibi_root ? std::sqrt(distance) : distance);
-}
-
-void AppendRow(const AttentionArgs& args, const AttentionRow& row, AttentionResult& result) {
-  const std::int64_t group = row.head / (args.q.size(1) / args.k.size(1));
+void AppendRow(const AttentionArgs& args, AttentionRows& rows, const AttentionRow& row,
+               AttentionResult& result) {
   std::vector<std::int64_t> keys;  // That the row sees.
   std::vector<double> p;           // Their scores, then the exponentials.
   double m = -kInfinity, max_product = 0, max_magnitude = 0;
   for (std::int64_t j = 0; j < args.k.size(2); ++j) {
     if (!Sees(args, row, j)) continue;
     keys.push_back(j);
-    const AttentionScore score = ScoreOf(args, row, j);
+    const AttentionScore score = ScoreOf(args, rows, row, j);
     p.push_back(score.value);
     m = std::max(m, score.value);
     max_product = std::max(max_product, score.product);
@@ -107,19 +47,19 @@ void AppendRow(const AttentionArgs& args, const AttentionRow& row, AttentionResu
   result.max_score.push_back(max_magnitude);
   result.keys.push_back(static_cast<std::int64_t>(keys.size()) + (args.sinks.given() ? 1 : 0));
 
-  std::vector<double> factors;  // by dropout
-  for (const std::int64_t j : keys) factors.push_back(DropoutFactor(args, row, j));
-  for (std::int64_t d = 0; d < args.v.size(3); ++d) {
-    double out = 0, abs_out = 0, abs_v = 0;
-    for (std::size_t i = 0; i < keys.size() && !empty; ++i) {
-      const double v = At(args.v, row.batch, group, keys[i], d) * factors[i];
-      out += p[i] / l * v;
-      abs_out += p[i] / l * std::abs(v);
-      abs_v += std::abs(v);
+  const auto dv = static_cast<std::size_t>(args.v.size(3)), first = result.out.size();
+  for (auto* sums : {&result.out, &result.abs_out, &result.abs_v}) sums->resize(first + dv);
+  double *const out = result.out.data() + first, *const abs_out = result.abs_out.data() + first,
+                *const abs_v = result.abs_v.data() + first;
+  for (std::size_t i = 0; i < keys.size() && !empty; ++i) {
+    const DoubleRow& v = rows.v.At(row.batch, KvHead(args, row), keys[i]);
+    const double weight = p[i] / l, factor = DropoutFactor(args, row, keys[i]);
+    for (std::size_t d = 0; d < dv; ++d) {
+      const double x = v.values[d] * factor;
+      out[d] += weight * x;
+      abs_out[d] += weight * std::abs(x);
+      abs_v[d] += std::abs(x);
     }
-    result.out.push_back(out);
-    result.abs_out.push_back(abs_out);
-    result.abs_v.push_back(abs_v);
   }
 }
 
@@ -141,36 +81,6 @@ std::int64_t PositionOf(const ConstTensor& positions, std::int64_t offset, std::
   const std::int64_t at =
       positions.rank == 2 ? b * positions.stride(0) + s * positions.stride(1) : s * positions.stride(0);
   return LoadInt(positions.data, positions.dtype, at);
-}
-
-AttentionElement TurnedAt(const AttentionArgs& args, const ConstTensor& x, bool rope_part,
-                          std::int64_t position, std::int64_t b, std::int64_t n, std::int64_t s,
-                          std::int64_t d) {
-  return Turned(args, x, rope_part, position, b, n, s, d);
-}
-
-AttentionScore ScoreOf(const AttentionArgs& args, const AttentionRow& row, std::int64_t key) {
-  const std::int64_t group = row.head / (args.q.size(1) / args.k.size(1));
-  AttentionElement product;
-  AddDot(args, args.q, args.k, false, row, group, key, product);
-  if (args.q_rope.given()) AddDot(args, args.q_rope, args.k_rope, true, row, group, key, product);
-  const double scale = Scale(args);
-  AttentionScore score;
-  score.scaled = score.value = scale * product.value;
-  score.product = score.magnitude = std::abs(scale) * product.magnitude;
-  if (args.soft_cap > 0) {
-    const double capped = std::tanh(score.scaled / args.soft_cap);
-    score.value = args.soft_cap * capped, score.slope = 1 - capped * capped;
-  }
-  if (args.slopes.given()) {
-    const double alibi = AlibiAt(args, row, key);
-    score.value -= alibi, score.magnitude += std::abs(alibi);
-  }
-  if (args.bias.given()) {
-    const double bias = LoadFloat(args.bias.data, args.bias.dtype, OffsetOf(args.bias, row, key));
-    score.value += bias, score.magnitude += std::abs(bias);
-  }
-  return score;
 }
 
 bool Sees(const AttentionArgs& args, const AttentionRow& row, std::int64_t key) {
@@ -200,7 +110,8 @@ double DropoutFactor(const AttentionArgs& args, const AttentionRow& row, std::in
 
 AttentionResult Attention(const AttentionArgs& args, std::span<const AttentionRow> rows) {
   AttentionResult result;
-  for (const AttentionRow& row : rows) AppendRow(args, row, result);
+  AttentionRows in_double(args);
+  for (const AttentionRow& row : rows) AppendRow(args, in_double, row, result);
   return result;
 }
 

@@ -68,25 +68,6 @@ double DropoutFactor(const AttentionArgs& args, const AttentionRow& row, std::in
 // Where a row stands.
 std::int64_t PositionOf(const ConstTensor& positions, std::int64_t offset, std::int64_t b, std::int64_t s);
 
-// A sum and the sum of its terms' magnitudes.
-struct AttentionElement {
-  double value = 0, magnitude = 0;
-};
-
-// Element (b, n, s, d) of q or k (or of their rope parts, where `rope_part`), turned to `position`.
-AttentionElement TurnedAt(const AttentionArgs& args, const ConstTensor& x, bool rope_part,
-                          std::int64_t position, std::int64_t b, std::int64_t n, std::int64_t s,
-                          std::int64_t d);
-
-// The score of a pair: scaled, then capped, then biased.
-struct AttentionScore {
-  double scaled = 0, value = 0;
-  double product = 0;    // Sum of the magnitudes of the scaled product's terms.
-  double magnitude = 0;  // The same and those of what is added: ALiBi, bias.
-  double slope = 1;      // Of the cap: the derivative of value by scaled.
-};
-AttentionScore ScoreOf(const AttentionArgs& args, const AttentionRow& row, std::int64_t key);
-
 // One entry, or one entry per output column, for each row asked for.
 struct AttentionResult {
   std::vector<double> out;  // (rows, Dv)

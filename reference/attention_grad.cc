@@ -5,14 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "reference/attention_scores.h"
 #include "reference/bounds.h"
 
 namespace cubist::reference {
 namespace {
-
-double At(const ConstTensor& x, std::int64_t b, std::int64_t n, std::int64_t s, std::int64_t d) {
-  return LoadFloat(x.data, x.dtype, b * x.stride(0) + n * x.stride(1) + s * x.stride(2) + d * x.stride(3));
-}
 
 // Elements of row-major (b, n, s, d).
 std::size_t Index(const ConstTensor& x, std::int64_t b, std::int64_t n, std::int64_t s, std::int64_t d) {
@@ -38,9 +35,13 @@ struct Term {
 class Differentiation {
  public:
   Differentiation(const AttentionArgs& args, const ConstTensor& dout, DType out_type)
-      : x_(args), dout_(dout), out_type_(out_type), u_(CubeRoundoff(args.q.dtype)) {
-    terms_ = x_.q.size(3) + (x_.q_rope.given() ? x_.q_rope.size(3) : 0);
-    scale_ = x_.scale.value_or(1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(terms_, 1))));
+      : x_(args),
+        rows_(args),
+        dout_(dout),
+        out_type_(out_type),
+        u_(CubeRoundoff(args.q.dtype)),
+        scale_(ScoreScale(args)),
+        terms_(ScoreTerms(args)) {
     if (x_.cos.given()) {  // As in AttentionRowBound.
       turning_ =
           Gamma(3, 0x1p-24) + (x_.q.dtype == DType::kF32 ? 0 : UnitRoundoff(x_.q.dtype) * (1 + 0x1p-20));
@@ -62,12 +63,10 @@ class Differentiation {
   void AddRow(const AttentionRow& row, std::size_t r, const AttentionResult& forward) {
     const double lse = forward.lse[r];
     if (lse == -std::numeric_limits<double>::infinity()) return;
-    const std::int64_t group = row.head / (x_.q.size(1) / x_.k.size(1)), dv = x_.v.size(3);
+    const std::int64_t dv = x_.v.size(3);
+    const std::vector<double>& dout = dout_.At(row.batch, row.head, row.query).values;
     Sum delta;
-    for (std::int64_t d = 0; d < dv; ++d) {
-      delta.Add(At(dout_, row.batch, row.head, row.query, d),
-                forward.out[r * static_cast<std::size_t>(dv) + static_cast<std::size_t>(d)]);
-    }
+    for (std::size_t d = 0; d < dout.size(); ++d) delta.Add(dout[d], forward.out[r * dout.size() + d]);
     const double out_roundoff = out_type_ == DType::kF32 ? 0x1p-24 : UnitRoundoff(out_type_);
     const double delta_error = (Gamma(dv + 2, 0x1p-24) + 2 * out_roundoff) * delta.magnitude +
                                static_cast<double>(dv) * (out_type_ == DType::kF16 ? 0x1p-24 : 0x1p-126);
@@ -75,10 +74,10 @@ class Differentiation {
 
     for (std::int64_t j = 0; j < x_.k.size(2); ++j) {
       if (!Sees(x_, row, j)) continue;
-      const AttentionScore score = ScoreOf(x_, row, j);
+      const AttentionScore score = ScoreOf(x_, rows_, row, j);
+      const std::vector<double>& v = rows_.v.At(row.batch, KvHead(x_, row), j).values;
       Sum dp;
-      for (std::int64_t d = 0; d < dv; ++d)
-        dp.Add(At(dout_, row.batch, row.head, row.query, d), At(x_.v, row.batch, group, j, d));
+      for (std::size_t d = 0; d < v.size(); ++d) dp.Add(dout[d], v[d]);
       const double p = std::exp(score.value - lse), kept = DropoutFactor(x_, row, j);
       // Of p before it is rounded, and of dp - delta.
       const double unrounded = p * WeightError(score, lse);
@@ -94,7 +93,7 @@ class Differentiation {
                   0x1p-24 * std::abs(db)};
       if (x_.bias.given()) AddBias(row, j, biased);
       const double ds = db * score.slope, slope_error = SlopeError(score);
-      AddPair(row, group, j, weight,
+      AddPair(row, j, weight,
               Rounded(ds, biased.error * (score.slope + slope_error) + std::abs(db) * slope_error +
                               (x_.soft_cap > 0 ? 0x1p-24 * std::abs(ds) : 0)));
     }
@@ -150,44 +149,30 @@ class Differentiation {
         term.error + Gamma(count + 4, 0x1p-24) * (std::abs(term.value) + term.error) + 0x1p-126;
   }
 
-  // dst(row of dst) += term * x, x an element with its error.
+  // Row (b, head, row) of what `to` is the gradient of += term * x. The elements of x err by `relative` of their magnitudes.
   void AddTo(Gradient& to, const ConstTensor& dst, std::int64_t b, std::int64_t head, std::int64_t row,
-             std::int64_t d, const Term& term, const Term& x, std::int64_t count) {
-    const std::size_t at = Index(dst, b, head, row, d);
-    const double size = std::abs(x.value) + x.error;
-    to.value[at] += term.value * x.value;
+             const Term& term, const DoubleRow& x, double relative, std::int64_t count) {
+    const std::size_t first = Index(dst, b, head, row, 0);
     // Any order of a sum of `count` products and of its parts: as many roundings on each, and four more.
-    to.error[at] += std::abs(term.value) * x.error + term.error * size * (1 + Gamma(count + 4, u_)) +
-                    Gamma(count + 4, u_) * std::abs(term.value) * size + CubeUnderflow(x_.q.dtype, size);
+    const double factor = std::abs(term.value), roundings = Gamma(count + 4, u_);
+    for (std::size_t d = 0; d < x.values.size(); ++d) {
+      const double x_error = relative * x.magnitudes[d], size = std::abs(x.values[d]) + x_error;
+      to.value[first + d] += term.value * x.values[d];
+      to.error[first + d] += factor * x_error + term.error * size * (1 + roundings) +
+                             roundings * factor * size + CubeUnderflow(x_.q.dtype, size);
+    }
   }
 
-  // A row of q or k, or of a rope part, as the products see it.
-  Term Turned(const ConstTensor& x, bool rope_part, std::int64_t position, std::int64_t b, std::int64_t n,
-              std::int64_t s, std::int64_t d) const {
-    const AttentionElement e = TurnedAt(x_, x, rope_part, position, b, n, s, d);
-    return {e.value, turning_ * e.magnitude};
-  }
-
-  void AddPair(const AttentionRow& row, std::int64_t group, std::int64_t j, const Term& weight,
-               const Term& ds) {
-    const std::int64_t b = row.batch, h = row.head, i = row.query;
+  void AddPair(const AttentionRow& row, std::int64_t j, const Term& weight, const Term& ds) {
+    const std::int64_t b = row.batch, h = row.head, i = row.query, group = KvHead(x_, row);
     const std::int64_t heads = x_.q.size(1) / x_.k.size(1) * x_.q.size(2), keys = x_.k.size(2);
-    const std::int64_t at_q = PositionOf(x_.q_positions, x_.q_offset, b, i);
-    const std::int64_t at_k = PositionOf(x_.k_positions, x_.k_offset, b, j);
-    for (std::int64_t d = 0; d < x_.v.size(3); ++d)
-      AddTo(result_.dv, x_.v, b, group, j, d, weight, {At(dout_, b, h, i, d), 0}, heads);
-    for (std::int64_t d = 0; d < x_.q.size(3); ++d) {
-      AddTo(result_.dq, x_.q, b, h, i, d, ds, Turned(x_.k, false, at_k, b, group, j, d), keys);
-      AddTo(result_.dk, x_.k, b, group, j, d, ds, Turned(x_.q, false, at_q, b, h, i, d), heads);
-    }
+    AddTo(result_.dv, x_.v, b, group, j, weight, dout_.At(b, h, i), 0, heads);
+    AddTo(result_.dq, x_.q, b, h, i, ds, rows_.k.At(b, group, j), turning_, keys);
+    AddTo(result_.dk, x_.k, b, group, j, ds, rows_.q.At(b, h, i), turning_, heads);
     if (!x_.q_rope.given()) return;
-    const std::int64_t rope = x_.k_rope.size(1) == 1 ? 0 : group;
-    const std::int64_t rope_heads = x_.q.size(1) * x_.q.size(2);
-    for (std::int64_t d = 0; d < x_.q_rope.size(3); ++d) {
-      AddTo(result_.dq_rope, x_.q_rope, b, h, i, d, ds, Turned(x_.k_rope, true, at_k, b, rope, j, d), keys);
-      AddTo(result_.dk_rope, x_.k_rope, b, rope, j, d, ds, Turned(x_.q_rope, true, at_q, b, h, i, d),
-            rope_heads);
-    }
+    const std::int64_t rope = KRopeHead(x_, row), rope_heads = x_.q.size(1) * x_.q.size(2);
+    AddTo(result_.dq_rope, x_.q_rope, b, h, i, ds, rows_.k_rope.At(b, rope, j), turning_, keys);
+    AddTo(result_.dk_rope, x_.k_rope, b, rope, j, ds, rows_.q_rope.At(b, h, i), turning_, rope_heads);
   }
 
   // The factor `scale` of what depends on the scores; turned rows go back.
@@ -231,11 +216,12 @@ class Differentiation {
   }
 
   const AttentionArgs& x_;
-  const ConstTensor& dout_;
+  AttentionRows rows_;
+  DoubleRows dout_;
   DType out_type_;
-  double u_, scale_ = 1;
+  double u_, scale_;
+  std::int64_t terms_;
   double turning_ = 0;  // The error of a turned element, relative to its magnitude.
-  std::int64_t terms_ = 0;
   AttentionGradResult result_;
 };
 

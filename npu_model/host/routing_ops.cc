@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#define HWY_WANT_AVX3_DL
 #include "npu_model/host/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -1,6 +1,8 @@
 #include "tests/support/matrix.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -10,8 +12,21 @@ namespace {
 // Byte i of the pattern. The high byte of each 16-bit group is 0xff and the low one lies in [0x81, 0xfe],
 // which makes every aligned bf16, fp16 and fp32 a NaN. The low bytes differ from place to place, so that a
 // block which was moved by a few elements does not go unnoticed.
-std::byte PatternByte(std::size_t i) {
-  return i % 2 == 1 ? std::byte{0xff} : static_cast<std::byte>(0x81 + (i / 2 * 37) % 0x7e);
+constexpr std::size_t kPeriod = 2 * 0x7e;
+constexpr auto kPattern = [] {
+  std::array<std::byte, kPeriod> pattern{};
+  for (std::size_t i = 0; i < kPeriod; ++i)
+    pattern[i] = i % 2 == 1 ? std::byte{0xff} : static_cast<std::byte>(0x81 + (i / 2 * 37) % 0x7e);
+  return pattern;
+}();
+
+// The pattern's bytes from byte `at` on.
+void PutPattern(std::byte* to, std::size_t at, std::size_t count) {
+  for (std::size_t done = 0; done < count;) {
+    const std::size_t place = (at + done) % kPeriod, part = std::min(count - done, kPeriod - place);
+    std::memcpy(to + done, &kPattern[place], part);
+    done += part;
+  }
 }
 
 void StoreElement(const Tensor& x, std::int64_t offset, double value) {
@@ -58,7 +73,7 @@ Matrix::Matrix(DType dtype, std::initializer_list<std::int64_t> sizes, const Lay
   }
   const std::int64_t bytes = (offset_ + stride) * SizeOf(dtype);
   lines_.resize(static_cast<std::size_t>(2 * kGuardLines + CeilDiv(bytes, 64)));
-  for (std::size_t i = 0; i < lines_.size() * 64; ++i) lines_[i / 64].bytes[i % 64] = PatternByte(i);
+  PutPattern(lines_[0].bytes, 0, lines_.size() * 64);
 }
 
 std::byte* Matrix::data() { return lines_[kGuardLines].bytes + offset_ * SizeOf(shape_.dtype); }
@@ -80,26 +95,26 @@ ConstTensor Matrix::view() const {
 Tensor Matrix::transposed() { return ExchangeLastTwo(view()); }
 ConstTensor Matrix::transposed() const { return ExchangeLastTwo(view()); }
 
+template <class F>
+void Matrix::FillFrom(F next) {
+  const Tensor x = view();
+  ForEachElement(shape_, [&](const auto&, std::int64_t offset) { StoreElement(x, offset, next()); });
+}
+
 void Matrix::Fill(double value) {
-  ForEachElement(shape_, [&](const auto&, std::int64_t offset) { StoreElement(view(), offset, value); });
+  FillFrom([&] { return value; });
 }
 
 void Matrix::FillIntegers(Random& random, std::int64_t low, std::int64_t high) {
-  ForEachElement(shape_, [&](const auto&, std::int64_t offset) {
-    StoreElement(view(), offset, static_cast<double>(random.Integer(low, high)));
-  });
+  FillFrom([&] { return static_cast<double>(random.Integer(low, high)); });
 }
 
 void Matrix::FillUniform(Random& random, double low, double high) {
-  ForEachElement(shape_, [&](const auto&, std::int64_t offset) {
-    StoreElement(view(), offset, random.Uniform(low, high));
-  });
+  FillFrom([&] { return random.Uniform(low, high); });
 }
 
 void Matrix::FillNormal(Random& random, double mean, double stddev) {
-  ForEachElement(shape_, [&](const auto&, std::int64_t offset) {
-    StoreElement(view(), offset, random.Normal(mean, stddev));
-  });
+  FillFrom([&] { return random.Normal(mean, stddev); });
 }
 
 void Matrix::FillNaN() { Fill(std::numeric_limits<double>::quiet_NaN()); }
@@ -115,23 +130,26 @@ void Matrix::set(std::initializer_list<std::int64_t> index, double value) {
 std::vector<double> Matrix::ToDoubles() const { return testing::ToDoubles(view()); }
 
 ::testing::AssertionResult Matrix::CheckGuards() const {
-  const std::int64_t first = kGuardLines * 64 + offset_ * SizeOf(shape_.dtype);  // byte of element 0
-  std::vector<bool> is_element(lines_.size() * 64);
+  const auto size = static_cast<std::size_t>(SizeOf(shape_.dtype));
+  const auto first = static_cast<std::size_t>(data() - lines_[0].bytes);  // Byte of element 0.
+  // The whole, its elements as they were made.
+  std::vector<Line> found = lines_, made(lines_.size());
+  std::byte *const found_bytes = found[0].bytes, *const made_bytes = made[0].bytes;
   ForEachElement(shape_, [&](const auto&, std::int64_t offset) {
-    for (std::int64_t b = 0; b < SizeOf(shape_.dtype); ++b) {
-      is_element[static_cast<std::size_t>(first + offset * SizeOf(shape_.dtype) + b)] = true;
-    }
+    const std::size_t at = first + static_cast<std::size_t>(offset) * size;
+    for (std::size_t b = at; b < at + size; ++b) found_bytes[b] = kPattern[b % kPeriod];
   });
-  for (std::size_t i = 0; i < is_element.size(); ++i) {
-    const std::byte found = lines_[i / 64].bytes[i % 64];
-    if (is_element[i] || found == PatternByte(i)) continue;
-    const std::int64_t byte = static_cast<std::int64_t>(i) - first;
-    return ::testing::AssertionFailure()
-           << "a guard was overwritten: byte " << byte << " from element 0 (place "
-           << byte / SizeOf(shape_.dtype) << " in elements of " << NameOf(shape_.dtype) << ") holds "
-           << std::to_integer<int>(found) << " instead of " << std::to_integer<int>(PatternByte(i));
-  }
-  return ::testing::AssertionSuccess();
+  const std::size_t bytes = made.size() * sizeof(Line);
+  PutPattern(made_bytes, 0, bytes);
+  if (std::memcmp(found_bytes, made_bytes, bytes) == 0) return ::testing::AssertionSuccess();
+  const auto at =
+      static_cast<std::size_t>(std::mismatch(made_bytes, made_bytes + bytes, found_bytes).first - made_bytes);
+  const std::int64_t byte = static_cast<std::int64_t>(at) - static_cast<std::int64_t>(first);
+  return ::testing::AssertionFailure()
+         << "a guard was overwritten: byte " << byte << " from element 0 (place "
+         << byte / SizeOf(shape_.dtype) << " in elements of " << NameOf(shape_.dtype) << ") holds "
+         << std::to_integer<int>(lines_[at / 64].bytes[at % 64]) << " instead of "
+         << std::to_integer<int>(kPattern[at % kPeriod]);
 }
 
 double LoadElement(const ConstTensor& x, std::int64_t offset) {
@@ -141,6 +159,7 @@ double LoadElement(const ConstTensor& x, std::int64_t offset) {
 
 std::vector<double> ToDoubles(const ConstTensor& x) {
   std::vector<double> values;
+  values.reserve(static_cast<std::size_t>(x.count()));
   ForEachElement(x, [&](const auto&, std::int64_t offset) { values.push_back(LoadElement(x, offset)); });
   return values;
 }

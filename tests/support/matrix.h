@@ -67,6 +67,9 @@ class Matrix {
 
   std::byte* data();
   const std::byte* data() const;
+  // Calls next() for the value of every element, in row-major order.
+  template <class F>
+  void FillFrom(F next);
 
   ConstTensor shape_;  // Sizes and strides; its data is null.
   std::int64_t offset_ = 0;

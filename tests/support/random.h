@@ -4,10 +4,8 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstdint>
 #include <cstdlib>
-#include <numbers>
 
 namespace cubist::testing {
 
@@ -38,10 +36,17 @@ class Random {
   double Uniform(double low = 0, double high = 1) {
     return low + (high - low) * (static_cast<double>(Bits() >> 11) * 0x1p-53);
   }
-  // Box-Muller; 1 - Uniform() is never 0.
+  // The sum of twelve uniform numbers: as good as normal within three deviations, never beyond six, and a tenth of the
+  // time of logarithms and cosines.
   double Normal(double mean = 0, double stddev = 1) {
-    const double radius = std::sqrt(-2 * std::log(1 - Uniform()));
-    return mean + stddev * radius * std::cos(2 * std::numbers::pi * Uniform());
+    constexpr int kParts = 4;  // of 16 bits
+    std::uint64_t sum = 0;
+    for (int word = 0; word < 3; ++word) {
+      const std::uint64_t bits = Bits();
+      for (int part = 0; part < kParts; ++part) sum += (bits >> (16 * part)) & 0xffff;
+    }
+    constexpr double kMiddle = 3 * kParts * 65535 / 2.0;
+    return mean + stddev * ((static_cast<double>(sum) - kMiddle) / 65536);
   }
 
  private:
