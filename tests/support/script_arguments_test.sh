@@ -24,8 +24,8 @@ refused() {
   fi
 }
 
-refused "lint: there is no '--al'; it takes --all" scripts/lint --al
-refused "lint: there is no 'tools'; it takes --all" scripts/lint --all tools
+refused "lint: there is no '--al'; it takes --quick --all" scripts/lint --al
+refused "lint: there is no 'tools'; it takes --quick --all" scripts/lint --all tools
 refused "ci-full: there is no 'BADNAME'; it takes lint asan" scripts/ci-full BADNAME
 refused "ci-full: there is no 'lnt'; it takes lint asan" scripts/ci-full docs lnt
 refused "sanitize: there is no 'asan'; it takes no arguments" scripts/sanitize asan
