@@ -58,14 +58,17 @@ struct GroupOrder {
   }
 };
 
-// A group's blocks, what each of them costs, and what HBM takes in the same units for a column of them that is read ahead.
+// A group's blocks, what each of them costs, and what HBM takes in the same units for a column of them that is read ahead, which
+// `ahead` columns may be.
 struct GroupBlocks {
   BlockGrid grid;
-  std::int64_t work = 0, read = 0;
+  std::int64_t work = 0, read = 0, ahead = 0;
 
-  // Waves: columns of blocks that `cores` work on at a time. What is read ahead of them is complete when the last is.
+  // Waves: columns of blocks that `cores` work on at a time. What is read ahead of them is complete when the last is. Where so many
+  // are more than may be ahead, waves are of one width: after 24 of 32 columns of fp32 the last 8 would be all that is ahead.
   std::int64_t Together(std::int64_t cores) const {
-    return std::max<std::int64_t>(cores / std::max<std::int64_t>(grid.cols, 1), 1);
+    const std::int64_t most = std::max<std::int64_t>(cores / std::max<std::int64_t>(grid.cols, 1), 1);
+    return most <= ahead ? most : EvenShare(grid.rows, most);
   }
   // Columns of the wave that begins with this block; 0: none does.
   std::int64_t WaveFrom(BlockCoord at, std::int64_t cores) const {

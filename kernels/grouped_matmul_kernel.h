@@ -126,7 +126,7 @@ void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const Group
     // By columns of blocks: the grid is transposed.
     const BlockGrid grid{CeilDiv(g.out.cols, t.block.n), CeilDiv(rows.size(), step)};
     return {grid, group < groups ? step + t.fixed_work + t.column_work / grid.cols : 1,
-            group < groups ? t.read_work : 0};
+            group < groups ? t.read_work : 0, t.block.prefetch};
   };
   std::vector<GroupVisit> visits;
   std::optional<GroupPrefetch<T, Core>> ahead;

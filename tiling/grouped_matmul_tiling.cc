@@ -90,17 +90,18 @@ std::int64_t ColumnsAhead(const ChipSpec& chip, const GroupedMatmulShape& s, con
   const std::int64_t rows = std::max<std::int64_t>(CeilDiv(s.product.m, s.groups), 1),
                      together = std::max<std::int64_t>(chip.concurrent_cores / CeilDiv(rows, t.m), 1),
                      columns = std::max<std::int64_t>(CeilDiv(s.product.n, t.n), 1),
-                     wave = std::min(columns, together);
+                     at_once = std::min(columns, together);
   const double l2 = static_cast<double>(chip.memory.l2_bytes),
                n = static_cast<double>(std::min(s.product.n, t.n)),
                word = static_cast<double>(chip.OperandBytes(s.product.in)) * static_cast<double>(s.product.k),
                all_rows = word * static_cast<double>(rows), weights = word * n,
                out = static_cast<double>(rows * SizeOf(s.product.out)) * n;
-  const double of_wave = static_cast<double>(wave) * (weights + out) + all_rows,
+  const double of_wave = static_cast<double>(at_once) * (weights + out) + all_rows,
                of_column = weights + out + all_rows / static_cast<double>(columns);
   const auto held =
       static_cast<std::int64_t>(std::max(kShare * l2 - of_wave, 0.0) / std::max(of_column, 1.0));
-  return 2 * of_wave <= kShareOfTwo * l2 ? std::max(held, wave) : 0;
+  if (2 * of_wave > kShareOfTwo * l2) return 0;
+  return held < at_once ? std::max(held, EvenShare(columns, at_once)) : held;
 }
 
 // Cycles of `groups` products of `rows` rows on a core's pipes. Each group's weights come from HBM once, and until they are

@@ -24,6 +24,11 @@ enum class GroupedAxis : std::uint8_t {
 };
 constexpr const char* NameOf(GroupedAxis axis) { return axis == GroupedAxis::kM ? "m" : "k"; }
 
+// The size of parts of `count`, of `most` at most: as many parts as there have to be, of about one size.
+constexpr std::int64_t EvenShare(std::int64_t count, std::int64_t most) {
+  return CeilDiv(count, std::max<std::int64_t>(CeilDiv(count, most), 1));
+}
+
 // `product` is what one group would be that had all rows.
 struct GroupedMatmulShape {
   MatmulShape product;

@@ -459,6 +459,18 @@ TEST(GroupedMatmulOnNpuTest, HbmIsBusyWhateverTheOrderOfTheGroups) {
   }
 }
 
+// Where L2 holds little more than what the cores are at, a group's waves are of one width: 14 and 14 columns of blocks, as 24 and 4
+// take 1.21 times what HBM does.
+TEST(GroupedMatmulOnNpuTest, HbmIsBusyWhereL2HoldsLittle) {
+  constexpr std::int64_t kN = 7168, kK = 7168;
+  ChipSpec chip = Ascend910B2();
+  chip.memory.l2_bytes = chip.memory.l2_bytes * 11 / 20;
+  const double floor = 8.0 * kN * kK * sizeof(BF16) / static_cast<double>(chip.memory.hbm_bytes_per_s);
+  const double time = ProfileOf(std::vector<std::int64_t>(8, 128), kN, kK, false, chip).time_s;
+  EXPECT_GT(time, floor);
+  EXPECT_LT(time, 1.17 * floor);
+}
+
 TEST(GroupedMatmulOnNpuTest, TimeIsLinearInTheGroups) {
   const auto time = [](std::size_t experts) {
     return ProfileOf(std::vector<std::int64_t>(experts, 4), 1024, 512, false).time_s;
