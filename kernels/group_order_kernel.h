@@ -168,32 +168,23 @@ class Turns {
   std::int64_t read_ = 0;  // when the weights of all waves so far are there
 };
 
-// Calls visit(group, rows, blocks, at, turn) for every block of all cores.
-template <CubeCore Core, class BlocksOf, class Visit>
-void ForAllTurns(Core& core, const GroupOrder& groups, BlocksOf& blocks_of, Visit&& visit) {
-  Turns turns(core.count());
-  groups.ForEach(core, [&](std::int64_t group, Range rows) {
-    const GroupBlocks blocks = blocks_of(group, rows);
-    for (std::int64_t i = 0; i < blocks.grid.count(); ++i) {
-      const BlockCoord at = blocks.grid.At(i);
-      visit(group, rows, blocks, at, turns.Next(blocks, at));
-    }
-    return true;
-  });
-}
-
 // Calls visit(block) for this core's share of the blocks of all groups, one list, group by group. Which core does a block follows
 // from the groups alone, not from time.
 template <CubeCore Core, class BlocksOf, class Visit>
 void ForMyGroupBlocks(Core& core, const GroupOrder& groups, Dealing dealing, BlocksOf&& blocks_of,
                       Visit&& visit) {
   if (dealing == Dealing::kRuns) return ForMyRun(core, groups, blocks_of, visit);
-  ForAllTurns(
-      core, groups, blocks_of,
-      [&](std::int64_t group, Range rows, const GroupBlocks&, BlockCoord at, const Turns::Turn& turn) {
-        if (turn.core == core.index())
-          visit(GroupBlock{group, rows, at, turn.begin + (turn.end - turn.begin) / 2});
-      });
+  Turns turns(core.count());
+  groups.ForEach(core, [&](std::int64_t group, Range rows) {
+    const GroupBlocks blocks = blocks_of(group, rows);
+    for (std::int64_t i = 0; i < blocks.grid.count(); ++i) {
+      const BlockCoord at = blocks.grid.At(i);
+      const Turns::Turn turn = turns.Next(blocks, at);
+      if (turn.core == core.index())
+        visit(GroupBlock{group, rows, at, turn.begin + (turn.end - turn.begin) / 2});
+    }
+    return true;
+  });
 }
 
 }  // namespace cubist

@@ -29,27 +29,38 @@ struct AheadWave {
 
 // Calls visit(wave) for the waves of all groups in turn. Each is to be read as late as it still comes in time, with HBM busy from
 // then on, at ten elevenths of its rate: what is read too early drives out of L2 what is still needed, since nobody has used it yet.
-// For the same reason none is more than `ahead` columns behind the first that is not done.
+// For the same reason none is more than `ahead` columns behind the first that is not done. Cores are taken to share all work evenly,
+// as Turns deals it but for single blocks: a list of waves costs a scalar unit little, one of all blocks would hold up the first.
 template <CubeCore Core, class BlocksOf, class Visit>
 void ForAhead(Core& core, const GroupOrder& groups, BlocksOf& blocks_of, std::int64_t ahead, Visit&& visit) {
   struct Planned {
     AheadWave wave;
-    std::int64_t begin, end, read;  // of its blocks' turns; how long HBM takes
+    std::int64_t begin, end, read;  // when cores come to it and leave it; how long HBM takes
     std::int64_t columns;           // of all waves before
   };
   std::vector<Planned> waves;
-  std::int64_t columns = 0;
-  ForAllTurns(
-      core, groups, blocks_of,
-      [&](std::int64_t group, Range rows, const GroupBlocks& blocks, BlockCoord at, const Turns::Turn& turn) {
-        if (group == groups.rows.groups()) return;
-        if (const std::int64_t wave = blocks.WaveFrom(at, core.count()); wave > 0) {
-          waves.push_back(
-              {{group, rows, {at.row, at.row + wave}}, turn.begin, 0, wave * blocks.read, columns});
-          columns += wave;
-        }
-        waves.back().end = std::max(waves.back().end, turn.end);
-      });
+  const std::int64_t cores = core.count();
+  std::int64_t columns = 0, work = 0, read = 0;  // of all cores; of HBM
+  groups.ForEach(core, [&](std::int64_t group, Range rows) {
+    if (group == groups.rows.groups() || rows.empty()) return true;
+    const GroupBlocks blocks = blocks_of(group, rows);
+    for (const Range cols : Split(blocks.grid.rows, blocks.Together(cores))) {
+      // The first core is a little before the mean of all.
+      constexpr std::int64_t kEarlier = 16;
+      const std::int64_t count = cols.size() * blocks.grid.cols, now = work / cores,
+                         begin = std::max(now - blocks.work / kEarlier, std::int64_t{0}),
+                         of_wave = cols.size() * blocks.read;
+      read += of_wave;
+      work += std::max(count * blocks.work, std::min(count, cores) * (read - now));
+      waves.push_back({{group, rows, cols},
+                       begin,
+                       std::max({begin + blocks.work, work / cores, read}),
+                       of_wave,
+                       columns});
+      columns += cols.size();
+    }
+    return true;
+  });
   std::int64_t in_time = std::numeric_limits<std::int64_t>::max();
   for (std::size_t w = waves.size(); w-- > 0;) {
     in_time = std::min(in_time, waves[w].begin) - waves[w].read - waves[w].read / 10;

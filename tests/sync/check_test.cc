@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "npu_model/sync/report.h"
 #include "tests/sync/hand_plan.h"
 
 namespace cubist::testing {
