@@ -8,6 +8,7 @@
 #include <deque>
 #include <iterator>
 #include <limits>
+#include <map>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -27,10 +28,35 @@ struct AheadWave {
   std::int64_t at = 0;
 };
 
+// The work of all cores, as Turns deals it, whoever has it: cores of as much are one entry, and blocks of one kind are dealt to all
+// of them at once. A scalar unit takes a few steps for a wave so, where one for each core and block would hold up the first.
+class CoreLoads {
+ public:
+  explicit CoreLoads(std::int64_t cores) : loads_{{0, cores}} {}
+
+  std::int64_t least() const { return loads_.begin()->first; }
+  // `blocks` of so much work, of which none ends before `read`. Returns when the last does.
+  std::int64_t Deal(std::int64_t blocks, std::int64_t work, std::int64_t read) {
+    std::int64_t last = 0;
+    while (blocks > 0) {
+      const auto least = loads_.begin();
+      const std::int64_t begin = least->first, count = std::min(blocks, least->second),
+                         end = std::max(begin + work, read);
+      least->second -= count;
+      if (least->second == 0) loads_.erase(least);
+      loads_[end] += count;
+      last = std::max(last, end), blocks -= count;
+    }
+    return last;
+  }
+
+ private:
+  std::map<std::int64_t, std::int64_t> loads_;  // How many cores have so much work.
+};
+
 // Calls visit(wave) for the waves of all groups in turn. Each is to be read as late as it still comes in time, with HBM busy from
 // then on, at ten elevenths of its rate: what is read too early drives out of L2 what is still needed, since nobody has used it yet.
-// For the same reason none is more than `ahead` columns behind the first that is not done. Cores are taken to share all work evenly,
-// as Turns deals it but for single blocks: a list of waves costs a scalar unit little, one of all blocks would hold up the first.
+// For the same reason none is more than `ahead` columns behind the first that is not done.
 template <CubeCore Core, class BlocksOf, class Visit>
 void ForAhead(Core& core, const GroupOrder& groups, BlocksOf& blocks_of, std::int64_t ahead, Visit&& visit) {
   struct Planned {
@@ -39,24 +65,16 @@ void ForAhead(Core& core, const GroupOrder& groups, BlocksOf& blocks_of, std::in
     std::int64_t columns;           // of all waves before
   };
   std::vector<Planned> waves;
-  const std::int64_t cores = core.count();
-  std::int64_t columns = 0, work = 0, read = 0;  // of all cores; of HBM
+  CoreLoads loads(core.count());
+  std::int64_t columns = 0, read = 0;  // when HBM has given all waves so far
   groups.ForEach(core, [&](std::int64_t group, Range rows) {
     if (group == groups.rows.groups() || rows.empty()) return true;
     const GroupBlocks blocks = blocks_of(group, rows);
-    for (const Range cols : Split(blocks.grid.rows, blocks.Together(cores))) {
-      // The first core is a little before the mean of all.
-      constexpr std::int64_t kEarlier = 16;
-      const std::int64_t count = cols.size() * blocks.grid.cols, now = work / cores,
-                         begin = std::max(now - blocks.work / kEarlier, std::int64_t{0}),
-                         of_wave = cols.size() * blocks.read;
+    for (const Range cols : Split(blocks.grid.rows, blocks.Together(core.count()))) {
+      const std::int64_t of_wave = cols.size() * blocks.read, begin = loads.least();
       read += of_wave;
-      work += std::max(count * blocks.work, std::min(count, cores) * (read - now));
-      waves.push_back({{group, rows, cols},
-                       begin,
-                       std::max({begin + blocks.work, work / cores, read}),
-                       of_wave,
-                       columns});
+      const std::int64_t end = loads.Deal(cols.size() * blocks.grid.cols, blocks.work, read);
+      waves.push_back({{group, rows, cols}, begin, end, of_wave, columns});
       columns += cols.size();
     }
     return true;
