@@ -114,7 +114,7 @@ void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const Group
     return i;
   };
   const auto rows_of_block = [&](Range rows) {
-    return RoundUp(CeilDiv(rows.size(), CeilDiv(rows.size(), t.block.m)), t.row_step);
+    return RoundUp(EvenShare(rows.size(), t.block.m), t.row_step);
   };
   const auto blocks_of = [&](std::int64_t group, Range rows) -> GroupBlocks {
     if (rows.empty()) return {};
