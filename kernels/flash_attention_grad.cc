@@ -331,8 +331,9 @@ class GradCall {
     const std::int64_t sinks = g_.dsinks == nullptr ? 0 : s_.heads;
     const std::int64_t at_once = RowsAtOnce(launch_.chip(), ColumnsOfSums(list));
     launch_.OnVectorCores(sinks + CeilDiv(rows, at_once), [&](auto& core) {
-      if (sinks > 0) FlashAttentionGradSinksKernel(core, g_, s_, *schedule_, kSinkRows);
-      FlashAttentionGradSums(core, list, s_, t_, *schedule_, at_once).Run(sinks % core.count());
+      RoundRobin share(core.index(), core.count());
+      if (sinks > 0) FlashAttentionGradSinksKernel(core, g_, s_, *schedule_, kSinkRows, share);
+      FlashAttentionGradSums(core, list, s_, t_, *schedule_, at_once).Run(share);
     });
     if (g_.dbias_parts == nullptr) return;
     const auto& sizes = g_.dbias_parts->sizes;

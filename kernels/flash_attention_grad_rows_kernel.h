@@ -13,6 +13,7 @@
 #include "kernels/rotate_kernel.h"
 #include "npu_model/core.h"
 #include "npu_model/tile.h"
+#include "tiling/block_order.h"
 #include "tiling/flash_attention_grad_steps.h"
 #include "tiling/flash_attention_grad_tiling.h"
 
@@ -55,20 +56,16 @@ struct FlashAttentionGradOperands : ScoreOperands {
   }
 };
 
-// Calls visit(sequence, head, rows of the sequence) for this core's share of all rows, `at_once` or fewer at a time: query
-// rows of `heads` heads, or keys. `share` is the core whose turn it is, before and after.
-template <class Core, class Visit>
-void ForEachShare(Core& core, const FlashAttentionGradSchedule& schedule, bool keys, std::int64_t heads,
-                  std::int64_t at_once, std::int64_t& share, Visit&& visit) {
+// Calls visit(sequence, head, rows of the sequence) for a core's share of all rows, `at_once` or fewer at a time: query
+// rows of `heads` heads, or keys.
+template <class Visit>
+void ForEachShare(RoundRobin& share, const FlashAttentionGradSchedule& schedule, bool keys,
+                  std::int64_t heads, std::int64_t at_once, Visit&& visit) {
   for (std::int64_t i = 0; i < schedule.sequences(); ++i) {
     const AttentionSequence sequence = schedule.Sequence(i);
     const Split blocks(keys ? sequence.skv : sequence.sq, at_once);
     for (std::int64_t n = 0; n < heads; ++n) {
-      // The first block of this head that is this core's.
-      std::int64_t block = (core.index() - share) % core.count();
-      if (block < 0) block += core.count();
-      for (; block < blocks.count(); block += core.count()) visit(sequence, n, blocks[block]);
-      share = (share + blocks.count()) % core.count();
+      share.ForMine(blocks.count(), [&](std::int64_t block) { visit(sequence, n, blocks[block]); });
     }
   }
 }
@@ -121,8 +118,8 @@ void FlashAttentionGradRowsKernel(Core& core, const FlashAttentionGradOperands& 
   Ring<Buffer::kUB, float> dout_ub(core, "dout_ub", rows_at_once, s.d_v, 2);
   Ring<Buffer::kUB, float> delta_ub(core, "delta_ub", rows_at_once, 1, 2);
   Ring<Buffer::kUB, float> lse_ub(core, "lse_ub", rows_at_once, 1, 2);
-  std::int64_t share = 0;
-  ForEachShare(core, schedule, /*keys=*/false, s.heads, rows_at_once, share,
+  RoundRobin share(core.index(), core.count());
+  ForEachShare(share, schedule, /*keys=*/false, s.heads, rows_at_once,
                [&](const AttentionSequence& sequence, std::int64_t h, Range some) {
                  const Range rows = some.From(-sequence.q_begin);
                  const std::int64_t b = sequence.batch;
@@ -156,17 +153,18 @@ void FiniteRowsKernel(Core& core, const GmTensor& source, const GmTensor& finite
       zero_ub(core, "finite_zero_ub", rows_at_once, 1, 1);
   const UbTile<float> zero = zero_ub.Next(rows_at_once, 1);
   core.Fill(zero, 0.0f);
-  std::int64_t task = 0;
+  RoundRobin tasks(core.index(), core.count());
   for (const RowsToTurn& part : parts) {
+    const Split blocks(part.rows, rows_at_once);
     for (std::int64_t n = 0; n < source.sizes[1]; ++n) {
-      for (const Range rows : Split(part.rows, rows_at_once)) {
-        if (task++ % core.count() != core.index()) continue;
+      tasks.ForMine(blocks.count(), [&](std::int64_t block) {
+        const Range rows = blocks[block];
         const UbTile<float> x = x_ub.Next(rows.size(), cols), size = size_ub.Next(rows.size(), cols);
         core.Load(x, MatrixOf(source, part.batch, n).Rows(rows));
         core.Abs(size, x);
         core.SelectLe(x, size, std::numeric_limits<float>::max(), x, zero.Rows({0, rows.size()}));
         core.Store(MatrixOf(finite, part.batch, n).Rows(rows), x);
-      }
+      });
     }
   }
 }
@@ -175,13 +173,14 @@ void FiniteRowsKernel(Core& core, const GmTensor& source, const GmTensor& finite
 template <VectorCore Core>
 void FlashAttentionGradSinksKernel(Core& core, const FlashAttentionGradOperands& g,
                                    const FlashAttentionGradShape& s,
-                                   const FlashAttentionGradSchedule& schedule, std::int64_t rows_at_once) {
+                                   const FlashAttentionGradSchedule& schedule, std::int64_t rows_at_once,
+                                   RoundRobin& share) {
   Ring<Buffer::kUB, float> sinks_ub(core, "sinks_ub", 1, s.heads, 1), sum_ub(core, "sum_ub", 1, 1, 2);
   Ring<Buffer::kUB, float> lse_ub(core, "lse_ub", 1, rows_at_once, 2),
       delta_ub(core, "delta_ub", 1, rows_at_once, 2), scratch_ub(core, "scratch_ub", 1, rows_at_once, 1);
   const UbTile<float> sinks = sinks_ub.Next(1, s.heads);
   core.Load(sinks, MatrixOf(*g.sinks));
-  for (std::int64_t h = core.index(); h < s.heads; h += core.count()) {
+  share.ForMine(s.heads, [&](std::int64_t h) {
     const float sink = core.ReadScalar(sinks, h);
     const UbTile<float> sum = sum_ub.Next(1, 1);
     core.Fill(sum, 0.0f);
@@ -200,24 +199,25 @@ void FlashAttentionGradSinksKernel(Core& core, const FlashAttentionGradOperands&
     }
     core.MulScalar(sum, sum, -1.0f);
     core.Store(MatrixOf(*g.dsinks).Cols({h, h + 1}), sum);
-  }
+  });
 }
 
 // All elements of `x` 0.
 template <VectorCore Core>
 void FillZeroKernel(Core& core, const GmTensor& x, std::int64_t rows_at_once, std::int64_t cols_at_once) {
   Ring<Buffer::kUB, float> zero_ub(core, "zero_ub", rows_at_once, cols_at_once, 1);
-  std::int64_t share = 0;
+  RoundRobin share(core.index(), core.count());
+  const Split blocks(x.sizes[2], rows_at_once);
   for (std::int64_t i = 0; i < x.sizes[0]; ++i) {
     for (std::int64_t j = 0; j < x.sizes[1]; ++j) {
-      for (const Range rows : Split(x.sizes[2], rows_at_once)) {
-        if (share++ % core.count() != core.index()) continue;
+      share.ForMine(blocks.count(), [&](std::int64_t block) {
+        const Range rows = blocks[block];
         for (const Range cols : Split(x.sizes[3], cols_at_once)) {
           const UbTile<float> zero = zero_ub.Next(rows.size(), cols.size());
           core.Fill(zero, 0.0f);  // A store that narrows loses it.
           core.Store(MatrixOf(x, i, j).Block(rows, cols), zero);
         }
-      }
+      });
     }
   }
 }
@@ -305,10 +305,9 @@ class FlashAttentionGradSums {
         part_ub_(core, "part_ub", rows_at_once, MostColumns(sums), 2),
         rotator_(core, OfTurned(sums), rows_at_once, /*loads=*/false) {}
 
-  // `share`: see ForEachShare.
-  void Run(std::int64_t share) {
+  void Run(RoundRobin& share) {
     for (const Sum& sum : sums_) {
-      ForEachShare(core_, schedule_, sum.keys, sum.gradient->sizes[1], rows_at_once_, share,
+      ForEachShare(share, schedule_, sum.keys, sum.gradient->sizes[1], rows_at_once_,
                    [&](const AttentionSequence& sequence, std::int64_t n, Range some) {
                      Finish(sum, sequence, n, some);
                    });
@@ -369,11 +368,12 @@ void FlashAttentionGradBiasKernel(Core& core, const GmTensor& parts, const GmTen
                                   std::int64_t rows_at_once, std::int64_t cols_at_once) {
   Ring<Buffer::kUB, float> sum_ub(core, "sum_ub", rows_at_once, cols_at_once, 2);
   Ring<Buffer::kUB, float> part_ub(core, "part_ub", rows_at_once, cols_at_once, 2);
-  std::int64_t share = 0;
+  RoundRobin share(core.index(), core.count());
   for (std::int64_t matrix = 0; matrix < parts.sizes[1]; ++matrix) {
     const Gm to = MatrixOf(dbias, matrix / dbias.sizes[1], matrix % dbias.sizes[1]);
-    for (const Range rows : Split(to.rows, rows_at_once)) {
-      if (share++ % core.count() != core.index()) continue;
+    const Split blocks(to.rows, rows_at_once);
+    share.ForMine(blocks.count(), [&](std::int64_t block) {
+      const Range rows = blocks[block];
       for (const Range cols : Split(to.cols, cols_at_once)) {
         const UbTile<float> sum = sum_ub.Next(rows.size(), cols.size());
         core.Load(sum, MatrixOf(parts, 0, matrix).Block(rows, cols));
@@ -384,7 +384,7 @@ void FlashAttentionGradBiasKernel(Core& core, const GmTensor& parts, const GmTen
         }
         core.Store(to.Block(rows, cols), sum);
       }
-    }
+    });
   }
 }
 

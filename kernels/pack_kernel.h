@@ -24,9 +24,9 @@ struct PackPart {
   PackTiling tiling;
 };
 
-// Packs the parts of one tensor. Each element is read once and written once. `dealt` of the tasks before were dealt to cores.
+// Packs the parts of one tensor. Each element is read once and written once.
 template <class T, CubeCore Core>
-void PackTensor(Core& core, std::span<const PackPart> parts, std::int64_t& dealt) {
+void PackTensor(Core& core, std::span<const PackPart> parts, RoundRobin& dealt) {
   std::int64_t most_rows = 0, most_cols = 0;
   for (const PackPart& part : parts) {
     most_rows = std::max(most_rows, part.tiling.rows), most_cols = std::max(most_cols, part.tiling.cols);
@@ -38,28 +38,25 @@ void PackTensor(Core& core, std::span<const PackPart> parts, std::int64_t& dealt
                     !parts[0].packed.narrow;
   Ring<Buffer::kL1, T> tiles(core, "pack_l1", most_rows, most_cols, 2, once ? Role::kBOnce : role,
                              second_role);
-  for (const auto& [source, part, transposed, packed, t] : parts) {
-    // The first task of the part that is this core's.
-    std::int64_t task = (core.index() - dealt) % core.count();
-    if (task < 0) task += core.count();
-    for (; task < t.tasks(); task += core.count()) {
+  for (const PackPart& part : parts) {
+    const PackTiling& t = part.tiling;
+    dealt.ForMine(t.tasks(), [&](std::int64_t task) {
       const std::int64_t matrix = task / t.grid.count();
       const BlockCoord block = t.grid.At(task % t.grid.count());
-      const Gm stored = MatrixOf(*source, PlaceIn(BatchOf(*source), matrix)).Rows(part);
-      const Gm plain = transposed ? stored.Transposed() : stored;
+      const Gm stored = MatrixOf(*part.source, PlaceIn(BatchOf(*part.source), matrix)).Rows(part.rows);
+      const Gm plain = part.transposed ? stored.Transposed() : stored;
       const Range rows = Split(plain.rows, t.rows)[block.row], cols = Split(plain.cols, t.cols)[block.col];
       const L1Tile<T> tile = tiles.Next(rows.size(), cols.size());
       core.Load(tile, plain.Block(rows, cols));
-      core.Store(packed.Matrix(matrix).Block(rows, cols), tile);
-    }
-    dealt = (dealt + t.tasks()) % core.count();
+      core.Store(part.packed.Matrix(matrix).Block(rows, cols), tile);
+    });
   }
 }
 
 // Packs all parts, those of a tensor one behind the other, whose tasks are dealt as if they were one.
 template <class T, CubeCore Core>
 void PackKernel(Core& core, std::span<const PackPart> parts) {
-  std::int64_t dealt = 0;
+  RoundRobin dealt(core.index(), core.count());
   while (!parts.empty()) {
     const auto other = std::find_if(parts.begin(), parts.end(),
                                     [&](const PackPart& p) { return p.source != parts[0].source; });

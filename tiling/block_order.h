@@ -96,6 +96,22 @@ class CoreTasks {
   std::int64_t index_, cores_, begin_ = 0, count_ = 0;
 };
 
+// The tasks of several lists, dealt to cores one by one as if they were one list.
+class RoundRobin {
+ public:
+  RoundRobin(std::int64_t index, std::int64_t cores) : next_(index), cores_(cores) {}
+
+  // Calls visit(i) for those of the next `count` tasks that are core `index`'s.
+  template <class Visit>
+  void ForMine(std::int64_t count, Visit&& visit) {
+    for (; next_ < count; next_ += cores_) visit(next_);
+    next_ -= count;
+  }
+
+ private:
+  std::int64_t next_, cores_;  // In the list that comes.
+};
+
 // The blocks of core `index` of `count`: every count-th of the walk, so that cores
 // that run together walk together.
 class MyBlocks {

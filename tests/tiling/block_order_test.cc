@@ -209,6 +209,24 @@ TEST(BlockOrderTest, CoresShareTheTasks) {
   }
 }
 
+TEST(BlockOrderTest, ListsAreDealtRoundRobinAsOne) {
+  const std::vector<std::int64_t> lists = {5, 0, 1, 1, 0, 24, 3, 100, 2, 7};
+  for (std::int64_t cores : {1, 2, 3, 7, 24, 200}) {
+    for (std::int64_t index = 0; index < cores; ++index) {
+      RoundRobin dealt(index, cores);
+      std::int64_t before = 0;
+      for (std::int64_t count : lists) {
+        std::vector<std::int64_t> mine, expected;
+        dealt.ForMine(count, [&](std::int64_t i) { mine.push_back(i); });
+        for (std::int64_t i = 0; i < count; ++i)
+          if ((before + i) % cores == index) expected.push_back(i);
+        ASSERT_EQ(mine, expected) << "core " << index << " of " << cores << " behind " << before;
+        before += count;
+      }
+    }
+  }
+}
+
 TEST(BlockOrderTest, AnEmptyGridHasNoBlocks) {
   for (BlockOrder order : kOrders) {
     for (const BlockGrid& grid : {BlockGrid{0, 4, order, 2}, BlockGrid{4, 0, order, 2}}) {
