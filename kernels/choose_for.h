@@ -83,8 +83,8 @@ struct NoReplay {};
 // a tiling, replay.AddTo(&key) says what of the call bears on its time besides the shape. Replay::kFamilies limits the
 // replays of one tiling of each family, Replay::kWalks those of the best one's others, and of what differs from the best of
 // them in a step alone, where the kernel has such; their `work` is ReplayWork. Where a call's time hangs on what its host does
-// not know, Replay::kUneven limits the tilings, one of each family and at most `dearest` times as slow as the quickest, that
-// are compared by replay.Uneven(device, tiling, &profile) at last. The flags are minimal ones whatever the
+// not know, Replay::kUneven limits the tilings, one of each family and walk and at most `dearest` times as slow as the quickest,
+// that are compared by replay.Uneven(device, tiling, &profile) at last. The flags are minimal ones whatever the
 // call's, so that a call keeps its tiling where they alone differ.
 template <class Shape, class Tiling, class Replay>
 class ChoiceByReplay {
@@ -160,9 +160,17 @@ class ChoiceByReplay {
     std::erase_if(tried_, [&](const Tried& tried) { return !(tried.seconds <= Slack() * least_); });
     std::stable_sort(tried_.begin(), tried_.end(),
                      [](const Tried& a, const Tried& b) { return a.seconds < b.seconds; });
+    // The best of each family, then of each walk in it.
     std::set<decltype(FamilyOf(*best))> families;
-    std::erase_if(tried_,
-                  [&](const Tried& tried) { return !families.insert(FamilyOf(tried.tiling)).second; });
+    std::set<std::pair<decltype(FamilyOf(*best)), decltype(WalkOf(*best))>> walks;
+    std::vector<Tried> first, others;
+    for (const Tried& tried : tried_) {
+      const auto family = FamilyOf(tried.tiling);
+      if (!walks.emplace(family, WalkOf(tried.tiling)).second) continue;
+      (families.insert(family).second ? first : others).push_back(tried);
+    }
+    tried_ = std::move(first);
+    tried_.insert(tried_.end(), others.begin(), others.end());
     std::size_t count = 0;
     for (std::int64_t work = 0; count < std::min(tried_.size(), Replay::kUneven.count); ++count)
       if (work += ReplayWork(shape_, tried_[count].tiling); work > Replay::kUneven.work) break;

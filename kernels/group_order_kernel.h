@@ -3,10 +3,13 @@
 #define CUBIST_KERNELS_GROUP_ORDER_KERNEL_H_
 
 #include <algorithm>
-#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <iterator>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "npu_model/core.h"
@@ -15,6 +18,9 @@
 #include "tiling/grouped_matmul_tiling.h"
 
 namespace cubist {
+
+// Steps of the scalar unit: what a group's blocks are; whose a block is; two groups compared while they are sorted.
+inline constexpr std::int64_t kStepsOfGroup = 8, kStepsOfTurn = 3, kStepsOfCompare = 2;
 
 // Where the groups' rows are, as GM says.
 struct GroupRows {
@@ -50,6 +56,7 @@ struct GroupOrder {
   const GroupRows& rows;
   std::span<const GroupVisit> visits = {};
 
+  std::int64_t size() const { return visits.empty() ? rows.groups() + 1 : std::ssize(visits); }
   template <CubeCore Core, class Visit>
   void ForEach(Core& core, Visit&& visit) const {
     if (visits.empty()) return rows.ForEach(core, visit);
@@ -83,28 +90,35 @@ struct GroupBlocks {
 // L2 cannot hold what is read ahead, and of small ones in a row nothing is.
 template <CubeCore Core, class BlocksOf>
 std::vector<GroupVisit> Alternating(Core& core, const GroupRows& groups, BlocksOf& blocks_of) {
-  std::vector<GroupVisit> sorted;
+  struct Led {
+    GroupVisit visit;
+    std::int64_t lead = 0;  // of its products over HBM
+  };
+  std::vector<Led> sorted;
+  GroupVisit after;
   groups.ForEach(core, [&](std::int64_t group, Range rows) {
-    if (!rows.empty() || group == groups.groups()) sorted.push_back({group, rows});
+    after = {group, rows};
+    if (group == groups.groups() || rows.empty()) return true;
+    const GroupBlocks blocks = blocks_of(group, rows);
+    sorted.push_back(
+        {after, blocks.grid.count() * blocks.work - core.count() * blocks.grid.rows * blocks.read});
     return true;
   });
-  const GroupVisit after = sorted.back();
-  sorted.pop_back();
   std::stable_sort(sorted.begin(), sorted.end(),
-                   [](const auto& a, const auto& b) { return a.rows.size() > b.rows.size(); });
-  const auto lead_of = [&](const GroupVisit& at) {
-    const GroupBlocks blocks = blocks_of(at.group, at.rows);
-    return blocks.grid.count() * blocks.work - core.count() * blocks.grid.rows * blocks.read;
-  };
-  const auto lights =
-      std::find_if(sorted.begin(), sorted.end(), [&](const auto& at) { return lead_of(at) <= 0; });
+                   [](const Led& x, const Led& y) { return x.visit.rows.size() > y.visit.rows.size(); });
+  const auto count = std::ssize(sorted);
+  core.Spend(count *
+             (kStepsOfGroup + (1 + std::bit_width(static_cast<std::uint64_t>(count))) * kStepsOfCompare));
+
+  const auto lights = std::find_if(sorted.begin(), sorted.end(), [](const Led& x) { return x.lead <= 0; });
   std::reverse(lights, sorted.end());
   std::vector<GroupVisit> visits;
   std::int64_t lead = 0;
   for (auto heavy = sorted.begin(), light = lights; heavy != lights || light != sorted.end();) {
-    const bool is_heavy = heavy != lights && (sorted.end() - light < 2 || 2 * lead + lead_of(*light) <= 0);
-    visits.push_back(is_heavy ? *heavy++ : *light++);
-    lead += lead_of(visits.back());
+    const bool is_heavy = heavy != lights && (sorted.end() - light < 2 || 2 * lead + light->lead <= 0);
+    const Led& next = is_heavy ? *heavy++ : *light++;
+    visits.push_back(next.visit);
+    lead += next.lead;
   }
   visits.push_back(after);
   return visits;
@@ -127,6 +141,7 @@ void ForMyRun(Core& core, const GroupOrder& groups, BlocksOf& blocks_of, Visit& 
     total += blocks.grid.count() * blocks.work;
     return true;
   });
+  core.Spend(2 * groups.size() * kStepsOfGroup);
   const std::int64_t share = total / core.count(), rest = total % core.count();
   const auto begin_of = [&](std::int64_t index) { return index * share + std::min(index, rest); };
   const std::int64_t begin = begin_of(core.index()), end = begin_of(core.index() + 1);
@@ -143,29 +158,42 @@ void ForMyRun(Core& core, const GroupOrder& groups, BlocksOf& blocks_of, Visit& 
   });
 }
 
-// Turns: each block goes to the core that has least work so far, the first of several; what is read ahead ends no block before
-// HBM has given its weights. Cores that run together are at neighbouring blocks, and find rows and weights of one group in L2.
+// Turns: each block goes to the core that has least work so far, of several to the one that has had it longest; what is read ahead
+// ends no block before HBM has given its weights. Cores that run together are at neighbouring blocks, and find rows and weights of
+// one group in L2. Cores stand in a queue by their work. Who has a block goes back to its end, since blocks of a group cost the same,
+// or a few places before, behind those of a larger group: a few steps of the scalar unit, however many cores there are.
 class Turns {
  public:
-  explicit Turns(std::int64_t cores)
-      : cores_(static_cast<std::ptrdiff_t>(std::min<std::int64_t>(cores, kMostCoresInTurns))) {}
+  explicit Turns(std::int64_t cores) : steps_(cores * kStepsOfTurn) {
+    for (std::int64_t core = 0; core < cores; ++core) queue_.push_back({core, 0});
+  }
 
   struct Turn {
     std::int64_t core, begin, end;
   };
   // Of the next block.
   Turn Next(const GroupBlocks& blocks, BlockCoord at) {
-    const auto least = std::min_element(work_.begin(), work_.begin() + cores_);
-    if (const std::int64_t columns = blocks.WaveFrom(at, cores_); columns > 0) read_ += blocks.read * columns;
-    const std::int64_t begin = *least;
-    *least = std::max(begin + blocks.work, read_);
-    return {least - work_.begin(), begin, *least};
+    if (const std::int64_t columns = blocks.WaveFrom(at, std::ssize(queue_)); columns > 0)
+      read_ += blocks.read * columns;
+    const Load least = queue_.front();
+    queue_.pop_front();
+    const std::int64_t end = std::max(least.work + blocks.work, read_);
+    auto place = queue_.end();
+    for (; place != queue_.begin() && std::prev(place)->work > end; --place) ++steps_;
+    queue_.insert(place, {least.core, end});
+    steps_ += kStepsOfTurn;
+    return {least.core, least.work, end};
   }
+  // Steps since the last call.
+  std::int64_t TakeSteps() { return std::exchange(steps_, 0); }
 
  private:
-  std::ptrdiff_t cores_;
-  std::array<std::int64_t, kMostCoresInTurns> work_{};
-  std::int64_t read_ = 0;  // when the weights of all waves so far are there
+  struct Load {
+    std::int64_t core, work;
+  };
+  std::deque<Load> queue_;  // by work
+  std::int64_t read_ = 0;   // when the weights of all waves so far are there
+  std::int64_t steps_;
 };
 
 // Calls visit(block) for this core's share of the blocks of all groups, one list, group by group. Which core does a block follows
@@ -175,9 +203,13 @@ void ForMyGroupBlocks(Core& core, const GroupOrder& groups, Dealing dealing, Blo
                       Visit&& visit) {
   if (dealing == Dealing::kRuns) return ForMyRun(core, groups, blocks_of, visit);
   Turns turns(core.count());
+  std::int64_t dealt = 0, steps = 0;
   groups.ForEach(core, [&](std::int64_t group, Range rows) {
     const GroupBlocks blocks = blocks_of(group, rows);
+    if (blocks.grid.count() > 0) steps += kStepsOfGroup;
     for (std::int64_t i = 0; i < blocks.grid.count(); ++i) {
+      // A block for each core at a time: those of one core are about as far apart.
+      if (dealt++ % core.count() == 0) core.Spend(std::exchange(steps, 0) + turns.TakeSteps());
       const BlockCoord at = blocks.grid.At(i);
       const Turns::Turn turn = turns.Next(blocks, at);
       if (turn.core == core.index())

@@ -350,7 +350,7 @@ struct ReplayOf {
   static constexpr ShortListLimits kFamilies{.count = 96, .dearest = 2, .work = 220000},
       kWalks{.count = 32, .dearest = 2.5, .work = 100000, .alone = 300000};
   // What is best for even groups alone may take a third longer for others than what is as good for even ones.
-  static constexpr ShortListLimits kUneven{.count = 8, .dearest = 1.02, .work = 110000};
+  static constexpr ShortListLimits kUneven{.count = 12, .dearest = 1.02, .work = 440000};
   const Batches<Args>& batches;
 
   Status operator()(const Device& model, const GroupedMatmulTiling& tiling, Profile* profile) const;

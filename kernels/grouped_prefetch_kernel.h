@@ -101,9 +101,9 @@ class GroupPrefetch {
  public:
   GroupPrefetch(Core& core, const MatmulTiling& t) : tiling_(t) {
     const std::int64_t lanes = std::ssize(core.vectors());
-    readers_ = core.count() * lanes;
     for (std::int64_t i = 0; i < lanes; ++i)
-      lanes_.emplace_back(core.vectors()[static_cast<std::size_t>(i)], t, core.index() * lanes + i);
+      lanes_.emplace_back(core.vectors()[static_cast<std::size_t>(i)], t, core.index() * lanes + i,
+                          core.count() * lanes);
   }
 
   // The next wave: rows (rows, K), where they are not read yet, and weights (K, cols).
@@ -125,15 +125,9 @@ class GroupPrefetch {
   using Vector = std::remove_cvref_t<decltype(std::declval<Core&>().vectors()[0])>;
   static constexpr std::int64_t kCorner = 8;
   struct Lane {
-    Lane(Vector& v, const MatmulTiling& t, std::int64_t number)
-        : vector(v),
-          mine(number),
-          x(v, "x_ahead", t.m, t.a_k1()),
-          weights(v, "weights_ahead", t.b_turned ? t.n : t.k1, t.b_turned ? t.k1 : t.n),
-          corner(v, "corner", 1, kCorner, 1) {}
-    Vector& vector;
-    std::int64_t mine, piece = 0;
-    AheadReader<T, Vector> x, weights;
+    Lane(Vector& vector, const MatmulTiling& t, std::int64_t index, std::int64_t readers)
+        : reader(vector, t, index, readers), corner(vector, "corner", 1, kCorner, 1) {}
+    AheadReader<T, Vector> reader;
     Ring<Buffer::kUB, float> corner;
   };
   struct Wave {
@@ -141,30 +135,30 @@ class GroupPrefetch {
     Gm x, weights;
   };
 
+  // Steps of a reader's scalar unit for a wave: its blocks are dealt to a few loads, and it is planned backwards and forwards.
+  static constexpr std::int64_t kStepsOfWave = 24;
+
   // Until the last block is stored.
   void Wait() {
     if (stored_.tensor == nullptr) return;
     const Gm corner = stored_.Block({0, 1}, {0, std::min(stored_.cols, kCorner)});
-    for (Lane& lane : lanes_) lane.vector.Load(lane.corner.Next(1, corner.cols), corner);
+    for (Lane& lane : lanes_) lane.reader.vector().Load(lane.corner.Next(1, corner.cols), corner);
   }
   void ReadNext() {
-    for (Lane& lane : lanes_) Read(lane, waves_[read_]);
-    ++read_;
-  }
-  void Read(Lane& lane, const Wave& wave) {
-    const MatmulTiling& t = tiling_;
-    for (const Range k1 : Split(wave.weights.rows, t.k1)) {
-      if (wave.x.rows > 0) lane.x.Read(wave.x.Cols(k1), lane.mine, readers_, &lane.piece);
-      for (const Range n : Split(wave.weights.cols, t.n)) {
-        const Gm weights = wave.weights.Block(k1, n);
-        lane.weights.Read(t.b_turned ? weights.Transposed() : weights, lane.mine, readers_, &lane.piece);
-      }
+    const Wave& wave = waves_[read_++];
+    const Split columns(wave.weights.cols, tiling_.n);
+    for (Lane& lane : lanes_) {
+      lane.reader.Read(
+          wave.weights.rows, wave.x.rows > 0 ? 1 : 0, wave.x.rows,
+          [&](std::int64_t, Range k) { return wave.x.Cols(k); }, columns.count(),
+          [&](std::int64_t i, Range k) { return wave.weights.Block(k, columns[i]); });
+      // The first is read whatever the plan, which is made beside it.
+      if (read_ == 1) lane.reader.vector().Spend(std::ssize(waves_) * kStepsOfWave);
     }
   }
 
   const MatmulTiling& tiling_;
   std::vector<Wave> waves_;
-  std::int64_t readers_ = 0;
   std::deque<Lane> lanes_;
   std::size_t read_ = 0;
   Gm stored_;

@@ -160,6 +160,7 @@ struct CUBIST_EXPORT ChipSpec {
     Constant issue;  // cycles to issue one instruction to a pipe
     Constant issue_flag{0, "cycles", Basis::kDocumented, 0, "none"};  // the same of a flag or a barrier
     int queue_depth = 32;  // instructions that wait in front of a pipe before the scalar unit stands still
+    Constant step;         // cycles for a step of a kernel's own loops
     Constant read;         // cycles for a kernel to read one scalar from UB
     Constant read_gm;      // the same from GM, through the scalar unit's cache of 64-byte lines
     Constant

@@ -103,6 +103,7 @@ void VisitConstants(Chip& chip, Visit visit) {
   visit("scalar.issue_flag", chip.scalar.issue_flag, kCycles);
   visit("scalar.queue_depth", chip.scalar.queue_depth, Limits{1, 1024},
         Known{"instructions", "developer guide, tuning of a matmul: MTE1 and M; the others likewise"});
+  visit("scalar.step", chip.scalar.step, kCycles);
   visit("scalar.read", chip.scalar.read, kCycles);
   visit("scalar.read_gm", chip.scalar.read_gm, kCycles);
   visit("scalar.update", chip.scalar.update, kCycles);

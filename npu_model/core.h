@@ -104,7 +104,9 @@ concept CubeCore = requires(C& core, Gm gm, PackedGm packed, L1Tile<BF16> l1, L0
   core.Store(gm, c);                        // FIX   L0C -> GM, cast to the view's dtype
   core.Store(gm, c, Accumulate::kYes);      // FIX   GM += L0C, atomically; the view is fp32
   core.Store(gm, c, FixOptions{});          // FIX   either, with a factor, and not below 0 where asked
+  // These two on Vector cores that have buffers, too.
   { core.ReadScalar(gm, n) } -> std::same_as<std::int64_t>;  // S     element j of a (1, c) integer view
+  core.Spend(n);                            // S     time for n steps of the kernel's own loops
 };
 // clang-format on
 
@@ -163,6 +165,7 @@ concept VectorCore = requires(V& core, Gm gm, UbTile<float> x, UbTile<BF16> narr
   core.AddScalar(ids, ids, n);              // V     dst = a + value
   { core.ReadScalar(ids, n) } -> std::same_as<std::int64_t>;  // S     element j of a (1, c) tile
   { core.ReadScalar(x, n) } -> std::same_as<float>;  // S
+  core.Spend(n);                            // S     time for n steps of the kernel's own loops
 
   // Composites: one body on the host, the expansion of composites.h on the model.
   core.SoftmaxStep(narrow, x, x, x, x, 1.0f);  // (p, s, m_new, m_old, l, scale); see ExpandSoftmaxStep

@@ -92,6 +92,8 @@ class CubeFront : protected E {
                  "ReadScalar reads an integer of an input");
     return E::ReadGmInt(src.Cols({j, j + 1}), loc);
   }
+  // What loops take that plan or deal, where there are more of their steps than instructions: those have their own time.
+  void Spend(std::int64_t steps, Loc loc = Loc::current()) { E::Spend(steps, loc); }
 
   void Send(const HandOverTile<float>& dst, const L0CTile<float>& src, Loc loc = Loc::current()) {
     SameShape(dst, src);

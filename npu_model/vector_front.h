@@ -251,6 +251,7 @@ class VectorFront : protected E {
   float ReadScalar(const UbTile<float>& a, std::int64_t j, Loc loc = Loc::current()) {
     return E::ReadFloat(a, j, loc);
   }
+  void Spend(std::int64_t steps, Loc loc = Loc::current()) { E::Spend(steps, loc); }
 
   template <OperandType T>
   void SoftmaxStep(const UbTile<T>& p, const UbTile<float>& s, const UbTile<float>& m_new,

@@ -180,7 +180,7 @@ std::vector<LikeGroups> LikeGroupsOf(const std::vector<std::int64_t>& rows) {
 // Cores to which blocks are dealt in turns.
 class Turns {
  public:
-  explicit Turns(std::int64_t cores) : work_(static_cast<std::size_t>(std::min(cores, kMostCoresInTurns))) {}
+  explicit Turns(std::int64_t cores) : work_(static_cast<std::size_t>(cores)) {}
 
   void Deal(std::int64_t blocks, double cycles) {
     while (blocks > 0 && last() - *std::min_element(work_.begin(), work_.end()) > cycles)

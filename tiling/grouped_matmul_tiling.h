@@ -47,7 +47,6 @@ enum class Dealing : std::uint8_t {
   kTurns,  // Block by block to the core that has least: for a cache that all share.
 };
 constexpr const char* NameOf(Dealing dealing) { return dealing == Dealing::kRuns ? "runs" : "turns"; }
-inline constexpr std::int64_t kMostCoresInTurns = 64;
 
 // How groups of up to `rows` rows are cut, along their columns alone: Matmul's tiling for as many rows, where that reads
 // weights in place. 0 rows: there is none.

@@ -153,6 +153,8 @@ void SetScalar(ChipSpec& chip) {
   chip.scalar.issue = {6, kCycles, Basis::kGuessed, 0.8, "no source"};
   chip.scalar.issue_flag = {2, kCycles, Basis::kGuessed, 0.8, "no source; no operands to set up"};
   chip.scalar.queue_depth = 32;  // Vendor guide, matmul tuning: MTE1 and M; the others likewise.
+  chip.scalar.step = {10, kCycles, Basis::kGuessed, 0.8,
+                      "no source; as scalar.read: an element out of a cache, compared, added, written"};
   chip.scalar.read = {11, kCycles, Basis::kFitted, 0.4,
                       "a third of scalar.update; 15 if its addition and SetValue take 2 each"};
   chip.scalar.read_gm = {40, kCycles, Basis::kGuessed, 0.8,

@@ -90,6 +90,7 @@ ChipSpec MakeHostChip(const CubeOps& cube) {
   for (Constant& cycles : chip.vector.cycles) cycles = {4, "cycles/repeat", Basis::kGuessed, 0.5, kProbe};
   chip.vector.cycles[static_cast<std::size_t>(VectorOp::kExp)].value = 20;
   chip.scalar.issue = {20, "cycles", Basis::kGuessed, 0.5, kProbe};
+  chip.scalar.step = {1, "cycles", Basis::kGuessed, 0.5, kProbe};
   chip.scalar.read = {1, "cycles", Basis::kGuessed, 0.5, kProbe};
   chip.scalar.update = {1, "cycles", Basis::kGuessed, 0.5, kProbe};
   chip.scalar.read_gm = {1, "cycles", Basis::kGuessed, 0.5, kProbe};

@@ -115,17 +115,22 @@ Cost Costs::Of(const CoreRecord& record, const Instr& instr) const {
     case Pipe::kV:
       return Vector(record, instr);
     case Pipe::kS: {
-      const auto& scalar = chip_->scalar;
-      // A digit of an id is shifted and masked first.
-      const double digit = TakesDigit(instr) ? 2.0 * scalar.issue : 0.0;
-      const double cycles = instr.op != Op::kReadScalar
-                                ? static_cast<double>(instr.dims[0]) * instr.dims[1] * (scalar.update + digit)
-                                : static_cast<double>(instr.access >= 0 ? scalar.read_gm : scalar.read);
+      const double cycles = ScalarCycles(instr);
       return {cycles, cycles};
     }
     default:
       return Load(instr);
   }
+}
+
+double Costs::ScalarCycles(const Instr& instr) const {
+  const auto& scalar = chip_->scalar;
+  if (instr.op == Op::kReadScalar) return instr.access >= 0 ? scalar.read_gm : scalar.read;
+  const double count = static_cast<double>(instr.dims[0]) * instr.dims[1];
+  if (instr.op == Op::kSpend) return count * scalar.step;
+  // A digit of an id is shifted and masked first.
+  const double digit = TakesDigit(instr) ? 2.0 * scalar.issue : 0.0;
+  return count * (scalar.update + digit);
 }
 
 std::int64_t Costs::FractalBytes(const Instr& instr) const {

@@ -51,6 +51,7 @@ class Costs {
  private:
   Cost Mmad(const Instr& instr) const;
   Cost Vector(const CoreRecord& record, const Instr& instr) const;
+  double ScalarCycles(const Instr& instr) const;
   Cost Reduction(std::int64_t rows, std::int64_t cols, std::int64_t element, std::int64_t slot_cols,
                  double cycles) const;
   Cost Sort(std::int64_t rows, std::int64_t cols) const;

@@ -103,7 +103,7 @@ void Steps::FeedInstr(std::uint32_t i, Stretch& to) {
   Step step;
   step.what = i;
   step.agent = static_cast<std::uint8_t>(AgentOf(instr.pipe, instr.lane));
-  if (instr.access >= 0) {
+  if (instr.access >= 0 && instr.pipe != Pipe::kS) {  // A scalar unit waits for what it reads.
     step.kind = Step::Kind::kTransfer;
     step.op = static_cast<std::uint32_t>(instr.access);
     const GmAccess& access = record_->accesses[static_cast<std::size_t>(instr.access)];

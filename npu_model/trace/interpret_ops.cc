@@ -117,6 +117,7 @@ Interpreter::Computed Interpreter::Move(const Instr& instr) {
     case Op::kReceiveL1:
       return ReadUse(instr, 0);
     case Op::kReadScalar:
+    case Op::kSpend:
       return Values();
     default:
       return std::nullopt;

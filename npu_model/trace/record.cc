@@ -11,8 +11,8 @@ const char* NameOf(Op op) {
       "Zip",       "MaskAbove",     "MaskBelow",     "MaskWhere",   "Distances", "DropFlags", "Add int",
       "ColumnSum", "ExclusiveScan", "AddScalar int", "SelectLe",    "TopK",      "GroupTop",  "KeepGroups",
       "Gather",    "Random",        "DropRoutes",    "TrueColumns", "KeepWhere", "Lookup",    "Sort32",
-      "MergeSort", "ReadScalar",    "CopyElement",   "Histogram",   "Rank",      "RoundUp",   "Scatter",
-      "MapRoutes", "Send L0C",      "Receive UB",    "Send UB",     "Receive L1"};
+      "MergeSort", "ReadScalar",    "Spend",         "CopyElement", "Histogram", "Rank",      "RoundUp",
+      "Scatter",   "MapRoutes",     "Send L0C",      "Receive UB",  "Send UB",   "Receive L1"};
   return kNames[static_cast<int>(op)];
 }
 

@@ -77,6 +77,7 @@ enum class Op : std::uint8_t {
   kSort32,       // In runs of 32 keys
   kMergeSort,    // dims[2]: the keys of a run before
   kReadScalar,   // S     of UB, or with an access of GM
+  kSpend,        // S     dims[0] steps of the kernel's own
   kCopyElement,  // S     one element of UB to another
   kHistogram,    // S     a read-modify-write per id; BinsOf
   kRank,         // S     likewise

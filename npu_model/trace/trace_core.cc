@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
+#include <limits>
 
 #include "npu_model/trace/record_room.h"
 #include "npu_model/trace/recording.h"
@@ -141,6 +142,13 @@ Instr& Recorder::Add(Op op, Pipe pipe, int lane, DType dtype, std::int64_t rows,
   return instr;
 }
 
+void Recorder::Spend(int lane, std::int64_t steps, const Loc& loc) {
+  CUBIST_CHECK(steps >= 0, "Spend of fewer than no steps");
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  for (; steps > 0; steps -= std::min(steps, kMost))
+    Add(Op::kSpend, Pipe::kS, lane, DType::kI64, std::min(steps, kMost), 1, {}, loc);
+}
+
 void Recorder::SetDrop(Instr& instr, const DropPlace& place) {
   instr.dims[2] = static_cast<std::int32_t>(out_->drops.size());
   out_->drops.push_back(place);
@@ -201,6 +209,7 @@ GmAccess AccessOf(const ChipSpec& chip, const PackedGm& packed, Path path, bool 
 
 Slot* TraceState::Allocate(const SlotRequest& request, int lane) {
   Slot* slots = context.Allocate(request, lane, with_data || !IsFloat(request.dtype));
+  if (lane >= 0) has_buffers[static_cast<std::size_t>(lane)] = true;
   recorder.AddSlots(slots, request.stages);
   return slots;
 }
@@ -309,10 +318,15 @@ void TraceCube::Send(const TileRef& dst, const TileRef& src, Loc loc) {
 // Kernels steer by it, so it is read without data too.
 std::int64_t TraceCube::ReadGmInt(const Gm& element, Loc loc) {
   CUBIST_CHECK(element.data() != nullptr, std::string("no data in index tensor ") + element.tensor->name);
-  Recorder& to = state_->recorder;
-  Instr& instr = to.Add(Op::kReadScalar, Pipe::kS, -1, element.dtype(), 1, 1, {}, loc);
-  to.SetAccess(instr, AccessOf(element, Path::kGmToL1, /*writes=*/false));
+  state_->ForEachSide([&](int lane) {
+    Instr& instr = state_->recorder.Add(Op::kReadScalar, Pipe::kS, lane, element.dtype(), 1, 1, {}, loc);
+    state_->recorder.SetAccess(instr, AccessOf(element, Path::kGmToL1, /*writes=*/false));
+  });
   return host_.ReadGmInt(element, loc);
+}
+
+void TraceCube::Spend(std::int64_t steps, Loc loc) {
+  state_->ForEachSide([&](int lane) { state_->recorder.Spend(lane, steps, loc); });
 }
 
 }  // namespace cubist::trace

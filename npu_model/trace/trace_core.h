@@ -42,6 +42,8 @@ class CUBIST_EXPORT Recorder {
   Instr& Add(Op op, Pipe pipe, int lane, DType dtype, std::int64_t rows, std::int64_t cols,
              std::initializer_list<OperandUse> uses, const Loc& loc);
   void SetAccess(Instr& instr, const GmAccess& access);
+  // S: steps of a kernel's own loops, without operands.
+  void Spend(int lane, std::int64_t steps, const Loc& loc);
   void SetDrop(Instr& instr, const DropPlace& place);
 
  private:
@@ -64,13 +66,21 @@ struct CUBIST_EXPORT TraceState {
 
   Slot* Allocate(const SlotRequest& request, int lane);
   Slot* BiasStage(const Slot& bt);
+  // Calls visit(lane) for the Cube core, -1, and for each Vector core that has buffers: those run the kernel's text as well.
+  template <class Visit>
+  void ForEachSide(Visit&& visit) const {
+    visit(-1);
+    for (std::size_t lane = 0; lane < has_buffers.size(); ++lane)
+      if (has_buffers[lane]) visit(static_cast<int>(lane));
+  }
   // Whether the instruction's result is computed.
   bool Computes(const TileRef& tile) const { return with_data || !IsFloat(tile.dtype()); }
 
   HostContext context;
   bool with_data;
   Recorder recorder;
-  std::vector<Slot*> bias_stages;  // In L1, by id of the BT slot.
+  std::vector<Slot*> bias_stages;                     // In L1, by id of the BT slot.
+  std::array<bool, kMaxVectorPerCube> has_buffers{};  // by Vector core
 };
 
 // GM bytes of a view or of a packed block, in their stored orientation.
@@ -96,6 +106,7 @@ class CUBIST_EXPORT TraceCube {
   void Send(const TileRef& dst, const TileRef& src, Loc loc = {});
   void StoreL0C(const Gm& dst, const TileRef& src, const FixOptions& options = {}, Loc loc = {});
   std::int64_t ReadGmInt(const Gm& element, Loc loc = {});
+  void Spend(std::int64_t steps, Loc loc = {});
 
  private:
   TraceState* state_;
@@ -127,6 +138,7 @@ class VectorRecorder {
   void ColumnSum(const TileRef& dst, const TileRef& a, Loc loc);
   void ExclusiveScan(const TileRef& dst, const TileRef& a, std::int32_t initial, Loc loc);
   void ReadScalar(const TileRef& a, std::int64_t j, Loc loc);
+  void Spend(std::int64_t steps, Loc loc);
   std::int64_t ReadInt(const TileRef& a, std::int64_t j,
                        Loc loc);  // Of what was computed, as expansions steer by it.
   void AddScalarInt(const TileRef& dst, const TileRef& a, std::int32_t value, Loc loc);
@@ -203,6 +215,7 @@ class CUBIST_EXPORT TraceVector {
   void CountTrue(const TileRef& dst, const TileRef& scratch, const TileRef& flags, Loc loc = {});
   void ExclusiveScan(const TileRef& dst, const TileRef& a, std::int32_t initial, Loc loc = {});
   void AddScalarInt(const TileRef& dst, const TileRef& a, std::int32_t value, Loc loc = {});
+  void Spend(std::int64_t steps, Loc loc = {}) { record_.Spend(steps, loc); }
   std::int64_t ReadInt(const TileRef& a, std::int64_t j, Loc loc = {});
   float ReadFloat(const TileRef& a, std::int64_t j, Loc loc = {});
 

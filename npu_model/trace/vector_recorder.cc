@@ -164,6 +164,8 @@ void VectorRecorder::ReadScalar(const TileRef& a, std::int64_t j, Loc loc) {
   recorder_->Add(Op::kReadScalar, Pipe::kS, lane_, a.dtype(), 1, 1, {recorder_->Reads(element)}, loc);
 }
 
+void VectorRecorder::Spend(std::int64_t steps, Loc loc) { recorder_->Spend(lane_, steps, loc); }
+
 std::int64_t VectorRecorder::ReadInt(const TileRef& a, std::int64_t j, Loc loc) {
   ReadScalar(a, j, loc);
   const HostLayout& shows = a.slot->shows;

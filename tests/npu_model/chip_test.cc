@@ -26,6 +26,7 @@ std::vector<std::pair<std::string, const Constant*>> ConstantsOf(const ChipSpec&
       {"vector.least", &chip.vector.least},
       {"scalar.issue", &chip.scalar.issue},
       {"scalar.issue_flag", &chip.scalar.issue_flag},
+      {"scalar.step", &chip.scalar.step},
       {"scalar.read", &chip.scalar.read},
       {"scalar.read_gm", &chip.scalar.read_gm},
       {"scalar.update", &chip.scalar.update},

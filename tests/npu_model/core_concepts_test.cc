@@ -67,6 +67,10 @@ concept ReadsScalars = requires(C& core, Args... args) {
   core.ReadScalar(args...);
 };
 template <class C, class... Args>
+concept Spends = requires(C& core, Args... args) {
+  core.Spend(args...);
+};
+template <class C, class... Args>
 concept SoftmaxSteps = requires(C& core, Args... args) {
   core.SoftmaxStep(args...);
 };
@@ -136,6 +140,7 @@ constexpr Rule kLegalOnCube[] = {
     {"Store(Gm, L0C)", Stores<C, Gm, Acc>},
     {"Store(Gm, L0C) that adds", Stores<C, Gm, Acc, Accumulate>},
     {"ReadScalar(Gm)", ReadsScalars<C, Gm, std::int64_t>},
+    {"Spend", Spends<C, std::int64_t>},
 };
 
 template <class C>
@@ -194,6 +199,7 @@ constexpr Rule kLegalOnVector[] = {
     {"Zip", Zips<V, Ub, Ub, Ub>},
     {"ReadScalar int32", ReadsScalars<V, Ids, std::int64_t>},
     {"ReadScalar fp32", ReadsScalars<V, Ub, std::int64_t>},
+    {"Spend", Spends<V, std::int64_t>},
     {"SoftmaxStep", SoftmaxSteps<V, UbTile<BF16>, Ub, Ub, Ub, Ub, float>},
     {"AttentionGradStep", AttentionGradSteps<V, UbTile<BF16>, UbTile<BF16>, Ub, Ub, Ub, Ub, float>},
     {"StoreEach", StoresEach<V, std::span<const Gm>, UbTile<F16>>},

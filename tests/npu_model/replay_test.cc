@@ -245,6 +245,28 @@ TEST(ReplayTest, TheScalarUnitHoldsUpItsOwnSideOnly) {
   EXPECT_NEAR(slices["Mmad"].end_us * 1e3, 59, 1e-9);
 }
 
+// Steps of a kernel's own, and an integer of GM, which no pipe reads: what comes behind them is issued when they are done.
+TEST(ReplayTest, TheScalarUnitIsAsLongAtItsOwnWorkAsItTakes) {
+  std::vector<std::int32_t> ids(64, 0);
+  GmTensor input = TensorOf(2, DType::kI32, 1, 64, ids.data());
+  input.writable = false;
+  const Profile p = Replay(RecordOf<TraceAiCore>(RoundChip(), 1,
+                                                 [&](auto& core) {
+                                                   core.Spend(0);
+                                                   core.Spend(5);
+                                                   core.ReadScalar(MatrixOf(input), 3);
+                                                   OneProduct(core, 16, 16, 16);
+                                                 }),
+                           true);
+  std::map<std::string, TimelineSlice> slices;
+  for (const TimelineSlice& slice : *p.timeline) slices[slice.name] = slice;
+  EXPECT_EQ(p.instructions, 7);
+  EXPECT_NEAR(slices["Spend"].start_us * 1e3, 0, 1e-9);
+  EXPECT_NEAR(slices["Spend"].end_us * 1e3, 5 * 4, 1e-9);
+  EXPECT_NEAR(slices["ReadScalar"].end_us * 1e3, 20 + 7, 1e-9);
+  EXPECT_DOUBLE_EQ(p.cycles, 27 + 61);  // A product alone takes 61.
+}
+
 TEST(ReplayTest, AHandOverWaitsForTheOtherCore) {
   const Profile p =
       Replay(RecordOf<TraceAiCore>(RoundChip(), 1,

@@ -26,7 +26,7 @@ inline ChipSpec RoundChip() {
   chip.vector.head = is(6), chip.vector.least = is(1);
   for (Constant& cycles : chip.vector.cycles) cycles = is(4);
   chip.scalar.issue = is(1), chip.scalar.issue_flag = is(0), chip.scalar.read = is(3),
-  chip.scalar.update = is(2);
+  chip.scalar.read_gm = is(7), chip.scalar.update = is(2), chip.scalar.step = is(4);
   auto& memory = chip.memory;
   memory.hbm_bytes_per_s = memory.cube_read_bytes_per_s = memory.l2_read_bytes_per_s =
       memory.l2_write_bytes_per_s = is(1e18);

@@ -7,6 +7,7 @@
 #include <new>
 #include <numeric>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "npu_model/trace/dependencies.h"
@@ -355,6 +356,29 @@ void ScaleByCount(Core& core, const GmTensor& ids, const GmTensor& in, const GmT
   core.MulScalar(sum, x, one);
   for (std::int64_t i = 0; i < repeats; ++i) core.Add(sum, sum, x);
   core.Store(MatrixOf(out), sum);
+}
+
+// Vector cores that have buffers run the text of the kernel, too; others do not.
+TEST(TraceTest, StepsAndReadsForControlAreOfEverySideThatWorks) {
+  std::vector<std::int32_t> ids(64);
+  GmTensor input = TensorOf(0, DType::kI32, 1, 64, ids.data());
+  input.writable = false;
+  const trace::Record record = RecordOf<TraceAiCore>(RoundChip(), 1, [&](auto& core) {
+    core.Spend(1);
+    Ring<Buffer::kUB, float> ring(core.vectors()[1], "x", 1, 64, 1);
+    core.Spend(2);
+    core.ReadScalar(MatrixOf(input), 0);
+    core.vectors()[0].Spend(3);
+  });
+  std::vector<std::tuple<trace::Op, int, int>> seen;
+  for (const trace::Instr& instr : record.phases[0].cores[0].instrs) {
+    EXPECT_EQ(instr.pipe, Pipe::kS);
+    seen.emplace_back(instr.op, instr.lane, instr.dims[0]);
+  }
+  const std::vector<std::tuple<trace::Op, int, int>> expected = {
+      {trace::Op::kSpend, -1, 1},      {trace::Op::kSpend, -1, 2},     {trace::Op::kSpend, 1, 2},
+      {trace::Op::kReadScalar, -1, 1}, {trace::Op::kReadScalar, 1, 1}, {trace::Op::kSpend, 0, 3}};
+  EXPECT_EQ(seen, expected);
 }
 
 TEST(TraceTest, ControlIsComputedWithoutData) {
