@@ -84,8 +84,8 @@ struct NoReplay {};
 // replays of one tiling of each family, Replay::kWalks those of the best one's others, and of what differs from the best of
 // them in a step alone, where the kernel has such; their `work` is ReplayWork. Where a call's time hangs on what its host does
 // not know, Replay::kUneven limits the tilings, one of each family and walk and at most `dearest` times as slow as the quickest,
-// that are compared by replay.Uneven(device, tiling, &profile) at last. The flags are minimal ones whatever the
-// call's, so that a call keeps its tiling where they alone differ.
+// that are compared by replay.Uneven(device, tiling, seconds, &profile) at last, where replay() took `seconds`. The flags are
+// minimal ones whatever the call's, so that a call keeps its tiling where they alone differ.
 template <class Shape, class Tiling, class Replay>
 class ChoiceByReplay {
  public:
@@ -177,7 +177,7 @@ class ChoiceByReplay {
     if (count < 2) return {};
     std::vector<double> seconds(count);
     const auto replay = [&](const Device& device, std::size_t i, Profile* profile) {
-      return replay_.Uneven(device, tried_[i].tiling, profile);
+      return replay_.Uneven(device, tried_[i].tiling, tried_[i].seconds, profile);
     };
     CUBIST_RETURN_IF_ERROR(
         ReplayCalls(chip_, std::numeric_limits<double>::infinity(), /*slack=*/1, replay, seconds));

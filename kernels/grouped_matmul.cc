@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdlib>
 #include <functional>
+#include <limits>
 #include <new>
 #include <span>
 #include <string>
@@ -349,12 +351,13 @@ template <class T, class Args>
 struct ReplayOf {
   static constexpr ShortListLimits kFamilies{.count = 96, .dearest = 2, .work = 220000},
       kWalks{.count = 32, .dearest = 2.5, .work = 100000, .alone = 300000};
-  // What is best for even groups alone may take a third longer for others than what is as good for even ones.
-  static constexpr ShortListLimits kUneven{.count = 12, .dearest = 1.02, .work = 440000};
+  // What is best for even groups alone may take a third longer for others than what is about as good for even ones.
+  static constexpr ShortListLimits kUneven{.count = 12, .dearest = 1.03, .work = 440000};
   const Batches<Args>& batches;
 
   Status operator()(const Device& model, const GroupedMatmulTiling& tiling, Profile* profile) const;
-  Status Uneven(const Device& model, const GroupedMatmulTiling& tiling, Profile* profile) const;
+  Status Uneven(const Device& model, const GroupedMatmulTiling& tiling, double even_s,
+                Profile* profile) const;
   void AddTo(ChoiceKey* key) const;
 };
 
@@ -513,17 +516,18 @@ Status ReplayOf<T, Args>::operator()(const Device& model, const GroupedMatmulTil
   return Run<T>(model, batches.even.args, profile, &tiling);
 }
 
-// The sum of all.
+// The sum of all, that of even groups among them.
 template <class T, class Args>
-Status ReplayOf<T, Args>::Uneven(const Device& model, const GroupedMatmulTiling& tiling,
+Status ReplayOf<T, Args>::Uneven(const Device& model, const GroupedMatmulTiling& tiling, double even_s,
                                  Profile* profile) const {
-  double seconds = 0;
+  double seconds = even_s;
   for (const Args* args : {&batches.ramp.args, &batches.zipf.args}) {
     const double left_s = model.npu().give_up_s - seconds;
+    if (left_s <= 0) seconds = std::numeric_limits<double>::infinity();
+    if (std::isinf(seconds)) break;
     CUBIST_RETURN_IF_ERROR(
         Run<T>(Npu(model.chip(), {.with_data = false, .give_up_s = left_s}), *args, profile, &tiling));
     seconds += profile->time_s;
-    if (seconds >= model.npu().give_up_s) break;
   }
   profile->time_s = seconds;
   return {};
