@@ -106,9 +106,9 @@ std::vector<GroupVisit> Alternating(Core& core, const GroupRows& groups, BlocksO
   });
   std::stable_sort(sorted.begin(), sorted.end(),
                    [](const Led& x, const Led& y) { return x.visit.rows.size() > y.visit.rows.size(); });
-  const auto count = std::ssize(sorted);
-  core.Spend(count *
-             (kStepsOfGroup + (1 + std::bit_width(static_cast<std::uint64_t>(count))) * kStepsOfCompare));
+  const auto compares =
+      static_cast<std::int64_t>(1 + std::bit_width(sorted.size()));  // of a group, in the mean
+  core.Spend(std::ssize(sorted) * (kStepsOfGroup + compares * kStepsOfCompare));
 
   const auto lights = std::find_if(sorted.begin(), sorted.end(), [](const Led& x) { return x.lead <= 0; });
   std::reverse(lights, sorted.end());
