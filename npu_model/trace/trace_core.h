@@ -215,7 +215,7 @@ class CUBIST_EXPORT TraceVector {
   void CountTrue(const TileRef& dst, const TileRef& scratch, const TileRef& flags, Loc loc = {});
   void ExclusiveScan(const TileRef& dst, const TileRef& a, std::int32_t initial, Loc loc = {});
   void AddScalarInt(const TileRef& dst, const TileRef& a, std::int32_t value, Loc loc = {});
-  void Spend(std::int64_t steps, Loc loc = {}) { record_.Spend(steps, loc); }
+  void Spend(std::int64_t steps, Loc loc = {});
   std::int64_t ReadInt(const TileRef& a, std::int64_t j, Loc loc = {});
   float ReadFloat(const TileRef& a, std::int64_t j, Loc loc = {});
 

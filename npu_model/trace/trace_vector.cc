@@ -127,6 +127,8 @@ void TraceVector::AddScalarInt(const TileRef& dst, const TileRef& a, std::int32_
   record_.AddScalarInt(dst, a, value, loc);
 }
 
+void TraceVector::Spend(std::int64_t steps, Loc loc) { record_.Spend(steps, loc); }
+
 std::int64_t TraceVector::ReadInt(const TileRef& a, std::int64_t j, Loc loc) {
   record_.ReadScalar(a, j, loc);
   return host_.ReadInt(a, j, loc);
