@@ -412,8 +412,7 @@ void MmadBF16(const MmadArgs& args) {
   const auto& few = ThisCpu() == Cpu::kZen5 ? kFewRowsBF16Zen5 : kFewRowsBF16Avx512;
   MmadRest(args, MultiplyFew<BF16, BF16>(args, few), kBF16TilesAvx512, &PackBNative<false>);
 }
-#endif
-#if HWY_TARGET <= HWY_AVX3_DL
+
 // A few rows take columns as fast as memory gives them, word by word as well.
 bool TakesSlabs(const MmadArgs& args) {
   constexpr std::int64_t kFewRows = 24;
@@ -458,7 +457,6 @@ const CubeOps& GetCubeOps() {
                                .mmad_bf16_any_cut = &MmadBF16,
                                .peak_fma = &PeakFma,
                                .peak_dot_bf16 = &PeakDotBF16Avx512};
-#if HWY_TARGET <= HWY_AVX3_DL  // What has AMX has this. The targets below are those without.
   static const CubeOps kAmx = [] {
     CubeOps ops = kNative;
     ops.amx = true, ops.peak_dot_bf16 = &PeakDotBF16Amx;
@@ -466,7 +464,6 @@ const CubeOps& GetCubeOps() {
     return ops;
   }();
   if (HasBF16Avx512() && HasBF16Amx()) return kAmx;
-#endif
   if (HasBF16Avx512()) return kNative;
 #endif
   return kWidening;

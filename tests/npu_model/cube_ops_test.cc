@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "npu_model/host/cube_bf16.h"
 #include "tests/npu_model/tile_ops_support.h"
 
 namespace cubist::tile_ops {
@@ -27,6 +28,7 @@ TEST(TileOps, UsesTheBestTargetByDefault) {
 #if defined(__x86_64__)
   if (best <= HWY_AVX3) {
     EXPECT_EQ(BestCubeOps().native_bf16, __builtin_cpu_supports("avx512bf16") != 0);
+    EXPECT_EQ(BestCubeOps().amx, HasBF16Avx512() && HasBF16Amx());
   }
 #endif
 }
