@@ -241,14 +241,14 @@ class TilingList {
   }
 
   // Rows of A that stay in L2 while all of B passes, or a step of both beside their sums. Rows as far apart as a way of the
-  // first-level cache is long fill all sets of L2 only as whole rows.
+  // first-level cache is long fill all sets of L2 only as whole rows, where they are more than a strip.
   void AddInTileRegisters(const MatmulTiling& t) {
     constexpr std::int64_t kMostRows = 256;
     const bool whole = t.k0 >= s_.k,
                a_is_near = t.m <= chip_.RowStep(s_.in) ||  // However small L2 is said to be.
                            t.m * t.k0 * chip_.OperandBytes(s_.in) <= chip_.buffer(Buffer::kL0A).fast,
-               shares_sets =
-                   s_.a_row_bytes > 0 && s_.a_row_bytes % kWayBytes == 0 && AIsReadInPlace(chip_, s_);
+               shares_sets = s_.m > chip_.RowStep(s_.in) && s_.a_row_bytes > 0 &&
+                             s_.a_row_bytes % kWayBytes == 0 && AIsReadInPlace(chip_, s_);
     if (t.m <= kMostRows && a_is_near && (whole || (SumsAreNear(t) && !shares_sets))) Add(t);
   }
 

@@ -161,6 +161,33 @@ TEST(MatmulTilingTest, CandidatesFitAndCoverTheirGrid) {
   }
 }
 
+// A host with tile registers, as this machine's CPU may not be.
+ChipSpec HostWithTileRegisters() {
+  ChipSpec chip = HostChip();
+  chip.mmad.narrow_m_step = 32, chip.mmad.k_bytes = 64;
+  chip.packing.native_bf16 = true, chip.packing.a_in_place_bytes = 4096;
+  return chip;
+}
+
+TEST(MatmulTilingTest, AHostHasATilingHoweverOperandsAreStored) {
+  const ChipSpec with_registers = HostWithTileRegisters();
+  for (const ChipSpec* chip : {&HostChip(), &with_registers}) {
+    for (const std::int64_t m : {1, 8, 32, 33, 256}) {
+      for (const auto& [n, k] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+               {16, 4096}, {40, 1000}, {1024, 2048}, {1024, 8192}, {4096, 4096}}) {
+        for (const bool b_packed : {false, true}) {
+          for (const std::int64_t apart : {std::int64_t{0}, k, k + 32}) {  // A by columns, or rows so far.
+            MatmulShape s{.m = m, .n = n, .k = k, .in = DType::kBF16, .a_row_bytes = 2 * apart};
+            s.b_packed = b_packed, s.b_row_bytes = b_packed ? 0 : 2 * n;
+            EXPECT_FALSE(Candidates(*chip, s).empty()) << ShapeText(s);
+            EXPECT_FALSE(GroupCandidates(*chip, s).empty()) << ShapeText(s);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(MatmulTilingTest, SizesAreMultiplesOfTheChipsSteps) {
   for (const ChipSpec* chip : Chips()) {
     for (const MatmulShape& s : Shapes()) {
