@@ -129,7 +129,7 @@ class ForwardCall {
     const ChipSpec& chip = launch_.chip();
     if (!device.computes())
       args_.mask.data = nullptr;  // It hides nothing then, so that no tiling depends on it.
-    step_ = std::max(chip.PackedStep(Role::kB, shape_.in), chip.mmad.n_step);
+    step_ = chip.PackedBlockStep(shape_.in);
     sequences_ =
         SequencesOf(args_.causal, args_.window, args_.prefix, args_.lengths, shape_.sq, shape_.skv, step_);
     SetSequences(chip, args_, sequences_, shape_);

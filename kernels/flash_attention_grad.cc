@@ -156,7 +156,7 @@ class GradCall {
       CUBIST_RETURN_IF_ERROR(ChooseAttention(device, kName, s_, &Candidates, &t_, args_, with));
     }
     const ChipSpec& chip = launch_.chip();
-    step_ = std::max(chip.PackedStep(Role::kB, s_.in), chip.mmad.n_step);
+    step_ = chip.PackedBlockStep(s_.in);
     sequences_ = GradSequencesOf(args_, s_, step_);
     schedule_.emplace(s_, t_, sequences_);
     AddTensors();

@@ -114,6 +114,10 @@ struct BufferSpec {
 // Hand-over slots stand in GM, of which there is more than any kernel hands over.
 inline constexpr std::int64_t kHandOverBytes = std::int64_t{1} << 40;
 
+// Columns of the widest panel that any layout has. With data, a packed operand is laid out for the host on every chip, and no
+// block of it may begin inside a panel.
+inline constexpr std::int64_t kWidestPanel = 32;
+
 struct CUBIST_EXPORT ChipSpec {
   std::string name;
   // What was set of a table's constants, "clock_hz=1800000000,cube_cores=8": with the name it says which chip a tiling was
@@ -245,10 +249,15 @@ struct CUBIST_EXPORT ChipSpec {
   std::int64_t RowStep(DType dtype) const {
     return InTileRegisters(dtype) ? mmad.narrow_m_step : mmad.m_step;
   }
-  // Columns of a panel of a packed operand; blocks of it begin at multiples of this.
+  // Columns of a panel of a packed operand.
   std::int64_t PackedStep(Role role, DType dtype) const {
     if (role == Role::kB && packing.b_width > 0) return packing.b_width;
     return (role == Role::kA ? packing.a_width_bytes : packing.b_width_bytes) / OperandBytes(dtype);
+  }
+  // Blocks of a packed right operand begin at multiples of this: on an NPU of whole panels of any host.
+  std::int64_t PackedBlockStep(DType dtype) const {
+    const std::int64_t step = std::max(mmad.n_step, PackedStep(Role::kB, dtype));
+    return pipes_overlap ? std::max(step, kWidestPanel) : step;
   }
   // Elements from row to row of a panel of an operand with so many columns.
   std::int64_t PackedPitch(Role role, DType dtype, std::int64_t cols) const {

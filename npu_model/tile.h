@@ -267,7 +267,7 @@ class Ring {
 
 // A Mmad operand that lies in global memory in the core's own tile layout ("NZ" on the NPU, panels on the
 // host): written by Store(PackedGm, L1Tile), read by Load(L1Tile, PackedGm) without any change of layout. A
-// kernel cuts blocks out of it; a block begins at a multiple of the layout's panel (ChipSpec::PackedStep).
+// kernel cuts blocks out of it; a block begins at a multiple of ChipSpec::PackedBlockStep.
 struct PackedGm {
   const GmTensor* tensor = nullptr;
   std::int64_t byte_offset = 0;

@@ -115,7 +115,8 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionGradShape& s, Tiling&
   visit({"load_stages", 1, 16}, t.load_stages);
   visit({"l0_stages", 1, 16}, t.l0_stages), visit({"ub_stages", 1, 16}, t.ub_stages);
   visit({"sum_stages", 1, 16}, t.sum_stages);
-  visit({"keep_sums", 0, 1}, t.keep_sums), visit({"pack_queries", 0, 1}, t.pack_queries);
+  visit({"keep_sums", 0, 1}, t.keep_sums);
+  visit({"pack_queries", 0, t.strip % chip.PackedBlockStep(s.in) == 0 ? 1 : 0}, t.pack_queries);
   visit({"by_head", 0, 1}, t.by_head);
   visit({"mask_step", 0, kLargest, 2 * chip.RowStep(s.in)}, t.mask_step);
 }

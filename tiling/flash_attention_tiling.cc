@@ -186,6 +186,8 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
             for (const bool pack : {false, true}) {
               if (pack && (!s.among_others || v_from_k)) break;
               t.pack_kv = pack;
+              t.key_step = pack ? chip.PackedBlockStep(s.in) : n_step;
+              if (t.n % t.key_step != 0) continue;
               AddNpuTilings(t, &tilings);
             }
           }

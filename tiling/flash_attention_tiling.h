@@ -137,7 +137,9 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionShape& s, Tiling& t, 
   visit({"v_from_k", 0, chip.pipes_overlap && s.v_in_k ? 1 : 0}, t.v_from_k);
   visit({"l0_stages", 1, 16}, t.l0_stages), visit({"l0c_stages", 1, 16}, t.l0c_stages);
   visit({"s_stages", 1, 16}, t.s_stages), visit({"ub_stages", 1, 16}, t.ub_stages);
-  visit({"kv_splits", 1, 4096}, t.kv_splits), visit({"pack_kv", 0, 1}, t.pack_kv);
+  visit({"kv_splits", 1, 4096}, t.kv_splits);
+  const std::int64_t packed_step = chip.PackedBlockStep(s.in);
+  visit({"pack_kv", 0, t.n % packed_step == 0 && t.key_step % packed_step == 0 ? 1 : 0}, t.pack_kv);
   visit({"kv_once", 0, 1}, t.kv_once);
   visit({"by_head", 0, 1}, t.by_head), visit({"mask_step", 0, kLargest, n_step}, t.mask_step);
 }

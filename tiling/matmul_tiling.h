@@ -46,10 +46,6 @@ struct MatmulShape {
   friend auto operator<=>(const MatmulShape&, const MatmulShape&) = default;
 };
 
-// Columns of the widest panel that any layout has. With data, a packed operand is laid out for the host on every
-// chip, and no block of it may begin inside a panel.
-inline constexpr std::int64_t kWidestPanel = 32;
-
 // A block of C, (m, n), stays in L0C while k is walked: in steps of k1 from GM to L1, of k0 from L1 to L0.
 struct MatmulTiling {
   std::int64_t m = 0, n = 0;
@@ -140,7 +136,8 @@ void VisitFields(const ChipSpec& chip, const MatmulShape& s, Tiling& t, Visit&& 
   visit({"k1", 1, kLargest, k_step}, t.k1), visit({"k0", 1, kLargest, k_step}, t.k0);
   visit({"l1_stages", 1, 16}, t.l1_stages), visit({"l0_stages", 1, 16}, t.l0_stages);
   visit({"l0c_stages", 1, 16}, t.l0c_stages);
-  visit({"pack_a", 0, 1}, t.pack_a), visit({"pack_b", 0, 1}, t.pack_b);
+  const bool in_panels = t.n >= s.n || t.n % chip.PackedBlockStep(s.in) == 0;
+  visit({"pack_a", 0, 1}, t.pack_a), visit({"pack_b", 0, in_panels ? 1 : 0}, t.pack_b);
   visit({"b_once", 0, 1}, t.b_once);
   // A packed operand is taken as a whole tile.
   visit({"pieces", 1, s.a_packed || s.b_packed ? 1 : 64}, t.pieces),

@@ -34,7 +34,7 @@ inline PackTiling ChoosePackTiling(const ChipSpec& chip, Role role, DType dtype,
   const std::int64_t share = CeilDiv(matrices * rows * cols * element, chip.concurrent_cores);
   const std::int64_t bytes = chip.pipes_overlap ? std::clamp(share, kLeastBytes, kTileBytes) : kTileBytes;
   PackTiling t;
-  const std::int64_t step = std::max<std::int64_t>(16, panel);
+  const std::int64_t step = std::max(kWidestPanel, panel);
   const auto fill = [&](std::int64_t others) { return bytes / std::max(others * element, std::int64_t{1}); };
   if (by_columns && !chip.pipes_overlap) {
     t.rows = std::min(RoundUp(rows, step), RoundUp(std::min(kPieceBytes / element, fill(panel)), step));

@@ -189,6 +189,12 @@ GmAccess AccessOf(const Gm& gm, Path path, bool writes) {
 }
 
 GmAccess AccessOf(const ChipSpec& chip, const PackedGm& packed, Path path, bool writes) {
+  if (packed.role == Role::kB) {
+    const std::int64_t step = chip.PackedBlockStep(packed.dtype);
+    const bool turned = packed.second_role == Role::kBTransposed;
+    CUBIST_CHECK(packed.col_part.begin % step == 0 && (!turned || packed.row_part.begin % step == 0),
+                 "a block of a packed operand begins inside a panel of some host");
+  }
   const std::int64_t width = chip.PackedStep(packed.role, packed.dtype);
   const std::int64_t row_bytes = width * chip.OperandBytes(packed.dtype);
   const std::int64_t padded_rows = RoundUp(packed.rows, chip.packing.row_multiple);
