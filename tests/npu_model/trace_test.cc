@@ -173,7 +173,8 @@ TEST(AccessTest, PackedBlocksAreWholePanels) {
   packed.row_part = {0, 40}, packed.col_part = {0, 50};
   const auto access_of = [&](const PackedGm& p) { return trace::AccessOf(chip, p, Path::kGmToL1, false); };
   ExpectAccess(access_of(packed), 1024, 1, 0, 1, 0, 4 * 48 * 32);
-  ExpectAccess(access_of(packed.Block({16, 40}, {32, 50})), 1024 + (2 * 48 + 16) * 32, 2, 48 * 32, 1, 0, 32 * 32);
+  const PackedGm block = packed.Block({16, 40}, {32, 50});
+  ExpectAccess(access_of(block), 1024 + (2 * 48 + 16) * 32, 2, 48 * 32, 1, 0, 32 * 32);
 }
 
 // ---- What is recorded ----
