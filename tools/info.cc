@@ -123,6 +123,10 @@ int ConstantsCommand(const InfoOptions& options) {
 
 }  // namespace
 
+std::string TargetText(const CubeOps& cube) {
+  return std::string(cube.target) + (cube.amx ? " with AMX" : cube.native_bf16 ? " with native bf16" : "");
+}
+
 int InfoCommand(const InfoOptions& options) {
   if (!options.chip.chip.empty()) return ConstantsCommand(options);
   Status status = PrepareOutput("--json", options.json);
@@ -131,11 +135,7 @@ int InfoCommand(const InfoOptions& options) {
   if (!status.ok()) return BadInput("cubist info", status.message());
   const CubeOps& cube = BestCubeOps();
   fmt::print("version      {}\n", Version());
-  fmt::print("SIMD target  {}{}; register tile {} x {}\n", cube.target,
-             cube.amx           ? " with AMX"
-             : cube.native_bf16 ? " with native bf16"
-                                : "",
-             cube.mr, cube.nr);
+  fmt::print("SIMD target  {}; register tile {} x {}\n", TargetText(cube), cube.mr, cube.nr);
   fmt::print("caches       L1d {}, L2 {}, L3 {}\n", Bytes(CacheBytes(1)), Bytes(CacheBytes(2)),
              Bytes(CacheBytes(3)));
   fmt::print("threads      {}\n", host.concurrency());

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "npu_model/host/tile_ops.h"
 #include "tools/what_if.h"
 
 namespace cubist {
@@ -14,6 +15,9 @@ struct InfoOptions {
   ChipOptions chip{.chip = ""};  // empty: this machine
   std::string json;
 };
+
+// The SIMD target, and what else of the CPU multiplies bf16: "AVX3 with AMX".
+std::string TargetText(const CubeOps& cube);
 
 // The exit status: 0, or 2 where the input is bad.
 int InfoCommand(const InfoOptions& options);

@@ -8,6 +8,7 @@
 
 #include "npu_model/host/tile_ops.h"
 #include "tools/files.h"
+#include "tools/info.h"
 #include "tools/table.h"
 
 namespace cubist {
@@ -114,11 +115,10 @@ std::string HeaderText(const RunSettings& settings, const Ceilings& ceilings) {
       "         every other dimension is true; {} of {} experts on this device, {} rows ({} tokens x {} / "
       "{})",
       s.local_experts(), w.moe.experts, s.expert_rows(), s.tokens(), w.moe.top_k, w.training.tensor_parallel);
-  line("host:    {}{}, {} thread{}; peak fp32 {}, bf16 {}; memory read {}, write {}, copy {}", cube.target,
-       cube.native_bf16 ? " with native bf16" : "", settings.threads, settings.threads == 1 ? "" : "s",
-       FormatPerSecond(ceilings.fma_flops, "FLOP/s"), FormatPerSecond(ceilings.bf16_flops(), "FLOP/s"),
-       FormatPerSecond(ceilings.read_bytes_per_s, "B/s"), FormatPerSecond(ceilings.write_bytes_per_s, "B/s"),
-       FormatPerSecond(ceilings.copy_bytes_per_s, "B/s"));
+  line("host:    {}, {} thread{}; peak fp32 {}, bf16 {}; memory read {}, write {}, copy {}", TargetText(cube),
+       settings.threads, settings.threads == 1 ? "" : "s", FormatPerSecond(ceilings.fma_flops, "FLOP/s"),
+       FormatPerSecond(ceilings.bf16_flops(), "FLOP/s"), FormatPerSecond(ceilings.read_bytes_per_s, "B/s"),
+       FormatPerSecond(ceilings.write_bytes_per_s, "B/s"), FormatPerSecond(ceilings.copy_bytes_per_s, "B/s"));
   line("chip:    {}, {} Cube and {} Vector cores at {:.2f} GHz; its times are predicted, not measured",
        settings.chip.name, settings.chip.cube_cores, settings.chip.cube_cores * settings.chip.vector_per_cube,
        settings.chip.clock_hz.value / 1e9);
