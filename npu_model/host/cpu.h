@@ -11,6 +11,7 @@ enum class Cpu : std::uint8_t {
   kZen3,  // AMD's family 19h without AVX-512,
   kZen4,  // and with it.
   kZen5,  // Family 1Ah.
+  kIntel,
 };
 
 // By name and not by a clock: what a tiling is chosen by must be the same in every run.
