@@ -13,7 +13,7 @@
 
 namespace cubist {
 
-// Rows of a batch entry that are packed by themselves, from `packed_begin` on, a multiple of the layout's panel.
+// Rows of a batch entry that are packed by themselves, from `packed_begin` on, a multiple of ChipSpec::PackedBlockStep.
 struct PackedRows {
   Range rows;
   std::int64_t packed_begin = 0;

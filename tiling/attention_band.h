@@ -79,7 +79,7 @@ inline constexpr std::int64_t kHiddenCounts = 24, kHiddenCells = 64, kHiddenPart
 
 // One sequence of a batch: its query rows from row `q_begin` and `skv` keys from key `kv_begin` of the matrices of
 // batch entry `batch`. Several may lie in one entry, one behind the other; packed operands begin with key packed_begin
-// then, a multiple of the layout's panel. `sq` counts band.fold rows for each of the entry's, see AttentionBand.
+// then, a multiple of ChipSpec::PackedBlockStep. `sq` counts band.fold rows for each of the entry's, see AttentionBand.
 struct AttentionSequence {
   std::int64_t batch = 0;
   std::int64_t q_begin = 0, kv_begin = 0;

@@ -11,8 +11,8 @@
 
 namespace cubist {
 
-// Every matrix is cut into tiles of (rows, cols): `rows` even, `cols` a multiple of the layout's panel;
-// `rows` too where the transpose is packed as well.
+// Every matrix is cut into tiles of (rows, cols), which begin at multiples of any host's panel along both: the transpose may be
+// packed as well.
 struct PackTiling {
   std::int64_t rows = 0, cols = 0;
   std::int64_t matrices = 0;
