@@ -125,9 +125,11 @@ template <class Tiling, class Visit>
 requires std::same_as<std::remove_const_t<Tiling>, FlashAttentionTiling>
 void VisitFields(const ChipSpec& chip, const FlashAttentionShape& s, Tiling& t, Visit&& visit) {
   constexpr std::int64_t kLargest = 1 << 20;
-  const std::int64_t n_step = std::max(chip.mmad.n_step, chip.PackedStep(Role::kB, s.in));
   const std::int64_t k_step =
       std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
+  visit({"pack_kv", 0, 1}, t.pack_kv);
+  const std::int64_t n_step =
+      t.pack_kv ? chip.PackedBlockStep(s.in) : std::max(chip.mmad.n_step, chip.PackedStep(Role::kB, s.in));
   visit({"m", 1, kLargest, chip.RowStep(s.in)}, t.m), visit({"n", 1, kLargest, n_step}, t.n);
   visit({"k0", 1, kLargest, k_step}, t.k0), visit({"strip", 1, kLargest, chip.RowStep(s.in)}, t.strip);
   visit({"v_parts", 1, chip.pipes_overlap ? 64 : 1}, t.v_parts);
@@ -138,8 +140,6 @@ void VisitFields(const ChipSpec& chip, const FlashAttentionShape& s, Tiling& t, 
   visit({"l0_stages", 1, 16}, t.l0_stages), visit({"l0c_stages", 1, 16}, t.l0c_stages);
   visit({"s_stages", 1, 16}, t.s_stages), visit({"ub_stages", 1, 16}, t.ub_stages);
   visit({"kv_splits", 1, 4096}, t.kv_splits);
-  const std::int64_t packed_step = chip.PackedBlockStep(s.in);
-  visit({"pack_kv", 0, t.n % packed_step == 0 && t.key_step % packed_step == 0 ? 1 : 0}, t.pack_kv);
   visit({"kv_once", 0, 1}, t.kv_once);
   visit({"by_head", 0, 1}, t.by_head), visit({"mask_step", 0, kLargest, n_step}, t.mask_step);
 }
