@@ -34,11 +34,12 @@ struct MmadTile {
   std::int64_t c_pitch = 0;
   const float* start = nullptr;
   std::int64_t start_pitch = 0;
-  bool adds = false;      // The sums are added to c at the end.
-  bool b_passes = false;  // AMX: b comes from L2 once for each tile, and is not to drive a out of L1.
-  const void* asks =
-      nullptr;  // AMX: rows of so many bytes that are asked for, to be written, while the sums are made.
-  std::int64_t asks_bytes = 0, asks_pitch = 0;
+  bool adds = false;            // The sums are added to c at the end.
+  bool b_passes = false;        // AMX: b comes from L2 once for each tile, and is not to drive a out of L1.
+  const void* asks = nullptr;   // AMX: where rows begin, two lines each, that are asked for, to be written,
+  std::int64_t asks_pitch = 0;  // while the sums are made; bytes.
+  std::int64_t panels = 1;      // AMX: so many whole ones, tile beside tile,
+  std::int64_t panel_step = 0;  // whose elements of b are so far apart.
 };
 template <class T>
 using MmadTileFunction = void (*)(const MmadTile<T>&);

@@ -133,57 +133,98 @@ CUBIST_AMX inline void StoreSums(float* c, std::int64_t pitch) {
   if constexpr (kTwoRows && kTwoColumns) _tile_stored(CUBIST_C11, c + kSide * pitch + kSide, bytes);
 }
 
-// All of k, and beside its steps the lines that are asked for.
+// Asks for the lines of some rows of C that are `pitch` bytes apart, to be written. Beside each step of k a few: all at once,
+// loads would wait for them.
+constexpr std::int64_t kRowsBeside = 4;
+inline void AskForRows(const char* row, std::int64_t pitch) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kRowsBeside; ++i, row += pitch) {
+    __builtin_prefetch(row, 1);
+    __builtin_prefetch(row + kRowBytes, 1);
+  }
+}
+
+// What a tile among those side by side has of each.
+struct TilePlace {
+  explicit TilePlace(const MmadTile<BF16>& tile)
+      : a(tile.a),
+        b(tile.b),
+        c(tile.c),
+        start(tile.start),
+        asks(static_cast<const char*>(tile.asks)),
+        ahead(static_cast<const char*>(tile.prefetch)) {}
+  void Next(std::int64_t panel_step) {
+    b += panel_step, c += kNr, ahead += panel_step * 2;
+    if (start != nullptr) start += kNr;
+    if (asks != nullptr) asks += kNr * 4;
+  }
+
+  const BF16 *a, *b;
+  float* c;
+  const float* start;
+  const char *asks, *ahead;
+};
+
+// All of k, and beside its steps the lines that are asked for: rows of C, and `beside` of the words ahead each time.
 template <bool kTwoRows, bool kTwoColumns, bool kPasses>
-CUBIST_AMX inline void AddAll(const MmadTile<BF16>& tile) {
-  const BF16 *a = tile.a, *b = tile.b;
-  const std::int64_t a_bytes = tile.a_pitch * 2;
-  const char* prefetch = static_cast<const char*>(tile.prefetch);
-  std::int64_t ahead = tile.prefetch_words;
-  const std::int64_t steps = tile.words / kWords, beside = steps > 0 ? (ahead + steps - 1) / steps : 0;
-  // Some lines of C beside each step: all at once, loads would wait for them.
-  constexpr std::int64_t kRowsBeside = 4;
-  const char* c_row = static_cast<const char*>(tile.asks);
-  std::int64_t c_rows = tile.asks != nullptr ? tile.rows : 0;
+CUBIST_AMX inline void AddAll(const MmadTile<BF16>& tile, const TilePlace& place, std::int64_t beside) {
+  const BF16 *a = place.a, *b = place.b;
+  const char *c = place.asks, *ahead = place.ahead;
+  const std::int64_t a_bytes = tile.a_pitch * 2, c_bytes = tile.asks_pitch, ahead_bytes = tile.prefetch_step;
+  std::int64_t c_rows = c != nullptr ? tile.rows : 0, words_ahead = tile.prefetch_words;
   for (std::int64_t words = tile.words; words >= kWords; words -= kWords) {
     AddWords<kTwoRows, kTwoColumns, kPasses>(a, a_bytes, b);
     a += 2 * kWords, b += kWords * 2 * kNr;
-    for (const std::int64_t end = c_rows - kRowsBeside; c_rows > 0 && c_rows > end;
-         --c_rows, c_row += tile.asks_pitch) {
-      __builtin_prefetch(c_row, 1);
-      __builtin_prefetch(c_row + tile.asks_bytes - 1, 1);
+    if (c_rows > 0) AskForRows(c, c_bytes), c += kRowsBeside * c_bytes, c_rows -= kRowsBeside;
+    if (words_ahead <= 0) continue;
+    for (std::int64_t left = beside; left > 0; --left, ahead += ahead_bytes) {
+      __builtin_prefetch(ahead, 0, 2);
+      __builtin_prefetch(ahead + kRowBytes, 0, 2);
     }
-    for (const std::int64_t end = ahead - beside; ahead > 0 && ahead > end; --ahead) {
-      __builtin_prefetch(prefetch, 0, 2);
-      __builtin_prefetch(prefetch + 64, 0, 2);
-      prefetch += tile.prefetch_step;
-    }
+    words_ahead -= beside;
   }
   if (const std::int64_t rest = tile.words % kWords; rest > 0 || tile.half)
     AddRest<kTwoRows, kTwoColumns>(a, tile.a_pitch, tile.rows, b, rest, tile.half);
+}
+
+// Sums to C, or added to it.
+template <bool kTwoRows, bool kTwoColumns>
+CUBIST_AMX inline void EndSums(const MmadTile<BF16>& tile, float* c) {
+  if (!tile.adds) {
+    StoreSums<kTwoRows, kTwoColumns>(c, tile.c_pitch);
+    return Settle();
+  }
+  alignas(64) float sums[kMr * kNr];
+  StoreSums<kTwoRows, kTwoColumns>(sums, kNr);
+  Settle();
+  for (std::int64_t i = 0; i < tile.rows; ++i, c += tile.c_pitch) {
+    for (int j = 0; j < (kTwoColumns ? kNr : kSide); j += kSide)
+      _mm512_storeu_ps(c + j, _mm512_add_ps(_mm512_loadu_ps(c + j), _mm512_load_ps(sums + i * kNr + j)));
+  }
+}
+
+// `tile` is read where it lies, field by field: a copy would wait for what was stored before it, the sums of another tile.
+template <bool kTwoRows, bool kTwoColumns, bool kPasses>
+CUBIST_AMX inline void SideBySide(const MmadTile<BF16>& tile) {
+  const std::int64_t steps = tile.words / kWords, ahead = tile.prefetch_words,
+                     beside = steps > 0 && ahead > 0 ? (ahead + steps - 1) / steps : 0;
+  TilePlace place(tile);
+  for (std::int64_t panel = 0; panel < tile.panels; ++panel) {
+    if (panel > 0) place.Next(tile.panel_step);
+    StartSums<kTwoRows, kTwoColumns>(place.start, tile.start_pitch);
+    AddAll<kTwoRows, kTwoColumns, kPasses>(tile, place, beside);
+    EndSums<kTwoRows, kTwoColumns>(tile, place.c);
+  }
 }
 
 template <bool kTwoRows, bool kTwoColumns>
 CUBIST_AMX void Tile(const MmadTile<BF16>& tile) {
   Configure(tile.rows);
   Settle();
-  StartSums<kTwoRows, kTwoColumns>(tile.start, tile.start_pitch);
   if (tile.b_passes) {
-    AddAll<kTwoRows, kTwoColumns, true>(tile);
+    SideBySide<kTwoRows, kTwoColumns, true>(tile);
   } else {
-    AddAll<kTwoRows, kTwoColumns, false>(tile);
-  }
-  if (!tile.adds) {
-    StoreSums<kTwoRows, kTwoColumns>(tile.c, tile.c_pitch);
-    return Settle();
-  }
-  alignas(64) float sums[kMr * kNr];
-  StoreSums<kTwoRows, kTwoColumns>(sums, kNr);
-  Settle();
-  float* c = tile.c;
-  for (std::int64_t i = 0; i < tile.rows; ++i, c += tile.c_pitch) {
-    for (int j = 0; j < (kTwoColumns ? kNr : kSide); j += kSide)
-      _mm512_storeu_ps(c + j, _mm512_add_ps(_mm512_loadu_ps(c + j), _mm512_load_ps(sums + i * kNr + j)));
+    SideBySide<kTwoRows, kTwoColumns, false>(tile);
   }
 }
 

@@ -127,6 +127,8 @@ HWY_INLINE void StartOf(const MmadArgs& args, const Range& m, const Range& n, fl
     tile->start = args.sums == nullptr ? args.c + m.begin * args.c_pitch + n.begin
                                        : args.sums + m.begin * args.sums_pitch + n.begin;
     tile->start_pitch = args.sums == nullptr ? args.c_pitch : args.sums_pitch;
+  } else if (args.start == MmadStart::kBias && n.size() == kNr) {
+    tile->start = args.bias + n.begin, tile->start_pitch = 0;
   } else if (args.start == MmadStart::kBias) {
     std::memcpy(bias, args.bias + n.begin, static_cast<std::size_t>(n.size()) * sizeof(float));
     std::fill(bias + n.size(), bias + kNr, 0.0f);

@@ -20,12 +20,12 @@ namespace cubist {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Tiles of sixteen rows and more take as many operands as multiply-adds are quick: at 32 x 32, 64 bytes a cycle, twice what L2
-// gives. So one operand of each tile has to stand in L1.
+// Tiles of sixteen rows and more take as many operands as multiply-adds are quick: at 32 x 32, 64 bytes a cycle, when L2 gives
+// 43. So one operand of each tile has to stand in L1.
 //
-// Where B stays in L2 and a strip of A in L1, strips are outermost: B passes once for each (MmadTile::b_passes). 512 x 512 x 512
-// on a Granite Rapids, two Mmads: .57 of the peak, 1.2 to 1.35 times as fast as the other way. Not for sums that stay with the
-// core: scores of attention took 1.03 to 1.08 times as long, for no reason found.
+// Where B is in L2, strips of A are outermost: a piece of one stays in L1 while B passes (MmadTile::b_passes), panel after panel
+// by one call. Sums of more than one piece go through C. An Emerald Rapids, operands in L2: 128 x 1024 x 128 .57 of the peak,
+// 128 x 128 x 1024 .69, 256 x 512 x 1024 .67; by panels .48, .59 and .55.
 //
 // Else k passes by pieces of which a panel of B, read once, stays in L1 while the strips of A go by it, as many as have room for
 // their sums beside it: they stay in L2 while all of B passes. What lies behind the piece is asked for meanwhile, a part by each
@@ -39,8 +39,9 @@ class MmadNear {
         tiles_(tiles),
         panels_(args.n, kNr),
         in_strips_(RoundDown(args.m, std::int64_t{kTileRows})),
-        c_bytes_(SizeOf(args.c_type)) {
-    tile_.a_pitch = args.a_pitch, tile_.adds = args.adds;
+        c_bytes_(SizeOf(args.c_type)),
+        conflict_(args.a_pitch * kBytes % kSetsBytes == 0 && args.k > 256) {
+    tile_.adds = args.adds, tile_.panel_step = args.b_panel_stride;
     tile_.prefetch_step = kNr * 4;
   }
 
@@ -56,28 +57,60 @@ class MmadNear {
  private:
   static constexpr std::int64_t kPerWord = 4 / sizeof(T), kBytes = sizeof(T);
   static constexpr std::int64_t kWords = 128, kRows = 256;  // Of a piece, and of A that stays in L2.
-  static constexpr std::int64_t kStripBytes = 48 << 10, kMostOfB = 512 << 10, kFetchedB = 128 << 10;
+  // Of a strip, as much of k as stays in L1. Lines of its rows that are a multiple of kSetsBytes apart would share too few sets.
+  static constexpr std::int64_t kStripK = 640, kSetsBytes = 2 << 10, kCopyPitch = kStripK + 32;
+  // Bytes of B: what L2 has room for beside the rest, what may come from L3 with the first strip, and what is asked for then.
+  static constexpr std::int64_t kMostOfB = 5 << 18, kMostOfNewB = 512 << 10, kFetchedB = 128 << 10;
 
-  // Whether strips of A, all of k long, stay in L1 and B in L2. Lines in rows a multiple of 2 KiB apart have too few sets of it.
+  // Where the sums of a tile stand until they are done.
+  struct Sums {
+    float* at;
+    std::int64_t pitch;
+  };
+
+  // Whether StripByStrip is quicker. Few rows whose sums leave the core are taken to be the only ones that meet this B: the first
+  // strip waits for L3 while the others have nothing to ask for.
   bool StripsStay() const {
-    constexpr std::int64_t kNoPitch = 2 << 10;
-    return args_.exact && !args_.adds && args_.a_pitch * kBytes % kNoPitch != 0 &&
-           args_.k * kBytes * kTileRows <= kStripBytes && BytesOfB() <= kMostOfB;
+    const bool one_piece = args_.k <= kStripK, sums_in_c = in_strips_ > kTileRows && args_.cast == nullptr,
+               met_before = !args_.exact || in_strips_ >= kRows;
+    return !args_.adds && (one_piece || sums_in_c) && BytesOfB() <= (met_before ? kMostOfB : kMostOfNewB);
   }
   std::int64_t BytesOfB() const { return panels_.count() * args_.k * kNr * kBytes; }
 
+  // Of about one length, cut where sums keep their bits.
+  Split StripPieces() const {
+    constexpr std::int64_t kCut = 32;
+    const std::int64_t count = std::max<std::int64_t>(CeilDiv(args_.k, kStripK), 1);
+    return AtLeastOnce(Split(args_.k, RoundUp(CeilDiv(args_.k, count), kCut)));
+  }
+
   void StripByStrip() {
     tile_.b_passes = true;
-    const bool fetches = BytesOfB() > kFetchedB;
-    for (const Range strip : Split(in_strips_, kTileRows)) {
-      for (std::int64_t panel = 0; panel < panels_.count(); ++panel) {
-        FindB(panel, 0);
-        tile_.prefetch = tile_.b + args_.b_panel_stride;
-        const bool follows = strip.begin == 0 && panel + 1 < panels_.count();
-        tile_.prefetch_words = fetches && follows ? CeilDiv(args_.k, kPerWord) : 0;
-        Multiply(strip, panels_[panel], {0, args_.k}, sums_);
+    const std::int64_t whole = args_.n / kNr, together = args_.cast == nullptr ? whole : 1;
+    for (const Range k : StripPieces()) {
+      for (const Range strip : Split(in_strips_, kTileRows)) {
+        FindA(strip.begin, k);
+        if (conflict_) CopyA(k.size());
+        const Sums in_c{args_.c + strip.begin * args_.c_pitch, args_.c_pitch};
+        for (std::int64_t panel = 0; panel < whole; panel += together)
+          MeetPanels(strip, panel, together, k, args_.cast == nullptr ? in_c : Sums{sums_, kNr});
       }
     }
+    if (whole == panels_.count()) return;
+    for (const Range strip : Split(in_strips_, kTileRows)) {
+      FindA(strip.begin, {0, args_.k});
+      MeetPanels(strip, whole, 1, {0, args_.k}, {sums_, kNr});
+    }
+  }
+
+  // A strip times some panels of B, of which the first strip asks for the next one each time.
+  void MeetPanels(const Range& strip, std::int64_t panel, std::int64_t count, const Range& k,
+                  const Sums& own) {
+    FindB(panel, k.begin);
+    tile_.prefetch = tile_.b + args_.b_panel_stride;
+    const bool follows = strip.begin == 0 && panel + 1 < panels_.count();
+    tile_.prefetch_words = follows && BytesOfB() > kFetchedB ? CeilDiv(k.size(), kPerWord) : 0;
+    Multiply(strip, panels_[panel], k, own, count);
   }
 
   void PieceByPiece() {
@@ -93,8 +126,9 @@ class MmadNear {
           for (std::int64_t i = 0; i < strips; ++i) {
             const std::int64_t row = i * kTileRows;
             tile_.prefetch = tile_.b + (words + i * asks) * kNr * kPerWord, tile_.prefetch_words = asks;
+            FindA(group.begin + row, k);
             Multiply({group.begin + row, group.begin + row + kTileRows}, panels_[panel], k,
-                     sums_ + row * kNr);
+                     {sums_ + row * kNr, kNr});
           }
         }
       }
@@ -105,38 +139,47 @@ class MmadNear {
   void LastRows() {
     tile_.b_passes = false;
     for (std::int64_t panel = 0; in_strips_ < args_.m && panel < panels_.count(); ++panel) {
+      FindA(in_strips_, {0, args_.k});
       FindB(panel, 0);
       tile_.prefetch = tile_.b + args_.b_panel_stride, tile_.prefetch_words = CeilDiv(args_.k, kPerWord);
-      Multiply({in_strips_, args_.m}, panels_[panel], {0, args_.k}, sums_);
+      Multiply({in_strips_, args_.m}, panels_[panel], {0, args_.k}, {sums_, kNr});
     }
   }
 
+  void FindA(std::int64_t row, const Range& k) {
+    tile_.a = static_cast<const T*>(args_.a) + row * args_.a_pitch + k.begin, tile_.a_pitch = args_.a_pitch;
+  }
+  // A piece of a strip to where its rows do not share sets of L1.
+  void CopyA(std::int64_t k) {
+    T* const copy = reinterpret_cast<T*>(copy_);
+    for (std::int64_t i = 0; i < kTileRows; ++i) {
+      std::memcpy(static_cast<void*>(copy + i * kCopyPitch), tile_.a + i * args_.a_pitch,
+                  static_cast<std::size_t>(k) * sizeof(T));
+    }
+    tile_.a = copy, tile_.a_pitch = kCopyPitch;
+  }
   void FindB(std::int64_t panel, std::int64_t k) {
     tile_.b = static_cast<const T*>(args_.b) + panel * args_.b_panel_stride + k * kNr;
   }
 
-  // A tile of C times a piece of k: its sums stand in `own`, as rows of a panel, until the last one.
-  void Multiply(const Range& m, const Range& n, const Range& k, float* own) {
+  // A tile of C times a piece of k, and `count` - 1 whole ones beside it: their sums stand in `own` until the last piece.
+  void Multiply(const Range& m, const Range& n, const Range& k, const Sums& own, std::int64_t count = 1) {
     alignas(64) float bias[kNr];
-    const bool ends = k.end == args_.k;
+    const bool ends = k.end == args_.k, to_own = !ends || args_.cast != nullptr;
     tile_.rows = m.size(), tile_.words = k.size() / kPerWord, tile_.half = k.size() % kPerWord != 0;
-    tile_.a = static_cast<const T*>(args_.a) + m.begin * args_.a_pitch + k.begin;
-    tile_.start = own, tile_.start_pitch = kNr;
+    tile_.start = own.at, tile_.start_pitch = own.pitch;
     if (k.begin == 0) StartOf(args_, m, n, bias, &tile_);
     tile_.asks = ends && !args_.adds ? PlaceOf(m, n) : nullptr;
-    tile_.asks_bytes = n.size() * c_bytes_, tile_.asks_pitch = args_.c_pitch * c_bytes_;
+    tile_.asks_pitch = args_.c_pitch * c_bytes_;
+    tile_.panels = count;
     const ColumnsTiles<T> tiles = TilesOf(tiles_.panel, n);
     const auto function = tiles.OfRows(m.size());
-    if (!ends || args_.cast != nullptr) {
-      tile_.c = own, tile_.c_pitch = kNr;
-      function(tile_);
-      if (ends) Cast(m, n, own);
-      return;
-    }
-    tile_.c = args_.c + m.begin * args_.c_pitch + n.begin, tile_.c_pitch = args_.c_pitch;
-    if (args_.exact && n.size() < tiles.width)
+    tile_.c = to_own ? own.at : args_.c + m.begin * args_.c_pitch + n.begin;
+    tile_.c_pitch = to_own ? own.pitch : args_.c_pitch;
+    if (!to_own && args_.exact && n.size() < tiles.width)
       return MmadEdge<kTileRows>(function, m.size(), n.size(), tile_);
     function(tile_);
+    if (ends && args_.cast != nullptr) Cast(m, n, own.at);
   }
 
   void Cast(const Range& m, const Range& n, float* own) const {
@@ -155,8 +198,10 @@ class MmadNear {
   const MmadTiles<T, kTileRows>& tiles_;
   const Split panels_;
   const std::int64_t in_strips_, c_bytes_;
+  const bool conflict_;  // Lines of a piece of a strip share too few sets of L1.
   MmadTile<T> tile_;
   alignas(64) float sums_[kRows * kNr];
+  alignas(64) std::byte copy_[kTileRows * kCopyPitch * kBytes];  // Bytes, which nothing initialises.
 };
 
 // For tiles whose instructions need so much of B at a time that its lines would come one by one: B a slab at a time, packed into

@@ -43,8 +43,10 @@ struct MmadOperands {
   static constexpr std::int64_t kPerWord = 4 / static_cast<std::int64_t>(sizeof(T));
 
   MmadOperands(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t nr)
+      : MmadOperands(m, n, k, nr, k + 5) {}
+  MmadOperands(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t nr, std::int64_t a_pitch)
       : nr(nr),
-        a(m, RoundUp(k, kPerWord), k + 5),
+        a(m, RoundUp(k, kPerWord), a_pitch),
         panels(CeilDiv(n, nr), RoundUp(k, kPerWord) * nr, k * nr + 3 * nr + 1),
         bias(1, n, n),
         c(m, n, RoundUp(n, nr) + 3, RoundUp(n, nr)) {
@@ -52,7 +54,7 @@ struct MmadOperands {
             .n = n,
             .k = k,
             .a = a.data(),
-            .a_pitch = k + 5,
+            .a_pitch = a_pitch,
             .b = panels.data(),
             .b_panel_stride = k * nr + 3 * nr + 1,
             .c = c.data(),
@@ -211,6 +213,48 @@ void CheckExactMmad(MmadBody mmad, std::int64_t mr, std::int64_t nr) {
 TEST_P(TileOpsTest, ExactMmad) {
   CheckExactMmad<float>(cube_->mmad_f32, cube_->mr, cube_->nr);
   for (const auto& [mmad, mr] : NativeBodies(*cube_)) CheckExactMmad<BF16>(mmad, mr, cube_->nr);
+}
+
+// Strips of rows whose k passes in pieces, their sums in C or beside it, with a last panel and last rows that are not whole, and
+// rows of A that are a multiple of 4 KiB apart.
+TEST_P(TileOpsTest, LongSumsOfManyRows) {
+  if (!cube_->amx) GTEST_SKIP() << "only tile registers cut k so";
+  Random random(6);
+  const std::int64_t nr = cube_->nr;
+  int turn = 0;
+  for (const std::int64_t m : {32, 64, 101, 256, 300}) {
+    for (const std::int64_t n : {nr - 1, nr, 2 * nr, 3 * nr + 5}) {
+      for (const std::int64_t k : {600, 641, 1311}) {
+        const std::int64_t a_pitch = turn % 2 == 0 ? 2048 : k + 3;
+        const auto start = static_cast<MmadStart>(turn % 3);
+        SCOPED_TRACE(std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k) + ", A's pitch " +
+                     std::to_string(a_pitch) + ", start " + std::to_string(turn++ % 3));
+        MmadOperands<BF16> operands(m, n, k, nr, a_pitch);
+        operands.Fill([&] { return random.Small(); });
+        operands.SetStart(start);
+        Matrix<float> exact(m, n, n), expected(m, n, n);
+        MmadArgs args = operands.args;
+        args.c = exact.data(), args.c_pitch = n, args.exact = true;
+        if (start == MmadStart::kAdd) args.sums = operands.c.data(), args.sums_pitch = operands.args.c_pitch;
+        for (std::int64_t i = 0; i < m; ++i) {
+          for (std::int64_t j = 0; j < n; ++j) {
+            float sum = static_cast<float>(operands.StartOf(i, j));  // Of small integers: exact.
+            for (std::int64_t p = 0; p < k; ++p)
+              sum += static_cast<float>(operands.a(i, p)) * static_cast<float>(operands.B(p, j));
+            expected(i, j) = sum;
+          }
+        }
+        cube_->mmad_bf16(args);
+        cube_->mmad_bf16(operands.args);
+        for (std::int64_t i = 0; i < m; ++i) {
+          for (std::int64_t j = 0; j < n; ++j) {
+            ASSERT_EQ(exact(i, j), expected(i, j)) << "at " << i << ", " << j;
+            ASSERT_EQ(operands.c(i, j), expected(i, j)) << "with room, at " << i << ", " << j;
+          }
+        }
+      }
+    }
+  }
 }
 
 // Sums that a Mmad casts tile by tile have the bits of VectorOps::cast, whatever they are, and nothing behind a row is touched.
