@@ -89,24 +89,40 @@ CUBIST_AMX inline void AddWords(const BF16* a, std::int64_t a_bytes, const BF16*
   }
 }
 
-// The last words, fewer than sixteen: copies that zeros fill up, of A to whole words, of B to whole registers.
-template <bool kTwoRows, bool kTwoColumns>
-CUBIST_AMX void AddRest(const BF16* a, std::int64_t a_pitch, std::int64_t rows, const BF16* b,
-                        std::int64_t words, bool half) {
-  alignas(64) BF16 a_rest[kMr * 2 * kWords], b_rest[kWords * 2 * kNr];
-  const auto elements = static_cast<__mmask32>((std::uint64_t{1} << (2 * words + (half ? 1 : 0))) - 1);
-  for (std::int64_t i = 0; i < rows; ++i)
-    _mm512_store_si512(a_rest + i * 2 * kWords, _mm512_maskz_loadu_epi16(elements, a + i * a_pitch));
-  const std::int64_t there = words + (half ? 1 : 0);
-  for (std::int64_t word = 0; word < kWords; ++word) {
-    for (std::int64_t j = 0; j < 2; ++j) {
-      const std::int64_t at = (word * 2 + j) * 2 * kSide;
-      _mm512_store_si512(b_rest + at, word < there ? _mm512_loadu_si512(b + at) : _mm512_setzero_si512());
-    }
+// The last words, fewer than sixteen: copies that zeros fill up, of A to whole words, of B to whole registers. A's serves all tiles
+// of a strip.
+class Rest {
+ public:
+  CUBIST_AMX explicit Rest(const MmadTile<BF16>& tile)
+      : words_(tile.words % kWords + (tile.half ? 1 : 0)), first_(tile.words / kWords * kWords) {
+    if (words_ == 0) return;
+    const auto elements =
+        static_cast<__mmask32>((std::uint64_t{1} << (2 * words_ - (tile.half ? 1 : 0))) - 1);
+    const BF16* a = tile.a + first_ * 2;
+    for (std::int64_t i = 0; i < tile.rows; ++i, a += tile.a_pitch)
+      _mm512_store_si512(a_ + i * kRowBytes, _mm512_maskz_loadu_epi16(elements, a));
+    for (std::int64_t at = words_ * kPanelBytes; at < kWords * kPanelBytes; at += kRowBytes)
+      _mm512_store_si512(b_ + at, _mm512_setzero_si512());
   }
-  Settle();
-  AddWords<kTwoRows, kTwoColumns>(a_rest, kRowBytes, b_rest);
-}
+
+  // Adds them, of the panel at b.
+  template <bool kTwoRows, bool kTwoColumns>
+  CUBIST_AMX void Add(const BF16* b) {
+    if (words_ == 0) return;
+    const auto* const from = reinterpret_cast<const std::byte*>(b + first_ * 2 * kNr);
+    for (std::int64_t at = 0; at < words_ * kPanelBytes; at += kRowBytes)
+      _mm512_store_si512(b_ + at, _mm512_loadu_si512(from + at));
+    Settle();
+    AddWords<kTwoRows, kTwoColumns>(reinterpret_cast<const BF16*>(a_), kRowBytes,
+                                    reinterpret_cast<const BF16*>(b_));
+  }
+
+ private:
+  static constexpr std::int64_t kPanelBytes = kNr * 4;
+
+  const std::int64_t words_, first_;
+  alignas(64) std::byte a_[kMr * kRowBytes], b_[kWords * kPanelBytes];
+};
 
 template <bool kTwoRows, bool kTwoColumns>
 CUBIST_AMX inline void StartSums(const float* start, std::int64_t pitch) {
@@ -165,7 +181,7 @@ struct TilePlace {
   const char *asks, *ahead;
 };
 
-// All of k, and beside its steps the lines that are asked for: rows of C, and `beside` of the words ahead each time.
+// All whole steps of k, and beside them the lines that are asked for: rows of C, and `beside` of the words ahead each time.
 template <bool kTwoRows, bool kTwoColumns, bool kPasses>
 CUBIST_AMX inline void AddAll(const MmadTile<BF16>& tile, const TilePlace& place, std::int64_t beside) {
   const BF16 *a = place.a, *b = place.b;
@@ -183,8 +199,6 @@ CUBIST_AMX inline void AddAll(const MmadTile<BF16>& tile, const TilePlace& place
     }
     words_ahead -= beside;
   }
-  if (const std::int64_t rest = tile.words % kWords; rest > 0 || tile.half)
-    AddRest<kTwoRows, kTwoColumns>(a, tile.a_pitch, tile.rows, b, rest, tile.half);
 }
 
 // Sums to C, or added to it.
@@ -209,10 +223,12 @@ CUBIST_AMX inline void SideBySide(const MmadTile<BF16>& tile) {
   const std::int64_t steps = tile.words / kWords, ahead = tile.prefetch_words,
                      beside = steps > 0 && ahead > 0 ? (ahead + steps - 1) / steps : 0;
   TilePlace place(tile);
+  Rest rest(tile);
   for (std::int64_t panel = 0; panel < tile.panels; ++panel) {
     if (panel > 0) place.Next(tile.panel_step);
     StartSums<kTwoRows, kTwoColumns>(place.start, tile.start_pitch);
     AddAll<kTwoRows, kTwoColumns, kPasses>(tile, place, beside);
+    rest.Add<kTwoRows, kTwoColumns>(place.b);
     EndSums<kTwoRows, kTwoColumns>(tile, place.c);
   }
 }
