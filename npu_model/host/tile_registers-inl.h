@@ -1,7 +1,9 @@
 // The walks of a Mmad over the tile registers of AMX, which need more of both operands at a time than vector registers do.
 // Included once per Highway target by cube_ops.cc, after foreach_target.h.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "npu_model/host/cube_bf16.h"
 #include "npu_model/host/tile_ops.h"
@@ -19,6 +21,13 @@ HWY_BEFORE_NAMESPACE();
 namespace cubist {
 namespace HWY_NAMESPACE {
 namespace {
+
+// k in as few pieces of at most `most` as there can be, of about one length, cut where sums keep their bits.
+inline Split EvenPieces(std::int64_t k, std::int64_t most) {
+  constexpr std::int64_t kCut = 32;
+  const std::int64_t count = std::max<std::int64_t>(CeilDiv(k, most), 1);
+  return AtLeastOnce(Split(k, RoundUp(CeilDiv(k, count), kCut)));
+}
 
 // Tiles of sixteen rows and more take as many operands as multiply-adds are quick: at 32 x 32, 64 bytes a cycle, when L2 gives
 // 43. So one operand of each tile has to stand in L1.
@@ -71,23 +80,17 @@ class MmadNear {
   // Whether StripByStrip is quicker. Few rows whose sums leave the core are taken to be the only ones that meet this B: the first
   // strip waits for L3 while the others have nothing to ask for.
   bool StripsStay() const {
-    const bool one_piece = args_.k <= kStripK, sums_in_c = in_strips_ > kTileRows && args_.cast == nullptr,
+    const bool one_piece = args_.k <= kStripK,
+               sums_in_c = in_strips_ > kTileRows && args_.n >= kNr && args_.cast == nullptr,
                met_before = !args_.exact || in_strips_ >= kRows;
     return !args_.adds && (one_piece || sums_in_c) && BytesOfB() <= (met_before ? kMostOfB : kMostOfNewB);
   }
   std::int64_t BytesOfB() const { return panels_.count() * args_.k * kNr * kBytes; }
 
-  // Of about one length, cut where sums keep their bits.
-  Split StripPieces() const {
-    constexpr std::int64_t kCut = 32;
-    const std::int64_t count = std::max<std::int64_t>(CeilDiv(args_.k, kStripK), 1);
-    return AtLeastOnce(Split(args_.k, RoundUp(CeilDiv(args_.k, count), kCut)));
-  }
-
   void StripByStrip() {
     tile_.b_passes = true;
     const std::int64_t whole = args_.n / kNr, together = args_.cast == nullptr ? whole : 1;
-    for (const Range k : StripPieces()) {
+    for (const Range k : EvenPieces(args_.k, kStripK)) {
       for (const Range strip : Split(in_strips_, kTileRows)) {
         FindA(strip.begin, k);
         if (conflict_) CopyA(k.size());
@@ -207,7 +210,7 @@ class MmadNear {
 // For tiles whose instructions need so much of B at a time that its lines would come one by one: B a slab at a time, packed into
 // L2 in runs that are long enough for the machine's own prefetching, then multiplied. Asked for line by line, 32 x 64 bytes of
 // B come at the pace of L1's fill buffers: one row of A at .28 of the read bandwidth.
-constexpr std::int64_t kSlabK = 128, kSlabN = 512;          // Where each row of B is one run of memory,
+constexpr std::int64_t kSlabK = 256, kSlabN = 256;          // Where each row of B is one run of memory,
 constexpr std::int64_t kTallSlabK = 1024, kTallSlabN = 64;  // and where each column is.
 
 // The longest k of one slab. Sums of more than one stand in C, which is of fp32 then.
@@ -229,7 +232,7 @@ void MmadBySlabs(const MmadArgs& args, const MmadTiles<T, kTileRows>& tiles, dec
     part.n = n.size(), part.c = reinterpret_cast<float*>(c);
     part.start = args.start, part.bias = args.bias == nullptr ? nullptr : args.bias + n.begin;
     part.sums = args.sums == nullptr ? nullptr : args.sums + n.begin;
-    for (const Range k : AtLeastOnce(Split(args.k, SlabK(source)))) {
+    for (const Range k : EvenPieces(args.k, SlabK(source))) {
       const std::int64_t first = k.begin * source.row_stride + n.begin * source.col_stride;
       part.k = k.size(), part.a = static_cast<const T*>(args.a) + k.begin;
       part.b_panel_stride = RoundUp(k.size(), kPerWord) * kNr + kApart;
