@@ -19,7 +19,9 @@
 namespace cubist {
 namespace {
 
-constexpr int kRepetitions = 8;
+// The first of several repetitions are slow, and a neighbour may meet a few; where one takes long fewer do.
+constexpr int kRepetitions = 8, kFewestRepetitions = 3;
+constexpr double kEnoughSeconds = 0.25;
 constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;
 
 template <class Body>
@@ -84,19 +86,53 @@ Buffer4K RandomBuffer(oneapi::tbb::task_arena& arena, std::int64_t bytes) {
   return buffer;
 }
 
-// Best rate of body(first byte, bytes) over the chunks of `bytes` bytes, each byte counting `weight` times.
-template <class Body>
-double BestRate(oneapi::tbb::task_arena& arena, std::int64_t bytes, double weight, const Body& body) {
-  double best = 0;
-  for (int i = 0; i < kRepetitions; ++i) {
-    const double seconds = Seconds([&] {
-      ForEach(arena, bytes / kChunkBytes,
-              [&](std::int64_t chunk) { body(chunk * kChunkBytes, kChunkBytes); });
+// Rates of memory, all over one buffer: to fill it takes as long as to measure.
+class Streams {
+ public:
+  explicit Streams(int threads) : arena_(ThreadCount(threads)), buffer_(RandomBuffer(arena_, bytes_)) {}
+
+  double Read() {
+    std::atomic<std::uint64_t> checksum = 0;
+    return BestRate(bytes_, 1, [&](std::int64_t at, std::int64_t size) {
+      checksum.fetch_xor(ops_.stream_read(buffer_.get() + at, size), std::memory_order_relaxed);
     });
-    best = std::max(best, weight * static_cast<double>(bytes) / seconds);
   }
-  return best;
-}
+  // From one half to the other.
+  double Copy() {
+    const std::int64_t half = bytes_ / 2 / kChunkBytes * kChunkBytes;
+    return BestRate(half, 2, [&](std::int64_t at, std::int64_t size) {
+      const std::byte* const source = buffer_.get() + at;
+      ops_.copy(buffer_.get() + half + at, size, source, size, 1, size, /*stream=*/true);
+    });
+  }
+  // Leaves nothing random.
+  double Write() {
+    return BestRate(bytes_, 1, [&](std::int64_t at, std::int64_t size) {
+      ops_.stream_write(buffer_.get() + at, size, 0x3c6ef372fe94f82bu + static_cast<std::uint64_t>(at));
+    });
+  }
+
+ private:
+  // Best rate of body(first byte, bytes) over the chunks of `bytes` bytes, each byte counting `weight` times.
+  template <class Body>
+  double BestRate(std::int64_t bytes, double weight, const Body& body) {
+    double best = 0, total = 0;
+    for (int i = 0; i < kRepetitions && (i < kFewestRepetitions || total < kEnoughSeconds); ++i) {
+      const double seconds = Seconds([&] {
+        ForEach(arena_, bytes / kChunkBytes,
+                [&](std::int64_t chunk) { body(chunk * kChunkBytes, kChunkBytes); });
+      });
+      total += seconds;
+      best = std::max(best, weight * static_cast<double>(bytes) / seconds);
+    }
+    return best;
+  }
+
+  const VectorOps& ops_ = BestVectorOps();
+  const std::int64_t bytes_ = StreamBytes();
+  oneapi::tbb::task_arena arena_;
+  Buffer4K buffer_;
+};
 
 }  // namespace
 
@@ -107,44 +143,17 @@ double MeasurePeakDotBf16(int threads) {
   return ops.native_bf16 ? MeasurePeak(ops.peak_dot_bf16, threads) : 0;
 }
 
-double MeasureStreamRead(int threads) {
-  oneapi::tbb::task_arena arena(ThreadCount(threads));
-  const std::int64_t bytes = StreamBytes();
-  const Buffer4K source = RandomBuffer(arena, bytes);
-  const VectorOps& ops = BestVectorOps();
-  std::atomic<std::uint64_t> checksum = 0;
-  return BestRate(arena, bytes, 1, [&](std::int64_t at, std::int64_t size) {
-    checksum.fetch_xor(ops.stream_read(source.get() + at, size), std::memory_order_relaxed);
-  });
-}
-
-double MeasureStreamWrite(int threads) {
-  oneapi::tbb::task_arena arena(ThreadCount(threads));
-  const std::int64_t bytes = StreamBytes();
-  const Buffer4K target = RandomBuffer(arena, bytes);
-  const VectorOps& ops = BestVectorOps();
-  return BestRate(arena, bytes, 1, [&](std::int64_t at, std::int64_t size) {
-    ops.stream_write(target.get() + at, size, 0x3c6ef372fe94f82bu + static_cast<std::uint64_t>(at));
-  });
-}
-
-double MeasureStreamCopy(int threads) {
-  oneapi::tbb::task_arena arena(ThreadCount(threads));
-  const std::int64_t bytes = StreamBytes() / 2 / kChunkBytes * kChunkBytes;
-  const Buffer4K source = RandomBuffer(arena, bytes);
-  const Buffer4K target = RandomBuffer(arena, bytes);
-  const VectorOps& ops = BestVectorOps();
-  return BestRate(arena, bytes, 2, [&](std::int64_t at, std::int64_t size) {
-    ops.copy(target.get() + at, size, source.get() + at, size, 1, size, /*stream=*/true);
-  });
-}
+double MeasureStreamRead(int threads) { return Streams(threads).Read(); }
+double MeasureStreamWrite(int threads) { return Streams(threads).Write(); }
+double MeasureStreamCopy(int threads) { return Streams(threads).Copy(); }
 
 Ceilings MeasureCeilings(int threads) {
-  return {.fma_flops = MeasurePeakFma(threads),
-          .dot_bf16_flops = MeasurePeakDotBf16(threads),
-          .read_bytes_per_s = MeasureStreamRead(threads),
-          .write_bytes_per_s = MeasureStreamWrite(threads),
-          .copy_bytes_per_s = MeasureStreamCopy(threads)};
+  Ceilings ceilings{.fma_flops = MeasurePeakFma(threads), .dot_bf16_flops = MeasurePeakDotBf16(threads)};
+  Streams streams(threads);
+  ceilings.read_bytes_per_s = streams.Read();
+  ceilings.copy_bytes_per_s = streams.Copy();
+  ceilings.write_bytes_per_s = streams.Write();
+  return ceilings;
 }
 
 double MemoryFloorSeconds(const Ceilings& ceilings, double bytes_read, double bytes_written) {
