@@ -10,6 +10,7 @@
 #include <map>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <system_error>
 #include <utility>
@@ -176,6 +177,7 @@ class Runner {
   const Plan& plan_;
   const Inputs& inputs_;
   Progress progress_;
+  std::optional<MemoryCeilings> memory_;
   Ceilings ceilings_;
   std::vector<RunRow> rows_;
 };
@@ -228,9 +230,7 @@ Status Runner::WriteResults(const Case& c, CaseTensors& tensors) const {
 void Runner::RefreshCeilings(const Case& c) {
   const int threads = plan_.settings.threads;
   if (MemoryFloor(c) >= ComputeFloor(c)) {
-    ceilings_.read_bytes_per_s = MeasureStreamRead(threads);
-    ceilings_.write_bytes_per_s = MeasureStreamWrite(threads);
-    ceilings_.copy_bytes_per_s = MeasureStreamCopy(threads);
+    memory_->Measure(&ceilings_);
   } else if (c.dtype == DType::kBF16 && ceilings_.dot_bf16_flops > 0) {
     ceilings_.dot_bf16_flops = std::max(ceilings_.dot_bf16_flops, MeasurePeakDotBf16(threads));
   } else {
@@ -262,7 +262,8 @@ int Fail(const Status& status) { return BadInput("cubist run", status.message())
 int Runner::RunAll() {
   const auto start = Clock::now();
   progress_.Show("measuring the machine's ceilings");
-  ceilings_ = MeasureCeilings(plan_.settings.threads);
+  memory_.emplace(plan_.settings.threads);
+  ceilings_ = MeasureCeilings(plan_.settings.threads, *memory_);
   Print(HeaderText(plan_.settings, ceilings_));
   for (const Case& c : plan_.cases) {
     RunRow row;

@@ -86,8 +86,16 @@ Buffer4K RandomBuffer(oneapi::tbb::task_arena& arena, std::int64_t bytes) {
   return buffer;
 }
 
-// Rates of memory, all over one buffer: to fill it takes as long as to measure.
-class Streams {
+}  // namespace
+
+double MeasurePeakFma(int threads) { return MeasurePeak(BestCubeOps().peak_fma, threads); }
+
+double MeasurePeakDotBf16(int threads) {
+  const CubeOps& ops = BestCubeOps();
+  return ops.native_bf16 ? MeasurePeak(ops.peak_dot_bf16, threads) : 0;
+}
+
+class MemoryCeilings::Streams {
  public:
   explicit Streams(int threads) : arena_(ThreadCount(threads)), buffer_(RandomBuffer(arena_, bytes_)) {}
 
@@ -97,18 +105,18 @@ class Streams {
       checksum.fetch_xor(ops_.stream_read(buffer_.get() + at, size), std::memory_order_relaxed);
     });
   }
-  // From one half to the other.
-  double Copy() {
-    const std::int64_t half = bytes_ / 2 / kChunkBytes * kChunkBytes;
-    return BestRate(half, 2, [&](std::int64_t at, std::int64_t size) {
-      const std::byte* const source = buffer_.get() + at;
-      ops_.copy(buffer_.get() + half + at, size, source, size, 1, size, /*stream=*/true);
+  // To the second half alone, so that the first stays random for copies.
+  double Write() {
+    return BestRate(half_, 1, [&](std::int64_t at, std::int64_t size) {
+      const auto pattern = 0x3c6ef372fe94f82bu + static_cast<std::uint64_t>(at);
+      ops_.stream_write(buffer_.get() + half_ + at, size, pattern);
     });
   }
-  // Leaves nothing random.
-  double Write() {
-    return BestRate(bytes_, 1, [&](std::int64_t at, std::int64_t size) {
-      ops_.stream_write(buffer_.get() + at, size, 0x3c6ef372fe94f82bu + static_cast<std::uint64_t>(at));
+  // From the first half to the second.
+  double Copy() {
+    return BestRate(half_, 2, [&](std::int64_t at, std::int64_t size) {
+      const std::byte* const source = buffer_.get() + at;
+      ops_.copy(buffer_.get() + half_ + at, size, source, size, 1, size, /*stream=*/true);
     });
   }
 
@@ -129,31 +137,29 @@ class Streams {
   }
 
   const VectorOps& ops_ = BestVectorOps();
-  const std::int64_t bytes_ = StreamBytes();
+  const std::int64_t bytes_ = StreamBytes(), half_ = bytes_ / 2 / kChunkBytes * kChunkBytes;
   oneapi::tbb::task_arena arena_;
   Buffer4K buffer_;
 };
 
-}  // namespace
+MemoryCeilings::MemoryCeilings(int threads) : streams_(std::make_unique<Streams>(threads)) {}
+MemoryCeilings::~MemoryCeilings() = default;
 
-double MeasurePeakFma(int threads) { return MeasurePeak(BestCubeOps().peak_fma, threads); }
-
-double MeasurePeakDotBf16(int threads) {
-  const CubeOps& ops = BestCubeOps();
-  return ops.native_bf16 ? MeasurePeak(ops.peak_dot_bf16, threads) : 0;
+void MemoryCeilings::Measure(Ceilings* ceilings) {
+  ceilings->read_bytes_per_s = streams_->Read();
+  ceilings->write_bytes_per_s = streams_->Write();
+  ceilings->copy_bytes_per_s = streams_->Copy();
 }
 
-double MeasureStreamRead(int threads) { return Streams(threads).Read(); }
-double MeasureStreamWrite(int threads) { return Streams(threads).Write(); }
-double MeasureStreamCopy(int threads) { return Streams(threads).Copy(); }
+Ceilings MeasureCeilings(int threads, MemoryCeilings& memory) {
+  Ceilings ceilings{.fma_flops = MeasurePeakFma(threads), .dot_bf16_flops = MeasurePeakDotBf16(threads)};
+  memory.Measure(&ceilings);
+  return ceilings;
+}
 
 Ceilings MeasureCeilings(int threads) {
-  Ceilings ceilings{.fma_flops = MeasurePeakFma(threads), .dot_bf16_flops = MeasurePeakDotBf16(threads)};
-  Streams streams(threads);
-  ceilings.read_bytes_per_s = streams.Read();
-  ceilings.copy_bytes_per_s = streams.Copy();
-  ceilings.write_bytes_per_s = streams.Write();
-  return ceilings;
+  MemoryCeilings memory(threads);
+  return MeasureCeilings(threads, memory);
 }
 
 double MemoryFloorSeconds(const Ceilings& ceilings, double bytes_read, double bytes_written) {

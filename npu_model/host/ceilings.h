@@ -3,6 +3,7 @@
 #define CUBIST_NPU_MODEL_HOST_CEILINGS_H_
 
 #include <cstdint>
+#include <memory>
 
 #include "npu_model/export.h"
 
@@ -20,13 +21,30 @@ struct Ceilings {
 };
 
 // Each is the best of several repetitions of some milliseconds, in a oneTBB arena of `threads` threads (0:
-// all that the machine has). Memory is measured over buffers well beyond the last-level cache, filled with
-// random bits: non-temporal stores of zeros are two to three times as fast as those of anything else.
+// all that the machine has).
 CUBIST_COMMAND_EXPORT double MeasurePeakFma(int threads);
 CUBIST_COMMAND_EXPORT double MeasurePeakDotBf16(int threads);  // 0 where the CPU has no such product
-CUBIST_COMMAND_EXPORT double MeasureStreamRead(int threads);
-CUBIST_COMMAND_EXPORT double MeasureStreamWrite(int threads);
-CUBIST_COMMAND_EXPORT double MeasureStreamCopy(int threads);
+
+// Measures the rates of memory likewise, as often as is asked for, over a buffer that it keeps: four times the last-level
+// cache, at most 1 GiB, filled with random bits (non-temporal stores of zeros are two to three times as fast as those of
+// anything else). To fill it takes longer than to measure.
+class CUBIST_COMMAND_EXPORT MemoryCeilings {
+ public:
+  explicit MemoryCeilings(int threads);
+  ~MemoryCeilings();
+  MemoryCeilings(const MemoryCeilings&) = delete;
+  MemoryCeilings& operator=(const MemoryCeilings&) = delete;
+
+  // Sets read_, write_ and copy_bytes_per_s.
+  void Measure(Ceilings* ceilings);
+
+ private:
+  class Streams;
+  std::unique_ptr<Streams> streams_;
+};
+
+// All of them; `memory` is of as many threads.
+CUBIST_COMMAND_EXPORT Ceilings MeasureCeilings(int threads, MemoryCeilings& memory);
 CUBIST_COMMAND_EXPORT Ceilings MeasureCeilings(int threads);
 
 // The least time that moving these bytes takes: each direction has its ceiling, and both together have one.
