@@ -49,7 +49,7 @@ class MmadNear {
         panels_(args.n, kNr),
         in_strips_(RoundDown(args.m, std::int64_t{kTileRows})),
         c_bytes_(SizeOf(args.c_type)),
-        conflict_(args.a_pitch * kBytes % kSetsBytes == 0 && args.k > 256) {
+        conflict_(args.a_pitch * kBytes % kSetsBytes == 0 && args.k > kRoomyK) {
     tile_.adds = args.adds, tile_.panel_step = args.b_panel_stride;
     tile_.prefetch_step = kNr * 4;
   }
@@ -66,8 +66,9 @@ class MmadNear {
  private:
   static constexpr std::int64_t kPerWord = 4 / sizeof(T), kBytes = sizeof(T);
   static constexpr std::int64_t kWords = 128, kRows = 256;  // Of a piece, and of A that stays in L2.
-  // Of a strip, as much of k as stays in L1. Lines of its rows that are a multiple of kSetsBytes apart would share too few sets.
-  static constexpr std::int64_t kStripK = 640, kSetsBytes = 2 << 10, kCopyPitch = kStripK + 32;
+  // Of a strip, as much of k as stays in L1. Where its rows are a multiple of kSetsBytes apart their lines share sets: up to
+  // kRoomyK there is room for them all the same.
+  static constexpr std::int64_t kStripK = 640, kSetsBytes = 2 << 10, kRoomyK = 256, kCopyPitch = kStripK + 32;
   // Bytes of B: what L2 has room for beside the rest, what may come from L3 with the first strip, and what is asked for then.
   static constexpr std::int64_t kMostOfB = 5 << 18, kMostOfNewB = 512 << 10, kFetchedB = 128 << 10;
 
