@@ -107,21 +107,31 @@ bool IsNear(const ChipSpec& chip, const MatmulShape& s) {
   return (s.m + s.n) * s.k * chip.OperandBytes(s.in) <= chip.buffer(Buffer::kL0C).fast;
 }
 
-// What register tiles cost a block besides their multiply-adds. Of tile registers, whose sums wait in L1 at every piece of k, and in L2 at every step. Fitted to 4000 measured
-// tilings of twenty products on a Granite Rapids, as are the other constants of theirs.
+// What tile registers cost a block besides their multiply-adds: their sums wait in L1 at every piece of k, and in L2 at every
+// step. Fitted to 4000 measured tilings of twenty products on a Granite Rapids; where strips pass B (StripsPassB) to 800 of four
+// products on an Emerald Rapids, as are the other constants of theirs.
 double TileRegisterCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t,
                           const Block& block) {
-  constexpr double kStep = 90, kPiece = 160;
-  constexpr std::int64_t kPieceBytes = 512;
+  constexpr double kStep = 90, kPiece = 160, kNearStep = 270, kFarStep = 400, kNextPiece = 246;
+  constexpr std::int64_t kPieceBytes = 512, kLongPieceBytes = 1280;
+  const std::int64_t bytes = chip.OperandBytes(s.in);
   const double tiles =
-                   std::ceil(block.m() / D(chip.RowStep(s.in))) * std::ceil(block.n() / D(chip.mmad.n_step)),
-               pieces = D(CeilDiv(s.k * chip.OperandBytes(s.in), kPieceBytes));
-  // Rows of A beyond a quarter of L2 are driven out of it by what passes; products that are all there gain.
-  constexpr double kDrivenOut = 0.15, kAllNear = -0.25;
-  const double a_bytes = block.m() * D(std::min(t.k0, s.k) * chip.OperandBytes(s.in)),
-               beyond = a_bytes / D(chip.buffer(Buffer::kL0C).fast) - 1;
-  return tiles * (kStep * block.steps0() + kPiece * std::max(1.0, pieces)) +
-         block.Mmad() * (IsNear(chip, s) ? kAllNear : kDrivenOut * std::max(0.0, beyond));
+      std::ceil(block.m() / D(chip.RowStep(s.in))) * std::ceil(block.n() / D(chip.mmad.n_step));
+  // Products that are all in L2 gain.
+  constexpr double kAllNear = -0.25;
+  const double near = IsNear(chip, s) ? kAllNear * block.Mmad() : 0;
+  if (StripsPassB(chip, s, t)) {
+    const bool far = block.m() * block.n() * 4 > D(chip.buffer(Buffer::kL0C).fast);
+    const double next = D(CeilDiv(std::min(t.k0, s.k) * bytes, kLongPieceBytes) - 1);
+    return tiles * block.steps0() * ((far ? kFarStep : kNearStep) + kNextPiece * std::max(0.0, next)) + near;
+  }
+  // Rows of A beyond a quarter of L2 are driven out of it by what passes.
+  constexpr double kDrivenOut = 0.15;
+  const double a_bytes = block.m() * D(std::min(t.k0, s.k) * bytes),
+               beyond = a_bytes / D(chip.buffer(Buffer::kL0C).fast) - 1,
+               driven_out = IsNear(chip, s) ? 0 : kDrivenOut * std::max(0.0, beyond) * block.Mmad();
+  return tiles * (kStep * block.steps0() + kPiece * std::max(1.0, D(CeilDiv(s.k * bytes, kPieceBytes)))) +
+         near + driven_out;
 }
 
 // Register tiles of a block begin with their sums and end with them in every Mmad, and wherever a packed A ends a panel:
@@ -155,22 +165,28 @@ double MemoryCycles(const ChipSpec& chip, const MatmulShape& s) {
 }
 
 // Cycles that a byte costs a block that reads an operand as it is, or packs it for itself. Fitted to the measured order of
-// tilings: strips of A are on their way while the one before is multiplied; what a block packs drives out what it multiplies.
+// tilings: strips of A are on their way while the one before is multiplied, unless they pass B through tile registers, which
+// leave loads from beyond L2 little room; what a block packs drives out what it multiplies.
 struct SerialLoads {
-  static constexpr double kBeside = 0.5, kDrivesOutA = 2, kDrivesOutStrips = 3.3;
+  static constexpr double kBeside = 0.5, kPassing = 2.2, kDrivesOutA = 2, kDrivesOutStrips = 3.3;
   static constexpr std::int64_t kFewRows = 64;  // Beside so few what packs B is not hidden.
 
-  SerialLoads(const ChipSpec& chip, const MatmulShape& s)
-      : drives_out_b(chip.InTileRegisters(s.in) ? (IsNear(chip, s) ? 1.2 : 2.6)
-                     : s.m <= kFewRows          ? 3.0
-                                                : 1.2),
+  SerialLoads(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t)
+      : passes_b(StripsPassB(chip, s, t) && !IsNear(chip, s)),
+        drives_out_b(passes_b                     ? 1.85
+                     : chip.InTileRegisters(s.in) ? (IsNear(chip, s) ? 1.2 : 2.6)
+                     : s.m <= kFewRows            ? 3.0
+                                                  : 1.2),
         in_layout(1 / chip.path(Path::kGmToL1).bytes_per_cycle),
         packing(1 / (chip.path(Path::kGmToL1Nd2Nz).bytes_per_cycle * kLongRows)),
         packing_a(chip.InTileRegisters(s.in) ? packing * kDrivesOutA
                                              : packing * kDrivesOutStrips + 2 * MemoryCycles(chip, s)) {}
-  double OfA(bool as_it_is) const { return as_it_is ? in_layout * kBeside : packing_a; }
+  double OfA(bool as_it_is) const {
+    return as_it_is ? in_layout * (passes_b ? kPassing : kBeside) : packing_a;
+  }
   double OfB(bool as_it_is) const { return as_it_is ? in_layout : packing * drives_out_b; }
 
+  bool passes_b;
   double drives_out_b, in_layout, packing, packing_a;
 };
 
@@ -179,7 +195,7 @@ double SerialCycles(const ChipSpec& chip, const MatmulShape& s, const MatmulTili
   const std::int64_t tasks = t.tasks(s.batches);
   const double mte1 = PathCycles(chip, Path::kL1ToL0A, m * k * bytes, block.steps0()) +
                       PathCycles(chip, Path::kL1ToL0B, k * n * bytes, block.steps0());
-  const SerialLoads loads(chip, s);
+  const SerialLoads loads(chip, s, t);
   const bool a_in_layout = t.pack_a || s.a_packed || AIsReadInPlace(chip, s),
              b_in_layout = t.pack_b || t.b_once || BIsInLayout(chip, s);
   const double startups = chip.path(a_in_layout ? Path::kGmToL1 : Path::kGmToL1Nd2Nz).startup +

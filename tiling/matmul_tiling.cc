@@ -141,7 +141,10 @@ class TilingList {
   // On a host blocks are of about one size, so that threads end together; an NPU's last one may be small.
   std::vector<std::int64_t> BlockSizes(std::int64_t step, std::int64_t extent) const {
     if (chip_.pipes_overlap) return TileSizes({16, 32, 64, 128, 192, 256, 512}, step, extent);
-    std::vector<std::int64_t> sizes = TileSizes({16, 32, 64, 96, 128, 192, 256, 512}, step, extent);
+    const bool many = chip_.InTileRegisters(s_.in) && s_.m >= kLeastThatPass;
+    std::vector<std::int64_t> sizes =
+        many ? TileSizes({32, 64, 96, 128, 192, 256, 512, 1024, 2048}, step, extent)
+             : TileSizes({16, 32, 64, 96, 128, 192, 256, 512}, step, extent);
     for (std::int64_t& size : sizes)
       size = std::max(RoundUp(CeilDiv(extent, std::max<std::int64_t>(CeilDiv(extent, size), 1)), step), step);
     sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
@@ -236,20 +239,26 @@ class TilingList {
   void AddWithNearSums(const MatmulTiling& t) {
     if (SumsAreNear(t)) Add(t);
   }
-  bool SumsAreNear(const MatmulTiling& t) const {
-    return t.m * t.n * 4 <= 2 * chip_.buffer(Buffer::kL0C).fast;
+  bool SumsAreNear(const MatmulTiling& t, std::int64_t times = 1) const {
+    return t.m * t.n * 4 <= times * 2 * chip_.buffer(Buffer::kL0C).fast;
   }
 
-  // Rows of A that stay in L2 while all of B passes, or a step of both beside their sums. Rows as far apart as a way of the
-  // first-level cache is long fill all sets of L2 only as whole rows, where they are more than a strip.
+  // Strips of A that pass a long step of B, in blocks of many rows; or rows of A that stay in L2 while all of B passes, or a step
+  // of both beside their sums. Rows as far apart as a way of the first-level cache is long fill all sets of L2 only as whole
+  // rows, where they are more than a strip.
   void AddInTileRegisters(const MatmulTiling& t) {
-    constexpr std::int64_t kMostRows = 256;
+    constexpr std::int64_t kMostRows = 256, kMostColumns = 512, kLeastStep = 512;
+    constexpr std::int64_t kMostSums = 4;  // Times those that are near.
     const bool whole = t.k0 >= s_.k,
                a_is_near = t.m <= chip_.RowStep(s_.in) ||  // However small L2 is said to be.
                            t.m * t.k0 * chip_.OperandBytes(s_.in) <= chip_.buffer(Buffer::kL0A).fast,
                shares_sets = s_.m > chip_.RowStep(s_.in) && s_.a_row_bytes > 0 &&
                              s_.a_row_bytes % kWayBytes == 0 && AIsReadInPlace(chip_, s_);
-    if (t.m <= kMostRows && a_is_near && (whole || (SumsAreNear(t) && !shares_sets))) Add(t);
+    const bool near = t.m <= kMostRows && t.n <= kMostColumns && a_is_near &&
+                      (whole || (SumsAreNear(t) && !shares_sets)),
+               passes_b =
+                   StripsPassB(chip_, s_, t) && (whole || t.k0 >= kLeastStep) && SumsAreNear(t, kMostSums);
+    if (near || passes_b) Add(t);
   }
 
   // Steps of L1, stages of the buffers and parts of L0C.

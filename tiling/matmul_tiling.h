@@ -271,6 +271,15 @@ inline bool PassesB(const ChipSpec& chip, const MatmulShape& s, const MatmulTili
          t.m * step <= chip.buffer(Buffer::kL0A).fast && t.n * step > chip.buffer(Buffer::kL0B).fast;
 }
 
+// Whether tile registers take strips of A one after the other, with a block's step of B, its k0 x n, in L2: then it does not
+// matter how many rows of A there are. Fewer of them, or of columns, wait for the other operand.
+inline constexpr std::int64_t kLeastThatPass = 256;
+inline bool StripsPassB(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
+  const std::int64_t m = std::min(t.m, s.m), n = std::min(t.n, s.n), k = std::min(t.k0, s.k);
+  return chip.InTileRegisters(s.in) && std::min(m, n) >= kLeastThatPass &&
+         k * n * chip.OperandBytes(s.in) <= chip.buffer(Buffer::kL0B).fast * 5 / 4;
+}
+
 // Predicted cycles. Without `one_product` blocks of a row or column belong to different operands (GroupedMatmul), no cores
 // queue for the same lines, and an NPU's memory is left to the caller, who knows what all groups read.
 CUBIST_EXPORT double Price(const ChipSpec& chip, const MatmulShape& shape, const MatmulTiling& tiling,

@@ -38,8 +38,11 @@ struct MmadTile {
   bool b_passes = false;        // AMX: b comes from L2 once for each tile, and is not to drive a out of L1.
   const void* asks = nullptr;   // AMX: where rows begin, two lines each, that are asked for, to be written,
   std::int64_t asks_pitch = 0;  // while the sums are made; bytes.
-  std::int64_t panels = 1;      // AMX: so many whole ones, tile beside tile,
-  std::int64_t panel_step = 0;  // whose elements of b are so far apart.
+  // AMX: of the words to bring so many lie together, the next ones behind a gap of so many bytes; each panel goes on where the
+  // one before left off.
+  std::int64_t prefetch_row = INT64_MAX, prefetch_gap = 0;
+  // AMX: so many whole panels, tile beside tile, whose elements of b, c and start are so far apart.
+  std::int64_t panels = 1, panel_step = 0, c_step = 0, start_step = 0;
 };
 template <class T>
 using MmadTileFunction = void (*)(const MmadTile<T>&);

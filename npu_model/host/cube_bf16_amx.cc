@@ -168,10 +168,11 @@ struct TilePlace {
         c(tile.c),
         start(tile.start),
         asks(static_cast<const char*>(tile.asks)),
-        ahead(static_cast<const char*>(tile.prefetch)) {}
-  void Next(std::int64_t panel_step) {
-    b += panel_step, c += kNr, ahead += panel_step * 2;
-    if (start != nullptr) start += kNr;
+        ahead(static_cast<const char*>(tile.prefetch)),
+        in_row(tile.prefetch_row) {}
+  void Next(const MmadTile<BF16>& tile) {
+    b += tile.panel_step, c += tile.c_step;
+    if (start != nullptr) start += tile.start_step;
     if (asks != nullptr) asks += kNr * 4;
   }
 
@@ -179,15 +180,17 @@ struct TilePlace {
   float* c;
   const float* start;
   const char *asks, *ahead;
+  std::int64_t in_row;  // Words of `ahead` before the gap.
 };
 
 // All whole steps of k, and beside them the lines that are asked for: rows of C, and `beside` of the words ahead each time.
 template <bool kTwoRows, bool kTwoColumns, bool kPasses>
-CUBIST_AMX inline void AddAll(const MmadTile<BF16>& tile, const TilePlace& place, std::int64_t beside) {
+CUBIST_AMX inline void AddAll(const MmadTile<BF16>& tile, TilePlace& place, std::int64_t beside) {
   const BF16 *a = place.a, *b = place.b;
   const char *c = place.asks, *ahead = place.ahead;
   const std::int64_t a_bytes = tile.a_pitch * 2, c_bytes = tile.asks_pitch, ahead_bytes = tile.prefetch_step;
-  std::int64_t c_rows = c != nullptr ? tile.rows : 0, words_ahead = tile.prefetch_words;
+  std::int64_t c_rows = c != nullptr ? tile.rows : 0, words_ahead = tile.prefetch_words,
+               in_row = place.in_row;
   for (std::int64_t words = tile.words; words >= kWords; words -= kWords) {
     AddWords<kTwoRows, kTwoColumns, kPasses>(a, a_bytes, b);
     a += 2 * kWords, b += kWords * 2 * kNr;
@@ -196,9 +199,11 @@ CUBIST_AMX inline void AddAll(const MmadTile<BF16>& tile, const TilePlace& place
     for (std::int64_t left = beside; left > 0; --left, ahead += ahead_bytes) {
       __builtin_prefetch(ahead, 0, 2);
       __builtin_prefetch(ahead + kRowBytes, 0, 2);
+      if (--in_row == 0) ahead += tile.prefetch_gap, in_row = tile.prefetch_row;
     }
     words_ahead -= beside;
   }
+  place.ahead = ahead, place.in_row = in_row;
 }
 
 // Sums to C, or added to it.
@@ -225,7 +230,7 @@ CUBIST_AMX inline void SideBySide(const MmadTile<BF16>& tile) {
   TilePlace place(tile);
   Rest rest(tile);
   for (std::int64_t panel = 0; panel < tile.panels; ++panel) {
-    if (panel > 0) place.Next(tile.panel_step);
+    if (panel > 0) place.Next(tile);
     StartSums<kTwoRows, kTwoColumns>(place.start, tile.start_pitch);
     AddAll<kTwoRows, kTwoColumns, kPasses>(tile, place, beside);
     rest.Add<kTwoRows, kTwoColumns>(place.b);

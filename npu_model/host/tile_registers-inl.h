@@ -32,9 +32,10 @@ inline Split EvenPieces(std::int64_t k, std::int64_t most) {
 // Tiles of sixteen rows and more take as many operands as multiply-adds are quick: at 32 x 32, 64 bytes a cycle, when L2 gives
 // 43. So one operand of each tile has to stand in L1.
 //
-// Where B is in L2, strips of A are outermost: a piece of one stays in L1 while B passes (MmadTile::b_passes), panel after panel
-// by one call. Sums of more than one piece go through C. An Emerald Rapids, operands in L2: 128 x 1024 x 128 .57 of the peak,
-// 128 x 128 x 1024 .69, 256 x 512 x 1024 .67; by panels .48, .59 and .55.
+// Where B is in L2, strips of A are outermost: a piece of one stays in L1 while B passes (MmadTile::b_passes), many panels by
+// one call, and what comes after it is asked for meanwhile. Sums of more than one piece stand beside C, whose rows may share
+// sets. An Emerald Rapids, operands in L2: 128 x 1024 x 128 .57 of the peak, 128 x 128 x 1024 .69, 512 x 512 x 512 .70; by panels
+// .48, .59 and .55. A from L3, 2048 x 256 x 2048: .50.
 //
 // Else k passes by pieces of which a panel of B, read once, stays in L1 while the strips of A go by it, as many as have room for
 // their sums beside it: they stay in L2 while all of B passes. What lies behind the piece is asked for meanwhile, a part by each
@@ -51,7 +52,7 @@ class MmadNear {
         c_bytes_(SizeOf(args.c_type)),
         conflict_(args.a_pitch * kBytes % kSetsBytes == 0 && args.k > kRoomyK) {
     tile_.adds = args.adds, tile_.panel_step = args.b_panel_stride;
-    tile_.prefetch_step = kNr * 4;
+    tile_.prefetch_step = kAskedBytes;
   }
 
   void Run() {
@@ -69,55 +70,69 @@ class MmadNear {
   // Of a strip, as much of k as stays in L1. Where its rows are a multiple of kSetsBytes apart their lines share sets: up to
   // kRoomyK there is room for them all the same.
   static constexpr std::int64_t kStripK = 640, kSetsBytes = 2 << 10, kRoomyK = 256, kCopyPitch = kStripK + 32;
+  static constexpr std::int64_t kSideBySide = 16;  // Tiles of a strip whose sums stand beside C.
   // Bytes of B: what L2 has room for beside the rest, what may come from L3 with the first strip, and what is asked for then.
   static constexpr std::int64_t kMostOfB = 5 << 18, kMostOfNewB = 512 << 10, kFetchedB = 128 << 10;
+  static_assert(kRows <= kSideBySide * kTileRows);
+  static constexpr std::int64_t kFetchedA = 512 << 10;  // Bytes of A that may have been driven out of L2.
 
-  // Where the sums of a tile stand until they are done.
+  // Where the sums of tiles side by side stand until they are done.
   struct Sums {
     float* at;
-    std::int64_t pitch;
+    std::int64_t pitch, step;
   };
+  Sums Beside(std::int64_t tile = 0) { return {sums_ + tile * kTileRows * kNr, kNr, kTileRows * kNr}; }
 
   // Whether StripByStrip is quicker. Few rows whose sums leave the core are taken to be the only ones that meet this B: the first
   // strip waits for L3 while the others have nothing to ask for.
   bool StripsStay() const {
-    const bool one_piece = args_.k <= kStripK,
-               sums_in_c = in_strips_ > kTileRows && args_.n >= kNr && args_.cast == nullptr,
+    const bool one_piece = args_.k <= kStripK, more_strips = in_strips_ > kTileRows && args_.n >= kNr,
                met_before = !args_.exact || in_strips_ >= kRows;
-    return !args_.adds && (one_piece || sums_in_c) && BytesOfB() <= (met_before ? kMostOfB : kMostOfNewB);
+    return !args_.adds && (one_piece || more_strips) && BytesOfB() <= (met_before ? kMostOfB : kMostOfNewB);
   }
   std::int64_t BytesOfB() const { return panels_.count() * args_.k * kNr * kBytes; }
 
   void StripByStrip() {
     tile_.b_passes = true;
-    const std::int64_t whole = args_.n / kNr, together = args_.cast == nullptr ? whole : 1;
-    for (const Range k : EvenPieces(args_.k, kStripK)) {
-      for (const Range strip : Split(in_strips_, kTileRows)) {
-        FindA(strip.begin, k);
-        if (conflict_) CopyA(k.size());
-        const Sums in_c{args_.c + strip.begin * args_.c_pitch, args_.c_pitch};
-        for (std::int64_t panel = 0; panel < whole; panel += together)
-          MeetPanels(strip, panel, together, k, args_.cast == nullptr ? in_c : Sums{sums_, kNr});
+    const auto pieces = EvenPieces(args_.k, kStripK);
+    // Tiles that are cast when they are done are so while they are in L1.
+    const bool cast_at_once = args_.cast != nullptr && pieces.count() == 1;
+    const std::int64_t whole = args_.n / kNr, most = cast_at_once ? 1 : kSideBySide;
+    for (const Range strip : Split(in_strips_, kTileRows)) {
+      for (std::int64_t panel = 0; panel < panels_.count();) {
+        const std::int64_t count = panel < whole ? std::min(most, whole - panel) : 1;
+        for (const Range k : pieces) {
+          if (panel == 0 || pieces.count() > 1) BringA(strip.begin, k);
+          FindB(panel, k.begin);
+          strip.begin == 0 ? AskForB(panel, k) : AskForA(strip.begin, k, count);
+          Multiply(strip, panels_[panel], k, Beside(), count);
+        }
+        panel += count;
       }
     }
-    if (whole == panels_.count()) return;
-    for (const Range strip : Split(in_strips_, kTileRows)) {
-      FindA(strip.begin, {0, args_.k});
-      MeetPanels(strip, whole, 1, {0, args_.k}, {sums_, kNr});
-    }
+    tile_.prefetch_row = INT64_MAX;
   }
 
-  // A strip times some panels of B, of which the first strip asks for the next one each time; of a small B only where so many
-  // strips meet it that it costs nothing: attention's backward pass, whose operands come from L3, takes .96 of the time.
-  void MeetPanels(const Range& strip, std::int64_t panel, std::int64_t count, const Range& k,
-                  const Sums& own) {
-    FindB(panel, k.begin);
+  // The first strip asks for the panels that come next; of a small B only where so many strips meet it that it costs nothing:
+  // attention's backward pass, whose operands come from L3, takes .96 of the time.
+  void AskForB(std::int64_t panel, const Range& k) {
+    const bool asks = BytesOfB() > kFetchedB || (!args_.exact && in_strips_ >= kRows);
     tile_.prefetch = tile_.b + args_.b_panel_stride;
-    const bool follows = strip.begin == 0 && panel + 1 < panels_.count(),
-               asks = BytesOfB() > kFetchedB || (!args_.exact && in_strips_ >= kRows);
-    tile_.prefetch_words = follows && asks ? CeilDiv(k.size(), kPerWord) : 0;
-    Multiply(strip, panels_[panel], k, own, count);
+    tile_.prefetch_words = asks && panel + 1 < panels_.count() ? CeilDiv(k.size(), kPerWord) : 0;
+    tile_.prefetch_row = tile_.prefetch_words;
+    tile_.prefetch_gap = (args_.b_panel_stride - k.size() * kNr) * kBytes;
   }
+
+  // The others for the next piece of A, of their own rows or of the next ones, which `count` panels share.
+  void AskForA(std::int64_t row, const Range& k, std::int64_t count) {
+    const bool ends = k.end == args_.k, last = ends && row + kTileRows >= in_strips_;
+    const std::int64_t words = CeilDiv(k.size() * kBytes, kAskedBytes);
+    const std::int64_t next_row = ends ? row + kTileRows : row, next_k = ends ? 0 : k.end;
+    tile_.prefetch = static_cast<const T*>(args_.a) + (last ? 0 : next_row * args_.a_pitch + next_k);
+    tile_.prefetch_words = last || BytesOfA() <= kFetchedA ? 0 : CeilDiv(words * kTileRows, count);
+    tile_.prefetch_row = words, tile_.prefetch_gap = args_.a_pitch * kBytes - words * kAskedBytes;
+  }
+  std::int64_t BytesOfA() const { return args_.m * args_.k * kBytes; }
 
   void PieceByPiece() {
     // What is added is one sum over all of k, and a strip alone finds nothing in L1 twice.
@@ -133,8 +148,7 @@ class MmadNear {
             const std::int64_t row = i * kTileRows;
             tile_.prefetch = tile_.b + (words + i * asks) * kNr * kPerWord, tile_.prefetch_words = asks;
             FindA(group.begin + row, k);
-            Multiply({group.begin + row, group.begin + row + kTileRows}, panels_[panel], k,
-                     {sums_ + row * kNr, kNr});
+            Multiply({group.begin + row, group.begin + row + kTileRows}, panels_[panel], k, Beside(i));
           }
         }
       }
@@ -148,19 +162,21 @@ class MmadNear {
       FindA(in_strips_, {0, args_.k});
       FindB(panel, 0);
       tile_.prefetch = tile_.b + args_.b_panel_stride, tile_.prefetch_words = CeilDiv(args_.k, kPerWord);
-      Multiply({in_strips_, args_.m}, panels_[panel], {0, args_.k}, {sums_, kNr});
+      Multiply({in_strips_, args_.m}, panels_[panel], {0, args_.k}, Beside());
     }
   }
 
   void FindA(std::int64_t row, const Range& k) {
     tile_.a = static_cast<const T*>(args_.a) + row * args_.a_pitch + k.begin, tile_.a_pitch = args_.a_pitch;
   }
-  // A piece of a strip to where its rows do not share sets of L1.
-  void CopyA(std::int64_t k) {
+  // A piece of a strip, at a place where its rows do not share sets of L1.
+  void BringA(std::int64_t row, const Range& k) {
+    FindA(row, k);
+    if (!conflict_) return;
     T* const copy = reinterpret_cast<T*>(copy_);
     for (std::int64_t i = 0; i < kTileRows; ++i) {
       std::memcpy(static_cast<void*>(copy + i * kCopyPitch), tile_.a + i * args_.a_pitch,
-                  static_cast<std::size_t>(k) * sizeof(T));
+                  static_cast<std::size_t>(k.size()) * sizeof(T));
     }
     tile_.a = copy, tile_.a_pitch = kCopyPitch;
   }
@@ -168,24 +184,29 @@ class MmadNear {
     tile_.b = static_cast<const T*>(args_.b) + panel * args_.b_panel_stride + k * kNr;
   }
 
-  // A tile of C times a piece of k, and `count` - 1 whole ones beside it: their sums stand in `own` until the last piece.
+  // A piece of k of a tile of C, and of `count` - 1 whole ones beside it: their sums stand in `own` until the last piece.
   void Multiply(const Range& m, const Range& n, const Range& k, const Sums& own, std::int64_t count = 1) {
     alignas(64) float bias[kNr];
     const bool ends = k.end == args_.k, to_own = !ends || args_.cast != nullptr;
     tile_.rows = m.size(), tile_.words = k.size() / kPerWord, tile_.half = k.size() % kPerWord != 0;
-    tile_.start = own.at, tile_.start_pitch = own.pitch;
-    if (k.begin == 0) StartOf(args_, m, n, bias, &tile_);
+    tile_.start = own.at, tile_.start_pitch = own.pitch, tile_.start_step = own.step;
+    if (k.begin == 0) StartOf(args_, m, n, bias, &tile_), tile_.start_step = kNr;
     tile_.asks = ends && !args_.adds ? PlaceOf(m, n) : nullptr;
     tile_.asks_pitch = args_.c_pitch * c_bytes_;
     tile_.panels = count;
     const ColumnsTiles<T> tiles = TilesOf(tiles_.panel, n);
     const auto function = tiles.OfRows(m.size());
     tile_.c = to_own ? own.at : args_.c + m.begin * args_.c_pitch + n.begin;
-    tile_.c_pitch = to_own ? own.pitch : args_.c_pitch;
-    if (!to_own && args_.exact && n.size() < tiles.width)
-      return MmadEdge<kTileRows>(function, m.size(), n.size(), tile_);
-    function(tile_);
-    if (ends && args_.cast != nullptr) Cast(m, n, own.at);
+    tile_.c_pitch = to_own ? own.pitch : args_.c_pitch, tile_.c_step = to_own ? own.step : kNr;
+    const bool in_c = !to_own || (k.begin == 0 && args_.start == MmadStart::kAdd && args_.sums == nullptr);
+    if (in_c && args_.exact && n.size() < tiles.width) {
+      MmadEdge<kTileRows>(function, m.size(), n.size(), tile_);
+    } else {
+      function(tile_);
+    }
+    if (!ends || args_.cast == nullptr) return;
+    for (std::int64_t i = 0; i < count; ++i)
+      Cast(m, {n.begin + i * kNr, n.end + i * kNr}, own.at + i * own.step);
   }
 
   void Cast(const Range& m, const Range& n, float* own) const {
@@ -206,7 +227,7 @@ class MmadNear {
   const std::int64_t in_strips_, c_bytes_;
   const bool conflict_;  // Lines of a piece of a strip share too few sets of L1.
   MmadTile<T> tile_;
-  alignas(64) float sums_[kRows * kNr];
+  alignas(64) float sums_[kSideBySide * kTileRows * kNr];
   alignas(64) std::byte copy_[kTileRows * kCopyPitch * kBytes];  // Bytes, which nothing initialises.
 };
 

@@ -215,15 +215,15 @@ TEST_P(TileOpsTest, ExactMmad) {
   for (const auto& [mmad, mr] : NativeBodies(*cube_)) CheckExactMmad<BF16>(mmad, mr, cube_->nr);
 }
 
-// Strips of rows whose k passes in pieces, their sums in C or beside it, with a last panel and last rows that are not whole, and
-// rows of A that are a multiple of 4 KiB apart.
+// Strips of rows whose k passes in pieces, their sums beside C, with more panels than stand side by side, a last one and last rows
+// that are not whole, and rows of A that are a multiple of 4 KiB apart.
 TEST_P(TileOpsTest, LongSumsOfManyRows) {
   if (!cube_->amx) GTEST_SKIP() << "only tile registers cut k so";
   Random random(6);
   const std::int64_t nr = cube_->nr;
   int turn = 0;
   for (const std::int64_t m : {32, 64, 101, 256, 300}) {
-    for (const std::int64_t n : {nr - 1, nr, 2 * nr, 3 * nr + 5}) {
+    for (const std::int64_t n : {nr - 1, nr, 2 * nr, 3 * nr + 5, 17 * nr + 3}) {
       for (const std::int64_t k : {600, 641, 1311}) {
         const std::int64_t a_pitch = turn % 2 == 0 ? 2048 : k + 3;
         const auto start = static_cast<MmadStart>(turn % 3);
@@ -232,9 +232,14 @@ TEST_P(TileOpsTest, LongSumsOfManyRows) {
         MmadOperands<BF16> operands(m, n, k, nr, a_pitch);
         operands.Fill([&] { return random.Small(); });
         operands.SetStart(start);
-        Matrix<float> exact(m, n, n), expected(m, n, n);
+        Matrix<float> exact(m, n, n), in_place(m, n, n), expected(m, n, n);
         MmadArgs args = operands.args;
-        args.c = exact.data(), args.c_pitch = n, args.exact = true;
+        args.c = in_place.data(), args.c_pitch = n, args.exact = true;
+        for (std::int64_t i = 0; i < m; ++i) {
+          for (std::int64_t j = 0; j < n; ++j) in_place(i, j) = operands.c(i, j);
+        }
+        cube_->mmad_bf16(args);
+        args.c = exact.data();
         if (start == MmadStart::kAdd) args.sums = operands.c.data(), args.sums_pitch = operands.args.c_pitch;
         for (std::int64_t i = 0; i < m; ++i) {
           for (std::int64_t j = 0; j < n; ++j) {
@@ -249,6 +254,7 @@ TEST_P(TileOpsTest, LongSumsOfManyRows) {
         for (std::int64_t i = 0; i < m; ++i) {
           for (std::int64_t j = 0; j < n; ++j) {
             ASSERT_EQ(exact(i, j), expected(i, j)) << "at " << i << ", " << j;
+            ASSERT_EQ(in_place(i, j), expected(i, j)) << "in place, at " << i << ", " << j;
             ASSERT_EQ(operands.c(i, j), expected(i, j)) << "with room, at " << i << ", " << j;
           }
         }
@@ -271,7 +277,7 @@ TEST_P(TileOpsTest, SumsAreCastAsTheVectorDoes) {
                                 0x1.03p0f};
   Random random(5);
   for (const DType type : {DType::kBF16, DType::kF16}) {
-    for (const std::int64_t k : {0, 5, 300}) {
+    for (const std::int64_t k : {0, 5, 300, 1300}) {
       for (const auto& [m, n] : {std::pair(1, 1), std::pair(16, 16), std::pair(31, 17), std::pair(32, 32),
                                  std::pair(40, 31), std::pair(300, 70)}) {
         SCOPED_TRACE(std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k));
