@@ -241,7 +241,8 @@ CUBIST_EXPORT std::vector<MatmulTiling> GroupCandidates(const ChipSpec& chip, co
 // Whether a Mmad reads A's rows where they lie in GM. Rows as long as a way of a first-level cache would stand in one of
 // its sets: a Mmad copies them again for every block of columns. A few rows are read wherever they are.
 inline bool AIsReadInPlace(const ChipSpec& chip, const MatmulShape& s) {
-  const bool shares_sets = s.a_row_bytes % kWayBytes == 0 && !chip.InTileRegisters(s.in);
+  const bool shares_sets =
+      s.a_row_bytes % kWayBytes == 0 && !(chip.InTileRegisters(s.in) && s.a_row_bytes == kWayBytes);
   if (chip.packing.a_in_place_bytes == 0 || s.a_row_bytes == 0 || chip.OperandBytes(s.in) != SizeOf(s.in))
     return false;
   return s.m <= chip.RowStep(s.in) || (s.a_row_bytes <= chip.packing.a_in_place_bytes && !shares_sets);

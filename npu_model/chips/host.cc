@@ -115,8 +115,7 @@ ChipSpec MakeHostChip(const CubeOps& cube) {
   chip.packing.row_multiple = 2;
   chip.packing.a_width_bytes = 4096;
   chip.packing.a_line_bytes = 64;
-  // Of tile registers longer ones are unmeasured.
-  chip.packing.a_in_place_bytes = cube.amx ? 4096 : 32768;
+  chip.packing.a_in_place_bytes = 32768;
   const auto fitted = [](double times, const char* to) {
     return Constant{times, "times", Basis::kFitted, 0.2, to};
   };

@@ -165,7 +165,7 @@ TEST(MatmulTilingTest, CandidatesFitAndCoverTheirGrid) {
 ChipSpec HostWithTileRegisters() {
   ChipSpec chip = HostChip();
   chip.mmad.narrow_m_step = 32, chip.mmad.k_bytes = 64;
-  chip.packing.native_bf16 = true, chip.packing.a_in_place_bytes = 4096;
+  chip.packing.native_bf16 = true;
   return chip;
 }
 
