@@ -35,6 +35,7 @@ namespace cubist {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr std::chrono::seconds kCeilingsLast{1};  // Of memory; to measure them takes up to half as long.
 
 // `--quick` divides the tokens once more, and repeats and checks less.
 constexpr std::int64_t kQuickTokenScale = 8;
@@ -159,8 +160,8 @@ class Runner {
   void Check(const Case& c, CaseTensors& tensors, RunRow* row) const;
   Status WriteResults(const Case& c, CaseTensors& tensors) const;
 
-  // Ceilings wander with the neighbours' load: those that a row is held against are measured beside it. Of
-  // arithmetic the highest ever seen counts, of memory the latest.
+  // Ceilings wander with the neighbours' load: those that a row is held against are measured beside it, memory's no more
+  // than kCeilingsLast before. Of arithmetic the highest ever seen counts, of memory the latest.
   void RefreshCeilings(const Case& c);
   double ComputeFloor(const Case& c) const {
     return c.flops / (c.dtype == DType::kBF16 ? ceilings_.bf16_flops() : ceilings_.fma_flops);
@@ -178,6 +179,7 @@ class Runner {
   const Inputs& inputs_;
   Progress progress_;
   std::optional<MemoryCeilings> memory_;
+  Clock::time_point memory_measured_;
   Ceilings ceilings_;
   std::vector<RunRow> rows_;
 };
@@ -230,7 +232,9 @@ Status Runner::WriteResults(const Case& c, CaseTensors& tensors) const {
 void Runner::RefreshCeilings(const Case& c) {
   const int threads = plan_.settings.threads;
   if (MemoryFloor(c) >= ComputeFloor(c)) {
+    if (Clock::now() - memory_measured_ < kCeilingsLast) return;
     memory_->Measure(&ceilings_);
+    memory_measured_ = Clock::now();
   } else if (c.dtype == DType::kBF16 && ceilings_.dot_bf16_flops > 0) {
     ceilings_.dot_bf16_flops = std::max(ceilings_.dot_bf16_flops, MeasurePeakDotBf16(threads));
   } else {
@@ -264,6 +268,7 @@ int Runner::RunAll() {
   progress_.Show("measuring the machine's ceilings");
   memory_.emplace(plan_.settings.threads);
   ceilings_ = MeasureCeilings(plan_.settings.threads, *memory_);
+  memory_measured_ = Clock::now();
   Print(HeaderText(plan_.settings, ceilings_));
   for (const Case& c : plan_.cases) {
     RunRow row;

@@ -1,9 +1,11 @@
 // Products of few rows with a B that lies where the caller has it, where there are sixteen registers.
 // Included once per Highway target, after foreach_target.h.
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <type_traits>
+#include <utility>
 
 #include "npu_model/host/cube_bf16.h"
 #include "npu_model/host/tile_ops.h"
@@ -32,7 +34,8 @@ namespace {
 // loop over rows takes a fifth of its instructions for itself.
 // Zen 3, 7168 columns of 2048 from memory, one thread: one row of floats takes 1.0 to 1.1 times as long as reading B. Panels
 // would take 1.7 (fp32) and 4.5 (bf16) times as long for one row; for eight rows, of columns, 1.5, for sixteen 1.3 times.
-constexpr std::int64_t kMostOfRows = 8, kMostOfColumns = 16;  // Rows of A, for a B of rows or columns.
+// Rows of A, for a B of rows and of columns.
+constexpr std::int64_t kMostOfRows = CUBIST_OLD_CPU ? 2 : 8, kMostOfColumns = CUBIST_OLD_CPU ? 2 : 16;
 constexpr std::int64_t kFewSums = 6144;     // Of all rows, which pass through the first-level cache,
 constexpr std::int64_t kFewGap = 16;        // and so many floats between rows of them.
 constexpr std::int64_t kFewHeld = 1 << 14;  // Elements of A at once.
@@ -281,16 +284,17 @@ void FewInColumns(const MmadArgs& args, std::int64_t cols) {
 }
 
 using FewFunction = void (*)(const MmadArgs&, std::int64_t cols);
+// Of one row of A, of two, and so on.
 template <class E>
-constexpr FewFunction kInRows[kMostOfRows] = {&FewInRows<1, E>, &FewInRows<2, E>, &FewInRows<3, E>,
-                                              &FewInRows<4, E>, &FewInRows<5, E>, &FewInRows<6, E>,
-                                              &FewInRows<7, E>, &FewInRows<8, E>};
+constexpr auto kInRows = []<int... kLess>(std::integer_sequence<int, kLess...>) {
+  return std::array<FewFunction, sizeof...(kLess)>{&FewInRows<kLess + 1, E>...};
+}
+(std::make_integer_sequence<int, kMostOfRows>());
 template <class E>
-constexpr FewFunction kInColumns[kMostOfColumns] = {
-    &FewInColumns<1, E>,  &FewInColumns<2, E>,  &FewInColumns<3, E>,  &FewInColumns<4, E>,
-    &FewInColumns<5, E>,  &FewInColumns<6, E>,  &FewInColumns<7, E>,  &FewInColumns<8, E>,
-    &FewInColumns<9, E>,  &FewInColumns<10, E>, &FewInColumns<11, E>, &FewInColumns<12, E>,
-    &FewInColumns<13, E>, &FewInColumns<14, E>, &FewInColumns<15, E>, &FewInColumns<16, E>};
+constexpr auto kInColumns = []<int... kLess>(std::integer_sequence<int, kLess...>) {
+  return std::array<FewFunction, sizeof...(kLess)>{&FewInColumns<kLess + 1, E>...};
+}
+(std::make_integer_sequence<int, kMostOfColumns>());
 
 }  // namespace
 }  // namespace HWY_NAMESPACE

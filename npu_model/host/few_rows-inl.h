@@ -1,5 +1,6 @@
 // Products of few rows with a B that lies where the caller has it, its rows or columns in runs.
 // Included once per Highway target, after foreach_target.h.
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -64,7 +65,8 @@ std::int64_t MultiplyFew(const MmadArgs& args, const FewRowTiles<T>&) {
   const bool in_rows = args.b_source.col_stride == 1;
   const std::int64_t cols = RoundDown(args.n, in_rows ? kNr : kLanes);
   if (args.m < 1 || args.m > (in_rows ? kMostOfRows : kMostOfColumns) || args.k < 1 || cols == 0) return 0;
-  (in_rows ? kInRows<E> : kInColumns<E>)[args.m - 1](args, cols);
+  const auto row = static_cast<std::size_t>(args.m - 1);
+  (in_rows ? kInRows<E>[row] : kInColumns<E>[row])(args, cols);
   return cols;
 }
 

@@ -1,10 +1,13 @@
 // Bodies of the weighted movements, compiled once per Highway target.
 #include "npu_model/host/movement_ops.h"
 
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "npu_model/host/cpu.h"
 #include "npu_model/host/simd_targets.h"
@@ -97,7 +100,7 @@ void CopyRows(void* const* to, std::int64_t count, const void* from, std::int64_
 // ---- Weighted sums
 
 // Rows that one pass adds, and what they are followed by.
-constexpr std::int64_t kRowsPerPass = 8;
+constexpr std::int64_t kRowsPerPass = CUBIST_OLD_CPU ? 2 : 8;
 struct Upcoming {
   const void* const* rows = nullptr;
   std::int64_t count = 0;
@@ -170,15 +173,13 @@ void WeightedPass(Out* out, const float* start, std::int64_t n, const void* cons
 template <Pace kPace, bool kStream, Narrowing kNarrowing, class Out, class T>
 void AddRows(Out* out, const float* start, std::int64_t n, const WeightedRows& x, const Range& r) {
   using Pass = void (*)(Out*, const float*, std::int64_t, const void* const*, const float*, const Upcoming&);
-  static constexpr Pass kPasses[kRowsPerPass] = {&WeightedPass<kPace, 1, kStream, kNarrowing, Out, T>,
-                                                 &WeightedPass<kPace, 2, kStream, kNarrowing, Out, T>,
-                                                 &WeightedPass<kPace, 3, kStream, kNarrowing, Out, T>,
-                                                 &WeightedPass<kPace, 4, kStream, kNarrowing, Out, T>,
-                                                 &WeightedPass<kPace, 5, kStream, kNarrowing, Out, T>,
-                                                 &WeightedPass<kPace, 6, kStream, kNarrowing, Out, T>,
-                                                 &WeightedPass<kPace, 7, kStream, kNarrowing, Out, T>,
-                                                 &WeightedPass<kPace, 8, kStream, kNarrowing, Out, T>};
-  kPasses[r.size() - 1](out, start, n, x.rows + r.begin, x.weights + r.begin, After(x, r));
+  static constexpr auto kPasses = []<int... kLess>(std::integer_sequence<int, kLess...>) {
+    return std::array<Pass, sizeof...(kLess)>{
+        &WeightedPass<kPace, kLess + 1, kStream, kNarrowing, Out, T>...};
+  }
+  (std::make_integer_sequence<int, kRowsPerPass>());
+  kPasses[static_cast<std::size_t>(r.size() - 1)](out, start, n, x.rows + r.begin, x.weights + r.begin,
+                                                  After(x, r));
 }
 
 template <Pace kPace>

@@ -30,7 +30,7 @@ struct MovementOps {
   // acc (n) (+)= sum over i ascending of weights[i] * rows[i] (n).
   void (*weighted_sum)(float* acc, std::int64_t n, const WeightedRows& rows, bool accumulate);
   // The sum alone, rounded to the rows' dtype, by non-temporal stores for all but the unaligned ends of out (n). `sum` is
-  // room for n floats, which more than eight rows are added in.
+  // room for n floats, for more rows than one pass adds.
   void (*stream_weighted_sum)(void* out, float* sum, std::int64_t n, const WeightedRows& rows);
   // dst[i] = `bytes` bytes of src, by non-temporal stores for all but the unaligned ends, while those at `next`, unless
   // null, are fetched.

@@ -261,7 +261,7 @@ struct NormGradBlock {
 template <Narrowing kNarrowing, class T>
 void NormRowsGradOf(const NormRowsGradRows& t, float scale) {
   // Where a store is half a line, those of four rows in turn take three times as long as those of two.
-  constexpr int kRows = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
+  constexpr int kRows = HWY_TARGET <= HWY_AVX3 ? 4 : CUBIST_OLD_CPU ? 1 : 2;
   // Lines of all rows begin together.
   const bool alike = !t.d_x.stream || RowBytes<T>(t.d_x) % static_cast<std::int64_t>(kLineBytes) == 0;
   std::int64_t i = 0;

@@ -4,6 +4,9 @@
 #ifndef CUBIST_NPU_MODEL_HOST_SIMD_TARGETS_H_
 #define CUBIST_NPU_MODEL_HOST_SIMD_TARGETS_H_
 
+// Whether vectors are those of CPUs built before 2013: their bodies have fewer cases of their own, for the time to compile them.
+#define CUBIST_OLD_CPU (HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SCALAR)
+
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE_256 | HWY_SVE2 | HWY_SVE2_128 | HWY_RVV)
 
 #endif  // CUBIST_NPU_MODEL_HOST_SIMD_TARGETS_H_
