@@ -65,7 +65,7 @@ void KeepChoice(const ChoiceKey& key, std::shared_ptr<const void> tiling) {
   all.known.insert_or_assign(key.bytes(), std::move(tiling));
 }
 
-Status ReplayCalls(const ChipSpec& chip, double known, double slack,
+Status ReplayCalls(const ChipSpec& chip, double known,
                    const std::function<Status(const Device&, std::size_t, Profile*)>& replay,
                    std::span<double> seconds) {
   std::vector<Status> statuses(seconds.size());
@@ -73,7 +73,7 @@ Status ReplayCalls(const ChipSpec& chip, double known, double slack,
   std::atomic<double> bound = known;
   ForEach(seconds.size(), [&](std::size_t i) {
     Profile profile;
-    statuses[i] = replay(Npu(chip, {.with_data = false, .give_up_s = slack * bound.load()}), i, &profile);
+    statuses[i] = replay(Npu(chip, {.with_data = false, .give_up_s = bound.load()}), i, &profile);
     if (!statuses[i].ok()) return;
     seconds[i] = profile.time_s;
     double least = bound.load();

@@ -10,7 +10,6 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -70,9 +69,9 @@ CUBIST_EXPORT std::shared_ptr<const void> FindChoice(const ChoiceKey& key);
 CUBIST_EXPORT void KeepChoice(const ChoiceKey& key, std::shared_ptr<const void> tiling);
 
 // Seconds of calls on a chip, one for each of `seconds`, side by side: replay(device, i, &profile) makes call i without data.
-// One that takes longer than `slack` times `known`, or than one that has ended, is given up.
+// One that takes longer than `known`, or than one that has ended, is given up.
 CUBIST_EXPORT Status
-ReplayCalls(const ChipSpec& chip, double known, double slack,
+ReplayCalls(const ChipSpec& chip, double known,
             const std::function<Status(const Device& device, std::size_t i, Profile* profile)>& replay,
             std::span<double> seconds);
 
@@ -82,9 +81,7 @@ struct NoReplay {};
 // The quickest by replay of the tilings that their price leaves open. `replay(device, tiling, &profile)` makes the call with
 // a tiling, replay.AddTo(&key) says what of the call bears on its time besides the shape. Replay::kFamilies limits the
 // replays of one tiling of each family, Replay::kWalks those of the best one's others, and of what differs from the best of
-// them in a step alone, where the kernel has such; their `work` is ReplayWork. Where a call's time hangs on what its host does
-// not know, Replay::kUneven limits the tilings, one of each family and walk and at most `dearest` times as slow as the quickest,
-// that are compared by replay.Uneven(device, tiling, seconds, &profile) at last, where replay() took `seconds`. The flags are
+// them in a step alone, where the kernel has such; their `work` is ReplayWork. The flags are
 // minimal ones whatever the call's, so that a call keeps its tiling where they alone differ.
 template <class Shape, class Tiling, class Replay>
 class ChoiceByReplay {
@@ -95,25 +92,6 @@ class ChoiceByReplay {
   // Of `all`, and of what they lead to where `allow` does: at least one.
   template <class Allow>
   Status Run(std::vector<Tiling> all, const Allow& allow, Tiling* tiling) {
-    CUBIST_RETURN_IF_ERROR(FindQuickest(std::move(all), allow, tiling));
-    if constexpr (kHasUneven) return CompareAlike(tiling);
-    return {};
-  }
-
- private:
-  static constexpr bool kHasUneven = requires { Replay::kUneven; };
-  struct Tried {
-    Tiling tiling;
-    double seconds;
-  };
-
-  static constexpr double Slack() {
-    if constexpr (kHasUneven) return Replay::kUneven.dearest;
-    return 1;
-  }
-
-  template <class Allow>
-  Status FindQuickest(std::vector<Tiling> all, const Allow& allow, Tiling* tiling) {
     constexpr ShortListLimits kFamilies = Replay::kFamilies, kWalks = Replay::kWalks;
     const PricedTilings<Tiling> priced(chip_, shape_, std::move(all), SideBySide);
     const auto work = [&](const Tiling& t) { return ReplayWork(shape_, t); };
@@ -140,56 +118,26 @@ class ChoiceByReplay {
     return Try(std::move(list), tiling);
   }
 
+ private:
   Status Try(std::vector<Tiling> tilings, Tiling* best) {
-    std::erase_if(tilings, [&](const Tiling& t) {
-      return std::any_of(tried_.begin(), tried_.end(), [&](const Tried& tried) { return tried.tiling == t; });
-    });
+    std::erase_if(
+        tilings, [&](const Tiling& t) { return std::find(tried_.begin(), tried_.end(), t) != tried_.end(); });
     std::vector<double> seconds(tilings.size());
     const auto replay = [&](const Device& device, std::size_t i, Profile* profile) {
       return replay_(device, tilings[i], profile);
     };
-    CUBIST_RETURN_IF_ERROR(ReplayCalls(chip_, least_, Slack(), replay, seconds));
+    CUBIST_RETURN_IF_ERROR(ReplayCalls(chip_, least_, replay, seconds));
     for (std::size_t i = 0; i < tilings.size(); ++i) {
-      tried_.push_back({tilings[i], seconds[i]});
+      tried_.push_back(tilings[i]);
       if (seconds[i] < least_) least_ = seconds[i], *best = tilings[i];
     }
-    return {};
-  }
-
-  Status CompareAlike(Tiling* best) {
-    std::erase_if(tried_, [&](const Tried& tried) { return !(tried.seconds <= Slack() * least_); });
-    std::stable_sort(tried_.begin(), tried_.end(),
-                     [](const Tried& a, const Tried& b) { return a.seconds < b.seconds; });
-    // The best of each family, then of each walk in it.
-    std::set<decltype(FamilyOf(*best))> families;
-    std::set<std::pair<decltype(FamilyOf(*best)), decltype(WalkOf(*best))>> walks;
-    std::vector<Tried> first, others;
-    for (const Tried& tried : tried_) {
-      const auto family = FamilyOf(tried.tiling);
-      if (!walks.emplace(family, WalkOf(tried.tiling)).second) continue;
-      (families.insert(family).second ? first : others).push_back(tried);
-    }
-    tried_ = std::move(first);
-    tried_.insert(tried_.end(), others.begin(), others.end());
-    std::size_t count = 0;
-    for (std::int64_t work = 0; count < std::min(tried_.size(), Replay::kUneven.count); ++count)
-      if (work += ReplayWork(shape_, tried_[count].tiling); work > Replay::kUneven.work) break;
-    if (count < 2) return {};
-    std::vector<double> seconds(count);
-    const auto replay = [&](const Device& device, std::size_t i, Profile* profile) {
-      return replay_.Uneven(device, tried_[i].tiling, tried_[i].seconds, profile);
-    };
-    CUBIST_RETURN_IF_ERROR(
-        ReplayCalls(chip_, std::numeric_limits<double>::infinity(), /*slack=*/1, replay, seconds));
-    const auto least = std::min_element(seconds.begin(), seconds.end()) - seconds.begin();
-    *best = tried_[static_cast<std::size_t>(least)].tiling;
     return {};
   }
 
   const ChipSpec& chip_;
   const Shape& shape_;
   const Replay& replay_;
-  std::vector<Tried> tried_;
+  std::vector<Tiling> tried_;
   double least_ = std::numeric_limits<double>::infinity();
 };
 

@@ -19,8 +19,9 @@
 
 namespace cubist {
 
-// Steps of the scalar unit: what a group's blocks are; whose a block is; two groups compared while they are sorted.
-inline constexpr std::int64_t kStepsOfGroup = 8, kStepsOfTurn = 3, kStepsOfCompare = 2;
+// Steps of the scalar unit: what a group's blocks are; whose a block is; two groups compared while they are sorted; a group's rows
+// and their square added up.
+inline constexpr std::int64_t kStepsOfGroup = 8, kStepsOfTurn = 3, kStepsOfCompare = 2, kStepsOfMeter = 4;
 
 // Where the groups' rows are, as GM says.
 struct GroupRows {
@@ -44,6 +45,19 @@ struct GroupRows {
     visit(groups(), Range{begin, rows});
   }
 };
+
+// The tiling for the groups' spread.
+template <CubeCore Core>
+const GroupedMatmulTiling& TilingFor(Core& core, const GroupRows& groups, const GroupedTilings& tilings) {
+  if (tilings.of.size() == 1) return tilings.of[0];
+  GroupSpreads::Meter meter(groups.rows);
+  groups.ForEach(core, [&](std::int64_t group, Range rows) {
+    if (group < groups.groups()) meter.Add(rows.size());
+    return true;
+  });
+  core.Spend(groups.groups() * kStepsOfMeter);
+  return tilings.of[meter.SpreadBy(tilings.spreads)];
+}
 
 // A group, and where its rows are.
 struct GroupVisit {

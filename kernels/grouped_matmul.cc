@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdlib>
 #include <functional>
-#include <limits>
 #include <new>
 #include <span>
 #include <string>
@@ -76,34 +74,27 @@ struct Batch {
   std::vector<std::int64_t> rows;
 };
 
-// `all` rows for so many groups, group g's in proportion to share(g).
-template <class Share>
-std::vector<std::int64_t> RowsOf(std::int64_t all, std::int64_t groups, const Share& share) {
-  double sum = 0;
-  for (std::int64_t g = 0; g < groups; ++g) sum += share(static_cast<double>(g));
-  std::vector<std::int64_t> rows;
-  std::int64_t left = all;
-  for (std::int64_t g = 0; g < groups; ++g) {
-    const double part = static_cast<double>(all) * share(static_cast<double>(g)) / sum;
-    rows.push_back(std::min(static_cast<std::int64_t>(part), left));
-    left -= rows.back();
-  }
-  for (std::int64_t g = 0; g < std::min(left, groups); ++g) ++rows[static_cast<std::size_t>(g)];
-  return rows;
-}
-
-// A call as its tiling is chosen, on an NPU, as how many rows there are in each group is known to the cores alone: with as many
-// in each; with any number up to twice that; and by Zipf's law, an n-th of the first's for the n-th.
+// A call as its tiling is chosen on an NPU: with the batches that stand for the spread of its own, since the rows of each group are
+// known to the cores alone. They look for their tiling; this launch, which sees what they will find, chooses no other.
 template <class Args>
-struct Batches {
-  Batches(const ChipSpec& chip, const Args& args, std::int64_t all)
-      : groups(chip.pipes_overlap ? args.groups.size(0) : 0),
-        even(args, RowsOf(all, groups, [](double) { return 1.0; })),
-        ramp(args, RowsOf(all, groups, [](double g) { return 2 * g + 1; })),
-        zipf(args, RowsOf(all, groups, [](double g) { return 1 / (g + 1); })) {}
+struct SpreadBatch {
+  SpreadBatch(const ChipSpec& chip, const Args& args, std::int64_t all)
+      : spreads(chip.pipes_overlap ? args.groups.size(0) : 0),
+        spread(chip.pipes_overlap ? SpreadOf(args, all) : 0),
+        by_power(args, spreads.RowsOf(spread, GroupSpreads::Law::kPower, all)),
+        by_decay(args, spreads.RowsOf(spread, GroupSpreads::Law::kDecay, all)) {}
 
-  std::int64_t groups;
-  Batch<Args> even, ramp, zipf;
+  GroupSpreads spreads;
+  std::size_t spread;
+  Batch<Args> by_power, by_decay;
+
+ private:
+  std::size_t SpreadOf(const Args& args, std::int64_t all) const {
+    GroupSpreads::Meter meter(all);
+    for (std::int64_t g = 0; g < args.groups.size(0); ++g)
+      meter.Add(RowsOfGroup(args.groups, args.group_list, g));
+    return meter.SpreadBy(spreads);
+  }
 };
 
 // One matrix (rows, cols) per group, stored transposed where asked: a stack, or a list.
@@ -351,13 +342,9 @@ template <class T, class Args>
 struct ReplayOf {
   static constexpr ShortListLimits kFamilies{.count = 96, .dearest = 2, .work = 220000},
       kWalks{.count = 32, .dearest = 2.5, .work = 100000, .alone = 300000};
-  // What is best for even groups alone may take a third longer for others than what is about as good for even ones.
-  static constexpr ShortListLimits kUneven{.count = 12, .dearest = 1.03, .work = 440000};
-  const Batches<Args>& batches;
+  const SpreadBatch<Args>& of;
 
   Status operator()(const Device& model, const GroupedMatmulTiling& tiling, Profile* profile) const;
-  Status Uneven(const Device& model, const GroupedMatmulTiling& tiling, double even_s,
-                Profile* profile) const;
   void AddTo(ChoiceKey* key) const;
 };
 
@@ -367,7 +354,7 @@ Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, 
   const GmTensor& x = *launch.Input(p.x_name, p.x);
   GroupedMatmulShape shape;
   shape.groups = p.groups.size(0);
-  shape.rows = replay.batches.even.rows;
+  shape.rows = replay.of.by_power.rows;
   shape.product.m = p.x.size(0), shape.product.n = p.out.size(1), shape.product.k = p.x.size(1);
   shape.product.in = p.x.dtype, shape.product.out = p.out.dtype;
   GroupedMatmulOperands g;
@@ -386,6 +373,8 @@ Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, 
   } else {
     CUBIST_RETURN_IF_ERROR(ChooseFor(device, kernel, shape, &Candidates, &tiling, replay));
   }
+  const GroupedTilings tilings{replay.of.spreads,
+                               {launch.chip().pipes_overlap ? GroupSpreads::kCount : 1, tiling}};
 
   std::vector<const GmTensor*> list;
   g.groups = AddGroups(launch, p.groups, p.group_list, p.x.size(0));
@@ -408,7 +397,7 @@ Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, 
   const std::int64_t most =
       (shape.groups + 1 + shape.product.m / tiling.block.m) * CeilDiv(shape.product.n, tiling.block.n);
   launch.OnAiCores(shape.product.m == 0 ? 0 : most,
-                   [&](auto& core) { GroupedMatmulKernel<T>(core, g, tiling); });
+                   [&](auto& core) { GroupedMatmulKernel<T>(core, g, tilings); });
   return {};
 }
 
@@ -418,7 +407,7 @@ Status Run(const Device& device, const GroupedMatmulArgs& args, Profile* profile
            const GroupedMatmulTiling* forced = nullptr) {
   Launch launch(device, kForward);
   launch.GiveThreadsRuns();
-  const Batches batches(launch.chip(), args, args.x.size(0));
+  const SpreadBatch batch(launch.chip(), args, args.x.size(0));
   CUBIST_RETURN_IF_ERROR(AddRowProducts<T>(device, kForward, launch,
                                            {args.x,
                                             args.groups,
@@ -433,7 +422,7 @@ Status Run(const Device& device, const GroupedMatmulArgs& args, Profile* profile
                                             "out",
                                             {args.alpha, args.beta, args.activation, args.bias.given(),
                                              args.beta == 0 ? ConstTensor() : args.residual}},
-                                           ReplayOf<T, GroupedMatmulArgs>{batches}, forced));
+                                           ReplayOf<T, GroupedMatmulArgs>{batch}, forced));
   return launch.Finish(profile);
 }
 
@@ -443,7 +432,7 @@ Status AddGradWeights(const Device& device, const char* kernel, Launch& launch,
                       const GroupedMatmulTiling* forced) {
   GroupedMatmulShape shape;
   shape.groups = args.groups.size(0), shape.axis = GroupedAxis::kK, shape.adds = args.accumulate_dw;
-  shape.rows = replay.batches.even.rows;
+  shape.rows = replay.of.by_power.rows;
   shape.product.m = args.x.size(1), shape.product.n = args.dy.size(1), shape.product.k = args.dy.size(0);
   shape.product.in = args.dy.dtype;
   shape.product.out = args.dw.given() ? args.dw.dtype : args.dw_list[0].dtype;
@@ -456,6 +445,8 @@ Status AddGradWeights(const Device& device, const char* kernel, Launch& launch,
   } else {
     CUBIST_RETURN_IF_ERROR(ChooseFor(device, kernel, shape, &Candidates, &tiling, replay));
   }
+  const GroupedTilings tilings{replay.of.spreads,
+                               {launch.chip().pipes_overlap ? GroupSpreads::kCount : 1, tiling}};
 
   std::vector<const GmTensor*> list;
   GroupedGradWeightsOperands g;
@@ -471,7 +462,7 @@ Status AddGradWeights(const Device& device, const char* kernel, Launch& launch,
   g.k = shape.product.m, g.n = shape.product.n;
   const std::int64_t blocks =
       shape.groups * CeilDiv(shape.product.m, tiling.block.m) * CeilDiv(shape.product.n, tiling.block.n);
-  launch.OnAiCores(blocks, [&](auto& core) { GroupedGradWeightsKernel<T>(core, g, tiling); });
+  launch.OnAiCores(blocks, [&](auto& core) { GroupedGradWeightsKernel<T>(core, g, tilings); });
   return {};
 }
 
@@ -484,7 +475,7 @@ Status Run(const Device& device, const GroupedMatmulGradArgs& args, Profile* pro
   if (args.dx.given()) {
     GroupedMatmulGradArgs alone = args;
     alone.dw = {}, alone.dw_list = {};
-    const Batches batches(launch.chip(), alone, args.dy.size(0));
+    const SpreadBatch batch(launch.chip(), alone, args.dy.size(0));
     CUBIST_RETURN_IF_ERROR(AddRowProducts<T>(device, kGrad, launch,
                                              {args.dy,
                                               args.groups,
@@ -498,50 +489,40 @@ Status Run(const Device& device, const GroupedMatmulGradArgs& args, Profile* pro
                                               "dy",
                                               "dx",
                                               {}},
-                                             ReplayOf<T, GroupedMatmulGradArgs>{batches}, forced));
+                                             ReplayOf<T, GroupedMatmulGradArgs>{batch}, forced));
   }
   if (args.dw.given() || !args.dw_list.empty()) {
     GroupedMatmulGradArgs alone = args;
     alone.dx = {};
-    const Batches batches(launch.chip(), alone, args.dy.size(0));
+    const SpreadBatch batch(launch.chip(), alone, args.dy.size(0));
     CUBIST_RETURN_IF_ERROR(
-        AddGradWeights<T>(device, kGrad, launch, args, ReplayOf<T, GroupedMatmulGradArgs>{batches}, forced));
+        AddGradWeights<T>(device, kGrad, launch, args, ReplayOf<T, GroupedMatmulGradArgs>{batch}, forced));
   }
   return launch.Finish(profile);
 }
 
+// The sum of both batches' times.
 template <class T, class Args>
 Status ReplayOf<T, Args>::operator()(const Device& model, const GroupedMatmulTiling& tiling,
                                      Profile* profile) const {
-  return Run<T>(model, batches.even.args, profile, &tiling);
-}
-
-// The sum of all, that of even groups among them.
-template <class T, class Args>
-Status ReplayOf<T, Args>::Uneven(const Device& model, const GroupedMatmulTiling& tiling, double even_s,
-                                 Profile* profile) const {
-  double seconds = even_s;
-  for (const Args* args : {&batches.ramp.args, &batches.zipf.args}) {
-    const double left_s = model.npu().give_up_s - seconds;
-    if (left_s <= 0) seconds = std::numeric_limits<double>::infinity();
-    if (std::isinf(seconds)) break;
-    CUBIST_RETURN_IF_ERROR(
-        Run<T>(Npu(model.chip(), {.with_data = false, .give_up_s = left_s}), *args, profile, &tiling));
-    seconds += profile->time_s;
-  }
-  profile->time_s = seconds;
+  CUBIST_RETURN_IF_ERROR(Run<T>(model, of.by_power.args, profile, &tiling));
+  const double seconds = profile->time_s, left_s = model.npu().give_up_s - seconds;
+  if (of.by_decay.rows == of.by_power.rows || left_s <= 0) return {};
+  const Device rest = Npu(model.chip(), {.with_data = false, .give_up_s = left_s});
+  CUBIST_RETURN_IF_ERROR(Run<T>(rest, of.by_decay.args, profile, &tiling));
+  profile->time_s += seconds;
   return {};
 }
 
 // Tensors and lists that a call has.
 template <class T, class Args>
 void ReplayOf<T, Args>::AddTo(ChoiceKey* key) const {
-  const Args& args = batches.even.args;
+  const Args& args = of.by_power.args;
   const auto add_all = [&](const auto& list) {
     key->Add(list.size());
     for (const auto& t : list) key->Add(ConstTensor(t));
   };
-  key->Add(args.groups);
+  key->Add(args.groups), key->Add(of.spread);
   key->Add(args.weights), add_all(args.weight_list);
   key->Add(args.packed_weights.matrices), key->Add(args.transpose_weights);
   if constexpr (std::is_same_v<Args, GroupedMatmulArgs>) {

@@ -100,7 +100,8 @@ class GroupPipeline {
 // out = x w_g + bias_g for the rows of each group, as the epilogue has it; 0 after the last: a product with an empty k. A
 // group's rows are cut evenly; its blocks go down the rows, so that a panel of weights is read while it is near.
 template <class T, AiCore Core>
-void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const GroupedMatmulTiling& t) {
+void GroupedMatmulKernel(Core& core, const GroupedMatmulOperands& g, const GroupedTilings& tilings) {
+  const GroupedMatmulTiling& t = TilingFor(core, g.groups, tilings);
   GroupPipeline<T, Core> many(core, t.block, g.bias != nullptr, g.epilogue, g.sum_epilogue, t.cuts_k);
   std::array<std::optional<GroupPipeline<T, Core>>, std::tuple_size_v<decltype(t.few)>> few;
   for (std::size_t i = 0; i < few.size(); ++i) {
@@ -182,7 +183,9 @@ struct GroupedGradWeightsOperands {
 
 // dw_g (+)= x_g^T dy_g. An empty group is written as a product with an empty sum, unless it is accumulated onto.
 template <class T, CubeCore Core>
-void GroupedGradWeightsKernel(Core& core, const GroupedGradWeightsOperands& g, const GroupedMatmulTiling& t) {
+void GroupedGradWeightsKernel(Core& core, const GroupedGradWeightsOperands& g,
+                              const GroupedTilings& tilings) {
+  const GroupedMatmulTiling& t = TilingFor(core, g.groups, tilings);
   GroupPipeline<T, Core> pipeline(core, t.block, /*with_bias=*/false, g.epilogue, g.sum_epilogue, t.cuts_k);
   const auto blocks_of = [&](std::int64_t group, Range rows) -> GroupBlocks {
     if (group == g.groups.groups() || (rows.empty() && g.accumulate == Accumulate::kYes)) return {};

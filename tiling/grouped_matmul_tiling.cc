@@ -1,6 +1,7 @@
 #include "tiling/grouped_matmul_tiling.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -302,6 +303,22 @@ std::vector<GroupedMatmulTiling> Tilings(const ChipSpec& chip, const GroupedMatm
   return tilings;
 }
 
+// Before a launch's cores see their batch it is settled whether x is packed: for every spread as is cheapest for even groups.
+void SettlePacking(const ChipSpec& chip, GroupedMatmulShape shape,
+                   std::vector<GroupedMatmulTiling>* candidates) {
+  const auto packs = [](const GroupedMatmulTiling& t) { return t.block.pack_a; };
+  const auto all = std::count_if(candidates->begin(), candidates->end(), packs);
+  if (!chip.pipes_overlap || all == 0 || all == std::ssize(*candidates)) return;
+  if (!shape.rows.empty())
+    shape.rows.assign(shape.rows.size(), CeilDiv(shape.product.m, std::ssize(shape.rows)));
+  std::array<double, 2> least;
+  least.fill(std::numeric_limits<double>::infinity());
+  for (const GroupedMatmulTiling& t : *candidates)
+    least[packs(t)] = std::min(least[packs(t)], Price(chip, shape, t));
+  std::erase_if(*candidates,
+                [&](const GroupedMatmulTiling& t) { return least[packs(t)] > least[!packs(t)]; });
+}
+
 }  // namespace
 
 std::int64_t BufferBytes(const ChipSpec& chip, const GroupedMatmulShape& shape,
@@ -319,6 +336,7 @@ std::vector<GroupedMatmulTiling> Candidates(const ChipSpec& chip, const GroupedM
   const GroupedMatmulShape shape = Rounded(exact);
   std::vector<GroupedMatmulTiling> candidates = Tilings(chip, shape);
   std::erase_if(candidates, [&](const GroupedMatmulTiling& t) { return !Fits(chip, shape, t); });
+  SettlePacking(chip, shape, &candidates);
   for (GroupedMatmulTiling& t : candidates) SetWork(chip, shape, &t), SetFew(chip, shape, &t);
   return candidates;
 }

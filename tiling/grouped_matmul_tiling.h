@@ -13,6 +13,7 @@
 
 #include "npu_model/chip.h"
 #include "npu_model/status.h"
+#include "tiling/group_spreads.h"
 #include "tiling/matmul_tiling.h"
 
 namespace cubist {
@@ -35,7 +36,7 @@ struct GroupedMatmulShape {
   std::int64_t groups = 0;
   GroupedAxis axis = GroupedAxis::kM;
   bool adds = false;  // to what the output holds
-  // Of each group, for a price by kinds of groups; empty on a host. A call gives all as many, as it cannot know.
+  // Of each group, for a price by kinds of groups; empty on a host. A call gives those of the spread of its batch.
   std::vector<std::int64_t> rows = {};
 
   friend auto operator<=>(const GroupedMatmulShape&, const GroupedMatmulShape&) = default;
@@ -77,6 +78,12 @@ struct GroupedMatmulTiling {
   friend bool operator==(const GroupedMatmulTiling& a, const GroupedMatmulTiling& b) {
     return a.block == b.block && a.dealing == b.dealing;
   }
+};
+
+// What a launch gives its cores: a tiling for each spread; on a host, which replays nothing, one for all.
+struct GroupedTilings {
+  GroupSpreads spreads{0};
+  std::vector<GroupedMatmulTiling> of = {};
 };
 
 template <class Visit>

@@ -69,14 +69,20 @@ TEST(GroupOrderTest, DealingTakesAFewStepsForABlock) {
   EXPECT_EQ(turns.TakeSteps(), 100 * (kStepsOfTurn + 12));
 }
 
+// A list of counts, or of ends, in memory.
+GmTensor ListOf(std::vector<std::int32_t>& values) {
+  GmTensor list;
+  list.data = reinterpret_cast<std::byte*>(values.data());
+  list.dtype = DType::kI32, list.name = "groups";
+  list.bytes = std::ssize(values) * SizeOf(DType::kI32);
+  list.sizes = {1, 1, 1, std::ssize(values)}, list.strides = {1, 1, 1, 1};
+  return list;
+}
+
 TEST(GroupOrderTest, CoresHaveEveryBlockOnceAndSpendTheirTime) {
   std::vector<std::int32_t> counts{300, 0, 17, 128, 1};
   const std::int64_t all = 450;  // Four behind the last group's.
-  GmTensor list;
-  list.data = reinterpret_cast<std::byte*>(counts.data());
-  list.dtype = DType::kI32, list.name = "groups";
-  list.bytes = std::ssize(counts) * SizeOf(DType::kI32);
-  list.sizes = {1, 1, 1, std::ssize(counts)}, list.strides = {1, 1, 1, 1};
+  const GmTensor list = ListOf(counts);
   const GroupRows rows{MatrixOf(list), /*ends=*/false, all};
   const auto blocks_of = [](std::int64_t, Range of_group) {
     return GroupBlocks{
@@ -97,6 +103,44 @@ TEST(GroupOrderTest, CoresHaveEveryBlockOnceAndSpendTheirTime) {
     }
     EXPECT_EQ(seen.size(), 6u * (3 + 0 + 1 + 1 + 1 + 1)) << NameOf(dealing);
   }
+}
+
+// Every core takes the tiling that is chosen for the batch, by counts as by ends, and the time to look for it.
+TEST(GroupOrderTest, CoresTakeTheTilingOfTheirBatch) {
+  testing::Random random;
+  std::set<std::size_t> taken;
+  for (int i = 0; i < 100; ++i) {
+    const std::int64_t groups = random.Integer(1, 40), steep = random.Integer(0, 12);
+    std::vector<std::int32_t> counts, ends;
+    std::int64_t all = 0;
+    for (std::int64_t g = 0; g < groups; ++g) {
+      counts.push_back(static_cast<std::int32_t>(random.Integer(500, 520) >> (g * steep / groups)));
+      ends.push_back(static_cast<std::int32_t>(all += counts.back()));
+    }
+    GroupedTilings tilings{GroupSpreads(groups), std::vector<GroupedMatmulTiling>(GroupSpreads::kCount)};
+    GroupSpreads::Meter meter(all + 4);
+    for (const std::int32_t count : counts) meter.Add(count);
+    const std::size_t spread = meter.SpreadBy(tilings.spreads);
+    taken.insert(spread);
+    for (const bool by_ends : {false, true}) {
+      const GmTensor list = ListOf(by_ends ? ends : counts);
+      Scratch scratch;
+      trace::CoreRecord record;
+      TraceAiCore core(Ascend910B2(), scratch, 1, 5, /*with_data=*/false, &record);
+      EXPECT_EQ(&TilingFor(core, GroupRows{MatrixOf(list), by_ends, all + 4}, tilings), &tilings.of[spread]);
+      EXPECT_FALSE(record.instrs.empty());
+    }
+  }
+  EXPECT_GT(taken.size(), 4u);
+  // Of one tiling there is nothing to look for.
+  std::vector<std::int32_t> counts{3, 4};
+  const GmTensor list = ListOf(counts);
+  const GroupedTilings one{GroupSpreads(2), std::vector<GroupedMatmulTiling>(1)};
+  Scratch scratch;
+  trace::CoreRecord record;
+  TraceAiCore core(Ascend910B2(), scratch, 0, 1, /*with_data=*/false, &record);
+  EXPECT_EQ(&TilingFor(core, GroupRows{MatrixOf(list), false, 7}, one), &one.of[0]);
+  EXPECT_TRUE(record.instrs.empty());
 }
 
 }  // namespace

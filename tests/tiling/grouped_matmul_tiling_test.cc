@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -55,6 +56,29 @@ TEST(GroupedMatmulTilingTest, TheCheapestCandidateIsChosenAndFits) {
       EXPECT_EQ(again, chosen);
     }
   }
+}
+
+// Rows of an odd length are packed first or not whatever the batch, which the cores alone know.
+TEST(GroupedMatmulTilingTest, SpreadsAreAtOneWhetherRowsArePacked) {
+  int packing = 0;
+  for (const std::int64_t n : {256, 1000, 7168}) {
+    for (const std::int64_t k : {576, 2045}) {
+      GroupedMatmulShape shape = Shape(1024, 8, n, k);
+      const auto packs = [](const GroupedMatmulTiling& t) { return t.block.pack_a; };
+      std::vector<std::int64_t> packed;
+      for (std::size_t spread = 0; spread < GroupSpreads::kCount; ++spread) {
+        shape.rows = GroupSpreads(8).RowsOf(spread, GroupSpreads::Law::kPower, 1024);
+        const std::vector<GroupedMatmulTiling> candidates = Candidates(Ascend910B2(), shape);
+        ASSERT_FALSE(candidates.empty());
+        packed.push_back(std::count_if(candidates.begin(), candidates.end(), packs));
+        EXPECT_TRUE(packed.back() == 0 || packed.back() == std::ssize(candidates));
+        EXPECT_EQ(packed.back(), packed.front());
+      }
+      packing += packed.front() > 0;
+    }
+  }
+  EXPECT_GT(packing, 0);
+  EXPECT_LT(packing, 6);
 }
 
 TEST(GroupedMatmulTilingTest, NothingPackedThatCannotBe) {
