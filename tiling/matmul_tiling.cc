@@ -244,16 +244,16 @@ class TilingList {
   }
 
   // Strips of A that pass a long step of B, in blocks of many rows; or rows of A that stay in L2 while all of B passes, or a step
-  // of both beside their sums. Rows as far apart as a way of the first-level cache is long fill all sets of L2 only as whole
-  // rows, where they are more than a strip.
+  // of both beside their sums: of rows as far apart as ways of the first-level cache are long a step as long as one, or a strip.
   void AddInTileRegisters(const MatmulTiling& t) {
     constexpr std::int64_t kMostRows = 256, kMostColumns = 512, kLeastStep = 512;
     constexpr std::int64_t kMostSums = 4;  // Times those that are near.
     const bool whole = t.k0 >= s_.k,
                a_is_near = t.m <= chip_.RowStep(s_.in) ||  // However small L2 is said to be.
                            t.m * t.k0 * chip_.OperandBytes(s_.in) <= chip_.buffer(Buffer::kL0A).fast,
-               shares_sets = s_.m > chip_.RowStep(s_.in) && s_.a_row_bytes > 0 &&
-                             s_.a_row_bytes % kWayBytes == 0 && AIsReadInPlace(chip_, s_);
+               shares_sets = t.m > chip_.RowStep(s_.in) && s_.a_row_bytes > 0 &&
+                             s_.a_row_bytes % kWayBytes == 0 && AIsReadInPlace(chip_, s_) &&
+                             t.k0 * chip_.OperandBytes(s_.in) < kWayBytes;
     const bool near = t.m <= kMostRows && t.n <= kMostColumns && a_is_near &&
                       (whole || (SumsAreNear(t) && !shares_sets)),
                passes_b =
