@@ -14,13 +14,13 @@
 namespace cubist {
 
 // Who launches a grouped product knows the sum of its groups' rows, and its cores what each of them has. So a tiling is chosen for
-// every spread, and the cores take that of their batch. A spread is of batches about as uneven, by the sum of their rows' squares,
-// whatever their order and their law; two stand for it (Law).
+// every spread, and the cores take that of their batch. A spread is of batches that are about as uneven, by the sum of the squares of
+// their rows, whatever the order of their groups; one of each law stands for it.
 class GroupSpreads {
  public:
-  // Of the first all groups have as many rows; of the others n^-power of the largest one's has the n-th in size, or
+  // In the first spread all groups have as many rows. In the others the n-th in size has n^-power of what the largest has, or always
+  // the same part of what the one before it has, such that the batch is as uneven.
   static constexpr std::array<double, 9> kPowers{0, 0.1, 0.25, 0.5, 0.75, 1, 1.3, 1.7, 2.5};
-  // as even a part of that before it as makes the batch as uneven.
   enum class Law { kPower, kDecay };
   static constexpr std::size_t kCount = kPowers.size();
 

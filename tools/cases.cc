@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "kernels/flash_attention.h"
+#include "kernels/grouped_matmul.h"
 #include "kernels/matmul.h"
 #include "kernels/token_permute.h"
 #include "reference/attention.h"
@@ -126,7 +127,7 @@ Case MatmulCase(const std::string& name, const std::string& a, const std::string
 
 // ---- Experts ----
 
-// Rows sorted by expert, expert e's times its own weights: one Matmul for each expert that has rows.
+// Rows sorted by expert.
 struct ExpertRows {
   std::vector<Range> ranges;
 
@@ -148,13 +149,13 @@ struct ExpertRows {
   }
 };
 
-// c (R, N): rows of expert e = rows of a (R, K) times b[e] (K, N).
+// c (R, N): rows of expert e = rows of a (R, K) times b[e] (K, N), by one call.
 Case ExpertsCase(const std::string& name, const std::string& a, const std::string& b, std::int64_t n,
                  std::int64_t k, const std::vector<std::int64_t>& counts) {
   const auto experts = static_cast<std::int64_t>(counts.size());
   const std::int64_t rows = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
   Case c{.name = name,
-         .kernel = "Matmul",
+         .kernel = "GroupedMatmul",
          .shape = fmt::format("{}x{}x{} in {}", rows, n, k, experts),
          .dtype = DType::kBF16};
   c.inputs = {{.name = a, .dtype = DType::kBF16, .shape = {rows, k}, .fill = Fill::kNormal},
@@ -165,17 +166,13 @@ Case ExpertsCase(const std::string& name, const std::string& a, const std::strin
                .deviation = 1 / std::sqrt(static_cast<double>(k))}};
   c.outputs = {{.name = "c", .dtype = DType::kBF16, .shape = {rows, n}}};
   c.flops = 2.0 * static_cast<double>(rows) * static_cast<double>(n) * static_cast<double>(k);
-  const ExpertRows by_expert(counts);
-  c.run = [by_expert](const Device& device, std::span<const ConstTensor> in, std::span<const Tensor> out,
-                      Profile* profile) {
-    return by_expert.ForEach([&](std::int64_t e, Range r) {
-      Profile one;
-      const MatmulArgs args{.a = RowsOf(in[0], r), .b = Element(in[1], e), .c = RowsOf(out[0], r)};
-      CUBIST_RETURN_IF_ERROR(Matmul(device, args, profile != nullptr ? &one : nullptr));
-      if (profile != nullptr) profile->Append(one);
-      return Status();
-    });
+  c.run = [counts, experts](const Device& device, std::span<const ConstTensor> in,
+                            std::span<const Tensor> out, Profile* profile) {
+    const GroupedMatmulArgs args{
+        .x = in[0], .groups = ConstTensor(counts.data(), {experts}), .weights = in[1], .out = out[0]};
+    return GroupedMatmul(device, args, profile);
   };
+  const ExpertRows by_expert(counts);
   c.check = [by_expert, experts](std::span<const ConstTensor> in, std::span<const Tensor> out,
                                  double products, std::uint64_t key) {
     const double share = products / static_cast<double>(experts);

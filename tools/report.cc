@@ -124,9 +124,8 @@ std::string HeaderText(const RunSettings& settings, const Ceilings& ceilings) {
        settings.chip.clock_hz.value / 1e9);
   line("inputs:  seed {}", settings.seed);
   line(
-      "shapes:  Matmul MxNxK (in E: the rows of E experts, one Matmul each); attention batch x heads x "
-      "length "
-      "nope+rope/v, causal;");
+      "shapes:  Matmul MxNxK (in E: the rows of E experts by one GroupedMatmul); "
+      "attention batch x heads x length nope+rope/v, causal;");
   line("         permute tokens x hidden, experts per token of all experts");
   return text + "\n" + RunTable().Header() + "\n";
 }
