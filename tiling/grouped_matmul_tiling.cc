@@ -315,8 +315,8 @@ void SettlePacking(const ChipSpec& chip, GroupedMatmulShape shape,
   least.fill(std::numeric_limits<double>::infinity());
   for (const GroupedMatmulTiling& t : *candidates)
     least[packs(t)] = std::min(least[packs(t)], Price(chip, shape, t));
-  std::erase_if(*candidates,
-                [&](const GroupedMatmulTiling& t) { return least[packs(t)] > least[!packs(t)]; });
+  const bool packed = least[true] < least[false];
+  std::erase_if(*candidates, [&](const GroupedMatmulTiling& t) { return packs(t) != packed; });
 }
 
 }  // namespace
