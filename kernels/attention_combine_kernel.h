@@ -71,8 +71,8 @@ void AttentionCombineKernel(V& core, const FlashAttentionOperands& g, const Flas
       core.Add(w, w, m);
       store(*g.lse, w);
     }
-    core.MaxScalar(sum, sum, std::numeric_limits<float>::min());
-    core.Div(o, o, sum);
+    core.Fill(m, 1.0f);
+    DivideRows(core, o, sum, m);
     store(*g.out, o);
   }
 }
