@@ -39,7 +39,7 @@ Slot* HostContext::Allocate(const SlotRequest& request, int lane, bool with_stor
   // L0A and L0B tiles show parts of L1 tiles.
   if (!with_storage || request.buffer == Buffer::kL0A || request.buffer == Buffer::kL0B) return slots;
   const auto give_storage = [&](Slot& slot) {
-    slot.shows = OwnLayout(*this, slot);
+    ShowOwn(*this, slot);
     const std::int64_t elements = IsB(slot.role)
                                       ? CeilDiv(slot.cols, slot.shows.width) * slot.shows.panel_stride
                                       : slot.rows * slot.shows.pitch;
@@ -98,7 +98,7 @@ void HostContext::Release(const TileRef& tile) {
   const std::pair idle = *found;
   spare_.erase(std::next(found).base());
   spare_.emplace_back(slot.storage_bytes, std::exchange(slot.storage, idle.second));
-  slot.shows = OwnLayout(*this, slot);
+  ShowOwn(*this, slot);
 }
 
 // ---- Hand-overs ----
@@ -111,11 +111,11 @@ void HandOn(HostContext& context, const TileRef& dst, const TileRef& src) {
   if (Alike(dst, src)) {
     context.Strip(to);
     to.storage = std::exchange(from.storage, nullptr);
-    to.shows = OwnLayout(context, to);
+    ShowOwn(context, to);
     return;
   }
   context.Furnish(to);
-  to.shows = OwnLayout(context, to);
+  ShowOwn(context, to);
   const Rows out = RowsOf(dst), in = RowsOf(src);
   context.vector->copy(out.data, out.pitch * 4, in.data, in.pitch * 4, in.rows, in.cols * 4,
                        /*stream=*/false);
@@ -136,7 +136,7 @@ void HostVector::Receive(const TileRef& dst, const TileRef& src, Loc) { HandOn(*
 void HostVector::MoveToUb(const TileRef& dst, const TileRef& src, Loc) {
   context_->RunDeferred();
   Slot &to = *dst.slot, &from = *src.slot;
-  to.shows = OwnLayout(*context_, to);
+  ShowOwn(*context_, to);
   if (Alike(dst, src)) {
     std::swap(to.storage, from.storage);
     std::swap(to.shows.data, from.shows.data);
@@ -150,13 +150,13 @@ void HostVector::MoveToUb(const TileRef& dst, const TileRef& src, Loc) {
 void HostVector::MoveToL1(const TileRef& dst, const TileRef& src, Loc) {
   Slot &to = *dst.slot, &from = *src.slot;
   CUBIST_CHECK(from.role != Role::kRelay, "a relay tile may show GM, and is not handed over");
-  to.shows = OwnLayout(*context_, to);
+  ShowOwn(*context_, to);
   const std::int64_t bytes = context_->host->OperandBytes(to.dtype);
   if (to.second != nullptr) {
     const TileRef second = SecondOf(dst);
     const Rows in = RowsOf(src);
     const bool turned = to.second->role == to.role;
-    to.second->shows = OwnLayout(*context_, *to.second);
+    ShowOwn(*context_, *to.second);
     CUBIST_CHECK(to.second->role == Role::kA && turned, "a hand-over fills A tiles and their transposes");
     context_->cube->pack_a(to.dtype, in.cols, in.rows, {in.data, 1, in.pitch}, At(second, bytes),
                            to.second->shows.pitch);

@@ -97,7 +97,7 @@ void HostCube::LoadL1(const TileRef& dst, const Gm& src, Loc) {
     return;
   }
   if (IsB(slot.role)) {
-    slot.shows = OwnLayout(*context_, slot);
+    ShowOwn(*context_, slot);
     const std::int64_t nr = slot.shows.width;
     CUBIST_CHECK(dst.col_part.begin % nr == 0 && dst.row_part.begin % 2 == 0,
                  "part of a B tile inside a panel");
@@ -111,7 +111,7 @@ void HostCube::LoadL1(const TileRef& dst, const Gm& src, Loc) {
     if (slot.role == Role::kAOnce) BringNear(*context_, src);
     return;
   }
-  slot.shows = OwnLayout(*context_, slot);
+  ShowOwn(*context_, slot);
   Pack(context_->cube->pack_a, dst, source, At(dst, element_bytes), slot.shows.pitch);
 }
 
@@ -137,7 +137,7 @@ void HostCube::WidenPanels(const TileRef& dst, const HostLayout& narrow) {
   context_->BreakTape();
   Slot& slot = *dst.slot;
   CUBIST_CHECK(slot.second == nullptr, "an operand packed for one role, loaded for two");
-  slot.shows = OwnLayout(*context_, slot);
+  ShowOwn(*context_, slot);
   CastPanels(*context_->vector, slot.shows, DType::kF32, narrow, slot.dtype, dst.rows(), dst.cols(),
              /*stream=*/false);
 }
@@ -210,7 +210,7 @@ void CopyPartOfPanels(HostContext& context, const TileRef& dst, const TileRef& s
                      bytes = narrow ? SizeOf(src.dtype()) : operand_bytes;
   const std::int64_t run = operand_bytes == 2 ? 2 : 1;  // Pairs of k are interleaved.
   Slot& slot = *dst.slot;
-  slot.shows = OwnLayout(context, slot);
+  ShowOwn(context, slot);
   slot.shows.narrow = narrow;
   slot.shows.panel_stride = RoundUp(slot.rows, run) * slot.shows.width;
   const std::int64_t size = CeilDiv(slot.cols, slot.shows.width) * slot.shows.panel_stride * bytes;
@@ -260,7 +260,7 @@ void HostCube::Mmad(const TileRef& c, const TileRef& a, const TileRef& b, MmadSt
   CUBIST_CHECK(c.col_part.begin % nr == 0 && (c.cols() % nr == 0 || c.col_part.end == c.slot->tile_cols),
                "a Mmad writes whole panels: part of an accumulator inside one");
   context_->Furnish(*c.slot);
-  c.slot->shows = OwnLayout(*context_, *c.slot);
+  ShowOwn(*context_, *c.slot);
   MmadArgs args;
   args.m = c.rows(), args.n = c.cols();
   args.a_pitch = left.pitch;

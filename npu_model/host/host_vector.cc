@@ -43,7 +43,7 @@ void HostVector::LoadUb(const TileRef& dst, const Gm& src, Loc) {
     if (dst.rows() == 1) Show(src.data(), dst.cols() * bytes);
     return;
   }
-  slot.shows = OwnLayout(*context_, slot);
+  ShowOwn(*context_, slot);
   const Rows rows = RowsOf(dst);
   if (rows.rows == 0 || rows.cols == 0) return;
   if (src.col_stride != 1 || rows.cols == 1) {
@@ -203,9 +203,9 @@ Rows TakePlace(const HostContext& context, const TileRef& dst, const TileRef& lo
   const Rows from = WritableRowsOf(lost);
   if (dst.dtype() == lost.dtype() && Alike(dst, lost)) {
     std::swap(dst.slot->storage, lost.slot->storage);
-    lost.slot->shows = OwnLayout(context, *lost.slot);
+    ShowOwn(context, *lost.slot);
   }
-  dst.slot->shows = OwnLayout(context, *dst.slot);
+  ShowOwn(context, *dst.slot);
   return from;
 }
 
@@ -421,7 +421,7 @@ void HostVector::WeightedSum(const TileRef& acc, const TileRef&, std::span<const
                               .upcoming = upcoming.data(),
                               .upcoming_count = static_cast<std::int64_t>(shown)};
   const bool accumulates = accumulate == Accumulate::kYes;
-  if (!accumulates) acc.slot->shows = OwnLayout(*context_, *acc.slot);
+  if (!accumulates) ShowOwn(*context_, *acc.slot);
   auto* const sum = reinterpret_cast<float*>(At(acc, 4));
   const Gm& to = acc.slot->destination;
   const bool streams = !accumulates && to.tensor != nullptr && to.data() != nullptr && to.tensor->stream &&

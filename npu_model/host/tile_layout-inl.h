@@ -62,17 +62,18 @@ T* RowAt(const TileRef& tile, std::int64_t i) {
   return reinterpret_cast<T*>(At(tile, static_cast<std::int64_t>(sizeof(T)))) + i * tile.slot->shows.pitch;
 }
 
-// The layout of a slot's own storage.
-inline HostLayout OwnLayout(const HostContext& context, const Slot& slot) {
-  HostLayout own;
+// Lets a slot show its own storage. Field by field: a layout built elsewhere would be copied by loads wider than the stores that
+// have just made it, which wait for those.
+inline void ShowOwn(const HostContext& context, Slot& slot) {
+  const bool is_b = IsB(slot.role);
+  const std::int64_t nr = context.cube->nr;
+  HostLayout& own = slot.shows;
   own.data = slot.storage;
-  if (IsB(slot.role)) {
-    own.pitch = own.width = context.cube->nr;
-    own.panel_stride = RoundUp(slot.rows, context.host->packing.row_multiple) * own.width;
-  } else {
-    own.pitch = PitchOf(slot, ElementBytes(context, slot));
-  }
-  return own;
+  own.pitch = is_b ? nr : PitchOf(slot, ElementBytes(context, slot));
+  own.width = is_b ? nr : 0;
+  own.panel_stride = is_b ? RoundUp(slot.rows, context.host->packing.row_multiple) * nr : 0;
+  own.first_col = 0;
+  own.row_major = own.narrow = false;
 }
 
 inline bool Whole(const TileRef& tile) {
@@ -89,7 +90,7 @@ inline bool Alike(const TileRef& dst, const TileRef& src) {
 inline Rows OwnRowsOf(const HostContext& context, const TileRef& tile) {
   if (ShowsGm(tile)) {
     CUBIST_CHECK(Whole(tile), "an instruction writes to part of a tile that shows GM");
-    tile.slot->shows = OwnLayout(context, *tile.slot);
+    ShowOwn(context, *tile.slot);
   }
   return RowsOf(tile);
 }
@@ -102,7 +103,11 @@ inline Rows OutputRowsOf(const HostContext& context, const TileRef& tile) {
   const Gm& to = slot.destination;
   const bool there = to.tensor != nullptr && to.data() != nullptr && to.col_stride == 1 &&
                      to.dtype() == slot.dtype && Whole(tile);
-  slot.shows = there ? HostLayout{.data = to.data(), .pitch = to.row_stride} : OwnLayout(context, slot);
+  if (there) {
+    slot.shows = {.data = to.data(), .pitch = to.row_stride};
+  } else {
+    ShowOwn(context, slot);
+  }
   Rows rows = RowsOf(tile);
   rows.stream = there && to.tensor->stream;
   return rows;
