@@ -4,21 +4,19 @@
 
 #include <gtest/gtest.h>
 #include <oneapi/tbb/global_control.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "reference/matmul.h"
 #include "tests/kernels/kernel_test.h"
+#include "tests/kernels/matmul_call.h"
 #include "tests/support/double_benchmark.h"
 #include "tests/support/expect_close.h"
 #include "tests/support/matrix.h"
@@ -28,93 +26,6 @@
 
 namespace cubist::testing {
 namespace {
-
-// What a call asks for, besides its sizes.
-struct Options {
-  DType in = DType::kF32, out = DType::kF32;
-  std::optional<DType> bias = {};
-  bool transpose_a = false, transpose_b = false;
-
-  std::string Name() const {
-    return Join(NameOf(in), transpose_a ? " T" : " N", transpose_b ? "T" : "N", " to ", NameOf(out),
-                bias ? Join(", bias ", NameOf(*bias)) : "");
-  }
-};
-
-// Every combination of outputs and biases that an input dtype allows.
-std::vector<Options> OutputsAndBiases(DType in) {
-  std::vector<Options> all;
-  const std::vector<DType> kinds = in == DType::kF32 ? std::vector{in} : std::vector{DType::kF32, in};
-  for (DType out : kinds) {
-    all.push_back({.in = in, .out = out});
-    for (DType bias : kinds) all.push_back({.in = in, .out = out, .bias = bias});
-  }
-  return all;
-}
-
-std::vector<Options> AllOptions() {
-  std::vector<Options> all;
-  for (DType in : kFloatTypes) {
-    for (Options options : OutputsAndBiases(in)) {
-      for (int transposes = 0; transposes < 4; ++transposes) {
-        options.transpose_a = (transposes & 1) != 0, options.transpose_b = (transposes & 2) != 0;
-        all.push_back(options);
-      }
-    }
-  }
-  return all;
-}
-
-// Some of them, each dtype, transpose, bias and output among them.
-std::vector<Options> SomeOptions() {
-  std::vector<Options> some;
-  const std::vector<Options> all = AllOptions();
-  for (std::size_t i = 0; i < all.size(); i += 5) some.push_back(all[i]);
-  return some;
-}
-
-// Tensors of one call, each between guards at odd strides, made from row-major values.
-struct Call {
-  Call(const MatmulShape& s, const Options& options, const Layout& layout = {})
-      : options(options),
-        a(options.in,
-          options.transpose_a ? std::initializer_list<std::int64_t>{s.k, s.m}
-                              : std::initializer_list<std::int64_t>{s.m, s.k},
-          layout),
-        b(options.in,
-          options.transpose_b ? std::initializer_list<std::int64_t>{s.n, s.k}
-                              : std::initializer_list<std::int64_t>{s.k, s.n},
-          layout),
-        bias(options.bias.value_or(DType::kF32), {s.n}, layout),
-        c(options.out, {s.m, s.n}, layout) {}
-
-  Tensor plain_a() { return options.transpose_a ? a.transposed() : a.view(); }
-  Tensor plain_b() { return options.transpose_b ? b.transposed() : b.view(); }
-
-  void FillUniform(Random& random) { a.FillUniform(random), b.FillUniform(random), bias.FillUniform(random); }
-  void FillNormal(Random& random) { a.FillNormal(random), b.FillNormal(random), bias.FillNormal(random); }
-
-  MatmulArgs args() {
-    return {.a = a.view(),
-            .b = b.view(),
-            .bias = options.bias ? ConstTensor(bias.view()) : ConstTensor(),
-            .c = c.view(),
-            .transpose_a = options.transpose_a,
-            .transpose_b = options.transpose_b};
-  }
-  reference::MatmulResult Reference() {
-    const MatmulArgs x = args();
-    return reference::Matmul(x.a, x.transpose_a, x.b, x.transpose_b, x.bias);
-  }
-  std::int64_t k() const { return a.size(options.transpose_a ? 0 : 1); }
-
-  void ExpectGuards() {
-    for (const Matrix* matrix : {&a, &b, &bias, &c}) testing::ExpectGuards(*matrix);
-  }
-
-  Options options;
-  Matrix a, b, bias, c;
-};
 
 // Small integers: products and sums are exact in fp32 whatever the dtype, so that a right answer is the exact
 // one, rounded once. The product is computed once for all options.
@@ -129,9 +40,9 @@ class ExactProduct {
     product_ = reference::Matmul(a.view(), false, b.view(), false, {}).c;
   }
 
-  void Expect(const Device& device, const Options& options) const {
+  void Expect(const Device& device, const MatmulOptions& options) const {
     SCOPED_TRACE(shape_.Name() + " " + options.Name());
-    Call call(shape_, options);
+    MatmulCall call(shape_, options);
     Assign(call.plain_a(), a_), Assign(call.plain_b(), b_), Assign(call.bias.view(), bias_);
     ASSERT_TRUE(IsOk(Matmul(device, call.args())));
     std::vector<double> expected = product_;
@@ -150,10 +61,10 @@ class ExactProduct {
 };
 
 // Random reals: within the bound that the contract's roundings allow.
-void ExpectWithinBounds(const Device& device, const MatmulShape& shape, const Options& options) {
+void ExpectWithinBounds(const Device& device, const MatmulShape& shape, const MatmulOptions& options) {
   SCOPED_TRACE(shape.Name() + " " + options.Name());
   Random random;
-  Call call(shape, options);
+  MatmulCall call(shape, options);
   call.FillUniform(random);
   ASSERT_TRUE(IsOk(Matmul(device, call.args())));
   const reference::MatmulResult expected = call.Reference();
@@ -196,12 +107,12 @@ class MatmulShapeTest : public ::testing::TestWithParam<MatmulShape> {};
 
 TEST_P(MatmulShapeTest, SmallIntegersAreExact) {
   const ExactProduct product(GetParam());
-  for (const Options& options : AllOptions()) product.Expect(Host(), options);
+  for (const MatmulOptions& options : AllOptions()) product.Expect(Host(), options);
 }
 
 TEST_P(MatmulShapeTest, RandomRealsAreWithinBounds) {
   // Three options per shape, others for the next shape.
-  const std::vector<Options> all = AllOptions();
+  const std::vector<MatmulOptions> all = AllOptions();
   const MatmulShape& shape = GetParam();
   const auto turn = static_cast<std::size_t>(shape.m + 2 * shape.n + 3 * shape.k);
   for (std::size_t i : {turn, turn + 1 + all.size() / 3, turn + 2 + 2 * all.size() / 3}) {
@@ -216,7 +127,7 @@ class MatmulSimdTest : public SimdTargetTest {};
 TEST_P(MatmulSimdTest, SmallIntegersAreExact) {
   for (const MatmulShape& shape : FewShapes()) {
     const ExactProduct product(shape);
-    for (const Options& options : SomeOptions()) product.Expect(Host(), options);
+    for (const MatmulOptions& options : SomeOptions()) product.Expect(Host(), options);
   }
 }
 
@@ -244,13 +155,13 @@ INSTANTIATE_TEST_SUITE_P(Simd, MatmulSimdTest, ::testing::ValuesIn(SimdTargets()
 TEST(MatmulOnNpuTest, SmallIntegersAreExact) {
   for (const MatmulShape& shape : FewShapes()) {
     const ExactProduct product(shape);
-    for (const Options& options : SomeOptions()) {
+    for (const MatmulOptions& options : SomeOptions()) {
       product.Expect(NpuWithData(Ascend910B2()), options);
       product.Expect(Host(), options);
     }
   }
   const ExactProduct product({129, 257, 300});
-  for (const Options& options : SomeOptions()) product.Expect(NpuWithData(Ascend910B4()), options);
+  for (const MatmulOptions& options : SomeOptions()) product.Expect(NpuWithData(Ascend910B4()), options);
 }
 
 // Of a fractal alone, and behind whole blocks of 128 and 256, as blocks of L0 and L1 end.
@@ -277,10 +188,10 @@ TEST(MatmulTest, DoubleBenchmark) {
   for (const MatmulShape& shape : shapes) {
     for (DType in : kFloatTypes) {
       for (DType out : {DType::kF32, in}) {
-        const Options options{.in = in, .out = out, .bias = in};
+        const MatmulOptions options{.in = in, .out = out, .bias = in};
         SCOPED_TRACE(shape.Name() + " " + options.Name());
         Random random(kTypicalData);
-        Call call(shape, options);
+        MatmulCall call(shape, options);
         call.FillNormal(random);
         const MatmulArgs args = call.args();
         ASSERT_TRUE(IsOk(Matmul(Host(), args)));
@@ -291,115 +202,6 @@ TEST(MatmulTest, DoubleBenchmark) {
   }
 }
 
-// The innermost stride of every tensor is 2 or 3, every other one odd.
-TEST(MatmulTest, ElementsApart) {
-  for (const MatmulShape& shape :
-       {MatmulShape{33, 29, 47}, MatmulShape{130, 67, 259}, MatmulShape{1, 70, 90}}) {
-    for (const Options& options : AllOptions()) {
-      SCOPED_TRACE(shape.Name() + " " + options.Name());
-      Random random;
-      Call call(shape, options, {.gap = 5, .offset = 7, .step = 2});
-      call.a.FillIntegers(random), call.b.FillIntegers(random), call.bias.FillIntegers(random);
-      for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
-        call.c.FillNaN();
-        ASSERT_TRUE(IsOk(Matmul(device, call.args())));
-        ExpectExactly(call.c.view(), RoundTo(options.out, call.Reference().c));
-        call.ExpectGuards();
-      }
-    }
-  }
-}
-
-// c stored by columns, also into the columns of a wider matrix.
-TEST(MatmulTest, OutputByColumns) {
-  for (DType out : {DType::kF32, DType::kBF16}) {
-    const MatmulShape shape{45, 131, 70};
-    Random random;
-    Call call(shape, {.in = DType::kBF16, .out = out});
-    Matrix columns(out, {shape.m, shape.n}, {.order = kColumnMajor.order, .gap = 3, .offset = 1, .step = 3});
-    call.a.FillIntegers(random), call.b.FillIntegers(random);
-    for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
-      columns.FillNaN();
-      MatmulArgs args = call.args();
-      args.c = columns.view();
-      ASSERT_TRUE(IsOk(Matmul(device, args)));
-      ExpectExactly(columns.view(), RoundTo(out, call.Reference().c));
-      ExpectGuards(columns);
-    }
-  }
-}
-
-// Stride 0: one row, one column or one element stands for all.
-TEST(MatmulTest, RepeatedElements) {
-  const std::int64_t m = 37, n = 67, k = 71;
-  const ConstTensor::Sizes strides[] = {{0, 1}, {1, 0}, {0, 0}, {0, 3}};
-  for (DType in : kFloatTypes) {
-    Random random;
-    Matrix values(in, {3 * 71 + 1}, kContiguous), dense(in, {k, n}), c(DType::kF32, {m, n});
-    values.FillIntegers(random), dense.FillIntegers(random);
-    for (const ConstTensor::Sizes& s : strides) {
-      for (bool transpose : {false, true}) {
-        SCOPED_TRACE(Join(NameOf(in), " strides ", s[0], ", ", s[1], transpose ? " transposed" : ""));
-        ConstTensor a = values.view();
-        a.rank = 2, a.sizes = {m, k}, a.strides = s;
-        if (transpose) a.sizes = {k, m};
-        ConstTensor b = values.view();
-        b.rank = 2, b.sizes = {k, n}, b.strides = s;
-        if (transpose) b.sizes = {n, k};
-        ConstTensor bias = values.view();
-        bias.sizes[0] = n, bias.strides[0] = 0;
-        for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
-          c.FillNaN();
-          ASSERT_TRUE(IsOk(Matmul(
-              device, {.a = a, .b = dense.view(), .bias = bias, .c = c.view(), .transpose_a = transpose})));
-          ExpectExactly(c.view(), reference::Matmul(a, transpose, dense.view(), false, bias).c);
-          c.FillNaN();
-          ASSERT_TRUE(IsOk(Matmul(device, {.a = a,
-                                           .b = b,
-                                           .bias = bias,
-                                           .c = c.view(),
-                                           .transpose_a = transpose,
-                                           .transpose_b = transpose})));
-          ExpectExactly(c.view(), reference::Matmul(a, transpose, b, transpose, bias).c);
-          ExpectGuards(c);
-        }
-      }
-    }
-  }
-}
-
-// Offsets beyond 2^32 elements: rows and columns gigabytes apart, in memory that is reserved but for the pages
-// that hold them.
-TEST(MatmulTest, OffsetsBeyond32Bits) {
-  constexpr std::int64_t kStride = (std::int64_t{1} << 32) + 5;
-  const std::size_t bytes = static_cast<std::size_t>(2 * kStride + 64) * sizeof(BF16);
-  std::vector<BF16*> memory;
-  for (int i = 0; i < 3; ++i) {
-    void* reserved =
-        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (reserved == MAP_FAILED) GTEST_SKIP() << "cannot reserve " << bytes << " bytes";
-    memory.push_back(static_cast<BF16*>(reserved));
-  }
-  const ConstTensor::Sizes strides[] = {{kStride, 1}, {1, kStride}, {kStride, 3}};
-  for (const ConstTensor::Sizes& s : strides) {
-    for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
-      Random random;
-      Matrix a(DType::kBF16, {3, 3}), b(DType::kBF16, {3, 3});
-      a.FillIntegers(random), b.FillIntegers(random);
-      Tensor far[3];
-      for (std::size_t i = 0; i < 3; ++i) {
-        far[i] = Tensor(memory[i], {3, 3});
-        far[i].strides = s;
-      }
-      Assign(far[0], a.ToDoubles()), Assign(far[1], b.ToDoubles());
-      ASSERT_TRUE(IsOk(Matmul(device, {.a = far[0], .b = far[1], .c = far[2]})));
-      ExpectExactly(far[2], reference::Matmul(a.view(), false, b.view(), false, {}).c);
-      Assign(far[2], std::vector<double>(9, kNaN));
-    }
-  }
-  for (BF16* reserved : memory) munmap(reserved, bytes);
-}
-
 // What c holds counts, for every block and with an empty sum too.
 TEST(MatmulTest, Accumulates) {
   for (const MatmulShape& shape : FewShapes()) {
@@ -407,7 +209,7 @@ TEST(MatmulTest, Accumulates) {
       for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
         SCOPED_TRACE(Join(shape.Name(), " ", NameOf(in)));
         Random random;
-        Call call(shape, {.in = in, .out = DType::kF32, .bias = in, .transpose_b = shape.m % 2 == 0});
+        MatmulCall call(shape, {.in = in, .out = DType::kF32, .bias = in, .transpose_b = shape.m % 2 == 0});
         call.a.FillIntegers(random), call.b.FillIntegers(random), call.bias.FillIntegers(random);
         call.c.FillIntegers(random);
         std::vector<double> expected = call.c.ToDoubles();
@@ -426,11 +228,11 @@ TEST(MatmulTest, Accumulates) {
 // An empty sum is the bias, or zero. Operands without elements need no data.
 TEST(MatmulTest, EmptyK) {
   for (DType in : kFloatTypes) {
-    for (const Options& options : OutputsAndBiases(in)) {
+    for (const MatmulOptions& options : OutputsAndBiases(in)) {
       for (const Device& device : {Host(), NpuWithData(Ascend910B2())}) {
         SCOPED_TRACE(options.Name());
         Random random;
-        Call call({35, 70, 0}, options);
+        MatmulCall call({35, 70, 0}, options);
         call.bias.FillUniform(random);
         MatmulArgs args = call.args();
         args.a.data = args.b.data = nullptr;
@@ -452,10 +254,10 @@ TEST(MatmulTest, EmptyK) {
 TEST(MatmulTest, EmptyOutput) {
   for (const MatmulShape& shape : {MatmulShape{0, 5, 7}, MatmulShape{5, 0, 7}, MatmulShape{0, 0, 7},
                                    MatmulShape{0, 5, 0}, MatmulShape{0, 0, 0}}) {
-    for (const Options& options : SomeOptions()) {
+    for (const MatmulOptions& options : SomeOptions()) {
       for (const Device& device : {Host(), NpuWithData(Ascend910B2()), NpuWithoutData(Ascend910B2())}) {
         SCOPED_TRACE(shape.Name() + " " + options.Name());
-        Call call(shape, options);
+        MatmulCall call(shape, options);
         MatmulArgs args = call.args();
         args.c.data = nullptr;
         Profile profile;
@@ -473,11 +275,11 @@ TEST(MatmulTest, EmptyOutput) {
 TEST(MatmulTest, SpecialValuesStayInTheirRowOrColumn) {
   const MatmulShape shape{67, 83, 45};
   for (double special : {kNaN, kInfinity, -kInfinity}) {
-    for (Options options : AllOptions()) {
+    for (MatmulOptions options : AllOptions()) {
       options.bias = DType::kF32;
       SCOPED_TRACE(Join(special, " ", options.Name()));
       Random random;
-      Call call(shape, options);
+      MatmulCall call(shape, options);
       // Positive, so that infinities keep their sign and no product is 0 * inf.
       call.a.FillIntegers(random, 1, 3), call.b.FillIntegers(random, 1, 3),
           call.bias.FillIntegers(random, 1, 3);
@@ -505,7 +307,7 @@ TEST(MatmulTest, SpecialValuesStayInTheirRowOrColumn) {
 TEST(MatmulTest, NothingIsLeftOfEarlierCalls) {
   for (const Device& device : {Host({.threads = 1}), NpuWithData(Ascend910B2())}) {
     for (DType in : kFloatTypes) {
-      Call poison({300, 530, 310}, {.in = in, .out = DType::kF32, .bias = in});
+      MatmulCall poison({300, 530, 310}, {.in = in, .out = DType::kF32, .bias = in});
       poison.a.FillNaN(), poison.b.FillNaN(), poison.bias.FillNaN();
       for (const MatmulShape& shape : FewShapes()) {
         ASSERT_TRUE(IsOk(Matmul(device, poison.args())));
@@ -543,7 +345,7 @@ TEST(MatmulTest, OneRoundingToTheOutput) {
   for (DType in : {DType::kBF16, DType::kF16}) {
     for (const MatmulShape& shape : {MatmulShape{129, 131, 257}, MatmulShape{1, 1031, 64}}) {
       Random random;
-      Call call(shape, {.in = in, .out = DType::kF32, .bias = in});
+      MatmulCall call(shape, {.in = in, .out = DType::kF32, .bias = in});
       Matrix narrow(in, {shape.m, shape.n});
       call.FillNormal(random);
       MatmulArgs args = call.args();
@@ -561,7 +363,7 @@ TEST(MatmulTest, SameBitsForAnyThreads) {
        {MatmulShape{383, 259, 513}, MatmulShape{7, 1031, 517}, MatmulShape{1031, 3, 600}}) {
     for (DType in : kFloatTypes) {
       Random random;
-      Call call(shape, {.in = in, .out = DType::kF32, .bias = in, .transpose_b = true});
+      MatmulCall call(shape, {.in = in, .out = DType::kF32, .bias = in, .transpose_b = true});
       call.FillNormal(random);
       Matrix first(DType::kF32, {shape.m, shape.n});
       MatmulArgs args = call.args();
@@ -577,38 +379,14 @@ TEST(MatmulTest, SameBitsForAnyThreads) {
   }
 }
 
-// The order of a sum depends on shape, dtype and SIMD target alone, not on how the operands are stored.
-TEST(MatmulTest, SameBitsForAnyStorage) {
-  for (const MatmulShape& shape :
-       {MatmulShape{129, 259, 513}, MatmulShape{3, 517, 1025}, MatmulShape{64, 64, 3000}}) {
-    for (DType in : kFloatTypes) {
-      Random random;
-      Call call(shape, {.in = in, .out = DType::kF32}, kContiguous);
-      call.FillNormal(random);
-      ASSERT_TRUE(IsOk(Matmul(Host(), call.args())));
-      for (int transposes = 0; transposes < 4; ++transposes) {
-        for (const Layout& layout : {Layout{}, Layout{.gap = 1, .offset = 3, .step = 2}}) {
-          Call other(shape,
-                     {.in = in, .transpose_a = (transposes & 1) != 0, .transpose_b = (transposes & 2) != 0},
-                     layout);
-          SCOPED_TRACE(shape.Name() + " " + other.options.Name());
-          Assign(other.plain_a(), call.a.ToDoubles()), Assign(other.plain_b(), call.b.ToDoubles());
-          ASSERT_TRUE(IsOk(Matmul(Host(), other.args())));
-          ExpectSameBits(other.c.view(), call.c.view());
-        }
-      }
-    }
-  }
-}
-
 // Several callers at once, each with its own thread count and shape.
 TEST(MatmulTest, ConcurrentCalls) {
   const MatmulShape shapes[] = {{129, 257, 300}, {64, 64, 64}, {7, 517, 259}, {383, 33, 97}, {1, 1, 1025}};
-  std::vector<Call> calls;
+  std::vector<MatmulCall> calls;
   Random random;
   for (int i = 0; i < 15; ++i) {
     const DType in = kFloatTypes[i % 3];
-    calls.emplace_back(shapes[i % 5], Options{.in = in, .out = DType::kF32, .transpose_a = i % 2 == 0});
+    calls.emplace_back(shapes[i % 5], MatmulOptions{.in = in, .out = DType::kF32, .transpose_a = i % 2 == 0});
     calls.back().a.FillIntegers(random), calls.back().b.FillIntegers(random);
   }
   std::vector<Status> statuses(calls.size());
