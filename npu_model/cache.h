@@ -10,6 +10,10 @@ namespace cubist {
 // many of them as there are ways.
 inline constexpr std::int64_t kWayBytes = 4096;
 
+// Of the second-level cache of an x86 core with tile registers, 2 MiB: what a right operand may take that stays there while strips
+// of the left one and of the sums pass.
+inline constexpr std::int64_t kPassingBytes = 5 << 18;
+
 }  // namespace cubist
 
 #endif  // CUBIST_NPU_MODEL_CACHE_H_

@@ -249,15 +249,20 @@ struct CUBIST_EXPORT ChipSpec {
   std::int64_t RowStep(DType dtype) const {
     return InTileRegisters(dtype) ? mmad.narrow_m_step : mmad.m_step;
   }
+  // k of a step of one: cuts elsewhere would split a word, or change bits.
+  std::int64_t KStep(DType dtype) const {
+    return std::max(mmad.k_bytes / OperandBytes(dtype), packing.row_multiple);
+  }
   // Columns of a panel of a packed operand.
   std::int64_t PackedStep(Role role, DType dtype) const {
     if (role == Role::kB && packing.b_width > 0) return packing.b_width;
     return (role == Role::kA ? packing.a_width_bytes : packing.b_width_bytes) / OperandBytes(dtype);
   }
+  // Columns that parts of a right operand are multiples of: of a Mmad and of a panel.
+  std::int64_t ColumnStep(DType dtype) const { return std::max(mmad.n_step, PackedStep(Role::kB, dtype)); }
   // Blocks of a packed right operand begin at multiples of this: on an NPU of whole panels of any host.
   std::int64_t PackedBlockStep(DType dtype) const {
-    const std::int64_t step = std::max(mmad.n_step, PackedStep(Role::kB, dtype));
-    return pipes_overlap ? std::max(step, kWidestPanel) : step;
+    return pipes_overlap ? std::max(ColumnStep(dtype), kWidestPanel) : ColumnStep(dtype);
   }
   // Elements from row to row of a panel of an operand with so many columns.
   std::int64_t PackedPitch(Role role, DType dtype, std::int64_t cols) const {

@@ -127,8 +127,7 @@ std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
     AddHostTilings(chip, s, tilings);
     return tilings;
   }
-  const std::int64_t step = std::max({chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple,
-                                      chip.mmad.m_step, chip.mmad.n_step});
+  const std::int64_t step = std::max({chip.KStep(s.in), chip.mmad.m_step, chip.mmad.n_step});
   const std::int64_t longest = std::max({Widest(s), s.sq, s.skv});
   const std::vector<std::int64_t> widths = NpuWidths(chip, s, step);
   for (std::int64_t n : TileSizes({16, 32, 64, 128, 256}, step, s.skv)) {

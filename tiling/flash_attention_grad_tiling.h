@@ -104,9 +104,8 @@ template <class Tiling, class Visit>
 requires std::same_as<std::remove_const_t<Tiling>, FlashAttentionGradTiling>
 void VisitFields(const ChipSpec& chip, const FlashAttentionGradShape& s, Tiling& t, Visit&& visit) {
   constexpr std::int64_t kLargest = 1 << 20;
-  const std::int64_t panel = std::max(chip.mmad.n_step, chip.PackedStep(Role::kB, s.in));
-  const std::int64_t k_step =
-      std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
+  const std::int64_t panel = chip.ColumnStep(s.in);
+  const std::int64_t k_step = chip.KStep(s.in);
   visit({"n", 1, kLargest}, t.n), visit({"strip", 1, kLargest, panel}, t.strip);
   visit({"strips", 1, 64}, t.strips), visit({"pieces", 1, 64}, t.pieces);
   visit({"k0", 1, kLargest, k_step}, t.k0), visit({"width", 0, kLargest, panel}, t.width);

@@ -156,9 +156,8 @@ bool PaysByKeys(const ChipSpec& chip, const Shape& s) {
 // Every tiling that is considered, whether it fits or not.
 std::vector<Tiling> AllTilings(const ChipSpec& chip, const Shape& s) {
   constexpr std::int64_t kNarrowestPart = 128;
-  const std::int64_t k_step =
-      std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
-  const std::int64_t n_step = std::max(chip.mmad.n_step, chip.PackedStep(Role::kB, s.in));
+  const std::int64_t k_step = chip.KStep(s.in);
+  const std::int64_t n_step = chip.ColumnStep(s.in);
   std::vector<Tiling> tilings;
   for (std::int64_t m : TileSizes({16, 32, 64, 96, 128, 192, 256}, chip.RowStep(s.in), s.sq)) {
     if (!chip.pipes_overlap && m > kMostHostRows && m < s.sq) continue;

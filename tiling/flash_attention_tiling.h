@@ -125,11 +125,9 @@ template <class Tiling, class Visit>
 requires std::same_as<std::remove_const_t<Tiling>, FlashAttentionTiling>
 void VisitFields(const ChipSpec& chip, const FlashAttentionShape& s, Tiling& t, Visit&& visit) {
   constexpr std::int64_t kLargest = 1 << 20;
-  const std::int64_t k_step =
-      std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
+  const std::int64_t k_step = chip.KStep(s.in);
   visit({"pack_kv", 0, 1}, t.pack_kv);
-  const std::int64_t n_step =
-      t.pack_kv ? chip.PackedBlockStep(s.in) : std::max(chip.mmad.n_step, chip.PackedStep(Role::kB, s.in));
+  const std::int64_t n_step = t.pack_kv ? chip.PackedBlockStep(s.in) : chip.ColumnStep(s.in);
   visit({"m", 1, kLargest, chip.RowStep(s.in)}, t.m), visit({"n", 1, kLargest, n_step}, t.n);
   visit({"k0", 1, kLargest, k_step}, t.k0), visit({"strip", 1, kLargest, chip.RowStep(s.in)}, t.strip);
   visit({"v_parts", 1, chip.pipes_overlap ? 64 : 1}, t.v_parts);

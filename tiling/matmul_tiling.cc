@@ -117,7 +117,7 @@ class TilingList {
   TilingList(const ChipSpec& chip, const MatmulShape& whole, const KParts& parts, bool of_group)
       : chip_(chip), s_(whole), parts_(parts), of_group_(of_group) {
     if (parts.count > 1) s_.k = parts.length;
-    k_step_ = std::max(chip.mmad.k_bytes / chip.OperandBytes(s_.in), chip.packing.row_multiple);
+    k_step_ = chip.KStep(s_.in);
     n_step_ =
         s_.b_packed && !chip.pipes_overlap ? std::max(chip.mmad.n_step, kWidestPanel) : chip.mmad.n_step;
     if (parts.count == 1) packings_ = PackingsOf(chip, s_);

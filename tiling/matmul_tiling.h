@@ -129,8 +129,7 @@ template <class Tiling, class Visit>
 requires std::same_as<std::remove_const_t<Tiling>, MatmulTiling>
 void VisitFields(const ChipSpec& chip, const MatmulShape& s, Tiling& t, Visit&& visit) {
   constexpr std::int64_t kLargest = 1 << 20;
-  const std::int64_t k_step =
-      std::max(chip.mmad.k_bytes / chip.OperandBytes(s.in), chip.packing.row_multiple);
+  const std::int64_t k_step = chip.KStep(s.in);
   visit({"m", 1, kLargest, chip.RowStep(s.in)}, t.m);
   visit({"n", 1, kLargest, s.b_packed ? kWidestPanel : chip.mmad.n_step}, t.n);
   visit({"k1", 1, kLargest, k_step}, t.k1), visit({"k0", 1, kLargest, k_step}, t.k0);
@@ -244,7 +243,7 @@ inline constexpr std::int64_t kLeastThatPass = 256;
 inline bool StripsPassB(const ChipSpec& chip, const MatmulShape& s, const MatmulTiling& t) {
   const std::int64_t m = std::min(t.m, s.m), n = std::min(t.n, s.n), k = std::min(t.k0, s.k);
   return chip.InTileRegisters(s.in) && std::min(m, n) >= kLeastThatPass &&
-         k * n * chip.OperandBytes(s.in) <= chip.buffer(Buffer::kL0B).fast * 5 / 4;
+         k * n * chip.OperandBytes(s.in) <= kPassingBytes;
 }
 
 // Whether a Mmad reads A's rows where they lie in GM. Rows a multiple of a way of a first-level cache apart would stand in one of

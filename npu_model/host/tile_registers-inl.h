@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "npu_model/cache.h"
 #include "npu_model/host/cube_bf16.h"
 #include "npu_model/host/tile_ops.h"
 
@@ -75,8 +76,8 @@ class MmadNear {
   static constexpr std::int64_t kFewPanels = 8;
   static constexpr std::int64_t kPanelsThatAsk = 4;  // Beside fewer the machine's own prefetching is in time.
   static constexpr std::int64_t kSideBySide = 16;    // Tiles of a strip whose sums stand beside C.
-  // Bytes of B: what L2 has room for beside the rest, what may come from L3 with the first strip, and what is asked for then.
-  static constexpr std::int64_t kMostOfB = 5 << 18, kMostOfNewB = 512 << 10, kFetchedB = 128 << 10;
+  // Bytes of B: what may come from L3 with the first strip, and what is asked for then.
+  static constexpr std::int64_t kMostOfNewB = 512 << 10, kFetchedB = 128 << 10;
   static_assert(kRows <= kSideBySide * kTileRows);
   static constexpr std::int64_t kFetchedA = 512 << 10;  // Bytes of A that may have been driven out of L2.
 
@@ -92,7 +93,8 @@ class MmadNear {
   bool StripsStay() const {
     const bool one_piece = args_.k <= kStripK, more_strips = in_strips_ > kTileRows,
                met_before = !args_.exact || in_strips_ >= kRows;
-    return !args_.adds && (one_piece || more_strips) && BytesOfB() <= (met_before ? kMostOfB : kMostOfNewB);
+    return !args_.adds && (one_piece || more_strips) &&
+           BytesOfB() <= (met_before ? kPassingBytes : kMostOfNewB);
   }
   std::int64_t BytesOfB() const { return panels_.count() * args_.k * kNr * kBytes; }
 
