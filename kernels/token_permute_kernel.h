@@ -245,6 +245,8 @@ class TokenMover {
 
   // ranks, of those slots, are global rows, and lost.
   void Move(Range piece, Range slots, UbTile<std::int32_t> ranks) {
+    const bool beside = g_.permuted_probs != nullptr || g_.row_tokens != nullptr;
+    if (g_.tokens.cols == 0 && !beside) return;  // Ranks alone are asked for.
     if (g_.first_row != 0) core_.AddScalar(ranks, ranks, static_cast<std::int32_t>(-g_.first_row));
     UbTile<float> probs;
     if (g_.permuted_probs != nullptr) {
@@ -267,8 +269,7 @@ class TokenMover {
         row_ = next, there_.clear();
         for (const std::int64_t place : here_) there_.push_back(g_.permuted.Block({place, place + 1}, cols));
       }
-      if (probs.given() || g_.row_tokens != nullptr)
-        StoreBeside(piece.begin + i, places, probs.given() ? probs.Rows({i, i + 1}) : probs);
+      if (beside) StoreBeside(piece.begin + i, places, probs.given() ? probs.Rows({i, i + 1}) : probs);
     }
     Store();
     there_.clear();
