@@ -54,42 +54,56 @@ void ScaleAs(T* dst, const X* x, float weight, std::int64_t n, bool stream) {
 
 // How rows that lie anywhere are met side by side: their pages are looked up and opened at the same time. A row of a few pages is
 // too short for the CPU to notice how it is walked, and eight of them at once are too many: so many bytes ahead of their use
-// lines are asked for. Rows of products, which are written besides, are walked by pieces, whose lines are asked for twice as far
-// ahead; rows that are written alone by pieces as well. A constant, for what a loop does besides its loads leaves room for fewer
-// of them: with this in variables sums of floats took 1.1 times as long.
-struct Pace {
-  std::int64_t ahead, piece, written;  // Bytes.
-  int locality;  // Of __builtin_prefetch: 3 into the first-level cache, 2 into the second.
+// lines are asked for, into the first-level cache (a locality of 3, as __builtin_prefetch has it) or into the second (2). Rows of
+// products, which are written besides, are walked by pieces, and rows that are written alone. Constants, for what a loop does
+// besides its loads leaves room for fewer of them: with these in variables sums of floats took 1.1 times as long.
+struct SumPace {
+  std::int64_t ahead;
+  int locality;
+};
+struct ProductPace {
+  std::int64_t ahead, piece;
+  int locality;
+};
+struct WritePace {
+  std::int64_t piece;
+  int locality;  // Of the row that is written next.
 };
 // Zen 4: into the first cache, past both, or half as far ahead sums took 1.1 to 1.3 times as long; by pieces of 64 bytes products
 // took 1.2 times, of 1024 bytes 1.5 times as long; rows of 14 KiB that were written one after the other 1.4 times.
-constexpr Pace kUsualPace{2048, 256, 256, 2};
+constexpr SumPace kUsualSums{2048, 2};
+constexpr ProductPace kUsualProducts{4096, 256, 2};
+constexpr WritePace kUsualWrites{256, 2};
 #if HWY_TARGET <= HWY_AVX3
-// Zen 5, whose first cache is larger: as on a Zen 4 sums of bf16 took 1.07 to 1.1 times as long, products 1.1 to 1.24 times.
-constexpr Pace kPaceOfZen5{1024, 128, 256, 3};
+// Zen 5, whose first cache is larger: as on a Zen 4 sums of bf16 took 1.07 to 1.1 times as long, products 1.1 to 1.24 times. Sums so
+// on an Emerald Rapids as well, 1.03 to 1.08 times, but products are quicker as on a Zen 4, up to 1.08 times.
+constexpr SumPace kNearSums{1024, 3};
+constexpr ProductPace kProductsOfZen5{2048, 128, 3};
+constexpr WritePace kWritesOfZen5{256, 3};
 #elif HWY_TARGET == HWY_AVX2
 // Zen 3, rows of 4 to 30 KiB: as on a Zen 4 rows that are written took 1.1 to 1.5 times as long, of 16 KiB 2.5 times, products of
 // bf16 1.1 to 1.5 times, of floats 1.3 to 2 times, sums up to 1.2 times.
-constexpr Pace kPaceOfZen3{256, 512, 1024, 3};
+constexpr SumPace kSumsOfZen3{256, 3};
+constexpr ProductPace kProductsOfZen3{512, 512, 3};
+constexpr WritePace kWritesOfZen3{1024, 3};
 #endif
 
-template <Pace kPace>
+template <WritePace kPace>
 void CopyRows(void* const* to, std::int64_t count, const void* from, std::int64_t bytes, const void* next) {
   const ByteTag d;
   constexpr auto kLine = static_cast<std::int64_t>(kLineBytes);
   const auto* const src = static_cast<const std::uint8_t*>(from);
   const auto* const fetched = static_cast<const std::uint8_t*>(next);
   // A row's pieces begin at its own lines.
-  for (std::int64_t piece = 0; piece < bytes; piece += kPace.written) {
+  for (std::int64_t piece = 0; piece < bytes; piece += kPace.piece) {
     if (fetched != nullptr) {
-      for (std::int64_t i = piece; i < Min(piece + kPace.written, bytes); i += kLine)
+      for (std::int64_t i = piece; i < Min(piece + kPace.piece, bytes); i += kLine)
         __builtin_prefetch(fetched + i, 0, 2);
     }
     for (std::int64_t r = 0; r < count; ++r) {
       auto* const dst = static_cast<std::uint8_t*>(to[r]);
       const std::int64_t first = BeforeLine(dst, bytes), begin = Min(piece + first, bytes),
-                         end = Min(begin + kPace.written, bytes),
-                         last = begin + RoundDown(end - begin, kLine);
+                         end = Min(begin + kPace.piece, bytes), last = begin + RoundDown(end - begin, kLine);
       if (piece == 0 && first > 0) std::memcpy(dst, src, static_cast<std::size_t>(first));
       for (std::int64_t i = begin; i < last; i += kByteLanes) hn::Stream(hn::LoadU(d, src + i), d, dst + i);
       if (last < end) std::memcpy(dst + last, src + last, static_cast<std::size_t>(end - last));
@@ -110,7 +124,7 @@ Upcoming After(const WeightedRows& x, const Range& r) {
   return {x.upcoming, x.upcoming_count};
 }
 
-template <Pace kPace, class T>
+template <SumPace kPace, class T>
 HWY_INLINE void AskForTwo(const T* p) {
   constexpr auto kLine = static_cast<std::int64_t>(kLineBytes / sizeof(T));
   for (std::int64_t j = 0; j < 2 * kLanes; j += kLine) __builtin_prefetch(p + j, 0, kPace.locality);
@@ -118,7 +132,7 @@ HWY_INLINE void AskForTwo(const T* p) {
 
 // out[begin, end) = start (0 where null) + the weighted sum of kRows rows, ascending. Two vectors at a time, of which each
 // row's line `ahead` of them is asked for in `fetched`.
-template <Pace kPace, int kRows, bool kStream, Narrowing kNarrowing, class Out, class T>
+template <SumPace kPace, int kRows, bool kStream, Narrowing kNarrowing, class Out, class T>
 HWY_INLINE void WeightedPart(Out* out, const float* start, std::int64_t begin, std::int64_t end,
                              const T* const* row, const Vec* weight, const T* const* fetched,
                              std::int64_t fetched_count, std::int64_t ahead) {
@@ -141,7 +155,7 @@ HWY_INLINE void WeightedPart(Out* out, const float* start, std::int64_t begin, s
   }
 }
 
-template <Pace kPace, int kRows, bool kStream, Narrowing kNarrowing, class Out, class T>
+template <SumPace kPace, int kRows, bool kStream, Narrowing kNarrowing, class Out, class T>
 void WeightedPass(Out* out, const float* start, std::int64_t n, const void* const* rows, const float* weights,
                   const Upcoming& upcoming) {
   constexpr auto kAhead = kPace.ahead / static_cast<std::int64_t>(sizeof(T));
@@ -170,7 +184,7 @@ void WeightedPass(Out* out, const float* start, std::int64_t n, const void* cons
   ends(end, n);
 }
 
-template <Pace kPace, bool kStream, Narrowing kNarrowing, class Out, class T>
+template <SumPace kPace, bool kStream, Narrowing kNarrowing, class Out, class T>
 void AddRows(Out* out, const float* start, std::int64_t n, const WeightedRows& x, const Range& r) {
   using Pass = void (*)(Out*, const float*, std::int64_t, const void* const*, const float*, const Upcoming&);
   static constexpr auto kPasses = []<int... kLess>(std::integer_sequence<int, kLess...>) {
@@ -182,7 +196,7 @@ void AddRows(Out* out, const float* start, std::int64_t n, const WeightedRows& x
                                                   After(x, r));
 }
 
-template <Pace kPace>
+template <SumPace kPace>
 void WeightedSum(float* acc, std::int64_t n, const WeightedRows& x, bool accumulate) {
   if (x.count == 0 && !accumulate) std::memset(acc, 0, static_cast<std::size_t>(n) * sizeof(float));
   for (const Range r : Split(x.count, kRowsPerPass)) {
@@ -200,7 +214,7 @@ void WeightedSum(float* acc, std::int64_t n, const WeightedRows& x, bool accumul
   }
 }
 
-template <Pace kPace>
+template <SumPace kPace>
 void StreamWeightedSum(void* out, float* sum, std::int64_t n, const WeightedRows& x) {
   if (x.count == 0) {
     std::memset(out, 0, static_cast<std::size_t>(n * SizeOf(x.dtype)));
@@ -250,10 +264,10 @@ HWY_INLINE void DotPart(T* dst, const X* x, const T* row, std::int64_t begin, st
 
 // sums[i] = the dot product of x and row[i], and with kStores dst[i] = weight[i] * x by non-temporal stores from the first
 // element on. The rows go side by side, by pieces, whose lines are asked for ahead of them as by WeightedPart.
-template <Pace kPace, bool kDots, bool kStores, Narrowing kNarrowing, class T, class X>
+template <ProductPace kPace, bool kDots, bool kStores, Narrowing kNarrowing, class T, class X>
 void DotsPass(const DotRows<T>& rows, float* sums, const X* x, std::int64_t n, const Upcoming& upcoming) {
   constexpr auto kElement = static_cast<std::int64_t>(sizeof(T));
-  constexpr std::int64_t kAhead = 2 * kPace.ahead / kElement, kPiece = kPace.piece / kElement,
+  constexpr std::int64_t kAhead = kPace.ahead / kElement, kPiece = kPace.piece / kElement,
                          kLine = static_cast<std::int64_t>(kLineBytes) / kElement;
   constexpr bool kFetchesX = std::is_same_v<T, X>;  // Otherwise it is a tile, in the cache.
   Vec evens[kDotsPerPass], odds[kDotsPerPass];
@@ -311,7 +325,7 @@ float DotOf(const X* x, const T* row, std::int64_t n) {
   float sum = 0;
   DotRows<T> rows;
   rows.count = 1, rows.dst[0] = nullptr, rows.row[0] = row, rows.weight[0] = 0;
-  DotsPass<kUsualPace, true, false, kNarrowing>(rows, &sum, x, n, {});
+  DotsPass<kUsualProducts, true, false, kNarrowing>(rows, &sum, x, n, {});
   return sum;
 }
 
@@ -322,7 +336,7 @@ float Dot(const float* x, const void* row, DType dtype, std::int64_t n) {
   return sum;
 }
 
-template <Pace kPace>
+template <ProductPace kPace>
 void ScaleDots(void* const* out, float* sums, const void* data, std::int64_t n, const WeightedRows& x_rows,
                bool stream) {
   WithType(x_rows.dtype, [&]<Narrowing kHow, class T>() HWY_ATTR {
@@ -358,22 +372,23 @@ void ScaleDots(void* const* out, float* sums, const void* data, std::int64_t n, 
   });
 }
 
-template <Pace kPace>
+template <SumPace kSums, ProductPace kProducts, WritePace kWrites>
 constexpr MovementOps kOps{.dot = &Dot,
-                           .scale_dots = &ScaleDots<kPace>,
-                           .weighted_sum = &WeightedSum<kPace>,
-                           .stream_weighted_sum = &StreamWeightedSum<kPace>,
-                           .copy_rows = &CopyRows<kPace>};
+                           .scale_dots = &ScaleDots<kProducts>,
+                           .weighted_sum = &WeightedSum<kSums>,
+                           .stream_weighted_sum = &StreamWeightedSum<kSums>,
+                           .copy_rows = &CopyRows<kWrites>};
 
 }  // namespace
 
 const MovementOps& GetMovementOps() {
 #if HWY_TARGET <= HWY_AVX3
-  if (ThisCpu() == Cpu::kZen5) return kOps<kPaceOfZen5>;
+  if (ThisCpu() == Cpu::kZen5) return kOps<kNearSums, kProductsOfZen5, kWritesOfZen5>;
+  if (ThisCpu() == Cpu::kIntel) return kOps<kNearSums, kUsualProducts, kUsualWrites>;
 #elif HWY_TARGET == HWY_AVX2
-  if (ThisCpu() == Cpu::kZen3) return kOps<kPaceOfZen3>;
+  if (ThisCpu() == Cpu::kZen3) return kOps<kSumsOfZen3, kProductsOfZen3, kWritesOfZen3>;
 #endif
-  return kOps<kUsualPace>;
+  return kOps<kUsualSums, kUsualProducts, kUsualWrites>;
 }
 
 }  // namespace HWY_NAMESPACE
