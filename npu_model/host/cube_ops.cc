@@ -327,11 +327,11 @@ const FewRowTiles<float>& FewRowsF32() {
                                              .most_in_rows = kMostInRows<E>,
                                              .turned = kTurnedF32<E>,
                                              .in_columns = &MultiplyColumns<E>},
-      kZen5{.in_rows = kFewF32Zen5<E>,
-            .most_in_rows = std::size(kFewF32Zen5<E>),
-            .turned = kTurnedF32<E>,
-            .in_columns = &MultiplyColumns<E>};
-  return ThisCpu() == Cpu::kZen5 ? kZen5 : kTiles;
+      kOfLines{.in_rows = kFewF32OfLines<E>,
+               .most_in_rows = std::size(kFewF32OfLines<E>),
+               .turned = kTurnedF32<E>,
+               .in_columns = &MultiplyColumns<E>};
+  return HasRoomyL1() ? kOfLines : kTiles;
 }
 #else
 template <class E>

@@ -40,7 +40,7 @@ bool PassesByColumns(const HostContext& context, std::int64_t operand_bytes) {
 
 // How Mmads that leave their sums to GM meet panels.
 MmadWalk WalkOfRelay(const HostContext& context, const MmadArgs& args, std::int64_t operand_bytes) {
-  if (AsksNear() && args.m <= kFewStrips * context.cube->mr) return MmadWalk::kPieces;
+  if (HasRoomyL1() && args.m <= kFewStrips * context.cube->mr) return MmadWalk::kPieces;
   const bool far = args.n * args.k * operand_bytes > context.host->buffer(Buffer::kL0B).fast;
   return far ? MmadWalk::kColumns : MmadWalk::kRows;
 }
