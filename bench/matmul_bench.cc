@@ -96,9 +96,8 @@ std::vector<void*> Operand(char name, DType dtype, std::int64_t count, int copie
 
 // As many copies of B as it takes to find none of it in the caches.
 int CopiesOf(const Types& types, const Shape& shape) {
-  constexpr std::int64_t kBeyondCaches = 256 << 20;
   const std::int64_t bytes = shape.n * shape.k * SizeOf(types.input);
-  return shape.m <= kSmallM && bytes >= (4 << 20) ? static_cast<int>(CeilDiv(kBeyondCaches, bytes)) : 1;
+  return shape.m <= kSmallM && bytes >= (4 << 20) ? static_cast<int>(CeilDiv(BeyondLastCache(2), bytes)) : 1;
 }
 
 Problem::Problem(const Types& types, const Layout& layout, const Shape& shape)

@@ -22,15 +22,9 @@ namespace {
 
 constexpr std::int64_t kChunk = std::int64_t{1} << 20;
 
-// Well beyond the last-level cache, which may be shared with neighbours.
-std::int64_t StreamBytes() {
-  const std::int64_t last_level = sysconf(_SC_LEVEL3_CACHE_SIZE);  // 0 or -1 where the system does not say
-  return std::clamp<std::int64_t>(4 * last_level, 256 << 20, std::int64_t{1} << 30) / kChunk * kChunk;
-}
-
 // Two buffers that live as long as the process, so that measuring again costs no page faults.
 struct StreamBuffers {
-  const std::int64_t bytes = StreamBytes();
+  const std::int64_t bytes = BeyondLastCache(4);
   Bytes source = RandomBits(bytes, 1), target = RandomBits(bytes, 2);
 };
 
@@ -61,6 +55,11 @@ double BestRate(int threads, std::int64_t bytes, const Body& body) {
 }
 
 }  // namespace
+
+std::int64_t BeyondLastCache(std::int64_t times) {
+  const std::int64_t last_level = sysconf(_SC_LEVEL3_CACHE_SIZE);  // 0 or -1 where the system does not say
+  return std::clamp<std::int64_t>(times * last_level, 256 << 20, std::int64_t{1} << 30) / kChunk * kChunk;
+}
 
 Arithmetic ArithmeticOf(DType dtype) {
   return dtype == DType::kBF16 && BestCubeOps().native_bf16 ? Arithmetic::kDotBf16 : Arithmetic::kFma;

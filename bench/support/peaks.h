@@ -2,6 +2,8 @@
 #ifndef CUBIST_BENCH_SUPPORT_PEAKS_H_
 #define CUBIST_BENCH_SUPPORT_PEAKS_H_
 
+#include <cstdint>
+
 #include "npu_model/types.h"
 
 namespace cubist::bench {
@@ -15,6 +17,9 @@ Arithmetic ArithmeticOf(DType dtype);
 // Measures the ceiling for some tens of milliseconds (longer the first time) and returns the highest value,
 // in FLOP/s, that any measurement of this process gave at this thread count.
 double HighestPeak(Arithmetic arithmetic, int threads);
+
+// So many times the last-level cache, which may be shared with neighbours: 256 MiB at least and 1 GiB at most, whole MiB.
+std::int64_t BeyondLastCache(std::int64_t times);
 
 // Bytes per second to and from memory, random data, buffers larger than the caches.
 struct Bandwidth {
