@@ -55,8 +55,8 @@ void ScaleAs(T* dst, const X* x, float weight, std::int64_t n, bool stream) {
 // How rows that lie anywhere are met side by side: their pages are looked up and opened at the same time. A row of a few pages is
 // too short for the CPU to notice how it is walked, and eight of them at once are too many: so many bytes ahead of their use
 // lines are asked for, into the first-level cache (a locality of 3, as __builtin_prefetch has it) or into the second (2). Rows of
-// products, which are written besides, are walked by pieces, and rows that are written alone. Constants, for what a loop does
-// besides its loads leaves room for fewer of them: with these in variables sums of floats took 1.1 times as long.
+// products, which are written besides, are walked by pieces, and so are rows that are written alone. Constants, for what a loop
+// does besides its loads leaves room for fewer of them: with these in variables sums of floats took 1.1 times as long.
 struct SumPace {
   std::int64_t ahead;
   int locality;
@@ -65,45 +65,40 @@ struct ProductPace {
   std::int64_t ahead, piece;
   int locality;
 };
-struct WritePace {
-  std::int64_t piece;
-  int locality;  // Of the row that is written next.
-};
 // Zen 4: into the first cache, past both, or half as far ahead sums took 1.1 to 1.3 times as long; by pieces of 64 bytes products
 // took 1.2 times, of 1024 bytes 1.5 times as long; rows of 14 KiB that were written one after the other 1.4 times.
 constexpr SumPace kUsualSums{2048, 2};
 constexpr ProductPace kUsualProducts{4096, 256, 2};
-constexpr WritePace kUsualWrites{256, 2};
+constexpr std::int64_t kUsualPieces = 256;  // Of rows that are written alone.
 #if HWY_TARGET <= HWY_AVX3
-// Zen 5, whose first cache is larger: as on a Zen 4 sums of bf16 took 1.07 to 1.1 times as long, products 1.1 to 1.24 times. Sums so
-// on an Emerald Rapids as well, 1.03 to 1.08 times, but products are quicker as on a Zen 4, up to 1.08 times.
+// Zen 5, whose first cache is larger: as on a Zen 4 sums of bf16 took 1.07 to 1.1 times as long, products 1.1 to 1.24 times. Sums
+// on an Emerald Rapids 1.03 to 1.08 times, but products are quicker there as on a Zen 4, up to 1.08 times.
 constexpr SumPace kNearSums{1024, 3};
 constexpr ProductPace kProductsOfZen5{2048, 128, 3};
-constexpr WritePace kWritesOfZen5{256, 3};
 #elif HWY_TARGET == HWY_AVX2
 // Zen 3, rows of 4 to 30 KiB: as on a Zen 4 rows that are written took 1.1 to 1.5 times as long, of 16 KiB 2.5 times, products of
 // bf16 1.1 to 1.5 times, of floats 1.3 to 2 times, sums up to 1.2 times.
 constexpr SumPace kSumsOfZen3{256, 3};
 constexpr ProductPace kProductsOfZen3{512, 512, 3};
-constexpr WritePace kWritesOfZen3{1024, 3};
+constexpr std::int64_t kPiecesOfZen3 = 1024;
 #endif
 
-template <WritePace kPace>
+template <std::int64_t kPiece>
 void CopyRows(void* const* to, std::int64_t count, const void* from, std::int64_t bytes, const void* next) {
   const ByteTag d;
   constexpr auto kLine = static_cast<std::int64_t>(kLineBytes);
   const auto* const src = static_cast<const std::uint8_t*>(from);
   const auto* const fetched = static_cast<const std::uint8_t*>(next);
   // A row's pieces begin at its own lines.
-  for (std::int64_t piece = 0; piece < bytes; piece += kPace.piece) {
+  for (std::int64_t piece = 0; piece < bytes; piece += kPiece) {
     if (fetched != nullptr) {
-      for (std::int64_t i = piece; i < Min(piece + kPace.piece, bytes); i += kLine)
+      for (std::int64_t i = piece; i < Min(piece + kPiece, bytes); i += kLine)
         __builtin_prefetch(fetched + i, 0, 2);
     }
     for (std::int64_t r = 0; r < count; ++r) {
       auto* const dst = static_cast<std::uint8_t*>(to[r]);
       const std::int64_t first = BeforeLine(dst, bytes), begin = Min(piece + first, bytes),
-                         end = Min(begin + kPace.piece, bytes), last = begin + RoundDown(end - begin, kLine);
+                         end = Min(begin + kPiece, bytes), last = begin + RoundDown(end - begin, kLine);
       if (piece == 0 && first > 0) std::memcpy(dst, src, static_cast<std::size_t>(first));
       for (std::int64_t i = begin; i < last; i += kByteLanes) hn::Stream(hn::LoadU(d, src + i), d, dst + i);
       if (last < end) std::memcpy(dst + last, src + last, static_cast<std::size_t>(end - last));
@@ -372,23 +367,23 @@ void ScaleDots(void* const* out, float* sums, const void* data, std::int64_t n, 
   });
 }
 
-template <SumPace kSums, ProductPace kProducts, WritePace kWrites>
+template <SumPace kSums, ProductPace kProducts, std::int64_t kPiece>
 constexpr MovementOps kOps{.dot = &Dot,
                            .scale_dots = &ScaleDots<kProducts>,
                            .weighted_sum = &WeightedSum<kSums>,
                            .stream_weighted_sum = &StreamWeightedSum<kSums>,
-                           .copy_rows = &CopyRows<kWrites>};
+                           .copy_rows = &CopyRows<kPiece>};
 
 }  // namespace
 
 const MovementOps& GetMovementOps() {
 #if HWY_TARGET <= HWY_AVX3
-  if (ThisCpu() == Cpu::kZen5) return kOps<kNearSums, kProductsOfZen5, kWritesOfZen5>;
-  if (ThisCpu() == Cpu::kIntel) return kOps<kNearSums, kUsualProducts, kUsualWrites>;
+  if (ThisCpu() == Cpu::kZen5) return kOps<kNearSums, kProductsOfZen5, kUsualPieces>;
+  if (ThisCpu() == Cpu::kIntel) return kOps<kNearSums, kUsualProducts, kUsualPieces>;
 #elif HWY_TARGET == HWY_AVX2
-  if (ThisCpu() == Cpu::kZen3) return kOps<kSumsOfZen3, kProductsOfZen3, kWritesOfZen3>;
+  if (ThisCpu() == Cpu::kZen3) return kOps<kSumsOfZen3, kProductsOfZen3, kPiecesOfZen3>;
 #endif
-  return kOps<kUsualSums, kUsualProducts, kUsualWrites>;
+  return kOps<kUsualSums, kUsualProducts, kUsualPieces>;
 }
 
 }  // namespace HWY_NAMESPACE
