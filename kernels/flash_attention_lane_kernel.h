@@ -308,8 +308,8 @@ void DropWeights(FlashAttentionLane<T, V>& lane, const FlashAttentionOperands& g
   lane.core.MaskWhere(p, dropped, 0.0f);
 }
 
-// o = o * (factor / l) row by row, of which l and factor have one element each and are lost: to divide all of o takes a CPU
-// seven times as long as to multiply it, an NPU twice. A row that saw no key has l = 0 and o = 0, any other l of 1 or more.
+// o = o * (factor / l) row by row, of which l and factor have one element each; l is lost. To divide all of o takes a CPU seven
+// times as long as to multiply it, an NPU twice. A row that saw no key has l = 0 and o = 0, any other l of 1 or more.
 template <VectorCore V>
 void DivideRows(V& core, UbTile<float> o, UbTile<float> l, UbTile<float> factor) {
   constexpr float kBelowAny = 0x1p-64f;
