@@ -2,11 +2,22 @@
 #ifndef CUBIST_NPU_MODEL_HOST_CUBE_BF16_H_
 #define CUBIST_NPU_MODEL_HOST_CUBE_BF16_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "npu_model/types.h"
 
 namespace cubist {
+
+// The elements of two rows of 32 in turn, as VPERMT2W takes them: those of columns 0 to 15, then those of 16 to 31.
+alignas(64) inline constexpr auto kPairOrder = [] {
+  std::array<std::uint16_t, 64> order{};
+  for (std::size_t j = 0; j < 32; ++j) {
+    order[2 * j] = static_cast<std::uint16_t>(j), order[2 * j + 1] = static_cast<std::uint16_t>(j + 32);
+  }
+  return order;
+}();
 
 constexpr std::int64_t kTurnWords = 8;        // A power of two; see MmadTile::prefetch_turn.
 constexpr std::int64_t kAskedBytes = 2 * 64;  // Beside a word of k; see MmadTile::prefetch.
@@ -166,6 +177,7 @@ std::int64_t PeakDotBF16Avx512(std::int64_t rounds);
 // between the two ends of an AmxUse, of which a thread has one at a time.
 bool HasBF16Amx();  // Asks the kernel for the tile registers when called first.
 extern const MmadTiles<BF16, 32> kBF16TilesAmx;
+extern const FewRowTiles<BF16> kFewRowsBF16Amx;
 std::int64_t PeakDotBF16Amx(std::int64_t rounds);
 class AmxUse {
  public:

@@ -1,3 +1,4 @@
+#include <array>
 #include <cstdint>
 
 #include "npu_model/host/cube_bf16.h"
@@ -268,6 +269,89 @@ CUBIST_AMX bool ToBF16(const float* sums, std::int64_t rows, std::int64_t cols, 
   return denormal == 0;
 }
 
+// Few rows of A, sixteen at most, and up to 32 rows of B, as long as they are: a line of each at a time, whose pairs are put
+// together in L1 and multiplied while the lines that come next are on their way, beside each line the one behind it.
+class FewRows {
+ public:
+  CUBIST_AMX explicit FewRows(const MmadTile<BF16>& tile)
+      : tile_(tile), next_rows_(tile.words * tile.b_step), whole_(tile.words == kWords && !tile.half) {
+    Configure(tile.rows);
+    Settle();
+    if (whole_) {
+      _tile_loadd(CUBIST_A0, tile.a, tile.a_pitch * 2);
+      return;
+    }
+    alignas(64) std::byte a[kSide * kRowBytes];
+    const auto elements =
+        static_cast<__mmask32>((std::uint64_t{1} << (2 * tile.words + (tile.half ? 1 : 0))) - 1);
+    for (std::int64_t i = 0; i < tile.rows; ++i)
+      _mm512_store_si512(a + i * kRowBytes, _mm512_maskz_loadu_epi16(elements, tile.a + i * tile.a_pitch));
+    Settle();
+    _tile_loadd(CUBIST_A0, a, kRowBytes);
+    for (std::int64_t at = tile.words * 2 * kNr; at < kWords * 2 * kNr; at += kNr) {
+      for (auto& panel : panels_) _mm512_store_si512(panel + at, _mm512_setzero_si512());
+    }
+  }
+
+  // Panels are a step behind: a tile register that is loaded waits for what was stored just before.
+  CUBIST_AMX void Run() {
+    for (std::int64_t col = 0; col < tile_.cols; col += kNr) {
+      whole_ ? Pack<true>(col) : Pack<false>(col);
+      if (col > 0) Multiply(col - kNr);
+    }
+    Multiply(tile_.cols - kNr);
+  }
+
+ private:
+  BF16* PanelOf(std::int64_t col) { return panels_[col / kNr % 2]; }
+
+  template <bool kWhole>
+  CUBIST_AMX void Pack(std::int64_t col) {
+    BF16* to = PanelOf(col);
+    const BF16* from = tile_.b + col;
+    const std::int64_t pair = tile_.b_pair, step = tile_.b_step,
+                       ahead = col + kNr < tile_.cols ? kNr : kNr - tile_.cols + next_rows_;
+    const std::int64_t words = kWhole ? kWords : tile_.words;
+#pragma GCC unroll 16
+    for (std::int64_t word = 0; word < words; ++word, from += step, to += 2 * kNr) {
+      __builtin_prefetch(from + ahead), __builtin_prefetch(from + pair + ahead);
+      Interleave(_mm512_loadu_si512(from), _mm512_loadu_si512(from + pair), to);
+    }
+    if (!kWhole && tile_.half) Interleave(_mm512_loadu_si512(from), _mm512_setzero_si512(), to);
+  }
+  CUBIST_AMX static void Interleave(__m512i even, __m512i odd, BF16* to) {
+    asm("" : "+v"(even), "+v"(odd));  // Each is loaded once.
+    const __m512i left = _mm512_load_si512(kPairOrder.data()),
+                  right = _mm512_load_si512(kPairOrder.data() + kNr);
+    _mm512_store_si512(to, _mm512_permutex2var_epi16(even, left, odd));
+    _mm512_store_si512(to + kNr, _mm512_permutex2var_epi16(even, right, odd));
+  }
+
+  CUBIST_AMX void Multiply(std::int64_t col) {
+    constexpr std::int64_t kPanelBytes = kNr * 4;
+    const BF16* const b = PanelOf(col);
+    StartSums<false, true>(tile_.start == nullptr ? nullptr : tile_.start + col, tile_.start_pitch);
+    Settle();
+    _tile_loadd(CUBIST_B0, b, kPanelBytes);
+    _tile_dpbf16ps(CUBIST_C00, CUBIST_A0, CUBIST_B0);
+    _tile_loadd(CUBIST_B1, b + 2 * kSide, kPanelBytes);
+    _tile_dpbf16ps(CUBIST_C01, CUBIST_A0, CUBIST_B1);
+    StoreSums<false, true>(tile_.c + col, tile_.c_pitch);
+    Settle();
+  }
+
+  const MmadTile<BF16> tile_;
+  const std::int64_t next_rows_;  // Elements from the first rows of B to those behind them.
+  const bool whole_;              // All words.
+  alignas(64) BF16 panels_[2][kWords * 2 * kNr];
+};
+CUBIST_AMX void FewTile(const MmadTile<BF16>& tile) { FewRows(tile).Run(); }
+constexpr auto kFew = [] {
+  std::array<FewRowTile<BF16>, kSide> tiles{};
+  tiles.fill({&FewTile, kNr / kSide, kWords});
+  return tiles;
+}();
+
 // By the number of rows less one.
 template <bool kTwoColumns>
 struct ByRows {
@@ -312,6 +396,7 @@ AmxUse::AmxUse() { configured_rows = 0; }
 AmxUse::~AmxUse() { Release(); }
 
 const MmadTiles<BF16, kMr> kBF16TilesAmx{.panel = {kWide.functions, kNarrow.functions}, .to_bf16 = &ToBF16};
+const FewRowTiles<BF16> kFewRowsBF16Amx{.in_rows = kFew.data(), .most_in_rows = kSide};
 
 CUBIST_AMX std::int64_t PeakDotBF16Amx(std::int64_t rounds) {
   const AmxUse use;

@@ -1,4 +1,3 @@
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -87,18 +86,10 @@ inline int OneAt(const BF16* p) {
   return one;
 }
 
-// The elements of two rows in turn: those of columns 0 to 15 first, or those of 16 to 31.
+// Of kPairOrder, for columns from kFirst on.
 template <int kFirst>
 CUBIST_AVX512_BF16 inline __m512i InterleaveOrder() {
-  alignas(64) static constexpr auto kOrder = [] {
-    std::array<std::uint16_t, 32> order{};
-    for (std::size_t j = 0; j < 16; ++j) {
-      order[2 * j] = static_cast<std::uint16_t>(kFirst + j),
-                order[2 * j + 1] = static_cast<std::uint16_t>(kFirst + j + 32);
-    }
-    return order;
-  }();
-  return _mm512_load_si512(kOrder.data());
+  return _mm512_load_si512(kPairOrder.data() + 2 * kFirst);
 }
 
 // Where a tile has B from: a panel, rows of k, or rows that end before a panel does.

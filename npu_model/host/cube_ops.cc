@@ -322,16 +322,18 @@ constexpr MmadTileFunction<float> kTiles[kMr] = {&Tile<1, kVectors, kSource, D, 
 // For elements E of B.
 #if HWY_TARGET <= HWY_AVX3
 template <class E>
+constexpr FewRowTiles<float> FewRowsOf(const FewRowTile<float>* in_rows, std::int64_t most_in_rows) {
+  return {.in_rows = in_rows,
+          .most_in_rows = most_in_rows,
+          .turned = kTurnedF32<E>,
+          .in_columns = &MultiplyColumns<E>};
+}
+template <class E>
 const FewRowTiles<float>& FewRowsF32() {
-  static constexpr FewRowTiles<float> kTiles{.in_rows = kFewF32<E>,
-                                             .most_in_rows = kMostInRows<E>,
-                                             .turned = kTurnedF32<E>,
-                                             .in_columns = &MultiplyColumns<E>},
-      kOfLines{.in_rows = kFewF32OfLines<E>,
-               .most_in_rows = std::size(kFewF32OfLines<E>),
-               .turned = kTurnedF32<E>,
-               .in_columns = &MultiplyColumns<E>};
-  return HasRoomyL1() ? kOfLines : kTiles;
+  static constexpr auto kRuns = FewRowsOf<E>(kFewF32<E>, kMostInRows<E>),
+                        kLines = FewRowsOf<E>(kFewF32OfLines<E>, std::size(kFewF32OfLines<E>)),
+                        kTwoLines = FewRowsOf<E>(kFewF32OfTwoLines<E>, kMostOfTwoLines<E>);
+  return ThisCpu() == Cpu::kIntel ? kTwoLines : ThisCpu() == Cpu::kZen5 ? kLines : kRuns;
 }
 #else
 template <class E>
@@ -456,8 +458,10 @@ bool TakesSlabs(const MmadArgs& args) {
 void MmadAmx(const MmadArgs& args) {
   const AmxUse use;
   if (args.b_source.data == nullptr) return MmadNear(args, kBF16TilesAmx).Run();
-  if (TakesSlabs(args)) return MmadBySlabs(args, kBF16TilesAmx, &PackBNative<false>);
-  MmadInPlace(args, kBF16TilesAmx, &PackBNative<false>).Run();
+  if (!TakesSlabs(args)) return MmadInPlace(args, kBF16TilesAmx, &PackBNative<false>).Run();
+  const std::int64_t done = args.cast != nullptr ? 0 : MultiplyFew<BF16, BF16>(args, kFewRowsBF16Amx);
+  if (done == args.n) return;
+  MmadBySlabs(done == 0 ? args : ColumnsFrom(args, done), kBF16TilesAmx, &PackBNative<false>);
 }
 bool CastsAmx(const MmadArgs& args) {
   return args.b_source.data == nullptr || (TakesSlabs(args) && args.k <= SlabK(args.b_source));

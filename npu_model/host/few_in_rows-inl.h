@@ -31,7 +31,7 @@ namespace {
 // times, as long as it sees far enough ahead; the products of three rows and more keep it from that, and their sums weigh more.
 // Sixteen rows of B pass there, a line of each beside the others', which is asked for as the lines before it are met.
 enum class Asks { kNothing, kNextRun, kLinesAhead };
-constexpr std::int64_t kMostFewRows = 6;
+constexpr std::int64_t kMostFewRows = 16;
 
 // Vectors of a run of 256 bytes of floats, as far as the registers hold their sums of so many rows of A.
 constexpr int FewVectors(int rows) {
@@ -40,16 +40,18 @@ constexpr int FewVectors(int rows) {
   return kRun < held ? kRun : held;
 }
 
+template <class E>
+constexpr int kOfLine = static_cast<int>(64 / (kLanes * sizeof(E)));  // Vectors.
+
 template <class E, int kRows, int kVectors, int kWords, Asks kAsks>
 void FewTile(const MmadTile<float>& tile) {
   const FloatTag d;
-  constexpr int kOfLine = static_cast<int>(64 / (kLanes * sizeof(E)));  // Vectors.
-  constexpr int kAhead = (kAsks == Asks::kNextRun ? kVectors : 4 * kOfLine) * kLanes,
+  constexpr int kAhead = (kAsks == Asks::kNextRun ? kVectors : 4 * kOfLine<E>)*kLanes,
                 kLevel = kAsks == Asks::kNextRun ? 2 : 3;
   const MmadTile<float> own = tile;  // Which no store to C can change.
   for (std::int64_t col = 0; col < own.cols; col += kVectors * kLanes) {
     hn::Vec<FloatTag> sum[kRows][kVectors];
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 16
       for (int j = 0; j < kVectors; ++j) {
@@ -63,9 +65,9 @@ void FewTile(const MmadTile<float>& tile) {
 #pragma GCC unroll 16
       for (int j = 0; j < kVectors; ++j) {
         const auto columns = LoadFew(b + j * kLanes);
-        if (j % kOfLine == 0 && kAsks != Asks::kNothing)
+        if (j % kOfLine<E> == 0 && kAsks != Asks::kNothing)
           __builtin_prefetch(b + kAhead + j * kLanes, 0, kLevel);
-#pragma GCC unroll 6
+#pragma GCC unroll 12
         for (int i = 0; i < kRows; ++i)
           sum[i][j] = hn::MulAdd(hn::Set(d, a[i * own.a_pitch]), columns, sum[i][j]);
       }
@@ -77,7 +79,7 @@ void FewTile(const MmadTile<float>& tile) {
     } else {
       for (std::int64_t word = 0; word < own.words; ++word) add();
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 16
       for (int j = 0; j < kVectors; ++j) hn::StoreU(sum[i][j], d, own.c + i * own.c_pitch + col + j * kLanes);
@@ -100,34 +102,49 @@ constexpr std::int64_t kMostInRows = std::is_same_v<E, float> ? 2 : std::size(kF
 // sums are more, have to be met by longer ones. Widening twelve rows of B takes as long as meeting sixteen.
 template <class E, int kRows>
 constexpr int kWordsOfLines = std::is_same_v<E, float> || kRows < 4 ? 16 : 12;
-template <class E, int kRows>
+template <class E, int kRows, int kVectors>
 constexpr FewRowTile<float> kFewLines = {
-    &FewTile<E, kRows, 4 / sizeof(E), kWordsOfLines<E, kRows>, Asks::kLinesAhead>, 4 / sizeof(E),
+    &FewTile<E, kRows, kVectors, kWordsOfLines<E, kRows>, Asks::kLinesAhead>, kVectors,
     kWordsOfLines<E, kRows>,
     !std::is_same_v<E, float> ? kShortestRow
     : kRows > 4               ? 512
                               : 128};
-// Zen 5, 7168 columns of 2048 from memory, beside runs or panels: three to six rows of floats 1.1, 1.4, 1.4 and 1.35 times as
-// quick, of fp16 1.65, 1.25, 1.7 and 1.5 times. Emerald Rapids: floats 1.3 to 1.4 times, fp16 1.15, 1.1, 2.6 and 2.4 times.
+// Zen 5, 7168 columns of 2048 from memory, beside runs or panels, a line at a time: three to six rows of floats 1.1, 1.4, 1.4 and
+// 1.35 times as quick, of fp16 1.65, 1.25, 1.7 and 1.5 times.
 template <class E>
-constexpr FewRowTile<float> kFewF32OfLines[] = {kFewRuns<E, 1, Asks::kNothing>,
-                                                kFewRuns<E, 2, Asks::kNothing>,
-                                                kFewLines<E, 3>,
-                                                kFewLines<E, 4>,
-                                                kFewLines<E, 5>,
-                                                kFewLines<E, 6>};
-static_assert(std::size(kFewF32OfLines<float>) <= kMostFewRows);
+constexpr FewRowTile<float> kFewF32OfLines[] = {
+    kFewRuns<E, 1, Asks::kNothing>, kFewRuns<E, 2, Asks::kNothing>, kFewLines<E, 3, kOfLine<E>>,
+    kFewLines<E, 4, kOfLine<E>>,    kFewLines<E, 5, kOfLine<E>>,    kFewLines<E, 6, kOfLine<E>>};
+// Emerald Rapids, which passes as many rows as two lines of floats leave room for: three to six of floats 1.35 to 1.5 times, seven
+// to ten 1.6 to 1.4 times as quick (where B is in L2 1.0 to .9), of fp16 1.15, 1.1 and 2.6 to 1.6 times.
+template <class E>
+constexpr FewRowTile<float> kFewF32OfTwoLines[] = {kFewRuns<E, 1, Asks::kNothing>,
+                                                   kFewRuns<E, 2, Asks::kNothing>,
+                                                   kFewLines<E, 3, 2>,
+                                                   kFewLines<E, 4, 2>,
+                                                   kFewLines<E, 5, 2>,
+                                                   kFewLines<E, 6, 2>,
+                                                   kFewLines<E, 7, 2>,
+                                                   kFewLines<E, 8, 2>,
+                                                   kFewLines<E, 9, 2>,
+                                                   kFewLines<E, 10, 2>,
+                                                   kFewLines<E, 11, 2>,
+                                                   kFewLines<E, 12, 2>};
+template <class E>
+constexpr std::int64_t kMostOfTwoLines = std::is_same_v<E, float> ? 10 : 12;
+static_assert(kMostOfTwoLines<F16> <= kMostFewRows);
 #endif
 
 // The columns that whole tiles make; of a B in rows.
 template <class T, class E>
 void MmadFew(const MmadArgs& args, const FewRowTile<T>& few, std::int64_t cols) {
-  constexpr std::int64_t kMostK = 16, kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
+  constexpr std::int64_t kMostK = 32, kPerWord = static_cast<std::int64_t>(4 / sizeof(T));
   alignas(64) T rows[kMostFewRows * kMostK];
   const auto* const a = static_cast<const T*>(args.a);
   const auto* const b = static_cast<const E*>(args.b_source.data);
   const std::int64_t b_row = args.b_source.row_stride;
-  MmadTile<T> tile{.a = rows,
+  MmadTile<T> tile{.rows = args.m,
+                   .a = rows,
                    .a_pitch = kMostK,
                    .b_step = kPerWord * b_row,
                    .b_pair = b_row,

@@ -241,7 +241,7 @@ class MmadNear {
 // For tiles whose instructions need so much of B at a time that its lines would come one by one: B a slab at a time, packed into
 // L2 in runs that are long enough for the machine's own prefetching, then multiplied. Asked for line by line, 32 x 64 bytes of
 // B come at the pace of L1's fill buffers: one row of A at .28 of the read bandwidth.
-constexpr std::int64_t kSlabK = 256, kSlabN = 256;          // Where each row of B is one run of memory,
+constexpr std::int64_t kSlabK = 256, kSlabN = 512;          // Where each row of B is one run of memory,
 constexpr std::int64_t kTallSlabK = 1024, kTallSlabN = 64;  // and where each column is.
 
 // The longest k of one slab. Sums of more than one stand in C, which is of fp32 then.
