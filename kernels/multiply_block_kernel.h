@@ -20,7 +20,8 @@ template <class T>
 struct MatmulRings {
   template <CubeCore Core>
   MatmulRings(Core& core, const MatmulTiling& t, bool with_bias, std::int64_t k = 0)
-      : a_l1(core, "a_l1", t.a_tiles(k) > t.keep_a ? t.m : 0, t.a_k1(), t.l1_stages, Role::kA),
+      : a_l1(core, "a_l1", t.a_tiles(k) > t.keep_a ? t.m : 0, t.a_k1(), t.l1_stages,
+             t.n <= kFewColumns ? Role::kAFew : Role::kA),
         b_l1(core, "b_l1", t.k1, t.n, t.l1_stages, t.b_once ? Role::kBOnce : Role::kB),
         a_l0(core, "a_l0", t.m, t.k0, t.l0_stages, Role::kA),
         b_l0(core, "b_l0", t.k0, t.part_n(), t.l0_stages, Role::kB),

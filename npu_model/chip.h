@@ -219,8 +219,10 @@ struct CUBIST_EXPORT ChipSpec {
     std::int64_t a_width_bytes = 32;  // columns of a panel times operand element size
     std::int64_t b_width_bytes = 32;
     std::int64_t b_width = 0;  // columns of a panel of B whatever the dtype; 0: by b_width_bytes
-    std::int64_t a_in_place_bytes =
-        0;                          // rows of A up to this length are read in GM by Mmad itself: no packing
+    // Rows of A up to this length are read in GM by Mmad itself, without packing; where they share sets of a first-level cache,
+    // if at all, of products of at most kFewColumns.
+    std::int64_t a_in_place_bytes = 0;
+    bool few_columns_in_place = false;
     std::int64_t a_line_bytes = 0;  // rows of a panel of A are an odd number of these; 0: as wide as it is
     // Of a host: what it costs to pack all of A before a product, which drives out what is near, in times that its bytes take
     // at the rate of Path::kGmToL1Nd2Nz.

@@ -32,7 +32,8 @@ enum class Role : std::uint8_t {
   kA,      // Left operand of Mmad, (m, k).
   kAOnce,  // The same, of rows that hardly any other tile is loaded from, so that they come from memory: the host leaves them in
            // GM too, but reads them as it loads them.
-  kB,      // Right operand of Mmad, (k, n).
+  kAFew,  // The same, multiplied with few columns, kFewColumns at most: a host may leave it in GM where it copies others.
+  kB,     // Right operand of Mmad, (k, n).
   kBOnce,  // The same, read once or multiplied with few rows: the host leaves it in GM, for the Mmad or the packing that reads it.
   kRelay,  // Loaded and read, or stored again: the host shows the source in place, till arithmetic of two tiles, Repair or
   // Scores write all of it. An accumulator is stored or sent right after its last Mmad, a tile that was given for a block
@@ -41,6 +42,8 @@ enum class Role : std::uint8_t {
   kATransposed,
   kBTransposed,
 };
+
+inline constexpr std::int64_t kFewColumns = 128;
 
 // The operand that a role is, transposed or not.
 constexpr Role OperandOf(Role role) {

@@ -248,12 +248,13 @@ inline bool StripsPassB(const ChipSpec& chip, const MatmulShape& s, const Matmul
 
 // Whether a Mmad reads A's rows where they lie in GM. Rows a multiple of a way of a first-level cache apart would stand in one of
 // its sets: a Mmad copies them again for every block of columns. Tile registers copy a strip where it is needed, which of many rows
-// costs less than to pack them (2048 x 2048 x 8192 1.19 times as fast, 300 x 3000 x 4096 1.16; 64 x 4096 x 4096 .96); and a few
-// rows are read wherever they are.
+// costs less than to pack them (2048 x 2048 x 8192 1.19 times as fast, 300 x 3000 x 4096 1.16; 64 x 4096 x 4096 .96); few columns may
+// meet them as they lie; and a few rows are read wherever they are.
 inline bool AIsReadInPlace(const ChipSpec& chip, const MatmulShape& s) {
   const bool copies_strips =
       chip.InTileRegisters(s.in) && (s.a_row_bytes == kWayBytes || s.m >= kLeastThatPass);
-  const bool shares_sets = s.a_row_bytes % kWayBytes == 0 && !copies_strips;
+  const bool few = chip.packing.few_columns_in_place && s.n <= kFewColumns && !chip.InTileRegisters(s.in);
+  const bool shares_sets = s.a_row_bytes % kWayBytes == 0 && !copies_strips && !few;
   if (chip.packing.a_in_place_bytes == 0 || s.a_row_bytes == 0 || chip.OperandBytes(s.in) != SizeOf(s.in))
     return false;
   return s.m <= chip.RowStep(s.in) || (s.a_row_bytes <= chip.packing.a_in_place_bytes && !shares_sets);

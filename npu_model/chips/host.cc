@@ -116,6 +116,9 @@ ChipSpec MakeHostChip(const CubeOps& cube) {
   chip.packing.a_width_bytes = 4096;
   chip.packing.a_line_bytes = 64;
   chip.packing.a_in_place_bytes = 32768;
+  // Twelve rows that share a set fit the twelve ways of an Intel core's L1. Emerald Rapids, floats, 4096 rows 28 KiB apart times
+  // packed B of 16, 32, 64 and 128 columns: 1.8, 1.6, 1.35 and 1.05 times as fast.
+  chip.packing.few_columns_in_place = ThisCpu() == Cpu::kIntel;
   const auto fitted = [](double times, const char* to) {
     return Constant{times, "times", Basis::kFitted, 0.2, to};
   };

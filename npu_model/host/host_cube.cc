@@ -27,7 +27,8 @@ bool ReadableInPlace(const HostContext& context, const TileRef& dst, const Gm& s
   const std::int64_t apart = std::abs(src.row_stride) * bytes;
   if (apart <= kWayBytes || src.rows <= context.cube->mr) return true;
   // Tile registers, which load a row at a time, copy a strip where that is quicker.
-  const bool copies = apart % kWayBytes == 0 && !(bytes == 2 && context.cube->amx);
+  const bool few = dst.slot->role == Role::kAFew && context.host->packing.few_columns_in_place;
+  const bool copies = apart % kWayBytes == 0 && !few && !(bytes == 2 && context.cube->amx);
   return apart <= context.host->packing.a_in_place_bytes && !copies && src.cols * bytes >= kLongRun;
 }
 

@@ -26,7 +26,7 @@ inline std::int64_t PitchOf(const Slot& slot, std::int64_t element_bytes) {
   return bytes / element_bytes;
 }
 
-inline bool IsA(Role role) { return role == Role::kA || role == Role::kAOnce; }
+inline bool IsA(Role role) { return role == Role::kA || role == Role::kAOnce || role == Role::kAFew; }
 inline bool IsB(Role role) { return role == Role::kB || role == Role::kBOnce; }
 inline bool IsOperand(const Slot& slot) { return IsA(slot.role) || IsB(slot.role); }
 
