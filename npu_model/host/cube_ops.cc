@@ -450,9 +450,10 @@ void MmadBF16(const MmadArgs& args) {
   MmadRest(args, MultiplyFew<BF16, BF16>(args, few), kBF16TilesAvx512, &PackBNative<false>);
 }
 
-// A few rows take columns as fast as memory gives them, word by word as well.
+// A few rows take columns as fast as memory gives them, word by word as well. Emerald Rapids, 17 to 24 rows by slabs: 1.0 to 1.15
+// times as fast from memory, 1.1 to 1.3 times where B is near; 8 rows .8.
 bool TakesSlabs(const MmadArgs& args) {
-  constexpr std::int64_t kFewRows = 24;
+  constexpr std::int64_t kFewRows = 16;
   return args.b_source.col_stride == 1 || args.m > kFewRows;
 }
 void MmadAmx(const MmadArgs& args) {

@@ -138,8 +138,8 @@ inline Values Rounded(Values values, DType dtype) {
 // Loads both operands whole, into slots that are larger than they are.
 template <class T>
 struct Operands {
-  Operands(HostAiCore& core, const Gm& a, const Gm& b)
-      : a1(Ring<Buffer::kL1, T>(core, "a1", a.rows + 3, a.cols + 6, 1, Role::kA).Next(a.rows, a.cols)),
+  Operands(HostAiCore& core, const Gm& a, const Gm& b, Role a_role = Role::kA)
+      : a1(Ring<Buffer::kL1, T>(core, "a1", a.rows + 3, a.cols + 6, 1, a_role).Next(a.rows, a.cols)),
         b1(Ring<Buffer::kL1, T>(core, "b1", b.rows + 4, b.cols + 5, 1, Role::kB).Next(b.rows, b.cols)) {
     core.Load(a1, a);
     core.Load(b1, b);
