@@ -31,7 +31,7 @@ namespace {
 // times, as long as it sees far enough ahead; the products of three rows and more keep it from that, and their sums weigh more.
 // Sixteen rows of B pass there, a line of each beside the others', which is asked for as the lines before it are met.
 enum class Asks { kNothing, kNextRun, kLinesAhead };
-constexpr std::int64_t kMostFewRows = 16;
+constexpr std::int64_t kMostFewRows = 16;  // Those of AMX.
 
 // Vectors of a run of 256 bytes of floats, as far as the registers hold their sums of so many rows of A.
 constexpr int FewVectors(int rows) {

@@ -113,7 +113,9 @@ TEST_P(HostProductsTest, FewRowsHaveTheBitsOfPackedPanels) {
       }
     };
     for (const Layout& layout : kLayouts) {
-      for (std::int64_t m = 1; m <= 17; ++m) check(m, 301, 77, layout), check(m, 803, 19, layout);
+      for (std::int64_t m : {1, 2, 3, 4, 5, 6, 8, 11, 16, 17}) check(m, 301, 77, layout);
+      for (std::int64_t m = 1; m <= 6; ++m) check(m, 803, 19, layout);
+      check(9, 803, 19, layout), check(16, 803, 45, layout);
       // Columns, and rows of A, 2048 elements apart: they share a set of the cache.
       for (std::int64_t m = 1; m <= 9; ++m) check(m, 19, 2045, layout, 2045);
       check(8, 1100, 41, layout);  // More columns, and more of k, than a body takes at a time.
