@@ -332,8 +332,8 @@ template <class E>
 const FewRowTiles<float>& FewRowsF32() {
   static constexpr auto kRuns = FewRowsOf<E>(kFewF32<E>, kMostInRows<E>),
                         kLines = FewRowsOf<E>(kFewF32OfLines<E>, std::size(kFewF32OfLines<E>)),
-                        kTwoLines = FewRowsOf<E>(kFewF32OfTwoLines<E>, kMostOfTwoLines<E>);
-  return ThisCpu() == Cpu::kIntel ? kTwoLines : ThisCpu() == Cpu::kZen5 ? kLines : kRuns;
+                        kTwoVectors = FewRowsOf<E>(kFewF32OfTwoVectors<E>, kMostOfTwoVectors<E>);
+  return ThisCpu() == Cpu::kIntel ? kTwoVectors : ThisCpu() == Cpu::kZen5 ? kLines : kRuns;
 }
 #else
 template <class E>

@@ -115,24 +115,24 @@ template <class E>
 constexpr FewRowTile<float> kFewF32OfLines[] = {
     kFewRuns<E, 1, Asks::kNothing>, kFewRuns<E, 2, Asks::kNothing>, kFewLines<E, 3, kOfLine<E>>,
     kFewLines<E, 4, kOfLine<E>>,    kFewLines<E, 5, kOfLine<E>>,    kFewLines<E, 6, kOfLine<E>>};
-// Emerald Rapids, which passes as many rows as two lines of floats leave room for: three to six of floats 1.35 to 1.5 times, seven
-// to ten 1.6 to 1.4 times as quick (where B is in L2 1.0 to .9), of fp16 1.15, 1.1 and 2.6 to 1.6 times.
+// Emerald Rapids, by two vectors, which are two lines of floats or one of halves: three to six rows of floats 1.35 to 1.5 times as
+// quick, seven to ten 1.6 to 1.4 times (where B is in L2 1.0 to .9), of fp16 1.15, 1.1, then 2.6 to 1.6 times.
 template <class E>
-constexpr FewRowTile<float> kFewF32OfTwoLines[] = {kFewRuns<E, 1, Asks::kNothing>,
-                                                   kFewRuns<E, 2, Asks::kNothing>,
-                                                   kFewLines<E, 3, 2>,
-                                                   kFewLines<E, 4, 2>,
-                                                   kFewLines<E, 5, 2>,
-                                                   kFewLines<E, 6, 2>,
-                                                   kFewLines<E, 7, 2>,
-                                                   kFewLines<E, 8, 2>,
-                                                   kFewLines<E, 9, 2>,
-                                                   kFewLines<E, 10, 2>,
-                                                   kFewLines<E, 11, 2>,
-                                                   kFewLines<E, 12, 2>};
+constexpr FewRowTile<float> kFewF32OfTwoVectors[] = {kFewRuns<E, 1, Asks::kNothing>,
+                                                     kFewRuns<E, 2, Asks::kNothing>,
+                                                     kFewLines<E, 3, 2>,
+                                                     kFewLines<E, 4, 2>,
+                                                     kFewLines<E, 5, 2>,
+                                                     kFewLines<E, 6, 2>,
+                                                     kFewLines<E, 7, 2>,
+                                                     kFewLines<E, 8, 2>,
+                                                     kFewLines<E, 9, 2>,
+                                                     kFewLines<E, 10, 2>,
+                                                     kFewLines<E, 11, 2>,
+                                                     kFewLines<E, 12, 2>};
 template <class E>
-constexpr std::int64_t kMostOfTwoLines = std::is_same_v<E, float> ? 10 : 12;
-static_assert(kMostOfTwoLines<F16> <= kMostFewRows);
+constexpr std::int64_t kMostOfTwoVectors = std::is_same_v<E, float> ? 10 : 12;
+static_assert(kMostOfTwoVectors<F16> <= kMostFewRows);
 #endif
 
 // The columns that whole tiles make; of a B in rows.
