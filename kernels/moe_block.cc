@@ -264,8 +264,6 @@ Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockSta
                     BlockProfile* profile) try {
   const MoeBlockArgs& f = args.forward;
   CUBIST_RETURN_IF_ERROR(CheckState(kBlock, state));
-  if (!device.computes())
-    return InvalidArgument(std::string(kBlock) + ": the device does not compute, needs one with data");
   CUBIST_RETURN_IF_ERROR(ValidateGrad(device, args));
   const Sizes s = SizesOf(f);
   const MoeBlockWeights& w = f.weights;
@@ -276,9 +274,7 @@ Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockSta
                            ": the state has no routes of these sizes, needs a call of moe_block before");
   }
   const DType t = f.x.dtype;
-  const auto take = [&](const char* name, DType dtype, std::initializer_list<std::int64_t> sizes) {
-    return state->Take(name, dtype, sizes);
-  };
+  const BlockMemory take(device, state);
   Steps steps(device, profile);
 
   // What reaches the experts' sum.

@@ -62,8 +62,8 @@ struct MoeBlockGradArgs {
 
 // Errors name the argument, its value and the limit. Arguments are checked before any kernel runs, and no output is written
 // then. A kernel that fails later (memory, a buffer of a chip, a tuning that does not fit) ends the block: what the state and
-// the outputs hold is then unspecified. On an Npu device without data MoeBlock takes the routes of the state's last call on
-// one that computes, and its tensors may be without data; MoeBlockGrad needs data.
+// the outputs hold is then unspecified. On an Npu device without data both take the routes of the state's last call on one that
+// computes, and their tensors may be without data.
 CUBIST_EXPORT Status MoeBlock(const Device& device, const MoeBlockArgs& args, BlockState* state,
                               BlockProfile* profile = nullptr);
 CUBIST_EXPORT Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockState* state,

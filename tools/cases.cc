@@ -19,6 +19,7 @@
 #include "reference/token_permute.h"
 #include "tools/block_cases.h"
 #include "tools/case_checks.h"
+#include "tools/views.h"
 
 namespace cubist {
 namespace {
@@ -36,35 +37,6 @@ std::span<const Item> PartOf(const std::vector<Item>& items, std::int64_t i, std
 // How many rows of `products` multiply-adds each the budget pays for; at least one.
 std::int64_t AffordableRows(double budget, double products) {
   return static_cast<std::int64_t>(std::clamp(budget / std::max(products, 1.0), 1.0, 1e12));
-}
-
-// A part of a tensor that begins `offset` elements in. Null data stays null.
-template <class Void>
-BasicTensor<Void> From(BasicTensor<Void> tensor, std::int64_t offset) {
-  using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
-  if (tensor.data != nullptr) tensor.data = static_cast<Byte*>(tensor.data) + offset * SizeOf(tensor.dtype);
-  return tensor;
-}
-
-// Rows [begin, end) of the first dimension; element `i` of it with the dimension dropped.
-template <class Void>
-BasicTensor<Void> RowsOf(const BasicTensor<Void>& tensor, Range rows) {
-  BasicTensor<Void> part = From(tensor, rows.begin * tensor.stride(0));
-  part.sizes[0] = rows.size();
-  return part;
-}
-template <class Void>
-BasicTensor<Void> Element(const BasicTensor<Void>& tensor, std::int64_t i) {
-  BasicTensor<Void> part = From(tensor, i * tensor.stride(0));
-  std::shift_left(part.sizes.begin(), part.sizes.end(), 1);
-  std::shift_left(part.strides.begin(), part.strides.end(), 1);
-  --part.rank;
-  return part;
-}
-ConstTensor ColumnsOf(const ConstTensor& matrix, Range cols) {
-  ConstTensor part = From(matrix, cols.begin * matrix.stride(1));
-  part.sizes[1] = cols.size();
-  return part;
 }
 
 // (B * S, N, D) or (B * S, D) as (B, N, S, columns of D).
@@ -448,7 +420,9 @@ std::vector<Case> MakeCases(const ScaledWorkload& scaled, const std::vector<Skew
     cases.push_back(UnpermuteCase(scaled, skew));
   }
   cases.push_back(MlaBlockCase(scaled));
+  cases.push_back(MlaBlockGradCase(scaled));
   cases.push_back(MoeBlockCase(scaled));
+  cases.push_back(MoeBlockGradCase(scaled));
   return cases;
 }
 

@@ -65,6 +65,8 @@ struct Case {
   double flops = 0;                          // of the Cube, unpadded
   double bytes_read = 0, bytes_written = 0;  // every input and output element once
 
+  // What has to run once before `run` does, on a device that computes and untimed: the forward pass of a backward one.
+  std::function<Status(const Device& device, std::span<const ConstTensor> inputs)> prepare = {};
   // Inputs and outputs as specified above. On an Npu device without data, float tensors are null; what steers such a
   // run may come from one on the host before it.
   std::function<Status(const Device& device, std::span<const ConstTensor> inputs,
@@ -78,7 +80,7 @@ struct Case {
 };
 
 // In the order of a layer: projections, attention, router, shared expert; then for each routing permute,
-// experts and unpermute; then the two blocks, whole.
+// experts and unpermute; then the two blocks, whole, forward and backward.
 std::vector<Case> MakeCases(const ScaledWorkload& scaled, const std::vector<Skew>& routings);
 
 }  // namespace cubist

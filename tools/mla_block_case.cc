@@ -1,68 +1,17 @@
 // The attention half of a layer as a case: its rows by hand, from the block's input on.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "kernels/mla_block.h"
 #include "npu_model/parallel.h"
 #include "tools/block_cases.h"
+#include "tools/block_shapes.h"
 #include "tools/noisy.h"
 
 namespace cubist {
 namespace {
-
-struct MlaSizes {
-  explicit MlaSizes(const ScaledWorkload& s)
-      : workload(s.workload),
-        batch(s.batch),
-        sequence(s.sequence),
-        heads(s.heads),
-        hidden(s.workload.hidden),
-        q_rank(s.workload.attention.q_rank),
-        kv_rank(s.workload.attention.kv_rank),
-        nope(s.workload.attention.nope_dim),
-        rope(s.workload.attention.rope_dim),
-        v(s.workload.attention.v_dim) {}
-
-  double KeyProducts() const { return d(hidden * (kv_rank + rope)) + d(kv_rank * heads * (nope + v)); }
-  double QueryProducts() const {
-    return d(hidden * q_rank) + d(q_rank * heads * (nope + rope)) + d(heads * v * hidden);
-  }
-  // Of all queries with the keys they see.
-  double Flops() const {
-    const double scores = d(sequence) * (d(sequence) + 1) / 2 * d(heads * (nope + rope + v));
-    return 2 * d(batch) * (d(sequence) * (KeyProducts() + QueryProducts()) + scores);
-  }
-  static double d(std::int64_t value) { return static_cast<double>(value); }
-
-  Workload workload;
-  std::int64_t batch, sequence, heads, hidden, q_rank, kv_rank, nope, rope, v;
-};
-
-// The inputs in the order of MlaBlockCase.
-MlaBlockArgs ArgsOf(const MlaSizes& s, std::span<const ConstTensor> in, Tensor out) {
-  std::size_t at = 0;
-  const auto next = [&] { return in[at++]; };
-  MlaBlockArgs args;
-  args.x = next();
-  args.weights = {.norm = next(),
-                  .q_down = next(),
-                  .q_norm = next(),
-                  .q_up = next(),
-                  .kv_down = next(),
-                  .kv_norm = next(),
-                  .kv_up = next(),
-                  .out = next()};
-  args.rope = {.cos = next(), .sin = next(), .layout = s.workload.attention.rope_layout};
-  if (s.workload.sandwich_norm) args.weights.post_norm = next();
-  args.heads = s.heads, args.batch = s.batch, args.out = out;
-  args.eps = static_cast<float>(s.workload.norm_eps);
-  return args;
-}
 
 // The rotary columns of a row, turned to its position in the sequence and rounded.
 Noisy Turned(const MlaSizes& s, const AttentionRope& rope, const Noisy& x, std::int64_t position) {
@@ -107,7 +56,7 @@ std::pair<double, double> Dot(const Noisy& a, std::int64_t i, const Noisy& b, st
 // Attention of one head's query, its rotary part turned, over what is shown: that head's columns of `out`.
 void Attend(const MlaSizes& s, std::int64_t head, const Noisy& q, const Noisy& q_rope,
             std::span<const Shown> shown, Noisy* out) {
-  const double scale = 1 / std::sqrt(MlaSizes::d(s.nope + s.rope));
+  const double scale = 1 / std::sqrt(static_cast<double>(s.nope + s.rope));
   const std::int64_t q_at = head * (s.nope + s.rope), kv_at = head * (s.nope + s.v);
   std::vector<double> weights, variances;
   double most = -1e300, total = 0;
@@ -143,7 +92,8 @@ Comparison CheckMla(const MlaSizes& s, const MlaBlockArgs& args, double products
   const std::int64_t all = s.batch * s.sequence;
   const double affordable = products / (2 * (s.KeyProducts() + s.QueryProducts()));
   const auto rows = std::min(
-      all, std::max(kLeastMlaRows, static_cast<std::int64_t>(std::min(affordable, MlaSizes::d(all)))));
+      all,
+      std::max(kLeastMlaRows, static_cast<std::int64_t>(std::min(affordable, static_cast<double>(all)))));
   std::vector<Shown> shown(Index(rows));
   ForEach(Index(rows),
           [&](std::size_t row) { shown[row] = ShownBy(s, args, static_cast<std::int64_t>(row)); });
@@ -172,26 +122,11 @@ Comparison CheckMla(const MlaSizes& s, const MlaBlockArgs& args, double products
 
 Case MlaBlockCase(const ScaledWorkload& scaled) {
   const MlaSizes s(scaled);
-  const std::int64_t rows = s.batch * s.sequence;
-  Case c{.name = "mla_block",
-         .kernel = "MlaBlock",
-         .shape = fmt::format("{}x{} {} heads", rows, s.hidden, s.heads),
-         .dtype = DType::kBF16};
-  c.inputs = {
-      Normal("mla_block.x", {rows, s.hidden}),
-      Normal("mla_block.norm", {s.hidden}),
-      Weight("mla_block.q_down", {s.hidden, s.q_rank}, s.hidden),
-      Normal("mla_block.q_norm", {s.q_rank}),
-      Weight("mla_block.q_up", {s.q_rank, s.heads * (s.nope + s.rope)}, s.q_rank),
-      Weight("mla_block.kv_down", {s.hidden, s.kv_rank + s.rope}, s.hidden),
-      Normal("mla_block.kv_norm", {s.kv_rank}),
-      Weight("mla_block.kv_up", {s.kv_rank, s.heads * (s.nope + s.v)}, s.kv_rank),
-      Weight("mla_block.out", {s.heads * s.v, s.hidden}, s.heads * s.v),
-      {.name = "mla_block.cos", .shape = {s.sequence, s.rope / 2}, .fill = TensorSpec::Fill::kCosines},
-      {.name = "mla_block.sin", .shape = {s.sequence, s.rope / 2}, .fill = TensorSpec::Fill::kSines}};
-  if (scaled.workload.sandwich_norm) c.inputs.push_back(Normal("mla_block.post_norm", {s.hidden}));
-  c.outputs = {{.name = "out", .dtype = DType::kBF16, .shape = {rows, s.hidden}}};
-  c.flops = s.Flops();
+  Case c{.name = "mla_block", .kernel = "MlaBlock", .shape = s.shape(), .dtype = DType::kBF16};
+  c.inputs = InputsOf(s);
+  c.outputs = {{.name = "out", .dtype = DType::kBF16, .shape = {s.rows(), s.hidden}}};
+  c.flops =
+      2 * (s.ProductsOfProjections() + s.ProductsOfScores() * static_cast<double>(s.nope + s.rope + s.v));
   const auto state = std::make_shared<BlockState>();
   c.run = [s, state](const Device& device, std::span<const ConstTensor> in, std::span<const Tensor> out,
                      Profile* profile) {

@@ -1,78 +1,17 @@
 // The other half of a layer as a case: routes checked as far as scores tell them apart, rows by hand.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "kernels/moe_block.h"
 #include "tools/block_cases.h"
+#include "tools/block_shapes.h"
 #include "tools/noisy.h"
+#include "tools/views.h"
 
 namespace cubist {
 namespace {
-
-// What the sum of a group's scores that ranks it is made of.
-constexpr std::int64_t kGroupTop = 2;
-
-struct MoeSizes {
-  explicit MoeSizes(const ScaledWorkload& s)
-      : workload(s.workload),
-        tokens(s.tokens()),
-        hidden(s.workload.hidden),
-        experts(s.local_experts()),
-        top_k(
-            std::clamp<std::int64_t>(s.workload.moe.top_k / s.workload.training.tensor_parallel, 1, experts)),
-        width(s.workload.moe.ffn),
-        shared(s.workload.moe.shared_experts * s.workload.moe.ffn) {
-    // As many of the model's groups as the device's experts fill, and the model's share of them.
-    const Workload::Moe& moe = s.workload.moe;
-    groups = std::clamp<std::int64_t>(experts / kGroupTop, 1, moe.groups);
-    while (experts % groups != 0) --groups;
-    top_groups = CeilDiv(groups * moe.top_groups, moe.groups);
-    top_groups = std::max(top_groups, CeilDiv(top_k, experts / groups));
-  }
-
-  double ProductsOfRouter() const { return static_cast<double>(hidden * experts); }
-  double ProductsOfToken() const {
-    return ProductsOfRouter() + 3.0 * static_cast<double>(hidden * (top_k * width + shared));
-  }
-
-  Workload workload;
-  std::int64_t tokens, hidden, experts, top_k, width, shared, groups = 1, top_groups = 1;
-};
-
-// The inputs in the order of MoeBlockCase.
-MoeBlockArgs ArgsOf(const MoeSizes& s, std::span<const ConstTensor> in, Tensor out) {
-  std::size_t at = 0;
-  const auto next = [&] { return in[at++]; };
-  const Workload::Moe& moe = s.workload.moe;
-  MoeBlockArgs args;
-  args.x = next();
-  MoeBlockWeights& w = args.weights;
-  w.norm = next(), w.router = next(), w.gate_up = next(), w.down = next();
-  if (moe.router_bias) w.router_bias = next();
-  if (s.shared > 0) w.shared_gate_up = next(), w.shared_down = next();
-  if (s.workload.sandwich_norm) w.post_norm = next();
-  args.route = {.score = moe.score,
-                .renormalise = true,
-                .scale = static_cast<float>(moe.routed_scale),
-                .groups = s.groups,
-                .top_groups = s.top_groups,
-                .group_top = kGroupTop};
-  args.eps = static_cast<float>(s.workload.norm_eps);
-  args.top_k = s.top_k, args.out = out;
-  return args;
-}
-
-ConstTensor MatrixOf(ConstTensor stack, std::int64_t i) {
-  stack.data = static_cast<const char*>(stack.data) + i * stack.stride(0) * SizeOf(stack.dtype);
-  stack.rank = 2;
-  stack.sizes = {stack.size(1), stack.size(2)}, stack.strides = {stack.stride(1), stack.stride(2)};
-  return stack;
-}
 
 // Scores of a token's experts, and how renormalised weights answer to their logits: what all scores of a softmax have in
 // common is no part of those.
@@ -200,7 +139,7 @@ Noisy WeighedExperts(const MoeBlockArgs& args, const Routed& routed, std::span<c
   std::vector<Noisy> y;
   double sum = 0;
   for (const std::int32_t e : ids) {
-    y.push_back(Expert(routed.h, MatrixOf(args.weights.gate_up, e), MatrixOf(args.weights.down, e)));
+    y.push_back(Expert(routed.h, Element(args.weights.gate_up, e), Element(args.weights.down, e)));
     sum += routed.scores.value.value[Index(e)];
   }
   Noisy result(routed.x.size());
@@ -261,26 +200,8 @@ Comparison CheckMoe(const MoeSizes& s, const MoeBlockArgs& args, double products
 
 Case MoeBlockCase(const ScaledWorkload& scaled) {
   const MoeSizes s(scaled);
-  Case c{.name = "moe_block",
-         .kernel = "MoeBlock",
-         .shape = fmt::format("{}x{} {} of {}", s.tokens, s.hidden, s.top_k, s.experts),
-         .dtype = DType::kBF16};
-  c.inputs = {Normal("moe_block.x", {s.tokens, s.hidden}), Normal("moe_block.norm", {s.hidden}),
-              Weight("moe_block.router", {s.hidden, s.experts}, s.hidden),
-              Weight("moe_block.gate_up", {s.experts, s.hidden, 2 * s.width}, s.hidden),
-              Weight("moe_block.down", {s.experts, s.width, s.hidden}, s.width)};
-  if (scaled.workload.moe.router_bias) {
-    // Half of what sigmoid scores of normal logits deviate by: it decides often, and not alone.
-    c.inputs.push_back({.name = "moe_block.router_bias",
-                        .shape = {s.experts},
-                        .fill = TensorSpec::Fill::kNormal,
-                        .deviation = 0.1});
-  }
-  if (s.shared > 0) {
-    c.inputs.push_back(Weight("moe_block.shared_gate_up", {s.hidden, 2 * s.shared}, s.hidden));
-    c.inputs.push_back(Weight("moe_block.shared_down", {s.shared, s.hidden}, s.shared));
-  }
-  if (scaled.workload.sandwich_norm) c.inputs.push_back(Normal("moe_block.post_norm", {s.hidden}));
+  Case c{.name = "moe_block", .kernel = "MoeBlock", .shape = s.shape(), .dtype = DType::kBF16};
+  c.inputs = InputsOf(s);
   c.outputs = {{.name = "out", .dtype = DType::kBF16, .shape = {s.tokens, s.hidden}}};
   c.flops = 2 * static_cast<double>(s.tokens) * s.ProductsOfToken();
   const auto state = std::make_shared<BlockState>();

@@ -41,6 +41,7 @@ Status ComputeTrial(const Case& c, const Device& host, const Repetitions& repeti
   const auto inputs = tensors->InputViews();
   const auto outputs = tensors->OutputViews();
   for (OwnedTensor& output : tensors->outputs) output.Mark();
+  if (c.prepare) CUBIST_RETURN_IF_ERROR(c.prepare(host, inputs));
   CUBIST_RETURN_IF_ERROR(c.run(host, inputs, outputs, nullptr));
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const OwnedTensor& output = tensors->outputs[i];

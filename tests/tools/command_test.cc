@@ -26,7 +26,7 @@ TEST_F(CommandTest, RunsEveryCaseAndWritesItsRows) {
   EXPECT_EQ(json["passed"], true);
   EXPECT_EQ(json["sequence"], 33);
   EXPECT_EQ(json["heads"], 2);
-  EXPECT_EQ(json["rows"].size(), 20u);
+  EXPECT_EQ(json["rows"].size(), 22u);
   for (const Json& row : json["rows"]) {
     SCOPED_TRACE(row["case"]);
     EXPECT_EQ(row["passed"], true);
@@ -38,7 +38,7 @@ TEST_F(CommandTest, RunsEveryCaseAndWritesItsRows) {
     EXPECT_GT(row["modelled"]["seconds"].get<double>(), 0);
     EXPECT_EQ(row["modelled"]["chip"], "ascend910b2");
   }
-  EXPECT_NE(outcome.out.find("20 of 20 cases passed"), std::string::npos);
+  EXPECT_NE(outcome.out.find("22 of 22 cases passed"), std::string::npos);
 }
 
 TEST_F(CommandTest, TheTableFits150Columns) {
@@ -58,7 +58,8 @@ TEST_F(CommandTest, ResultsAreWrittenAndDependOnInputsAlone) {
     EXPECT_EQ(Read("first/" + name), Read("second/" + name)) << name;
     ++files;
   }
-  EXPECT_EQ(files, 9 + 2 * 2 + 2 * 6 - 1 + 2) << "attention has two outputs, permute three, each block one";
+  EXPECT_EQ(files, 9 + 2 * 2 + 2 * 6 - 1 + 2 + 10 + 8)
+      << "attention has two outputs, permute three, each block one, its gradient one for each weight and x";
   OwnedTensor out;
   ASSERT_TRUE(ReadNpy(Path("first/attention.out.npy"), &out).ok());
   EXPECT_EQ(out.shape(), (Shape{99, 2, 24}));
@@ -362,7 +363,7 @@ TEST_F(CommandTest, CompletesWordsInBash) {
   EXPECT_EQ(complete("cubist profile matmul --chip = ascend910b4", 5), "ascend910b4\n");
   EXPECT_EQ(complete("cubist run --workload pan", 3), "pangu_ultra_moe\n");
   EXPECT_EQ(complete("cubist run --only unpermute.s", 3), "unpermute.skewed\n");
-  EXPECT_EQ(complete("cubist run --timeline moe", 3), "moe_block=\n");
+  EXPECT_EQ(complete("cubist run --timeline moe", 3), "moe_block= moe_block.grad=\n");
   for (const char* command :
        {"run", "profile matmul", "sweep matmul", "ablate layer", "validate", "check matmul"}) {
     const int words = std::string(command).find(' ') == std::string::npos ? 2 : 3;

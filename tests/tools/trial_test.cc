@@ -129,7 +129,7 @@ TEST(TrialTest, AnErrorOfTheKernelComesBack) {
 TEST(TrialTest, EveryCaseNoticesOneWrongElementOfAnyOutput) {
   const ScaledWorkload toy = Toy();
   const std::vector<Case> cases = MakeCases(toy, {Skew::kSkewed, Skew::kUniform});
-  ASSERT_EQ(cases.size(), 20u);
+  ASSERT_EQ(cases.size(), 22u);
   for (const Case& c : cases) {
     SCOPED_TRACE(c.name);
     CaseTensors tensors(c, Inputs(toy, 3));
@@ -165,7 +165,7 @@ TEST(TrialTest, TheBlocksChecksNeedEveryInput) {
   for (const ScaledWorkload& toy : toys) {
     SCOPED_TRACE("toy " + std::to_string(&toy - toys.data()));
     for (const Case& c : MakeCases(toy, {Skew::kSkewed})) {
-      if (!c.name.ends_with("_block")) continue;
+      if (c.name.find("_block") == std::string::npos) continue;
       for (std::uint64_t seed = 1; seed <= 20; ++seed) {
         CaseTensors tensors(c, Inputs(toy, seed));
         Trial trial;
@@ -173,7 +173,9 @@ TEST(TrialTest, TheBlocksChecksNeedEveryInput) {
         CheckTrial(c, 1e9, 1, &tensors, &trial);
         EXPECT_TRUE(trial.problems.empty()) << c.name << " seed " << seed << ": " << trial.problems.front();
         for (std::size_t i = 0; i < c.inputs.size() && seed == 1; ++i) {
-          SCOPED_TRACE(c.inputs[i].name);
+          SCOPED_TRACE(c.name + ", " + c.inputs[i].name);
+          // It selects, and gradients take the routes as they are.
+          if (c.name == "moe_block.grad" && c.inputs[i].name == "moe_block.router_bias") continue;
           OwnedTensor& input = tensors.inputs[i];
           const std::vector<std::byte> saved(input.data(), input.data() + input.bytes());
           std::fill_n(input.data(), input.bytes(), std::byte{0});
