@@ -325,7 +325,7 @@ std::int64_t StrideBytesOf(const RowProducts& p, bool columns) {
     const bool transposed = p.transpose_weights != columns;
     const int outer = t.rank - (transposed ? 1 : 2), inner = t.rank - (transposed ? 2 : 1);
     return t.stride(inner) == 1 && (!columns || t.stride(outer) != 1)
-               ? std::abs(t.stride(outer)) * SizeOf(t.dtype)
+               ? std::abs(StepOf(t, outer)) * SizeOf(t.dtype)
                : 0;
   };
   if (p.weights.given()) return of(p.weights);
@@ -364,7 +364,7 @@ Status AddRowProducts(const Device& device, const char* kernel, Launch& launch, 
   shape.adds = g.epilogue.fix.accumulate == Accumulate::kYes;
   shape.product.bias = p.bias.given() && !g.epilogue.shape.bias;
   shape.product.b_packed = p.packed_weights.given();
-  shape.product.a_row_bytes = p.x.stride(1) == 1 ? std::abs(p.x.stride(0)) * SizeOf(p.x.dtype) : 0;
+  shape.product.a_row_bytes = p.x.stride(1) == 1 ? std::abs(StepOf(p.x, 0)) * SizeOf(p.x.dtype) : 0;
   shape.product.b_row_bytes = StrideBytesOf(p, /*columns=*/false);
   shape.product.b_col_bytes = StrideBytesOf(p, /*columns=*/true);
   GroupedMatmulTiling tiling;
@@ -438,7 +438,7 @@ Status AddGradWeights(const Device& device, const char* kernel, Launch& launch,
   shape.product.out = args.dw.given() ? args.dw.dtype : args.dw_list[0].dtype;
   // A host's choice has no use for it: a sum's blocks are packed as they are met.
   if (launch.chip().pipes_overlap && args.dy.stride(1) == 1)
-    shape.product.b_row_bytes = std::abs(args.dy.stride(0)) * SizeOf(args.dy.dtype);
+    shape.product.b_row_bytes = std::abs(StepOf(args.dy, 0)) * SizeOf(args.dy.dtype);
   GroupedMatmulTiling tiling;
   if (forced != nullptr) {
     tiling = *forced;

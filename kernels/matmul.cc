@@ -457,7 +457,7 @@ bool HadBetterTurn(const Device& device, const MatmulArgs& args) {
   if (shape.m > 1 && shape.n > 1 && LiesInColumns(args.c)) return true;
   const ConstTensor a = TransposedIf(args.transpose_a, args.a);
   shape.k = ColsOf(a), shape.in = a.dtype;
-  if (!LiesInColumns(a)) shape.a_row_bytes = std::abs(a.stride(a.rank - 2)) * SizeOf(a.dtype);
+  if (!LiesInColumns(a)) shape.a_row_bytes = std::abs(StepOf(a, a.rank - 2)) * SizeOf(a.dtype);
   return IsBetterTurned(device.chip(), shape);
 }
 

@@ -399,12 +399,13 @@ Status Validate(const Device& device, const TokenUnpermuteArgs& args) {
     CUBIST_RETURN_IF_ERROR(CheckShape(*arg, {{"T, of out", t}, {"H, of permuted", args.permuted.size(1)}}));
     CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {args.permuted.dtype}));
   }
+  CUBIST_RETURN_IF_ERROR(CheckBias(bias, ids, places, slots));
   CUBIST_RETURN_IF_ERROR(CheckTensors(device,
                                       {&permuted, &places.sorted_indices, &places.row_tokens, &probs, &map,
                                        &bias, &ids, &residual, &residual2},
                                       {&out}));
   CUBIST_RETURN_IF_ERROR(CheckValuesOf(places, slots));
-  return CheckBias(bias, ids, places, slots);
+  return CheckIdsOfBias(bias, ids, places, slots);
 }
 
 template <class T>

@@ -205,16 +205,22 @@ Status CheckDistinctRows(const Argument& indices, std::int64_t first, std::int64
 }
 
 Status CheckBias(const Argument& bias, const Argument& topk_ids, const Places& places, const Slots& slots) {
-  const ConstTensor &ids = topk_ids.tensor, &sorted = places.sorted_indices.tensor;
-  if (!bias.tensor.given() && !ids.given()) return {};
+  if (!bias.tensor.given() && !topk_ids.tensor.given()) return {};
   if (places.by_row())
     return (bias.tensor.given() ? bias : topk_ids).Error("is by slot, rows of row_tokens have none");
   const Argument& rows = places.rows;
   CUBIST_RETURN_IF_ERROR(CheckShape(bias, {{"E"}, {"H, of the rows", rows.tensor.size(1)}}));
   CUBIST_RETURN_IF_ERROR(CheckDType(bias, {rows.tensor.dtype}));
   CUBIST_RETURN_IF_ERROR(CheckShape(topk_ids, {{"T", slots.tokens}, {"K", slots.top_k}}));
-  CUBIST_RETURN_IF_ERROR(CheckDType(topk_ids, {DType::kI32, DType::kI64}));
+  return CheckDType(topk_ids, {DType::kI32, DType::kI64});
+}
+
+Status CheckIdsOfBias(const Argument& bias, const Argument& topk_ids, const Places& places,
+                      const Slots& slots) {
+  const ConstTensor &ids = topk_ids.tensor, &sorted = places.sorted_indices.tensor;
+  if (!bias.tensor.given()) return {};
   CUBIST_RETURN_IF_ERROR(CheckStorage(topk_ids, /*needs_data=*/true));
+  const Argument& rows = places.rows;
   const std::int64_t count = bias.tensor.size(0);
   for (std::int64_t t = 0; t < slots.tokens; ++t) {
     for (std::int64_t j = 0; j < slots.top_k; ++j) {

@@ -81,9 +81,11 @@ std::vector<std::int64_t> SlotsOfExperts(const ConstTensor& topk_ids, const Cons
 Status CheckDistinctRows(const Argument& indices, std::int64_t first, std::int64_t rows,
                          std::int64_t* missing);
 
-// bias (E, H), of the dtype of rows (M, H), and the expert ids of T tokens' K slots, both or none: a slot that has one of
-// the M rows has an expert with a bias.
+// bias (E, H), of the dtype of rows (M, H), and the expert ids of T tokens' K slots, both or none.
 Status CheckBias(const Argument& bias, const Argument& topk_ids, const Places& places, const Slots& slots);
+// A slot that has one of the M rows has an expert with a bias.
+Status CheckIdsOfBias(const Argument& bias, const Argument& topk_ids, const Places& places,
+                      const Slots& slots);
 
 }  // namespace cubist
 

@@ -126,11 +126,12 @@ Status Validate(const Device& device, const TokenUnpermuteGradArgs& args, std::i
   if (probs.tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(probs, kFloatTypes));
   const Argument bias{kUnpermuteGrad, "bias", args.bias}, ids{kUnpermuteGrad, "topk_ids", args.topk_ids};
   if (bias.tensor.given() && !probs_grad.tensor.given()) return bias.Error("is given without probs_grad");
+  CUBIST_RETURN_IF_ERROR(CheckBias(bias, ids, places, slots));
   CUBIST_RETURN_IF_ERROR(CheckTensors(
       device, {&out, &permuted, &places.sorted_indices, &places.row_tokens, &probs, &map, &bias, &ids},
       {&grad, &probs_grad}));
   CUBIST_RETURN_IF_ERROR(CheckValuesOf(places, slots, missing));
-  return CheckBias(bias, ids, places, slots);
+  return CheckIdsOfBias(bias, ids, places, slots);
 }
 
 template <class T>

@@ -56,12 +56,7 @@ GmTensor* Launch::Add(const char* name, const ConstTensor& tensor, bool writable
     const auto outer = static_cast<std::size_t>(to + 2), inner = static_cast<std::size_t>(to);
     std::int64_t& size = to < 0 ? t.outer_sizes[outer] : t.sizes[inner];
     size = tensor.size(d);
-    // Along a dimension of one element nobody steps, and its stride may be longer than a step in bytes can be; instructions
-    // that ask for what lies some steps ahead name addresses there all the same.
-    constexpr std::int64_t kLongestStride = std::int64_t{1} << 40;
-    const std::int64_t stride = tensor.stride(d);
-    (to < 0 ? t.outer_strides[outer] : t.strides[inner]) =
-        size > 1 ? stride : std::clamp(stride, -kLongestStride, kLongestStride);
+    (to < 0 ? t.outer_strides[outer] : t.strides[inner]) = StepOf(tensor, d);
   }
   if (tensor.count() > 0) {
     t.bytes = tensor.extent() * SizeOf(tensor.dtype), t.origin = tensor.origin() * SizeOf(tensor.dtype);

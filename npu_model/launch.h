@@ -23,6 +23,14 @@
 
 namespace cubist {
 
+// The stride of a dimension as far as anyone steps along it. Along a dimension of one element nobody does, and its stride may
+// be longer than a step in bytes can be; instructions that ask for what lies some steps ahead name addresses there all the same.
+inline std::int64_t StepOf(const ConstTensor& tensor, int dimension) {
+  constexpr std::int64_t kLongestStride = std::int64_t{1} << 40;
+  const std::int64_t stride = tensor.stride(dimension);
+  return tensor.size(dimension) > 1 ? stride : std::clamp(stride, -kLongestStride, kLongestStride);
+}
+
 class CUBIST_EXPORT Launch {
  public:
   // To run; or to measure the workspace alone: phases do nothing then, and workspaces have no memory.
