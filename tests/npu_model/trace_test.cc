@@ -366,7 +366,7 @@ TEST(TraceTest, StepsAndReadsForControlAreOfEverySideThatWorks) {
   input.writable = false;
   const trace::Record record = RecordOf<TraceAiCore>(RoundChip(), 1, [&](auto& core) {
     core.Spend(1);
-    Ring<Buffer::kUB, float> ring(core.vectors()[1], "x", 1, 64, 1);
+    [[maybe_unused]] const Ring<Buffer::kUB, float> ring(core.vectors()[1], "x", 1, 64, 1);
     core.Spend(2);
     core.ReadScalar(MatrixOf(input), 0);
     core.vectors()[0].Spend(3);

@@ -175,7 +175,7 @@ TEST(RouterReference, TokensThatAreNotValidAreNoPart) {
     EXPECT_EQ(given.ids[at], expected.ids[static_cast<std::size_t>(i)]);
     EXPECT_EQ(given.weights[at], expected.weights[static_cast<std::size_t>(i)]);
   }
-  for (const std::size_t token : {1, 4}) {
+  for (const std::size_t token : {1u, 4u}) {
     for (std::size_t j = 0; j < kTopK; ++j) {
       EXPECT_EQ(given.ids[token * kTopK + j], -1);
       EXPECT_EQ(given.weights[token * kTopK + j], 0);
