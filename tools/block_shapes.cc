@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "tools/noisy.h"
-
 namespace cubist {
 namespace {
 

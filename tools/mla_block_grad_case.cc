@@ -1,6 +1,5 @@
 // The attention half of a layer backwards as a case: step by step from d_out to d_x and the weights' gradients.
 #include <algorithm>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,7 +9,6 @@
 #include "tools/block_cases.h"
 #include "tools/block_shapes.h"
 #include "tools/links.h"
-#include "tools/noisy.h"
 #include "tools/views.h"
 
 namespace cubist {
@@ -215,23 +213,7 @@ Case MlaBlockGradCase(const ScaledWorkload& scaled) {
   // Each projection twice, and of attention five products for two.
   c.flops = 4 * s.ProductsOfProjections() +
             2 * s.ProductsOfScores() * static_cast<double>(3 * (s.nope + s.rope) + 2 * s.v);
-  const auto state = std::make_shared<BlockState>();
-  c.prepare = [s, state](const Device& device, std::span<const ConstTensor> in) {
-    const Tensor out = state->Take("forward's out", DType::kBF16, {s.rows(), s.hidden});
-    return MlaBlock(device, ArgsOf(s, in, out), state.get());
-  };
-  const auto args_of = [s, state](std::span<const ConstTensor> in, std::span<const Tensor> out) {
-    return GradArgsOf(s, in, out, state->Take("forward's out", DType::kBF16, {s.rows(), s.hidden}));
-  };
-  c.run = [state, args_of](const Device& device, std::span<const ConstTensor> in, std::span<const Tensor> out,
-                           Profile* profile) {
-    return RunBlock(&MlaBlockGrad, device, args_of(in, out), state.get(), profile);
-  };
-  c.check = [s, state, args_of](std::span<const ConstTensor> in, std::span<const Tensor> out, double products,
-                                std::uint64_t key) {
-    return CheckMlaGrad(s, args_of(in, out), products, key, state.get());
-  };
-  return WithTraffic(std::move(c));
+  return BackwardCase(std::move(c), s, &MlaBlock, &MlaBlockGrad, &GradArgsOf, &CheckMlaGrad);
 }
 
 }  // namespace cubist

@@ -1,7 +1,6 @@
 // The other half of a layer backwards as a case: step by step from d_out to d_x and the weights' gradients.
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,7 +10,6 @@
 #include "tools/block_cases.h"
 #include "tools/block_shapes.h"
 #include "tools/links.h"
-#include "tools/noisy.h"
 #include "tools/views.h"
 
 namespace cubist {
@@ -285,23 +283,7 @@ Case MoeBlockGradCase(const ScaledWorkload& scaled) {
   c.inputs.push_back(Normal("moe_block.d_out", {s.tokens, s.hidden}));
   c.outputs = GradientsOf(s);
   c.flops = 4 * static_cast<double>(s.tokens) * s.ProductsOfToken();
-  const auto state = std::make_shared<BlockState>();
-  const auto args_of = [s, state](std::span<const ConstTensor> in, std::span<const Tensor> out) {
-    return GradArgsOf(s, in, out, state->Take("forward's out", DType::kBF16, {s.tokens, s.hidden}));
-  };
-  c.prepare = [s, state](const Device& device, std::span<const ConstTensor> in) {
-    const Tensor out = state->Take("forward's out", DType::kBF16, {s.tokens, s.hidden});
-    return MoeBlock(device, ArgsOf(s, in, out), state.get());
-  };
-  c.run = [state, args_of](const Device& device, std::span<const ConstTensor> in, std::span<const Tensor> out,
-                           Profile* profile) {
-    return RunBlock(&MoeBlockGrad, device, args_of(in, out), state.get(), profile);
-  };
-  c.check = [s, state, args_of](std::span<const ConstTensor> in, std::span<const Tensor> out, double products,
-                                std::uint64_t key) {
-    return CheckMoeGrad(s, args_of(in, out), products, key, state.get());
-  };
-  return WithTraffic(std::move(c));
+  return BackwardCase(std::move(c), s, &MoeBlock, &MoeBlockGrad, &GradArgsOf, &CheckMoeGrad);
 }
 
 }  // namespace cubist
