@@ -82,7 +82,7 @@ struct Left {
   Tensor y, d_y, post_rstd;  // With a norm of what attention gives.
 };
 
-// A gradient (1, N, rows, D) against part of what was computed, from `first_row` of its last rows on.
+// A gradient (1, N, rows, D) against what was computed, but for the rows before `first_row`: queries that were not taken reach them.
 Comparison CompareGradient(const reference::Gradient& expected, const ConstTensor& actual,
                            std::int64_t first_row) {
   const std::vector<double> bounds = expected.Bounds(actual.dtype);
