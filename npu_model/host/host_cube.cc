@@ -32,14 +32,22 @@ bool ReadableInPlace(const HostContext& context, const TileRef& dst, const Gm& s
   return apart <= context.host->packing.a_in_place_bytes && !copies && src.cols * bytes >= kLongRun;
 }
 
-// Whether Mmads whose sums stay in L0C let panels of B pass by all of A: panels of pairs, however small B is; those of floats,
-// twice as large, where a tile of few rows would ask L2 for them twice as often.
+// Whether panels of B pass by all of A as a rule: panels of pairs, however small B is; those of floats, twice as large, where a tile
+// of few rows would ask L2 for them twice as often.
 bool PassesByColumns(const HostContext& context, std::int64_t operand_bytes) {
   constexpr std::int64_t kFewRows = 6;
   return operand_bytes == 2 || context.cube->mr <= kFewRows;
 }
 
-// How Mmads that leave their sums to GM meet panels.
+// How Mmads whose sums stay in L0C meet panels. By rows, a B that L2 has no room for beside A would come from L3 for each strip:
+// 1024 keys of 576 floats take 1.2 times as long so.
+MmadWalk WalkOfSums(const HostContext& context, const MmadArgs& args, std::int64_t operand_bytes) {
+  const std::int64_t l2 = 2 * context.host->buffer(Buffer::kL0B).fast;
+  const bool far = (args.m + args.n) * args.k * operand_bytes > l2;
+  return far || PassesByColumns(context, operand_bytes) ? MmadWalk::kColumns : MmadWalk::kRows;
+}
+
+// How Mmads that leave their sums to GM do.
 MmadWalk WalkOfRelay(const HostContext& context, const MmadArgs& args, std::int64_t operand_bytes) {
   if (HasRoomyL1() && args.m <= kFewStrips * context.cube->mr) return MmadWalk::kPieces;
   const bool far = args.n * args.k * operand_bytes > context.host->buffer(Buffer::kL0B).fast;
@@ -272,9 +280,8 @@ void HostCube::Mmad(const TileRef& c, const TileRef& a, const TileRef& b, MmadSt
   args.k = a.cols();
   const bool a_is_near = args.m * args.k * bytes <= context_->host->buffer(Buffer::kL0A).fast;
   if (!InPlace(right) && a_is_near) {
-    args.walk = c.slot->role == Role::kRelay        ? WalkOfRelay(*context_, args, bytes)
-                : PassesByColumns(*context_, bytes) ? MmadWalk::kColumns
-                                                    : MmadWalk::kRows;
+    args.walk = c.slot->role == Role::kRelay ? WalkOfRelay(*context_, args, bytes)
+                                             : WalkOfSums(*context_, args, bytes);
   }
   if (start == MmadStart::kBias) {
     args.bias = reinterpret_cast<const float*>(bias.slot->storage) + bias.col_part.begin;
