@@ -45,9 +45,10 @@ struct MmadTile {
   std::int64_t c_pitch = 0;
   const float* start = nullptr;
   std::int64_t start_pitch = 0;
-  bool adds = false;            // The sums are added to c at the end.
-  bool b_passes = false;        // AMX: b comes from L2 once for each tile, and is not to drive a out of L1.
-  const void* asks = nullptr;   // AMX: where rows begin, two lines each, that are asked for, to be written,
+  bool adds = false;      // The sums are added to c at the end.
+  bool b_passes = false;  // AMX: b comes from L2 once for each tile, and is not to drive a out of L1.
+  const void* asks =
+      nullptr;  // AMX and floats: where rows begin, two lines each, that are asked for, to be written,
   std::int64_t asks_pitch = 0;  // while the sums are made; bytes.
   // AMX: of the words to bring so many lie together, the next ones behind a gap of so many bytes; each panel goes on where the
   // one before left off.

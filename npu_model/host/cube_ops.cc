@@ -222,17 +222,26 @@ void Tile(const MmadTile<float>& tile) {
   static_assert(kTurnWords % kRun == 0);
   constexpr std::int64_t kLastOfTurn = kTurnWords / kRun - 1;  // A mask, too.
   const char* ahead = prefetch;
-  for (std::int64_t run = 0; run < asking; ++run) {
+  for (std::int64_t i = 0; i < asking; ++i) {
     Steps<kRun, kSource, kPerPointer>(sum, row, a_pitch, b, b_step, mask, keep);
 #pragma GCC unroll 4
     for (int word = 0; word < kRun; ++word, ahead += prefetch_step) AskFor<kAsked>(ahead, near);
-    if (kSource != Source::kPanel && (run & kLastOfTurn) == kLastOfTurn)
-      ahead = prefetch += tile.prefetch_turn;
+    if (kSource != Source::kPanel && (i & kLastOfTurn) == kLastOfTurn) ahead = prefetch += tile.prefetch_turn;
   }
   for (std::int64_t word = asking * kRun; word < tile.prefetch_words; ++word, ahead += prefetch_step)
     AskFor<kAsked>(ahead, near);
-  for (std::int64_t run = asking; run < runs; ++run)
-    Steps<kRun, kSource, kPerPointer>(sum, row, a_pitch, b, b_step, mask, keep);
+  std::int64_t run = asking;
+  if (const auto* asks = static_cast<const char*>(tile.asks)) {
+    int asked = 0;
+    for (; run < runs && asked < kRows; ++run) {
+      Steps<kRun, kSource, kPerPointer>(sum, row, a_pitch, b, b_step, mask, keep);
+#pragma GCC unroll 4
+      for (int word = 0; word < kRun; ++word, ++asked, asks += tile.asks_pitch)
+        AskFor<2>(asks, /*near=*/true);
+    }
+    for (; asked < kRows; ++asked, asks += tile.asks_pitch) AskFor<2>(asks, /*near=*/true);
+  }
+  for (; run < runs; ++run) Steps<kRun, kSource, kPerPointer>(sum, row, a_pitch, b, b_step, mask, keep);
   for (std::int64_t word = runs * kRun; word < words; ++word)
     Steps<1, kSource, kPerPointer>(sum, row, a_pitch, b, b_step, mask, keep);
   V columns[kEnd][kVectors];
