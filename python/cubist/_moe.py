@@ -177,7 +177,7 @@ def moe_block(
     state     what the backward pass needs; give it the same one. One per call in flight.
     aux_loss  (1), fp32, if True
 
-    On a chip the device needs with_data=True; the profile has a list of kernels.
+    On a chip without data the routes are those of the last call with `state` that computed; the profile has a list of kernels.
     """
     call = Call("moe_block", device, x, state if state is not None else BlockState())
     call.output("out", out, shape_of(x), dtype_of(x)).optional("aux_loss", aux_loss, (1,), "fp32")
@@ -220,7 +220,7 @@ def moe_block_grad(
     gradients    those wanted, by the names of the weights: True, or an array to write; all of them where it is not given
                  (none of router_bias). Made in the weights' dtype.
 
-    Gives (d_x, {name: gradient}).
+    Gives (d_x, {name: gradient}); on a chip a profile, without data by the routes of the state.
     """
     call = Call("moe_block_grad", device, x, state).output("d_x", d_x, shape_of(x), dtype_of(x))
     names = call.gradients(weights, gradients)

@@ -73,6 +73,27 @@ def test_a_block_lists_its_kernels(rng):
     assert len(names) >= 6 and p["time_us"] == pytest.approx(sum(k["time_us"] for k in p["kernels"]))
 
 
+def test_a_block_without_data_takes_the_routes_of_its_state(rng):
+    w = {
+        "norm": np.ones(32, np.float32),
+        "router": rng.standard_normal((32, 4)).astype(np.float32),
+        "gate_up": rng.standard_normal((4, 32, 32)).astype(np.float32),
+        "down": rng.standard_normal((4, 16, 32)).astype(np.float32),
+    }
+    x = rng.standard_normal((16, 32)).astype(np.float32)
+    npu, state = cubist.npu("ascend910b2"), cubist.BlockState()
+    with pytest.raises(ValueError, match="state"):
+        npu.moe_block(x, w, 2)
+    cubist.moe_block(x, w, 2, state=state)
+    shapes = {name: cubist.spec(a.shape, "fp32") for name, a in w.items()}
+    tokens = cubist.spec(x.shape, "fp32")
+    forward = npu.moe_block(tokens, shapes, 2, state=state)
+    backward = npu.moe_block_grad(tokens, shapes, 2, tokens, state)
+    for p in forward, backward:
+        assert p["time_us"] == pytest.approx(sum(k["time_us"] for k in p["kernels"]))
+    assert backward["time_us"] > forward["time_us"]
+
+
 def test_a_timeline_is_written(tmp_path):
     path = tmp_path / "matmul.json"
     cubist.npu("ascend910b2", timeline=path, details=False).matmul(A, B)
