@@ -34,13 +34,14 @@ void ProjectionGrad(Steps* steps, std::pair<const char*, const char*> names, con
   steps->Run(names.second, &Matmul, MatmulArgs{.a = args.x, .b = args.dy, .c = args.dw, .transpose_a = true});
 }
 
-Status CheckGradient(const Argument& gradient, const ConstTensor& weight, DType dtype) {
+Status CheckGradient(const Argument& gradient, const ConstTensor& weight) {
   if (!gradient.tensor.given()) return {};
   if (!weight.given()) return gradient.Error("is given, and its weight is not");
   std::array<Dim, ConstTensor::kMaxRank> dims;
   for (int d = 0; d < weight.rank; ++d) dims[static_cast<std::size_t>(d)] = {"as its weight", weight.size(d)};
   CUBIST_RETURN_IF_ERROR(CheckShape(gradient, std::span(dims).first(static_cast<std::size_t>(weight.rank))));
-  return weight.rank == 1 ? CheckDType(gradient, kFloatTypes) : CheckDType(gradient, {DType::kF32, dtype});
+  return weight.rank == 1 ? CheckDType(gradient, kFloatTypes)
+                          : CheckDType(gradient, {DType::kF32, weight.dtype});
 }
 
 Status CheckState(const char* kernel, const BlockState* state) {

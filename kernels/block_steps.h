@@ -45,15 +45,15 @@ struct ProjectionGradArgs {
 };
 void ProjectionGrad(Steps* steps, std::pair<const char*, const char*> names, const ProjectionGradArgs& args);
 
-// A gradient, where it is given, is shaped like its weight: one of a norm (rank 1) in any float, others in fp32 or `dtype`.
-Status CheckGradient(const Argument& gradient, const ConstTensor& weight, DType dtype);
+// A gradient, where it is given, is shaped like its weight: one of a norm (rank 1) in any float, others in fp32 or the weight's.
+Status CheckGradient(const Argument& gradient, const ConstTensor& weight);
 
 // A state that is there.
 Status CheckState(const char* kernel, const BlockState* state);
 
-// out (T, H) = a + b (+ c), in fp32, rounded once.
+// out (T, H) = a (+ b + c), in fp32, rounded once.
 struct SumArgs {
-  ConstTensor a, b, c = {};
+  ConstTensor a, b = {}, c = {};
   Tensor out;
 };
 CUBIST_COMMAND_EXPORT Status Sum(const Device& device, const SumArgs& args, Profile* profile);

@@ -82,9 +82,10 @@ Status Validate(const Device& device, const MoeBlockArgs& args) {
     CUBIST_RETURN_IF_ERROR(CheckShape(valid, {{"T, of x", args.x.size(0)}}));
     CUBIST_RETURN_IF_ERROR(CheckDType(valid, {DType::kBool}));
   }
-  for (const Argument* arg : {&out, &router, &gate_up, &down, &shared_gate_up, &shared_down}) {
+  for (const Argument* arg : {&out, &gate_up, &down, &shared_gate_up, &shared_down}) {
     if (arg->tensor.given()) CUBIST_RETURN_IF_ERROR(CheckDType(*arg, {args.x.dtype}));
   }
+  CUBIST_RETURN_IF_ERROR(CheckDType(router, {args.x.dtype, DType::kF32}));
   CUBIST_RETURN_IF_ERROR(CheckTensors(
       device,
       {&x, &norm, &router, &router_bias, &gate_up, &down, &shared_gate_up, &shared_down, &post_norm, &valid},
@@ -118,8 +119,7 @@ Status ValidateGrad(const Device& device, const MoeBlockGradArgs& args) {
                                                                {&shared_gate_up, w.shared_gate_up},
                                                                {&shared_down, w.shared_down},
                                                                {&post_norm, w.post_norm}};
-  for (const auto& [gradient, weight] : gradients)
-    CUBIST_RETURN_IF_ERROR(CheckGradient(*gradient, weight, f.x.dtype));
+  for (const auto& [gradient, weight] : gradients) CUBIST_RETURN_IF_ERROR(CheckGradient(*gradient, weight));
   const Argument x{kBlock, "x", f.x}, of_norm{kBlock, "norm", w.norm}, of_router{kBlock, "router", w.router},
       of_gate_up{kBlock, "gate_up", w.gate_up}, of_down{kBlock, "down", w.down},
       of_shared_gate_up{kBlock, "shared_gate_up", w.shared_gate_up},
@@ -137,6 +137,7 @@ struct Kept {
     const DType t = a.x.dtype;
     const BlockMemory take(device, state);
     normed = take("normed", t, {s.tokens, s.hidden}), rstd = take("rstd", DType::kF32, {s.tokens});
+    routed_by = a.weights.router.dtype == t ? normed : take("routed_by", DType::kF32, {s.tokens, s.hidden});
     logits = take("logits", DType::kF32, {s.tokens, s.experts});
     weights = take("weights", DType::kF32, {s.tokens, s.top_k}),
     ids = state->Take("ids", DType::kI32, {s.tokens, s.top_k});
@@ -157,7 +158,10 @@ struct Kept {
     }
   }
 
-  Tensor normed, rstd, logits, weights, ids, scores, counts, permuted, places, gate_up, act, down, routed;
+  Tensor normed, rstd;
+  Tensor
+      routed_by;  // What the router multiplies: `normed`, as floats where it has those beside narrower ones.
+  Tensor logits, weights, ids, scores, counts, permuted, places, gate_up, act, down, routed;
   Tensor row_weights;  // By row, with weighs_activation.
   Tensor shared_gate_up, shared_act, shared;
   Tensor experts, post, post_rstd;  // With post_norm: what all experts give together, and its norm.
@@ -202,7 +206,8 @@ Status MoeBlock(const Device& device, const MoeBlockArgs& args, BlockState* stat
   Steps steps(device, profile);
   steps.Run("norm", &RmsNorm,
             RmsNormArgs{.x = args.x, .gamma = w.norm, .eps = args.eps, .out = k.normed, .rstd = k.rstd});
-  steps.Run("router", &Matmul, MatmulArgs{.a = k.normed, .b = w.router, .c = k.logits});
+  if (w.router.dtype != args.x.dtype) steps.Run("widen", &Sum, SumArgs{.a = k.normed, .out = k.routed_by});
+  steps.Run("router", &Matmul, MatmulArgs{.a = k.routed_by, .b = w.router, .c = k.logits});
   steps.Run("route", &Route,
             RouteArgs{.logits = k.logits,
                       .bias = w.router_bias,
@@ -339,7 +344,7 @@ Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockSta
                                  .probs_grad = f.weighs_activation ? d_weights : Tensor()});
 
   // Router.
-  const Tensor d_logits = take("d_logits", t, {s.tokens, s.experts}),
+  const Tensor d_logits = take("d_logits", w.router.dtype, {s.tokens, s.experts}),
                d_router = take("d_router", t, {s.tokens, s.hidden});
   steps.Run("route", &RouteGrad,
             RouteGradArgs{.d_weights = d_weights,
@@ -351,7 +356,7 @@ Status MoeBlockGrad(const Device& device, const MoeBlockGradArgs& args, BlockSta
                           .d_aux_loss = args.d_aux_loss,
                           .d_logits = d_logits});
   ProjectionGrad(&steps, {"router", "router weights"},
-                 {.x = k.normed, .weights = w.router, .dy = d_logits, .dx = d_router, .dw = g.router});
+                 {.x = k.routed_by, .weights = w.router, .dy = d_logits, .dx = d_router, .dw = g.router});
 
   // Shared expert.
   Tensor d_shared;

@@ -12,7 +12,8 @@
 
 namespace cubist {
 
-// One dtype, fp32, bf16 or fp16, but for norms and router_bias, which may be any float.
+// One dtype, fp32, bf16 or fp16, but for norms and router_bias, which may be any float, and the router, which may be fp32 beside
+// narrower ones: its product and its gradients are then those of floats (Megatron's moe_router_dtype).
 struct MoeBlockWeights {
   ConstTensor norm;                                   // (H)
   ConstTensor router;                                 // (H, E)
@@ -22,7 +23,7 @@ struct MoeBlockWeights {
   ConstTensor post_norm = {};  // (H), optional: Pangu's sandwich norm, of what the experts give
 };
 
-// What is given is written: fp32 or the weights' dtype; norms any float.
+// What is given is written: fp32 or its weight's dtype; norms any float.
 struct MoeBlockGradients {
   Tensor norm = {}, router = {}, gate_up = {}, down = {}, shared_gate_up = {}, shared_down = {},
          post_norm = {};
@@ -37,8 +38,9 @@ struct MoeBlockGradients {
 // A token that is not valid is as one whose routes were all dropped: no expert has a row of it, y is what the shared expert
 // makes of it, or 0, and it is no part of aux_loss. Its x may be NaN, which stays in its row of out; not for gradients.
 // Nothing of its d_out reaches experts and router; the shared expert and the norms have their gradients of it.
-// x, out (T, H), the dtype of the weights. Nothing waits for a count: the router's counts stay where the grouped products
-// read them. Intermediate results are rounded to the dtype; router logits, weights and scores stay fp32.
+// x, out (T, H), the dtype of the experts' weights. Nothing waits for a count: the router's counts stay where the grouped products
+// read them. Intermediate results are rounded to the dtype, the gradients of logits to the router's; router logits, weights and
+// scores stay fp32.
 struct MoeBlockArgs {
   ConstTensor x;
   MoeBlockWeights weights;

@@ -169,7 +169,8 @@ def moe_block(
 
     x, out    (T, H), the dtype of the weights: fp32, bf16 or fp16
     weights   norm (H), router (H, E), gate_up (E, H, 2 F) with the gate in front, down (E, F, H); where there is one:
-              router_bias (E), shared_gate_up (H, 2 S), shared_down (S, H), post_norm (H)
+              router_bias (E), shared_gate_up (H, 2 S), shared_down (S, H), post_norm (H). The router may be fp32 beside
+              narrower ones, and is then computed in floats, its gradients too
     valid     (T), bool or bytes: no expert has a row of a token that is not valid; y is the shared expert's, or 0
     weighs_activation   routes weigh the activation, inside SwiGLU, in place of what comes back
     route     options of `route`: score, renormalise, scale, groups, ..

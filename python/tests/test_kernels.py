@@ -427,6 +427,26 @@ def test_moe_block_is_its_kernels(rng):
     assert slope == pytest.approx((d_x.astype(np.float64) * step).sum(), rel=2e-2, abs=1e-4)
 
 
+def test_a_router_of_floats_stands_beside_halves(rng):
+    t, h, f, e, k = 10, 12, 8, 4, 2
+    half = {
+        "norm": rng.random(h).astype(np.float16),
+        "gate_up": rng.standard_normal((e, h, 2 * f)).astype(np.float16),
+        "down": rng.standard_normal((e, f, h)).astype(np.float16),
+    }
+    x, router = rng.standard_normal((t, h)).astype(np.float16), rng.standard_normal((h, e)).astype(F32)
+    state = cubist.BlockState()
+    out = cubist.moe_block(x, half | {"router": router}, k, state=state).out
+    normed = cubist.rms_norm(x, half["norm"])
+    r = cubist.route(cubist.matmul(normed.astype(F32), router), k)
+    p = cubist.token_permute(normed, r.ids, e, expert_counts=True)
+    both = cubist.grouped_matmul(p.permuted, p.expert_counts, half["gate_up"])
+    down = cubist.grouped_matmul(cubist.swiglu(both[:, :f], both[:, f:]), p.expert_counts, half["down"])
+    np.testing.assert_array_equal(out, x + cubist.token_unpermute(down, p.sorted_indices, r.weights))
+    _, gradients = cubist.moe_block_grad(x, half | {"router": router}, k, x, state)
+    assert gradients["router"].dtype == F32 and gradients["down"].dtype == np.float16
+
+
 def test_loss_scaler():
     scaler = cubist.LossScaler(initial=8.0, growth_interval=1)
     gradients = [np.full(3, 16, np.float16), np.full((2, 2), 24, F32)]

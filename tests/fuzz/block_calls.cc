@@ -92,7 +92,7 @@ void CallMoeBlock(Caller& in) {
   MoeBlockArgs args;
   args.x = in.Of(dtype, {t, h});
   args.weights.norm = in.Of(in.Float(), {h});
-  args.weights.router = in.Of(dtype, {h, e});
+  args.weights.router = in.Of(in.choose().Seldom() ? DType::kF32 : dtype, {h, e});
   args.weights.router_bias = in.Maybe(in.Float(), {e});
   args.weights.gate_up = in.Of(dtype, {e, h, 2 * f});
   args.weights.down = in.Of(dtype, {e, f, h});

@@ -26,6 +26,7 @@ struct BlockCase {
   std::int64_t tokens = kTokens, top_k = kTopK;
   bool one_expert = false;  // Selected by all tokens, whatever the scores.
   bool masked = false;      // Some tokens are not valid.
+  bool router_of_floats = false;
   std::string Name() const { return name; }
 };
 
@@ -69,7 +70,14 @@ inline std::vector<BlockCase> Cases() {
            .route = sampled,
            .weighs_activation = true,
            .masked = true},
-          {.name = "padded_and_dropped", .route = dropped, .masked = true}};
+          {.name = "padded_and_dropped", .route = dropped, .masked = true},
+          {.name = "router_of_floats", .route = sigmoid, .router_of_floats = true},
+          {.name = "router_of_floats_padded_loss",
+           .shared = false,
+           .post_norm = true,
+           .route = {.aux_coefficient = 0.5f},
+           .masked = true,
+           .router_of_floats = true}};
 }
 inline const BlockCase& CaseOf(const std::string& name) {
   static const std::vector<BlockCase> cases = Cases();
@@ -81,7 +89,7 @@ struct Block {
       : what(c),
         x(dtype, {c.tokens, kHidden}),
         norm(DType::kF32, {kHidden}),
-        router(dtype, {kHidden, kExperts}),
+        router(c.router_of_floats ? DType::kF32 : dtype, {kHidden, kExperts}),
         bias(DType::kF32, {kExperts}),
         gate_up(dtype, {kExperts, kHidden, 2 * kWidth}),
         down(dtype, {kExperts, kWidth, kHidden}),
