@@ -45,11 +45,11 @@ constexpr std::int64_t kLowStrip = 8;  // Rows of A.
 
 // Words of k in a panel that many rows meet. Sums go through C from panel to panel, less often the longer these are: 128 words give
 // eight rows of floats .75 of a Zen 4's peak where 32 gave .57. Half of L1 they may take: with AVX2 256 words do, and 17 to 96 rows
-// pass 1.0 to 1.08 times as fast on a Zen 3. A Zen 5's L1 holds 256 words of AVX-512 beside what a strip needs, 1.03 to 1.08 times as
-// fast from 48 rows on.
+// pass 1.0 to 1.08 times as fast on a Zen 3. A roomy L1 holds 256 words of AVX-512 beside what a strip needs: on a Zen 5 1.03 to 1.08
+// times as fast from 48 rows on, on an Emerald Rapids, where products of 256 to 1000 words are in L2, 1.02 to 1.03 times.
 std::int64_t LongestPanel() {
   constexpr std::int64_t kHalfOfL1 = 16 << 10;
-  return ThisCpu() == Cpu::kZen5 ? kInPlaceWords : Min(kInPlaceWords, kHalfOfL1 / (kNr * 4));
+  return HasRoomyL1() ? kInPlaceWords : Min(kInPlaceWords, kHalfOfL1 / (kNr * 4));
 }
 
 // Of rows. Low strips of 16-bit elements, one or two of them, have a Zen 5 wait least with short panels (1.05 to 1.1 times).
