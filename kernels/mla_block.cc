@@ -214,8 +214,7 @@ Status ValidateGrad(const Device& device, const MlaBlockGradArgs& args) {
                                   {{kBlock, "gradients.kv_up", g.kv_up}, w.kv_up},
                                   {{kBlock, "gradients.out", g.out}, w.out},
                                   {{kBlock, "gradients.post_norm", g.post_norm}, w.post_norm}};
-  for (const auto& [gradient, weight] : gradients)
-    CUBIST_RETURN_IF_ERROR(CheckGradient(gradient, weight));
+  for (const auto& [gradient, weight] : gradients) CUBIST_RETURN_IF_ERROR(CheckGradient(gradient, weight));
   const auto of = [&](std::size_t i) { return &gradients[i].gradient; };
   const Arguments in(f);
   return CheckTensors(device,
