@@ -159,8 +159,7 @@ struct Kept {
   }
 
   Tensor normed, rstd;
-  Tensor
-      routed_by;  // What the router multiplies: `normed`, as floats where it has those beside narrower ones.
+  Tensor routed_by;  // What the router multiplies: `normed`, in the router's dtype.
   Tensor logits, weights, ids, scores, counts, permuted, places, gate_up, act, down, routed;
   Tensor row_weights;  // By row, with weighs_activation.
   Tensor shared_gate_up, shared_act, shared;

@@ -59,13 +59,17 @@ def test_index_arrays_are_read():
     assert fewer["macs"] == 4 * 128 * 96
 
 
-def test_a_block_lists_its_kernels(rng):
-    w = {
+def block_weights(rng):
+    return {
         "norm": np.ones(32, np.float32),
         "router": rng.standard_normal((32, 4)).astype(np.float32),
         "gate_up": rng.standard_normal((4, 32, 32)).astype(np.float32),
         "down": rng.standard_normal((4, 16, 32)).astype(np.float32),
     }
+
+
+def test_a_block_lists_its_kernels(rng):
+    w = block_weights(rng)
     p = cubist.npu("ascend910b2", with_data=True).moe_block(
         rng.standard_normal((16, 32)).astype(np.float32), w, 2
     )
@@ -74,12 +78,7 @@ def test_a_block_lists_its_kernels(rng):
 
 
 def test_a_block_without_data_takes_the_routes_of_its_state(rng):
-    w = {
-        "norm": np.ones(32, np.float32),
-        "router": rng.standard_normal((32, 4)).astype(np.float32),
-        "gate_up": rng.standard_normal((4, 32, 32)).astype(np.float32),
-        "down": rng.standard_normal((4, 16, 32)).astype(np.float32),
-    }
+    w = block_weights(rng)
     x = rng.standard_normal((16, 32)).astype(np.float32)
     npu, state = cubist.npu("ascend910b2"), cubist.BlockState()
     with pytest.raises(ValueError, match="state"):
