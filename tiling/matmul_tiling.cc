@@ -461,6 +461,11 @@ std::int64_t MostRowsOnce(const ChipSpec& chip, const MatmulShape& s) {
   if (s.b_row_bytes == 0 && s.b_col_bytes == 0) return 0;
   const bool in_rows = s.b_row_bytes > 0;
   if (chip.InTileRegisters(s.in)) return kMostOnceInTileRegisters;
+  // Of few columns more rows meet a packed B. Emerald Rapids, floats, 16 to 64 rows: 1.03 to 1.47 times as fast; other columns and
+  // fewer rows .6 to 1.1 times. Elsewhere it has not been measured.
+  constexpr std::int64_t kLeastFew = 5, kMostFew = 32, kMostTurnedByFew = 15;
+  const bool few_columns = !in_rows && s.n >= kLeastFew && s.n <= kMostFew;
+  if (few_columns && chip.packing.few_columns_in_place) return kMostTurnedByFew;
   const bool is_small = s.k <= kSmallB / chip.OperandBytes(s.in) / std::max<std::int64_t>(s.n, 1);
   if (!HasLowTiles(chip) || is_small) return in_rows ? kMostOnce : kMostColumns;
   if (!in_rows) return kMostTurned;

@@ -359,6 +359,24 @@ TEST(MatmulTilingTest, FewRowsMeetBWhereItLies) {
   }
 }
 
+// But few columns are packed for more than a strip of rows, on CPUs where that is quicker.
+TEST(MatmulTilingTest, FewColumnsArePackedForManyRows) {
+  ChipSpec chip = HostChip();
+  chip.mmad.m_step = 12, chip.mmad.narrow_m_step = 0;
+  for (const bool quicker : {false, true}) {
+    chip.packing.few_columns_in_place = quicker;
+    for (const std::int64_t rows : {8, 48}) {
+      MatmulShape s{rows, 16, 2048};
+      s.a_row_bytes = s.b_col_bytes = s.k * SizeOf(s.in);
+      EXPECT_EQ(MostRowsOnce(chip, s) >= rows, rows == 8 || !quicker) << rows;
+      MatmulTiling t;
+      ASSERT_TRUE(Choose(chip, s, &t).ok());
+      EXPECT_TRUE(!t.b_once || rows == 8 || !quicker) << rows;
+      EXPECT_TRUE(t.b_once || rows == 48) << rows;
+    }
+  }
+}
+
 TEST(MatmulTilingTest, HugeSizesAreChosenAtOnce) {
   constexpr std::int64_t kHuge = std::int64_t{1} << 40;
   for (const ChipSpec* chip : Chips()) {
