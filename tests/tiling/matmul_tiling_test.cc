@@ -372,7 +372,6 @@ TEST(MatmulTilingTest, FewColumnsArePackedForManyRows) {
       MatmulTiling t;
       ASSERT_TRUE(Choose(chip, s, &t).ok());
       EXPECT_TRUE(!t.b_once || rows == 8 || !quicker) << rows;
-      EXPECT_TRUE(t.b_once || rows == 48) << rows;
     }
   }
 }
