@@ -461,15 +461,16 @@ std::int64_t MostRowsOnce(const ChipSpec& chip, const MatmulShape& s) {
   if (s.b_row_bytes == 0 && s.b_col_bytes == 0) return 0;
   const bool in_rows = s.b_row_bytes > 0;
   if (chip.InTileRegisters(s.in)) return kMostOnceInTileRegisters;
-  // Of few columns more rows meet a packed B. Emerald Rapids, floats, 16 to 64 rows: 1.03 to 1.47 times as fast; other columns and
-  // fewer rows .6 to 1.1 times. Elsewhere it has not been measured.
+  // Of few columns more rows meet a packed B. Emerald Rapids, floats, 16 to 64 rows: 1.03 to 1.47 times as fast; other columns .6 to
+  // 1.2 times, fewer rows .6 to 1.6. Other CPUs and what is widened have not been measured.
   constexpr std::int64_t kLeastFew = 5, kMostFew = 32, kMostTurnedByFew = 15;
   const bool few_columns = !in_rows && s.n >= kLeastFew && s.n <= kMostFew;
-  if (few_columns && chip.packing.few_columns_in_place) return kMostTurnedByFew;
+  const bool widens = chip.OperandBytes(s.in) > SizeOf(s.in);
+  if (few_columns && !widens && chip.packing.few_columns_in_place) return kMostTurnedByFew;
   const bool is_small = s.k <= kSmallB / chip.OperandBytes(s.in) / std::max<std::int64_t>(s.n, 1);
   if (!HasLowTiles(chip) || is_small) return in_rows ? kMostOnce : kMostColumns;
   if (!in_rows) return kMostTurned;
-  return chip.OperandBytes(s.in) > SizeOf(s.in) ? kMostWidened : kMostOfLowTiles;
+  return widens ? kMostWidened : kMostOfLowTiles;
 }
 
 std::vector<MatmulTiling> Candidates(const ChipSpec& chip, const MatmulShape& shape) {
