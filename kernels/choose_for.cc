@@ -32,7 +32,7 @@ void ChoiceKey::Add(const ChipSpec& chip) {
   Add(chip.sync.mmad_barrier_below);
   const ChipSpec::Packing& packing = chip.packing;
   Add(packing.a_width_bytes), Add(packing.b_width_bytes), Add(packing.b_width), Add(packing.a_in_place_bytes);
-  Add(packing.few_columns_in_place);
+  Add(packing.few_columns_in_place), Add(packing.packs_few_columns), Add(packing.turns_near);
   Add(packing.a_line_bytes), Add(packing.row_multiple), Add(packing.narrow_element_bytes);
   Add(packing.native_bf16);
 }

@@ -28,15 +28,21 @@
 namespace cubist {
 
 // Fields that `text` leaves out keep what `tiling` holds. A host computes with the tilings that Choose considers
-// alone: its instructions read tiles in place, and take only what those promise. An NPU takes any tiling within
-// the limits of its fields.
+// alone, for any number of its cores: its instructions read tiles in place, and take only what those promise. An NPU takes any
+// tiling within the limits of its fields.
 template <class Shape, class Tiling>
 Status TakeTuned(const ChipSpec& chip, const Shape& shape, const std::string& text,
                  std::vector<Tiling> (*candidates)(const ChipSpec&, const Shape&), Tiling* tiling) {
   CUBIST_RETURN_IF_ERROR(ParseTiling(chip, shape, text, tiling));
   if (chip.pipes_overlap) return {};
+  const auto considers = [&](const std::vector<Tiling>& all) {
+    return std::find(all.begin(), all.end(), *tiling) != all.end();
+  };
   const std::vector<Tiling> all = candidates(chip, shape);
-  if (std::find(all.begin(), all.end(), *tiling) != all.end()) return {};
+  if (considers(all)) return {};
+  for (int cores = 1; cores <= HostChip().concurrent_cores; ++cores) {
+    if (considers(candidates(HostChip(cores), shape))) return {};
+  }
   return InvalidArgument("is none of the " + std::to_string(all.size()) + " that this machine computes with");
 }
 
@@ -215,7 +221,8 @@ Status ChooseFor(const Device& device, const char* kernel, const Shape& shape,
                  std::vector<Tiling> (*candidates)(const ChipSpec&, const Shape&), Tiling* tiling,
                  const Replay& replay = {}) {
   CUBIST_RETURN_IF_ERROR(device.status());
-  const ChipSpec& chip = device.chip();
+  constexpr bool kCountsThreads = requires { requires Tiling::kKeepsBits; };
+  const ChipSpec& chip = kCountsThreads ? device.chip_of_call() : device.chip();
   const Tuning* tuning = device.tuning();
   const std::string tuned_for = chip.name + chip.changes;
   const std::string* tuned = tuning == nullptr ? nullptr : tuning->Find(kernel, tuned_for, ShapeText(shape));

@@ -41,7 +41,7 @@ struct Key {
 
   friend bool operator==(const Key&, const Key&) = default;
 
-  const ChipSpec* chip;  // One for each SIMD target.
+  const ChipSpec* chip;  // One for each SIMD target and number of cores.
   Layout a, b, c;
   std::int64_t packed_rows, packed_cols, packed_matrices;
   DType packed_dtype;
@@ -101,7 +101,7 @@ bool IsSmallProduct(const Device& device, const MatmulArgs& args, std::int64_t m
 // then the call is made as if it were the first.
 SmallProduct FindSmallProduct(const Device& device, const MatmulArgs& args) {
   if (!IsPlain(device, args)) return {};
-  const Known* const known = Products().Find(Key(device.chip(), args));
+  const Known* const known = Products().Find(Key(device.chip_of_call(), args));
   if (known == nullptr) return {};
   const ProductData data = DataOf(args);
   const bool ready =
@@ -114,7 +114,7 @@ SmallProduct FindSmallProduct(const Device& device, const MatmulArgs& args) {
 }
 
 void KeepSmallProduct(const Device& device, const MatmulArgs& args, bool turned, Tape tape) {
-  const Key key(device.chip(), args);
+  const Key key(device.chip_of_call(), args);
   const PackedStamp stamp = args.packed_b.given() ? PackedStamp(device, args.packed_b) : PackedStamp();
   const auto bytes = [](const ConstTensor& t) { return t.extent() * SizeOf(t.dtype); };
   const ConstTensor b = args.packed_b.given() ? args.packed_b.memory() : args.b;

@@ -223,10 +223,14 @@ struct CUBIST_EXPORT ChipSpec {
     // if at all, of products of at most kFewColumns.
     std::int64_t a_in_place_bytes = 0;
     bool few_columns_in_place = false;
+    // Of a host: whether B of few columns is packed for many rows (MostRowsOnce), and whether few columns are multiplied as rows
+    // where A is near as well (IsBetterTurned).
+    bool packs_few_columns = false, turns_near = false;
     std::int64_t a_line_bytes = 0;  // rows of a panel of A are an odd number of these; 0: as wide as it is
-    // Of a host: what it costs to pack all of A before a product, which drives out what is near, in times that its bytes take
-    // at the rate of Path::kGmToL1Nd2Nz.
+    // Of a host: what it costs to pack all of A, or of a B in rows, before a product, which drives out what is near, in times that
+    // its bytes take at the rate of Path::kGmToL1Nd2Nz.
     Constant a_passes{0, "times", Basis::kDocumented, 0, "an NPU's packing is priced by its steps"};
+    Constant b_passes = a_passes;
     std::int64_t row_multiple = 16;         // rows of a panel are padded to it
     std::int64_t narrow_element_bytes = 2;  // bytes that a 16-bit element takes in an operand tile
     bool native_bf16 = true;                // bf16 stays 16 bits; else it is widened like fp16
@@ -296,6 +300,8 @@ CUBIST_EXPORT const ChipSpec& Ascend910B4();
 // This machine: caches read from the operating system, Cube and panel shapes from
 // the SIMD target in use. One table per target, made on first use.
 CUBIST_EXPORT const ChipSpec& HostChip();
+// The same, as calls see it that may use so many of its cores at most.
+CUBIST_EXPORT const ChipSpec& HostChip(int cores);
 
 }  // namespace cubist
 

@@ -58,6 +58,10 @@ class CUBIST_EXPORT Device {
 
   Kind kind() const { return kind_; }
   const ChipSpec& chip() const { return kind_ == Kind::kHost ? HostChip() : *chip_; }
+  // The same with as many of a host's cores as calls may use: for choices that leave results alone.
+  const ChipSpec& chip_of_call() const {
+    return kind_ == Kind::kHost && threads() > 0 ? HostChip(threads()) : chip();
+  }
   // As asked for; 0: all.
   int threads() const { return host_.threads; }
   // How many a call from here would use.

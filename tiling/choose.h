@@ -56,7 +56,7 @@ template <class Tiling, class Shape, class F>
 Status ChooseOnce(const ChipSpec& chip, const Shape& shape, F choose, Tiling* tiling) {
   using Key = std::pair<const ChipSpec*, Shape>;
   thread_local Memo<Key, Tiling> memo;
-  const bool memoised = &chip == &HostChip();
+  const bool memoised = &chip == &HostChip(chip.concurrent_cores);
   if (const Tiling* known = memoised ? memo.Find({&chip, shape}) : nullptr) {
     *tiling = *known;
     return {};

@@ -424,7 +424,8 @@ double Price(const ChipSpec& chip, const MatmulShape& whole, const MatmulTiling&
                         s.in);
     // A host writes lines that it has read; columns along which B is packed are met one panel at a time.
     // Beside tile registers copies stand out, those of A, whose rows are short runs, most of all.
-    double passes = role == Role::kA ? chip.packing.a_passes : turned ? 1.7 : 1.25;
+    constexpr double kTurned = 1.36;
+    double passes = role == Role::kA ? chip.packing.a_passes : chip.packing.b_passes * (turned ? kTurned : 1);
     if (chip.InTileRegisters(s.in) && role == Role::kB) passes = 3.6;
     passes /= kLongRows;
     const double cores = D(chip.concurrent_cores);
@@ -432,8 +433,9 @@ double Price(const ChipSpec& chip, const MatmulShape& whole, const MatmulTiling&
     if (role == Role::kA && !chip.InTileRegisters(s.in)) of_byte += 5 * MemoryCycles(chip, whole);
     return chip.sync.barrier_s * chip.clock_hz + D(s.batches) * D(rows) * D(cols) * bytes * of_byte / cores;
   };
-  // On a host, more than one block means more than one thread, which must be woken.
-  if (!chip.pipes_overlap && t.tasks(s.batches) > 1) total += chip.sync.barrier_s * chip.clock_hz;
+  // On a host, more than one block means more than one thread, where there is one, which must be woken.
+  if (!chip.pipes_overlap && chip.concurrent_cores > 1 && t.tasks(s.batches) > 1)
+    total += chip.sync.barrier_s * chip.clock_hz;
   const double all = D(s.batches), k = D(whole.k), c = all * D(s.m) * D(s.n);
   if (t.pack_a) total += pack(Role::kA, s.m, whole.k, false);
   if (t.pack_b) total += pack(Role::kB, whole.k, s.n, s.b_row_bytes == 0);

@@ -441,6 +441,9 @@ bool IsBetterTurned(const ChipSpec& chip, const MatmulShape& s) {
   constexpr std::int64_t kFewColumns = 64, kFewInStrips = 4, kFewFromMemory = 8, kFewByPieces = 24;
   // Bytes of a row: of shorter ones the gain is less than C's turning costs, of which one column has none.
   constexpr std::int64_t kShortestRow = 512, kShortestOfOne = 64;
+  // Emerald Rapids, floats that are near, as rows: five and six columns take .45 to .9 of the time, seven to twelve of rows of a page
+  // .6 to .95 (of shorter ones up to 1.2), sixteen 1.3 to 1.7.
+  constexpr std::int64_t kLongRow = 4096, kFewNear = 6, kFewOfLong = 12;
   // All of A is near: elements where they are turned besides, bytes.
   constexpr std::int64_t kNear = std::int64_t{1} << 18, kNearBytes = std::int64_t{4} << 20;
   // Tile registers take rows as they lie, and whatever is B is to be packed.
@@ -448,7 +451,8 @@ bool IsBetterTurned(const ChipSpec& chip, const MatmulShape& s) {
   if (s.a_row_bytes == 0) return s.n <= kFewByPieces || s.k > kNear / s.m;
   const std::int64_t row_bytes = s.k * SizeOf(s.in);
   if (row_bytes < (s.n == 1 ? kShortestOfOne : kShortestRow)) return false;
-  if (s.n <= kFewInStrips) return true;
+  if (s.n <= (!chip.packing.turns_near ? kFewInStrips : row_bytes < kLongRow ? kFewNear : kFewOfLong))
+    return true;
   const bool far = row_bytes > kNearBytes / s.m;
   return (far && s.n <= kFewFromMemory) || (!AIsReadInPlace(chip, s) && (far || s.n <= kFewByPieces));
 }
@@ -466,7 +470,7 @@ std::int64_t MostRowsOnce(const ChipSpec& chip, const MatmulShape& s) {
   constexpr std::int64_t kLeastFew = 5, kMostFew = 32, kMostTurnedByFew = 15;
   const bool few_columns = !in_rows && s.n >= kLeastFew && s.n <= kMostFew;
   const bool widens = chip.OperandBytes(s.in) > SizeOf(s.in);
-  if (few_columns && !widens && chip.packing.few_columns_in_place) return kMostTurnedByFew;
+  if (few_columns && !widens && chip.packing.packs_few_columns) return kMostTurnedByFew;
   const bool is_small = s.k <= kSmallB / chip.OperandBytes(s.in) / std::max<std::int64_t>(s.n, 1);
   if (!HasLowTiles(chip) || is_small) return in_rows ? kMostOnce : kMostColumns;
   if (!in_rows) return kMostTurned;

@@ -48,6 +48,8 @@ struct MatmulShape {
 
 // A block of C, (m, n), stays in L0C while k is walked: in steps of k1 from GM to L1, of k0 from L1 to L0.
 struct MatmulTiling {
+  static constexpr bool kKeepsBits = true;  // Results are the same by any of them.
+
   std::int64_t m = 0, n = 0;
   std::int64_t k1 = 0, k0 = 0;
   int l1_stages = 2, l0_stages = 2, l0c_stages = 1;

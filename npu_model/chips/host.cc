@@ -3,6 +3,7 @@
 // L0A, L0B, L0C and UB tiles share the private L2 cache; L1 is a slice of L3 or plain memory. Nothing breaks
 // when a tile is larger than its cache, so capacities are generous and `fast` says what keeps full speed.
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -36,7 +37,7 @@ PathSpec Rate(double startup, double bytes_per_cycle) {
 constexpr const char* kWidths = "probes on Zen 4 and Zen 5; two units on other cores";
 int MultiplyAddsPerCycle(std::int64_t lanes) { return lanes >= 16 && ThisCpu() == Cpu::kZen4 ? 1 : 2; }
 
-ChipSpec MakeHostChip(const CubeOps& cube) {
+ChipSpec MakeHostChip(const CubeOps& cube, int cores) {
   const std::int64_t l2 = CacheBytesOr(2, 1 << 20);
   const std::int64_t l3 = CacheBytesOr(3, 8 << 20);
 
@@ -45,7 +46,7 @@ ChipSpec MakeHostChip(const CubeOps& cube) {
   chip.pipes_overlap = false;
   chip.cube_cores = 64;  // Virtual cores: enough for any machine's threads, and the same on all of them.
   chip.vector_per_cube = 1;
-  chip.concurrent_cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  chip.concurrent_cores = cores;
   chip.clock_hz = {kClockHz, "Hz", Basis::kGuessed, 0.3, kProbe};
 
   constexpr std::int64_t kPlainMemory = std::int64_t{1} << 40;
@@ -119,27 +120,35 @@ ChipSpec MakeHostChip(const CubeOps& cube) {
   // Twelve rows that share a set fit the twelve ways of an Intel core's L1. Emerald Rapids, floats, 4096 rows 28 KiB apart times
   // packed B of 16, 32, 64 and 128 columns: 1.8, 1.6, 1.35 and 1.05 times as fast.
   chip.packing.few_columns_in_place = ThisCpu() == Cpu::kIntel;
+  chip.packing.packs_few_columns = chip.packing.turns_near = ThisCpu() == Cpu::kIntel;
   const auto fitted = [](double times, const char* to) {
     return Constant{times, "times", Basis::kFitted, 0.2, to};
   };
   chip.packing.a_passes = ThisCpu() == Cpu::kZen5 ? fitted(5.8, "measured tilings of products on a Zen 5")
                                                   : fitted(7.3, "measured tilings of products on a Zen 4");
+  chip.packing.b_passes = ThisCpu() == Cpu::kIntel
+                              ? fitted(1.63, "measured tilings of products on an Emerald Rapids")
+                              : fitted(1.25, "measured tilings of products on a Zen 4");
   chip.packing.b_width = cube.nr;
   return chip;
 }
 
 }  // namespace
 
-const ChipSpec& HostChip() {
+const ChipSpec& HostChip() { return HostChip(std::numeric_limits<int>::max()); }
+
+const ChipSpec& HostChip(int cores) {
+  using Key = std::pair<const CubeOps*, int>;  // SIMD target and cores.
   static std::mutex mutex;
-  static std::map<const CubeOps*, ChipSpec> chips;  // By SIMD target; entries never move.
-  thread_local std::pair<const CubeOps*, const ChipSpec*> last{};
-  const CubeOps* cube = &BestCubeOps();
-  if (last.first != cube) {
+  static std::map<Key, ChipSpec> chips;  // Entries never move.
+  static const int all = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  thread_local std::pair<Key, const ChipSpec*> last{};
+  const Key key{&BestCubeOps(), std::clamp(cores, 1, all)};
+  if (last.first != key) {
     const std::scoped_lock lock(mutex);
-    auto found = chips.find(cube);
-    if (found == chips.end()) found = chips.emplace(cube, MakeHostChip(*cube)).first;
-    last = {cube, &found->second};
+    auto found = chips.find(key);
+    if (found == chips.end()) found = chips.emplace(key, MakeHostChip(*key.first, key.second)).first;
+    last = {key, &found->second};
   }
   return *last.second;
 }

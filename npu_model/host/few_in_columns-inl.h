@@ -114,11 +114,15 @@ constexpr MmadTileFunction<float> kTurnedF32[] = {
 template <class T>
 void LineByLine(const T* a, std::int64_t a_pitch, std::int64_t rows, const Range& k, T* lines) {
   constexpr std::int64_t kLine = 64 / sizeof(T);
-  for (const Range line : Split(k.size(), kLine)) {
-    for (std::int64_t i = 0; i < rows; ++i)
-      std::copy_n(a + i * a_pitch + k.begin + line.begin, line.size(), lines + i * kLine);
-    lines += rows * kLine;
+  const hn::ScalableTag<std::uint8_t> d;
+  std::int64_t word = 0;
+  for (; word + kLine <= k.size(); word += kLine) {
+    for (std::int64_t i = 0; i < rows; ++i, lines += kLine)
+      hn::StoreU(hn::LoadU(d, reinterpret_cast<const std::uint8_t*>(a + i * a_pitch + k.begin + word)), d,
+                 reinterpret_cast<std::uint8_t*>(lines));
   }
+  for (std::int64_t i = 0; word < k.size() && i < rows; ++i, lines += kLine)
+    std::copy_n(a + i * a_pitch + k.begin + word, k.size() - word, lines);
 }
 
 // Of the columns that whole tiles make.

@@ -444,6 +444,36 @@ TEST_F(TunedMatmul, RunsTheTilingOfItsEntryOnTheHost) {
   EXPECT_NE(status.message().find("that this machine computes with"), std::string::npos) << status.message();
 }
 
+// A product is cut for as many cores as its call may use; a tiling of more or fewer is taken all the same.
+TEST(TuningTest, ProductsAreCutForTheCallsThreads) {
+  constexpr std::int64_t kM = 256, kN = 256, kK = 64;
+  std::vector<float> a(kM * kK, 1.0f), b(kK * kN, 2.0f), c(kM * kN);
+  const MatmulArgs args{.a = ConstTensor(a.data(), {kM, kK}),
+                        .b = ConstTensor(b.data(), {kK, kN}),
+                        .c = Tensor(c.data(), {kM, kN})};
+  for (const int threads : {1, 2, 1000}) {
+    SCOPED_TRACE(threads);
+    const ChipSpec& chip = HostChip(threads);
+    EXPECT_EQ(chip.concurrent_cores, std::min(threads, HostChip().concurrent_cores));
+    MatmulShape shape{kM, kN, kK};
+    shape.a_row_bytes = kK * 4, shape.b_row_bytes = kN * 4;
+    MatmulTiling expected;
+    ASSERT_TRUE(IsOk(Choose(chip, shape, &expected)));
+    TilingChoice met;
+    auto listening = std::make_shared<Tuning>();
+    listening->on_choice = [&](const TilingChoice& choice) { met = choice; };
+    ASSERT_TRUE(IsOk(Matmul(Host({.threads = threads, .tuning = listening}), args)));
+    EXPECT_EQ(met.chosen, TilingText(chip, shape, expected));
+    for (const int others : {1, 2}) {
+      auto tuning = std::make_shared<Tuning>();
+      tuning->Set(met.kernel, met.chip, met.shape, met.chosen);
+      std::fill(c.begin(), c.end(), -1.0f);
+      ASSERT_TRUE(IsOk(Matmul(Host({.threads = others, .tuning = tuning}), args)));
+      EXPECT_EQ(c, std::vector<float>(kM * kN, 2.0f * kK));
+    }
+  }
+}
+
 TEST_F(TunedMatmul, RefusesAnEntryThatDoesNotFitAndWritesNothing) {
   const TilingChoice met = Meet([](auto tuning) { return Npu(Ascend910B2(), {.tuning = tuning}); });
   std::fill(c_.begin(), c_.end(), -1.0f);

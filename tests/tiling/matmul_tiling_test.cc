@@ -364,7 +364,7 @@ TEST(MatmulTilingTest, FewColumnsArePackedForManyRows) {
   ChipSpec chip = HostChip();
   chip.mmad.m_step = 12, chip.mmad.narrow_m_step = 0;
   for (const bool quicker : {false, true}) {
-    chip.packing.few_columns_in_place = quicker;
+    chip.packing.packs_few_columns = quicker;
     for (const std::int64_t rows : {8, 48}) {
       MatmulShape s{rows, 16, 2048};
       s.a_row_bytes = s.b_col_bytes = s.k * SizeOf(s.in);
@@ -372,6 +372,24 @@ TEST(MatmulTilingTest, FewColumnsArePackedForManyRows) {
       MatmulTiling t;
       ASSERT_TRUE(Choose(chip, s, &t).ok());
       EXPECT_TRUE(!t.b_once || rows == 8 || !quicker) << rows;
+    }
+  }
+}
+
+// And are multiplied as rows there although A is near, unless they are many or its rows short.
+TEST(MatmulTilingTest, FewColumnsOfNearRowsAreTurned) {
+  ChipSpec chip = HostChip();
+  chip.mmad.m_step = 12, chip.mmad.narrow_m_step = 0;
+  for (const bool quicker : {false, true}) {
+    chip.packing.turns_near = quicker;
+    for (const std::int64_t n : {1, 4, 6, 7, 12, 13, 32}) {
+      for (const std::int64_t k : {64, 256, 1024}) {
+        MatmulShape s{64, n, k};
+        s.a_row_bytes = k * SizeOf(s.in), s.b_row_bytes = n * SizeOf(s.in);
+        const std::int64_t most = !quicker ? 4 : k < 1024 ? 6 : 12;
+        EXPECT_EQ(IsBetterTurned(chip, s), n == 1 || (k > 64 && n <= most))
+            << n << " " << k << " " << quicker;
+      }
     }
   }
 }
