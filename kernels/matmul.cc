@@ -458,6 +458,8 @@ bool HadBetterTurn(const Device& device, const MatmulArgs& args) {
   const ConstTensor a = TransposedIf(args.transpose_a, args.a);
   shape.k = ColsOf(a), shape.in = a.dtype;
   if (!LiesInColumns(a)) shape.a_row_bytes = std::abs(StepOf(a, a.rank - 2)) * SizeOf(a.dtype);
+  const ConstTensor b = TransposedIf(args.transpose_b, args.b);
+  if (!LiesInColumns(b)) shape.b_row_bytes = std::abs(StepOf(b, b.rank - 2)) * SizeOf(b.dtype);
   return IsBetterTurned(device.chip(), shape);
 }
 

@@ -437,13 +437,27 @@ KParts PartsOf(const ChipSpec& chip, const MatmulShape& shape) {
   return best(parts) < best(whole) ? parts : whole;
 }
 
+namespace {
+
+// Columns of floats that are better turned where A is near. On an Emerald Rapids five and six of them pass 1.2 to 1.6 times as fast so,
+// seven to twelve, of rows of a page, 1.04 to 1.5 times. But a B in rows is read where it lies; if no rows of A share sets of the
+// first-level cache either, few of them take .7 to 1.0 of the time as they are, and nine columns and more too.
+std::int64_t MostTurnedNear(const ChipSpec& chip, const MatmulShape& s) {
+  constexpr std::int64_t kInStrips = 4, kOfShortRows = 6, kBesideRows = 8, kOfLongRows = 12;
+  constexpr std::int64_t kLongRow = 4096, kFewRows = 64;
+  if (!chip.packing.turns_near) return kInStrips;
+  const bool beside_rows = s.b_row_bytes > 0 && s.a_row_bytes % kWayBytes != 0;
+  if (beside_rows && s.m <= kFewRows) return kInStrips;
+  if (s.k * SizeOf(s.in) < kLongRow) return kOfShortRows;
+  return beside_rows ? kBesideRows : kOfLongRows;
+}
+
+}  // namespace
+
 bool IsBetterTurned(const ChipSpec& chip, const MatmulShape& s) {
-  constexpr std::int64_t kFewColumns = 64, kFewInStrips = 4, kFewFromMemory = 8, kFewByPieces = 24;
+  constexpr std::int64_t kFewColumns = 64, kFewFromMemory = 8, kFewByPieces = 24;
   // Bytes of a row: of shorter ones the gain is less than C's turning costs, of which one column has none.
   constexpr std::int64_t kShortestRow = 512, kShortestOfOne = 64;
-  // Emerald Rapids, floats that are near, as rows: five and six columns take .45 to .9 of the time, seven to twelve of rows of a page
-  // .6 to .95 (of shorter ones up to 1.2), sixteen 1.3 to 1.7.
-  constexpr std::int64_t kLongRow = 4096, kFewNear = 6, kFewOfLong = 12;
   // All of A is near: elements where they are turned besides, bytes.
   constexpr std::int64_t kNear = std::int64_t{1} << 18, kNearBytes = std::int64_t{4} << 20;
   // Tile registers take rows as they lie, and whatever is B is to be packed.
@@ -451,8 +465,7 @@ bool IsBetterTurned(const ChipSpec& chip, const MatmulShape& s) {
   if (s.a_row_bytes == 0) return s.n <= kFewByPieces || s.k > kNear / s.m;
   const std::int64_t row_bytes = s.k * SizeOf(s.in);
   if (row_bytes < (s.n == 1 ? kShortestOfOne : kShortestRow)) return false;
-  if (s.n <= (!chip.packing.turns_near ? kFewInStrips : row_bytes < kLongRow ? kFewNear : kFewOfLong))
-    return true;
+  if (s.n <= MostTurnedNear(chip, s)) return true;
   const bool far = row_bytes > kNearBytes / s.m;
   return (far && s.n <= kFewFromMemory) || (!AIsReadInPlace(chip, s) && (far || s.n <= kFewByPieces));
 }
@@ -467,7 +480,7 @@ std::int64_t MostRowsOnce(const ChipSpec& chip, const MatmulShape& s) {
   if (chip.InTileRegisters(s.in)) return kMostOnceInTileRegisters;
   // Of few columns more rows meet a packed B. Emerald Rapids, floats, 16 to 64 rows: 1.03 to 1.47 times as fast; other columns .6 to
   // 1.2 times, fewer rows .6 to 1.6. Other CPUs and what is widened have not been measured.
-  constexpr std::int64_t kLeastFew = 5, kMostFew = 32, kMostTurnedByFew = 15;
+  constexpr std::int64_t kLeastFew = 5, kMostFew = 64, kMostTurnedByFew = 15;
   const bool few_columns = !in_rows && s.n >= kLeastFew && s.n <= kMostFew;
   const bool widens = chip.OperandBytes(s.in) > SizeOf(s.in);
   if (few_columns && !widens && chip.packing.packs_few_columns) return kMostTurnedByFew;

@@ -376,20 +376,29 @@ TEST(MatmulTilingTest, FewColumnsArePackedForManyRows) {
   }
 }
 
-// And are multiplied as rows there although A is near, unless they are many or its rows short.
+// And are multiplied as rows there although A is near, unless they are many, A's rows short, or B is read where it lies.
 TEST(MatmulTilingTest, FewColumnsOfNearRowsAreTurned) {
   ChipSpec chip = HostChip();
   chip.mmad.m_step = 12, chip.mmad.narrow_m_step = 0;
-  for (const bool quicker : {false, true}) {
-    chip.packing.turns_near = quicker;
-    for (const std::int64_t n : {1, 4, 6, 7, 12, 13, 32}) {
-      for (const std::int64_t k : {64, 256, 1024}) {
-        MatmulShape s{64, n, k};
-        s.a_row_bytes = k * SizeOf(s.in), s.b_row_bytes = n * SizeOf(s.in);
-        const std::int64_t most = !quicker ? 4 : k < 1024 ? 6 : 12;
-        EXPECT_EQ(IsBetterTurned(chip, s), n == 1 || (k > 64 && n <= most))
-            << n << " " << k << " " << quicker;
-      }
+  const auto most = [&](std::int64_t m, std::int64_t k, bool b_in_rows) {
+    std::int64_t turned = 0;
+    for (std::int64_t n = 1; n <= 16; ++n) {
+      MatmulShape s{m, n, k};
+      s.a_row_bytes = k * SizeOf(s.in);
+      if (b_in_rows) s.b_row_bytes = n * SizeOf(s.in);
+      if (IsBetterTurned(chip, s)) turned = n;
+    }
+    return turned;
+  };
+  for (const bool b_in_rows : {false, true}) {
+    for (const std::int64_t m : {48, 200}) {
+      chip.packing.turns_near = false;
+      EXPECT_EQ(most(m, 1500, b_in_rows), 4);
+      chip.packing.turns_near = true;
+      EXPECT_EQ(most(m, 64, b_in_rows), 1);  // C's turning costs more.
+      EXPECT_EQ(most(m, 500, b_in_rows), b_in_rows && m == 48 ? 4 : 6);
+      EXPECT_EQ(most(m, 1500, b_in_rows), !b_in_rows ? 12 : m == 48 ? 4 : 8);
+      EXPECT_EQ(most(m, 2048, b_in_rows), 12);  // Rows that share sets.
     }
   }
 }
