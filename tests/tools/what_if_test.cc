@@ -17,8 +17,10 @@
 namespace cubist {
 namespace {
 
+// A file of the test's own: tests run side by side.
 std::string FileWith(const std::string& text) {
-  const std::string path = ::testing::TempDir() + "cubist_what_if_test.json";
+  const std::string test = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  const std::string path = ::testing::TempDir() + test + "_cubist_what_if_test.json";
   std::ofstream(path) << text;
   return path;
 }
