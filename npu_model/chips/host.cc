@@ -142,8 +142,9 @@ const ChipSpec& HostChip(int cores) {
   static std::mutex mutex;
   static std::map<Key, ChipSpec> chips;  // Entries never move.
   static const int all = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  thread_local std::pair<Key, const ChipSpec*> last{};
+  thread_local std::pair<Key, const ChipSpec*> lasts[2] = {};  // A call of few threads asks for both in turn.
   const Key key{&BestCubeOps(), std::clamp(cores, 1, all)};
+  auto& last = lasts[key.second < all ? 1 : 0];
   if (last.first != key) {
     const std::scoped_lock lock(mutex);
     auto found = chips.find(key);
